@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cairn.operations.text_sampling import open_run_model
+from model.configuration.parameter_table import family_of
 from reports.pages.markdown import markdown_text
 from reports.queries.alias_history import AliasPromotion, list_promotions
 from reports.queries.run_lookup import FoundCheckpoint
@@ -41,6 +42,11 @@ class ModelFacts:
     def config(self) -> RunConfig:
         """The run's frozen configuration; what is not frozen has its default."""
         return parse_stored_configuration(self.opened.config)
+
+    @property
+    def family(self) -> str | None:
+        """The architecture of `transformers` that the network is."""
+        return family_of(self.config.model)
 
     @property
     def evaluations(self) -> list[EvaluationRecorded]:
@@ -93,6 +99,7 @@ class ExportedModel:
 
 def export_model(found: FoundCheckpoint, folder: Path) -> ExportedModel:
     """Verify and write the checkpoint; raises `InvalidConfiguration` for a folder with files, and `IntegrityError`."""
+    from model.errors import InvalidInput
     from tasks.errors import TaskError
     from tasks.evaluator.model_directory import require_empty, write_model_directory
 
@@ -100,7 +107,7 @@ def export_model(found: FoundCheckpoint, folder: Path) -> ExportedModel:
         require_empty(folder)  # before the weights are read
         opened = open_run_model(found.log, found.reference)
         write_model_directory(folder, opened, card=write_card(_facts(found, opened)))
-    except TaskError as error:
+    except (TaskError, InvalidInput) as error:
         raise InvalidConfiguration(str(error)) from error
     return ExportedModel(
         folder=str(folder),

@@ -141,7 +141,7 @@ def plan_training(log: RunLog, config: RunConfig, base_dir: Path, memory: Availa
         model=_model(config, data.vocab_size, parameters),
         memory=_memory(state, config, data.vocab_size, memory),
         time=time,
-        checkpoints=_checkpoints(config, first, parameters),
+        checkpoints=_checkpoints(config, first, data.vocab_size),
         evaluations=_evaluations(config, first),
         cost=_cost(config, time),
         budgets=count_budgets(state, config.budgets.model_dump(mode="json")),
@@ -197,7 +197,7 @@ def _time(log: RunLog, tokens: int) -> PlannedTime:
     return PlannedTime(tokens_per_second=None, seconds=None)
 
 
-def _checkpoints(config: RunConfig, first: int, parameters: int) -> PlannedCheckpoints:
+def _checkpoints(config: RunConfig, first: int, vocab_size: int) -> PlannedCheckpoints:
     rules, total = config.checkpoint, config.training.steps
     milestones = total // rules.keep_every if rules.keep_every else 0
     commits = _multiples(rules.every_steps, 0, total)
@@ -205,7 +205,7 @@ def _checkpoints(config: RunConfig, first: int, parameters: int) -> PlannedCheck
         every_steps=rules.every_steps,
         every_seconds=rules.every_seconds,
         ahead=_multiples(rules.every_steps, first, total),
-        bytes_each=checkpoint_bytes(parameters),
+        bytes_each=checkpoint_bytes(config.model, config.training, vocab_size),
         kept_at_most=min(commits, rules.keep_last + rules.keep_best + milestones),
     )
 

@@ -1,112 +1,46 @@
-"""Converts GPT-2 weights and settings to and from the layout of `transformers`. Works on arrays; imports no torch.
+"""Converts weights to and from the names and layout of `transformers`. Works on arrays; imports no torch.
 
-Source: transformers, models/gpt2/configuration_gpt2.py and modeling_gpt2.py (its Conv1D stores weights as (in, out), a
-Linear as (out, in); biases are always present; the head is the token embedding).
+Source: transformers, models/gpt2/modeling_gpt2.py (its Conv1D stores weights as (in, out), a Linear as (out, in);
+biases are always there; the head is the token embedding), models/llama and models/qwen3 (one Linear for each matrix).
 """
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict
 
+from model.architectures.hugging_face_config import require_family
 from model.configuration.network import ModelConfig
+from model.configuration.parameter_table import Family, Parameter, parameter_table
 from model.errors import InvalidInput
 
 Arrays = Mapping[str, NDArray[Any]]
 
-PREFIX = "transformer."
 HEAD = "lm_head.weight"
-_BUFFER = re.compile(r"h\.\d+\.attn\.(masked_)?bias\Z")
-"""The causal mask in old files, which is ignored."""
-_TRANSPOSED = re.compile(r"(c_attn|c_proj|c_fc)\.weight\Z")
-_TANH_GELU = ("gelu_new", "gelu_pytorch_tanh")
+_PREFIXES: Mapping[Family, str] = {"gpt2": "transformer.", "llama": "", "qwen3": ""}
+"""What stands before all names but in files that were saved without the head."""
+_EMBEDDINGS: Mapping[Family, str] = {
+    "gpt2": "transformer.wte.weight",
+    "llama": "model.embed_tokens.weight",
+    "qwen3": "model.embed_tokens.weight",
+}
+_BUFFER = re.compile(r"(\.attn\.(masked_)?bias|rotary_emb\.inv_freq)\Z")
+"""Causal masks and frequencies in old files, which are ignored."""
 
 
-class HuggingFaceConfig(BaseModel):
-    """A `config.json` of the GPT-2 family; missing keys have the library's defaults, unknown keys are ignored."""
+def to_hugging_face(weights: Arrays, model: ModelConfig, vocab_size: int) -> dict[str, NDArray[Any]]:
+    """Rename weights to those of `transformers`; a bias or gain that only it has gets its neutral value.
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-    model_type: Literal["gpt2"] = "gpt2"
-    architectures: tuple[str, ...] | None = ("GPT2LMHeadModel",)
-    vocab_size: int = 50257
-    n_positions: int = 1024
-    n_embd: int = 768
-    n_layer: int = 12
-    n_head: int = 12
-    n_inner: int | None = None
-    activation_function: str = "gelu_new"
-    resid_pdrop: float = 0.1
-    embd_pdrop: float = 0.1
-    attn_pdrop: float = 0.1
-    layer_norm_epsilon: float = 1e-5
-    initializer_range: float = 0.02
-    scale_attn_weights: bool = True
-    scale_attn_by_inverse_layer_idx: bool = False
-    reorder_and_upcast_attn: bool = False
-    add_cross_attention: bool = False
-    tie_word_embeddings: bool = True
-    use_cache: bool = True
-    bos_token_id: int | None = 50256
-    eos_token_id: int | list[int] | None = 50256
-    torch_dtype: str | None = "float32"
-
-    @classmethod
-    def from_model(cls, model: ModelConfig, *, vocab_size: int, end_of_text_id: int) -> Self:
-        """Make the `config.json` of a network of this shape."""
-        return cls(
-            vocab_size=vocab_size,
-            n_positions=model.block_size,
-            n_embd=model.n_embd,
-            n_layer=model.n_layer,
-            n_head=model.n_head,
-            resid_pdrop=model.dropout,
-            embd_pdrop=model.dropout,
-            attn_pdrop=model.dropout,
-            bos_token_id=end_of_text_id,
-            eos_token_id=end_of_text_id,
-        )
-
-
-def check_settings(found: HuggingFaceConfig, model: ModelConfig) -> None:
-    """Raise InvalidInput where `found` is another network, naming values for [model]; a smaller block_size will do."""
-    wrong = [name for name in ("n_layer", "n_head", "n_embd") if getattr(found, name) != getattr(model, name)]
-    if wrong:
-        has = ", ".join(f"model.{name} = {getattr(model, name)}" for name in wrong)
-        wanted = ", ".join(f"model.{name} = {getattr(found, name)}" for name in wrong)
-        raise InvalidInput(f"{has}: the weights are of another shape; rule: equal to config.json; use {wanted}")
-    if model.block_size > found.n_positions:
-        raise InvalidInput(
-            f"model.block_size = {model.block_size}: the weights have {found.n_positions} positions; rule: at most "
-            f"that; use model.block_size = {found.n_positions} or less"
-        )
-    rules = (
-        ("activation_function", found.activation_function in _TANH_GELU, f"one of {', '.join(_TANH_GELU)}"),
-        ("n_inner", found.n_inner in (None, 4 * found.n_embd), f"null or {4 * found.n_embd}, four times n_embd"),
-        ("layer_norm_epsilon", found.layer_norm_epsilon == 1e-5, "1e-05"),
-        ("scale_attn_weights", found.scale_attn_weights, "true"),
-        ("scale_attn_by_inverse_layer_idx", not found.scale_attn_by_inverse_layer_idx, "false"),
-        ("add_cross_attention", not found.add_cross_attention, "false"),
-        ("tie_word_embeddings", found.tie_word_embeddings, "true"),
-    )
-    for name, holds, rule in rules:
-        if not holds:
-            value = getattr(found, name)
-            raise InvalidInput(f"config.json: {name} = {value!r}; rule: {rule}; no other GPT-2 is trained here")
-
-
-def to_hugging_face(weights: Arrays) -> dict[str, NDArray[Any]]:
-    """Rename weights to those of `transformers`; a missing bias becomes zero, and the tied head is not written."""
+    Raises InvalidInput where it has no such network. A tied head is not written.
+    """
     renamed: dict[str, NDArray[Any]] = {}
-    for name, array in weights.items():
-        converted = _transpose(name, array)
-        renamed[f"{PREFIX}{name}"] = converted
-        bias = f"{name.removesuffix('weight')}bias"
-        if bias not in weights and not name.startswith(("wte.", "wpe.")) and name.endswith(".weight"):
-            renamed[f"{PREFIX}{bias}"] = np.zeros(converted.shape[-1], dtype=array.dtype)
+    dtype = next(iter(weights.values())).dtype
+    for row in _complete_table(model, vocab_size):
+        array = weights[row.name] if row.name in weights else np.full(row.shape, row.constant, dtype=dtype)
+        for name, part in zip(row.theirs, _parts(row, array), strict=True):
+            renamed[name] = np.ascontiguousarray(part.T) if row.is_transposed else part  # (out, in) -> (in, out)
     return renamed
 
 
@@ -114,56 +48,68 @@ def from_hugging_face(tensors: Arrays, model: ModelConfig, vocab_size: int) -> d
     """Rename weights of `transformers`, with or without their prefix, to this network's, in float32.
 
     Causal masks and a head equal to the embedding are ignored. Raises InvalidInput naming tensors that are missing,
-    unexpected, of another shape, not finite, or a nonzero bias where `model.bias` is false.
+    unexpected, of another shape, not finite, or a bias or gain that [model] leaves out and is not neutral.
     """
-    found = {name.removeprefix(PREFIX): array for name, array in tensors.items()}
-    found = {name: array for name, array in found.items() if not _BUFFER.search(name)}
-    head = found.pop(HEAD, None)
-    if head is not None and "wte.weight" in found and not np.array_equal(head, found["wte.weight"]):
-        raise InvalidInput(f"{HEAD} differs from wte.weight; rule: the head is the token embedding, held once")
-    shapes = dict(_shapes(model, vocab_size))
-    for word, names in (("missing", shapes.keys() - found.keys()), ("unexpected", found.keys() - shapes.keys())):
+    family = require_family(model)
+    found = dict(_found(tensors, family))
+    table = _complete_table(model, vocab_size)
+    if model.tied:
+        head = found.pop(HEAD, None)
+        embedding = found.get(_EMBEDDINGS[family])
+        if head is not None and embedding is not None and not np.array_equal(head, embedding):
+            raise InvalidInput(
+                f"{HEAD} differs from {_EMBEDDINGS[family]}; rule: the head is the token embedding, held once"
+            )
+    wanted = {name for row in table for name in row.theirs}
+    for word, names in (("missing", wanted - found.keys()), ("unexpected", found.keys() - wanted)):
         if names:
             listed = ", ".join(sorted(names)[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-            raise InvalidInput(f"{word} weights: {listed}; rule: exactly those of a GPT-2 of [model]'s shape")
-    converted = {}
-    for name, shape in sorted(shapes.items()):
-        if model.bias or not name.endswith(".bias"):
-            converted[name] = _convert(name, found[name], shape)
-        elif np.any(found[name]):
-            raise InvalidInput(f"model.bias = false: {name} of the weights is not zero; rule: use model.bias = true")
-    return converted
+            raise InvalidInput(f"{word} weights: {listed}; rule: exactly those of a {family} of [model]'s shape")
+    own = {row.name for row in parameter_table(model, vocab_size)}
+    converted = {row.name: _join(row, found) for row in table}
+    for row in table:
+        if row.name not in own and np.any(converted[row.name] != row.constant):
+            key = "bias" if row.kind == "bias" else "norm_gain"
+            raise InvalidInput(
+                f"model.{key} = false: {row.theirs[0]} of the weights is not {row.constant:g}; "
+                f"rule: use model.{key} = true"
+            )
+    return {name: array for name, array in sorted(converted.items()) if name in own}
 
 
-def _shapes(model: ModelConfig, vocab_size: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield the name and shape of every weight of this network."""
-    width = model.n_embd
-    yield "wte.weight", (vocab_size, width)
-    yield "wpe.weight", (model.block_size, width)
-    linear = {
-        "attn.c_attn": (3 * width, width),
-        "attn.c_proj": (width, width),
-        "mlp.c_fc": (4 * width, width),
-        "mlp.c_proj": (width, 4 * width),
-        "ln_1": (width,),
-        "ln_2": (width,),
-    }
-    layers = [(f"h.{layer}.{name}", shape) for layer in range(model.n_layer) for name, shape in linear.items()]
-    for name, shape in [*layers, ("ln_f", (width,))]:
-        yield f"{name}.weight", shape
-        yield f"{name}.bias", shape[:1]
+def _complete_table(model: ModelConfig, vocab_size: int) -> tuple[Parameter, ...]:
+    """Return the table with the biases and gains that the network of `transformers` always has."""
+    changes = {"bias": require_family(model) == "gpt2", "norm_gain": True}
+    return parameter_table(model.model_copy(update=changes), vocab_size)
 
 
-def _transpose(name: str, array: NDArray[Any]) -> NDArray[Any]:
-    return np.ascontiguousarray(array.T) if _TRANSPOSED.search(name) else array  # (out, in) <-> (in, out)
+def _found(tensors: Arrays, family: Family) -> Iterator[tuple[str, NDArray[Any]]]:
+    prefix = _PREFIXES[family]
+    for name, array in tensors.items():
+        if not _BUFFER.search(name):
+            yield name if name == HEAD or name.startswith(prefix) else f"{prefix}{name}", array
 
 
-def _convert(name: str, array: NDArray[Any], shape: tuple[int, ...]) -> NDArray[np.float32]:
-    if name == "wpe.weight":
-        array = array[: shape[0]]  # (positions, C) -> (block_size, C)
-    ours = _transpose(name, array)
+def _parts(row: Parameter, array: NDArray[Any]) -> list[NDArray[Any]]:
+    """Take the matrices apart that were joined for one product, where the library keeps them apart."""
+    if len(row.theirs) == 1:
+        return [array]
+    return np.split(array, np.cumsum(row.rows)[:-1])
+
+
+def _join(row: Parameter, found: Arrays) -> NDArray[np.float32]:
+    rows = row.rows if len(row.theirs) > 1 else (sum(row.rows),)
+    parts = [_convert(row, name, found[name], count) for name, count in zip(row.theirs, rows, strict=True)]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _convert(row: Parameter, name: str, array: NDArray[Any], rows: int) -> NDArray[np.float32]:
+    shape = (rows, *row.shape[1:])
+    if row.kind == "positions":
+        array = array[:rows]  # (positions, C) -> (block_size, C)
+    ours = array.T if row.is_transposed else array  # (in, out) -> (out, in)
     if ours.shape != shape:
-        expected = shape[::-1] if _TRANSPOSED.search(name) else shape
+        expected = shape[::-1] if row.is_transposed else shape
         raise InvalidInput(f"{name} has shape {array.shape}; rule: {expected} by [model]")
     if not np.issubdtype(ours.dtype, np.floating):
         raise InvalidInput(f"{name} is {ours.dtype}; rule: floating point; quantized weights cannot be trained on")

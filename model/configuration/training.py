@@ -9,6 +9,7 @@ from model.configuration.network import NotNegative, NotNegativeNumber, Positive
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 Kernels = Literal["auto", "stock", "fused"]
 Parallel = Literal["ddp", "fsdp"]
+OptimizerName = Literal["adamw", "adam", "momentum", "sgd", "muon"]
 Schedule = Literal["cosine", "wsd"]
 OutOfMemoryRemedy = Literal["recompute", "halve"]
 Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -34,8 +35,14 @@ class TrainingConfig(Section):
         "that fit in memory",
         json_schema_extra={"unit": "windows", "default_rule": "global_batch"},
     )
+    optimizer: OptimizerName = Field(
+        "adamw", description="how gradients move weights; muon takes the layers' matrices and leaves the rest to adamw"
+    )
     lr: PositiveNumber = Field(1e-3, description="learning rate after the warm-up")
     min_lr: NotNegativeNumber = Field(1e-4, description="learning rate at the last step")
+    muon_lr: PositiveNumber = Field(
+        0.02, description="learning rate of muon's matrices after the warm-up; it rises and falls as lr does"
+    )
     warmup_steps: NotNegative = Field(
         default_factory=lambda data: min(2000, int(data.get("steps", 0)) // 10),
         description="steps in which the learning rate rises from 0 to lr",
@@ -49,11 +56,23 @@ class TrainingConfig(Section):
     decay_fraction: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
         0.2, description="share of the steps in which a wsd schedule falls"
     )
-    weight_decay: NotNegativeNumber = Field(0.1, description="AdamW weight decay of the matrices")
+    weight_decay: NotNegativeNumber = Field(
+        0.1, description="weight decay of matrices and tables; apart from the gradient with adamw and muon, else in it"
+    )
     betas: tuple[Beta, Beta] = Field(
         (0.9, 0.95),
-        description="AdamW decay rates of the gradient's first and second moment",
+        description="decay rates of adam's and adamw's first and second moment of the gradient",
         json_schema_extra={"rule": "a list of two numbers of at least 0 and below 1"},
+    )
+    momentum: Beta = Field(
+        default_factory=lambda data: 0.95 if data.get("optimizer") == "muon" else 0.9,
+        description="decay rate of the gradients' sum that momentum and muon keep",
+        json_schema_extra={"default_rule": "momentum: 0.9, muon: 0.95"},
+    )
+    z_loss: NotNegativeNumber = Field(
+        0.0,
+        description="weight of the squared logarithm of the head's sum, which keeps scores small; the recorded loss is "
+        "without it",
     )
     grad_clip: NotNegativeNumber = Field(1.0, description="greatest norm of a gradient; 0 clips nothing")
     precision: Precision = Field(
@@ -65,7 +84,9 @@ class TrainingConfig(Section):
     )
     mask_documents: bool = Field(False, description="attention stays within a document")
     init_from: Annotated[str, Field(min_length=1)] | None = Field(
-        None, description="folder of a Hugging Face GPT-2 whose weights the run begins with, instead of random ones"
+        None,
+        description="folder of a Hugging Face model (GPT-2, Llama, Qwen3) whose weights the run begins with, instead "
+        "of random ones",
     )
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(
         1337, description="seed of initial weights, dropout and the order of windows"
@@ -122,6 +143,9 @@ class TrainingConfig(Section):
         # The head's gradient is made before the scaler's factor is known.
         if self.kernels == "fused" and self.precision == "fp16":
             raise ValueError("kernels='fused' cannot be combined with precision='fp16': use kernels='stock', or bf16")
+        if self.optimizer == "muon" and (self.precision == "fp16" or self.parallel == "fsdp"):
+            other = "precision='fp16'" if self.precision == "fp16" else "parallel='fsdp'"
+            raise ValueError(f"optimizer='muon' cannot be combined with {other}: use bf16 or fp32, and ddp")
         return self
 
     @property

@@ -1,14 +1,16 @@
-"""Estimates a GPT-2's parameters and one trainer's peak memory from shapes alone. Imports no torch.
+"""Estimates a network's parameters and one trainer's peak memory from shapes alone. Imports no torch.
 
 Left out: what a compiler fuses away, prefetched batches, and the memory of evaluator commands.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
 
 from model.configuration.micro_batches import first_micro_batch, smaller_micro_batch
 from model.configuration.network import ModelConfig
-from model.configuration.training import TrainingConfig
+from model.configuration.parameter_table import parameter_table
+from model.configuration.training import OptimizerName, TrainingConfig
 from model.estimates.step_memory import FP32_BYTES, Piece, StepMemory, held_out_moments
 from model.kernels.block_sizes import EXCHANGE_BYTES
 
@@ -24,8 +26,8 @@ SHARDED_POOL_HOLES = 3
 million parameters on two sharded processes, which gather and free layers all the time.
 """
 
-_MOMENTS = 2
-"""Numbers that AdamW keeps for each parameter."""
+_MOMENTS: Mapping[OptimizerName, int] = {"adamw": 2, "adam": 2, "muon": 2, "momentum": 1, "sgd": 0}
+"""Numbers that an optimizer keeps for each parameter; Muon, which has the layers' matrices, one for each of theirs."""
 PARTS = (
     *("parameters", "gradients", "optimizer", "activations", "logits"),
     *("host_copy", "runtime", "allocator", "evaluator"),
@@ -75,14 +77,20 @@ ON_CPU = TrainingPlace()
 
 def count_parameters(model: ModelConfig, vocab_size: int) -> int:
     """Return the number of parameters, the position table included; exact."""
-    width, biases = model.n_embd, model.bias
-    layer = 12 * width**2 + (13 if biases else 2) * width
-    return (vocab_size + model.block_size) * width + model.n_layer * layer + (2 if biases else 1) * width
+    return sum(row.count for row in parameter_table(model, vocab_size))
 
 
-def checkpoint_bytes(parameters: int) -> int:
-    """Return the size of a committed checkpoint within a few KB: weights and both moments, in fp32."""
-    return (1 + _MOMENTS) * FP32_BYTES * parameters
+def moment_bytes(model: ModelConfig, training: TrainingConfig, vocab_size: int) -> int:
+    """Return the size of what the optimizer keeps, but for its counters, in fp32."""
+    each = _MOMENTS[training.optimizer]
+    table = parameter_table(model, vocab_size)
+    halved = sum(row.count for row in table if training.optimizer == "muon" and row.kind == "matrix")
+    return FP32_BYTES * (each * sum(row.count for row in table) - halved)
+
+
+def checkpoint_bytes(model: ModelConfig, training: TrainingConfig, vocab_size: int) -> int:
+    """Return the size of a committed checkpoint within a few KB: weights and moments, in fp32."""
+    return FP32_BYTES * count_parameters(model, vocab_size) + moment_bytes(model, training, vocab_size)
 
 
 def estimate_memory(
@@ -126,10 +134,10 @@ def estimate_memory(
     return MemoryEstimate(
         parameters_bytes=FP32_BYTES * parameters // shards + of("parameters"),
         gradients_bytes=of("gradients") + exchanged,
-        optimizer_bytes=_MOMENTS * FP32_BYTES * parameters // shards,
+        optimizer_bytes=moment_bytes(model, training, vocab_size) // shards,
         activations_bytes=of("activations"),
         logits_bytes=of("logits"),
-        host_copy_bytes=0 if on_cuda else checkpoint_bytes(parameters) // place.processes,
+        host_copy_bytes=0 if on_cuda else checkpoint_bytes(model, training, vocab_size) // place.processes,
         runtime_bytes=DEVICE_RUNTIME_BYTES if on_cuda else RUNTIME_BYTES,
         allocator_bytes=taken - at_once,
         evaluator_bytes=_evaluator_bytes(parameters, held_out, place) if place.evaluates else 0,

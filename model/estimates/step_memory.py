@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from model.configuration.network import ModelConfig
+from model.configuration.parameter_table import WIDENED, layer_matrices
 from model.configuration.training import TrainingConfig
 from model.kernels.block_sizes import (
     DEVICE_HEAD_CHUNK_BYTES,
@@ -59,19 +60,20 @@ class StepMemory:
         self.is_fused = training.kernels == "fused"
         self.is_half = training.precision != "fp32"
         is_bf16 = training.precision == "bf16"
-        self.is_block_fused = self.is_fused and is_bf16 and not (on_cuda or training.compile)
-        depth = model.n_embd // model.n_head
-        by_bounds = self.is_half and on_cuda and fits_flash(depth) and not training.compile
+        self.is_block_fused = self.is_fused and is_bf16 and model.has_gpt2_layers and not (on_cuda or training.compile)
+        by_bounds = self.is_half and on_cuda and fits_flash(model.head_size) and not training.compile
         self.has_mask = training.mask_documents and not by_bounds
         # PyTorch's math kernel, which keeps all probabilities, in fp32.
         self.is_math = bool(model.dropout) and not (on_cuda or self.is_block_fused)
         if on_cuda:
-            self.is_math = not self.is_half or depth > WIDEST_FLASH_HEAD or self.has_mask
+            self.is_math = not self.is_half or model.head_size > WIDEST_FLASH_HEAD or self.has_mask
         self.number = HALF_BYTES if self.is_half else FP32_BYTES
         self.table = vocab_size * model.n_embd
         self.positions = windows * model.block_size
         self.fp32 = FP32_BYTES * self.positions * model.n_embd
         self.computed = self.number * self.positions * model.n_embd
+        self.attention = self.number * self.positions * model.attention_width
+        self.inner = self.number * self.positions * model.n_inner
         self.pairs = windows * model.n_head * model.block_size**2
 
     def moments(self, *, sums: int) -> Iterator[list[Piece]]:
@@ -86,7 +88,7 @@ class StepMemory:
             head_gradients.append(Piece("logits", 2 * self.fp32, self.fp32))
         # The gradients between the parts of a layer.
         between = [Piece("activations", 2 * self.fp32, self.fp32)]
-        between.append(Piece("activations", 8 * self.computed, 4 * self.computed))
+        between.append(Piece("activations", 2 * WIDENED[self.model.feed_forward] * self.inner, self.inner))
         between += self._attention_backward()
         yield [*earlier, *saved, *head_gradients, *between]
         others = list(self._gradients()) * max(sums - 1, 0)  # the newest sum is added to in place
@@ -100,12 +102,12 @@ class StepMemory:
         """
         rest = self.parameters - self.table
         yield Piece("gradients", FP32_BYTES * self.table, FP32_BYTES * self.table)
-        yield Piece("gradients", FP32_BYTES * rest // shards, FP32_BYTES * 4 * self.model.n_embd**2)
+        yield Piece("gradients", FP32_BYTES * rest // shards, FP32_BYTES * self.model.n_inner * self.model.n_embd)
 
     def _gathered(self) -> Iterator[Piece]:
         """Yield what a sharded process has gathered: the table, and two layers and their gradients with buffers."""
         if self.shards > 1:
-            matrices = 12 * self.model.n_embd**2
+            matrices = layer_matrices(self.model)
             yield Piece("parameters", FP32_BYTES * self.table, FP32_BYTES * self.table)
             yield Piece("parameters", 2 * 2 * self.number * matrices, self.number * matrices)
             yield Piece("gradients", 2 * FP32_BYTES * matrices, FP32_BYTES * matrices)
@@ -114,7 +116,7 @@ class StepMemory:
         if self.is_half:
             layers = 1 if self.recompute and self.is_block_fused else self.model.n_layer
             layers = layers if self.shards == 1 else 0  # gathered in half precision
-            matrices = 12 * self.model.n_embd**2
+            matrices = layer_matrices(self.model)
             yield Piece("parameters", HALF_BYTES * layers * matrices, HALF_BYTES * matrices // 3)
             if not self.is_fused:
                 yield Piece("parameters", HALF_BYTES * self.table, HALF_BYTES * self.table)
@@ -133,8 +135,15 @@ class StepMemory:
 
     def _layer(self) -> Iterator[Piece]:
         yield Piece("activations", 2 * self.fp32, self.fp32)  # the inputs of the two norms
-        yield Piece("activations", 6 * self.computed, self.computed)  # the norms' outputs, q, k, v, mixed
-        yield Piece("activations", 8 * self.computed, 4 * self.computed)  # both sides of the GELU
+        yield Piece("activations", 2 * self.computed + 4 * self.attention, self.computed)  # norms, q, k, v, mixed
+        # Both sides of the function; of SwiGLU gate, its SiLU, the other half, and their product.
+        yield Piece("activations", 2 * WIDENED[self.model.feed_forward] * self.inner, self.inner)
+        if self.model.norm == "rms" and self.model.norm_gain:  # the normalised values before their gain
+            yield Piece("activations", 2 * self.fp32, self.fp32)
+        if self.model.qk_norm:  # the same of queries and keys, and these in fp32
+            heads = self.model.attention_width + self.model.key_width
+            kept = FP32_BYTES * self.positions * heads * (2 if self.model.norm_gain else 1)
+            yield Piece("activations", kept, kept)
         if self.model.dropout:
             yield Piece("activations", 2 * self.computed, self.computed)
         yield from self._attention()
@@ -189,7 +198,8 @@ def held_out_moments(model: ModelConfig, vocab_size: int, *, on_cuda: bool, is_m
     windows = max(1, HELD_OUT_TOKENS // model.block_size)
     fp32 = FP32_BYTES * windows * model.block_size * model.n_embd
     pairs = windows * model.n_head * model.block_size**2
-    layer = [Piece("activations", 11 * fp32, 4 * fp32)]  # the residual stream, a norm, both sides of the GELU
+    inner = WIDENED[model.feed_forward] * FP32_BYTES * windows * model.block_size * model.n_inner
+    layer = [Piece("activations", 3 * fp32 + 2 * inner, inner)]  # residual stream, a norm, the feed-forward part
     if on_cuda:  # the math kernel: scores, probabilities, and where they are to be 0
         layer = [Piece("activations", 9 * fp32 + (3 * FP32_BYTES + 1) * pairs, FP32_BYTES * pairs)]
     if is_masked:
@@ -198,5 +208,5 @@ def held_out_moments(model: ModelConfig, vocab_size: int, *, on_cuda: bool, is_m
     rows = min(windows * model.block_size, max(1, HELD_OUT_CHUNK_BYTES // (FP32_BYTES * vocab_size)))
     chunk = FP32_BYTES * rows * vocab_size
     yield [Piece("activations", 2 * fp32, fp32), Piece("logits", 2 * chunk, chunk)]
-    cache = 2 * FP32_BYTES * model.n_layer * model.block_size * model.n_embd
+    cache = 2 * FP32_BYTES * model.n_layer * model.block_size * model.key_width
     yield [Piece("activations", cache, cache)]

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from model.configuration.network import ModelConfig
+from model.configuration.parameter_table import parameter_table
 from model.configuration.training import Precision
 from model.estimates.device_specs import peak_flops_of_device
 from model.estimates.numerics import MachineSpeed
@@ -26,10 +27,11 @@ _GAIN_MATRIX_SIZE = 512
 GAIN_TURNS, GAIN_PRODUCTS = 9, 4
 
 
-def flops_per_token(config: ModelConfig, parameter_count: int) -> int:
-    """FLOPs to train on one token; of all parameters, the position table does no matrix work."""
-    table = config.block_size * config.n_embd
-    return 6 * (parameter_count - table) + 12 * config.n_layer * table
+def flops_per_token(config: ModelConfig, vocab_size: int) -> int:
+    """FLOPs to train on one token; tables that are only looked up do no matrix work."""
+    looked_up = {"positions"} if config.tied else {"positions", "embedding"}
+    working = sum(row.count for row in parameter_table(config, vocab_size) if row.kind not in looked_up)
+    return 6 * working + 12 * config.n_layer * config.block_size * config.attention_width
 
 
 def peak_flops(device: torch.device, precision: Precision) -> float:

@@ -54,7 +54,7 @@ def held_out_loss(
         at_once = max(1, HELD_OUT_TOKENS // windows.block_size)
         for start in range(0, len(chosen), at_once):
             tokens = torch.from_numpy(windows.gather(chosen[start : start + at_once])).to(model.device)  # (b, T+1)
-            total += float(summed_loss(model.hidden(tokens[:, :-1]), model.wte.weight, tokens[:, 1:]))
+            total += float(summed_loss(model.hidden(tokens[:, :-1]), model.head_weight, tokens[:, 1:]))
     return total / (count * windows.block_size), count
 
 

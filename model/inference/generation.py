@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from model.architectures.gpt import GPT, KeyValueCache
+from model.architectures.attention import KeyValueCache
+from model.architectures.gpt import GPT
 from model.errors import InvalidInput, ModelError
 from model.inference.evaluation import evaluation_mode
 

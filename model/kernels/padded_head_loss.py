@@ -19,14 +19,14 @@ TILE = 128
 
 
 def padded_head_loss(
-    hidden: Tensor, weight: Tensor, targets: Tensor, *, chunk_bytes: int = DEVICE_HEAD_CHUNK_BYTES
+    hidden: Tensor, weight: Tensor, targets: Tensor, z_loss: float = 0.0, *, chunk_bytes: int = DEVICE_HEAD_CHUNK_BYTES
 ) -> Tensor:
     """Equal `head_loss` up to rounding: (B, T, C), (V, C), (B, T) -> scalar in nats; losses and sums are fp32."""
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
     flat, ids = hidden.flatten(0, 1), targets.flatten()  # (B, T, C) -> (BT, C), (B, T) -> (BT,)
     rows = chunk_rows(len(flat), len(weight), chunk_bytes=chunk_bytes, number_bytes=dtype.itemsize)
-    loss: Tensor = _PaddedHeadLoss.apply(flat, weight, ids, dtype, rows)  # type: ignore[no-untyped-call]
+    loss: Tensor = _PaddedHeadLoss.apply(flat, weight, ids, dtype, rows, z_loss)  # type: ignore[no-untyped-call]
     return loss
 
 
@@ -42,19 +42,24 @@ def chunk_rows(positions: int, vocab_size: int, *, chunk_bytes: int, number_byte
     return min(positions, -(-positions // (chunks * TILE)) * TILE)
 
 
-def loss_and_gradient(logits: Tensor, targets: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
-    """Return losses in nats (fp32) and their sum's gradient, 0 from `vocab_size` on: (r, V'), (r,) -> (r,), (r, V')."""
+def loss_and_gradient(logits: Tensor, targets: Tensor, vocab_size: int, z_loss: float = 0.0) -> tuple[Tensor, Tensor]:
+    """Return losses in nats (fp32) and their sum's gradient, 0 from `vocab_size` on: (r, V'), (r,) -> (r,), (r, V').
+
+    `z_loss` as in `token_loss`.
+    """
     columns = torch.arange(logits.shape[1], device=logits.device)
     real = torch.where(columns < vocab_size, logits.float(), float("-inf"))  # (r, V')
     total = real.logsumexp(dim=1)  # (r,)
     losses = total - logits.gather(1, targets[:, None])[:, 0].float()  # (r, V') -> (r,)
     probabilities = (real - total[:, None]).exp()  # (r, V')
+    if z_loss:
+        probabilities = probabilities * (1.0 + 2.0 * z_loss * total[:, None])
     gradient = probabilities - (columns == targets[:, None]).float()
     return losses, gradient.to(logits.dtype)
 
 
 @functools.cache
-def _loss_and_gradient_on(device: torch.device) -> Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]:
+def _loss_and_gradient_on(device: torch.device) -> Callable[[Tensor, Tensor, int, float], tuple[Tensor, Tensor]]:
     if not can_compile(device):
         return loss_and_gradient
     return torch.compile(loss_and_gradient, fullgraph=True, dynamic=False, options=COMPILE_OPTIONS)
@@ -62,7 +67,15 @@ def _loss_and_gradient_on(device: torch.device) -> Callable[[Tensor, Tensor, int
 
 class _PaddedHeadLoss(torch.autograd.Function):
     @staticmethod
-    def forward(context: Any, hidden: Tensor, weight: Tensor, targets: Tensor, dtype: torch.dtype, rows: int) -> Tensor:
+    def forward(
+        context: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        dtype: torch.dtype,
+        rows: int,
+        z_loss: float,
+    ) -> Tensor:
         vocab_size, compute = len(weight), _loss_and_gradient_on(hidden.device)
         table = weight.new_zeros((padded_vocabulary(vocab_size), weight.shape[1]), dtype=dtype)  # (V', C)
         table[:vocab_size] = weight
@@ -71,7 +84,7 @@ class _PaddedHeadLoss(torch.autograd.Function):
         with torch.autocast(hidden.device.type, enabled=False):
             for begin in range(0, len(hidden), rows):
                 chunk = hidden[begin : begin + rows].to(dtype)  # (r, C)
-                losses, grad_logits = compute(chunk @ table.mT, targets[begin : begin + rows], vocab_size)
+                losses, grad_logits = compute(chunk @ table.mT, targets[begin : begin + rows], vocab_size, z_loss)
                 loss += losses.sum()
                 grad_hidden[begin : begin + rows] = grad_logits @ table  # (r, V') x (V', C) -> (r, C)
                 grad_weight += grad_logits.mT @ chunk  # (V', r) x (r, C) -> (V', C)
@@ -82,4 +95,4 @@ class _PaddedHeadLoss(torch.autograd.Function):
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         grad_hidden, grad_weight = context.saved_tensors
         factor = gradient / len(grad_hidden)
-        return grad_hidden * factor, grad_weight * factor, None, None, None
+        return grad_hidden * factor, grad_weight * factor, None, None, None, None

@@ -47,11 +47,11 @@ class DeferredStep:
 class UpdateGuard:
     """A flag on the device that the first non-finite number sets and nothing clears.
 
-    While it is set inside the `with` block, no fused update changes the state: it stays that of the last finite step.
+    While it is set inside the `with` block, no update changes the state: it stays that of the last finite step.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
-        self._optimizer = optimizer
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer], device: torch.device) -> None:
+        self._optimizers = optimizers
         self._flag = torch.zeros((), dtype=torch.float32, device=device)
 
     def check(self, losses: Tensor, grad_norm: Tensor) -> None:
@@ -60,11 +60,13 @@ class UpdateGuard:
         self._flag.masked_fill_(~finite, 1.0)
 
     def __enter__(self) -> Self:
-        self._optimizer.found_inf = self._flag  # type: ignore[attr-defined]
+        for optimizer in self._optimizers:
+            optimizer.found_inf = self._flag  # type: ignore[attr-defined]
         return self
 
     def __exit__(self, *error: object) -> None:
-        del self._optimizer.found_inf  # type: ignore[attr-defined]
+        for optimizer in self._optimizers:
+            del optimizer.found_inf  # type: ignore[attr-defined]
 
 
 def fetch_metrics(steps: Sequence[DeferredStep]) -> list[list[float]]:

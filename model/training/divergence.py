@@ -32,7 +32,7 @@ def find_bad_windows(
     """Return the windows of `drawn` (B,) that fail alone in the run's numerics; if all do, the weights diverged."""
     state.model.eval()  # no dropout: the trial must not draw from the run's generators
     bad = [window for window in dict.fromkeys(drawn.tolist()) if not _is_sound(state, windows, window, training)]
-    state.optimizer.zero_grad(set_to_none=True)
+    state.model.zero_grad(set_to_none=True)
     state.model.train()
     return tuple(bad)
 
@@ -43,7 +43,7 @@ def _is_sound(state: TrainState, windows: TokenWindows, window: int, training: T
     except TokenOutOfRange:
         return False
     tokens = torch.from_numpy(gathered)  # (1, T+1)
-    state.optimizer.zero_grad(set_to_none=True)
+    state.model.zero_grad(set_to_none=True)
     loss = mean_loss(state, tokens, training)
     if not math.isfinite(float(loss.detach())):
         return False

@@ -14,7 +14,7 @@ from model.configuration.training import Precision, TrainingConfig
 from model.errors import InvalidInput, StateMismatch
 from model.kernels.compilation import COMPILE_OPTIONS
 from model.training.determinism import seeded_generators
-from model.training.optimizer import make_optimizer
+from model.training.optimizer import make_optimizers, moments_of
 from model.training.parallel import SINGLE_RANK, Ranks, copy_into, gather_full
 
 Group = Literal["weights", "optimizer", "trainer"]
@@ -35,10 +35,10 @@ class NamedTensor:
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class TrainState:
-    """Model (`network`: it or its compiled form), optimizer, grad scaler (fp16) and completed steps; see `create`."""
+    """Model (`network`: it or its compiled form), optimizers, grad scaler (fp16) and completed steps; see `create`."""
 
     model: GPT
-    optimizer: torch.optim.AdamW
+    optimizers: tuple[torch.optim.Optimizer, ...]
     scaler: torch.amp.GradScaler | None
     global_batch: int
     network: Callable[[Tensor, Tensor | None], Tensor]
@@ -70,7 +70,7 @@ class TrainState:
         compiles_whole = training_config.compile and training_config.kernels == "stock"
         return cls(
             model=model,
-            optimizer=make_optimizer(model, training_config),
+            optimizers=make_optimizers(model, training_config),
             scaler=torch.amp.GradScaler(device.type) if training_config.precision == "fp16" else None,
             global_batch=training_config.global_batch,
             network=torch.compile(model, options=COMPILE_OPTIONS) if compiles_whole else model,
@@ -121,7 +121,7 @@ class TrainState:
             if group != "trainer":
                 copy_into(tensor, tensors[name])
         self._load_trainer(tensors)
-        self.optimizer.zero_grad(set_to_none=True)
+        self.model.zero_grad(set_to_none=True)
 
     def _load_trainer(self, tensors: Mapping[str, Tensor]) -> None:
         self.step = int(tensors["step"])
@@ -134,9 +134,8 @@ class TrainState:
     def _live(self) -> Iterator[tuple[str, Group, Tensor]]:
         for name, parameter in self.model.named_parameters():
             yield f"{WEIGHT_PREFIX}{name}", "weights", parameter
-            moments = self.optimizer.state[parameter]
-            for moment in ("exp_avg", "exp_avg_sq", "step"):
-                yield f"optimizer.{name}.{moment}", "optimizer", moments[moment]
+            for moment, tensor in sorted(moments_of(self.optimizers, parameter).items()):
+                yield f"optimizer.{name}.{moment}", "optimizer", tensor
         yield "step", "trainer", torch.tensor(self.step, dtype=torch.int64)
         yield "cursor", "trainer", torch.tensor(self.cursor, dtype=torch.int64)
         if self.scaler is not None:

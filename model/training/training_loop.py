@@ -106,7 +106,7 @@ def train_until(
     schedule = default_fetch_schedule(state) if schedule is None else schedule
     if schedule.every_steps == 1 or state.scaler is not None:
         return _train_synchronously(state, inputs, observer, until_step)
-    with UpdateGuard(state.optimizer, state.device) as guard:
+    with UpdateGuard(state.optimizers, state.device) as guard:
         return _train_deferred(state, inputs, observer, until_step, schedule, guard)
 
 
@@ -169,7 +169,7 @@ def _report(
 ) -> None:
     config, probe, seconds = state.model.config, observer.probe, max(seconds, 1e-9)
     tokens_per_second = state.global_batch * config.block_size / seconds
-    model_flops = flops_per_token(config, state.model.parameter_count) * tokens_per_second
+    model_flops = flops_per_token(config, state.model.vocab_size) * tokens_per_second
     probe_loss, sample = probe.measure(state.model) if probe is not None and probe.is_due(step) else (None, None)
     record = StepResult(
         step=step,

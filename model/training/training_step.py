@@ -24,7 +24,7 @@ from model.training.deferred_metrics import (
 )
 from model.training.determinism import dropout_seed, keeping_generators, seed_generators
 from model.training.gradient_sum import accumulate
-from model.training.optimizer import learning_rate, update_weights
+from model.training.optimizer import set_rate, update_weights
 from model.training.parallel import gather_full
 from model.training.train_state import AUTOCAST_DTYPES, TrainState
 
@@ -89,11 +89,9 @@ def launch_step(state: TrainState, inputs: StepInputs, guard: UpdateGuard) -> De
 
 def _begin(state: TrainState, inputs: StepInputs) -> tuple[float, Batch]:
     training = inputs.training
-    rate = learning_rate(state.step + 1, training)
-    for group in state.optimizer.param_groups:
-        group["lr"] = rate
+    rate = set_rate(state.optimizers, state.step + 1, training)
     batch = _gather(state, inputs)
-    state.optimizer.zero_grad(set_to_none=True)
+    state.model.zero_grad(set_to_none=True)
     return rate, batch
 
 
@@ -162,22 +160,22 @@ def mean_loss(state: TrainState, tokens: Tensor, training: TrainingConfig) -> Te
     with torch.autocast(state.device.type, dtype=dtype, enabled=dtype is not None):
         if training.kernels == "fused":
             fused_loss = head_loss if state.device.type == "cpu" else padded_head_loss
-            return fused_loss(state.model.hidden(inputs, starts), state.model.wte.weight, targets)
+            return fused_loss(state.model.hidden(inputs, starts), state.model.head_weight, targets, training.z_loss)
         logits = state.network(inputs, starts)
-    return token_loss(logits, targets)
+    return token_loss(logits, targets, training.z_loss)
 
 
 def _document_starts(state: TrainState, inputs: Tensor, dtype: torch.dtype | None) -> Tensor | None:
     """Return them on the device, where they replace the mask; found on the host, which then waits for no step."""
     boundary_id, config = state.model.boundary_id, state.model.config
-    if boundary_id is None or not takes_starts(state.device, dtype, config.n_embd // config.n_head):
+    if boundary_id is None or not takes_starts(state.device, dtype, config.head_size):
         return None
     return document_starts(inputs, boundary_id).to(state.device, non_blocking=True)
 
 
 def _clip(state: TrainState, *, limit: float) -> Tensor:
     if state.scaler is not None:
-        state.scaler.unscale_(state.optimizer)
+        state.scaler.unscale_(state.optimizers[0])
     parameters = list(state.model.parameters())
     norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
     if limit > 0:
@@ -187,9 +185,9 @@ def _clip(state: TrainState, *, limit: float) -> Tensor:
 
 def _update(state: TrainState) -> None:
     if state.scaler is None:
-        update_weights(state.optimizer)
+        update_weights(state.optimizers)
     else:
-        state.scaler.step(state.optimizer)
+        state.scaler.step(state.optimizers[0])  # Muon, which would be another, needs bf16 or fp32
         state.scaler.update()
-    state.optimizer.zero_grad(set_to_none=True)
+    state.model.zero_grad(set_to_none=True)
     state.step += 1

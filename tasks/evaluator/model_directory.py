@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from model.architectures.hugging_face import HuggingFaceConfig, to_hugging_face
+from model.architectures.hugging_face import to_hugging_face
+from model.architectures.hugging_face_config import config_of
 from storage.checkpoints.tensor_shard import shard_chunks
 from storage.stores.document import encode
 from tasks.data.foreign_tokenizer import load_library_tokenizer
@@ -38,7 +39,7 @@ def write_model_directory(folder: Path, opened: CheckpointModel, *, card: str) -
         (staging / TOKENIZER).write_text(tokenizer, encoding="utf-8")
         (staging / "README.md").write_text(card, encoding="utf-8")
         weights = {name: tensor.detach().cpu().float().numpy() for name, tensor in opened.network.named_parameters()}
-        renamed = to_hugging_face(weights)
+        renamed = to_hugging_face(weights, opened.network.config, opened.network.vocab_size)
         records = [to_record(name, torch.from_numpy(renamed[name])) for name in sorted(renamed)]
         with (staging / WEIGHTS).open("xb") as file:
             for chunk in shard_chunks(records):
@@ -60,8 +61,8 @@ def require_empty(folder: Path) -> None:
 
 def _documents(opened: CheckpointModel) -> Iterator[tuple[str, Mapping[str, Any]]]:
     network, end_id = opened.network, opened.tokenizer.end_of_text_id
-    config = HuggingFaceConfig.from_model(network.config, vocab_size=network.vocab_size, end_of_text_id=end_id)
-    yield CONFIG, config.model_dump(mode="json")
+    config = config_of(network.config, vocab_size=network.vocab_size, end_of_text_id=end_id)
+    yield CONFIG, config.model_dump(mode="json", exclude_none=True)
     yield "generation_config.json", {"bos_token_id": end_id, "eos_token_id": end_id, "pad_token_id": end_id}
     end_of_text = load_library_tokenizer(opened.snapshot.tokenizer_json).id_to_token(end_id)
     yield (

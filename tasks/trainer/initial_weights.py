@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from model.architectures.hugging_face import HuggingFaceConfig, check_settings, from_hugging_face
+from model.architectures.hugging_face import from_hugging_face
+from model.architectures.hugging_face_config import HuggingFaceConfig, check_settings, parse_config
 from model.configuration.network import ModelConfig
 from model.errors import InvalidInput
 from storage.checkpoints.tensor_record import TensorRecord
@@ -116,14 +117,16 @@ def _key(sha256: str) -> str:
 
 def _config(folder: Path) -> HuggingFaceConfig:
     try:
-        return HuggingFaceConfig.model_validate_json((folder / CONFIG).read_bytes())
+        return parse_config((folder / CONFIG).read_bytes())
     except OSError as error:
         problem = f"{CONFIG} cannot be read: {error.strerror}"
         raise InvalidInput(f"{problem}; rule: a directory of save_pretrained") from error
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"]) or "the document"
-        raise InvalidInput(f"{CONFIG}: {field} = {first['input']!r}: {first['msg']}; rule: a GPT-2's") from error
+        raise InvalidInput(
+            f"{CONFIG}: {field} = {first['input']!r}: {first['msg']}; rule: a gpt2's, llama's or qwen3's"
+        ) from error
 
 
 def _weight_files(folder: Path) -> tuple[Path, ...]:

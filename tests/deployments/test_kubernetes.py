@@ -12,7 +12,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from model.estimates.size_estimate import checkpoint_bytes, count_parameters
+from model.estimates.size_estimate import checkpoint_bytes
 from tasks.configuration.configuration_source import load_configuration
 from tasks.policy.termination import ExitCode
 
@@ -235,7 +235,7 @@ def test_the_memory_that_a_pod_asks_for_holds_the_state_that_a_resume_reads(job:
     config = load_configuration(FOLDER / "trainer.toml", overrides=(), environment={})
     vocab_size = config.data.bpe_vocab_size
     assert vocab_size is not None
-    state_bytes = checkpoint_bytes(count_parameters(config.model, vocab_size))
+    state_bytes = checkpoint_bytes(config.model, config.training, vocab_size)
     (container,) = pod_of(job)["containers"]
     assert container["resources"]["requests"]["memory"] == container["resources"]["limits"]["memory"] == "16Gi"
     # What is read and what was staged before it may both be there, beside torch with CUDA and Prefect.

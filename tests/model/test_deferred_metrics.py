@@ -169,13 +169,13 @@ def test_a_cpu_and_fp16_fetch_every_step(tiny_run: type[TinyRun]) -> None:
     assert default_fetch_schedule(tiny_run(**EXACT).state) == FETCH_EVERY_STEP
     run = tiny_run(**{**EXACT, "precision": "fp16", "model": {}})
     train(run, 3, DEFERRED)
-    assert not hasattr(run.state.optimizer, "found_inf")
+    assert not hasattr(run.state.optimizers[0], "found_inf")
 
 
 def test_the_guard_leaves_the_optimizer_after_the_loop(tiny_run: type[TinyRun]) -> None:
     run = tiny_run(**EXACT)
     train(run, 3, DEFERRED)
-    assert not hasattr(run.state.optimizer, "found_inf")
+    assert not hasattr(run.state.optimizers[0], "found_inf")
 
 
 def test_a_schedule_that_never_fetches_is_refused() -> None:

@@ -5,7 +5,8 @@ from itertools import islice
 import pytest
 import torch
 
-from model.architectures.gpt import GPT, KeyValueCache
+from model.architectures.attention import KeyValueCache
+from model.architectures.gpt import GPT
 from model.configuration.network import ModelConfig
 from model.errors import InvalidInput, ModelError
 from model.inference.evaluation import evaluation_mode

@@ -25,6 +25,11 @@ def whole(hidden, weight, targets):
     return token_loss(F.linear(hidden, weight), targets)
 
 
+def whole_with_penalty(hidden, weight, targets):
+    logits = F.linear(hidden, weight)
+    return token_loss(logits, targets) + 0.01 * logits.logsumexp(dim=-1).square().mean()
+
+
 @pytest.mark.parametrize(
     ("head", "size", "rtol", "chunk_bytes"),
     [
@@ -41,6 +46,29 @@ def test_loss_and_gradients_are_those_of_whole_logits(head, size, rtol, chunk_by
         results.append((loss.detach(), hidden.grad, weight.grad))
     for expected, got in zip(*results, strict=True):
         torch.testing.assert_close(got, expected, rtol=rtol, atol=1e-6)
+
+
+@HEADS
+def test_a_z_loss_is_in_the_gradient_and_not_in_the_value(head, size, rtol) -> None:
+    results = []
+    for loss_of in (whole_with_penalty, lambda h, w, t: head(h, w, t, 0.01)):
+        hidden, weight, targets = example(size)
+        loss_of(hidden, weight, targets).backward()
+        results.append((hidden.grad, weight.grad))
+    for expected, got in zip(*results, strict=True):
+        torch.testing.assert_close(got, expected, rtol=rtol, atol=1e-6)
+    hidden, weight, targets = example(size)
+    torch.testing.assert_close(head(hidden, weight, targets, 0.01), head(hidden, weight, targets), rtol=0, atol=0)
+
+
+def test_whole_logits_have_the_z_loss_in_the_gradient_alone() -> None:
+    hidden, weight, targets = example()
+    loss = token_loss(F.linear(hidden, weight), targets, 0.01)
+    loss.backward()
+    assert torch.equal(loss, whole(hidden, weight, targets))
+    again, _, _ = example()
+    whole_with_penalty(again, weight.detach(), targets).backward()
+    torch.testing.assert_close(hidden.grad, again.grad)
 
 
 @HEADS

@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from model.architectures.gpt import GPT
-from model.architectures.hugging_face import HuggingFaceConfig, check_settings, from_hugging_face, to_hugging_face
+from model.architectures.hugging_face import from_hugging_face
+from model.architectures.hugging_face import to_hugging_face as converted
+from model.architectures.hugging_face_config import HuggingFaceConfig, check_settings, config_of, parse_config
 from model.configuration.network import ModelConfig
 from model.errors import InvalidInput
 
@@ -23,8 +25,12 @@ def weights(config: ModelConfig = CONFIG) -> Arrays:
     return {name: torch.randn(parameter.shape, generator=generator).numpy() for name, parameter in named}
 
 
+def to_hugging_face(arrays: Arrays, config: ModelConfig = CONFIG) -> Arrays:
+    return converted(arrays, config, VOCAB)
+
+
 def described(config: ModelConfig = CONFIG, **changes: Any) -> HuggingFaceConfig:
-    found = HuggingFaceConfig.from_model(config, vocab_size=VOCAB, end_of_text_id=30)
+    found = config_of(config, vocab_size=VOCAB, end_of_text_id=30)
     return found.model_copy(update=changes)
 
 
@@ -35,7 +41,7 @@ def same(first: Arrays, second: Arrays) -> bool:
 @pytest.mark.parametrize("bias", [True, False])
 def test_there_and_back_every_bit_is_the_same(bias: bool) -> None:
     config = CONFIG.model_copy(update={"bias": bias})
-    assert same(from_hugging_face(to_hugging_face(weights(config)), config, VOCAB), weights(config))
+    assert same(from_hugging_face(to_hugging_face(weights(config), config), config, VOCAB), weights(config))
 
 
 def test_every_linear_is_transposed_and_nothing_else() -> None:
@@ -46,7 +52,8 @@ def test_every_linear_is_transposed_and_nothing_else() -> None:
 
 
 def test_a_network_without_biases_gets_zeros_there() -> None:
-    theirs = to_hugging_face(weights(CONFIG.model_copy(update={"bias": False})))
+    config = CONFIG.model_copy(update={"bias": False})
+    theirs = to_hugging_face(weights(config), config)
     assert theirs.keys() == to_hugging_face(weights()).keys()
     assert not any(theirs[name].any() for name in theirs if name.endswith(".bias"))
     assert theirs["transformer.h.0.attn.c_attn.bias"].shape == (24,)
@@ -107,7 +114,7 @@ def test_a_bias_that_says_something_is_not_thrown_away() -> None:
         ({"n_positions": 5}, ("model.block_size = 6", "5 positions", "use model.block_size = 5 or less")),
         ({"activation_function": "relu"}, ("activation_function = 'relu'", "gelu_new")),
         ({"n_inner": 20}, ("n_inner = 20", "32")),
-        ({"layer_norm_epsilon": 1e-6}, ("layer_norm_epsilon", "1e-05")),
+        ({"layer_norm_epsilon": 1e-6}, ("model.norm_epsilon = 1e-05", "use model.norm_epsilon = 1e-06")),
         ({"scale_attn_by_inverse_layer_idx": True}, ("scale_attn_by_inverse_layer_idx", "false")),
         ({"tie_word_embeddings": False}, ("tie_word_embeddings", "true")),
     ],
@@ -119,7 +126,8 @@ def test_settings_of_another_network_are_refused_with_the_rule(changes: Arrays, 
 
 
 def test_a_configuration_that_says_little_has_the_librarys_defaults() -> None:
-    found = HuggingFaceConfig.model_validate({"model_type": "gpt2", "some_new_key": 1})
+    found = parse_config(b'{"model_type": "gpt2", "some_new_key": 1}')
+    assert found.model_type == "gpt2"
     assert (found.n_layer, found.n_head, found.n_embd, found.n_positions, found.vocab_size) == (
         12,
         12,

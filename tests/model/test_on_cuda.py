@@ -113,7 +113,7 @@ def test_the_host_waits_for_no_step(tiny_run: type[TinyRun], cuda: torch.device,
     torch.cuda.set_sync_debug_mode("error")
     try:
         with (
-            UpdateGuard(run.state.optimizer, cuda) as guard,
+            UpdateGuard(run.state.optimizers, cuda) as guard,
             BatchLoader(run.windows, run.order, cuda, end_step=12) as loader,
         ):
             for _ in range(3):

@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from model.architectures.gpt import GPT
 from model.configuration.network import ModelConfig
 from model.configuration.training import TrainingConfig
-from model.training.optimizer import learning_rate, make_optimizer, update_weights
+from model.training.optimizer import learning_rate, make_optimizers, moments_of, set_rate, update_weights
 
 
 def make():
     model = GPT(ModelConfig(n_layer=1, n_head=1, n_embd=8, block_size=4), 11)
-    return model, make_optimizer(model, TrainingConfig(steps=1, weight_decay=0.3))
+    (optimizer,) = make_optimizers(model, TrainingConfig(steps=1, weight_decay=0.3))
+    return model, optimizer
 
 
 def decay_of(model, optimizer):
@@ -49,10 +50,49 @@ def test_moments_made_beforehand_give_the_update_torch_would_give() -> None:
         {"params": [p for p in reference.parameters() if p.ndim < 2], "weight_decay": 0.0},
     ]
     plain = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.95), fused=True)
-    for network, take in ((model, partial(update_weights, optimizer)), (reference, plain.step)):
+    for network, take in ((model, partial(update_weights, [optimizer])), (reference, plain.step)):
         network(torch.arange(4)[None]).square().sum().backward()
         take()
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), reference.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [
+        ("adam", {"step", "exp_avg", "exp_avg_sq"}),
+        ("momentum", {"momentum_buffer"}),
+        ("sgd", set()),
+    ],
+)
+def test_every_optimizer_keeps_its_own_moments_for_every_parameter(name, kept) -> None:
+    model, _ = make()
+    optimizers = make_optimizers(model, TrainingConfig(steps=1, optimizer=name))
+    assert all(set(moments_of(optimizers, p)) == kept for p in model.parameters())
+
+
+def test_muon_has_the_matrices_of_layers_and_adamw_the_rest() -> None:
+    model, _ = make()
+    optimizers = make_optimizers(model, TrainingConfig(steps=1, optimizer="muon"))
+    kept = {name: set(moments_of(optimizers, p)) for name, p in model.named_parameters()}
+    matrices = {name for name, p in model.named_parameters() if name.startswith("h.") and p.ndim == 2}
+    assert {name for name, moments in kept.items() if moments == {"momentum_buffer"}} == matrices
+    assert all(moments == {"step", "exp_avg", "exp_avg_sq"} for name, moments in kept.items() if name not in matrices)
+
+
+def test_muons_rate_rises_and_falls_with_the_others() -> None:
+    model, _ = make()
+    training = TrainingConfig(steps=100, warmup_steps=10, lr=0.01, min_lr=0.0, muon_lr=0.03, optimizer="muon")
+    rest, matrices = make_optimizers(model, training)
+    for step in (5, 50):
+        rate = set_rate((rest, matrices), step, training)
+        assert rest.param_groups[0]["lr"] == rate
+        assert matrices.param_groups[0]["lr"] == pytest.approx(3 * rate)
+
+
+@pytest.mark.parametrize("other", [{"precision": "fp16"}, {"parallel": "fsdp"}])
+def test_muon_is_refused_where_its_products_would_be_others(other) -> None:
+    with pytest.raises(ValueError, match=r"optimizer='muon' cannot be combined with \w+='(fp16|fsdp)'"):
+        TrainingConfig(steps=1, optimizer="muon", **other)
 
 
 def test_an_update_does_not_import_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,7 +100,7 @@ def test_an_update_does_not_import_the_compiler(monkeypatch: pytest.MonkeyPatch)
     model, optimizer = make()
     before = [parameter.detach().clone() for parameter in model.parameters()]
     model(torch.arange(4)[None]).square().sum().backward()
-    update_weights(optimizer)
+    update_weights([optimizer])
     optimizer.zero_grad()
     assert not all(torch.equal(a, b) for a, b in zip(model.parameters(), before, strict=True))
 

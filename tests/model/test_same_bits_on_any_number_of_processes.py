@@ -14,8 +14,13 @@ STEPS = 8
 MODES: dict[str, dict[str, Any]] = {
     "fp32": {"global_batch": 16, "micro_batch": 2},
     "bf16 fused": {"global_batch": 15, "micro_batch": 4, "precision": "bf16", "kernels": "fused"},
+    "qwen3 moved by muon": {"global_batch": 8, "micro_batch": 2, "optimizer": "muon", "precision": "bf16"},
 }
-DROPOUT = {"dropout": 0.2}
+MODELS: dict[str, dict[str, Any]] = {
+    "fp32": {"dropout": 0.2},
+    "bf16 fused": {"dropout": 0.2},
+    "qwen3 moved by muon": {"dropout": 0.2, "architecture": "qwen3", "n_kv_head": 1},
+}
 
 
 def moved(folder: Path, mode: str) -> list[Leg]:
@@ -24,7 +29,7 @@ def moved(folder: Path, mode: str) -> list[Leg]:
     for number, size in enumerate((1, 2, 4, 2, 1), start=1):
         until, end = (STEPS if number == 5 else number + number // 4), str(folder / f"{mode}-{number}.npz")
         settings = {**MODES[mode], "steps": STEPS, "activation_checkpointing": number > 2}
-        legs.append(Leg(size=size, until_step=until, settings=settings, model=DROPOUT, begin=begin, end=end))
+        legs.append(Leg(size=size, until_step=until, settings=settings, model=MODELS[mode], begin=begin, end=end))
         begin = end
     return legs
 
@@ -42,7 +47,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, torch
 def test_a_run_moved_between_numbers_of_processes_ends_in_the_bits_of_one_process(
     ended: dict[str, dict[str, torch.Tensor]], mode: str
 ) -> None:
-    alone = TinyRun(model=DROPOUT, steps=STEPS, **MODES[mode])
+    alone = TinyRun(model=MODELS[mode], steps=STEPS, **MODES[mode])
     alone.train(STEPS)
     found = ended[mode]
     assert {name: tensor.numpy().tobytes() for name, tensor in found.items()} == alone.bits()

@@ -26,6 +26,8 @@ SHAPES = [
     ModelConfig(n_layer=1, n_head=1, n_embd=8, block_size=8),
     ModelConfig(n_layer=3, n_head=4, n_embd=48, block_size=32),
     ModelConfig(n_layer=2, n_head=2, n_embd=32, block_size=16, bias=False),
+    ModelConfig(architecture="qwen3", n_layer=2, n_head=4, n_kv_head=2, n_embd=32, head_size=6, block_size=16),
+    ModelConfig(architecture="qwen3", n_embd=32, feed_forward="relu2", norm_gain=False, tied=False, n_inner=20),
 ]
 VOCAB = 301
 EXACT: dict[str, Any] = {"precision": "fp32", "kernels": "stock", "probe_every_steps": 0}
@@ -43,10 +45,12 @@ def test_gpt_2_has_the_size_it_is_known_for() -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_a_checkpoint_is_as_big_as_its_tensors_but_for_the_step_counters(shape: ModelConfig) -> None:
-    state = TrainState.create(shape, TRAINING, VOCAB, torch.device("cpu"))
+@pytest.mark.parametrize("optimizer", ["adamw", "momentum", "sgd", "muon"])
+def test_a_checkpoint_is_as_big_as_its_tensors_but_for_the_step_counters(shape: ModelConfig, optimizer: str) -> None:
+    training = TrainingConfig(steps=4, global_batch=4, **EXACT, optimizer=optimizer)
+    state = TrainState.create(shape, training, VOCAB, torch.device("cpu"))
     tensors = [named.tensor for named in state.named_tensors() if named.group != "trainer" and named.tensor.ndim]
-    assert checkpoint_bytes(count_parameters(shape, VOCAB)) == sum(tensor.numel() * 4 for tensor in tensors)
+    assert checkpoint_bytes(shape, training, VOCAB) == sum(tensor.numel() * 4 for tensor in tensors)
 
 
 def saved_bytes(network: GPT, batch: int, autocast: bool) -> int:
@@ -73,20 +77,30 @@ def saved_bytes(network: GPT, batch: int, autocast: bool) -> int:
 MODES = [("fp32", "stock"), ("bf16", "stock"), ("bf16", "fused")]
 
 
+NETWORKS: dict[str, dict[str, Any]] = {
+    "gpt2": {},
+    "qwen3": {"architecture": "qwen3"},
+    "grouped": {"architecture": "qwen3", "n_kv_head": 2},
+    "llama": {"architecture": "qwen3", "qk_norm": False},
+    "no gains": {"architecture": "qwen3", "feed_forward": "relu2", "norm_gain": False},
+}
+
+
+@pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)
 @pytest.mark.parametrize(("precision", "kernels"), MODES)
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_what_is_kept_for_the_backward_pass_is_estimated_within_a_fifth(
-    precision: Precision, kernels: Kernels, masked: bool, dropout: float
+    network: dict[str, Any], precision: Precision, kernels: Kernels, masked: bool, dropout: float
 ) -> None:
-    shape, batch = ModelConfig(n_layer=12, n_head=4, n_embd=64, block_size=128, dropout=dropout), 2
+    shape, batch = ModelConfig(n_layer=12, n_head=4, n_embd=64, block_size=128, dropout=dropout, **network), 2
     changes = {"precision": precision, "kernels": kernels, "mask_documents": masked}
-    network = GPT(shape, VOCAB)
-    network.fuse_blocks(kernels == "fused")
-    network.boundary_id = 7 if masked else None
+    made = GPT(shape, VOCAB)
+    made.fuse_blocks(kernels == "fused")
+    made.boundary_id = 7 if masked else None
     estimate = estimate_memory(shape, TRAINING.model_copy(update=changes), VOCAB, micro_batch=batch, recompute=False)
     log_softmax = batch * shape.block_size * VOCAB * 4
-    found = saved_bytes(network, batch, precision == "bf16")
+    found = saved_bytes(made, batch, precision == "bf16")
     copies = estimate.parameters_bytes - 4 * count_parameters(shape, VOCAB)
     assert found == pytest.approx(estimate.activations_bytes + log_softmax + copies, rel=0.2)
 

@@ -17,6 +17,11 @@ MODES = {
     "fused bf16": {"kernels": "fused", "precision": "bf16", "micro_batch": 4, "model": {"dropout": 0.1}},
     "accumulation": {"micro_batch": 4, "model": {"dropout": 0.1}},
     "checkpointing": {"activation_checkpointing": True, "model": {"dropout": 0.1}},
+    "qwen3": {"kernels": "fused", "precision": "bf16", "model": {"architecture": "qwen3", "dropout": 0.1}},
+    "muon": {"optimizer": "muon", "z_loss": 1e-4, "model": {"architecture": "qwen3", "n_kv_head": 1}},
+    "adam": {"optimizer": "adam"},
+    "momentum": {"optimizer": "momentum", "lr": 0.1},
+    "sgd": {"optimizer": "sgd", "lr": 0.1},
     "no clip, no bias": {"grad_clip": 0.0, "model": {"bias": False}},
 }
 every_mode = pytest.mark.parametrize("mode", MODES.values(), ids=MODES)

@@ -33,7 +33,7 @@ def test_clipping_changes_the_moments(tiny_run: type[TinyRun]) -> None:
     free, clipped = tiny_run(grad_clip=0.0), tiny_run(grad_clip=1e-3)
     step(free)
     step(clipped)
-    sizes = [max(s["exp_avg"].abs().max() for s in run.state.optimizer.state.values()) for run in (free, clipped)]
+    sizes = [max(s["exp_avg"].abs().max() for s in run.state.optimizers[0].state.values()) for run in (free, clipped)]
     assert sizes[1] < sizes[0] / 10
 
 

@@ -14,9 +14,15 @@ from model.estimates.utilization import (
 CPU = torch.device("cpu")
 
 
-def test_flops_are_six_per_parameter_and_the_attention() -> None:
-    table, attention = 64 * 128, 12 * 2 * 128 * 64
-    assert flops_per_token(ModelConfig(n_layer=2, n_embd=128, block_size=64), 1000 + table) == 6000 + attention
+def test_flops_are_six_for_each_parameter_that_works_and_the_attention() -> None:
+    layers = 2 * (12 * 128**2 + 13 * 128) + 2 * 128
+    attention = 12 * 2 * 128 * 64
+    assert flops_per_token(ModelConfig(n_layer=2, n_embd=128, block_size=64), 10) == 6 * (layers + 1280) + attention
+
+
+def test_an_untied_embedding_does_no_matrix_work() -> None:
+    tied, untied = (ModelConfig(n_layer=2, n_embd=128, block_size=64, tied=tied) for tied in (True, False))
+    assert flops_per_token(untied, 10) == flops_per_token(tied, 10)
 
 
 def test_the_peak_is_measured_once_and_draws_no_random_number() -> None:

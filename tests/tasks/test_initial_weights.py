@@ -251,5 +251,5 @@ def test_a_shape_that_config_and_weights_disagree_on_is_refused(
     store: LocalStore, model: CommittedModel, tmp_path: Path
 ) -> None:
     altered(tmp_path, lambda records: records.pop("transformer.h.1.ln_1.weight"))  # type: ignore[arg-type,return-value]
-    with pytest.raises(InvalidInput, match=r"training.init_from = 'out': missing weights: h.1.ln_1.weight"):
+    with pytest.raises(InvalidInput, match=r"training.init_from = 'out': missing weights: transformer.h.1.ln_1.weight"):
         keep(store, model, tmp_path)

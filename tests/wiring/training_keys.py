@@ -41,6 +41,67 @@ def the_shape_of_the_network(bench: Bench) -> None:
     assert not [name for name in tensors if name.endswith(".bias")]
 
 
+def shapes(bench: Bench, **model: Any) -> dict[str, tuple[int, ...]]:
+    """The tensors of a network of one layer and their shapes."""
+    tensors = bench.train(0, model={"n_layer": 1, "n_head": 2, "n_embd": 12, "bias": False, **model}).tensors
+    return {name.removeprefix("model."): tuple(found.shape) for name, found in tensors.items() if "model." in name}
+
+
+@acts("model.n_kv_head", "model.head_size", "model.n_inner", "model.norm_gain", "model.tied")
+def the_shapes_of_its_parts(bench: Bench) -> None:
+    found = shapes(bench, n_kv_head=1, head_size=5, n_inner=7, norm_gain=False, tied=False)
+    assert found["h.0.attn.c_attn.weight"] == (10 + 5 + 5, 12) and found["h.0.attn.c_proj.weight"] == (12, 10)
+    assert found["h.0.mlp.c_fc.weight"] == (7, 12) and found["lm_head.weight"] == found["wte.weight"]
+    assert not [name for name in found if "ln_" in name]
+
+
+@acts("model.architecture", "model.positions", "model.qk_norm", "model.feed_forward")
+def the_parts_of_an_architecture(bench: Bench) -> None:
+    plain, other = shapes(bench), shapes(bench, architecture="qwen3")
+    assert "wpe.weight" in plain and "wpe.weight" not in other
+    assert other["h.0.attn.q_norm.weight"] == (6,) and other["h.0.mlp.c_fc.weight"] == (2 * 36, 12)
+    mixed = shapes(bench, positions="rotary", qk_norm=True, feed_forward="swiglu")
+    assert mixed.keys() == other.keys() and mixed == other
+
+
+@acts("model.norm", "model.norm_epsilon", "model.rotary_base")
+def what_norms_and_rotations_compute(bench: Bench) -> None:
+    assert bench.differs(model={"norm": "rms"}) and bench.differs(model={"norm_epsilon": 1e-2})
+    near, far = (bench.train(model={"positions": "rotary", "rotary_base": base}) for base in (10.0, 1e6))
+    assert near.staged.state_sha256 != far.staged.state_sha256
+
+
+@acts("model.zero_projections")
+def projections_that_begin_as_zeros(bench: Bench) -> None:
+    tensors = bench.train(0, model={"zero_projections": True}).tensors
+    projections = [found for name, found in tensors.items() if name.startswith("model.") and "c_proj.weight" in name]
+    assert projections and not any(bool(found.any()) for found in projections)
+
+
+@acts("training.optimizer", "training.muon_lr", "training.momentum")
+def how_gradients_move_weights(bench: Bench) -> None:
+    rate = {"optimizer": "muon", "warmup_steps": 1, "lr": 1e-9, "min_lr": 0.0, "weight_decay": 0.0}
+    began, slow, fast = (
+        bench.train(steps, training={**rate, "muon_lr": muon_lr}).tensors
+        for steps, muon_lr in ((0, 0.1), (1, 0.1), (1, 0.2))
+    )
+    name = "model.h.0.mlp.c_fc.weight"
+    assert (slow[name] - began[name]).abs().max() > 1e-3
+    assert torch.allclose(fast[name] - began[name], 2 * (slow[name] - began[name]), atol=1e-6)
+    assert "optimizer.h.0.mlp.c_fc.weight.momentum_buffer" in slow and "optimizer.wte.weight.exp_avg" in slow
+    kept = {"optimizer": "momentum", "warmup_steps": 1}
+    first, other = (bench.train(2, training={**kept, "momentum": share}).tensors for share in (0.0, 0.5))
+    assert not torch.equal(first[name], other[name])
+
+
+@acts("training.z_loss")
+def scores_kept_small(bench: Bench) -> None:
+    for kernels in ("stock", "fused"):
+        plain, small = (bench.train(2, training={"kernels": kernels, "z_loss": share}) for share in (0.0, 0.1))
+        assert plain.parent.records[0].train_loss == small.parent.records[0].train_loss
+        assert plain.staged.state_sha256 != small.staged.state_sha256
+
+
 @acts("model.n_head")
 def heads_that_share_the_width(bench: Bench) -> None:
     assert bench.differs(model={"n_head": 4})

@@ -158,6 +158,20 @@ TRAINING_MUTANTS = (
         COUNTED,
     ),
     mutant("lowest-rate-is-zero", OPTIMIZER, "return training.min_lr\n", "return 0.0\n", SCHEDULE),
+    mutant(
+        "matrices-have-the-others-rate",
+        OPTIMIZER,
+        "rate * training.muon_lr / training.lr if isinstance",
+        "rate if isinstance",
+        key("how_gradients_move_weights"),
+    ),
+    mutant(
+        "no-z-loss-of-whole-logits",
+        STEP,
+        "token_loss(logits, targets, training.z_loss)",
+        "token_loss(logits, targets)",
+        key("scores_kept_small"),
+    ),
     mutant("no-warm-up", OPTIMIZER, "if step <= training.warmup_steps:", "if step <= 0:", SCHEDULE),
     mutant(
         "decay-is-the-default",

@@ -1,0 +1,236 @@
+"""The `config.json` of networks that `transformers` knows: GPT-2, Llama and Qwen3. Imports no torch.
+
+Source: transformers, models/gpt2/configuration_gpt2.py, models/llama/configuration_llama.py and
+models/qwen3/configuration_qwen3.py. Rotations are written as `rope_theta`, which older readers know too.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from model.configuration.network import ModelConfig
+from model.configuration.parameter_table import Family, family_of
+from model.errors import InvalidInput
+
+_TANH_GELU = ("gelu_new", "gelu_pytorch_tanh")
+_SETTINGS: Mapping[Family, str] = {
+    "gpt2": 'model.architecture = "gpt2"',
+    "llama": 'model.architecture = "qwen3" and model.qk_norm = false',
+    "qwen3": 'model.architecture = "qwen3"',
+}
+
+
+class _Config(BaseModel):
+    """Missing keys have the library's defaults, unknown keys are ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    vocab_size: int
+    initializer_range: float = 0.02
+    use_cache: bool = True
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+    torch_dtype: str | None = "float32"
+
+
+class Gpt2Config(_Config):
+    """A `config.json` of the GPT-2 family."""
+
+    model_type: Literal["gpt2"] = "gpt2"
+    architectures: tuple[str, ...] | None = ("GPT2LMHeadModel",)
+    vocab_size: int = 50257
+    n_positions: int = 1024
+    n_embd: int = 768
+    n_layer: int = 12
+    n_head: int = 12
+    n_inner: int | None = None
+    activation_function: str = "gelu_new"
+    resid_pdrop: float = 0.1
+    embd_pdrop: float = 0.1
+    attn_pdrop: float = 0.1
+    layer_norm_epsilon: float = 1e-5
+    scale_attn_weights: bool = True
+    scale_attn_by_inverse_layer_idx: bool = False
+    reorder_and_upcast_attn: bool = False
+    add_cross_attention: bool = False
+    tie_word_embeddings: bool = True
+    bos_token_id: int | None = 50256
+    eos_token_id: int | list[int] | None = 50256
+
+    @classmethod
+    def from_model(cls, model: ModelConfig, *, vocab_size: int, end_of_text_id: int) -> Self:
+        """Make the `config.json` of a network of this shape."""
+        return cls(
+            vocab_size=vocab_size,
+            n_positions=model.block_size,
+            n_embd=model.n_embd,
+            n_layer=model.n_layer,
+            n_head=model.n_head,
+            n_inner=None if model.n_inner == 4 * model.n_embd else model.n_inner,
+            layer_norm_epsilon=model.norm_epsilon,
+            resid_pdrop=model.dropout,
+            embd_pdrop=model.dropout,
+            attn_pdrop=model.dropout,
+            bos_token_id=end_of_text_id,
+            eos_token_id=end_of_text_id,
+        )
+
+    @property
+    def positions(self) -> int:
+        """How many positions the weights have."""
+        return self.n_positions
+
+    def settings(self) -> Mapping[str, Any]:
+        """Return the keys of [model] that these weights need, with their values."""
+        return {
+            "n_layer": self.n_layer,
+            "n_head": self.n_head,
+            "n_embd": self.n_embd,
+            "n_inner": self.n_inner or 4 * self.n_embd,
+            "norm_epsilon": self.layer_norm_epsilon,
+        }
+
+    def rules(self) -> Iterator[tuple[str, bool, str]]:
+        """Yield each name whose value is no part of [model], whether it is one that is computed here, and the rule."""
+        yield "activation_function", self.activation_function in _TANH_GELU, f"one of {', '.join(_TANH_GELU)}"
+        yield "scale_attn_weights", self.scale_attn_weights, "true"
+        yield "scale_attn_by_inverse_layer_idx", not self.scale_attn_by_inverse_layer_idx, "false"
+        yield "add_cross_attention", not self.add_cross_attention, "false"
+        yield "tie_word_embeddings", self.tie_word_embeddings, "true"
+
+
+class LlamaConfig(_Config):
+    """A `config.json` of Llama, and of Qwen3, which adds norms of queries and keys."""
+
+    model_type: Literal["llama", "qwen3"]
+    architectures: tuple[str, ...] | None = None
+    hidden_size: int = 4096
+    intermediate_size: int = 11008
+    num_hidden_layers: int = 32
+    num_attention_heads: int = 32
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    hidden_act: str = "silu"
+    max_position_embeddings: int = 2048
+    rms_norm_eps: float = 1e-6
+    rope_theta: float | None = None
+    rope_scaling: dict[str, Any] | None = None
+    rope_parameters: dict[str, Any] | None = None
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    attention_dropout: float = 0.0
+    use_sliding_window: bool = False
+
+    @classmethod
+    def from_model(cls, model: ModelConfig, *, vocab_size: int, end_of_text_id: int) -> Self:
+        """Make the `config.json` of a network of this shape."""
+        kind: Literal["llama", "qwen3"] = "qwen3" if model.qk_norm else "llama"
+        return cls(
+            model_type=kind,
+            architectures=(f"{kind.capitalize()}ForCausalLM",),
+            vocab_size=vocab_size,
+            hidden_size=model.n_embd,
+            intermediate_size=model.n_inner,
+            num_hidden_layers=model.n_layer,
+            num_attention_heads=model.n_head,
+            num_key_value_heads=model.n_kv_head,
+            head_dim=model.head_size,
+            max_position_embeddings=model.block_size,
+            rms_norm_eps=model.norm_epsilon,
+            rope_theta=model.rotary_base,
+            tie_word_embeddings=model.tied,
+            attention_dropout=model.dropout,
+            bos_token_id=end_of_text_id,
+            eos_token_id=end_of_text_id,
+        )
+
+    @property
+    def positions(self) -> int:
+        """How many positions the weights were trained for."""
+        return self.max_position_embeddings
+
+    def settings(self) -> Mapping[str, Any]:
+        """Return the keys of [model] that these weights need, with their values."""
+        default_head = 128 if self.model_type == "qwen3" else self.hidden_size // self.num_attention_heads
+        theta = self.rope_theta or (self.rope_parameters or {}).get("rope_theta", 10_000.0)
+        return {
+            "n_layer": self.num_hidden_layers,
+            "n_head": self.num_attention_heads,
+            "n_kv_head": self.num_key_value_heads or self.num_attention_heads,
+            "head_size": self.head_dim or default_head,
+            "n_embd": self.hidden_size,
+            "n_inner": self.intermediate_size,
+            "norm_epsilon": self.rms_norm_eps,
+            "rotary_base": theta,
+            "tied": self.tie_word_embeddings,
+        }
+
+    def rules(self) -> Iterator[tuple[str, bool, str]]:
+        """Yield each name whose value is no part of [model], whether it is one that is computed here, and the rule."""
+        yield "hidden_act", self.hidden_act == "silu", "silu"
+        for name in ("rope_scaling", "rope_parameters"):
+            scaled = getattr(self, name) or {}
+            yield name, scaled.get("rope_type", scaled.get("type", "default")) == "default", "no scaling of rotations"
+        yield "attention_bias", not self.attention_bias, "false"
+        yield "mlp_bias", not self.mlp_bias, "false"
+        yield "use_sliding_window", not self.use_sliding_window, "false"
+
+
+HuggingFaceConfig = Gpt2Config | LlamaConfig
+_ADAPTER: TypeAdapter[HuggingFaceConfig] = TypeAdapter(Annotated[HuggingFaceConfig, Field(discriminator="model_type")])
+
+
+def parse_config(document: bytes) -> HuggingFaceConfig:
+    """Return what a `config.json` says; raises pydantic's `ValidationError`, also for any other architecture."""
+    return _ADAPTER.validate_json(document)
+
+
+def config_of(model: ModelConfig, *, vocab_size: int, end_of_text_id: int) -> HuggingFaceConfig:
+    """Make the `config.json` of a network; raises InvalidInput where `transformers` has no such network."""
+    kind = Gpt2Config if require_family(model) == "gpt2" else LlamaConfig
+    return kind.from_model(model, vocab_size=vocab_size, end_of_text_id=end_of_text_id)
+
+
+def require_family(model: ModelConfig) -> Family:
+    """Return the architecture of `transformers` that this network is; raises InvalidInput where there is none."""
+    family = family_of(model)
+    if family is None:
+        preset = ModelConfig(architecture=model.architecture)
+        names = ("norm", "norm_gain", "positions", "feed_forward", "bias", "tied", "qk_norm")
+        other = [name for name in names if getattr(model, name) != getattr(preset, name)]
+        said = ", ".join(f"model.{name} = {_toml(getattr(model, name))}" for name in other)
+        raise InvalidInput(
+            f"{said or 'its heads'}: transformers has no such network; rule: a gpt2, a qwen3 or a llama "
+            "as their architectures are; weights of this run can be read with safetensors"
+        )
+    return family
+
+
+def check_settings(found: HuggingFaceConfig, model: ModelConfig) -> None:
+    """Raise InvalidInput where `found` is another network, naming values for [model]; a smaller block_size will do."""
+    if family_of(model) != found.model_type:
+        raise InvalidInput(
+            f"config.json: model_type = {found.model_type!r}, and [model] describes another network; rule: the same "
+            f"architecture; use {_SETTINGS[found.model_type]} without other keys of it"
+        )
+    settings = found.settings()
+    wrong = [name for name, value in settings.items() if getattr(model, name) != value]
+    if wrong:
+        has = ", ".join(f"model.{name} = {_toml(getattr(model, name))}" for name in wrong)
+        wanted = ", ".join(f"model.{name} = {_toml(settings[name])}" for name in wrong)
+        raise InvalidInput(f"{has}: the weights are of another shape; rule: equal to config.json; use {wanted}")
+    if model.block_size > found.positions:
+        raise InvalidInput(
+            f"model.block_size = {model.block_size}: the weights have {found.positions} positions; rule: at most "
+            f"that; use model.block_size = {found.positions} or less"
+        )
+    for name, holds, rule in found.rules():
+        if not holds:
+            value = getattr(found, name)
+            raise InvalidInput(f"config.json: {name} = {value!r}; rule: {rule}; no other kind is trained here")
+
+
+def _toml(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
