@@ -16,7 +16,6 @@ USUAL_SECONDS = 25.0
 CEILINGS: dict[str, float] = {
     "tests/chaos/test_short_campaign.py": 60.0,
     "tests/crash/test_approval.py": 30.0,
-    "tests/crash/test_kill_anywhere.py": 35.0,
     "tests/protocol/test_enumeration.py": 60.0,
     "tests/wiring/test_mutants.py": 1200.0,
 }

@@ -16,6 +16,7 @@ import pytest
 
 from storage.checkpoints.checkpoint import verify_checkpoint
 from tests.crash.training_command import Command
+from tests.processes.fork_server import SYNCS
 from tests.processes.waiting import patience_seconds, wait_until
 
 pytestmark = [
@@ -82,7 +83,7 @@ def test_a_run_one_of_whose_durable_calls_fails_ends_with_the_same_bits_and_lose
     for number in count(1):
         folder = tmp_path / str(number)
         folder.mkdir()
-        command, trace = Command(folder, api_url), folder / "trace"
+        command, trace = Command(folder, api_url, environment={SYNCS: "1"}), folder / "trace"
         process = command.train_until(7, *SHORT)
         with failing(process, trace, f"{CALLS[kind]}:error={error}:when={number}"):
             command.let_go("pause@7")

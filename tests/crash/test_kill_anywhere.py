@@ -3,6 +3,7 @@
 import random
 import subprocess
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import psutil
 import pytest
@@ -11,7 +12,18 @@ from tests.crash.training_command import STEPS, Command
 from tests.crash.victims import kill_both, kill_flow, kill_trainer, trainers_of
 from tests.processes.waiting import patience_seconds
 
+pytestmark = pytest.mark.xdist_group("killed")  # its run is made once for all its tests
 Kill = Callable[["subprocess.Popen[bytes]"], None]
+KILLS = 10
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KilledRun:
+    """The command that ended a run, and how many trainers its killed flow had and left."""
+
+    command: Command
+    trainers: int
+    orphans: int
 
 
 def train_through(command: Command, kill_something: Kill, steps: list[int]) -> None:
@@ -28,51 +40,47 @@ def train_through(command: Command, kill_something: Kill, steps: list[int]) -> N
     command.train()
 
 
-@pytest.mark.parametrize(
-    ("victim", "kills", "seed"),
-    [
-        (kill_both, 2, 3),
-        pytest.param(kill_trainer, 10, 1, marks=pytest.mark.slow),
-        pytest.param(kill_flow, 10, 2, marks=pytest.mark.slow),
-        pytest.param(kill_both, 10, 3, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow  # quick witnesses: the tests below, and tests/chaos/test_short_campaign.py for a killed trainer
+@pytest.mark.parametrize(("victim", "seed"), [(kill_trainer, 1), (kill_flow, 2), (kill_both, 3)])
 def test_kills_after_random_steps_leave_the_same_bits(
-    command: Command, undisturbed_sha256: str, victim: Kill, kills: int, seed: int
+    command: Command, undisturbed_sha256: str, victim: Kill, seed: int
 ) -> None:
-    train_through(command, victim, sorted(random.Random(seed).sample(range(1, STEPS), kills)))
+    train_through(command, victim, sorted(random.Random(seed).sample(range(1, STEPS), KILLS)))
     assert command.state_sha256() == undisturbed_sha256
     state = command.state()
-    assert len(state.attempts) == kills + 1, "each kill costs an attempt"
+    assert len(state.attempts) == KILLS + 1, "each kill costs an attempt"
     assert all(attempt.ended is not None for attempt in state.attempts), "every attempt leaves a receipt"
     assert state.refused == ()
 
 
-def test_two_kills_during_resume_leave_the_same_bits(command: Command, undisturbed_sha256: str) -> None:
-    faults = ("pause@22", "pause-load@2", "pause-load@3")
-    for fault in faults:
-        process = command.start(CAIRN_FAULTS=",".join(faults))
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory, api_url: str) -> KilledRun:
+    """A run whose flow was killed, then flow and trainer twice during resume; its last command is truly started."""
+    command = Command(tmp_path_factory.mktemp("killed"), api_url)
+    process = command.train_until(22)
+    trainers = trainers_of(process)
+    kill_flow(process)
+    _, orphans = psutil.wait_procs(trainers, timeout=patience_seconds())
+    for fault in ("pause-load@2", "pause-load@3"):
+        process = command.start(CAIRN_FAULTS=fault)
         command.wait_for_fault(fault, process)
         kill_both(process)
-    command.train()
-    assert command.state_sha256() == undisturbed_sha256
-    attempts = command.state().attempts
+    started = Command(command.folder, api_url, forked=False)
+    started.train()
+    return KilledRun(command=started, trainers=len(trainers), orphans=len(orphans))
+
+
+def test_two_kills_during_resume_leave_the_same_bits(killed: KilledRun, undisturbed_sha256: str) -> None:
+    assert killed.command.state_sha256() == undisturbed_sha256
+    attempts = killed.command.state().attempts
     assert len(attempts) == 4 and attempts[-1].started.resumed_from is not None
 
 
-def test_a_killed_flow_leaves_no_orphan_trainer(command: Command) -> None:
-    process = command.train_until(3)
-    trainers = trainers_of(process)
-    kill_flow(process)
-    _, alive = psutil.wait_procs(trainers, timeout=patience_seconds())
-    assert trainers and not alive
+def test_a_killed_flow_leaves_no_orphan_trainer(killed: KilledRun) -> None:
+    assert (killed.trainers, killed.orphans) == (1, 0)
 
 
-def test_processes_that_the_tests_do_not_fork_continue_a_killed_run_to_the_same_bits(
-    command: Command, undisturbed_sha256: str
-) -> None:
-    kill_both(command.train_until(13))
-    started = Command(command.folder, command.api_url, forked=False)
-    started.train()
-    assert started.state_sha256() == undisturbed_sha256
-    assert len(started.state().attempts) == 2
+def test_every_attempt_of_a_killed_run_leaves_a_receipt_and_nothing_is_refused(killed: KilledRun) -> None:
+    state = killed.command.state()
+    assert [attempt.ended.reason for attempt in state.attempts if attempt.ended] == ["lost"] * 3 + ["completed"]
+    assert state.refused == ()

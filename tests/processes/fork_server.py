@@ -1,8 +1,9 @@
 """Starts a Python program in a process forked from one that has imported torch, Prefect and Cairn already.
 
 The new process is a real child of the one that asks, with its own process id, files, environment, command line and
-exit code; only the seconds of importing are saved. `PROGRAMS` lists what can be started so; its own children of these
-programs are forked as well. Some tests start their commands without it, so that the true start stays tested.
+exit code; the seconds of importing are saved, and those of fsync, since a killed process loses no page of the cache.
+`PROGRAMS` lists what can be started so; its own children of these programs are forked as well. Some tests start their
+commands without it, so that the true start stays tested.
 """
 
 import atexit
@@ -30,6 +31,8 @@ PROGRAMS = frozenset(
     }
 )
 ROOT = Path(__file__).parents[2]
+SYNCS = "CAIRN_TEST_SYNCS"
+"""The variable of a forked process whose fsync is the system's."""
 PADDING = 4096
 """Bytes of command line and of environment that a fork server sets aside, for those of the processes it forks."""
 _LARGEST_REQUEST = 1 << 18

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from tests.processes import stacks
-from tests.processes.fork_server import PROGRAMS, ForkExec, ForkRequest, receive_request
+from tests.processes.fork_server import PROGRAMS, SYNCS, ForkExec, ForkRequest, receive_request
 
 _CLONE_PARENT = 0x8000
 _SYSCALL_CLONE = {"x86_64": 56, "aarch64": 220}[platform.machine()]
@@ -171,6 +171,8 @@ def become(request: ForkRequest, files: list[int]) -> None:
     sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)  # noqa: SIM115
     for number in _IGNORED:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    if SYNCS not in request.environment:
+        os.fsync = lambda descriptor: None  # type: ignore[assignment]
     show_as(request.words, request.environment)
     sys.argv = [request.words[2], *request.words[3:]]
 

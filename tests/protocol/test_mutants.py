@@ -22,8 +22,8 @@ def hunt(mutant: Mutant, folder: Path) -> str | None:
             copies = Copies("memory", folder, world_before(scenario))
             for case in all_cases(scenario, copies):
                 run_case(case, copies)
-        for seed in range(SEEDS):
-            simulate(seed)
+        for number in range(SEEDS):
+            simulate((mutant.first_seed + number) % SEEDS)
     except Violation as violation:
         return str(violation)
     return None

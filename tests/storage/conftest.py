@@ -3,7 +3,6 @@
 `s3` is the emulator of the default suite, `ceph` the real gateway of `make test-s3`.
 """
 
-import os
 import uuid
 from pathlib import Path
 
@@ -50,9 +49,3 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
     if request.param == "local":
         return LocalStore(tmp_path / "store")
     return RetryingStore(S3Store(request.getfixturevalue(f"{request.param}_bucket"), uuid.uuid4().hex))
-
-
-@pytest.fixture(autouse=True)
-def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skip fsync: the page cache outlives a process, and a test that is about fsync puts its own in place."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)

@@ -67,12 +67,10 @@ def forge_history(store: ObjectStore) -> int:
 def long_run(tmp_path_factory: pytest.TempPathFactory) -> LocalStore:
     """The long log on local files; its fold was cached by a writer some entries before the end."""
     store = LocalStore(tmp_path_factory.mktemp("long") / "store")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("os.fsync", lambda descriptor: None)
-        forge_history(store)
-        log = run_log(store)
-        for number in range(FOLD_EVERY_ENTRIES):
-            log.append(partial(evaluation, number), writer=writer())
+    forge_history(store)
+    log = run_log(store)
+    for number in range(FOLD_EVERY_ENTRIES):
+        log.append(partial(evaluation, number), writer=writer())
     assert log.seq >= ENTRIES
     assert len(log.state.checkpoints) == CHECKPOINTS
     return store

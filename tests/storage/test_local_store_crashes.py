@@ -106,7 +106,6 @@ def test_leftovers_of_a_dead_writer_are_seen_by_no_reader(tmp_path: Path) -> Non
     assert ".b." in left
 
 
-@pytest.mark.usefixtures("no_fsync")
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 def test_death_at_any_system_call_of_a_commit_leaves_the_old_or_the_new_newest(
     tmp_path: Path, after: bool, record_property: Callable[[str, object], None]
