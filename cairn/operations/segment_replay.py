@@ -16,7 +16,6 @@ from storage.logs.run_log import RunLog
 from storage.stores.document import project
 from tasks.configuration.run_configuration import RunConfig
 from tasks.configuration.stored_configuration import parse_stored_configuration
-from tasks.trainer.staging_buffer import StagingBuffer
 from tasks.trainer.tensor_exchange import to_record
 from tasks.trainer.trainer_channel import Place
 from tasks.trainer.trainer_protocol import TrainerSpec
@@ -55,7 +54,7 @@ class SegmentReplayer:
         place = Place(device=resolve_device(segment.started.placement.device.partition(":")[0]))
         make_deterministic(seed=config.training.seed, threads=segment.started.placement.threads)
         spec = self._spec(segment, config)
-        load = CheckpointLoad(self._log.store, None if carried else spec.resume, StagingBuffer(place.device))
+        load = CheckpointLoad(self._log.store, None if carried else spec.resume)
         if self._data is None or self._attempt != segment.started.attempt:
             self.close()
             self._data, self._attempt = open_training_data(self._log.store, spec, place), spec.attempt

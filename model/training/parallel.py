@@ -49,7 +49,6 @@ class Ranks:
     rank: int = 0
     size: int = 1
     mode: Parallel = "ddp"
-    _relay: Any = field(default=None, repr=False, compare=False)
     _sharded: list[Any] = field(default_factory=list, repr=False, compare=False)
 
     @property
@@ -126,14 +125,6 @@ class Ranks:
         if self.is_sharded:
             self._sharded[0].set_requires_gradient_sync(is_last)
 
-    def send_to_first(self, values: Tensor) -> None:
-        """Send a host tensor to rank 0 in the process group of background threads."""
-        dist.send(values, dst=0, group=self._relay)
-
-    def receive_from(self, rank: int, values: Tensor) -> None:
-        """Fill a host tensor with the one that `rank` sends, in the process group of background threads."""
-        dist.recv(values, src=rank, group=self._relay)
-
 
 SINGLE_RANK = Ranks()
 
@@ -149,14 +140,23 @@ def join_ranks(rank: int, size: int, *, mode: Parallel, device: torch.device, st
         timeout=_COLLECTIVE_TIMEOUT,
         device_id=device if device.type == "cuda" else None,
     )
-    # A second group, so that a background thread does not mix with the exchange of the steps.
-    return Ranks(rank, size, mode, dist.new_group(backend="gloo", timeout=_COLLECTIVE_TIMEOUT))
+    return Ranks(rank, size, mode)
 
 
 def gather_full(tensor: Tensor) -> Tensor:
     """Return the full tensor; for a sharded one this is a collective call."""
     full: Callable[[], Tensor] | None = getattr(tensor, "full_tensor", None)
     return tensor if full is None else full()
+
+
+def local_rows(tensor: Tensor) -> tuple[Tensor, int]:
+    """Return this rank's rows of a sharded tensor and the number of the first; of any other tensor all of it."""
+    if getattr(tensor, "placements", None) is None:
+        return tensor, 0
+    mesh: Any = tensor.device_mesh  # type: ignore[attr-defined]
+    rows = -(-tensor.shape[0] // mesh.size())  # as torch.chunk cuts them
+    local: Tensor = tensor.to_local()  # type: ignore[attr-defined]
+    return local, min(mesh.get_local_rank() * rows, tensor.shape[0])
 
 
 @torch.no_grad()

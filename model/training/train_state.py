@@ -111,20 +111,25 @@ class TrainState:
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Load the state of `tensors` in place; different names, shapes or dtypes raise StateMismatch, unchanged."""
+        self.check_fits(tensors)
+        for name, group, tensor in self._live():
+            if group != "trainer":
+                copy_into(tensor, tensors[name])
+        self.load_trainer(tensors)
+
+    def check_fits(self, tensors: Mapping[str, Tensor]) -> None:
+        """Raise StateMismatch unless these fit by name, shape and dtype; only step and cursor need values."""
         live = {name: tensor for name, _, tensor in self._live()}
         if difference := describe_mismatch(live, tensors):
             raise StateMismatch(f"checkpoint does not fit this run ({difference}); continue with its own frozen config")
         step, cursor = int(tensors["step"]), int(tensors["cursor"])
         if step < 0 or cursor != step * self.global_batch:
             raise StateMismatch(f"cursor={cursor} must be step={step} times global_batch={self.global_batch}")
-        for name, group, tensor in self._live():
-            if group != "trainer":
-                copy_into(tensor, tensors[name])
-        self._load_trainer(tensors)
-        self.model.zero_grad(set_to_none=True)
 
-    def _load_trainer(self, tensors: Mapping[str, Tensor]) -> None:
+    def load_trainer(self, tensors: Mapping[str, Tensor]) -> None:
+        """Load the group "trainer" of a state that fits, after weights and moments are in place."""
         self.step = int(tensors["step"])
+        self.model.zero_grad(set_to_none=True)
         if self.scaler is not None:
             state: dict[str, Any] = self.scaler.state_dict()
             state["scale"] = float(tensors["scaler.scale"])

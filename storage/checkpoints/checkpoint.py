@@ -1,30 +1,25 @@
 """Checkpoints: stage payload and manifest, commit with one log entry, load only what verifies."""
 
-from collections import deque
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 
+import numpy as np
+
 from storage.checkpoints.checkpoint_documents import (
     MANIFEST_VERSION,
+    TRAINER,
     Manifest,
     ManifestObject,
+    ManifestShard,
     TrainerDocument,
     decode_manifest,
 )
-from storage.checkpoints.shard_transfer import (
-    Buffers,
-    arriving,
-    begin_reads,
-    cut_shards,
-    fresh_buffers,
-    in_name_order,
-    name_of,
-    transfers,
-    write_pieces,
-)
-from storage.checkpoints.tensor_record import TensorRecord, state_sha256
-from storage.checkpoints.tensor_shard import shard_chunks
+from storage.checkpoints.shard_reader import Looks, ShardReader, WantedBytes
+from storage.checkpoints.shard_writer import cut_shards, write_shard
+from storage.checkpoints.tensor_record import TensorRecord, TensorSpec, digest_tensor, state_sha256
+from storage.checkpoints.transfers import transfers
 from storage.errors import IntegrityError, ObjectDamaged, ObjectMissing, StoreUnavailable
 from storage.logs.log_entry import CheckpointReference, Writer
 from storage.logs.run_entries import CheckpointCommitted
@@ -34,12 +29,13 @@ from storage.stores.document import decode, encode, sha256
 from storage.stores.object_store import ObjectStore
 from storage.stores.verified_object import ExpectedObject, find_damage, read_verified
 
-TRAINER = "trainer.json"
 UNREADABLE = "cannot be read"
 """How the finding begins where the store had no answer for an object."""
 _CHECKS = 4
 _LARGE_BYTES = 64 * 1024 * 1024
 """Below this, starting threads takes longer than checking the checkpoint."""
+_ONE_LOOK = Looks(count=1)
+_SEVERAL_LOOKS = Looks()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,11 +69,13 @@ _DEFAULT_UPLOADS = UploadOptions()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OtherWriters:
-    """The other writers of a shared checkpoint: their number, the digest of the whole state, and what they wrote."""
+    """The other writers of a shared checkpoint: their number, and a function that waits for what they wrote."""
 
-    count: int
-    digest: Callable[[], str]
-    written: Callable[[], tuple[ManifestObject, ...]]
+    count: int = 0
+    written: Callable[[], tuple[ManifestShard, ...]] = tuple
+
+
+_ALONE = OtherWriters()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,6 +88,15 @@ class StagedCheckpoint:
     manifest_sha256: str
     state_sha256: str
     bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpenedCheckpoint:
+    """A checkpoint whose manifest and trainer document are verified, and whose tensors are not read yet."""
+
+    reference: CheckpointReference
+    manifest: Manifest
+    trainer: TrainerDocument
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,11 +128,11 @@ def stage_share(
     writer: int,
     writers: int,
     uploads: UploadOptions = _DEFAULT_UPLOADS,
-) -> tuple[ManifestObject, ...]:
+) -> tuple[ManifestShard, ...]:
     """Upload the share of one of several writers, `writer` counted from 0; `stage_checkpoint` writes the manifest."""
     shards = _named_shards(groups, uploads.shard_bytes, writer, writers)
     with transfers(uploads.at_once, uploads.thread_start) as run:
-        writes = [run(_write_object, store, prefix, name, shard_chunks(shard)) for name, shard in shards]
+        writes = [run(write_shard, store, prefix, name, shard) for name, shard in shards]
         return tuple(written() for written in writes)
 
 
@@ -136,25 +143,23 @@ def stage_checkpoint(
     trainer: TrainerDocument,
     *,
     uploads: UploadOptions = _DEFAULT_UPLOADS,
-    others: OtherWriters | None = None,
+    others: OtherWriters = _ALONE,
 ) -> StagedCheckpoint:
     """Upload shards, trainer document and, last, the manifest, which waits for what `others` write."""
-    writers, prefix = 1 if others is None else others.count + 1, target.prefix
-    records = [*(record for group in groups for record in group.records), *trainer.records()]
-    shards = _named_shards(groups, uploads.shard_bytes, 0, writers)
-    with transfers(uploads.at_once, uploads.thread_start) as run:
-        digest = run(state_sha256, sorted(records, key=name_of)) if others is None else others.digest
-        writes = [run(_write_object, store, prefix, name, shard_chunks(shard)) for name, shard in shards]
-        writes.append(run(_write_object, store, prefix, TRAINER, [memoryview(encode(trainer))]))
-        objects, state_digest = tuple(written() for written in writes), digest()
-    objects += () if others is None else others.written()
+    prefix, writers = target.prefix, others.count + 1
+    shards = stage_share(store, prefix, groups, writer=0, writers=writers, uploads=uploads)
+    document = encode(trainer)
+    store.write(f"{prefix}/{TRAINER}", document)
+    shards += others.written()
+    digests = [*(tensor for shard in shards for tensor in shard.tensors), *map(digest_tensor, trainer.records())]
     manifest = Manifest(
         version=MANIFEST_VERSION,
         run_id=target.run_id,
         attempt=target.attempt,
         step=trainer.step,
-        state_sha256=state_digest,
-        objects=objects,
+        state_sha256=state_sha256(digests),
+        trainer=ManifestObject(name=TRAINER, bytes=len(document), sha256=sha256(document)),
+        shards=shards,
     )
     data = encode(manifest)
     store.write(f"{prefix}/manifest.json", data)
@@ -163,8 +168,8 @@ def stage_checkpoint(
         attempt=target.attempt,
         prefix=prefix,
         manifest_sha256=sha256(data),
-        state_sha256=state_digest,
-        bytes=sum(item.bytes for item in objects) + len(data),
+        state_sha256=manifest.state_sha256,
+        bytes=sum(item.bytes for item in manifest.objects) + len(data),
     )
 
 
@@ -176,10 +181,8 @@ def commit_checkpoint(
     Appends it once. Raises `IntegrityError` when objects are missing or incomplete, `Fenced` by a newer attempt.
     """
     manifest = read_manifest(log.store, staged.prefix, staged.manifest_sha256)
-    sizes = log.store.sizes(staged.prefix)
-    for item in manifest.objects:
-        if (size := sizes.get(f"{staged.prefix}/{item.name}")) != item.bytes:
-            raise IntegrityError(f"{staged.prefix}/{item.name}: {size} bytes in the store, manifest says {item.bytes}")
+    if wrong := find_wrong_sizes(log.store, staged.prefix, manifest):
+        raise wrong[0]
     body = CheckpointCommitted(**asdict(staged), tokens=tokens, gpu_seconds=gpu_seconds)
     return log.append(partial(_unless_committed, body), writer=writer)
 
@@ -196,13 +199,24 @@ def read_manifest(store: ObjectStore, prefix: str, manifest_sha256: str) -> Mani
     return decode_manifest(data, where=key)
 
 
+def find_wrong_sizes(store: ObjectStore, prefix: str, manifest: Manifest) -> tuple[ObjectDamaged, ...]:
+    """Return which objects are missing or have another size than the manifest says; reads none of them."""
+    sizes, damaged = store.sizes(prefix), list[ObjectDamaged]()
+    for item in manifest.objects:
+        if (size := sizes.get(key := f"{prefix}/{item.name}")) != item.bytes:
+            found = "missing" if size is None else f"{size} bytes in the store"
+            damaged.append(ObjectDamaged(key, expected=f"{item.bytes} bytes", found=found))
+    return tuple(damaged)
+
+
 def verify_checkpoint(
-    store: ObjectStore, reference: CheckpointReference, *, only: Collection[str] = ()
+    store: ObjectStore, reference: CheckpointReference, *, only: Collection[str] = (), sizes_only: bool = False
 ) -> tuple[ObjectDamaged, ...]:
     """Return what is wrong with each object that does not read as promised; none means that the checkpoint verifies.
 
-    With `only`, these keys are read and no others, beside the manifest. Objects are read in pieces, so little memory is
-    needed. An object for which the store has no answer counts as one that cannot be read.
+    With `only`, these keys are read and no others, beside the manifest; with `sizes_only` nothing but the manifest is.
+    Objects are read in pieces, so little memory is needed. An object for which the store has no answer counts as one
+    that cannot be read.
     """
     try:
         manifest = read_manifest(store, reference.prefix, reference.manifest_sha256)
@@ -213,13 +227,49 @@ def verify_checkpoint(
     except IntegrityError as error:
         key = f"{reference.prefix}/manifest.json"
         return (ObjectDamaged(key, expected="a manifest of this version", found=str(error)),)
-    objects = [_expected(reference.prefix, item) for item in manifest.objects]
-    objects = [expected for expected in objects if not only or expected.key in only]
-    at_once = _CHECKS if sum(expected.bytes for expected in objects) >= _LARGE_BYTES else 1
-    with transfers(at_once) as run:
-        checks = [run(_find_damage, store, expected) for expected in objects]
+    if sizes_only:
+        return find_wrong_sizes(store, reference.prefix, manifest)
+    objects = [item for item in manifest.objects if not only or f"{reference.prefix}/{item.name}" in only]
+    with transfers(_CHECKS if sum(item.bytes for item in objects) >= _LARGE_BYTES else 1) as run:
+        checks = [run(_find_damage, store, reference.prefix, item) for item in objects]
         found = [check() for check in checks]
     return tuple(damage for damage in found if damage is not None)
+
+
+def open_checkpoint(
+    store: ObjectStore, reference: CheckpointReference, *, looks: Looks = _SEVERAL_LOOKS
+) -> OpenedCheckpoint:
+    """Read and verify manifest and trainer document; `IntegrityError` names what does not verify."""
+    key = f"{reference.prefix}/manifest.json"
+    manifest = looks.call(store, key, lambda: read_manifest(store, reference.prefix, reference.manifest_sha256))
+    if manifest.step != reference.step:
+        raise IntegrityError(f"{reference.prefix}: manifest is of step {manifest.step}, the log says {reference.step}")
+    expected = _expected(reference.prefix, manifest.trainer)
+    document = looks.call(store, expected.key, lambda: read_verified(store, expected))
+    trainer = decode(bytes(document), TrainerDocument, where=expected.key)
+    if state_sha256([*manifest.tensors, *trainer.records()]) != manifest.state_sha256:
+        raise IntegrityError(f"{reference.prefix}: tensors do not digest to the manifest's state_sha256")
+    return OpenedCheckpoint(reference=reference, manifest=manifest, trainer=trainer)
+
+
+def read_tensors(
+    store: ObjectStore,
+    opened: OpenedCheckpoint,
+    wanted: Iterable[WantedBytes],
+    *,
+    at_once: int = 1,
+    looks: Looks = _SEVERAL_LOOKS,
+) -> None:
+    """Read and verify parts of a checkpoint's tensors; raises `ObjectDamaged` for what fails every look."""
+    by_name, scratch = {item.name: item for item in wanted}, threading.local()
+    with transfers(at_once) as run:
+        reads = list[Callable[[], None]]()
+        for shard in opened.manifest.shards:
+            if parts := [by_name[tensor.name] for tensor in shard.tensors if tensor.name in by_name]:
+                reader = ShardReader(store, opened.reference.prefix, shard, looks=looks, scratch=scratch)
+                reads += reader.begin(run, parts)
+        for read in reads:
+            read()
 
 
 def load_checkpoint(
@@ -227,29 +277,18 @@ def load_checkpoint(
     reference: CheckpointReference,
     *,
     group: str = "",
-    downloads: int = 1,
-    buffers: Buffers = fresh_buffers,
+    at_once: int = 1,
+    looks: Looks = _SEVERAL_LOOKS,
 ) -> LoadedCheckpoint:
-    """Read and verify a checkpoint, or a `group` of its shards, into `buffers`; `IntegrityError` names a bad one."""
-    manifest = read_manifest(store, reference.prefix, reference.manifest_sha256)
-    if manifest.step != reference.step:
-        raise IntegrityError(f"{reference.prefix}: manifest is of step {manifest.step}, the log says {reference.step}")
-    shards = [item for item in manifest.objects if item.name != TRAINER and item.name.startswith(group)]
-    documents = [item for item in manifest.objects if item.name == TRAINER]
-    if not documents:
-        raise IntegrityError(f"{reference.prefix}: manifest names no {TRAINER}")
-    expected = _expected(reference.prefix, documents[0])
-    trainer = decode(bytes(read_verified(store, expected)), TrainerDocument, where=expected.key)
-    tensors: list[TensorRecord] = []
-    objects = [_expected(reference.prefix, item) for item in sorted(shards, key=lambda item: item.name)]
-    with transfers(downloads) as run:
-        records = arriving(begin_reads(run, store, objects, buffers), tensors)
-        if group:
-            deque(records, maxlen=0)  # part of a state has no digest
-        elif state_sha256(in_name_order(records, trainer.records())) != manifest.state_sha256:
-            raise IntegrityError(f"{reference.prefix}: tensors do not digest to the manifest's state_sha256")
+    """Read and verify a checkpoint, or a `group` of its shards, into new memory; `IntegrityError` names a bad one."""
+    opened = open_checkpoint(store, reference, looks=looks)
+    shards = sorted(opened.manifest.shards, key=lambda shard: shard.name)
+    specs = [tensor for shard in shards if shard.name.startswith(group) for tensor in shard.tensors]
+    records = tuple(map(_empty_record, specs))
+    parts = [WantedBytes(name=item.name, begin=0, end=item.bytes, memory=item.data) for item in records]
+    read_tensors(store, opened, parts, at_once=at_once, looks=looks)
     return LoadedCheckpoint(
-        reference=reference, state_sha256=manifest.state_sha256, trainer=trainer, tensors=tuple(tensors)
+        reference=reference, state_sha256=opened.manifest.state_sha256, trainer=opened.trainer, tensors=records
     )
 
 
@@ -258,11 +297,25 @@ def _unless_committed(body: CheckpointCommitted, state: RunState) -> CheckpointC
     return None if known is not None and known.committed.manifest_sha256 == body.manifest_sha256 else body
 
 
-def _find_damage(store: ObjectStore, expected: ExpectedObject) -> ObjectDamaged | None:
+def _empty_record(tensor: TensorSpec) -> TensorRecord:
+    memory = np.empty(tensor.bytes, dtype=np.uint8)  # numpy asks the kernel for huge pages
+    return TensorRecord(name=tensor.name, dtype=tensor.dtype, shape=tensor.shape, data=memoryview(memory.data))
+
+
+def _find_damage(store: ObjectStore, prefix: str, item: ManifestObject) -> ObjectDamaged | None:
     try:
-        return find_damage(store, expected)
+        if not isinstance(item, ManifestShard):
+            return find_damage(store, _expected(prefix, item))
+        whole = [WantedBytes(name=tensor.name, begin=0, end=tensor.bytes) for tensor in item.tensors]
+        with transfers(1) as run:
+            ShardReader(store, prefix, item, looks=_ONE_LOOK, scratch=threading.local()).begin(run, whole)
+    except ObjectDamaged as damage:
+        return damage
     except StoreUnavailable as error:
-        return _unreadable(expected.key, expected.sha256, error)
+        return _unreadable(f"{prefix}/{item.name}", item.sha256, error)
+    except IntegrityError as error:
+        return ObjectDamaged(f"{prefix}/{item.name}", expected="the tensors of the manifest", found=str(error))
+    return None
 
 
 def _unreadable(key: str, expected: str, error: StoreUnavailable) -> ObjectDamaged:
@@ -271,11 +324,6 @@ def _unreadable(key: str, expected: str, error: StoreUnavailable) -> ObjectDamag
 
 def _expected(prefix: str, item: ManifestObject) -> ExpectedObject:
     return ExpectedObject(key=f"{prefix}/{item.name}", bytes=item.bytes, sha256=item.sha256)
-
-
-def _write_object(store: ObjectStore, prefix: str, name: str, chunks: Iterable[memoryview]) -> ManifestObject:
-    written = write_pieces(store, f"{prefix}/{name}", chunks)
-    return ManifestObject(name=name, bytes=written.bytes, sha256=written.sha256)
 
 
 def _named_shards(

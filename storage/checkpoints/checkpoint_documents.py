@@ -1,14 +1,17 @@
-"""The JSON documents of a checkpoint: the manifest (sizes and SHA-256), and `trainer.json` with its small tensors."""
+"""The JSON documents of a checkpoint: the manifest, and `trainer.json` with the small tensors."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 
-from storage.checkpoints.tensor_record import TensorRecord
+from storage.checkpoints.tensor_record import TensorDigest, TensorRecord
+from storage.checkpoints.tensor_shard import MAX_HEADER_BYTES
 from storage.errors import IntegrityError
 from storage.stores.document import decode
 
-MANIFEST_VERSION = 1
+MANIFEST_VERSION = 2
+TRAINER = "trainer.json"
 _NAME = re.compile(r"[a-z0-9][a-z0-9.-]*\Z")
 
 
@@ -28,6 +31,32 @@ class ManifestObject:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ManifestShard(ManifestObject):
+    """A shard: its tensors in the order of their data, which begins at `header_bytes`.
+
+    `sha256` covers the header, then the digests of all chunks.
+    """
+
+    header_bytes: int
+    tensors: tuple[TensorDigest, ...]
+
+    def __post_init__(self) -> None:
+        ManifestObject.__post_init__(self)
+        if not 0 <= self.header_bytes <= MAX_HEADER_BYTES + 8:
+            raise ValueError(f"object {self.name}: header_bytes {self.header_bytes}: no header has this size")
+        needed = self.header_bytes + sum(tensor.bytes for tensor in self.tensors)
+        if self.bytes != needed:
+            raise ValueError(f"object {self.name}: bytes {self.bytes}: header and tensors need {needed}")
+
+    def placed(self) -> Iterator[tuple[TensorDigest, int]]:
+        """Yield each tensor with the byte of the object at which it begins."""
+        position = self.header_bytes
+        for tensor in self.tensors:
+            yield tensor, position
+            position += tensor.bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
     """The objects of a checkpoint; the manifest's own SHA-256 identifies the checkpoint in the log."""
 
@@ -36,15 +65,38 @@ class Manifest:
     attempt: int
     step: int
     state_sha256: str
-    objects: tuple[ManifestObject, ...]
+    trainer: ManifestObject
+    shards: tuple[ManifestShard, ...]
+
+    def __post_init__(self) -> None:
+        if self.trainer.name != TRAINER:
+            raise ValueError(f"object name {self.trainer.name!r}: the trainer document must be {TRAINER}")
+        for names in ([item.name for item in self.objects], [tensor.name for tensor in self.tensors]):
+            if len(set(names)) < len(names):
+                raise ValueError(f"{max(names, key=names.count)!r} is named twice")
+
+    @property
+    def objects(self) -> tuple[ManifestObject, ...]:
+        """Every object beside the manifest."""
+        return self.trainer, *self.shards
+
+    @property
+    def tensors(self) -> tuple[TensorDigest, ...]:
+        """The tensors of every shard."""
+        return tuple(chain.from_iterable(shard.tensors for shard in self.shards))
 
 
 def decode_manifest(data: bytes, *, where: str) -> Manifest:
     """Return the manifest in `data`; raise `IntegrityError` naming `where` if it is malformed or newer."""
-    manifest = decode(data, Manifest, where=where)
-    if manifest.version > MANIFEST_VERSION:
-        raise IntegrityError(f"{where}: version {manifest.version} is newer than {MANIFEST_VERSION}; update cairn")
-    return manifest
+    version = decode(data, _Version, where=where).version
+    if version > MANIFEST_VERSION:
+        raise IntegrityError(f"{where}: version {version} is newer than {MANIFEST_VERSION}; update cairn")
+    return decode(data, Manifest, where=where)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Version:
+    version: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,7 +1,8 @@
 """The checkpoint that a start resumes from: the newest one that verifies, and no verdict on one look.
 
-What does not verify is read again, from the store and not from a cache. What fails every look is quarantined with the
-evidence, one checkpoint a start, for the host that reads may be the sick one. What verifies later is taken back.
+A start checks manifest and sizes and leaves the bytes to those who load them. Where an attempt could not load them,
+they are read, again from the store and not from a cache. What fails every look is quarantined with the evidence, one
+checkpoint a start, for the host that reads may be the sick one. What verifies later is taken back.
 """
 
 import socket
@@ -11,6 +12,7 @@ from dataclasses import asdict
 from functools import partial
 
 from storage.checkpoints.checkpoint import UNREADABLE, verify_checkpoint
+from storage.checkpoints.shard_reader import LOOKS
 from storage.errors import IntegrityError, NothingReadable, ObjectDamaged
 from storage.logs.log_entry import CheckpointReference, Writer
 from storage.logs.run_entries import CheckpointCommitted, CheckpointQuarantined, CheckpointRestored, ReadEvidence
@@ -18,7 +20,6 @@ from storage.logs.run_log import RunLog
 from storage.logs.run_state import CheckpointRecord, RunState
 from storage.stores.local_store import forget_cached_bytes
 
-LOOKS = 3
 _PAUSE_SECONDS = 0.5
 
 
@@ -27,9 +28,10 @@ def newest_verified(
 ) -> CheckpointReference | None:
     """Return the newest checkpoint that verifies; without a commit that of another run for a fork, else None.
 
-    Those that fail are quarantined, a quarantined one that verifies is taken back. Raises `NothingReadable` if there
-    were commits and none verifies (a person decides whether the run starts over), and `IntegrityError` when more would
-    have to be quarantined than one host may say of a store at a time.
+    Bytes are read only of a checkpoint that an attempt could not load, that may be restored, or that follows one that
+    fails here. Those that fail are quarantined, a quarantined one that verifies is taken back. Raises
+    `NothingReadable` if there were commits and none verifies (a person decides whether the run starts over), and
+    `IntegrityError` when more would have to be quarantined than one host may say of a store at a time.
     """
     failed: list[CheckpointRecord] = []
     quarantined = 0
@@ -41,12 +43,13 @@ def newest_verified(
             if state.commits:
                 raise _nothing_readable(log.run_id, state)
             return _verified_beginning(log, state, sleep)
-        looks = LOOKS if record.is_committed else 1
-        evidence = look_again(log, record.committed.reference, record.suspects, looks=looks, sleep=sleep)
+        reference, looks = record.committed.reference, LOOKS if record.is_committed else 1
+        trusted = record.is_committed and not quarantined and not state.is_doubted(reference)
+        evidence = look_again(log, reference, record.suspects, looks=looks, sizes_only=trusted, sleep=sleep)
         if not evidence:
             if not record.is_committed:
                 log.append(partial(restored_entry, record.committed), writer=writer)
-            return record.committed.reference
+            return reference
         failed.append(record)
         if record.is_committed:
             if quarantined == quarantines_at_most:
@@ -61,6 +64,7 @@ def look_again(
     suspects: tuple[str, ...] = (),
     *,
     looks: int = LOOKS,
+    sizes_only: bool = False,
     sleep: Callable[[float], None],
 ) -> tuple[ReadEvidence, ...]:
     """Return the evidence against a checkpoint that failed every look, or none as soon as one look succeeds.
@@ -75,7 +79,7 @@ def look_again(
         for path in filter(None, map(log.store.local_path, suspects)):
             forget_cached_bytes(path)
         damaged = verify_checkpoint(log.store, reference, only=suspects) if suspects else ()
-        damaged = damaged or verify_checkpoint(log.store, reference)
+        damaged = damaged or verify_checkpoint(log.store, reference, sizes_only=sizes_only)
         if not damaged:
             return ()
         suspects = tuple(item.key for item in damaged)
@@ -120,7 +124,10 @@ def _told(evidence: tuple[ReadEvidence, ...]) -> str:
 
 def _verified_beginning(log: RunLog, state: RunState, sleep: Callable[[float], None]) -> CheckpointReference | None:
     """Return what the run begins with; raises `NothingReadable` where that is a checkpoint that does not verify."""
-    if state.origin is not None and (evidence := look_again(log, state.origin.checkpoint, sleep=sleep)):
+    if state.origin is None:
+        return state.beginning
+    trusted = not state.is_doubted(state.origin.checkpoint)
+    if evidence := look_again(log, state.origin.checkpoint, sizes_only=trusted, sleep=sleep):
         raise NothingReadable(
             f"run {log.run_id} begins with step {state.origin.checkpoint.step} of run {state.origin.run_id}, which "
             f"cannot be read: {_told(evidence)}. Start on another host, restore its objects, or fork another step"

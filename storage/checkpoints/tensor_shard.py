@@ -11,23 +11,28 @@ from dataclasses import dataclass
 
 import msgspec
 
-from storage.checkpoints.tensor_record import TensorRecord
+from storage.checkpoints.tensor_record import TensorRecord, TensorSpec
 from storage.errors import IntegrityError
 
 MAX_HEADER_BYTES = 64 * 1024 * 1024
 
 
-def shard_chunks(records: Sequence[TensorRecord]) -> Iterator[memoryview]:
-    """Yield the bytes of one safetensors file with `records` in the given order."""
+def shard_header(tensors: Sequence[TensorSpec]) -> bytes:
+    """Return what stands before the data of a safetensors file with these tensors in the given order."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
-    for record in records:
-        end = offset + record.data.nbytes
-        header[record.name] = {"dtype": record.dtype, "shape": record.shape, "data_offsets": (offset, end)}
+    for tensor in tensors:
+        end = offset + tensor.bytes
+        header[tensor.name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": (offset, end)}
         offset = end
     encoded = msgspec.json.encode(header)
     encoded += b" " * (-len(encoded) % 8)
-    yield memoryview(struct.pack("<Q", len(encoded)) + encoded)
+    return struct.pack("<Q", len(encoded)) + encoded
+
+
+def shard_chunks(records: Sequence[TensorRecord]) -> Iterator[memoryview]:
+    """Yield the bytes of one safetensors file with `records` in the given order."""
+    yield memoryview(shard_header(records))
     for record in records:
         if record.data.nbytes:
             yield record.data.cast("B")
@@ -36,25 +41,42 @@ def shard_chunks(records: Sequence[TensorRecord]) -> Iterator[memoryview]:
 def parse_shard(data: bytes | memoryview, *, where: str) -> tuple[TensorRecord, ...]:
     """Return the tensors of a safetensors file as views of `data`; `IntegrityError` for anything unsound in it."""
     view = memoryview(data)
-    if len(view) < 8:
-        raise IntegrityError(f"{where}: {len(view)} bytes are no safetensors file")
-    (length,) = struct.unpack("<Q", view[:8])
-    if length > min(MAX_HEADER_BYTES, len(view) - 8):
+    tensors = parse_header(view, total_bytes=len(view), where=where)
+    records, position = [], len(view) - sum(tensor.bytes for tensor in tensors)
+    for tensor in tensors:
+        piece = view[position : position + tensor.bytes]
+        records.append(TensorRecord(name=tensor.name, dtype=tensor.dtype, shape=tensor.shape, data=piece))
+        position += tensor.bytes
+    return tuple(records)
+
+
+def parse_header(begin: bytes | memoryview, *, total_bytes: int, where: str) -> tuple[TensorSpec, ...]:
+    """Return the tensors of a safetensors file of `total_bytes` from its `begin`, in the order of their data.
+
+    Raises `IntegrityError` for anything unsound, and unless `begin` holds the whole header.
+    """
+    if len(begin) < 8:
+        raise IntegrityError(f"{where}: {len(begin)} bytes are no safetensors file")
+    (length,) = struct.unpack("<Q", begin[:8])
+    if length > min(MAX_HEADER_BYTES, len(begin) - 8):
         raise IntegrityError(f"{where}: header of {length} bytes does not fit the file or the limit")
-    body = view[8 + length :]
-    records, position = [], 0
-    for name, field in _fields(bytes(view[8 : 8 + length]), where):
-        if field.data_offsets[0] != position or field.data_offsets[1] < position:
+    tensors, position = [], 0
+    for name, field in _fields(bytes(begin[8 : 8 + length]), where):
+        first, end = field.data_offsets
+        if first != position or end < position:
             raise IntegrityError(f"{where}: tensor {name}: offsets {field.data_offsets} must begin at {position}")
-        position = field.data_offsets[1]
-        data = body[field.data_offsets[0] : position]
         try:
-            records.append(TensorRecord(name=name, dtype=field.dtype, shape=field.shape, data=data))
+            tensors.append(TensorSpec(name=name, dtype=field.dtype, shape=field.shape))
         except IntegrityError as error:
             raise IntegrityError(f"{where}: {error}") from error
-    if position != len(body):
-        raise IntegrityError(f"{where}: {len(body) - position} bytes belong to no tensor")
-    return tuple(records)
+        if end - first != tensors[-1].bytes:
+            raise IntegrityError(
+                f"{where}: tensor {name}: {end - first} bytes, its shape and dtype need {tensors[-1].bytes}"
+            )
+        position = end
+    if position != total_bytes - 8 - length:
+        raise IntegrityError(f"{where}: {total_bytes - 8 - length - position} bytes belong to no tensor")
+    return tuple(tensors)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -220,6 +220,16 @@ class RunState:
             record for record in reversed(self.live_checkpoints) if record.is_committed or record.may_be_restored
         )
 
+    def is_doubted(self, reference: CheckpointReference) -> bool:
+        """Whether an attempt that resumed from this checkpoint ended for the store before it trained a step."""
+        return any(
+            attempt.started.resumed_from == reference
+            and attempt.ended is not None
+            and attempt.ended.reason == "storage"
+            and attempt.ended.last_step <= reference.step
+            for attempt in self.attempts
+        )
+
     @property
     def newest_committed(self) -> CheckpointRecord | None:
         """The checkpoint that a resume starts from, or None."""

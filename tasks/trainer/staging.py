@@ -5,8 +5,7 @@ One at a time: its memory is not overwritten before. For a store that is away it
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -25,14 +24,12 @@ from storage.checkpoints.checkpoint import (
     stage_checkpoint,
     stage_share,
 )
-from storage.checkpoints.checkpoint_documents import ManifestObject, TrainerDocument
-from storage.checkpoints.shard_transfer import in_name_order
-from storage.checkpoints.tensor_record import TensorRecord, state_sha256
+from storage.checkpoints.checkpoint_documents import ManifestShard, TrainerDocument
 from storage.errors import StorageError
 from storage.stores.object_store import ObjectStore
 from tasks.attempt.store_retry import run_retry_policy
 from tasks.trainer.staging_buffer import StagingBuffer, lower_thread_priority
-from tasks.trainer.tensor_exchange import to_group, to_record
+from tasks.trainer.tensor_exchange import to_group
 from tasks.trainer.trainer_channel import Rendezvous
 
 T = TypeVar("T")
@@ -75,51 +72,31 @@ def assign_writers(tensors: Sequence[NamedTensor], count: int) -> dict[str, int]
 
 
 class SharedStaging:
-    """This rank's part in staging a checkpoint that several ranks write: one manifest and one digest result.
+    """This rank's part in staging a checkpoint that several ranks write.
 
-    Shards hold whole tensors, for any number of readers; rank 0 digests everybody's bytes in name order.
+    Each rank writes and hashes whole tensors; rank 0 gets their names, sizes and digests, and writes the manifest.
     """
 
     def __init__(self, ranks: Ranks, rendezvous: Rendezvous, tensors: Sequence[NamedTensor]) -> None:
         """Assign the tensors of a train state to ranks, for every checkpoint of the attempt."""
         self.ranks, self._rendezvous = ranks, rendezvous
         self._writers = assign_writers(tensors, ranks.size)
-        theirs = (named for named in tensors if self._writers[named.name] != 0)
-        self._theirs = sorted(theirs, key=lambda named: named.name)
 
     def is_own(self, name: str) -> bool:
         """Whether this rank writes the tensor."""
         return self._writers[name] == self.ranks.rank
 
-    def digest(self, own: Sequence[TensorRecord]) -> str:
-        """Return the digest of the whole state; called by rank 0 for each checkpoint, while the others `send_own`."""
-        return state_sha256(in_name_order(sorted(own, key=lambda record: record.name), self._received()))
+    def publish_shards(self, step: int, shards: Sequence[ManifestShard]) -> None:
+        """Tell rank 0 the shards that this rank wrote for the checkpoint of `step`."""
+        self._rendezvous.put(f"staged/{step}/{self.ranks.rank}", msgspec.json.encode(shards))
 
-    def send_own(self, own: Sequence[TensorRecord]) -> None:
-        """Send this rank's tensors to rank 0 for the digest; every other rank calls it once per checkpoint."""
-        for record in sorted(own, key=lambda record: record.name):
-            if record.data.nbytes:
-                self.ranks.send_to_first(torch.frombuffer(record.data, dtype=torch.uint8))
-
-    def publish_objects(self, step: int, objects: Sequence[ManifestObject]) -> None:
-        """Tell rank 0 the objects that this rank wrote for the checkpoint of `step`."""
-        self._rendezvous.put(f"staged/{step}/{self.ranks.rank}", msgspec.json.encode(objects))
-
-    def other_writers(self, step: int, digest: Callable[[], str]) -> OtherWriters:
+    def other_writers(self, step: int) -> OtherWriters:
         """Return the part of the other ranks in the checkpoint of `step`, for rank 0."""
-        return OtherWriters(count=self.ranks.size - 1, digest=digest, written=partial(self._other_objects, step))
+        return OtherWriters(count=self.ranks.size - 1, written=partial(self._other_shards, step))
 
-    def _other_objects(self, step: int) -> tuple[ManifestObject, ...]:
+    def _other_shards(self, step: int) -> tuple[ManifestShard, ...]:
         documents = [self._rendezvous.get(f"staged/{step}/{rank}") or b"[]" for rank in range(1, self.ranks.size)]
-        return tuple(item for data in documents for item in msgspec.json.decode(data, type=tuple[ManifestObject, ...]))
-
-    def _received(self) -> Iterator[TensorRecord]:
-        for named in self._theirs:
-            buffer = torch.empty(named.tensor.shape, dtype=named.tensor.dtype)
-            if buffer.nbytes:
-                flat = buffer.reshape(-1).view(torch.uint8)  # its shape -> (bytes,)
-                self.ranks.receive_from(self._writers[named.name], flat)
-            yield to_record(named.name, buffer)
+        return tuple(item for data in documents for item in msgspec.json.decode(data, type=tuple[ManifestShard, ...]))
 
 
 class Staging:
@@ -174,23 +151,16 @@ class Staging:
         lower_thread_priority()
         shared, step = self._shared, checkpoint.document.step
         try:
-            with ThreadPoolExecutor(1, "digest", initializer=lower_thread_priority) as background:
-                if shared is None:
-                    self._complete(checkpoint, before, None)
-                elif shared.ranks.is_first:
-                    records = [*_payload(checkpoint), *checkpoint.document.records()]
-                    digest = background.submit(shared.digest, records).result
-                    self._complete(checkpoint, before, shared.other_writers(step, digest))
-                else:
-                    sending = background.submit(shared.send_own, _payload(checkpoint))
-                    share = partial(stage_share, self._store, checkpoint.target.prefix, checkpoint.groups())
-                    stage = partial(share, writer=shared.ranks.rank, writers=shared.ranks.size, uploads=_UPLOADS)
-                    shared.publish_objects(step, self._with_retries(checkpoint, stage))
-                    sending.result()
+            if shared is None or shared.ranks.is_first:
+                self._complete(checkpoint, before, shared.other_writers(step) if shared else OtherWriters())
+            else:
+                share = partial(stage_share, self._store, checkpoint.target.prefix, checkpoint.groups())
+                stage = partial(share, writer=shared.ranks.rank, writers=shared.ranks.size, uploads=_UPLOADS)
+                shared.publish_shards(step, self._with_retries(checkpoint, stage))
         except Exception as error:
             self._callbacks.on_failed(error)
 
-    def _complete(self, checkpoint: HostCheckpoint, before: Callable[[], None], others: OtherWriters | None) -> None:
+    def _complete(self, checkpoint: HostCheckpoint, before: Callable[[], None], others: OtherWriters) -> None:
         def stage() -> StagedCheckpoint:
             before()
             groups, document = checkpoint.groups(), checkpoint.document
@@ -203,7 +173,3 @@ class Staging:
             self._callbacks.on_waiting(checkpoint.document.step, str(error), seconds)
 
         return self._retry_policy.call(stage, on_retry=report)
-
-
-def _payload(checkpoint: HostCheckpoint) -> list[TensorRecord]:
-    return [record for group in checkpoint.groups() for record in group.records]

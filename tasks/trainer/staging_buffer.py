@@ -1,4 +1,4 @@
-"""The host memory that checkpoints are copied to and read into: one block, allocated once and reused.
+"""The host memory that checkpoints are copied to: one block, allocated once and reused.
 
 It is touched in advance, so that copies do not wait for page faults, and page-locked for a state on a GPU.
 Source: PyTorch, "A guide on good usage of non_blocking and pin_memory"; NumPy asks for huge pages (madvise(2)).
@@ -70,10 +70,6 @@ class StagingBuffer:
         if on_cuda:
             torch.cuda.synchronize(self._device)
         return self._copies
-
-    def buffers(self, sizes: Sequence[int]) -> list[memoryview]:
-        """Return writable pieces of the block of these sizes in bytes."""
-        return [memoryview(piece.numpy().data) for piece in self._pieces(sizes)]
 
     def _pieces(self, sizes: Sequence[int]) -> list[Tensor]:
         self._wait_prepared()

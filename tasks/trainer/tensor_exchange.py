@@ -1,13 +1,16 @@
 """Converts torch tensors to storage's tensor records and back, without a copy where possible."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from model.training.parallel import local_rows
 from model.training.train_state import NamedTensor
 from storage.checkpoints.checkpoint import TensorGroup
-from storage.checkpoints.tensor_record import TensorRecord
+from storage.checkpoints.shard_reader import WantedBytes
+from storage.checkpoints.tensor_record import TensorRecord, TensorSpec
 
 DTYPES: Mapping[str, torch.dtype] = {
     "BOOL": torch.bool,
@@ -35,6 +38,26 @@ def to_group(name: str, tensors: Iterable[NamedTensor]) -> TensorGroup:
     return TensorGroup(
         name=name, records=tuple(to_record(item.name, item.tensor) for item in tensors if item.group == name)
     )
+
+
+def wanted_bytes(named: NamedTensor) -> WantedBytes:
+    """Return which bytes of a stored tensor this process needs: they go straight into `named`, or to its device."""
+    local, first_row = local_rows(named.tensor)
+    flat = local.detach().reshape(-1).view(torch.uint8)  # its shape -> (bytes,)
+    begin = first_row * (named.tensor.nbytes // max(1, named.tensor.shape[0])) if first_row else 0
+    part = WantedBytes(name=named.name, begin=begin, end=begin + flat.nbytes)
+    if flat.device.type == "cpu":
+        return replace(part, memory=memoryview(flat.numpy().data))
+
+    def take(start: int, data: memoryview) -> None:
+        flat[start : start + data.nbytes].copy_(torch.frombuffer(data, dtype=torch.uint8))
+
+    return replace(part, take=take)
+
+
+def without_values(tensors: Iterable[TensorSpec]) -> dict[str, Tensor]:
+    """Return tensors that have names, shapes and dtypes only."""
+    return {item.name: torch.empty(item.shape, dtype=DTYPES[item.dtype], device="meta") for item in tensors}
 
 
 def to_tensors(records: Iterable[TensorRecord]) -> dict[str, Tensor]:

@@ -41,15 +41,14 @@ class Trainer:
         self._spec, self._channel, self._stop = spec, channel, stop
         self._ranks, self._store, prefix = place.ranks, open_store(spec.store_url), run_prefix(spec.run_id)
         self._reporter = StepReporter(spec, self._store, prefix, channel, place.ranks)
-        buffer = StagingBuffer(place.device)
-        self._load = CheckpointLoad(self._store, spec.resume, buffer)
+        self._load = CheckpointLoad(self._store, spec.resume)
         self._data = open_training_data(self._store, spec, place)
         self._state = fresh_state(spec, self._data, place)
         self._faults = FaultPlan(self._store, prefix, spec.faults, attempt=spec.attempt)
         self._spikes = SpikeCheck(spec.divergence, self._data.inputs.order)
-        self._staging = self._open_staging(buffer, place)
+        self._staging = self._open_staging(place)
 
-    def _open_staging(self, buffer: StagingBuffer, place: Place) -> Staging:
+    def _open_staging(self, place: Place) -> Staging:
         callbacks = StagingCallbacks(
             on_staged=self._channel.send,
             on_waiting=lambda step, why, seconds: self._channel.send(Waiting(step=step, why=why, seconds=seconds)),
@@ -58,6 +57,7 @@ class Trainer:
         shared = None
         if place.rendezvous is not None:
             shared = SharedStaging(place.ranks, place.rendezvous, self._state.live_tensors())
+        buffer = StagingBuffer(place.device)
         return Staging(
             self._store, callbacks, patience_seconds=self._spec.patience_seconds, buffer=buffer, shared=shared
         )

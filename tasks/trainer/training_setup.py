@@ -1,4 +1,4 @@
-"""What an attempt trains: its data, and its state, which is read in the background if it resumes from a checkpoint."""
+"""What an attempt trains: its data, and its state, into which it reads the checkpoint that it resumes from."""
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from model.data.token_windows import TokenWindows
 from model.training.probe import Probe
 from model.training.train_state import WEIGHT_PREFIX, TrainState, load_weights
 from model.training.training_step import StepInputs
-from storage.checkpoints.checkpoint import LoadedCheckpoint, load_checkpoint
+from storage.checkpoints.checkpoint import OpenedCheckpoint, open_checkpoint, read_tensors
 from storage.errors import IntegrityError, ObjectMissing, SnapshotDamaged
 from storage.logs.log_entry import CheckpointReference
 from storage.snapshots.data_snapshot import OpenSnapshot, open_snapshot
@@ -19,8 +19,7 @@ from tasks.data.foreign_tokenizer import parse_tokenizer
 from tasks.data.source_weights import weighted_components
 from tasks.trainer.fault_injection import flip_token
 from tasks.trainer.initial_weights import read_initial_weights
-from tasks.trainer.staging_buffer import StagingBuffer
-from tasks.trainer.tensor_exchange import to_tensors
+from tasks.trainer.tensor_exchange import to_tensors, wanted_bytes, without_values
 from tasks.trainer.trainer_channel import Place
 from tasks.trainer.trainer_protocol import TrainerSpec
 
@@ -92,19 +91,30 @@ def _probe(spec: TrainerSpec, snapshot: OpenSnapshot) -> Probe | None:
 
 
 class CheckpointLoad:
-    """A checkpoint that is being read into the staging buffer, where the next checkpoints will be copied to."""
+    """The checkpoint that an attempt resumes from: opened in the background, then read straight into a state."""
 
-    def __init__(self, store: ObjectStore, reference: CheckpointReference | None, buffer: StagingBuffer) -> None:
-        self._loaded: Future[LoadedCheckpoint] | None = None
+    def __init__(self, store: ObjectStore, reference: CheckpointReference | None) -> None:
+        self._store = store
+        self._opened: Future[OpenedCheckpoint] | None = None
         if reference is not None:
             pool = ThreadPoolExecutor(1, "resume")
-            self._loaded = pool.submit(load_checkpoint, store, reference, downloads=_DOWNLOADS, buffers=buffer.buffers)
+            self._opened = pool.submit(open_checkpoint, store, reference)
             pool.shutdown(wait=False)
 
-    def result(self) -> LoadedCheckpoint | None:
-        """Wait for the checkpoint, whose tensors are views of the buffer; call it once. Raises what reading raised."""
-        loaded, self._loaded = self._loaded, None
-        return None if loaded is None else loaded.result()
+    def into(self, state: TrainState) -> str | None:
+        """Read this process's part of the checkpoint; returns the state's sha256, or None if there is no checkpoint.
+
+        Raises what reading raises; then the state is of no use any more.
+        """
+        if self._opened is None:
+            return None
+        opened = self._opened.result()
+        manifest, trainer = opened.manifest, to_tensors(opened.trainer.records())
+        state.check_fits({**without_values(manifest.tensors), **trainer})
+        wanted = [wanted_bytes(named) for named in state.live_tensors() if named.group != "trainer"]
+        read_tensors(self._store, opened, wanted, at_once=_DOWNLOADS)
+        state.load_trainer(trainer)
+        return manifest.state_sha256
 
 
 def fresh_state(spec: TrainerSpec, data: TrainingData, place: Place) -> TrainState:
@@ -118,10 +128,8 @@ def fresh_state(spec: TrainerSpec, data: TrainingData, place: Place) -> TrainSta
 
 def restore_state(state: TrainState, spec: TrainerSpec, store: ObjectStore, load: CheckpointLoad) -> str | None:
     """Load the checkpoint into `state`, or the weights the run starts from; returns the checkpoint's state_sha256."""
-    loaded = load.result()
-    if loaded is not None:
-        state.load(to_tensors([*loaded.tensors, *loaded.trainer.records()]))
-        return loaded.state_sha256
+    if (digest := load.into(state)) is not None:
+        return digest
     if spec.initial_weights_sha256 is not None:
         weights = to_tensors(read_initial_weights(store, spec.initial_weights_sha256))
         load_weights(state.model, {f"{WEIGHT_PREFIX}{name}": tensor for name, tensor in weights.items()})

@@ -31,8 +31,6 @@ from model.training.train_state import TrainState
 from model.training.training_step import StepInputs, take_step
 from storage.logs.run_log import RunLog
 from storage.stores.open_store import open_store
-from tasks.trainer.staging_buffer import StagingBuffer
-from tasks.trainer.tensor_exchange import to_tensors
 from tasks.trainer.training_setup import CheckpointLoad
 from tests.benchmarks.checkpoint_savers import RUN, SAVERS, CairnSaver, Saved, state_bytes
 from tests.s3.ceph_server import PROGRAMS
@@ -243,17 +241,15 @@ def resume_turn(given: argparse.Namespace, name: str) -> None:
     make_deterministic(seed=1, threads=given.threads)
     begun, (shape, vocab_size) = float(os.environ["BENCH_BEGUN"]), SIZES[given.parameters]
     device = torch.device(given.device)
-    host_copy, reading = StagingBuffer(device), time.monotonic()
+    reading = time.monotonic()
     if name == "cairn":
         store = open_store(given.store)
         state_of_run = RunLog(store, RUN).refresh()
         assert state_of_run.newest_committed is not None
-        resumed = CheckpointLoad(store, state_of_run.newest_committed.committed.reference, host_copy)
+        resumed = CheckpointLoad(store, state_of_run.newest_committed.committed.reference)
     state = TrainState.create(shape, _training(), vocab_size, device)
     if name == "cairn":
-        loaded = resumed.result()
-        assert loaded is not None
-        state.load(to_tensors([*loaded.tensors, *loaded.trainer.records()]))
+        resumed.into(state)
     else:
         import fsspec
 

@@ -3,7 +3,6 @@
 The rules for single entries are those of `tests.protocol.raw_history`.
 """
 
-import hashlib
 import json
 import os
 import re
@@ -26,7 +25,17 @@ from tests.chaos.plan import Kind, RunPlan
 from tests.chaos.reasons import LIES_IN_WAIT, REASONS, SILENCES
 from tests.chaos.reference_run import schedule_of, train_reference_run
 from tests.processes.waiting import patience_seconds, prompt_seconds
-from tests.protocol.raw_history import BROKEN, READABLE, RawRun, Violation, mirrored, read_raw, tell_aliases, tell_run
+from tests.protocol.raw_history import (
+    BROKEN,
+    READABLE,
+    RawRun,
+    Violation,
+    find_damage,
+    mirrored,
+    read_raw,
+    tell_aliases,
+    tell_run,
+)
 
 PREFIX = f"runs/{RUN}"
 COMPLETED, BAD_DATA = "completed", "bad-data"
@@ -202,13 +211,8 @@ def _log(store: ObjectStore, seen: dict[int, str]) -> Iterator[str]:
 
 def _broken_objects(store: ObjectStore, body: dict[str, str]) -> Iterator[str]:
     """Hash a committed checkpoint with nothing of the product's."""
-    prefix = body["prefix"]
-    data = store.read(f"{prefix}/manifest.json")
-    if hashlib.sha256(data).hexdigest() != body["manifest_sha256"]:
-        yield f"committed verifies: {prefix}/manifest.json"
-    for item in json.loads(data)["objects"]:
-        if hashlib.sha256(store.read(f"{prefix}/{item['name']}")).hexdigest() != item["sha256"]:
-            yield f"committed verifies: {prefix}/{item['name']}"
+    if damage := find_damage(store, body):
+        yield f"committed verifies: {damage}"
 
 
 def _receipts(state: RunState, injected: tuple[InjectedFault, ...], plan: RunPlan) -> Iterator[str]:
@@ -323,7 +327,7 @@ def _is_referred_to(key: str, told: RawRun, store: ObjectStore) -> bool:
 
 def _names(store: ObjectStore, prefix: str) -> set[str]:
     manifest = json.loads(store.read(f"{prefix}/manifest.json"))
-    return {"manifest.json", *(item["name"] for item in manifest["objects"])}
+    return {"manifest.json", *(item["name"] for item in (manifest["trainer"], *manifest["shards"]))}
 
 
 def _data_names(store: ObjectStore, snapshot: str) -> set[str]:

@@ -9,13 +9,11 @@ from typing import Any
 from storage.checkpoints.checkpoint import checkpoint_prefix
 from storage.errors import StorageError
 from storage.logs.registry import Registry
-from storage.logs.run_entries import AttemptStarted
 from storage.logs.run_fold import fold
 from storage.logs.run_log import RunLog
 from storage.stores.object_store import ObjectStore
 from tasks.errors import LiveOwner, TaskError
-from tests.protocol.processes import PREFIX, Process, commit, delete, end_attempt, load_resume_point, stage
-from tests.protocol.processes import claim as claim_attempt
+from tests.protocol.processes import PREFIX, Process, claim_and_load, commit, delete, end_attempt, stage
 from tests.protocol.raw_history import (
     BROKEN,
     GONE,
@@ -53,16 +51,16 @@ def continue_run(store: WatchedStore, ledger: Ledger, *, seen_as: object | None 
             return
         if log.state.deleted is not None:
             return _finish_deletion(process, store, ledger)
-        started = _claim(process, log)
-        step = load_resume_point(process, started) + 1
-        commit(process, log, stage(process, step=step, attempt=started.attempt))
-        end_attempt(process, log, started.attempt)
+        attempt, step = _claim_and_load(process, log)
+        step += 1
+        commit(process, log, stage(process, step=step, attempt=attempt))
+        end_attempt(process, log, attempt)
     except (StorageError, TaskError) as error:
         if tell_run(mirrored(store.inner), PREFIX).deleted:  # a late request has arrived
             return _finish_deletion(process, store, ledger)
         require(False, "the run goes on", f"{type(error).__name__}: {error}")
     told = examine(store, ledger)
-    mine = checkpoint_prefix(PREFIX, step=step, attempt=started.attempt)
+    mine = checkpoint_prefix(PREFIX, step=step, attempt=attempt)
     require(told.readable[0] == mine, "the run goes on", f"newest is {told.readable[0]}, not {mine}")
 
 
@@ -75,12 +73,12 @@ def _finish_deletion(process: Process, store: WatchedStore, ledger: Ledger) -> N
     require(not left and not store.unfinished(PREFIX), "a deletion comes to its end", left)
 
 
-def _claim(process: Process, log: RunLog) -> AttemptStarted:
+def _claim_and_load(process: Process, log: RunLog) -> tuple[int, int]:
     """Claim the run, and once more where a late request has made its dead sender look alive."""
     try:
-        return claim_attempt(process, log)
+        return claim_and_load(process, log)
     except LiveOwner:
-        return claim_attempt(process, log)
+        return claim_and_load(process, log)
 
 
 def _require_readers_agree(store: ObjectStore, told: RawRun) -> None:

@@ -30,6 +30,7 @@ from storage.checkpoints.checkpoint import (
     checkpoint_prefix,
     checkpoint_target,
 )
+from storage.checkpoints.shard_reader import Looks
 from storage.errors import AppendUnknown, Fenced, IntegrityError, NotDurable, StorageError
 from storage.logs.heartbeat import Heartbeat, write_heartbeat
 from storage.logs.log_entry import CheckpointReference, Writer, entry_name
@@ -192,10 +193,8 @@ def load(process: Process, reference: CheckpointReference | None) -> int:
     """Load what an attempt resumes from and return its step; the content must be what was once staged."""
     if reference is None:
         return 0
-    try:
-        loaded = checkpoint.load_checkpoint(as_store(process.store), reference)
-    except IntegrityError:  # one bad read is no damage: whoever comes next reads again
-        loaded = checkpoint.load_checkpoint(as_store(process.store), reference)
+    looks = Looks(sleep=process.clock.sleep)
+    loaded = checkpoint.load_checkpoint(as_store(process.store), reference, looks=looks)
     expected = process.ledger.committed.get(reference.prefix, loaded.state_sha256)
     require(loaded.state_sha256 == expected, "content", f"{reference.prefix} is not what was committed")
     require(loaded.trainer.step == reference.step, "content", f"{reference.prefix} is of step {loaded.trainer.step}")
@@ -243,9 +242,9 @@ def beat(process: Process, attempt: int, step: int) -> None:
     write_heartbeat(as_store(process.store), PREFIX, heartbeat)
 
 
-def end_attempt(process: Process, log: RunLog, attempt: int, reason: str = "preempted") -> None:
+def end_attempt(process: Process, log: RunLog, attempt: int, reason: str = "preempted", **named: Any) -> None:
     """Write the receipt of the own attempt."""
-    log.append(lambda state: ended(attempt, reason), writer=process.writer(attempt))
+    log.append(lambda state: ended(attempt, reason, **named), writer=process.writer(attempt))
     process.ledger.acknowledge(f"ended {attempt}")
 
 
@@ -368,9 +367,7 @@ def delete(process: Process) -> None:
 def train(process: Process, *, commits: int, evaluated: bool = False, finish: bool = False) -> None:
     """One attempt from claim to receipt: resume, stage and commit so often, end."""
     log = process.log()
-    started = claim(process, log)
-    number = started.attempt
-    step = load_resume_point(process, started)
+    number, step = claim_and_load(process, log)
     for _ in range(commits):
         step += 1
         beat(process, number, step)
@@ -382,14 +379,26 @@ def train(process: Process, *, commits: int, evaluated: bool = False, finish: bo
     end_attempt(process, log, number, "completed" if finish else "preempted")
 
 
-def load_resume_point(process: Process, started: AttemptStarted) -> int:
-    """Load it; that it cannot be read is forgiven only to an attempt that no longer owns the run."""
-    try:
-        return load(process, started.resumed_from)
-    except IntegrityError as error:
-        told = tell_run(process.store.inner, PREFIX)
-        require(told.owner != started.attempt, "a resume point can be read", f"{started.attempt}: {error}")
-        raise
+def claim_and_load(process: Process, log: RunLog) -> tuple[int, int]:
+    """Claim the run and load what it resumes from; returns attempt and step.
+
+    That it cannot be read is forgiven to an attempt that no longer owns the run, and for a broken checkpoint once:
+    then the attempt ends, and the next claim looks at the bytes.
+    """
+    forgiven = set[str]()
+    while True:
+        started = claim(process, log)
+        reference = started.resumed_from
+        try:
+            return started.attempt, load(process, reference)
+        except IntegrityError as error:
+            assert reference is not None
+            if tell_run(process.store.inner, PREFIX).owner != started.attempt:
+                raise
+            is_forgiven = reference.prefix in process.ledger.broken - forgiven
+            require(is_forgiven, "a resume point can be read", f"{started.attempt}: {error}")
+            forgiven.add(reference.prefix)
+            end_attempt(process, log, started.attempt, "storage", last_step=reference.step)
 
 
 def write_as_a_newer_program(process: Process) -> None:

@@ -240,13 +240,26 @@ def find_damage(store: ObjectStore, body: dict[str, Any]) -> str | None:
         data = store.read(f"{prefix}/manifest.json")
         if hashlib.sha256(data).hexdigest() != body["manifest_sha256"]:
             return f"{prefix}: manifest"
-        for item in json.loads(data)["objects"]:
-            found = hashlib.sha256(store.read(f"{prefix}/{item['name']}")).hexdigest()
-            if found != item["sha256"]:
+        manifest = json.loads(data)
+        for item in (manifest["trainer"], *manifest["shards"]):
+            data = store.read(f"{prefix}/{item['name']}")
+            hashed = data if item is manifest["trainer"] else _header_and_digests(data)
+            if hashlib.sha256(hashed).hexdigest() != item["sha256"]:
                 return f"{prefix}/{item['name']}"
     except StorageError as error:
         return str(error)
     return None
+
+
+def _header_and_digests(shard: bytes) -> bytes:
+    begin = 8 + int.from_bytes(shard[:8], "little")
+    try:
+        header = json.loads(shard[8:begin])
+    except ValueError:
+        return b""
+    del header["__metadata__"]
+    places = sorted(tensor["data_offsets"] for tensor in header.values())
+    return shard[:begin] + b"".join(hashlib.sha256(shard[begin + a : begin + b]).digest() for a, b in places)
 
 
 def tell_aliases(store: ObjectStore) -> dict[str, list[dict[str, Any]]]:

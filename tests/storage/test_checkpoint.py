@@ -2,6 +2,7 @@
 
 import struct
 
+import msgspec
 import pytest
 
 from storage.checkpoints.checkpoint import (
@@ -12,7 +13,8 @@ from storage.checkpoints.checkpoint import (
     stage_checkpoint,
     verify_checkpoint,
 )
-from storage.checkpoints.checkpoint_documents import Manifest, ManifestObject, decode_manifest
+from storage.checkpoints.checkpoint_documents import MANIFEST_VERSION, Manifest, ManifestObject, decode_manifest
+from storage.checkpoints.shard_reader import Looks
 from storage.checkpoints.tensor_record import TensorRecord
 from storage.checkpoints.tensor_shard import parse_shard
 from storage.errors import IntegrityError
@@ -37,6 +39,9 @@ NAMES = (
     "trainer.json",
     "manifest.json",
 )
+
+
+ONE_LOOK = Looks(count=1)
 
 
 def newest_prefix(store: ObjectStore) -> str:
@@ -105,7 +110,7 @@ def test_loading_refuses_a_flipped_bit_in_any_object(store: ObjectStore, name: s
     reference = run_log(store).refresh().resume[0]
     flip(store, f"{reference.prefix}/{name}")
     with pytest.raises(IntegrityError, match=name):
-        load_checkpoint(store, reference)
+        load_checkpoint(store, reference, looks=ONE_LOOK)
 
 
 def planted(store: ObjectStore, manifest: bytes) -> CheckpointReference:
@@ -120,21 +125,24 @@ def planted(store: ObjectStore, manifest: bytes) -> CheckpointReference:
 def test_a_manifest_that_points_outside_its_folder_is_refused(name: str) -> None:
     store = MemoryStore()
     store.write("runs/r1/checkpoints/secret", b"x")
-    listed = {"version": 1, "run_id": "r1", "attempt": 1, "step": 5, "state_sha256": "s"}
-    reference = planted(store, encode({**listed, "objects": [{"name": name, "bytes": 1, "sha256": sha256(b"x")}]}))
+    shard = {"name": name, "bytes": 1, "sha256": sha256(b"x"), "header_bytes": 1, "tensors": []}
+    listed = msgspec.json.decode(encode(manifest_of()))
+    reference = planted(store, encode({**listed, "shards": [shard]}))
     with pytest.raises(IntegrityError, match="may not leave its folder"):
         load_checkpoint(store, reference)
     assert "may not leave its folder" in str(verify_checkpoint(store, reference)[0])
 
 
 def manifest_of(**changed: object) -> Manifest:
-    fields = {"version": 1, "run_id": "r1", "attempt": 1, "step": 5, "state_sha256": "s", "objects": (), **changed}
+    trainer = ManifestObject(name="trainer.json", bytes=1, sha256="")
+    fields = {"run_id": "r1", "attempt": 1, "step": 5, "state_sha256": "s", "trainer": trainer, "shards": ()}
+    fields = {"version": MANIFEST_VERSION, **fields, **changed}
     return Manifest(**fields)  # type: ignore[arg-type]
 
 
 def test_a_manifest_of_a_newer_version_asks_for_an_update() -> None:
     with pytest.raises(IntegrityError, match="update cairn"):
-        decode_manifest(encode(manifest_of(version=2)), where="here")
+        decode_manifest(encode(manifest_of(version=MANIFEST_VERSION + 1)), where="here")
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"null", b"{}", b"\xff", b"[" * 100_000])
@@ -143,9 +151,9 @@ def test_a_malformed_manifest_is_refused_by_name(data: bytes) -> None:
         decode_manifest(data, where="here")
 
 
-def test_a_manifest_without_trainer_document_is_refused(store: ObjectStore) -> None:
-    with pytest.raises(IntegrityError, match=r"names no trainer\.json"):
-        load_checkpoint(store, planted(store, encode(manifest_of())))
+def test_a_manifest_with_another_trainer_document_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"must be trainer\.json"):
+        manifest_of(trainer=ManifestObject(name="weights", bytes=1, sha256=""))
 
 
 def test_a_manifest_of_another_step_than_the_log_says_is_refused(store: ObjectStore) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from storage.checkpoints.checkpoint import load_checkpoint, read_manifest
-from storage.checkpoints.checkpoint_documents import Manifest, ManifestObject
+from storage.checkpoints.checkpoint_documents import MANIFEST_VERSION
+from storage.checkpoints.shard_reader import Looks
 from storage.checkpoints.sweep import SweepPlan, Verdict, sweep
 from storage.errors import IntegrityError, StorageError
 from storage.logs.entry_log import EntryLog
@@ -33,7 +34,6 @@ from tests.storage.builders import (
     run_log,
     run_with_commits,
     stage,
-    trainer_document,
 )
 
 FOREIGN = ["a b", "a\\b", "-rf", "a\nb", "\x1b[31m", "ünïcode", "x" * 201, "~"]
@@ -71,17 +71,16 @@ def test_a_heartbeat_and_a_fold_of_any_size_are_none(tmp_path: Path) -> None:
 
 def test_a_manifest_cannot_make_memory_out_of_a_number(tmp_path: Path) -> None:
     store, prefix = LocalStore(tmp_path), "runs/r1/checkpoints/step-00000001-attempt-0001"
-    huge = ManifestObject(name="weights-00001-of-00001.safetensors", bytes=2**62, sha256="0" * 64)
-    trainer = encode(trainer_document(1))
-    store.write(f"{prefix}/trainer.json", trainer)
-    listed = ManifestObject(name="trainer.json", bytes=len(trainer), sha256=sha256(trainer))
-    manifest = Manifest(version=1, run_id="r1", attempt=1, step=1, state_sha256="s", objects=(huge, listed))
-    data = encode(manifest)
-    store.write(f"{prefix}/manifest.json", data)
-    store.write(f"{prefix}/{huge.name}", b"small")
-    reference = CheckpointReference(step=1, attempt=1, prefix=prefix, manifest_sha256=sha256(data))
-    with pytest.raises(IntegrityError, match="5 bytes, must be 4611686018427387904 bytes"):
-        load_checkpoint(store, reference)
+    tensor = {"name": "w", "dtype": "U8", "shape": [2**62], "chunks": ""}
+    huge = {"name": "weights", "bytes": 2**62 + 8, "sha256": "", "header_bytes": 8, "tensors": [tensor]}
+    trainer = {"name": "trainer.json", "bytes": 2**62, "sha256": ""}
+    manifest = {"version": MANIFEST_VERSION, "run_id": "r1", "attempt": 1, "step": 1, "state_sha256": "s"}
+    for shards, problem in ([huge], "0 bytes of digests, its size needs"), ([], f"0 bytes, must be {2**62} bytes"):
+        data = encode({**manifest, "trainer": trainer, "shards": shards})
+        store.write(f"{prefix}/manifest.json", data)
+        reference = CheckpointReference(step=1, attempt=1, prefix=prefix, manifest_sha256=sha256(data))
+        with pytest.raises(IntegrityError, match=problem):
+            load_checkpoint(store, reference, looks=Looks(count=1))
 
 
 @pytest.mark.parametrize("prefix", ["../elsewhere", "/etc", "runs/../../etc", "runs//r1", "runs/r1\0", ""])

@@ -14,7 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.checkpoints.checkpoint_documents import Manifest, ManifestObject, TrainerDocument, decode_manifest
+from storage.checkpoints.checkpoint_documents import (
+    MANIFEST_VERSION,
+    Manifest,
+    ManifestObject,
+    ManifestShard,
+    TrainerDocument,
+    decode_manifest,
+)
+from storage.checkpoints.tensor_record import TensorDigest
 from storage.errors import IntegrityError
 from storage.logs.heartbeat import Heartbeat
 from storage.logs.history import decode_history, encode_history
@@ -51,12 +59,24 @@ def of_record(record_type: type, *real: Any) -> Parser:
 
 
 MANIFEST = Manifest(
-    version=1,
+    version=MANIFEST_VERSION,
     run_id="r1",
     attempt=1,
     step=5,
     state_sha256="s",
-    objects=(ManifestObject(name="weights-00001-of-00001.safetensors", bytes=7, sha256="a" * 64),),
+    trainer=ManifestObject(name="trainer.json", bytes=7, sha256="a" * 64),
+    shards=(
+        ManifestShard(
+            name="weights-00001-of-00001.safetensors",
+            bytes=20,
+            sha256="b" * 64,
+            header_bytes=8,
+            tensors=(
+                TensorDigest(name="model.w", dtype="F32", shape=(3, 1), chunks=bytes(32)),
+                TensorDigest(name="model.none", dtype="F32", shape=(0,), chunks=b""),
+            ),
+        ),
+    ),
 )
 SNAPSHOT = SnapshotManifest(
     version=1,

@@ -15,7 +15,7 @@ from storage.logs.log_entry import CheckpointReference
 from storage.logs.run_log import RunLog
 from storage.stores.local_store import LocalStore
 from storage.stores.object_store import ObjectStore
-from tests.entries import writer
+from tests.entries import ended, started, writer
 from tests.storage.builders import check_invariants, laid_out, no_sleep, run_log
 
 NAMES = (
@@ -48,6 +48,11 @@ class SickReader:
         for chunk in self.inner.read_chunks(key):
             yield bytes([chunk[0] ^ 1]) + chunk[1:] if fails else chunk
 
+    def read_range(self, key: str, start: int, into: memoryview) -> int:
+        filled = self.inner.read_range(key, start, into)
+        into[0] ^= self._fails(key)
+        return filled
+
     def _fails(self, key: str) -> bool:
         if self.what not in key:
             return False
@@ -74,14 +79,31 @@ class Unreadable:
         self._refuse(key)
         return self.inner.read_chunks(key)
 
+    def read_range(self, key: str, start: int, into: memoryview) -> int:
+        self._refuse(key)
+        return self.inner.read_range(key, start, into)
+
     def _refuse(self, key: str) -> None:
         if key.startswith(self.prefix):
             raise StoreUnavailable(f"{key}: cannot read: [Errno {errno.EIO}] Input/output error")
 
 
 def start(store: object) -> CheckpointReference | None:
-    """Do what a claim does before it claims."""
-    return newest_verified(log_of(store), writer=writer(), sleep=no_sleep)
+    """Do what a claim does before it claims, after an attempt that could not load what it resumed from."""
+    log = log_of(store)
+    fail_to_load(log)
+    return newest_verified(log, writer=writer(), sleep=no_sleep)
+
+
+def fail_to_load(log: RunLog) -> None:
+    """Let an attempt resume from the newest checkpoint and end because it cannot be read."""
+    state = log.refresh()
+    if state.open_attempt is not None:
+        log.append(lambda state: ended(state.latest_attempt), writer=writer())
+    if (newest := state.newest_committed) is not None:
+        reference, number = newest.committed.reference, state.latest_attempt + 1
+        log.append(lambda state: started(number, resumed_from=reference), writer=writer())
+        log.append(lambda state: ended(number, "storage", last_step=reference.step), writer=writer())
 
 
 def log_of(store: object) -> RunLog:
@@ -108,6 +130,13 @@ def test_a_sound_newest_checkpoint_is_returned_and_nothing_is_written(store: Obj
     found = newest_verified(log, writer=writer())
     assert found is not None
     assert (found.step, log.seq) == (10, before)
+
+
+def test_a_start_reads_no_bytes_of_a_checkpoint_that_nobody_has_failed_to_load(store: ObjectStore) -> None:
+    laid_out(store, 5, 10)
+    reader = SickReader(store, left=0, what=prefix(store))
+    assert newest_verified(log_of(reader), writer=writer(), sleep=no_sleep) is not None
+    assert reader.read_again == [f"{prefix(store)}/manifest.json"]
 
 
 @pytest.mark.parametrize("damage", [flip, lambda store, key: store.delete(key)], ids=["flipped-bit", "missing"])
@@ -214,7 +243,8 @@ def test_a_person_who_starts_over_waits_for_no_second_start(store: ObjectStore) 
     for place in (0, 1):
         flip(store, f"{prefix(store, place)}/trainer.json")
     with pytest.raises(NothingReadable):
-        newest_verified(run_log(store), writer=writer(), sleep=no_sleep, quarantines_at_most=2)
+        fail_to_load(log := run_log(store))
+        newest_verified(log, writer=writer(), sleep=no_sleep, quarantines_at_most=2)
 
 
 def test_a_second_look_does_not_come_from_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

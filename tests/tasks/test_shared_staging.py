@@ -1,9 +1,8 @@
 """A checkpoint of several writers: the same digest as one writer's, and anybody reads it."""
 
-import queue
 import threading
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -29,18 +28,6 @@ from tasks.trainer.tensor_exchange import to_group
 
 WRITERS = 3
 PREFIX = "runs/r/checkpoints/step-00000000-attempt-0001"
-
-
-class Lane(Ranks):
-    """Ranks whose exchange is a queue in this process."""
-
-    lanes: ClassVar[dict[int, "queue.Queue[torch.Tensor]"]] = {}
-
-    def send_to_first(self, values: torch.Tensor) -> None:
-        self.lanes[self.rank].put(values)
-
-    def receive_from(self, rank: int, values: torch.Tensor) -> None:
-        values.copy_(self.lanes[rank].get(timeout=240))
 
 
 class QueuedRendezvous:
@@ -86,23 +73,20 @@ def stage_by_one(store: LocalStore, tensors: tuple[NamedTensor, ...]) -> StagedC
 
 def stage_by_several(store: LocalStore, tensors: tuple[NamedTensor, ...]) -> StagedCheckpoint:
     rendezvous: Any = QueuedRendezvous()
-    Lane.lanes = {rank: queue.Queue() for rank in range(WRITERS)}
-    shares = [SharedStaging(Lane(rank, WRITERS), rendezvous, tensors) for rank in range(WRITERS)]
+    shares = [SharedStaging(Ranks(rank, WRITERS), rendezvous, tensors) for rank in range(WRITERS)]
     copies = [StagingBuffer(torch.device("cpu")).copy(tensors, share.is_own) for share in shares]
     for share, own in list(zip(shares, copies, strict=True))[1:]:
         groups = (to_group("weights", own), to_group("optimizer", own))
-        share.send_own([record for group in groups for record in group.records])
         rank = share.ranks.rank
-        share.publish_objects(0, stage_share(store, prefix=PREFIX, groups=groups, writer=rank, writers=WRITERS))
+        share.publish_shards(0, stage_share(store, prefix=PREFIX, groups=groups, writer=rank, writers=WRITERS))
     own, first = copies[0], shares[0]
     groups = (to_group("weights", own), to_group("optimizer", own))
-    records = [record for group in (*groups, to_group("trainer", own)) for record in group.records]
     return stage_checkpoint(
         store,
         target=CheckpointTarget(run_id="r", attempt=1, prefix=PREFIX),
         groups=groups,
         trainer=document(own),
-        others=first.other_writers(0, lambda: first.digest(records)),
+        others=first.other_writers(0),
     )
 
 

@@ -16,7 +16,7 @@ from model.configuration.training import TrainingConfig
 from model.training.train_state import NamedTensor, TrainState
 from storage.checkpoints.tensor_record import state_sha256
 from tasks.trainer.staging_buffer import StagingBuffer
-from tasks.trainer.tensor_exchange import to_record, to_tensors
+from tasks.trainer.tensor_exchange import to_record
 from tasks.trainer.training_setup import CheckpointLoad
 from tests.memory_store import MemoryStore
 from tests.tasks.stagings import Stagings, checkpoint
@@ -121,31 +121,16 @@ def test_checkpoints_from_the_same_memory_are_each_the_state_of_their_step() -> 
     assert [stagings.loaded(number).state_sha256 for number in range(3)] == promised
 
 
-def test_a_checkpoint_is_read_into_the_memory_that_the_next_one_is_copied_to() -> None:
-    state, stagings = fresh_state(), Stagings(MemoryStore())
-    stagings.staging.begin(checkpoint(stagings.staging.copy(state.live_tensors()), 5), before=lambda: None)
-    stagings.staging.wait()
-    host = StagingBuffer(CPU)
-    loaded = CheckpointLoad(stagings.store, stagings.staged[0], host).result()
-    assert loaded is not None
-    read = to_tensors(loaded.tensors)
-    held, taken = host.bytes, host.copy(state.live_tensors())
-    assert host.bytes == held
-    low, high = taken[0].tensor.data_ptr(), taken[0].tensor.data_ptr() + held
-    assert all(low <= tensor.data_ptr() < high for tensor in read.values())
-
-
-def test_a_state_read_back_is_the_state_that_was_copied() -> None:
+def test_a_checkpoint_is_read_into_the_tensors_of_the_state_itself() -> None:
     state, stagings = fresh_state(), Stagings(MemoryStore())
     disturb(state)
-    stagings.staging.begin(checkpoint(stagings.staging.copy(state.live_tensors()), 5), before=lambda: None)
+    stagings.staging.begin(checkpoint(stagings.staging.copy(state.live_tensors()), 0), before=lambda: None)
     stagings.staging.wait()
-    loaded = CheckpointLoad(stagings.store, stagings.staged[0], StagingBuffer(CPU)).result()
-    assert loaded is not None
-    read = to_tensors(loaded.tensors)
-    assert all(
-        torch.equal(read[named.name], named.tensor) for named in state.live_tensors() if named.group != "trainer"
-    )
+    other = fresh_state()
+    places = [named.tensor.data_ptr() for named in other.live_tensors() if named.group != "trainer"]
+    assert CheckpointLoad(stagings.store, stagings.staged[0]).into(other) == stagings.loaded(0).state_sha256
+    assert bits(other.named_tensors()) == bits(state.named_tensors())
+    assert places == [named.tensor.data_ptr() for named in other.live_tensors() if named.group != "trainer"]
 
 
 PEAK = textwrap.dedent("""
@@ -155,9 +140,8 @@ PEAK = textwrap.dedent("""
     from model.training.train_state import NamedTensor
     from storage.checkpoints.checkpoint import load_checkpoint
     from storage.stores.local_store import LocalStore
-    from tasks.trainer.training_setup import CheckpointLoad
-    from tasks.trainer.staging_buffer import StagingBuffer
-    from tasks.trainer.tensor_exchange import to_tensors
+    from storage.checkpoints.checkpoint import open_checkpoint, read_tensors
+    from tasks.trainer.tensor_exchange import wanted_bytes
     from tests.tasks.stagings import Stagings, checkpoint
 
     def resident(field):  # getrusage's maximum would begin with that of the process that started this one
@@ -174,10 +158,8 @@ PEAK = textwrap.dedent("""
         stagings.staging.begin(checkpoint(stagings.staging.copy(tensors), step), before=lambda: None)
     stagings.staging.wait()
     print((resident("VmHWM") - before) / state)
-    host = stagings.staging._buffer
-    loaded = CheckpointLoad(store, stagings.staged[-1], host).result()
-    for tensor, read in zip(tensors, to_tensors(loaded.tensors).values(), strict=True):
-        tensor.tensor.copy_(read)
+    opened = open_checkpoint(store, stagings.staged[-1])
+    read_tensors(store, opened, list(map(wanted_bytes, tensors)), at_once=4)
     print((resident("VmHWM") - before) / state)
 """)
 

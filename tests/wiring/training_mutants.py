@@ -153,8 +153,8 @@ TRAINING_MUTANTS = (
     mutant(
         "resumed-as-if-fresh",
         TRAINER,
-        "CheckpointLoad(self._store, spec.resume, buffer)",
-        "CheckpointLoad(self._store, None, buffer)",
+        "CheckpointLoad(self._store, spec.resume)",
+        "CheckpointLoad(self._store, None)",
         COUNTED,
     ),
     mutant("lowest-rate-is-zero", OPTIMIZER, "return training.min_lr\n", "return 0.0\n", SCHEDULE),

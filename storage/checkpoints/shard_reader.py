@@ -1,0 +1,188 @@
+"""Reads parts of shards by ranges, several at a time, and verifies every chunk before anybody uses it.
+
+A chunk that does not verify is read again, from the store and not from a cache, before it counts as damaged.
+"""
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from storage.checkpoints.checkpoint_documents import ManifestShard
+from storage.checkpoints.shard_writer import shard_sha256
+from storage.checkpoints.tensor_record import CHUNK_BYTES, TensorDigest
+from storage.checkpoints.tensor_shard import parse_header
+from storage.checkpoints.transfers import Run
+from storage.errors import IntegrityError, ObjectDamaged, ObjectMissing
+from storage.stores.local_store import forget_cached_bytes
+from storage.stores.object_store import ObjectStore
+
+T = TypeVar("T")
+LOOKS = 3
+"""How often something is read before it counts as damaged."""
+_PAUSE_SECONDS = 0.1
+_ALONE_BYTES = 1024 * 1024
+"""Smaller chunks that lie side by side are read together: a request costs more than copying them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WantedBytes:
+    """The bytes of a tensor that a reader needs: they go into `memory`, or piece by piece, with offset, to `take`."""
+
+    name: str
+    begin: int
+    end: int
+    memory: memoryview | None = None
+    take: Callable[[int, memoryview], None] = lambda begin, data: None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Looks:
+    """How often something is read before it counts as damaged, and how the reader waits in between."""
+
+    count: int = LOOKS
+    sleep: Callable[[float], None] = time.sleep
+
+    def call(self, store: ObjectStore, key: str, read: Callable[[], T]) -> T:
+        """Return what `read` returns; its ObjectDamaged is raised only when it raised that at every look."""
+        number = 0
+        while True:
+            try:
+                return read()
+            except ObjectDamaged:
+                number += 1
+                if number >= self.count:
+                    raise
+            self.sleep(_PAUSE_SECONDS * 2**number)
+            with suppress(IntegrityError):
+                if path := store.local_path(key):
+                    forget_cached_bytes(path)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Chunk:
+    """One chunk of a tensor, where it lies in its shard, and what part of it is wanted."""
+
+    wanted: WantedBytes
+    begin: int
+    size: int
+    position: int
+    sha256: bytes
+
+    @property
+    def place(self) -> memoryview | None:
+        """The memory for all of it, where it is wanted whole."""
+        wanted = self.wanted
+        if wanted.memory is None or self.begin < wanted.begin or self.begin + self.size > wanted.end:
+            return None
+        return wanted.memory[self.begin - wanted.begin : self.begin - wanted.begin + self.size]
+
+    def deliver(self, data: memoryview) -> None:
+        """Hand over what is wanted of the verified bytes."""
+        wanted = self.wanted
+        first, end = max(self.begin, wanted.begin), min(self.begin + self.size, wanted.end)
+        piece = data[first - self.begin : end - self.begin]
+        if wanted.memory is None:
+            wanted.take(first - wanted.begin, piece)
+        else:
+            wanted.memory[first - wanted.begin : end - wanted.begin] = piece
+
+
+class ShardReader:
+    """Reads from one shard of a checkpoint."""
+
+    def __init__(
+        self, store: ObjectStore, prefix: str, shard: ManifestShard, *, looks: Looks, scratch: threading.local
+    ) -> None:
+        """Use `scratch`, which several readers may share, for one buffer a thread."""
+        self._store, self._key, self._shard, self._looks = store, f"{prefix}/{shard.name}", shard, looks
+        self._scratch = scratch
+
+    def begin(self, run: Run, wanted: Iterable[WantedBytes]) -> list[Callable[[], None]]:
+        """Start to read the header and what is wanted; return a wait for each read, which raises ObjectDamaged."""
+        by_name = {item.name: item for item in wanted}
+        chunks = [
+            chunk
+            for tensor, position in self._shard.placed()
+            if tensor.name in by_name
+            for chunk in _chunks(tensor, position, by_name[tensor.name])
+        ]
+        return [run(self._look, self._check_header), *(run(self._read_group, group) for group in _groups(chunks))]
+
+    def _check_header(self) -> None:
+        shard = self._shard
+        size = self._store.size(self._key)
+        if size != shard.bytes:
+            found = "missing" if size is None else f"{size} bytes"
+            raise ObjectDamaged(self._key, expected=f"{shard.bytes} bytes", found=found)
+        header = memoryview(bytearray(shard.header_bytes))
+        self._fill(0, header, shard.sha256)
+        if (found := shard_sha256(header, (tensor.chunks for tensor in shard.tensors))) != shard.sha256:
+            raise ObjectDamaged(self._key, expected=shard.sha256, found=f"sha256 of header and chunks is {found}")
+        named = [(tensor.name, tensor.dtype, tensor.shape) for tensor in shard.tensors]
+        parsed = parse_header(header, total_bytes=shard.bytes, where=self._key)
+        if [(tensor.name, tensor.dtype, tensor.shape) for tensor in parsed] != named:
+            raise IntegrityError(f"{self._key}: its header names other tensors than the manifest")
+
+    def _read_group(self, group: Sequence[_Chunk]) -> None:
+        if len(group) == 1 and (place := group[0].place) is not None:
+            self._look(self._read_chunks, group, place)
+            return
+        into = self._buffer()[: sum(chunk.size for chunk in group)]
+        self._look(self._read_chunks, group, into)
+        for chunk in group:
+            chunk.deliver(into[chunk.position - group[0].position :][: chunk.size])
+
+    def _look(self, read: Callable[..., None], *arguments: Any) -> None:
+        self._looks.call(self._store, self._key, lambda: read(*arguments))
+
+    def _read_chunks(self, group: Sequence[_Chunk], into: memoryview) -> None:
+        self._fill(group[0].position, into, group[0].sha256.hex())
+        for chunk in group:
+            found = hashlib.sha256(into[chunk.position - group[0].position :][: chunk.size])
+            if found.digest() != chunk.sha256:
+                place = f"bytes {chunk.begin} to {chunk.begin + chunk.size} of {chunk.wanted.name}"
+                found_there = f"sha256 is {found.hexdigest()} for {place}"
+                raise ObjectDamaged(self._key, expected=chunk.sha256.hex(), found=found_there)
+
+    def _fill(self, position: int, into: memoryview, expected: str) -> None:
+        try:
+            filled = self._store.read_range(self._key, position, into)
+        except ObjectMissing as missing:
+            raise ObjectDamaged(self._key, expected=expected, found="missing") from missing
+        if filled != into.nbytes:
+            found = f"{filled} bytes from {position} on, where {into.nbytes} must be"
+            raise ObjectDamaged(self._key, expected=expected, found=found)
+
+    def _buffer(self) -> memoryview:
+        if not hasattr(self._scratch, "buffer"):
+            self._scratch.buffer = memoryview(bytearray(CHUNK_BYTES))
+        buffer: memoryview = self._scratch.buffer
+        return buffer
+
+
+def _chunks(tensor: TensorDigest, position: int, wanted: WantedBytes) -> Iterator[_Chunk]:
+    """Yield the chunks of a tensor that begins at `position` which hold anything that is wanted."""
+    if wanted.end <= wanted.begin:
+        return
+    for begin in range(wanted.begin // CHUNK_BYTES * CHUNK_BYTES, wanted.end, CHUNK_BYTES):
+        size = min(CHUNK_BYTES, tensor.bytes - begin)
+        yield _Chunk(wanted=wanted, begin=begin, size=size, position=position + begin, sha256=tensor.digest_at(begin))
+
+
+def _groups(chunks: Iterable[_Chunk]) -> Iterator[list[_Chunk]]:
+    """Join small chunks that follow each other in the shard, up to the size of one chunk."""
+    group, size = list[_Chunk](), 0
+    for chunk in chunks:
+        is_next = bool(group) and group[-1].position + group[-1].size == chunk.position
+        is_small = chunk.size < _ALONE_BYTES and size < _ALONE_BYTES
+        if group and not (is_next and is_small):
+            yield group
+            group, size = [], 0
+        group.append(chunk)
+        size += chunk.size
+    if group:
+        yield group

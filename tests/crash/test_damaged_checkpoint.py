@@ -1,0 +1,28 @@
+"""A checkpoint of which one byte has changed: whoever reads it says so, and the run goes on from the one before."""
+
+import pytest
+
+from tests.crash.reference import reference_run
+from tests.crash.training_command import Command
+from tests.crash.victims import kill_both
+
+SETTINGS = ("--set", "training.steps=15", "--set", "budgets.storage.backoff_seconds=0.1")
+
+
+@pytest.mark.slow  # quicker: tests/storage/test_resume_point.py, and "quarantine-and-resume" in tests/protocol
+def test_a_changed_byte_is_found_by_the_trainer_that_loads_it_and_costs_one_checkpoint(command: Command) -> None:
+    kill_both(command.train_until(12, *SETTINGS))
+    damaged = command.state().readable[0].committed
+    key = f"{damaged.prefix}/optimizer-00001-of-00001.safetensors"
+    data = bytearray(command.store.read(key))
+    data[-5] ^= 1
+    command.store.write(key, bytes(data))
+    command.train(*SETTINGS)
+    state = command.state()
+    ends = [attempt.ended.reason for attempt in state.attempts if attempt.ended]
+    assert (damaged.step, ends) == (10, ["lost", "storage", "completed"])
+    resumed = [attempt.started.resumed_from for attempt in state.attempts]
+    assert [reference.step for reference in resumed if reference] == [10, 5]
+    quarantined = next(record for record in state.checkpoints if record.committed == damaged)
+    assert [(item.key, item.looks) for item in quarantined.evidence] == [(key, 3)]
+    assert command.state_sha256() == reference_run(command).state_sha256
