@@ -4,7 +4,9 @@ Owns the seams all suites share; refuses to know any package: each suite's own f
 """
 
 import gc
+import itertools
 import os
+import re
 import signal
 import socket
 import sys
@@ -22,11 +24,24 @@ from tests.session_folder import close_session, open_session
 from tests.time_allowance import skip_when_time_is_over
 
 LINUX_SUITES = frozenset({"chaos", "crash", "processes"})
-NEEDS_NO_SERVER = Path(__file__).parent / "protocol" / "test_enumeration.py"
+HERE = Path(__file__).parent
+NEEDS_NO_SERVER = HERE / "protocol" / "test_enumeration.py"
+LONG = frozenset(
+    {
+        HERE / "cairn" / "test_real_commands.py",
+        HERE / "protocol" / "test_simulator.py",
+        HERE / "storage" / "test_sweep.py",
+        HERE / "wiring" / "test_configuration_keys.py",
+        HERE / "wiring" / "test_flow.py",
+    }
+)
+"""Files of which a worker would be at one for long when the other has nothing left."""
 LOCAL_HOSTS = frozenset({"127.0.0.1", "::1", "localhost", "0.0.0.0", ""})
 
 _OWNS_SESSION = pytest.StashKey[bool]()
+_FOLDERS = itertools.count()
 
+sys.dont_write_bytecode = False  # whatever the caller's variables say: the tests of another session begin sooner
 restrict_this_process()  # now, since the conftest of a folder may import torch
 settings.register_profile("cairn", deadline=None, derandomize=True, database=None, max_examples=50)
 
@@ -79,9 +94,9 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the suites that fork real commands or read /proc as needing Linux; skip on other systems what needs it.
 
-    Real commands come first, each test on its own, so that both workers end together; only while the session's server
-    starts, for which one worker waits, the other runs a file that needs none. Of the other suites, whose tests are
-    short, one worker runs a whole file: to hand out each test takes longer.
+    Real commands come first, each test on its own, and long files next, so that both workers end together; only while
+    the session's server starts, for which one worker waits, the other runs a file that needs none. Of the other suites,
+    whose tests are short, one worker runs a whole file: to hand out each test takes longer.
     """
     items.sort(key=_place)
     for item in items:
@@ -96,16 +111,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _place(item: pytest.Item) -> int:
     if _suite(item) in LINUX_SUITES:
         return 0 if _suite(item) == "chaos" else 2
-    return 1 if item.path == NEEDS_NO_SERVER else 3
+    return 1 if item.path == NEEDS_NO_SERVER else 3 if item.path in LONG else 4
 
 
 def _suite(item: pytest.Item) -> str:
-    return item.path.relative_to(Path(__file__).parent).parts[0]
+    return item.path.relative_to(HERE).parts[0]
 
 
 def pytest_runtest_setup() -> None:
     """Begin no test when the time for it is over."""
     skip_when_time_is_over()
+
+
+@pytest.fixture
+def tmp_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty folder; pytest's own looks through all that were made before, which is 1.6 ms of a core for each."""
+    name = re.sub(r"\W", "_", request.node.name)[:30]
+    folder = tmp_path_factory.getbasetemp() / f"{name}-{next(_FOLDERS)}"
+    folder.mkdir(mode=0o700)
+    return folder
 
 
 @pytest.fixture(autouse=True, scope="session")

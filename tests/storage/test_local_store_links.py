@@ -14,8 +14,11 @@ from storage.stores.object_store import UnfinishedWrite
 from tests.storage.builders import run_with_commits
 from tests.storage.store_operations import OPERATIONS
 
-READS = ["read", "read_range", "read_chunks", "size", "keys", "folders", "first", "unfinished", "local_path"]
-WRITES = ["create", "write", "write_stream", "delete", "discard"]
+READS = [
+    *("read", "read_range", "read_chunks", "size", "sizes", "age_seconds"),
+    *("keys", "folders", "first", "unfinished", "local_path"),
+]
+WRITES = ["create", "write", "write_stream", "delete", "delete_all", "discard"]
 
 
 @pytest.fixture
@@ -51,7 +54,7 @@ def test_a_linked_folder_leads_no_operation_out_of_the_store(
     (tmp_path / "store" / "a" / "up").symlink_to("../../outside")
     before = contents(outside)
     for folder in ("linked", "a/up"):
-        key = folder if operation in ("keys", "folders", "first", "unfinished") else f"{folder}/b"
+        key = folder if operation in ("keys", "sizes", "folders", "first", "unfinished") else f"{folder}/b"
         with pytest.raises(IntegrityError, match="link"):
             OPERATIONS[operation](store, key)
     assert contents(outside) == before
