@@ -35,7 +35,7 @@ def writer(attempt: int | None = None) -> Writer:
 def placement(**changes: Any) -> Placement:
     defaults = {"host": "here", "boot_id": "b", "pid_namespace": "pid:[4]", "pid": 11, "start_ticks": 1250}
     defaults |= {"device": "cpu", "world_size": 2, "threads": 3, "device_name": "a CPU", "cores": 7, "nodes": 5}
-    defaults |= {"nodes_wanted": 6, "continued_by": "prefect deployment train-gpt/weekly"}
+    defaults |= {"nodes_wanted": 6, "continued_by": "prefect deployment train-gpt/weekly", "hosts": ("here", "n1")}
     return Placement(**{**defaults, **changes})
 
 

@@ -62,14 +62,16 @@ def _claim(run: ActiveRun, number: int, reference: CheckpointReference | None, s
     sizes = next_sizes(state, training, processes=trainers.group.size, chosen=run.micro_batch)
     on_cuda, processes = trains_on_cuda(training.device), trainers.group.size
     device = resolved_device(training.device, on_cuda=on_cuda, processes=processes)
+    place, nodes = this_placement(device=device, threads=trainers.threads, world_size=processes), trainers.group.nodes
     return AttemptStarted(
         attempt=number,
         placement=replace(
-            this_placement(device=device, threads=trainers.threads, world_size=processes),
+            place,
             device_name=device_name(device),
             cores=usable_cores(),
-            nodes=trainers.group.nodes,
+            nodes=nodes,
             nodes_wanted=run.machines.nodes,
+            hosts=(place.host, *run.machines.hosts(nodes)) if nodes > 1 else (),
             continued_by=continued_by(os.environ),
         ),
         config=run.config.document(),

@@ -32,7 +32,7 @@ class TrainerObservation:
         self._memory: MemoryWatch | None = None
         self._gap: HeartbeatGap | None = None
         self._grace_ended = False
-        self._lost_machine = ""
+        self._lost_machine = self._lost_host = ""
 
     @contextmanager
     def observing(self, trainer: TrainerProcess) -> Iterator[None]:
@@ -66,6 +66,7 @@ class TrainerObservation:
             store_error_kind=kind_of(problem) if isinstance(problem, StorageError) else None,
             silent_seconds=self._gap.seconds if self._gap else None,
             lost_machine=self._lost_machine,
+            lost_host=self._lost_host,
             allowed_seconds=self._gap.allowed_seconds if self._gap else None,
             oom_kills=memory.oom_kills,
             rss_bytes=memory.rss_bytes,
@@ -87,9 +88,10 @@ class TrainerObservation:
         trainer.notify(signal.SIGTERM)
         _after(self._grace_seconds, end_grace)
 
-    def lose_machine(self, what: str) -> None:
+    def lose_machine(self, what: str, host: str) -> None:
         """End the trainer soon, because another machine failed: its ranks give their own reason before, if they can."""
-        self._lost_machine = self._lost_machine or what
+        if not self._lost_machine:
+            self._lost_machine, self._lost_host = what, host
         if self._trainer is not None:
             _after(_LOST_SECONDS, self._trainer.kill)
 

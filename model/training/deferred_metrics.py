@@ -18,26 +18,32 @@ from model.errors import NonFiniteLoss
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UpdateResult:
-    """A step's mean loss in nats per token, lr, gradient norm before clipping, loss scale; digest None if sharded."""
+    """A step's mean loss in nats per token, lr, gradient norm before clipping, loss scale; digest None if sharded.
+
+    `rank_seconds` are what each rank worked by itself, on a GPU in an earlier step; empty where that is not known.
+    """
 
     loss: float
     lr: float
     grad_norm: float
     loss_scale: float | None = None
     weights_digest: str | None = None
+    rank_seconds: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class DeferredStep:
     """A launched step (1-based) whose metrics are still on its device.
 
-    `losses` (micro-batches,) sum to the batch's mean loss in nats, `grad_norm` is a scalar; both fp32. `weights_sum` is
-    that of the state after the step, `windows` are the whole batch, `parts` the rows of each micro-batch.
+    `losses` (micro-batches,) sum to the batch's mean loss in nats, `grad_norm` is a scalar, `rank_seconds` (ranks,) are
+    those of `UpdateResult`; all fp32. `weights_sum` is that of the state after the step, `windows` are the whole batch,
+    `parts` the rows of each micro-batch.
     """
 
     step: int
     lr: float
     losses: Tensor
+    rank_seconds: Tensor
     grad_norm: Tensor
     weights_sum: Tensor | None
     windows: tuple[int, ...]
@@ -70,19 +76,21 @@ class UpdateGuard:
 
 
 def fetch_metrics(steps: Sequence[DeferredStep]) -> list[list[float]]:
-    """Wait once for the device and return each step's losses followed by its gradient norm."""
-    joined = torch.cat([torch.cat((step.losses, step.grad_norm.reshape(1))) for step in steps])  # () -> (1,)
-    numbers: list[float] = joined.tolist()
-    begins = itertools.accumulate((len(step.losses) + 1 for step in steps), initial=0)
+    """Wait once for the device and return each step's losses, gradient norm and seconds of the ranks, in this order."""
+    parts = [torch.cat((step.losses, step.grad_norm.reshape(1), step.rank_seconds)) for step in steps]  # () -> (1,)
+    numbers: list[float] = torch.cat(parts).tolist()
+    begins = itertools.accumulate(map(len, parts), initial=0)
     return [numbers[begin:end] for begin, end in itertools.pairwise(begins)]
 
 
 def resolve_step(step: DeferredStep, numbers: Sequence[float]) -> UpdateResult:
     """Return the result of `step` from its fetched numbers, or raise NonFiniteLoss as the step itself would."""
-    *losses, grad_norm = numbers
+    count = len(step.parts)
+    losses, grad_norm, rank_seconds = numbers[:count], numbers[count], tuple(numbers[count + 1 :])
     loss = sum_finite_losses(losses, step=step.step, windows=step.windows, parts=step.parts)
     require_finite_norm(grad_norm, step=step.step, windows=step.windows)
-    return UpdateResult(loss=loss, lr=step.lr, grad_norm=grad_norm, weights_digest=format_weights_sum(step.weights_sum))
+    digest = format_weights_sum(step.weights_sum)
+    return UpdateResult(loss=loss, lr=step.lr, grad_norm=grad_norm, weights_digest=digest, rank_seconds=rank_seconds)
 
 
 def format_weights_sum(weights_sum: Tensor | None) -> str | None:

@@ -82,13 +82,18 @@ class Ranks:
         dist.all_reduce(flags, dist.ReduceOp.MAX)
         return bool(flags.item())
 
-    def gather_losses(self, losses: Tensor) -> Tensor:
-        """Return the weighted losses of all micro-batches (n,), of which this rank has an equal share."""
+    def gather_losses(self, losses: Tensor, seconds: float) -> tuple[Tensor, Tensor]:
+        """Return the weighted losses of all micro-batches (n,), of which this rank has an equal share, and all seconds.
+
+        The seconds (ranks,) are those that each rank worked on a step by itself; none of one rank, or of sharded ones,
+        which wait for each other in every layer.
+        """
         if self.size == 1:
-            return losses
-        every = losses.new_empty(self.size * len(losses))
-        dist.all_gather_single(every, losses)
-        return every
+            return losses, losses[:0]
+        every = losses.new_empty(self.size * (len(losses) + 1))
+        dist.all_gather_single(every, torch.cat((losses, losses.new_full((1,), seconds))))
+        rows = every.view(self.size, -1)
+        return rows[:, :-1].flatten(), rows[: 0 if self.is_sharded else self.size, -1]
 
     @torch.no_grad()
     def add_up(self, parameters: Sequence[nn.Parameter]) -> None:

@@ -15,6 +15,7 @@ from model.errors import InvalidInput, StateMismatch
 from model.kernels.compilation import COMPILE_OPTIONS
 from model.training.determinism import seeded_generators
 from model.training.optimizer import make_optimizers, moments_of
+from model.training.own_time import OwnTime
 from model.training.parallel import SINGLE_RANK, Ranks, copy_into, gather_full
 
 Group = Literal["weights", "optimizer", "trainer"]
@@ -43,6 +44,7 @@ class TrainState:
     global_batch: int
     network: Callable[[Tensor, Tensor | None], Tensor]
     ranks: Ranks
+    own_time: OwnTime
     step: int = field(default=0, init=False)
 
     @classmethod
@@ -75,6 +77,7 @@ class TrainState:
             global_batch=training_config.global_batch,
             network=torch.compile(model, options=COMPILE_OPTIONS) if compiles_whole else model,
             ranks=ranks,
+            own_time=OwnTime(device),
         )
 
     @property

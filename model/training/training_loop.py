@@ -5,6 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from statistics import median_low
 
 from model.errors import InvalidInput, NonFiniteLoss
 from model.estimates.utilization import flops_per_token, peak_flops, read_memory_bytes
@@ -20,7 +21,7 @@ class StepResult:
 
     `tokens` counts from the first step, `epoch` is how often the data was drawn by then, `data_seconds` what the step
     waited for its batch, `loss_scale` that of fp16. `weights_digest` is over the bits of all weights after the step, if
-    this process has them all.
+    this process has them all. `slowest_rank` of several worked by itself for longest; the median one for so long.
     """
 
     step: int
@@ -38,6 +39,9 @@ class StepResult:
     data_seconds: float
     loss_scale: float | None
     weights_digest: str | None
+    slowest_rank: int | None
+    slowest_rank_seconds: float | None
+    median_rank_seconds: float | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -171,6 +175,8 @@ def _report(
     tokens_per_second = state.global_batch * config.block_size / seconds
     model_flops = flops_per_token(config, state.model.vocab_size) * tokens_per_second
     probe_loss, sample = probe.measure(state.model) if probe is not None and probe.is_due(step) else (None, None)
+    own = result.rank_seconds
+    slowest = max(range(len(own)), key=own.__getitem__, default=None)
     record = StepResult(
         step=step,
         train_loss=result.loss,
@@ -187,6 +193,9 @@ def _report(
         data_seconds=inputs.loader.take_waited_seconds() if inputs.loader else 0.0,
         loss_scale=result.loss_scale,
         weights_digest=result.weights_digest,
+        slowest_rank=slowest,
+        slowest_rank_seconds=None if slowest is None else own[slowest],
+        median_rank_seconds=median_low(own) if own else None,
     )
     observer.on_step(record)
 

@@ -54,7 +54,7 @@ def take_step(state: TrainState, inputs: StepInputs) -> UpdateResult:
     A non-finite loss or gradient raises NonFiniteLoss first; in fp16 the scaler skips a non-finite update instead.
     """
     rate, batch = _begin(state, inputs)
-    losses = _accumulate(state, inputs, batch)
+    losses, rank_seconds = _accumulate(state, inputs, batch)
     parts = state.ranks.all_micro_batches(state.global_batch, inputs.micro_batch)
     loss = sum_finite_losses(losses.tolist(), step=state.step + 1, windows=batch.windows, parts=parts)
     grad_norm = float(_clip(state, limit=inputs.training.grad_clip))
@@ -63,7 +63,14 @@ def take_step(state: TrainState, inputs: StepInputs) -> UpdateResult:
     scale = None if state.scaler is None else state.scaler.get_scale()
     _update(state)
     digest = format_weights_sum(state.weights_sum())
-    return UpdateResult(loss=loss, lr=rate, grad_norm=grad_norm, loss_scale=scale, weights_digest=digest)
+    return UpdateResult(
+        loss=loss,
+        lr=rate,
+        grad_norm=grad_norm,
+        loss_scale=scale,
+        weights_digest=digest,
+        rank_seconds=tuple(rank_seconds.tolist()),
+    )
 
 
 def launch_step(state: TrainState, inputs: StepInputs, guard: UpdateGuard) -> DeferredStep:
@@ -72,7 +79,7 @@ def launch_step(state: TrainState, inputs: StepInputs, guard: UpdateGuard) -> De
     The bits are `take_step`'s until a number is not finite: then `guard` blocks updates, and the caller resets `state`.
     """
     rate, batch = _begin(state, inputs)
-    losses = _accumulate(state, inputs, batch)
+    losses, rank_seconds = _accumulate(state, inputs, batch)
     grad_norm = _clip(state, limit=inputs.training.grad_clip)
     guard.check(losses, grad_norm)
     _update(state)
@@ -80,6 +87,7 @@ def launch_step(state: TrainState, inputs: StepInputs, guard: UpdateGuard) -> De
         step=state.step,
         lr=rate,
         losses=losses,
+        rank_seconds=rank_seconds,
         grad_norm=grad_norm,
         weights_sum=state.weights_sum(),
         windows=batch.windows,
@@ -99,11 +107,12 @@ def _gather(state: TrainState, inputs: StepInputs) -> Batch:
     """Gather this rank's rows, with the windows of all; an invalid token in any row raises TokenOutOfRange on all."""
     ranks, order, batch, failed = state.ranks, inputs.order, None, False
     try:
-        if inputs.loader is None:
-            rows = ranks.rows(order.global_batch, inputs.micro_batch)
-            batch = gather_batch(inputs.windows, order.windows_of(state.step), rows=rows)
-        else:
-            batch = inputs.loader.batch(state.step)
+        with state.own_time.reading():
+            if inputs.loader is None:
+                rows = ranks.rows(order.global_batch, inputs.micro_batch)
+                batch = gather_batch(inputs.windows, order.windows_of(state.step), rows=rows)
+            else:
+                batch = inputs.loader.batch(state.step)
     except TokenOutOfRange:
         if ranks.size == 1:
             raise
@@ -114,12 +123,12 @@ def _gather(state: TrainState, inputs: StepInputs) -> Batch:
     return batch
 
 
-def _accumulate(state: TrainState, inputs: StepInputs, batch: Batch) -> Tensor:
-    """Leave the gradient of the whole batch's mean loss in the parameters; return the losses (micro-batches,)."""
+def _accumulate(state: TrainState, inputs: StepInputs, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Leave the gradient of the whole batch's mean loss in the parameters; return what `gather_losses` does."""
     ranks, parameters = state.ranks, list(state.model.parameters())
     parts = ranks.micro_batches(state.global_batch, inputs.micro_batch)
     losses: list[Tensor] = []
-    with keeping_generators(state.device):
+    with keeping_generators(state.device), state.own_time.computing():
         if ranks.is_sharded:  # each rank's gradients come unsharded until the last part has summed them up
             for number in range(len(parts)):
                 _backward(state, inputs, batch, number, losses)
@@ -127,7 +136,7 @@ def _accumulate(state: TrainState, inputs: StepInputs, batch: Batch) -> Tensor:
             backwards = (partial(_backward, state, inputs, batch, number, losses) for number in range(len(parts)))
             accumulate(parameters, backwards)
     ranks.add_up(parameters)
-    return ranks.gather_losses(torch.stack(losses))
+    return ranks.gather_losses(torch.stack(losses), state.own_time.seconds)
 
 
 def _backward(state: TrainState, inputs: StepInputs, batch: Batch, number: int, losses: list[Tensor]) -> None:

@@ -24,7 +24,11 @@ class ConfigChange:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Where:
-    """Where the attempt ran; `same_machine` compares host and boot with the previous attempt, None for the first."""
+    """Where the attempt ran; `same_machine` compares host and boot with the previous attempt, None for the first.
+
+    `hosts` are all machines of several; `failed_hosts` counts the attempts of the run that were lost or hung with a
+    machine, for those with which more than one was.
+    """
 
     host: str
     pid: int
@@ -35,6 +39,8 @@ class Where:
     cores: int
     boot_id: str
     same_machine: bool | None
+    hosts: tuple[str, ...]
+    failed_hosts: Mapping[str, int]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,7 +1,9 @@
 """Gathers the facts of a post-mortem from the run log, the attempt's step records and its heartbeat."""
 
+from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime
+from itertools import islice
 from typing import Any
 
 from reports.errors import RunNotFound
@@ -19,7 +21,7 @@ from reports.explain.post_mortem import (
 )
 from reports.queries.checkpoints import read_checkpoints
 from reports.queries.evaluations import list_evaluations
-from reports.queries.receipts import Receipt, read_receipt
+from reports.queries.receipts import Receipt, failed_host, read_receipt
 from reports.queries.run_status import read_status
 from storage.errors import StorageError
 from storage.logs.entry_log import utc_now
@@ -31,6 +33,9 @@ from storage.logs.step_log import StepRecord, read_last_record
 from storage.stores.document import project
 from tasks.configuration.flat_document import flatten, stored_value
 from tasks.policy.termination import TerminationReason
+
+_ATTEMPTS_OF_HOSTS = 200
+"""So many of the newest attempts say which machines failed often."""
 
 
 def gather_post_mortem(log: RunLog, number: int | None = None, *, now: datetime | None = None) -> PostMortem:
@@ -73,7 +78,7 @@ def _of_attempt(log: RunLog, record: AttemptRecord, now: datetime) -> dict[str, 
     evaluations = tuple(item for item in list_evaluations(state) if item.manifest_sha256 in mine)
     return {
         "receipt": receipt,
-        "where": _where(record, before),
+        "where": _where(state, record, before),
         "origin": _origin(log, record, before),
         "progress": _progress(log, record, receipt, now),
         "end": _end(record, after, entries) if record.ended else None,
@@ -96,11 +101,18 @@ def _needs_entries(record: AttemptRecord, state: RunState) -> bool:
     return vanished or any(item.attempt == record.started.attempt for item in state.refused)
 
 
-def _where(record: AttemptRecord, before: AttemptRecord | None) -> Where:
+def _where(state: RunState, record: AttemptRecord, before: AttemptRecord | None) -> Where:
     placement = record.started.placement
     earlier = before.started.placement if before else None
     here = (placement.host, placement.boot_id)
-    return project(placement, Where, same_machine=(earlier.host, earlier.boot_id) == here if earlier else None)
+    newest = islice(reversed(state.attempts), _ATTEMPTS_OF_HOSTS)
+    failed = Counter(host for item in newest if (host := failed_host(item.started.placement, item.ended)))
+    return project(
+        placement,
+        Where,
+        same_machine=(earlier.host, earlier.boot_id) == here if earlier else None,
+        failed_hosts={host: count for host, count in failed.most_common() if count > 1},
+    )
 
 
 def _origin(log: RunLog, record: AttemptRecord, before: AttemptRecord | None) -> Origin:

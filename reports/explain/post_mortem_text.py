@@ -195,7 +195,12 @@ def _where(facts: PostMortem) -> list[str]:
     threads = f"{format_count(where.threads, 'thread')} on {format_count(where.cores, 'core')}"
     return [
         f"host {where.host}, process {where.pid}, {where.device}{many}{name}, {threads}, boot {where.boot_id[:8]}"
-        f"{moved[where.same_machine]}"
+        f"{moved[where.same_machine]}",
+        *([f"With {format_list(others, _MOST_CHANGES)}"] if (others := where.hosts[1:]) else []),
+        *(
+            f"{count} of this run's attempts were lost or hung with {host} (of all runs: cairn sql 'from hosts')"
+            for host, count in where.failed_hosts.items()
+        ),
     ]
 
 

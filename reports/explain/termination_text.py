@@ -61,6 +61,8 @@ def _notices(evidence: Mapping[str, Any]) -> Iterator[str]:
         after = f" after step {step:,}" if step is not None else " before its first step"
         silent = format_duration(float(evidence["silent_seconds"]))
         yield f"the trainer was silent for {silent}{after}{limit}, then it was killed"
+    if evidence.get("too_few_machines"):
+        yield str(evidence["too_few_machines"])
     if evidence.get("store_error"):
         yield f"the store's error: {one_line(str(evidence['store_error']), 200)}"
     if evidence.get("kubernetes_reason"):

@@ -21,7 +21,7 @@ from storage.tables.table_cache import FreshTable, GatheredTables, TableCache, T
 from storage.tables.table_index import RunStamp
 
 _READERS = 32
-_NEEDS = {"promotions": ("promotions", "runs")}
+_NEEDS = {"promotions": ("promotions", "runs"), "hosts": ("training_attempts",)}
 _WITH_OPEN_ATTEMPTS = {"runs", "training_attempts"}
 _DYNAMIC_TABLE = re.compile(r"\bquery(_table)?\b")
 

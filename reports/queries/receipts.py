@@ -5,10 +5,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from storage.logs.heartbeat import read_heartbeat
-from storage.logs.run_entries import DevicePeak
+from storage.logs.run_entries import AttemptEnded, DevicePeak, Placement
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import AttemptRecord, RunState
 from storage.stores.document import project
+from tasks.policy.termination import TerminationReason
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,6 +24,7 @@ class PlacementSummary:
     nodes: int
     nodes_wanted: int
     continued_by: str
+    hosts: tuple[str, ...]
     cores: int
     threads: int
 
@@ -45,7 +47,7 @@ class Receipt:
     `first_step` is the step the attempt started from: 0, or the step of the checkpoint it resumed. `waiting_seconds`
     passed before it started, since the opening or the last sign of life before it, `gathering_seconds` of them until
     the other machines had come; `starting_seconds` before it could train. `peak` is what its MFU is a share of,
-    `practised` the faults that were injected into it.
+    `practised` the faults that were injected into it, `failed_host` the machine that was lost or hung, if it is known.
     """
 
     run_id: str
@@ -75,6 +77,7 @@ class Receipt:
     starting_seconds: float | None
     peak: DevicePeak | None
     practised: tuple[str, ...]
+    failed_host: str | None
     micro_batch: int
     decision: DecisionSummary | None
 
@@ -135,8 +138,18 @@ def make_receipt(run_id: str, state: RunState, record: AttemptRecord, before: At
         starting_seconds=ended.starting_seconds if ended else None,
         peak=ended.peak if ended else None,
         practised=ended.practised if ended else (),
+        failed_host=failed_host(started.placement, ended),
         decision=project(ended.decision, DecisionSummary) if ended else None,
     )
+
+
+def failed_host(placement: Placement, ended: AttemptEnded | None) -> str | None:
+    """Return the machine that an attempt was lost with: another one that was seen to fail, else that of the command."""
+    if ended is None or ended.practised or ended.reason not in (TerminationReason.LOST, TerminationReason.HUNG):
+        return None
+    if ended.reason == TerminationReason.HUNG and placement.nodes > 1:
+        return None
+    return str(ended.evidence.get("lost_host") or placement.host)
 
 
 def _waiting_seconds(state: RunState, record: AttemptRecord, before: AttemptRecord | None) -> float:

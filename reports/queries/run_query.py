@@ -45,7 +45,7 @@ _VIEWS = {
                  'source': coalesce(live.peak_source, rows.peak_source)} end as peak,
             {'host': placement_host, 'pid': placement_pid, 'device': placement_device,
              'device_name': placement_device_name, 'world_size': placement_world_size, 'nodes': placement_nodes,
-             'nodes_wanted': placement_nodes_wanted, 'continued_by': placement_continued_by,
+             'nodes_wanted': placement_nodes_wanted, 'continued_by': placement_continued_by, 'hosts': placement_hosts,
              'cores': placement_cores, 'threads': placement_threads} as placement,
             case when decision_action is not null then
                 {'action': decision_action, 'reason': decision_reason, 'charged': decision_charged,
@@ -61,6 +61,14 @@ _VIEWS = {
     "evaluations": """
         select *, case when verdict_kind is not null then {'kind': verdict_kind, 'why': verdict_why} end as verdict
         from (%s) rows""",
+    "hosts": """
+        with nothing as (%s), placed as (
+            select *, unnest(case when len(placement_hosts) > 0 then placement_hosts else [placement_host] end) as host
+            from training_attempts)
+        select host, count(distinct run_id) as runs, count(*) as attempts,
+            count(*) filter (failed_host = host) as failed,
+            max(ended_at) filter (failed_host = host) as last_failed_at
+        from placed group by host""",
     "promotions": """
         select rows.* replace (runs.model_family as model_family),
             {'suite_sha256': suite_sha256, 'metrics': metrics} as evaluation
@@ -112,7 +120,7 @@ def _database(runs: QueriedRuns, spool: Path) -> Iterator["duckdb.DuckDBPyConnec
         _fill(base, runs)
         files = _link_files(runs, spool)
         _lock(base, [path for _, path, _ in files], spool)
-        for table in sorted(ROWS, key=lambda name: name == "promotions"):  # its view reads another one
+        for table in sorted(ROWS, key=lambda name: name in ("promotions", "hosts")):  # their views read another one
             base.execute(f"create view {table} as {_view(table, files)}")
         base.execute("set lock_configuration = true")
         yield base

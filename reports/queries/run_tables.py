@@ -76,6 +76,20 @@ class PromotionRow:
     verdict: str | None
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HostRow:
+    """A machine over all runs: in how many attempts it took part, how many were lost or hung with it, the last when.
+
+    Practised faults do not count; which machine of several hung is not known.
+    """
+
+    host: str
+    runs: int
+    attempts: int
+    failed: int
+    last_failed_at: datetime | None
+
+
 def _row_type(name: str, *records: tuple[type, str], **others: Any) -> type:
     """Return the record of a table: the run, the columns of these records with a prefix each, and others."""
     fields = {"run_id": str, "model_family": str | None}
@@ -121,6 +135,7 @@ ROWS: Mapping[str, type] = {
     "promotions": PromotionRow,
     # One surviving step; `replays` counts earlier attempts that trained it, `tokens` all tokens up to it.
     "steps": _row_type("StepRow", (StepRecord, ""), replays=int),
+    "hosts": HostRow,
     # One run; `finished_at` is when its last step was committed, `deleted_at` when a person deleted its checkpoints. An
     # unreadable run has only a state, and a detail.
     "runs": _row_type(

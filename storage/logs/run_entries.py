@@ -15,7 +15,8 @@ class Placement:
     """Where an attempt ran; host, boot and pid namespace say where its pid counts.
 
     `start_ticks`, the clock ticks from the boot to its process's start, tell it from a later process with the same pid.
-    Of `nodes_wanted` machines, `nodes` came; `continued_by` names who starts the run again, such as `slurm job 4711`.
+    Of `nodes_wanted` machines, `nodes` came, and `hosts` names all of several; `continued_by` names who starts the run
+    again, such as `slurm job 4711`.
     """
 
     host: str
@@ -31,6 +32,7 @@ class Placement:
     nodes: int = 1
     nodes_wanted: int = 1
     continued_by: str = ""
+    hosts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -30,7 +30,9 @@ class StepRecord:
     `grad_norm` is None where it was not finite: the update of an fp16 step was skipped, and its loss scale lowered.
     `at` is the writer's clock, `tokens` counts from the run's first step, `epoch` is how often the data was drawn by
     then, `data_seconds` what the step waited for its batch, `loss_scale` is that of fp16, `weights_digest` is over the
-    bits of all weights after the step (None where they are sharded): what `cairn replay` compares.
+    bits of all weights after the step (None where they are sharded): what `cairn replay` compares. Of several ranks,
+    `slowest_rank` worked by itself for longest before it waited for the others, and the median rank for so long; on a
+    GPU these are the times of an earlier step.
     """
 
     step: int
@@ -51,6 +53,9 @@ class StepRecord:
     loss_scale: float | None = None
     weights_digest: str | None = None
     world_size: int = 1
+    slowest_rank: int | None = None
+    slowest_rank_seconds: float | None = None
+    median_rank_seconds: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

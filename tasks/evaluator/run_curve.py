@@ -6,7 +6,7 @@ from storage.errors import StorageError
 from storage.logs.run_entries import EvaluationRecorded
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
-from storage.logs.step_log import read_step_records, splice
+from storage.logs.step_log import StepRecord, read_step_records, splice
 from storage.stores.document import decode
 from storage.stores.object_store import ObjectStore
 from tasks.configuration.evaluation_settings import METRIC
@@ -45,6 +45,7 @@ def read_curve(log: RunLog, *, suite_sha256: str | None, until_step: int | None 
         learning_rates=[record.lr for record in records],
         tokens_per_second=[record.tokens_per_second for record in records],
         seconds=[record.seconds for record in records],
+        slowest_ranks=[_slowest_rank(state, record) for record in records],
         samples=[record.sample for record in records if record.sample],
         val=tuple(
             (item.step, item.metrics[METRIC])
@@ -55,6 +56,15 @@ def read_curve(log: RunLog, *, suite_sha256: str | None, until_step: int | None 
         total_steps=state.opened.total_steps if state.opened else 0,
         grad_clip=stored_value(state.opened.config if state.opened else {}, "training", "grad_clip", float) or 0.0,
     )
+
+
+def _slowest_rank(state: RunState, record: StepRecord) -> tuple[str, float] | None:
+    """Return the rank that the others waited for, with its host where that is known, and how much longer it worked."""
+    if record.slowest_rank is None or not record.slowest_rank_seconds or not record.median_rank_seconds:
+        return None
+    hosts = state.attempt(record.attempt).started.placement.hosts
+    on = f" on {hosts[record.slowest_rank * len(hosts) // record.world_size]}" if hosts else ""
+    return f"rank {record.slowest_rank}{on}", record.slowest_rank_seconds / record.median_rank_seconds
 
 
 def curve_suite(state: RunState) -> str | None:

@@ -20,6 +20,7 @@ class Curve:
     """A run's curve up to a step: one train loss per step and the held-out losses so far, in nats per token.
 
     `steps`, `train_losses` and, unless empty, the other columns are equally long; a gradient norm is None if unknown.
+    `slowest_ranks` names the rank that worked for longest and how many times as long as the median one.
     `val` is pairs of step and loss, `samples` are generated texts. All are in step order. `vocab_size` 0 means unknown,
     `grad_clip` 0 that nothing is clipped.
     """
@@ -30,6 +31,7 @@ class Curve:
     learning_rates: Sequence[float] = ()
     tokens_per_second: Sequence[float] = ()
     seconds: Sequence[float] = ()
+    slowest_ranks: Sequence[tuple[str, float] | None] = ()
     samples: Sequence[str] = ()
     val: Sequence[tuple[int, float]] = ()
     vocab_size: int = 0
@@ -37,7 +39,7 @@ class Curve:
     grad_clip: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("grad_norms", "learning_rates", "tokens_per_second", "seconds"):
+        for name in ("grad_norms", "learning_rates", "tokens_per_second", "seconds", "slowest_ranks"):
             column = getattr(self, name)
             if len(column) not in (0, len(self.steps)):
                 raise ValueError(f"{name}: {len(column)} values, must be none or {len(self.steps)} as steps")

@@ -14,7 +14,12 @@ import numpy as np
 
 from storage.logs.run_entries import CurveVerdict
 from tasks.policy.curve_statistics import Curve, Floats, Level, Spikes, level_of, levels_at, spikes_of
-from tasks.policy.run_symptoms import find_clipped_updates, find_collapsed_throughput, find_repeating_samples
+from tasks.policy.run_symptoms import (
+    find_clipped_updates,
+    find_collapsed_throughput,
+    find_repeating_samples,
+    find_straggler,
+)
 from tasks.text.format import format_count
 
 
@@ -28,6 +33,7 @@ class VerdictKind(StrEnum):
     CLIPPING = "clipping"
     REPEATING = "repeating"
     SLOW = "slow"
+    STRAGGLING = "straggling"
     OVERFITTING = "overfitting"
     STUCK = "stuck"
     DIVERGING = "diverging"
@@ -71,6 +77,10 @@ CURES: Mapping[str, tuple[str, ...]] = {
     VerdictKind.SLOW: (
         "Look for other work on the machine in those steps; more threads than free cores wait for each other.",
         "Open the next run with fewer training.threads, or move this one to a machine with free cores.",
+    ),
+    VerdictKind.STRAGGLING: (
+        "Look for other work, heat or a throttled device on that machine; ranks all have the same share of a batch.",
+        "Take the machine out, and give the same command on another one: the bits stay the same.",
     ),
     VerdictKind.OVERFITTING: (
         "Stop earlier ([early_stop] overfit_ratio or patience); the best checkpoint is kept.",
@@ -240,6 +250,7 @@ _SYMPTOMS: tuple[tuple[VerdictKind, Callable[[Curve], str]], ...] = (
     (VerdictKind.CLIPPING, find_clipped_updates),
     (VerdictKind.REPEATING, find_repeating_samples),
     (VerdictKind.SLOW, find_collapsed_throughput),
+    (VerdictKind.STRAGGLING, find_straggler),
 )
 _RULES: tuple[tuple[VerdictKind, Callable[[_Measured], str]], ...] = (
     (VerdictKind.DIVERGING, _diverging),

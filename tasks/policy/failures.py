@@ -34,8 +34,8 @@ class Evidence:
     `exit_code` is negative for a signal's number. `stop_signal` names the first shutdown request and `notice` describes
     it; `grace_ended` means that the trainer was killed after the grace period. `silent_seconds` is the heartbeat gap at
     which the watchdog killed it, `allowed_seconds` the gap that its history allowed. `lost_machine` says which other
-    machine failed, and how; `too_few_machines` how many came in time. `store_error` is an error of the parent's own.
-    `practised` are the faults that were injected into the attempt.
+    machine failed, and how; `lost_host` is its name, `too_few_machines` says how many came in time. `store_error` is an
+    error of the parent's own. `practised` are the faults that were injected into the attempt.
     """
 
     exit_code: int | None = None
@@ -53,6 +53,7 @@ class Evidence:
     silent_seconds: float | None = None
     allowed_seconds: float | None = None
     lost_machine: str = ""
+    lost_host: str = ""
     too_few_machines: str = ""
     oom_kills: int = 0
     rss_bytes: int | None = None

@@ -1,10 +1,10 @@
-"""Three symptoms of a run that its losses do not show: clipped updates, collapsed throughput, samples that repeat.
+"""Symptoms of a run that its losses do not show: clipped updates, slow steps, one slow rank, samples that repeat.
 
 Sources: clipping as an exception: Pascanu et al., section 3.2 (2013). Repetition as the share of n-grams that occurred
 before: Welleck et al., Neural Text Generation with Unlikelihood Training (2019).
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -19,6 +19,8 @@ _CLIPPED_SHARE, _CLIPPED_STEPS, _CLIPPED_LOOK_BACK = 0.5, 50, 10_000
 # and staging beside training cost less, and what is over within seconds needs nobody.
 _SLOW_SHARE, _SLOW_STEPS, _SLOW_SECONDS = 0.25, 5, 10.0
 _FEWEST_RATES, _USUAL_STEPS = 20, 1000
+# Straggling: in most of the newest steps one and the same rank works for so much longer than the median one.
+_STRAGGLING_STEPS, _STRAGGLING_SHARE, _STRAGGLING_RATIO = 200, 0.6, 1.25
 # Repeating: this share of the pieces of 16 characters occurred before in the same sample. English is below 0.02.
 _PIECE_CHARACTERS, _REPEATED_SHARE, _SAMPLES = 16, 0.5, 3
 
@@ -74,6 +76,22 @@ def find_collapsed_throughput(curve: Curve) -> str:
             where = format_steps(int(curve.steps[first]), int(curve.steps[end - 1]))
             return f"{where} ran at {slow:,.0f} tokens/s, {slow / median:.0%} of the run's median of {median:,.0f}"
     return ""
+
+
+def find_straggler(curve: Curve) -> str:
+    """Return which rank the others wait for in most of the newest steps, or "" where none stands out."""
+    newest = [item for item in curve.slowest_ranks[-_STRAGGLING_STEPS:] if item]
+    if len(newest) < _FEWEST_RATES:
+        return ""
+    late = [name for name, ratio in newest if ratio >= _STRAGGLING_RATIO]
+    name, count = Counter(late).most_common(1)[0] if late else ("", 0)
+    if count < _STRAGGLING_SHARE * len(newest):
+        return ""
+    ratio = float(np.median([ratio for other, ratio in newest if other == name]))
+    return (
+        f"{name} was the slowest in {count} of the last {len(newest)} steps: its own work took it {ratio:.1f} times as "
+        "long as the median rank, and the others wait for it"
+    )
 
 
 def find_repeating_samples(curve: Curve) -> str:

@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Annotated
 
 import msgspec
 
@@ -21,9 +22,10 @@ _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
 
 
 class Arrival(msgspec.Struct, kw_only=True, frozen=True, tag=True):
-    """A machine says which one it is."""
+    """A machine says which one it is, and its name."""
 
     node_rank: int
+    host: Annotated[str, msgspec.Meta(max_length=255)]
 
 
 class RanksEnded(msgspec.Struct, kw_only=True, frozen=True, tag=True):
@@ -49,6 +51,8 @@ class RunEnded(msgspec.Struct, kw_only=True, frozen=True, tag=True):
 
 
 Message = Arrival | RanksEnded | StartRanks | RunEnded
+OnLost = Callable[[str, str], None]
+"""Learns how a machine was lost, and its name, "" where nobody knows it."""
 
 
 class Machines:
@@ -58,9 +62,10 @@ class Machines:
         """Expect machines 1 to `nodes` - 1."""
         self.nodes = nodes
         self._connected: dict[int, SignedConnection] = {}
+        self._hosts: dict[int, str] = {}
         self._training, self._attempt = set[int](), 0
         self._changed = threading.Condition()
-        self._on_lost: Callable[[str], None] = lambda what: None
+        self._on_lost: OnLost = lambda what, host: None
 
     @contextlib.contextmanager
     def serving(self, address: str, secret: bytes) -> Iterator[None]:
@@ -81,7 +86,12 @@ class Machines:
                 self._changed.wait(_POLL_SECONDS)
             return 1 + len(self._connected)
 
-    def start_ranks(self, attempt: int, nodes: int, rendezvous: str, on_lost: Callable[[str], None]) -> None:
+    def hosts(self, nodes: int) -> tuple[str, ...]:
+        """Return the names of the other machines that an attempt of `nodes` machines gets."""
+        with self._changed:
+            return tuple(self._hosts[number] for number in sorted(self._connected)[: nodes - 1])
+
+    def start_ranks(self, attempt: int, nodes: int, rendezvous: str, on_lost: OnLost) -> None:
         """Start the ranks of `nodes` machines; `on_lost` learns of each that fails before its ranks have ended well."""
         with self._changed:
             self._on_lost, self._attempt = on_lost, attempt
@@ -91,7 +101,7 @@ class Machines:
         for number, (_, connection) in enumerate(chosen, 1):
             _send(connection, StartRanks(attempt=attempt, nodes=nodes, node_rank=number, rendezvous=rendezvous))
         if missing:
-            on_lost(f"{missing} of {nodes} machines left before the attempt started")
+            on_lost(f"{missing} of {nodes} machines left before the attempt started", "")
 
     def end(self, exit_code: int) -> None:
         """Tell every machine that the run ends here."""
@@ -105,15 +115,16 @@ class Machines:
             peer = _keep_alive(admit(connection, secret), connection)
             arrival = receive(peer)
             if isinstance(arrival, Arrival) and 0 < arrival.node_rank < self.nodes:
-                with self._arrived(arrival.node_rank, peer):
+                with self._arrived(arrival, peer):
                     while isinstance(ended := receive(peer), RanksEnded):
                         self._note_end(arrival.node_rank, ended)
 
     @contextlib.contextmanager
-    def _arrived(self, number: int, peer: SignedConnection) -> Iterator[None]:
+    def _arrived(self, arrival: Arrival, peer: SignedConnection) -> Iterator[None]:
         """Count a machine as connected in the block; one that comes back replaces a connection that only seems open."""
+        number = arrival.node_rank
         with self._changed:
-            self._connected[number] = peer
+            self._connected[number], self._hosts[number] = peer, arrival.host
             self._changed.notify_all()
         try:
             yield
@@ -123,18 +134,19 @@ class Machines:
                 if is_gone:
                     del self._connected[number]
             if is_gone:
-                self._lose(number, f"machine {number} is gone")
+                self._lose(number, "{} is gone")
 
     def _note_end(self, number: int, ended: RanksEnded) -> None:
         if ended.attempt == self._attempt and ended.exit_code:
-            self._lose(number, f"the ranks of machine {number} ended with exit code {ended.exit_code}")
+            self._lose(number, f"the ranks of {{}} ended with exit code {ended.exit_code}")
         elif ended.attempt == self._attempt:
             self._training.discard(number)
 
     def _lose(self, number: int, what: str) -> None:
         if number in self._training:
             self._training.discard(number)
-            self._on_lost(what)
+            host = self._hosts[number]
+            self._on_lost(what.format(f"machine {number}, {host},"), host)
 
 
 def connect(address: str, secret: bytes, node_rank: int) -> SignedConnection | None:
@@ -146,7 +158,7 @@ def connect(address: str, secret: bytes, node_rank: int) -> SignedConnection | N
         return None
     try:
         peer = _keep_alive(greet(connection, secret), connection)
-        peer.send(msgspec.msgpack.encode(Arrival(node_rank=node_rank)))
+        peer.send(msgspec.msgpack.encode(Arrival(node_rank=node_rank, host=socket.gethostname()[:255])))
         return peer
     except (OSError, ConnectionEnded, NotAdmitted):
         connection.close()

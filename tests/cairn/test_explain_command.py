@@ -49,6 +49,13 @@ def test_the_newest_attempt_that_did_not_complete_is_explained(bard: FabricatedR
     assert gather_post_mortem(bard.log).receipt.attempt == 1  # type: ignore[union-attr]
 
 
+def test_a_machine_that_several_attempts_were_lost_with_is_named(fresh: FabricatedRun) -> None:
+    for number in range(3):
+        fresh.start(host="n7")
+        end_by(fresh, Evidence(exit_code=-9 if number else None), step=number)
+    assert "With n1. 3 of this run's attempts were lost or hung with n7" in explained(fresh)
+
+
 def test_without_a_failed_attempt_the_newest_is_explained(fresh: FabricatedRun) -> None:
     fresh.start()
     fresh.finish(fresh.commit(40))

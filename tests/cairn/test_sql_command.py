@@ -27,6 +27,7 @@ from storage.stores.document import encode, sha256
 from storage.stores.local_store import LocalStore
 from storage.stores.object_store import ObjectStore
 from tests.commands import Cairn
+from tests.entries import placement
 from tests.fabricated_run import HUMAN, FabricatedRun, fabricate
 
 CONTRACT = """
@@ -200,6 +201,22 @@ def test_refused_entries_count_and_change_nothing(fresh: FabricatedRun, work: Pa
     assert forged is not None
     sql = "select refused_entries, quarantined_windows, attempts from runs"
     assert ask(fresh.log.store, sql, work) == [{"refused_entries": 1, "quarantined_windows": 0, "attempts": 1}]
+
+
+def test_machines_that_failed_are_counted_over_all_their_attempts(fresh: FabricatedRun, work: Path) -> None:
+    for hosts, reason, lost_host in (
+        (("n0", "n1"), "lost", "n1"),
+        (("n0", "n1"), "lost", ""),
+        (("n0", "n2"), "oom", ""),
+    ):
+        fresh.start(placement=placement(host="n0", hosts=hosts))
+        fresh.end(reason, action="resume", evidence={"lost_host": lost_host})
+    sql = "select host, runs, attempts, failed, last_failed_at is null as never from hosts order by host"
+    assert [tuple(row.values()) for row in ask(fresh.log.store, sql, work)] == [
+        ("n0", 1, 3, 1, False),
+        ("n1", 1, 2, 1, False),
+        ("n2", 1, 1, 0, True),
+    ]
 
 
 def test_entries_of_a_newer_kind_are_passed_over(fresh: FabricatedRun, work: Path) -> None:

@@ -8,6 +8,7 @@ import contextlib
 import itertools
 import json
 import sys
+import time
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -27,7 +28,10 @@ from tests.processes.fork_server import fork_server
 
 @dataclass(frozen=True, kw_only=True)
 class Leg:
-    """Some steps of a run by so many processes, from the state in one file to the state in another."""
+    """Some steps of a run by so many processes, from the state in one file to the state in another.
+
+    `slow_rank` takes half a second longer for each forward pass.
+    """
 
     size: int
     until_step: int
@@ -35,6 +39,7 @@ class Leg:
     model: dict[str, Any] = field(default_factory=dict)
     begin: str = ""
     end: str = ""
+    slow_rank: int | None = None
 
 
 class Exchanges(TorchDispatchMode):
@@ -85,6 +90,8 @@ def _train(leg: Leg, rank: int, store: Any) -> None:
     mode = leg.settings.get("parallel", "ddp")
     ranks = SINGLE_RANK if leg.size == 1 else join_ranks(rank, leg.size, mode=mode, device=CPU, store=store)
     run = TinyRun(model=leg.model, ranks=ranks, **leg.settings)
+    if rank == leg.slow_rank:
+        run.state.model.ln_f.register_forward_hook(lambda *given: time.sleep(0.5))
     if leg.begin:
         run.state.load(read_state(Path(leg.begin)))
     ticks = itertools.count()

@@ -4,9 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from tests.model.rank_legs import Leg, read_state, train_legs
+from tests.model.rank_legs import Leg, read_seen, read_state, train_legs
 from tests.model.tiny_run import TinyRun
 
 PROCESSES = 4
@@ -21,6 +20,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "bf16 fused": {"dropout": 0.2},
     "qwen3 moved by muon": {"dropout": 0.2, "architecture": "qwen3", "n_kv_head": 1},
 }
+SLOW_RANK = 2
 
 
 def moved(folder: Path, mode: str) -> list[Leg]:
@@ -29,25 +29,33 @@ def moved(folder: Path, mode: str) -> list[Leg]:
     for number, size in enumerate((1, 2, 4, 2, 1), start=1):
         until, end = (STEPS if number == 5 else number + number // 4), str(folder / f"{mode}-{number}.npz")
         settings = {**MODES[mode], "steps": STEPS, "activation_checkpointing": number > 2}
-        legs.append(Leg(size=size, until_step=until, settings=settings, model=MODELS[mode], begin=begin, end=end))
+        slow = SLOW_RANK if (size, mode) == (4, "fp32") else None
+        model = MODELS[mode]
+        leg = Leg(size=size, until_step=until, settings=settings, model=model, begin=begin, end=end, slow_rank=slow)
+        legs.append(leg)
         begin = end
     return legs
 
 
 @pytest.fixture(scope="module")
-def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, torch.Tensor]]:
-    """The last state of each run, all trained by the same four processes."""
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What became of each leg, all trained by the same four processes."""
     folder = tmp_path_factory.mktemp("legs")
     legs = [leg for mode in MODES for leg in moved(folder, mode)]
     train_legs(legs, processes=PROCESSES)
-    return {mode: read_state(folder / f"{mode}-5.npz") for mode in MODES}
+    return folder
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_run_moved_between_numbers_of_processes_ends_in_the_bits_of_one_process(
-    ended: dict[str, dict[str, torch.Tensor]], mode: str
-) -> None:
+def test_a_run_moved_between_numbers_of_processes_ends_in_the_bits_of_one_process(folder: Path, mode: str) -> None:
     alone = TinyRun(model=MODELS[mode], steps=STEPS, **MODES[mode])
     alone.train(STEPS)
-    found = ended[mode]
+    found = read_state(folder / f"{mode}-5.npz")
     assert {name: tensor.numpy().tobytes() for name, tensor in found.items()} == alone.bits()
+
+
+def test_the_record_of_a_step_names_the_rank_that_the_others_waited_for(folder: Path) -> None:
+    for record in read_seen(folder / "fp32-3.npz")["records"]:
+        assert record["slowest_rank"] == SLOW_RANK
+        assert record["slowest_rank_seconds"] > max(0.5, record["median_rank_seconds"])
+    assert {record["slowest_rank"] for record in read_seen(folder / "fp32-1.npz")["records"]} == {None}

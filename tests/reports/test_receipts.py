@@ -2,6 +2,8 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from reports.explain.post_mortem_facts import gather_post_mortem
 from reports.explain.post_mortem_text import post_mortem_lines
 from reports.queries.alias_history import list_promotions
@@ -14,6 +16,7 @@ from storage.stores.document import encode
 from storage.stores.local_store import LocalStore
 from tasks.attempt.attempt_receipt import evidence_document
 from tasks.policy.failures import Evidence, classify
+from tests.entries import placement
 from tests.fabricated_run import FabricatedRun
 
 # fmt: off
@@ -22,7 +25,7 @@ ATTEMPT = {
     "config_sha256", "data_snapshot", "code_version", "versions", "placement", "flow_run_id", "resumed_from_step",
     "resumed_from_manifest", "first_step", "last_step", "last_committed_step", "tokens", "gpu_seconds",
     "useful_gpu_seconds", "wasted_gpu_seconds", "waiting_seconds", "gathering_seconds", "starting_seconds", "peak",
-    "practised", "micro_batch", "decision",
+    "practised", "failed_host", "micro_batch", "decision",
 }
 CHECKPOINT = {
     "run_id", "attempt", "step", "state", "prefix", "manifest_sha256", "state_sha256", "bytes",
@@ -53,7 +56,7 @@ def test_a_receipt_has_every_field_of_the_contract(bard: FabricatedRun) -> None:
 def test_a_receipt_says_where_the_attempt_ran(bard: FabricatedRun) -> None:
     placement = printed(read_receipts(bard.log))[0]["placement"]
     machine = {"host": "elsewhere", "nodes": 5, "nodes_wanted": 6, "cores": 7, "threads": 3}
-    machine["continued_by"] = "prefect deployment train-gpt/weekly"
+    machine |= {"continued_by": "prefect deployment train-gpt/weekly", "hosts": ["here", "n1"]}
     assert placement == {**machine, "pid": 11, "device": "cpu", "device_name": "a CPU", "world_size": 2}
 
 
@@ -83,6 +86,27 @@ def test_practice_is_marked_in_receipt_status_explanation_and_table(fresh: Fabri
     assert "This was practice: CAIRN_FAULTS injected kill@30 into it." in told
     counted = count_reasons([receipt, replace(receipt, practised=())])
     assert {row.reason for row in counted} == {"lost", "lost (practised)"}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "reason", "evidence", "host"),
+    [
+        (2, "lost", Evidence(exit_code=-9, lost_machine="machine 1, n1, is gone", lost_host="n1"), "n1"),
+        (2, "lost", Evidence(), "here"),
+        (1, "hung", Evidence(silent_seconds=9.0), "here"),
+        (2, "hung", Evidence(silent_seconds=9.0), None),
+        (1, "lost", Evidence(exit_code=-9, practised=("kill@30",)), None),
+        (1, "oom", Evidence(oom_kills=1), None),
+    ],
+    ids=["another", "the first", "hung", "hung on several", "practice", "of the run itself"],
+)
+def test_a_receipt_names_the_machine_that_was_lost_or_hung(
+    fresh: FabricatedRun, nodes: int, reason: str, evidence: Evidence, host: str | None
+) -> None:
+    fresh.start(placement=placement(nodes=nodes))
+    fresh.end(reason, action="resume", evidence=evidence_document(evidence))
+    (receipt,) = read_receipts(fresh.log)
+    assert receipt.failed_host == host
 
 
 def test_a_receipt_says_what_was_decided(bard: FabricatedRun) -> None:

@@ -170,6 +170,8 @@ def expected(table: str) -> Mapping[str, Any]:
             "placement_world_size": 6,
             "placement_nodes": 8,
             "placement_nodes_wanted": 6,
+            "placement_hosts": ("here", "n1"),
+            "failed_host": None,
             "placement_continued_by": "prefect deployment train-gpt/weekly",
             "placement_cores": 9,
             "placement_threads": 10,

@@ -87,30 +87,35 @@ def test_a_machine_that_comes_back_takes_the_place_it_had(
 
 
 def test_a_machine_is_told_where_its_ranks_meet_the_others(machines: Machines, other: SignedConnection) -> None:
-    machines.start_ranks(7, 2, "first:4711", lambda what: None)
+    machines.start_ranks(7, 2, "first:4711", lambda what, host: None)
     assert receive(other) == START
 
 
 def test_machines_that_left_before_the_start_are_lost(machines: Machines, other: SignedConnection) -> None:
-    lost = list[str]()
-    machines.start_ranks(7, 3, "first:4711", lost.append)
-    assert lost == ["1 of 3 machines left before the attempt started"]
+    lost = list[tuple[str, str]]()
+    machines.start_ranks(7, 3, "first:4711", lambda *said: lost.append(said))
+    assert lost == [("1 of 3 machines left before the attempt started", "")]
+
+
+def test_the_other_machines_of_an_attempt_are_known_by_name(machines: Machines, other: SignedConnection) -> None:
+    assert (machines.hosts(2), machines.hosts(1)) == ((socket.gethostname(),), ())
 
 
 @pytest.mark.parametrize(
     ("attempt", "exit_code", "said"),
-    [(7, 1, ["the ranks of machine 1 ended with exit code 1"]), (7, 0, []), (6, 1, ["machine 1 is gone"])],
+    [(7, 1, ["the ranks of {} ended with exit code 1"]), (7, 0, []), (6, 1, ["{} is gone"])],
     ids=["badly", "well", "of the attempt before"],
 )
 def test_ranks_that_end_badly_in_this_attempt_and_machines_that_are_gone_before_their_ranks_are_lost(
     machines: Machines, other: SignedConnection, attempt: int, exit_code: int, said: list[str]
 ) -> None:
-    lost = list[str]()
-    machines.start_ranks(7, 2, "first:4711", lost.append)
+    lost, host = list[tuple[str, str]](), socket.gethostname()
+    machines.start_ranks(7, 2, "first:4711", lambda *said: lost.append(said))
     say_ended(other, attempt=attempt, exit_code=exit_code)
     other.close()
     wait_until(lambda: here(machines) == 1, "its end")
-    wait_until(lambda: not machines._training and lost == said, "what is said of it")
+    wait_until(lambda: not machines._training, "its end")
+    assert lost == [(words.format(f"machine 1, {host},"), host) for words in said]
 
 
 def test_an_error_on_the_first_machine_ends_the_others_with_1(address: str) -> None:

@@ -85,6 +85,27 @@ def test_a_symptom_beside_a_worse_verdict_is_said_with_it() -> None:
     assert found.kind == VerdictKind.SPIKING and "; also: steps 300 to 320 ran at 276 tokens/s" in found.why
 
 
+def test_a_rank_that_the_others_wait_for_in_most_steps_is_named() -> None:
+    slowest = [("rank 3 on n1", 1.8) if step % 4 else ("rank 0 on n0", 1.3) for step in range(STEPS)]
+    found = verdict(slowest_ranks=slowest)
+    assert found.kind == VerdictKind.STRAGGLING
+    assert "rank 3 on n1 was the slowest in 150 of the last 200 steps" in found.why and "1.8 times" in found.why
+
+
+@pytest.mark.parametrize(
+    "slowest",
+    [
+        [(f"rank {step % 4}", 1.8) for step in range(STEPS)],
+        [("rank 3", 1.2)] * STEPS,
+        [None] * STEPS,
+        [*[("rank 3", 1.8)] * (STEPS - 200), *[("rank 1", 1.1)] * 200],
+    ],
+    ids=["another each time", "by little", "one rank", "no longer"],
+)
+def test_ranks_that_take_turns_or_are_about_equal_are_healthy(slowest: list[tuple[str, float] | None]) -> None:
+    assert verdict(slowest_ranks=slowest).kind == VerdictKind.HEALTHY
+
+
 def test_training_warns_while_it_is_slow_and_no_longer_afterwards() -> None:
     watch = ThroughputWatch()
     normal = [watch.add(8129.0, 1.0) for _ in range(30)]
