@@ -100,7 +100,7 @@ class GPT(nn.Module):
     """A network that predicts each next token."""
 
     def __init__(self, config: ModelConfig, vocab_size: int, activation_checkpointing: bool = False) -> None:
-        """Initialise the weights from the process's CPU generator; `vocab_size` in tokens."""
+        """Draw first values from the process's CPU generator, on "meta" none: see `fill`; `vocab_size` in tokens."""
         super().__init__()
         if vocab_size < 1:
             raise InvalidInput(f"vocab_size={vocab_size} must be at least 1")
@@ -118,7 +118,8 @@ class GPT(nn.Module):
         """Compiled forms of `h` for training; evaluation has too many shapes to compile."""
         self.ln_f = _norm(config)
         self.lm_head = None if config.tied else nn.Linear(config.n_embd, vocab_size, bias=False)
-        self._initialise()
+        if not self.wte.weight.is_meta:
+            self._initialise()
 
     @property
     def head_weight(self) -> Tensor:
@@ -189,12 +190,27 @@ class GPT(nn.Module):
             assert isinstance(block, Block)
             block.fused = fused and self.config.has_gpt2_layers
 
+    def fill(self, put: Callable[[Tensor, Tensor], None]) -> None:
+        """Call `put` with each parameter of a network made on "meta" and its first values, one after the other.
+
+        They have the bits that they would have in a network made on the CPU, however it is sharded by now.
+        """
+        for module in self.modules():  # in the order in which torch draws when it makes them
+            if isinstance(module, nn.Embedding):
+                torch.empty(module.weight.shape).normal_()
+            elif isinstance(module, nn.Linear):
+                for parameter in module.parameters():
+                    torch.empty(parameter.shape).uniform_()
+        self._initialise(put)
+
     @torch.no_grad()
-    def _initialise(self) -> None:
+    def _initialise(self, put: Callable[[Tensor, Tensor], None] | None = None) -> None:
         table = {row.name: row for row in parameter_table(self.config, self.vocab_size)}
         for name, parameter in self.named_parameters():
-            row = table[name]
+            row, values = table[name], parameter if put is None else torch.empty(parameter.shape)
             if row.std:
-                nn.init.normal_(parameter, std=row.std)
+                nn.init.normal_(values, std=row.std)
             else:
-                nn.init.constant_(parameter, row.constant)
+                nn.init.constant_(values, row.constant)
+            if put is not None:
+                put(parameter, values)

@@ -55,20 +55,27 @@ class TrainState:
         vocab_size: int,
         device: torch.device,
         ranks: Ranks = SINGLE_RANK,
+        *,
+        filled: bool = True,
     ) -> Self:
         """Make the state of step 0, a pure function of configs and vocabulary, with equal weights on every device.
 
-        A collective call of `ranks`; the process's generators stay unchanged. `auto` numerics raise InvalidInput.
+        Unless it is `filled`, its weights have yet to be loaded. Memory is needed for this process's part and one
+        tensor. A collective call of `ranks`; the process's generators stay unchanged. `auto` numerics raise
+        InvalidInput.
         """
         if "auto" in (training_config.precision, training_config.kernels):
             raise InvalidInput("precision and kernels must be chosen before a state is made: see choose_numerics")
-        with seeded_generators(training_config.seed, device):
+        with torch.device("meta"):
             model = GPT(model_config, vocab_size, training_config.activation_checkpointing)
-        model = model.to(device)
         model.fuse_blocks(training_config.kernels == "fused" and not training_config.compile)
         if training_config.compile and training_config.kernels == "fused":
             compile_layers(model)
         ranks.wrap(model, device, AUTOCAST_DTYPES.get(training_config.precision))
+        model.to_empty(device=device)
+        if filled:
+            with seeded_generators(training_config.seed, device):
+                model.fill(copy_into)
         compiles_whole = training_config.compile and training_config.kernels == "stock"
         return cls(
             model=model,

@@ -38,9 +38,11 @@ def open_model(
 ) -> CheckpointModel:
     """Load the weights on `device`, with `mask_documents` as in training; raises `IntegrityError` if a byte differs."""
     snapshot = open_snapshot(store, snapshot_id, cache_dir)
-    network = GPT(model, snapshot.manifest.vocab_size)
+    with torch.device("meta"):
+        network = GPT(model, snapshot.manifest.vocab_size)
+    network.to_empty(device=device)
     network.boundary_id = snapshot.manifest.end_of_text_id if mask_documents else None
     load_weights(network, to_tensors(load_checkpoint(store, reference, group="weights").tensors))
     return CheckpointModel(
-        network=network.to(device).eval(), tokenizer=parse_tokenizer(snapshot.tokenizer_json), snapshot=snapshot
+        network=network.eval(), tokenizer=parse_tokenizer(snapshot.tokenizer_json), snapshot=snapshot
     )

@@ -118,9 +118,10 @@ class CheckpointLoad:
 
 
 def fresh_state(spec: TrainerSpec, data: TrainingData, place: Place) -> TrainState:
-    """Return the state of step 0."""
+    """Return the state of step 0, without values where a checkpoint gives them."""
     training = spec.training.model_copy(update={"activation_checkpointing": spec.activation_checkpointing})
-    state = TrainState.create(spec.model, training, data.vocab_size, place.device, place.ranks)
+    is_new = spec.resume is None
+    state = TrainState.create(spec.model, training, data.vocab_size, place.device, place.ranks, filled=is_new)
     if training.mask_documents:
         state.model.boundary_id = data.end_of_text_id
     return state

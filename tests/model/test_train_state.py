@@ -5,7 +5,8 @@ import torch
 
 from model.architectures.gpt import GPT
 from model.errors import StateMismatch
-from model.training.train_state import load_weights
+from model.training.determinism import seeded_generators
+from model.training.train_state import TrainState, load_weights
 from tests.model.tiny_run import TinyRun
 
 MODES = {
@@ -48,6 +49,26 @@ def test_a_run_continued_from_its_capture_ends_in_the_bits_of_an_undisturbed_one
     again.state.load(continued.tensors())
     again.train(12)
     assert again.bits() == undisturbed.bits()
+
+
+@pytest.mark.parametrize("mode", ["fp32", "qwen3", "no clip, no bias"])
+def test_a_state_filled_tensor_by_tensor_has_the_bits_of_a_network_made_at_once(
+    tiny_run: type[TinyRun], mode: str
+) -> None:
+    state = tiny_run(**MODES[mode]).state
+    with seeded_generators(1337, torch.device("cpu")):
+        whole = GPT(state.model.config, state.model.vocab_size)
+    for (name, filled), expected in zip(state.model.named_parameters(), whole.parameters(), strict=True):
+        assert torch.equal(filled, expected), name
+
+
+def test_a_state_to_be_loaded_draws_nothing(tiny_run: type[TinyRun]) -> None:
+    made = tiny_run()
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    shape = made.state.model.config
+    TrainState.create(shape, made.training, made.state.model.vocab_size, torch.device("cpu"), filled=False)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_continued_losses_are_those_of_the_undisturbed_run(tiny_run: type[TinyRun]) -> None:

@@ -28,6 +28,7 @@ PROGRAMS = frozenset(
         "tasks.trainer.rank_launcher",
         "tasks.trainer.trainer",
         "tests.model.rank_legs",
+        "tests.tasks.rank_resume",
     }
 )
 ROOT = Path(__file__).parents[2]

@@ -1,0 +1,86 @@
+"""One rank that resumes from a checkpoint (`python -m tests.tasks.rank_resume`), and says what memory that took.
+
+Arguments: rank, number of ranks, ddp or fsdp, the store's folder, and model and reference as JSON.
+"""
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch.distributed import FileStore  # type: ignore[attr-defined]
+
+from model.configuration.network import ModelConfig
+from model.configuration.training import TrainingConfig
+from model.training.parallel import SINGLE_RANK, join_ranks
+from model.training.train_state import TrainState
+from storage.checkpoints.checkpoint import checkpoint_target, stage_checkpoint
+from storage.checkpoints.checkpoint_documents import TrainerDocument, small_tensor
+from storage.checkpoints.tensor_record import state_sha256
+from storage.logs.log_entry import CheckpointReference
+from storage.stores.local_store import LocalStore
+from tasks.trainer.tensor_exchange import to_group, to_record
+from tasks.trainer.training_setup import CheckpointLoad
+from tests.processes.fork_server import fork_server
+
+CPU, VOCABULARY = torch.device("cpu"), 509
+Mode = Literal["ddp", "fsdp"]
+
+
+def training() -> TrainingConfig:
+    """Return what the state depends on beside its network."""
+    return TrainingConfig(steps=4, global_batch=4, warmup_steps=1, precision="fp32", kernels="stock")
+
+
+def stage_by_one(folder: Path, model: ModelConfig) -> tuple[CheckpointReference, str, int]:
+    """Stage a fresh state in one process; return reference, digest and bytes."""
+    state = TrainState.create(model, training(), VOCABULARY, CPU)
+    tensors = state.live_tensors()
+    small = tuple(small_tensor(record) for record in to_group("trainer", tensors).records)
+    document = TrainerDocument(version=1, step=0, cursor=0, learning_rate=0.0, versions={}, tensors=small)
+    groups = (to_group("weights", tensors), to_group("optimizer", tensors))
+    staged = stage_checkpoint(LocalStore(folder), checkpoint_target("r", step=0, attempt=1), groups, document)
+    reference = CheckpointReference(step=0, attempt=1, prefix=staged.prefix, manifest_sha256=staged.manifest_sha256)
+    return reference, staged.state_sha256, staged.bytes
+
+
+def resume_by(size: int, mode: Mode, folder: Path, model: ModelConfig, reference: CheckpointReference) -> list[Any]:
+    """Resume on that many processes; return what each said."""
+    words = [sys.executable, "-m", "tests.tasks.rank_resume"]
+    told = json.dumps({"model": model.model_dump(), "reference": asdict(reference)})
+    ranks = [fork_server().popen([*words, str(n), str(size), mode, str(folder), told]) for n in range(size)]
+    assert [process.wait() for process in ranks] == [0] * size
+    return [json.loads((folder / f"{mode}-{size}-{n}.json").read_text()) for n in range(size)]
+
+
+def _resident(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
+
+
+def main() -> None:
+    """Resume, and leave peak memory, own bytes and the digest of the whole state in the store's folder."""
+    rank, size, mode, folder, told = sys.argv[1:]
+    given = json.loads(told)
+    place = SINGLE_RANK
+    if size != "1":
+        meeting = FileStore(f"{folder}/meeting-{mode}-{size}", int(size))
+        parallel: Mode = "fsdp" if mode == "fsdp" else "ddp"
+        place = join_ranks(int(rank), int(size), mode=parallel, device=CPU, store=meeting)
+    measured = Path("/proc/self/clear_refs").exists()
+    before = _resident("VmRSS") if measured else 0
+    if measured:
+        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    load = CheckpointLoad(LocalStore(Path(folder)), CheckpointReference(**given["reference"]))
+    state = TrainState.create(ModelConfig(**given["model"]), training(), VOCABULARY, CPU, place, filled=False)
+    promised = load.into(state)
+    peak = _resident("VmHWM") - before if measured else 0
+    found = state_sha256(to_record(named.name, named.tensor) for named in state.named_tensors())
+    said = {"peak": peak, "promised": promised, "found": found}
+    Path(f"{folder}/{mode}-{size}-{rank}.json").write_text(json.dumps(said))
+
+
+if __name__ == "__main__":
+    main()
