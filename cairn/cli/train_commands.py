@@ -151,7 +151,8 @@ def _overfit_one_batch(resolved: "ResolvedRequest", *, json: bool) -> ExitCode:
 def _show_plan(resolved: "ResolvedRequest", *, json: bool) -> ExitCode:
     from cairn.cli.training_plan_text import describe_plan
     from flows.preparation.memory_check import available_memory, require_memory
-    from flows.preparation.training_plan import plan_training
+    from flows.preparation.store_room import require_room
+    from flows.preparation.training_plan import PlanAction, plan_training
     from tasks.policy.attempt_sizes import next_sizes
     from tasks.trainer.trainer_group import trainer_group
 
@@ -161,6 +162,8 @@ def _show_plan(resolved: "ResolvedRequest", *, json: bool) -> ExitCode:
     print_document(plan) if json else print_facts(describe_plan(plan))
     sizes = next_sizes(log.state, settled.training, chosen=plan.memory.micro_batch)
     require_memory(settled, plan.model.vocab_size, sizes, memory)
+    if plan.action != PlanAction.NOTHING:
+        require_room(log.store, plan.checkpoints.room)
     return ExitCode.DONE
 
 

@@ -80,10 +80,12 @@ def _describe_remaining(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
         yield "time", f"an estimate: {format_duration(seconds)} of training at {pace}"
     commits = plan.checkpoints
     every = f" and every {commits.every_seconds:g} s" if commits.every_seconds else ""
-    size = f"{_format_bytes(commits.bytes_each)} each"
-    kept = f"at most {commits.kept_at_most} kept ({_format_bytes(commits.kept_at_most * commits.bytes_each)})"
+    room, size = commits.room, f"{_format_bytes(commits.room.bytes_each)} each"
+    kept = f"at most {room.kept_at_most} kept ({_format_bytes(room.kept_at_most * room.bytes_each)})"
     schedule = f"{commits.ahead:,} ahead, every {format_count(commits.every_steps, 'step')}{every}, {size}"
     yield "checkpoints", f"{schedule}; {kept} beside those in use"
+    free = "" if room.free_bytes is None else f", {_format_bytes(room.free_bytes)} are free"
+    yield "room", f"the store needs {_format_bytes(room.needed_bytes)} more for all at once{free}"
     yield "evaluations", f"of {format_count(plan.evaluations.commits, 'commit')}: {', '.join(plan.evaluations.suites)}"
     if plan.cost.gpu_hour_price is not None:
         money = "not known before the run has trained a step"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from flows.preparation.memory_check import available_memory, require_memory
 from flows.preparation.planned_data import preview_sources, wanted_vocab_size
+from flows.preparation.store_room import require_room, store_room
 from flows.preparation.training_request import ResolvedRequest, configure_run
 from model.configuration.data import SMALLEST_BPE_VOCABULARY
 from model.errors import InvalidInput
@@ -72,6 +73,7 @@ def check_before_start(
         _check_store(log.store)
     vocab_size = _check_data(log.store, wanted, resolved.base_dir)
     if writable:
+        require_room(log.store, store_room(log.store, log.state, wanted, vocab_size))
         _check_memory(wanted, log.state, vocab_size, environment)
     return wanted
 

@@ -8,7 +8,8 @@ from statistics import median
 
 from flows.preparation.memory_check import AvailableMemory, choose_micro_batch, estimate_trainer
 from flows.preparation.planned_data import PlannedData, plan_data
-from model.estimates.size_estimate import MemoryEstimate, checkpoint_bytes, count_parameters
+from flows.preparation.store_room import StoreRoom, store_room
+from model.estimates.size_estimate import MemoryEstimate, count_parameters
 from reports.queries.run_status import BudgetStatus, RunPhase, count_budgets, read_status
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
@@ -66,13 +67,12 @@ class PlannedTime:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedCheckpoints:
-    """The commits ahead, without those that `every_seconds` adds, and how many of them retention keeps at most."""
+    """The commits ahead, without those that `every_seconds` adds, and the room that what retention keeps takes."""
 
     every_steps: int
     every_seconds: float | None
     ahead: int
-    bytes_each: int
-    kept_at_most: int
+    room: StoreRoom
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,7 +141,12 @@ def plan_training(log: RunLog, config: RunConfig, base_dir: Path, memory: Availa
         model=_model(config, data.vocab_size, parameters),
         memory=_memory(state, config, data.vocab_size, memory),
         time=time,
-        checkpoints=_checkpoints(config, first, data.vocab_size),
+        checkpoints=PlannedCheckpoints(
+            every_steps=config.checkpoint.every_steps,
+            every_seconds=config.checkpoint.every_seconds,
+            ahead=_multiples(config.checkpoint.every_steps, first, total),
+            room=store_room(log.store, state, config, data.vocab_size),
+        ),
         evaluations=_evaluations(config, first),
         cost=_cost(config, time),
         budgets=count_budgets(state, config.budgets.model_dump(mode="json")),
@@ -195,19 +200,6 @@ def _time(log: RunLog, tokens: int) -> PlannedTime:
             speed = median(line.tokens_per_second for line in lines)
             return PlannedTime(tokens_per_second=speed, seconds=tokens / speed if speed > 0 else None)
     return PlannedTime(tokens_per_second=None, seconds=None)
-
-
-def _checkpoints(config: RunConfig, first: int, vocab_size: int) -> PlannedCheckpoints:
-    rules, total = config.checkpoint, config.training.steps
-    milestones = total // rules.keep_every if rules.keep_every else 0
-    commits = _multiples(rules.every_steps, 0, total)
-    return PlannedCheckpoints(
-        every_steps=rules.every_steps,
-        every_seconds=rules.every_seconds,
-        ahead=_multiples(rules.every_steps, first, total),
-        bytes_each=checkpoint_bytes(config.model, config.training, vocab_size),
-        kept_at_most=min(commits, rules.keep_last + rules.keep_best + milestones),
-    )
 
 
 def _evaluations(config: RunConfig, first: int) -> PlannedEvaluations:

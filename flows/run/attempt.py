@@ -29,7 +29,7 @@ from tasks.attempt.attempt_receipt import AttemptOver, Usage
 from tasks.attempt.practised_faults import practised_faults
 from tasks.commit_checkpoint import commit_checkpoint
 from tasks.errors import TrainerGone
-from tasks.policy.attempt_sizes import MemoryRoom, segment_end, stretch_end
+from tasks.policy.attempt_sizes import MemoryRoom, segment_end, stall_seconds, stretch_end
 from tasks.policy.failures import Evidence, classify
 from tasks.policy.termination import TerminationReason
 from tasks.train_segment import train_segment
@@ -50,7 +50,7 @@ class Attempt:
         self.evaluations = AttemptEvaluations(run, started.attempt)
         self._observation = TrainerObservation(run.config, run.shutdown, run.cancellation)
         self._trainer: TrainerProcess | None = None
-        self._symptom = ""
+        self._symptom = self._behind = ""
         self._began, self._ready_at = time.monotonic(), math.inf
         self._commits: list[Commit] = []
         beside: Any = ThreadPoolExecutor(max_workers=1, thread_name_prefix="commit")
@@ -104,11 +104,29 @@ class Attempt:
                 break
             segment = self._train_stretch(trainer, step)
             self._is_trainer_stopped = segment.stopped
-            self._wait_commits()
-            if segment.step > step:
-                self._commit(trainer, segment, commit_checkpoint.submit)
+            if self._is_staged(segment):
+                self._wait_commits()
+                if segment.step > step:
+                    self._commit(trainer, segment, commit_checkpoint.submit)
             step = segment.step
+        if self._behind and self._is_ending():  # told to end between two segments, of which the last has no checkpoint
+            segment = trainer.train_until(step)
+            self._wait_commits()
+            self._commit(trainer, segment, commit_checkpoint.submit)
         self._wait_commits()
+
+    def _is_staged(self, segment: SegmentDone) -> bool:
+        self._behind = ""
+        if segment.behind is not None:
+            self._behind = f"no checkpoint of step {segment.step}: that of step {segment.behind} is still on its way"
+            self._run.say(f"  {self._behind}")
+        return not self._behind
+
+    def _train_one(self, trainer: TrainerProcess, step: int) -> SegmentDone:
+        until, config = self._segment_end(trainer, step), self._run.config
+        decides = config.early_stop.is_on and self.evaluations.is_due(until)
+        limit = stall_seconds(until, config.checkpoint, total_steps=config.training.steps, decides=decides)
+        return trainer.train_until(until, stall_seconds=limit)
 
     def _is_ending(self) -> bool:
         return self._run.shutdown.signal is not None or self._is_trainer_stopped
@@ -149,13 +167,14 @@ class Attempt:
         return trainer.received.segments[-1]
 
     def _train_to(self, trainer: TrainerProcess, first: int, until: int) -> SegmentDone:
-        """Train to `until`, committing every segment but the last; a task run keeps its errors, so they are noted."""
+        """Train to `until`, committing what is staged before it; a task run keeps its errors, so they are noted."""
         try:
-            segment = trainer.train_until(self._segment_end(trainer, first))
+            segment = self._train_one(trainer, first)
             while segment.step < until and not segment.stopped and not self._is_ending():
-                self._settle_commits()
-                self._commit(trainer, segment, self._submit_beside)
-                segment = trainer.train_until(self._segment_end(trainer, segment.step))
+                if self._is_staged(segment):
+                    self._settle_commits()
+                    self._commit(trainer, segment, self._submit_beside)
+                segment = self._train_one(trainer, segment.step)
         except Exception as problem:
             self._problem = problem
             raise
@@ -248,7 +267,7 @@ class Attempt:
             at=utc_now(),
             peak=ready.peak if ready else None,
             starting_seconds=min(self._ready_at, time.monotonic()) - self._began,
-            symptom=self._symptom,
+            symptom=self._symptom or self._behind,
         )
 
 

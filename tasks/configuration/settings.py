@@ -28,6 +28,9 @@ class CheckpointConfig(Section):
     )
     grace_seconds: Seconds = Field(30.0, description="time that a preempted attempt has to commit once more")
     patience_seconds: Seconds = Field(600.0, description="how long an unreachable store is retried")
+    stall_seconds: Seconds = Field(
+        10.0, description="how long training waits for the checkpoint before; then it goes on without this one"
+    )
     keep_last: Annotated[int, Field(ge=1)] = Field(3, description="keep so many of the newest checkpoints")
     keep_best: NotNegative = Field(1, description="keep so many with the lowest held-out loss")
     keep_every: NotNegative = Field(

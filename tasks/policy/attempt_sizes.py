@@ -65,6 +65,15 @@ def segment_end(step: int, checkpoint: CheckpointConfig, *, total_steps: int, st
     return min(border, step + steps)
 
 
+def stall_seconds(step: int, checkpoint: CheckpointConfig, *, total_steps: int, decides: bool) -> float | None:
+    """Return how long training waits for the checkpoint before to commit at `step`, None for as long as it takes.
+
+    Nothing is left out at the last step, where retention keeps each, and where an evaluation `decides` on the run.
+    """
+    is_milestone = bool(checkpoint.keep_every) and step % checkpoint.keep_every == 0
+    return None if step == total_steps or is_milestone or decides else checkpoint.stall_seconds
+
+
 def stretch_end(
     step: int,
     checkpoint: CheckpointConfig,

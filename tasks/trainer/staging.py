@@ -3,6 +3,7 @@
 One at a time: its memory is not overwritten before. For a store that is away it retries `patience_seconds` long.
 """
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -117,7 +118,7 @@ class Staging:
         self._store, self._callbacks, self._retry_policy = store, callbacks, run_retry_policy(patience_seconds)
         self._buffer = buffer or StagingBuffer(torch.device("cpu"))
         self._thread: threading.Thread | None = None
-        self._step = 0
+        self.step = 0
 
     def prepare(self, tensors: Sequence[NamedTensor]) -> None:
         """Allocate the memory for copies of these tensors in the background."""
@@ -131,7 +132,7 @@ class Staging:
     def begin(self, checkpoint: HostCheckpoint, before: Callable[[], None]) -> None:
         """Wait for the checkpoint on its way, then call `before` and stage `checkpoint` in the background."""
         self.wait()
-        self._step = checkpoint.document.step
+        self.step = checkpoint.document.step
         self._thread = threading.Thread(target=self._run, args=(checkpoint, before), name="staging")
         self._thread.start()
 
@@ -140,12 +141,17 @@ class Staging:
         """Whether a checkpoint is still being uploaded, so that its memory is in use."""
         return self._thread is not None and self._thread.is_alive()
 
-    def wait(self) -> None:
-        """Wait until the checkpoint on its way is staged, calling `on_waiting` every 2 s as a sign of life."""
-        started = time.monotonic()
-        while self._thread is not None and self.is_in_progress:
-            self._thread.join(_HEARTBEAT_SECONDS)
-            self._callbacks.on_waiting(self._step, "", time.monotonic() - started)
+    def wait(self, limit_seconds: float = math.inf) -> bool:
+        """Wait until the checkpoint on its way is staged, calling `on_waiting` every 2 s as a sign of life.
+
+        Returns False if it still is not after `limit_seconds`.
+        """
+        started, waited_seconds = time.monotonic(), 0.0
+        while self._thread is not None and self.is_in_progress and waited_seconds < limit_seconds:
+            self._thread.join(min(_HEARTBEAT_SECONDS, limit_seconds - waited_seconds))
+            waited_seconds = time.monotonic() - started
+            self._callbacks.on_waiting(self.step, "", waited_seconds)
+        return not self.is_in_progress
 
     def _run(self, checkpoint: HostCheckpoint, before: Callable[[], None]) -> None:
         lower_thread_priority()

@@ -48,10 +48,12 @@ class StepReporter:
             self._log.write(record)
             self._channel.send(StepDone(record=record, tokens=self._tokens, gpu_seconds=self._gpu_seconds()))
 
-    def report_segment(self, *, step: int, stopped: bool) -> None:
-        """Send that a segment has ended."""
-        done = SegmentDone(step=step, stopped=stopped, tokens=self._tokens, gpu_seconds=self._gpu_seconds())
-        self._channel.send(done)
+    def report_segment(self, *, step: int, stopped: bool, behind: int | None = None) -> None:
+        """Send that a segment has ended; without a checkpoint where that of step `behind` is still on its way."""
+        tokens, gpu_seconds = self._tokens, self._gpu_seconds()
+        self._channel.send(
+            SegmentDone(step=step, stopped=stopped, tokens=tokens, gpu_seconds=gpu_seconds, behind=behind)
+        )
 
     def publish(self) -> None:
         """Upload the records, if the store is not a local folder."""

@@ -73,8 +73,11 @@ class Trainer:
         ready = Ready(step=step, state_sha256=digest, parameters=parameters, device=str(device), peak=peak)
         self._channel.send(ready)
 
-    def train_segment(self, until_step: int) -> None:
-        """Train, copy the state to the host, and stage it in the background while the next segment trains."""
+    def train_segment(self, until_step: int, stall_seconds: float | None = None) -> None:
+        """Train, copy the state to the host, and stage it in the background while the next segment trains.
+
+        With `stall_seconds` nothing is copied or staged if the checkpoint before is still on its way so much later.
+        """
         self._staging.prepare(self._state.live_tensors())
         observer = StepObserver(
             on_step=self._on_step,
@@ -86,6 +89,9 @@ class Trainer:
             stopped = train_until(self._state, self._data.inputs, observer, until_step=until_step, schedule=schedule)
         except (NonFiniteLoss, TokenOutOfRange) as error:
             raise_for_samples(error, self._state, self._data.inputs)
+        if stall_seconds is not None and not stopped and self._ranks.any(not self._staging.wait(stall_seconds)):
+            self._reporter.report_segment(step=self._state.step, stopped=False, behind=self._staging.step)
+            return
         checkpoint = self._copy_checkpoint()
         self._reporter.report_segment(step=self._state.step, stopped=stopped)
         self._staging.begin(checkpoint, before=self._reporter.publish)
@@ -146,7 +152,7 @@ def main() -> None:
         trainer = Trainer(spec, channel, stop, channel.join(spec))
         trainer.resume()
         while isinstance(command := channel.next_command(), TrainUntil):
-            trainer.train_segment(command.step)
+            trainer.train_segment(command.step, command.stall_seconds)
         trainer.finish()
     except Exception as error:
         exit_on_error(channel, error)

@@ -129,12 +129,12 @@ class TrainerProcess:
         assert self.received.listening is not None
         return self.received.listening.port
 
-    def train_until(self, step: int) -> SegmentDone:
-        """Have the child train until `step` and wait for it; raises `TrainerGone` if it exits before."""
+    def train_until(self, step: int, *, stall_seconds: float | None = None) -> SegmentDone:
+        """Have the child train until `step`, see `TrainUntil`, and wait; raises `TrainerGone` if it exits before."""
         segments = self.received.segments
         before = len(segments)
         self._detector.resume()
-        self._write(encode_message(TrainUntil(step=step)))
+        self._write(encode_message(TrainUntil(step=step, stall_seconds=stall_seconds)))
         self._wait(lambda: len(segments) > before)
         return segments[before]
 

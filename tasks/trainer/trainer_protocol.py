@@ -72,9 +72,10 @@ class TrialDone:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainUntil:
-    """Command: train until this step is complete, then stage."""
+    """Command: train until this step is complete, then stage; not if the checkpoint before is longer on its way."""
 
     step: int
+    stall_seconds: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,12 +105,16 @@ class StepDone:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SegmentDone:
-    """Event: training reached the commanded step, or stopped before it on SIGTERM; staging has begun."""
+    """Event: training reached the commanded step, or stopped before it on SIGTERM; staging has begun.
+
+    It has not where the checkpoint of step `behind` is still on its way: this step gets none.
+    """
 
     step: int
     stopped: bool
     tokens: int
     gpu_seconds: float
+    behind: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

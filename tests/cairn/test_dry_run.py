@@ -10,13 +10,16 @@ import pytest
 from cairn.cli.command import run_command
 from cairn.cli.training_plan_text import describe_plan
 from flows.preparation.memory_check import AvailableMemory
+from flows.preparation.store_room import StoreRoom, require_room, store_room
 from flows.preparation.training_plan import TrainingPlan, plan_training
 from model.estimates.size_estimate import TrainingPlace
 from storage.logs.run_log import RunLog
+from storage.logs.run_state import RunState
 from storage.logs.step_log import StepRecord, step_log_key
 from storage.stores.local_store import LocalStore
 from tasks.configuration.run_configuration import RunConfig
 from tests.commands import Cairn
+from tests.memory_store import MemoryStore
 from tests.writing_run import WritingRun, configuration, open_writing_run
 
 UNKNOWN_MEMORY = AvailableMemory(bytes=None, place=TrainingPlace())
@@ -71,20 +74,17 @@ def test_a_new_run_would_be_opened_at_step_0(capsys: pytest.CaptureFixture[str],
     plan = told(capsys, config, "--json")
     assert (plan["action"], plan["attempt"], plan["from_step"], plan["total_steps"]) == ("open", 1, 0, 50)
     assert (plan["tokens_per_step"], plan["tokens_ahead"]) == (64, 3200)
-    assert plan["checkpoints"] == {
-        "ahead": 3,
-        "bytes_each": 3 * 4 * 3944,
-        "every_seconds": None,
-        "every_steps": 20,
-        "kept_at_most": 3,
-    }
+    each, room = 3 * 4 * 3944, plan["checkpoints"].pop("room")
+    assert plan["checkpoints"] == {"ahead": 3, "every_seconds": None, "every_steps": 20}
+    assert (room["bytes_each"], room["kept_at_most"], room["needed_bytes"]) == (each, 3, 3 * each)
+    assert room["free_bytes"] > 0
     assert plan["model"]["parameters"] == 3944 and plan["data"]["snapshot_id"] is None
     assert plan["evaluations"] == {"commits": 3, "suites": ["held-out"]}
 
 
 def test_people_read_one_fact_a_line(capsys: pytest.CaptureFixture[str], config: Path) -> None:
     names = [line.split("  ")[0] for line in told(capsys, config).splitlines()]
-    expected = "would because store data model memory steps time checkpoints evaluations"
+    expected = "would because store data model memory steps time checkpoints room evaluations"
     assert names == [*expected.split(), "retries left"]
 
 
@@ -202,7 +202,49 @@ def test_commits_are_counted_to_the_last_step(
 ) -> None:
     rules = written.config.checkpoint.model_copy(update={"every_steps": every, "keep_every": keep_every})
     found = planned(written, written.config.model_copy(update={"checkpoint": rules})).checkpoints
-    assert (found.ahead, found.kept_at_most) == (ahead, kept)
+    assert (found.ahead, found.room.kept_at_most) == (ahead, kept)
+
+
+def room_of(written: WritingRun, **checkpoint: Any) -> StoreRoom:
+    rules = written.config.checkpoint.model_copy(update=checkpoint)
+    return planned(written, written.config.model_copy(update={"checkpoint": rules})).checkpoints.room
+
+
+def test_the_room_is_for_what_is_kept_and_one_on_its_way_in_and_one_out(written: WritingRun) -> None:
+    room = room_of(written, every_steps=4, keep_last=2, keep_best=1)
+    assert room.needed_bytes == (2 + 1 + 2) * room.bytes_each
+
+
+def test_there_are_never_more_checkpoints_than_commits(written: WritingRun) -> None:
+    room = room_of(written, every_steps=20, keep_last=9)
+    assert room.needed_bytes == 2 * room.bytes_each
+
+
+def test_what_a_run_has_in_the_store_already_needs_no_more_room(written: WritingRun) -> None:
+    before = room_of(written, every_steps=4).needed_bytes
+    written.start()
+    committed = written.commit(4)
+    written.log.refresh()
+    record = written.log.state.find(committed.prefix)
+    assert record is not None and room_of(written, every_steps=4).needed_bytes == before - record.committed.bytes
+
+
+def test_a_bucket_has_no_free_space_to_ask_for_and_the_need_is_told(written: WritingRun) -> None:
+    room = store_room(MemoryStore("bucket"), RunState(), written.config, 300)
+    assert room.free_bytes is None and room.needed_bytes > 0
+    require_room(MemoryStore("bucket"), room)
+
+
+def test_a_run_whose_checkpoints_cannot_fit_is_refused_after_its_plan_and_before_it_is_opened(
+    cairn: Cairn, config: Path
+) -> None:
+    many = ("training.steps=1000000000", "checkpoint.every_steps=1", "checkpoint.keep_last=1000000000")
+    options = [word for setting in many for word in ("--set", setting)]
+    for arguments in (("--dry-run",), ()):
+        ended = cairn("train", "run.toml", *options, *arguments)
+        assert ended.code == 2 and "GB are needed for checkpoints of" in ended.err
+        assert "lower checkpoint.keep_last" in ended.err and ("room " in ended.out) == bool(arguments)
+    assert not list((config.parent / "store").glob("runs/*"))
 
 
 def test_a_changed_frozen_value_is_drift(written: WritingRun, tmp_path: Path, cairn: Cairn) -> None:

@@ -6,7 +6,7 @@ from model.configuration.training import TrainingConfig
 from storage.logs.run_fold import fold
 from tasks.configuration.settings import CheckpointConfig
 from tasks.errors import TaskError
-from tasks.policy.attempt_sizes import STRETCH_SECONDS, next_sizes, segment_end, stretch_end
+from tasks.policy.attempt_sizes import STRETCH_SECONDS, next_sizes, segment_end, stall_seconds, stretch_end
 from tests.entries import decided, ended, started
 from tests.storage.builders import entry, opened
 
@@ -71,6 +71,17 @@ def test_with_seconds_no_multiple_is_passed_over() -> None:
 
 def test_a_step_longer_than_the_seconds_is_a_segment() -> None:
     assert segment_end(3, CheckpointConfig(every_seconds=1.0), total_steps=9, step_seconds=60.0) == 4
+
+
+@pytest.mark.parametrize(
+    ("step", "keep_every", "decides", "expected"),
+    [(10, 0, False, 7.0), (25, 0, False, None), (10, 5, False, None), (10, 4, False, 7.0), (10, 0, True, None)],
+)
+def test_no_commit_is_left_out_at_the_end_at_milestones_and_where_an_evaluation_decides(
+    step: int, keep_every: int, decides: bool, expected: float | None
+) -> None:
+    checkpoint = CheckpointConfig(stall_seconds=7.0, keep_every=keep_every)
+    assert stall_seconds(step, checkpoint, total_steps=25, decides=decides) == expected
 
 
 def test_seconds_that_are_none_are_refused() -> None:

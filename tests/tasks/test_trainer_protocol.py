@@ -43,6 +43,8 @@ MESSAGES: list[Command | Event] = [
     Ready(step=0, state_sha256=None, parameters=7, device="cpu"),
     StepDone(record=RECORD, tokens=8, gpu_seconds=0.1),
     SegmentDone(step=5, stopped=False, tokens=40, gpu_seconds=0.5),
+    SegmentDone(step=9, stopped=False, tokens=40, gpu_seconds=0.5, behind=5),
+    TrainUntil(step=9, stall_seconds=2.5),
     StagedCheckpoint(step=5, attempt=1, prefix="p", manifest_sha256="m", state_sha256="s", bytes=9),
     Waiting(step=5, why="503", seconds=1.0),
     ExceptionReport(kind=ErrorKind.BAD_DATA, exception="E", message="m", traceback=("t",), step=4, windows=(1, 2)),

@@ -21,6 +21,7 @@ from tasks.errors import InvalidConfiguration
 from tasks.evaluator.evaluation_suite import CommandSuite
 from tasks.policy.error_kind import ErrorKind
 from tasks.policy.failures import Evidence, ExceptionReport
+from tasks.trainer.trainer_protocol import TrainUntil
 from tests.wiring.bench import Bench
 from tests.wiring.key_table import acts, seen_by
 
@@ -55,6 +56,14 @@ def how_long_the_store_is_waited_for(bench: Bench) -> None:
         assert attempt_flow._trainer_spec(run, claim_next_attempt(run)).patience_seconds == 83.5
     with bench.world.opened(bench.world.spec(910, patience_seconds=83.5)) as (trainer, _):
         assert trainer._staging._retry_policy.total_seconds == 83.5
+
+
+@acts("checkpoint.stall_seconds")
+def how_long_training_waits_for_an_upload(bench: Bench) -> None:
+    bench.flow.train("checkpoint.stall_seconds=7.5")
+    _, commands = bench.flow.heard()
+    waits = [command.stall_seconds for command in commands if isinstance(command, TrainUntil)]
+    assert waits == [7.5, None], "the last step is committed however long that takes"
 
 
 @acts("evaluation.every_commits", "evaluation.timeout_seconds")

@@ -3,7 +3,8 @@
 It trains nothing, so it starts in half a second. What it was sent stands in `attempt-NNNN.heard` of its work folder.
 `--die-at N` ends it by SIGKILL after step N, `--deaf` makes it ignore SIGTERM and hang before its first step,
 `--first-loss L` lets the losses it reports fall from there. `--linger` makes it stay when it is told to finish, and
-write the file `finished-before-its-trainer` if the run is finished while it does.
+write the file `finished-before-its-trainer` if the run is finished while it does. `--slow-upload N` leaves the upload
+of step N under way until it is told to wait for it; `--stop-parent` sends its parent SIGTERM where that shows.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from storage.checkpoints.checkpoint import StagedCheckpoint, TensorGroup, checkpoint_target, stage_checkpoint
@@ -56,8 +58,11 @@ def main() -> None:
     parser.add_argument("--first-loss", type=float, default=FIRST_LOSS)
     parser.add_argument("--deaf", action="store_true")
     parser.add_argument("--linger", action="store_true")
+    parser.add_argument("--slow-upload", type=int)
+    parser.add_argument("--stop-parent", action="store_true")
     chosen = parser.parse_args()
-    signal.signal(signal.SIGTERM, signal.SIG_IGN if chosen.deaf else signal.SIG_DFL)
+    ignores = chosen.deaf or chosen.stop_parent
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if ignores else signal.SIG_DFL)
     line = sys.stdin.buffer.readline()
     if not line:
         return
@@ -77,7 +82,7 @@ def main() -> None:
                 return
             if chosen.deaf:
                 signal.pause()
-            for event in _segment(spec, first, step, command.step, chosen):
+            for event in _segment(spec, first, step, command, chosen):
                 if isinstance(event, StepDone):
                     steps.write(event.record)
                 _send(event)
@@ -92,15 +97,28 @@ def _linger(spec: TrainerSpec) -> None:
     signal.pause()
 
 
-def _segment(spec: TrainerSpec, first: int, step: int, until: int, chosen: argparse.Namespace) -> Iterator[Event]:
+def _segment(
+    spec: TrainerSpec, first: int, step: int, command: TrainUntil, chosen: argparse.Namespace
+) -> Iterator[Event]:
+    until, slow = command.step, chosen.slow_upload
     for number in range(step + 1, until + 1):
         record, trained = _record(spec, number, chosen.first_loss), number - first
         yield StepDone(record=record, tokens=trained * STEP_TOKENS, gpu_seconds=trained * STEP_GPU_SECONDS)
         if number == chosen.die_at:
             os.kill(os.getpid(), signal.SIGKILL)
     tokens, gpu_seconds = (until - first) * STEP_TOKENS, (until - first) * STEP_GPU_SECONDS
-    yield SegmentDone(step=until, stopped=False, tokens=tokens, gpu_seconds=gpu_seconds)
-    yield _stage(spec, until)
+    done = SegmentDone(step=until, stopped=False, tokens=tokens, gpu_seconds=gpu_seconds)
+    if slow is not None and until > slow and command.stall_seconds is not None:
+        if chosen.stop_parent:
+            os.kill(os.getppid(), signal.SIGTERM)
+        yield replace(done, behind=slow)
+        return
+    if until > (slow or until):
+        yield _stage(spec, slow)
+        chosen.slow_upload = None
+    yield done
+    if until != slow:
+        yield _stage(spec, until)
 
 
 def _record(spec: TrainerSpec, step: int, first_loss: float) -> StepRecord:

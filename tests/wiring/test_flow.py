@@ -156,11 +156,34 @@ def test_after_out_of_memory_sizes_that_cannot_fit_are_passed_over(
 def test_segments_end_where_the_configuration_commits(flow: FlowWorld) -> None:
     flow.train("checkpoint.every_steps=7")
     _, commands = flow.heard()
-    assert commands == [TrainUntil(step=7), TrainUntil(step=14), TrainUntil(step=20), Finish()]
+    assert [command.step for command in commands if isinstance(command, TrainUntil)] == [7, 14, 20]
+    assert commands[-1] == Finish()
+
+
+SHORT = ("checkpoint.every_steps=2", "evaluation.every_commits=7")
+
+
+def test_segments_that_end_during_an_upload_are_trained_and_get_no_commit_but_the_last(
+    flow: FlowWorld, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flow.train(*SHORT, warm=NotedWarmTrainer("--slow-upload", "4"))
+    state = flow.log.refresh()
+    assert [record.committed.step for record in state.checkpoints] == [2, 4, 20] and state.finished is not None
+    said = capsys.readouterr()
+    for step in range(6, 20, 2):
+        assert f"no checkpoint of step {step}: that of step 4 is still on its way" in said.out + said.err
+
+
+def test_a_run_told_to_end_after_a_segment_without_a_checkpoint_commits_it_all_the_same(flow: FlowWorld) -> None:
+    shutdown, warm = ShutdownSignal(), NotedWarmTrainer("--slow-upload", "4", "--stop-parent")
+    with flow.opened(*SHORT, warm=warm, shutdown=shutdown) as run, shutdown.listening():
+        ended = Attempt(run, claim_next_attempt(run)).run()
+    steps = [record.committed.step for record in flow.log.refresh().checkpoints]
+    assert (ended.reason, steps) == ("preempted", [2, 4, 6])
 
 
 def test_short_segments_share_a_task_run_up_to_the_next_evaluation(flow: FlowWorld) -> None:
-    flow.train("checkpoint.every_steps=2", "evaluation.every_commits=7")
+    flow.train(*SHORT)
     assert [record.committed.step for record in flow.log.state.checkpoints] == list(range(2, 21, 2))
     segments = [(call["first"], call["until"]) for call in attempt_flow.train_segment.called]  # type: ignore[attr-defined]
     assert segments == [(0, 2), (2, 14), (14, 20)]

@@ -1,6 +1,7 @@
 """What the spec says reaches the network: a trainer in this process, judged by the tensors and records it leaves."""
 
 import os
+import threading
 import time
 from datetime import UTC, datetime
 from statistics import median
@@ -14,7 +15,7 @@ from model.data.token_windows import TokenWindows
 from model.errors import BadBatch, LossExploded
 from model.inference.evaluation import held_out_loss
 from model.training.parallel import Ranks
-from storage.checkpoints.checkpoint import load_checkpoint
+from storage.checkpoints.checkpoint import StagedCheckpoint, load_checkpoint
 from storage.logs.step_log import read_step_records
 from storage.snapshots.data_snapshot import open_snapshot
 from tasks.configuration.settings import DivergenceConfig
@@ -154,6 +155,29 @@ def test_a_checkpoint_says_at_which_rate_it_was_reached(world: TrainingWorld) ->
     rates = [record.lr for record in trained.parent.records]
     assert (document.step, document.learning_rate, document.cursor) == (3, rates[2], 3 * TRAINING["global_batch"])
     assert len(set(rates)) == 3
+
+
+def test_a_segment_that_ends_during_an_upload_leaves_the_state_as_it_would_be(world: TrainingWorld) -> None:
+    untouched = world.train(world.spec(), 6)
+    with world.opened(world.spec(2)) as (trainer, parent):
+        may_upload = threading.Event()
+        trainer._reporter.publish = may_upload.wait  # type: ignore[assignment]
+        trainer.train_segment(2, 0.01)
+        trainer.train_segment(4, 0.01)
+        may_upload.set()
+        trainer.train_segment(6)
+        trainer._staging.wait()
+    assert [event.behind for event in parent.all(SegmentDone)] == [None, 2, None]
+    assert [staged.step for staged in parent.all(StagedCheckpoint)] == [2, 6]
+    assert parent.last(StagedCheckpoint).state_sha256 == untouched.staged.state_sha256
+
+
+def test_a_segment_waits_for_an_upload_that_is_soon_over(world: TrainingWorld) -> None:
+    with world.opened(world.spec()) as (trainer, parent):
+        trainer.train_segment(2, 240.0)
+        trainer.train_segment(4, 240.0)
+        trainer._staging.wait()
+    assert [staged.step for staged in parent.all(StagedCheckpoint)] == [2, 4]
 
 
 def test_device_time_counts_every_process(world: TrainingWorld) -> None:
