@@ -7,7 +7,6 @@ import select
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ import pytest
 from cairn.cli.completion_scripts import Shell, read_script
 from tests.commands import ROOT, Cairn, chosen_folders
 from tests.fabricated_run import FabricatedRun
+from tests.processes.waiting import patience_seconds
 
 # What a shell is typed, to the Tab, and what then stands there.
 TYPED = {
@@ -25,6 +25,9 @@ TYPED = {
     "cairn train quickstart --set training.warm": "cairn train quickstart --set training.warmup_steps=",
     "cairn promote bard --alias=cham": "cairn promote bard --alias=champion ",
 }
+TAKES_TERMINAL = (
+    "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execvp(sys.argv[1], sys.argv[1:])"
+)
 BEGIN: dict[Shell, tuple[tuple[str, ...], str]] = {
     "bash": (("bash", "--norc", "--noprofile", "-i"), "source {script}"),
     "zsh": (("zsh", "-f", "-i"), "autoload -Uz compinit; compinit -u -D; source {script}"),
@@ -108,27 +111,30 @@ def test_tab_in_a_real_shell_completes_options_files_runs_checkpoints_aliases_an
 def type_into(shell: Shell, script: Path, folder: Path) -> list[str]:
     """Type every line of `TYPED` and Tab into the shell, then let it print what stands there."""
     command, begin = BEGIN[shell]
-    child, terminal = pty.fork()
-    if child == 0:
-        os.chdir(folder)
-        path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
-        variables = {**os.environ, **chosen_folders(folder), "PATH": path, "TERM": "dumb", "HOME": str(folder)}
-        os.execvpe(command[0], command, {**variables, "COLUMNS": "200", "HISTFILE": "/dev/null"})
+    terminal, side = pty.openpty()
+    path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    variables = {**os.environ, **chosen_folders(folder), "PATH": path, "TERM": "dumb", "HOME": str(folder)}
+    environment = {**variables, "COLUMNS": "200", "HISTFILE": "/dev/null"}
+    words = [sys.executable, "-c", TAKES_TERMINAL, *command]
+    child = subprocess.Popen(
+        words, cwd=folder, env=environment, stdin=side, stdout=side, stderr=side, start_new_session=True
+    )
+    os.close(side)
     try:
         lines, written = [f"{begin.format(script=script)}\n"], b""
         # Ctrl-E and a quote, Ctrl-A and a quoting command: the shell itself says what stands between.
         lines += [f"{typed}\t'\x01printf '<%s>\\n' '\n" for typed in TYPED]
         for text in lines:
             os.write(terminal, text.encode())
-        found, deadline = list[str](), time.monotonic() + 120
-        while len(found) < len(TYPED) and select.select([terminal], [], [], deadline - time.monotonic())[0]:
+        found = list[str]()
+        while len(found) < len(TYPED) and select.select([terminal], [], [], patience_seconds())[0]:
             written += os.read(terminal, 65536)
             found = re.findall(r"^<(cairn .*)>\r$", written.decode(errors="replace"), re.MULTILINE)
         assert len(found) == len(TYPED), written.decode(errors="replace")
         return found
     finally:
         os.close(terminal)
-        os.waitpid(child, 0)
+        child.wait()
 
 
 def test_completion_is_installed_where_the_shell_looks(cairn: Cairn, tmp_path: Path) -> None:

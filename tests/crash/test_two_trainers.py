@@ -31,6 +31,7 @@ def test_a_zombie_that_wakes_after_its_successor_finished_is_fenced_and_says_so(
     assert command.state_sha256() == undisturbed_sha256
 
 
+@pytest.mark.slow  # quick witness: tests/crash/test_exit_codes.py, a live owner leaves with 7
 def test_a_second_command_leaves_a_live_owner_alone(command: Command) -> None:
     few = ("--set", "training.steps=5", "--set", "lease.seconds=60")  # its next beat is soon enough: a disk may be slow
     owner = command.train_until(2, *few)
