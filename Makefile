@@ -15,7 +15,7 @@ SUITABLE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for name in python3 python3.14 python3.13 python3.12 python3.11; do \
 	if $$name -c '$(SUITABLE)' >/dev/null 2>&1; then echo $$name; break; fi; done)
 
-.PHONY: help .venv train wheel test test-full test-slow test-mutants test-matrix test-s3 test-slurm chaos chaos-slurm bench bench-memory bench-data bench-gpu bench-loader bench-sql bench-continuation bench-step bench-sum bench-checkpoint bench-start bench-overhead bench-history bench-install check lock audit docs format pictures up clean
+.PHONY: help .venv train wheel test test-full test-slow test-mutants test-matrix test-s3 test-slurm gpu-check gpu-wheels chaos chaos-slurm bench bench-memory bench-data bench-loader bench-sql bench-continuation bench-step bench-sum bench-checkpoint bench-start bench-overhead bench-history bench-install check lock audit docs format pictures up clean
 
 help:  ## show this list
 	@grep -E '^[.a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([.a-z-]+):[^#]*## /\1\t/' | expand -t 14
@@ -102,8 +102,11 @@ bench: bench-data bench-loader bench-step bench-sum bench-checkpoint bench-start
 bench-data: $(DEVELOPER)  ## text to snapshot beside the tokenizer library alone, and its peak memory; ARGS= adds options
 	@PYTHONPATH=. $(BIN)/python tests/benchmarks/bench_tokenize.py $(ARGS)
 
-bench-gpu: $(DEVELOPER)  ## the training step on a GPU and its bits; ARGS="--nanogpt DIR" sets nanoGPT's beside them, "--device cpu --tiny" tries the program
-	@$(BIN)/python -m tests.benchmarks.bench_gpu $(ARGS)
+gpu-check: $(DEVELOPER)  ## all that only a GPU can show, in 25 minutes; ARGS="--nanogpt DIR", "--only a,b", "--device cpu --tiny" tries the program
+	@$(BIN)/python -m tests.gpu.check --output $(or $(OUTPUT),gpu-check) $(ARGS)
+
+gpu-wheels: $(DEVELOPER)  ## what a machine with PyTorch and no network lacks for it, as wheels in .gpu/wheels
+	@$(BIN)/python -m tests.gpu.wheels --into .gpu/wheels $(ARGS)
 
 bench-loader: $(DEVELOPER)  ## reading batches beside what training needs; ARGS= adds options
 	@$(BIN)/python -m tests.benchmarks.bench_loader $(ARGS)

@@ -41,6 +41,7 @@ SIZES = {
     "10M": (ModelConfig(n_layer=6, n_head=6, n_embd=384, block_size=256), 1024),
     "30M": (ModelConfig(n_layer=6, n_head=6, n_embd=384, block_size=256), 50304),
     "124M": (ModelConfig(n_layer=12, n_head=12, n_embd=768, block_size=1024), 50304),
+    "1558M": (ModelConfig(n_layer=48, n_head=25, n_embd=1600, block_size=1024), 50304),
 }
 SMALL = "1M"
 WARM_STEPS = 5
@@ -103,7 +104,7 @@ def fresh_state(size: str, device: str) -> TrainState:
 
 
 def _training() -> TrainingConfig:
-    return TrainingConfig(steps=2**30, global_batch=8, warmup_steps=0, precision="fp32", kernels="stock")
+    return TrainingConfig(steps=2**30, global_batch=1, warmup_steps=0, precision="fp32", kernels="stock")
 
 
 def report_saves(given: argparse.Namespace) -> None:
@@ -209,7 +210,7 @@ def _stepper(state: TrainState, shape: ModelConfig, vocab_size: int) -> Callable
     tokens = np.random.default_rng(0).integers(0, vocab_size, 200_000).astype(np.uint16)
     windows = TokenWindows([tokens], shape.block_size, vocab_size)
     order = SampleOrder(window_count=windows.window_count, seed=1, global_batch=1)
-    training = _training().model_copy(update={"global_batch": 1, "micro_batch": 1})
+    training = _training().model_copy(update={"micro_batch": 1})
     inputs = StepInputs(windows=windows, order=order, training=training, micro_batch=1)
     return lambda: take_step(state, inputs)
 

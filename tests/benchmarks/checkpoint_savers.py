@@ -26,6 +26,7 @@ from storage.logs.run_log import RunLog
 from storage.stores.object_store import ObjectStore
 from storage.stores.open_store import open_store
 from tasks.trainer.staging import HostCheckpoint, Staging, StagingCallbacks
+from tasks.trainer.staging_buffer import StagingBuffer
 from tasks.trainer.tensor_exchange import to_group
 from tests.entries import started, writer
 from tests.storage.builders import opened
@@ -100,7 +101,7 @@ class CairnSaver:
         reports = StagingCallbacks(
             on_staged=self.results.append, on_waiting=lambda step, why, seconds: None, on_failed=self.results.append
         )
-        self.staging = Staging(self.store, reports, patience_seconds=60)
+        self.staging = Staging(self.store, reports, patience_seconds=60, buffer=StagingBuffer(state.device))
         self.staging.prepare(state.live_tensors())
         self.step = 0
 

@@ -177,7 +177,7 @@ def train(case: MemoryCase, folder: Path) -> Measured:
         staging.wait()
     if failures:
         raise failures[0]
-    device_peak = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else 0
+    device_peak = device_peak_bytes(device) if device.type == "cuda" else 0
     return Measured(
         peak_bytes=_resident("VmHWM"),
         imported_bytes=imported,
@@ -185,6 +185,15 @@ def train(case: MemoryCase, folder: Path) -> Measured:
         stepped_bytes=stepped,
         device_peak_bytes=device_peak,
     )
+
+
+def device_peak_bytes(device: Any) -> int:
+    """Return what this process has taken of a CUDA device at most, if it is alone there: its allocator and the rest."""
+    import torch
+
+    free, total = torch.cuda.mem_get_info(device)
+    context = total - free - torch.cuda.memory_reserved(device)
+    return int(torch.cuda.max_memory_allocated(device) + context)
 
 
 def _probe(case: MemoryCase) -> Any:

@@ -1,4 +1,7 @@
-"""What only a CUDA device can show: run with `pytest -m gpu`."""
+"""What only a CUDA device can show: run with `pytest -m gpu`, or by `make gpu-check`.
+
+`CAIRN_TEST_DEVICE=cpu` tries the tests themselves elsewhere, as far as they go there.
+"""
 
 from collections.abc import Iterator
 
@@ -8,17 +11,29 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from model.architectures.gpt import same_document_mask
+from model.configuration.network import ModelConfig
+from model.configuration.training import TrainingConfig
 from model.data.batch_loader import BatchLoader
 from model.errors import NonFiniteLoss
-from model.estimates.utilization import measure_peak_flops
+from model.estimates.numerics import choose_numerics
+from model.estimates.utilization import measure_machine, measure_peak_flops
 from model.kernels.compilation import can_compile
 from model.kernels.document_attention import attend_documents, document_starts
 from model.kernels.head_loss import token_loss
 from model.kernels.padded_head_loss import padded_head_loss
 from model.training.deferred_metrics import UpdateGuard
 from model.training.determinism import make_deterministic
-from model.training.training_loop import DEFERRED_STEPS, default_fetch_schedule
+from model.training.training_loop import (
+    DEFERRED_STEPS,
+    FETCH_EVERY_STEP,
+    FetchSchedule,
+    StepObserver,
+    StepResult,
+    default_fetch_schedule,
+    train_until,
+)
 from model.training.training_step import launch_step
+from tests.device import device_under_test
 from tests.model.tiny_run import TinyRun
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]
@@ -31,11 +46,24 @@ END = 7
 
 @pytest.fixture
 def cuda() -> Iterator[torch.device]:
-    if not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device")
+    """The device under test."""
+    device = device_under_test()
     make_deterministic(seed=1, threads=1)
-    yield torch.device("cuda")
+    yield device
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def only_cuda(cuda: torch.device) -> torch.device:
+    """The device under test, where it is CUDA."""
+    if cuda.type != "cuda":
+        pytest.skip("says something of CUDA alone")
+    return cuda
+
+
+def test_what_is_chosen_here_is_bf16_and_fused(only_cuda: torch.device) -> None:
+    chosen = choose_numerics(TrainingConfig(steps=1), ModelConfig(), measure_machine())
+    assert (chosen.precision, chosen.kernels) == ("bf16", "fused")
 
 
 @pytest.mark.parametrize("mode", [STOCK, FUSED, COMPILED], ids=["stock", "fused", "fused and compiled"])
@@ -81,40 +109,64 @@ def attended(cuda: torch.device, by_bounds: bool, dropout: float = 0.0) -> tuple
     return [mixed.detach(), *of_joint], torch.cuda.max_memory_allocated() - before
 
 
-def test_attending_by_bounds_is_attending_under_the_mask_with_less_memory(cuda: torch.device) -> None:
-    (ours, our_bytes), (theirs, their_bytes) = attended(cuda, True), attended(cuda, False)
+def test_attending_by_bounds_is_attending_under_the_mask_with_less_memory(only_cuda: torch.device) -> None:
+    (ours, our_bytes), (theirs, their_bytes) = attended(only_cuda, True), attended(only_cuda, False)
     for got, expected in zip(ours, theirs, strict=True):
         torch.testing.assert_close(got, expected, rtol=2e-2, atol=2e-2)
     assert our_bytes < their_bytes / 4
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
-def test_attending_by_bounds_gives_the_same_bits_twice(cuda: torch.device, dropout: float) -> None:
-    (first, _), (second, _) = attended(cuda, True, dropout), attended(cuda, True, dropout)
+def test_attending_by_bounds_gives_the_same_bits_twice(only_cuda: torch.device, dropout: float) -> None:
+    (first, _), (second, _) = attended(only_cuda, True, dropout), attended(only_cuda, True, dropout)
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+DEFERRED = FetchSchedule(every_steps=DEFERRED_STEPS, every_seconds=3600.0)
+
+
+def train_deferred(run: TinyRun, until_step: int, schedule: FetchSchedule) -> list[StepResult]:
+    """Train on and return the records, which are read as the schedule says."""
+    records: list[StepResult] = []
+    observer = StepObserver(on_step=records.append, stop_requested=lambda: False)
+    train_until(run.state, run.inputs(), observer, until_step=until_step, schedule=schedule)
+    return records
+
+
+def test_metrics_are_deferred_here(tiny_run: type[TinyRun], only_cuda: torch.device) -> None:
+    assert default_fetch_schedule(tiny_run(model=SHAPE, device=only_cuda, **FUSED).state).every_steps == DEFERRED_STEPS
+
+
+def test_deferred_metrics_are_those_that_are_read_at_once(tiny_run: type[TinyRun], cuda: torch.device) -> None:
+    late, at_once = (tiny_run(model=SHAPE, device=cuda, **FUSED) for _ in range(2))
+    pairs = zip(train_deferred(late, 12, DEFERRED), train_deferred(at_once, 12, FETCH_EVERY_STEP), strict=True)
+    assert all(
+        (one.train_loss, one.grad_norm, one.weights_digest) == (two.train_loss, two.grad_norm, two.weights_digest)
+        for one, two in pairs
+    )
+    assert late.bits() == at_once.bits()
 
 
 def test_a_bad_step_found_late_has_changed_nothing(tiny_run: type[TinyRun], cuda: torch.device) -> None:
     run, good = (tiny_run(model=SHAPE, device=cuda, **FUSED) for _ in range(2))
     run.state.model.ln_f.weight.register_hook(lambda g: g * float("nan") if run.state.step == 5 else g)
-    assert default_fetch_schedule(run.state).every_steps == DEFERRED_STEPS
     with pytest.raises(NonFiniteLoss) as caught:
-        run.train(12)
+        train_deferred(run, 12, DEFERRED)
     good.train(5)
     assert caught.value.step == 6 and run.bits() == good.bits()
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_the_host_waits_for_no_step(tiny_run: type[TinyRun], cuda: torch.device, masked: bool) -> None:
-    run = tiny_run(model=SHAPE, device=cuda, mask_documents=masked, **FUSED)
+def test_the_host_waits_for_no_step(tiny_run: type[TinyRun], only_cuda: torch.device, masked: bool) -> None:
+    run = tiny_run(model=SHAPE, device=only_cuda, mask_documents=masked, **FUSED)
     run.state.model.boundary_id = END if masked else None
     run.train(2)
-    measure_peak_flops(cuda, "bf16")
+    measure_peak_flops(only_cuda, "bf16")
     torch.cuda.set_sync_debug_mode("error")
     try:
         with (
-            UpdateGuard(run.state.optimizers, cuda) as guard,
-            BatchLoader(run.windows, run.order, cuda, end_step=12) as loader,
+            UpdateGuard(run.state.optimizers, only_cuda) as guard,
+            BatchLoader(run.windows, run.order, only_cuda, end_step=12) as loader,
         ):
             for _ in range(3):
                 launch_step(run.state, run.inputs(micro_batch=3, loader=loader), guard)
@@ -139,5 +191,39 @@ def test_the_head_says_what_whole_logits_say(cuda: torch.device, vocab_size) -> 
         torch.testing.assert_close(got, expected, rtol=2e-2, atol=1e-4)
 
 
-def test_kernels_can_be_made_here(cuda: torch.device) -> None:
-    assert can_compile(cuda)
+def test_kernels_can_be_made_here(only_cuda: torch.device) -> None:
+    assert can_compile(only_cuda)
+
+
+def test_a_batch_read_ahead_is_page_locked(tiny_run: type[TinyRun], only_cuda: torch.device) -> None:
+    run = tiny_run(model=SHAPE, device=only_cuda)
+    with BatchLoader(run.windows, run.order, only_cuda, end_step=12) as loader:
+        assert loader.batch(0).tokens.is_pinned() and loader.batch(1).tokens.is_pinned()
+
+
+def test_an_overflow_in_fp16_changes_no_weight_and_halves_the_scale(
+    tiny_run: type[TinyRun], cuda: torch.device
+) -> None:
+    run, good = (tiny_run(model=SHAPE, device=cuda, precision="fp16") for _ in range(2))
+    run.state.model.ln_f.weight.register_hook(lambda g: g * float("inf") if run.state.step == 5 else g)
+    run.train(6)
+    good.train(5)
+    weights = (dict(one.state.model.named_parameters()) for one in (run, good))
+    assert all(torch.equal(*pair) for pair in zip(*(named.values() for named in weights), strict=True))
+    assert run.state.scaler is not None and good.state.scaler is not None
+    assert run.state.scaler.get_scale() == good.state.scaler.get_scale() / 2
+
+
+def test_recomputed_activations_change_no_bit_and_take_less_memory(tiny_run: type[TinyRun], cuda: torch.device) -> None:
+    wide = {**SHAPE, "n_layer": 6, "n_embd": 256}
+    found = []
+    for recomputes in (False, True):
+        run = tiny_run(model=wide, device=cuda, activation_checkpointing=recomputes, **FUSED)
+        run.train(2)
+        if cuda.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        run.train(5)
+        found.append((torch.cuda.max_memory_allocated() if cuda.type == "cuda" else -int(recomputes), run.bits()))
+        del run
+    (kept_bytes, kept), (recomputed_bytes, recomputed) = found
+    assert kept == recomputed and recomputed_bytes < kept_bytes

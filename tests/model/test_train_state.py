@@ -7,6 +7,7 @@ from model.architectures.gpt import GPT
 from model.errors import StateMismatch
 from model.training.determinism import seeded_generators
 from model.training.train_state import TrainState, load_weights
+from tests.device import device_under_test
 from tests.model.tiny_run import TinyRun
 
 MODES = {
@@ -179,10 +180,9 @@ def test_weights_of_another_model_are_refused(tiny_run: type[TinyRun]) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @every_mode
 def test_a_continued_run_ends_in_the_undisturbed_bits_on_cuda(tiny_run: type[TinyRun], mode) -> None:
-    cuda = torch.device("cuda")
+    cuda = device_under_test()
     undisturbed, killed, continued = (tiny_run(**mode, device=cuda) for _ in range(3))
     undisturbed.train(12)
     killed.train(5)

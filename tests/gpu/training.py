@@ -1,13 +1,11 @@
-"""One turn of `bench_gpu`, in a process of its own: train as one contender, or train for the bits, or copy the state.
+"""The contenders of the GPU check: ways of our own to train a network, and nanoGPT's, each ready to take steps.
 
 Imports torch, NumPy, pydantic, psutil and nothing that a bare PyTorch machine would lack.
 """
 
 import hashlib
 import importlib.util
-import statistics
 import sys
-import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -21,8 +19,6 @@ from model.configuration.training import TrainingConfig
 from model.data.batch_loader import BatchLoader
 from model.data.sample_order import SampleOrder
 from model.data.token_windows import TokenWindows
-from model.errors import NonFiniteLoss
-from model.estimates.utilization import measure_peak_flops, read_memory_bytes
 from model.training.determinism import make_deterministic, resolve_device
 from model.training.train_state import TrainState
 from model.training.training_loop import DEFERRED_STEPS, FETCH_EVERY_STEP, FetchSchedule, StepObserver, train_until
@@ -32,6 +28,8 @@ from tests.benchmarks.bench_step import text_tokens
 NANOGPT, NANOGPT_COMPILED = "nanogpt", "nanogpt-compiled"
 LEARNING_RATE = 6e-4
 NEVER = 2**30
+BOUNDARY = 0
+"""An id that ends a document; it occurs in the text."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,12 +43,18 @@ class Contender:
 
 
 FUSED, COMPILED = {"precision": "bf16", "kernels": "fused"}, {"compile": True}
-STOCK = {"precision": "bf16", "kernels": "stock"}
+STOCK, MASKED = {"precision": "bf16", "kernels": "stock"}, {"mask_documents": True}
 CONTENDERS: Mapping[str, Contender] = {
+    "fp32": Contender(training={"precision": "fp32", "kernels": "stock"}),
+    "fp32-fused": Contender(training={"precision": "fp32", "kernels": "fused"}),
+    "fp16": Contender(training={"precision": "fp16", "kernels": "stock"}),
     "stock": Contender(training=STOCK),
     "fused": Contender(training=FUSED),
     "fused-compiled": Contender(training=FUSED | COMPILED),
     "stock-compiled": Contender(training=STOCK | COMPILED),
+    "stock-masked": Contender(training=STOCK | MASKED),
+    "fused-masked": Contender(training=FUSED | MASKED),
+    "fused-recomputed": Contender(training=FUSED | {"activation_checkpointing": True}),
     "fused-fetch-every-step": Contender(training=FUSED, fetches_every_step=True),
     "fused-not-read-ahead": Contender(training=FUSED, reads_ahead=False),
     "fused-any-order": Contender(training=FUSED, deterministic=False),
@@ -79,37 +83,23 @@ def recipe_of(name: str, dropout: float = 0.0) -> Recipe:
         "tiny": (2, 2, 32, 32, 211, 256),
         "gpt2": (12, 12, 768, 1024, 50257, 50304),
         "gpt2-medium": (24, 16, 1024, 1024, 50257, 50304),
-        "gpt2-large": (36, 20, 1280, 1024, 50257, 50304),
+        "gpt2-xl": (48, 25, 1600, 1024, 50257, 50304),
     }
     return recipe(*shapes[name], dropout)
 
 
-RECIPES = ("tiny", "gpt2", "gpt2-medium", "gpt2-large")
+RECIPES = ("tiny", "gpt2", "gpt2-medium", "gpt2-xl")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
-    """What a turn is to do; `batch` in windows, `steps` in each of `segments`."""
+    """Who trains what where; `batch` in windows."""
 
     contender: str
     recipe: str
     device: str
     batch: int
-    steps: int
-    segments: int
     nanogpt: Path | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Turn:
-    """What it took: median seconds of a step over segments, of the first steps, and bytes at the most."""
-
-    step_seconds: float
-    first_seconds: float
-    loss: float
-    peak_bytes: int
-    peak_flops: float
-    device_name: str
 
 
 class Training:
@@ -130,6 +120,7 @@ class Training:
             **self.contender.training,
         )
         self.state = TrainState.create(chosen.model, self.training, chosen.vocab_size, resolve_device(task.device))
+        self.state.model.boundary_id = BOUNDARY if self.training.mask_documents else None
         self.windows = TokenWindows([text_tokens(chosen.vocab_size)], chosen.model.block_size, chosen.vocab_size)
         self.order = SampleOrder(window_count=self.windows.window_count, seed=1, global_batch=task.batch)
         self.loader = BatchLoader(self.windows, self.order, self.state.device, end_step=NEVER)
@@ -158,112 +149,6 @@ class Training:
             found.update(named.name.encode())
             found.update(named.tensor.numpy().tobytes())
         return found.hexdigest()
-
-
-def take_turn(task: Task) -> Turn:
-    """Train as the task's contender, in segments with every loss read at the end of each."""
-    ours = not task.contender.startswith(NANOGPT)
-    device = resolve_device(task.device)
-    peak = measure_peak_flops(device, "bf16")
-    if ours:
-        training = Training(task)
-        train, losses = training.train, training.losses
-    else:
-        train, losses = nanogpt_training(task)
-    started = time.perf_counter()
-    train(DEFERRED_STEPS)
-    first = time.perf_counter() - started
-    seconds = []
-    for _ in range(task.segments):
-        started = time.perf_counter()
-        train(task.steps)
-        seconds.append((time.perf_counter() - started) / task.steps)
-    return Turn(
-        step_seconds=statistics.median(seconds),
-        first_seconds=first,
-        loss=losses[-1],
-        peak_bytes=read_memory_bytes(device),
-        peak_flops=peak,
-        device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-    )
-
-
-def bits(task: Task, part: str, folder: Path) -> str:
-    """Train `task.steps` steps as `part` says and return the state's hash; dropout is on, so that it is tried too.
-
-    Parts: `whole`; `at-once`, reading every loss; `first`, half of it, saved to `folder` as if the process died there;
-    `second`, the rest from what was saved; `guarded`, whole but for one bad step on the way, which must change nothing.
-    """
-    training, half = Training(task, dropout=0.1), task.steps // 2
-    deferred = FetchSchedule(every_steps=DEFERRED_STEPS, every_seconds=3600.0)
-    if part == "first":
-        training.train(half, deferred)
-        torch.save({named.name: named.tensor for named in training.state.named_tensors()}, folder / "state.pt")
-    elif part == "second":
-        training.state.load(torch.load(folder / "state.pt", weights_only=True))
-        training.train(task.steps - half, deferred)
-    elif part == "guarded":
-        _train_past_a_bad_step(training, task.steps, bad_step=half)
-    else:
-        training.train(task.steps, FETCH_EVERY_STEP if part == "at-once" else deferred)
-    return training.digest()
-
-
-def _train_past_a_bad_step(training: Training, steps: int, *, bad_step: int) -> None:
-    """Spoil one step's gradient, let later ones follow it unread, and go on where the guard has kept the state."""
-
-    def spoil(gradient: torch.Tensor) -> torch.Tensor:
-        return gradient * float("nan") if training.state.step == bad_step - 1 else gradient
-
-    hook = training.state.model.ln_f.weight.register_hook(spoil)  # at a leaf, which no compiler sees
-    try:
-        training.train(steps, FetchSchedule(every_steps=steps, every_seconds=3600.0))
-    except NonFiniteLoss as error:
-        if error.step != bad_step or training.state.step != bad_step - 1:
-            raise
-    else:
-        raise RuntimeError("a step with a gradient that is not a number was not found")
-    finally:
-        hook.remove()
-    training.train(steps - training.state.step, FetchSchedule(every_steps=DEFERRED_STEPS, every_seconds=3600.0))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Stall:
-    """How long training stops for a checkpoint, beside a plain copy of the same bytes; medians, in seconds."""
-
-    state_bytes: int
-    ours_seconds: float
-    plain_seconds: float
-
-
-def stall(task: Task, *, rounds: int = 5) -> Stall:
-    """Copy the state of a run that trains, into the trainer's memory and by a plain copy into memory at hand."""
-    from tasks.trainer.staging_buffer import StagingBuffer
-
-    training = Training(task)
-    training.train(DEFERRED_STEPS)
-    copy, live = StagingBuffer(training.state.device), training.state.live_tensors()
-    copy.prepare(live)
-    locked = training.state.device.type == "cuda"
-    flat = [torch.empty(t.tensor.shape, dtype=t.tensor.dtype, pin_memory=locked).fill_(0) for t in live]
-    copy.copy(live)
-    seconds: dict[str, list[float]] = {"ours": [], "plain": []}
-    for _ in range(rounds):
-        started = time.perf_counter()
-        copy.copy(training.state.live_tensors())
-        seconds["ours"].append(time.perf_counter() - started)
-        started = time.perf_counter()
-        for to, named in zip(flat, live, strict=True):
-            to.copy_(named.tensor, non_blocking=True)
-        _wait(training.state.device)
-        seconds["plain"].append(time.perf_counter() - started)
-        training.train(2)
-    return Stall(
-        state_bytes=sum(named.tensor.nbytes for named in live),
-        ours_seconds=statistics.median(seconds["ours"]),
-        plain_seconds=statistics.median(seconds["plain"]),
-    )
 
 
 def nanogpt_training(task: Task) -> tuple[Callable[[int], None], list[float]]:
@@ -309,8 +194,3 @@ def nanogpt_training(task: Task) -> tuple[Callable[[int], None], list[float]]:
                 losses.append(float(loss.item()))
 
     return train, losses
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

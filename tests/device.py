@@ -1,0 +1,14 @@
+"""Where the tests marked `gpu` run: on CUDA, or where `CAIRN_TEST_DEVICE` says, to try the tests themselves."""
+
+import os
+
+import pytest
+import torch
+
+
+def device_under_test() -> torch.device:
+    """Return it; the test is skipped if it is not there."""
+    device = torch.device(os.environ.get("CAIRN_TEST_DEVICE", "cuda"))
+    if device.type == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    return device

@@ -1,0 +1,28 @@
+"""Makes an environment of wheels over the packages of the Python it is run with: for a machine without a network.
+
+    python3 -m tests.gpu.environment WHEELS ENVIRONMENT
+    ENVIRONMENT/bin/python -m tests.gpu.check --output OUTPUT
+
+What is in the wheels comes first, then what that Python has: PyTorch and its friends. Nothing of it is changed.
+"""
+
+import site
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+
+def main() -> None:
+    """Make it."""
+    wheels, environment = (Path(word).resolve() for word in sys.argv[1:3])
+    venv.create(environment, clear=True)
+    own = environment / f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
+    words = ["install", "--quiet", "--no-index", "--no-deps", "--no-compile", "--no-cache-dir", "--target", str(own)]
+    found = [str(path) for path in sorted(wheels.glob("*.whl"))]
+    subprocess.run([sys.executable, "-m", "pip", *words, *found], check=True)
+    (own / "packages-below.pth").write_text("".join(f"{folder}\n" for folder in site.getsitepackages()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+"""What a step of the GPU check says while it works: a line of JSON a row, so that a killed step leaves its rows."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+
+Figure = str | float | int | bool | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One thing that was seen: its name, whether it is as it must be (None: only measured), and its figures."""
+
+    name: str
+    passed: bool | None = None
+    figures: Mapping[str, Figure] = field(default_factory=dict)
+
+
+def say(name: str, *, passed: bool | None = None, **figures: Figure) -> None:
+    """Print a row for the parent, now."""
+    print(json.dumps(asdict(Row(name=name, passed=passed, figures=figures))), flush=True)
+
+
+def heard(line: str) -> Row | None:
+    """Return the row that a line of a step's output is; None for any other line."""
+    if not line.startswith('{"name"'):
+        return None
+    try:
+        return Row(**json.loads(line))
+    except (ValueError, TypeError):  # cut short by the end of the process
+        return None
