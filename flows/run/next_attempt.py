@@ -15,6 +15,7 @@ from storage.logs.run_entries import AttemptEnded, AttemptStarted
 from storage.logs.run_state import RunState
 from tasks.attempt.attempt_claim import Claimant, claim_attempt
 from tasks.attempt.preemption_notice import kubernetes_reason
+from tasks.machine.machine_check import check_machine
 from tasks.machine.machine_speed import device_name, trains_on_cuda
 from tasks.machine.placement import code_version, library_versions, resolved_device, this_placement, usable_cores
 from tasks.policy.attempt_sizes import next_sizes
@@ -39,6 +40,8 @@ def gather_machines(run: ActiveRun) -> ActiveRun | None:
     rules, wanted = run.config.machines, run.machines.nodes
     if wanted == 1:
         return run
+    if failed := check_machine(rules):
+        return _without_machines(run, failed, seconds=0.0)
     began = time.monotonic()
     if run.machines.gather(0.0, is_stopping=run.is_shutting_down) < wanted:
         run.say(f"waits for {wanted} machines, with this one, at {run.trainers.group.rendezvous} …")
@@ -47,13 +50,17 @@ def gather_machines(run: ActiveRun) -> ActiveRun | None:
     if run.is_shutting_down():
         return None
     if here < min(rules.at_least or wanted, wanted):
-        missing = f"{here} of {wanted} machines were here after {seconds:.0f} s"
-        alone = replace(run.trainers, group=replace(group, nodes=1))  # of several, not every number can train
-        return replace(run, trainers=alone, gathering_seconds=seconds, too_few_machines=missing)
+        return _without_machines(run, f"{here} of {wanted} machines were here after {seconds:.0f} s", seconds=seconds)
     if here < wanted:
         run.say(f"goes on with {here} of {wanted} machines: no more have come within {seconds:.0f} s")
     run.trainers.warm.set_command(group.command())
     return replace(run, trainers=replace(run.trainers, group=group), gathering_seconds=seconds)
+
+
+def _without_machines(run: ActiveRun, why: str, *, seconds: float) -> ActiveRun:
+    """Return the run as its first machine claims it alone: of several, not every number can share the micro-batches."""
+    trainers = replace(run.trainers, group=replace(run.trainers.group, nodes=1))
+    return replace(run, trainers=trainers, gathering_seconds=seconds, too_few_machines=why)
 
 
 def _claim(run: ActiveRun, number: int, reference: CheckpointReference | None, state: RunState) -> AttemptStarted:

@@ -20,6 +20,7 @@ from storage.logs.run_log import RunLog
 from tasks.attempt.preemption_notice import notice_sources, polling_notices
 from tasks.attempt.shutdown_signal import ShutdownSignal
 from tasks.configuration.run_configuration import RunConfig
+from tasks.machine.machine_check import check_machine
 from tasks.policy.termination import ExitCode
 from tasks.trainer.machines import RanksEnded, RunEnded, StartRanks, connect, receive
 from tasks.trainer.signed_connection import ConnectionEnded, NotAdmitted, SignedConnection
@@ -51,6 +52,9 @@ class NodeService:
 
     def run(self) -> ExitCode:
         """Serve until the run ends, a shutdown is requested, or the first machine is away for too long."""
+        if failed := check_machine(self._config.machines):
+            self._say(f"{failed}; it does not join the run")
+            return ExitCode.PREEMPTED
         rules, heard_at = self._config.preemption, time.monotonic()
         sources = notice_sources(rules, os.environ)
         with (

@@ -16,6 +16,7 @@ from storage.errors import IntegrityError
 from storage.logs.log_entry import Writer, refuse_old_writer
 from storage.logs.run_entries import CheckpointDeleted, CheckpointSuperseded
 from storage.logs.run_fold import fold
+from storage.logs.run_index import INDEX_FOLDER
 from storage.logs.run_log import RunLog, imagined_entry
 from storage.logs.run_state import CheckpointRecord, CheckpointState, RunState
 from storage.stores.object_store import ObjectStore, UnfinishedWrite
@@ -117,7 +118,8 @@ class _Sweep:
 
     def run(self) -> SweepReport:
         folders = self._store.folders(self._folder)  # before the log: a commit after it is no orphan
-        unfinished = self._store.unfinished(self._log.prefix)
+        # The index of runs is everybody's: what a killed watcher left there, any sweep discards.
+        unfinished = [*self._store.unfinished(self._log.prefix), *self._store.unfinished(INDEX_FOLDER)]
         self._state = self._log.refresh()
         if not self._dry_run:
             refuse_old_writer(self._state.closed_to_writers(), f"run {self._log.run_id}")

@@ -26,7 +26,7 @@ FROZEN_SECTIONS = ("model_family", "data", "model", "training")
 """What decides which run it is; `UNFROZEN_TRAINING` is excepted."""
 MACHINE_KEYS = (
     *("mirrors.tensorboard", "mirrors.mlflow", "preemption.notice_file", "preemption.metadata"),
-    *("evaluation.suite", "evaluation.command"),
+    *("evaluation.suite", "evaluation.command", "machines.check"),
 )
 """Folders, endpoints, files and commands, which only the machine that acts may name: none is taken from a log.
 

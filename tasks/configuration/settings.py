@@ -117,6 +117,7 @@ class WatchdogConfig(Section):
 class MachinesConfig(Section):
     """How a run on several machines waits for them; how many there are is the environment's CAIRN_NODES."""
 
+    check: str = Field("", description="command without which no machine joins an attempt: its exit code must be 0")
     at_least: NotNegative = Field(0, description="train with so many machines if no more come; 0: only with all")
     wait_seconds: Seconds = Field(
         30.0, description="how long an attempt waits for machines, and they for the first, before they leave with 75"

@@ -23,6 +23,7 @@ from storage.logs.run_entries import DevicePeak
 from storage.logs.run_log import run_prefix
 from storage.stores.open_store import open_store
 from tasks.trainer.fault_injection import IN_LOAD, FaultKind, FaultPlan, inject_process_fault
+from tasks.trainer.flight_recorder import write_collectives_at
 from tasks.trainer.staging import HostCheckpoint, SharedStaging, Staging, StagingCallbacks
 from tasks.trainer.staging_buffer import StagingBuffer
 from tasks.trainer.step_results import SpikeCheck, StepReporter, raise_for_samples
@@ -145,7 +146,9 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):  # schedulers signal every process of a job
         signal.signal(number, lambda *_: stop.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    faulthandler.register(STACKS_SIGNAL)  # written by the signal's own handler, whatever the interpreter waits for
+    write_collectives_at(STACKS_SIGNAL)
+    # The stacks are written by the signal's own handler, whatever the interpreter waits for.
+    faulthandler.register(STACKS_SIGNAL, chain=True)
     try:
         spec = channel.read_spec()
         make_deterministic(seed=spec.training.seed, threads=spec.threads)

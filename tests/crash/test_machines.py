@@ -1,6 +1,7 @@
 """Two machines, which are two commands here: whichever is taken away or told to leave, none waits without a limit."""
 
 import signal
+import socket
 import subprocess
 from pathlib import Path
 
@@ -115,4 +116,4 @@ def test_a_machine_that_is_lost_before_training_begins_ends_the_attempt_as_lost(
     assert [left_with(process) for process in (first, other)] == [0, 0], machines.command.output()
     assert machines.ends() == [("lost", 2, 2), ("completed", 2, 2)]
     lost = machines.command.state().attempts[0].ended
-    assert lost is not None and lost.detail.endswith("the ranks of machine 1 ended with exit code 1")
+    assert lost is not None and lost.detail.endswith(f"{socket.gethostname()}, ended with exit code 1")

@@ -204,7 +204,8 @@ def test_a_rank_that_hangs_is_found_by_the_watchdog(command: Command) -> None:
     assert first.ended is not None and first.ended.reason == "hung"
     waiting, stopped = "rank 0:", "rank 1:"
     tail = list(first.ended.stderr_tail)
-    assert any("train_until" in line for line in tail[tail.index(waiting) : tail.index(stopped)])
+    of_waiting = tail[tail.index(waiting) : tail.index(stopped)]
+    assert any("train_until" in line for line in of_waiting) and any("gloo:" in line for line in of_waiting)
 
 
 @pytest.mark.slow

@@ -29,6 +29,7 @@ PROGRAMS = frozenset(
         "tasks.trainer.trainer",
         "tests.model.rank_legs",
         "tests.tasks.rank_resume",
+        "tests.tasks.waiting_rank",
     }
 )
 ROOT = Path(__file__).parents[2]

@@ -460,6 +460,8 @@ def leave_unfinished(root: Path, prefix: str, *, days: float = 0.0) -> Path:
         pytest.param(prefix_of(40, 3), 2.0, True, id="of an attempt the log does not know yet"),
         pytest.param(f"runs/{RUN}/log", 0.0, True, id="of the log, new"),
         pytest.param(f"runs/{RUN}/log", 2.0, False, id="of the log, two days old"),
+        pytest.param("index/runs", 0.0, True, id="of the index of runs, new"),
+        pytest.param("index/runs", 2.0, False, id="of the index of runs, two days old"),
     ],
 )
 def test_what_dead_writers_left_unfinished_goes_and_what_may_be_alive_stays(

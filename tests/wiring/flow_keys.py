@@ -226,6 +226,20 @@ def how_long_other_machines_are_waited_for_and_how_many_are_enough(bench: Bench)
     assert (started.placement.nodes, started.placement.nodes_wanted, started.placement.world_size) == (1, 3, 1)
 
 
+@acts("machines.check")
+def what_a_machine_passes_before_it_joins(bench: Bench) -> None:
+    bench.patch.setenv("CAIRN_NODES", "2")
+    bench.patch.setenv("CAIRN_RENDEZVOUS", "127.0.0.1:9")
+    bench.patch.setenv("CAIRN_RENDEZVOUS_SECRET", "0123456789abcdef")
+    for command, said in (
+        ("sh -c 'echo bad GPU >&2; exit 3'", "left with 3: bad GPU"),
+        ("/bin/true", "1 of 2 machines"),
+    ):
+        with bench.flow.opened("machines.wait_seconds=0.25", f"machines.check={command}") as run:
+            missing = gather_machines(run)
+            assert missing is not None and said in missing.too_few_machines
+
+
 @acts("watchdog.factor", "watchdog.floor_seconds")
 def how_long_a_trainer_may_be_silent(bench: Bench) -> None:
     with bench.flow.opened("watchdog.factor=3", "watchdog.floor_seconds=5") as run:
