@@ -10,7 +10,7 @@ from tests.crash.victims import trainers_of
 from tests.processes.waiting import patience_seconds
 
 
-@pytest.mark.slow  # quick witness: the protocol's suites, where every fenced owner is refused, and the test below
+@pytest.mark.slow  # quick witness: the protocol's suites, where every fenced owner is refused, and test_exit_codes.py
 def test_a_zombie_that_wakes_after_its_successor_finished_is_fenced_and_says_so(
     command: Command, undisturbed_sha256: str
 ) -> None:

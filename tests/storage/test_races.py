@@ -16,6 +16,7 @@ from storage.stores.object_store import ObjectStore
 from storage.stores.store_probe import probe_store
 from tests.entries import evaluated, started, writer
 from tests.memory_store import MemoryStore
+from tests.processes.waiting import patience_seconds
 from tests.storage.builders import check_invariants, entry_log, open_run, run_log
 
 THREADS = 32
@@ -66,7 +67,7 @@ def test_processes_that_append_at_once_leave_one_contiguous_log_with_every_entry
     for worker in workers:
         worker.start()
     for worker in workers:
-        worker.join(60)
+        worker.join(patience_seconds())
     assert [worker.exitcode for worker in workers] == [0, 0, 0, 0]
     state = check_invariants(LocalStore(tmp_path), set())
     assert sorted(item.step for item in state.evaluations) == [10 * n + k for n in range(4) for k in range(8)]

@@ -12,6 +12,7 @@ from reports.pages.run_report import gather_report
 from storage.logs.registry import Registry
 from storage.logs.run_log import RunLog
 from storage.stores.local_store import LocalStore
+from tests.processes.waiting import patience_seconds
 from tests.reports.tracking_server import tracking_server
 from tests.tasks.metadata_service import ACTION, TERMINATE, Cloud, served
 from tests.wiring.bench import Bench
@@ -97,7 +98,7 @@ def notices_besides_signals(bench: Bench) -> None:
     with bench.flow.opened(f"preemption.notice_file={notice}", "preemption.poll_seconds=2.5") as run:
         noticed = threading.Event()
         with run.running_services(), run.shutdown.on_shutdown(noticed.set):
-            assert noticed.wait(60)
+            assert noticed.wait(patience_seconds())
         assert polled == [2.5] and str(notice) in run.shutdown.detail
 
 
@@ -128,7 +129,7 @@ def a_cloud_that_announces_the_end(bench: Bench) -> None:
         with bench.flow.opened("preemption.metadata=aws") as run:
             noticed = threading.Event()
             with run.running_services(), run.shutdown.on_shutdown(noticed.set):
-                assert noticed.wait(60)
+                assert noticed.wait(patience_seconds())
     assert "AWS announced: terminate" in run.shutdown.detail
 
 
