@@ -72,7 +72,7 @@ def _describe_remaining(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
     steps, early = plan.total_steps - plan.from_step, " at most: it may stop early" if plan.may_stop_early else ""
     tokens = f"{plan.tokens_ahead:,} tokens, {plan.tokens_per_step:,} each"
     yield "steps", f"{steps:,} ahead of {plan.total_steps:,}{early}; {tokens}"
-    speed, seconds = plan.time.tokens_per_second, plan.time.seconds
+    speed, seconds = plan.cost.tokens_per_second, plan.cost.seconds
     if speed is None or seconds is None:
         yield "time", "not known before the run has trained a step"
     else:
@@ -86,7 +86,7 @@ def _describe_remaining(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
     yield "checkpoints", f"{schedule}; {kept} beside those in use"
     free = "" if room.free_bytes is None else f", {_format_bytes(room.free_bytes)} are free"
     yield "room", f"the store needs {_format_bytes(room.needed_bytes)} more for all at once{free}"
-    yield "evaluations", f"of {format_count(plan.evaluations.commits, 'commit')}: {', '.join(plan.evaluations.suites)}"
+    yield "evaluations", f"of {format_count(plan.evaluated_commits, 'commit')}: {', '.join(plan.suites)}"
     if plan.cost.gpu_hour_price is not None:
         money = "not known before the run has trained a step"
         if plan.cost.money is not None:

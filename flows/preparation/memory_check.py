@@ -37,9 +37,9 @@ def memory_room(config: RunConfig, vocab_size: int, memory: AvailableMemory) -> 
     """Return the memory of an attempt after out-of-memory beside a running evaluator, None if nobody knows."""
     if memory.bytes is None:
         return None
-    place = replace(memory.place, evaluates=False)
+    alone = replace(memory, place=replace(memory.place, evaluates=False))
     return MemoryRoom(
-        bytes=memory.bytes, model=config.model, training=config.training, vocab_size=vocab_size, place=place
+        bytes=memory.bytes, estimate=lambda sizes: estimate_trainer(config, vocab_size, sizes, alone).total_bytes
     )
 
 

@@ -58,14 +58,6 @@ class PlannedMemory:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PlannedTime:
-    """How long the steps ahead take by the run's own records; None without records."""
-
-    tokens_per_second: float | None
-    seconds: float | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedCheckpoints:
     """The commits ahead, without those that `every_seconds` adds, and the room that what retention keeps takes."""
 
@@ -76,17 +68,11 @@ class PlannedCheckpoints:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PlannedEvaluations:
-    """How many commits ahead are evaluated, and under which suites."""
-
-    commits: int
-    suites: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedCost:
-    """Estimated money for the steps ahead; None without a price or without records."""
+    """Estimated time of the steps ahead by the run's own records, None without them; money is None without a price."""
 
+    tokens_per_second: float | None
+    seconds: float | None
     gpu_hour_price: float | None
     currency: str
     money: float | None
@@ -94,7 +80,10 @@ class PlannedCost:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingPlan:
-    """What a dry run shows; `attempt` is the one that would train, None if none would."""
+    """What a dry run shows; `attempt` is the one that would train, None if none would.
+
+    `evaluated_commits` counts the commits ahead that are evaluated, under each of the `suites`.
+    """
 
     run_id: str
     store: str
@@ -109,9 +98,9 @@ class TrainingPlan:
     data: PlannedData
     model: PlannedModel
     memory: PlannedMemory
-    time: PlannedTime
     checkpoints: PlannedCheckpoints
-    evaluations: PlannedEvaluations
+    evaluated_commits: int
+    suites: tuple[str, ...]
     cost: PlannedCost
     budgets: Mapping[str, BudgetStatus]
 
@@ -125,7 +114,7 @@ def plan_training(log: RunLog, config: RunConfig, base_dir: Path, memory: Availa
     parameters = count_parameters(config.model, data.vocab_size)
     per_step = config.training.global_batch * config.model.block_size
     ahead = per_step * (total - first) if action is not PlanAction.NOTHING else 0
-    time = _time(log, ahead)
+    evaluated_every = config.checkpoint.every_steps * config.evaluation.every_commits
     return TrainingPlan(
         run_id=log.run_id,
         store=log.store.url,
@@ -140,15 +129,15 @@ def plan_training(log: RunLog, config: RunConfig, base_dir: Path, memory: Availa
         data=data,
         model=_model(config, data.vocab_size, parameters),
         memory=_memory(state, config, data.vocab_size, memory),
-        time=time,
         checkpoints=PlannedCheckpoints(
             every_steps=config.checkpoint.every_steps,
             every_seconds=config.checkpoint.every_seconds,
             ahead=_multiples(config.checkpoint.every_steps, first, total),
             room=store_room(log.store, state, config, data.vocab_size),
         ),
-        evaluations=_evaluations(config, first),
-        cost=_cost(config, time),
+        evaluated_commits=_multiples(evaluated_every, first, total),
+        suites=(suite_of(config.evaluation).name, *(suite.name for suite in command_suites_of(config.evaluation))),
+        cost=_cost(log, config, ahead),
         budgets=count_budgets(state, config.budgets.model_dump(mode="json")),
     )
 
@@ -193,27 +182,21 @@ def _memory(state: RunState, config: RunConfig, vocab_size: int, memory: Availab
     )
 
 
-def _time(log: RunLog, tokens: int) -> PlannedTime:
+def _cost(log: RunLog, config: RunConfig, tokens: int) -> PlannedCost:
     """Use the median of the newest steps: one slow step is no prediction."""
-    for number in range(log.state.latest_attempt, 0, -1):
-        if lines := read_attempt_records(log.store, log.prefix, number)[-_RECENT_STEPS:]:
-            speed = median(line.tokens_per_second for line in lines)
-            return PlannedTime(tokens_per_second=speed, seconds=tokens / speed if speed > 0 else None)
-    return PlannedTime(tokens_per_second=None, seconds=None)
-
-
-def _evaluations(config: RunConfig, first: int) -> PlannedEvaluations:
-    every = config.checkpoint.every_steps * config.evaluation.every_commits
-    suites = (suite_of(config.evaluation).name, *(suite.name for suite in command_suites_of(config.evaluation)))
-    return PlannedEvaluations(commits=_multiples(every, first, config.training.steps), suites=suites)
+    attempts = (read_attempt_records(log.store, log.prefix, n) for n in range(log.state.latest_attempt, 0, -1))
+    lines, price = next(filter(None, attempts), [])[-_RECENT_STEPS:], config.cost.gpu_hour_price
+    speed = median(line.tokens_per_second for line in lines) if lines else None
+    seconds = tokens / speed if speed else None
+    return PlannedCost(
+        tokens_per_second=speed,
+        seconds=seconds,
+        gpu_hour_price=price,
+        currency=config.cost.currency,
+        money=None if price is None or seconds is None else price * seconds / 3600,
+    )
 
 
 def _multiples(every: int, first: int, last: int) -> int:
     """Count the multiples of `every` above `first` up to `last`, and `last` itself."""
     return (last // every - first // every + (last % every != 0)) if last > first else 0
-
-
-def _cost(config: RunConfig, time: PlannedTime) -> PlannedCost:
-    price = config.cost.gpu_hour_price
-    money = None if price is None or time.seconds is None else price * time.seconds / 3600
-    return PlannedCost(gpu_hour_price=price, currency=config.cost.currency, money=money)

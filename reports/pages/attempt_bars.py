@@ -26,43 +26,31 @@ class Bar:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Tick:
-    """A time below the bars; `anchor` is the SVG text-anchor."""
-
-    x: int
-    anchor: str
-    at: datetime
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptBars:
-    """The whole drawing, `width` by `height` units; `reasons` are those that occur, for the legend."""
+    """The drawing, `width` by `height` units, from `begin` to `end`; `reasons` are those that occur, for the legend."""
 
     bars: tuple[Bar, ...]
-    ticks: tuple[Tick, ...]
+    begin: datetime
+    end: datetime
     reasons: tuple[str, ...]
     width: int = _WIDTH
     height: int = _HEIGHT
     bar_height: int = _BAR_HEIGHT
 
 
-def place_bars(attempts: Sequence[Receipt]) -> AttemptBars:
-    """Return one bar an attempt; above 600 attempts, one bar for each stretch of equal ends."""
+def place_bars(attempts: Sequence[Receipt]) -> AttemptBars | None:
+    """Return one bar an attempt, above 600 attempts one for each stretch of equal ends; None without attempts."""
     spans = list(_spans(attempts))
     if not spans:
-        return AttemptBars(bars=(), ticks=(), reasons=())
+        return None
     begin, end = spans[0][0], max(span[1] for span in spans)
-    middle = begin + (end - begin) / 2
     scale = _WIDTH / ((end - begin).total_seconds() or 1.0)
-    return AttemptBars(
-        bars=tuple(_place(span, begin, scale) for span in spans),
-        ticks=(
-            Tick(x=0, anchor="start", at=begin),
-            Tick(x=_WIDTH // 2, anchor="middle", at=middle),
-            Tick(x=_WIDTH, anchor="end", at=end),
-        ),
-        reasons=tuple(dict.fromkeys(span[2] for span in spans)),
-    )
+    bars = []
+    for first, last, reason, title in spans:
+        width = max((last - first).total_seconds() * scale, _LEAST_WIDTH)
+        left = min((first - begin).total_seconds() * scale, _WIDTH - width)
+        bars.append(Bar(left=left, width=width, reason=reason, title=title))
+    return AttemptBars(bars=tuple(bars), begin=begin, end=end, reasons=tuple(dict.fromkeys(span[2] for span in spans)))
 
 
 def css_class(reason: str) -> str:
@@ -89,10 +77,3 @@ def _end_of(receipt: Receipt) -> datetime:
     """Return when the attempt ended; of an open one, up to when it is known to have trained."""
     trained = timedelta(seconds=receipt.gpu_seconds / receipt.placement.world_size)
     return receipt.ended_at or receipt.started_at + trained
-
-
-def _place(span: tuple[datetime, datetime, str, str], begin: datetime, scale: float) -> Bar:
-    first, last, reason, title = span
-    width = max((last - first).total_seconds() * scale, _LEAST_WIDTH)
-    left = min((first - begin).total_seconds() * scale, _WIDTH - width)
-    return Bar(left=left, width=width, reason=reason, title=title)

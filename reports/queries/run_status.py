@@ -142,10 +142,15 @@ def _row(index: RunIndex, run_id: str) -> RunSummary | None:
         return RunSummary(run_id=run_id, state=RunPhase.UNREADABLE, detail=str(error))
     if is_empty(log):
         return None
-    state = log.state
-    standing, newest = standing_of(state), state.newest_committed
-    owner = state.open_attempt if standing == RunPhase.RUNNING else None
+    standing = standing_of(log.state)
+    owner = log.state.open_attempt if standing == RunPhase.RUNNING else None
     beat = read_heartbeat(log.store, log.prefix, owner.started.attempt) if owner else None
+    return summarize_run(run_id, log.state, standing, beat)
+
+
+def summarize_run(run_id: str, state: RunState, standing: RunPhase, beat: Heartbeat | None = None) -> RunSummary:
+    """Return the summary of a run; `standing` is its state, because the log does not say whether an owner is gone."""
+    newest = state.newest_committed
     return RunSummary(
         run_id=run_id,
         state=standing,
@@ -155,7 +160,7 @@ def _row(index: RunIndex, run_id: str) -> RunSummary | None:
         newest_committed_step=newest.committed.step if newest else None,
         attempts=state.latest_attempt,
         opened_at=state.opened_at,
-        detail=_detail(log.run_id, state, standing),
+        detail=_detail(run_id, state, standing),
     )
 
 

@@ -21,7 +21,7 @@ from storage.tables.table_index import Column
 JsonText = NewType("JsonText", str)
 """A JSON document as text."""
 
-TABLES_VERSION = 3
+TABLES_VERSION = 4
 SETTINGS: Mapping[str, tuple[str, type]] = {
     "lr": ("training", float),
     "global_batch": ("training", int),

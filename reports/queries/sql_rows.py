@@ -8,6 +8,7 @@ import msgspec
 from reports.queries.checkpoints import summarize_checkpoint
 from reports.queries.evaluations import EvaluationSummary, list_evaluations
 from reports.queries.receipts import DecisionSummary, PlacementSummary, make_receipt, with_earlier
+from reports.queries.run_status import RunPhase, summarize_run
 from reports.queries.run_tables import ROWS, SETTINGS, JsonText
 from storage.logs.run_entries import DevicePeak
 from storage.logs.run_state import AttemptRecord, RunState
@@ -16,7 +17,7 @@ from storage.stores.document import project
 from tasks.configuration.flat_document import stored_value
 
 
-def make_log_rows(run_id: str, state: RunState, standing: str) -> dict[str, list[Any]]:
+def make_log_rows(run_id: str, state: RunState, standing: RunPhase) -> dict[str, list[Any]]:
     """Return the rows of one run in every table that follows from its log."""
     return {
         "runs": [make_run_row(run_id, state, standing)],
@@ -90,23 +91,18 @@ def _evaluation_row(run_id: str, family: str | None, attempt: int | None, summar
     )
 
 
-def make_run_row(run_id: str, state: RunState, standing: str) -> Any:
-    """Return the run's own row; `standing` is its state: whether an owner is gone is not in the log."""
-    opened, newest, finished = state.opened, state.newest_committed, state.finished
+def make_run_row(run_id: str, state: RunState, standing: RunPhase) -> Any:
+    """Return the run's own row."""
+    opened, finished = state.opened, state.finished
     config = opened.config if opened else {}
     ends = [record.ended for record in state.attempts if record.ended]
     receipts = [make_receipt(run_id, state, record, before) for before, record in with_earlier(state)]
     committed_at = {record.committed.manifest_sha256: record.committed_at for record in state.checkpoints}
     evaluated = [item for item in state.evaluations if "val_loss" in item.metrics]
     farthest = max(evaluated, key=lambda item: (item.step, item.started_at), default=None)
-    return ROWS["runs"](
-        run_id=run_id,
-        model_family=opened.model_family if opened else None,
-        state=standing,
-        step=newest.committed.step if newest else state.high_water_step if state.deleted else 0,
-        total_steps=opened.total_steps if opened else None,
-        newest_committed_step=newest.committed.step if newest else None,
-        attempts=len(state.attempts),
+    return project(
+        summarize_run(run_id, state, standing),
+        ROWS["runs"],
         tokens=sum(ended.tokens for ended in ends),
         gpu_seconds=sum(ended.gpu_seconds for ended in ends),
         useful_gpu_seconds=sum(ended.useful_gpu_seconds for ended in ends),
@@ -114,7 +110,6 @@ def make_run_row(run_id: str, state: RunState, standing: str) -> Any:
         waiting_seconds=sum(receipt.waiting_seconds for receipt in receipts),
         starting_seconds=sum(receipt.starting_seconds or 0.0 for receipt in receipts),
         practised_attempts=sum(bool(receipt.practised) for receipt in receipts),
-        opened_at=state.opened_at,
         finished_at=committed_at.get(finished.manifest_sha256) if finished else None,
         deleted_at=state.deleted_at,
         stopped=(finished.stopped or None) if finished else None,
@@ -128,7 +123,6 @@ def make_run_row(run_id: str, state: RunState, standing: str) -> Any:
         forked_from_run=state.origin.run_id if state.origin else None,
         forked_from_step=state.origin.checkpoint.step if state.origin else None,
         **{name: stored_value(config, section, name, kind) for name, (section, kind) in SETTINGS.items()},
-        detail=None,
         config=_json(config),
     )
 

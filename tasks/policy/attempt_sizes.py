@@ -4,10 +4,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from model.configuration.micro_batches import first_micro_batch, smaller_micro_batch, split_batch
-from model.configuration.network import ModelConfig
 from model.configuration.training import Parallel, TrainingConfig
 from model.errors import InvalidInput
-from model.estimates.size_estimate import TrainingPlace, estimate_memory
 from storage.logs.run_state import RunState
 from tasks.configuration.settings import CheckpointConfig
 from tasks.errors import TaskError
@@ -93,24 +91,10 @@ def stretch_end(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryRoom:
-    """Bytes that each trainer may take, and from what its need is estimated."""
+    """Bytes that each trainer may take, and the estimate of those that one of some sizes takes at its peak."""
 
     bytes: int
-    model: ModelConfig
-    training: TrainingConfig
-    vocab_size: int
-    place: TrainingPlace
-
-    def estimate(self, sizes: AttemptSizes) -> int:
-        """Return the bytes that a trainer of these sizes takes at its peak."""
-        return estimate_memory(
-            self.model,
-            self.training,
-            self.vocab_size,
-            micro_batch=sizes.micro_batch,
-            recompute=sizes.activation_checkpointing,
-            place=self.place,
-        ).total_bytes
+    estimate: Callable[[AttemptSizes], int]
 
 
 def lighter_sizes(

@@ -79,7 +79,7 @@ def test_a_new_run_would_be_opened_at_step_0(capsys: pytest.CaptureFixture[str],
     assert (room["bytes_each"], room["kept_at_most"], room["needed_bytes"]) == (each, 3, 3 * each)
     assert room["free_bytes"] > 0
     assert plan["model"]["parameters"] == 3944 and plan["data"]["snapshot_id"] is None
-    assert plan["evaluations"] == {"commits": 3, "suites": ["held-out"]}
+    assert (plan["evaluated_commits"], plan["suites"]) == (3, ["held-out"])
 
 
 def test_people_read_one_fact_a_line(capsys: pytest.CaptureFixture[str], config: Path) -> None:
@@ -167,13 +167,13 @@ def test_time_is_what_the_newest_recorded_steps_say(written: WritingRun) -> None
         written.end("preempted")
     record(written, 1, [64.0, 640.0, 1.0])
     plan = planned(written)
-    assert (plan.time.tokens_per_second, plan.time.seconds) == (64.0, 40.0)
+    assert (plan.cost.tokens_per_second, plan.cost.seconds) == (64.0, 40.0)
     assert shown(plan)["time"] == "an estimate: 40 s of training at the 64 tokens/s of its newest steps"
 
 
 def test_without_records_and_without_a_price_nothing_is_made_up(written: WritingRun) -> None:
     plan = planned(written)
-    assert plan.time.seconds is None and plan.cost.money is None
+    assert plan.cost.seconds is None and plan.cost.money is None
     assert "cost" not in shown(plan) and shown(plan)["time"] == "not known before the run has trained a step"
 
 

@@ -73,7 +73,9 @@ FAILED = EvaluationFailed(
     seconds=8.25,
 )
 QUARANTINED = DataQuarantined(attempt=1, reason="bad-data", windows=(3, 5, 8), detail="spoiled")
-FINISHED = RunFinished(attempt=2, step=40, manifest_sha256=f"{40:064x}", state_sha256="s40", stopped="overfit")
+FINISHED = RunFinished(
+    attempt=2, step=40, manifest_sha256=f"{40:064x}", state_sha256="s40", stopped="overfit", rule="patience"
+)
 PROMOTED = Promoted(
     alias="best",
     run_id="r1",
@@ -280,7 +282,7 @@ def expected(table: str) -> Mapping[str, Any]:
             "block_size": 8,
             "dropout": 0.25,
             "tokenizer": "bytes",
-            "detail": None,
+            "detail": "stopped early at step 40: overfit (early_stop.patience)",
             "config": CONFIG,
         },
     }[table]

@@ -6,7 +6,7 @@ import pytest
 
 from model.configuration.network import ModelConfig
 from model.configuration.training import TrainingConfig
-from model.estimates.size_estimate import TrainingPlace
+from model.estimates.size_estimate import TrainingPlace, estimate_memory
 from tasks.policy.attempt_sizes import MARGIN, AttemptSizes, MemoryRoom, choose_lighter, lighter_sizes
 
 NETWORK = ModelConfig(n_layer=6, n_head=6, n_embd=384, block_size=256)
@@ -17,12 +17,13 @@ def sizes(windows: int, recompute: bool = False) -> AttemptSizes:
     return AttemptSizes(micro_batch=windows, activation_checkpointing=recompute)
 
 
-def room(size: int) -> MemoryRoom:
-    return MemoryRoom(bytes=size, model=NETWORK, training=TRAINING, vocab_size=8192, place=TrainingPlace())
-
-
 def needed(windows: int, recompute: bool = False) -> int:
-    return room(0).estimate(sizes(windows, recompute))
+    place = TrainingPlace()
+    return estimate_memory(NETWORK, TRAINING, 8192, micro_batch=windows, recompute=recompute, place=place).total_bytes
+
+
+def room(size: int) -> MemoryRoom:
+    return MemoryRoom(bytes=size, estimate=lambda wanted: needed(wanted.micro_batch, wanted.activation_checkpointing))
 
 
 def with_margin(windows: int, recompute: bool = False) -> int:
