@@ -119,7 +119,7 @@ def _database(runs: QueriedRuns, spool: Path) -> Iterator["duckdb.DuckDBPyConnec
             base.executemany("insert into folded.open_attempts values (?, ?, ?, ?, ?, ?, ?, ?, ?)", listed)
         _fill(base, runs)
         files = _link_files(runs, spool)
-        _lock(base, [path for _, path, _ in files], spool)
+        _lock(base, [path for _, path in files], spool)
         for table in sorted(ROWS, key=lambda name: name in ("promotions", "hosts")):  # their views read another one
             base.execute(f"create view {table} as {_view(table, files)}")
         base.execute("set lock_configuration = true")
@@ -136,13 +136,13 @@ def _fill(base: "duckdb.DuckDBPyConnection", runs: QueriedRuns) -> None:
         base.unregister("arriving")
 
 
-def _link_files(runs: QueriedRuns, spool: Path) -> list[tuple[str, str, tuple[str, ...]]]:
-    """Link every file under a name without glob characters; returns table, path and the runs to leave out."""
-    files: list[tuple[str, str, tuple[str, ...]]] = []
-    for part in (part for found in runs.gathered for part in found.parts):
+def _link_files(runs: QueriedRuns, spool: Path) -> list[tuple[str, str]]:
+    """Link every file under a name without glob characters; returns table and path."""
+    files: list[tuple[str, str]] = []
+    for file in (file for found in runs.gathered for file in found.files):
         link = spool / f"{len(files)}.parquet"
-        link.symlink_to(part.path)
-        files.append((part.table, str(link), part.without))
+        link.symlink_to(file.path)
+        files.append((file.table, str(link)))
     return files
 
 
@@ -152,19 +152,12 @@ def _lock(base: "duckdb.DuckDBPyConnection", paths: Sequence[str], spool: Path) 
     base.execute("set enable_external_access = false")
 
 
-def _view(table: str, files: Sequence[tuple[str, str, tuple[str, ...]]]) -> str:
+def _view(table: str, files: Sequence[tuple[str, str]]) -> str:
     plain = ", ".join(f'"{column.name}"' for column in columns(table))
     cast = ", ".join(f'"{c.name}"::JSON as "{c.name}"' if c.type == "JSON" else f'"{c.name}"' for c in columns(table))
-    whole = [path for name, path, without in files if name == table and not without]
-    selects = [f"select {plain} from folded.{table}"]
-    if whole:
-        selects.append(f"select {cast} from read_parquet([{_literals(whole)}])")
-    for name, path, without in files:
-        if name == table and without:
-            selects.append(
-                f"select {cast} from read_parquet({_literals([path])}) where run_id not in ({_literals(without)})"
-            )
-    rows = " union all ".join(selects)
+    rows = f"select {plain} from folded.{table}"
+    if paths := [path for name, path in files if name == table]:
+        rows += f" union all select {cast} from read_parquet([{_literals(paths)}])"
     return _VIEWS[table] % rows if table in _VIEWS else rows
 
 

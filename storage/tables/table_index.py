@@ -1,15 +1,23 @@
-"""The index of packed tables, and the entry at which a run's rows were made; an unsound or older one is ignored."""
+"""A pack: the rows of some runs, a Parquet file for each table, and the entry of each run at which they were made."""
 
+import os
+import uuid
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
-from storage.errors import StorageError
+from storage.errors import IntegrityError, StorageError
 from storage.logs.fold_cache import FoldedLog
 from storage.logs.log_entry import entry_name
 from storage.logs.run_entries import Placement
 from storage.logs.run_state import RunState
 from storage.logs.step_log import step_log_bytes
-from storage.stores.document import decode, encode, sha256
+from storage.stores.document import decode, encode, project, sha256
 from storage.stores.object_store import ObjectStore
+from storage.stores.verified_object import WrittenObject, describe_file
+
+PACK = "pack.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,43 +42,51 @@ class RunStamp:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackedTable:
-    """One table of a pack: a Parquet object named by its SHA-256."""
+    """One table of a pack: a Parquet file named by its SHA-256."""
 
     table: str
-    key: str
     bytes: int
     sha256: str
+
+    @property
+    def file_name(self) -> str:
+        """The file's name in the pack's folder."""
+        return f"{self.table}-{self.sha256}.parquet"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pack:
-    """All tables of one kind for some runs."""
+    """The tables of a pack, and the runs whose rows they have; one of another `version` is not used."""
 
+    version: str
     tables: tuple[PackedTable, ...]
     runs: tuple[RunStamp, ...]
-    rows: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Index:
-    version: str
-    packs_sha256: str
-    packs: tuple[Pack, ...]
+def read_pack(folder: Path, version: str) -> Pack | None:
+    """Return the pack in the folder, None if it is missing, damaged or of another version."""
+    with suppress(OSError, IntegrityError):
+        pack = decode((folder / PACK).read_bytes(), Pack, where=str(folder))
+        return pack if pack.version == version else None
+    return None
 
 
-def read_index(store: ObjectStore, key: str, version: str) -> tuple[Pack, ...]:
-    """Return the packs in the index, none if it is missing, damaged or of another version."""
-    try:
-        index = decode(store.read(key), _Index, where=key)
-    except StorageError:
-        return ()
-    sound = index.version == version and index.packs_sha256 == sha256(encode(index.packs))
-    return index.packs if sound else ()
+def write_pack(folder: Path, pack: Pack) -> None:
+    """Make this the folder's pack and delete the files of others; of two writers the last one wins."""
+    temporary = folder / f".{uuid.uuid4().hex}"
+    temporary.write_bytes(encode(pack))
+    os.replace(temporary, folder / PACK)
+    for name in set(os.listdir(folder)) - {PACK, *(packed.file_name for packed in pack.tables)}:
+        (folder / name).unlink(missing_ok=True)
 
 
-def write_index(store: ObjectStore, key: str, version: str, packs: tuple[Pack, ...]) -> None:
-    """Overwrite the index; of two writers the last one wins and the other's packs are made again."""
-    store.write(key, encode(_Index(version=version, packs_sha256=sha256(encode(packs)), packs=packs)))
+def find_files(folder: Path, pack: Pack, tables: Collection[str]) -> Mapping[str, Path] | None:
+    """Return the files of these tables, None if one is missing or damaged."""
+    packed = {folder / item.file_name: item for item in pack.tables if item.table in tables}
+    with suppress(OSError):
+        if all(project(item, WrittenObject) == describe_file(path) for path, item in packed.items()):
+            return {item.table: path for path, item in packed.items()}
+    return None
 
 
 def stamp_run(

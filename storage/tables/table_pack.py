@@ -1,15 +1,17 @@
-"""Packs: the rows of many runs in a few Parquet files (https://parquet.apache.org/docs/file-format/)."""
+"""Writes the rows of runs into Parquet files (https://parquet.apache.org/docs/file-format/)."""
 
-from collections.abc import Mapping, Sequence
+import os
+import uuid
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as compute
 import pyarrow.parquet as parquet
 
-from storage.stores.object_store import ObjectStore
-from storage.stores.verified_object import describe_file, upload_file
-from storage.tables.table_index import Column, Pack, PackedTable, RunStamp
+from storage.stores.verified_object import describe_file
+from storage.tables.table_index import Column, PackedTable
 
 _ROW_GROUP_ROWS = 122_880
 _TYPES: Mapping[str, pa.DataType] = {
@@ -40,37 +42,29 @@ def arrow_table(columns: Sequence[Column], rows: Sequence[Any]) -> pa.Table:
     return pa.Table.from_arrays(arrays, names=[column.name for column in columns])
 
 
-class PackBuilder:
-    """Collects the rows of runs for a pack."""
+def join_rows(
+    columns: Sequence[Column],
+    table: str,
+    files: Mapping[str, Path],
+    kept: Collection[str],
+    made: Sequence[Mapping[str, Sequence[Any]]],
+) -> pa.Table:
+    """Return the rows of one table: those of the runs in `kept` from its file, and those that were made anew."""
+    parts = [arrow_table(columns, ())]
+    if kept:
+        before = parquet.read_table(files[table], partitioning=None)
+        parts.append(before.filter(compute.is_in(before["run_id"], pa.array(sorted(kept)))))
+    parts += [arrow_table(columns, rows[table]) for rows in made if rows[table]]
+    return pa.concat_tables(parts).unify_dictionaries()
 
-    def __init__(self, columns: Mapping[str, Sequence[Column]]) -> None:
-        self._columns = columns
-        self._tables: dict[str, list[pa.Table]] = {table: [] for table in columns}
-        self.stamps: list[RunStamp] = []
-        self.rows = 0
 
-    def add(self, stamp: RunStamp, rows: Mapping[str, Sequence[Any]]) -> None:
-        """Add all rows of a run."""
-        self.stamps.append(stamp)
-        for table, parts in self._tables.items():
-            if rows[table]:
-                parts.append(arrow_table(self._columns[table], rows[table]))
-                self.rows += len(rows[table])
-
-    def arrow(self, table: str) -> pa.Table:
-        """Return the rows of one table added so far."""
-        empty = arrow_table(self._columns[table], ())
-        return pa.concat_tables([empty, *self._tables[table]]).unify_dictionaries()
-
-    def publish(self, store: ObjectStore, prefix: str, *, spool: Path) -> Pack:
-        """Write one Parquet object for each table under `prefix`; raise `StoreUnavailable` or OSError."""
-        packed = []
-        for table in self._tables:
-            path = spool / f"{table}.parquet"
-            parquet.write_table(self.arrow(table), path, compression="zstd", row_group_size=_ROW_GROUP_ROWS)
-            written = describe_file(path)
-            key = f"{prefix}/{written.sha256}.parquet"
-            upload_file(store, key, path)
-            packed.append(PackedTable(table=table, key=key, bytes=written.bytes, sha256=written.sha256))
-            path.unlink()
-        return Pack(tables=tuple(packed), runs=tuple(self.stamps), rows=self.rows)
+def write_tables(folder: Path, tables: Mapping[str, pa.Table]) -> tuple[PackedTable, ...]:
+    """Write a Parquet file for each table; raise OSError."""
+    packed = []
+    for table, rows in tables.items():
+        temporary = folder / f".{uuid.uuid4().hex}"
+        parquet.write_table(rows, temporary, compression="zstd", row_group_size=_ROW_GROUP_ROWS)
+        written = describe_file(temporary)
+        packed.append(PackedTable(table=table, bytes=written.bytes, sha256=written.sha256))
+        os.replace(temporary, folder / packed[-1].file_name)
+    return tuple(packed)

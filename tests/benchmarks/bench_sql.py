@@ -20,7 +20,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from reports.queries.run_query import answer_query
+from reports.queries.run_status import RunPhase
 from reports.queries.run_tables import LOG_TABLES, columns, schema_digest
 from reports.queries.sql_rows import make_log_rows
 from storage.logs.entry_log import EntryLog, ReadEntry
@@ -32,9 +35,9 @@ from storage.logs.run_log import run_fold_cache
 from storage.logs.run_state import AttemptRecord, CheckpointRecord, RunState
 from storage.stores.document import encode, sha256
 from storage.stores.local_store import LocalStore
-from storage.tables.table_cache import FULL_ROWS, index_key
-from storage.tables.table_index import Pack, stamp_run, write_index
-from storage.tables.table_pack import PackBuilder
+from storage.tables.table_cache import TableKind
+from storage.tables.table_index import Pack, RunStamp, stamp_run, write_pack
+from storage.tables.table_pack import arrow_table, write_tables
 from tests import entries
 
 CONTRACT = """select termination_reason, count(*) as attempts, sum(gpu_seconds) / 3600 as gpu_hours
@@ -158,30 +161,41 @@ def head_of(store: LocalStore, run_id: str, state: RunState, seq: int) -> Folded
     return FoldedLog(head=ReadEntry(entry=entry, sha256=sha256(data)), state=state)
 
 
-def packs_of(store: LocalStore, work: Path) -> LocalStore:
+def packs_of(store: LocalStore, work: Path) -> Path:
     """Return the folder of this store's packs."""
-    return LocalStore(work / "tables" / sha256(store.url.encode())[:32])
+    return work / "tables" / sha256(store.url.encode())[:32] / "log"
 
 
 def build_store(folder: Path, work: Path, *, runs: int, attempts: int, moved: int) -> LocalStore:
     """Make the store, and its packs."""
-    store, chance, packs = LocalStore(folder), random.Random(1), list[Pack]()
-    builder = PackBuilder({table: columns(table) for table in LOG_TABLES})
-    with tempfile.TemporaryDirectory() as spool:
-        for number in range(runs):
-            state = fabricated(number, attempts, chance)
-            run_id = f"run-{number:04d}"
-            folded = head_of(store, run_id, state, 3 * attempts)
-            stamp = stamp_run(store, f"runs/{run_id}", run_id, folded, with_steps=False)
-            builder.add(stamp, make_log_rows(run_id, state, "interrupted"))
-            if number < moved:
-                log = EntryLog(store=store, prefix=f"runs/{run_id}/log", kinds=RUN_KINDS)
-                run_fold_cache(log, run_id).write(head_of(store, run_id, state, 3 * attempts + 1))
-            if builder.rows >= FULL_ROWS or number == runs - 1:
-                packs.append(builder.publish(packs_of(store, work), "log", spool=Path(spool)))
-                builder = PackBuilder({table: columns(table) for table in LOG_TABLES})
-    write_index(packs_of(store, work), index_key("log"), schema_digest(), tuple(packs))
+    store, chance, made = LocalStore(folder), random.Random(1), dict[str, list[tuple[RunStamp, dict[str, pa.Table]]]]()
+    kind = TableKind(name="log", version="", tables={table: columns(table) for table in LOG_TABLES}, make=make_nothing)
+    for number in range(runs):
+        state = fabricated(number, attempts, chance)
+        run_id = f"run-{number:04d}"
+        folded = head_of(store, run_id, state, 3 * attempts)
+        stamp = stamp_run(store, f"runs/{run_id}", run_id, folded, with_steps=False)
+        rows = make_log_rows(run_id, state, RunPhase.INTERRUPTED)
+        tables = {table: arrow_table(listed, rows[table]) for table, listed in kind.tables.items()}
+        made.setdefault(kind.pack_of(run_id), []).append((stamp, tables))
+        if number < moved:
+            log = EntryLog(store=store, prefix=f"runs/{run_id}/log", kinds=RUN_KINDS)
+            run_fold_cache(log, run_id).write(head_of(store, run_id, state, 3 * attempts + 1))
+    for name, members in made.items():
+        (packs_of(store, work) / name).mkdir(parents=True)
+        joined = {
+            table: pa.concat_tables([tables[table] for _, tables in members]).unify_dictionaries()
+            for table in kind.tables
+        }
+        packed = write_tables(packs_of(store, work) / name, joined)
+        runs_of = tuple(stamp for stamp, _ in members)
+        write_pack(packs_of(store, work) / name, Pack(version=schema_digest(), tables=packed, runs=runs_of))
     return store
+
+
+def make_nothing(run_id: str, state: RunState) -> dict[str, list[Any]]:
+    """Stand for the maker of rows, which are made beforehand."""
+    return {}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -196,10 +210,9 @@ def askers(store: LocalStore, work: Path) -> list[Asker]:
     """Return cairn as a command and within a process, and DuckDB alone in both ways, over the same files."""
     import duckdb
 
-    folder = packs_of(store, work).local_path("log")
-    assert folder is not None
+    folder = packs_of(store, work)
     of_table: dict[str, list[str]] = {}
-    for path in sorted(folder.glob("*.parquet")):
+    for path in sorted(folder.rglob("*.parquet")):
         names = set(duckdb.sql(f"select * from '{path}' limit 0").columns)
         table = "training_attempts" if "ended_at" in names else "runs" if "n_layer" in names else "other"
         of_table.setdefault(table, []).append(str(path))

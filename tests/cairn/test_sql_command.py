@@ -317,9 +317,8 @@ def test_a_query_can_come_from_standard_input(bard: FabricatedRun, tmp_path: Pat
 
 
 def test_an_answer_from_packs_imports_neither_torch_nor_the_orchestrator_nor_arrow(
-    bard: FabricatedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bard: FabricatedRun, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("storage.tables.table_cache.WORTH_RUNS", 1)
     ask(bard.log.store, "select * from runs", tmp_path / "cache")
     lists = "import sys, cairn.cli.command as c; c.run_command(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
     done = subprocess.run(
@@ -342,10 +341,7 @@ def test_only_tables_that_are_named_are_read() -> None:
     assert find_tables("select 1") == set()
 
 
-def test_an_open_attempt_is_as_far_as_its_heartbeat_says_now(
-    bard: FabricatedRun, work: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("storage.tables.table_cache.WORTH_RUNS", 1)
+def test_an_open_attempt_is_as_far_as_its_heartbeat_says_now(bard: FabricatedRun, work: Path) -> None:
     sql = "select r.step, a.last_step, a.tokens from runs r join training_attempts a using (run_id) where attempt = 2"
     assert ask(bard.log.store, sql, work) == [{"step": 33, "last_step": 33, "tokens": 9}]
     bard.beat(36)
@@ -355,7 +351,6 @@ def test_an_open_attempt_is_as_far_as_its_heartbeat_says_now(
 def test_an_owner_that_is_gone_interrupts_its_run(
     store: LocalStore, work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("storage.tables.table_cache.WORTH_RUNS", 1)
     fabricate(store, "left").start()
     monkeypatch.setattr("tasks.machine.placement.is_known_dead", lambda placement: placement.host == "elsewhere")
     assert ask(store, "select state from runs", work) == [{"state": "interrupted"}]
@@ -363,10 +358,7 @@ def test_an_owner_that_is_gone_interrupts_its_run(
     assert ask(store, "select state from runs", work) == [{"state": "running"}]
 
 
-def test_steps_trained_since_the_last_question_are_there(
-    bard: FabricatedRun, work: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("storage.tables.table_cache.WORTH_RUNS", 1)
+def test_steps_trained_since_the_last_question_are_there(bard: FabricatedRun, work: Path) -> None:
     steps(bard, 1, 1, 20)
     steps(bard, 2, 21, 25)
     counted = "select count(*) as n, max(step) as newest from steps"
@@ -375,8 +367,7 @@ def test_steps_trained_since_the_last_question_are_there(
     assert ask(bard.log.store, counted, work) == [{"n": 33, "newest": 33}]
 
 
-def test_a_store_whose_path_is_a_pattern_can_be_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("storage.tables.table_cache.WORTH_RUNS", 1)
+def test_a_store_whose_path_is_a_pattern_can_be_asked(tmp_path: Path) -> None:
     store = LocalStore(tmp_path / "it's [1] *")
     fabricate(store, "odd")
     assert [ask(store, "select run_id from runs", tmp_path / "cache") for _ in range(2)] == [[{"run_id": "odd"}]] * 2

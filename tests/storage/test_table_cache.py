@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
@@ -22,14 +21,13 @@ from storage.stores.document import decode, encode
 from storage.stores.local_store import LocalStore
 from storage.stores.object_store import ObjectStore
 from storage.tables import table_cache
-from storage.tables.table_cache import GatheredTables, TableCache, TableKind, index_key
+from storage.tables.table_cache import GatheredTables, TableCache, TableKind
+from storage.tables.table_index import PACK
 from tests.entries import ended, started
 from tests.memory_store import MemoryStore
 from tests.storage.builders import opened
 
 RUNS = ("r1", "r2", "r3")
-KEY = index_key("log")
-FOLDER = "log"
 
 
 class Folding:
@@ -48,11 +46,6 @@ class ReadOnly(MemoryStore):
 
     def write(self, key: str, data: bytes) -> None:
         raise StoreRefused(f"{key}: read-only")
-
-
-@pytest.fixture(autouse=True)
-def pack_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table_cache, "WORTH_RUNS", 1)
 
 
 def go_on(store: ObjectStore, run_id: str) -> None:
@@ -83,10 +76,8 @@ def rows(found: GatheredTables, table: str = "training_attempts") -> list[tuple[
     """Return run and number (of attempts) of every row."""
     column = "attempts" if table == "runs" else "attempt"
     tables = [fresh.rows for fresh in found.fresh if fresh.table == table]
-    for part in found.parts:
-        if part.table == table:
-            read = parquet.read_table(part.path, partitioning=None, columns=["run_id", column])
-            tables.append(pa.Table.from_pylist([row for row in read.to_pylist() if row["run_id"] not in part.without]))
+    files = [file.path for file in found.files if file.table == table]
+    tables += [parquet.read_table(path, partitioning=None, columns=["run_id", column]) for path in files]
     return sorted((row["run_id"], row[column]) for table in tables for row in table.to_pylist())
 
 
@@ -124,61 +115,65 @@ def test_a_run_that_was_removed_is_no_row(tmp_path: Path) -> None:
     assert rows(gather(store, tmp_path)[0], "runs") == [("r2", 1), ("r3", 1)]
 
 
-def delete_the_index(store: ObjectStore) -> None:
-    store.delete(KEY)
+def index_of(packs: Path) -> Path:
+    return next(packs.glob(f"log/*/{PACK}"))
 
 
-def tear_the_index(store: ObjectStore) -> None:
-    store.write(KEY, store.read(KEY)[:-20])
+def file_of(packs: Path) -> Path:
+    return next(packs.glob("log/*/training_attempts-*.parquet"))
 
 
-def write_nonsense_as_the_index(store: ObjectStore) -> None:
-    store.write(KEY, b'{"version": 1}')
+def delete_the_index(packs: Path) -> None:
+    index_of(packs).unlink()
 
 
-def change_a_number_in_the_index(store: ObjectStore) -> None:
-    store.write(KEY, store.read(KEY).replace(b'"latest_attempt": 1', b'"latest_attempt": 7', 1))
+def tear_the_index(packs: Path) -> None:
+    index_of(packs).write_bytes(index_of(packs).read_bytes()[:-20])
 
 
-def name_an_older_version(store: ObjectStore) -> None:
-    document = decode(store.read(KEY), dict, where=KEY)
-    store.write(KEY, encode({**document, "version": "0" * 64}))
+def write_nonsense_as_the_index(packs: Path) -> None:
+    index_of(packs).write_bytes(b'{"version": 1}')
 
 
-def delete_a_pack(store: ObjectStore) -> None:
-    store.delete(store.keys(FOLDER)[0])
+def name_an_older_version(packs: Path) -> None:
+    document = decode(index_of(packs).read_bytes(), dict, where="the index")
+    index_of(packs).write_bytes(encode({**document, "version": "0" * 64}))
 
 
-def tear_a_pack(store: ObjectStore) -> None:
-    key = store.keys(FOLDER)[0]
-    store.write(key, store.read(key)[:-8])
+def delete_a_file(packs: Path) -> None:
+    file_of(packs).unlink()
 
 
-def flip_a_byte_of_a_pack(store: ObjectStore) -> None:
-    key = store.keys(FOLDER)[0]
-    data = bytearray(store.read(key))
+def tear_a_file(packs: Path) -> None:
+    file_of(packs).write_bytes(file_of(packs).read_bytes()[:-8])
+
+
+def flip_a_byte_of_a_file(packs: Path) -> None:
+    data = bytearray(file_of(packs).read_bytes())
     data[len(data) // 2] ^= 1
-    store.write(key, bytes(data))
+    file_of(packs).write_bytes(data)
 
 
 DAMAGES = [
     delete_the_index,
     tear_the_index,
     write_nonsense_as_the_index,
-    change_a_number_in_the_index,
     name_an_older_version,
-    delete_a_pack,
-    tear_a_pack,
-    flip_a_byte_of_a_pack,
+    delete_a_file,
+    tear_a_file,
+    flip_a_byte_of_a_file,
 ]
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
-def test_damage_costs_time_and_changes_nothing(tmp_path: Path, damage: Callable[[ObjectStore], None]) -> None:
+def test_damage_costs_time_and_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Callable[[Path], None]
+) -> None:
+    monkeypatch.setattr(table_cache, "PACKS", 1)
     store = fill(LocalStore(tmp_path / "store"))
     before, _ = gather(store, tmp_path)
     expected = rows(before)
-    damage(LocalStore(tmp_path / "packs"))
+    damage(tmp_path / "packs")
     found, folded = gather(store, tmp_path)
     assert (rows(found), sorted(folded)) == (expected, list(RUNS))
     assert gather(store, tmp_path)[1] == [], "what was damaged is made again"
@@ -208,41 +203,25 @@ def test_where_nothing_may_be_written_the_rows_are_the_same(tmp_path: Path) -> N
     assert rows(gather(fill(MemoryStore("inner")), tmp_path)[0]) == [(run_id, 1) for run_id in RUNS]
 
 
-def test_many_small_packs_become_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table_cache, "MANY_PACKS", 3)
-    store = LocalStore(tmp_path / "store")
-    for number in range(9):
-        go_on(store, f"r{number}")
-        found, _ = gather(store, tmp_path)
-        assert len({part.path for part in found.parts}) <= 2 * 4
-    assert rows(found) == [(f"r{number}", 1) for number in range(9)]
-    assert gather(store, tmp_path)[1] == []
-
-
-def test_rows_beyond_a_pack_begin_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table_cache, "FULL_ROWS", 4)
+def test_a_run_that_moved_costs_no_other_pack_a_write(tmp_path: Path) -> None:
     store = fill(LocalStore(tmp_path / "store"))
-    found, _ = gather(store, tmp_path)
-    assert len(found.parts) == 4 and rows(found) == [(run_id, 1) for run_id in RUNS]
+    before = {file.path for file in gather(store, tmp_path)[0].files}
+    go_on(store, "r2")
+    after = {file.path for file in gather(store, tmp_path)[0].files}
+    assert len(before) == 6 and len(before & after) == 4, "two tables of each run, which lie in packs of their own"
 
 
-def test_packs_nobody_names_any_more_are_deleted(tmp_path: Path) -> None:
+def test_files_nobody_names_any_more_are_deleted(tmp_path: Path) -> None:
     store = fill(LocalStore(tmp_path / "store"))
-    for _ in range(5):
+    for _ in range(3):
         for run_id in RUNS:
             go_on(store, run_id)
         gather(store, tmp_path)
-    assert len(LocalStore(tmp_path / "packs").keys(FOLDER)) <= 2 * 2, (
-        "this generation and the one before, two tables each"
-    )
-
-
-def test_a_few_runs_are_not_worth_a_pack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table_cache, "WORTH_RUNS", 4)
-    store = fill(LocalStore(tmp_path / "store"))
-    found, _ = gather(store, tmp_path)
-    assert rows(found) == [(run_id, 1) for run_id in RUNS]
-    assert LocalStore(tmp_path / "packs").keys(FOLDER) == []
+    assert len(list((tmp_path / "packs").rglob("*.parquet"))) == 6
+    for key in store.keys("runs/r1"):
+        store.delete(key)
+    gather(store, tmp_path)
+    assert len(list((tmp_path / "packs").rglob("*.parquet"))) == 4
 
 
 def test_a_log_that_cannot_be_believed_is_named_and_never_packed(tmp_path: Path) -> None:
