@@ -73,8 +73,8 @@ def check_before_start(
         _check_store(log.store)
     vocab_size = _check_data(log.store, wanted, resolved.base_dir)
     if writable:
-        require_room(log.store, store_room(log.store, log.state, wanted, vocab_size))
         _check_memory(wanted, log.state, vocab_size, environment)
+        require_room(log.store, store_room(log.store, log.state, wanted, vocab_size))
     return wanted
 
 

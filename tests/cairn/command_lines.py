@@ -162,7 +162,7 @@ TRAINING: dict[str, tuple[int, str]] = {
     "train run.toml --set model.n_layer=0": (2, "must be a whole number above 0"),
     "train run.toml --set model.dropout=1.5": (2, "must be a number of at least 0 and below 1"),
     "train run.toml --set model.block_size=5000": (2, "the val split has at most 390 tokens"),
-    "train run.toml --set model.architecture=llama": (2, "unknown key"),
+    "train run.toml --set model.architecture=llama": (2, "must be one of gpt2, qwen3"),
     "train run.toml --set model.n_embd=1048576": (
         2,
         "not even 1 fits, with training.activation_checkpointing = true neither",
