@@ -2,7 +2,7 @@
 
 from reports.errors import RunNotFound
 from reports.queries.alias_history import AliasPromotion, list_alias_promotions
-from storage.checkpoints.checkpoint import read_manifest
+from storage.checkpoints.checkpoint import find_wrong_sizes, read_manifest
 from storage.errors import IntegrityError
 from storage.logs.registry import Promoted, Registry, RegistryState, RolledBack
 from storage.logs.run_log import RunLog
@@ -53,6 +53,5 @@ def _find_problem(store: ObjectStore, promoted: Promoted) -> str:
         manifest = read_manifest(store, promoted.prefix, promoted.manifest_sha256)
     except IntegrityError as error:
         return f"has no manifest: {error}"
-    sizes = store.sizes(promoted.prefix)
-    short = [item.name for item in manifest.objects if sizes.get(f"{promoted.prefix}/{item.name}") != item.bytes]
+    short = [damage.key.rsplit("/", 1)[1] for damage in find_wrong_sizes(store, promoted.prefix, manifest)]
     return f"has lost bytes: {', '.join(short)}" if short else ""

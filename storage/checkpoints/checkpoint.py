@@ -18,7 +18,7 @@ from storage.checkpoints.checkpoint_documents import (
 )
 from storage.checkpoints.shard_reader import Looks, ShardReader, WantedBytes
 from storage.checkpoints.shard_writer import cut_shards, write_shard
-from storage.checkpoints.tensor_record import TensorRecord, TensorSpec, digest_tensor, state_sha256
+from storage.checkpoints.tensor_record import TensorRecord, TensorSpec, state_sha256
 from storage.checkpoints.transfers import transfers
 from storage.errors import IntegrityError, ObjectDamaged, ObjectMissing, StoreUnavailable
 from storage.logs.log_entry import CheckpointReference, Writer
@@ -31,9 +31,9 @@ from storage.stores.verified_object import ExpectedObject, find_damage, read_ver
 
 UNREADABLE = "cannot be read"
 """How the finding begins where the store had no answer for an object."""
-_CHECKS = 4
+_READS = 4
 _LARGE_BYTES = 64 * 1024 * 1024
-"""Below this, starting threads takes longer than checking the checkpoint."""
+"""Below this, starting threads takes longer than reading."""
 _ONE_LOOK = Looks(count=1)
 _SEVERAL_LOOKS = Looks()
 
@@ -68,17 +68,6 @@ _DEFAULT_UPLOADS = UploadOptions()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OtherWriters:
-    """The other writers of a shared checkpoint: their number, and a function that waits for what they wrote."""
-
-    count: int = 0
-    written: Callable[[], tuple[ManifestShard, ...]] = tuple
-
-
-_ALONE = OtherWriters()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class StagedCheckpoint:
     """A complete upload, ignored by readers until it is committed; also the trainer's message that it is staged."""
 
@@ -103,7 +92,6 @@ class OpenedCheckpoint:
 class LoadedCheckpoint:
     """A verified checkpoint: every byte has the digest in the log."""
 
-    reference: CheckpointReference
     state_sha256: str
     trainer: TrainerDocument
     tensors: tuple[TensorRecord, ...]
@@ -143,21 +131,21 @@ def stage_checkpoint(
     trainer: TrainerDocument,
     *,
     uploads: UploadOptions = _DEFAULT_UPLOADS,
-    others: OtherWriters = _ALONE,
+    writers: int = 1,
+    others: Callable[[], tuple[ManifestShard, ...]] = tuple,
 ) -> StagedCheckpoint:
-    """Upload shards, trainer document and, last, the manifest, which waits for what `others` write."""
-    prefix, writers = target.prefix, others.count + 1
+    """Upload shards, trainer document and, last, the manifest; `others` waits for what the other writers wrote."""
+    prefix = target.prefix
     shards = stage_share(store, prefix, groups, writer=0, writers=writers, uploads=uploads)
     document = encode(trainer)
     store.write(f"{prefix}/{TRAINER}", document)
-    shards += others.written()
-    digests = [*(tensor for shard in shards for tensor in shard.tensors), *map(digest_tensor, trainer.records())]
+    shards += others()
     manifest = Manifest(
         version=MANIFEST_VERSION,
         run_id=target.run_id,
         attempt=target.attempt,
         step=trainer.step,
-        state_sha256=state_sha256(digests),
+        state_sha256=state_sha256([*(tensor for shard in shards for tensor in shard.tensors), *trainer.records()]),
         trainer=ManifestObject(name=TRAINER, bytes=len(document), sha256=sha256(document)),
         shards=shards,
     )
@@ -230,7 +218,7 @@ def verify_checkpoint(
     if sizes_only:
         return find_wrong_sizes(store, reference.prefix, manifest)
     objects = [item for item in manifest.objects if not only or f"{reference.prefix}/{item.name}" in only]
-    with transfers(_CHECKS if sum(item.bytes for item in objects) >= _LARGE_BYTES else 1) as run:
+    with transfers(_at_once(item.bytes for item in objects)) as run:
         checks = [run(_find_damage, store, reference.prefix, item) for item in objects]
         found = [check() for check in checks]
     return tuple(damage for damage in found if damage is not None)
@@ -257,12 +245,11 @@ def read_tensors(
     opened: OpenedCheckpoint,
     wanted: Iterable[WantedBytes],
     *,
-    at_once: int = 1,
     looks: Looks = _SEVERAL_LOOKS,
 ) -> None:
     """Read and verify parts of a checkpoint's tensors; raises `ObjectDamaged` for what fails every look."""
     by_name, scratch = {item.name: item for item in wanted}, threading.local()
-    with transfers(at_once) as run:
+    with transfers(_at_once(item.end - item.begin for item in by_name.values())) as run:
         reads = list[Callable[[], None]]()
         for shard in opened.manifest.shards:
             if parts := [by_name[tensor.name] for tensor in shard.tensors if tensor.name in by_name]:
@@ -277,7 +264,6 @@ def load_checkpoint(
     reference: CheckpointReference,
     *,
     group: str = "",
-    at_once: int = 1,
     looks: Looks = _SEVERAL_LOOKS,
 ) -> LoadedCheckpoint:
     """Read and verify a checkpoint, or a `group` of its shards, into new memory; `IntegrityError` names a bad one."""
@@ -286,15 +272,17 @@ def load_checkpoint(
     specs = [tensor for shard in shards if shard.name.startswith(group) for tensor in shard.tensors]
     records = tuple(map(_empty_record, specs))
     parts = [WantedBytes(name=item.name, begin=0, end=item.bytes, memory=item.data) for item in records]
-    read_tensors(store, opened, parts, at_once=at_once, looks=looks)
-    return LoadedCheckpoint(
-        reference=reference, state_sha256=opened.manifest.state_sha256, trainer=opened.trainer, tensors=records
-    )
+    read_tensors(store, opened, parts, looks=looks)
+    return LoadedCheckpoint(state_sha256=opened.manifest.state_sha256, trainer=opened.trainer, tensors=records)
 
 
 def _unless_committed(body: CheckpointCommitted, state: RunState) -> CheckpointCommitted | None:
     known = state.find_commit(body)
     return None if known is not None and known.committed.manifest_sha256 == body.manifest_sha256 else body
+
+
+def _at_once(sizes: Iterable[int]) -> int:
+    return _READS if sum(sizes) >= _LARGE_BYTES else 1
 
 
 def _empty_record(tensor: TensorSpec) -> TensorRecord:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from storage.errors import ObjectDamaged, ObjectMissing
-from storage.stores.object_store import READ_CHUNK_BYTES, ObjectStore
+from storage.stores.object_store import MAX_READ_BYTES, READ_CHUNK_BYTES, ObjectStore
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,24 +43,13 @@ def find_damage(store: ObjectStore, expected: ExpectedObject) -> ObjectDamaged |
 
 def read_verified(store: ObjectStore, expected: ExpectedObject) -> memoryview:
     """Return the object's bytes in one buffer; raises ObjectDamaged if it is missing or different."""
-    check_size(store, expected)
-    buffer = memoryview(bytearray(expected.bytes))
-    read_verified_into(buffer, store, expected)
-    return buffer.toreadonly()
-
-
-def read_verified_into(buffer: memoryview, store: ObjectStore, expected: ExpectedObject) -> None:
-    """Fill the buffer, which is as long as the object; its bytes are valid only after this returns."""
-    position = 0
+    if expected.bytes > MAX_READ_BYTES and (found := store.size(expected.key)) != expected.bytes:
+        raise _wrong_size(expected, f"{found or 0} bytes")  # before memory is allocated for it
+    buffer, position = memoryview(bytearray(expected.bytes)), 0
     for chunk in _verified_chunks(store, expected):
         buffer[position : position + len(chunk)] = chunk
         position += len(chunk)
-
-
-def check_size(store: ObjectStore, expected: ExpectedObject) -> None:
-    """Raise ObjectDamaged if a large object has another size, before memory is allocated for it."""
-    if expected.bytes > 64 * 1024 * 1024 and (found := store.size(expected.key)) != expected.bytes:
-        raise _wrong_size(expected, f"{found or 0} bytes")
+    return buffer.toreadonly()
 
 
 def save_verified(store: ObjectStore, expected: ExpectedObject, path: Path) -> None:

@@ -18,7 +18,6 @@ from model.training.parallel import Ranks
 from model.training.train_state import NamedTensor
 from storage.checkpoints.checkpoint import (
     CheckpointTarget,
-    OtherWriters,
     StagedCheckpoint,
     TensorGroup,
     UploadOptions,
@@ -91,11 +90,8 @@ class SharedStaging:
         """Tell rank 0 the shards that this rank wrote for the checkpoint of `step`."""
         self._rendezvous.put(f"staged/{step}/{self.ranks.rank}", msgspec.json.encode(shards))
 
-    def other_writers(self, step: int) -> OtherWriters:
-        """Return the part of the other ranks in the checkpoint of `step`, for rank 0."""
-        return OtherWriters(count=self.ranks.size - 1, written=partial(self._other_shards, step))
-
-    def _other_shards(self, step: int) -> tuple[ManifestShard, ...]:
+    def other_shards(self, step: int) -> tuple[ManifestShard, ...]:
+        """Wait for what the other ranks wrote for the checkpoint of `step`; for rank 0."""
         documents = [self._rendezvous.get(f"staged/{step}/{rank}") or b"[]" for rank in range(1, self.ranks.size)]
         return tuple(item for data in documents for item in msgspec.json.decode(data, type=tuple[ManifestShard, ...]))
 
@@ -158,7 +154,7 @@ class Staging:
         shared, step = self._shared, checkpoint.document.step
         try:
             if shared is None or shared.ranks.is_first:
-                self._complete(checkpoint, before, shared.other_writers(step) if shared else OtherWriters())
+                self._complete(checkpoint, before)
             else:
                 share = partial(stage_share, self._store, checkpoint.target.prefix, checkpoint.groups())
                 stage = partial(share, writer=shared.ranks.rank, writers=shared.ranks.size, uploads=_UPLOADS)
@@ -166,11 +162,15 @@ class Staging:
         except Exception as error:
             self._callbacks.on_failed(error)
 
-    def _complete(self, checkpoint: HostCheckpoint, before: Callable[[], None], others: OtherWriters) -> None:
+    def _complete(self, checkpoint: HostCheckpoint, before: Callable[[], None]) -> None:
+        groups, document, shared = checkpoint.groups(), checkpoint.document, self._shared
+        upload = partial(stage_checkpoint, self._store, checkpoint.target, groups, document, uploads=_UPLOADS)
+        if shared is not None:
+            upload = partial(upload, writers=shared.ranks.size, others=partial(shared.other_shards, document.step))
+
         def stage() -> StagedCheckpoint:
             before()
-            groups, document = checkpoint.groups(), checkpoint.document
-            return stage_checkpoint(self._store, checkpoint.target, groups, document, uploads=_UPLOADS, others=others)
+            return upload()
 
         self._callbacks.on_staged(self._with_retries(checkpoint, stage))
 

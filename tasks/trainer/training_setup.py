@@ -112,7 +112,7 @@ class CheckpointLoad:
         manifest, trainer = opened.manifest, to_tensors(opened.trainer.records())
         state.check_fits({**without_values(manifest.tensors), **trainer})
         wanted = [wanted_bytes(named) for named in state.live_tensors() if named.group != "trainer"]
-        read_tensors(self._store, opened, wanted, at_once=_DOWNLOADS)
+        read_tensors(self._store, opened, wanted)
         state.load_trainer(trainer)
         return manifest.state_sha256
 

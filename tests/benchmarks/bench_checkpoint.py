@@ -248,7 +248,7 @@ def resume_turn(given: argparse.Namespace, name: str) -> None:
         state_of_run = RunLog(store, RUN).refresh()
         assert state_of_run.newest_committed is not None
         resumed = CheckpointLoad(store, state_of_run.newest_committed.committed.reference)
-    state = TrainState.create(shape, _training(), vocab_size, device)
+    state = TrainState.create(shape, _training(), vocab_size, device, filled=False)
     if name == "cairn":
         resumed.into(state)
     else:

@@ -18,7 +18,7 @@ REASONS: dict[Kind, frozenset[str]] = {
     Kind.STORE_IS_LATE: frozenset({LOST}),
     Kind.STORE_MISREADS: frozenset({LOST}),
     Kind.FSYNC_FAILS: frozenset({LOST, STORAGE}),
-    Kind.FLIP_CHECKPOINT: frozenset({LOST}),
+    Kind.FLIP_CHECKPOINT: frozenset({LOST, STORAGE}),
     Kind.FLIP_DATA: frozenset({LOST, "bad-data"}),
     Kind.CLOCK_BACK: frozenset({LOST}),
     Kind.CLOCK_FORWARD: frozenset({LOST}),
@@ -28,5 +28,5 @@ REASONS: dict[Kind, frozenset[str]] = {
 """Besides completed. What is not here explains no end at all."""
 SILENCES = frozenset({Kind.FULL_DISK, Kind.STORE_AWAY})
 """Who cannot show life for longer than the lease is lost to another flow of the run, where one is known to wait."""
-LIES_IN_WAIT = frozenset({Kind.FLIP_DATA, Kind.OUT_OF_MEMORY, Kind.FSYNC_FAILS})
+LIES_IN_WAIT = frozenset({Kind.FLIP_DATA, Kind.FLIP_CHECKPOINT, Kind.OUT_OF_MEMORY, Kind.FSYNC_FAILS})
 """Met by the attempt that comes next, or by the first after it that lives to see it."""

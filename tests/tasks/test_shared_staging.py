@@ -1,6 +1,7 @@
 """A checkpoint of several writers: the same digest as one writer's, and anybody reads it."""
 
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,8 @@ def stage_by_several(store: LocalStore, tensors: tuple[NamedTensor, ...]) -> Sta
         target=CheckpointTarget(run_id="r", attempt=1, prefix=PREFIX),
         groups=groups,
         trainer=document(own),
-        others=first.other_writers(0),
+        writers=WRITERS,
+        others=partial(first.other_shards, 0),
     )
 
 

@@ -159,7 +159,7 @@ PEAK = textwrap.dedent("""
     stagings.staging.wait()
     print((resident("VmHWM") - before) / state)
     opened = open_checkpoint(store, stagings.staged[-1])
-    read_tensors(store, opened, list(map(wanted_bytes, tensors)), at_once=4)
+    read_tensors(store, opened, list(map(wanted_bytes, tensors)))
     print((resident("VmHWM") - before) / state)
 """)
 
