@@ -15,7 +15,7 @@ SUITABLE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for name in python3 python3.14 python3.13 python3.12 python3.11; do \
 	if $$name -c '$(SUITABLE)' >/dev/null 2>&1; then echo $$name; break; fi; done)
 
-.PHONY: help .venv train wheel test test-full test-slow test-mutants test-matrix test-s3 test-slurm gpu-check gpu-wheels chaos chaos-slurm bench bench-memory bench-data bench-loader bench-sql bench-continuation bench-step bench-sum bench-checkpoint bench-start bench-overhead bench-history bench-install check lock audit docs format pictures up clean
+.PHONY: help .venv train wheel test test-full test-slow test-mutants test-matrix test-s3 test-slurm gpu-check gpu-wheels chaos chaos-slurm bench bench-memory bench-data bench-loader bench-sql bench-continuation bench-step bench-sum bench-checkpoint bench-store bench-start bench-overhead bench-history bench-install check lock audit docs format pictures up clean
 
 help:  ## show this list
 	@grep -E '^[.a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([.a-z-]+):[^#]*## /\1\t/' | expand -t 14
@@ -97,7 +97,7 @@ chaos-slurm: $(DEVELOPER)  ## runs on two machines of a real Slurm, disturbed as
 pictures: $(DEVELOPER)  ## the screenshots of docs/prefect.md, taken from Prefect's pages in a real Chromium
 	@CAIRN_TEST_PICTURES=$(CURDIR)/docs/pictures $(BIN)/python -m pytest -n 0 -m slow tests/deployments/test_up_pages.py $(ARGS)
 
-bench: bench-data bench-loader bench-step bench-sum bench-checkpoint bench-start bench-overhead bench-sql bench-history  ## every benchmark, beside its peers where they are at hand; BENCHMARKS.md says how to read them
+bench: bench-data bench-loader bench-step bench-sum bench-checkpoint bench-store bench-start bench-overhead bench-sql bench-history  ## every benchmark, beside its peers where they are at hand; BENCHMARKS.md says how to read them
 
 bench-data: $(DEVELOPER)  ## text to snapshot beside the tokenizer library alone, and its peak memory; ARGS= adds options
 	@PYTHONPATH=. $(BIN)/python tests/benchmarks/bench_tokenize.py $(ARGS)
@@ -137,6 +137,9 @@ bench-sum: $(DEVELOPER)  ## adding gradients along the tree beside adding them i
 
 bench-checkpoint: $(DEVELOPER)  ## stall, time to committed and resume beside PyTorch's ways; ARGS="--parameters 124M --store s3://"
 	@$(BIN)/python -m tests.benchmarks.bench_checkpoint $(ARGS)
+
+bench-store: $(DEVELOPER)  ## objects to and from a bucket beside bare requests; ARGS="--rounds 5 --objects 8"
+	@$(BIN)/python -m tests.benchmarks.bench_store $(ARGS)
 
 check: $(DEVELOPER)  ## ruff, mypy --strict, import linter
 	@$(BIN)/ruff check .

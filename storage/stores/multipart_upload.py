@@ -22,6 +22,8 @@ from storage.stores.s3_bucket import S3Bucket
 CONCURRENT_PARTS = 3
 _MAX_PARTS = 10_000
 _TOKEN = "cairn-write"
+_SPARE = deque[bytearray](maxlen=2 * (CONCURRENT_PARTS + 1))
+"""Parts that were sent: memory that is used again costs no page faults, which take longer than copying does."""
 
 
 def upload_stream(
@@ -35,41 +37,46 @@ def upload_stream(
         # pop() keeps no reference to a part that is sent.
         size_bytes = _Upload(bucket, key, retry_policy).send(chain(map(first_parts.pop, (0, 0)), parts))
     else:
-        retry_policy.call(lambda: put(bucket, key, first_parts[0]))
+        retry_policy.call(lambda: put(bucket, key, bytes(first_parts[0])))
     return size_bytes
 
 
 def put(bucket: S3Bucket, key: str, data: bytes) -> None:
     """Create or overwrite the object in one PUT."""
     seconds = bucket.timeouts.upload_seconds(len(data))
-    bucket.request("write", "put_object", seconds=seconds, Key=key, Body=_sendable(data))
+    body = io.BytesIO(data) if len(data) >= 1 << 20 else data  # the client sends a file in pieces, without a copy
+    bucket.request("write", "put_object", seconds=seconds, Key=key, Body=body)
 
 
-def _sendable(data: bytes) -> bytes | io.BytesIO:
-    # The client sends a file in pieces, without a copy.
-    return io.BytesIO(data) if len(data) >= 1 << 20 else data
-
-
-def _regroup(chunks: Iterable[bytes | memoryview]) -> Iterator[bytes]:
+def _regroup(chunks: Iterable[bytes | memoryview]) -> Iterator[bytes | bytearray]:
     """Yield parts of PART_BYTES, the last one shorter; a chunk is copied and may change afterwards."""
-    part = io.BytesIO()
+    part, filled = _new_part(), 0
     for chunk in chunks:
         view = memoryview(chunk)
         view = view.cast("B") if view.nbytes else memoryview(b"")
         while view.nbytes:
-            taken = part.write(view[: PART_BYTES - part.tell()])
-            view = view[taken:]
-            if part.tell() == PART_BYTES:
-                yield part.getvalue()
-                part = io.BytesIO()
-    if part.tell():
-        yield part.getvalue()
+            taken = min(view.nbytes, PART_BYTES - filled)
+            memoryview(part)[filled : filled + taken] = view[:taken]
+            view, filled = view[taken:], filled + taken
+            if filled == PART_BYTES:
+                yield part
+                part, filled = _new_part(), 0
+    if filled:
+        yield bytes(memoryview(part)[:filled])
+    _SPARE.append(part)
+
+
+def _new_part() -> bytearray:
+    with suppress(IndexError):
+        if len(part := _SPARE.pop()) == PART_BYTES:
+            return part
+    return bytearray(PART_BYTES)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _SentPart:
     number: int
-    data: bytes
+    data: bytes | bytearray
     answer: "Future[Any]"
 
 
@@ -79,7 +86,7 @@ class _Upload:
         self._sent, self._size_bytes = deque[_SentPart](), 0
         self._id = self._request("upload", "create_multipart_upload", Metadata={_TOKEN: self._token})["UploadId"]
 
-    def send(self, parts: Iterator[bytes]) -> int:
+    def send(self, parts: Iterator[bytes | bytearray]) -> int:
         """Upload the parts and complete or abort the upload; returns their bytes."""
         try:
             self._complete(self._send_parts(parts))
@@ -92,7 +99,7 @@ class _Upload:
                 self._request("abort", "abort_multipart_upload", UploadId=self._id)
             raise
 
-    def _send_parts(self, parts: Iterator[bytes]) -> list[str]:
+    def _send_parts(self, parts: Iterator[bytes | bytearray]) -> list[str]:
         etags: list[str] = []
         for number, data in enumerate(parts, 1):
             if number > _MAX_PARTS:
@@ -105,15 +112,15 @@ class _Upload:
             etags.append(self._settle_oldest())
         return etags
 
-    def _start_part(self, number: int, data: bytes) -> "Future[Any]":
+    def _start_part(self, number: int, data: bytes | bytearray) -> "Future[Any]":
         seconds = self._bucket.timeouts.upload_seconds(len(data) * CONCURRENT_PARTS)
-        parameters = {"Key": self._key, "UploadId": self._id, "PartNumber": number, "Body": _sendable(data)}
+        parameters = {"Key": self._key, "UploadId": self._id, "PartNumber": number, "Body": data}
         return self._bucket.start_request("upload", "upload_part", seconds=seconds, **parameters)
 
     def _settle_oldest(self) -> str:
         """Wait for the oldest part, with retries; return its ETag."""
         part = self._sent[0]
-        first_answer = [part.answer]
+        first_answer, failed = [part.answer], list[StorageError]()
 
         def send() -> Any:
             answer = first_answer.pop() if first_answer else self._start_part(part.number, part.data)
@@ -123,8 +130,10 @@ class _Upload:
                 answer.cancel()
                 raise
 
-        etag = str(self._retry_policy.call(send)["ETag"])
+        etag = str(self._retry_policy.call(send, on_retry=lambda error, seconds: failed.append(error))["ETag"])
         self._sent.popleft()
+        if isinstance(part.data, bytearray) and not failed:  # a try that was given up may still be reading it
+            _SPARE.append(part.data)
         return etag
 
     def _complete(self, etags: list[str]) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from storage.errors import StorageError
 from storage.stores.object_store import MAX_READ_BYTES, too_large
+from storage.stores.part_sender import PartSender
 from storage.stores.s3_error import convert_error
 
 
@@ -64,6 +65,7 @@ class S3Bucket:
                 "response_checksum_validation": "when_required",
             },
         )
+        self._parts = PartSender(piece_seconds=timeouts.answer_seconds, answer_seconds=timeouts.silence_seconds)
         # Only RetryPolicy retries, neither s3fs nor botocore: retries of several layers multiply.
         self._client.retries = 1
 
@@ -90,7 +92,7 @@ class S3Bucket:
             async with asyncio.timeout(seconds):
                 if method == "upload_part":
                     client = await self._client.set_session()
-                    client.meta.events.register("before-sign.s3.UploadPart", _leave_unsigned, unique_id="cairn-parts")
+                    self._parts.attach(client, self._client.session.get_config_variable("ca_bundle"))
                 return await self._client._call_s3(method, Bucket=self.name, **parameters)
 
     async def _fetch(self, parameters: dict[str, Any], at_most_bytes: int) -> Fetched:
@@ -135,17 +137,3 @@ class S3Bucket:
         except BaseException:
             future.cancel()
             raise
-
-
-def _leave_unsigned(request: Any, **_: object) -> None:
-    """Hash no part of an upload for its signature alone: whoever reads a checkpoint checks every byte of it.
-
-    An entry of the log stays signed, as all small objects: nothing could ever take a spoiled one's place. A setting of
-    `payload_signing_enabled` in the AWS configuration file decides for both.
-    """
-    from botocore.config import Config
-
-    config = request.context["client_config"]
-    options = config.s3 or {}
-    if options.get("payload_signing_enabled") is None:
-        request.context["client_config"] = config.merge(Config(s3={**options, "payload_signing_enabled": False}))

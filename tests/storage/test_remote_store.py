@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import uuid
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -184,6 +185,35 @@ def test_a_stream_of_300_mb_holds_a_few_parts_at_once() -> None:
     written = upload_stream(bucket, "a", (chunk for _ in range(300)), retry_policy=RetryPolicy(tries=1))
     assert (written, bucket.parts, bucket.most) == (300 << 20, 19, CONCURRENT_PARTS)
     assert SMALL_PART_BYTES <= PART_BYTES and (CONCURRENT_PARTS + 1) * PART_BYTES < 80_000_000
+
+
+class LosingBucket(SlowBucket):
+    """Loses the first answer to its first part; notes the memory of every part it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory: list[object] = []
+
+    def start_request(self, action: str, method: str, **parameters: Any) -> "Future[dict[str, str]]":
+        self.memory.append(parameters["Body"])
+        if len(self.memory) > 1:
+            return super().start_request(action, method, **parameters)
+        lost: Future[dict[str, str]] = Future()
+        lost.set_exception(StoreUnavailable("lost"))
+        return lost
+
+
+def test_memory_that_a_try_given_up_may_still_be_sending_is_not_used_for_another_part(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spare = deque[bytearray]()
+    monkeypatch.setattr("storage.stores.multipart_upload._SPARE", spare)
+    monkeypatch.setattr("storage.stores.multipart_upload.PART_BYTES", 1024)
+    bucket: Any = LosingBucket()
+    upload_stream(bucket, "a", [bytes(3 * 1024)], retry_policy=RetryPolicy(tries=2, sleep=lambda seconds: None))
+    twice, *once = bucket.memory[:3]
+    assert bucket.memory[3] is twice
+    assert not any(part is twice for part in spare) and all(any(part is one for part in spare) for one in once)
 
 
 @pytest.mark.slow
