@@ -21,8 +21,8 @@ from tests.gpu.rows import say
 from tests.gpu.training import CONTENDERS, Task, Training
 
 MODES = (
-    "fused", "stock", "fused-masked", "stock-masked", "fp32", "fp32-fused", "fp16", "fused-recomputed",
-    "fused-compiled", "stock-compiled", "fused-compiled-any-order",
+    "fused", "stock", "fused-masked", "stock-masked", "fp32", "fp32-fused", "fp16", "fused-recomputed", "fused-muon",
+    "fused-momentum", "fused-compiled", "stock-compiled", "fused-compiled-any-order",
 )  # fmt: skip
 PARTS = {
     "again": "run twice",

@@ -11,6 +11,7 @@ once. Every step is a process with a time limit; after each, DIR/gpu-check.md an
 """
 
 import argparse
+import signal
 import sys
 import time
 from pathlib import Path
@@ -26,6 +27,7 @@ LEAST_SECONDS = 5.0
 def main() -> None:
     """Do what was asked for; the exit status is 1 where something failed or did not come to its end."""
     given = parser().parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the step under way is ended too
     wanted = Wanted(device=given.device, tiny=given.tiny, nanogpt=given.nanogpt)
     parts = "".join(part for part in TITLES if part in given.only.split(","))
     patience = TINY_PATIENCE if given.tiny else 1.0

@@ -26,7 +26,7 @@ def main() -> None:
     is_cuda = device.type == "cuda"
     name = torch.cuda.get_device_name(device) if is_cuda else platform.machine()
     memory = torch.cuda.mem_get_info(device) if is_cuda else (0, 0)
-    say("device", name=name, free_gib=memory[0] / 2**30, gib=memory[1] / 2**30, can_compile=can_compile(device))
+    say("device", is_called=name, free_gib=memory[0] / 2**30, gib=memory[1] / 2**30, can_compile=can_compile(device))
     promised = (peak_flops_of_device(name, "bf16") or 0.0) / 1e12
     say("bf16 products", measured_tflops=measure_peak_flops(device, "bf16") / 1e12, data_sheet_tflops=promised)
     say("fp32 products", measured_tflops=measure_peak_flops(device, "fp32") / 1e12, data_sheet_tflops=0.0)

@@ -16,16 +16,17 @@ class Row:
     figures: Mapping[str, Figure] = field(default_factory=dict)
 
 
-def say(name: str, *, passed: bool | None = None, **figures: Figure) -> None:
+def say(name: str, /, *, passed: bool | None = None, **figures: Figure) -> None:
     """Print a row for the parent, now."""
     print(json.dumps(asdict(Row(name=name, passed=passed, figures=figures))), flush=True)
 
 
 def heard(line: str) -> Row | None:
-    """Return the row that a line of a step's output is; None for any other line."""
-    if not line.startswith('{"name"'):
+    """Return the row that a line of a step's output is, or ends with; None for any other line."""
+    begin = line.find('{"name": ')
+    if begin < 0:
         return None
     try:
-        return Row(**json.loads(line))
+        return Row(**json.loads(line[begin:]))
     except (ValueError, TypeError):  # cut short by the end of the process
         return None

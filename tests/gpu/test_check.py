@@ -70,9 +70,10 @@ def test_a_part_takes_no_time_of_the_next(tmp_path: Path, monkeypatch: pytest.Mo
     assert first.ended != DONE and second.ended == DONE
 
 
-def test_a_row_cut_short_is_no_row() -> None:
+def test_a_row_is_heard_behind_other_words_but_not_cut_short() -> None:
     assert heard(ROW[:30]) is None and heard("a word") is None
-    assert heard(ROW + "\n") == Row(name="seen", passed=True, figures={"ms": 1.5})
+    for before in ("", "pytest's dots ...s"):
+        assert heard(before + ROW + "\n") == Row(name="seen", passed=True, figures={"ms": 1.5})
 
 
 def test_the_report_shows_what_does_not_hold() -> None:

@@ -54,6 +54,8 @@ CONTENDERS: Mapping[str, Contender] = {
     "stock-compiled": Contender(training=STOCK | COMPILED),
     "stock-masked": Contender(training=STOCK | MASKED),
     "fused-masked": Contender(training=FUSED | MASKED),
+    "fused-muon": Contender(training=FUSED | {"optimizer": "muon"}),
+    "fused-momentum": Contender(training=FUSED | {"optimizer": "momentum"}),
     "fused-recomputed": Contender(training=FUSED | {"activation_checkpointing": True}),
     "fused-fetch-every-step": Contender(training=FUSED, fetches_every_step=True),
     "fused-not-read-ahead": Contender(training=FUSED, reads_ahead=False),
