@@ -49,7 +49,7 @@ class JobStates:
         self._thread.start()
 
     def stop(self) -> None:
-        """Look no more."""
+        """Look for the last time."""
         self._stop.set()
         self._thread.join()
 
@@ -67,7 +67,9 @@ class JobStates:
         return next((at for at, state in self.spans if at > after and state != RUNNING), after)
 
     def _watch(self) -> None:
-        while not self._stop.wait(_LOOKED_AFTER_SECONDS):
+        is_last = False
+        while not is_last:
+            is_last = self._stop.wait(_LOOKED_AFTER_SECONDS)
             with suppress(AssertionError):  # Slurm's controller was busy
                 state, now = self._look(), time.time()
                 if not self.spans or self.spans[-1][1] != state:

@@ -259,6 +259,13 @@ FLOW_MUTANTS = (
         "here < min(rules.at_least or 1, wanted)",
         GATHERED,
     ),
+    mutant(
+        "no-machine-is-checked",
+        CLAIM,
+        "failed := check_machine(rules)",
+        'failed := ""',
+        key("what_a_machine_passes_before_it_joins"),
+    ),
     mutant("machines-waited-for-are-not-booked", CLAIM, "gathering_seconds=run.gathering_seconds,", "", GATHERED),
     mutant("heartbeat-of-defaults", ATTEMPT, "self._run.config.lease.heartbeat_seconds", "3.0", LIVE),
     mutant("lease-of-defaults", CLAIM, "lease=run.config.lease", "lease=type(run.config.lease)()", LIVE),
