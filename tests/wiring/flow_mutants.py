@@ -34,6 +34,21 @@ FLOW_MUTANTS = (
         SPEC,
     ),
     mutant(
+        "last-commit-of-a-run-told-to-end-left-out",
+        ATTEMPT,
+        "if self._behind and self._is_ending():",
+        "if self._behind and not self._is_ending():",
+        "tests/wiring/test_flow.py::"
+        "test_a_run_told_to_end_after_a_segment_without_a_checkpoint_commits_it_all_the_same",
+    ),
+    mutant(
+        "heartbeat-keeps-silent-about-a-step-without-a-checkpoint",
+        ATTEMPT,
+        "symptom=self._symptom or self._behind",
+        "symptom=self._symptom",
+        "tests/wiring/test_flow.py::test_the_heartbeat_says_that_a_step_has_no_checkpoint_until_one_is_staged_again",
+    ),
+    mutant(
         "spec-patience-is-the-grace",
         ATTEMPT,
         "patience_seconds=config.checkpoint.patience_seconds",

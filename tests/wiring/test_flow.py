@@ -26,7 +26,7 @@ from tasks.machine.machine_speed import device_name
 from tasks.machine.placement import resolved_device, usable_cores
 from tasks.policy.failures import Evidence
 from tasks.trainer.trainer_process import TrainerProcess
-from tasks.trainer.trainer_protocol import Finish, TrainUntil
+from tasks.trainer.trainer_protocol import Finish, SegmentDone, TrainUntil
 from tests.wiring.flow_in_process import RUN, FlowWorld, NotedWarmTrainer, call_tasks_directly
 from tests.wiring.tensorless_trainer import PEAK, STEP_GPU_SECONDS, STEP_TOKENS, loss_of
 
@@ -172,6 +172,16 @@ def test_segments_that_end_during_an_upload_are_trained_and_get_no_commit_but_th
     said = capsys.readouterr()
     for step in range(6, 20, 2):
         assert f"no checkpoint of step {step}: that of step 4 is still on its way" in said.out + said.err
+
+
+def test_the_heartbeat_says_that_a_step_has_no_checkpoint_until_one_is_staged_again(flow: FlowWorld) -> None:
+    done = SegmentDone(step=9, stopped=False, tokens=1, gpu_seconds=1.0)
+    with flow.opened() as run:
+        attempt = Attempt(run, claim_next_attempt(run))
+        attempt._is_staged(replace(done, behind=5))
+        assert "no checkpoint of step 9: that of step 5" in attempt._heartbeat(1).symptom
+        attempt._is_staged(done)
+        assert attempt._heartbeat(2).symptom == ""
 
 
 def test_a_run_told_to_end_after_a_segment_without_a_checkpoint_commits_it_all_the_same(flow: FlowWorld) -> None:
