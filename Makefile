@@ -154,7 +154,6 @@ audit: $(DEVELOPER)  ## known holes in the packages of constraints/; says whethe
 	@$(BIN)/python constraints/audit.py
 
 docs: $(DEVELOPER)  ## write docs/reference/ from the code: configuration, commands, JSON, log entries, SQL tables
-	@PYTHONPATH=. $(BIN)/python -m tasks.configuration.reference_page > docs/reference/configuration.md
 	@PYTHONPATH=. $(BIN)/python -m docs.reference_pages docs/reference
 
 format: $(DEVELOPER)  ## let ruff put the code in shape

@@ -1,4 +1,4 @@
-"""The pages of docs/reference on commands, JSON, log entries and SQL; `make docs` writes them."""
+"""The pages of docs/reference; `make docs` writes them."""
 
 import re
 import sys
@@ -12,6 +12,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from cairn.cli.app import EXAMPLES
 from cairn.cli.command import app
 from cairn.cli.json_fields import RECORDS, find_record
+from docs.configuration_page import configuration_page
 from reports.queries.run_tables import ROWS, columns
 from storage.logs.log_entry import Entry
 from storage.logs.registry import MODEL_KINDS
@@ -34,7 +35,8 @@ def reference_pages() -> Mapping[str, str]:
     printed = {f"cairn {line}": _printed(line) for line in RECORDS}
     entries = {"every entry": Entry, **RUN_KINDS, **MODEL_KINDS}
     pages = {"commands": _commands(), "json": _records("JSON", printed), "log": _records("Log entries", entries)}
-    return {f"{name}.md": "\n".join([*lines, ""]) for name, lines in {**pages, "sql": _tables()}.items()}
+    made = {f"{name}.md": "\n".join([*lines, ""]) for name, lines in {**pages, "sql": _tables()}.items()}
+    return {**made, "configuration.md": configuration_page()}
 
 
 def _printed(line: str) -> Any:

@@ -16,7 +16,7 @@ def pages() -> Mapping[str, str]:
     return reference_pages()
 
 
-@pytest.mark.parametrize("page", ["commands.md", "json.md", "log.md", "sql.md"])
+@pytest.mark.parametrize("page", ["commands.md", "configuration.md", "json.md", "log.md", "sql.md"])
 def test_a_page_of_the_reference_is_what_make_docs_writes(root: Path, pages: Mapping[str, str], page: str) -> None:
     assert (root / "docs" / "reference" / page).read_text(encoding="utf-8") == pages[page]
 

@@ -1,6 +1,5 @@
 """Every configuration key is explained beside its field; errors, page and suggestions are made of that."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,12 +7,10 @@ import pytest
 from storage.errors import IntegrityError
 from tasks.configuration.configuration_source import parse_configuration
 from tasks.configuration.key_reference import ConfigurationKey, find_key, list_keys, section_meanings, suggest_key
-from tasks.configuration.reference_page import reference_page
 from tasks.configuration.run_configuration import RunConfig
 from tasks.configuration.stored_configuration import parse_stored_configuration
 from tasks.errors import InvalidConfiguration
 
-PAGE = Path(__file__).parents[2] / "docs" / "reference" / "configuration.md"
 PYDANTIC_WORDS = ("Input should", "Value error", "PydanticUndefined", "String should", "Field required", "^[")
 BROKEN: dict[str, Any] = {
     "data": {"sources": ["a"], "weights": [0], "tokenizer": "words", "text_field": '"'},
@@ -33,10 +30,6 @@ def broken_lines(document: dict[str, Any], *overrides: str, **environment: str) 
     with pytest.raises(InvalidConfiguration) as refused:
         parse_configuration(document, overrides=overrides, environment=environment, name="run.toml")
     return str(refused.value).splitlines()
-
-
-def test_the_page_is_what_make_docs_writes() -> None:
-    assert PAGE.read_text(encoding="utf-8") == reference_page()
 
 
 @pytest.mark.parametrize("key", list_keys(), ids=lambda key: key.key)

@@ -1,4 +1,4 @@
-"""The page docs/reference/configuration.md; `python -m tasks.configuration.reference_page` prints it."""
+"""The page docs/reference/configuration.md."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -17,7 +17,7 @@ _COLUMNS = "| key | meaning | value | default | frozen |\n|---|---|---|---|---|"
 _ANY_REASON = "budgets.<reason>"
 
 
-def reference_page() -> str:
+def configuration_page() -> str:
     """Return all sections with their keys as Markdown."""
     lines, lists = [_HEAD], {key.key for key in list_keys()}
     for section, keys in _sections():
@@ -50,7 +50,3 @@ def _row(key: ConfigurationKey) -> str:
     value = f"{key.rule}, in {key.unit}" if key.unit else key.rule
     cells = (key.meaning, value, key.default, "yes" if key.frozen else "no")
     return f"| `{key.key}` | {' | '.join(cell.replace('|', '&#124;').replace('<', '&lt;') for cell in cells)} |"
-
-
-if __name__ == "__main__":
-    print(reference_page(), end="")
