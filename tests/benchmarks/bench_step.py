@@ -69,6 +69,8 @@ OURS: dict[str, dict[str, Any]] = {
     "bf16-compiled": {"precision": "bf16", "compile": True},
 }
 NANOGPT = "nanogpt"
+NANOGPT_FIELDS = {"n_layer", "n_head", "n_embd", "block_size", "dropout", "bias"}
+"""What its configuration shares with ours, beside the vocabulary."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -170,7 +172,7 @@ def nanogpt_step(
     module = importlib.util.module_from_spec(specification)
     sys.modules[specification.name] = module
     specification.loader.exec_module(module)
-    shape = {"vocab_size": chosen.vocab_size, **chosen.model.model_dump()}
+    shape = {"vocab_size": chosen.vocab_size, **chosen.model.model_dump(include=NANOGPT_FIELDS)}
     theirs = module.GPT(module.GPTConfig(**shape))
     training = TrainingConfig(steps=1, lr=LEARNING_RATE, precision="fp32", kernels="stock")
     ours = TrainState.create(chosen.model, training, chosen.vocab_size, torch.device("cpu")).model.state_dict()

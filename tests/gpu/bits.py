@@ -6,11 +6,11 @@ verdict is only seen.
 """
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 import torch
@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--recipe", default="gpt2")
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--at-once", type=int, default=6, help="processes")
+    parser.add_argument("--at-once", type=int, default=12, help="processes")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--child", nargs=3, metavar=("MODE", "PART", "FOLDER"), help=argparse.SUPPRESS)
@@ -70,8 +70,9 @@ def compare(given: argparse.Namespace) -> None:
         ThreadPoolExecutor(given.at_once) as processes,
         ThreadPoolExecutor(len(names)) as modes,
     ):
-        work = partial(one_mode, given, processes, Path(folder))
-        for name, answers in zip(names, modes.map(work, names), strict=True):
+        begun = {modes.submit(one_mode, given, processes, Path(folder), name): name for name in names}
+        for ended in as_completed(begun):
+            name, answers = begun[ended], ended.result()
             found[name] = answers["whole"]
             said = {title: verdict(answers, part) for part, title in PARTS.items()}
             promised = not CONTENDERS[name].training.get("compile")
@@ -98,7 +99,8 @@ def ask(given: argparse.Namespace, mode: str, part: str, folder: Path) -> str:
     command = [sys.executable, "-m", "tests.gpu.bits", "--child", mode, part, str(folder)]
     for option in ("recipe", "batch", "steps", "device"):
         command += [f"--{option}", str(getattr(given, option))]
-    done = subprocess.run(command, capture_output=True, text=True)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # many processes share the cores
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode == 0:
         return done.stdout.splitlines()[-1]
     print(done.stderr[-1500:], file=sys.stderr)

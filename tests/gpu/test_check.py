@@ -14,6 +14,7 @@ from tests.gpu.results import DONE, Outcome, is_good, markdown
 from tests.gpu.rows import Row, heard
 from tests.gpu.speed import phase_of
 from tests.gpu.steps import Step, run_step
+from tests.gpu.training import Task, nanogpt_training
 
 ROOT = Path(__file__).parents[2]
 ROW = '{"name": "seen", "passed": true, "figures": {"ms": 1.5}}'
@@ -24,6 +25,22 @@ for name in {NOT_ON_A_BARE_MACHINE!r}.split():
     sys.modules[name] = None
 import tests.gpu.check, tests.gpu.bits, tests.gpu.speed, tests.gpu.two_processes, tests.gpu.machine
 import tasks.trainer.staging_buffer
+"""
+
+LIKE_NANOGPT = """
+import dataclasses, torch
+GPTConfig = dataclasses.make_dataclass(
+    "GPTConfig", "block_size vocab_size n_layer n_head n_embd dropout bias".split()
+)
+class GPT(torch.nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.table = torch.nn.Embedding(config.vocab_size, config.vocab_size)
+    def forward(self, ids, targets):
+        logits = self.table(ids)
+        return logits, torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    def configure_optimizers(self, weight_decay, learning_rate, betas, device_type):
+        return torch.optim.AdamW(self.parameters(), lr=learning_rate, betas=betas, weight_decay=weight_decay)
 """
 
 
@@ -90,6 +107,13 @@ def test_parts_come_in_their_order_and_the_same_command_does_some() -> None:
 def test_nanogpt_takes_part_where_its_folder_is_named() -> None:
     named = [[step.name for step in plan(wanted, "c")] for wanted in (Wanted(), Wanted(nanogpt=ROOT))]
     assert [any("nanogpt" in name for name in names) for names in named] == [False, True]
+
+
+def test_nanogpt_is_made_of_the_fields_that_it_knows_and_trains(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(LIKE_NANOGPT)
+    train, losses = nanogpt_training(Task(contender="nanogpt", recipe="tiny", device="cpu", batch=2, nanogpt=tmp_path))
+    train(3)
+    assert len(losses) == 2 and losses[-1] > 0
 
 
 def test_the_bits_table_names_what_differs_and_who_failed() -> None:

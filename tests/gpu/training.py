@@ -23,7 +23,7 @@ from model.training.determinism import make_deterministic, resolve_device
 from model.training.train_state import TrainState
 from model.training.training_loop import DEFERRED_STEPS, FETCH_EVERY_STEP, FetchSchedule, StepObserver, train_until
 from model.training.training_step import StepInputs
-from tests.benchmarks.bench_step import text_tokens
+from tests.benchmarks.bench_step import NANOGPT_FIELDS, text_tokens
 
 NANOGPT, NANOGPT_COMPILED = "nanogpt", "nanogpt-compiled"
 LEARNING_RATE = 6e-4
@@ -168,7 +168,8 @@ def nanogpt_training(task: Task) -> tuple[Callable[[int], None], list[float]]:
     chosen, device, losses = recipe_of(task.recipe), resolve_device(task.device), list[float]()
     torch.manual_seed(1337)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-    theirs = module.GPT(module.GPTConfig(vocab_size=chosen.padded, **chosen.model.model_dump())).to(device)
+    shape = chosen.model.model_dump(include=NANOGPT_FIELDS)
+    theirs = module.GPT(module.GPTConfig(vocab_size=chosen.padded, **shape)).to(device)
     optimizer = theirs.configure_optimizers(0.1, LEARNING_RATE, (0.9, 0.95), device.type)
     network = torch.compile(theirs) if task.contender == NANOGPT_COMPILED else theirs
     data = torch.from_numpy(text_tokens(chosen.vocab_size).astype("int64"))

@@ -82,7 +82,7 @@ batch_size = 8
 
 
 TINY = Sizes(layers=2, heads=2, width=32, block=32, batch=8, steps=40, every_steps=10)
-LARGE = Sizes(layers=12, heads=12, width=768, block=1024, batch=32, steps=900, every_steps=150)
+LARGE = Sizes(layers=12, heads=12, width=768, block=1024, batch=32, steps=600, every_steps=100)
 SHORT = Sizes(layers=12, heads=12, width=768, block=1024, batch=32, steps=20, every_steps=10)
 
 
