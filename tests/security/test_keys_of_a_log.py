@@ -11,7 +11,7 @@ from tasks.configuration.stored_configuration import parse_stored_configuration
 SCHEMA = RunConfig.model_json_schema()
 OF_THE_MACHINE = {
     "mirrors.tensorboard", "mirrors.mlflow", "preemption.notice_file", "preemption.metadata", "evaluation.suite",
-    "evaluation.command",
+    "evaluation.command", "machines.check",
 }  # fmt: skip
 READ_WHEN_A_RUN_IS_OPENED = {"data.sources", "data.tokenizer", "training.init_from"}
 MARKED_AS_LOGGED = {f"evaluation.evaluators.{name}" for name in ("command", "files", "folder")}
