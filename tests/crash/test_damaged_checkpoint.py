@@ -5,13 +5,16 @@ import pytest
 from tests.crash.reference import reference_run
 from tests.crash.training_command import Command
 from tests.crash.victims import kill_both
+from tests.processes.waiting import wait_for
 
 SETTINGS = ("--set", "training.steps=15", "--set", "budgets.storage.backoff_seconds=0.1")
 
 
 @pytest.mark.slow  # quicker: tests/storage/test_resume_point.py, and "quarantine-and-resume" in tests/protocol
 def test_a_changed_byte_is_found_by_the_trainer_that_loads_it_and_costs_one_checkpoint(command: Command) -> None:
-    kill_both(command.train_until(12, *SETTINGS))
+    process = command.train_until(12, *SETTINGS)
+    wait_for(lambda: command.state().resume_step == 10, process, "the commit of step 10", command.output)
+    kill_both(process)
     damaged = command.state().readable[0].committed
     key = f"{damaged.prefix}/optimizer-00001-of-00001.safetensors"
     data = bytearray(command.store.read(key))
