@@ -15,7 +15,7 @@ SUITABLE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for name in python3 python3.14 python3.13 python3.12 python3.11; do \
 	if $$name -c '$(SUITABLE)' >/dev/null 2>&1; then echo $$name; break; fi; done)
 
-.PHONY: help .venv train wheel test test-full test-slow test-mutants test-matrix test-s3 test-slurm gpu-check gpu-wheels chaos chaos-slurm bench bench-memory bench-data bench-loader bench-sql bench-continuation bench-step bench-sum bench-checkpoint bench-store bench-start bench-overhead bench-history bench-install check lock audit docs format pictures up clean
+.PHONY: help .venv train wheel test test-full test-slow test-mutants test-matrix test-s3 test-slurm gpu-check gpu-wheels chaos chaos-slurm bench bench-memory bench-data bench-loader bench-sql bench-continuation bench-step bench-sum bench-checkpoint bench-store bench-start bench-overhead bench-history bench-install bench-time-to-loss check lock audit docs format pictures up clean
 
 help:  ## show this list
 	@grep -E '^[.a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([.a-z-]+):[^#]*## /\1\t/' | expand -t 14
@@ -131,6 +131,9 @@ bench-history: $(DEVELOPER)  ## a log of a million entries: folding it, caching 
 
 bench-step: $(DEVELOPER)  ## the training step's modes against each other; ARGS="--nanogpt DIR" sets nanoGPT's beside them
 	@PYTHONPATH=. $(BIN)/python -m tests.benchmarks.bench_step $(ARGS)
+
+bench-time-to-loss: $(DEVELOPER)  ## training time to nanoGPT's loss beside its own command; ARGS="--nanogpt DIR --text tinyshakespeare.txt"
+	@$(BIN)/python -m tests.benchmarks.bench_time_to_loss $(ARGS)
 
 bench-sum: $(DEVELOPER)  ## adding gradients along the tree beside adding them in turn, and two processes beside one; ARGS= adds options
 	@$(BIN)/python -m tests.benchmarks.bench_sum $(ARGS)
