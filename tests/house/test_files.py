@@ -39,7 +39,7 @@ def test_scripts_can_be_run(root: Path) -> None:
 def test_every_run_configuration_is_accepted(root: Path) -> None:
     paths = sorted((root / "deployments").glob("*.toml"))
     families = {load_configuration(path, overrides=(), environment={}).model_family for path in paths}
-    assert families == {"gpt2-tiny", "gpt2-shakespeare"}
+    assert families == {"gpt2-tiny", "gpt2-shakespeare", "fast-shakespeare"}
 
 
 def test_the_deployments_name_their_flows_by_dotted_path(root: Path) -> None:
