@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from model.architectures.attention import Attention, KeyValueCache, rotations
 from model.configuration.network import ModelConfig
-from model.configuration.parameter_table import parameter_table
+from model.configuration.parameter_table import WIDENED, parameter_table
 from model.errors import InvalidInput
 from model.kernels.fused_block import fused_block, uses_fused_block
 
@@ -25,8 +25,7 @@ class FeedForward(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.kind, self.dropout = config.feed_forward, config.dropout
-        widened = config.n_inner * (2 if self.kind == "swiglu" else 1)
-        self.c_fc = nn.Linear(config.n_embd, widened, bias=config.bias)
+        self.c_fc = nn.Linear(config.n_embd, config.n_inner * WIDENED[self.kind], bias=config.bias)
         self.c_proj = nn.Linear(config.n_inner, config.n_embd, bias=config.bias)
 
     def forward(self, x: Tensor) -> Tensor:

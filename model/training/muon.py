@@ -7,8 +7,9 @@ Source: Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural netw
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,7 +39,7 @@ def update_matrices(optimizer: Muon) -> None:
                 shapes[weights.shape[0], weights.shape[1]].append(_Part(weights=weights, direction=each))
         for shape, same in shapes.items():
             rate = group["lr"] * math.sqrt(max(1.0, shape[0] / shape[1]))
-            _move(same, rate, 1.0 - group["lr"] * group["weight_decay"], group, blocked)
+            _move(same, rate, group, blocked)
 
 
 def orthogonalize(matrices: Tensor, coefficients: Sequence[float], *, steps: int, epsilon: float) -> Tensor:
@@ -61,11 +62,10 @@ def _mix(gradient: Tensor, momentum: Tensor, share: float, blocked: Tensor | Non
     return torch.lerp(gradient, momentum, share)
 
 
-def _move(parts: Sequence[_Part], rate: float, kept: float, group: dict[str, object], blocked: Tensor | None) -> None:
+def _move(parts: Sequence[_Part], rate: float, group: Mapping[str, Any], blocked: Tensor | None) -> None:
     directions = torch.stack([part.direction for part in parts])  # (N, R, C)
-    coefficients, steps, epsilon = group["ns_coefficients"], group["ns_steps"], group["eps"]
-    assert isinstance(coefficients, tuple) and isinstance(steps, int) and isinstance(epsilon, float)
-    updates = orthogonalize(directions, coefficients, steps=steps, epsilon=epsilon)
+    updates = orthogonalize(directions, group["ns_coefficients"], steps=group["ns_steps"], epsilon=group["eps"])
+    kept = 1.0 - group["lr"] * group["weight_decay"]
     for part, update in zip(parts, updates, strict=True):
         moved = part.weights * kept - rate * update  # in fp32
         part.weights.copy_(moved if blocked is None else torch.where(blocked > 0, part.weights, moved))
