@@ -138,21 +138,21 @@ def _run_flow(handed: HandedOver, log: RunLog, server: PrefectServer, *, again: 
             start_over=handed.resolved.request.start_over,
             return_state=True,
         )
-    except Exception as error:
-        end = _end_without_prefect(error, log, before)
-        if end is not None:
-            return end
-        if not again or log.state.latest_attempt != before:
-            raise
-    else:
         if handed.end is not None:
             return handed.end
         if state.is_cancelling() or state.is_cancelled():
             return FlowEnd(reason=FlowOutcome.CANCELLED, message=explain_outside_state(str(state.name), log))
         state.result(raise_on_failure=True)
         raise RuntimeError(f"the flow ended {state.name}: {state.message}")
-    server.replace_lost()  # it was lost after its first answer, before an attempt began
-    return _run_flow(handed, log, server, again=False)
+    except Exception as error:
+        end = _end_without_prefect(error, log, before)
+        if end is not None:
+            return end
+        has_begun = log.state.latest_attempt != before
+        if log.state.open_attempt is not None or not (has_begun or again):
+            raise
+    server.replace_lost()  # it was lost after its first answer: before an attempt began, or between two
+    return _run_flow(handed, log, server, again=has_begun)
 
 
 def explain_outside_state(name: str, log: RunLog) -> str:

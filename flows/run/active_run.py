@@ -45,6 +45,7 @@ class ActiveRun:
     log: RunLog
     config: RunConfig
     flow_run_id: str | None
+    continued_by: str
     start_over: bool
     micro_batch: int | None
     evaluation: EvaluationPlan

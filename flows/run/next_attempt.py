@@ -2,11 +2,8 @@
 
 import os
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-
-from prefect import runtime
 
 from flows.run.active_run import ActiveRun
 from storage.logs.entry_log import this_writer
@@ -79,7 +76,7 @@ def _claim(run: ActiveRun, number: int, reference: CheckpointReference | None, s
             nodes=nodes,
             nodes_wanted=run.machines.nodes,
             hosts=(place.host, *run.machines.hosts(nodes)) if nodes > 1 else (),
-            continued_by=continued_by(os.environ),
+            continued_by=run.continued_by,
         ),
         config=run.config.document(),
         config_sha256=run.config.frozen_sha256(),
@@ -94,13 +91,6 @@ def _claim(run: ActiveRun, number: int, reference: CheckpointReference | None, s
         gathering_seconds=run.gathering_seconds,
         changed=_describe_change(ends[-1]) if ends else "",
     )
-
-
-def continued_by(environment: Mapping[str, str]) -> str:
-    """Return who starts this run again: as the batch script or manifest says, else the deployment, else a person."""
-    deployment = runtime.deployment.get_name()
-    default = f"prefect deployment {runtime.flow_run.get_flow_name()}/{deployment}" if deployment else "person"
-    return environment.get("CAIRN_CONTINUED_BY", "").strip() or default
 
 
 def _describe_change(before: AttemptEnded) -> str:

@@ -1,11 +1,11 @@
 """Opens a run, or joins an open one: the first of several processes decides data, weights and numerics, in the log."""
 
 import os
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from prefect import get_run_logger
-from prefect.runtime import flow_run
+from prefect import get_run_logger, runtime
 
 from flows.operations.checkpoint_evaluation import plan_evaluation
 from flows.orchestrator.cancellation import CancellationWatch
@@ -15,7 +15,6 @@ from flows.preparation.memory_check import available_memory, choose_micro_batch
 from flows.preparation.training_request import HANDED_OVER, ResolvedRequest, configure_run
 from flows.run.active_run import ActiveRun, TrainerSetup
 from flows.run.background_sweep import BackgroundSweep
-from flows.run.next_attempt import continued_by
 from flows.run.progress import Progress, TextProgress
 from model.estimates.numerics import ThreadChoice, choose_threads, thread_candidates
 from reports.queries.run_lookup import configuration_document
@@ -50,7 +49,7 @@ def open_run(resolved: ResolvedRequest, shutdown: ShutdownSignal, warm: WarmTrai
     """Return the run ready for its next attempt, opened first where the log does not know it; raises `ConfigDrift`."""
     log = resolved.open_log()
     opened = log.refresh().opened
-    is_new = opened is None
+    is_new, continued_by = opened is None, _continued_by(os.environ)
     config = configure_run(resolved, log.state, os.environ)
     memory = None
     if config.training.micro_batch == "auto" and not log.state.attempts:  # before a warm trainer takes its share
@@ -58,14 +57,14 @@ def open_run(resolved: ResolvedRequest, shutdown: ShutdownSignal, warm: WarmTrai
     if log.state.finished is None:
         warm.start(trainer_folder(os.environ, log.run_id))
     if opened is None:
-        opened = _record_opening(log, config, resolved.base_dir, warm)
+        opened = _record_opening(log, config, resolved.base_dir, warm, continued_by)
         config = keep_numerics(config, opened.config)  # another process may have been first
     check_drift(opened.config, config, run_id=log.run_id)
     manifest = read_manifest(log.store, opened.data_snapshot) if is_new or memory else None
     trainers = _set_up_trainers(log.run_id, config, warm)
     folder, threads = work_folder(os.environ), max(1, trainers.threads // 2)  # training has priority over evaluation
     evaluation = plan_evaluation(config, opened.data_snapshot, folder, threads=threads, faults=trainers.faults)
-    cache, flow_run_id = folder / "snapshots", flow_run.get_id()
+    cache, flow_run_id = folder / "snapshots", runtime.flow_run.get_id()
     # A worker hides what its processes print, so the flow run's log repeats it.
     progress = Progress(config.training.steps, echo=get_run_logger().info)
     if is_new and manifest:
@@ -77,6 +76,7 @@ def open_run(resolved: ResolvedRequest, shutdown: ShutdownSignal, warm: WarmTrai
         log=log,
         config=config,
         flow_run_id=flow_run_id,
+        continued_by=continued_by,
         start_over=resolved.request.start_over,
         micro_batch=choose_micro_batch(config, manifest.vocab_size, memory) if memory and manifest else None,
         evaluation=evaluation,
@@ -95,6 +95,13 @@ def open_run(resolved: ResolvedRequest, shutdown: ShutdownSignal, warm: WarmTrai
         machines=Machines(trainers.group.nodes),
         retry=StoreRetry(policy=run_retry_policy(config.checkpoint.patience_seconds), say=progress.say),
     )
+
+
+def _continued_by(environment: Mapping[str, str]) -> str:
+    """Return who starts this run again: as the batch script or manifest says, else the deployment, else a person."""
+    deployment = runtime.deployment.get_name()
+    default = f"prefect deployment {runtime.flow_run.get_flow_name()}/{deployment}" if deployment else "person"
+    return environment.get("CAIRN_CONTINUED_BY", "").strip() or default
 
 
 def _ignored_words(state: RunState, evaluation: EvaluationPlan) -> str:
@@ -129,7 +136,7 @@ def _choose_threads(config: RunConfig, run_id: str, warm: WarmTrainer) -> Thread
     return choose_threads(warm.time_threads(trial, trainer_folder(os.environ, run_id)), cores)
 
 
-def _record_opening(log: RunLog, wanted: RunConfig, base_dir: Path, warm: WarmTrainer) -> RunOpened:
+def _record_opening(log: RunLog, wanted: RunConfig, base_dir: Path, warm: WarmTrainer, continued_by: str) -> RunOpened:
     """Append run-opened with data, initial weights and this machine's fastest numerics; return the log's entry."""
     probe_store(log.store)
     if handed := HANDED_OVER.get():
@@ -154,7 +161,7 @@ def _record_opening(log: RunLog, wanted: RunConfig, base_dir: Path, warm: WarmTr
         initial_weights_sha256=initial,
         threads_why=threads.why,
         nodes_wanted=trainer_group(chosen.training, os.environ).nodes,
-        continued_by=continued_by(os.environ),
+        continued_by=continued_by,
     )
     opened = log.append(lambda state: body if state.opened is None else None, writer=this_writer()).opened
     assert opened is not None

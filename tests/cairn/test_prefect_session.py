@@ -1,11 +1,19 @@
 """Which Prefect server a command uses when the named one is not there: a real temporary one, started by it."""
 
 import socket
+import sys
+from pathlib import Path
 
+import httpx
 import pytest
+from prefect import State
+from prefect.states import Completed, Failed
 
+import flows.train_gpt  # noqa: F401
 from cairn.operations import prefect_session
 from cairn.operations.prefect_session import PrefectServer, explain_outside_state
+from flows.preparation.training_request import HandedOver, ResolvedRequest, TrainingRequest, hand_over
+from tasks.policy.termination import FlowEnd, FlowOutcome
 from tests.fabricated_run import FabricatedRun
 
 
@@ -39,3 +47,37 @@ def test_an_end_that_somebody_else_set_in_prefect_is_told_with_what_the_log_says
     fresh.end("completed", action="finish")
     ended = f"{set_outside} attempt 1 ended completed at step 12"
     assert explain_outside_state("Cancelling", fresh.log) == f"{ended}; the same command continues"
+
+
+class LosingServer:
+    """Stands for the flow: attempts begin, end and are to go on, and each time Prefect has gone meanwhile."""
+
+    def __init__(self, run: FabricatedRun, handed: HandedOver, *, attempts: int) -> None:
+        self.run, self.handed, self.attempts = run, handed, attempts
+
+    def __call__(self, **parameters: object) -> State[None]:
+        if self.run.log.refresh().latest_attempt == self.attempts:
+            self.handed.end = FlowEnd(reason=FlowOutcome.COMPLETED, message="it went on")
+            return Completed()
+        self.run.start()
+        self.run.end("lost", action="resume", charged="lost")
+        return Failed(data=httpx.ConnectError("All connection attempts failed"))
+
+
+@pytest.mark.parametrize("attempts", [1, 3])
+def test_a_run_that_loses_its_server_between_two_attempts_goes_on_with_another(
+    attempts: int, fresh: FabricatedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, chosen = PrefectServer({}, say=lambda words: None), list[int]()
+    monkeypatch.setattr(server, "choose", lambda: chosen.append(1))
+    resolved = ResolvedRequest(
+        request=TrainingRequest(),
+        run_id=fresh.log.run_id,
+        store_url=fresh.log.store.url,
+        configuration=None,
+        base_dir=Path(),
+    )
+    with hand_over(resolved) as handed:
+        monkeypatch.setattr(sys.modules["flows.train_gpt"], "train_gpt", LosingServer(fresh, handed, attempts=attempts))
+        end = prefect_session._run_flow(handed, fresh.log, server)
+    assert (end.message, len(chosen)) == ("it went on", attempts)

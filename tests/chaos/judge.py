@@ -235,11 +235,15 @@ def _explained_by(met: InjectedFault) -> frozenset[str]:
 
 
 def _met_until(fault: InjectedFault, state: RunState) -> int:
-    """The last attempt that may have met it: what lies in wait is met by the first that is not gone before."""
+    """The last attempt that may have met it: of what lies in wait, the first that lives and does not leave it.
+
+    An attempt that stops for want of a remedy (the watcher does not know the text's source) leaves it to the next one.
+    """
     if fault.fault.kind not in LIES_IN_WAIT:
         return fault.last_attempt
     later = [attempt for attempt in state.attempts if attempt.started.attempt >= fault.last_attempt]
-    lived = (attempt.started.attempt for attempt in later if attempt.ended and attempt.ended.reason not in _GONE)
+    ends = (attempt.ended for attempt in later if attempt.ended)
+    lived = (ended.attempt for ended in ends if ended.reason not in _GONE and ended.decision.action != "stop")
     return next(lived, fault.last_attempt)
 
 
