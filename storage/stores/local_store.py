@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from storage.errors import IntegrityError, NotDurable, ObjectMissing, StorageError, StoreRefused, StoreUnavailable
+from storage.stores.direct_write import write_stream
 from storage.stores.object_store import (
     MAX_READ_BYTES,
     READ_CHUNK_BYTES,
@@ -107,12 +108,9 @@ class LocalStore(ObjectStore):
 
     def write_stream(self, key: str, chunks: Iterable[bytes | memoryview]) -> int:
         """Write chunks as one object, visible only when complete and on disk; returns its bytes."""
-        path, size_bytes, flushed_bytes = self._writable_path(key), 0, 0
+        path = self._writable_path(key)
         with self._temporary_file(path) as (file, temporary):
-            for chunk in chunks:
-                size_bytes += file.write(chunk)
-                flushed_bytes = _start_writeback(file, flushed_bytes, size_bytes)
-            file.flush()
+            size_bytes = write_stream(file.fileno(), chunks)
             os.fsync(file.fileno())
             os.replace(temporary, path)
             fsync_path(path.parent)
@@ -274,15 +272,6 @@ def fsync_path(path: Path) -> None:
 def _open_0664(path: str, flags: int) -> int:
     # Not world-writable whatever the umask: write access to a store decides what is trained.
     return os.open(path, flags, 0o664)
-
-
-def _start_writeback(file: BinaryIO, flushed_bytes: int, size_bytes: int) -> int:
-    # The disk works during hashing: Linux writes back dirty pages marked DONTNEED (posix_fadvise(2), mm/fadvise.c).
-    if size_bytes - flushed_bytes < READ_CHUNK_BYTES or not hasattr(os, "posix_fadvise"):
-        return flushed_bytes
-    with suppress(OSError):
-        os.posix_fadvise(file.fileno(), flushed_bytes, size_bytes - flushed_bytes, os.POSIX_FADV_DONTNEED)
-    return size_bytes
 
 
 def _store_error(error: OSError, problem: str) -> StoreUnavailable:
