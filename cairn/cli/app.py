@@ -26,7 +26,12 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "cairn fork champion on --set training.steps=900 --set 'data.sources=[\"a.txt\"]'",
     ),
     "config": ("cairn config", "cairn config training", "cairn config training.lr --json"),
-    "watch": ("cairn watch", "cairn watch --once --json", "cairn watch --deployment train-gpt/train-gpt"),
+    "watch": (
+        "cairn watch",
+        "cairn watch --once --json",
+        "cairn watch --deployment train-gpt/train-gpt",
+        "cairn watch --metrics-port 9464",
+    ),
     "runs": ("cairn runs", "cairn runs --archived", "cairn runs --store s3://bucket/cairn --json"),
     "status": ("cairn status quickstart", "cairn status quickstart --json"),
     "explain": ("cairn explain quickstart", "cairn explain quickstart --attempt 3"),

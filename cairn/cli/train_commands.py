@@ -173,6 +173,7 @@ def watch(
     deployment: str = "",
     every: float = 30.0,
     at_most: int = 1,
+    metrics_port: int = 0,
     store: StoreOption = "",
     json: JsonOption = False,
 ) -> None:
@@ -183,6 +184,7 @@ def watch(
         deployment: continue runs by flow runs of this deployment (flow/deployment) instead of on this machine.
         every: seconds between two looks.
         at_most: how many runs are continued on this machine at a time.
+        metrics_port: answer Prometheus on this port of 127.0.0.1 with the numbers of all runs [no port].
     """
     from cairn.operations.prefect_session import quieten
     from flows.watching.run_pulse import WatchDisplay
@@ -196,6 +198,10 @@ def watch(
     if once:
         print_rows(open_watcher(request).look_patiently())
     else:
+        if metrics_port:
+            from reports.queries.run_metrics import serve_metrics
+
+            say(f"metrics: http://127.0.0.1:{serve_metrics(open_chosen_store(store), metrics_port)}/metrics")
         display = WatchDisplay()
         with nullcontext() if json else display.showing():
             show = (lambda pulses: None) if json else display.show

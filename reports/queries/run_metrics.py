@@ -1,0 +1,184 @@
+"""Numbers of all runs for monitoring systems, as OpenMetrics text (https://openmetrics.io): made from the store alone.
+
+A run that was over before the first scrape is only counted by its state; one that ends later keeps its numbers.
+"""
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from reports.queries.run_status import RunPhase, read_status, standing_of
+from storage.errors import IntegrityError, StorageError
+from storage.logs.heartbeat import read_heartbeat
+from storage.logs.run_index import RunIndex, is_empty
+from storage.logs.run_log import RunLog
+from storage.logs.step_log import read_last_record
+from storage.stores.object_store import ObjectStore
+from tasks.errors import InvalidConfiguration
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+_OVER = (RunPhase.FINISHED, RunPhase.DELETING, RunPhase.DELETED)
+_READERS = 8
+RUN_METRICS: Mapping[str, tuple[str, str]] = {
+    "cairn_run_step": ("", "Newest step of the run that is known."),
+    "cairn_run_total_steps": ("", "Steps that the run is configured for."),
+    "cairn_run_committed_step": ("", "Step of the newest committed checkpoint."),
+    "cairn_run_loss": ("", "Train loss of the newest step, in nats a token."),
+    "cairn_run_held_out_loss": ("", "Held-out loss of the newest evaluation, in nats a token."),
+    "cairn_run_tokens_per_second": ("", "Tokens a second of the newest step; 0 while nothing trains."),
+    "cairn_run_heartbeat_age_seconds": ("", "Age of the open attempt's heartbeat, by the clock of the trainer's host."),
+    "cairn_run_commit_age_seconds": ("", "Age of the newest commit, by the clock of its writer; since opening before."),
+    "cairn_run_retries_left": ("reason", "Retries that a budget has left, by termination reason."),
+    "cairn_run_attempts_total": ("reason", "Attempts that ended, by termination reason."),
+    "cairn_run_device_seconds_total": ("kind", "Device time of ended attempts: useful is kept in a commit."),
+    "cairn_run_open_device_seconds": ("", "Device time of the open attempt, useful or wasted once it ends."),
+}
+"""The metrics of a run: the label beside `run`, if there is one, and the meaning; counters end with `_total`."""
+STORE_METRICS: Mapping[str, tuple[str, str]] = {
+    "cairn_store_up": ("", "Whether the store answered this scrape."),
+    "cairn_runs": ("state", "Runs of the store, by state."),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunSample:
+    """One value of a run; `label` is the value of the metric's own label."""
+
+    metric: str
+    run_id: str
+    value: float
+    label: str = ""
+
+
+class RunMetrics:
+    """The metrics of one store's runs; a scrape reads what moved since the one before."""
+
+    def __init__(self, store: ObjectStore, *, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
+        self._store, self._now = store, now
+        self._index, self._logs = RunIndex(store), dict[str, RunLog]()
+        self._lock = threading.Lock()
+
+    def text(self) -> bytes:
+        """Return one scrape as OpenMetrics text."""
+        from prometheus_client.openmetrics.exposition import generate_latest
+
+        return generate_latest(self)  # type: ignore[no-untyped-call,no-any-return]
+
+    def collect(self) -> "Iterator[Metric]":
+        """Yield the metrics as `prometheus_client` wants them; a store that is away leaves `cairn_store_up` 0 alone."""
+        with self._lock:
+            try:
+                states, samples = self._scrape()
+            except StorageError:
+                yield _family("cairn_store_up", *STORE_METRICS["cairn_store_up"], [((), 0.0)])
+                return
+        yield _family("cairn_store_up", *STORE_METRICS["cairn_store_up"], [((), 1.0)])
+        counted = [((state,), float(count)) for state, count in sorted(states.items())]
+        yield _family("cairn_runs", *STORE_METRICS["cairn_runs"], counted)
+        for name, (label, meaning) in RUN_METRICS.items():
+            values = [((s.run_id, s.label) if label else (s.run_id,), s.value) for s in samples if s.metric == name]
+            yield _family(name, label, meaning, values, of_run=True)
+
+    def _scrape(self) -> tuple[Counter[str], list[RunSample]]:
+        run_ids, now = self._index.refresh(), self._now()
+        with ThreadPoolExecutor(_READERS) as readers:
+            scraped = list(readers.map(lambda run_id: self._scrape_run(run_id, now), run_ids))
+        found = [one for one in scraped if one is not None]
+        return Counter(state for state, _ in found), [sample for _, samples in found for sample in samples]
+
+    def _scrape_run(self, run_id: str, now: datetime) -> tuple[str, Sequence[RunSample]] | None:
+        try:
+            log = self._read(run_id)
+        except IntegrityError:
+            return RunPhase.UNREADABLE, ()
+        if log is None:
+            return None
+        phase = standing_of(log.state)
+        if run_id not in self._logs:
+            return phase, ()
+        return phase, tuple(sample_run(log, now))
+
+    def _read(self, run_id: str) -> RunLog | None:
+        log = self._logs.get(run_id) or self._index.look(run_id)
+        if run_id in self._logs:
+            log.refresh()
+        elif is_empty(log):
+            return None
+        elif standing_of(log.state) in _OVER:
+            self._index.note(log, is_over=True)
+        else:
+            log.refresh()
+            self._logs[run_id] = log
+        return log
+
+
+def sample_run(log: RunLog, now: datetime) -> Iterator[RunSample]:
+    """Yield the values of a run that was read; a value that is not known is left out."""
+    state, status = log.state, read_status(log)
+    owner, newest, measured = state.open_attempt, state.newest_committed, state.evaluations[-1:]
+    beat = read_heartbeat(log.store, log.prefix, owner.started.attempt) if owner else None
+    last = read_last_record(log.store, log.prefix, state.latest_attempt) if state.attempts else None
+    since = newest.committed_at if newest else state.opened_at
+    ended = [record.ended for record in state.attempts if record.ended]
+    plain = {
+        "cairn_run_step": status.step,
+        "cairn_run_total_steps": status.total_steps,
+        "cairn_run_committed_step": status.newest_committed_step,
+        "cairn_run_loss": (beat.train_loss if beat else None) or (last.train_loss if last else None),
+        "cairn_run_held_out_loss": measured[0].metrics.get("val_loss") if measured else None,
+        "cairn_run_tokens_per_second": (last.tokens_per_second if last and beat else 0.0),
+        "cairn_run_heartbeat_age_seconds": _age_seconds(now, beat.at) if beat else None,
+        "cairn_run_commit_age_seconds": _age_seconds(now, since),
+        "cairn_run_open_device_seconds": beat.gpu_seconds if beat else None,
+    }
+    labelled: Mapping[str, Mapping[str, float]] = {
+        "cairn_run_retries_left": {reason: budget.left for reason, budget in status.budgets.items()},
+        "cairn_run_attempts_total": Counter(str(attempt.reason) for attempt in ended),
+        "cairn_run_device_seconds_total": {
+            "useful": sum(attempt.useful_gpu_seconds for attempt in ended),
+            "wasted": sum(attempt.wasted_gpu_seconds for attempt in ended),
+        },
+    }
+    for metric, value in plain.items():
+        if value is not None:
+            yield RunSample(metric=metric, run_id=log.run_id, value=value)
+    for metric, values in labelled.items():
+        for label, value in values.items():
+            yield RunSample(metric=metric, run_id=log.run_id, value=value, label=label)
+
+
+def serve_metrics(store: ObjectStore, port: int) -> int:
+    """Answer scrapes on this port of 127.0.0.1 from a thread of this process; returns the port, a free one for 0."""
+    from prometheus_client import start_http_server
+
+    try:
+        server, _ = start_http_server(port, addr="127.0.0.1", registry=RunMetrics(store))
+    except (OSError, OverflowError) as error:
+        raise InvalidConfiguration(
+            f"--metrics-port {port}: {error}; name a port from 1 to 65535 that is free"
+        ) from error
+    return int(server.server_port)
+
+
+def _age_seconds(now: datetime, at: datetime | None) -> float | None:
+    return None if at is None else max((now - at).total_seconds(), 0.0)
+
+
+def _family(
+    name: str, label: str, meaning: str, values: Sequence[tuple[tuple[str, ...], float]], *, of_run: bool = False
+) -> "Metric":
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    labels = [*(["run"] if of_run else []), *([label] if label else [])]
+    kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+    family = kind(name, meaning, labels=labels)
+    for labelled, value in values:
+        family.add_metric(labelled, value)
+    return family

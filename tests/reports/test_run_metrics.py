@@ -1,0 +1,132 @@
+import re
+import urllib.request
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+from reports.queries.run_metrics import RUN_METRICS, STORE_METRICS, RunMetrics, serve_metrics
+from storage.errors import StoreUnavailable
+from storage.stores.local_store import LocalStore
+from tasks.errors import InvalidConfiguration
+from tests.entries import NOON
+from tests.fabricated_run import FabricatedRun
+from tests.memory_store import MemoryStore
+
+ALERTS = Path("deployments/alerts.yaml")
+
+
+def scraped(text: bytes, **labels: str) -> Mapping[str, float]:
+    families = text_string_to_metric_families(text.decode())
+    return {sample.name: sample.value for family in families for sample in family.samples if sample.labels == labels}
+
+
+def scrape(store: LocalStore, **labels: str) -> Mapping[str, float]:
+    return scraped(RunMetrics(store, now=lambda: NOON + timedelta(hours=1)).text(), **labels)
+
+
+def test_the_step_is_that_of_the_heartbeat(bard: FabricatedRun, store: LocalStore) -> None:
+    assert scrape(store, run="bard")["cairn_run_step"] == 33
+
+
+def test_every_metric_of_a_running_run_is_there(bard: FabricatedRun, store: LocalStore) -> None:
+    families = text_string_to_metric_families(RunMetrics(store).text().decode())
+    assert {family.name for family in families} == {
+        name.removesuffix("_total") for name in {**RUN_METRICS, **STORE_METRICS}
+    }
+
+
+def test_retries_left_stand_by_reason(fresh: FabricatedRun, store: LocalStore) -> None:
+    fresh.start()
+    fresh.end("lost", action="resume", charged="lost")
+    assert scrape(store, run="fresh", reason="lost")["cairn_run_retries_left"] == 19
+
+
+def test_attempts_that_ended_are_counted_by_reason(fresh: FabricatedRun, store: LocalStore) -> None:
+    for _ in range(2):
+        fresh.start()
+        fresh.end("lost", action="resume", charged="lost")
+    assert scrape(store, run="fresh", reason="lost")["cairn_run_attempts_total"] == 2
+
+
+def test_device_time_is_useful_or_wasted(fresh: FabricatedRun, store: LocalStore) -> None:
+    fresh.start()
+    fresh.end("lost", action="resume", charged="lost", useful_gpu_seconds=2.5, wasted_gpu_seconds=1.5)
+    kinds = {kind: scrape(store, run="fresh", kind=kind) for kind in ("useful", "wasted")}
+    assert [kinds[kind]["cairn_run_device_seconds_total"] for kind in kinds] == [2.5, 1.5]
+
+
+def test_a_scrape_sees_what_happened_since_the_one_before(fresh: FabricatedRun, store: LocalStore) -> None:
+    metrics = RunMetrics(store)
+    fresh.start()
+    before = scraped(metrics.text(), run="fresh").get("cairn_run_committed_step")
+    fresh.commit(10)
+    assert (before, scraped(metrics.text(), run="fresh")["cairn_run_committed_step"]) == (None, 10)
+
+
+def test_a_run_that_was_over_before_is_only_counted(fresh: FabricatedRun, store: LocalStore) -> None:
+    fresh.start()
+    fresh.finish(fresh.commit(40))
+    fresh.end("completed", action="finish")
+    assert (scrape(store, state="finished"), scrape(store, run="fresh")) == ({"cairn_runs": 1}, {})
+
+
+def test_a_run_that_ends_while_it_is_observed_keeps_its_numbers(fresh: FabricatedRun, store: LocalStore) -> None:
+    metrics = RunMetrics(store)
+    fresh.start()
+    metrics.text()
+    fresh.finish(fresh.commit(40))
+    fresh.end("completed", action="finish")
+    assert scraped(metrics.text(), run="fresh")["cairn_run_step"] == 40
+
+
+def test_a_log_that_does_not_verify_hides_no_other_run(bard: FabricatedRun, store: LocalStore) -> None:
+    store.create("runs/broken/log/9999999999.json", b"not an entry")
+    assert "cairn_run_step" in scrape(store, run="bard")
+
+
+class AwayStore(MemoryStore):
+    is_away = True
+
+    def folders(self, prefix: str) -> list[str]:
+        if self.is_away:
+            raise StoreUnavailable("no answer")
+        return super().folders(prefix)
+
+
+def test_a_store_that_comes_back_is_up_again() -> None:
+    store = AwayStore()
+    metrics = RunMetrics(store)
+    away = scraped(metrics.text())
+    store.is_away = False
+    assert (away, scraped(metrics.text())) == ({"cairn_store_up": 0}, {"cairn_store_up": 1})
+
+
+def test_prometheus_is_answered_over_http(bard: FabricatedRun, store: LocalStore) -> None:
+    port = serve_metrics(store, 0)
+    asked = urllib.request.Request(
+        f"http://127.0.0.1:{port}/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"}
+    )
+    with urllib.request.urlopen(asked) as answer:
+        assert scraped(answer.read(), run="bard")["cairn_run_step"] == 33
+
+
+def test_a_port_that_is_taken_is_refused_by_name(store: LocalStore) -> None:
+    port = serve_metrics(store, 0)
+    with pytest.raises(InvalidConfiguration, match=f"--metrics-port {port}"):
+        serve_metrics(store, port)
+
+
+def alert_rules() -> list[Mapping[str, Any]]:
+    groups = yaml.safe_load(ALERTS.read_text())["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+@pytest.mark.parametrize("rule", alert_rules(), ids=lambda rule: str(rule["alert"]))
+def test_an_alert_asks_for_metrics_that_exist(rule: Mapping[str, Any]) -> None:
+    named = set(re.findall(r"cairn_\w+", rule["expr"]))
+    assert named and named <= {*RUN_METRICS, *STORE_METRICS}
