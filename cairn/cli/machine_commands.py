@@ -4,13 +4,16 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 
-from cairn.cli.completion_scripts import Shell, install_script, read_script
 from cairn.cli.options import Flag, JsonOption, StoreOption
 from tasks.configuration.store_choice import choose_store
 from tasks.errors import InvalidConfiguration
 from tasks.policy.termination import ExitCode
 from tasks.text.output import print_document, print_facts, print_table
+
+Shell = Literal["bash", "zsh", "fish"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,3 +104,19 @@ def _refusing_unknown_shell() -> Iterator[None]:
         raise InvalidConfiguration(f"{error}; name the shell: `cairn completion bash`, zsh or fish") from error
     except OSError as error:
         raise InvalidConfiguration(f"not installed: {error}; `cairn completion bash` prints the script") from error
+
+
+def read_script(shell: Shell) -> str:
+    """Return the script (completions/) by which a shell asks `cairn` what Tab can add."""
+    return (Path(__file__).parent / "completions" / f"cairn.{shell}").read_text(encoding="utf-8")
+
+
+def install_script(shell: Shell) -> Path:
+    """Put the script where the shell looks, and a line into its start-up file; returns where; raises OSError."""
+    from cyclopts.completion.install import add_to_rc_file, get_default_completion_path
+
+    path = get_default_completion_path(shell, "cairn").absolute()
+    path.write_text(read_script(shell), encoding="utf-8")
+    if shell != "fish":
+        add_to_rc_file(path, "cairn", shell)
+    return path

@@ -1,16 +1,14 @@
-"""Prints a query's rows as a table, one JSON list or CSV (RFC 4180), while they arrive: they may exceed memory."""
+"""Prints a query's rows as a table or one JSON list while they arrive: they may exceed memory."""
 
-import csv
 import sys
 from collections.abc import Iterable, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from decimal import Decimal
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from storage.stores.document import decode, encode
 from tasks.text.output import print_table, say, write_json
-from tasks.text.sanitize import sanitize
 
 if TYPE_CHECKING:
     from storage.tables.table_index import Column
@@ -25,7 +23,7 @@ def print_answer(columns: "Sequence[Column]", rows: Iterable[Sequence[object]]) 
     shown = [[_format_cell(value) for value in row] for row in islice(remaining, SHOWN_ROWS)]
     print_table([column.name for column in columns], shown, empty="no rows")
     if more := sum(1 for _ in remaining):
-        say(f"and {more:,} more rows; --csv or --json prints them all")
+        say(f"and {more:,} more rows; --json prints them all")
 
 
 def print_json(columns: "Sequence[Column]", rows: Iterable[Sequence[object]]) -> None:
@@ -36,16 +34,6 @@ def print_json(columns: "Sequence[Column]", rows: Iterable[Sequence[object]]) ->
         write_json(separator + encode(record).decode().rstrip("\n"))
         separator = ",\n"
     sys.stdout.write("[]\n" if separator == "[" else "]\n")
-
-
-def print_csv(columns: "Sequence[Column]", rows: Iterable[Sequence[object]]) -> None:
-    """Print CSV with a heading; null is an empty field, nested values are JSON."""
-    writer = csv.writer(sys.stdout, lineterminator="\n")
-    is_seen = sys.stdout.isatty()
-    writer.writerow([column.name for column in columns])
-    for row in rows:
-        fields = map(_format_field, row)
-        writer.writerow([sanitize(field) if is_seen and isinstance(field, str) else field for field in fields])
 
 
 def _format_cell(value: object) -> str | None:
@@ -62,20 +50,6 @@ def _format_cell(value: object) -> str | None:
             return _json_text(value)
         case _:
             return str(value)
-
-
-def _format_field(value: object) -> object:
-    match value:
-        case bool():
-            return "true" if value else "false"
-        case datetime():
-            return _plain(value, "").isoformat().replace("+00:00", "Z")
-        case timedelta():
-            return value.total_seconds()
-        case dict() | list():
-            return _json_text(value)
-        case _:
-            return value
 
 
 def _json_text(value: object) -> str:

@@ -17,7 +17,6 @@ from tasks.policy.termination import ExitCode
 from tasks.text.output import output_columns, print_document, print_line, print_table, say
 
 QueryArgument = Annotated[str, Parameter(allow_leading_hyphen=True)]  # SQL may begin with a comment
-CsvOption = Annotated[bool, Parameter(name="--csv", negative="", help="print CSV with a heading")]
 
 
 def runs(*, archived: Flag = False, store: StoreOption = "", json: JsonOption = False) -> None:
@@ -85,7 +84,7 @@ def log(run: str, *, store: StoreOption = "", json: JsonOption = False) -> None:
 
 
 def report(run: str, *, html: str = "", store: StoreOption = "", json: JsonOption = False) -> None:
-    """Report a run from its opening to now: curve, attempts, why they ended, cost, evaluations, how to make it again.
+    """Report a run from its opening to now: curve, attempts, why they ended, cost, evaluations.
 
     Args:
         html: write one self-contained page to this file, with the plot of the run; it is replaced where it exists
@@ -268,27 +267,23 @@ def _ask_for_name(run: str, lines: Sequence[str]) -> None:
         raise InvalidConfiguration(f"{answer!r} is not {run!r}: nothing is deleted; the same command asks again")
 
 
-def sql(
-    query: QueryArgument = "", /, *, store: StoreOption = "", json: JsonOption = False, csv: CsvOption = False
-) -> None:
+def sql(query: QueryArgument = "", /, *, store: StoreOption = "", json: JsonOption = False) -> None:
     """Ask all runs of the store in SQL: training_attempts, checkpoints, evaluations, promotions, steps, runs.
 
     Without a query, list the columns of all tables. The SQL is DuckDB's; times are UTC; nothing but these tables can
     be read. Checkpoints that are still being written are no rows (`cairn checkpoints RUN` shows them).
 
         cairn sql "select termination_reason, count(*), sum(wasted_gpu_seconds) from training_attempts group by all"
-        cairn sql "select run_id, step, train_loss from steps where run_id = 'bard' order by step" --csv > curve.csv
+        cairn sql "select run_id, step, train_loss from steps where run_id = 'bard' order by step" --json
         cairn sql "select run_id, config.training.lr, val_loss from runs order by val_loss" --json
 
     Args:
         query: one SELECT, or - to read it from standard input.
     """
-    from cairn.cli.query_output import print_answer, print_csv, print_json
+    from cairn.cli.query_output import print_answer, print_json
     from reports.queries.run_query import answer_query, describe_tables
     from tasks.machine.work_folder import work_folder
 
-    if json and csv:
-        raise InvalidConfiguration("--json and --csv: choose one")
     text = sys.stdin.read() if query == "-" else query
     if not text.strip():
         rows = describe_tables()
@@ -300,5 +295,4 @@ def sql(
     with answer_query(open_chosen_store(store), text, work=work_folder(os.environ)) as found:
         for why in found.unreadable:
             say(f"cairn: left out: {why}")
-        write = print_json if json else print_csv if csv else print_answer
-        write(found.columns, found.rows)
+        (print_json if json else print_answer)(found.columns, found.rows)

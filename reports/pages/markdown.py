@@ -1,15 +1,12 @@
-"""Text, tables and bars of numbers as Markdown. Text of a run stays text: it ends no table and begins no tag."""
+"""Text and tables as Markdown. Text of a run stays text: it ends no table and begins no tag."""
 
 import re
-from collections.abc import Sequence
 
 from reports.queries.display_tables import Table, format_cell
 from tasks.text.format import one_line
 from tasks.text.sanitize import sanitize
 
 _SPECIAL = re.compile(r"([\\*\[\]|#~!`]|(?<![0-9A-Za-z])_|_(?![0-9A-Za-z]))")
-_LEVELS = "▁▂▃▄▅▆▇█"
-_SPARKS = 60
 
 
 def markdown_text(text: str) -> str:
@@ -34,17 +31,3 @@ def fence(text: str) -> str:
     longest = max((len(found) for found in re.findall("`+", shown)), default=0)
     mark = "`" * max(3, longest + 1)
     return f"{mark}\n{shown}\n{mark}"
-
-
-def sparkline(values: Sequence[float], width: int = _SPARKS) -> str:
-    """Return numbers as a line of bars between the least and the greatest; a number that is not finite is a space."""
-    every = max(-(-len(values) // width), 1)
-    shown = [values[number] for number in range(0, len(values), every)]
-    finite = [value for value in shown if abs(value) < float("inf")]
-    if not finite:
-        return ""
-    least, size = min(finite), (max(finite) - min(finite)) or 1.0
-    return "".join(
-        _LEVELS[round((value - least) / size * (len(_LEVELS) - 1))] if abs(value) < float("inf") else " "
-        for value in shown
-    )

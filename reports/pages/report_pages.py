@@ -1,14 +1,13 @@
 """A run's report as a page: Markdown for the terminal, HTML for a file. The pages are Jinja2 templates."""
 
 import base64
-import math
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from reports.pages.attempt_bars import css_class, place_bars
-from reports.pages.markdown import fence, markdown_table, markdown_text, sparkline
+from reports.pages.markdown import fence, markdown_table, markdown_text
 from reports.pages.run_report import RunReport, machines_table, quarantines_table
 from reports.plots.run_curves import RunCurves
 from reports.plots.run_plot import replace_file
@@ -30,8 +29,7 @@ def markdown_report(report: RunReport, *, columns: int | None = None) -> str:
     pages = _environment(autoescape=False)
     write_table = partial(_lay_out_table, columns=columns) if columns else markdown_table
     pages.filters |= {"markdown": markdown_text, "markdown_table": write_table, "fence": fence}
-    losses = [point.train_loss for point in report.curve if math.isfinite(point.train_loss)]
-    text = _render(pages, "report.md.j2", report, losses=losses)
+    text = _render(pages, "report.md.j2", report)
     parts = text.split("```")  # every second one is between fences
     return "```".join(
         _wrap_lines(part, columns) if columns and not place % 2 else part for place, part in enumerate(parts)
@@ -88,7 +86,6 @@ def _environment(*, autoescape: bool) -> "Environment":
         "listing": format_list,
         "plain": format_cell,
         "sanitize": sanitize,
-        "sparkline": sparkline,
         "time": format_time,
     }
     return pages

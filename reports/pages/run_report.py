@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from reports.pages.reproduction import Reproduction, reproduce
 from reports.plots.run_curves import HeldOutPoint, RunCurves, gather_curves
 from reports.queries.alias_history import AliasDecision, list_decisions
 from reports.queries.checkpoints import CheckpointSummary, read_checkpoints
@@ -94,7 +93,6 @@ class RunReport:
     data: DataFacts
     machines: tuple[MachineRow, ...]
     versions: Mapping[str, str]
-    reproduction: Reproduction
 
     @property
     def aliases(self) -> tuple[str, ...]:
@@ -142,7 +140,6 @@ def gather_report(log: RunLog, environment: Mapping[str, str]) -> tuple[RunRepor
         data=_data(state),
         machines=_machines(attempts),
         versions=_versions(log),
-        reproduction=reproduce(state, log.run_id),
     )
     return report, curves
 

@@ -1,16 +1,13 @@
 import json
 import re
-import shlex
 from collections.abc import Mapping
 from datetime import timedelta
 from html.parser import HTMLParser
-from itertools import pairwise
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from reports.pages.markdown import sparkline
 from reports.pages.report_pages import html_report, markdown_report
 from reports.pages.run_report import gather_report
 from reports.queries.run_status import list_runs, read_status
@@ -18,7 +15,6 @@ from storage.logs.log_entry import Writer
 from storage.logs.run_entries import DataQuarantined, EvaluationRecorded
 from storage.logs.step_log import StepRecord
 from storage.stores.local_store import LocalStore
-from tasks.configuration.configuration_source import parse_configuration
 from tests.commands import Cairn
 from tests.entries import NOON
 from tests.fabricated_run import FabricatedRun, fabricate
@@ -101,15 +97,10 @@ def test_in_a_terminal_the_reports_lines_and_tables_fit_its_columns(bard: Fabric
     assert [line for line in outside.splitlines() if len(line) > 80] == [] and "| ---" not in outside
 
 
-def test_in_a_terminal_the_command_that_makes_the_run_again_can_be_pasted(bard: FabricatedRun) -> None:
-    wide, narrow = (markdown_report(gather_report(bard.log, {})[0], columns=columns) for columns in (None, 30))
-    assert narrow.split("```")[1::2] == wide.split("```")[1::2]
-
-
 def test_markdown_has_every_section(bard: FabricatedRun) -> None:
     assert re.findall("^## (.+)$", markdown(bard), re.MULTILINE) == [
         "In short", "Curve", "Timeline", "Why attempts ended", "Receipts", "Cost", "Budgets", "Evaluations", "Samples",
-        "Checkpoints", "Promotions", "Data", "Environment", "How to make it again",
+        "Checkpoints", "Promotions", "Data", "Environment",
     ]  # fmt: skip
 
 
@@ -163,14 +154,6 @@ def test_steps_trained_again_are_counted(bard: FabricatedRun) -> None:
     steps(bard, 1, 1, 25)
     steps(bard, 2, 21, 33)
     assert gather_report(bard.log, {})[0].cost.replayed_steps == 5
-
-
-def test_the_command_makes_a_run_of_the_same_identity(bard: FabricatedRun) -> None:
-    command = gather_report(bard.log, {})[0].reproduction.command
-    words = shlex.split(command.replace("\\\n", " "))
-    overrides = [after for before, after in pairwise(words) if before == "--set"]
-    again = parse_configuration({}, overrides=overrides, environment={}, name="again")
-    assert again.frozen_sha256() == bard.log.state.opened.config_sha256
 
 
 def test_the_page_is_one_file_that_loads_and_runs_nothing(bard: FabricatedRun) -> None:
@@ -252,12 +235,7 @@ def test_json_has_the_report_under_stable_names(bard: FabricatedRun, cairn: Cair
     assert set(report) >= {
         "run_id", "newest_seq", "model_family", "opened_at", "status", "state_sha256", "best", "cost", "reasons",
         "attempts", "curve", "held_out", "evaluations", "checkpoints", "promotions", "data", "machines", "versions",
-        "reproduction",
     }  # fmt: skip
-
-
-def test_losses_become_a_line_of_bars() -> None:
-    assert (sparkline([3.0, 2.0, float("nan"), 1.0]), sparkline([]), sparkline([1.0])) == ("█▅ ▁", "", "▁")
 
 
 def test_a_status_says_that_data_is_quarantined(fresh: FabricatedRun, cairn: Cairn) -> None:

@@ -1,7 +1,5 @@
 """SQL over every run of a store, as a user asks it."""
 
-import csv
-import io
 import json
 import os
 import subprocess
@@ -16,9 +14,8 @@ import pytest
 from reports.errors import InvalidQuery
 from reports.queries.checkpoints import read_checkpoints
 from reports.queries.evaluations import list_evaluations
-from reports.queries.queried_runs import find_tables
 from reports.queries.receipts import read_receipts
-from reports.queries.run_query import answer_query
+from reports.queries.run_query import answer_query, find_tables
 from reports.queries.run_tables import ROWS
 from storage.logs.registry import Refused, Registry, RolledBack
 from storage.logs.run_entries import DataQuarantined
@@ -295,17 +292,9 @@ def test_json_has_null_for_what_is_no_number_and_values_of_every_type(cairn: Cai
     ]
 
 
-def test_csv_is_read_back_by_any_reader_of_it(bard: FabricatedRun, cairn: Cairn) -> None:
-    sql = "select attempt, started_at, termination_reason as why, decision_left from training_attempts"
-    out = cairn("sql", sql, "--csv").out
-    rows = list(csv.DictReader(io.StringIO(out)))
-    assert [(row["attempt"], row["why"]) for row in rows] == [("1", "preempted"), ("2", "")]
-    assert rows[0]["started_at"] == "2026-01-01T12:00:01Z" and json.loads(rows[0]["decision_left"]) == {"retries": 3}
-
-
 def test_a_query_can_come_from_standard_input(bard: FabricatedRun, tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "cairn.cli.command", "sql", "-", "--csv", "--store", str(tmp_path / "store")],
+        [sys.executable, "-m", "cairn.cli.command", "sql", "-", "--json", "--store", str(tmp_path / "store")],
         cwd=Path(__file__).parents[2],
         env={"CAIRN_CACHE": str(tmp_path / "cache"), "PATH": ""},
         input="select count(*) as n from runs",
@@ -313,7 +302,7 @@ def test_a_query_can_come_from_standard_input(bard: FabricatedRun, tmp_path: Pat
         text=True,
         check=True,
     )
-    assert done.stdout == "n\n1\n"
+    assert json.loads(done.stdout) == [{"n": 1}]
 
 
 def test_an_answer_from_packs_imports_neither_torch_nor_the_orchestrator_nor_arrow(
@@ -322,14 +311,14 @@ def test_an_answer_from_packs_imports_neither_torch_nor_the_orchestrator_nor_arr
     ask(bard.log.store, "select * from runs", tmp_path / "cache")
     lists = "import sys, cairn.cli.command as c; c.run_command(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
     done = subprocess.run(
-        [sys.executable, "-c", lists, "sql", "select run_id from runs", "--csv", "--store", str(tmp_path / "store")],
+        [sys.executable, "-c", lists, "sql", "select run_id from runs", "--json", "--store", str(tmp_path / "store")],
         cwd=Path(__file__).parents[2],
         env={**os.environ, "CAIRN_CACHE": str(tmp_path / "cache")},
         capture_output=True,
         text=True,
         check=True,
     )
-    assert done.stdout == "run_id\nbard\n"
+    assert json.loads(done.stdout) == [{"run_id": "bard"}]
     assert {"torch", "prefect", "fsspec", "pyarrow"} & set(done.stderr.split()) == set()
 
 

@@ -32,12 +32,8 @@ def printed(hostile: HostileStore, stream: io.StringIO, *options: str) -> str:
     return stream.getvalue()
 
 
-@pytest.mark.parametrize("options", [(), ("--json",), ("--csv",)], ids=["table", "json", "csv"])
+@pytest.mark.parametrize("options", [(), ("--json",)], ids=["table", "json"])
 def test_no_word_of_a_store_steers_the_terminal(hostile: HostileStore, options: tuple[str, ...]) -> None:
     shown = printed(hostile, Screen(), *options)
     own = re.compile(r"\x1b\[\d?m")  # a heading is bold
     assert "detail" in shown and STEERING.findall(own.sub("", shown)) == []
-
-
-def test_csv_into_a_pipe_is_as_it_is_in_the_store(hostile: HostileStore) -> None:
-    assert ESCAPES in printed(hostile, io.StringIO(), "--csv")

@@ -2,7 +2,7 @@
 
 from tests.wiring.mutant import mutant
 
-PLAN, SEGMENT = "cairn/operations/replay_plan.py", "cairn/operations/segment_replay.py"
+PLAN, SEGMENT = "cairn/operations/replay_plan.py", "cairn/operations/run_replay.py"
 REPLAY = "cairn/operations/run_replay.py"
 TESTS = "tests/cairn/test_replay_command.py"
 LEFT_OUT = f"{TESTS}::test_windows_are_left_out_from_the_attempt_on_that_left_them_out"
