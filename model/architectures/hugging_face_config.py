@@ -5,7 +5,7 @@ models/qwen3/configuration_qwen3.py. Rotations are written as `rope_theta`, whic
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
@@ -19,6 +19,25 @@ _SETTINGS: Mapping[Family, str] = {
     "llama": 'model.architecture = "qwen3" and model.qk_norm = false',
     "qwen3": 'model.architecture = "qwen3"',
 }
+_GPT2_KEYS = {
+    "n_layer": "n_layer",
+    "n_head": "n_head",
+    "n_embd": "n_embd",
+    "n_inner": "n_inner",
+    "layer_norm_epsilon": "norm_epsilon",
+}
+_LLAMA_KEYS = {
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "num_key_value_heads": "n_kv_head",
+    "head_dim": "head_size",
+    "hidden_size": "n_embd",
+    "intermediate_size": "n_inner",
+    "rms_norm_eps": "norm_epsilon",
+    "rope_theta": "rotary_base",
+    "tie_word_embeddings": "tied",
+}
+"""The keys of [model] by their names in a `config.json`."""
 
 
 class _Config(BaseModel):
@@ -58,38 +77,10 @@ class Gpt2Config(_Config):
     bos_token_id: int | None = 50256
     eos_token_id: int | list[int] | None = 50256
 
-    @classmethod
-    def from_model(cls, model: ModelConfig, *, vocab_size: int, end_of_text_id: int) -> Self:
-        """Make the `config.json` of a network of this shape."""
-        return cls(
-            vocab_size=vocab_size,
-            n_positions=model.block_size,
-            n_embd=model.n_embd,
-            n_layer=model.n_layer,
-            n_head=model.n_head,
-            n_inner=None if model.n_inner == 4 * model.n_embd else model.n_inner,
-            layer_norm_epsilon=model.norm_epsilon,
-            resid_pdrop=model.dropout,
-            embd_pdrop=model.dropout,
-            attn_pdrop=model.dropout,
-            bos_token_id=end_of_text_id,
-            eos_token_id=end_of_text_id,
-        )
-
-    @property
-    def positions(self) -> int:
-        """How many positions the weights have."""
-        return self.n_positions
-
     def settings(self) -> Mapping[str, Any]:
         """Return the keys of [model] that these weights need, with their values."""
-        return {
-            "n_layer": self.n_layer,
-            "n_head": self.n_head,
-            "n_embd": self.n_embd,
-            "n_inner": self.n_inner or 4 * self.n_embd,
-            "norm_epsilon": self.layer_norm_epsilon,
-        }
+        named = {ours: getattr(self, theirs) for theirs, ours in _GPT2_KEYS.items()}
+        return named | {"n_inner": self.n_inner or 4 * self.n_embd}
 
     def rules(self) -> Iterator[tuple[str, bool, str]]:
         """Yield each name whose value is no part of [model], whether it is one that is computed here, and the rule."""
@@ -123,49 +114,13 @@ class LlamaConfig(_Config):
     attention_dropout: float = 0.0
     use_sliding_window: bool = False
 
-    @classmethod
-    def from_model(cls, model: ModelConfig, *, vocab_size: int, end_of_text_id: int) -> Self:
-        """Make the `config.json` of a network of this shape."""
-        kind: Literal["llama", "qwen3"] = "qwen3" if model.qk_norm else "llama"
-        return cls(
-            model_type=kind,
-            architectures=(f"{kind.capitalize()}ForCausalLM",),
-            vocab_size=vocab_size,
-            hidden_size=model.n_embd,
-            intermediate_size=model.n_inner,
-            num_hidden_layers=model.n_layer,
-            num_attention_heads=model.n_head,
-            num_key_value_heads=model.n_kv_head,
-            head_dim=model.head_size,
-            max_position_embeddings=model.block_size,
-            rms_norm_eps=model.norm_epsilon,
-            rope_theta=model.rotary_base,
-            tie_word_embeddings=model.tied,
-            attention_dropout=model.dropout,
-            bos_token_id=end_of_text_id,
-            eos_token_id=end_of_text_id,
-        )
-
-    @property
-    def positions(self) -> int:
-        """How many positions the weights were trained for."""
-        return self.max_position_embeddings
-
     def settings(self) -> Mapping[str, Any]:
         """Return the keys of [model] that these weights need, with their values."""
         default_head = 128 if self.model_type == "qwen3" else self.hidden_size // self.num_attention_heads
         theta = self.rope_theta or (self.rope_parameters or {}).get("rope_theta", 10_000.0)
-        return {
-            "n_layer": self.num_hidden_layers,
-            "n_head": self.num_attention_heads,
-            "n_kv_head": self.num_key_value_heads or self.num_attention_heads,
-            "head_size": self.head_dim or default_head,
-            "n_embd": self.hidden_size,
-            "n_inner": self.intermediate_size,
-            "norm_epsilon": self.rms_norm_eps,
-            "rotary_base": theta,
-            "tied": self.tie_word_embeddings,
-        }
+        kv_heads = self.num_key_value_heads or self.num_attention_heads
+        named = {ours: getattr(self, theirs) for theirs, ours in _LLAMA_KEYS.items()}
+        return named | {"n_kv_head": kv_heads, "head_size": self.head_dim or default_head, "rotary_base": theta}
 
     def rules(self) -> Iterator[tuple[str, bool, str]]:
         """Yield each name whose value is no part of [model], whether it is one that is computed here, and the rule."""
@@ -189,8 +144,16 @@ def parse_config(document: bytes) -> HuggingFaceConfig:
 
 def config_of(model: ModelConfig, *, vocab_size: int, end_of_text_id: int) -> HuggingFaceConfig:
     """Make the `config.json` of a network; raises InvalidInput where `transformers` has no such network."""
-    kind = Gpt2Config if require_family(model) == "gpt2" else LlamaConfig
-    return kind.from_model(model, vocab_size=vocab_size, end_of_text_id=end_of_text_id)
+    family = require_family(model)
+    names = _GPT2_KEYS if family == "gpt2" else _LLAMA_KEYS
+    values: dict[str, Any] = {theirs: getattr(model, ours) for theirs, ours in names.items()}
+    values |= {"vocab_size": vocab_size, "bos_token_id": end_of_text_id, "eos_token_id": end_of_text_id}
+    if family == "gpt2":
+        values |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), model.dropout)
+        values["n_inner"] = None if model.n_inner == 4 * model.n_embd else model.n_inner
+        return Gpt2Config(**values, n_positions=model.block_size)
+    values |= {"architectures": (f"{family.capitalize()}ForCausalLM",), "attention_dropout": model.dropout}
+    return LlamaConfig(**values, model_type=family, max_position_embeddings=model.block_size)
 
 
 def require_family(model: ModelConfig) -> Family:
@@ -221,10 +184,11 @@ def check_settings(found: HuggingFaceConfig, model: ModelConfig) -> None:
         has = ", ".join(f"model.{name} = {_toml(getattr(model, name))}" for name in wrong)
         wanted = ", ".join(f"model.{name} = {_toml(settings[name])}" for name in wrong)
         raise InvalidInput(f"{has}: the weights are of another shape; rule: equal to config.json; use {wanted}")
-    if model.block_size > found.positions:
+    positions = found.n_positions if isinstance(found, Gpt2Config) else found.max_position_embeddings
+    if model.block_size > positions:
         raise InvalidInput(
-            f"model.block_size = {model.block_size}: the weights have {found.positions} positions; rule: at most "
-            f"that; use model.block_size = {found.positions} or less"
+            f"model.block_size = {model.block_size}: the weights have {positions} positions; rule: at most "
+            f"that; use model.block_size = {positions} or less"
         )
     for name, holds, rule in found.rules():
         if not holds:
