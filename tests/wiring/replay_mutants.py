@@ -2,17 +2,14 @@
 
 from tests.wiring.mutant import mutant
 
-PLAN, SEGMENT = "cairn/operations/replay_plan.py", "cairn/operations/run_replay.py"
-REPLAY = "cairn/operations/run_replay.py"
+PLAN, REPLAY = "cairn/operations/replay_plan.py", "cairn/operations/run_replay.py"
 TESTS = "tests/cairn/test_replay_command.py"
 LEFT_OUT = f"{TESTS}::test_windows_are_left_out_from_the_attempt_on_that_left_them_out"
 SIZES = f"{TESTS}::test_attempts_that_were_lost_recomputed_activations_or_had_smaller_micro_batches_are_equal"
 NAMED = f"{TESTS}::test_a_flipped_bit_is_named_by_its_segment_and_step"
 
 REPLAY_MUTANTS = (
-    mutant(
-        "replay-draws-quarantined-windows", SEGMENT, "quarantined=segment.quarantined,", "quarantined=(),", LEFT_OUT
-    ),
+    mutant("replay-draws-quarantined-windows", REPLAY, "quarantined=segment.quarantined,", "quarantined=(),", LEFT_OUT),
     mutant(
         "replay-leaves-windows-out-too-early",
         PLAN,
@@ -22,7 +19,7 @@ REPLAY_MUTANTS = (
     ),
     mutant(
         "replay-with-the-configured-micro-batch",
-        SEGMENT,
+        REPLAY,
         "micro_batch=started.micro_batch,",
         "micro_batch=config.training.micro_batch,",
         SIZES,
