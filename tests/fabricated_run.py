@@ -59,9 +59,9 @@ class FabricatedRun:
     log: RunLog
     nodes_wanted: int = 6
 
-    def open(self, *, opener: Writer = HUMAN) -> None:
+    def open(self, *, opener: Writer = HUMAN, overrides: Sequence[str] = ()) -> None:
         """Open the run."""
-        config = configuration()
+        config = configuration(overrides)
         body = entries.opened(
             self.log.run_id,
             model_family=config.model_family,
@@ -168,7 +168,13 @@ class FabricatedRun:
 
 
 def fabricate(
-    store: ObjectStore, run_id: str, *, opener: Writer = HUMAN, opened_at: datetime = NOON, nodes_wanted: int = 6
+    store: ObjectStore,
+    run_id: str,
+    *,
+    opener: Writer = HUMAN,
+    opened_at: datetime = NOON,
+    nodes_wanted: int = 6,
+    overrides: Sequence[str] = (),
 ) -> FabricatedRun:
     """Open a run whose clock ticks one second an entry."""
     seconds = count()
@@ -179,7 +185,7 @@ def fabricate(
         clock=lambda: opened_at + timedelta(seconds=next(seconds)),
     )
     run = FabricatedRun(log=RunLog(store, run_id, log=entries), nodes_wanted=nodes_wanted)
-    run.open(opener=opener)
+    run.open(opener=opener, overrides=overrides)
     return run
 
 

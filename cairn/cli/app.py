@@ -41,6 +41,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "evaluations": ("cairn evaluations quickstart", "cairn evaluations quickstart --json"),
     "log": ("cairn log quickstart", "cairn log quickstart --json"),
     "plot": ("cairn plot quickstart curve.png", "cairn plot quickstart curve.svg --x tokens"),
+    "compare": ("cairn compare quickstart longer", "cairn compare rates --png rates.png --x tokens"),
     "diagnose": ("cairn diagnose quickstart", "cairn diagnose quickstart --json"),
     "sql": ('cairn sql "select run_id, state, step from runs"',),
     "simulate": (

@@ -22,6 +22,7 @@ RECORDS: Mapping[str, str] = {
     "evaluations": "reports.queries.evaluations:EvaluationSummary*",
     "log": "storage.logs.log_entry:Entry*",
     "plot": "reports.plots.run_plot:WrittenPlot",
+    "compare": "reports.queries.run_comparison:RunComparison",
     "diagnose": "reports.queries.run_diagnosis:Diagnosis",
     "simulate": "reports.queries.run_simulation:SimulationSummary",
     "models": "reports.queries.alias_history:AliasPromotion*",

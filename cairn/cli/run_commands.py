@@ -130,6 +130,43 @@ def plot(
     print_document(view) if json else print(f"run {run} up to step {view.last_step:,}: {file} ({view.bytes:,} bytes)")
 
 
+def compare(
+    *runs: str,
+    png: str = "",
+    x: Literal["step", "tokens", "time"] = "step",
+    store: StoreOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Compare runs, the least held-out loss first: what differs of their configurations, losses, metrics and cost.
+
+    Args:
+        runs: two runs or more, or the name of a set of runs.
+        png: draw the losses over each other into this .png or .svg; it is replaced where it exists.
+        x: what the axis of the plot counts; time is that of training, without what was trained again [step].
+    """
+    from pathlib import Path
+
+    from reports.plots.run_plot import PlotRequest
+    from reports.queries.run_comparison import compare_runs, find_runs
+
+    if not runs:
+        raise InvalidConfiguration("compare: names no run; `cairn runs` lists them")
+    request = PlotRequest(file=Path(png), width_px=1200, height_px=800, across="step") if png else None
+    logs = find_runs(open_chosen_store(store), runs)
+    view = compare_runs(logs)
+    if request is not None:
+        from reports.plots.comparison_plot import plot_comparison
+
+        say(f"{len(logs)} runs: {png} ({plot_comparison(logs, request, x):,} bytes)")
+    if json:
+        print_document(view)
+        return
+    print_rows(display_tables.compared_runs_table(view))
+    if (losses := display_tables.held_out_table(view)).rows:
+        print()
+        print_rows(losses)
+
+
 def diagnose(run: str, *, store: StoreOption = "", json: JsonOption = False) -> None:
     """Say what the loss curve looks like, the numbers that say so, and the usual cures.
 

@@ -13,11 +13,13 @@ if TYPE_CHECKING:  # a command that prints one list loads nothing for the others
     from reports.queries.comparison import EvaluationComparison
     from reports.queries.evaluations import EvaluationSummary
     from reports.queries.receipts import Receipt
+    from reports.queries.run_comparison import ComparedRun, RunComparison
     from reports.queries.run_status import BudgetStatus, RunSummary
     from storage.logs.log_entry import Entry
 
 _NAMED_METRICS = ("val_loss", "perplexity", "bits_per_byte", "samples")
 _MOST_OTHERS = 4
+_MOST_STEPS = 20
 _MOST_CELL_CHARACTERS = 200
 Item = TypeVar("Item")
 
@@ -174,6 +176,39 @@ def comparison_table(comparison: "EvaluationComparison") -> Table:
     measured = {name: _of_evaluation(column) for name, column in _MEASURED.items()}
     columns = {"": lambda row: row.role, "checkpoint": lambda row: f"{row.run_id}@{row.evaluation.step}", **measured}
     return make_table(comparison.rows, columns, empty="nothing was measured")
+
+
+def compared_runs_table(comparison: "RunComparison") -> Table:
+    """Return the runs, that with the least held-out loss first, and in each what differs of its configuration."""
+    return make_table(
+        comparison.best_first,
+        {
+            "run": lambda run: run.run_id,
+            **{key: _setting(key) for key in comparison.differing},
+            "state": lambda run: run.state,
+            "step": lambda run: f"{run.step:,}/{run.total_steps:,}",
+            "tokens": lambda run: f"{run.tokens:,}",
+            "train loss": lambda run: run.train_loss,
+            "best held-out loss": lambda run: run.best.val_loss if run.best else None,
+            "at step": lambda run: run.best.step if run.best else None,
+            "attempts": lambda run: run.attempts,
+            "device time": lambda run: format_duration(run.gpu_seconds),
+            "lost": lambda run: format_duration(run.wasted_gpu_seconds),
+            "cost": lambda run: run.money,
+        },
+    )
+
+
+def _setting(key: str) -> "Callable[[ComparedRun], object]":
+    return lambda run: run.settings[key]
+
+
+def held_out_table(comparison: "RunComparison") -> Table:
+    """Return the held-out losses at the newest steps that were evaluated, a run a column."""
+    losses = {run.run_id: {item.step: item.val_loss for item in run.held_out} for run in comparison.runs}
+    steps = sorted({step for of_run in losses.values() for step in of_run})[-_MOST_STEPS:]
+    columns: dict[str, Callable[[int], object]] = {run_id: of_run.get for run_id, of_run in losses.items()}
+    return make_table(steps, {"held-out loss at step": lambda step: step, **columns})
 
 
 def _of_evaluation(column: Callable[[Any], object]) -> Callable[[Any], object]:

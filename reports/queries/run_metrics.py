@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 from reports.queries.run_status import RunPhase, read_status, standing_of
 from storage.errors import IntegrityError, StorageError
-from storage.logs.heartbeat import read_heartbeat
+from storage.logs.heartbeat import Heartbeat, read_heartbeat
 from storage.logs.run_index import RunIndex, is_empty
 from storage.logs.run_log import RunLog
-from storage.logs.step_log import read_last_record
+from storage.logs.run_state import AttemptRecord
 from storage.stores.object_store import ObjectStore
 from tasks.errors import InvalidConfiguration
 
@@ -32,7 +32,7 @@ RUN_METRICS: Mapping[str, tuple[str, str]] = {
     "cairn_run_committed_step": ("", "Step of the newest committed checkpoint."),
     "cairn_run_loss": ("", "Train loss of the newest step, in nats a token."),
     "cairn_run_held_out_loss": ("", "Held-out loss of the newest evaluation, in nats a token."),
-    "cairn_run_tokens_per_second": ("", "Tokens a second of the newest step; 0 while nothing trains."),
+    "cairn_run_tokens_per_second": ("", "Tokens a second since the open attempt began; 0 without one."),
     "cairn_run_heartbeat_age_seconds": ("", "Age of the open attempt's heartbeat, by the clock of the trainer's host."),
     "cairn_run_commit_age_seconds": ("", "Age of the newest commit, by the clock of its writer; since opening before."),
     "cairn_run_retries_left": ("reason", "Retries that a budget has left, by termination reason."),
@@ -124,16 +124,15 @@ def sample_run(log: RunLog, now: datetime) -> Iterator[RunSample]:
     state, status = log.state, read_status(log)
     owner, newest, measured = state.open_attempt, state.newest_committed, state.evaluations[-1:]
     beat = read_heartbeat(log.store, log.prefix, owner.started.attempt) if owner else None
-    last = read_last_record(log.store, log.prefix, state.latest_attempt) if state.attempts else None
     since = newest.committed_at if newest else state.opened_at
     ended = [record.ended for record in state.attempts if record.ended]
     plain = {
         "cairn_run_step": status.step,
         "cairn_run_total_steps": status.total_steps,
         "cairn_run_committed_step": status.newest_committed_step,
-        "cairn_run_loss": (beat.train_loss if beat else None) or (last.train_loss if last else None),
+        "cairn_run_loss": beat.train_loss if beat else None,
         "cairn_run_held_out_loss": measured[0].metrics.get("val_loss") if measured else None,
-        "cairn_run_tokens_per_second": (last.tokens_per_second if last and beat else 0.0),
+        "cairn_run_tokens_per_second": _tokens_per_second(beat, owner),
         "cairn_run_heartbeat_age_seconds": _age_seconds(now, beat.at) if beat else None,
         "cairn_run_commit_age_seconds": _age_seconds(now, since),
         "cairn_run_open_device_seconds": beat.gpu_seconds if beat else None,
@@ -165,6 +164,12 @@ def serve_metrics(store: ObjectStore, port: int) -> int:
             f"--metrics-port {port}: {error}; name a port from 1 to 65535 that is free"
         ) from error
     return int(server.server_port)
+
+
+def _tokens_per_second(beat: Heartbeat | None, owner: AttemptRecord | None) -> float:
+    if beat is None or owner is None or beat.gpu_seconds <= 0:
+        return 0.0
+    return beat.tokens / beat.gpu_seconds * owner.started.placement.world_size
 
 
 def _age_seconds(now: datetime, at: datetime | None) -> float | None:

@@ -78,6 +78,7 @@ OTHERS = [
     Real(line="sql nonsense", code=2),
     Real(line="data nobody", code=2, unwanted=HEAVY),
     Real(line="plot nobody curve.png", code=2),
+    Real(line="compare bard done", unwanted=HEAVY),
     Real(line="sample nobody", code=2),
     Real(line="evaluate nobody", code=2),
     Real(line="promote nobody", code=2),

@@ -1,0 +1,76 @@
+"""The plot of several runs: train loss, smoothed, and held-out losses over steps, tokens or device time."""
+
+import io
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from reports.plots.colors import BLACK, BLUE, GREEN, GREY, ORANGE, PALE, PURPLE, SKY, VERMILLION
+from reports.plots.curve_reduction import Column, Series, smooth
+from reports.plots.loss_panel import disable_math
+from reports.plots.plot_axis import BASE_POINTS, SMALL_POINTS
+from reports.plots.run_curves import RunCurves, gather_curves
+from reports.plots.run_plot import PlotRequest, replace_file
+from storage.logs.run_log import RunLog
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+ComparedAcross = Literal["step", "tokens", "time"]
+_COLORS = (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY, BLACK, GREY)
+_DASHES = ("solid", "dashed", "dotted", "dashdot")
+_INCHES = 8.0
+_LABELS = {"step": "step", "tokens": "tokens", "time": "time of training in seconds"}
+
+
+def plot_comparison(logs: Sequence[RunLog], request: PlotRequest, across: ComparedAcross) -> int:
+    """Draw runs that were read into one file; returns its size in bytes."""
+    image = io.BytesIO()
+    suffix = request.file.suffix.lower().removeprefix(".")
+    figure = _figure([gather_curves(log) for log in logs], request, across)
+    figure.savefig(image, format=suffix)
+    replace_file(request.file, image.getvalue())
+    return len(image.getvalue())
+
+
+def _figure(runs: Sequence[RunCurves], request: PlotRequest, across: ComparedAcross) -> "Figure":
+    from matplotlib.figure import Figure
+
+    dots = request.width_px / _INCHES
+    figure = Figure(figsize=(_INCHES, (request.height_px + 0.5) / dots), dpi=dots, facecolor="white")
+    panel = figure.add_subplot()
+    shown = list[Column]()
+    for place, curves in enumerate(runs):
+        color, dashes = _COLORS[place % len(_COLORS)], _DASHES[place // len(_COLORS) % len(_DASHES)]
+        steps, positions = _positions(curves, across)
+        losses = np.array([point.record.train_loss for point in curves.points], dtype=np.float64)
+        trend = smooth(Series(steps=positions, values=losses))
+        panel.plot(trend.steps, trend.values, color=color, linestyle=dashes, linewidth=1.6, label=curves.run_id)
+        held = [item for item in curves.held_out if np.isfinite(item.val_loss)]
+        held = held if len(steps) else []
+        at = [float(np.interp(item.step, steps, positions)) for item in held]
+        values = np.array([item.val_loss for item in held], dtype=np.float64)
+        panel.plot(at, values, color=color, linestyle="none", marker="o", markersize=4, label="_nolegend_")
+        shown += [trend.values, values]
+    drawn = np.concatenate(shown)
+    if len(drawn) and drawn.min() > 0 and drawn.max() > 25 * drawn.min():
+        panel.set_yscale("log")
+    panel.set_xlabel(_LABELS[across], fontsize=BASE_POINTS)
+    panel.set_ylabel("loss (nats per token); dots: held-out", fontsize=BASE_POINTS)
+    panel.tick_params(labelsize=SMALL_POINTS)
+    panel.grid(color=PALE, linewidth=0.6)
+    legend = panel.legend(loc="upper right", fontsize=SMALL_POINTS, framealpha=0.9, edgecolor=PALE)
+    disable_math(legend.get_texts())
+    figure.tight_layout()
+    return figure
+
+
+def _positions(curves: RunCurves, across: ComparedAcross) -> tuple[Column, Column]:
+    """Return the steps of a run and where each lies on the axis."""
+    records = [point.record for point in curves.points]
+    steps = np.array([record.step for record in records], dtype=np.float64)
+    if across == "time":
+        return steps, np.array(list(accumulate(record.seconds for record in records)), dtype=np.float64)
+    return steps, steps * (curves.tokens_per_step or 1) if across == "tokens" else steps

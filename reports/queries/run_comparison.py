@@ -1,0 +1,150 @@
+"""Runs beside each other: what differs of their configurations, how far each came, its losses, and what it cost.
+
+A set of runs are those named `SET.key=value`, as `cairn train --set key=value,value` names them.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from reports.errors import RunNotFound
+from reports.queries.receipts import read_receipts
+from reports.queries.run_lookup import configuration_document, find_run
+from reports.queries.run_status import read_status
+from storage.logs.run_index import list_run_ids
+from storage.logs.run_log import RunLog
+from storage.logs.run_state import RunState
+from storage.logs.step_log import read_last_record
+from storage.stores.object_store import ObjectStore
+from tasks.configuration.flat_document import flatten, stored_value
+
+_VAL_LOSS = "val_loss"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeldOutLoss:
+    """The held-out loss of a checkpoint, in nats per token; `tokens` are those trained by then."""
+
+    step: int
+    tokens: int
+    val_loss: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ComparedRun:
+    """One run of a comparison; `settings` are those that differ between the runs, None where a run has no such key.
+
+    Losses are in nats per token; `money` is device hours times the configured price, None without one.
+    """
+
+    run_id: str
+    state: str
+    step: int
+    total_steps: int
+    tokens: int
+    train_loss: float | None
+    held_out: tuple[HeldOutLoss, ...]
+    best: HeldOutLoss | None
+    metrics: Mapping[str, float]
+    attempts: int
+    gpu_seconds: float
+    useful_gpu_seconds: float
+    wasted_gpu_seconds: float
+    money: float | None
+    settings: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunComparison:
+    """Runs in the order in which they were named; `differing` are the configuration keys that are not equal in all."""
+
+    differing: tuple[str, ...]
+    runs: tuple[ComparedRun, ...]
+
+    @property
+    def best_first(self) -> tuple[ComparedRun, ...]:
+        """The runs by their least held-out loss, those without one last."""
+        return tuple(sorted(self.runs, key=lambda run: run.best.val_loss if run.best else math.inf))
+
+
+def find_runs(store: ObjectStore, names: Sequence[str]) -> list[RunLog]:
+    """Return the logs of runs, and of all runs of a set where no run has the name or it is the only one given.
+
+    Raises `RunNotFound` for a name that is neither.
+    """
+    listed = list_run_ids(store)
+    wanted = dict[str, None]()
+    for name in names:
+        members = [run_id for run_id in listed if is_member(run_id, name)]
+        if name in listed or not members:
+            wanted[name] = None
+        if name not in listed or len(names) == 1:
+            wanted |= dict.fromkeys(members)
+    if len(wanted) == 1 and len(names) == 1:
+        find_run(store, names[0])
+        raise RunNotFound(f"{names[0]} is one run and no set of runs: name another run to compare it with")
+    return [find_run(store, run_id) for run_id in wanted]
+
+
+def is_member(run_id: str, name: str) -> bool:
+    """Whether a run is of the set."""
+    return run_id.startswith(f"{name}.") and "=" in run_id[len(name) :]
+
+
+def compare_runs(logs: Sequence[RunLog]) -> RunComparison:
+    """Return the comparison of runs that were read."""
+    settings = [flatten(configuration_document(log.state)) for log in logs]
+    keys = dict.fromkeys(key for one in settings for key in one)
+    differing = tuple(key for key in keys if any(one.get(key) != settings[0].get(key) for one in settings))
+    return RunComparison(
+        differing=differing,
+        runs=tuple(
+            _compared(log, {key: one.get(key) for key in differing}) for log, one in zip(logs, settings, strict=True)
+        ),
+    )
+
+
+def _compared(log: RunLog, settings: Mapping[str, Any]) -> ComparedRun:
+    state, status, receipts = log.state, read_status(log), read_receipts(log)
+    last = read_last_record(log.store, log.prefix, state.latest_attempt) if state.attempts else None
+    gpu_seconds = sum(receipt.gpu_seconds for receipt in receipts)
+    price = stored_value(configuration_document(state), "cost", "gpu_hour_price", float)
+    held_out = held_out_losses(state)
+    finite = [item for item in held_out if math.isfinite(item.val_loss)]
+    return ComparedRun(
+        run_id=log.run_id,
+        state=status.state,
+        step=status.step,
+        total_steps=status.total_steps,
+        tokens=status.step * tokens_per_step(state),
+        train_loss=last.train_loss if last else None,
+        held_out=held_out,
+        best=min(finite, key=lambda item: (item.val_loss, item.step), default=None),
+        metrics=state.evaluations[-1].metrics if state.evaluations else {},
+        attempts=len(receipts),
+        gpu_seconds=gpu_seconds,
+        useful_gpu_seconds=sum(receipt.useful_gpu_seconds or 0.0 for receipt in receipts),
+        wasted_gpu_seconds=sum(receipt.wasted_gpu_seconds or 0.0 for receipt in receipts),
+        money=None if price is None else gpu_seconds / 3600 * price,
+        settings=settings,
+    )
+
+
+def held_out_losses(state: RunState) -> tuple[HeldOutLoss, ...]:
+    """Return the losses of the surviving checkpoints in step order, all of the suite that was used most often."""
+    suites = [item.suite_sha256 for item in state.evaluations if _VAL_LOSS in item.metrics]
+    suite, each = max(reversed(suites), key=suites.count, default=None), tokens_per_step(state)
+    if suite is None:
+        return ()
+    return tuple(
+        HeldOutLoss(step=item.step, tokens=item.step * each, val_loss=item.metrics[_VAL_LOSS])
+        for item in state.surviving_evaluations(suite)
+    )
+
+
+def tokens_per_step(state: RunState) -> int:
+    """Return the tokens of one step; 0 where the configuration is of another version."""
+    config = configuration_document(state)
+    windows = stored_value(config, "training", "global_batch", int) or 0
+    return windows * (stored_value(config, "model", "block_size", int) or 0)

@@ -1,0 +1,125 @@
+"""`cairn compare`: runs beside each other, on the terminal, as JSON and as a picture."""
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from storage.logs.step_log import StepRecord, step_log_key
+from storage.stores.local_store import LocalStore
+from tests.commands import Cairn
+from tests.fabricated_run import FabricatedRun, fabricate
+
+BEST_RATE = (
+    "select lr, min(val_loss) as best from runs where starts_with(run_id, 'rates.') group by lr order by best limit 1"
+)
+
+
+def step_line(step: int, attempt: int, loss: float, rate: float) -> bytes:
+    record = StepRecord(
+        step=step,
+        attempt=attempt,
+        train_loss=loss + 1 / step,
+        lr=rate,
+        grad_norm=1.0,
+        tokens_per_second=100.0,
+        mfu=0.1,
+        memory_bytes=1,
+        seconds=0.5,
+        probe_loss=None,
+        sample=None,
+    )
+    return msgspec.json.encode(record) + b"\n"
+
+
+def trained(store: LocalStore, run_id: str, rate: str, loss: float) -> FabricatedRun:
+    """A run with this learning rate, which was evaluated at step 10."""
+    overrides = [f"training.lr={rate}", "cost.gpu_hour_price=3.0"]
+    run = fabricate(store, run_id, overrides=overrides)
+    number = run.start(overrides=overrides)
+    lines = [step_line(step, number, loss, float(rate)) for step in range(1, 11)]
+    store.write(step_log_key(run.log.prefix, number), b"".join(lines))
+    run.evaluate(run.commit(10), loss=loss)
+    run.end("preempted", action="resume", charged="preempted", gpu_seconds=3600.0)
+    return run
+
+
+@pytest.fixture
+def rates(store: LocalStore) -> LocalStore:
+    """A set of three learning rates, of which the middle one is best."""
+    for rate, loss in (("1e-4", 4.0), ("1e-3", 2.0), ("1e-2", 3.0)):
+        trained(store, f"rates.lr={rate}", rate, loss)
+    return store
+
+
+@pytest.mark.usefixtures("rates")
+def test_the_name_of_a_set_stands_for_its_runs(cairn: Cairn) -> None:
+    compared = json.loads(cairn("compare", "rates", "--json").out)
+    assert [run["run_id"] for run in compared["runs"]] == ["rates.lr=1e-2", "rates.lr=1e-3", "rates.lr=1e-4"]
+
+
+@pytest.mark.usefixtures("rates")
+def test_only_what_differs_of_the_configurations_is_shown(cairn: Cairn) -> None:
+    compared = json.loads(cairn("compare", "rates", "--json").out)
+    assert [run["settings"] for run in compared["runs"]] == [{"training.lr": lr} for lr in (0.01, 0.001, 0.0001)]
+
+
+@pytest.mark.usefixtures("rates")
+def test_the_terminal_shows_the_best_run_first(cairn: Cairn) -> None:
+    lines = cairn("compare", "rates").out.splitlines()
+    assert lines[0].split()[:3] == ["run", "training.lr", "state"] and "rates.lr=1e-3" in lines[1]
+
+
+@pytest.mark.usefixtures("rates")
+def test_the_terminal_shows_the_held_out_losses_a_run_a_column(cairn: Cairn) -> None:
+    assert cairn("compare", "rates").out.splitlines()[-1].split() == ["10", "3", "2", "4"]
+
+
+@pytest.mark.usefixtures("rates")
+def test_each_run_has_its_losses_and_its_cost(cairn: Cairn) -> None:
+    best = json.loads(cairn("compare", "rates.lr=1e-3", "rates.lr=1e-2", "--json").out)["runs"][0]
+    assert (best["best"], best["train_loss"], best["gpu_seconds"], best["money"]) == (
+        {"step": 10, "tokens": 160, "val_loss": 2.0},
+        2.1,
+        3600.0,
+        3.0,
+    )
+
+
+@pytest.mark.usefixtures("rates")
+@pytest.mark.parametrize("across", ["step", "tokens", "time"])
+@pytest.mark.parametrize(("name", "begins"), [("a.png", b"\x89PNG"), ("a.svg", b"<?xml")])
+def test_the_losses_are_drawn_over_each_other(
+    cairn: Cairn, tmp_path: Path, across: str, name: str, begins: bytes
+) -> None:
+    ended = cairn("compare", "rates", "--png", name, "--x", across)
+    assert ended.code == 0, ended.err
+    assert (tmp_path / name).read_bytes().startswith(begins)
+
+
+@pytest.mark.usefixtures("rates")
+def test_which_learning_rate_was_best_is_one_query(cairn: Cairn) -> None:
+    assert json.loads(cairn("sql", BEST_RATE, "--json").out) == [{"lr": 0.001, "best": 2.0}]
+
+
+def test_the_page_about_looking_at_runs_has_that_query() -> None:
+    page = " ".join(Path("docs/how-to/look-at-runs.md").read_text().split())
+    assert BEST_RATE in page
+
+
+@pytest.mark.usefixtures("rates")
+def test_two_runs_without_a_step_are_compared_and_drawn(cairn: Cairn, store: LocalStore) -> None:
+    fabricate(store, "one")
+    fabricate(store, "two")
+    assert cairn("compare", "one", "two", "--png", "empty.png").code == 0
+
+
+def test_one_run_alone_is_refused(bard: FabricatedRun, cairn: Cairn) -> None:
+    ended = cairn("compare", "bard")
+    assert (ended.code, "name another run" in ended.err) == (2, True)
+
+
+def test_a_name_that_is_neither_run_nor_set_is_refused(bard: FabricatedRun, cairn: Cairn) -> None:
+    ended = cairn("compare", "bard", "brad")
+    assert (ended.code, "did you mean bard?" in ended.err) == (2, True)
