@@ -44,7 +44,7 @@ class Block(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.fused = False
+        self.config, self.fused = config, False
         """Whether bf16 on a CPU uses `fused_block`, which is faster there and rounds differently."""
         self.ln_1 = _norm(config)
         self.attn = Attention(config)
@@ -62,10 +62,9 @@ class Block(nn.Module):
         """Add attention, then feed-forward: (B, T, C) -> (B, T, C); arguments as in Attention."""
         if self.fused and cache is None and uses_fused_block(x):
             attn, mlp = self.attn, self.mlp
-            assert isinstance(self.ln_1, nn.LayerNorm) and isinstance(self.ln_2, nn.LayerNorm)
-            parts = (self.ln_1, attn.c_attn, attn.c_proj, self.ln_2, mlp.c_fc, mlp.c_proj)
+            parts = (self.ln_1, attn.c_attn, attn.q_norm, attn.k_norm, attn.c_proj, self.ln_2, mlp.c_fc, mlp.c_proj)
             dropout = attn.dropout if self.training else 0.0
-            return fused_block(x, visible, parts, heads=attn.n_head, epsilon=self.ln_1.eps, dropout=dropout)
+            return fused_block(x, visible, turned, parts, self.config, dropout=dropout)
         attended: Tensor = x + self.attn(_normed(x, self.ln_1), visible, cache, layer, turned)
         result: Tensor = attended + self.mlp(_normed(attended, self.ln_2))
         return result
@@ -184,10 +183,10 @@ class GPT(nn.Module):
         return F.linear(self.ln_f(x[:, -1]), self.head_weight)  # (1, T, C) -> (1, C) -> (1, V)
 
     def fuse_blocks(self, fused: bool) -> None:
-        """Choose whether GPT-2's layers in bf16 on a CPU use `fused_block`: faster there, equal up to rounding."""
+        """Choose whether layers in bf16 on a CPU use `fused_block`: faster there, equal up to rounding."""
         for block in self.h:
             assert isinstance(block, Block)
-            block.fused = fused and self.config.has_gpt2_layers
+            block.fused = fused
 
     def fill(self, put: Callable[[Tensor, Tensor], None]) -> None:
         """Call `put` with each parameter of a network made on "meta" and its first values, one after the other.

@@ -130,7 +130,7 @@ class ModelConfig(Section):
 
     @property
     def has_gpt2_layers(self) -> bool:
-        """Whether a layer computes what GPT-2's does, the case that `fused_block` is written for."""
+        """Whether a layer computes what GPT-2's does."""
         wanted = {name: value for name, value in _PRESETS["gpt2"].items() if name not in ("bias", "norm_epsilon")}
         plain = self.n_kv_head == self.n_head and self.attention_width == self.n_embd and self.norm_gain
         return plain and all(getattr(self, name) == value for name, value in wanted.items())

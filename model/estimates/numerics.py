@@ -53,12 +53,7 @@ def has_auto_numerics(training: TrainingConfig) -> bool:
 
 def benefits_from_cpu_bf16(training: TrainingConfig, model: ModelConfig) -> bool:
     """Whether a network of this width trains faster on a CPU with bf16 hardware."""
-    return model.n_embd >= MIN_BF16_WIDTH[_layer_kernels(training, model)]
-
-
-def _layer_kernels(training: TrainingConfig, model: ModelConfig) -> Kernels:
-    """Return the implementation of the layers on a CPU: only GPT-2's have a fused one."""
-    return _kernels(training) if model.has_gpt2_layers else "stock"
+    return model.n_embd >= MIN_BF16_WIDTH[_kernels(training)]
 
 
 def choose_numerics(training: TrainingConfig, model: ModelConfig, machine: MachineSpeed) -> NumericsChoice:
@@ -104,7 +99,7 @@ def _cuda_precision(machine: MachineSpeed) -> tuple[Precision, str]:
 
 def _cpu_precision(training: TrainingConfig, model: ModelConfig, machine: MachineSpeed) -> tuple[Precision, str]:
     if not benefits_from_cpu_bf16(training, model):
-        narrowest = MIN_BF16_WIDTH[_layer_kernels(training, model)]
+        narrowest = MIN_BF16_WIDTH[_kernels(training)]
         return "fp32", f"on a CPU bf16 pays for networks at least {narrowest} wide, this one has {model.n_embd}"
     products = f"this CPU's bf16 products are {machine.cpu_half_gain:.1f} times as fast as its fp32 ones"
     if machine.cpu_half_gain >= MIN_BF16_GAIN:

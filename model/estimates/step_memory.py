@@ -60,7 +60,7 @@ class StepMemory:
         self.is_fused = training.kernels == "fused"
         self.is_half = training.precision != "fp32"
         is_bf16 = training.precision == "bf16"
-        self.is_block_fused = self.is_fused and is_bf16 and model.has_gpt2_layers and not (on_cuda or training.compile)
+        self.is_block_fused = self.is_fused and is_bf16 and not (on_cuda or training.compile)
         by_bounds = self.is_half and on_cuda and fits_flash(model.head_size) and not training.compile
         self.has_mask = training.mask_documents and not by_bounds
         # PyTorch's math kernel, which keeps all probabilities, in fp32.
@@ -136,17 +136,26 @@ class StepMemory:
     def _layer(self) -> Iterator[Piece]:
         yield Piece("activations", 2 * self.fp32, self.fp32)  # the inputs of the two norms
         yield Piece("activations", 2 * self.computed + 4 * self.attention, self.computed)  # norms, q, k, v, mixed
-        # Both sides of the function; of SwiGLU gate, its SiLU, the other half, and their product.
-        yield Piece("activations", 2 * WIDENED[self.model.feed_forward] * self.inner, self.inner)
+        # Both sides of the function; of SwiGLU gate, the other half, their product and, by autograd, the gate's SiLU.
+        widened = WIDENED[self.model.feed_forward]
+        yield Piece("activations", (widened + (1 if self.is_block_fused else widened)) * self.inner, self.inner)
+        yield from self._norms()
+        if self.model.dropout:
+            yield Piece("activations", 2 * self.computed, self.computed)
+        yield from self._attention()
+
+    def _norms(self) -> Iterator[Piece]:
+        """What norms keep besides their inputs and results."""
+        if self.is_block_fused:
+            if self.model.qk_norm:  # queries and each head's keys before
+                yield Piece("activations", 2 * self.attention, 2 * self.attention)
+            return
         if self.model.norm == "rms" and self.model.norm_gain:  # the normalised values before their gain
             yield Piece("activations", 2 * self.fp32, self.fp32)
         if self.model.qk_norm:  # the same of queries and keys, and these in fp32
             heads = self.model.attention_width + self.model.key_width
             kept = FP32_BYTES * self.positions * heads * (2 if self.model.norm_gain else 1)
             yield Piece("activations", kept, kept)
-        if self.model.dropout:
-            yield Piece("activations", 2 * self.computed, self.computed)
-        yield from self._attention()
 
     def _attention(self) -> Iterator[Piece]:
         """What a layer's attention keeps for the backward pass besides queries, keys, values and its result."""

@@ -1,43 +1,39 @@
 """One transformer layer in half precision on a CPU, forward and backward written out by hand.
 
-It computes what the stock layer computes under autocast (norms, residual stream and its gradient in fp32, products in
-half precision) without autograd's casts, copies and a node for every operation. The tanh GELU of bf16 numbers comes
-from a table of all 65,536 values: a lookup takes a third of the time of the tanh.
-Source: Hendrycks and Gimpel 2016, "Gaussian Error Linear Units".
+It computes what the stock layer computes under autocast (norms, rotations, residual stream and its gradient in fp32,
+products in half precision) without autograd's casts, copies and a node for every operation.
 """
 
-import functools
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from model.configuration.network import ModelConfig
 from model.kernels.blocked_attention import SavedAttention, attend, attend_backward
 from model.kernels.dropout_bits import apply_keep_mask, draw_keep_mask
-
-HALF = torch.bfloat16
-_CHUNK_NUMBERS = 2**18
-"""Numbers looked up at a time, so that their indexes stay in a core's cache."""
+from model.kernels.fused_activation import activate, activate_backward
+from model.kernels.fused_norm import HALF, normalize, normalize_backward, place, place_backward
 
 
 def fused_block(
     x: Tensor,
     visible: Tensor | None,
-    parts: tuple[nn.LayerNorm | nn.Linear, ...],
+    turned: Tensor | None,
+    parts: Sequence[nn.Module | None],
+    config: ModelConfig,
     *,
-    heads: int,
-    epsilon: float,
     dropout: float,
 ) -> Tensor:
     """Run a layer of `parts`: fp32 (B, T, C) -> (B, T, C).
 
-    `parts` are the first norm, the query-key-value and output projections, the second norm, and the widening and
-    narrowing layers. `visible` as in `attend`; `dropout`, 0 outside training, draws from the process's generator.
+    `parts` are the first norm, the query-key-value layer, the norms of queries and keys (or None), the output
+    projection, the second norm, and the widening and narrowing layers. `visible` as in `attend`, `turned` as in
+    `Attention`; `dropout`, 0 outside training, draws from the process's generator.
     """
-    parameters = [parameter for part in parts for parameter in (part.weight, part.bias)]
-    result: Tensor = _Block.apply(x, visible, heads, epsilon, dropout, *parameters)  # type: ignore[no-untyped-call]
+    parameters = [getattr(part, name, None) for part in parts for name in ("weight", "bias")]
+    result: Tensor = _Block.apply(x, visible, turned, config, dropout, *parameters)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -53,83 +49,91 @@ class _Block(torch.autograd.Function):
         context: Any,
         x: Tensor,
         visible: Tensor | None,
-        n_head: int,
-        epsilon: float,
+        turned: Tensor | None,
+        config: ModelConfig,
         dropout: float,
-        *parameters: Tensor,
+        *parameters: Any,
     ) -> Tensor:
-        norm_1, bias_1, joint, joint_bias, out, out_bias, norm_2, bias_2, wide, wide_bias, narrow, narrow_bias = (
-            parameters
-        )
-        batch, time, width = x.shape
+        gain_1, bias_1, joint, joint_bias, q_gain, _, k_gain, _, out, out_bias, *second = parameters
+        gain_2, bias_2, wide, wide_bias, narrow, narrow_bias = second
         # Sharded processes gather the norms in half precision too.
-        norm_1, norm_2, bias_1, bias_2 = (
-            None if number is None else number.float() for number in (norm_1, norm_2, bias_1, bias_2)
-        )
-        weights = tuple(weight.to(HALF) for weight in (joint, out, wide, narrow))
+        norms = [None if each is None else each.float() for each in (gain_1, bias_1, gain_2, bias_2)]
+        weights = [weight.to(HALF) for weight in (joint, out, wide, narrow)]
+        gains, is_rms, epsilon = (q_gain, k_gain), config.norm == "rms", config.norm_epsilon
         with torch.autocast("cpu", enabled=False):
-            flat = x.reshape(-1, width)  # (B, T, C) -> (BT, C)
-            normed_1, *moments_1 = _norm(flat, norm_1, bias_1, epsilon)
-            heads = _linear(normed_1, weights[0], joint_bias).view(batch, time, -1)  # (BT, 3C) -> (B, T, 3C)
-            mixed, saved = attend(heads, n_head, visible, dropout)
-            mixed = mixed.view(-1, width)  # (B, T, C) -> (BT, C)
+            flat = x.reshape(-1, x.shape[2])  # (B, T, C) -> (BT, C)
+            normed_1, moments_1 = normalize(flat, norms[0], norms[1], epsilon, is_rms=is_rms)
+            heads = _spread_heads(_linear(normed_1, weights[0], joint_bias).view(*x.shape[:2], -1), config)
+            unplaced = heads[:, :, :2].clone() if config.qk_norm else None  # (B, T, 2, H, D)
+            spread = place(heads[:, :, :2], gains, turned, epsilon if config.qk_norm else None)
+            mixed, saved = attend(heads.flatten(2), config.n_head, visible, dropout)  # -> (B, T, H D)
+            mixed = mixed.flatten(0, 1)  # (B, T, H D) -> (BT, H D)
             branch, mask_1 = _dropped(_linear(mixed, weights[1], out_bias), dropout)
             middle = flat + branch
-            normed_2, *moments_2 = _norm(middle, norm_2, bias_2, epsilon)
-            widened = _linear(normed_2, weights[2], wide_bias)  # (BT, 4C)
-            active = gelu(widened)
+            normed_2, moments_2 = normalize(middle, norms[2], norms[3], epsilon, is_rms=is_rms)
+            widened = _linear(normed_2, weights[2], wide_bias)  # (BT, I), of SwiGLU (BT, 2I)
+            active = activate(widened, config.feed_forward)
             branch, mask_2 = _dropped(_linear(active, weights[3], narrow_bias), dropout)
             result = middle.view(x.shape) + branch.view(x.shape)  # (BT, C) -> (B, T, C)
-        context.dropout, context.blocks, context.biased = dropout, len(saved.weights), joint_bias is not None
+        context.config, context.dropout = config, dropout
+        context.biased, context.moments, context.blocks = joint_bias is not None, len(moments_1), len(saved.weights)
         masks = (mask_1, mask_2, *saved.keep_masks) if mask_1 is not None else ()
         context.save_for_backward(
-            *(flat, normed_1, *moments_1, saved.heads, mixed, middle, normed_2, *moments_2, widened, active),
-            *(*weights, norm_1, bias_1, norm_2, bias_2, *saved.weights, *masks),
+            *(flat, normed_1, saved.heads, mixed, middle, normed_2, widened, active, unplaced, spread, turned),
+            *(*weights, *norms, *gains, *moments_1, *moments_2, *saved.weights, *masks),
         )
         return result
 
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        tensors, dropout, biased = context.saved_tensors, context.dropout, context.biased
-        flat, normed_1, mean_1, spread_1, heads, mixed, middle, normed_2, mean_2, spread_2, widened, active = tensors[
-            :12
-        ]
-        joint, out, wide, narrow, norm_1, bias_1, norm_2, bias_2, *rest = tensors[12:]
+        tensors, config, dropout, biased = context.saved_tensors, context.config, context.dropout, context.biased
+        flat, normed_1, heads, mixed, middle, normed_2, widened, active, unplaced, spread, turned = tensors[:11]
+        joint, out, wide, narrow, gain_1, bias_1, gain_2, bias_2, *gains = tensors[11:21]
+        rest, count = tensors[21:], context.moments
+        moments_1, moments_2, rest = rest[:count], rest[count : 2 * count], rest[2 * count :]
         probabilities, masks = rest[: context.blocks], rest[context.blocks :]
         saved = SavedAttention(heads=heads, weights=tuple(probabilities), keep_masks=tuple(masks[2:]))
         above = gradient.reshape(flat.shape)  # (B, T, C) -> (BT, C)
 
         grad_branch = _undropped(above.to(HALF), masks[1:2], dropout)
         grad_active, *grad_narrow = _linear_backward(grad_branch, active, narrow, biased)
-        grad_widened = gelu_backward(grad_active, widened)
+        grad_widened = activate_backward(grad_active, widened, config.feed_forward)
         grad_normed, *grad_wide = _linear_backward(grad_widened, normed_2, wide, biased)
-        grad_middle, *grad_norm_2 = _norm_backward(grad_normed, middle, mean_2, spread_2, norm_2, bias_2)
+        grad_middle, *grad_norm_2 = normalize_backward(grad_normed, middle, moments_2, gain_2, bias_2)
         grad_middle += above
 
         grad_branch = _undropped(grad_middle.to(HALF), masks[:1], dropout)
         grad_mixed, *grad_out = _linear_backward(grad_branch, mixed, out, biased)
-        grad_heads = attend_backward(grad_mixed.view(gradient.shape), saved, dropout)
-        grad_heads = grad_heads.view(len(flat), -1)  # (B, T, 3C) -> (BT, 3C)
-        grad_normed, *grad_joint = _linear_backward(grad_heads, normed_1, joint, biased)
-        grad_x, *grad_norm_1 = _norm_backward(grad_normed, flat, mean_1, spread_1, norm_1, bias_1)
+        grad_heads = attend_backward(grad_mixed.view(*gradient.shape[:2], -1), saved, dropout)
+        grad_heads = grad_heads.unflatten(2, (3, config.n_head, -1))  # (B, T, 3 H D) -> (B, T, 3, H, D)
+        grad_gains = place_backward(grad_heads[:, :, :2], unplaced, spread, gains, turned)
+        grad_joint_out = _gather_heads(grad_heads, config).flatten(0, 1)  # (B, T, (H + 2K) D) -> (BT, (H + 2K) D)
+        grad_normed, *grad_joint = _linear_backward(grad_joint_out, normed_1, joint, biased)
+        grad_x, *grad_norm_1 = normalize_backward(grad_normed, flat, moments_1, gain_1, bias_1)
         grad_x += grad_middle
-        parameters = (*grad_norm_1, *grad_joint, *grad_out, *grad_norm_2, *grad_wide, *grad_narrow)
-        return grad_x.view(gradient.shape), None, None, None, None, *parameters
+        of_gains = (grad_gains[0], None, grad_gains[1], None)
+        of_parameters = (*grad_norm_1, *grad_joint, *of_gains, *grad_out, *grad_norm_2, *grad_wide, *grad_narrow)
+        return grad_x.view(gradient.shape), None, None, None, None, *of_parameters
 
 
-def _norm(x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
-    normed, mean, spread = torch.native_layer_norm(x, (x.shape[1],), weight, bias, epsilon)
-    return normed.to(HALF), mean, spread
+def _spread_heads(joint: Tensor, config: ModelConfig) -> Tensor:
+    """Give every head keys and values: (B, T, (H + 2K) D) -> (B, T, 3, H, D)."""
+    groups = config.n_head // config.n_kv_head
+    if groups > 1:
+        parts = joint.split((config.attention_width, config.key_width, config.key_width), dim=2)
+        query, *others = (part.unflatten(2, (-1, config.head_size)) for part in parts)  # (B, T, H or K, D)
+        joint = torch.cat([query, *(other.repeat_interleave(groups, dim=2) for other in others)], dim=2)
+    return joint.view(*joint.shape[:2], 3, config.n_head, config.head_size)
 
 
-def _norm_backward(
-    gradient: Tensor, x: Tensor, mean: Tensor, spread: Tensor, weight: Tensor, bias: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    needed = [True, True, bias is not None]
-    gradients: tuple[Tensor, Tensor, Tensor | None] = torch.ops.aten.native_layer_norm_backward(
-        gradient.float(), x, (x.shape[1],), mean, spread, weight, bias, needed
-    )
-    return gradients
+def _gather_heads(gradient: Tensor, config: ModelConfig) -> Tensor:
+    """Return the gradient of `_spread_heads`: (B, T, 3, H, D) -> (B, T, (H + 2K) D)."""
+    groups = config.n_head // config.n_kv_head
+    if groups > 1:
+        query, *others = gradient.unbind(dim=2)
+        summed = (other.unflatten(2, (-1, groups)).sum(dim=3) for other in others)  # (B, T, H, D) -> (B, T, K, D)
+        return torch.cat([query, *summed], dim=2).flatten(2)
+    return gradient.flatten(2)
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -153,39 +157,3 @@ def _dropped(x: Tensor, dropout: float) -> tuple[Tensor, Tensor | None]:
 
 def _undropped(gradient: Tensor, keep: list[Tensor], dropout: float) -> Tensor:
     return apply_keep_mask(gradient, keep[0], dropout) if keep else gradient
-
-
-def gelu(x: Tensor) -> Tensor:
-    """Return the GELU of contiguous bf16 `x`, in the same shape."""
-    result, (values, _) = torch.empty_like(x), _tables()
-    for chunk, indexes in _table_indexes(x):
-        torch.index_select(values, 0, indexes, out=result.view(-1)[chunk])
-    return result
-
-
-def gelu_backward(gradient: Tensor, x: Tensor) -> Tensor:
-    """Return the gradient of `x` from the gradient of its GELU; both bf16, contiguous, in the same shape."""
-    result, (_, slopes) = torch.empty_like(x), _tables()
-    for chunk, indexes in _table_indexes(x):
-        grad_x = result.view(-1)[chunk]
-        torch.index_select(slopes, 0, indexes, out=grad_x)
-        grad_x.mul_(gradient.view(-1)[chunk])
-    return result
-
-
-@functools.cache
-def _tables() -> tuple[Tensor, Tensor]:
-    all_values = torch.arange(2**16, dtype=torch.int32).to(torch.uint16).view(torch.bfloat16)
-    exact = all_values.float()
-    # Without autograd: activation checkpointing counts the tensors that a layer saves, and these would be among them.
-    with torch.no_grad(), torch.autocast("cpu", enabled=False):
-        values = F.gelu(exact, approximate="tanh")
-        slopes = torch.ops.aten.gelu_backward(torch.ones_like(exact), exact, approximate="tanh")
-    return values.bfloat16(), slopes.bfloat16()
-
-
-def _table_indexes(x: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    codes = x.view(torch.uint16).view(-1)
-    for begin in range(0, len(codes), _CHUNK_NUMBERS):
-        chunk = slice(begin, min(begin + _CHUNK_NUMBERS, len(codes)))
-        yield chunk, codes[chunk].to(torch.int32)

@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from model.kernels.fused_block import gelu, gelu_backward
+from model.kernels.fused_activation import gelu, gelu_backward
 
 
 def every_number():
