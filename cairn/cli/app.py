@@ -42,6 +42,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "log": ("cairn log quickstart", "cairn log quickstart --json"),
     "plot": ("cairn plot quickstart curve.png", "cairn plot quickstart curve.svg --x tokens"),
     "compare": ("cairn compare quickstart longer", "cairn compare rates --png rates.png --x tokens"),
+    "ui": ("cairn ui", "cairn ui s3://bucket/cairn --port 9000"),
     "diagnose": ("cairn diagnose quickstart", "cairn diagnose quickstart --json"),
     "sql": ('cairn sql "select run_id, state, step from runs"',),
     "simulate": (

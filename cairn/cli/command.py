@@ -49,7 +49,7 @@ _GROUPS: tuple[tuple[str, tuple[Callable[..., object], ...]], ...] = (
         "Look at runs",
         (run.runs, run.status, run.explain, run.report, run.attempts, run.checkpoints, run.evaluations, run.log),
     ),
-    ("Curves and questions", (run.plot, run.compare, run.diagnose, run.sql, run.simulate)),
+    ("Curves and questions", (machine.ui, run.plot, run.compare, run.diagnose, run.sql, run.simulate)),
     ("Models", (model.models, model.sample, model.evaluate, model.promote, model.rollback, model.export)),
     ("Data", (data.data, data.import_tokens, data.export_tokens)),
     ("Store and machine", (run.verify, run.replay, run.sweep, run.delete, machine.doctor, machine.completion)),

@@ -23,6 +23,7 @@ RECORDS: Mapping[str, str] = {
     "log": "storage.logs.log_entry:Entry*",
     "plot": "reports.plots.run_plot:WrittenPlot",
     "compare": "reports.queries.run_comparison:RunComparison",
+    "ui": "cairn.ui.live_server:LiveAddress",
     "diagnose": "reports.queries.run_diagnosis:Diagnosis",
     "simulate": "reports.queries.run_simulation:SimulationSummary",
     "models": "reports.queries.alias_history:AliasPromotion*",

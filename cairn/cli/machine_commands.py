@@ -1,17 +1,20 @@
-"""The commands that need no run: `config`, `doctor` and `completion`."""
+"""The commands that need no run: `ui`, `config`, `doctor` and `completion`."""
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from cairn.cli.options import Flag, JsonOption, StoreOption
+from cyclopts import Parameter
+
+from cairn.cli.options import Flag, JsonOption, StoreOption, open_chosen_store
 from tasks.configuration.store_choice import choose_store
 from tasks.errors import InvalidConfiguration
 from tasks.policy.termination import ExitCode
-from tasks.text.output import print_document, print_facts, print_table
+from tasks.text.output import print_document, print_facts, print_line, print_table
 
 Shell = Literal["bash", "zsh", "fish"]
 
@@ -23,6 +26,31 @@ class CompletionView:
     shell: str
     script: str | None = None
     path: str | None = None
+
+
+def ui(
+    where: Annotated[str, Parameter(name="STORE")] = "",
+    *,
+    port: int = 8460,
+    store: StoreOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Serve the live page: all runs, one run as it trains, several over each other, models; Ctrl-C ends it.
+
+    It reads the store alone, listens on 127.0.0.1, and answers nobody but you where the system tells users apart.
+
+    Args:
+        where: folder or URL of the store, as --store.
+        port: where it listens; 0 is any that is free [8460].
+    """
+    from cairn.ui.live_server import LiveAddress, serve
+
+    def announce(found: LiveAddress) -> None:
+        line = f"{found.address} shows {found.store}; Ctrl-C ends it"
+        print_document(found) if json else print_line(line)
+        sys.stdout.flush()
+
+    serve(open_chosen_store(where or store), port=port, environment=os.environ, announce=announce)
 
 
 def config(key: str = "", *, json: JsonOption = False) -> None:

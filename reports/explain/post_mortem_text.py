@@ -9,9 +9,9 @@ from reports.explain.termination_text import (
     budget_sentences,
     decision_sentences,
     end_writer_sentence,
+    evaluation_sentences,
     evidence_sentences,
 )
-from reports.queries.evaluations import EvaluationSummary
 from reports.queries.receipts import Receipt
 from tasks.policy.termination import TERMINATIONS, TerminationReason
 from tasks.text.format import (
@@ -36,20 +36,30 @@ _AFTER_BLANK = frozenset({"trying", "ended", "then"})
 def post_mortem_lines(facts: PostMortem, columns: int | None = None) -> list[str]:
     """Return the lines of the post-mortem, none longer than 110 characters or the terminal's columns."""
     width = min(columns or WIDTH, WIDTH)
+    lines = wrap(post_mortem_answer(facts), width)
+    for label, text in post_mortem_sections(facts):
+        lines += [""] if label in _AFTER_BLANK else []
+        lines += _labelled(label, text, width)
+    return [*lines, *_stderr(facts, width)]
+
+
+def post_mortem_answer(facts: PostMortem) -> str:
+    """Return what happened in two or three sentences, on one line."""
     if facts.receipt is None:
-        return wrap(
+        return (
             f"Run {facts.run_id} has no attempts yet: it was opened on {format_time(facts.opened_at)} to train "
             f"{facts.model_family} for {format_count(facts.total_steps, 'step')}, and nothing was tried. "
-            f"Now: {facts.next}.",
-            width,
+            f"Now: {facts.next}."
         )
-    lines = wrap(one_line(" ".join(_answer(facts, facts.receipt))), width)
-    for label, sentences in _sections(facts, facts.receipt):
+    return one_line(" ".join(_answer(facts, facts.receipt)))
+
+
+def post_mortem_sections(facts: PostMortem) -> Iterator[tuple[str, str]]:
+    """Yield the label and the text of each section behind the answer; none without an attempt."""
+    for label, sentences in _sections(facts, facts.receipt) if facts.receipt else ():
         text = " ".join(_sentence(item, number) for number, item in enumerate(filter(None, sentences)))
         if text:
-            lines += [""] if label in _AFTER_BLANK else []
-            lines += _labelled(label, text, width)
-    return [*lines, *_stderr(facts, width)]
+            yield label, text
 
 
 def _answer(facts: PostMortem, receipt: Receipt) -> Iterator[str]:
@@ -141,7 +151,7 @@ def _sections(facts: PostMortem, receipt: Receipt) -> Iterator[tuple[str, Sequen
         yield "budget", list(budget_sentences(receipt))
     yield "decided", decision_sentences(receipt)
     yield "then", _then(facts)
-    yield "measured", list(_evaluations(facts.evaluations, facts.run_id))
+    yield "measured", list(evaluation_sentences(facts.evaluations, facts.run_id))
     if facts.verdict is not None:
         yield "curve", [f"{facts.verdict.kind}: {facts.verdict.why}"]
     yield (
@@ -302,21 +312,6 @@ def _then(facts: PostMortem) -> list[str]:
         f"from step {after.first_step:,}{how}; {steps}, {outcome}",
         f"The run is {facts.run_state} now. Next: {facts.next}",
     ]
-
-
-def _evaluations(evaluations: Sequence[EvaluationSummary], run_id: str) -> Iterator[str]:
-    if not evaluations:
-        yield "none of its checkpoints was evaluated"
-        return
-    for item in evaluations[-3:]:
-        if item.status == "failed":
-            yield f"step {item.step:,} {item.suite}: failed ({one_line(item.detail or '', 100)})"
-            continue
-        named = sorted(item.metrics.items(), key=lambda item: (item[0] != "val_loss", item[0]))
-        numbers = ", ".join(f"{name} {value:.4g}" for name, value in named if name != "samples")
-        yield f"step {item.step:,} {item.suite}: {one_line(numbers, 160)}"
-    if len(evaluations) > 3:
-        yield f"And {len(evaluations) - 3} before: cairn evaluations {run_id}"
 
 
 def _stderr(facts: PostMortem, width: int) -> list[str]:

@@ -1,10 +1,11 @@
 """Why an attempt ended, in sentences, by evidence as receipts store it: an older or newer one may lack any key."""
 
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from reports.explain.post_mortem import PostMortem
+from reports.queries.evaluations import EvaluationSummary
 from reports.queries.receipts import Receipt
 from tasks.policy.termination import TERMINATIONS, DecisionAction, ExitCode, TerminationReason
 from tasks.text.format import format_count, format_duration, format_list, format_value, one_line
@@ -163,3 +164,19 @@ def decision_sentences(receipt: Receipt) -> list[str]:
     what = "try again" if decision.action == DecisionAction.RESUME else decision.action
     why = one_line(decision.reason, DETAIL_CHARACTERS)
     return [f"{what}{wait}"] if why == one_line(receipt.detail or "", DETAIL_CHARACTERS) else [f"{what}{wait}: {why}"]
+
+
+def evaluation_sentences(evaluations: Sequence[EvaluationSummary], run_id: str) -> Iterator[str]:
+    """Yield what the newest evaluations of an attempt's checkpoints measured."""
+    if not evaluations:
+        yield "none of its checkpoints was evaluated"
+        return
+    for item in evaluations[-3:]:
+        if item.status == "failed":
+            yield f"step {item.step:,} {item.suite}: failed ({one_line(item.detail or '', 100)})"
+            continue
+        named = sorted(item.metrics.items(), key=lambda item: (item[0] != "val_loss", item[0]))
+        numbers = ", ".join(f"{name} {value:.4g}" for name, value in named if name != "samples")
+        yield f"step {item.step:,} {item.suite}: {one_line(numbers, 160)}"
+    if len(evaluations) > 3:
+        yield f"And {len(evaluations) - 3} before: cairn evaluations {run_id}"

@@ -52,10 +52,9 @@ def html_report(report: RunReport, curves: RunCurves) -> str:
         from reports.plots.curve_plot import draw_png  # numpy and matplotlib: only where there is something to draw
 
         image = draw_png(curves, width_px=_WIDTH_PX, height_px=_HEIGHT_PX)
-    pages = _environment(autoescape=True)
-    pages.filters |= {"css_class": css_class, "commands": _split_commands, "number_columns": _number_columns}
+    plot = base64.b64encode(image).decode()
     return _render(
-        pages, "report.html.j2", report, plot=base64.b64encode(image).decode(), bars=place_bars(report.attempts)
+        html_environment(), "report.html.j2", report, plot=plot, bars=place_bars(report.attempts), live=False
     )
 
 
@@ -64,6 +63,13 @@ def write_html_report(report: RunReport, curves: RunCurves, file: str) -> int:
     content = html_report(report, curves).encode()
     replace_file(Path(file), content)
     return len(content)
+
+
+def html_environment() -> "Environment":
+    """Return the templates of pages, with what they need to show tables; text of a run stays text."""
+    pages = _environment(autoescape=True)
+    pages.filters |= {"css_class": css_class, "commands": _split_commands, "number_columns": _number_columns}
+    return pages
 
 
 def _environment(*, autoescape: bool) -> "Environment":

@@ -20,12 +20,13 @@ from storage.errors import StorageError
 from storage.logs.run_entries import CurveVerdict, DataQuarantined, DevicePeak
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
+from storage.logs.step_log import StepRecord
 from storage.stores.document import decode, project
 from tasks.configuration.settings import CostConfig
 from tasks.text.format import format_list
 
 _CURVE_POINTS = 200
-_PRICE, _CURRENCY = "CAIRN_COST__GPU_HOUR_PRICE", "CAIRN_COST__CURRENCY"
+PRICE, CURRENCY = "CAIRN_COST__GPU_HOUR_PRICE", "CAIRN_COST__CURRENCY"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,13 +113,15 @@ class RunReport:
         return len({receipt.micro_batch for receipt in self.attempts}) > 1
 
 
-def gather_report(log: RunLog, environment: Mapping[str, str]) -> tuple[RunReport, RunCurves]:
-    """Return the report of a run that was read, and the curves of its plot."""
-    state, curves, attempts = log.state, gather_curves(log), read_receipts(log)
+def gather_report(
+    log: RunLog, environment: Mapping[str, str], *, lines: Sequence[StepRecord] | None = None
+) -> tuple[RunReport, RunCurves]:
+    """Return the report of a run that was read, and the curves of its plot; without `lines` step records are read."""
+    state, curves, attempts = log.state, gather_curves(log, lines=lines), read_receipts(log)
     newest = state.newest_committed
     replayed = sum(point.replays for point in curves.points)
     document: dict[str, Any] = dict(configuration_document(state).get("cost", {}))
-    named = {"gpu_hour_price": environment.get(_PRICE), "currency": environment.get(_CURRENCY)}
+    named = {"gpu_hour_price": environment.get(PRICE), "currency": environment.get(CURRENCY)}
     price = CostConfig.model_validate(document | {key: value for key, value in named.items() if value})
     report = RunReport(
         run_id=log.run_id,

@@ -102,10 +102,10 @@ class RunCurves:
         return min(finite, key=lambda point: (point.val_loss, point.step), default=None)
 
 
-def gather_curves(log: RunLog) -> RunCurves:
-    """Return the curves of a run that was read; reads the step records and the registry too."""
+def gather_curves(log: RunLog, *, lines: Sequence[StepRecord] | None = None) -> RunCurves:
+    """Return the curves of a run that was read; reads the registry too, and without `lines` the step records."""
     state, status = log.state, read_status(log)
-    lines = read_step_records(log.store, log.prefix)
+    lines = read_step_records(log.store, log.prefix) if lines is None else lines
     points = splice(lines, state.attempts)
     held_out, config = tuple(_held_out(state)), configuration_document(state)
     windows = stored_value(config, "training", "global_batch", int) or 0  # of another version: no token axis

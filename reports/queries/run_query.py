@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +54,8 @@ class OpenAttempt:
     starting_seconds: float | None
     peak_flops: float | None
     peak_source: str | None
+    seen_at: datetime | None
+    train_loss: float | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,6 +145,8 @@ def _open_attempt(store: ObjectStore, stamp: RunStamp) -> OpenAttempt:
         starting_seconds=beat.starting_seconds if beat else None,
         peak_flops=beat.peak.flops if beat and beat.peak else None,
         peak_source=beat.peak.source if beat and beat.peak else None,
+        seen_at=beat.at if beat else None,
+        train_loss=beat.train_loss if beat else None,
     )
 
 
@@ -155,7 +160,7 @@ _SETTINGS = {
 }
 _OPEN = """create table folded.open_attempts
     (run_id varchar, attempt bigint, state varchar, step bigint, tokens bigint, gpu_seconds double,
-     starting_seconds double, peak_flops double, peak_source varchar)"""
+     starting_seconds double, peak_flops double, peak_source varchar, seen_at timestamptz, train_loss double)"""
 _VIEWS = {
     "training_attempts": """
         select rows.* replace (
@@ -180,6 +185,8 @@ _VIEWS = {
         select rows.* replace (
             coalesce(live.state, rows.state) as state,
             case when live.state = 'running' then greatest(rows.step, live.step) else rows.step end as step,
+            greatest(rows.last_seen_at, live.seen_at) as last_seen_at,
+            live.train_loss as train_loss,
             rows.tokens + coalesce(live.tokens, 0) as tokens,
             rows.gpu_seconds + coalesce(live.gpu_seconds, 0) as gpu_seconds)
         from (%s) rows left join folded.open_attempts live using (run_id)""",
@@ -241,7 +248,9 @@ def _database(runs: QueriedRuns, spool: Path) -> Iterator["duckdb.DuckDBPyConnec
         base.execute(_OPEN)
         if runs.open_attempts:
             listed = [tuple(getattr(found, name) for name in OpenAttempt.__slots__) for found in runs.open_attempts]
-            base.executemany("insert into folded.open_attempts values (?, ?, ?, ?, ?, ?, ?, ?, ?)", listed)
+            base.executemany(
+                f"insert into folded.open_attempts values ({', '.join('?' * len(OpenAttempt.__slots__))})", listed
+            )
         _fill(base, runs)
         files = _link_files(runs, spool)
         _lock(base, [path for _, path in files], spool)

@@ -21,7 +21,7 @@ from storage.tables.table_index import Column
 JsonText = NewType("JsonText", str)
 """A JSON document as text."""
 
-TABLES_VERSION = 4
+TABLES_VERSION = 5
 SETTINGS: Mapping[str, tuple[str, type]] = {
     "lr": ("training", float),
     "global_batch": ("training", int),
@@ -136,8 +136,9 @@ ROWS: Mapping[str, type] = {
     # One surviving step; `replays` counts earlier attempts that trained it, `tokens` all tokens up to it.
     "steps": _row_type("StepRow", (StepRecord, ""), replays=int),
     "hosts": HostRow,
-    # One run; `finished_at` is when its last step was committed, `deleted_at` when a person deleted its checkpoints. An
-    # unreadable run has only a state, and a detail.
+    # One run; `finished_at` is when its last step was committed, `deleted_at` when a person deleted its checkpoints,
+    # `last_seen_at` the newest sign of life; `train_loss` only of an open attempt. An unreadable run has only a state,
+    # and a detail.
     "runs": _row_type(
         "RunRow",
         (RunSummary, ""),
@@ -149,6 +150,8 @@ ROWS: Mapping[str, type] = {
         starting_seconds=float,
         practised_attempts=int,
         finished_at=datetime,
+        last_seen_at=datetime,
+        train_loss=float,
         deleted_at=datetime,
         stopped=str,
         state_sha256=str,

@@ -98,6 +98,8 @@ def make_run_row(run_id: str, state: RunState, standing: RunPhase) -> Any:
     ends = [record.ended for record in state.attempts if record.ended]
     receipts = [make_receipt(run_id, state, record, before) for before, record in with_earlier(state)]
     committed_at = {record.committed.manifest_sha256: record.committed_at for record in state.checkpoints}
+    signs = [record.ended_at or record.started_at for record in state.attempts[-1:]]
+    signs += [record.committed_at for record in state.checkpoints[-1:]]
     evaluated = [item for item in state.evaluations if "val_loss" in item.metrics]
     farthest = max(evaluated, key=lambda item: (item.step, item.started_at), default=None)
     return project(
@@ -111,6 +113,8 @@ def make_run_row(run_id: str, state: RunState, standing: RunPhase) -> Any:
         starting_seconds=sum(receipt.starting_seconds or 0.0 for receipt in receipts),
         practised_attempts=sum(bool(receipt.practised) for receipt in receipts),
         finished_at=committed_at.get(finished.manifest_sha256) if finished else None,
+        last_seen_at=max(filter(None, (state.opened_at, *signs)), default=None),
+        train_loss=None,
         deleted_at=state.deleted_at,
         stopped=(finished.stopped or None) if finished else None,
         state_sha256=finished.state_sha256 if finished else None,

@@ -19,6 +19,12 @@ VERBS = [
     "verify bard", "sweep bard --dry-run",
 ]  # fmt: skip
 AS_JSON = ["status bard --json", "log bard --json", "explain bard --json", "report bard --json", "models --json"]
+ESCAPES = "\x1b[2J\x1b]0;owned\x07\x9b2J\x00\x08\u202eevil\u2066\x7f\r"
+VALUES: list[Any] = [
+    None, True, 0, -1, 2**31, 2**63, 2**64, 10**400, 0.5, 1e308, "", "x", ESCAPES, "<script>alert(1)</script>",
+    "../../etc/passwd", "/etc/passwd", "\x00", "x" * 5000, [], {}, [1], {"a": {"b": []}}, "9999-12-31T23:59:59-14:00",
+    "0001-01-01T00:00:00+14:00", "f" * 64, "'; drop table runs; --",
+]  # fmt: skip
 
 
 class HostileStore:
@@ -86,3 +92,19 @@ def with_words(value: Any, words: str) -> Any:
             return value + words
         case _:
             return value
+
+
+def places(document: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    inner = (
+        document.items() if isinstance(document, dict) else enumerate(document if isinstance(document, list) else ())
+    )
+    return [place for key, value in inner for place in [(*path, key), *places(value, (*path, key))]]
+
+
+def change(document: Any, path: tuple[Any, ...], value: Any) -> None:
+    for key in path[:-1]:
+        document = document[key]
+    if value is ...:
+        del document[path[-1]]
+    else:
+        document[path[-1]] = value

@@ -9,7 +9,6 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -17,16 +16,10 @@ from hypothesis import strategies as st
 
 from storage.logs.log_entry import entry_name
 from storage.stores.local_store import LocalStore
-from tests.cairn.hostile_store import AS_JSON, VERBS, HostileStore
+from tests.cairn.hostile_store import AS_JSON, ESCAPES, VALUES, VERBS, HostileStore, change, places
 from tests.fabricated_run import fabricate
 
-ESCAPES = "\x1b[2J\x1b]0;owned\x07\x9b2J\x00\x08\u202eevil\u2066\x7f\r"
 STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069]")
-VALUES: list[Any] = [
-    None, True, 0, -1, 2**31, 2**63, 2**64, 10**400, 0.5, 1e308, "", "x", ESCAPES, "<script>alert(1)</script>",
-    "../../etc/passwd", "/etc/passwd", "\x00", "x" * 5000, [], {}, [1], {"a": {"b": []}}, "9999-12-31T23:59:59-14:00",
-    "0001-01-01T00:00:00+14:00", "f" * 64, "'; drop table runs; --",
-]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -39,22 +32,6 @@ def steering(hostile: HostileStore) -> Iterator[HostileStore]:
     hostile.change_all_words(ESCAPES)
     yield hostile
     hostile.restore()
-
-
-def places(document: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    inner = (
-        document.items() if isinstance(document, dict) else enumerate(document if isinstance(document, list) else ())
-    )
-    return [place for key, value in inner for place in [(*path, key), *places(value, (*path, key))]]
-
-
-def change(document: Any, path: tuple[Any, ...], value: Any) -> None:
-    for key in path[:-1]:
-        document = document[key]
-    if value is ...:
-        del document[path[-1]]
-    else:
-        document[path[-1]] = value
 
 
 def is_answered(hostile: HostileStore, line: str) -> None:

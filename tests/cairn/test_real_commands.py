@@ -92,6 +92,7 @@ OTHERS = [
     Real(line="train --run-id bard --set training.steps=50", code=6, unwanted=HEAVY),
     Real(line="train --run-id done", unwanted=HEAVY),
     Real(line="train --run-id held --set lease.heartbeat_seconds=300 --set lease.seconds=900", code=7, unwanted=HEAVY),
+    Real(line="ui --port 70000", code=2),
     Real(line="doctor --loudly", code=2),
 ]
 

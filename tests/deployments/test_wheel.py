@@ -21,7 +21,7 @@ from tasks.configuration.configuration_source import configuration_folder, read_
 config = read_configuration("quickstart", overrides=["evaluation.suite=repetition"], environment={})
 print(config.training.steps, config.evaluation.evaluators[0].name, configuration_folder("quickstart"))
 """
-COPIED = (".py", ".toml", ".typed", ".css", ".j2", ".jsonl", ".yaml", ".bash", ".zsh", ".fish")
+COPIED = (".py", ".js", ".svg", ".toml", ".typed", ".css", ".j2", ".jsonl", ".yaml", ".bash", ".zsh", ".fish")
 pytestmark = pytest.mark.xdist_group("wheel")
 
 

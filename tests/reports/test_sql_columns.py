@@ -261,6 +261,8 @@ def expected(table: str) -> Mapping[str, Any]:
             "practised_attempts": 1,
             "opened_at": at(0),
             "finished_at": at(6),
+            "last_seen_at": at(10),
+            "train_loss": None,
             "deleted_at": None,
             "stopped": "overfit",
             "state_sha256": "s40",

@@ -1,0 +1,195 @@
+"""The addresses of the live page, and what each answers. An answer has an ETag, so that asking again costs little."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Query, Request, Response
+
+from cairn.ui.guard import METRICS, Guard
+from cairn.ui.view_cache import Look, ViewCache
+from reports.errors import RunNotFound
+from reports.explain.post_mortem_facts import gather_post_mortem
+from reports.pages import live_pages
+from reports.pages.followed_run import FollowedRun
+from reports.pages.live_pages import Frame, RunsQuery
+from reports.pages.run_report import PRICE
+from reports.plots.curve_view import COLUMNS, view_curves
+from reports.queries.alias_history import list_decisions, list_promotions
+from reports.queries.run_lookup import find_run
+from reports.queries.run_metrics import CONTENT_TYPE, RunMetrics
+from reports.queries.run_overview import SORTS, read_overview, select_rows
+from storage.errors import StoreUnavailable
+from storage.stores.document import encode, sha256
+from storage.stores.object_store import ObjectStore
+
+MOST_COMPARED = 8
+"""Runs on one page."""
+_Runs = Annotated[list[str], Query(alias="run")]
+_TYPES = {"js": "text/javascript", "svg": "image/svg+xml", "css": "text/css"}
+
+
+def make_app(store: ObjectStore, *, environment: Mapping[str, str], work: Path, cache: ViewCache) -> FastAPI:
+    """Return the application; `work` is this machine's folder for packed tables."""
+    pages = _LivePages(store, environment, work, cache)
+    app = FastAPI(title="Cairn", docs_url=None, redoc_url=None, openapi_url=None)
+    for path, answer in (
+        ("/", pages.runs),
+        ("/runs/{run_id}", pages.run),
+        ("/runs/{run_id}/attempts/{number}", pages.attempt),
+        ("/curves", pages.curves),
+        ("/compare", pages.compare),
+        ("/models", pages.models),
+        (METRICS, pages.metrics),
+        ("/assets/{name}", answer_asset),
+    ):
+        app.add_api_route(path, answer, methods=["GET", "HEAD"], response_model=None)
+    app.add_middleware(Guard)
+    return app
+
+
+class _LivePages:
+    """Answers one store's requests, each in a thread of its own."""
+
+    def __init__(self, store: ObjectStore, environment: Mapping[str, str], work: Path, cache: ViewCache) -> None:
+        self._store, self._environment, self._work, self._cache = store, environment, work, cache
+        self._metrics = RunMetrics(store)
+
+    def runs(self, request: Request, q: str = "", sort: str = SORTS[0], down: bool = True) -> Response:
+        """All runs, searched and sorted."""
+        query = RunsQuery(search=q, sort=sort if sort in SORTS else SORTS[0], descending=down)
+        look = self._look("runs", lambda: partial(read_overview, self._store, work=self._work))
+
+        def render(frame: Frame) -> str:
+            rows = select_rows(look.value, search=query.search, sort=query.sort, descending=query.descending)
+            return live_pages.runs_page(frame, rows, query, of=len(look.value), hourly=self._hourly())
+
+        return self._page(request, look, render)
+
+    def run(self, request: Request, run_id: str) -> Response:
+        """One run."""
+        look = self._look_at_run(run_id)
+        return self._page(request, look, lambda frame: live_pages.run_page(frame, look.value))
+
+    def attempt(self, request: Request, run_id: str, number: int) -> Response:
+        """The post-mortem of one attempt."""
+
+        def open_attempt() -> Callable[[], Any]:
+            log = find_run(self._store, run_id)
+
+            def read() -> Any:
+                log.refresh()
+                return gather_post_mortem(log, number)
+
+            return read
+
+        look = self._look(f"attempt/{run_id}/{number}", open_attempt)
+        return self._page(request, look, lambda frame: live_pages.attempt_page(frame, look.value))
+
+    def compare(self, request: Request, run: _Runs = []) -> Response:  # noqa: B006 (only read)
+        """Several runs over each other."""
+        looks = self._look_at_runs(run)
+        views = tuple(look.value for look in looks if look.value is not None)
+        missing = [str(look.error) for look in looks if look.value is None]
+        missing += [f"only the first {MOST_COMPARED} runs are shown"] if len(run) > MOST_COMPARED else []
+        look = Look(
+            value=views,
+            error=next((look.error for look in looks if look.value is not None and look.error), None),
+            version=_joined(looks),
+        )
+        return self._page(request, look, lambda frame: live_pages.compare_page(frame, views, missing))
+
+    def curves(self, request: Request, run: _Runs = []) -> Response:  # noqa: B006 (only read)
+        """The curves of runs as JSON."""
+        looks = self._look_at_runs(run)
+        columns = max(COLUMNS // max(len(looks), 1), COLUMNS // 4)
+
+        def make() -> bytes:
+            views = [look.value for look in looks if look.value is not None]
+            return encode([view_curves(view.curves, columns=columns) for view in views])
+
+        return _answer(request, _joined(looks), make, "application/json")
+
+    def models(self, request: Request) -> Response:
+        """What aliases point at."""
+        look = self._look("models", lambda: lambda: (list_promotions(self._store), list_decisions(self._store)))
+        return self._page(request, look, lambda frame: live_pages.models_page(frame, *look.value))
+
+    def metrics(self) -> Response:
+        """The numbers of all runs for monitoring systems."""
+        return Response(self._metrics.text(), headers={"content-type": CONTENT_TYPE})
+
+    def _look_at_run(self, run_id: str) -> Look:
+        return self._look(f"run/{run_id}", lambda: FollowedRun(self._store, run_id, self._environment).look)
+
+    def _look_at_runs(self, run_ids: Sequence[str]) -> list[Look]:
+        return [self._look_at_run(run_id) for run_id in dict.fromkeys(run_ids[:MOST_COMPARED])]
+
+    def _look(self, name: str, open_view: Callable[[], Callable[[], Any]]) -> Look:
+        def open_here() -> Callable[[], Any]:
+            self._check_root()
+            read = open_view()
+
+            def read_here() -> Any:
+                self._check_root()
+                return read()
+
+            return read_here
+
+        return self._cache.look(name, open_here)
+
+    def _check_root(self) -> None:
+        """Raise `StoreUnavailable` where a local store's folder is gone, which else reads as a store without runs."""
+        runs = self._store.local_path("runs")
+        if runs is not None and not runs.parent.is_dir():
+            raise StoreUnavailable(f"{self._store.url}: there is no such folder; the first run makes it")
+
+    def _hourly(self) -> float | None:
+        try:
+            return float(self._environment[PRICE])
+        except (KeyError, ValueError):
+            return None
+
+    def _page(self, request: Request, look: Look, render: Callable[[Frame], str]) -> Response:
+        """Return a page, or one that only says what the problem is."""
+        frame = Frame(store=self._store.url, problem=str(look.error) if look.error else "")
+        if look.value is None:
+            status = 404 if isinstance(look.error, RunNotFound) else 503
+            return Response(live_pages.problem_page(frame), status_code=status, media_type="text/html")
+        return _answer(request, look.version, lambda: render(frame).encode(), "text/html")
+
+
+def answer_asset(request: Request, name: str) -> Response:
+    """A script, style or picture."""
+    content = _asset(name)
+    if content is None:
+        return Response("there is no such file\n", status_code=404, media_type="text/plain")
+    return _answer(request, sha256(content), lambda: content, _TYPES[name.rpartition(".")[2]])
+
+
+@cache
+def _asset(name: str) -> bytes | None:
+    match name:
+        case "live.css":
+            return live_pages.style_sheet()
+        case "plotly.min.js":
+            return (files("plotly") / "package_data" / name).read_bytes()
+        case "live.js" | "live_plot.js" | "icon.svg":
+            return (files("cairn.ui") / "assets" / name).read_bytes()
+        case _:
+            return None
+
+
+def _answer(request: Request, version: str, make: Callable[[], bytes], media_type: str) -> Response:
+    """Return what `make` returns, or 304 where the browser has this version of it already."""
+    tag = f'"{sha256(f"{version} {request.url.path}?{request.url.query}".encode())[:32]}"'
+    headers = {"etag": tag, "cache-control": "no-cache"}
+    if request.headers.get("if-none-match") == tag:
+        return Response(status_code=304, headers=headers)
+    return Response(make(), media_type=media_type, headers=headers)
+
+
+def _joined(looks: Sequence[Look]) -> str:
+    return " ".join(look.version for look in looks)

@@ -1,0 +1,57 @@
+"""Serves the live page on the loopback until it is interrupted."""
+
+import os
+import socket
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+from storage.stores.object_store import ObjectStore
+from tasks.errors import InvalidConfiguration
+from tasks.machine.work_folder import work_folder
+
+_NICENESS = 10
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LiveAddress:
+    """Where the live page is, and the store that it shows."""
+
+    address: str
+    store: str
+
+
+def serve(
+    store: ObjectStore, *, port: int, environment: Mapping[str, str], announce: Callable[[LiveAddress], None]
+) -> None:
+    """Listen on 127.0.0.1, any free port for 0, announce the address, and answer until Ctrl-C.
+
+    Raises `InvalidConfiguration` where the port is taken or the plotting library is not installed. Training on this
+    machine comes first: this process has a lower priority.
+    """
+    if find_spec("plotly") is None:
+        raise InvalidConfiguration("cairn ui needs the package plotly: pip install 'cairn-train[ui]'")
+    with _listen(port) as listening:
+        import uvicorn
+
+        from cairn.ui.live_app import make_app
+        from cairn.ui.view_cache import ViewCache
+
+        os.nice(_NICENESS)
+        app = make_app(store, environment=environment, work=work_folder(environment), cache=ViewCache())
+        quiet = uvicorn.Config(
+            app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=1, proxy_headers=False
+        )
+        host, chosen = listening.getsockname()
+        announce(LiveAddress(address=f"http://{host}:{chosen}/", store=store.url))
+        with suppress(KeyboardInterrupt):
+            uvicorn.Server(quiet).run(sockets=[listening])
+
+
+def _listen(port: int) -> socket.socket:
+    try:
+        return socket.create_server(("127.0.0.1", port))
+    except (OSError, OverflowError) as error:
+        why = getattr(error, "strerror", None) or "must be 0 to 65535"
+        raise InvalidConfiguration(f"--port {port}: {why}; choose another one, or 0 for any that is free") from error

@@ -1,0 +1,70 @@
+"""The live page of a store, served by a thread of this process on a free port, with a clock that a test moves."""
+
+import http.client
+import socket
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+
+from cairn.ui.live_app import make_app
+from cairn.ui.view_cache import ViewCache
+from storage.stores.object_store import ObjectStore
+from tests.processes.waiting import wait_until
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """Status, headers with small names, and body."""
+
+    status: int
+    headers: Mapping[str, str]
+    text: str
+
+
+@dataclass(kw_only=True, slots=True)
+class LiveServer:
+    """A server that answers; `now` are the seconds of its clock."""
+
+    port: int = 0
+    now: float = 0.0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def ask(self, path: str, *, method: str = "GET", wait: float = 1e6, **headers: str) -> Answer:
+        """Ask for a path after so many seconds of the server's clock; `Host` may be another one."""
+        self.now += wait
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        try:
+            named = {name.replace("_", "-"): value for name, value in headers.items()}
+            connection.request(method, path, headers={"Host": f"127.0.0.1:{self.port}", **named})
+            answer = connection.getresponse()
+            text = answer.read().decode()
+            return Answer(
+                status=answer.status, headers={name.lower(): value for name, value in answer.getheaders()}, text=text
+            )
+        finally:
+            connection.close()
+
+
+@contextmanager
+def served(store: ObjectStore, work: Path, environment: Mapping[str, str] | None = None) -> Iterator[LiveServer]:
+    """Serve a store."""
+    live = LiveServer()
+    app = make_app(store, environment=environment or {}, work=work, cache=ViewCache(clock=lambda: live.now))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off"))
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        live.port = listening.getsockname()[1]
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+        thread.start()
+        wait_until(lambda: server.started, "the live page")
+        try:
+            yield live
+        finally:
+            server.should_exit = True
+            thread.join()

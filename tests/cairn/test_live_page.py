@@ -1,0 +1,215 @@
+"""The live page as a browser asks for it: what it shows, when it reads again, what it says of a lost store."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from reports.queries.run_overview import OverviewRow, select_rows
+from storage.logs.log_entry import ForkOrigin
+from storage.logs.run_log import RunLog
+from storage.logs.step_log import StepRecord, step_log_key
+from storage.stores.local_store import LocalStore
+from tests.cairn.live_server import LiveServer, served
+from tests.entries import NOON, opened, writer
+from tests.fabricated_run import FabricatedRun, configuration, fabricate
+
+
+def step_record(step: int, attempt: int) -> StepRecord:
+    """The record of a step whose loss falls."""
+    return StepRecord(
+        step=step,
+        attempt=attempt,
+        train_loss=4.0 - step / 20,
+        lr=0.1,
+        grad_norm=1.0,
+        tokens_per_second=5.0,
+        mfu=0.5,
+        memory_bytes=0,
+        seconds=2.0,
+        probe_loss=None,
+        sample=None,
+    )
+
+
+def write_steps(run: FabricatedRun, attempt: int, first: int, last: int) -> None:
+    """Append the records of some steps to an attempt's."""
+    path = run.log.store.local_path(step_log_key(run.log.prefix, attempt))
+    assert path is not None
+    path.parent.mkdir(exist_ok=True)
+    with path.open("ab") as file:
+        for step in range(first, last + 1):
+            file.write(msgspec.json.encode(step_record(step, attempt)) + b"\n")
+
+
+@pytest.fixture
+def live(bard: FabricatedRun, store: LocalStore, tmp_path: Path) -> Iterator[LiveServer]:
+    """The live page of a store with the run `bard`."""
+    write_steps(bard, 1, 1, 22)
+    write_steps(bard, 2, 21, 33)
+    with served(store, tmp_path / "work", {"CAIRN_COST__GPU_HOUR_PRICE": "3600"}) as page:
+        yield page
+
+
+def words(html: str) -> str:
+    """Return the text of a page, blanks for tags."""
+    return " ".join(re.sub(r"<[^>]*>", " ", html.rpartition("<main")[2]).split())
+
+
+def curves(live: LiveServer, *runs: str) -> list[dict[str, Any]]:
+    answer = live.ask(f"/curves?{'&'.join(f'run={run}' for run in runs)}")
+    assert answer.status == 200 and answer.headers["content-type"] == "application/json"
+    return list(json.loads(answer.text))
+
+
+def test_the_list_shows_state_losses_cost_and_the_last_sign_of_life(live: LiveServer) -> None:
+    page = live.ask("/")
+    assert page.status == 200
+    shown = words(page.text)
+    assert "1 run " in shown and "bard gpt2-tiny running 33 / 40 1.25 2 " in shown
+    assert "2.8 s 2.75 0.5 s lost" in shown, "device time, money, and what of it was lost"
+    assert f'<time datetime="{NOON:%Y-%m-%dT%H:%M}' in page.text
+
+
+def test_the_list_is_searched_and_sorted_by_its_address(live: LiveServer, store: LocalStore) -> None:
+    fabricate(store, "ann").start()
+    fabricate(store, "zoe")
+    sorted_down = live.ask("/?sort=run_id&down=1").text
+    assert re.findall(r'href="/runs/(\w+)"', sorted_down) == ["zoe", "bard", "ann"]
+    assert 'aria-sort="descending"' in sorted_down and "sort=run_id&amp;down=0" in sorted_down
+    found = live.ask("/?q=OPENED+gpt2")
+    assert re.findall(r'href="/runs/(\w+)"', found.text) == ["zoe"] and "1 run of 3" in words(found.text)
+    assert "No run matches" in live.ask("/?q=nothing").text
+    assert live.ask("/?sort=__class__").status == 200
+
+
+def test_runs_whose_value_is_unknown_come_last_however_they_are_sorted() -> None:
+    nothing = dict.fromkeys(OverviewRow.__annotations__)
+    rows = [
+        OverviewRow(**nothing | {"run_id": name, "val_loss": loss})
+        for name, loss in (("a", None), ("b", 2.0), ("c", 1.0))
+    ]  # type: ignore[arg-type]
+    for descending, expected in ((False, "cba"), (True, "bca")):
+        found = select_rows(rows, search="", sort="val_loss", descending=descending)
+        assert "".join(row.run_id for row in found) == expected
+
+
+def test_a_run_is_shown_with_every_section_of_its_report_and_a_link_to_each_attempt(live: LiveServer) -> None:
+    page = live.ask("/runs/bard")
+    titles = re.findall(r"<h2>([^<]*)</h2>", page.text)
+    assert {"In short", "Curve", "Receipts", "Budgets", "Evaluations", "Samples", "Checkpoints"} <= set(titles)
+    assert 'href="/runs/bard/attempts/1"' in page.text and "attempt 2 trains on to step 40" in words(page.text)
+    assert '<td class="n">33</td>' in page.text, "the curve in numbers, for who does not see it"
+
+
+def test_an_attempt_is_explained(live: LiveServer) -> None:
+    shown = words(live.ask("/runs/bard/attempts/1").text)
+    assert "was preempted at step 22 of 40" in shown and "set out from the beginning" in shown
+    assert live.ask("/runs/bard/attempts/9").status == 404
+
+
+def test_the_curve_has_attempts_reasons_and_what_was_trained_again(live: LiveServer) -> None:
+    (view,) = curves(live, "bard")
+    assert view["traces"]["train_loss"]["steps"] == list(range(1, 34))
+    assert [(end["reason"], end["trace"]["steps"]) for end in view["ends"]] == [("preempted", [22])]
+    assert view["replays"] == [{"first_step": 21, "last_step": 22}]
+    assert view["traces"]["val_loss"]["steps"] == [10, 20]
+
+
+def test_a_fork_shows_the_branch_that_it_grew_from(live: LiveServer, bard: FabricatedRun, store: LocalStore) -> None:
+    origin = ForkOrigin(run_id="bard", checkpoint=bard.log.state.checkpoints[1].committed.reference, state_sha256="s")
+    RunLog(store, "branch").append(
+        lambda _: opened("branch", config=configuration().frozen(), forked_from=origin), writer=writer()
+    )
+    (view,) = curves(live, "branch")
+    assert view["parent"] == "bard" and view["traces"]["inherited"]["steps"] == list(range(1, 21))
+    assert '/compare?run=bard&amp;run=branch"' in live.ask("/runs/branch").text
+
+
+def test_what_a_run_adds_is_shown_at_the_next_look_and_an_unchanged_page_is_not_sent_again(
+    live: LiveServer, bard: FabricatedRun
+) -> None:
+    first = live.ask("/runs/bard")
+    assert live.ask("/runs/bard", If_None_Match=first.headers["etag"]).status == 304
+    write_steps(bard, 2, 34, 36)
+    bard.beat(36)
+    second = live.ask("/runs/bard", If_None_Match=first.headers["etag"])
+    assert second.status == 200 and "step 36 of 40" in words(second.text)
+    assert curves(live, "bard")[0]["traces"]["train_loss"]["steps"][-1] == 36
+
+
+def test_a_store_is_not_read_again_before_a_second_has_passed(live: LiveServer, bard: FabricatedRun) -> None:
+    first = live.ask("/runs/bard")
+    bard.beat(35)
+    assert live.ask("/runs/bard", wait=0.5).text == first.text
+    assert live.ask("/runs/bard", wait=0.6).text != first.text
+
+
+def test_runs_are_compared_with_the_settings_that_differ_and_no_others(live: LiveServer, store: LocalStore) -> None:
+    other = fabricate(store, "other")
+    other.start(overrides=("training.lr=0.25",))
+    page = live.ask("/compare?run=bard&run=other&run=gone")
+    compared = words(page.text.partition('id="runs"')[2])
+    assert "run training.lr state" in compared and "other 0.25 running" in compared, "one key differs"
+    assert "no run &#39;gone&#39;" in page.text
+    assert [view["run_id"] for view in curves(live, "bard", "other")] == ["bard", "other"]
+
+
+def test_models_are_shown_with_what_was_decided(live: LiveServer) -> None:
+    shown = words(live.ask("/models").text)
+    assert "champion bard @20 held-out loss 2 " in shown and "promoted bard @10" in shown
+
+
+def test_a_store_that_goes_away_is_told_with_what_was_last_read_and_comes_back(
+    live: LiveServer, store: LocalStore, tmp_path: Path
+) -> None:
+    pages = ("/", "/runs/bard", "/models", "/compare?run=bard")
+    for path in pages:
+        assert "cannot be read now" not in live.ask(path).text
+    (tmp_path / "store").rename(tmp_path / "elsewhere")
+    for path in pages:
+        away = live.ask(path)
+        assert away.status == 200 and "cannot be read now" in away.text and "bard" in words(away.text)
+    assert live.ask("/runs/another").status == 503
+    (tmp_path / "elsewhere").rename(tmp_path / "store")
+    for path in pages:
+        assert "cannot be read now" not in live.ask(path).text
+
+
+def test_a_store_that_was_never_made_and_a_run_that_is_not_there_are_told(live: LiveServer, tmp_path: Path) -> None:
+    missing = live.ask("/runs/brad")
+    assert missing.status == 404 and "did you mean bard" in missing.text
+    with served(LocalStore(tmp_path / "nowhere"), tmp_path / "work") as empty:
+        page = empty.ask("/")
+        assert page.status == 503 and "there is no such folder" in page.text
+
+
+def test_every_file_that_a_page_names_is_served_from_the_installation(live: LiveServer) -> None:
+    text = live.ask("/runs/bard").text + live.ask("/compare?run=bard").text
+    for path in sorted(set(re.findall(r'(?:src|href)="(/assets/[^"]+)"', text))):
+        answer = live.ask(path)
+        assert answer.status == 200 and answer.text, path
+    assert not re.search(r'(?:src|href)="(?!/|#)', text), "nothing from elsewhere"
+    assert live.ask("/assets/..%2Fguard.py").status == 404
+
+
+def test_every_page_has_a_language_a_title_headings_and_named_controls(live: LiveServer) -> None:
+    for path in ("/", "/runs/bard", "/runs/bard/attempts/1", "/compare?run=bard", "/models"):
+        text = live.ask(path).text
+        assert '<html lang="en">' in text and re.search(r"<title>[^<]+ · Cairn</title>", text)
+        assert text.count("<h1") == 1 and 'href="#content"' in text and "<main" in text
+        controls = re.findall(r"<(?:input|select)[^>]*>", text)
+        unnamed = [
+            item for item in controls if not re.search(r'aria-label|type="hidden"|id="q"|data-(?:axis|log|raw)', item)
+        ]
+        assert unnamed == [], path
+
+
+def test_monitoring_is_answered_with_the_numbers_of_all_runs(live: LiveServer) -> None:
+    answer = live.ask("/metrics")
+    assert answer.headers["content-type"].startswith("application/openmetrics-text")
+    assert 'cairn_run_step{run="bard"} 33.0' in answer.text and answer.text.endswith("# EOF\n")

@@ -1,0 +1,176 @@
+"""The live page of `cairn ui`: who is answered, what a browser may do with an answer, and words that stay words."""
+
+import copy
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cairn.ui.guard import find_user
+from storage.stores.local_store import LocalStore
+from tests.cairn.hostile_store import VALUES, HostileStore, change, places
+from tests.cairn.live_server import LiveServer, served
+from tests.crash.chromium import PAGE_MILLISECONDS, started_chromium
+from tests.security.listeners import tcp_listeners
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+PATHS = ("/", "/runs/bard", "/runs/bard/attempts/1", "/compare?run=bard", "/models", "/curves?run=bard", "/runs/gone")
+TAGS = "<script>window.owned=1</script><img src=x onerror=window.owned=1><style>*{display:none}</style>\"'>`{{7*7}}"
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> HostileStore:
+    return HostileStore(tmp_path_factory.mktemp("hostile"))
+
+
+@pytest.fixture
+def live(hostile: HostileStore, tmp_path: Path) -> Iterator[LiveServer]:
+    with served(LocalStore(hostile.root), tmp_path) as page:
+        yield page
+
+
+@pytest.fixture
+def tagged(live: LiveServer, hostile: HostileStore) -> Iterator[LiveServer]:
+    """The live page of a store whose every free word ends in tags."""
+    hostile.change_all_words(TAGS)
+    yield live
+    hostile.restore()
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:{port}", "127.0.0.1", "127.0.0.1:1", "", "127.0.0.1.evil.example:{port}"]
+)
+def test_another_name_for_this_machine_is_refused(live: LiveServer, host: str) -> None:
+    for path in ("/", "/curves?run=bard", "/assets/live.js"):
+        answer = live.ask(path, Host=host.format(port=live.port))
+        assert answer.status == 400 and "bard" not in answer.text
+
+
+def test_its_own_names_are_answered(live: LiveServer) -> None:
+    assert [live.ask("/", Host=f"{name}:{live.port}").status for name in ("127.0.0.1", "localhost")] == [200, 200]
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
+def test_nothing_but_reading_is_answered(live: LiveServer, method: str) -> None:
+    assert live.ask("/", method=method).status == 405
+
+
+def test_every_answer_forbids_scripts_and_styles_that_are_not_files_of_cairn(live: LiveServer) -> None:
+    for path in (*PATHS, "/assets/live.js", "/nothing"):
+        answer = live.ask(path)
+        policy = dict(part.split(" ", 1) for part in answer.headers["content-security-policy"].split("; "))
+        assert policy["default-src"] == policy["frame-ancestors"] == policy["base-uri"] == "'none'"
+        assert policy["script-src"] == policy["connect-src"] == "'self'"
+        assert "unsafe" not in answer.headers["content-security-policy"]
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert "access-control-allow-origin" not in answer.headers
+    assert live.ask("/", Host="evil.example").headers["content-security-policy"]
+
+
+def test_no_page_has_a_script_or_style_of_its_own(tagged: LiveServer) -> None:
+    for path in set(PATHS) - {"/curves?run=bard"}:  # which is no page, and says so
+        text = tagged.ask(path).text
+        assert re.findall(r"<script(?! src=\"/assets/)", text) == [], path
+        assert not re.search(r"<style|<[^>]*\s(?:style|on\w+)=", text), path
+
+
+@pytest.mark.linux
+def test_it_listens_on_the_loopback_alone(live: LiveServer) -> None:
+    import psutil
+
+    assert {ip for ip, port in tcp_listeners([psutil.Process()]) if port == live.port} == {"127.0.0.1"}
+
+
+@pytest.mark.linux
+def test_the_system_says_whose_a_connection_is_and_another_users_is_refused(live: LiveServer, tmp_path: Path) -> None:
+    row = "   0: 0100007F:{client:04X} 0100007F:{server:04X} 01 00000000:00000000 00:00000000 00000000 {user} 0 1 1 0"
+    table = tmp_path / "tcp"
+    table.write_text(f"  sl  local_address\n{row.format(client=40000, server=8460, user=1234)}\n")
+    assert find_user(table, client_port=40000, server_port=8460) == 1234
+    assert find_user(table, client_port=40001, server_port=8460) is None
+    assert find_user(tmp_path / "gone", client_port=40000, server_port=8460) is None
+
+
+@pytest.mark.linux
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can ask as another user")
+def test_another_user_of_the_machine_is_not_answered(tmp_path: Path) -> None:
+    """Only root can ask as somebody else, so the server is that of another user, whom a third one asks."""
+    import subprocess
+    import sys
+
+    program = (
+        "import os, sys, threading; from pathlib import Path; from storage.stores.local_store import LocalStore\n"
+        "from tests.cairn.live_server import served\n"
+        "with served(LocalStore(Path('/nowhere')), Path('/nowhere')) as live:\n"
+        "    live.ask('/')\n"  # imports what only root may read here
+        "    os.setresuid(1001, 1001, 0)\n"
+        "    own = live.ask('/').status\n"
+        "    os.setresuid(-1, 0, -1)\n"
+        "    child = os.fork()\n"
+        "    if child == 0:\n"
+        "        os.setresuid(1002, 1002, 1002)\n"
+        "        os._exit([live.ask(at).status for at in ('/', '/metrics')] == [403, 200])\n"
+        "    print(own, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+    )
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["503", "1"], done.stdout + done.stderr
+
+
+def test_a_log_with_any_value_anywhere_is_shown_or_refused(live: LiveServer, hostile: HostileStore) -> None:
+    @settings(max_examples=15)
+    @given(st.data())
+    def tried(data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(["runs/bard", "runs/bard", "models/champion"]))
+        entries = copy.deepcopy(hostile.originals[name])
+        entry = data.draw(st.sampled_from(entries))
+        place = data.draw(st.sampled_from([place for place in places(entry) if place[0] not in ("prev", "seq")]))
+        change(entry, place, data.draw(st.sampled_from([*VALUES, ...])))
+        hostile.write(name, entries)
+        for path in PATHS:
+            answer = live.ask(path)
+            assert answer.status in (200, 404, 503), (path, answer.text)
+            assert path.startswith("/curves") or "<script>alert" not in answer.text
+
+    try:
+        tried()
+    finally:
+        hostile.restore()
+
+
+@pytest.fixture(scope="module")
+def browser() -> "Iterator[Browser]":
+    """A browser for which a stranger's name is this machine's, as after DNS rebinding."""
+    with started_chromium("--host-resolver-rules=MAP evil.example 127.0.0.1") as chromium:
+        yield chromium
+
+
+@pytest.fixture
+def page(browser: "Browser") -> "Iterator[Page]":
+    context = browser.new_context()
+    page = context.new_page()
+    page.set_default_timeout(PAGE_MILLISECONDS)
+    yield page
+    context.close()
+
+
+@pytest.mark.slow  # quick witness: test_no_page_has_a_script_or_style_of_its_own
+def test_no_word_of_a_store_runs_in_a_browser(tagged: LiveServer, page: "Page") -> None:
+    for path in PATHS:
+        page.goto(f"{tagged.url}{path}")
+        page.wait_for_load_state("networkidle")
+        assert page.evaluate("window.owned") is None, path
+        assert page.locator("main img, main style, main script").count() == 0, path
+
+
+@pytest.mark.slow  # quick witness: test_another_name_for_this_machine_is_refused
+def test_a_page_whose_name_was_bound_to_this_machine_reads_nothing(live: LiveServer, page: "Page") -> None:
+    answer = page.goto(f"http://evil.example:{live.port}/")
+    assert answer is not None and answer.status == 400
+    assert page.evaluate("async () => (await fetch('/curves?run=bard').catch(() => ({status: 0}))).status") in (0, 400)
