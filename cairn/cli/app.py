@@ -19,6 +19,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "cairn train run.toml --overfit-one-batch",
         "cairn train run.toml --run-id wide --set model.n_embd=256",
         "cairn train --run-id wide",
+        "cairn train run.toml --run-id rates --set training.lr=1e-3,3e-4",
     ),
     "fork": (
         "cairn fork quickstart longer --set training.steps=1200",

@@ -2,6 +2,7 @@
 
 import os
 from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,13 +11,28 @@ from cairn.cli.tables import print_watch
 from reports.queries.run_lookup import find_checkpoint
 from tasks.attempt.shutdown_signal import Terminated, exit_on_sigterm, raise_on_sigterm
 from tasks.configuration.store_choice import choose_store
+from tasks.errors import InvalidConfiguration
 from tasks.policy.termination import EXIT_CODES, ExitCode
 from tasks.text.output import print_document, print_facts, say
 
 if TYPE_CHECKING:
+    from cairn.operations.prefect_session import PrefectServer
     from flows.preparation.training_request import ResolvedRequest
     from storage.logs.run_log import RunLog
     from tasks.configuration.run_configuration import RunConfig
+
+
+_LEAVING = (ExitCode.PREEMPTED, ExitCode.INTERRUPTED)
+"""Exit codes after which no further run of a set is begun: this process has to leave."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _TrainedRun:
+    """How `cairn train` ended for one run; no log where it left before it could be read."""
+
+    code: ExitCode
+    log: "RunLog | None" = None
+    has_flow: bool = False
 
 
 def train(
@@ -32,53 +48,81 @@ def train(
 ) -> ExitCode:
     """Train a run to its end, or continue it: the same command again continues from the newest commit.
 
+    `--set key=value,value` trains a run for each value, one after the other, named RUN.key=value, and
+    `cairn compare RUN` compares them; with several such keys, a run for each combination. Values are written as in
+    TOML: a list in brackets is one value, and so is text without quotes. With --json a set prints a list.
+
     Args:
         config: path of the run configuration (TOML); may be left out for a run that exists.
-        run_id: name of the run [the configuration file's name].
+        run_id: name of the run, or of the set [the configuration file's name].
         start_over: if a run has commits and none can be read any more, begin again at step 0 instead of exit 5.
         dry_run: say what would happen, and how much memory, time, money and store it would take; start nothing.
         overfit_one_batch: train on a few windows alone until they are known by heart, exit 1 if they never are; writes
             nothing.
     """
     exit_on_sigterm(ExitCode.PREEMPTED)  # the imports take a second, and nothing has begun
-    from cairn.cli.finished_run_text import describe_finished_run
-    from cairn.operations.prefect_session import PrefectServer, leave_undelivered, run_train_gpt
-    from cairn.operations.settled_run import end_without_flow
-    from flows.preparation.preflight import check_before_start
-    from flows.preparation.training_request import TrainingRequest, resolve_request
+    from cairn.cli.finished_run_text import store_option
+    from cairn.operations.prefect_session import PrefectServer, leave_undelivered
+    from flows.preparation.training_request import TrainingRequest, choose_run_id, resolve_request
     from flows.run.node_service import is_other_node
     from reports.queries.run_status import read_status
+    from tasks.configuration.run_set import expand_set
 
     request = TrainingRequest(config=config, run_id=run_id, overrides=set_, store=store, start_over=start_over)
+    members = expand_set(choose_run_id(request), set_)
+    requests = [replace(request, run_id=one.run_id, overrides=one.overrides) for one in members]
+    if len(members) > 1 and (dry_run or overfit_one_batch or is_other_node(os.environ)):
+        raise InvalidConfiguration("--set: names a set of runs, and this is done for one run: give each key one value")
     if dry_run or overfit_one_batch:
         try_out = _show_plan if dry_run else _overfit_one_batch
         return try_out(resolve_request(request, os.environ), json=json)
     if is_other_node(os.environ):
         return _serve_node(resolve_request(request, os.environ))
+    server = PrefectServer(os.environ, say=say)
+    resolved = [resolve_request(one, os.environ) for one in requests]  # a value that is refused stops all of them
+    ends = list[_TrainedRun]()
+    for one in resolved:
+        ends.append(_train_run(one, server, is_read=json))
+        if ends[-1].code in _LEAVING:
+            break
+        exit_on_sigterm(ExitCode.PREEMPTED)  # until the next run listens
+    code = next((end.code for end in ends if end.code is not ExitCode.DONE), ExitCode.DONE)
+    if json and (logs := [end.log for end in ends if end.log is not None]):
+        print_document([read_status(log) for log in logs] if len(members) > 1 else read_status(logs[0]))
+    exit_on_sigterm(code)
+    if len(members) > 1 and code not in _LEAVING:
+        say(f"compare them: cairn compare {choose_run_id(request)}{store_option(store, os.environ)}")
+    if any(end.has_flow for end in ends):
+        leave_undelivered(code, server)
+    return code
+
+
+def _train_run(resolved: "ResolvedRequest", server: "PrefectServer", *, is_read: bool) -> _TrainedRun:
+    """Train one run to its end and say how it ended."""
+    from cairn.cli.finished_run_text import describe_finished_run
+    from cairn.operations.prefect_session import run_train_gpt
+    from cairn.operations.settled_run import end_without_flow
+    from flows.preparation.preflight import check_before_start
+
     try:
         with raise_on_sigterm():
-            resolved = resolve_request(request, os.environ)
-            log, server = resolved.open_log(), PrefectServer(os.environ, say=say)
+            log = resolved.open_log()
             configuration = check_before_start(resolved, log, os.environ)
             settled = end_without_flow(log, configuration, os.environ)
             end = settled or run_train_gpt(resolved, configuration, log, server)
     except Terminated:
         say("preempted; the same command continues")
-        return ExitCode.PREEMPTED
+        return _TrainedRun(code=ExitCode.PREEMPTED)
     code = EXIT_CODES[end.reason]
     exit_on_sigterm(code)
     if code is not ExitCode.DONE:
         say(f"cairn: {end.message}")  # first: the store that ended it may refuse to be read
-    if code is ExitCode.DONE or json:
+    if code is ExitCode.DONE or is_read:
         log.refresh()
     if code is ExitCode.DONE:
         for line in describe_finished_run(log, configuration.promotion.alias, resolved.store_url, end.message):
             say(line)
-    if json:
-        print_document(read_status(log))
-    if settled is None:
-        leave_undelivered(code, server)
-    return code
+    return _TrainedRun(code=code, log=log, has_flow=settled is None)
 
 
 def fork(

@@ -59,6 +59,17 @@ OverridesParameter = Annotated[
         }
     ),
 ]
+SetOverridesParameter = Annotated[
+    tuple[Annotated[str, Field(json_schema_extra=_rule(*_OVERRIDE))], ...],
+    Field(
+        json_schema_extra={
+            "title": "Values to combine",
+            "description": "`section.key=value,value` on top of the configuration, one each; a run is started for each "
+            "combination. Values are written as in TOML: text in quotes, a list in brackets is one value.",
+            "examples": [["training.lr=1e-3,3e-4", "model.n_layer=2,4"]],
+        }
+    ),
+]
 StoreParameter = Annotated[str, _text("Store", _LOCATION, "./cairn-store", "s3://bucket/cairn")]
 CredentialsParameter = Annotated[str, _field("Store credentials", "bucket-of-the-team", max_length=200)]
 StartOverParameter = Annotated[bool, _field("Start over at step 0")]

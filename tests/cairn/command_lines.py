@@ -129,6 +129,10 @@ TRAINING: dict[str, tuple[int, str]] = {
         "unknown key; did you mean training.steps (number of optimizer steps of the run)?",
     ),
     "train run.toml --set training.steps=many": (2, "must be a whole number above 0"),
+    "train run.toml --set training.steps=4,many": (2, "must be a whole number above 0"),
+    "train run.toml --set training.steps=4,0": (2, "must be a whole number above 0"),
+    "train run.toml --set training.steps=4,4": (2, "two runs would be named run.steps=4"),
+    "train run.toml --set training.steps=4,5 --dry-run": (2, "this is done for one run: give each key one value"),
     "train run.toml --set training.steps=-4": (2, "must be a whole number above 0"),
     "train run.toml --set training.steps=4.5": (2, "must be a whole number above 0"),
     "train run.toml --set training.step=4": (
@@ -142,7 +146,7 @@ TRAINING: dict[str, tuple[int, str]] = {
     "train run.toml --set training.betas=0.9": (2, "must be a list of two numbers of at least 0 and below 1"),
     "train run.toml --set training.betas=0.9,0.99": (
         2,
-        "must be a list of two numbers of at least 0 and below 1, such as [0.9,0.99]",
+        "training.betas = 0.9: must be a list of two numbers of at least 0 and below 1",
     ),
     "train run.toml --set training.betas=[0.9]": (2, "must be a list of two numbers of at least 0 and below 1"),
     "train run.toml --set training.betas=[0.9,1.5]": (2, "must be a list of two numbers of at least 0 and below 1"),

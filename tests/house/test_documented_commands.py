@@ -17,6 +17,7 @@ from cyclopts import CycloptsError, MissingArgumentError
 from cairn.cli.command import app
 from tasks.configuration.configuration_source import parse_configuration
 from tasks.configuration.key_reference import list_keys
+from tasks.configuration.run_set import expand_set
 from tasks.errors import InvalidConfiguration
 from tests.commands import run_here
 from tests.documented_commands import DocumentedCommand, documented_commands, documented_configurations
@@ -60,7 +61,8 @@ def problems(command: DocumentedCommand) -> Iterator[str]:
         _, bound, _ = app.parse_args(command.words[1:], exit_on_error=False, print_error=False)
         if not command.is_in_sentence:
             overrides = bound.arguments.get("set_", ())
-            parse_configuration(BASE, overrides=overrides, environment=command.variables, name="a document")
+            for run in expand_set("a-document", overrides):
+                parse_configuration(BASE, overrides=run.overrides, environment=command.variables, name="a document")
     except (CycloptsError, InvalidConfiguration) as error:
         if not (command.is_in_sentence and isinstance(error, MissingArgumentError)):
             yield f"{command.text}: {error}"

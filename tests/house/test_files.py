@@ -46,6 +46,7 @@ def test_the_deployments_name_their_flows_by_dotted_path(root: Path) -> None:
     text = (root / "prefect.yaml").read_text(encoding="utf-8")
     assert re.findall(r"entrypoint: (\S+)", text) == [
         "flows.train_gpt.train_gpt",
+        "flows.train_set.train_set",
         "flows.watch_runs.watch_runs",
         "flows.watch_runs.watch_runs",
         "flows.sweep_checkpoints.sweep_checkpoints",

@@ -1,0 +1,73 @@
+"""The flow `train-set`: start a run for each combination of values, each as a flow run of `train-gpt` of its own.
+
+It waits for none of them: every run has its own budgets, and is continued like any other.
+"""
+
+import os
+
+from prefect import flow, task
+from prefect.cache_policies import NO_CACHE
+from prefect.deployments import run_deployment
+from prefect.exceptions import ObjectNotFound
+
+from flows.orchestrator.flow_end import completed, ends_in_prefects_words
+from flows.orchestrator.overview_page import flow_run_name
+from flows.orchestrator.run_parameters import (
+    ConfigParameter,
+    CredentialsParameter,
+    DeploymentParameter,
+    RunIdParameter,
+    SetOverridesParameter,
+    StoreParameter,
+)
+from flows.preparation.training_request import TrainingRequest, choose_run_id
+from tasks.configuration.configuration_source import read_configuration
+from tasks.configuration.run_set import SetMember, expand_set
+from tasks.errors import InvalidConfiguration
+from tasks.policy.termination import FlowEnd
+
+
+@flow(name="train-set", retries=0, validate_parameters=True, persist_result=False)
+@ends_in_prefects_words
+def train_set(
+    config: ConfigParameter = "quickstart",
+    name: RunIdParameter = "",
+    overrides: SetOverridesParameter = (),
+    store: StoreParameter = "",
+    store_credentials: CredentialsParameter = "",
+    deployment: DeploymentParameter = "train-gpt/train-gpt",
+) -> FlowEnd:
+    """Start a run for each combination of the overrides' values; `cairn compare NAME` compares them.
+
+    Args:
+        config: run configuration (TOML) of all of them: a name in deployments/, a path, or a URL.
+        name: name of the set, such as rates; its runs are rates.lr=0.001 and so on. Empty: the configuration's name.
+        overrides: `section.key=value,value` on top of the configuration, one each.
+        store: folder or URL of the object store; empty: CAIRN_STORE, else the configuration's, else ./cairn-store.
+        store_credentials: name of a block `Cairn store credentials`; empty: those of the worker.
+        deployment: flow/deployment whose flow runs train the runs.
+    """
+    chosen = choose_run_id(TrainingRequest(config=config, run_id=name))
+    members = expand_set(chosen, overrides)
+    for member in members:  # a value that no run could be made with is refused before the first one starts
+        read_configuration(config, overrides=member.overrides, environment=os.environ)
+    given = {"config": config, "store": store, "store_credentials": store_credentials}
+    started = start_run.map(list(members), given=[given] * len(members), deployment=[deployment] * len(members))
+    started.result()
+    return completed(f"{len(members)} runs started: {', '.join(member.run_id for member in members)}")
+
+
+@task(name="start-run", task_run_name="start {member.run_id}", cache_policy=NO_CACHE, persist_result=False)
+def start_run(member: SetMember, given: dict[str, str], deployment: str) -> None:
+    """Create the flow run of one run of the set; `InvalidConfiguration` if there is no such deployment."""
+    try:
+        run_deployment(
+            deployment,
+            parameters={**given, "run_id": member.run_id, "overrides": list(member.overrides)},
+            flow_run_name=flow_run_name(member.run_id, 1),
+            timeout=0,
+        )
+    except ObjectNotFound as error:
+        raise InvalidConfiguration(
+            f"deployment {deployment!r}: Prefect does not know it; `prefect deploy` registers flow/deployment"
+        ) from error
