@@ -1,6 +1,7 @@
 """The commands about data snapshots: `data`, `import-tokens`, `export-tokens`."""
 
 import os
+from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
@@ -57,16 +58,12 @@ def import_tokens(
     """
     from cairn.cli.finished_run_text import store_option
     from cairn.operations.token_files import import_snapshot
+    from tasks.data.token_import import TokenFiles, given_tokenizer
 
-    found = import_snapshot(
-        open_chosen_store(store),
-        train,
-        val,
-        tokenizer=tokenizer,
-        vocab_size=vocab_size,
-        end_of_text=end_of_text,
-        allow_shared=allow_shared,
-    )
+    chosen = open_chosen_store(store)
+    meaning = given_tokenizer(tokenizer, vocab_size, end_of_text)
+    files = TokenFiles(train=tuple(map(Path, train)), val=tuple(map(Path, val)))
+    found = import_snapshot(chosen, files, meaning, allow_shared=allow_shared)
     print_document(found) if json else print_import(found, store_option(store, os.environ))
 
 

@@ -1,16 +1,15 @@
 """Imports and exports token files for `cairn import-tokens` and `cairn export-tokens`."""
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from model.data.tokenizer import Tokenizer
 from reports.queries.data_summary import find_snapshot
 from storage.snapshots.data_snapshot import SnapshotFiles
 from storage.snapshots.token_file import TokenFileFormat, inspect_token_file
 from storage.stores.object_store import ObjectStore
-from tasks.data.token_import import TokenFiles, export_tokens, given_tokenizer, import_tokens, numbered_vocabulary
-from tasks.errors import InvalidConfiguration
+from tasks.data.token_import import TokenFiles, export_tokens, import_tokens
 from tasks.machine.work_folder import work_folder
 
 
@@ -32,25 +31,9 @@ class ExportedFile:
     tokens: int
 
 
-def import_snapshot(
-    store: ObjectStore,
-    train: Sequence[str],
-    val: Sequence[str],
-    *,
-    tokenizer: str,
-    vocab_size: int,
-    end_of_text: int,
-    allow_shared: bool,
-) -> ImportView:
-    """Make the snapshot; `end_of_text` -1 is the greatest id. Raises `InvalidCorpus` for invalid files."""
-    if bool(tokenizer) == bool(vocab_size):
-        raise InvalidConfiguration("--tokenizer, --vocab-size: give one of them; the ids' meaning is in no .bin file")
-    if tokenizer:
-        wanted = given_tokenizer(Path(tokenizer))
-    else:
-        wanted = numbered_vocabulary(vocab_size, vocab_size - 1 if end_of_text < 0 else end_of_text)
-    files = TokenFiles(train=tuple(map(Path, train)), val=tuple(map(Path, val)))
-    made = import_tokens(store, files, wanted, allow_shared=allow_shared)
+def import_snapshot(store: ObjectStore, files: TokenFiles, tokenizer: Tokenizer, *, allow_shared: bool) -> ImportView:
+    """Make the snapshot; raises `InvalidCorpus` for invalid files."""
+    made = import_tokens(store, files, tokenizer, allow_shared=allow_shared)
     splits = {"train": made.manifest.splits.train, "val": made.manifest.splits.val}
     return ImportView(
         snapshot_id=made.snapshot_id,

@@ -13,6 +13,7 @@ from reports.explain.termination_text import (
     evidence_sentences,
 )
 from reports.queries.receipts import Receipt
+from storage.logs.run_entries import DevicePeak
 from tasks.policy.termination import TERMINATIONS, TerminationReason
 from tasks.text.format import (
     format_count,
@@ -136,7 +137,7 @@ def _sections(facts: PostMortem, receipt: Receipt) -> Iterator[tuple[str, Sequen
     yield "trying", _trying(facts, receipt)
     yield "config", _config(facts, receipt)
     yield "data", list(_data(facts, receipt))
-    yield "where", [*_where(facts), *_peak(receipt)]
+    yield "where", _where(facts, receipt.peak)
     if facts.faults:
         yield "practice", [f"CAIRN_FAULTS lists faults to inject: {one_line(facts.faults, 160)}"]
     yield "set out", [*_origin(facts, receipt.attempt), *_waited(receipt)]
@@ -196,7 +197,7 @@ def _data(facts: PostMortem, receipt: Receipt) -> Iterator[str]:
         yield f"And {len(facts.quarantines) - _MOST_QUARANTINES} earlier: cairn log {facts.run_id}"
 
 
-def _where(facts: PostMortem) -> list[str]:
+def _where(facts: PostMortem, peak: DevicePeak | None) -> list[str]:
     where = facts.where
     assert where is not None
     many = f" × {where.world_size}" if where.world_size > 1 else ""
@@ -211,12 +212,8 @@ def _where(facts: PostMortem) -> list[str]:
             f"{count} of this run's attempts were lost or hung with {host} (of all runs: cairn sql 'from hosts')"
             for host, count in where.failed_hosts.items()
         ),
+        *([f"MFU is of {peak.flops / 1e12:.4g} TFLOP/s a device ({peak.source})"] if peak else []),
     ]
-
-
-def _peak(receipt: Receipt) -> list[str]:
-    peak = receipt.peak
-    return [f"MFU is of {peak.flops / 1e12:.4g} TFLOP/s a device ({peak.source})"] if peak else []
 
 
 def _waited(receipt: Receipt) -> list[str]:

@@ -13,7 +13,7 @@ from storage.errors import IntegrityError
 from storage.logs.heartbeat import Heartbeat, read_heartbeat
 from storage.logs.run_index import RunIndex, is_empty
 from storage.logs.run_log import RunLog
-from storage.logs.run_state import AttemptRecord, Charges, RunState
+from storage.logs.run_state import Charges, RunState
 from storage.stores.document import convert, project
 from storage.stores.object_store import ObjectStore
 from tasks.policy.termination import RESTARTABLE, DecisionAction, TerminationReason
@@ -187,7 +187,10 @@ def standing_of(state: RunState) -> RunPhase:
     if not state.attempts:
         return RunPhase.OPENED
     if state.open_attempt is not None:
-        return RunPhase.INTERRUPTED if _is_gone(state.open_attempt) else RunPhase.RUNNING
+        from tasks.machine.placement import is_known_dead  # only an open attempt pays for it
+
+        is_gone = is_known_dead(state.open_attempt.started.placement)
+        return RunPhase.INTERRUPTED if is_gone else RunPhase.RUNNING
     if state.finished is not None:
         return RunPhase.FINISHED
     ended = state.attempts[-1].ended
@@ -197,12 +200,6 @@ def standing_of(state: RunState) -> RunPhase:
         TerminationReason.FENCED,
     }
     return RunPhase.INTERRUPTED if resumable else RunPhase.STOPPED
-
-
-def _is_gone(owner: AttemptRecord) -> bool:
-    from tasks.machine.placement import is_known_dead  # only an open attempt pays for it
-
-    return is_known_dead(owner.started.placement)
 
 
 def _step(state: RunState, beat: Heartbeat | None) -> int:

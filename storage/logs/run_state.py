@@ -159,13 +159,9 @@ class RunState:
 
     def windows_quarantined_before(self, attempt: int) -> frozenset[int]:
         """Return the windows that this attempt does not draw."""
+        inherited = self.origin.quarantined_windows if self.origin else ()  # a fork's parent did not draw them
         own = (item.windows for item in self.quarantines if item.attempt < attempt)
-        return frozenset((*self.inherited_windows, *(window for windows in own for window in windows)))
-
-    @property
-    def inherited_windows(self) -> tuple[int, ...]:
-        """The windows that a fork does not draw because its parent did not."""
-        return self.origin.quarantined_windows if self.origin else ()
+        return frozenset((*inherited, *(window for windows in own for window in windows)))
 
     @property
     def origin(self) -> ForkOrigin | None:

@@ -33,6 +33,7 @@ from tasks.data.document import InvalidCorpus
 from tasks.data.foreign_tokenizer import read_tokenizer
 from tasks.data.snapshot_lookup import SnapshotReference
 from tasks.data.snapshot_writer import SnapshotWriter
+from tasks.errors import InvalidConfiguration
 
 DOCUMENT_TOKENS = 1 << 20
 _UNIT = "document of tokens"
@@ -187,9 +188,13 @@ def _documents(tokens: NDArray[Any], end_of_text_id: int) -> Iterator[tuple[int,
                 start = stop
 
 
-def given_tokenizer(path: Path) -> Tokenizer:
-    """Return the tokenizer of a tokenizer.json; raises InvalidCorpus."""
+def given_tokenizer(path: str, vocab_size: int, end_of_text_id: int) -> Tokenizer:
+    """Return that of a tokenizer.json or of so many numbers, where -1 is the greatest id; raises InvalidCorpus."""
+    if bool(path) == bool(vocab_size):
+        raise InvalidConfiguration("--tokenizer, --vocab-size: give one of them; the ids' meaning is in no .bin file")
+    if not path:
+        return numbered_vocabulary(vocab_size, vocab_size - 1 if end_of_text_id < 0 else end_of_text_id)
     try:
-        return read_tokenizer(path)
+        return read_tokenizer(Path(path))
     except InvalidInput as error:
         raise InvalidCorpus(f"--tokenizer: {error}") from error
