@@ -1,6 +1,6 @@
 """What a data snapshot holds and where a window comes from, for `cairn data`; every part is verified before its use."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -10,11 +10,10 @@ import numpy as np
 from model.configuration.data import SHORTEST_SNAPSHOT_ID, DataConfig
 from model.data.source_mixture import window_range
 from model.data.token_windows import first_tokens
-from model.data.tokenizer import Tokenizer
 from reports.errors import RunNotFound
 from reports.queries.run_lookup import find_run
 from storage.snapshots.data_snapshot import DOCUMENTS, TOKENIZER, SnapshotFiles, list_snapshots
-from storage.snapshots.document_index import SPLITS, DocumentPlace, SplitName, TokenSpan, documents_between
+from storage.snapshots.document_index import SPLITS, SplitName, TokenSpan, documents_between
 from storage.snapshots.snapshot_manifest import SnapshotManifest, SnapshotSource
 from storage.snapshots.token_shard import slices_between
 from storage.stores.document import project
@@ -130,7 +129,7 @@ def summarize_data(store: ObjectStore, reference: str, choice: WindowChoice, *, 
         splits={split: _summarize_split(manifest, split, block_size) for split in SPLITS},
         groups=_summarize_groups(manifest, found, block_size),
         rejected={item.kind: item.documents for item in manifest.rejected},
-        windows=_summarize_windows(files, choice, found, block_size),
+        windows=tuple(_summarize_windows(files, choice, found, block_size)),
     )
 
 
@@ -202,17 +201,29 @@ def _window_count(manifest: SnapshotManifest, split: SplitName, block_size: int)
 
 def _summarize_windows(
     files: SnapshotFiles, choice: WindowChoice, found: FoundSnapshot, block_size: int
-) -> tuple[WindowSummary, ...]:
+) -> Iterator[WindowSummary]:
     tokenizer = parse_tokenizer(files.path(TOKENIZER).read_text(encoding="utf-8"))
     is_weighted = found.data is None or bool(found.data.weights)
     chosen = _choose_windows(files.manifest, choice, block_size)
     spans = [_span_of(files.manifest, split, window, block_size) for split, window in chosen]
-    return tuple(
-        _summarize_window(files, tokenizer, window, span, documents, is_weighted=is_weighted)
-        for (_, window), span, documents in zip(
-            chosen, spans, documents_between(files.path(DOCUMENTS), spans), strict=True
+    places = documents_between(files.path(DOCUMENTS), spans)
+    for (split, window), span, documents in zip(chosen, spans, places, strict=True):
+        first, end = span.start, span.stop + 1
+        ends = tuple(accumulate(group.tokens(split) for group in files.manifest.known_groups))
+        sides = zip(files.manifest.known_groups, (0, *ends[:-1]), ends, strict=False)
+        groups = tuple(group.name for group, start, stop in sides if start < min(end, stop) and first < stop)
+        tokens = np.concatenate(list(slices_between(files.shards(split), first, span.stop)))
+        yield WindowSummary(
+            split=split,
+            window=window,
+            first_token=first,
+            text=tokenizer.decode(tokens.tolist()),
+            documents=tuple(
+                project(place.row, WindowDocument, first_token=max(0, first - place.first_token)) for place in documents
+            ),
+            groups=groups,
+            is_drawn=split == "val" or len(groups) < 2 or not is_weighted,
         )
-    )
 
 
 def _span_of(manifest: SnapshotManifest, split: SplitName, window: int, block_size: int) -> TokenSpan:
@@ -235,32 +246,3 @@ def _choose_windows(manifest: SnapshotManifest, choice: WindowChoice, block_size
             f"later epochs those up to {later - 1} that begin at token {last} or before"
         )
     return [(choice.split, choice.window)]
-
-
-def _summarize_window(
-    files: SnapshotFiles,
-    tokenizer: Tokenizer,
-    window: int,
-    span: TokenSpan,
-    documents: Sequence[DocumentPlace],
-    *,
-    is_weighted: bool,
-) -> WindowSummary:
-    first, split = span.start, span.split
-    end = span.stop + 1
-    ends = tuple(accumulate(group.tokens(split) for group in files.manifest.known_groups))
-    starts = (0, *ends[:-1])
-    spans = zip(files.manifest.known_groups, starts, ends, strict=False)
-    groups = tuple(group.name for group, start, stop in spans if start < min(end, stop) and first < stop)
-    tokens = np.concatenate(list(slices_between(files.shards(split), first, span.stop)))
-    return WindowSummary(
-        split=split,
-        window=window,
-        first_token=first,
-        text=tokenizer.decode(tokens.tolist()),
-        documents=tuple(
-            project(place.row, WindowDocument, first_token=max(0, first - place.first_token)) for place in documents
-        ),
-        groups=groups,
-        is_drawn=split == "val" or len(groups) < 2 or not is_weighted,
-    )

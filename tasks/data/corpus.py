@@ -166,16 +166,7 @@ def _require_text(file: TextFile, text: BinaryIO) -> int:
 def _pieces(named: _NamedFile, digest: str, border: int | None, text_bytes: int) -> Iterator[Piece]:
     """Yield the pieces; raises InvalidCorpus at the end if the file no longer has `digest`."""
     file = named.file
-    read = partial(
-        read_pieces,
-        name=named.name,
-        unit=file.unit,
-        compression=file.compression,
-        stored_bytes=file.bytes,
-        rules=named.rules,
-        border=border,
-        text_bytes=text_bytes,
-    )
+    read = partial(read_pieces, file=file, name=named.name, rules=named.rules, border=border, text_bytes=text_bytes)
     try:
         if file.unit == ROW:  # a table is not read from front to back, so it is hashed afterwards
             with _convert_errors(file), file.opener() as table:

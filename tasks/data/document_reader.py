@@ -16,6 +16,7 @@ from storage.snapshots.document_index import SplitName
 from storage.snapshots.parquet_process import ROWS, read_parquet
 from storage.stores.document import project
 from tasks.data.document import Piece, Rejected, RejectionKind, make_document
+from tasks.data.source_listing import TextFile
 from tasks.data.text_format import CHUNK_BYTES, HELD_OUT_END, LINE, ROW, Compression, decompress
 
 LONGEST_LINE_BYTES = 64 * 1024 * 1024
@@ -44,31 +45,23 @@ def rules_of(data: DataConfig) -> ReadingRules:
 
 
 def read_pieces(
-    stream: BinaryIO,
-    name: str,
-    unit: str,
-    compression: Compression,
-    stored_bytes: int,
-    rules: ReadingRules,
-    *,
-    border: int | None = None,
-    text_bytes: int = 0,
+    stream: BinaryIO, file: TextFile, name: str, rules: ReadingRules, *, border: int | None, text_bytes: int
 ) -> Iterator[Piece]:
-    """Yield the documents and rejected documents of an open file of `stored_bytes` in order."""
+    """Yield the documents and rejected documents of an open file in order."""
     reader = _Reader(name=name, rules=rules)
-    if unit == ROW and compression is Compression.NONE and _has_descriptor(stream):
+    if file.unit == ROW and file.compression is Compression.NONE and _has_descriptor(stream):
         yield from reader.table(stream)
         return
-    text = decompress(stream, compression, stored_bytes)
-    if unit == ROW:
+    text = decompress(stream, file.compression, file.bytes)
+    if file.unit == ROW:
         # Another process reads Parquet, from the end of the file: a compressed or remote one is copied first.
         with tempfile.TemporaryFile() as table:
             shutil.copyfileobj(text, table, CHUNK_BYTES)
             table.seek(0)
             yield from reader.table(cast(BinaryIO, table))
-    elif unit == LINE:
+    elif file.unit == LINE:
         yield from reader.json_lines(text)
-    elif unit == HELD_OUT_END and border is not None:
+    elif file.unit == HELD_OUT_END and border is not None:
         yield from reader.text_with_border(text, border, text_bytes)
     else:
         for offset, content in pieces_of(text, rules.max_document_bytes):
