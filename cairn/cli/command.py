@@ -152,10 +152,6 @@ def _print_error(error: BaseException) -> None:
         say(f"cairn: {error}")
 
 
-if __name__ == "__main__":
-    main()
-
-
 _KINDS = {int: "a whole number", float: "a number"}
 
 
@@ -185,3 +181,7 @@ def _too_many(unused: str, arguments: Sequence[str]) -> str:
         if second == unused and Path(f"{first} {second}").exists():
             return f"{unused!r}: one argument too many; did you mean {shlex.quote(f'{first} {second}')}?"
     return f"{unused!r}: one argument too many"
+
+
+if __name__ == "__main__":
+    main()

@@ -36,6 +36,13 @@ def test_scripts_can_be_run(root: Path) -> None:
     assert all(os.access(root / script, os.X_OK) for script in (".ci/run", "deployments/up.sh"))
 
 
+def test_what_runs_as_a_program_stands_at_the_end_of_its_file(tracked: dict[str, str]) -> None:
+    guarded = {
+        path: text.partition('\nif __name__ == "__main__":\n') for path, text in tracked.items() if ".py" in path
+    }
+    assert [path for path, (_, _, after) in guarded.items() if re.search(r"^\S", after, re.MULTILINE)] == []
+
+
 def test_every_run_configuration_is_accepted(root: Path) -> None:
     paths = sorted((root / "deployments").glob("*.toml"))
     families = {load_configuration(path, overrides=(), environment={}).model_family for path in paths}
