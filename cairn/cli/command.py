@@ -43,6 +43,7 @@ _ERRORS: tuple[tuple[tuple[type[BaseException], ...], ExitCode], ...] = (
     ((KeyboardInterrupt,), ExitCode.INTERRUPTED),
 )
 
+_KINDS = {int: "a whole number", float: "a number"}
 _GROUPS: tuple[tuple[str, tuple[Callable[..., object], ...]], ...] = (
     ("Train", (training.train, training.fork, machine.config, training.watch)),
     (
@@ -150,9 +151,6 @@ def _print_error(error: BaseException) -> None:
         say("interrupted; the same command continues")
     elif is_expected:
         say(f"cairn: {error}")
-
-
-_KINDS = {int: "a whole number", float: "a number"}
 
 
 def describe_usage_error(error: CycloptsError, arguments: Sequence[str]) -> str:

@@ -20,6 +20,12 @@ from model.training.determinism import seeded_generators
 from model.training.optimizer import make_optimizers, moments_of
 from model.training.parallel import SINGLE_RANK, Ranks, copy_into, gather_full
 
+Group = Literal["weights", "optimizer", "trainer"]
+
+AUTOCAST_DTYPES: Mapping[Precision, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
+WEIGHT_PREFIX = "model."
+"""Prefix of every parameter's name in the "weights" group of a train state."""
+
 
 class OwnTime:
     """How long a rank works on a step by itself: what tells the slow one from those that wait for it.
@@ -57,13 +63,6 @@ class OwnTime:
         while self._launched and self._launched[0][2].query():
             reading, first, last = self._launched.popleft()
             self.seconds = reading + first.elapsed_time(last) / 1000
-
-
-Group = Literal["weights", "optimizer", "trainer"]
-
-AUTOCAST_DTYPES: Mapping[Precision, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
-WEIGHT_PREFIX = "model."
-"""Prefix of every parameter's name in the "weights" group of a train state."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,8 +4,10 @@ While the query runs, the database can read the files of its tables and nothing 
 and its settings are locked (https://duckdb.org/docs/stable/operations_manual/securing_duckdb/overview).
 """
 
+import re
 import tempfile
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -13,32 +15,82 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reports.errors import InvalidQuery, ReportError
-from reports.queries.run_tables import ROWS, columns
-from storage.stores.object_store import ObjectStore
-from storage.tables.table_index import Column
-
-if TYPE_CHECKING:
-    import duckdb
-
-import re
-from concurrent.futures import ThreadPoolExecutor
-
 from reports.queries.alias_history import list_decisions
 from reports.queries.run_status import RunPhase, standing_of
-from reports.queries.run_tables import LOG_TABLES, STEP_TABLES, promotion_row, schema_digest
+from reports.queries.run_tables import LOG_TABLES, ROWS, STEP_TABLES, columns, promotion_row, schema_digest
 from reports.queries.sql_rows import make_log_rows, make_step_rows, make_unreadable_row
 from storage.logs.heartbeat import read_heartbeat
 from storage.logs.run_log import run_prefix
 from storage.logs.run_state import RunState
 from storage.logs.step_log import read_step_records
 from storage.stores.document import sha256
+from storage.stores.object_store import ObjectStore
 from storage.tables.table_cache import FreshTable, GatheredTables, TableCache, TableKind
-from storage.tables.table_index import RunStamp
+from storage.tables.table_index import Column, RunStamp
+
+if TYPE_CHECKING:
+    import duckdb
 
 _READERS = 32
 _NEEDS = {"promotions": ("promotions", "runs"), "hosts": ("training_attempts",)}
 _WITH_OPEN_ATTEMPTS = {"runs", "training_attempts"}
 _DYNAMIC_TABLE = re.compile(r"\bquery(_table)?\b")
+_FETCHED_ROWS = 5_000
+_SETTINGS = {
+    "autoinstall_known_extensions": "false",
+    "autoload_known_extensions": "false",
+    "allow_community_extensions": "false",
+    "allow_persistent_secrets": "false",
+    "python_enable_replacements": "false",
+}
+_OPEN = """create table folded.open_attempts
+    (run_id varchar, attempt bigint, state varchar, step bigint, tokens bigint, gpu_seconds double,
+     starting_seconds double, peak_flops double, peak_source varchar, seen_at timestamptz, train_loss double)"""
+_VIEWS = {
+    "training_attempts": """
+        select rows.* replace (
+            greatest(rows.last_step, coalesce(live.step, 0)) as last_step,
+            coalesce(live.tokens, rows.tokens) as tokens,
+            coalesce(live.gpu_seconds, rows.gpu_seconds) as gpu_seconds,
+            coalesce(live.starting_seconds, rows.starting_seconds) as starting_seconds,
+            coalesce(live.peak_flops, rows.peak_flops) as peak_flops,
+            coalesce(live.peak_source, rows.peak_source) as peak_source),
+            case when coalesce(live.peak_flops, rows.peak_flops) is not null then
+                {'flops': coalesce(live.peak_flops, rows.peak_flops),
+                 'source': coalesce(live.peak_source, rows.peak_source)} end as peak,
+            {'host': placement_host, 'pid': placement_pid, 'device': placement_device,
+             'device_name': placement_device_name, 'world_size': placement_world_size, 'nodes': placement_nodes,
+             'nodes_wanted': placement_nodes_wanted, 'continued_by': placement_continued_by, 'hosts': placement_hosts,
+             'cores': placement_cores, 'threads': placement_threads} as placement,
+            case when decision_action is not null then
+                {'action': decision_action, 'reason': decision_reason, 'charged': decision_charged,
+                 'left': decision_left, 'delay_seconds': decision_delay_seconds} end as decision
+        from (%s) rows left join folded.open_attempts live using (run_id, attempt)""",
+    "runs": """
+        select rows.* replace (
+            coalesce(live.state, rows.state) as state,
+            case when live.state = 'running' then greatest(rows.step, live.step) else rows.step end as step,
+            greatest(rows.last_seen_at, live.seen_at) as last_seen_at,
+            live.train_loss as train_loss,
+            rows.tokens + coalesce(live.tokens, 0) as tokens,
+            rows.gpu_seconds + coalesce(live.gpu_seconds, 0) as gpu_seconds)
+        from (%s) rows left join folded.open_attempts live using (run_id)""",
+    "evaluations": """
+        select *, case when verdict_kind is not null then {'kind': verdict_kind, 'why': verdict_why} end as verdict
+        from (%s) rows""",
+    "hosts": """
+        with nothing as (%s), placed as (
+            select *, unnest(case when len(placement_hosts) > 0 then placement_hosts else [placement_host] end) as host
+            from training_attempts)
+        select host, count(distinct run_id) as runs, count(*) as attempts,
+            count(*) filter (failed_host = host) as failed,
+            max(ended_at) filter (failed_host = host) as last_failed_at
+        from placed group by host""",
+    "promotions": """
+        select rows.* replace (runs.model_family as model_family),
+            {'suite_sha256': suite_sha256, 'metrics': metrics} as evaluation
+        from (%s) rows left join runs using (run_id)""",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,64 +200,6 @@ def _open_attempt(store: ObjectStore, stamp: RunStamp) -> OpenAttempt:
         seen_at=beat.at if beat else None,
         train_loss=beat.train_loss if beat else None,
     )
-
-
-_FETCHED_ROWS = 5_000
-_SETTINGS = {
-    "autoinstall_known_extensions": "false",
-    "autoload_known_extensions": "false",
-    "allow_community_extensions": "false",
-    "allow_persistent_secrets": "false",
-    "python_enable_replacements": "false",
-}
-_OPEN = """create table folded.open_attempts
-    (run_id varchar, attempt bigint, state varchar, step bigint, tokens bigint, gpu_seconds double,
-     starting_seconds double, peak_flops double, peak_source varchar, seen_at timestamptz, train_loss double)"""
-_VIEWS = {
-    "training_attempts": """
-        select rows.* replace (
-            greatest(rows.last_step, coalesce(live.step, 0)) as last_step,
-            coalesce(live.tokens, rows.tokens) as tokens,
-            coalesce(live.gpu_seconds, rows.gpu_seconds) as gpu_seconds,
-            coalesce(live.starting_seconds, rows.starting_seconds) as starting_seconds,
-            coalesce(live.peak_flops, rows.peak_flops) as peak_flops,
-            coalesce(live.peak_source, rows.peak_source) as peak_source),
-            case when coalesce(live.peak_flops, rows.peak_flops) is not null then
-                {'flops': coalesce(live.peak_flops, rows.peak_flops),
-                 'source': coalesce(live.peak_source, rows.peak_source)} end as peak,
-            {'host': placement_host, 'pid': placement_pid, 'device': placement_device,
-             'device_name': placement_device_name, 'world_size': placement_world_size, 'nodes': placement_nodes,
-             'nodes_wanted': placement_nodes_wanted, 'continued_by': placement_continued_by, 'hosts': placement_hosts,
-             'cores': placement_cores, 'threads': placement_threads} as placement,
-            case when decision_action is not null then
-                {'action': decision_action, 'reason': decision_reason, 'charged': decision_charged,
-                 'left': decision_left, 'delay_seconds': decision_delay_seconds} end as decision
-        from (%s) rows left join folded.open_attempts live using (run_id, attempt)""",
-    "runs": """
-        select rows.* replace (
-            coalesce(live.state, rows.state) as state,
-            case when live.state = 'running' then greatest(rows.step, live.step) else rows.step end as step,
-            greatest(rows.last_seen_at, live.seen_at) as last_seen_at,
-            live.train_loss as train_loss,
-            rows.tokens + coalesce(live.tokens, 0) as tokens,
-            rows.gpu_seconds + coalesce(live.gpu_seconds, 0) as gpu_seconds)
-        from (%s) rows left join folded.open_attempts live using (run_id)""",
-    "evaluations": """
-        select *, case when verdict_kind is not null then {'kind': verdict_kind, 'why': verdict_why} end as verdict
-        from (%s) rows""",
-    "hosts": """
-        with nothing as (%s), placed as (
-            select *, unnest(case when len(placement_hosts) > 0 then placement_hosts else [placement_host] end) as host
-            from training_attempts)
-        select host, count(distinct run_id) as runs, count(*) as attempts,
-            count(*) filter (failed_host = host) as failed,
-            max(ended_at) filter (failed_host = host) as last_failed_at
-        from placed group by host""",
-    "promotions": """
-        select rows.* replace (runs.model_family as model_family),
-            {'suite_sha256': suite_sha256, 'metrics': metrics} as evaluation
-        from (%s) rows left join runs using (run_id)""",
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
