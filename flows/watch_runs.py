@@ -29,7 +29,9 @@ def watch_runs(
     """
     logger = get_run_logger()
     take_credentials(store_credentials, os.environ)
-    rows = open_watcher(WatchRequest(store=choose_store(store, os.environ), deployment=deployment)).look_patiently()
+    watcher = open_watcher(WatchRequest(store=choose_store(store, os.environ), deployment=deployment))
+    with watcher.telling(logger.warning):
+        rows = watcher.look_patiently()
     for row in rows:
         logger.info("%s: %s: %s %s", row.run_id, row.action, row.why, row.how)
     counts = ", ".join(f"{action} {count}" for action, count in sorted(Counter(row.action for row in rows).items()))

@@ -240,7 +240,10 @@ def watch(
     )
     print_rows = print_document if json else print_watch
     if once:
-        print_rows(open_watcher(request).look_patiently())
+        watcher = open_watcher(request)
+        with watcher.telling(say):
+            rows = watcher.look_patiently()
+        print_rows(rows)
     else:
         if metrics_port:
             from reports.queries.run_metrics import serve_metrics

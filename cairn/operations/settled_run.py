@@ -3,9 +3,12 @@
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 
 from flows.operations.offer_on_record import end_on_record
+from flows.orchestrator.run_notices import all_receivers, notices_of
 from reports.exporters.exporters import run_exporters
+from reports.notices.notice_delivery import telling
 from storage.errors import StorageError
 from storage.logs.run_log import RunLog
 from tasks.attempt.attempt_claim import refuse_live_owner
@@ -28,7 +31,11 @@ def end_without_flow(log: RunLog, config: RunConfig, environment: Mapping[str, s
     ended = end_on_record(log, config)
     if not ended:
         return None
-    with run_exporters(log, config.mirrors, environment, say), suppress(StorageError):
+    with (
+        run_exporters(log, config.mirrors, environment, say),
+        telling(log.store, all_receivers(config.notify), partial(notices_of, log), say),
+        suppress(StorageError),
+    ):
         sweep_run(log, config.checkpoint, suite_of(config.evaluation).sha256)
     step = log.state.high_water_step
     return FlowEnd(reason=FlowOutcome.COMPLETED, message=f"it is finished, at step {step}; nothing to do: {ended}")

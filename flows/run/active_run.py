@@ -3,14 +3,17 @@
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from os import environ
 from pathlib import Path
 
 from flows.orchestrator.cancellation import CancellationWatch
+from flows.orchestrator.run_notices import all_receivers, notices_of
 from flows.orchestrator.run_overview import RunOverview
 from flows.run.background_sweep import BackgroundSweep
 from flows.run.progress import Progress
 from reports.exporters.exporters import run_exporters
+from reports.notices.notice_delivery import telling
 from storage.logs.run_log import RunLog
 from tasks.attempt.attempt_end import DataOrigin
 from tasks.attempt.preemption_notice import notice_sources, polling_notices
@@ -80,6 +83,7 @@ class ActiveRun:
             self.progress.showing(),
             self.overview.published(),
             run_exporters(self.log, self.config.mirrors, environ, self.say),
+            telling(self.log.store, all_receivers(self.config.notify), partial(notices_of, self.log), self.say),
             self.cancellation.watching(),
             self.shutdown.listening(rules.signal),
             polling_notices(self.shutdown, sources, poll_seconds=rules.poll_seconds, on_problem=self.say),

@@ -2,15 +2,19 @@
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NoReturn
 
+from flows.orchestrator.run_notices import all_receivers, notices_of
 from flows.watching.run_continuation import Begun, Busy, Continuation, ContinuationHere, StalledRun
 from flows.watching.run_pulse import RunPulse, pulse_of
 from flows.watching.watcher_memory import WatcherMemory
+from reports.notices.notice import Notice, silent_notice
+from reports.notices.notice_delivery import telling
 from storage.errors import StorageError
 from storage.logs.registry import Registry, RegistryState
 from storage.logs.run_index import RunIndex, is_empty
@@ -20,6 +24,7 @@ from storage.stores.object_store import ObjectStore
 from storage.stores.open_store import open_store
 from tasks.attempt.shutdown_signal import Terminated, raise_on_sigterm
 from tasks.checkpoints.promotion_offer import pending_offer
+from tasks.configuration.configuration_source import read_notify
 from tasks.errors import InvalidConfiguration
 from tasks.machine.work_folder import work_folder
 from tasks.policy.run_watch import Continue, Leave, Observed, Wait, decide_watch, is_over, lease_seconds
@@ -86,6 +91,7 @@ class RunWatcher:
         self._offered = set[str]()
         self._registries: dict[str, Registry] = {}
         self._read_aliases = set[str]()
+        self._silent: dict[str, Notice] = {}
 
     def look(self) -> tuple[WatchRow, ...]:
         """Look once at every run; raises `StorageError` if the store cannot list them."""
@@ -104,10 +110,20 @@ class RunWatcher:
             rows.update((row.run_id, row) for row in self._look_at(near))
         return tuple(rows.values())
 
+    def telling(self, say: Callable[[str], None]) -> AbstractContextManager[None]:
+        """Tell whom the environment of this machine names what the looks of this block see."""
+        return telling(self._store, all_receivers(read_notify(os.environ)), self.notices, say)
+
     def pulses(self) -> tuple[RunPulse, ...]:
         """Return the progress of the runs that trained at the last look."""
         with ThreadPoolExecutor(_READERS) as readers:
             return tuple(pulse for pulse in readers.map(pulse_of, self._logs.values()) if pulse is not None)
+
+    def notices(self) -> Iterator[Notice]:
+        """Yield the decisions that the last look saw, and the attempts that were silent for two leases; any thread."""
+        for log in tuple(self._logs.values()):
+            yield from notices_of(log)
+        yield from tuple(self._silent.values())
 
     def watch(
         self, *, every_seconds: float, report: Callable[[tuple[WatchRow, ...]], None], say: Callable[[str], None]
@@ -158,6 +174,7 @@ class RunWatcher:
             observed = self._observe(log)
             verdict = decide_watch(log.state, observed, now)
         self._index.note(log, is_over=is_over(log.state, observed))
+        self._note_silence(log, now - observed.unchanged_since)
         match verdict:
             case Leave(why=why):
                 return WatchRow(run_id=run_id, action=WatchAction.LEFT, why=why)
@@ -175,6 +192,14 @@ class RunWatcher:
                     case Begun(how=how):
                         self._memory.note_continued(stalled.run_id)
                         return WatchRow(run_id=stalled.run_id, action=WatchAction.CONTINUED, why=why, how=how)
+
+    def _note_silence(self, log: RunLog, seconds: float) -> None:
+        owner = log.state.open_attempt
+        if owner is None or seconds < 2 * lease_seconds(log.state):
+            self._silent.pop(log.run_id, None)
+        else:
+            notice = silent_notice(log.run_id, owner.started.attempt, owner.last_known_step, seconds)
+            self._silent[log.run_id] = notice
 
     def _observe(self, log: RunLog) -> Observed:
         observed = self._memory.observe(log)
@@ -234,6 +259,7 @@ def watch_until_stopped(
                     print_rows(rows)
                 show(watcher.pulses())
 
-            watcher.watch(every_seconds=request.every_seconds, report=report, say=say)
+            with watcher.telling(say):
+                watcher.watch(every_seconds=request.every_seconds, report=report, say=say)
     except (Terminated, KeyboardInterrupt):
         say("stopped watching; what was continued goes on")

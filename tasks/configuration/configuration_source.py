@@ -18,6 +18,7 @@ from tasks.configuration.evaluation_settings import SUITE_KEYS
 from tasks.configuration.key_reference import list_keys, section_meanings
 from tasks.configuration.readable_url import READABLE, why_unreadable, wrong_scheme
 from tasks.configuration.run_configuration import RunConfig
+from tasks.configuration.settings import NotifyConfig
 from tasks.configuration.shipped_files import CONFIGURATIONS, is_name, known_names, named_file
 from tasks.configuration.suite_file import resolve_evaluation
 from tasks.errors import InvalidConfiguration, TaskError
@@ -73,6 +74,16 @@ def parse_configuration(
         raise InvalidConfiguration(f"{where}: {error}") from error
     mirrors = config.mirrors.based_at(folder or Path.cwd())
     return config.model_copy(update={"evaluation": evaluation, "mirrors": mirrors})
+
+
+def read_notify(environment: Mapping[str, str]) -> NotifyConfig:
+    """Return `[notify]` as the environment alone sets it, for a process that trains no run of its own."""
+    layered, origins = _overlay({}, (), environment)
+    try:
+        return NotifyConfig.model_validate(layered.get("notify", {}))
+    except ValidationError as error:
+        lines = (f"{_origin(rule, origins, 'environment')}: {rule.text}" for rule in broken_rules(error, layered))
+        raise InvalidConfiguration("\n".join(lines)) from error
 
 
 def configuration_folder(source: str) -> Path:

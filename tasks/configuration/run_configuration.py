@@ -18,6 +18,7 @@ from tasks.configuration.settings import (
     MachinesConfig,
     MirrorsConfig,
     Name,
+    NotifyConfig,
     PreemptionConfig,
     WatchdogConfig,
 )
@@ -26,6 +27,7 @@ FROZEN_SECTIONS = ("model_family", "data", "model", "training")
 """What decides which run it is; `UNFROZEN_TRAINING` is excepted."""
 MACHINE_KEYS = (
     *("mirrors.tensorboard", "mirrors.mlflow", "preemption.notice_file", "preemption.metadata"),
+    *("notify.command", "notify.webhook", "notify.block"),
     *("evaluation.suite", "evaluation.command", "machines.check"),
 )
 """Folders, endpoints, files and commands, which only the machine that acts may name: none is taken from a log.
@@ -53,6 +55,7 @@ class RunConfig(Section):
     machines: MachinesConfig = MachinesConfig()
     cost: CostConfig = CostConfig()
     mirrors: MirrorsConfig = MirrorsConfig()
+    notify: NotifyConfig = Field(default=NotifyConfig(), exclude=True)
     # A store can be moved: where a log lies is no part of what the log says.
     store: str = Field(
         "", exclude=True, description="folder or URL of the store, where neither --store nor CAIRN_STORE names one"

@@ -1,11 +1,12 @@
 """The sections about checkpoints, failures, liveness, cost and exporters. None of them changes which run it is."""
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from model.configuration.network import NotNegative, NotNegativeNumber, Positive, PositiveNumber, Section
 
@@ -153,6 +154,36 @@ class CostConfig(Section):
     currency: Annotated[str, Field(pattern=r"^[^\W\d_]{1,8}$|^[$€£¥]$")] = Field(
         "USD", description="currency of the price", json_schema_extra={"rule": "up to 8 letters, or one of $ € £ ¥"}
     )
+
+
+class NotifyConfig(Section):
+    """Whom a run's decisions are told, by this machine alone: nothing of this section is written into a log.
+
+    Its words: finished, budget-exhausted, stopped, integrity, approval-wanted, and silent, which `cairn watch` tells.
+    """
+
+    command: str = Field("", description="command of this machine that reads each notice as JSON from standard input")
+    webhook: SecretStr = Field(SecretStr(""), description="address that each notice is posted to as JSON")
+    block: Annotated[str, Field(pattern=r"^([a-z0-9-]+/[a-z0-9-]+)?$")] = Field(
+        "",
+        description="notification block of the Prefect server, such as slack-webhook/team",
+        json_schema_extra={"rule": "type/name, as Prefect lists blocks"},
+    )
+    timeout_seconds: Seconds = Field(10.0, description="how long the command or the webhook may take for one notice")
+
+    @field_validator("command")
+    @classmethod
+    def _command_can_be_split(cls, given: str) -> str:
+        shlex.split(given)
+        return given
+
+    @field_validator("webhook")
+    @classmethod
+    def _webhook_is_an_address(cls, given: SecretStr) -> SecretStr:
+        parts = urlsplit(given.get_secret_value())
+        if given.get_secret_value() and (parts.scheme not in ("http", "https") or not parts.hostname):
+            raise ValueError("must be an http(s) address; it may be a secret, so it is not shown")
+        return given
 
 
 class MirrorsConfig(Section):

@@ -255,6 +255,29 @@ def test_the_loop_tells_only_what_is_new_and_outlives_a_store_that_is_away(
     assert len(said) == 2 and "no answer" in said[0]
 
 
+def test_an_attempt_that_nothing_continues_is_told_after_two_leases(
+    store: LocalStore, watch: Callable[..., RunWatcher], clock: Clock
+) -> None:
+    fabricate(store, "held").start(overrides=["lease.seconds=30"])
+    watcher, told = watch(Recorded()), list[list[str]]()
+    for _ in range(3):
+        watcher.look()
+        told.append([f"{notice.kind} {notice.key}" for notice in watcher.notices()])
+        clock.sleep(31)
+    assert told == [[], [], ["silent silent-0001"]]
+
+
+def test_one_look_tells_a_command_of_this_machine_what_it_saw(
+    store: LocalStore, cairn: Cairn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped = fabricate(store, "stopped", opened_at=datetime.now(UTC))
+    stopped.start()
+    stopped.end("error", action="stop")
+    monkeypatch.setenv("CAIRN_NOTIFY__COMMAND", f"tee {tmp_path / 'told'}")
+    assert cairn("watch", "--once").code == 0
+    assert json.loads((tmp_path / "told").read_text())["id"] == "stopped/ended-0001"
+
+
 def standing(run: FabricatedRun) -> StalledRun:
     return StalledRun(run_id=run.log.run_id, state=run.log.state, seconds=0.0)
 

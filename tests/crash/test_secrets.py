@@ -35,6 +35,7 @@ SECRETS = {
     "GH_PAT": "canary-github-14",
     "SLACK_WEBHOOK_URL": "https://hooks.example/canary-slack-15",
     "SENTRY_DSN": "https://canary-sentry-16@sentry.example/1",
+    "CAIRN_NOTIFY__WEBHOOK": "http://127.0.0.1:9/canary-webhook-18",
     "ENTIRELY_UNSUSPICIOUS": "canary-nobody-knows-17",
 }
 PASSWORD_IN_A_URL = "canary-in-a-url-11"

@@ -1,12 +1,18 @@
 """The keys that say how a run ends and what is told of it: early stop, promotion, notices, cost, mirrors."""
 
+import json
 import os
 import signal
+import subprocess
 import threading
 from typing import Any
 
+import pytest
+
 from flows.orchestrator.promotion_approval import Question
+from flows.orchestrator.run_notices import all_receivers
 from flows.run import active_run, run_promotion
+from reports.notices.notice import silent_notice
 from reports.pages.report_pages import markdown_report
 from reports.pages.run_report import gather_report
 from storage.logs.registry import Registry
@@ -14,14 +20,16 @@ from storage.logs.run_log import RunLog
 from storage.stores.local_store import LocalStore
 from tests.processes.waiting import patience_seconds
 from tests.reports.tracking_server import tracking_server
+from tests.reports.webhook import serving_hook
 from tests.tasks.metadata_service import ACTION, TERMINATE, Cloud, served
 from tests.wiring.bench import Bench
 from tests.wiring.flow_in_process import CONFIG, RUN, NotedWarmTrainer
-from tests.wiring.key_table import acts
+from tests.wiring.key_table import acts, seen_by
 from tests.wiring.tensorless_trainer import STEP_GPU_SECONDS, loss_of
 
 STUCK, DIVERGING = "5.6", "7.5"
 """Losses that fall from here are those of a uniform guess among 257 tokens, ln(257) = 5.55, or worse."""
+seen_by("tests/crash/test_notify_block.py::test_a_block_of_the_server_passes_the_words_on", "notify.block")
 OF_25_STEPS = ("training.steps=25", "checkpoint.every_steps=25")
 
 
@@ -138,6 +146,27 @@ def a_server_that_mlflow_reads(bench: Bench) -> None:
     with tracking_server() as tracking:
         bench.flow.train(f"mirrors.mlflow={tracking.url}")
     assert tracking.values("train.loss")[-1] == (20, loss_of(20))
+
+
+@acts("notify.command")
+def a_command_that_is_told(bench: Bench) -> None:
+    bench.flow.train(f"notify.command=tee {bench.flow.folder / 'told'}")
+    assert json.loads((bench.flow.folder / "told").read_text())["kind"] == "finished"
+
+
+@acts("notify.webhook")
+def an_address_that_is_told(bench: Bench) -> None:
+    with serving_hook() as hook:
+        bench.flow.train(f"notify.webhook={hook.url}")
+    assert [item["kind"] for item in hook.posted] == ["finished"]
+
+
+@acts("notify.timeout_seconds")
+def how_long_it_may_take(bench: Bench) -> None:
+    with bench.flow.opened("notify.command=sleep 600", "notify.timeout_seconds=0.25") as run:
+        (receiver,) = all_receivers(run.config.notify)
+        with pytest.raises(subprocess.TimeoutExpired):
+            receiver.receive(silent_notice(RUN, 1, 2, 3.0))
 
 
 @acts("cost.gpu_hour_price", "cost.currency")

@@ -1,0 +1,41 @@
+"""The notices of a run and all their receivers: beside a command and a webhook a notification block of Prefect."""
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from reports.notices.notice import Notice, find_notices
+from reports.notices.receivers import Receiver, make_receivers
+from storage.logs.registry import Registry, RegistryState
+from storage.logs.run_log import RunLog
+from tasks.configuration.settings import NotifyConfig
+
+
+class BlockReceiver:
+    """Notifies by a block of the Prefect server."""
+
+    name = "block"
+
+    def __init__(self, block: str) -> None:
+        self._block = block
+
+    def receive(self, notice: Notice) -> None:
+        """Load the block and notify; raises what Prefect raises."""
+        from prefect.blocks.core import Block  # a watcher that names no block needs no Prefect
+
+        block: Any = Block.load(self._block)
+        block.notify(notice.text, subject=f"cairn: {notice.run_id}: {notice.kind}")
+
+
+def all_receivers(notify: NotifyConfig) -> Sequence[Receiver]:
+    """Return every receiver that the configuration of this machine names."""
+    return [*make_receivers(notify), *([BlockReceiver(notify.block)] if notify.block else [])]
+
+
+def notices_of(log: RunLog) -> Iterator[Notice]:
+    """Return what the log that was read says now that is worth telling; an alias is read where it has to be."""
+
+    def read_registry(alias: str) -> RegistryState:
+        return Registry(log.store, alias).refresh()
+
+    return find_notices(log.run_id, log.state, read_registry, now=datetime.now(UTC))

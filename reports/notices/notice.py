@@ -1,0 +1,133 @@
+"""The decisions of a run that a person is told of, read off its log: one notice for each, with a key of its own."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+
+from reports.queries.run_lookup import configuration_document
+from reports.queries.run_status import stopped_early
+from storage.logs.registry import RegistryState
+from storage.logs.run_entries import AttemptEnded
+from storage.logs.run_state import AttemptRecord, CheckpointState, RunState
+from tasks.configuration.flat_document import stored_value
+from tasks.policy.termination import DecisionAction, FlowOutcome, flow_outcome
+from tasks.text.format import one_line
+
+_OLD = timedelta(days=1)
+"""What was decided longer ago is history, not news: a store that gets its first watcher is not retold."""
+_MOST_CHARACTERS = 500
+_FORMAT_VERSION = 1
+
+
+class NoticeKind(StrEnum):
+    """What a notice is about."""
+
+    FINISHED = "finished"
+    BUDGET_EXHAUSTED = "budget-exhausted"
+    STOPPED = "stopped"
+    INTEGRITY = "integrity"
+    APPROVAL_WANTED = "approval-wanted"
+    SILENT = "silent"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Notice:
+    """One decision of one run; `key` is the same in every process that reads it, `text` a line for people."""
+
+    run_id: str
+    key: str
+    kind: NoticeKind
+    step: int
+    at: datetime | None
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NoticeDocument:
+    """A notice as receivers get it, as JSON: equal `id`s are one decision, told again."""
+
+    version: int
+    id: str
+    run_id: str
+    kind: str
+    step: int
+    at: datetime | None
+    text: str
+
+
+def document_of(notice: Notice) -> NoticeDocument:
+    """Return what a receiver gets."""
+    return NoticeDocument(
+        version=_FORMAT_VERSION,
+        id=f"{notice.run_id}/{notice.key}",
+        run_id=notice.run_id,
+        kind=notice.kind,
+        step=notice.step,
+        at=notice.at,
+        text=notice.text,
+    )
+
+
+def find_notices(
+    run_id: str, state: RunState, read_registry: Callable[[str], RegistryState], *, now: datetime
+) -> Iterator[Notice]:
+    """Yield the decisions of the last day; `read_registry` is asked only where an approval may be wanted."""
+    for record in state.checkpoints:
+        if record.state == CheckpointState.QUARANTINED:
+            prefix = record.committed.prefix.rpartition("/")[2]
+            text = f"checkpoint {prefix} is quarantined: {record.detail}"
+            yield _notice(run_id, f"quarantined-{prefix}", NoticeKind.INTEGRITY, record.committed.step, None, text)
+    last = state.attempts[-1] if state.attempts else None
+    if last is not None and last.ended is not None and last.ended_at is not None and now - last.ended_at < _OLD:
+        yield from _ends(run_id, state, last, last.ended, read_registry)
+
+
+def silent_notice(run_id: str, attempt: int, step: int, seconds: float) -> Notice:
+    """Return the notice of an open attempt that has shown no life for two leases."""
+    text = f"attempt {attempt} has shown no sign of life for {seconds:.0f} seconds, and nothing has continued the run"
+    return _notice(run_id, f"silent-{attempt:04d}", NoticeKind.SILENT, step, None, text)
+
+
+def _ends(
+    run_id: str,
+    state: RunState,
+    record: AttemptRecord,
+    ended: AttemptEnded,
+    read_registry: Callable[[str], RegistryState],
+) -> Iterator[Notice]:
+    number = f"{record.started.attempt:04d}"
+    if state.finished is not None:
+        text = stopped_early(state) or f"it is finished, at step {state.finished.step}"
+        yield _notice(run_id, f"finished-{number}", NoticeKind.FINISHED, state.finished.step, record.ended_at, text)
+        if alias := _unapproved_alias(run_id, state, read_registry):
+            text = f"its promotion to {alias} waits for a person, unless a gate refuses it: `cairn promote {run_id}`"
+            kind = NoticeKind.APPROVAL_WANTED
+            yield _notice(run_id, f"approval-{number}", kind, state.finished.step, record.ended_at, text)
+        return
+    if ended.decision.action != DecisionAction.STOP:
+        return
+    outcome = flow_outcome(ended.reason, ended.decision.action, ended.decision.charged)
+    kinds = {
+        FlowOutcome.BUDGET_EXHAUSTED: NoticeKind.BUDGET_EXHAUSTED,
+        FlowOutcome.ERROR: NoticeKind.STOPPED,
+        FlowOutcome.STORAGE: NoticeKind.STOPPED,
+    }
+    if outcome in kinds:
+        text = f"attempt {record.started.attempt} ended: {ended.reason}: {ended.detail}; {ended.decision.reason}"
+        yield _notice(run_id, f"ended-{number}", kinds[outcome], ended.last_step, record.ended_at, text)
+
+
+def _unapproved_alias(run_id: str, state: RunState, read_registry: Callable[[str], RegistryState]) -> str:
+    """Return the alias whose promotion waits for an approval; empty where none does."""
+    config = configuration_document(state)
+    if not stored_value(config, "promotion", "require_approval", bool):
+        return ""
+    alias = stored_value(config, "promotion", "alias", str) or ""
+    decided = (item.promoted or item.refused for item in read_registry(alias).history) if alias else ()
+    return "" if any(body is not None and body.run_id == run_id for body in decided) else alias
+
+
+def _notice(run_id: str, key: str, kind: NoticeKind, step: int, at: datetime | None, text: str) -> Notice:
+    said = one_line(f"cairn run {run_id}: {text}", _MOST_CHARACTERS)
+    return Notice(run_id=run_id, key=key, kind=kind, step=step, at=at, text=said)
