@@ -1,0 +1,58 @@
+"""Whoever is told of a run costs it no bit: two exporters, one away, a webhook that hangs all the while, scrapes."""
+
+import threading
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from reports.queries.run_metrics import serve_metrics
+from tasks.machine.background_thread import running_beside
+from tests.crash.reference import reference_run
+from tests.crash.training_command import Command
+from tests.crash.victims import kill_both
+from tests.processes.waiting import wait_for
+from tests.reports.tracking_server import tracking_server
+from tests.reports.webhook import serving_hook
+
+SETTINGS = ("--set", "training.steps=15", "--set", "budgets.storage.backoff_seconds=0.1")
+
+
+@pytest.mark.slow
+def test_a_hanging_webhook_exporters_and_scrapes_change_no_bit(command: Command, tmp_path: Path) -> None:
+    process = command.train_until(12, *SETTINGS)
+    wait_for(lambda: command.state().resume_step == 10, process, "the commit of step 10", command.output)
+    kill_both(process)
+    damage_newest(command)  # the quarantine is told, and so the webhook hangs while the rest is trained
+    with tracking_server() as tracking, serving_hook() as hook, scraping(serve_metrics(command.store, 0)):
+        hook.hangs = True
+        command.train(
+            *SETTINGS,
+            *("--set", f"mirrors.tensorboard={tmp_path / 'board'}", "--set", f"mirrors.mlflow={tracking.url}"),
+            CAIRN_NOTIFY__WEBHOOK=hook.url,
+        )
+        assert hook.arrived.is_set() and tracking.runs and list((tmp_path / "board").rglob("*tfevents*"))
+    assert command.state_sha256() == reference_run(command).state_sha256
+
+
+def damage_newest(command: Command) -> None:
+    """Change one byte of the newest checkpoint."""
+    key = f"{command.state().readable[0].committed.prefix}/optimizer-00001-of-00001.safetensors"
+    data = bytearray(command.store.read(key))
+    data[-5] ^= 1
+    command.store.write(key, bytes(data))
+
+
+@contextmanager
+def scraping(port: int) -> Iterator[None]:
+    """Ask for the metrics twice a second while the block runs."""
+
+    def scrape(stop: threading.Event) -> None:
+        while not stop.wait(0.5):
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+                answer.read()
+
+    with running_beside(scrape, name="scrapes"):
+        yield
