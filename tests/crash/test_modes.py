@@ -8,8 +8,6 @@ from tests.crash.victims import kill_both
 
 STEPS, KILLED_AT = 24, (3, 13)
 SHORT = ("--set", f"training.steps={STEPS}")
-BESIDE = (pytest.mark.slow,)
-"""Quick witnesses: tests/model/test_kernels.py for the bits, tests/crash/test_kill_anywhere.py for the kills."""
 
 
 def mode(precision: str, kernels: str) -> tuple[str, ...]:
@@ -23,23 +21,24 @@ def frozen_mode(command: Command) -> tuple[str, str]:
     return training["precision"], training["kernels"]
 
 
-@pytest.mark.parametrize(
-    ("precision", "kernels"),
-    [
-        pytest.param("bf16", "fused", marks=BESIDE),
-        pytest.param("bf16", "stock", marks=BESIDE),
-        pytest.param("fp32", "fused", marks=BESIDE),
-        pytest.param("fp32", "stock", marks=BESIDE),
-    ],
-)
+NETWORKS = {
+    "gpt2": (),
+    "qwen3 moved by muon": ("--set", "model.architecture=qwen3", "--set", "training.optimizer=muon"),
+}
+
+
+@pytest.mark.slow  # quick witnesses: tests/model/test_kernels.py and tests/crash/test_kill_anywhere.py
+@pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+@pytest.mark.parametrize("kernels", ["fused", "stock"])
 def test_killed_twice_a_run_ends_in_the_bits_of_its_steps_trained_in_one_go(
-    command: Command, precision: str, kernels: str
+    command: Command, network: tuple[str, ...], precision: str, kernels: str
 ) -> None:
     extra = mode(precision, kernels)
     for step in KILLED_AT:
-        kill_both(command.train_until(step, *SHORT, *extra))
+        kill_both(command.train_until(step, *SHORT, *network, *extra))
         extra = ()  # the file leaves it to Cairn: what was opened goes on
-    command.train(*SHORT)
+    command.train(*SHORT, *network)
     assert command.state_sha256() == reference_run(command).state_sha256
     assert frozen_mode(command) == (precision, kernels)
     assert len(command.state().attempts) == len(KILLED_AT) + 1
