@@ -233,6 +233,23 @@ def test_the_files_are_those_the_hub_expects(folder: Path) -> None:
     assert (folder / "README.md").read_text() == "# A card\n"
 
 
+READ_ELSEWHERE = {
+    "gpt2": {"n_positions", "n_embd", "n_layer", "n_head", "layer_norm_epsilon", "activation_function"},
+    "qwen3": {
+        *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
+        *("head_dim", "max_position_embeddings", "rms_norm_eps", "rope_theta", "hidden_act", "attention_bias"),
+    },
+}
+"""What vLLM's model files and llama.cpp's converter look up by name; neither is run here."""
+
+
+def test_what_serving_programs_read_of_a_configuration_is_written(model: CheckpointModel, folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    shared = {"architectures", "model_type", "vocab_size", "tie_word_embeddings", "torch_dtype", "eos_token_id"}
+    wanted = shared | READ_ELSEWHERE["gpt2" if config["model_type"] == "gpt2" else "qwen3"]
+    assert {name for name in wanted if config.get(name) is None} == set()
+
+
 def test_a_tied_embedding_is_written_once_and_the_format_is_named(model: CheckpointModel, folder: Path) -> None:
     with safe_open(folder / "model.safetensors", framework="pt") as file:
         assert file.metadata() == {"format": "pt"}
