@@ -15,7 +15,7 @@ SUITABLE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for name in python3 python3.14 python3.13 python3.12 python3.11; do \
 	if $$name -c '$(SUITABLE)' >/dev/null 2>&1; then echo $$name; break; fi; done)
 
-.PHONY: help .venv train wheel test test-full test-slow test-mutants test-matrix test-s3 test-slurm gpu-check gpu-wheels chaos chaos-slurm bench bench-memory bench-data bench-loader bench-sql bench-continuation bench-step bench-sum bench-checkpoint bench-store bench-start bench-overhead bench-history bench-install bench-time-to-loss check lock audit docs format pictures up clean
+.PHONY: help .venv train wheel test test-full test-slow test-mutants test-matrix test-s3 test-slurm gpu-check gpu-wheels chaos chaos-slurm bench bench-memory bench-data bench-loader bench-sql bench-ui bench-continuation bench-step bench-sum bench-checkpoint bench-store bench-start bench-overhead bench-history bench-install bench-time-to-loss check lock audit docs format pictures up clean
 
 help:  ## show this list
 	@grep -E '^[.a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([.a-z-]+):[^#]*## /\1\t/' | expand -t 14
@@ -125,6 +125,9 @@ bench-memory: $(DEVELOPER)  ## a trainer's estimated memory beside its measured 
 
 bench-sql: $(DEVELOPER)  ## SQL over 1,000 runs of 1,000 attempts beside DuckDB on plain Parquet (some minutes to make them); ARGS= adds options
 	@PYTHONPATH=. $(BIN)/python tests/benchmarks/bench_sql.py $(ARGS)
+
+bench-ui: $(DEVELOPER)  ## the live page over 1,000 runs, and the plot of a million steps in a real Chromium; ARGS="--runs 100"
+	@$(BIN)/python -m tests.benchmarks.bench_ui $(ARGS)
 
 bench-history: $(DEVELOPER)  ## a log of a million entries: folding it, caching it, opening it; ARGS="--all" keeps every entry as a file
 	@$(BIN)/python -m tests.benchmarks.bench_history $(ARGS)

@@ -55,8 +55,9 @@ def view_curves(curves: RunCurves, *, columns: int = COLUMNS) -> CurveView:
     """Return the curves as a browser draws them, each thinned to what so many columns can show."""
     axis = PlotAxis(curves=curves, across="step", height_inches=0)
     clock = _clock(curves)
-    drawn = {name: thin_out(axis.series(name), columns=columns) for name in _DRAWN}
-    drawn["trend"] = smooth(axis.series("train_loss"))
+    whole = {name: axis.series(name) for name in _DRAWN}
+    drawn = {name: thin_out(series, columns=columns) for name, series in whole.items()}
+    drawn["trend"] = smooth(whole["train_loss"])
     drawn["inherited"] = thin_out(axis.inherited("train_loss"), columns=columns)
     pairs = [(point.step, point.val_loss) for point in curves.held_out]
     steps, values = np.array(pairs, dtype=np.float64).reshape(-1, 2).T

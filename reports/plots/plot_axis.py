@@ -38,10 +38,10 @@ class PlotAxis:
         return self._column(name, self.curves.inherited)
 
     def _column(self, name: str, points: Sequence[StepPoint]) -> Series:
-        lines = [point.record for point in points]
-        pairs = [(line.step, value) for line in lines if (value := getattr(line, name)) is not None]
-        steps, values = np.array(pairs, dtype=np.float64).reshape(-1, 2).T
-        return Series(steps=steps * self.unit, values=values)
+        found = [getattr(point.record, name) for point in points]
+        kept = np.array([value is not None for value in found], dtype=np.bool_)
+        steps = np.array([point.record.step for point in points], dtype=np.float64)
+        return Series(steps=steps * self.unit, values=np.array(found, dtype=np.float64)).where(kept)
 
     @property
     def reach(self) -> float:

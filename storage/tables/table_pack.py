@@ -50,11 +50,11 @@ def join_rows(
     made: Sequence[Mapping[str, Sequence[Any]]],
 ) -> pa.Table:
     """Return the rows of one table: those of the runs in `kept` from its file, and those that were made anew."""
-    parts = [arrow_table(columns, ())]
+    parts = []
     if kept:
         before = parquet.read_table(files[table], partitioning=None)
         parts.append(before.filter(compute.is_in(before["run_id"], pa.array(sorted(kept)))))
-    parts += [arrow_table(columns, rows[table]) for rows in made if rows[table]]
+    parts.append(arrow_table(columns, [row for rows in made for row in rows[table]]))
     return pa.concat_tables(parts).unify_dictionaries()
 
 

@@ -13,7 +13,6 @@ import uvicorn
 from cairn.ui.live_app import make_app
 from cairn.ui.view_cache import ViewCache
 from storage.stores.object_store import ObjectStore
-from tests.processes.waiting import wait_until
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,8 +60,7 @@ def served(store: ObjectStore, work: Path, environment: Mapping[str, str] | None
     with socket.create_server(("127.0.0.1", 0)) as listening:
         live.port = listening.getsockname()[1]
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
-        thread.start()
-        wait_until(lambda: server.started, "the live page")
+        thread.start()  # the socket takes connections already
         try:
             yield live
         finally:
