@@ -47,11 +47,12 @@ class Exporter(Protocol):
 
 def check_exporters(mirrors: MirrorsConfig) -> None:
     """Raise `InvalidConfiguration` where an exporter's library is not installed; opens nothing."""
-    if mirrors.tensorboard and find_spec("tensorboard") is None:
-        raise InvalidConfiguration(
-            f"mirrors.tensorboard = {mirrors.tensorboard!r}: TensorBoard is not installed; "
-            "`pip install 'cairn-train[tensorboard]'` installs it, `--set mirrors.tensorboard=` goes without"
-        )
+    for key, tool in (("tensorboard", "TensorBoard"), ("wandb", "W&B")):
+        if (folder := getattr(mirrors, key)) and find_spec(key) is None:
+            raise InvalidConfiguration(
+                f"mirrors.{key} = {folder!r}: {tool} is not installed; "
+                f"`pip install 'cairn-train[{key}]'` installs it, `--set mirrors.{key}=` goes without"
+            )
 
 
 @contextmanager
@@ -70,6 +71,10 @@ def _make_exporters(log: RunLog, mirrors: MirrorsConfig, environment: Mapping[st
         from reports.exporters.tensorboard_exporter import TensorBoardExporter
 
         yield TensorBoardExporter(Path(mirrors.tensorboard), log.run_id, log.store.url)
+    if mirrors.wandb:
+        from reports.exporters.wandb_exporter import WandbExporter
+
+        yield WandbExporter(Path(mirrors.wandb), log.run_id)
     if mirrors.mlflow:
         from reports.exporters.mlflow_client import MlflowClient
         from reports.exporters.mlflow_exporter import MlflowExporter

@@ -26,7 +26,7 @@ from tasks.configuration.settings import (
 FROZEN_SECTIONS = ("model_family", "data", "model", "training")
 """What decides which run it is; `UNFROZEN_TRAINING` is excepted."""
 MACHINE_KEYS = (
-    *("mirrors.tensorboard", "mirrors.mlflow", "preemption.notice_file", "preemption.metadata"),
+    *("mirrors.tensorboard", "mirrors.wandb", "mirrors.mlflow", "preemption.notice_file", "preemption.metadata"),
     *("notify.command", "notify.webhook", "notify.block"),
     *("evaluation.suite", "evaluation.command", "machines.check"),
 )

@@ -190,12 +190,14 @@ class MirrorsConfig(Section):
     """Exporters: where the curve of a run is copied, beside the store. Never read or waited for, never a log's word."""
 
     tensorboard: str = Field("", description="folder of this machine that TensorBoard reads")
+    wandb: str = Field("", description="folder of this machine for Weights & Biases, offline; `wandb sync` sends it")
     mlflow: str = Field("", description="address of an MLflow tracking server; credentials stay in MLFLOW_TRACKING_*")
 
     @model_validator(mode="after")
     def _addresses_can_be_used(self) -> Self:
-        if "://" in self.tensorboard:
-            raise ValueError(f"tensorboard={self.tensorboard!r} must be a folder of this machine")
+        for name in ("tensorboard", "wandb"):
+            if "://" in getattr(self, name):
+                raise ValueError(f"{name}={getattr(self, name)!r} must be a folder of this machine")
         if not self.mlflow:
             return self
         parts = urlsplit(self.mlflow)
@@ -211,7 +213,6 @@ class MirrorsConfig(Section):
         return self
 
     def based_at(self, folder: Path) -> "MirrorsConfig":
-        """Return the same with an absolute TensorBoard folder; a relative one starts at `folder`."""
-        if not self.tensorboard:
-            return self
-        return self.model_copy(update={"tensorboard": str(folder / Path(self.tensorboard).expanduser())})
+        """Return the same with absolute folders; a relative one starts at `folder`."""
+        named = {name: given for name in ("tensorboard", "wandb") if (given := getattr(self, name))}
+        return self.model_copy(update={name: str(folder / Path(given).expanduser()) for name, given in named.items()})

@@ -1,11 +1,14 @@
 """A run whose attempts write step records, commit, and die: what exporters follow."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
 
+from reports.exporters.curve_follower import CurveFollower
+from reports.exporters.exporters import Exporter
 from storage.logs.run_state import RunState
-from storage.logs.step_log import StepRecord, read_step_records, splice, step_log_key
+from storage.logs.step_log import StepRecord, StepTail, read_step_records, splice, step_log_key
 from storage.stores.object_store import ObjectStore
 from tests.fabricated_run import FabricatedRun, fabricate
 
@@ -70,3 +73,18 @@ def interrupted_run(store: ObjectStore, run_id: str = "bard") -> ExportedRun:
     run.train(11, 20)
     run.run.evaluate(run.run.commit(20), loss=2.0)
     return run
+
+
+def following(run: ExportedRun, exporter: Exporter) -> Callable[[], None]:
+    """Begin a exporter as a process that trains the run would; each call tells it what is new."""
+    exporter.begin(run.state)
+    follower = CurveFollower(StepTail(run.run.log.store, run.run.log.prefix))
+
+    def follow() -> None:
+        more = True
+        while more:
+            update = follower.follow(run.state)
+            exporter.write(update)
+            more = update.more
+
+    return follow

@@ -11,38 +11,20 @@ from typing import Any
 
 import pytest
 
-from reports.exporters.curve_follower import CurveFollower, CurveUpdate, TimedStep
+from reports.exporters.curve_follower import CurveUpdate, TimedStep
 from reports.exporters.exporters import Exporter, ExporterThread, check_exporters, run_exporters
 from reports.exporters.mlflow_client import MlflowClient, MlflowRefused
 from reports.exporters.mlflow_exporter import MlflowExporter
 from reports.exporters.tensorboard_exporter import TensorBoardExporter
 from storage.logs.run_state import RunState
-from storage.logs.step_log import StepTail
 from storage.stores.local_store import LocalStore
 from tasks.configuration.configuration_source import parse_configuration
 from tasks.configuration.settings import MirrorsConfig
 from tasks.errors import InvalidConfiguration
 from tests.entries import NOON
 from tests.fabricated_run import DOCUMENT, fabricate
-from tests.reports.exported_run import ExportedRun, interrupted_run, step_line
+from tests.reports.exported_run import ExportedRun, following, interrupted_run, step_line
 from tests.reports.tracking_server import TrackingServer, tracking_server
-
-Follow = Callable[[], None]
-
-
-def following(run: ExportedRun, exporter: Exporter) -> Follow:
-    """Begin a exporter as a process that trains the run would; each call tells it what is new."""
-    exporter.begin(run.state)
-    follower = CurveFollower(StepTail(run.run.log.store, run.run.log.prefix))
-
-    def follow() -> None:
-        more = True
-        while more:
-            update = follower.follow(run.state)
-            exporter.write(update)
-            more = update.more
-
-    return follow
 
 
 def curve(folder: Path, tag: str = "train/loss") -> list[tuple[int, float]]:
@@ -357,7 +339,7 @@ def test_a_relative_folder_starts_at_the_configuration(tmp_path: Path) -> None:
         ("mirrors.tensorboard=gs://bucket/board", "must be a folder of this machine"),
         ("mirrors.mlflow=sqlite:///x.db", "must be the http"),
         ("mirrors.mlflow=http://ada:secret@host", "MLFLOW_TRACKING_USERNAME"),
-        ("mirrors.wandb=x", "unknown key"),
+        ("mirrors.neptune=x", "unknown key"),
     ],
 )
 def test_what_cannot_be_a_exporter_is_refused(override: str, words: str) -> None:

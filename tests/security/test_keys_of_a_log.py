@@ -11,8 +11,8 @@ from tasks.configuration.stored_configuration import parse_stored_configuration
 
 SCHEMA = RunConfig.model_json_schema()
 OF_THE_MACHINE = {
-    "mirrors.tensorboard", "mirrors.mlflow", "preemption.notice_file", "preemption.metadata", "evaluation.suite",
-    "evaluation.command", "machines.check", "notify.command", "notify.webhook", "notify.block",
+    "mirrors.tensorboard", "mirrors.wandb", "mirrors.mlflow", "preemption.notice_file", "preemption.metadata",
+    "evaluation.suite", "evaluation.command", "machines.check", "notify.command", "notify.webhook", "notify.block",
 }  # fmt: skip
 NOT_ANY_TEXT = {"preemption.metadata", "notify.block"}
 READ_WHEN_A_RUN_IS_OPENED = {"data.sources", "data.tokenizer", "training.init_from"}

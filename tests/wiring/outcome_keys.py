@@ -12,6 +12,7 @@ import pytest
 from flows.orchestrator.promotion_approval import Question
 from flows.orchestrator.run_notices import all_receivers
 from flows.run import active_run, run_promotion
+from reports.exporters import exporters
 from reports.notices.notice import silent_notice
 from reports.pages.report_pages import markdown_report
 from reports.pages.run_report import gather_report
@@ -126,6 +127,13 @@ def a_signal_of_the_scheduler(bench: Bench) -> None:
 def a_folder_that_tensorboard_reads(bench: Bench) -> None:
     bench.flow.train("mirrors.tensorboard=board")
     assert [path for path in (bench.flow.folder / "board").rglob("*tfevents*") if path.stat().st_size]
+
+
+@acts("mirrors.wandb")
+def a_folder_for_wandb(bench: Bench) -> None:
+    with bench.flow.opened("mirrors.wandb=board") as run:
+        (exporter,) = exporters._make_exporters(run.log, run.config.mirrors, {})
+    assert vars(exporter)["_folder"] == bench.flow.folder / "board"
 
 
 @acts("preemption.metadata")

@@ -1,0 +1,87 @@
+"""A run in Weights & Biases, offline: a folder that `wandb sync` sends, with the whole curve of the surviving line.
+
+W&B takes nothing back, so a step is written only after a checkpoint at or after it is committed. Each process that
+trains the run writes a new folder under the same W&B id and deletes those of earlier processes.
+"""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from reports.exporters.curve_follower import CurveUpdate, TimedStep
+from storage.logs.run_state import RunState
+from storage.stores.document import sha256
+from tasks.configuration.flat_document import flatten
+
+_PROJECT = "cairn"
+_STEP = "step"
+
+
+class WandbExporter:
+    """Writes one run's offline folder; `wandb` starts a process of its own, and no network is used."""
+
+    name = "W&B"
+
+    def __init__(self, folder: Path, run_id: str) -> None:
+        self._folder, self._run_id = folder, run_id
+        self._run: Any = None
+        self._unsettled: list[TimedStep] = []
+
+    def begin(self, state: RunState) -> None:
+        """Start a new folder, and delete those of earlier processes."""
+        import wandb
+
+        self._close()
+        self._folder.mkdir(parents=True, exist_ok=True)
+        opened_at = state.opened_at.isoformat() if state.opened_at else ""
+        identity = sha256(f"{self._run_id}@{opened_at}".encode())[:16]
+        for earlier in (self._folder / "wandb").glob(f"offline-run-*-{identity}"):
+            shutil.rmtree(earlier, ignore_errors=True)
+        settings = wandb.Settings(
+            mode="offline",
+            root_dir=str(self._folder),
+            silent=True,
+            console="off",
+            disable_git=True,
+            disable_code=True,
+            disable_job_creation=True,
+            x_disable_meta=True,
+            x_disable_stats=True,
+            x_disable_machine_info=True,
+        )
+        config = flatten(state.opened.config) if state.opened else {}
+        self._unsettled = []
+        self._run = wandb.init(
+            project=_PROJECT,
+            id=identity,
+            name=self._run_id,
+            config=config,
+            settings=settings,
+            reinit="create_new",
+            resume="allow",
+        )
+        self._run.define_metric("*", step_metric=_STEP)
+
+    def write(self, update: CurveUpdate) -> None:
+        """Write the steps that are committed now, and the evaluations."""
+        if update.rewind_to is not None:
+            self._unsettled = [timed for timed in self._unsettled if timed.record.step <= update.rewind_to]
+        self._unsettled += update.steps
+        settled = [timed for timed in self._unsettled if timed.record.step <= update.settled_step]
+        self._unsettled = self._unsettled[len(settled) :]
+        for timed in settled:
+            self._run.log({_STEP: timed.record.step, **timed.values})
+        for measured in update.evaluations:
+            values = {f"{measured.suite}/{name}": value for name, value in measured.metrics.items()}
+            self._run.log({_STEP: measured.step, **values})
+        for ended in update.ends:
+            self._run.summary[f"attempt.{ended.attempt:04d}"] = f"{ended.reason} at step {ended.last_step}"
+
+    def end(self, state: RunState) -> None:
+        """Close the folder; exit code 0 says that the run is finished."""
+        self._close(0 if state.finished else 1)
+
+    def _close(self, exit_code: int = 1) -> None:
+        run, self._run = self._run, None
+        if run is not None:
+            run.finish(exit_code=exit_code)
