@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from cairn.ui.live_server import serve
 from reports.queries.run_overview import OverviewRow, select_rows
 from storage.logs.log_entry import ForkOrigin
 from storage.logs.run_log import RunLog
 from storage.logs.step_log import StepRecord, step_log_key
 from storage.stores.local_store import LocalStore
+from tasks.errors import InvalidConfiguration
 from tests.cairn.live_server import LiveServer, served
 from tests.entries import NOON, opened, writer
 from tests.fabricated_run import FabricatedRun, configuration, fabricate
@@ -213,3 +216,11 @@ def test_monitoring_is_answered_with_the_numbers_of_all_runs(live: LiveServer) -
     answer = live.ask("/metrics")
     assert answer.headers["content-type"].startswith("application/openmetrics-text")
     assert 'cairn_run_step{run="bard"} 33.0' in answer.text and answer.text.endswith("# EOF\n")
+
+
+def test_without_the_plotting_library_one_line_says_what_to_install(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    with pytest.raises(InvalidConfiguration, match=r"pip install 'cairn-train\[ui\]'"):
+        serve(store, port=0, environment={}, announce=print)
