@@ -81,7 +81,7 @@ def test_the_installed_quickstart_is_found_by_its_name_in_an_empty_folder(instal
     (tmp_path / "empty").mkdir()
     environment = {**restrict(os.environ), "PYTHONPATH": str(installed)}
     printed = quietly(sys.executable, "-P", "-c", READ, folder=tmp_path / "empty", environment=environment)
-    assert printed.split() == ["600", "repetition", str(installed / "deployments")]
+    assert printed.split() == ["500", "repetition", str(installed / "deployments")]
 
 
 def test_an_installed_cairn_does_not_take_a_commit_of_somebody_elses_checkout_for_its_own(

@@ -52,7 +52,7 @@ def test_a_bare_name_is_a_file_of_deployments_wherever_one_stands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert family("quickstart") == "gpt2-tiny"
+    assert family("quickstart") == "quickstart"
     assert configuration_folder("quickstart").name == "deployments"
 
 
@@ -66,7 +66,7 @@ def test_deployments_of_the_working_directory_come_first(tmp_path: Path, monkeyp
 def test_a_folder_of_that_name_hides_no_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "quickstart").mkdir()
     monkeypatch.chdir(tmp_path)
-    assert family("quickstart") == "gpt2-tiny"
+    assert family("quickstart") == "quickstart"
 
 
 def test_an_unknown_name_is_answered_with_the_names_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
