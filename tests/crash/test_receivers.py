@@ -4,6 +4,7 @@ import threading
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,7 @@ def test_a_hanging_webhook_exporters_and_scrapes_change_no_bit(command: Command,
         command.train(
             *SETTINGS,
             *("--set", f"mirrors.tensorboard={tmp_path / 'board'}", "--set", f"mirrors.mlflow={tracking.url}"),
+            *(("--set", f"mirrors.wandb={tmp_path / 'wandb'}") if find_spec("wandb") else ()),
             CAIRN_NOTIFY__WEBHOOK=hook.url,
         )
         assert hook.arrived.is_set() and tracking.runs and list((tmp_path / "board").rglob("*tfevents*"))
