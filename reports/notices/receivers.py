@@ -2,6 +2,7 @@
 
 import shlex
 import subprocess
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from typing import Protocol
@@ -62,6 +63,9 @@ class WebhookReceiver:
         request = urllib.request.Request(self._address, encode(document_of(notice)), headers, method="POST")
         try:
             open_directly(request, timeout_seconds=self._timeout_seconds).close()
+        except urllib.error.HTTPError as error:
+            with error:
+                raise ReportError(f"the webhook answered {error.code}") from None
         except OSError as error:
             why = getattr(error, "reason", None) or type(error).__name__
             raise ReportError(f"the webhook did not take it: {why}") from None
