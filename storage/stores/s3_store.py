@@ -72,12 +72,16 @@ class S3Store(ObjectStore):
         if not into.nbytes:
             return 0
         name = self._name(key)
-        try:
-            data = self._retry_policy.call(lambda: self._fetch_range(name, start, size=into.nbytes)).data
-        except StoreUnavailable as error:
-            if not _is_beyond_the_end(error):
-                raise
-            return 0
+
+        def fetch() -> bytes:
+            try:
+                return self._fetch_range(name, start, size=into.nbytes).data
+            except StoreUnavailable as error:
+                if not _is_beyond_the_end(error):
+                    raise
+                return b""  # an answer, not a fault to wait out
+
+        data = self._retry_policy.call(fetch)
         into[: len(data)] = data
         return len(data)
 
