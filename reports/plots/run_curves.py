@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from reports.queries.evaluations import VAL_LOSS, comparable_evaluations
 from reports.queries.receipts import read_receipts
-from reports.queries.run_lookup import configuration_document
+from reports.queries.run_lookup import tokens_per_step
 from reports.queries.run_status import read_status
 from storage.logs.registry import Registry, list_aliases
 from storage.logs.run_entries import RunFinished
@@ -15,10 +16,7 @@ from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
 from storage.logs.step_log import StepPoint, StepRecord, read_step_records, splice
 from storage.stores.object_store import ObjectStore
-from tasks.configuration.flat_document import stored_value
 from tasks.policy.termination import TerminationReason
-
-_VAL_LOSS = "val_loss"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,9 +105,6 @@ def gather_curves(log: RunLog, *, lines: Sequence[StepRecord] | None = None) -> 
     state, status = log.state, read_status(log)
     lines = read_step_records(log.store, log.prefix) if lines is None else lines
     points = splice(lines, state.attempts)
-    held_out, config = tuple(_held_out(state)), configuration_document(state)
-    windows = stored_value(config, "training", "global_batch", int) or 0  # of another version: no token axis
-    block_size = stored_value(config, "model", "block_size", int) or 0
     return RunCurves(
         run_id=log.run_id,
         model_family=state.opened.model_family if state.opened else "",
@@ -117,13 +112,13 @@ def gather_curves(log: RunLog, *, lines: Sequence[StepRecord] | None = None) -> 
         verdict=_verdict(state),
         snapshot_id=state.opened.data_snapshot if state.opened else "",
         total_steps=status.total_steps,
-        tokens_per_step=windows * block_size,
+        tokens_per_step=tokens_per_step(state),
         attempts=len(state.attempts),
         gpu_seconds=sum(receipt.gpu_seconds for receipt in read_receipts(log)),
         points=points,
         interruptions=tuple(_interruptions(state, lines)),
         replays=tuple(_replays(points)),
-        held_out=held_out,
+        held_out=tuple(_held_out(state)),
         promotions=tuple(_promotions(log.store, log.run_id)),
         end=state.finished,
         parent=state.origin.run_id if state.origin else "",
@@ -144,13 +139,8 @@ def _inherited(store: ObjectStore, state: RunState) -> Iterator[StepPoint]:
 
 
 def _held_out(state: RunState) -> Iterator[HeldOutPoint]:
-    """Yield the surviving checkpoints' losses in step order, all measured by one suite: the one used most often."""
-    kept = {record.committed.manifest_sha256 for record in state.surviving_checkpoints}
-    measured = [item for item in state.evaluations if item.manifest_sha256 in kept and _VAL_LOSS in item.metrics]
-    suites = [item.suite_sha256 for item in measured]
-    suite = max(reversed(suites), key=suites.count, default="")
-    for item in state.surviving_evaluations(suite):
-        yield HeldOutPoint(step=item.step, val_loss=item.metrics[_VAL_LOSS], manifest_sha256=item.manifest_sha256)
+    for item in comparable_evaluations(state):
+        yield HeldOutPoint(step=item.step, val_loss=item.metrics[VAL_LOSS], manifest_sha256=item.manifest_sha256)
 
 
 def _interruptions(state: RunState, lines: Sequence[StepRecord]) -> Iterator[Interruption]:
@@ -184,7 +174,7 @@ def _promotions(store: ObjectStore, run_id: str) -> Iterator[PromotedPoint]:
                 step=step,
                 alias=alias,
                 current=promoted is state.champion,
-                val_loss=promoted.metrics.get(_VAL_LOSS),
+                val_loss=promoted.metrics.get(VAL_LOSS),
             )
 
 

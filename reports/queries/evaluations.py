@@ -8,6 +8,8 @@ from storage.logs.run_entries import CurveVerdict, EvaluationFailed, EvaluationR
 from storage.logs.run_state import RunState
 from storage.stores.document import project
 
+VAL_LOSS = "val_loss"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationSummary:
@@ -34,6 +36,14 @@ def list_evaluations(state: RunState) -> tuple[EvaluationSummary, ...]:
     summaries = [summarize_evaluation(item) for item in state.evaluations]
     summaries += [summarize_evaluation(item) for item in state.failed_evaluations]
     return tuple(sorted(summaries, key=lambda summary: summary.started_at))
+
+
+def comparable_evaluations(state: RunState) -> tuple[EvaluationRecorded, ...]:
+    """Return those of the surviving checkpoints in step order, all measured by one suite: the one used most often."""
+    kept = {record.committed.manifest_sha256 for record in state.surviving_checkpoints}
+    measured = [item for item in state.evaluations if item.manifest_sha256 in kept and VAL_LOSS in item.metrics]
+    suites = [item.suite_sha256 for item in measured]
+    return state.surviving_evaluations(max(reversed(suites), key=suites.count, default=""))
 
 
 def summarize_evaluation(item: EvaluationRecorded | EvaluationFailed) -> EvaluationSummary:

@@ -4,13 +4,14 @@ A set of runs are those named `SET.key=value`, as `cairn train --set key=value,v
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from reports.errors import RunNotFound
+from reports.queries.evaluations import VAL_LOSS, comparable_evaluations
 from reports.queries.receipts import read_receipts
-from reports.queries.run_lookup import configuration_document, find_run
+from reports.queries.run_lookup import configuration_document, find_run, tokens_per_step
 from reports.queries.run_status import read_status
 from storage.logs.run_index import list_run_ids
 from storage.logs.run_log import RunLog
@@ -18,8 +19,6 @@ from storage.logs.run_state import RunState
 from storage.logs.step_log import read_last_record
 from storage.stores.object_store import ObjectStore
 from tasks.configuration.flat_document import flatten, stored_value
-
-_VAL_LOSS = "val_loss"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,7 +109,7 @@ def _compared(log: RunLog, settings: Mapping[str, Any]) -> ComparedRun:
     last = read_last_record(log.store, log.prefix, state.latest_attempt) if state.attempts else None
     gpu_seconds = sum(receipt.gpu_seconds for receipt in receipts)
     price = stored_value(configuration_document(state), "cost", "gpu_hour_price", float)
-    held_out = held_out_losses(state)
+    held_out = tuple(_held_out(state))
     finite = [item for item in held_out if math.isfinite(item.val_loss)]
     return ComparedRun(
         run_id=log.run_id,
@@ -131,20 +130,7 @@ def _compared(log: RunLog, settings: Mapping[str, Any]) -> ComparedRun:
     )
 
 
-def held_out_losses(state: RunState) -> tuple[HeldOutLoss, ...]:
-    """Return the losses of the surviving checkpoints in step order, all of the suite that was used most often."""
-    suites = [item.suite_sha256 for item in state.evaluations if _VAL_LOSS in item.metrics]
-    suite, each = max(reversed(suites), key=suites.count, default=None), tokens_per_step(state)
-    if suite is None:
-        return ()
-    return tuple(
-        HeldOutLoss(step=item.step, tokens=item.step * each, val_loss=item.metrics[_VAL_LOSS])
-        for item in state.surviving_evaluations(suite)
-    )
-
-
-def tokens_per_step(state: RunState) -> int:
-    """Return the tokens of one step; 0 where the configuration is of another version."""
-    config = configuration_document(state)
-    windows = stored_value(config, "training", "global_batch", int) or 0
-    return windows * (stored_value(config, "model", "block_size", int) or 0)
+def _held_out(state: RunState) -> Iterator[HeldOutLoss]:
+    each = tokens_per_step(state)
+    for item in comparable_evaluations(state):
+        yield HeldOutLoss(step=item.step, tokens=item.step * each, val_loss=item.metrics[VAL_LOSS])

@@ -14,6 +14,7 @@ from storage.logs.run_index import list_run_ids
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import CheckpointState, RunState
 from storage.stores.object_store import ObjectStore
+from tasks.configuration.flat_document import stored_value
 from tasks.errors import InvalidConfiguration
 
 if TYPE_CHECKING:
@@ -77,6 +78,13 @@ def configuration_document(state: RunState) -> Mapping[str, Any]:
     if state.origin is not None:
         return state.origin.config
     return state.opened.config if state.opened else {}
+
+
+def tokens_per_step(state: RunState) -> int:
+    """Return the tokens of one step; 0 where the configuration is of another version."""
+    config = configuration_document(state)
+    windows = stored_value(config, "training", "global_batch", int) or 0
+    return windows * (stored_value(config, "model", "block_size", int) or 0)
 
 
 def _at_step(state: RunState, run_id: str, step: str) -> CheckpointReference:
