@@ -22,7 +22,7 @@ from flows.orchestrator.run_parameters import (
     SuiteParameter,
 )
 from flows.orchestrator.store_credentials import take_credentials
-from reports.queries.comparison import EvaluationComparison, compare_evaluations
+from reports.queries.evaluation_comparison import EvaluationComparison, compare_evaluations
 from reports.queries.run_lookup import find_checkpoint
 from storage.stores.open_store import open_store
 from tasks.configuration.store_choice import choose_store

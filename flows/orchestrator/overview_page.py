@@ -18,7 +18,6 @@ from prefect.exceptions import ObjectNotFound
 from prefect.runtime import flow_run
 
 from reports.pages.markdown import markdown_table, markdown_text
-from reports.queries.comparison import EvaluationComparison
 from reports.queries.display_tables import (
     Table,
     budgets_table,
@@ -26,6 +25,7 @@ from reports.queries.display_tables import (
     evaluations_table,
     receipts_table,
 )
+from reports.queries.evaluation_comparison import EvaluationComparison
 from reports.queries.evaluations import EvaluationSummary, list_evaluations
 from reports.queries.receipts import read_receipts
 from reports.queries.run_status import read_status

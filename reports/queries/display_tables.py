@@ -10,7 +10,7 @@ from tasks.text.format import format_duration, format_list, format_value, one_li
 if TYPE_CHECKING:  # a command that prints one list loads nothing for the others
     from reports.queries.alias_history import AliasDecision, AliasPromotion
     from reports.queries.checkpoints import CheckpointSummary
-    from reports.queries.comparison import EvaluationComparison
+    from reports.queries.evaluation_comparison import EvaluationComparison
     from reports.queries.evaluations import EvaluationSummary
     from reports.queries.receipts import Receipt
     from reports.queries.run_comparison import ComparedRun, RunComparison
