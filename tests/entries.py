@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from storage.logs.history import History
+from storage.logs.fold_cache import History
 from storage.logs.log_entry import CheckpointReference, Writer
 from storage.logs.registry import MODEL_KINDS, DatedDecision, ModelDecision, Refused, RegistryState
 from storage.logs.run_entries import (

@@ -17,9 +17,8 @@ from storage.checkpoints.checkpoint import (
 )
 from storage.checkpoints.checkpoint_documents import TrainerDocument
 from storage.checkpoints.tensor_record import TensorRecord
-from storage.logs.entry_log import EntryLog
 from storage.logs.heartbeat import Heartbeat, write_heartbeat
-from storage.logs.log_entry import CheckpointReference, Writer
+from storage.logs.log_entry import CheckpointReference, EntryLog, Writer
 from storage.logs.registry import Promoted, Registry, RegistryState
 from storage.logs.run_entries import (
     RUN_KINDS,

@@ -14,8 +14,7 @@ from storage.checkpoints.checkpoint import (
     commit_checkpoint,
     stage_checkpoint,
 )
-from storage.logs.entry_log import this_writer
-from storage.logs.log_entry import CheckpointReference
+from storage.logs.log_entry import CheckpointReference, this_writer
 from storage.logs.run_entries import CheckpointSuperseded
 from storage.logs.run_log import RunLog
 from storage.snapshots.snapshot_manifest import SnapshotManifest

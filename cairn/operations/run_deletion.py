@@ -7,7 +7,7 @@ from flows.operations.promotion_by_person import this_person
 from reports.queries.checkpoints import read_checkpoints
 from reports.queries.run_lookup import configuration_of
 from storage.checkpoints.sweep import SweepAction, SweepKind
-from storage.logs.entry_log import this_writer
+from storage.logs.log_entry import this_writer
 from storage.logs.run_entries import RunDeleted
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import CheckpointState

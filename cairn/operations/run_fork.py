@@ -10,8 +10,7 @@ from model.configuration.data import SNAPSHOT_SOURCE
 from reports.queries.run_lookup import FoundCheckpoint, configuration_of
 from storage.checkpoints.checkpoint_pin import new_pin, pin_checkpoint, unpin_checkpoint
 from storage.errors import IntegrityError
-from storage.logs.entry_log import this_writer
-from storage.logs.log_entry import ForkOrigin
+from storage.logs.log_entry import ForkOrigin, this_writer
 from storage.logs.run_entries import CheckpointCommitted, RunOpened
 from storage.logs.run_log import RunLog
 from storage.snapshots.data_snapshot import TOKENIZER, read_manifest

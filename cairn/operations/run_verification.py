@@ -6,13 +6,11 @@ from dataclasses import dataclass
 from reports.errors import RunNotFound
 from storage.checkpoints.checkpoint import verify_checkpoint
 from storage.errors import IntegrityError, ObjectMissing
-from storage.logs.entry_log import EntryLog
-from storage.logs.log_entry import Entry, seq_of
+from storage.logs.log_entry import Entry, EntryLog, seq_of
 from storage.logs.registry import MODEL_KINDS, Registry, fold_decisions, list_aliases
 from storage.logs.run_entries import RUN_KINDS
-from storage.logs.run_fold import fold
 from storage.logs.run_index import list_run_ids
-from storage.logs.run_log import RunLog, run_prefix
+from storage.logs.run_log import RunLog, fold, run_prefix
 from storage.logs.run_state import CheckpointState, RunState
 from storage.snapshots.data_snapshot import read_manifest
 from storage.stores.object_store import ObjectStore

@@ -6,8 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from flows.run.active_run import ActiveRun
-from storage.logs.entry_log import this_writer
-from storage.logs.log_entry import CheckpointReference
+from storage.logs.log_entry import CheckpointReference, this_writer
 from storage.logs.run_entries import AttemptEnded, AttemptStarted
 from storage.logs.run_state import RunState
 from tasks.attempt.attempt_claim import Claimant, claim_attempt

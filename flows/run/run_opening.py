@@ -18,7 +18,7 @@ from flows.run.background_sweep import BackgroundSweep
 from flows.run.progress import Progress, TextProgress
 from model.estimates.numerics import ThreadChoice, choose_threads, thread_candidates
 from reports.queries.run_lookup import configuration_document
-from storage.logs.entry_log import this_writer
+from storage.logs.log_entry import this_writer
 from storage.logs.run_entries import RunOpened
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState

@@ -16,10 +16,8 @@ from storage.checkpoints.checkpoint_documents import (
     TrainerDocument,
     decode_manifest,
 )
-from storage.checkpoints.shard_reader import Looks, ShardReader, WantedBytes
-from storage.checkpoints.shard_writer import cut_shards, write_shard
+from storage.checkpoints.checkpoint_shard import Looks, ShardReader, WantedBytes, cut_shards, transfers, write_shard
 from storage.checkpoints.tensor_record import TensorRecord, TensorSpec, state_sha256
-from storage.checkpoints.transfers import transfers
 from storage.errors import IntegrityError, ObjectDamaged, ObjectMissing, StoreUnavailable
 from storage.logs.log_entry import CheckpointReference, Writer
 from storage.logs.run_entries import CheckpointCommitted

@@ -5,8 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 
-from storage.checkpoints.tensor_record import TensorDigest, TensorRecord
-from storage.checkpoints.tensor_shard import MAX_HEADER_BYTES
+from storage.checkpoints.tensor_record import MAX_HEADER_BYTES, TensorDigest, TensorRecord
 from storage.errors import IntegrityError
 from storage.stores.document import decode
 

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from functools import partial
 
 from storage.checkpoints.checkpoint import UNREADABLE, verify_checkpoint
-from storage.checkpoints.shard_reader import LOOKS
+from storage.checkpoints.checkpoint_shard import LOOKS
 from storage.errors import IntegrityError, NothingReadable, ObjectDamaged
 from storage.logs.log_entry import CheckpointReference, Writer
 from storage.logs.run_entries import CheckpointCommitted, CheckpointQuarantined, CheckpointRestored, ReadEvidence

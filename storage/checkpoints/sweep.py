@@ -15,9 +15,8 @@ from storage.checkpoints.resume_point import fails_alike, look_again, restored_e
 from storage.errors import IntegrityError
 from storage.logs.log_entry import Writer, refuse_old_writer
 from storage.logs.run_entries import CheckpointDeleted, CheckpointSuperseded
-from storage.logs.run_fold import fold
 from storage.logs.run_index import INDEX_FOLDER
-from storage.logs.run_log import RunLog, imagined_entry
+from storage.logs.run_log import RunLog, fold, imagined_entry
 from storage.logs.run_state import CheckpointRecord, CheckpointState, RunState
 from storage.stores.object_store import ObjectStore, UnfinishedWrite
 

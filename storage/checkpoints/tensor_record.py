@@ -1,14 +1,18 @@
-"""A tensor without torch, the digests of its chunks, and `state_sha256`, the same for every sharding and world size.
+"""Tensors without torch: the digests of their chunks, `state_sha256` (the same for every sharding), and safetensors.
 
 A tensor is hashed in chunks of a fixed size, so that several threads can hash it and a part of it can be verified.
-The state's digest covers name, dtype, shape and digest in name order, length-prefixed.
+Written as a stream, because safetensors' own writer needs all bytes in one piece; read with every field checked.
+Source: the safetensors specification (https://github.com/huggingface/safetensors).
 """
 
 import hashlib
+import json
 import math
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+
+import msgspec
 
 from storage.errors import IntegrityError
 
@@ -101,3 +105,93 @@ def state_sha256(tensors: Iterable[TensorRecord | TensorDigest]) -> str:
             digest.update(struct.pack("<Q", len(encoded)) + encoded)
         digest.update(hashlib.sha256(hashed.chunks).digest())
     return digest.hexdigest()
+
+
+MAX_HEADER_BYTES = 64 * 1024 * 1024
+
+
+def shard_header(tensors: Sequence[TensorSpec]) -> bytes:
+    """Return what stands before the data of a safetensors file with these tensors in the given order."""
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for tensor in tensors:
+        end = offset + tensor.bytes
+        header[tensor.name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": (offset, end)}
+        offset = end
+    encoded = msgspec.json.encode(header)
+    encoded += b" " * (-len(encoded) % 8)
+    return struct.pack("<Q", len(encoded)) + encoded
+
+
+def shard_chunks(records: Sequence[TensorRecord]) -> Iterator[memoryview]:
+    """Yield the bytes of one safetensors file with `records` in the given order."""
+    yield memoryview(shard_header(records))
+    for record in records:
+        if record.data.nbytes:
+            yield record.data.cast("B")
+
+
+def parse_shard(data: bytes | memoryview, *, where: str) -> tuple[TensorRecord, ...]:
+    """Return the tensors of a safetensors file as views of `data`; `IntegrityError` for anything unsound in it."""
+    view = memoryview(data)
+    tensors = parse_header(view, total_bytes=len(view), where=where)
+    records, position = [], len(view) - sum(tensor.bytes for tensor in tensors)
+    for tensor in tensors:
+        piece = view[position : position + tensor.bytes]
+        records.append(TensorRecord(name=tensor.name, dtype=tensor.dtype, shape=tensor.shape, data=piece))
+        position += tensor.bytes
+    return tuple(records)
+
+
+def parse_header(begin: bytes | memoryview, *, total_bytes: int, where: str) -> tuple[TensorSpec, ...]:
+    """Return the tensors of a safetensors file of `total_bytes` from its `begin`, in the order of their data.
+
+    Raises `IntegrityError` for anything unsound, and unless `begin` holds the whole header.
+    """
+    if len(begin) < 8:
+        raise IntegrityError(f"{where}: {len(begin)} bytes are no safetensors file")
+    (length,) = struct.unpack("<Q", begin[:8])
+    if length > min(MAX_HEADER_BYTES, len(begin) - 8):
+        raise IntegrityError(f"{where}: header of {length} bytes does not fit the file or the limit")
+    tensors, position = [], 0
+    for name, field in _fields(bytes(begin[8 : 8 + length]), where):
+        first, end = field.data_offsets
+        if first != position or end < position:
+            raise IntegrityError(f"{where}: tensor {name}: offsets {field.data_offsets} must begin at {position}")
+        try:
+            tensors.append(TensorSpec(name=name, dtype=field.dtype, shape=field.shape))
+        except IntegrityError as error:
+            raise IntegrityError(f"{where}: {error}") from error
+        if end - first != tensors[-1].bytes:
+            raise IntegrityError(
+                f"{where}: tensor {name}: {end - first} bytes, its shape and dtype need {tensors[-1].bytes}"
+            )
+        position = end
+    if position != total_bytes - 8 - length:
+        raise IntegrityError(f"{where}: {total_bytes - 8 - length - position} bytes belong to no tensor")
+    return tuple(tensors)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Field:
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+
+def _fields(header: bytes, where: str) -> list[tuple[str, _Field]]:
+    try:
+        raw = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
+        msgspec.json.decode(raw.pop("__metadata__", b"{}"), type=dict[str, str])
+        fields = [(name, msgspec.json.decode(value, type=_Field)) for name, value in raw.items()]
+        json.loads(header, object_pairs_hook=_each_once)
+    except (msgspec.DecodeError, RecursionError, ValueError) as error:
+        raise IntegrityError(f"{where}: safetensors header is malformed: {error}") from error
+    return sorted(fields, key=lambda item: item[1].data_offsets)
+
+
+def _each_once(pairs: list[tuple[str, object]]) -> None:
+    """Refuse duplicate keys: readers differ in which of the two values they use."""
+    if len(dict(pairs)) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{max(names, key=names.count)!r} is named twice")

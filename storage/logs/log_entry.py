@@ -1,12 +1,23 @@
-"""One entry of a log: envelope, JSON and object name; a body of an unknown kind or newer version stays plain JSON."""
+"""An append-only log of entries in an object store: their JSON and names, sequence numbers, prev chain and appends.
 
-from collections.abc import Mapping
+An append is committed, lost to a faster writer, or unknown (as in PyIceberg). The kinds of entries are a parameter; a
+body of an unknown kind or newer version stays plain JSON.
+"""
+
+import os
+import socket
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import UTC, datetime
+from itertools import count, takewhile
 from typing import Any
 
-from storage.errors import IntegrityError, WriterTooOld
-from storage.stores.document import convert, decode
+from storage.errors import AppendUnknown, IntegrityError, ObjectMissing, StoreRefused, StoreUnavailable, WriterTooOld
+from storage.stores.document import convert, decode, encode, sha256
+from storage.stores.object_store import ObjectStore
 
 FORMAT_VERSION = 1
 """The newest version of an entry that this program understands."""
@@ -108,3 +119,135 @@ def decode_entry(data: bytes, kinds: Mapping[str, type], *, where: str) -> Entry
     entry = decode(data, Entry, where=where)
     known = kinds.get(entry.kind, dict) if entry.version <= FORMAT_VERSION else dict
     return replace(entry, body=convert(entry.body, known, where=f"{where} body"))
+
+
+_TRIES = 6
+_PROBES = 16
+_READERS = 16
+
+
+def utc_now() -> datetime:
+    """Return this host's wall clock in UTC. Entries carry it for people; nothing is decided by it."""
+    return datetime.now(UTC)
+
+
+def this_writer(*, attempt: int | None = None, flow_run_id: str | None = None) -> Writer:
+    """Return this process as the writer of an entry."""
+    return Writer(host=socket.gethostname(), pid=os.getpid(), attempt=attempt, flow_run_id=flow_run_id)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReadEntry:
+    """An entry and the SHA-256 of its bytes, which the next entry carries as `prev`."""
+
+    entry: Entry
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EntryLog:
+    """The log under `prefix`; `kinds` gives the record of each kind's body."""
+
+    store: ObjectStore
+    prefix: str
+    kinds: Mapping[str, type]
+    clock: Callable[[], datetime] = utc_now
+    sleep: Callable[[float], None] = time.sleep
+
+    def read(self, seq: int) -> ReadEntry | None:
+        """Return entry `seq`, or None if the log ends before it; raise `IntegrityError` if it is malformed."""
+        key = f"{self.prefix}/{entry_name(seq)}"
+        try:
+            data = self.store.read(key)
+        except ObjectMissing:
+            return None
+        entry = decode_entry(data, self.kinds, where=key)
+        if entry.seq != seq:
+            raise IntegrityError(f"{key}: holds seq {entry.seq}, must hold {seq}")
+        return ReadEntry(entry=entry, sha256=sha256(data))
+
+    def newest(self) -> ReadEntry | None:
+        """Return the newest entry in two requests however long the log is, or None for an empty log."""
+        key = self.store.first(self.prefix)
+        return None if key is None else self.read(seq_of(key.rsplit("/", 1)[1]))
+
+    def read_after(self, last: ReadEntry | None) -> Iterator[ReadEntry]:
+        """Yield every entry after `last`, oldest first; raise `IntegrityError` at the first that is not sound.
+
+        Probes forward to the first absent number; after a few it asks for the newest name and reads with threads.
+        """
+        for number in count():
+            following = self._following(last, ahead=number == _PROBES)
+            if not following:
+                return
+            for read in following:
+                expected = last.sha256 if last else None
+                if read.entry.prev != expected:
+                    raise IntegrityError(
+                        f"{self.prefix}/{entry_name(read.entry.seq)}: prev is {read.entry.prev}, must be {expected}: "
+                        "an entry before it was changed"
+                    )
+                yield read
+                last = read
+
+    def _following(self, last: ReadEntry | None, *, ahead: bool) -> list[ReadEntry]:
+        seq = 0 if last is None else last.entry.seq + 1
+        is_far = ahead and self.store.local_path(self.prefix) is None  # on a local disk, reading ahead gains nothing
+        key = self.store.first(self.prefix) if is_far else None
+        newest = seq_of(key.rsplit("/", 1)[1]) if key else seq
+        if newest <= seq:
+            read = self.read(seq)
+            return [] if read is None else [read]
+        with ThreadPoolExecutor(_READERS) as readers:
+            reads = takewhile(lambda read: read is not None, readers.map(self.read, range(seq, newest + 1)))
+            return [read for read in reads if read is not None]
+
+    def append(
+        self, body: Any, *, after: ReadEntry | None, writer: Writer, resume: tuple[CheckpointReference, ...] = ()
+    ) -> ReadEntry | None:
+        """Append `body` right after `after`; return the new entry, or None if another writer took its number.
+
+        Raises `StoreRefused` when nothing was written, `AppendUnknown` when the outcome could not be established, and
+        `IntegrityError` before anything is written for a body that cannot be read back (JSON has no NaN).
+        """
+        entry = Entry(
+            version=FORMAT_VERSION,
+            seq=0 if after is None else after.entry.seq + 1,
+            kind=next(kind for kind, record in self.kinds.items() if record is type(body)),
+            at=self.clock(),
+            write_id=uuid.uuid4().hex,
+            prev=None if after is None else after.sha256,
+            writer=writer,
+            resume=resume,
+            body=body,
+        )
+        data, key = encode(entry), f"{self.prefix}/{entry_name(entry.seq)}"
+        readable = decode_entry(data, self.kinds, where=f"{key}, not written")
+        return ReadEntry(entry=readable, sha256=sha256(data)) if self._put(key, data, entry.write_id) else None
+
+    def _put(self, key: str, data: bytes, write_id: str) -> bool:
+        problem: StoreUnavailable | None = None
+        may_be_written = False
+        for number in range(_TRIES):
+            if number:
+                self.sleep(min(0.1 * 2**number, 5.0))
+            try:
+                if self.store.create(key, data):
+                    return True
+                may_be_written = True  # a 412 may answer a PUT that was sent twice
+            except StoreUnavailable as error:
+                problem = error
+                may_be_written |= not isinstance(error, StoreRefused)
+            try:
+                return decode_entry(self.store.read(key), {}, where=key).write_id == write_id
+            except ObjectMissing:
+                pass
+            except StoreUnavailable as error:
+                problem = problem if isinstance(problem, StoreRefused) else error
+            if isinstance(problem, StoreRefused):
+                if not may_be_written:
+                    raise problem
+                break
+        raise AppendUnknown(
+            f"{key}: not settled in {number + 1} tries, nothing is acknowledged; run the same command again: {problem}"
+        ) from problem

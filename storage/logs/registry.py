@@ -8,10 +8,17 @@ from functools import reduce
 from typing import Any
 
 from storage.errors import StorageError
-from storage.logs.entry_log import EntryLog, ReadEntry, this_writer
-from storage.logs.fold_cache import FoldCache, FoldedLog
-from storage.logs.history import History, Listed
-from storage.logs.log_entry import Entry, NewerEntry, newer_entry, refuse_old_writer, told_newer
+from storage.logs.fold_cache import FoldCache, FoldedLog, History, Listed
+from storage.logs.log_entry import (
+    Entry,
+    EntryLog,
+    NewerEntry,
+    ReadEntry,
+    newer_entry,
+    refuse_old_writer,
+    this_writer,
+    told_newer,
+)
 from storage.stores.object_store import ObjectStore, check_key, check_name
 
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from storage.errors import StorageError
-from storage.logs.history import History, decode_history, encode_history
+from storage.logs.fold_cache import History, decode_history, encode_history
 from storage.logs.log_entry import entry_name
 from storage.logs.run_log import RunLog, run_prefix
 from storage.logs.run_state import RunState

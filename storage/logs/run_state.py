@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
-from storage.logs.history import History
+from storage.logs.fold_cache import History
 from storage.logs.log_entry import WRITER_VERSION, CheckpointReference, ForkOrigin, NewerEntry, told_newer
 from storage.logs.run_entries import (
     AttemptEnded,

@@ -16,7 +16,7 @@ from typing import Any
 
 from storage.errors import ObjectMissing, StorageError, StoreRefused, StoreUnavailable
 from storage.stores.object_store import PART_BYTES
-from storage.stores.retry_policy import RetryPolicy
+from storage.stores.retrying_store import RetryPolicy
 from storage.stores.s3_bucket import S3Bucket
 
 CONCURRENT_PARTS = 3

@@ -1,4 +1,4 @@
-"""One S3 bucket through s3fs: one request per call, with a time limit.
+"""One S3 bucket through s3fs: one request per call, with a time limit; its errors as those of `storage`.
 
 Credentials, region and endpoint come from the standard AWS chain. s3fs runs all requests of a process as coroutines on
 one event-loop thread; here each is a future. Its listing caches and shared instances are off, because both are stale.
@@ -6,16 +6,153 @@ one event-loop thread; here each is a future. Its listing caches and shared inst
 
 import asyncio
 import os
+import re
+import threading
 from collections.abc import Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from storage.errors import StorageError
+from storage.errors import ObjectMissing, StorageError, StoreRefused, StoreUnavailable
 from storage.stores.object_store import MAX_READ_BYTES, too_large
-from storage.stores.part_sender import PartSender
-from storage.stores.s3_error import convert_error
+
+_MISSING = frozenset({"NoSuchKey", "404", "NoSuchUpload", "NoSuchVersion"})
+_CONDITION_FAILED = frozenset({"PreconditionFailed", "412"})
+_ADVICE = {
+    "create the bucket, or name another one in --store": "NoSuchBucket",
+    "correct the bucket's name in --store": "InvalidBucketName ParamValidationError",
+    "allow these credentials s3:GetObject, PutObject, DeleteObject, ListBucket, AbortMultipartUpload, "
+    "ListBucketMultipartUploads and ListMultipartUploadParts here, or use others": (
+        "AccessDenied AllAccessDisabled 403 Forbidden"
+    ),
+    "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_PROFILE and AWS_ENDPOINT_URL": (
+        "InvalidAccessKeyId SignatureDoesNotMatch"
+    ),
+    "the credentials have expired or are not valid here: renew them and run the same command again": (
+        "ExpiredToken InvalidToken TokenRefreshRequired CredentialRetrievalError TokenRetrievalError "
+        "UnauthorizedSSOTokenError SSOTokenLoadError"
+    ),
+    "set this machine's clock": "RequestTimeTooSkewed",
+    "set AWS_REGION to the bucket's region": (
+        "PermanentRedirect 301 AuthorizationHeaderMalformed IllegalLocationConstraintException InvalidRegionError"
+    ),
+    "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE": "NoCredentialsError PartialCredentialsError",
+    "correct AWS_PROFILE, or unset it": "ProfileNotFound",
+    "correct the AWS configuration file": "ConfigParseError",
+    "this server cannot do what the store needs: choose another one": "NotImplemented 501",
+    "correct AWS_ENDPOINT_URL: it must be http(s)" + "://host[:port]": "InvalidEndpoint EndpointResolutionError",
+}
+_REFUSED = {code: advice for advice, codes in _ADVICE.items() for code in codes.split()}
+_USER_INFO = re.compile(r"(//)[^/@\s]*@")
+_INVALID_ENDPOINT = ("Invalid endpoint: ", "Invalid IPv6 URL")
+"""How the plain ValueErrors begin that botocore and urllib raise for an endpoint; any other one is a bug."""
+_SIGNED_QUERY = re.compile(r"(?i)((?:x-amz-[a-z-]+|awsaccesskeyid|signature)=)[^&\s\"']+")
+
+
+class ConditionFailed(StorageError):
+    """The condition of a request was not met: with If-None-Match, the object exists."""
+
+
+def convert_error(error: Exception, *, action: str, where: str) -> StorageError:
+    """Return the storage error for an exception that the client raised during `action`."""
+    code = error_code(error)
+    if code in _CONDITION_FAILED:
+        return ConditionFailed(f"{where}: cannot {action}: {code}")
+    if code in _MISSING:
+        return ObjectMissing(f"{where}: no such object")
+    silence = "no answer in time" if isinstance(error, TimeoutError) else "no message"
+    message = " ".join(str(error).split()) or silence
+    problem = strip_credentials(f"{where}: cannot {action}: {code}: {message}")
+    if code in _REFUSED:
+        return StoreRefused(f"{problem}; {_REFUSED[code]}")
+    return StoreUnavailable(problem)
+
+
+def error_code(error: BaseException) -> str:
+    """Return the server's error code, or the exception's class name if no server answered."""
+    for candidate in (error, error.__cause__):
+        response = getattr(candidate, "response", None)
+        if isinstance(response, dict) and response.get("Error", {}).get("Code"):
+            return str(response["Error"]["Code"])
+    if isinstance(error, ValueError) and str(error).startswith(_INVALID_ENDPOINT):
+        return "InvalidEndpoint"
+    return type(error).__name__
+
+
+def strip_credentials(text: str) -> str:
+    """Remove user information in URLs and the values of signed queries."""
+    return _SIGNED_QUERY.sub(r"\1…", _USER_INFO.sub(r"\1", text))
+
+
+_CONNECTIONS = 32
+_PIECE_BYTES = 1 << 20
+_UNIQUE = "cairn-parts"
+
+
+class PartSender:
+    """The connections of one bucket's uploads."""
+
+    def __init__(self, *, piece_seconds: float, answer_seconds: float) -> None:
+        """Give up a piece of a part that does not leave in time, or a part that is not answered so long after it."""
+        self._limits = piece_seconds, answer_seconds
+        self._threads = ThreadPoolExecutor(_CONNECTIONS, thread_name_prefix="cairn-upload")
+        self._http: Any = None
+
+    def attach(self, client: Any, ca_bundle: str | None) -> None:
+        """Send the parts that this client of botocore's uploads; attaching it again changes nothing."""
+        self._ca_bundle = ca_bundle or os.environ.get("REQUESTS_CA_BUNDLE") or True  # as botocore chooses
+        client.meta.events.register("before-sign.s3.UploadPart", _leave_unsigned, unique_id=f"{_UNIQUE}-sign")
+        client.meta.events.register("before-send.s3.UploadPart", self._send, unique_id=f"{_UNIQUE}-send")
+
+    async def _send(self, request: Any, **_: object) -> Any:
+        """Return the server's answer as the client's own connection would."""
+        from aiobotocore.awsrequest import AioAWSResponse
+        from botocore.awsrequest import AWSPreparedRequest
+
+        is_given_up = threading.Event()
+        pieces = _pieces(request.body, is_given_up)
+        prepared = AWSPreparedRequest(request.method, request.url, request.headers, pieces, False)
+        sending = self._threads.submit(self._connections(request.url).send, prepared)
+        try:
+            found = await asyncio.wrap_future(sending)
+        finally:
+            is_given_up.set()
+        answer = AioAWSResponse(found.url, found.status_code, found.headers, found.raw)
+        answer._content = found.content  # it has been read
+        return answer
+
+    def _connections(self, url: str) -> Any:
+        from botocore.httpsession import URLLib3Session
+        from botocore.utils import get_environ_proxies
+
+        if self._http is None:
+            self._http = URLLib3Session(
+                verify=self._ca_bundle,
+                proxies=get_environ_proxies(url),
+                timeout=self._limits,
+                max_pool_connections=_CONNECTIONS,
+            )
+        return self._http
+
+
+def _pieces(body: Any, is_given_up: threading.Event) -> Iterator[memoryview]:
+    """Yield a part without a copy; an error in between closes the connection, so that the server keeps nothing."""
+    view = memoryview(body) if isinstance(body, bytes | bytearray) else body.getbuffer()
+    for start in range(0, view.nbytes, _PIECE_BYTES):
+        if is_given_up.is_set():
+            raise ConnectionAbortedError("the upload was given up")
+        yield view[start : start + _PIECE_BYTES]
+
+
+def _leave_unsigned(request: Any, **_: object) -> None:
+    # A setting of `payload_signing_enabled` in the AWS configuration file has the last word.
+    from botocore.config import Config
+
+    config = request.context["client_config"]
+    options = config.s3 or {}
+    if options.get("payload_signing_enabled") is None:
+        request.context["client_config"] = config.merge(Config(s3={**options, "payload_signing_enabled": False}))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -22,9 +22,8 @@ from storage.stores.object_store import (
     check_key,
     is_key,
 )
-from storage.stores.retry_policy import RetryPolicy
-from storage.stores.s3_bucket import Fetched, S3Bucket
-from storage.stores.s3_error import ConditionFailed, error_code
+from storage.stores.retrying_store import RetryPolicy
+from storage.stores.s3_bucket import ConditionFailed, Fetched, S3Bucket, error_code
 
 PAGE_KEYS = 1000
 _READS_AHEAD = 2

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from storage.errors import StorageError
-from storage.stores.retry_policy import RetryPolicy
+from storage.stores.retrying_store import RetryPolicy
 
 T = TypeVar("T")
 

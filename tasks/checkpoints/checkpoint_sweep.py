@@ -9,8 +9,7 @@ from functools import partial
 
 from storage.checkpoints.sweep import SweepReport, sweep
 from storage.errors import IntegrityError, WriterTooOld
-from storage.logs.entry_log import this_writer
-from storage.logs.log_entry import refuse_old_writer
+from storage.logs.log_entry import refuse_old_writer, this_writer
 from storage.logs.registry import Refused, Registry, RegistryState, list_aliases
 from storage.logs.run_entries import CheckpointPinned, Placement
 from storage.logs.run_log import RunLog

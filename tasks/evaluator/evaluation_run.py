@@ -17,8 +17,7 @@ import psutil
 
 from model.configuration.network import ModelConfig
 from storage.checkpoints.checkpoint_pin import new_pin, pin_checkpoint, unpin_entry
-from storage.logs.entry_log import this_writer, utc_now
-from storage.logs.log_entry import CheckpointReference
+from storage.logs.log_entry import CheckpointReference, this_writer, utc_now
 from storage.logs.run_entries import CheckpointUnpinned, EvaluationFailed, EvaluationRecorded
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState

@@ -14,7 +14,7 @@ import torch
 
 from model.architectures.hugging_face import to_hugging_face
 from model.architectures.hugging_face_config import config_of
-from storage.checkpoints.tensor_shard import shard_chunks
+from storage.checkpoints.tensor_record import shard_chunks
 from storage.stores.document import encode
 from tasks.data.foreign_tokenizer import load_library_tokenizer
 from tasks.errors import TaskError

@@ -19,7 +19,7 @@ from storage.logs.run_entries import (
     Decision,
     Placement,
 )
-from storage.logs.run_fold import end_attempt, refill
+from storage.logs.run_log import end_attempt, refill
 from storage.logs.run_state import AttemptRecord, CheckpointRecord, RunState
 from storage.stores.document import project
 from tasks.configuration.settings import BudgetsConfig

@@ -20,8 +20,7 @@ from model.architectures.hugging_face import from_hugging_face
 from model.architectures.hugging_face_config import HuggingFaceConfig, check_settings, parse_config
 from model.configuration.network import ModelConfig
 from model.errors import InvalidInput
-from storage.checkpoints.tensor_record import TensorRecord
-from storage.checkpoints.tensor_shard import parse_shard, shard_chunks
+from storage.checkpoints.tensor_record import TensorRecord, parse_shard, shard_chunks
 from storage.errors import IntegrityError
 from storage.stores.document import decode
 from storage.stores.object_store import ObjectStore

@@ -13,7 +13,7 @@ from model.training.parallel import Ranks
 from model.training.train_state import TrainState
 from model.training.training_loop import StepResult
 from model.training.training_step import StepInputs
-from storage.logs.entry_log import utc_now
+from storage.logs.log_entry import utc_now
 from storage.logs.step_log import StepLog, StepRecord
 from storage.stores.object_store import ObjectStore
 from tasks.configuration.settings import DivergenceConfig

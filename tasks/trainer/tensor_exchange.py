@@ -9,7 +9,7 @@ from torch import Tensor
 from model.training.parallel import local_rows
 from model.training.train_state import NamedTensor
 from storage.checkpoints.checkpoint import TensorGroup
-from storage.checkpoints.shard_reader import WantedBytes
+from storage.checkpoints.checkpoint_shard import WantedBytes
 from storage.checkpoints.tensor_record import TensorRecord, TensorSpec
 
 DTYPES: Mapping[str, torch.dtype] = {

@@ -16,12 +16,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from storage.logs.entry_log import EntryLog, ReadEntry
 from storage.logs.fold_cache import FoldedLog
-from storage.logs.log_entry import FORMAT_VERSION, Entry, entry_name
+from storage.logs.log_entry import FORMAT_VERSION, Entry, EntryLog, ReadEntry, entry_name
 from storage.logs.run_entries import RUN_KINDS, CheckpointCommitted, CheckpointDeleted, CheckpointSuperseded
-from storage.logs.run_fold import fold
-from storage.logs.run_log import FOLD_EVERY_ENTRIES, RunLog, run_fold_cache
+from storage.logs.run_log import FOLD_EVERY_ENTRIES, RunLog, fold, run_fold_cache
 from storage.logs.run_state import RunState
 from storage.stores.document import encode, sha256
 from storage.stores.local_store import LocalStore

@@ -26,10 +26,8 @@ from reports.queries.run_query import answer_query
 from reports.queries.run_status import RunPhase
 from reports.queries.run_tables import LOG_TABLES, columns, schema_digest
 from reports.queries.sql_rows import make_log_rows
-from storage.logs.entry_log import EntryLog, ReadEntry
-from storage.logs.fold_cache import FoldedLog
-from storage.logs.history import History
-from storage.logs.log_entry import FORMAT_VERSION, Entry, Writer, entry_name
+from storage.logs.fold_cache import FoldedLog, History
+from storage.logs.log_entry import FORMAT_VERSION, Entry, EntryLog, ReadEntry, Writer, entry_name
 from storage.logs.run_entries import RUN_KINDS, CheckpointCommitted, Decision, Placement, RunOpened
 from storage.logs.run_log import run_fold_cache
 from storage.logs.run_state import AttemptRecord, CheckpointRecord, RunState

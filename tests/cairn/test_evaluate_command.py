@@ -10,7 +10,7 @@ import torch
 
 from model.training.train_state import TrainState
 from storage.checkpoints.checkpoint import checkpoint_target, commit_checkpoint, stage_checkpoint
-from storage.logs.entry_log import this_writer
+from storage.logs.log_entry import this_writer
 from storage.logs.run_log import RunLog
 from storage.stores.local_store import LocalStore
 from tasks.configuration.configuration_source import parse_configuration

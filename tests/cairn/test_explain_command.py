@@ -11,7 +11,7 @@ from reports.errors import RunNotFound
 from reports.explain.post_mortem_facts import gather_post_mortem
 from reports.explain.post_mortem_text import post_mortem_lines
 from storage.checkpoints.resume_point import quarantine_checkpoint
-from storage.logs.history import History
+from storage.logs.fold_cache import History
 from storage.logs.log_entry import Writer
 from storage.logs.run_entries import AttemptEnded, DataQuarantined, Decision
 from storage.logs.run_state import RefusedEntry

@@ -7,7 +7,7 @@ from reports.queries.run_lookup import configuration_of, find_checkpoint
 from storage.checkpoints.checkpoint_pin import new_pin, pin_checkpoint
 from storage.checkpoints.resume_point import newest_verified
 from storage.errors import NothingReadable
-from storage.logs.entry_log import this_writer
+from storage.logs.log_entry import this_writer
 from storage.logs.run_entries import DataQuarantined
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState

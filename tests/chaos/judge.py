@@ -13,8 +13,7 @@ from pathlib import Path
 
 from reports.queries.run_lookup import configuration_of
 from storage.errors import StorageError
-from storage.logs.run_fold import fold
-from storage.logs.run_log import RunLog
+from storage.logs.run_log import RunLog, fold
 from storage.logs.run_state import RunState
 from storage.logs.step_log import read_step_records, splice
 from storage.stores.object_store import ObjectStore

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from model.data.sample_order import SampleOrder
 from model.data.token_windows import TokenWindows
-from storage.logs.entry_log import this_writer
+from storage.logs.log_entry import this_writer
 from storage.logs.run_entries import RunOpened
 from storage.logs.run_log import RunLog
 from storage.snapshots.data_snapshot import open_snapshot, read_manifest

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.logs.entry_log import this_writer
+from storage.logs.log_entry import this_writer
 from storage.logs.run_entries import DataQuarantined
 from storage.logs.run_log import RunLog
 from storage.stores.local_store import LocalStore

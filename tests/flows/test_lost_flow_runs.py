@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 from uuid import UUID
 
 from flows.orchestrator.run_overview import MOST_LOST_FLOW_RUNS, lost_flow_runs
-from storage.logs.history import History
+from storage.logs.fold_cache import History
 from storage.logs.run_state import AttemptRecord, RunState
 from tests import entries
 

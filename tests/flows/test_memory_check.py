@@ -15,8 +15,8 @@ from flows.preparation.memory_check import (
     require_memory,
 )
 from model.estimates.size_estimate import TrainingPlace, estimate_memory
-from storage.logs.history import History
-from storage.logs.run_fold import end_attempt
+from storage.logs.fold_cache import History
+from storage.logs.run_log import end_attempt
 from storage.logs.run_state import AttemptRecord, RunState
 from tasks.configuration.run_configuration import RunConfig
 from tasks.errors import InvalidConfiguration

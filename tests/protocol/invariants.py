@@ -9,8 +9,7 @@ from typing import Any
 from storage.checkpoints.checkpoint import checkpoint_prefix
 from storage.errors import StorageError
 from storage.logs.registry import Registry
-from storage.logs.run_fold import fold
-from storage.logs.run_log import RunLog
+from storage.logs.run_log import RunLog, fold
 from storage.stores.object_store import ObjectStore
 from tasks.errors import LiveOwner, TaskError
 from tests.protocol.processes import PREFIX, Process, claim_and_load, commit, delete, end_attempt, stage

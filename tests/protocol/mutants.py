@@ -23,10 +23,16 @@ import tasks.evaluator.evaluation_run as evaluation_run
 from storage.checkpoints.checkpoint import StagedCheckpoint
 from storage.checkpoints.sweep import Verdict
 from storage.errors import NotDurable, ObjectMissing, StoreUnavailable
-from storage.logs.entry_log import EntryLog, ReadEntry
-from storage.logs.fold_cache import FoldCache, FoldedLog
-from storage.logs.history import decode_history
-from storage.logs.log_entry import FORMAT_VERSION, CheckpointReference, Entry, decode_entry, entry_name
+from storage.logs.fold_cache import FoldCache, FoldedLog, decode_history
+from storage.logs.log_entry import (
+    FORMAT_VERSION,
+    CheckpointReference,
+    Entry,
+    EntryLog,
+    ReadEntry,
+    decode_entry,
+    entry_name,
+)
 from storage.logs.run_entries import CheckpointCommitted, CheckpointPinned, Placement
 from storage.logs.run_state import RunState
 from storage.stores.document import decode, encode, sha256

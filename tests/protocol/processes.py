@@ -30,7 +30,7 @@ from storage.checkpoints.checkpoint import (
     checkpoint_prefix,
     checkpoint_target,
 )
-from storage.checkpoints.shard_reader import Looks
+from storage.checkpoints.checkpoint_shard import Looks
 from storage.errors import AppendUnknown, Fenced, IntegrityError, NotDurable, StorageError
 from storage.logs.heartbeat import Heartbeat, write_heartbeat
 from storage.logs.log_entry import CheckpointReference, Writer, entry_name

@@ -20,7 +20,7 @@ from storage.logs.run_entries import (
     EvaluationFailed,
     RunFinished,
 )
-from storage.logs.run_fold import fold
+from storage.logs.run_log import fold
 from storage.logs.run_state import RunState
 from storage.logs.step_log import StepRecord
 from tests.entries import NOON, decided, ended, evaluated, placement, registry_of, started

@@ -13,7 +13,7 @@ from reports.queries.sql_rows import make_attempt_row, make_log_rows, make_run_r
 from storage.logs.log_entry import CheckpointReference
 from storage.logs.registry import Promoted, RolledBack
 from storage.logs.run_entries import CheckpointSuperseded, RunFinished
-from storage.logs.run_fold import fold
+from storage.logs.run_log import fold
 from storage.logs.run_state import RunState
 from storage.tables.table_pack import arrow_table
 from tests.entries import NOON, ended, evaluated, registry_of, started

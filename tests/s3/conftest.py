@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from storage.stores.retry_policy import RetryPolicy
-from storage.stores.retrying_store import RetryingStore
+from storage.stores.retrying_store import RetryingStore, RetryPolicy
 from storage.stores.s3_bucket import S3Bucket
 from storage.stores.s3_store import S3Store
 from tests.s3.fault_proxy import FaultProxy

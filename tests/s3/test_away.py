@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from storage.errors import StoreUnavailable, StoreUnsound
-from storage.stores.retry_policy import RetryPolicy
-from storage.stores.retrying_store import RetryingStore
+from storage.stores.retrying_store import RetryingStore, RetryPolicy
 from storage.stores.s3_bucket import S3Bucket
 from storage.stores.s3_store import S3Store
 from storage.stores.store_probe import probe_store

@@ -21,8 +21,7 @@ from storage.checkpoints.checkpoint import (
 from storage.checkpoints.checkpoint import verify_checkpoint as verify
 from storage.checkpoints.checkpoint_documents import TrainerDocument, small_tensor
 from storage.checkpoints.tensor_record import TensorRecord
-from storage.logs.entry_log import EntryLog, ReadEntry
-from storage.logs.log_entry import FORMAT_VERSION, Entry, entry_name
+from storage.logs.log_entry import FORMAT_VERSION, Entry, EntryLog, ReadEntry, entry_name
 from storage.logs.run_entries import RUN_KINDS, AttemptEnded, CheckpointCommitted, RunOpened
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState

@@ -14,9 +14,8 @@ from storage.checkpoints.checkpoint import (
     verify_checkpoint,
 )
 from storage.checkpoints.checkpoint_documents import MANIFEST_VERSION, Manifest, ManifestObject, decode_manifest
-from storage.checkpoints.shard_reader import Looks
-from storage.checkpoints.tensor_record import TensorRecord
-from storage.checkpoints.tensor_shard import parse_shard
+from storage.checkpoints.checkpoint_shard import Looks
+from storage.checkpoints.tensor_record import TensorRecord, parse_shard
 from storage.errors import IntegrityError
 from storage.logs.log_entry import CheckpointReference
 from storage.stores.document import encode, sha256

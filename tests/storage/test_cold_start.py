@@ -11,11 +11,9 @@ import pytest
 
 from reports.queries.run_lookup import find_run
 from reports.queries.run_status import list_runs, read_status
-from storage.logs.entry_log import EntryLog
-from storage.logs.log_entry import Entry, entry_name
+from storage.logs.log_entry import Entry, EntryLog, entry_name
 from storage.logs.run_entries import RUN_KINDS, CheckpointDeleted, CheckpointSuperseded, EvaluationRecorded
-from storage.logs.run_fold import fold
-from storage.logs.run_log import FOLD_EVERY_ENTRIES
+from storage.logs.run_log import FOLD_EVERY_ENTRIES, fold
 from storage.logs.run_state import RunState
 from storage.stores.document import encode, sha256
 from storage.stores.local_store import LocalStore

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.stores import direct_write
-from storage.stores.direct_write import BLOCK_BYTES, write_stream
+from storage.stores.local_store import BLOCK_BYTES, write_stream
 
 LONG = bytes(range(251)) * (2 * BLOCK_BYTES // 251 + 77)
 """More than two blocks, and no whole number of them."""
@@ -47,14 +46,14 @@ def test_a_file_system_that_refuses_direct_writes_gets_the_same_bytes(
                 raise OSError(errno.EINVAL, "Invalid argument")
         return write(descriptor, block)
 
-    monkeypatch.setattr(direct_write.os, "write", refuse)
+    monkeypatch.setattr(os, "write", refuse)
     assert written(tmp_path / "stream") == LONG
     assert asked == [BLOCK_BYTES] * first_refused, "it is not asked again"
 
 
 def test_a_direct_write_cut_short_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = os.write
-    monkeypatch.setattr(direct_write.os, "write", lambda descriptor, block: write(descriptor, block[:300_001]))
+    monkeypatch.setattr(os, "write", lambda descriptor, block: write(descriptor, block[:300_001]))
     assert written(tmp_path / "stream") == LONG
 
 
@@ -62,6 +61,6 @@ def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     def full(descriptor: int, block: memoryview) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(direct_write.os, "write", full)
+    monkeypatch.setattr(os, "write", full)
     with pytest.raises(OSError, match="No space left"):
         written(tmp_path / "stream")

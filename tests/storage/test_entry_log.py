@@ -15,14 +15,13 @@ from storage.errors import (
     StoreUnavailable,
     WriterTooOld,
 )
-from storage.logs.entry_log import EntryLog
-from storage.logs.log_entry import FORMAT_VERSION, WRITER_VERSION, entry_name
+from storage.logs.log_entry import FORMAT_VERSION, WRITER_VERSION, EntryLog, entry_name
 from storage.logs.registry import MODEL_KINDS, Registry, RolledBack
 from storage.logs.run_entries import CheckpointCommitted
 from storage.logs.run_state import RunState
 from storage.stores.document import encode
 from storage.stores.object_store import ObjectStore
-from storage.stores.retry_policy import RetryPolicy
+from storage.stores.retrying_store import RetryPolicy
 from tests.entries import ended, evaluated, writer
 from tests.memory_store import MemoryStore
 from tests.storage.builders import (

@@ -9,8 +9,7 @@ from storage.errors import IntegrityError, StoreUnavailable
 from storage.logs import run_log as run_log_module
 from storage.logs.fold_cache import FoldedLog
 from storage.logs.log_entry import entry_name
-from storage.logs.run_fold import fold
-from storage.logs.run_log import run_fold_cache
+from storage.logs.run_log import fold, run_fold_cache
 from storage.logs.run_state import RunState
 from storage.stores.object_store import ObjectStore
 from tests.entries import ended, evaluated, writer

@@ -8,12 +8,11 @@ import pytest
 
 from storage.checkpoints.checkpoint import load_checkpoint, read_manifest
 from storage.checkpoints.checkpoint_documents import MANIFEST_VERSION
-from storage.checkpoints.shard_reader import Looks
+from storage.checkpoints.checkpoint_shard import Looks
 from storage.checkpoints.sweep import SweepPlan, Verdict, sweep
 from storage.errors import IntegrityError, StorageError
-from storage.logs.entry_log import EntryLog
 from storage.logs.heartbeat import heartbeat_key, read_heartbeat
-from storage.logs.log_entry import CheckpointReference, entry_name
+from storage.logs.log_entry import CheckpointReference, EntryLog, entry_name
 from storage.logs.registry import list_aliases
 from storage.logs.run_entries import RUN_KINDS, CheckpointSuperseded
 from storage.logs.run_index import list_run_ids

@@ -6,11 +6,10 @@ from dataclasses import asdict
 import pytest
 
 from storage.checkpoints.resume_point import newest_verified
-from storage.logs import fold_cache, history
+from storage.logs import fold_cache
 from storage.logs import run_log as run_log_module
 from storage.logs.run_entries import CheckpointDeleted, CheckpointSuperseded
-from storage.logs.run_fold import fold
-from storage.logs.run_log import RunLog
+from storage.logs.run_log import RunLog, fold
 from storage.logs.run_state import RunState
 from storage.stores.object_store import MAX_READ_BYTES, ObjectStore
 from tests.entries import ended, evaluated, started, writer
@@ -46,7 +45,7 @@ def live_through(log: RunLog) -> None:
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history, "PART_ITEMS", PART)
+    monkeypatch.setattr(fold_cache, "PART_ITEMS", PART)
     monkeypatch.setattr(run_log_module, "FOLD_EVERY_ENTRIES", FOLD_EVERY)
 
 
@@ -63,7 +62,7 @@ def lived() -> Iterator[tuple[MemoryStore, list[str]]]:
     store = Noting("long")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(history, "PART_ITEMS", PART)
+        patch.setattr(fold_cache, "PART_ITEMS", PART)
         patch.setattr(run_log_module, "FOLD_EVERY_ENTRIES", FOLD_EVERY)
         live_through(open_run(store))
         yield store, written

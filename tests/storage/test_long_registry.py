@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from storage.logs import history
+from storage.logs import fold_cache
 from storage.logs.registry import Promoted, Refused, Registry, RolledBack
 from storage.stores.object_store import ObjectStore
 from tasks.checkpoints.checkpoint_sweep import sweep_run
@@ -24,7 +24,7 @@ REFUSED = Refused(alias="champion", run_id="other", step=5, manifest_sha256="m",
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history, "PART_ITEMS", 16)
+    monkeypatch.setattr(fold_cache, "PART_ITEMS", 16)
 
 
 def decided(store: ObjectStore, decisions: int) -> Registry:

@@ -18,10 +18,8 @@ from storage.errors import IntegrityError, StorageError, StoreRefused, StoreUnav
 from storage.stores.multipart_upload import CONCURRENT_PARTS, upload_stream
 from storage.stores.object_store import PART_BYTES
 from storage.stores.open_store import open_store
-from storage.stores.retry_policy import RetryPolicy
-from storage.stores.retrying_store import RetryingStore
-from storage.stores.s3_bucket import S3Bucket, Timeouts
-from storage.stores.s3_error import convert_error
+from storage.stores.retrying_store import RetryingStore, RetryPolicy
+from storage.stores.s3_bucket import S3Bucket, Timeouts, convert_error
 from storage.stores.s3_store import S3Store
 from storage.stores.verified_object import write_hashed
 from tests.entries import evaluated, writer

@@ -7,8 +7,7 @@ import pytest
 
 from storage.errors import ObjectMissing, StorageError, StoreRefused, StoreUnavailable
 from storage.stores.object_store import ObjectStore, UnfinishedWrite
-from storage.stores.retry_policy import RetryPolicy
-from storage.stores.retrying_store import RetryingStore
+from storage.stores.retrying_store import RetryingStore, RetryPolicy
 from tests.memory_store import MemoryStore
 from tests.storage.store_operations import OPERATIONS
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from storage.logs.log_entry import Entry
 from storage.logs.run_entries import CheckpointQuarantined, RunFinished
-from storage.logs.run_fold import fold
+from storage.logs.run_log import fold
 from tests.entries import ended, evaluated, started
 from tests.storage.builders import committed, entry, opened
 

@@ -26,10 +26,8 @@ from storage.checkpoints.checkpoint_documents import (
     ManifestShard,
     decode_manifest,
 )
-from storage.checkpoints.shard_reader import Looks, WantedBytes
-from storage.checkpoints.shard_writer import shard_sha256
-from storage.checkpoints.tensor_record import CHUNK_BYTES, TensorDigest, TensorRecord
-from storage.checkpoints.tensor_shard import parse_header, shard_header
+from storage.checkpoints.checkpoint_shard import Looks, WantedBytes, shard_sha256
+from storage.checkpoints.tensor_record import CHUNK_BYTES, TensorDigest, TensorRecord, parse_header, shard_header
 from storage.errors import IntegrityError, ObjectDamaged
 from storage.logs.log_entry import CheckpointReference
 from storage.stores.document import MAX_DOCUMENT_BYTES, encode, sha256

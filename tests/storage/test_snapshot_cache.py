@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from storage.errors import IntegrityError, StorageError
-from storage.snapshots.snapshot_cache import DEFAULT_CACHE_BYTES, SnapshotCache, cache_bytes
+from storage.snapshots.data_snapshot import DEFAULT_CACHE_BYTES, SnapshotCache, cache_bytes
 from storage.stores.document import sha256
 from storage.stores.verified_object import ExpectedObject
 from tests.memory_store import MemoryStore

@@ -17,8 +17,7 @@ from storage.checkpoints.checkpoint_pin import pin_checkpoint
 from storage.checkpoints.resume_point import quarantine_checkpoint
 from storage.checkpoints.sweep import SweepReport, sweep
 from storage.errors import IntegrityError, StorageError
-from storage.logs.entry_log import EntryLog
-from storage.logs.log_entry import CheckpointReference
+from storage.logs.log_entry import CheckpointReference, EntryLog
 from storage.logs.registry import MODEL_KINDS, Promoted, Registry, RolledBack
 from storage.logs.run_entries import CheckpointPinned, CheckpointQuarantined, Placement, ReadEvidence
 from storage.logs.run_log import RunLog
@@ -408,7 +407,7 @@ def cases(base: MemoryStore, fault: Fault, *, share: int = 1) -> Iterator[tuple[
 @pytest.fixture
 def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read entries one after the other: so quick a store needs no threads."""
-    monkeypatch.setattr("storage.logs.entry_log.ThreadPoolExecutor", InlineExecutor)
+    monkeypatch.setattr("storage.logs.log_entry.ThreadPoolExecutor", InlineExecutor)
 
 
 @pytest.mark.usefixtures("no_threads")

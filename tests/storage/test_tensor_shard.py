@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.checkpoints import tensor_shard
-from storage.checkpoints.tensor_record import DTYPE_BYTES, TensorRecord
-from storage.checkpoints.tensor_shard import parse_shard, shard_chunks
+from storage.checkpoints import tensor_record
+from storage.checkpoints.tensor_record import DTYPE_BYTES, TensorRecord, parse_shard, shard_chunks
 from storage.errors import IntegrityError
 
 
@@ -131,7 +130,7 @@ def test_a_hostile_shard_is_refused_and_named(data: bytes) -> None:
 
 
 def test_a_header_beyond_the_limit_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensor_shard, "MAX_HEADER_BYTES", 16)
+    monkeypatch.setattr(tensor_record, "MAX_HEADER_BYTES", 16)
     with pytest.raises(IntegrityError, match="does not fit the file or the limit"):
         parse_shard(hostile(b"{}" + b" " * 22), where="here")
 

@@ -3,7 +3,7 @@
 import pytest
 
 from model.configuration.training import TrainingConfig
-from storage.logs.run_fold import fold
+from storage.logs.run_log import fold
 from tasks.configuration.settings import CheckpointConfig
 from tasks.errors import TaskError
 from tasks.policy.attempt_sizes import STRETCH_SECONDS, next_sizes, segment_end, stall_seconds, stretch_end

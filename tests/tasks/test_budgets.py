@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.logs.run_entries import DataQuarantined, Decision, EvaluationFailed
-from storage.logs.run_fold import fold
+from storage.logs.run_log import fold
 from storage.logs.run_state import Charges, RunState
 from tasks.configuration.settings import BudgetConfig, BudgetsConfig
 from tasks.policy.attempt_sizes import AttemptSizes, lighter_sizes

@@ -15,7 +15,7 @@ from storage.logs.run_entries import (
     EvaluationFailed,
     EvaluationRecorded,
 )
-from storage.logs.run_fold import fold
+from storage.logs.run_log import fold
 from storage.logs.run_state import RunState
 from tasks.checkpoints.retention import RetentionTerms, plan_retention
 from tasks.configuration.evaluation_settings import EarlyStopConfig

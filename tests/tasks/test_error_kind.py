@@ -22,7 +22,7 @@ from storage.errors import (
     StoreUnavailable,
     WriterTooOld,
 )
-from storage.logs.run_fold import fold
+from storage.logs.run_log import fold
 from tasks.configuration.settings import BudgetsConfig
 from tasks.policy.attempt_sizes import AttemptSizes
 from tasks.policy.budgets import FailureImpact, decide

@@ -14,8 +14,7 @@ import torch
 from model.data.tokenizer import Tokenizer
 from model.errors import InvalidInput
 from storage.checkpoints.checkpoint import StagedCheckpoint
-from storage.checkpoints.tensor_record import TensorRecord
-from storage.checkpoints.tensor_shard import parse_shard, shard_chunks
+from storage.checkpoints.tensor_record import TensorRecord, parse_shard, shard_chunks
 from storage.errors import IntegrityError
 from storage.snapshots.data_snapshot import open_snapshot
 from storage.stores.local_store import LocalStore

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from storage.logs.history import History
+from storage.logs.fold_cache import History
 from storage.logs.log_entry import CheckpointReference
 from storage.logs.registry import DatedDecision, Promoted, Refused, RegistryState, RolledBack, SuiteReference
 from storage.logs.run_entries import CurveVerdict, EvaluationRecorded

@@ -17,7 +17,7 @@ from storage.logs.run_entries import (
     CheckpointSuperseded,
     CheckpointUnpinned,
 )
-from storage.logs.run_fold import fold
+from storage.logs.run_log import fold
 from storage.logs.run_state import RunState
 from tasks.checkpoints.retention import AliasReach, RetentionTerms, plan_retention
 from tasks.configuration.settings import CheckpointConfig

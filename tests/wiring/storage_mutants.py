@@ -7,7 +7,7 @@ ENTRY_LOG = "tests/storage/test_entry_log.py"
 STORAGE_MUTANTS = (
     mutant(
         "refusal-retried",
-        "storage/stores/retry_policy.py",
+        "storage/stores/retrying_store.py",
         "except (StoreRefused, NotDurable):",
         "except NotDurable:",
         f"{ENTRY_LOG}::test_an_append_that_the_store_refuses_is_tried_once_however_long_the_run_waits",
@@ -21,7 +21,7 @@ STORAGE_MUTANTS = (
     ),
     mutant(
         "refused-append-unknown",
-        "storage/logs/entry_log.py",
+        "storage/logs/log_entry.py",
         "may_be_written |= not isinstance(error, StoreRefused)",
         "may_be_written = True",
         f"{ENTRY_LOG}::test_an_append_that_the_store_refuses_is_tried_once_however_long_the_run_waits",

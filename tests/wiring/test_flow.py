@@ -17,8 +17,8 @@ from flows.run.next_attempt import claim_next_attempt
 from model.estimates.size_estimate import TrainingPlace
 from storage.checkpoints.resume_point import quarantine_checkpoint
 from storage.errors import Fenced
-from storage.logs.entry_log import this_writer
 from storage.logs.heartbeat import Heartbeat, read_heartbeat
+from storage.logs.log_entry import this_writer
 from storage.logs.run_entries import DataQuarantined
 from tasks.attempt.shutdown_signal import ShutdownSignal
 from tasks.errors import BudgetExhausted, TrainerGone

@@ -1,4 +1,4 @@
-"""Reads parts of shards by ranges, several at a time, and verifies every chunk before anybody uses it.
+"""Writes and reads a checkpoint's shards: every byte is hashed once on its way, every chunk verified before its use.
 
 A chunk that does not verify is read again, from the store and not from a cache, before it counts as damaged.
 """
@@ -7,15 +7,22 @@ import hashlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, TypeVar
 
 from storage.checkpoints.checkpoint_documents import ManifestShard
-from storage.checkpoints.shard_writer import shard_sha256
-from storage.checkpoints.tensor_record import CHUNK_BYTES, TensorDigest
-from storage.checkpoints.tensor_shard import parse_header
-from storage.checkpoints.transfers import Run
+from storage.checkpoints.tensor_record import (
+    CHUNK_BYTES,
+    TensorDigest,
+    TensorRecord,
+    chunks_of,
+    parse_header,
+    shard_header,
+    with_digests,
+)
 from storage.errors import IntegrityError, ObjectDamaged, ObjectMissing
 from storage.stores.local_store import forget_cached_bytes
 from storage.stores.object_store import ObjectStore
@@ -26,6 +33,25 @@ LOOKS = 3
 _PAUSE_SECONDS = 0.1
 _ALONE_BYTES = 1024 * 1024
 """Smaller chunks that lie side by side are read together: a request costs more than copying them."""
+
+Run = Callable[..., Callable[[], Any]]
+"""Starts a function and returns a function that waits for its result."""
+
+
+@contextmanager
+def transfers(count: int, thread_start: Callable[[], None] | None = None) -> Iterator[Run]:
+    """Yield a `Run` that works in `count` threads, `thread_start` first in each, or in the caller's if it is 1.
+
+    An error in the block drops what has not begun.
+    """
+    if count == 1:
+        yield lambda function, *arguments: repeat(function(*arguments)).__next__
+        return
+    pool = ThreadPoolExecutor(count, "transfer", initializer=thread_start)
+    try:
+        yield lambda function, *arguments: pool.submit(function, *arguments).result
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -186,3 +212,54 @@ def _groups(chunks: Iterable[_Chunk]) -> Iterator[list[_Chunk]]:
         size += chunk.size
     if group:
         yield group
+
+
+_PIECE_BYTES = 1024 * 1024
+"""Small enough to be in the processor's cache when the store takes it, after it was hashed."""
+
+
+def write_shard(store: ObjectStore, prefix: str, name: str, records: Sequence[TensorRecord]) -> ManifestShard:
+    """Write one shard and return what the manifest says of it."""
+    header = shard_header(records)
+    digests: dict[str, list[bytes]] = {record.name: [] for record in records}
+
+    def pieces() -> Iterator[bytes | memoryview]:
+        yield header
+        for record in records:
+            for chunk in chunks_of(record.data):
+                digest = hashlib.sha256()
+                for begin in range(0, chunk.nbytes, _PIECE_BYTES):
+                    digest.update(piece := chunk[begin : begin + _PIECE_BYTES])
+                    yield piece
+                digests[record.name].append(digest.digest())
+
+    size_bytes = store.write_stream(f"{prefix}/{name}", pieces())
+    tensors = tuple(with_digests(record, digests[record.name]) for record in records)
+    return ManifestShard(
+        name=name,
+        bytes=size_bytes,
+        sha256=shard_sha256(header, (tensor.chunks for tensor in tensors)),
+        header_bytes=len(header),
+        tensors=tensors,
+    )
+
+
+def shard_sha256(header: bytes | memoryview, digests: Iterable[bytes]) -> str:
+    """Return the hex digest of a shard: over its header, then the digests of its chunks."""
+    digest = hashlib.sha256(header)
+    for joined in digests:
+        digest.update(joined)
+    return digest.hexdigest()
+
+
+def cut_shards(records: Iterable[TensorRecord], shard_bytes: int) -> list[list[TensorRecord]]:
+    """Return the records in name order, cut into shards of at most `shard_bytes` unless one record is larger."""
+    shards: list[list[TensorRecord]] = [[]]
+    filled = 0
+    for record in sorted(records, key=lambda record: record.name):
+        if filled and filled + record.bytes > shard_bytes:
+            shards.append([])
+            filled = 0
+        shards[-1].append(record)
+        filled += record.bytes
+    return shards
