@@ -11,16 +11,10 @@ from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 
 from flows.operations.checkpoint_evaluation import plan_checkpoint
+from flows.orchestrator import run_parameters as form
 from flows.orchestrator.flow_end import completed, ends_in_prefects_words
 from flows.orchestrator.flow_run_tags import add_tags
-from flows.orchestrator.overview_page import artifact_key, evaluation_markdown, find_evaluation_form, kept_parameters
-from flows.orchestrator.run_parameters import (
-    AgainParameter,
-    CredentialsParameter,
-    ReferenceParameter,
-    StoreParameter,
-    SuiteParameter,
-)
+from flows.orchestrator.run_overview import artifact_key, evaluation_markdown, find_evaluation_form, kept_parameters
 from flows.orchestrator.store_credentials import take_credentials
 from reports.queries.evaluation_comparison import EvaluationComparison, compare_evaluations
 from reports.queries.run_lookup import find_checkpoint
@@ -39,11 +33,11 @@ from tasks.policy.termination import FlowEnd
 )
 @ends_in_prefects_words
 def evaluate_promoted(
-    reference: ReferenceParameter = "champion",
-    suite: SuiteParameter = "",
-    store: StoreParameter = "",
-    store_credentials: CredentialsParameter = "",
-    again: AgainParameter = False,
+    reference: form.Reference = "champion",
+    suite: form.Suite = "",
+    store: form.Store = "",
+    store_credentials: form.Credentials = "",
+    again: form.Again = False,
 ) -> FlowEnd:
     """Measure a committed checkpoint under its run's suites or a suite file; what is on record is not measured again.
 

@@ -8,13 +8,8 @@ from random import Random
 from prefect import flow, get_run_logger
 
 from flows.operations.store_sweep import StoreSweepRow, SweepOutcome, sweep_store
+from flows.orchestrator import run_parameters as form
 from flows.orchestrator.flow_end import completed, ends_in_prefects_words
-from flows.orchestrator.run_parameters import (
-    CredentialsParameter,
-    DryRunParameter,
-    MostSecondsParameter,
-    StoreParameter,
-)
 from flows.orchestrator.store_credentials import take_credentials
 from storage.stores.open_store import open_store
 from tasks.configuration.store_choice import choose_store
@@ -24,10 +19,10 @@ from tasks.policy.termination import FlowEnd
 @flow(name="sweep-checkpoints", retries=0, validate_parameters=True, persist_result=False)
 @ends_in_prefects_words
 def sweep_checkpoints(
-    store: StoreParameter = "",
-    store_credentials: CredentialsParameter = "",
-    dry_run: DryRunParameter = False,
-    most_seconds: MostSecondsParameter = 900.0,
+    store: form.Store = "",
+    store_credentials: form.Credentials = "",
+    dry_run: form.DryRun = False,
+    most_seconds: form.MostSeconds = 900.0,
 ) -> FlowEnd:
     """Apply each run's own retention to all runs of a store, also to finished ones, and delete orphans.
 

@@ -4,19 +4,9 @@ import os
 
 from prefect import flow
 
+from flows.orchestrator import run_parameters as form
 from flows.orchestrator.accelerator_slot import accelerator_slot
 from flows.orchestrator.flow_end import completed, ends_in_prefects_words
-from flows.orchestrator.run_parameters import (
-    ConfigParameter,
-    CredentialsParameter,
-    LearningRateParameter,
-    MicroBatchParameter,
-    OverridesParameter,
-    RunIdParameter,
-    StartOverParameter,
-    StepsParameter,
-    StoreParameter,
-)
 from flows.orchestrator.store_credentials import take_credentials
 from flows.preparation.preflight import check_before_start
 from flows.preparation.training_request import HANDED_OVER, TrainingRequest, resolve_request, with_settings
@@ -39,15 +29,15 @@ from tasks.trainer.warm_trainer import warm_trainer
 @flow(name="train-gpt", retries=0, validate_parameters=True, persist_result=False)
 @ends_in_prefects_words
 def train_gpt(
-    config: ConfigParameter = "",
-    run_id: RunIdParameter = "",
-    steps: StepsParameter = 0,
-    learning_rate: LearningRateParameter = 0.0,
-    micro_batch: MicroBatchParameter = 0,
-    store: StoreParameter = "",
-    store_credentials: CredentialsParameter = "",
-    overrides: OverridesParameter = (),
-    start_over: StartOverParameter = False,
+    config: form.Config = "",
+    run_id: form.RunId = "",
+    steps: form.Steps = 0,
+    learning_rate: form.LearningRate = 0.0,
+    micro_batch: form.MicroBatch = 0,
+    store: form.Store = "",
+    store_credentials: form.Credentials = "",
+    overrides: form.Overrides = (),
+    start_over: form.StartOver = False,
 ) -> FlowEnd:
     """Train a run to its end, or continue it.
 

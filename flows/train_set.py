@@ -10,16 +10,9 @@ from prefect.cache_policies import NO_CACHE
 from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound
 
+from flows.orchestrator import run_parameters as form
 from flows.orchestrator.flow_end import completed, ends_in_prefects_words
-from flows.orchestrator.overview_page import flow_run_name
-from flows.orchestrator.run_parameters import (
-    ConfigParameter,
-    CredentialsParameter,
-    DeploymentParameter,
-    RunIdParameter,
-    SetOverridesParameter,
-    StoreParameter,
-)
+from flows.orchestrator.run_overview import flow_run_name
 from flows.preparation.training_request import TrainingRequest, choose_run_id
 from tasks.configuration.configuration_source import read_configuration
 from tasks.configuration.run_set import SetMember, expand_set
@@ -30,12 +23,12 @@ from tasks.policy.termination import FlowEnd
 @flow(name="train-set", retries=0, validate_parameters=True, persist_result=False)
 @ends_in_prefects_words
 def train_set(
-    config: ConfigParameter = "quickstart",
-    name: RunIdParameter = "",
-    overrides: SetOverridesParameter = (),
-    store: StoreParameter = "",
-    store_credentials: CredentialsParameter = "",
-    deployment: DeploymentParameter = "train-gpt/train-gpt",
+    config: form.Config = "quickstart",
+    name: form.RunId = "",
+    overrides: form.SetOverrides = (),
+    store: form.Store = "",
+    store_credentials: form.Credentials = "",
+    deployment: form.Deployment = "train-gpt/train-gpt",
 ) -> FlowEnd:
     """Start a run for each combination of the overrides' values; `cairn compare NAME` compares them.
 

@@ -5,8 +5,8 @@ from collections import Counter
 
 from prefect import flow, get_run_logger
 
+from flows.orchestrator import run_parameters as form
 from flows.orchestrator.flow_end import completed, ends_in_prefects_words
-from flows.orchestrator.run_parameters import CredentialsParameter, DeploymentParameter, StoreParameter
 from flows.orchestrator.store_credentials import take_credentials
 from flows.watching.run_watcher import WatchAction, WatchRequest, open_watcher
 from tasks.configuration.store_choice import choose_store
@@ -16,9 +16,9 @@ from tasks.policy.termination import FlowEnd
 @flow(name="watch-runs", retries=0, validate_parameters=True, persist_result=False)
 @ends_in_prefects_words
 def watch_runs(
-    store: StoreParameter = "",
-    store_credentials: CredentialsParameter = "",
-    deployment: DeploymentParameter = "train-gpt/train-gpt",
+    store: form.Store = "",
+    store_credentials: form.Credentials = "",
+    deployment: form.Deployment = "train-gpt/train-gpt",
 ) -> FlowEnd:
     """Look once at all runs of a store and continue those that must be, through their deployment.
 

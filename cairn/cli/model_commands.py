@@ -64,7 +64,7 @@ def promote(
 
     If the run's configuration requires a person's approval, this command gives it.
     """
-    from flows.operations.promotion_by_person import offer_as_person
+    from flows.operations.checkpoint_offer import offer_as_person
     from reports.queries.alias_history import list_alias_promotions
 
     state = offer_as_person(find_checkpoint(open_chosen_store(store), reference), alias, why=why)
@@ -77,7 +77,7 @@ def rollback(
 ) -> None:
     """Point an alias back at what it pointed at before, and record it; repeated, it goes one further back."""
     from cairn.operations.alias_rollback import roll_back
-    from flows.operations.promotion_by_person import this_person
+    from flows.operations.checkpoint_offer import this_person
 
     view = roll_back(open_chosen_store(store), alias, by=this_person(), why=why)
     print_document(view) if json else print_rows(promotions_table([view]))

@@ -194,8 +194,7 @@ def _overfit_one_batch(resolved: "ResolvedRequest", *, json: bool) -> ExitCode:
 
 def _show_plan(resolved: "ResolvedRequest", *, json: bool) -> ExitCode:
     from cairn.cli.training_plan_text import describe_plan
-    from flows.preparation.memory_check import available_memory, require_memory
-    from flows.preparation.store_room import require_room
+    from flows.preparation.resource_check import available_memory, require_memory, require_room
     from flows.preparation.training_plan import PlanAction, plan_training
     from tasks.policy.attempt_sizes import next_sizes
     from tasks.trainer.trainer_group import trainer_group

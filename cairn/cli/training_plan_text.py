@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator
 
-from flows.preparation.planned_data import PlannedData
-from flows.preparation.training_plan import PlannedMemory, TrainingPlan
+from flows.preparation.training_plan import PlannedData, PlannedMemory, TrainingPlan
 from model.estimates.size_estimate import PARTS
 from tasks.data.document import describe_split
 from tasks.text.format import format_count, format_duration, format_list, short_digest

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from cairn.operations.overfit_verdict import BY_HEART, BatchOverfit, judge_losses
-from flows.preparation.planned_data import preview_sources
+from flows.preparation.preflight import preview_sources
 from model.data.sample_order import SampleOrder
 from model.data.source_mixture import Component
 from model.errors import NonFiniteLoss

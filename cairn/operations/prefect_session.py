@@ -108,7 +108,7 @@ class PrefectServer:
 
 def run_train_gpt(resolved: ResolvedRequest, config: RunConfig, log: RunLog, server: PrefectServer) -> FlowEnd:
     """Run the flow for a checked request to its end in this process; raises what the flow's body raises."""
-    from flows.preparation.early_preparation import prepare_early
+    from flows.preparation.preflight import prepare_early
     from tasks.trainer.warm_trainer import warm_trainer
 
     quieten(os.environ)

@@ -3,7 +3,7 @@
 import time
 from dataclasses import dataclass, replace
 
-from flows.operations.promotion_by_person import this_person
+from flows.operations.checkpoint_offer import this_person
 from reports.queries.checkpoints import read_checkpoints
 from reports.queries.run_lookup import configuration_of
 from storage.checkpoints.sweep import SweepAction, SweepKind

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 
-from flows.operations.offer_on_record import end_on_record
+from flows.operations.checkpoint_offer import end_on_record
 from flows.orchestrator.run_notices import all_receivers, notices_of
 from reports.exporters.exporters import run_exporters
 from reports.notices.notice_delivery import telling

@@ -1,17 +1,20 @@
 """One page of a run in Prefect: its state, curve, receipts, budgets and evaluations, kept current from a thread.
 
-The flow run gets one Markdown artifact that is written over, its name, its tags, and an event for each receipt. A
-failing API delays no training; the next version contains what it missed. Task runs carry no tags, because Prefect
+A failing API delays no training; the next version contains what it missed. Task runs carry no tags, because Prefect
 asks the API for a concurrency slot before it starts a tagged task.
 """
 
 import base64
+import json
+import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 from uuid import NAMESPACE_URL, UUID, uuid5
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
@@ -19,24 +22,23 @@ from prefect.client.schemas import filters
 from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
 from prefect.client.schemas.objects import State, StateType
 from prefect.events import emit_event
+from prefect.exceptions import ObjectNotFound
+from prefect.runtime import flow_run
 from prefect.states import Crashed
 
 from flows.orchestrator.flow_run_tags import add_tags
-from flows.orchestrator.overview_page import (
-    EvaluationForm,
-    artifact_key,
-    find_evaluation_form,
-    flow_run_name,
-    kept_parameters,
-    overview_markdown,
-)
+from reports.pages.markdown import markdown_table, markdown_text
 from reports.plots.curve_labels import describe_run
 from reports.plots.run_curves import gather_curves
-from reports.queries.receipts import DecisionSummary
-from storage.logs.run_entries import AttemptEnded
+from reports.queries.display_tables import Table, budgets_table, comparison_table, evaluations_table, receipts_table
+from reports.queries.evaluation_comparison import EvaluationComparison
+from reports.queries.evaluations import list_evaluations
+from reports.queries.receipts import DecisionSummary, read_receipts
+from reports.queries.run_status import read_status
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
-from storage.stores.document import project
+from storage.stores.document import project, sha256
+from tasks.configuration.evaluation_settings import METRIC
 from tasks.policy.termination import TERMINATIONS, TerminationReason
 
 MOST_LOST_FLOW_RUNS = 20
@@ -51,6 +53,108 @@ _LEAST_SECONDS = 60.0
 _SHARE_OF_AGE, _PAUSE_PER_COST = 0.05, 20.0
 """Prefect stores every plot, so a long run draws seldom; drawing takes at most a twentieth of one core."""
 _GREATEST_STEP = 250_000  # more step records need memory that the trainer may need
+
+_DEPLOYMENT = "evaluate-promoted/evaluate-promoted"
+_SUITES = Path("deployments/suites")
+_KEPT = ("store", "store_credentials")
+_MOST_EVALUATIONS = 200
+_OF_ATTEMPTS = ("attempt", "started (UTC)", "lasted", "reason", "steps", "device time", "lost", "decision")
+_OF_EVALUATIONS = ("step", "status", "suite", "val_loss", "perplexity", "bits/byte", "verdict")
+"""The columns that fit beside Prefect's menus; `cairn attempts` and `cairn evaluations` have all."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationForm:
+    """The form; `kept` are parameters of the flow run that shows it, `suites` the suite files of its folder."""
+
+    deployment_id: UUID
+    kept: Mapping[str, Any]
+    suites: tuple[Path, ...]
+
+    def links(self, reference: str) -> str:
+        """Return the line of links for a checkpoint: under its run's suites again, and under each suite file."""
+        forms: dict[str, dict[str, Any]] = {"its run's own suites": {"again": True}}
+        links = []
+        for name, form in (forms | {path.stem: {"suite": str(path)} for path in self.suites}).items():
+            values = quote(json.dumps({"reference": reference, **self.kept, **form}), safe="")
+            address = f"../../deployments/deployment/{self.deployment_id}/run?parameters={values}"
+            links.append(f"[{markdown_text(name)}]({address})")
+        return f"Measure `{reference}` again under {', '.join(links)}"
+
+
+def kept_parameters() -> dict[str, Any]:
+    """Return the parameters of this flow run that its evaluations need too."""
+    return {name: value for name, value in flow_run.get_parameters().items() if name in _KEPT and value}
+
+
+def find_evaluation_form(client: SyncPrefectClient, kept: Mapping[str, Any]) -> EvaluationForm | None:
+    """Return the form, None where the deployment is not registered; raises the API's other errors."""
+    with suppress(ObjectNotFound):
+        deployment_id = client.read_deployment_by_name(_DEPLOYMENT).id
+        return EvaluationForm(deployment_id=deployment_id, kept=kept, suites=tuple(sorted(_SUITES.glob("*.toml"))))
+    return None
+
+
+def overview_markdown(log: RunLog, curve: str, question: str = "", form: EvaluationForm | None = None) -> str:
+    """Return the page: what the run is and its state, what a person is asked, the curve, the tables, and links."""
+    opened, status = log.state.opened, read_status(log)
+    parts = [f"# {markdown_text(log.run_id)}"]
+    if opened is not None:
+        what = f"{markdown_text(opened.model_family)}, {opened.total_steps:,} steps, data {opened.data_snapshot}"
+        parts.append(f"{what}. **{status.state}** at step {status.step:,}: {markdown_text(status.next)}")
+    parts += [part for part in (question, curve) if part]
+    parts.append(f"## Attempts\n\n{_narrow(receipts_table(read_receipts(log)[::-1]), _OF_ATTEMPTS)}")
+    parts.append(f"## Budgets\n\n{markdown_table(budgets_table(status.budgets))}")
+    if evaluations := list_evaluations(log.state):
+        newest = evaluations[::-1][:_MOST_EVALUATIONS]
+        parts.append(f"## Evaluations\n\n{_narrow(evaluations_table(newest), _OF_EVALUATIONS)}")
+        if older := len(evaluations) - len(newest):
+            parts.append(f"and {older:,} older ones: `cairn evaluations`")
+        measured = [item for item in evaluations if METRIC in item.metrics]
+        if form is not None and measured:
+            best = min(measured, key=lambda item: item.metrics[METRIC])
+            parts.append(form.links(f"{log.run_id}@{best.step}"))
+    if links := _links(log.state):
+        parts.append(f"## Flow runs\n\n{links}")
+    return "\n\n".join(parts)
+
+
+def evaluation_markdown(view: EvaluationComparison, words: str, form: EvaluationForm | None) -> str:
+    """Return the page of `evaluate-promoted`: the columns of a run's page, what each row is, and all in words."""
+    reference = f"{view.run_id}@{view.step}"
+    parts = [f"# {markdown_text(reference)}", _narrow(comparison_table(view), ("", "checkpoint", *_OF_EVALUATIONS))]
+    parts.append(markdown_text(words))
+    return "\n\n".join([*parts, form.links(reference)] if form is not None else parts)
+
+
+def flow_run_name(run_id: str, attempt: int) -> str:
+    """Return the name of a flow run, under which those of one run stand together."""
+    return f"{run_id}, attempt {attempt}" if attempt else run_id
+
+
+def artifact_key(run_id: str, name: str = "") -> str:
+    """Return the key of an artifact, another one for every run; Prefect allows lower case, digits and dashes."""
+    plain = re.sub("[^a-z0-9]+", "-", run_id.lower()).strip("-")
+    key = plain if plain == run_id else f"{plain}-{sha256(run_id.encode())[:8]}"
+    return "-".join(part for part in ("cairn", key, name) if part)
+
+
+def _narrow(table: Table, columns: Sequence[str]) -> str:
+    """Return the table with these of its columns."""
+    kept = [number for number, name in enumerate(table.columns) if name in columns]
+    rows = tuple(tuple(row[number] for number in kept) for row in table.rows)
+    return markdown_table(replace(table, columns=tuple(table.columns[number] for number in kept), rows=rows))
+
+
+def _links(state: RunState) -> str:
+    """Return a link to each flow run that the run has had, where there were several."""
+    attempts: dict[str, list[str]] = {}
+    for item in state.attempts:
+        if item.started.flow_run_id:
+            attempts.setdefault(item.started.flow_run_id, []).append(str(item.started.attempt))
+    if len(attempts) < 2:
+        return ""
+    return "\n".join(f"- [attempt {', '.join(done)}](../../runs/flow-run/{name})" for name, done in attempts.items())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,13 +243,13 @@ class RunOverview:
     def _publish(self, client: SyncPrefectClient, flow_run_id: UUID) -> None:
         self._emit_ended()
         self._name_and_tag(client, flow_run_id)
-        if self._ended.is_set() or self._is_curve_due():
-            started, ended = time.monotonic(), self._ended_attempts
-            markdown = curve_markdown(self._log)
-            if markdown is not None:
-                now = time.monotonic()
-                self._drawn = Drawing(at_seconds=now, cost_seconds=now - started, ended_attempts=ended)
-                self._curve = markdown
+        now, ended = time.monotonic(), sum(attempt.ended is not None for attempt in self._log.state.attempts)
+        age = now - self._began
+        is_curve_due = is_due(self._drawn, now_seconds=now, age_seconds=age, ended_attempts=ended)
+        if (self._ended.is_set() or is_curve_due) and (markdown := curve_markdown(self._log)) is not None:
+            drawn_at = time.monotonic()
+            self._drawn = Drawing(at_seconds=drawn_at, cost_seconds=drawn_at - now, ended_attempts=ended)
+            self._curve = markdown
         self._form = self._form or find_evaluation_form(client, self._kept)
         page = overview_markdown(self._log, self._curve, self._question, self._form)
         if page != self._shown:
@@ -156,11 +260,34 @@ class RunOverview:
             self._are_lost_closed = True
 
     def _emit_ended(self) -> None:
+        """Send an event for each new receipt; its id is always the same, so that Prefect keeps one of several."""
+        run_id, store_url = self._log.run_id, self._log.store.url
         for attempt in self._log.state.attempts:
-            if attempt.ended is not None and attempt.ended.attempt not in self._told:
-                flow_run_id = attempt.started.flow_run_id
-                emit_attempt_ended(self._log.run_id, self._log.store.url, flow_run_id, attempt.ended)
-                self._told.add(attempt.ended.attempt)
+            if (ended := attempt.ended) is None or ended.attempt in self._told:
+                continue
+            flow_run_id = f"prefect.flow-run.{attempt.started.flow_run_id}"
+            related = {"prefect.resource.id": flow_run_id, "prefect.resource.role": "flow-run"}
+            emit_event(
+                ATTEMPT_ENDED,
+                id=uuid5(NAMESPACE_URL, f"{store_url} {run_id} {ended.attempt}"),
+                resource={
+                    "prefect.resource.id": f"cairn.run.{run_id}",
+                    "prefect.resource.name": run_id,
+                    "cairn.reason": ended.reason,
+                    "cairn.decision": ended.decision.action,
+                },
+                related=[related] if attempt.started.flow_run_id else [],
+                payload={
+                    "run": run_id,
+                    "attempt": ended.attempt,
+                    "reason": ended.reason,
+                    "detail": ended.detail,
+                    "last_step": ended.last_step,
+                    "decision": asdict(project(ended.decision, DecisionSummary)),
+                    "device_seconds": {"all": ended.gpu_seconds, "wasted": ended.wasted_gpu_seconds},
+                },
+            )
+            self._told.add(ended.attempt)
 
     def _name_and_tag(self, client: SyncPrefectClient, flow_run_id: UUID) -> None:
         attempts = self._log.state.attempts
@@ -174,26 +301,17 @@ class RunOverview:
             client.update_flow_run(flow_run_id, name=name)
             self._name = name
 
-    def _is_curve_due(self) -> bool:
-        now = time.monotonic()
-        return is_due(self._drawn, now_seconds=now, age_seconds=now - self._began, ended_attempts=self._ended_attempts)
-
-    @property
-    def _ended_attempts(self) -> int:
-        return sum(attempt.ended is not None for attempt in self._log.state.attempts)
-
     def _show(self, client: SyncPrefectClient, flow_run_id: UUID, page: str) -> None:
-        description = f"run {self._log.run_id}, after entry {self._log.seq}"
-        key = artifact_key(self._log.run_id)
+        key, description = artifact_key(self._log.run_id), f"run {self._log.run_id}, after entry {self._log.seq}"
         if self._artifact_id is None:  # a flow run that was suspended has one
             own = filters.ArtifactFilterFlowRunId(any_=[flow_run_id])
             rule = filters.ArtifactFilter(flow_run_id=own, key=filters.ArtifactFilterKey(any_=[key]))
             self._artifact_id = next((found.id for found in client.read_artifacts(artifact_filter=rule)), None)
-        if self._artifact_id is not None:  # a new version would be one more card
+        if self._artifact_id is None:
+            new = ArtifactCreate(key=key, type="markdown", description=description, data=page, flow_run_id=flow_run_id)
+            self._artifact_id = client.create_artifact(new).id
+        else:  # a new version would be one more card
             client.update_artifact(self._artifact_id, ArtifactUpdate(data=page, description=description))
-            return
-        created = ArtifactCreate(key=key, type="markdown", description=description, data=page, flow_run_id=flow_run_id)
-        self._artifact_id = client.create_artifact(created).id
 
 
 def lost_flow_runs(state: RunState, but: UUID) -> tuple[UUID, ...]:
@@ -221,31 +339,5 @@ def _end_lost(client: SyncPrefectClient, state: RunState, flow_run_id: UUID) -> 
     )
     for task_run in client.read_task_runs(task_run_filter=task_runs, limit=_MOST_TASK_RUNS):
         client.set_task_run_state(task_run.id, ending_segment, force=True)
-    for flow_run in client.read_flow_runs(flow_run_filter=flow_runs):
-        client.set_flow_run_state(flow_run.id, ending, force=True)
-
-
-def emit_attempt_ended(run_id: str, store_url: str, flow_run_id: str | None, ended: AttemptEnded) -> None:
-    """Send the event; the same receipt always has the same event id, so that Prefect keeps one of several."""
-    emit_event(
-        ATTEMPT_ENDED,
-        id=uuid5(NAMESPACE_URL, f"{store_url} {run_id} {ended.attempt}"),
-        resource={
-            "prefect.resource.id": f"cairn.run.{run_id}",
-            "prefect.resource.name": run_id,
-            "cairn.reason": ended.reason,
-            "cairn.decision": ended.decision.action,
-        },
-        related=[{"prefect.resource.id": f"prefect.flow-run.{flow_run_id}", "prefect.resource.role": "flow-run"}]
-        if flow_run_id
-        else [],
-        payload={
-            "run": run_id,
-            "attempt": ended.attempt,
-            "reason": ended.reason,
-            "detail": ended.detail,
-            "last_step": ended.last_step,
-            "decision": asdict(project(ended.decision, DecisionSummary)),
-            "device_seconds": {"all": ended.gpu_seconds, "wasted": ended.wasted_gpu_seconds},
-        },
-    )
+    for lost_run in client.read_flow_runs(flow_run_filter=flow_runs):
+        client.set_flow_run_state(lost_run.id, ending, force=True)

@@ -28,54 +28,55 @@ def _rule(pattern: str, words: str) -> dict[str, Any]:
     return {"if": {"pattern": pattern}, "else": {"const": words}}
 
 
-def _field(title: str, *examples: object, **rules: Any) -> Any:
-    extra: dict[str, Any] = {"title": title, "examples": list(examples)} if examples else {"title": title}
-    return Field(json_schema_extra=extra, **rules)
+def _field(title: str, *examples: str, **rules: Any) -> Any:
+    return Field(json_schema_extra={"title": title, **({"examples": list(examples)} if examples else {})}, **rules)
 
 
 def _text(title: str, rule: tuple[str, str], *examples: str) -> Any:
     return Field(json_schema_extra={"title": title, "examples": list(examples), **_rule(*rule)}, max_length=2048)
 
 
+def _described(title: str, description: str, example: Any, **rules: Any) -> Any:
+    return Field(json_schema_extra={"title": title, "description": description, "examples": [example]}, **rules)
+
+
 def _setting(title: str, key: str, example: float) -> Any:
     description = f"{meaning_of(key)} ({key}), such as {example:g}; 0: as the configuration says"
-    return Field(ge=0, json_schema_extra={"title": title, "description": description, "examples": [example]})
+    return _described(title, description, example, ge=0)
 
 
-ConfigParameter = Annotated[str, _text("Configuration", _LOCATION, "quickstart", "s3://bucket/runs/bard.toml")]
-RunIdParameter = Annotated[str, _text("Run id", _NAME, "bard-1")]
-StepsParameter = Annotated[int, _setting("Steps", "training.steps", 1200)]
-LearningRateParameter = Annotated[float, _setting("Learning rate", "training.lr", 1e-3)]
-MicroBatchParameter = Annotated[int, _setting("Micro-batch", "training.micro_batch", 8)]
-OverridesParameter = Annotated[
-    tuple[Annotated[str, Field(json_schema_extra=_rule(*_OVERRIDE))], ...],
-    Field(
-        json_schema_extra={
-            "title": "Overrides",
-            "description": "`section.key=value` on top of the configuration, one each, such as "
-            + ", ".join(f"{key} ({meaning_of(key)})" for key in _NAMED_KEYS)
-            + ". `cairn config` lists all keys. A key that is set in a field of its own as well is refused.",
-            "examples": [["training.warmup_steps=50", "training.global_batch=64"]],
-        }
+Config = Annotated[str, _text("Configuration", _LOCATION, "quickstart", "s3://bucket/runs/bard.toml")]
+RunId = Annotated[str, _text("Run id", _NAME, "bard-1")]
+Steps = Annotated[int, _setting("Steps", "training.steps", 1200)]
+LearningRate = Annotated[float, _setting("Learning rate", "training.lr", 1e-3)]
+MicroBatch = Annotated[int, _setting("Micro-batch", "training.micro_batch", 8)]
+_Override = Annotated[str, Field(json_schema_extra=_rule(*_OVERRIDE))]
+_ON_TOP = "on top of the configuration, one each"
+Overrides = Annotated[
+    tuple[_Override, ...],
+    _described(
+        "Overrides",
+        f"`section.key=value` {_ON_TOP}, such as "
+        + ", ".join(f"{key} ({meaning_of(key)})" for key in _NAMED_KEYS)
+        + ". `cairn config` lists all keys. A key that is set in a field of its own as well is refused.",
+        ["training.warmup_steps=50", "training.global_batch=64"],
     ),
 ]
-SetOverridesParameter = Annotated[
-    tuple[Annotated[str, Field(json_schema_extra=_rule(*_OVERRIDE))], ...],
-    Field(
-        json_schema_extra={
-            "title": "Values to combine",
-            "description": "`section.key=value,value` on top of the configuration, one each; a run is started for each "
-            "combination. Values are written as in TOML: text in quotes, a list in brackets is one value.",
-            "examples": [["training.lr=1e-3,3e-4", "model.n_layer=2,4"]],
-        }
+SetOverrides = Annotated[
+    tuple[_Override, ...],
+    _described(
+        "Values to combine",
+        f"`section.key=value,value` {_ON_TOP}; a run is started for each combination. Values are written as in TOML: "
+        "text in quotes, a list in brackets is one value.",
+        ["training.lr=1e-3,3e-4", "model.n_layer=2,4"],
     ),
 ]
-StoreParameter = Annotated[str, _text("Store", _LOCATION, "./cairn-store", "s3://bucket/cairn")]
-CredentialsParameter = Annotated[str, _field("Store credentials", "bucket-of-the-team", max_length=200)]
-StartOverParameter = Annotated[bool, _field("Start over at step 0")]
-DeploymentParameter = Annotated[str, _text("Deployment that continues runs", _DEPLOYMENT, "train-gpt/train-gpt")]
-ReferenceParameter = Annotated[str, _text("Checkpoint", _REFERENCE, "champion", "bard-1", "bard-1@400")]
-SuiteParameter = Annotated[str, _text("Suite", _LOCATION, "deployments/suites/repetition.toml")]
-AgainParameter = Annotated[bool, _field("Evaluate again what was evaluated before")]
-DryRunParameter = Annotated[bool, _field("Only list what would be deleted")]
-MostSecondsParameter = Annotated[float, _field("Begin no further run after (seconds)", gt=0, le=86_400)]
+Store = Annotated[str, _text("Store", _LOCATION, "./cairn-store", "s3://bucket/cairn")]
+Credentials = Annotated[str, _field("Store credentials", "bucket-of-the-team", max_length=200)]
+StartOver = Annotated[bool, _field("Start over at step 0")]
+Deployment = Annotated[str, _text("Deployment that continues runs", _DEPLOYMENT, "train-gpt/train-gpt")]
+Reference = Annotated[str, _text("Checkpoint", _REFERENCE, "champion", "bard-1", "bard-1@400")]
+Suite = Annotated[str, _text("Suite", _LOCATION, "deployments/suites/repetition.toml")]
+Again = Annotated[bool, _field("Evaluate again what was evaluated before")]
+DryRun = Annotated[bool, _field("Only list what would be deleted")]
+MostSeconds = Annotated[float, _field("Begin no further run after (seconds)", gt=0, le=86_400)]

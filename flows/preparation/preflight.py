@@ -3,46 +3,50 @@
 A server takes seconds to start; a text too small for every tokenizer is refused here, tokenizing checks exactly.
 """
 
+import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
-from flows.preparation.memory_check import available_memory, require_memory
-from flows.preparation.planned_data import preview_sources, wanted_vocab_size
-from flows.preparation.store_room import require_room, store_room
+from flows.preparation.resource_check import available_memory, require_memory, require_room, store_room
 from flows.preparation.training_request import ResolvedRequest, configure_run
-from model.configuration.data import SMALLEST_BPE_VOCABULARY
+from model.configuration.data import SMALLEST_BPE_VOCABULARY, DataConfig
 from model.errors import InvalidInput
+from model.estimates.numerics import MachineSpeed
 from reports.exporters.exporters import check_exporters
 from storage.errors import StoreRefused, StoreUnavailable
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
 from storage.snapshots.data_snapshot import read_manifest
-from storage.snapshots.document_index import SPLITS, SplitName
+from storage.snapshots.document_index import SPLITS
 from storage.stores.object_store import ObjectStore
+from storage.stores.open_store import open_store
 from storage.stores.store_probe import probe_store
 from tasks.attempt.attempt_claim import refuse_deleted
 from tasks.configuration.run_configuration import RunConfig
 from tasks.configuration.stored_configuration import check_drift
+from tasks.data.corpus import preview_corpus
 from tasks.data.document import InvalidCorpus, Rejected, Source, require_both_splits
+from tasks.data.document_reader import rules_of
 from tasks.data.foreign_tokenizer import read_tokenizer
-from tasks.data.snapshot_build import check_block_size
+from tasks.data.snapshot_build import build_snapshot, check_block_size
 from tasks.data.snapshot_lookup import find_by_id
 from tasks.data.source_weights import too_few_tokens
 from tasks.errors import InvalidConfiguration, TaskError
-from tasks.machine.machine_speed import require_device, trains_on_cuda
+from tasks.machine.machine_speed import numerics_here, require_device, trains_on_cuda
+from tasks.machine.work_folder import work_folder
 from tasks.policy.attempt_sizes import next_sizes
 from tasks.trainer.fault_injection import parse_faults
 from tasks.trainer.initial_weights import check_directory, find_directory
 from tasks.trainer.trainer_group import trainer_group
 
+_MOST_EARLY_BYTES = 16 * 1024 * 1024
+"""Of sources: more text takes longer than a server's start, and the flow shows how far it is."""
+
 
 def check_before_start(
-    resolved: ResolvedRequest,
-    log: RunLog,
-    environment: Mapping[str, str],
-    *,
-    writable: bool = True,
+    resolved: ResolvedRequest, log: RunLog, environment: Mapping[str, str], *, writable: bool = True
 ) -> RunConfig:
     """Read the log and return the run's configuration; raises what makes the command exit at once.
 
@@ -78,14 +82,54 @@ def check_before_start(
     return wanted
 
 
+def prepare_early(
+    resolved: ResolvedRequest, config: RunConfig, environment: Mapping[str, str], ask: Callable[[], MachineSpeed | None]
+) -> Callable[[], None]:
+    """Make ready, while a temporary server starts, what the flow of a new run needs first: a small text, and numerics.
+
+    The flow's own steps then find both; what fails here fails there again, and is reported there. It is done in a
+    thread that ends with the process; the function that is returned waits for it.
+    """
+
+    def prepare() -> None:
+        folder = work_folder(environment)
+        with suppress(Exception):
+            if sum(source.bytes for source in preview_sources(config.data, resolved.base_dir)) <= _MOST_EARLY_BYTES:
+                build_snapshot(open_store(resolved.store_url), config.data, resolved.base_dir, cache_dir=folder)
+                numerics_here(config.training, config.model, folder, ask=ask)
+
+    thread = threading.Thread(target=prepare, name="early", daemon=True)
+    thread.start()
+    return thread.join
+
+
+def preview_sources(data: DataConfig, base_dir: Path) -> tuple[Source, ...]:
+    """Return the sources of text, none read yet; raises `InvalidCorpus`."""
+    return preview_corpus(data.sources, base_dir, rules_of(data), groups=data.source_names if data.weights else ())
+
+
+def wanted_vocab_size(data: DataConfig, base_dir: Path) -> int:
+    """Return how many ids the tokenizer that the configuration asks for has."""
+    if data.tokenizer.endswith(".json"):
+        return read_tokenizer(base_dir / Path(data.tokenizer).expanduser()).vocab_size
+    return data.bpe_vocab_size or SMALLEST_BPE_VOCABULARY
+
+
 def _check_data(store: ObjectStore, config: RunConfig, base_dir: Path) -> int:
     """Check a new run's data and initial weights; returns the vocabulary size."""
     if config.data.snapshot:
         manifest = find_by_id(store, config.data.snapshot).manifest
         check_block_size(manifest, config.model.block_size, config.data)
         vocab_size = manifest.vocab_size
-    else:
-        _check_text(config, base_dir)
+    elif config.data.tokenizer.endswith(".json"):
+        try:
+            vocab_size = wanted_vocab_size(config.data, base_dir)
+        except InvalidInput as error:
+            rule = "rule: bytes, bpe:<size> or a tokenizer.json"
+            raise InvalidCorpus(f"data.tokenizer = {config.data.tokenizer!r}: {error}; {rule}") from error
+        preview_sources(config.data, base_dir)
+    else:  # a token of our own byte-level tokenizers is known to hold at least a byte
+        _check_sizes(config, base_dir)
         vocab_size = wanted_vocab_size(config.data, base_dir)
     if config.training.init_from is not None:
         check_directory(find_directory(config.training.init_from, base_dir), config.model, vocab_size)
@@ -113,23 +157,9 @@ def _check_memory(config: RunConfig, state: RunState, vocab_size: int, environme
         require_memory(config, vocab_size, sizes, available_memory(config.training, group))
 
 
-def _check_text(config: RunConfig, base_dir: Path) -> None:
-    """Raise `InvalidCorpus` for a source or tokenizer that cannot be read, or too little text."""
-    name = config.data.tokenizer
-    if not name.endswith(".json"):  # only a token of our own byte-level tokenizers is known to hold at least a byte
-        _check_sizes(config, preview_sources(config.data, base_dir))
-        return
-    try:
-        read_tokenizer(base_dir / Path(name).expanduser())
-    except InvalidInput as error:
-        rule = "rule: bytes, bpe:<size> or a tokenizer.json"
-        raise InvalidCorpus(f"data.tokenizer = {name!r}: {error}; {rule}") from error
-    preview_sources(config.data, base_dir)
-
-
-def _check_sizes(config: RunConfig, sources: Sequence[Source]) -> None:
-    """Read the text only until no split, and no weighted source, can be too small."""
-    data, window = config.data, config.model.block_size + 1
+def _check_sizes(config: RunConfig, base_dir: Path) -> None:
+    """Read the text only until no split, and no weighted source, can be too small; raises `InvalidCorpus`."""
+    sources, data, window = preview_sources(config.data, base_dir), config.data, config.model.block_size + 1
     vocabulary = data.bpe_vocab_size or SMALLEST_BPE_VOCABULARY
     needed = {"train": max(window, vocabulary - SMALLEST_BPE_VOCABULARY), "val": window}  # a merge needs a byte
     tokens, documents = dict.fromkeys(SPLITS, 0), Counter[str]()
@@ -150,22 +180,18 @@ def _check_sizes(config: RunConfig, sources: Sequence[Source]) -> None:
         rejected = (piece for source in sources for piece in source.pieces() if isinstance(piece, Rejected))
         first = None if documents.total() else next(rejected, None)
         require_both_splits(documents["train"], documents["val"], data.val_fraction, first)
-        raise _too_little_text(config, tokens, vocabulary)
+        scarce = min(tokens, key=lambda name: tokens[name])
+        if window > tokens[scarce]:
+            raise InvalidCorpus(
+                f"model.block_size = {config.model.block_size}: the {scarce} split has at most {tokens[scarce]} "
+                f"tokens; rule: block_size is at most {tokens[scarce] - 1}, one less than the tokens of each split. "
+                "Lower model.block_size or add text to data.sources"
+            )
+        raise InvalidCorpus(
+            f"data.tokenizer = {data.tokenizer!r}: vocabulary too big: {tokens['train']} bytes of train text "
+            f"give at most {tokens['train'] + SMALLEST_BPE_VOCABULARY} ids, {vocabulary} are asked for; rule: the text "
+            "fills the vocabulary. Ask for less or add text to data.sources"
+        )
     for name, entry in zip(data.source_names, data.sources, strict=True) if data.weights else ():
         if train_tokens_of[name] < window:
             raise too_few_tokens(entry, train_tokens_of[name], config.model.block_size)
-
-
-def _too_little_text(config: RunConfig, tokens: Mapping[SplitName, int], vocabulary: int) -> InvalidCorpus:
-    scarce = min(tokens, key=lambda name: tokens[name])
-    if config.model.block_size + 1 > tokens[scarce]:
-        return InvalidCorpus(
-            f"model.block_size = {config.model.block_size}: the {scarce} split has at most {tokens[scarce]} tokens; "
-            f"rule: block_size is at most {tokens[scarce] - 1}, one less than the tokens of each split. Lower "
-            "model.block_size or add text to data.sources"
-        )
-    return InvalidCorpus(
-        f"data.tokenizer = {config.data.tokenizer!r}: vocabulary too big: {tokens['train']} bytes of train text "
-        f"give at most {tokens['train'] + SMALLEST_BPE_VOCABULARY} ids, {vocabulary} are asked for; rule: the text "
-        "fills the vocabulary. Ask for less or add text to data.sources"
-    )

@@ -6,15 +6,25 @@ from enum import StrEnum
 from pathlib import Path
 from statistics import median
 
-from flows.preparation.memory_check import AvailableMemory, choose_micro_batch, estimate_trainer
-from flows.preparation.planned_data import PlannedData, plan_data
-from flows.preparation.store_room import StoreRoom, store_room
+from flows.preparation.preflight import preview_sources, wanted_vocab_size
+from flows.preparation.resource_check import (
+    AvailableMemory,
+    StoreRoom,
+    choose_micro_batch,
+    estimate_trainer,
+    store_room,
+)
 from model.estimates.size_estimate import MemoryEstimate, count_parameters
 from reports.queries.run_status import BudgetStatus, RunPhase, count_budgets, read_status
 from storage.logs.run_log import RunLog
-from storage.logs.run_state import RunState
 from storage.logs.step_log import read_attempt_records
+from storage.snapshots.data_snapshot import read_manifest
+from storage.snapshots.document_index import SPLITS, SplitName
+from storage.snapshots.snapshot_manifest import SnapshotManifest
+from storage.stores.document import project
 from tasks.configuration.run_configuration import RunConfig
+from tasks.data.snapshot_build import find_built
+from tasks.data.snapshot_lookup import find_by_id
 from tasks.evaluator.evaluation_suite import command_suites_of, suite_of
 from tasks.policy.attempt_sizes import next_sizes
 
@@ -29,6 +39,29 @@ class PlanAction(StrEnum):
     FINISH = "finish"
     WAIT = "wait"
     NOTHING = "nothing"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedSource:
+    """A file or built-in text, by the name a snapshot gives it, and its size."""
+
+    name: str
+    bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedData:
+    """The data; without a snapshot `vocab_size` is the one asked for, and bytes stand for tokens, if they are known."""
+
+    snapshot_id: str | None
+    sources: tuple[PlannedSource, ...]
+    bytes: int
+    train_tokens: int | None
+    val_tokens: int | None
+    train_bytes: int | None
+    val_bytes: int | None
+    val_fraction: float
+    vocab_size: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,8 +143,7 @@ def plan_training(log: RunLog, config: RunConfig, base_dir: Path, memory: Availa
     state, total = log.state, config.training.steps
     action, why = _action(log)
     first = state.resume_step
-    data = plan_data(log.store, state, config, base_dir)
-    parameters = count_parameters(config.model, data.vocab_size)
+    data = _data(log, config, base_dir)
     per_step = config.training.global_batch * config.model.block_size
     ahead = per_step * (total - first) if action is not PlanAction.NOTHING else 0
     evaluated_every = config.checkpoint.every_steps * config.evaluation.every_commits
@@ -127,8 +159,16 @@ def plan_training(log: RunLog, config: RunConfig, base_dir: Path, memory: Availa
         tokens_ahead=ahead,
         may_stop_early=config.early_stop.is_on,
         data=data,
-        model=_model(config, data.vocab_size, parameters),
-        memory=_memory(state, config, data.vocab_size, memory),
+        model=PlannedModel(
+            family=config.model_family,
+            layers=config.model.n_layer,
+            heads=config.model.n_head,
+            width=config.model.n_embd,
+            block_size=config.model.block_size,
+            vocab_size=data.vocab_size,
+            parameters=count_parameters(config.model, data.vocab_size),
+        ),
+        memory=_memory(log, config, data.vocab_size, memory),
         checkpoints=PlannedCheckpoints(
             every_steps=config.checkpoint.every_steps,
             every_seconds=config.checkpoint.every_seconds,
@@ -156,20 +196,52 @@ def _action(log: RunLog) -> tuple[PlanAction, str]:
     return PlanAction.OPEN if status.state == RunPhase.OPENED else PlanAction.CONTINUE, status.next
 
 
-def _model(config: RunConfig, vocab_size: int, parameters: int) -> PlannedModel:
-    return PlannedModel(
-        family=config.model_family,
-        layers=config.model.n_layer,
-        heads=config.model.n_head,
-        width=config.model.n_embd,
-        block_size=config.model.block_size,
-        vocab_size=vocab_size,
-        parameters=parameters,
+def _data(log: RunLog, config: RunConfig, base_dir: Path) -> PlannedData:
+    """Return the data of a run, or of one that would be opened; raises `InvalidCorpus` for unusable sources."""
+    opened, data = log.state.opened, config.data
+    if opened is not None:
+        return _snapshot_data(opened.data_snapshot, read_manifest(log.store, opened.data_snapshot))
+    if data.snapshot:
+        chosen = find_by_id(log.store, data.snapshot)
+        return _snapshot_data(chosen.snapshot_id, chosen.manifest)
+    sources = preview_sources(data, base_dir)
+    if built := find_built(log.store, data, base_dir, sources):
+        return _snapshot_data(built.snapshot_id, built.manifest)
+    sizes: dict[SplitName, int] = {}
+    if all(source.sha256 or source.border is not None for source in sources):  # else there is much, not looked at
+        sizes = dict.fromkeys(SPLITS, 0)
+        for split, size_bytes in (size for source in sources for size in source.sizes(data.val_fraction)):
+            sizes[split] += size_bytes
+    return PlannedData(
+        snapshot_id=None,
+        sources=tuple(project(source, PlannedSource) for source in sources),
+        bytes=sum(source.bytes for source in sources),
+        train_tokens=None,
+        val_tokens=None,
+        train_bytes=sizes.get("train"),
+        val_bytes=sizes.get("val"),
+        val_fraction=data.val_fraction,
+        vocab_size=wanted_vocab_size(data, base_dir),
     )
 
 
-def _memory(state: RunState, config: RunConfig, vocab_size: int, memory: AvailableMemory) -> PlannedMemory:
-    sizes = next_sizes(state, config.training, chosen=choose_micro_batch(config, vocab_size, memory))
+def _snapshot_data(snapshot_id: str, manifest: SnapshotManifest) -> PlannedData:
+    train, val = manifest.split("train"), manifest.split("val")
+    return project(
+        manifest,
+        PlannedData,
+        snapshot_id=snapshot_id,
+        sources=tuple(project(source, PlannedSource) for source in manifest.sources),
+        bytes=sum(source.bytes for source in manifest.sources),
+        train_tokens=train.tokens,
+        val_tokens=val.tokens,
+        train_bytes=train.bytes,
+        val_bytes=val.bytes,
+    )
+
+
+def _memory(log: RunLog, config: RunConfig, vocab_size: int, memory: AvailableMemory) -> PlannedMemory:
+    sizes = next_sizes(log.state, config.training, chosen=choose_micro_batch(config, vocab_size, memory))
     parts = estimate_trainer(config, vocab_size, sizes, memory)
     return PlannedMemory(
         micro_batch=sizes.micro_batch,

@@ -1,30 +1,62 @@
 """A run while this process trains it: what all its attempts share."""
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from os import environ
 from pathlib import Path
+from typing import Any
+
+from prefect.futures import PrefectFuture
 
 from flows.orchestrator.cancellation import CancellationWatch
 from flows.orchestrator.run_notices import all_receivers, notices_of
 from flows.orchestrator.run_overview import RunOverview
-from flows.run.background_sweep import BackgroundSweep
 from flows.run.progress import Progress
 from reports.exporters.exporters import run_exporters
 from reports.notices.notice_delivery import telling
 from storage.logs.run_log import RunLog
+from storage.stores.object_store import ObjectStore
 from tasks.attempt.attempt_end import DataOrigin
 from tasks.attempt.preemption_notice import notice_sources, polling_notices
 from tasks.attempt.shutdown_signal import ShutdownSignal
 from tasks.attempt.store_retry import StoreRetry
 from tasks.configuration.run_configuration import RunConfig
+from tasks.configuration.settings import CheckpointConfig
 from tasks.evaluator.evaluation_run import EvaluationPlan
 from tasks.policy.run_symptoms import ThroughputWatch
+from tasks.sweep_checkpoints import sweep_checkpoints
 from tasks.trainer.machines import Machines
 from tasks.trainer.trainer_group import TrainerGroup, rendezvous_secret
 from tasks.trainer.warm_trainer import WarmTrainer
+
+
+class BackgroundSweep:
+    """Sweeps of one run beside its training, as Prefect tasks, never two at once; none delays or fails the run."""
+
+    def __init__(self, store: ObjectStore, run_id: str, policy: CheckpointConfig, suite_sha256: str) -> None:
+        """Prepare without reading; the sweep has its own log reader, so that commits never wait for it."""
+        self._sweep = partial(sweep_checkpoints.submit, RunLog(store, run_id), policy, suite_sha256)
+        self._future: PrefectFuture[Any] | None = None
+        self._idle = threading.Event()
+        self._idle.set()
+
+    def submit(self, moment: str) -> None:
+        """Start a sweep unless one is running; what that one misses, the next one deletes."""
+        if self._idle.is_set():
+            self._idle.clear()
+            self._future = self._sweep(moment=moment)
+            self._future.add_done_callback(lambda _: self._idle.set())
+
+    def finish(self) -> None:
+        """Sweep once more after the running sweep, when no attempt is open and no evaluation is outstanding."""
+        if self._future is not None:
+            self._future.wait()
+        self.submit("at the end")
+        if self._future is not None:
+            self._future.wait()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,14 +11,14 @@ from typing import Any
 
 from prefect.futures import PrefectFuture
 
-from flows.preparation.memory_check import available_memory, memory_room
+from flows.preparation.resource_check import available_memory, memory_room
 from flows.run.active_run import ActiveRun
 from flows.run.attempt_evaluations import AttemptEvaluations
 from flows.run.trainer_observation import TrainerObservation
 from storage.errors import Fenced, StorageError
 from storage.logs.heartbeat import Heartbeat
 from storage.logs.log_entry import CheckpointReference, Writer, utc_now
-from storage.logs.run_entries import AttemptEnded, AttemptStarted, Placement, RunFinished
+from storage.logs.run_entries import AttemptEnded, AttemptStarted, RunFinished
 from storage.logs.step_log import StepRecord
 from storage.snapshots.data_snapshot import read_manifest
 from storage.stores.document import project
@@ -81,19 +81,16 @@ class Attempt:
                     detector=self._observation.watch,
                 )
                 with self._observation.observing(self._trainer):
-                    self._start_other_machines(self._trainer)
+                    if (group := trainers.group).nodes > 1:
+                        address = f"{group.host}:{self._trainer.wait_listening()}"
+                        lose = self._observation.lose_machine
+                        self._run.machines.start_ranks(self._started.attempt, group.nodes, address, lose)
                     self._train_segments(self._trainer)
                 self._trainer.finish(self._run.config.checkpoint.grace_seconds)
             self._run.retry.call(self._finish_run)
         except (TrainerGone, StorageError) as error:
             problem = error
         return self._evidence(problem)
-
-    def _start_other_machines(self, trainer: TrainerProcess) -> None:
-        group, lose = self._run.trainers.group, self._observation.lose_machine
-        if group.nodes > 1:
-            address = f"{group.host}:{trainer.wait_listening()}"
-            self._run.machines.start_ranks(self._started.attempt, group.nodes, address, lose)
 
     def _train_segments(self, trainer: TrainerProcess) -> None:
         step, steps = trainer.wait_ready().step, self._run.config.training.steps
@@ -134,16 +131,6 @@ class Attempt:
         config, seconds = self._run.config, self._step_seconds(trainer)
         return segment_end(step, config.checkpoint, total_steps=config.training.steps, step_seconds=seconds)
 
-    def _stretch_end(self, trainer: TrainerProcess, step: int) -> int:
-        config = self._run.config
-        return stretch_end(
-            step,
-            config.checkpoint,
-            total_steps=config.training.steps,
-            step_seconds=self._step_seconds(trainer),
-            is_border=lambda until: config.early_stop.is_on or self.evaluations.is_due(until),
-        )
-
     def _step_seconds(self, trainer: TrainerProcess) -> float | None:
         last, config = trainer.received.last_step, self._run.config
         tokens = config.training.global_batch * config.model.block_size
@@ -151,7 +138,14 @@ class Attempt:
 
     def _train_stretch(self, trainer: TrainerProcess, first: int) -> SegmentDone:
         """Train one segment, or several short ones, in one task run; returns the last, which is not committed yet."""
-        until, changed = self._stretch_end(trainer, first), self._started.changed
+        config, changed = self._run.config, self._started.changed
+        until = stretch_end(
+            first,
+            config.checkpoint,
+            total_steps=config.training.steps,
+            step_seconds=self._step_seconds(trainer),
+            is_border=lambda until: config.early_stop.is_on or self.evaluations.is_due(until),
+        )
         train_segment(
             partial(self._train_to, trainer, first, until),
             attempt=self._started.attempt,
@@ -219,12 +213,12 @@ class Attempt:
     def _evidence(self, problem: BaseException | None) -> Evidence:
         end = self._run.log.state.finished if problem is None else None
         evidence = self._observation.evidence(problem, finished=end is not None, stopped=self._is_trainer_stopped)
-        log, missing = self._run.log, self._run.too_few_machines
-        practised = practised_faults(log.store, log.prefix, self._started)
-        evidence = replace(evidence, practised=practised, too_few_machines=missing)
-        if end is None or not end.stopped:
-            return evidence
-        return replace(evidence, stopped_early=f"stopped early at step {end.step}: {end.stopped}")
+        return replace(
+            evidence,
+            practised=practised_faults(self._run.log.store, self._run.log.prefix, self._started),
+            too_few_machines=self._run.too_few_machines,
+            stopped_early=f"stopped early at step {end.step}: {end.stopped}" if end and end.stopped else "",
+        )
 
     def _end(self, evidence: Evidence) -> AttemptEnded:
         if evidence.fenced is not None:
@@ -249,7 +243,9 @@ class Attempt:
         self._run.progress.step(record)
         before, self._symptom = self._symptom, self._run.throughput.add(record.tokens_per_second, record.seconds)
         if self._symptom and not before:
-            self._run.say(f"  warning: {self._symptom}{_crowded(self._started.placement)}")
+            place = self._started.placement
+            crowded = f"; its {place.threads} threads wait for each other where others use the {place.cores} cores"
+            self._run.say(f"  warning: {self._symptom}{crowded if place.threads > 1 else ''}")
         elif before and not self._symptom:
             self._run.say(f"  step {record.step}: back to {record.tokens_per_second:,.0f} tokens/s")
 
@@ -268,12 +264,6 @@ class Attempt:
             starting_seconds=min(self._ready_at, time.monotonic()) - self._began,
             symptom=self._symptom or self._behind,
         )
-
-
-def _crowded(placement: Placement) -> str:
-    if placement.threads <= 1:
-        return ""
-    return f"; its {placement.threads} threads wait for each other where others use the {placement.cores} cores"
 
 
 def _room(run: ActiveRun) -> MemoryRoom | None:

@@ -7,7 +7,7 @@ from functools import partial
 
 from flows.run.active_run import ActiveRun
 from storage.logs.log_entry import CheckpointReference, this_writer
-from storage.logs.run_entries import AttemptEnded, AttemptStarted
+from storage.logs.run_entries import AttemptStarted
 from storage.logs.run_state import RunState
 from tasks.attempt.attempt_claim import Claimant, claim_attempt
 from tasks.attempt.preemption_notice import kubernetes_reason
@@ -88,9 +88,5 @@ def _claim(run: ActiveRun, number: int, reference: CheckpointReference | None, s
         versions=library_versions(),
         faults=trainers.faults,
         gathering_seconds=run.gathering_seconds,
-        changed=_describe_change(ends[-1]) if ends else "",
+        changed=": ".join(filter(None, (f"after {ends[-1].reason}", ends[-1].decision.changed))) if ends else "",
     )
-
-
-def _describe_change(before: AttemptEnded) -> str:
-    return f"after {before.reason}: {before.decision.changed}" if before.decision.changed else f"after {before.reason}"

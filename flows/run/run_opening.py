@@ -1,7 +1,6 @@
 """Opens a run, or joins an open one: the first of several processes decides data, weights and numerics, in the log."""
 
 import os
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -11,10 +10,9 @@ from flows.operations.checkpoint_evaluation import plan_evaluation
 from flows.orchestrator.cancellation import CancellationWatch
 from flows.orchestrator.ephemeral_server import is_ephemeral_server
 from flows.orchestrator.run_overview import RunOverview
-from flows.preparation.memory_check import available_memory, choose_micro_batch
+from flows.preparation.resource_check import available_memory, choose_micro_batch
 from flows.preparation.training_request import HANDED_OVER, ResolvedRequest, configure_run
-from flows.run.active_run import ActiveRun, TrainerSetup
-from flows.run.background_sweep import BackgroundSweep
+from flows.run.active_run import ActiveRun, BackgroundSweep, TrainerSetup
 from flows.run.progress import Progress, TextProgress
 from model.estimates.numerics import ThreadChoice, choose_threads, thread_candidates
 from reports.queries.run_lookup import configuration_document
@@ -23,7 +21,6 @@ from storage.logs.run_entries import RunOpened
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
 from storage.snapshots.data_snapshot import TOKENIZER, SnapshotFiles, read_manifest
-from storage.stores.object_store import ObjectStore
 from storage.stores.store_probe import probe_store
 from tasks.attempt.attempt_end import DataOrigin
 from tasks.attempt.shutdown_signal import ShutdownSignal
@@ -49,7 +46,7 @@ def open_run(resolved: ResolvedRequest, shutdown: ShutdownSignal, warm: WarmTrai
     """Return the run ready for its next attempt, opened first where the log does not know it; raises `ConfigDrift`."""
     log = resolved.open_log()
     opened = log.refresh().opened
-    is_new, continued_by = opened is None, _continued_by(os.environ)
+    is_new, continued_by = opened is None, _continued_by()
     config = configure_run(resolved, log.state, os.environ)
     memory = None
     if config.training.micro_batch == "auto" and not log.state.attempts:  # before a warm trainer takes its share
@@ -64,7 +61,7 @@ def open_run(resolved: ResolvedRequest, shutdown: ShutdownSignal, warm: WarmTrai
     trainers = _set_up_trainers(log.run_id, config, warm)
     folder, threads = work_folder(os.environ), max(1, trainers.threads // 2)  # training has priority over evaluation
     evaluation = plan_evaluation(config, opened.data_snapshot, folder, threads=threads, faults=trainers.faults)
-    cache, flow_run_id = folder / "snapshots", runtime.flow_run.get_id()
+    flow_run_id = runtime.flow_run.get_id()
     # A worker hides what its processes print, so the flow run's log repeats it.
     progress = Progress(config.training.steps, echo=get_run_logger().info)
     if is_new and manifest:
@@ -84,7 +81,7 @@ def open_run(resolved: ResolvedRequest, shutdown: ShutdownSignal, warm: WarmTrai
             snapshot_id=opened.data_snapshot,
             data=config.data if resolved.configuration or is_new else None,
             base_dir=resolved.base_dir,
-            cache_dir=cache,
+            cache_dir=folder / "snapshots",
         ),
         trainers=trainers,
         progress=progress,
@@ -97,11 +94,11 @@ def open_run(resolved: ResolvedRequest, shutdown: ShutdownSignal, warm: WarmTrai
     )
 
 
-def _continued_by(environment: Mapping[str, str]) -> str:
+def _continued_by() -> str:
     """Return who starts this run again: as the batch script or manifest says, else the deployment, else a person."""
     deployment = runtime.deployment.get_name()
     default = f"prefect deployment {runtime.flow_run.get_flow_name()}/{deployment}" if deployment else "person"
-    return environment.get("CAIRN_CONTINUED_BY", "").strip() or default
+    return os.environ.get("CAIRN_CONTINUED_BY", "").strip() or default
 
 
 def _ignored_words(state: RunState, evaluation: EvaluationPlan) -> str:
@@ -146,7 +143,16 @@ def _record_opening(log: RunLog, wanted: RunConfig, base_dir: Path, warm: WarmTr
     with numerics_beside(wanted.training, wanted.model, folder, ask) as mode, TextProgress().showing() as show:
         snapshot = tokenize_and_split(log.store.url, wanted.data, base_dir, cache_dir=folder, on_progress=show)
     check_block_size(snapshot.manifest, wanted.model.block_size, wanted.data)
-    initial = _keep_initial_weights(log.store, wanted, snapshot.snapshot_id, base_dir)
+    initial = None
+    if wanted.training.init_from is not None:
+        files = SnapshotFiles(log.store, snapshot.snapshot_id, folder / "snapshots")
+        initial = keep_initial_weights(
+            log.store,
+            find_directory(wanted.training.init_from, base_dir),
+            wanted.model,
+            tokenizer_json=files.path(TOKENIZER).read_text(encoding="utf-8"),
+            vocab_size=files.manifest.vocab_size,
+        )
     chosen = wanted.with_mode(precision=mode().precision, kernels=mode().kernels)
     threads = _choose_threads(chosen, log.run_id, warm)
     chosen = chosen.with_mode(precision=mode().precision, kernels=mode().kernels, threads=threads.threads)
@@ -166,16 +172,3 @@ def _record_opening(log: RunLog, wanted: RunConfig, base_dir: Path, warm: WarmTr
     opened = log.append(lambda state: body if state.opened is None else None, writer=this_writer()).opened
     assert opened is not None
     return opened
-
-
-def _keep_initial_weights(store: ObjectStore, config: RunConfig, snapshot_id: str, base_dir: Path) -> str | None:
-    if config.training.init_from is None:
-        return None
-    files = SnapshotFiles(store, snapshot_id, work_folder(os.environ) / "snapshots")
-    return keep_initial_weights(
-        store,
-        find_directory(config.training.init_from, base_dir),
-        config.model,
-        tokenizer_json=files.path(TOKENIZER).read_text(encoding="utf-8"),
-        vocab_size=files.manifest.vocab_size,
-    )

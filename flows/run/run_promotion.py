@@ -6,24 +6,19 @@ from dataclasses import dataclass, replace
 
 from prefect.client.schemas.objects import State
 
-from flows.operations.offer_on_record import (
+from flows.operations.checkpoint_offer import (
     best_candidate,
     describe_earlier_decision,
     describe_training,
     last_checkpoint,
     missing_suites,
+    promotion_rules,
 )
-from flows.operations.promotion_by_person import promotion_rules
 from flows.orchestrator.promotion_approval import Question, Waiting, ask
 from flows.run.active_run import ActiveRun
 from storage.logs.log_entry import CheckpointReference
 from storage.logs.registry import Promoted, Registry
-from tasks.checkpoints.promotion import (
-    Approval,
-    Candidate,
-    PromotionRules,
-    decision_on_record,
-)
+from tasks.checkpoints.promotion import Approval, Candidate, PromotionRules, decision_on_record
 from tasks.checkpoints.promotion_offer import preview_offer
 from tasks.errors import CheckpointGone, EvaluationInterrupted
 from tasks.evaluate import evaluate, task_name

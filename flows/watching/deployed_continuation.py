@@ -16,7 +16,7 @@ from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL
 from prefect.states import Scheduled
 
-from flows.orchestrator.overview_page import flow_run_name
+from flows.orchestrator.run_overview import flow_run_name
 from flows.preparation.training_request import TrainingRequest, choose_run_id
 from flows.watching.run_continuation import Begun, Busy, StalledRun
 from storage.logs.run_log import RunLog

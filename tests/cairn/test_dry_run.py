@@ -9,8 +9,7 @@ import pytest
 
 from cairn.cli.command import run_command
 from cairn.cli.training_plan_text import describe_plan
-from flows.preparation.memory_check import AvailableMemory
-from flows.preparation.store_room import StoreRoom, require_room, store_room
+from flows.preparation.resource_check import AvailableMemory, StoreRoom, require_room, store_room
 from flows.preparation.training_plan import TrainingPlan, plan_training
 from model.estimates.size_estimate import TrainingPlace
 from storage.logs.run_log import RunLog

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.operations.offer_on_record import end_on_record
+from flows.operations.checkpoint_offer import end_on_record
 from storage.stores.local_store import LocalStore
 from storage.stores.object_store import ObjectStore
 from storage.stores.retrying_store import RetryingStore

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.preparation import early_preparation
-from flows.preparation.early_preparation import prepare_early
+from flows.preparation import preflight
+from flows.preparation.preflight import prepare_early
 from flows.preparation.training_request import ResolvedRequest, TrainingRequest, resolve_request
 from model.estimates.numerics import MachineSpeed
 from storage.snapshots.data_snapshot import list_snapshots
@@ -42,7 +42,7 @@ def test_the_snapshot_of_a_small_text_is_built_as_the_flow_builds_it(resolved: R
 def test_much_text_is_left_to_the_flow(
     resolved: ResolvedRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(early_preparation, "_MOST_BYTES", 100)
+    monkeypatch.setattr(preflight, "_MOST_EARLY_BYTES", 100)
     assert snapshots_after(resolved, tmp_path) == []
 
 

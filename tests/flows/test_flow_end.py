@@ -3,7 +3,7 @@
 import pytest
 
 from flows.orchestrator.flow_end import completed, reason_of, shown_state
-from flows.orchestrator.overview_page import artifact_key, flow_run_name
+from flows.orchestrator.run_overview import artifact_key, flow_run_name
 from storage.errors import IntegrityError
 from tasks.errors import BudgetExhausted, ConfigDrift, InvalidConfiguration
 from tasks.policy.termination import FlowEnd, FlowOutcome

@@ -8,7 +8,7 @@ from urllib.parse import unquote
 from uuid import UUID
 
 from flows.evaluate_promoted import evaluate_promoted
-from flows.orchestrator.overview_page import EvaluationForm, evaluation_markdown, overview_markdown
+from flows.orchestrator.run_overview import EvaluationForm, evaluation_markdown, overview_markdown
 from reports.queries.evaluation_comparison import compare_evaluations
 from reports.queries.run_lookup import find_checkpoint
 from storage.stores.local_store import LocalStore

@@ -21,8 +21,8 @@ from prefect.client.schemas.objects import State
 
 from flows.preparation.preflight import check_before_start
 from flows.preparation.training_request import ResolvedRequest, TrainingRequest, resolve_request
+from flows.run import active_run, attempt_evaluations, run_opening, run_promotion
 from flows.run import attempt as attempt_flow
-from flows.run import attempt_evaluations, background_sweep, run_opening, run_promotion
 from flows.run.active_run import ActiveRun
 from flows.run.run_opening import open_run
 from flows.train_gpt import train_gpt
@@ -220,7 +220,7 @@ def call_tasks_directly(patch: pytest.MonkeyPatch, world: FlowWorld) -> None:
         attempt_flow: ("train_segment", "commit_checkpoint"),
         attempt_evaluations: ("evaluate",),
         run_promotion: ("evaluate", "promote"),
-        background_sweep: ("sweep_checkpoints",),
+        active_run: ("sweep_checkpoints",),
         run_opening: ("tokenize_and_split",),
     }
     for module, names in direct.items():

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from flows.operations.promotion_by_person import promotion_rules
+from flows.operations.checkpoint_offer import promotion_rules
 from flows.preparation import preflight
-from flows.preparation.memory_check import AvailableMemory
+from flows.preparation.resource_check import AvailableMemory
 from flows.run import attempt as attempt_flow
 from flows.run import next_attempt
 from flows.run.attempt import Attempt

@@ -16,7 +16,7 @@ HEARTBEAT = f"{TESTS}::test_the_last_heartbeat_says_how_far_the_trainer_got"
 SEGMENTS = f"{TESTS}::test_segments_end_where_the_configuration_commits"
 CLAIMED = f"{TESTS}::test_a_claim_charges_the_lost_attempt_to_the_budget_of_the_configuration"
 PROMOTION = "flows/run/run_promotion.py"
-RULES = "flows/operations/promotion_by_person.py"
+RULES = "flows/operations/checkpoint_offer.py"
 ACTIVE = "flows/run/active_run.py"
 ALIAS = key("an_alias_and_how_much_better_it_must_become")
 ASKED = key("a_person_is_asked")
@@ -96,7 +96,7 @@ FLOW_MUTANTS = (
     mutant(
         "attempt-forgets-what-changed",
         CLAIM,
-        'changed=_describe_change(ends[-1]) if ends else ""',
+        'changed=": ".join(filter(None, (f"after {ends[-1].reason}", ends[-1].decision.changed))) if ends else ""',
         'changed=""',
         STARTED,
     ),

@@ -10,7 +10,7 @@ from importlib.metadata import version
 
 import pytest
 
-from flows.preparation.memory_check import AvailableMemory
+from flows.preparation.resource_check import AvailableMemory
 from flows.run import attempt as attempt_flow
 from flows.run.attempt import Attempt, _trainer_spec
 from flows.run.next_attempt import claim_next_attempt

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from flows.preparation.memory_check import (
+from flows.preparation.resource_check import (
     MARGIN,
     AvailableMemory,
     available_memory,

@@ -1,13 +1,17 @@
-"""What log and registry say about a finished run and the offer of its best checkpoint; imports no orchestrator."""
+"""Offers of a checkpoint to an alias: by a person, and what is on record about a run's own; no orchestrator."""
 
+import getpass
+import os
+import socket
 from collections.abc import Iterable
 from dataclasses import replace
 
-from flows.operations.promotion_by_person import promotion_rules
-from storage.logs.registry import Promoted, Refused, Registry
+from reports.queries.run_lookup import FoundCheckpoint, configuration_of
+from storage.logs.registry import Promoted, Refused, Registry, RegistryState, SuiteReference
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import CheckpointRecord, RunState
 from tasks.checkpoints.promotion import (
+    Approval,
     Candidate,
     Gate,
     PromotionRules,
@@ -15,10 +19,43 @@ from tasks.checkpoints.promotion import (
     decision_on_record,
     evaluations_of,
 )
-from tasks.checkpoints.promotion_offer import preview_offer
+from tasks.checkpoints.promotion_offer import offer, preview_offer
 from tasks.configuration.evaluation_settings import METRIC
 from tasks.configuration.run_configuration import RunConfig
-from tasks.evaluator.evaluation_suite import command_suites_of, suite_of
+from tasks.evaluator.evaluation_suite import command_suites_of, required_suites_of, suite_of
+
+
+def this_person() -> str:
+    """Return user and host, for the record."""
+    try:
+        return f"{getpass.getuser()}@{socket.gethostname()}"
+    except (OSError, KeyError):  # a container's user may have no name
+        return f"uid {os.getuid()}@{socket.gethostname()}"
+
+
+def promotion_rules(config: RunConfig) -> PromotionRules:
+    """Return the gates that the configuration asks for."""
+    required = required_suites_of(config.evaluation)
+    return PromotionRules(
+        required=tuple(SuiteReference(name=suite.name, sha256=suite.sha256) for suite in required),
+        min_improvement=config.promotion.min_improvement,
+        refuse_verdicts=config.promotion.refuse_verdicts,
+        needs_approval=config.promotion.require_approval,
+    )
+
+
+def offer_as_person(found: FoundCheckpoint, alias: str, *, why: str = "") -> RegistryState:
+    """Record the gates' decision with the person's name, who so approves it, and reason; raises `GateRefused`."""
+    state, person = found.log.state, this_person()
+    candidate = Candidate(
+        run_id=found.log.run_id,
+        reference=found.reference,
+        evaluations=evaluations_of(state, found.reference.manifest_sha256),
+        by=person,
+        why=why,
+        approval=Approval(is_given=True, by=person, why=why),
+    )
+    return offer(found.log, Registry(found.log.store, alias), candidate, promotion_rules(configuration_of(state)))
 
 
 def end_on_record(log: RunLog, config: RunConfig) -> str:
@@ -31,11 +68,11 @@ def end_on_record(log: RunLog, config: RunConfig) -> str:
     if state.finished is None or state.open_attempt is not None or last is None or candidate is None:
         return ""
     commands = (suite.sha256 for suite in command_suites_of(config.evaluation))
-    suites = {suite_of(config.evaluation).sha256, *commands}
-    required = {suite.sha256 for suite in rules.required}
-    if missing_suites(state, last.committed.manifest_sha256, suites):
-        return ""
-    if missing_suites(state, candidate.reference.manifest_sha256, required):
+    suites = (suite_of(config.evaluation).sha256, *commands)
+    required = (suite.sha256 for suite in rules.required)
+    if missing_suites(state, last.committed.manifest_sha256, suites) or missing_suites(
+        state, candidate.reference.manifest_sha256, required
+    ):
         return ""
     registry = Registry(log.store, config.promotion.alias)
     foreseen = preview_offer(log, registry, candidate, replace(rules, needs_approval=False))
@@ -64,11 +101,9 @@ def best_candidate(run_id: str, state: RunState, rules: PromotionRules) -> Candi
     best = best_evaluated(state, rules.required[0].sha256)
     if best is None:
         return None
-    reference = next(
-        r.committed.reference for r in state.readable if r.committed.manifest_sha256 == best.manifest_sha256
-    )
+    record = next(r for r in state.readable if r.committed.manifest_sha256 == best.manifest_sha256)
     evaluations = evaluations_of(state, best.manifest_sha256)
-    return Candidate(run_id=run_id, reference=reference, evaluations=evaluations, by=f"run {run_id}")
+    return Candidate(run_id=run_id, reference=record.committed.reference, evaluations=evaluations, by=f"run {run_id}")
 
 
 def describe_earlier_decision(registry: Registry, candidate: Candidate, foreseen: Promoted | Refused | None) -> str:
