@@ -88,8 +88,7 @@ class Run:
 
     def _table(self, name: str) -> "pa.Table":
         from reports.queries.run_status import standing_of
-        from reports.queries.run_tables import columns
-        from reports.queries.sql_rows import make_log_rows, make_step_rows
+        from reports.queries.run_tables import columns, make_log_rows, make_step_rows
         from storage.logs.step_log import read_step_records
         from storage.tables.table_pack import arrow_table
 

@@ -16,7 +16,7 @@ from flows.orchestrator.flow_end import completed, ends_in_prefects_words
 from flows.orchestrator.flow_run_tags import add_tags
 from flows.orchestrator.run_overview import artifact_key, evaluation_markdown, find_evaluation_form, kept_parameters
 from flows.orchestrator.store_credentials import take_credentials
-from reports.queries.evaluation_comparison import EvaluationComparison, compare_evaluations
+from reports.queries.evaluations import EvaluationComparison, compare_evaluations
 from reports.queries.run_lookup import find_checkpoint
 from storage.stores.open_store import open_store
 from tasks.configuration.store_choice import choose_store

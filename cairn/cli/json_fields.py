@@ -29,7 +29,7 @@ RECORDS: Mapping[str, str] = {
     "models": "reports.queries.alias_history:AliasPromotion*",
     "models --history": "reports.queries.alias_history:AliasDecision*",
     "sample": "cairn.operations.text_sampling:Sample",
-    "evaluate": "reports.queries.evaluation_comparison:EvaluationComparison",
+    "evaluate": "reports.queries.evaluations:EvaluationComparison",
     "promote": "reports.queries.alias_history:AliasPromotion",
     "rollback": "reports.queries.alias_history:AliasPromotion",
     "export": "cairn.operations.model_export:ExportedModel",

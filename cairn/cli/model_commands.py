@@ -44,7 +44,7 @@ def evaluate(
         again: evaluate also what is on record, and add a second row.
     """
     from flows.operations.checkpoint_evaluation import measure
-    from reports.queries.evaluation_comparison import compare_evaluations
+    from reports.queries.evaluations import compare_evaluations
 
     found = find_checkpoint(open_chosen_store(store), reference)
     view = compare_evaluations(found, measure(found, suite=suite, again=again))

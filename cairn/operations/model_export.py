@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from cairn.operations.text_sampling import open_run_model
 from model.configuration.parameter_table import family_of
-from reports.pages.markdown import markdown_text
 from reports.queries.alias_history import AliasPromotion, list_promotions
+from reports.queries.display_tables import markdown_text
 from reports.queries.run_lookup import FoundCheckpoint
 from storage.logs.log_entry import CheckpointReference
 from storage.logs.run_entries import EvaluationRecorded, RunOpened

@@ -4,7 +4,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from reports.queries.evaluation_comparison import Outcome
+from reports.queries.evaluations import Outcome
 from reports.queries.run_lookup import FoundCheckpoint, configuration_of
 from tasks.configuration.run_configuration import RunConfig
 from tasks.configuration.shipped_files import SUITES, named_file

@@ -25,7 +25,7 @@ from prefect.utilities.urls import url_for
 from pydantic import BaseModel, ConfigDict, Field
 
 from flows.orchestrator.ephemeral_server import is_ephemeral_server
-from reports.pages.markdown import markdown_text
+from reports.queries.display_tables import markdown_text
 from storage.logs.registry import Promoted
 from storage.stores.document import sha256
 from tasks.attempt.shutdown_signal import ShutdownSignal

@@ -27,12 +27,18 @@ from prefect.runtime import flow_run
 from prefect.states import Crashed
 
 from flows.orchestrator.flow_run_tags import add_tags
-from reports.pages.markdown import markdown_table, markdown_text
 from reports.plots.curve_labels import describe_run
 from reports.plots.run_curves import gather_curves
-from reports.queries.display_tables import Table, budgets_table, comparison_table, evaluations_table, receipts_table
-from reports.queries.evaluation_comparison import EvaluationComparison
-from reports.queries.evaluations import list_evaluations
+from reports.queries.display_tables import (
+    Table,
+    budgets_table,
+    comparison_table,
+    evaluations_table,
+    markdown_table,
+    markdown_text,
+    receipts_table,
+)
+from reports.queries.evaluations import EvaluationComparison, list_evaluations
 from reports.queries.receipts import DecisionSummary, read_receipts
 from reports.queries.run_status import read_status
 from storage.logs.run_log import RunLog

@@ -4,8 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from reports.queries.receipts import Receipt
-from reports.queries.run_timeline import OPEN, PRACTISED, group_receipts
+from reports.queries.receipts import OPEN, PRACTISED, Receipt, group_receipts
 from tasks.policy.termination import TerminationReason
 from tasks.text.format import format_duration
 

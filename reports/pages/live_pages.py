@@ -13,9 +13,9 @@ from reports.pages.attempt_bars import place_bars
 from reports.pages.followed_run import RunView
 from reports.pages.report_pages import html_environment
 from reports.queries.alias_history import AliasDecision, AliasPromotion
+from reports.queries.receipts import group_receipts
 from reports.queries.run_comparison import compare_runs
 from reports.queries.run_overview import OverviewRow
-from reports.queries.run_timeline import group_receipts
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from reports.pages.attempt_bars import css_class, place_bars
-from reports.pages.markdown import fence, markdown_table, markdown_text
 from reports.pages.run_report import RunReport, machines_table, quarantines_table
 from reports.plots.run_curves import RunCurves
 from reports.plots.run_plot import replace_file
 from reports.queries import display_tables
-from reports.queries.display_tables import Table, format_cell
-from reports.queries.run_timeline import group_receipts
+from reports.queries.display_tables import Table, fence, format_cell, markdown_table, markdown_text
+from reports.queries.receipts import group_receipts
 from tasks.text.format import format_count, format_duration, format_list, format_time, format_value, one_line
 from tasks.text.sanitize import sanitize
 from tasks.text.table_layout import lay_out, wrap

@@ -10,11 +10,10 @@ from reports.queries.alias_history import AliasDecision, list_decisions
 from reports.queries.checkpoints import CheckpointSummary, read_checkpoints
 from reports.queries.display_tables import Table, make_table
 from reports.queries.evaluations import EvaluationSummary, list_evaluations
-from reports.queries.receipts import Receipt, read_receipts
+from reports.queries.receipts import ReasonRow, Receipt, count_reasons, read_receipts
 from reports.queries.run_cost import RunCost, count_cost
 from reports.queries.run_lookup import configuration_document
 from reports.queries.run_status import RunStatus, read_status
-from reports.queries.run_timeline import ReasonRow, count_reasons
 from storage.checkpoints.checkpoint_documents import TrainerDocument
 from storage.errors import StorageError
 from storage.logs.run_entries import CurveVerdict, DataQuarantined, DevicePeak

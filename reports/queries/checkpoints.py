@@ -8,7 +8,6 @@ from storage.checkpoints.sweep import parse_checkpoint_folder
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import CheckpointRecord
 from storage.stores.document import project
-from storage.stores.object_store import ObjectStore
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,10 +27,26 @@ class CheckpointSummary:
 
 def read_checkpoints(log: RunLog) -> tuple[CheckpointSummary, ...]:
     """Return every checkpoint in commit order, then the staged ones; the log is read again after the listing."""
-    staged = _staged_folders(log.store, f"{log.prefix}/checkpoints")
+    staged = Counter[str]()
+    for key, size in log.store.sizes(f"{log.prefix}/checkpoints").items():
+        staged[key.rpartition("/")[0]] += size
     known = tuple(summarize_checkpoint(log.run_id, record) for record in log.refresh().checkpoints)
     names = {summary.prefix for summary in known}
-    writing = [_summarize_staged(log, prefix, size) for prefix, size in sorted(staged.items()) if prefix not in names]
+    writing = [
+        CheckpointSummary(
+            run_id=log.run_id,
+            attempt=folder[1],
+            step=folder[0],
+            state="writing",
+            prefix=prefix,
+            manifest_sha256=None,
+            state_sha256=None,
+            bytes=size,
+            committed_at=None,
+        )
+        for prefix, size in sorted(staged.items())
+        if prefix not in names and (folder := parse_checkpoint_folder(prefix))
+    ]
     return (*known, *writing)
 
 
@@ -39,29 +54,4 @@ def summarize_checkpoint(run_id: str, record: CheckpointRecord) -> CheckpointSum
     """Return the summary of a checkpoint that the log names."""
     return project(
         record.committed, CheckpointSummary, run_id=run_id, state=record.state, committed_at=record.committed_at
-    )
-
-
-def _staged_folders(store: ObjectStore, folder: str) -> dict[str, int]:
-    found = Counter[str]()
-    for key, size in store.sizes(folder).items():
-        prefix, _, _ = key.rpartition("/")
-        if parse_checkpoint_folder(prefix):
-            found[prefix] += size
-    return found
-
-
-def _summarize_staged(log: RunLog, prefix: str, size_bytes: int) -> CheckpointSummary:
-    step_and_attempt = parse_checkpoint_folder(prefix)
-    assert step_and_attempt is not None
-    return CheckpointSummary(
-        run_id=log.run_id,
-        attempt=step_and_attempt[1],
-        step=step_and_attempt[0],
-        state="writing",
-        prefix=prefix,
-        manifest_sha256=None,
-        state_sha256=None,
-        bytes=size_bytes,
-        committed_at=None,
     )

@@ -1,17 +1,22 @@
-"""The columns and rows of each list that people read: the same in the terminal, in Markdown and in HTML."""
+"""The columns and rows of each list that people read: the same in the terminal, in Markdown and in HTML.
 
+In Markdown, text of a run stays text: it ends no table and begins no tag.
+"""
+
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from reports.queries.run_timeline import ReasonRow, Stretch, group_receipts
+from reports.queries.receipts import ReasonRow, Stretch, group_receipts
 from tasks.text.format import format_duration, format_list, format_value, one_line, short_digest
+from tasks.text.sanitize import sanitize
 
 if TYPE_CHECKING:  # a command that prints one list loads nothing for the others
     from reports.queries.alias_history import AliasDecision, AliasPromotion
     from reports.queries.checkpoints import CheckpointSummary
-    from reports.queries.evaluation_comparison import EvaluationComparison
-    from reports.queries.evaluations import EvaluationSummary
+    from reports.queries.evaluations import EvaluationComparison, EvaluationSummary
     from reports.queries.receipts import Receipt
     from reports.queries.run_comparison import ComparedRun, RunComparison
     from reports.queries.run_status import BudgetStatus, RunSummary
@@ -21,6 +26,7 @@ _NAMED_METRICS = ("val_loss", "perplexity", "bits_per_byte", "samples")
 _MOST_OTHERS = 4
 _MOST_STEPS = 20
 _MOST_CELL_CHARACTERS = 200
+_SPECIAL = re.compile(r"([\\*\[\]|#~!`]|(?<![0-9A-Za-z])_|_(?![0-9A-Za-z]))")
 Item = TypeVar("Item")
 
 
@@ -44,6 +50,30 @@ def make_table(items: Iterable[Item], columns: Mapping[str, Callable[[Item], obj
 def format_cell(value: object) -> str:
     """Return the text of a cell on a page: one line, at most 200 characters."""
     return one_line(format_value(value), _MOST_CELL_CHARACTERS)
+
+
+def markdown_text(text: str) -> str:
+    """Return text on one line in which nothing is Markdown except a pair of backquotes around a command."""
+    escaped = one_line(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    parts = escaped.split("`")
+    if len(parts) % 2 == 0 or "|" in "".join(parts[1::2]):
+        return _SPECIAL.sub(r"\\\1", escaped)
+    return "`".join(part if number % 2 else _SPECIAL.sub(r"\\\1", part) for number, part in enumerate(parts))
+
+
+def markdown_table(table: Table) -> str:
+    """Return a Markdown table."""
+    rows = [[markdown_text(format_cell(value)) for value in row] for row in table.rows]
+    lines = [[markdown_text(column) for column in table.columns], ["---"] * len(table.columns), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def fence(text: str) -> str:
+    """Return text as it is between fences that are longer than any it contains."""
+    shown = sanitize(text)
+    longest = max((len(found) for found in re.findall("`+", shown)), default=0)
+    mark = "`" * max(3, longest + 1)
+    return f"{mark}\n{shown}\n{mark}"
 
 
 def runs_table(runs: "Sequence[RunSummary]", *, archived: bool = False) -> Table:
@@ -76,45 +106,27 @@ def stretches_table(stretches: Sequence[Stretch]) -> Table:
     return make_table(
         stretches,
         {
-            "attempt": _attempt_numbers,
-            "started (UTC)": lambda stretch: stretch.first.started_at,
-            "reason": lambda stretch: f"{stretch.reason}{_times(stretch)}",
-            "steps": lambda stretch: f"{stretch.first.first_step:,} → {stretch.last.last_step:,}",
-            "committed": lambda stretch: stretch.last.last_committed_step,
-            "lost": _lost_time,
-            "decision": lambda stretch: stretch.last.decision.action if stretch.last.decision else None,
-            "waited": lambda stretch: format_duration(sum(item.waiting_seconds for item in stretch.attempts)),
-            "lasted": _duration,
-            "device time": lambda stretch: format_duration(sum(item.gpu_seconds for item in stretch.attempts)),
-            "micro-batch": lambda stretch: stretch.last.micro_batch if len(sizes) > 1 else None,
-            "practised": _practised,
-            "detail": lambda stretch: stretch.last.detail or None,
+            "attempt": lambda row: f"{row.first.attempt} to {row.last.attempt}" if row.is_many else row.first.attempt,
+            "started (UTC)": lambda row: row.first.started_at,
+            "reason": lambda row: f"{row.reason} × {len(row.attempts):,}" if row.is_many else row.reason,
+            "steps": lambda row: f"{row.first.first_step:,} → {row.last.last_step:,}",
+            "committed": lambda row: row.last.last_committed_step,
+            "lost": lambda row: _sum(item.wasted_gpu_seconds for item in row.attempts),
+            "decision": lambda row: row.last.decision.action if row.last.decision else None,
+            "waited": lambda row: _sum(item.waiting_seconds for item in row.attempts),
+            "lasted": lambda row: _sum([row.lasted_seconds]),
+            "device time": lambda row: _sum(item.gpu_seconds for item in row.attempts),
+            "micro-batch": lambda row: row.last.micro_batch if len(sizes) > 1 else None,
+            "practised": lambda row: format_list([fault for one in row.attempts for fault in one.practised], 4) or None,
+            "detail": lambda row: row.last.detail or None,
         },
         empty="no attempts yet",
     )
 
 
-def _attempt_numbers(stretch: Stretch) -> object:
-    first, last = stretch.first.attempt, stretch.last.attempt
-    return first if first == last else f"{first} to {last}"
-
-
-def _duration(stretch: Stretch) -> str | None:
-    end = stretch.last.ended_at
-    return format_duration((end - stretch.first.started_at).total_seconds()) if end else None
-
-
-def _practised(stretch: Stretch) -> str | None:
-    return format_list([fault for item in stretch.attempts for fault in item.practised], 4) or None
-
-
-def _times(stretch: Stretch) -> str:
-    return f" × {len(stretch.attempts):,}" if len(stretch.attempts) > 1 else ""
-
-
-def _lost_time(stretch: Stretch) -> str | None:
-    lost = [item.wasted_gpu_seconds for item in stretch.attempts if item.wasted_gpu_seconds is not None]
-    return format_duration(sum(lost)) if lost else None
+def _sum(seconds: Iterable[float | None]) -> str | None:
+    known = [item for item in seconds if item is not None]
+    return format_duration(sum(known)) if known else None
 
 
 def reasons_table(reasons: Sequence[ReasonRow]) -> Table:
@@ -167,13 +179,35 @@ def checkpoints_table(checkpoints: "Sequence[CheckpointSummary]") -> Table:
 
 def evaluations_table(evaluations: "Sequence[EvaluationSummary]") -> Table:
     """Return the evaluations."""
-    columns = {"step": lambda item: item.step, **_MEASURED}
+    columns = {"step": lambda item: item.step, **_measured(lambda item: item)}
     return make_table(evaluations, columns, empty="no evaluations yet")
+
+
+def _measured(of: "Callable[[Any], EvaluationSummary]") -> dict[str, Callable[[Any], object]]:
+    return {
+        "status": lambda row: of(row).status,
+        "suite": lambda row: f"{of(row).suite} {short_digest(of(row).suite_sha256)}",
+        "val_loss": lambda row: of(row).metrics.get("val_loss"),
+        "perplexity": lambda row: of(row).metrics.get("perplexity"),
+        "bits/byte": lambda row: of(row).metrics.get("bits_per_byte"),
+        "verdict": lambda row: getattr(of(row).verdict, "kind", None),
+        "seconds": lambda row: of(row).seconds,
+        "manifest": lambda row: short_digest(of(row).manifest_sha256),
+        "others": lambda row: _other_metrics(of(row).metrics),
+        "detail": lambda row: of(row).detail,
+    }
+
+
+def _other_metrics(metrics: Mapping[str, float]) -> str | None:
+    """Return the first metrics that have no column of their own, or None."""
+    others = [f"{name} {format_value(value)}" for name, value in sorted(metrics.items()) if name not in _NAMED_METRICS]
+    more = [f"and {len(others) - _MOST_OTHERS} more"] if len(others) > _MOST_OTHERS else []
+    return ", ".join([*others[:_MOST_OTHERS], *more]) or None
 
 
 def comparison_table(comparison: "EvaluationComparison") -> Table:
     """Return a checkpoint's evaluations with those of other weights under the same suites."""
-    measured = {name: _of_evaluation(column) for name, column in _MEASURED.items()}
+    measured = _measured(lambda row: row.evaluation)
     columns = {"": lambda row: row.role, "checkpoint": lambda row: f"{row.run_id}@{row.evaluation.step}", **measured}
     return make_table(comparison.rows, columns, empty="nothing was measured")
 
@@ -184,7 +218,7 @@ def compared_runs_table(comparison: "RunComparison") -> Table:
         comparison.best_first,
         {
             "run": lambda run: run.run_id,
-            **{key: _setting(key) for key in comparison.differing},
+            **{key: partial(_setting, key=key) for key in comparison.differing},
             "state": lambda run: run.state,
             "step": lambda run: f"{run.step:,}/{run.total_steps:,}",
             "tokens": lambda run: f"{run.tokens:,}",
@@ -199,8 +233,8 @@ def compared_runs_table(comparison: "RunComparison") -> Table:
     )
 
 
-def _setting(key: str) -> "Callable[[ComparedRun], object]":
-    return lambda run: run.settings[key]
+def _setting(run: "ComparedRun", *, key: str) -> object:
+    return run.settings[key]
 
 
 def held_out_table(comparison: "RunComparison") -> Table:
@@ -209,31 +243,6 @@ def held_out_table(comparison: "RunComparison") -> Table:
     steps = sorted({step for of_run in losses.values() for step in of_run})[-_MOST_STEPS:]
     columns: dict[str, Callable[[int], object]] = {run_id: of_run.get for run_id, of_run in losses.items()}
     return make_table(steps, {"held-out loss at step": lambda step: step, **columns})
-
-
-def _of_evaluation(column: Callable[[Any], object]) -> Callable[[Any], object]:
-    return lambda row: column(row.evaluation)
-
-
-def _other_metrics(metrics: Mapping[str, float]) -> str | None:
-    """Return the first metrics that have no column of their own, or None."""
-    others = [f"{name} {format_value(value)}" for name, value in sorted(metrics.items()) if name not in _NAMED_METRICS]
-    more = [f"and {len(others) - _MOST_OTHERS} more"] if len(others) > _MOST_OTHERS else []
-    return ", ".join([*others[:_MOST_OTHERS], *more]) or None
-
-
-_MEASURED: Mapping[str, Callable[[Any], object]] = {
-    "status": lambda item: item.status,
-    "suite": lambda item: f"{item.suite} {short_digest(item.suite_sha256)}",
-    "val_loss": lambda item: item.metrics.get("val_loss"),
-    "perplexity": lambda item: item.metrics.get("perplexity"),
-    "bits/byte": lambda item: item.metrics.get("bits_per_byte"),
-    "verdict": lambda item: item.verdict.kind if item.verdict else None,
-    "seconds": lambda item: item.seconds,
-    "manifest": lambda item: short_digest(item.manifest_sha256),
-    "others": lambda item: _other_metrics(item.metrics),
-    "detail": lambda item: item.detail,
-}
 
 
 def promotions_table(promotions: "Sequence[AliasPromotion]") -> Table:

@@ -1,8 +1,9 @@
-"""Receipts: one record for each attempt. `cairn attempts` prints it as JSON; SQL rows and tables are made from it."""
+"""Receipts: one record for each attempt; JSON, SQL rows and tables are made from it. Grouped by how attempts ended."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import groupby
 
 from storage.logs.heartbeat import read_heartbeat
 from storage.logs.run_entries import AttemptEnded, DevicePeak, Placement
@@ -10,6 +11,9 @@ from storage.logs.run_log import RunLog
 from storage.logs.run_state import AttemptRecord, RunState
 from storage.stores.document import project
 from tasks.policy.termination import TerminationReason
+
+OPEN = "open"
+PRACTISED = " (practised)"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,15 +100,12 @@ def with_earlier(state: RunState) -> Iterator[tuple[AttemptRecord | None, Attemp
 def read_receipt(log: RunLog, record: AttemptRecord, before: AttemptRecord | None) -> Receipt:
     """Return the receipt of one attempt of a run that was read; the progress of an open one is its heartbeat's."""
     receipt = make_receipt(log.run_id, log.state, record, before)
-    if record.ended is not None:
-        return receipt
-    beat = read_heartbeat(log.store, log.prefix, receipt.attempt)
+    beat = None if record.ended else read_heartbeat(log.store, log.prefix, receipt.attempt)
     if beat is None:
         return receipt
-    last_step = max(beat.step, receipt.last_step)
     return replace(
         receipt,
-        last_step=last_step,
+        last_step=max(beat.step, receipt.last_step),
         tokens=beat.tokens,
         gpu_seconds=beat.gpu_seconds,
         starting_seconds=beat.starting_seconds,
@@ -114,7 +115,9 @@ def read_receipt(log: RunLog, record: AttemptRecord, before: AttemptRecord | Non
 
 def make_receipt(run_id: str, state: RunState, record: AttemptRecord, before: AttemptRecord | None) -> Receipt:
     """Return the receipt of one attempt as the log alone has it; `before` is the attempt before it."""
-    started, resumed, ended = record.started, record.started.resumed_from, record.ended
+    started, resumed, ended, since = record.started, record.started.resumed_from, record.ended, state.opened_at
+    if before is not None and before.ended is not None and before.ended_at is not None:
+        since = min(max(before.ended.last_seen_at or before.ended_at, before.started_at), before.ended_at)
     return project(
         started,
         Receipt,
@@ -134,7 +137,7 @@ def make_receipt(run_id: str, state: RunState, record: AttemptRecord, before: At
         gpu_seconds=ended.gpu_seconds if ended else 0.0,
         useful_gpu_seconds=ended.useful_gpu_seconds if ended else None,
         wasted_gpu_seconds=ended.wasted_gpu_seconds if ended else None,
-        waiting_seconds=_waiting_seconds(state, record, before),
+        waiting_seconds=max((record.started_at - since).total_seconds(), 0.0) if since else 0.0,
         starting_seconds=ended.starting_seconds if ended else None,
         peak=ended.peak if ended else None,
         practised=ended.practised if ended else (),
@@ -152,10 +155,69 @@ def failed_host(placement: Placement, ended: AttemptEnded | None) -> str | None:
     return str(ended.evidence.get("lost_host") or placement.host)
 
 
-def _waiting_seconds(state: RunState, record: AttemptRecord, before: AttemptRecord | None) -> float:
-    """Return the time from the opening, or from the last sign of life of the attempt before, to the start."""
-    since = state.opened_at
-    if before is not None and before.ended is not None and before.ended_at is not None:
-        seen = before.ended.last_seen_at or before.ended_at
-        since = min(max(seen, before.started_at), before.ended_at)
-    return max((record.started_at - since).total_seconds(), 0.0) if since else 0.0
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stretch:
+    """Consecutive attempts that ended for the same reason, all practised or none; `open` for one that has not ended."""
+
+    reason: str
+    attempts: tuple[Receipt, ...]
+
+    @property
+    def is_many(self) -> bool:
+        """Whether these are several."""
+        return len(self.attempts) > 1
+
+    @property
+    def lasted_seconds(self) -> float | None:
+        """The time from the first start to the last end; None before it."""
+        return (self.last.ended_at - self.first.started_at).total_seconds() if self.last.ended_at else None
+
+    @property
+    def first(self) -> Receipt:
+        """The oldest attempt of the stretch."""
+        return self.attempts[0]
+
+    @property
+    def last(self) -> Receipt:
+        """The newest attempt of the stretch."""
+        return self.attempts[-1]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReasonRow:
+    """All attempts that ended for one reason: how many, the newest of them, what they cost, the newest detail."""
+
+    reason: str
+    attempts: int
+    gpu_seconds: float
+    wasted_gpu_seconds: float
+    last_attempt: int
+    last_at: datetime | None
+    last_detail: str
+
+
+def group_receipts(receipts: Iterable[Receipt]) -> tuple[Stretch, ...]:
+    """Return the attempts in order, neighbours with the same reason as one stretch; practice is never hidden in one."""
+    grouped = groupby(receipts, key=lambda receipt: (receipt.termination_reason or OPEN, bool(receipt.practised)))
+    return tuple(Stretch(reason=reason, attempts=tuple(group)) for (reason, _), group in grouped)
+
+
+def count_reasons(receipts: Sequence[Receipt]) -> tuple[ReasonRow, ...]:
+    """Return one row for each reason, the rarest first; of equally rare ones the newest first."""
+    by_reason: dict[str, list[Receipt]] = {}
+    for receipt in receipts:
+        practised = PRACTISED if receipt.practised else ""
+        by_reason.setdefault(f"{receipt.termination_reason or OPEN}{practised}", []).append(receipt)
+    rows = [
+        ReasonRow(
+            reason=reason,
+            attempts=len(group),
+            gpu_seconds=sum(receipt.gpu_seconds for receipt in group),
+            wasted_gpu_seconds=sum(receipt.wasted_gpu_seconds or 0.0 for receipt in group),
+            last_attempt=group[-1].attempt,
+            last_at=group[-1].ended_at,
+            last_detail=group[-1].detail or "",
+        )
+        for reason, group in by_reason.items()
+    ]
+    return tuple(sorted(rows, key=lambda row: (row.attempts, -row.last_attempt)))

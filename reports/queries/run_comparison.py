@@ -4,7 +4,7 @@ A set of runs are those named `SET.key=value`, as `cairn train --set key=value,v
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +15,8 @@ from reports.queries.run_lookup import configuration_document, find_run, tokens_
 from reports.queries.run_status import read_status
 from storage.logs.run_index import list_run_ids
 from storage.logs.run_log import RunLog
-from storage.logs.run_state import RunState
 from storage.logs.step_log import read_last_record
+from storage.stores.document import project
 from storage.stores.object_store import ObjectStore
 from tasks.configuration.flat_document import flatten, stored_value
 
@@ -96,27 +96,24 @@ def compare_runs(logs: Sequence[RunLog]) -> RunComparison:
     settings = [flatten(configuration_document(log.state)) for log in logs]
     keys = dict.fromkeys(key for one in settings for key in one)
     differing = tuple(key for key in keys if any(one.get(key) != settings[0].get(key) for one in settings))
-    return RunComparison(
-        differing=differing,
-        runs=tuple(
-            _compared(log, {key: one.get(key) for key in differing}) for log, one in zip(logs, settings, strict=True)
-        ),
-    )
+    runs = (_compared(log, {key: one.get(key) for key in differing}) for log, one in zip(logs, settings, strict=True))
+    return RunComparison(differing=differing, runs=tuple(runs))
 
 
 def _compared(log: RunLog, settings: Mapping[str, Any]) -> ComparedRun:
-    state, status, receipts = log.state, read_status(log), read_receipts(log)
+    state, status, receipts, each = log.state, read_status(log), read_receipts(log), tokens_per_step(log.state)
     last = read_last_record(log.store, log.prefix, state.latest_attempt) if state.attempts else None
     gpu_seconds = sum(receipt.gpu_seconds for receipt in receipts)
     price = stored_value(configuration_document(state), "cost", "gpu_hour_price", float)
-    held_out = tuple(_held_out(state))
+    held_out = tuple(
+        HeldOutLoss(step=item.step, tokens=item.step * each, val_loss=item.metrics[VAL_LOSS])
+        for item in comparable_evaluations(state)
+    )
     finite = [item for item in held_out if math.isfinite(item.val_loss)]
-    return ComparedRun(
-        run_id=log.run_id,
-        state=status.state,
-        step=status.step,
-        total_steps=status.total_steps,
-        tokens=status.step * tokens_per_step(state),
+    return project(
+        status,
+        ComparedRun,
+        tokens=status.step * each,
         train_loss=last.train_loss if last else None,
         held_out=held_out,
         best=min(finite, key=lambda item: (item.val_loss, item.step), default=None),
@@ -128,9 +125,3 @@ def _compared(log: RunLog, settings: Mapping[str, Any]) -> ComparedRun:
         money=None if price is None else gpu_seconds / 3600 * price,
         settings=settings,
     )
-
-
-def _held_out(state: RunState) -> Iterator[HeldOutLoss]:
-    each = tokens_per_step(state)
-    for item in comparable_evaluations(state):
-        yield HeldOutLoss(step=item.step, tokens=item.step * each, val_loss=item.metrics[VAL_LOSS])

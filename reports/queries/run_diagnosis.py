@@ -5,15 +5,12 @@ from dataclasses import dataclass
 
 from reports.queries.run_status import stopped_early
 from storage.logs.run_log import RunLog
-from storage.logs.run_state import RunState
 from storage.stores.document import project
 from tasks.configuration.evaluation_settings import METRIC
 from tasks.evaluator.run_curve import curve_suite, read_curve
 from tasks.policy.curve_verdict import judge
 from tasks.text.format import format_value
 from tasks.text.output import print_facts, print_table
-
-_COLUMNS = ("step", "val_loss", "train_loss", "verdict", "why")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +44,7 @@ def diagnose_run(log: RunLog) -> Diagnosis:
     suite_sha256 = curve_suite(log.state)
     curve = read_curve(log, suite_sha256=suite_sha256)
     verdict = judge(curve)
+    evaluations = [item for item in log.state.surviving_evaluations(suite_sha256) if METRIC in item.metrics]
     return project(
         verdict,
         Diagnosis,
@@ -55,7 +53,16 @@ def diagnose_run(log: RunLog) -> Diagnosis:
         total_steps=curve.total_steps,
         verdict=verdict.kind,
         stopped_early=stopped_early(log.state),
-        evaluations=_past_verdicts(log.state, suite_sha256),
+        evaluations=tuple(
+            PastVerdict(
+                step=item.step,
+                val_loss=item.metrics[METRIC],
+                train_loss=item.verdict.numbers.get("train_loss") if item.verdict else None,
+                kind=item.verdict.kind if item.verdict else None,
+                why=item.verdict.why if item.verdict else None,
+            )
+            for item in evaluations
+        ),
     )
 
 
@@ -75,19 +82,4 @@ def print_diagnosis(diagnosis: Diagnosis) -> None:
     print_facts(facts)
     print()
     rows = [(item.step, item.val_loss, item.train_loss, item.kind, item.why) for item in diagnosis.evaluations]
-    print_table(_COLUMNS, rows, empty="no evaluations yet")
-
-
-def _past_verdicts(state: RunState, suite_sha256: str | None) -> tuple[PastVerdict, ...]:
-    """Return the newest verdict of every evaluated checkpoint of the surviving line, in step order."""
-    return tuple(
-        PastVerdict(
-            step=item.step,
-            val_loss=item.metrics[METRIC],
-            train_loss=item.verdict.numbers.get("train_loss") if item.verdict else None,
-            kind=item.verdict.kind if item.verdict else None,
-            why=item.verdict.why if item.verdict else None,
-        )
-        for item in state.surviving_evaluations(suite_sha256)
-        if METRIC in item.metrics
-    )
+    print_table(("step", "val_loss", "train_loss", "verdict", "why"), rows, empty="no evaluations yet")

@@ -42,7 +42,7 @@ def find_run(store: ObjectStore, run_id: str) -> RunLog:
 
 def find_checkpoint(store: ObjectStore, reference: str) -> FoundCheckpoint:
     """Resolve alias, `RUN` (its newest) or `RUN@STEP`; `RunNotFound`, or `IntegrityError` if it is quarantined."""
-    champion = Registry(store, reference).refresh().champion if "@" not in reference else None
+    champion = None if "@" in reference else Registry(store, reference).refresh().champion
     if champion is not None:
         log = find_run(store, champion.run_id)
         found = [r for r in log.state.checkpoints if r.committed.manifest_sha256 == champion.manifest_sha256]

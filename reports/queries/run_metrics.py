@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING
 
 from reports.queries.run_status import RunPhase, read_status, standing_of
 from storage.errors import IntegrityError, StorageError
-from storage.logs.heartbeat import Heartbeat, read_heartbeat
+from storage.logs.heartbeat import read_heartbeat
 from storage.logs.run_index import RunIndex, is_empty
 from storage.logs.run_log import RunLog
-from storage.logs.run_state import AttemptRecord
 from storage.stores.object_store import ObjectStore
 from tasks.errors import InvalidConfiguration
 
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 _OVER = (RunPhase.FINISHED, RunPhase.DELETING, RunPhase.DELETED)
 _READERS = 8
-RUN_METRICS: Mapping[str, tuple[str, str]] = {
+RUN_METRICS: dict[str, tuple[str, str]] = {
     "cairn_run_step": ("", "Newest step of the run that is known."),
     "cairn_run_total_steps": ("", "Steps that the run is configured for."),
     "cairn_run_committed_step": ("", "Step of the newest committed checkpoint."),
@@ -41,7 +40,7 @@ RUN_METRICS: Mapping[str, tuple[str, str]] = {
     "cairn_run_open_device_seconds": ("", "Device time of the open attempt, useful or wasted once it ends."),
 }
 """The metrics of a run: the label beside `run`, if there is one, and the meaning; counters end with `_total`."""
-STORE_METRICS: Mapping[str, tuple[str, str]] = {
+STORE_METRICS: dict[str, tuple[str, str]] = {
     "cairn_store_up": ("", "Whether the store answered this scrape."),
     "cairn_runs": ("state", "Runs of the store, by state."),
 }
@@ -77,46 +76,37 @@ class RunMetrics:
             try:
                 states, samples = self._scrape()
             except StorageError:
-                yield _family("cairn_store_up", *STORE_METRICS["cairn_store_up"], [((), 0.0)])
+                yield _family("cairn_store_up", [((), 0.0)])
                 return
-        yield _family("cairn_store_up", *STORE_METRICS["cairn_store_up"], [((), 1.0)])
-        counted = [((state,), float(count)) for state, count in sorted(states.items())]
-        yield _family("cairn_runs", *STORE_METRICS["cairn_runs"], counted)
-        for name, (label, meaning) in RUN_METRICS.items():
+        yield _family("cairn_store_up", [((), 1.0)])
+        yield _family("cairn_runs", [((state,), float(count)) for state, count in sorted(states.items())])
+        for name, (label, _) in RUN_METRICS.items():
             values = [((s.run_id, s.label) if label else (s.run_id,), s.value) for s in samples if s.metric == name]
-            yield _family(name, label, meaning, values, of_run=True)
+            yield _family(name, values)
 
     def _scrape(self) -> tuple[Counter[str], list[RunSample]]:
         run_ids, now = self._index.refresh(), self._now()
         with ThreadPoolExecutor(_READERS) as readers:
-            scraped = list(readers.map(lambda run_id: self._scrape_run(run_id, now), run_ids))
-        found = [one for one in scraped if one is not None]
+            found = list(filter(None, readers.map(lambda run_id: self._scrape_run(run_id, now), run_ids)))
         return Counter(state for state, _ in found), [sample for _, samples in found for sample in samples]
 
     def _scrape_run(self, run_id: str, now: datetime) -> tuple[str, Sequence[RunSample]] | None:
+        """Return the state of a run and its samples, none of one that was over before; None where there is no run."""
         try:
-            log = self._read(run_id)
+            log = self._logs.get(run_id) or self._index.look(run_id)
+            if run_id in self._logs:
+                log.refresh()
+            elif is_empty(log):
+                return None
+            elif (phase := standing_of(log.state)) in _OVER:
+                self._index.note(log, is_over=True)
+                return phase, ()
+            else:
+                log.refresh()
+                self._logs[run_id] = log
         except IntegrityError:
             return RunPhase.UNREADABLE, ()
-        if log is None:
-            return None
-        phase = standing_of(log.state)
-        if run_id not in self._logs:
-            return phase, ()
-        return phase, tuple(sample_run(log, now))
-
-    def _read(self, run_id: str) -> RunLog | None:
-        log = self._logs.get(run_id) or self._index.look(run_id)
-        if run_id in self._logs:
-            log.refresh()
-        elif is_empty(log):
-            return None
-        elif standing_of(log.state) in _OVER:
-            self._index.note(log, is_over=True)
-        else:
-            log.refresh()
-            self._logs[run_id] = log
-        return log
+        return standing_of(log.state), tuple(sample_run(log, now))
 
 
 def sample_run(log: RunLog, now: datetime) -> Iterator[RunSample]:
@@ -124,20 +114,20 @@ def sample_run(log: RunLog, now: datetime) -> Iterator[RunSample]:
     state, status = log.state, read_status(log)
     owner, newest, measured = state.open_attempt, state.newest_committed, state.evaluations[-1:]
     beat = read_heartbeat(log.store, log.prefix, owner.started.attempt) if owner else None
-    since = newest.committed_at if newest else state.opened_at
     ended = [record.ended for record in state.attempts if record.ended]
-    plain = {
-        "cairn_run_step": status.step,
-        "cairn_run_total_steps": status.total_steps,
-        "cairn_run_committed_step": status.newest_committed_step,
-        "cairn_run_loss": beat.train_loss if beat else None,
-        "cairn_run_held_out_loss": measured[0].metrics.get("val_loss") if measured else None,
-        "cairn_run_tokens_per_second": _tokens_per_second(beat, owner),
-        "cairn_run_heartbeat_age_seconds": _age_seconds(now, beat.at) if beat else None,
-        "cairn_run_commit_age_seconds": _age_seconds(now, since),
-        "cairn_run_open_device_seconds": beat.gpu_seconds if beat else None,
-    }
-    labelled: Mapping[str, Mapping[str, float]] = {
+    tokens_per_second = 0.0
+    if beat is not None and owner is not None and beat.gpu_seconds > 0:
+        tokens_per_second = beat.tokens / beat.gpu_seconds * owner.started.placement.world_size
+    values: Mapping[str, Mapping[str, float | None]] = {
+        "cairn_run_step": {"": status.step},
+        "cairn_run_total_steps": {"": status.total_steps},
+        "cairn_run_committed_step": {"": status.newest_committed_step},
+        "cairn_run_loss": {"": beat.train_loss if beat else None},
+        "cairn_run_held_out_loss": {"": measured[0].metrics.get("val_loss") if measured else None},
+        "cairn_run_tokens_per_second": {"": tokens_per_second},
+        "cairn_run_heartbeat_age_seconds": {"": _age_seconds(now, beat.at if beat else None)},
+        "cairn_run_commit_age_seconds": {"": _age_seconds(now, newest.committed_at if newest else state.opened_at)},
+        "cairn_run_open_device_seconds": {"": beat.gpu_seconds if beat else None},
         "cairn_run_retries_left": {reason: budget.left for reason, budget in status.budgets.items()},
         "cairn_run_attempts_total": Counter(str(attempt.reason) for attempt in ended),
         "cairn_run_device_seconds_total": {
@@ -145,12 +135,10 @@ def sample_run(log: RunLog, now: datetime) -> Iterator[RunSample]:
             "wasted": sum(attempt.wasted_gpu_seconds for attempt in ended),
         },
     }
-    for metric, value in plain.items():
-        if value is not None:
-            yield RunSample(metric=metric, run_id=log.run_id, value=value)
-    for metric, values in labelled.items():
-        for label, value in values.items():
-            yield RunSample(metric=metric, run_id=log.run_id, value=value, label=label)
+    for metric, by_label in values.items():
+        for label, value in by_label.items():
+            if value is not None:
+                yield RunSample(metric=metric, run_id=log.run_id, value=value, label=label)
 
 
 def serve_metrics(store: ObjectStore, port: int) -> int:
@@ -166,22 +154,15 @@ def serve_metrics(store: ObjectStore, port: int) -> int:
     return int(server.server_port)
 
 
-def _tokens_per_second(beat: Heartbeat | None, owner: AttemptRecord | None) -> float:
-    if beat is None or owner is None or beat.gpu_seconds <= 0:
-        return 0.0
-    return beat.tokens / beat.gpu_seconds * owner.started.placement.world_size
-
-
 def _age_seconds(now: datetime, at: datetime | None) -> float | None:
     return None if at is None else max((now - at).total_seconds(), 0.0)
 
 
-def _family(
-    name: str, label: str, meaning: str, values: Sequence[tuple[tuple[str, ...], float]], *, of_run: bool = False
-) -> "Metric":
+def _family(name: str, values: Sequence[tuple[tuple[str, ...], float]]) -> "Metric":
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-    labels = [*(["run"] if of_run else []), *([label] if label else [])]
+    label, meaning = (RUN_METRICS | STORE_METRICS)[name]
+    labels = [*(["run"] if name in RUN_METRICS else []), *([label] if label else [])]
     kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
     family = kind(name, meaning, labels=labels)
     for labelled, value in values:

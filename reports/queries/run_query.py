@@ -6,19 +6,31 @@ and its settings are locked (https://duckdb.org/docs/stable/operations_manual/se
 
 import re
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reports.errors import InvalidQuery, ReportError
 from reports.queries.alias_history import list_decisions
 from reports.queries.run_status import RunPhase, standing_of
-from reports.queries.run_tables import LOG_TABLES, ROWS, STEP_TABLES, columns, promotion_row, schema_digest
-from reports.queries.sql_rows import make_log_rows, make_step_rows, make_unreadable_row
+from reports.queries.run_tables import (
+    LOG_TABLES,
+    ROWS,
+    STEP_TABLES,
+    columns,
+    columns_of,
+    make_log_rows,
+    make_step_rows,
+    make_unreadable_row,
+    promotion_row,
+    schema_digest,
+)
 from storage.logs.heartbeat import read_heartbeat
 from storage.logs.run_log import run_prefix
 from storage.logs.run_state import RunState
@@ -43,9 +55,6 @@ _SETTINGS = {
     "allow_persistent_secrets": "false",
     "python_enable_replacements": "false",
 }
-_OPEN = """create table folded.open_attempts
-    (run_id varchar, attempt bigint, state varchar, step bigint, tokens bigint, gpu_seconds double,
-     starting_seconds double, peak_flops double, peak_source varchar, seen_at timestamptz, train_loss double)"""
 _VIEWS = {
     "training_attempts": """
         select rows.* replace (
@@ -133,17 +142,16 @@ def gather_runs(store: ObjectStore, tables: frozenset[str], *, work: Path) -> Qu
     """Return the rows of these tables over all runs of the store; `work` is this machine's folder."""
     run_ids = [key.split("/")[1] for key in store.folders("runs")] if tables else []
     cache = TableCache(store, (work / "tables" / sha256(store.url.encode())[:32]).absolute())
-    gathered = [
-        cache.gather(kind, run_ids, sorted(tables & set(kind.tables)))
-        for kind in _kinds(store)
-        if tables & set(kind.tables)
-    ]
+    kinds = [kind for kind in _kinds(store) if tables & set(kind.tables)]
+    gathered = [cache.gather(kind, run_ids, sorted(tables & set(kind.tables))) for kind in kinds]
     unreadable = {run.run_id: run.why for found in gathered for run in found.unreadable}
-    logs = [found for found in gathered if tables & _WITH_OPEN_ATTEMPTS][:1]
+    stamps = gathered[0].stamps if tables & _WITH_OPEN_ATTEMPTS else ()
+    with ThreadPoolExecutor(_READERS) as readers:
+        open_attempts = readers.map(partial(_open_attempt, store), [stamp for stamp in stamps if stamp.owner])
     return QueriedRuns(
         gathered=tuple(gathered),
-        fresh=_fresh(store, tables, unreadable),
-        open_attempts=_open_attempts(store, logs[0].stamps) if logs else (),
+        fresh=tuple(_fresh(store, tables, unreadable)),
+        open_attempts=tuple(open_attempts),
         unreadable=tuple(why for _, why in sorted(unreadable.items())),
     )
 
@@ -162,25 +170,17 @@ def _kinds(store: ObjectStore) -> tuple[TableKind, ...]:
     )
 
 
-def _fresh(store: ObjectStore, tables: frozenset[str], unreadable: dict[str, str]) -> tuple[FreshTable, ...]:
+def _fresh(store: ObjectStore, tables: frozenset[str], unreadable: dict[str, str]) -> Iterator[FreshTable]:
     rows: dict[str, list[Any]] = {}
-    if "runs" in tables and unreadable:
+    if "runs" in tables:
         rows["runs"] = [make_unreadable_row(run_id, why) for run_id, why in sorted(unreadable.items())]
-    if "promotions" in tables and (decisions := list_decisions(store)):
-        rows["promotions"] = [promotion_row(decision) for decision in decisions]
-    if not rows:
-        return ()
-    from storage.tables.table_pack import arrow_table
+    if "promotions" in tables:
+        rows["promotions"] = [promotion_row(decision) for decision in list_decisions(store)]
+    for table, listed in rows.items():
+        if listed:
+            from storage.tables.table_pack import arrow_table
 
-    return tuple(FreshTable(table=table, rows=arrow_table(columns(table), listed)) for table, listed in rows.items())
-
-
-def _open_attempts(store: ObjectStore, stamps: Sequence[RunStamp]) -> tuple[OpenAttempt, ...]:
-    owned = [stamp for stamp in stamps if stamp.owner is not None]
-    if not owned:
-        return ()
-    with ThreadPoolExecutor(_READERS) as readers:
-        return tuple(readers.map(lambda stamp: _open_attempt(store, stamp), owned))
+            yield FreshTable(table=table, rows=arrow_table(columns(table), listed))
 
 
 def _open_attempt(store: ObjectStore, stamp: RunStamp) -> OpenAttempt:
@@ -220,7 +220,17 @@ def answer_query(store: ObjectStore, sql: str, *, work: Path) -> Iterator[QueryR
         found = base.execute(sql)
         if found is None:
             raise InvalidQuery(f"the query is empty; {_list_tables()}")
-        yield QueryResult(columns=_columns(base), rows=_fetch_rows(base), unreadable=runs.unreadable)
+        described, names = base.description or (), list[str]()
+        for name, *_ in described:  # every column of an answer has a name of its own
+            number = sum(other == name or other.startswith(f"{name}_") for other in names)
+            names.append(f"{name}_{number + 1}" if name in names else name)
+        types = [str(column[1]) for column in described]
+        rows = chain.from_iterable(iter(partial(base.fetchmany, _FETCHED_ROWS), []))
+        yield QueryResult(
+            columns=tuple(Column(name=name, type=type_) for name, type_ in zip(names, types, strict=True)),
+            rows=rows,
+            unreadable=runs.unreadable,
+        )
 
 
 def describe_tables() -> list[tuple[str, str, str]]:
@@ -239,15 +249,15 @@ def _database(runs: QueriedRuns, spool: Path) -> Iterator["duckdb.DuckDBPyConnec
     with duckdb.connect(":memory:", config={**_SETTINGS, "temp_directory": str(spool / "spill")}) as base:
         base.execute("set TimeZone = 'UTC'")
         base.execute("create schema folded")
-        base.execute(_OPEN)
-        if runs.open_attempts:
-            listed = [tuple(getattr(found, name) for name in OpenAttempt.__slots__) for found in runs.open_attempts]
-            base.executemany(
-                f"insert into folded.open_attempts values ({', '.join('?' * len(OpenAttempt.__slots__))})", listed
-            )
         _fill(base, runs)
-        files = _link_files(runs, spool)
-        _lock(base, [path for _, path in files], spool)
+        files: list[tuple[str, str]] = []
+        for file in (file for found in runs.gathered for file in found.files):
+            link = spool / f"{len(files)}.parquet"  # a name without glob characters
+            link.symlink_to(file.path)
+            files.append((file.table, str(link)))
+        base.execute(f"set allowed_paths = [{_literals(path for _, path in files)}]")
+        base.execute(f"set allowed_directories = [{_literals([str(spool / 'spill')])}]")
+        base.execute("set enable_external_access = false")
         for table in sorted(ROWS, key=lambda name: name in ("promotions", "hosts")):  # their views read another one
             base.execute(f"create view {table} as {_view(table, files)}")
         base.execute("set lock_configuration = true")
@@ -255,29 +265,16 @@ def _database(runs: QueriedRuns, spool: Path) -> Iterator["duckdb.DuckDBPyConnec
 
 
 def _fill(base: "duckdb.DuckDBPyConnection", runs: QueriedRuns) -> None:
-    for table in ROWS:
-        listed = ", ".join(f'"{column.name}" {column.type}' for column in columns(table))
-        base.execute(f"create table folded.{table} ({listed})")
+    for table, listed in {"open_attempts": columns_of(OpenAttempt), **{name: columns(name) for name in ROWS}}.items():
+        described = ", ".join(f'"{column.name}" {column.type}' for column in listed)
+        base.execute(f"create table folded.{table} ({described})")
+    for found in runs.open_attempts:
+        values = [getattr(found, name) for name in OpenAttempt.__slots__]
+        base.execute(f"insert into folded.open_attempts values ({', '.join('?' * len(values))})", values)
     for fresh in (*runs.fresh, *(table for found in runs.gathered for table in found.fresh)):
         base.register("arriving", fresh.rows)
         base.execute(f"insert into folded.{fresh.table} select * from arriving")
         base.unregister("arriving")
-
-
-def _link_files(runs: QueriedRuns, spool: Path) -> list[tuple[str, str]]:
-    """Link every file under a name without glob characters; returns table and path."""
-    files: list[tuple[str, str]] = []
-    for file in (file for found in runs.gathered for file in found.files):
-        link = spool / f"{len(files)}.parquet"
-        link.symlink_to(file.path)
-        files.append((file.table, str(link)))
-    return files
-
-
-def _lock(base: "duckdb.DuckDBPyConnection", paths: Sequence[str], spool: Path) -> None:
-    base.execute(f"set allowed_paths = [{_literals(paths)}]")
-    base.execute(f"set allowed_directories = [{_literals([str(spool / 'spill')])}]")
-    base.execute("set enable_external_access = false")
 
 
 def _view(table: str, files: Sequence[tuple[str, str]]) -> str:
@@ -289,23 +286,8 @@ def _view(table: str, files: Sequence[tuple[str, str]]) -> str:
     return _VIEWS[table] % rows if table in _VIEWS else rows
 
 
-def _literals(texts: Sequence[str]) -> str:
+def _literals(texts: Iterable[str]) -> str:
     return ", ".join("'" + text.replace("'", "''") + "'" for text in texts)
-
-
-def _columns(base: "duckdb.DuckDBPyConnection") -> tuple[Column, ...]:
-    """Return the columns of an answer, their names made unique."""
-    names: list[str] = []
-    for name, *_ in base.description or ():
-        number = sum(other == name or other.startswith(f"{name}_") for other in names)
-        names.append(f"{name}_{number + 1}" if name in names else name)
-    types = [str(described[1]) for described in base.description or ()]
-    return tuple(Column(name=name, type=type_) for name, type_ in zip(names, types, strict=True))
-
-
-def _fetch_rows(base: "duckdb.DuckDBPyConnection") -> Iterator[tuple[Any, ...]]:
-    while rows := base.fetchmany(_FETCHED_ROWS):
-        yield from rows
 
 
 @contextmanager

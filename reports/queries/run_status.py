@@ -13,12 +13,13 @@ from storage.errors import IntegrityError
 from storage.logs.heartbeat import Heartbeat, read_heartbeat
 from storage.logs.run_index import RunIndex, is_empty
 from storage.logs.run_log import RunLog
-from storage.logs.run_state import Charges, RunState
+from storage.logs.run_state import AttemptRecord, Charges, RunState
 from storage.stores.document import convert, project
 from storage.stores.object_store import ObjectStore
 from tasks.policy.termination import RESTARTABLE, DecisionAction, TerminationReason
 
 _READERS = 8
+_RESUMABLE = {*RESTARTABLE, TerminationReason.FENCED}
 
 
 class RunPhase(StrEnum):
@@ -87,18 +88,21 @@ class RunSummary:
 
 def read_status(log: RunLog) -> RunStatus:
     """Return the status of a run that was read."""
-    state = log.state
-    standing, newest = standing_of(state), state.newest_committed
-    owner = state.open_attempt if standing == RunPhase.RUNNING else None
-    beat = read_heartbeat(log.store, log.prefix, owner.started.attempt) if owner else None
-    return RunStatus(
-        run_id=log.run_id,
-        state=standing,
-        step=_step(state, beat),
+    state, standing = log.state, standing_of(log.state)
+    owner, beat = _owner(log, standing)
+    limits = configuration_document(state).get("budgets")
+    if not limits:
+        from tasks.configuration.settings import BudgetsConfig  # pydantic: only a run without an attempt pays for it
+
+        limits = BudgetsConfig().model_dump(mode="json")
+    if not isinstance(limits, Mapping):
+        raise IntegrityError("the run's log: budgets of the newest attempt are no table; the log was changed")
+    return project(
+        summarize_run(log.run_id, state, standing, beat),
+        RunStatus,
         total_steps=state.opened.total_steps if state.opened else 0,
-        newest_committed_step=newest.committed.step if newest else None,
         owner=project(owner.started.placement, PlacementSummary) if owner else None,
-        budgets=_budgets(state),
+        budgets=count_budgets(state, limits),
         next=_next(log.run_id, state, standing),
         stopped_early=stopped_early(state),
         quarantined_windows=len(state.quarantined_windows),
@@ -107,6 +111,12 @@ def read_status(log: RunLog) -> RunStatus:
         symptom=beat.symptom if beat else "",
         forked_from=f"{state.origin.run_id}@{state.origin.checkpoint.step}" if state.origin else None,
     )
+
+
+def _owner(log: RunLog, standing: RunPhase) -> tuple[AttemptRecord | None, Heartbeat | None]:
+    """Return the attempt that trains the run now, and its heartbeat."""
+    owner = log.state.open_attempt if standing == RunPhase.RUNNING else None
+    return owner, read_heartbeat(log.store, log.prefix, owner.started.attempt) if owner else None
 
 
 def _practised(state: RunState) -> str:
@@ -129,23 +139,19 @@ def bits_differ(state: RunState) -> str:
 def list_runs(store: ObjectStore) -> tuple[RunSummary, ...]:
     """Return one summary for each run of the store, also for a run whose log does not verify."""
     index = RunIndex(store)
-    run_ids = index.refresh()
+
+    def summarize(run_id: str) -> RunSummary | None:
+        try:
+            log = index.look(run_id)
+        except IntegrityError as error:
+            return RunSummary(run_id=run_id, state=RunPhase.UNREADABLE, detail=str(error))
+        if is_empty(log):
+            return None
+        standing = standing_of(log.state)
+        return summarize_run(run_id, log.state, standing, _owner(log, standing)[1])
+
     with ThreadPoolExecutor(_READERS) as readers:
-        rows = readers.map(lambda run_id: _row(index, run_id), run_ids)
-        return tuple(row for row in rows if row is not None)
-
-
-def _row(index: RunIndex, run_id: str) -> RunSummary | None:
-    try:
-        log = index.look(run_id)
-    except IntegrityError as error:
-        return RunSummary(run_id=run_id, state=RunPhase.UNREADABLE, detail=str(error))
-    if is_empty(log):
-        return None
-    standing = standing_of(log.state)
-    owner = log.state.open_attempt if standing == RunPhase.RUNNING else None
-    beat = read_heartbeat(log.store, log.prefix, owner.started.attempt) if owner else None
-    return summarize_run(run_id, log.state, standing, beat)
+        return tuple(filter(None, readers.map(summarize, index.refresh())))
 
 
 def summarize_run(run_id: str, state: RunState, standing: RunPhase, beat: Heartbeat | None = None) -> RunSummary:
@@ -155,7 +161,7 @@ def summarize_run(run_id: str, state: RunState, standing: RunPhase, beat: Heartb
         run_id=run_id,
         state=standing,
         model_family=state.opened.model_family if state.opened else None,
-        step=_step(state, beat),
+        step=max(state.reached_step, beat.step if beat else 0),
         total_steps=state.opened.total_steps if state.opened else None,
         newest_committed_step=newest.committed.step if newest else None,
         attempts=state.latest_attempt,
@@ -195,52 +201,26 @@ def standing_of(state: RunState) -> RunPhase:
         return RunPhase.FINISHED
     ended = state.attempts[-1].ended
     assert ended is not None
-    resumable = ended.decision.action == DecisionAction.RESUME or ended.reason in {
-        *RESTARTABLE,
-        TerminationReason.FENCED,
-    }
-    return RunPhase.INTERRUPTED if resumable else RunPhase.STOPPED
-
-
-def _step(state: RunState, beat: Heartbeat | None) -> int:
-    return max(state.reached_step, beat.step if beat else 0)
-
-
-def _budgets(state: RunState) -> dict[str, BudgetStatus]:
-    limits = configuration_document(state).get("budgets")
-    if not limits:
-        from tasks.configuration.settings import BudgetsConfig  # pydantic: only a run without an attempt pays for it
-
-        limits = BudgetsConfig().model_dump(mode="json")
-    if not isinstance(limits, Mapping):
-        raise IntegrityError("the run's log: budgets of the newest attempt are no table; the log was changed")
-    return count_budgets(state, limits)
+    is_resumable = ended.decision.action == DecisionAction.RESUME or ended.reason in _RESUMABLE
+    return RunPhase.INTERRUPTED if is_resumable else RunPhase.STOPPED
 
 
 def count_budgets(state: RunState, limits: Mapping[str, Any]) -> dict[str, BudgetStatus]:
     """Return what each budget has spent and has left under `limits`, a configuration's budgets as JSON."""
-    where = "the run's log: budgets of the newest attempt"
-    reasons = {name.replace("_", "-"): convert(limit, _Limit, where=where) for name, limit in limits.items()}
-    charges = {reason: state.charges.get(reason, Charges()) for reason in reasons}
-    return {
-        reason: _budget(limit, len(charges[reason].since_progress), charges[reason].total)
-        for reason, limit in sorted(reasons.items())
-    }
-
-
-def _budget(limit: "_Limit", spent: int, spent_total: int) -> BudgetStatus:
-    left_total = None if limit.total is None else max(limit.total - spent_total, 0)
-    left = max(limit.retries - spent, 0)
-    return BudgetStatus(
-        spent=spent,
-        left=left if left_total is None else min(left, left_total),
-        spent_total=spent_total,
-        left_total=left_total,
-    )
+    budgets = {}
+    for reason, document in sorted((name.replace("_", "-"), document) for name, document in limits.items()):
+        limit = convert(document, _Limit, where="the run's log: budgets of the newest attempt")
+        charges = state.charges.get(reason, Charges())
+        spent, left_total = len(charges.since_progress), None
+        left = max(limit.retries - spent, 0)
+        if limit.total is not None:
+            left_total = max(limit.total - charges.total, 0)
+            left = min(left, left_total)
+        budgets[reason] = BudgetStatus(spent=spent, left=left, spent_total=charges.total, left_total=left_total)
+    return budgets
 
 
 def _next(run_id: str, state: RunState, standing: RunPhase) -> str:
-    origin = f"from step {state.resume_step}"
     again = f"`cairn train --run-id {run_id}`"
     if standing == RunPhase.DELETING:
         return f"deleting it did not come to its end: `cairn delete {run_id}` goes on"
@@ -252,11 +232,9 @@ def _next(run_id: str, state: RunState, standing: RunPhase) -> str:
         total = state.opened.total_steps if state.opened else 0
         return f"attempt {state.latest_attempt} trains on to step {total}; if it falls silent, {again} takes over"
     if standing == RunPhase.FINISHED:
-        how = stopped_early(state) or "it is finished"
-        return f"nothing: {how}; `cairn sample {run_id}` writes text with it"
+        return f"nothing: {stopped_early(state) or 'it is finished'}; `cairn sample {run_id}` writes text with it"
     ended = state.attempts[-1].ended
-    if standing == RunPhase.INTERRUPTED:
-        why = f"attempt {state.latest_attempt} ended: {ended.reason}" if ended else "its owner's process is gone"
-        return f"{why}; {again} continues {origin}"
-    assert ended is not None
-    return f"a person decides: {ended.decision.reason}; then {again} continues {origin}"
+    why = f"attempt {state.latest_attempt} ended: {ended.reason};" if ended else "its owner's process is gone;"
+    if ended is not None and standing == RunPhase.STOPPED:
+        why = f"a person decides: {ended.decision.reason}; then"
+    return f"{why} {again} continues from step {state.resume_step}"

@@ -24,8 +24,7 @@ import pyarrow as pa
 
 from reports.queries.run_query import answer_query
 from reports.queries.run_status import RunPhase
-from reports.queries.run_tables import LOG_TABLES, columns, schema_digest
-from reports.queries.sql_rows import make_log_rows
+from reports.queries.run_tables import LOG_TABLES, columns, make_log_rows, schema_digest
 from storage.logs.fold_cache import FoldedLog, History
 from storage.logs.log_entry import FORMAT_VERSION, Entry, EntryLog, ReadEntry, Writer, entry_name
 from storage.logs.run_entries import RUN_KINDS, CheckpointCommitted, Decision, Placement, RunOpened

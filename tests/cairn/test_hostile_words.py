@@ -12,8 +12,7 @@ from rich.console import Console
 from cairn.operations.model_export import ModelFacts, write_card
 from flows.orchestrator.promotion_approval import Question, describe
 from flows.run.progress import Progress
-from reports.pages.markdown import markdown_table, markdown_text
-from reports.queries.display_tables import Table, budgets_table, receipts_table
+from reports.queries.display_tables import Table, budgets_table, markdown_table, markdown_text, receipts_table
 from reports.queries.receipts import read_receipts
 from reports.queries.run_status import read_status
 from storage.logs.registry import Promoted

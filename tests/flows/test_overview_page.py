@@ -9,7 +9,7 @@ from uuid import UUID
 
 from flows.evaluate_promoted import evaluate_promoted
 from flows.orchestrator.run_overview import EvaluationForm, evaluation_markdown, overview_markdown
-from reports.queries.evaluation_comparison import compare_evaluations
+from reports.queries.evaluations import compare_evaluations
 from reports.queries.run_lookup import find_checkpoint
 from storage.stores.local_store import LocalStore
 from tests.fabricated_run import FabricatedRun

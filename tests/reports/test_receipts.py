@@ -9,9 +9,8 @@ from reports.explain.post_mortem_text import post_mortem_lines
 from reports.queries.alias_history import list_promotions
 from reports.queries.checkpoints import read_checkpoints
 from reports.queries.evaluations import list_evaluations
-from reports.queries.receipts import read_receipts
+from reports.queries.receipts import count_reasons, read_receipts
 from reports.queries.run_status import read_status
-from reports.queries.run_timeline import count_reasons
 from storage.stores.document import encode
 from storage.stores.local_store import LocalStore
 from tasks.attempt.attempt_receipt import evidence_document

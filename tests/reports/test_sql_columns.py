@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from reports.queries.alias_history import list_alias_decisions
-from reports.queries.run_tables import ROWS, PromotionRow, promotion_row
-from reports.queries.sql_rows import make_log_rows, make_step_rows
+from reports.queries.run_tables import ROWS, PromotionRow, make_log_rows, make_step_rows, promotion_row
 from storage.logs.log_entry import CheckpointReference, ForkOrigin
 from storage.logs.registry import ModelDecision, Promoted, Refused, RolledBack, Withdrawn
 from storage.logs.run_entries import (

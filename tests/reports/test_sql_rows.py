@@ -8,8 +8,15 @@ import pytest
 
 from reports.queries import run_tables
 from reports.queries.alias_history import list_alias_decisions
-from reports.queries.run_tables import ROWS, columns, promotion_row
-from reports.queries.sql_rows import make_attempt_row, make_log_rows, make_run_row, make_unreadable_row
+from reports.queries.run_tables import (
+    ROWS,
+    columns,
+    make_attempt_row,
+    make_log_rows,
+    make_run_row,
+    make_unreadable_row,
+    promotion_row,
+)
 from storage.logs.log_entry import CheckpointReference
 from storage.logs.registry import Promoted, RolledBack
 from storage.logs.run_entries import CheckpointSuperseded, RunFinished

@@ -10,8 +10,7 @@ import pyarrow.parquet as parquet
 import pytest
 
 from reports.queries.run_query import answer_query
-from reports.queries.run_tables import columns, schema_digest
-from reports.queries.sql_rows import make_log_rows
+from reports.queries.run_tables import columns, make_log_rows, schema_digest
 from storage.errors import StoreRefused
 from storage.logs.log_entry import Writer
 from storage.logs.run_index import list_run_ids

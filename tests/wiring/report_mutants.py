@@ -3,7 +3,7 @@
 from tests.wiring.mutant import mutant
 
 ROWS, RECEIPTS, ALIASES = (
-    "reports/queries/sql_rows.py",
+    "reports/queries/run_tables.py",
     "reports/queries/receipts.py",
     "reports/queries/alias_history.py",
 )
