@@ -13,14 +13,12 @@ from cairn.ui.view_cache import Look, ViewCache
 from reports.errors import RunNotFound
 from reports.explain.post_mortem_facts import gather_post_mortem
 from reports.pages import live_pages
-from reports.pages.followed_run import FollowedRun
-from reports.pages.live_pages import Frame, RunsQuery
+from reports.pages.live_pages import SORTS, FollowedRun, Frame, RunsQuery, read_overview, select_rows
 from reports.pages.run_report import PRICE
 from reports.plots.curve_view import COLUMNS, view_curves
 from reports.queries.alias_history import list_decisions, list_promotions
 from reports.queries.run_lookup import find_run
 from reports.queries.run_metrics import CONTENT_TYPE, RunMetrics
-from reports.queries.run_overview import SORTS, read_overview, select_rows
 from storage.errors import StoreUnavailable
 from storage.stores.document import encode, sha256
 from storage.stores.object_store import ObjectStore

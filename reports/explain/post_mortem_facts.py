@@ -26,9 +26,10 @@ from reports.queries.run_status import read_status
 from storage.errors import StorageError
 from storage.logs.heartbeat import heartbeat_key, read_heartbeat
 from storage.logs.log_entry import Entry, utc_now
+from storage.logs.run_entries import AttemptEnded
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import AttemptRecord, RunState
-from storage.logs.step_log import StepRecord, read_last_record
+from storage.logs.step_log import read_last_record
 from storage.stores.document import project
 from tasks.configuration.flat_document import flatten, stored_value
 from tasks.policy.termination import TerminationReason
@@ -39,49 +40,42 @@ _ATTEMPTS_OF_HOSTS = 200
 
 def gather_post_mortem(log: RunLog, number: int | None = None, *, now: datetime | None = None) -> PostMortem:
     """Return the facts of attempt `number` or `RunNotFound`; without one, the newest that did not complete."""
-    state, status = log.state, read_status(log)
-    facts: dict[str, Any] = {
-        "run_id": log.run_id,
-        "model_family": state.opened.model_family if state.opened else "",
-        "run_state": status.state,
-        "run_attempts": len(state.attempts),
-        "total_steps": status.total_steps,
-        "opened_at": state.opened_at,
-        "next": status.next,
-        "budgets": status.budgets,
-    }
-    record = _chosen(log, number)
-    return PostMortem(**facts) if record is None else PostMortem(**facts, **_of_attempt(log, record, now or utc_now()))
-
-
-def _chosen(log: RunLog, number: int | None) -> AttemptRecord | None:
-    attempts = log.state.attempts
-    if number is None:
-        failed = (
-            item for item in reversed(attempts) if item.ended and item.ended.reason != TerminationReason.COMPLETED
-        )
-        return next(failed, attempts[-1] if attempts else None)
-    if 1 <= number <= len(attempts):
-        return attempts[number - 1]
-    there = f"attempts 1 to {len(attempts)}" if len(attempts) > 1 else "only attempt 1"
-    raise RunNotFound(f"run {log.run_id} has no attempt {number}; it has {there if attempts else 'none yet'}")
+    state, status, attempts = log.state, read_status(log), log.state.attempts
+    if number is not None and not 1 <= number <= len(attempts):
+        there = f"attempts 1 to {len(attempts)}" if len(attempts) > 1 else "only attempt 1"
+        raise RunNotFound(f"run {log.run_id} has no attempt {number}; it has {there if attempts else 'none yet'}")
+    failed = (item for item in reversed(attempts) if item.ended and item.ended.reason != TerminationReason.COMPLETED)
+    record = attempts[number - 1] if number else next(failed, attempts[-1] if attempts else None)
+    return PostMortem(
+        run_id=log.run_id,
+        model_family=state.opened.model_family if state.opened else "",
+        run_state=status.state,
+        run_attempts=len(attempts),
+        total_steps=status.total_steps,
+        opened_at=state.opened_at,
+        next=status.next,
+        budgets=status.budgets,
+        **(_of_attempt(log, record, now or utc_now()) if record else {}),
+    )
 
 
 def _of_attempt(log: RunLog, record: AttemptRecord, now: datetime) -> dict[str, Any]:
-    state, number = log.state, record.started.attempt
+    state, number, ended = log.state, record.started.attempt, record.ended
     before = state.attempts[number - 2] if number > 1 else None
-    receipt = read_receipt(log, record, before)
-    after = state.attempts[receipt.attempt] if receipt.attempt < len(state.attempts) else None
-    entries = log.read_entries() if _needs_entries(record, state) else ()
-    mine = {item.committed.manifest_sha256 for item in state.checkpoints if item.committed.attempt == receipt.attempt}
+    after = state.attempts[number] if number < len(state.attempts) else None
+    has_vanished = ended is not None and ended.evidence.get("exit_code") is None  # another process wrote its end
+    needs_entries = has_vanished or any(item.attempt == number for item in state.refused)
+    entries = log.read_entries() if needs_entries else ()
+    mine = {item.committed.manifest_sha256 for item in state.checkpoints if item.committed.attempt == number}
     evaluations = tuple(item for item in list_evaluations(state) if item.manifest_sha256 in mine)
+    receipt = read_receipt(log, record, before)
     return {
         "receipt": receipt,
         "where": _where(state, record, before),
         "origin": _origin(log, record, before),
         "progress": _progress(log, record, receipt, now),
-        "end": _end(record, after, entries) if record.ended else None,
-        "open": None if record.ended else _open(log, record, now),
+        "end": _end(record, ended, after, entries) if ended else None,
+        "open": None if ended else _open(log, record, now),
         "successor": _successor(log, record, after) if after else None,
         "verdict": next((item.verdict for item in reversed(evaluations) if item.verdict), None),
         "changed": record.started.changed,
@@ -89,27 +83,19 @@ def _of_attempt(log: RunLog, record: AttemptRecord, now: datetime) -> dict[str, 
         "config_changes": tuple(_config_changes(before, record)),
         "quarantines": tuple(item for item in state.quarantines if item.attempt < number),
         "evaluations": evaluations,
-        "refused": tuple(_refused(state, entries, receipt.attempt)),
-        "stderr_tail": record.ended.stderr_tail if record.ended else (),
+        "refused": tuple(_refused(state, entries, number)),
+        "stderr_tail": ended.stderr_tail if ended else (),
     }
 
 
-def _needs_entries(record: AttemptRecord, state: RunState) -> bool:
-    """Whether the whole log is needed: for the writer of a vanished attempt's end, or for refused entries."""
-    vanished = record.ended is not None and record.ended.evidence.get("exit_code") is None
-    return vanished or any(item.attempt == record.started.attempt for item in state.refused)
-
-
 def _where(state: RunState, record: AttemptRecord, before: AttemptRecord | None) -> Where:
-    placement = record.started.placement
-    earlier = before.started.placement if before else None
-    here = (placement.host, placement.boot_id)
+    here, earlier = record.started.placement, before.started.placement if before else None
     newest = islice(reversed(state.attempts), _ATTEMPTS_OF_HOSTS)
     failed = Counter(host for item in newest if (host := failed_host(item.started.placement, item.ended)))
     return project(
-        placement,
+        here,
         Where,
-        same_machine=(earlier.host, earlier.boot_id) == here if earlier else None,
+        same_machine=(earlier.host, earlier.boot_id) == (here.host, here.boot_id) if earlier else None,
         failed_hosts={host: count for host, count in failed.most_common() if count > 1},
     )
 
@@ -117,6 +103,8 @@ def _where(state: RunState, record: AttemptRecord, before: AttemptRecord | None)
 def _origin(log: RunLog, record: AttemptRecord, before: AttemptRecord | None) -> Origin:
     resumed = record.started.resumed_from
     found = log.state.find(resumed.prefix) if resumed else None
+    first, since = (resumed.step, resumed.attempt) if resumed else (0, 1)
+    details = {item.committed.prefix: item.detail for item in log.state.checkpoints}
     return Origin(
         step=record.started.first_step,
         from_attempt=resumed.attempt if resumed else None,
@@ -124,29 +112,27 @@ def _origin(log: RunLog, record: AttemptRecord, before: AttemptRecord | None) ->
         prefix=resumed.prefix if resumed else None,
         manifest_sha256=resumed.manifest_sha256 if resumed else None,
         reached_before=before.ended.last_step if before and before.ended else None,
-        passed_over=tuple(_passed_over(log, record)),
+        passed_over=tuple(  # checkpoints beyond the resume point that existed before: unreadable or never committed
+            project(
+                item,
+                PassedOver,  # the objects stand first, however long the run's name is
+                detail=details.get(item.prefix, "").replace(f"{item.prefix}/", ""),
+            )
+            for item in read_checkpoints(log)
+            if item.step > first and since <= item.attempt < record.started.attempt
+        ),
     )
 
 
-def _passed_over(log: RunLog, record: AttemptRecord) -> Iterator[PassedOver]:
-    """Yield the checkpoints beyond the resume point that existed before: unreadable ones and ones never committed."""
-    resumed, number = record.started.resumed_from, record.started.attempt
-    first, since = (resumed.step, resumed.attempt) if resumed else (0, 1)
-    states = {item.committed.prefix: item for item in log.state.checkpoints}
-    for summary in read_checkpoints(log):
-        if summary.step > first and since <= summary.attempt < number:
-            detail = states[summary.prefix].detail if summary.prefix in states else ""
-            objects = detail.replace(f"{summary.prefix}/", "")  # they stand first, however long the run's name is
-            yield PassedOver(step=summary.step, attempt=summary.attempt, state=summary.state, detail=objects)
-
-
 def _progress(log: RunLog, record: AttemptRecord, receipt: Receipt, now: datetime) -> Progress:
-    line = _last_line(log, receipt.attempt)
-    committed = tuple(item for item in log.state.checkpoints if item.committed.attempt == receipt.attempt)
+    try:
+        line = read_last_record(log.store, log.prefix, receipt.attempt)
+    except StorageError:
+        line = None
     kept = receipt.first_step if receipt.last_committed_step is None else receipt.last_committed_step
     last_step = max(receipt.last_step, kept, line.step if line else 0)
     return Progress(
-        committed=committed,
+        committed=tuple(item for item in log.state.checkpoints if item.committed.attempt == receipt.attempt),
         recorded_step=line.step if line else None,
         train_loss=line.train_loss if line else None,
         seconds=max(((record.ended_at or now) - record.started_at).total_seconds(), 0.0),
@@ -154,17 +140,8 @@ def _progress(log: RunLog, record: AttemptRecord, receipt: Receipt, now: datetim
     )
 
 
-def _last_line(log: RunLog, attempt: int) -> StepRecord | None:
-    """Return the attempt's newest whole step record, None where the records cannot be read."""
-    try:
-        return read_last_record(log.store, log.prefix, attempt)
-    except StorageError:
-        return None
-
-
-def _end(record: AttemptRecord, after: AttemptRecord | None, entries: tuple[Entry, ...]) -> End:
-    ended, number = record.ended, record.started.attempt
-    assert ended is not None
+def _end(record: AttemptRecord, ended: AttemptEnded, after: AttemptRecord | None, entries: tuple[Entry, ...]) -> End:
+    number = record.started.attempt
     writers = (item.writer for item in entries if item.kind == "attempt-ended" and item.body.attempt == number)
     writer = next(writers, None)
     foreign = writer if writer and writer.attempt != number else None
@@ -181,20 +158,14 @@ def _open(log: RunLog, record: AttemptRecord, now: datetime) -> OpenAttempt:
     from tasks.machine.placement import is_known_dead  # only an open attempt pays for it
 
     beat = read_heartbeat(log.store, log.prefix, record.started.attempt)
+    path = log.store.local_path(heartbeat_key(log.prefix, record.started.attempt))
+    is_here = path is not None and path.exists()  # a local folder has this machine's clock
     return OpenAttempt(
         is_gone=is_known_dead(record.started.placement),
         symptom=beat.symptom if beat else "",
-        heartbeat_age_seconds=_heartbeat_age_seconds(log, record.started.attempt, now),
+        heartbeat_age_seconds=max(now.timestamp() - path.stat().st_mtime, 0.0) if path and is_here else None,
         lease_seconds=stored_value(record.started.config, "lease", "seconds", float),
     )
-
-
-def _heartbeat_age_seconds(log: RunLog, attempt: int, now: datetime) -> float | None:
-    """Return the heartbeat's age where the store is a local folder and so has this machine's clock; else None."""
-    path = log.store.local_path(heartbeat_key(log.prefix, attempt))
-    if path is None or not path.exists():
-        return None
-    return max(now.timestamp() - path.stat().st_mtime, 0.0)
 
 
 def _successor(log: RunLog, record: AttemptRecord, after: AttemptRecord) -> Successor:

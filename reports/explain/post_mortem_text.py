@@ -1,7 +1,6 @@
 """A post-mortem as text: first the answer, then the facts behind it, on one screen."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 from reports.explain.post_mortem import PostMortem
 from reports.explain.termination_text import (
@@ -37,30 +36,37 @@ _AFTER_BLANK = frozenset({"trying", "ended", "then"})
 def post_mortem_lines(facts: PostMortem, columns: int | None = None) -> list[str]:
     """Return the lines of the post-mortem, none longer than 110 characters or the terminal's columns."""
     width = min(columns or WIDTH, WIDTH)
+    tail = [line for line in (sanitize(item, kept="").rstrip() for item in facts.stderr_tail) if line.strip()]
+    sections = list(post_mortem_sections(facts))
+    if not tail and facts.end is not None:
+        sections.append(("stderr", "nothing was recorded"))
     lines = wrap(post_mortem_answer(facts), width)
-    for label, text in post_mortem_sections(facts):
+    for label, text in sections:
         lines += [""] if label in _AFTER_BLANK else []
-        lines += _labelled(label, text, width)
-    return [*lines, *_stderr(facts, width)]
+        lines += wrap_beside(label, text, start=_LABEL, width=width)
+    lines += ["", "last lines on its stderr:"] if tail else []
+    lines += [f"  {line}" if len(line) <= width - 2 else f"  {line[: width - 3]}…" for line in tail[-_MOST_LINES:]]
+    if len(tail) > _MOST_LINES:
+        lines.append(f"  … and {len(tail) - _MOST_LINES} lines before: cairn explain {facts.run_id} --json")
+    return lines
 
 
 def post_mortem_answer(facts: PostMortem) -> str:
     """Return what happened in two or three sentences, on one line."""
     if facts.receipt is None:
-        return (
-            f"Run {facts.run_id} has no attempts yet: it was opened on {format_time(facts.opened_at)} to train "
-            f"{facts.model_family} for {format_count(facts.total_steps, 'step')}, and nothing was tried. "
-            f"Now: {facts.next}."
-        )
+        aim = f"to train {facts.model_family} for {format_count(facts.total_steps, 'step')}, and nothing was tried"
+        opened = f"it was opened on {format_time(facts.opened_at)} {aim}"
+        return f"Run {facts.run_id} has no attempts yet: {opened}. Now: {facts.next}."
     return one_line(" ".join(_answer(facts, facts.receipt)))
 
 
 def post_mortem_sections(facts: PostMortem) -> Iterator[tuple[str, str]]:
     """Yield the label and the text of each section behind the answer; none without an attempt."""
-    for label, sentences in _sections(facts, facts.receipt) if facts.receipt else ():
-        text = " ".join(_sentence(item, number) for number, item in enumerate(filter(None, sentences)))
-        if text:
-            yield label, text
+    for label, found in _sections(facts, facts.receipt) if facts.receipt else ():
+        sentences = [one_line(sentence) for sentence in found if sentence]
+        sentences[1:] = [f"{sentence[0].upper()}{sentence[1:]}" for sentence in sentences[1:]]
+        if sentences:
+            yield label, " ".join(item if item.endswith((".", "!", "?", "`")) else f"{item}." for item in sentences)
 
 
 def _answer(facts: PostMortem, receipt: Receipt) -> Iterator[str]:
@@ -108,11 +114,9 @@ def _cost(facts: PostMortem, receipt: Receipt) -> str:
     if not lost and seconds < 0.05:
         idle = _reached(facts) == receipt.first_step
         return "It had trained no step yet, so nothing was lost" if idle else "All it did was kept: nothing was lost"
-    kept = (
-        f"everything up to step {receipt.last_committed_step:,} was kept"
-        if receipt.last_committed_step is not None
-        else f"it had committed nothing, so the run stood at step {receipt.first_step:,} again"
-    )
+    kept = f"it had committed nothing, so the run stood at step {receipt.first_step:,} again"
+    if receipt.last_committed_step is not None:
+        kept = f"everything up to step {receipt.last_committed_step:,} was kept"
     steps = [format_count(lost, "step")] if lost else []
     times = [f"{format_duration(seconds)} of device time"] if seconds >= 0.05 else []
     return f"{' and '.join(steps + times)} {'was' if lost == 1 and not times else 'were'} lost; {kept}"
@@ -133,53 +137,49 @@ def _afterwards(facts: PostMortem, receipt: Receipt) -> str:
     return f"Attempt {after.attempt} went on from step {after.first_step:,}{how} and {became}{state}"
 
 
-def _sections(facts: PostMortem, receipt: Receipt) -> Iterator[tuple[str, Sequence[str]]]:
-    yield "trying", _trying(facts, receipt)
-    yield "config", _config(facts, receipt)
-    yield "data", list(_data(facts, receipt))
+def _sections(facts: PostMortem, receipt: Receipt) -> Iterator[tuple[str, Iterable[str]]]:
+    steps = f"this attempt was to do steps {receipt.first_step + 1:,} to {facts.total_steps:,}"
+    yield (
+        "trying",
+        (
+            f"train a {facts.model_family} model for {format_count(facts.total_steps, 'step')}; {steps}",
+            f"Code version {receipt.code_version}, micro-batch {receipt.micro_batch}",
+            ", ".join(f"{name} {version}" for name, version in receipt.versions.items()),
+        ),
+    )
+    yield "config", [_config(facts, receipt)]
+    yield "data", _data(facts, receipt)
     yield "where", _where(facts, receipt.peak)
     if facts.faults:
         yield "practice", [f"CAIRN_FAULTS lists faults to inject: {one_line(facts.faults, 160)}"]
-    yield "set out", [*_origin(facts, receipt.attempt), *_waited(receipt)]
-    yield "got to", list(_progress(facts, receipt))
+    yield "set out", _origin(facts, receipt)
+    yield "got to", _progress(facts, receipt)
     if facts.end is not None:
-        yield (
-            "ended",
-            [f"reason {receipt.termination_reason}: {one_line(receipt.detail or '', DETAIL_CHARACTERS)}"],
-        )
+        yield "ended", [f"reason {receipt.termination_reason}: {one_line(receipt.detail or '', DETAIL_CHARACTERS)}"]
         yield "evidence", [*evidence_sentences(facts.end.evidence, receipt), end_writer_sentence(facts)]
-        yield "lost", list(_lost(facts, receipt))
-        yield "budget", list(budget_sentences(receipt))
+        yield "lost", [_lost(facts, receipt)]
+        yield "budget", budget_sentences(receipt)
     yield "decided", decision_sentences(receipt)
     yield "then", _then(facts)
-    yield "measured", list(evaluation_sentences(facts.evaluations, facts.run_id))
+    yield "measured", evaluation_sentences(facts.evaluations, facts.run_id)
     if facts.verdict is not None:
         yield "curve", [f"{facts.verdict.kind}: {facts.verdict.why}"]
-    yield (
-        "no effect",
-        [f"its entry {item.seq} ({item.kind}) had no effect because {item.why}" for item in facts.refused],
-    )
+    yield "no effect", (f"its entry {it.seq} ({it.kind}) had no effect because {it.why}" for it in facts.refused)
 
 
-def _trying(facts: PostMortem, receipt: Receipt) -> list[str]:
-    return [
-        f"train a {facts.model_family} model for {format_count(facts.total_steps, 'step')}; "
-        f"this attempt was to do steps {receipt.first_step + 1:,} to {facts.total_steps:,}",
-        f"Code version {receipt.code_version}, micro-batch {receipt.micro_batch}",
-        *([", ".join(f"{name} {version}" for name, version in receipt.versions.items())] if receipt.versions else []),
-    ]
-
-
-def _config(facts: PostMortem, receipt: Receipt) -> list[str]:
-    digest = f"configuration {short_digest(receipt.config_sha256)}"
+def _config(facts: PostMortem, receipt: Receipt) -> str:
+    digest, before = f"configuration {short_digest(receipt.config_sha256)}", f"attempt {receipt.attempt - 1}"
     if receipt.attempt == 1:
-        return [f"{digest}; this was the first attempt, there is none to compare with"]
-    changes = [f"{item.key} {_value(item.before)} → {_value(item.after)}" for item in facts.config_changes]
-    before = f"attempt {receipt.attempt - 1}"
-    if not changes:
-        return [f"{digest}, the same as {before}'s in every key"]
+        return f"{digest}; this was the first attempt, there is none to compare with"
+    if not facts.config_changes:
+        return f"{digest}, the same as {before}'s in every key"
+    values = [
+        [item.key, *("(absent)" if it is None else one_line(format_value(it), 60) for it in (item.before, item.after))]
+        for item in facts.config_changes
+    ]
+    changes = [f"{key} {old} → {new}" for key, old, new in values]
     by = f" (decided after {before}: {difference(facts.changed)})" if difference(facts.changed) else ""
-    return [f"{digest}; different from {before}: {format_list(changes, _MOST_CHANGES)}{by}"]
+    return f"{digest}; different from {before}: {format_list(changes, _MOST_CHANGES)}{by}"
 
 
 def _data(facts: PostMortem, receipt: Receipt) -> Iterator[str]:
@@ -197,52 +197,38 @@ def _data(facts: PostMortem, receipt: Receipt) -> Iterator[str]:
         yield f"And {len(facts.quarantines) - _MOST_QUARANTINES} earlier: cairn log {facts.run_id}"
 
 
-def _where(facts: PostMortem, peak: DevicePeak | None) -> list[str]:
+def _where(facts: PostMortem, peak: DevicePeak | None) -> Iterator[str]:
     where = facts.where
     assert where is not None
     many = f" × {where.world_size}" if where.world_size > 1 else ""
     moved = {None: "", True: ", the machine of the attempt before", False: ", another machine or boot than before"}
     name = f" ({where.device_name})" if where.device_name else ""
     threads = f"{format_count(where.threads, 'thread')} on {format_count(where.cores, 'core')}"
-    return [
-        f"host {where.host}, process {where.pid}, {where.device}{many}{name}, {threads}, boot {where.boot_id[:8]}"
-        f"{moved[where.same_machine]}",
-        *([f"With {format_list(others, _MOST_CHANGES)}"] if (others := where.hosts[1:]) else []),
-        *(
-            f"{count} of this run's attempts were lost or hung with {host} (of all runs: cairn sql 'from hosts')"
-            for host, count in where.failed_hosts.items()
-        ),
-        *([f"MFU is of {peak.flops / 1e12:.4g} TFLOP/s a device ({peak.source})"] if peak else []),
-    ]
+    place = f"host {where.host}, process {where.pid}, {where.device}{many}{name}, {threads}, boot {where.boot_id[:8]}"
+    yield f"{place}{moved[where.same_machine]}"
+    if others := where.hosts[1:]:
+        yield f"With {format_list(others, _MOST_CHANGES)}"
+    for host, count in where.failed_hosts.items():
+        yield f"{count} of this run's attempts were lost or hung with {host} (of all runs: cairn sql 'from hosts')"
+    if peak:
+        yield f"MFU is of {peak.flops / 1e12:.4g} TFLOP/s a device ({peak.source})"
 
 
-def _waited(receipt: Receipt) -> list[str]:
-    since = "the opening" if receipt.attempt == 1 else "the last sign of life before it"
-    ready = f", {receipt.gathering_seconds:.0f} s of it for other machines" if receipt.gathering_seconds >= 1 else ""
-    if receipt.starting_seconds is not None:
-        ready += f", ready to train {format_duration(receipt.starting_seconds)} later"
-    return [f"Started {format_duration(receipt.waiting_seconds)} after {since}{ready}"]
-
-
-def _origin(facts: PostMortem, number: int) -> Iterator[str]:
+def _origin(facts: PostMortem, receipt: Receipt) -> Iterator[str]:
     origin = facts.origin
     assert origin is not None
     if origin.prefix is None:
-        nothing = "nothing was committed yet" if number == 1 else "no checkpoint was committed that could be read"
+        is_first = receipt.attempt == 1
+        nothing = "nothing was committed yet" if is_first else "no checkpoint was committed that could be read"
         yield f"from the beginning, step 0: {nothing}"
     else:
-        folder = origin.prefix.rsplit("/", 1)[-1]
         when = f" on {format_time(origin.committed_at)}" if origin.committed_at else ""
-        yield (
-            f"from step {origin.step:,}, committed by attempt {origin.from_attempt}{when} and verified at start "
-            f"({folder}, manifest {short_digest(origin.manifest_sha256)})"
-        )
+        names = f"{origin.prefix.rsplit('/', 1)[-1]}, manifest {short_digest(origin.manifest_sha256)}"
+        by = f"committed by attempt {origin.from_attempt}{when} and verified at start"
+        yield f"from step {origin.step:,}, {by} ({names})"
     for item in origin.passed_over[-_MOST_PASSED_OVER:]:
-        why = (
-            "its bytes were being written, but never committed"
-            if item.state == "writing"
-            else f"it is {item.state}{f': {one_line(item.detail, 120)}' if item.detail else ''}"
-        )
+        why = f"it is {item.state}{f': {one_line(item.detail, 120)}' if item.detail else ''}"
+        why = "its bytes were being written, but never committed" if item.state == "writing" else why
         yield f"Not from step {item.step:,} of attempt {item.attempt}: {why}"
     reached = origin.reached_before
     if reached is not None and reached > origin.step:
@@ -250,16 +236,19 @@ def _origin(facts: PostMortem, number: int) -> Iterator[str]:
         yield f"The attempt before had reached step {reached:,}; {again} had to be done again"
     elif origin.prefix is not None and not origin.passed_over:
         yield "That was the newest checkpoint there was"
+    since = "the opening" if receipt.attempt == 1 else "the last sign of life before it"
+    ready = f", {receipt.gathering_seconds:.0f} s of it for other machines" if receipt.gathering_seconds >= 1 else ""
+    if receipt.starting_seconds is not None:
+        ready += f", ready to train {format_duration(receipt.starting_seconds)} later"
+    yield f"Started {format_duration(receipt.waiting_seconds)} after {since}{ready}"
 
 
 def _progress(facts: PostMortem, receipt: Receipt) -> Iterator[str]:
     progress = facts.progress
     assert progress is not None
     reached, took = _reached(facts), format_duration(progress.seconds)
-    done, taking = (
-        reached - receipt.first_step,
-        f" in {took}" if facts.open is None else f" since it started {took} ago",
-    )
+    done = reached - receipt.first_step
+    taking = f" in {took}" if facts.open is None else f" since it started {took} ago"
     if not done:
         end = "it ended before its first step was done" if facts.end is not None else "its first step is not done yet"
         yield f"no step at all{taking}: {end}"
@@ -277,21 +266,20 @@ def _progress(facts: PostMortem, receipt: Receipt) -> Iterator[str]:
     shown = steps if len(steps) <= _MOST_WINDOWS else [steps[0], "…", *steps[-3:]]
     plural = "" if len(steps) == 1 else "s"
     yield f"{format_count(len(steps), 'checkpoint')} committed, at step{plural} {', '.join(shown)}"
-    quarantined = [item.committed.step for item in progress.committed if item.state == "quarantined"]
-    if quarantined:
-        yield format_list([f"{step:,} is quarantined now" for step in quarantined], 3)
+    quarantined = [
+        f"{it.committed.step:,} is quarantined now" for it in progress.committed if it.state == "quarantined"
+    ]
+    yield format_list(quarantined, 3)
 
 
-def _lost(facts: PostMortem, receipt: Receipt) -> Iterator[str]:
-    progress, wasted = facts.progress, receipt.wasted_gpu_seconds or 0.0
-    assert progress is not None
+def _lost(facts: PostMortem, receipt: Receipt) -> str:
+    assert facts.progress is not None
+    lost, wasted = facts.progress.lost_steps, receipt.wasted_gpu_seconds or 0.0
     of_all = f"{format_duration(wasted)} of its {format_duration(receipt.gpu_seconds)} device time"
-    if not progress.lost_steps:
-        yield f"no step; {of_all}"
-        return
-    which = format_steps(_reached(facts) - progress.lost_steps + 1, _reached(facts))
-    lost = format_count(progress.lost_steps, "step")
-    yield f"{lost} ({which}), trained but not committed; {of_all}, as far as is known"
+    if not lost:
+        return f"no step; {of_all}"
+    which = format_steps(_reached(facts) - lost + 1, _reached(facts))
+    return f"{format_count(lost, 'step')} ({which}), trained but not committed; {of_all}, as far as is known"
 
 
 def _then(facts: PostMortem) -> list[str]:
@@ -311,31 +299,6 @@ def _then(facts: PostMortem) -> list[str]:
     ]
 
 
-def _stderr(facts: PostMortem, width: int) -> list[str]:
-    tail = [line for line in (sanitize(item, kept="").rstrip() for item in facts.stderr_tail) if line.strip()]
-    if not tail:
-        return _labelled("stderr", "nothing was recorded", width) if facts.end is not None else []
-    lines = ["", "last lines on its stderr:"]
-    lines += [f"  {line}" if len(line) <= width - 2 else f"  {line[: width - 3]}…" for line in tail[-_MOST_LINES:]]
-    if len(tail) > _MOST_LINES:
-        lines.append(f"  … and {len(tail) - _MOST_LINES} lines before: cairn explain {facts.run_id} --json")
-    return lines
-
-
 def difference(changed: str) -> str:
     """Return `micro-batch 4→2` of `after oom: micro-batch 4→2`; empty where nothing is different."""
     return changed.partition(": ")[2] if changed.startswith("after ") else changed
-
-
-def _value(value: Any) -> str:
-    return "(absent)" if value is None else one_line(format_value(value), 60)
-
-
-def _sentence(text: str, number: int) -> str:
-    text = one_line(text)
-    text = f"{text[0].upper()}{text[1:]}" if number else text
-    return text if text.endswith((".", "!", "?", "`")) else f"{text}."
-
-
-def _labelled(label: str, text: str, width: int) -> list[str]:
-    return wrap_beside(label, text, start=_LABEL, width=width)

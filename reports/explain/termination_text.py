@@ -10,7 +10,6 @@ from reports.queries.receipts import Receipt
 from tasks.policy.termination import TERMINATIONS, DecisionAction, ExitCode, TerminationReason
 from tasks.text.format import format_count, format_duration, format_list, format_value, one_line
 
-_LAST_FRAMES = 1
 _MOST_WINDOWS = 8
 DETAIL_CHARACTERS = 280
 _LIMITS = {
@@ -98,12 +97,8 @@ def _memory(evidence: Mapping[str, Any]) -> Iterator[str]:
     elif evidence.get("exit_code") == -signal.SIGKILL:
         yield "the kernel counted no kill for memory (oom_kill)"
     if used:
-        of_limit = f" of {_size(limit)} allowed" if limit else ""
-        yield f"it used up to {_size(used)}{of_limit}"
-
-
-def _size(number: float) -> str:
-    return f"{number / 1e9:.2f} GB" if number >= 1e9 else f"{number / 1e6:,.0f} MB"
+        sizes = [f"{it / 1e9:.2f} GB" if it >= 1e9 else f"{it / 1e6:,.0f} MB" for it in (used, limit) if it]
+        yield f"it used up to {' of '.join(sizes)}{' allowed' if limit else ''}"
 
 
 def _words(evidence: Mapping[str, Any], detail: str) -> Iterator[str]:
@@ -119,20 +114,15 @@ def _words(evidence: Mapping[str, Any], detail: str) -> Iterator[str]:
         yield f"its last words{at}: {last_words.get('exception')}: {one_line(message, 200)}"
     frames = [str(line).strip() for line in last_words.get("traceback", ()) if str(line).lstrip().startswith("File ")]
     if frames:
-        yield f"raised in {_place(frames[-_LAST_FRAMES])}"
+        head = frames[-1].partition("\n")[0]
+        file, *rest = head.split('"', 2)[1:] or [head]  # `File "trainer/loop.py", line 12, in step`
+        yield f"raised in {'/'.join(file.replace(chr(92), '/').rsplit('/', 2)[-2:])}{rest[0] if rest else ''}"
     windows = last_words.get("windows") or ()
     if windows:
         noun = "sample of the data (window" if len(windows) == 1 else "samples of the data (windows"
         yield f"guilty: {len(windows)} {noun} {format_list(list(windows), _MOST_WINDOWS)})"
     if last_words.get("spike_step") is not None:
         yield f"the loss began to rise at step {last_words['spike_step']:,}"
-
-
-def _place(frame: str) -> str:
-    """Return `trainer/loop.py, line 12, in step` of a traceback's line."""
-    head = frame.partition("\n")[0]
-    file, *rest = head.split('"', 2)[1:] or [head]
-    return f"{'/'.join(file.replace(chr(92), '/').rsplit('/', 2)[-2:])}{rest[0] if rest else ''}"
 
 
 def budget_sentences(receipt: Receipt) -> Iterator[str]:

@@ -1,24 +1,33 @@
-"""The pages of `cairn ui` as HTML. Parts that may change while they are looked at are marked for its script."""
+"""What `cairn ui` reads, and its pages as HTML. Parts that may change while they are seen are marked for its script."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
 from reports.explain.post_mortem import PostMortem
 from reports.explain.post_mortem_text import post_mortem_answer, post_mortem_sections
-from reports.pages.attempt_bars import place_bars
-from reports.pages.followed_run import RunView
-from reports.pages.report_pages import html_environment
+from reports.pages.report_pages import html_environment, place_bars
+from reports.pages.run_report import RunReport, gather_report
+from reports.plots.run_curves import RunCurves
 from reports.queries.alias_history import AliasDecision, AliasPromotion
 from reports.queries.receipts import group_receipts
 from reports.queries.run_comparison import compare_runs
-from reports.queries.run_overview import OverviewRow
+from reports.queries.run_lookup import find_run
+from reports.queries.run_query import answer_query
+from reports.queries.run_status import RunPhase
+from storage.logs.run_log import RunLog
+from storage.logs.run_state import RunState
+from storage.logs.step_log import StepRecord, StepTail, read_step_records
+from storage.stores.object_store import ObjectStore
 
 if TYPE_CHECKING:
-    from jinja2 import Environment
+    pass
 
 _SHEETS = ("report.css", "live.css")
 _HEADINGS: Mapping[str, str] = {
@@ -31,6 +40,96 @@ _HEADINGS: Mapping[str, str] = {
     "attempts": "attempts",
     "last_seen_at": "last sign of life",
 }
+SORTS = ("last_seen_at", "run_id", "state", "step", "train_loss", "val_loss", "gpu_seconds", "attempts")
+"""The fields that runs can be sorted by; the first one is the default."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OverviewRow:
+    """One run: losses in nats per token, `train_loss` while it trains and `val_loss` of its newest evaluation."""
+
+    run_id: str
+    state: str
+    model_family: str | None
+    step: int | None
+    total_steps: int | None
+    attempts: int | None
+    train_loss: float | None
+    val_loss: float | None
+    gpu_seconds: float | None
+    wasted_gpu_seconds: float | None
+    last_seen_at: datetime | None
+    opened_at: datetime | None
+    forked_from_run: str | None
+    detail: str | None
+
+    @property
+    def share(self) -> float:
+        """How much of its steps the run has done, 0 to 1."""
+        return min((self.step or 0) / self.total_steps, 1.0) if self.total_steps else 0.0
+
+
+def read_overview(store: ObjectStore, *, work: Path) -> tuple[OverviewRow, ...]:
+    """Return every run that is not deleted, as SQL has it; `work` is this machine's folder."""
+    names = list(OverviewRow.__annotations__)
+    sql = f"select {', '.join(names)} from runs where state <> '{RunPhase.DELETED}'"
+    with answer_query(store, sql, work=work) as found:
+        return tuple(OverviewRow(**dict(zip(names, row, strict=True))) for row in found.rows)
+
+
+def select_rows(rows: Sequence[OverviewRow], *, search: str, sort: str, descending: bool) -> tuple[OverviewRow, ...]:
+    """Return the runs in whose id, state, family or detail every word of `search` occurs, sorted; unknowns last."""
+    found = []
+    for row in sorted(rows, key=lambda row: row.run_id):
+        text = " ".join(filter(None, (row.run_id, row.state, row.model_family, row.detail))).casefold()
+        if all(word in text for word in search.casefold().split()):
+            found.append(row)
+    known = [row for row in found if getattr(row, sort) is not None]
+    unknown = [row for row in found if getattr(row, sort) is None]
+    return (*sorted(known, key=lambda row: getattr(row, sort), reverse=descending), *unknown)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunView:
+    """A run as it was found: its report, the curves of its plot, and its log."""
+
+    report: RunReport
+    curves: RunCurves
+    log: RunLog
+
+
+class FollowedRun:
+    """One run of a store; thread-safe. Nothing is read before `look`."""
+
+    def __init__(self, store: ObjectStore, run_id: str, environment: Mapping[str, str]) -> None:
+        """Raise `RunNotFound`; prices come from the environment where it names them."""
+        self._log = find_run(store, run_id)
+        self._environment = environment
+        self._tail = StepTail(store, self._log.prefix)
+        self._lines: list[StepRecord] | None = None
+        self._view: RunView | None = None
+        self._lock = Lock()
+
+    def look(self) -> RunView:
+        """Return the run as it is now; of one without an open attempt nothing but its log is asked again."""
+        with self._lock:
+            state, known = self._log.refresh(), self._view
+            if known is not None and state.open_attempt is None and known.report.newest_seq == self._log.seq:
+                return known
+            report, curves = gather_report(self._log, self._environment, lines=self._read_lines(state))
+            self._view = RunView(report=report, curves=curves, log=self._log)
+            return self._view
+
+    def _read_lines(self, state: RunState) -> list[StepRecord]:
+        """Return all step records; the newest two attempts may still grow and are read on from where it stopped."""
+        growing = [record.started.attempt for record in state.attempts[-2:]]
+        if self._lines is None:
+            before = read_step_records(self._log.store, self._log.prefix) if len(state.attempts) > 2 else []
+            self._lines = [record for record in before if record.attempt not in growing]
+        for attempt in growing:
+            while fresh := self._tail.read(attempt):
+                self._lines += fresh
+        return self._lines
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,14 +157,6 @@ class RunsQuery:
 def runs_page(frame: Frame, rows: Sequence[OverviewRow], query: RunsQuery, *, of: int, hourly: float | None) -> str:
     """Return the list of runs; `of` is how many the store has, `hourly` the price of a device hour."""
     return _render("live_runs.html.j2", frame, rows=rows, query=query, of=of, hourly=hourly, headings=_HEADINGS)
-
-
-def run_page(frame: Frame, view: RunView) -> str:
-    """Return one run: the sections of its report, the plot drawn by the browser."""
-    report = view.report
-    stretches = group_receipts(report.attempts)
-    bars = place_bars(report.attempts)
-    return _render("live_run.html.j2", frame, report=report, stretches=stretches, bars=bars, view=view)
 
 
 def attempt_page(frame: Frame, facts: PostMortem) -> str:
@@ -97,10 +188,15 @@ def style_sheet() -> bytes:
     return b"".join((folder / name).read_bytes() for name in _SHEETS)
 
 
-@cache
-def _templates() -> "Environment":
-    return html_environment()
+def run_page(frame: Frame, view: RunView) -> str:
+    """Return one run: the sections of its report, the plot drawn by the browser."""
+    report = view.report
+    stretches, bars = group_receipts(report.attempts), place_bars(report.attempts)
+    return _render("live_run.html.j2", frame, report=report, stretches=stretches, bars=bars, view=view)
 
 
 def _render(name: str, frame: Frame, **context: object) -> str:
     return _templates().get_template(name).render(frame=frame, live=True, **context)
+
+
+_templates = cache(html_environment)

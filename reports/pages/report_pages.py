@@ -1,18 +1,20 @@
 """A run's report as a page: Markdown for the terminal, HTML for a file. The pages are Jinja2 templates."""
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from reports.pages.attempt_bars import css_class, place_bars
 from reports.pages.run_report import RunReport, machines_table, quarantines_table
 from reports.plots.run_curves import RunCurves
 from reports.plots.run_plot import replace_file
 from reports.queries import display_tables
 from reports.queries.display_tables import Table, fence, format_cell, markdown_table, markdown_text
-from reports.queries.receipts import group_receipts
+from reports.queries.receipts import OPEN, PRACTISED, Receipt, group_receipts
+from tasks.policy.termination import TerminationReason
 from tasks.text.format import format_count, format_duration, format_list, format_time, format_value, one_line
 from tasks.text.sanitize import sanitize
 from tasks.text.table_layout import lay_out, wrap
@@ -21,27 +23,26 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 _WIDTH_PX, _HEIGHT_PX = 1200, 820
+_BARS_WIDTH = 1000
+_LEAST_BAR_WIDTH = 1.5
+_MOST_BARS = 600
+_KNOWN: frozenset[str] = frozenset({*TerminationReason, OPEN})
 
 
 def markdown_report(report: RunReport, *, columns: int | None = None) -> str:
     """Return the report as Markdown: text of the run stays text. In a terminal, lines and tables fit its columns."""
-    pages = _environment(autoescape=False)
     write_table = partial(_lay_out_table, columns=columns) if columns else markdown_table
-    pages.filters |= {"markdown": markdown_text, "markdown_table": write_table, "fence": fence}
-    text = _render(pages, "report.md.j2", report)
-    parts = text.split("```")  # every second one is between fences
-    return "```".join(
-        _wrap_lines(part, columns) if columns and not place % 2 else part for place, part in enumerate(parts)
-    )
+    pages = _environment(autoescape=False, markdown=markdown_text, markdown_table=write_table, fence=fence)
+    parts = _render(pages, "report.md.j2", report).split("```")
+    if columns:  # every second part is between fences
+        for place, part in list(enumerate(parts))[::2]:
+            parts[place] = "\n".join(piece for line in part.split("\n") for piece in wrap(line, columns))
+    return "```".join(parts)
 
 
 def _lay_out_table(table: Table, columns: int) -> str:
     rows = [[format_cell(value) for value in row] for row in table.rows]
     return "\n".join(line for lines in lay_out(table.columns, rows, columns) for line in lines)
-
-
-def _wrap_lines(text: str, columns: int) -> str:
-    return "\n".join(part for line in text.split("\n") for part in wrap(line, columns))
 
 
 def html_report(report: RunReport, curves: RunCurves) -> str:
@@ -51,10 +52,14 @@ def html_report(report: RunReport, curves: RunCurves) -> str:
         from reports.plots.curve_plot import draw_png  # numpy and matplotlib: only where there is something to draw
 
         image = draw_png(curves, width_px=_WIDTH_PX, height_px=_HEIGHT_PX)
-    plot = base64.b64encode(image).decode()
-    return _render(
-        html_environment(), "report.html.j2", report, plot=plot, bars=place_bars(report.attempts), live=False
-    )
+    plot, bars = base64.b64encode(image).decode(), place_bars(report.attempts)
+    return _render(html_environment(), "report.html.j2", report, plot=plot, bars=bars, live=False)
+
+
+def _render(pages: "Environment", name: str, report: RunReport, **context: object) -> str:
+    title = f"Run {report.run_id} · {report.model_family}"
+    stretches = group_receipts(report.attempts)
+    return pages.get_template(name).render(report=report, title=title, stretches=stretches, **context)
 
 
 def write_html_report(report: RunReport, curves: RunCurves, file: str) -> int:
@@ -66,12 +71,25 @@ def write_html_report(report: RunReport, curves: RunCurves, file: str) -> int:
 
 def html_environment() -> "Environment":
     """Return the templates of pages, with what they need to show tables; text of a run stays text."""
-    pages = _environment(autoescape=True)
-    pages.filters |= {"css_class": css_class, "commands": _split_commands, "number_columns": _number_columns}
-    return pages
+
+    def commands(text: str) -> list[str]:
+        """Return the text between backquotes at the odd places; text with an unpaired backquote stays whole."""
+        parts = one_line(text).split("`")
+        return parts if len(parts) % 2 else [one_line(text)]
+
+    def number_columns(table: Table) -> list[bool]:
+        """Return for each column whether all its cells are numbers or nothing."""
+        columns = zip(*table.rows, strict=True) if table.rows else [()] * len(table.columns)
+        return [bool(cells) and all(map(_is_number, cells)) for cells in columns]
+
+    return _environment(autoescape=True, css_class=css_class, commands=commands, number_columns=number_columns)
 
 
-def _environment(*, autoescape: bool) -> "Environment":
+def _is_number(value: object) -> bool:
+    return value is None or format_value(value).replace(",", "").replace(".", "", 1).isdigit()
+
+
+def _environment(*, autoescape: bool, **filters: Callable[..., object]) -> "Environment":
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     pages = Environment(
@@ -81,8 +99,8 @@ def _environment(*, autoescape: bool) -> "Environment":
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    tables = {name: getattr(display_tables, name) for name in dir(display_tables) if name.endswith("_table")}
-    pages.filters |= tables | {
+    pages.filters |= {name: getattr(display_tables, name) for name in dir(display_tables) if name.endswith("_table")}
+    pages.filters |= filters | {
         "machines_table": machines_table,
         "quarantines_table": quarantines_table,
         "count": format_count,
@@ -96,25 +114,65 @@ def _environment(*, autoescape: bool) -> "Environment":
     return pages
 
 
-def _render(pages: "Environment", name: str, report: RunReport, **context: object) -> str:
-    title = f"Run {report.run_id} · {report.model_family}"
-    stretches = group_receipts(report.attempts)
-    return pages.get_template(name).render(report=report, title=title, stretches=stretches, **context)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bar:
+    """One bar: its place and width in units of the drawing, the reason it is coloured by, and its title."""
+
+    left: float
+    width: float
+    reason: str
+    title: str
 
 
-def _split_commands(text: str) -> list[str]:
-    """Return the text between backquotes at the odd places; text with an unpaired backquote stays whole."""
-    line = one_line(text)
-    parts = line.split("`")
-    return parts if len(parts) % 2 else [line]
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttemptBars:
+    """The drawing, `width` by `height` units, from `begin` to `end`; `reasons` are those that occur, for the legend."""
+
+    bars: tuple[Bar, ...]
+    begin: datetime
+    end: datetime
+    reasons: tuple[str, ...]
+    width: int = _BARS_WIDTH
+    height: int = 62
+    bar_height: int = 34
 
 
-def _number_columns(table: Table) -> Sequence[bool]:
-    """Return for each column whether all its cells are numbers or nothing."""
-    columns = zip(*table.rows, strict=True) if table.rows else [()] * len(table.columns)
-    return [bool(cells) and all(map(_is_number, cells)) for cells in columns]
+def place_bars(attempts: Sequence[Receipt]) -> AttemptBars | None:
+    """Return one bar an attempt, above 600 attempts one for each stretch of equal ends; None without attempts."""
+    spans = list(_spans(attempts))
+    if not spans:
+        return None
+    begin, end = spans[0][0], max(span[1] for span in spans)
+    scale = _BARS_WIDTH / ((end - begin).total_seconds() or 1.0)
+    bars = []
+    for first, last, reason, title in spans:
+        width = max((last - first).total_seconds() * scale, _LEAST_BAR_WIDTH)
+        left = min((first - begin).total_seconds() * scale, _BARS_WIDTH - width)
+        bars.append(Bar(left=left, width=width, reason=reason, title=title))
+    return AttemptBars(bars=tuple(bars), begin=begin, end=end, reasons=tuple(dict.fromkeys(span[2] for span in spans)))
 
 
-def _is_number(value: object) -> bool:
-    text = format_value(value)
-    return value is None or text.replace(",", "").replace(".", "", 1).isdigit()
+def css_class(reason: str) -> str:
+    """Return the CSS class that colours a reason, also of `preempted × 214`; `r-other` where it is unknown."""
+    name = reason.split(" × ")[0].removesuffix(PRACTISED)
+    return f"r-{name}" if name in _KNOWN else "r-other"
+
+
+def _spans(attempts: Sequence[Receipt]) -> Iterator[tuple[datetime, datetime, str, str]]:
+    """Yield begin, end, reason and title of each bar."""
+    if len(attempts) <= _MOST_BARS:
+        for receipt in attempts:
+            end, reason = _end_of(receipt), receipt.termination_reason or OPEN
+            steps = f"steps {receipt.first_step:,} to {receipt.last_step:,}"
+            lasted = format_duration((end - receipt.started_at).total_seconds())
+            yield receipt.started_at, end, reason, f"attempt {receipt.attempt}: {reason}, {steps}, {lasted}"
+        return
+    for item in group_receipts(attempts):
+        title = f"attempts {item.first.attempt} to {item.last.attempt}: {item.reason}"
+        yield item.first.started_at, _end_of(item.last), item.reason, title
+
+
+def _end_of(receipt: Receipt) -> datetime:
+    """Return when the attempt ended; of an open one, up to when it is known to have trained."""
+    trained = timedelta(seconds=receipt.gpu_seconds / receipt.placement.world_size)
+    return receipt.ended_at or receipt.started_at + trained

@@ -1,8 +1,8 @@
 """The read model of `cairn report`: its JSON, and the input of the page templates."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from reports.plots.run_curves import HeldOutPoint, RunCurves, gather_curves
@@ -11,14 +11,12 @@ from reports.queries.checkpoints import CheckpointSummary, read_checkpoints
 from reports.queries.display_tables import Table, make_table
 from reports.queries.evaluations import EvaluationSummary, list_evaluations
 from reports.queries.receipts import ReasonRow, Receipt, count_reasons, read_receipts
-from reports.queries.run_cost import RunCost, count_cost
 from reports.queries.run_lookup import configuration_document
 from reports.queries.run_status import RunStatus, read_status
 from storage.checkpoints.checkpoint_documents import TrainerDocument
 from storage.errors import StorageError
 from storage.logs.run_entries import CurveVerdict, DataQuarantined, DevicePeak
 from storage.logs.run_log import RunLog
-from storage.logs.run_state import RunState
 from storage.logs.step_log import StepRecord
 from storage.stores.document import decode, project
 from tasks.configuration.settings import CostConfig
@@ -63,6 +61,37 @@ class DataFacts:
     def quarantined_windows(self) -> int:
         """How many windows of the data are never drawn again."""
         return len({window for item in self.quarantines for window in item.windows})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunCost:
+    """Device time in seconds: all, kept in a commit, lost, and of the open attempt, which is neither yet.
+
+    `elapsed_seconds` is from the opening to the newest entry; in `waiting_seconds` of it no attempt showed life, in
+    `unused_seconds` one did not train, and of these it needed `starting_seconds` before it could. `replayed_steps`
+    counts how often a step was trained again. Money is an estimate, device hours times the configured price; None
+    without a price.
+    """
+
+    gpu_seconds: float
+    useful_gpu_seconds: float
+    wasted_gpu_seconds: float
+    open_gpu_seconds: float
+    elapsed_seconds: float
+    waiting_seconds: float
+    unused_seconds: float
+    starting_seconds: float
+    replayed_steps: int
+    gpu_hour_price: float | None
+    currency: str
+    money: float | None
+    wasted_money: float | None
+
+    @property
+    def useful_share(self) -> float | None:
+        """The share of the settled device time that is kept; None before any is settled."""
+        settled = self.useful_gpu_seconds + self.wasted_gpu_seconds
+        return self.useful_gpu_seconds / settled if settled else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,11 +146,14 @@ def gather_report(
 ) -> tuple[RunReport, RunCurves]:
     """Return the report of a run that was read, and the curves of its plot; without `lines` step records are read."""
     state, curves, attempts = log.state, gather_curves(log, lines=lines), read_receipts(log)
-    newest = state.newest_committed
-    replayed = sum(point.replays for point in curves.points)
+    newest, data = state.newest_committed, state.opened.config.get("data", {}) if state.opened else {}
     document: dict[str, Any] = dict(configuration_document(state).get("cost", {}))
     named = {"gpu_hour_price": environment.get(PRICE), "currency": environment.get(CURRENCY)}
     price = CostConfig.model_validate(document | {key: value for key, value in named.items() if value})
+    signs = [record.committed_at for record in state.checkpoints]
+    signs += [record.ended_at or record.started_at for record in state.attempts]
+    replayed = sum(point.replays for point in curves.points)
+    drawn = dict.fromkeys((*curves.points[:: max(len(curves.points) // _CURVE_POINTS, 1)], *curves.points[-1:]))
     report = RunReport(
         run_id=log.run_id,
         newest_seq=log.seq,
@@ -131,15 +163,20 @@ def gather_report(
         state_sha256=newest.committed.state_sha256 if newest else None,
         best=curves.best,
         verdict=next((item.verdict for item in reversed(state.evaluations) if item.verdict), None),
-        cost=count_cost(attempts, replayed_steps=replayed, price=price, until=_last_sign(state)),
+        cost=count_cost(attempts, replayed_steps=replayed, price=price, until=max(signs, default=None)),
         reasons=count_reasons(attempts),
         attempts=attempts,
-        curve=tuple(_thinned(curves)),
+        curve=tuple(TrainPoint(step=item.record.step, train_loss=item.record.train_loss) for item in drawn),
         held_out=curves.held_out,
         evaluations=list_evaluations(state),
         checkpoints=read_checkpoints(log),
         promotions=tuple(item for item in list_decisions(log.store) if item.run_id == log.run_id),
-        data=_data(state),
+        data=DataFacts(
+            snapshot=state.opened.data_snapshot if state.opened else "",
+            sources=tuple(map(str, data.get("sources", ()))),
+            tokenizer=str(data.get("tokenizer", "")),
+            quarantines=state.quarantines,
+        ),
         machines=_machines(attempts),
         versions=_versions(log),
     )
@@ -174,59 +211,66 @@ def quarantines_table(quarantines: Sequence[DataQuarantined]) -> Table:
     )
 
 
-def _last_sign(state: RunState) -> datetime | None:
-    """Return the time of the newest entry about an attempt."""
-    signs = [record.committed_at for record in state.checkpoints]
-    signs += [record.ended_at or record.started_at for record in state.attempts]
-    return max(signs, default=None)
-
-
-def _thinned(curves: RunCurves) -> Iterator[TrainPoint]:
-    every = max(len(curves.points) // _CURVE_POINTS, 1)
-    last = len(curves.points) - 1
-    for number, point in enumerate(curves.points):
-        if number % every == 0 or number == last:
-            yield TrainPoint(step=point.record.step, train_loss=point.record.train_loss)
-
-
-def _data(state: RunState) -> DataFacts:
-    document = state.opened.config.get("data", {}) if state.opened else {}
-    return DataFacts(
-        snapshot=state.opened.data_snapshot if state.opened else "",
-        sources=tuple(map(str, document.get("sources", ()))),
-        tokenizer=str(document.get("tokenizer", "")),
-        quarantines=state.quarantines,
-    )
-
-
 def _machines(attempts: tuple[Receipt, ...]) -> tuple[MachineRow, ...]:
     alike: dict[tuple[object, ...], list[Receipt]] = {}
     for receipt in attempts:
-        place = replace(receipt.placement, pid=0)
-        alike.setdefault((place, receipt.code_version), []).append(receipt)
-    return tuple(_machine(group) for group in alike.values())
-
-
-def _machine(attempts: Sequence[Receipt]) -> MachineRow:
-    newest = attempts[-1]
-    place, name = newest.placement, newest.placement.device_name
-    return project(
-        place,
-        MachineRow,
-        device=f"{place.device} ({name})" if name else place.device,
-        peak=next((item.peak for item in reversed(attempts) if item.peak), None),
-        code_version=newest.code_version,
-        attempts=len(attempts),
+        alike.setdefault((replace(receipt.placement, pid=0), receipt.code_version), []).append(receipt)
+    return tuple(
+        project(
+            (place := group[-1].placement),
+            MachineRow,
+            device=f"{place.device} ({place.device_name})" if place.device_name else place.device,
+            peak=next((item.peak for item in reversed(group) if item.peak), None),
+            code_version=group[-1].code_version,
+            attempts=len(group),
+        )
+        for group in alike.values()
     )
 
 
 def _versions(log: RunLog) -> Mapping[str, str]:
     """Return the library versions of the newest readable checkpoint; empty where they cannot be read."""
     newest = log.state.newest_committed
-    if newest is None:
-        return {}
-    key = f"{newest.committed.prefix}/trainer.json"
+    key = f"{newest.committed.prefix}/trainer.json" if newest else ""
     try:
-        return decode(log.store.read(key), TrainerDocument, where=key).versions
+        return decode(log.store.read(key), TrainerDocument, where=key).versions if key else {}
     except StorageError:
         return {}
+
+
+def count_cost(
+    attempts: Sequence[Receipt], *, replayed_steps: int, price: CostConfig, until: datetime | None
+) -> RunCost:
+    """Return the cost of these attempts; an open one counts until `until`."""
+    gpu = sum(receipt.gpu_seconds for receipt in attempts)
+    wasted = sum(receipt.wasted_gpu_seconds or 0.0 for receipt in attempts)
+    hourly = price.gpu_hour_price
+    seen_before = [_seen_before(receipt) for receipt in attempts]
+    ends = [*seen_before[1:], *(receipt.ended_at or until or receipt.started_at for receipt in attempts[-1:])]
+    open_seconds = [_seconds(receipt.started_at, end) for receipt, end in zip(attempts, ends, strict=True)]
+    busy = [receipt.gpu_seconds / receipt.placement.world_size for receipt in attempts]
+    return RunCost(
+        gpu_seconds=gpu,
+        useful_gpu_seconds=sum(receipt.useful_gpu_seconds or 0.0 for receipt in attempts),
+        wasted_gpu_seconds=wasted,
+        open_gpu_seconds=sum(receipt.gpu_seconds for receipt in attempts if receipt.termination_reason is None),
+        elapsed_seconds=_seconds(seen_before[0], ends[-1]) if attempts else 0.0,
+        waiting_seconds=sum(receipt.waiting_seconds for receipt in attempts),
+        unused_seconds=sum(max(wall - work, 0.0) for wall, work in zip(open_seconds, busy, strict=True)),
+        starting_seconds=sum(receipt.starting_seconds or 0.0 for receipt in attempts),
+        replayed_steps=replayed_steps,
+        gpu_hour_price=hourly,
+        currency=price.currency,
+        money=None if hourly is None else gpu / 3600 * hourly,
+        wasted_money=None if hourly is None else wasted / 3600 * hourly,
+    )
+
+
+def _seen_before(receipt: Receipt) -> datetime:
+    """Return when the wait for the attempt began; the first moment there is, where a log says that it was before."""
+    start, waited = receipt.started_at, timedelta(seconds=receipt.waiting_seconds)
+    return start - min(waited, start - datetime.min.replace(tzinfo=start.tzinfo))
+
+
+def _seconds(first: datetime, second: datetime) -> float:
+    return max((second - first).total_seconds(), 0.0)

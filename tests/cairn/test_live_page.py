@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from cairn.ui.live_server import serve
-from reports.queries.run_overview import OverviewRow, select_rows
+from reports.pages.live_pages import OverviewRow, select_rows
 from storage.logs.log_entry import ForkOrigin
 from storage.logs.run_log import RunLog
 from storage.logs.step_log import StepRecord, step_log_key
