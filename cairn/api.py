@@ -122,7 +122,7 @@ class Store:
         import pyarrow as pa
 
         from reports.queries.run_query import answer_query
-        from tasks.machine.work_folder import work_folder
+        from tasks.machine.placement import work_folder
 
         with answer_query(self.objects, query, work=work_folder(os.environ)) as found:
             rows = list(found.rows)
@@ -143,7 +143,7 @@ class Store:
 def open(store: str | os.PathLike[str] = "") -> Store:
     """Return the store at a folder or URL; by default CAIRN_STORE, else ./cairn-store. Nothing is read yet."""
     from storage.stores.open_store import open_store
-    from tasks.configuration.store_choice import choose_store
+    from tasks.configuration.addresses import choose_store
 
     return Store(open_store(choose_store(os.fspath(store), os.environ)))
 

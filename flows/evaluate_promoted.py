@@ -19,7 +19,7 @@ from flows.orchestrator.store_credentials import take_credentials
 from reports.queries.evaluations import EvaluationComparison, compare_evaluations
 from reports.queries.run_lookup import find_checkpoint
 from storage.stores.open_store import open_store
-from tasks.configuration.store_choice import choose_store
+from tasks.configuration.addresses import choose_store
 from tasks.evaluate import evaluate, task_name
 from tasks.policy.termination import FlowEnd
 

@@ -12,7 +12,7 @@ from flows.orchestrator import run_parameters as form
 from flows.orchestrator.flow_end import completed, ends_in_prefects_words
 from flows.orchestrator.store_credentials import take_credentials
 from storage.stores.open_store import open_store
-from tasks.configuration.store_choice import choose_store
+from tasks.configuration.addresses import choose_store
 from tasks.policy.termination import FlowEnd
 
 

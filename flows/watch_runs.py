@@ -9,7 +9,7 @@ from flows.orchestrator import run_parameters as form
 from flows.orchestrator.flow_end import completed, ends_in_prefects_words
 from flows.orchestrator.store_credentials import take_credentials
 from flows.watching.run_watcher import WatchAction, WatchRequest, open_watcher
-from tasks.configuration.store_choice import choose_store
+from tasks.configuration.addresses import choose_store
 from tasks.policy.termination import FlowEnd
 
 

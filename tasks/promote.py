@@ -11,7 +11,7 @@ from storage.logs.registry import Registry
 from storage.logs.run_log import RunLog
 from tasks.checkpoints.promotion import Candidate, PromotionRules
 from tasks.checkpoints.promotion_offer import offer
-from tasks.configuration.evaluation_settings import METRIC
+from tasks.configuration.settings import METRIC
 from tasks.errors import GateRefused
 
 

@@ -27,8 +27,7 @@ from tasks.attempt.shutdown_signal import exit_on_sigterm
 from tasks.data.document import InvalidCorpus
 from tasks.errors import BudgetExhausted, ConfigDrift, GateRefused, InvalidConfiguration, LiveOwner
 from tasks.policy.termination import ExitCode
-from tasks.text.log_commands import guard_log
-from tasks.text.output import discard_stdout, escape_unencodable_output, say
+from tasks.text.output import discard_stdout, escape_unencodable_output, guard_log, say
 
 _ERRORS: tuple[tuple[tuple[type[BaseException], ...], ExitCode], ...] = (
     (

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, get_args, get_origin
 
 from cairn.cli.app import app
 from storage.stores.open_store import open_store
-from tasks.configuration.store_choice import choose_store
+from tasks.configuration.addresses import choose_store
 
 if TYPE_CHECKING:
     from cyclopts import ArgumentCollection
@@ -162,7 +162,7 @@ def _keys(ending: str) -> Iterator[Candidate]:
 
 
 def _names(option: str) -> Iterator[Candidate]:
-    from tasks.configuration.shipped_files import CONFIGURATIONS, SUITES, known_names
+    from tasks.configuration.addresses import CONFIGURATIONS, SUITES, known_names
 
     if place := {"--config": CONFIGURATIONS, "--suite": SUITES}.get(option):
         yield from (Candidate(value=name, meaning=f"in {place}") for name in known_names(place))

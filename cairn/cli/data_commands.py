@@ -30,7 +30,7 @@ def data(
         block_size: tokens of a window [the run's, else 256].
     """
     from reports.queries.data_summary import WindowChoice, summarize_data
-    from tasks.machine.work_folder import work_folder
+    from tasks.machine.placement import work_folder
 
     choice = WindowChoice(window=window, split=split, block_size=block_size)
     view = summarize_data(open_chosen_store(store), reference, choice, cache_dir=work_folder(os.environ) / "snapshots")

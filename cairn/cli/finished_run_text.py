@@ -8,7 +8,7 @@ from reports.queries.run_status import bits_differ
 from storage.logs.registry import Promoted, Refused, Registry
 from storage.logs.run_log import RunLog
 from tasks.checkpoints.promotion import Gate
-from tasks.configuration.store_choice import DEFAULT_STORE
+from tasks.configuration.addresses import DEFAULT_STORE
 
 _DECIDED_BY_ALIAS = (Gate.COMPARABLE, Gate.BETTER)
 

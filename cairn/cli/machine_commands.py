@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from cairn.cli.options import Flag, JsonOption, StoreOption, open_chosen_store
-from tasks.configuration.store_choice import choose_store
+from tasks.configuration.addresses import choose_store
 from tasks.errors import InvalidConfiguration
 from tasks.policy.termination import ExitCode
 from tasks.text.output import print_document, print_facts, print_line, print_table
@@ -59,8 +59,7 @@ def config(key: str = "", *, json: JsonOption = False) -> None:
     Args:
         key: a key such as training.lr, whose record --json prints alone, or a section such as training [all keys].
     """
-    from tasks.configuration.broken_rules import unknown_key
-    from tasks.configuration.key_reference import list_keys
+    from tasks.configuration.key_reference import list_keys, unknown_key
 
     keys = [one for one in list_keys() if not key or f"{one.key}.".startswith(f"{key}.")]
     if not keys:

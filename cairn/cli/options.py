@@ -9,7 +9,7 @@ from reports.queries.run_lookup import find_run
 from storage.logs.run_log import RunLog
 from storage.stores.object_store import ObjectStore
 from storage.stores.open_store import open_store
-from tasks.configuration.store_choice import choose_store
+from tasks.configuration.addresses import choose_store
 
 StoreOption = Annotated[str, Parameter(name="--store", help="folder or URL of the store [CAIRN_STORE, ./cairn-store]")]
 JsonOption = Annotated[bool, Parameter(name="--json", negative="", help="print one JSON document on stdout")]

@@ -319,7 +319,7 @@ def sql(query: QueryArgument = "", /, *, store: StoreOption = "", json: JsonOpti
     """
     from cairn.cli.query_output import print_answer, print_json
     from reports.queries.run_query import answer_query, describe_tables
-    from tasks.machine.work_folder import work_folder
+    from tasks.machine.placement import work_folder
 
     text = sys.stdin.read() if query == "-" else query
     if not text.strip():

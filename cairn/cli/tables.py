@@ -4,9 +4,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tasks.text.format import format_count, short_digest
+from tasks.text.format import format_count, replace_unprintable, short_digest
 from tasks.text.output import print_facts, print_line, print_table
-from tasks.text.sanitize import replace_unprintable
 
 if TYPE_CHECKING:
     from cairn.operations.replay_result import Replay

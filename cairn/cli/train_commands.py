@@ -10,7 +10,7 @@ from cairn.cli.options import Flag, JsonOption, Overrides, Reference, StoreOptio
 from cairn.cli.tables import print_watch
 from reports.queries.run_lookup import find_checkpoint
 from tasks.attempt.shutdown_signal import Terminated, exit_on_sigterm, raise_on_sigterm
-from tasks.configuration.store_choice import choose_store
+from tasks.configuration.addresses import choose_store
 from tasks.errors import InvalidConfiguration
 from tasks.policy.termination import EXIT_CODES, ExitCode
 from tasks.text.output import print_document, print_facts, say
@@ -154,7 +154,7 @@ def _serve_node(resolved: "ResolvedRequest") -> ExitCode:
     """Lend this machine to the run that the first of several machines trains; all were given the same command."""
     from flows.preparation.preflight import check_before_start
     from flows.run.node_service import NodeService
-    from tasks.machine.work_folder import work_folder
+    from tasks.machine.placement import work_folder
     from tasks.trainer.trainer_group import trainer_group
 
     log = resolved.open_log()
@@ -167,7 +167,7 @@ def _settle(resolved: "ResolvedRequest") -> "tuple[RunLog, RunConfig]":
     """Return the run's log and its checked configuration with the numerics of this machine; writes nothing."""
     from flows.preparation.preflight import check_before_start
     from tasks.machine.machine_speed import numerics_here
-    from tasks.machine.work_folder import work_folder
+    from tasks.machine.placement import work_folder
 
     log = resolved.open_log()
     configuration = check_before_start(resolved, log, os.environ, writable=False)

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from flows.orchestrator.server_address import authorization, server_address
 from tasks.machine.http_request import open_directly
-from tasks.machine.placement import CAIRN_VERSION, usable_cores
-from tasks.machine.work_folder import work_folder
+from tasks.machine.placement import CAIRN_VERSION, usable_cores, work_folder
 
 _PACKAGES = ("torch", "prefect", "fastapi", "fsspec", "pydantic", "pyarrow", "tokenizers", "safetensors")
 PROBE_CREATORS = 32

@@ -20,8 +20,8 @@ from flows.preparation.training_request import HandedOver, ResolvedRequest, hand
 from storage.logs.run_log import RunLog
 from tasks.configuration.run_configuration import RunConfig
 from tasks.errors import InvalidConfiguration
-from tasks.machine.garbage_pause import collecting_no_garbage
-from tasks.machine.work_folder import trainer_folder
+from tasks.machine.placement import trainer_folder
+from tasks.machine.process_scopes import collecting_no_garbage
 from tasks.policy.termination import ExitCode, FlowEnd, FlowOutcome, flow_outcome
 from tasks.text.live_lines import LiveLines
 

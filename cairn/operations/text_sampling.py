@@ -14,7 +14,7 @@ from reports.queries.run_lookup import configuration_of
 from storage.logs.log_entry import CheckpointReference
 from storage.logs.run_log import RunLog
 from tasks.errors import InvalidConfiguration, TaskError
-from tasks.machine.work_folder import work_folder
+from tasks.machine.placement import work_folder
 
 if TYPE_CHECKING:
     from tasks.evaluator.checkpoint_model import CheckpointModel

@@ -10,7 +10,7 @@ from storage.snapshots.data_snapshot import SnapshotFiles
 from storage.snapshots.token_file import TokenFileFormat, inspect_token_file
 from storage.stores.object_store import ObjectStore
 from tasks.data.token_import import TokenFiles, export_tokens, import_tokens
-from tasks.machine.work_folder import work_folder
+from tasks.machine.placement import work_folder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

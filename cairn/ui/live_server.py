@@ -9,7 +9,7 @@ from importlib.util import find_spec
 
 from storage.stores.object_store import ObjectStore
 from tasks.errors import InvalidConfiguration
-from tasks.machine.work_folder import work_folder
+from tasks.machine.placement import work_folder
 
 _NICENESS = 10
 

@@ -6,14 +6,13 @@ from pathlib import Path
 
 from reports.queries.evaluations import Outcome
 from reports.queries.run_lookup import FoundCheckpoint, configuration_of
+from tasks.configuration.addresses import SUITES, named_file
+from tasks.configuration.configuration_source import read_suite
 from tasks.configuration.run_configuration import RunConfig
-from tasks.configuration.shipped_files import SUITES, named_file
-from tasks.configuration.suite_file import read_suite
 from tasks.errors import InvalidConfiguration, TaskError
 from tasks.evaluator.evaluation_run import EvaluationPlan, record_evaluation
 from tasks.evaluator.evaluation_suite import command_suites_of, suite_of
-from tasks.machine.placement import settled_threads
-from tasks.machine.work_folder import work_folder
+from tasks.machine.placement import settled_threads, work_folder
 
 
 def plan_checkpoint(found: FoundCheckpoint, suite: str) -> EvaluationPlan:

@@ -20,8 +20,8 @@ from tasks.checkpoints.promotion import (
     evaluations_of,
 )
 from tasks.checkpoints.promotion_offer import offer, preview_offer
-from tasks.configuration.evaluation_settings import METRIC
 from tasks.configuration.run_configuration import RunConfig
+from tasks.configuration.settings import METRIC
 from tasks.evaluator.evaluation_suite import command_suites_of, required_suites_of, suite_of
 
 

@@ -23,7 +23,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
 from flows.orchestrator.server_address import is_server_answering
-from tasks.machine.garbage_pause import collecting_no_garbage
+from tasks.machine.process_scopes import collecting_no_garbage
 
 if TYPE_CHECKING:
     from uvicorn import Server

@@ -44,7 +44,7 @@ from reports.queries.run_status import read_status
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
 from storage.stores.document import project, sha256
-from tasks.configuration.evaluation_settings import METRIC
+from tasks.configuration.settings import METRIC
 from tasks.policy.termination import TERMINATIONS, TerminationReason
 
 MOST_LOST_FLOW_RUNS = 20

@@ -35,7 +35,7 @@ from tasks.data.snapshot_lookup import find_by_id
 from tasks.data.source_weights import too_few_tokens
 from tasks.errors import InvalidConfiguration, TaskError
 from tasks.machine.machine_speed import numerics_here, require_device, trains_on_cuda
-from tasks.machine.work_folder import work_folder
+from tasks.machine.placement import work_folder
 from tasks.policy.attempt_sizes import next_sizes
 from tasks.trainer.fault_injection import parse_faults
 from tasks.trainer.initial_weights import check_directory, find_directory

@@ -10,6 +10,7 @@ from reports.queries.run_lookup import configuration_of
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
 from storage.stores.open_store import open_store
+from tasks.configuration.addresses import choose_store
 from tasks.configuration.configuration_source import (
     configuration_folder,
     configuration_name,
@@ -17,7 +18,6 @@ from tasks.configuration.configuration_source import (
     read_configuration,
 )
 from tasks.configuration.run_configuration import RunConfig
-from tasks.configuration.store_choice import choose_store
 from tasks.configuration.stored_configuration import keep_numerics
 from tasks.errors import InvalidConfiguration
 from tasks.policy.termination import FlowEnd

@@ -26,7 +26,7 @@ from tasks.attempt.store_retry import StoreRetry
 from tasks.configuration.run_configuration import RunConfig
 from tasks.configuration.settings import CheckpointConfig
 from tasks.evaluator.evaluation_run import EvaluationPlan
-from tasks.policy.run_symptoms import ThroughputWatch
+from tasks.policy.curve_statistics import ThroughputWatch
 from tasks.sweep_checkpoints import sweep_checkpoints
 from tasks.trainer.machines import Machines
 from tasks.trainer.trainer_group import TrainerGroup, rendezvous_secret

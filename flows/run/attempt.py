@@ -23,8 +23,7 @@ from storage.logs.step_log import StepRecord
 from storage.snapshots.data_snapshot import read_manifest
 from storage.stores.document import project
 from tasks.attempt.attempt_claim import writing_heartbeats
-from tasks.attempt.attempt_end import end_attempt
-from tasks.attempt.attempt_receipt import AttemptOver, Usage
+from tasks.attempt.attempt_end import AttemptOver, Usage, end_attempt
 from tasks.attempt.practised_faults import practised_faults
 from tasks.commit_checkpoint import commit_checkpoint
 from tasks.errors import TrainerGone

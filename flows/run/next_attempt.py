@@ -11,9 +11,15 @@ from storage.logs.run_entries import AttemptStarted
 from storage.logs.run_state import RunState
 from tasks.attempt.attempt_claim import Claimant, claim_attempt
 from tasks.attempt.preemption_notice import kubernetes_reason
-from tasks.machine.machine_check import check_machine
 from tasks.machine.machine_speed import device_name, trains_on_cuda
-from tasks.machine.placement import code_version, library_versions, resolved_device, this_placement, usable_cores
+from tasks.machine.placement import (
+    check_machine,
+    code_version,
+    library_versions,
+    resolved_device,
+    this_placement,
+    usable_cores,
+)
 from tasks.policy.attempt_sizes import next_sizes
 
 

@@ -20,7 +20,7 @@ from storage.logs.run_log import RunLog
 from tasks.attempt.preemption_notice import notice_sources, polling_notices
 from tasks.attempt.shutdown_signal import ShutdownSignal
 from tasks.configuration.run_configuration import RunConfig
-from tasks.machine.machine_check import check_machine
+from tasks.machine.placement import check_machine
 from tasks.policy.termination import ExitCode
 from tasks.trainer.machines import RanksEnded, RunEnded, StartRanks, connect, receive
 from tasks.trainer.signed_connection import ConnectionEnded, NotAdmitted, SignedConnection

@@ -11,9 +11,8 @@ from rich.text import Text
 
 from storage.logs.step_log import StepRecord
 from tasks.data.build_progress import BuildProgress, BuildStage
-from tasks.text.format import format_bar, format_clock
+from tasks.text.format import format_bar, format_clock, sanitize
 from tasks.text.live_lines import LiveLines
-from tasks.text.sanitize import sanitize
 
 _PLAIN_EVERY_SECONDS = 10.0
 _BAR_CELLS, _LEAST_BAR_CELLS, _TEXT_BAR_CELLS = 20, 6, 24

@@ -32,8 +32,7 @@ from tasks.data.snapshot_build import check_block_size
 from tasks.evaluator.command_evaluator import refuse_command
 from tasks.evaluator.evaluation_run import EvaluationPlan
 from tasks.machine.machine_speed import numerics_beside, trains_on_cuda
-from tasks.machine.placement import code_version, settled_threads, usable_cores
-from tasks.machine.work_folder import trainer_folder, work_folder
+from tasks.machine.placement import code_version, settled_threads, trainer_folder, usable_cores, work_folder
 from tasks.tokenize_and_split import tokenize_and_split
 from tasks.trainer.initial_weights import find_directory, keep_initial_weights
 from tasks.trainer.machines import Machines

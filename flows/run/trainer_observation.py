@@ -12,8 +12,7 @@ from tasks.attempt.watchdog import HangDetector, HeartbeatGap, detecting_hangs
 from tasks.configuration.run_configuration import RunConfig
 from tasks.errors import TrainerGone
 from tasks.machine.process_memory import MemoryReading, MemoryWatch, sampling
-from tasks.policy.error_kind import kind_of
-from tasks.policy.failures import Evidence
+from tasks.policy.failures import Evidence, kind_of
 from tasks.trainer.trainer_process import TrainerProcess
 
 _LOST_SECONDS = 6.0

@@ -26,7 +26,7 @@ from tasks.attempt.shutdown_signal import Terminated, raise_on_sigterm
 from tasks.checkpoints.promotion_offer import pending_offer
 from tasks.configuration.configuration_source import read_notify
 from tasks.errors import InvalidConfiguration
-from tasks.machine.work_folder import work_folder
+from tasks.machine.placement import work_folder
 from tasks.policy.run_watch import Continue, Leave, Observed, Wait, decide_watch, is_over, lease_seconds
 
 _READERS = 8

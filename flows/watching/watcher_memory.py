@@ -11,8 +11,7 @@ from storage.errors import IntegrityError
 from storage.logs.heartbeat import read_heartbeat
 from storage.logs.run_log import RunLog
 from storage.stores.document import decode, encode
-from tasks.machine.placement import boot_id, is_known_dead, shares_pids
-from tasks.machine.work_folder import keep_file
+from tasks.machine.placement import boot_id, is_known_dead, keep_file, shares_pids
 from tasks.policy.run_watch import Life, Observed
 
 

@@ -22,9 +22,9 @@ from tasks.text.format import (
     format_time,
     format_value,
     one_line,
+    sanitize,
     short_digest,
 )
-from tasks.text.sanitize import sanitize
 from tasks.text.table_layout import wrap, wrap_beside
 
 WIDTH = 110

@@ -15,7 +15,7 @@ from storage.errors import IntegrityError, ObjectMissing
 from storage.logs.run_log import run_prefix
 from storage.stores.document import decode, encode
 from storage.stores.object_store import ObjectStore
-from tasks.machine.background_thread import running_beside
+from tasks.machine.process_scopes import running_beside
 from tasks.text.format import one_line
 
 EVERY_SECONDS = 5.0

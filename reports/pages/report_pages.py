@@ -15,8 +15,7 @@ from reports.queries import display_tables
 from reports.queries.display_tables import Table, fence, format_cell, markdown_table, markdown_text
 from reports.queries.receipts import OPEN, PRACTISED, Receipt, group_receipts
 from tasks.policy.termination import TerminationReason
-from tasks.text.format import format_count, format_duration, format_list, format_time, format_value, one_line
-from tasks.text.sanitize import sanitize
+from tasks.text.format import format_count, format_duration, format_list, format_time, format_value, one_line, sanitize
 from tasks.text.table_layout import lay_out, wrap
 
 if TYPE_CHECKING:

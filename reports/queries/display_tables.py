@@ -10,8 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from reports.queries.receipts import ReasonRow, Stretch, group_receipts
-from tasks.text.format import format_duration, format_list, format_value, one_line, short_digest
-from tasks.text.sanitize import sanitize
+from tasks.text.format import format_duration, format_list, format_value, one_line, sanitize, short_digest
 
 if TYPE_CHECKING:  # a command that prints one list loads nothing for the others
     from reports.queries.alias_history import AliasDecision, AliasPromotion

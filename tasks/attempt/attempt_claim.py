@@ -20,12 +20,12 @@ from storage.logs.run_log import RunLog
 from storage.logs.run_state import AttemptRecord, RunState
 from storage.stores.document import project
 from storage.stores.object_store import ObjectStore
-from tasks.attempt.attempt_receipt import AttemptOver, Usage, write_receipt
+from tasks.attempt.attempt_end import AttemptOver, Usage, write_receipt
 from tasks.attempt.practised_faults import practised_faults
 from tasks.configuration.settings import BudgetsConfig, LeaseConfig
 from tasks.errors import BudgetExhausted, InvalidConfiguration, LiveOwner
-from tasks.machine.background_thread import running_beside
 from tasks.machine.placement import is_known_alive, is_known_dead
+from tasks.machine.process_scopes import running_beside
 from tasks.policy.failures import Evidence, classify
 from tasks.policy.termination import DecisionAction
 

@@ -1,22 +1,62 @@
 """The end of an attempt: classify it, find a remedy, decide what follows, append the receipt.
 
-The remedy's entries precede the receipt, whose readers find them. An end of unknown outcome can be repeated.
+The receipt says what it did and cost (time up to its last commit is useful), why it ended, what next. The remedy's
+entries precede it, and its readers find them. An end of unknown outcome can be repeated.
 """
 
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from model.configuration.data import DataConfig
 from storage.checkpoints.resume_point import quarantine_checkpoint
 from storage.errors import Fenced, IntegrityError, ObjectMissing
 from storage.logs.log_entry import Writer
-from storage.logs.run_entries import AttemptEnded, DataQuarantined
+from storage.logs.run_entries import AttemptEnded, DataQuarantined, DevicePeak
 from storage.logs.run_log import RunLog
-from tasks.attempt.attempt_receipt import NO_REMEDY, AttemptOver, Remedy, evidence_document, write_receipt
+from storage.logs.run_state import RunState
+from storage.stores.document import decode, encode, project
 from tasks.configuration.settings import BudgetsConfig
-from tasks.data.snapshot_build import repair_snapshot
-from tasks.policy.failures import ExceptionReport, Failure, classify
+from tasks.policy.attempt_sizes import AttemptSizes, MemoryRoom, choose_lighter, lighter_sizes
+from tasks.policy.budgets import FailureImpact, decide
+from tasks.policy.failures import Evidence, ExceptionReport, Failure, classify
 from tasks.policy.termination import DecisionAction, TerminationReason
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Usage:
+    """How far an attempt got and what it used, as far as is known; see `AttemptEnded`."""
+
+    last_step: int
+    tokens: int
+    gpu_seconds: float
+    peak: DevicePeak | None = None
+    starting_seconds: float | None = None
+    last_seen_at: datetime | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttemptOver:
+    """What is known of an ended attempt; `jitter` in [0, 1) shortens the next delay, `room` is the memory for it."""
+
+    attempt: int
+    evidence: Evidence
+    usage: Usage
+    jitter: float = 0.0
+    room: MemoryRoom | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Remedy:
+    """What helps against bad data: quarantine of `windows`, and of checkpoints from a spike's `before_step` on."""
+
+    windows: tuple[int, ...] = ()
+    repaired_objects: tuple[str, ...] = ()
+    before_step: int | None = None
+
+
+NO_REMEDY = Remedy()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +85,12 @@ def end_attempt(
         failure = replace(failure, detail=f"{failure.detail}; {error}")
     receipt = write_receipt(log.refresh(), failure, over, budgets=budgets, remedy=remedy)
     if receipt.decision.action == DecisionAction.RESUME:
-        _apply_remedy(log, remedy, failure, over.attempt, writer)
+        if remedy.windows:
+            windows = tuple(sorted(set(remedy.windows)))
+            body = DataQuarantined(attempt=over.attempt, reason=failure.reason, windows=windows, detail=failure.detail)
+            log.append(lambda state: None if set(windows) <= state.quarantined_windows else body, writer=writer)
+        if remedy.before_step is not None:
+            _quarantine_spoiled(log, remedy.before_step, failure, writer)
     log.append(lambda state: receipt, writer=writer)
     return receipt
 
@@ -53,6 +98,8 @@ def end_attempt(
 def _find_remedy(log: RunLog, failure: Failure, report: ExceptionReport | None, origin: DataOrigin) -> Remedy:
     """Damaged objects are rebuilt at once, because that changes no correct byte."""
     if failure.reason is TerminationReason.BAD_DATA:
+        from tasks.data.snapshot_build import repair_snapshot  # takes time to import, and only damaged data needs it
+
         repaired = repair_snapshot(log.store, origin.snapshot_id, origin.data, origin.base_dir, origin.cache_dir)
         return Remedy(repaired_objects=repaired, windows=report.windows if report and not repaired else ())
     if failure.reason is TerminationReason.DIVERGED and report is not None:
@@ -60,14 +107,58 @@ def _find_remedy(log: RunLog, failure: Failure, report: ExceptionReport | None, 
     return NO_REMEDY
 
 
-def _apply_remedy(log: RunLog, remedy: Remedy, failure: Failure, attempt: int, writer: Writer) -> None:
-    if remedy.windows:
-        windows = tuple(sorted(set(remedy.windows)))
-        body = DataQuarantined(attempt=attempt, reason=failure.reason, windows=windows, detail=failure.detail)
-        log.append(lambda state: None if set(windows) <= state.quarantined_windows else body, writer=writer)
-    if (before := remedy.before_step) is None:
-        return
+def _quarantine_spoiled(log: RunLog, before: int, failure: Failure, writer: Writer) -> None:
     # The oldest readable checkpoint stays, so that there is always one to resume from.
     while spoiled := [record.committed for record in log.refresh().readable[:-1] if record.committed.step >= before]:
         why = f"committed when the spike had begun at step {before}: {failure.detail}"
         quarantine_checkpoint(log, spoiled[0], why, writer=writer)
+
+
+def write_receipt(
+    state: RunState, failure: Failure, over: AttemptOver, *, budgets: BudgetsConfig, remedy: Remedy = NO_REMEDY
+) -> AttemptEnded:
+    """Return the entry that ends the open attempt of `state`, including the decision on what follows."""
+    owner, number, usage = state.open_attempt, over.attempt, over.usage
+    if owner is None or owner.started.attempt != number:
+        raise ValueError(f"attempt {number} is not open: only the open attempt can be ended")
+    useful = owner.committed_gpu_seconds
+    gpu_seconds = max(usage.gpu_seconds, useful)
+    last_step = max(usage.last_step, owner.last_committed_step or 0)
+    before = {window for item in state.quarantines if item.attempt != number for window in item.windows}
+    sizes, training = project(owner.started, AttemptSizes), owner.started.config.get("training", {})
+    lighter = lighter_sizes(
+        sizes,
+        global_batch=training.get("global_batch", sizes.micro_batch),
+        processes=owner.started.placement.world_size,
+        mode=training.get("parallel", "ddp"),
+        halves_first=training.get("on_oom") == "halve",
+    )
+    impact = FailureImpact(
+        last_step=last_step,
+        sizes=sizes,
+        lighter=choose_lighter(sizes, lighter, over.room),
+        wasted_gpu_seconds=gpu_seconds - useful,
+        quarantined_samples=len(set(remedy.windows) - before),
+        repaired_objects=remedy.repaired_objects,
+    )
+    return project(
+        failure,
+        AttemptEnded,
+        attempt=number,
+        last_step=last_step,
+        tokens=max(usage.tokens, owner.committed_tokens),
+        gpu_seconds=gpu_seconds,
+        useful_gpu_seconds=useful,
+        wasted_gpu_seconds=gpu_seconds - useful,
+        stderr_tail=over.evidence.stderr_tail,
+        decision=decide(budgets, state, failure, impact, jitter=over.jitter),
+        evidence=evidence_document(over.evidence),
+        peak=usage.peak,
+        starting_seconds=usage.starting_seconds,
+        last_seen_at=usage.last_seen_at,
+    )
+
+
+def evidence_document(evidence: Evidence) -> dict[str, Any]:
+    """Return the evidence as JSON for the receipt; the last lines of stderr are a separate field there."""
+    return decode(encode(replace(evidence, stderr_tail=())), dict, where="evidence")

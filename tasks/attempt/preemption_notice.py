@@ -20,8 +20,8 @@ import msgspec
 from tasks.attempt.shutdown_signal import ShutdownSignal
 from tasks.configuration.settings import PreemptionConfig
 from tasks.errors import TaskError
-from tasks.machine.background_thread import running_beside
 from tasks.machine.http_request import open_directly
+from tasks.machine.process_scopes import running_beside
 
 _AWS_ADDRESS, _GCP_HOST = "http://169.254.169.254", "metadata.google.internal"
 _TIMEOUT_SECONDS = 2.0

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from tasks.configuration.settings import WatchdogConfig
-from tasks.machine.background_thread import running_beside
+from tasks.machine.process_scopes import running_beside
 
 _RECENT_GAPS = 64
 _LATE_SHARE = 0.25

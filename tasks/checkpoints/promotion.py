@@ -10,7 +10,7 @@ from storage.logs.registry import Promoted, Refused, RegistryState, SuiteReferen
 from storage.logs.run_entries import EvaluationRecorded
 from storage.logs.run_state import RunState
 from storage.stores.document import project
-from tasks.configuration.evaluation_settings import METRIC
+from tasks.configuration.settings import METRIC
 
 
 class Gate(StrEnum):

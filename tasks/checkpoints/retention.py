@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from storage.checkpoints.sweep import SweepPlan, Verdict, parse_checkpoint_folder
 from storage.logs.run_entries import CheckpointPinned
 from storage.logs.run_state import CheckpointRecord, CheckpointState, RunState
-from tasks.configuration.evaluation_settings import METRIC
-from tasks.configuration.settings import CheckpointConfig
+from tasks.configuration.settings import METRIC, CheckpointConfig
 from tasks.policy.early_stop import find_stop, outstanding, stop_terms
 
 

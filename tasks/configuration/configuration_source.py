@@ -1,6 +1,7 @@
 """Reads a run configuration from a path, a name in deployments/ or a URL, under the environment and `--set`.
 
-Relative paths in a file start at its folder; those in a file from a URL start at the working directory.
+Relative paths in a file start at its folder; those in a file from a URL start at the working directory. Suite files,
+and what evaluators name, are read with it: the log holds the suite and hashes.
 """
 
 import tomllib
@@ -13,17 +14,24 @@ from urllib.parse import unquote, urlsplit
 
 from pydantic import ValidationError
 
-from tasks.configuration.broken_rules import BrokenRule, broken_rules
-from tasks.configuration.evaluation_settings import SUITE_KEYS
-from tasks.configuration.key_reference import list_keys, section_meanings
-from tasks.configuration.readable_url import READABLE, why_unreadable, wrong_scheme
+from storage.stores.verified_object import describe_file
+from tasks.configuration.addresses import (
+    CONFIGURATIONS,
+    READABLE,
+    SUITES,
+    is_name,
+    known_names,
+    named_file,
+    why_unreadable,
+    wrong_scheme,
+)
+from tasks.configuration.key_reference import BrokenRule, broken_rules, list_keys, section_meanings
 from tasks.configuration.run_configuration import RunConfig
-from tasks.configuration.settings import NotifyConfig
-from tasks.configuration.shipped_files import CONFIGURATIONS, is_name, known_names, named_file
-from tasks.configuration.suite_file import resolve_evaluation
+from tasks.configuration.settings import SUITE_KEYS, EvaluationConfig, EvaluatorConfig, NotifyConfig
 from tasks.errors import InvalidConfiguration, TaskError
 
 MOST_BYTES = 1024 * 1024
+COMMAND = "command"
 
 
 def read_configuration(source: str, *, overrides: Sequence[str], environment: Mapping[str, str]) -> RunConfig:
@@ -46,7 +54,8 @@ def load_configuration(path: Path | None, *, overrides: Sequence[str], environme
     try:
         document = _parse_toml(path.read_bytes(), name) if path else {}
     except FileNotFoundError as error:
-        raise InvalidConfiguration(f"{name}: no such configuration file{_similar(path)}") from error
+        close = _meant(name, [str(file) for file in path.parent.glob("*.toml")]) if path else ""
+        raise InvalidConfiguration(f"{name}: no such configuration file{close}") from error
     except OSError as error:
         raise InvalidConfiguration(f"{name}: cannot be read: {error.strerror}; name a configuration file") from error
     folder = path.absolute().parent if path else None
@@ -86,6 +95,43 @@ def read_notify(environment: Mapping[str, str]) -> NotifyConfig:
         raise InvalidConfiguration("\n".join(lines)) from error
 
 
+def resolve_evaluation(evaluation: EvaluationConfig, folder: Path) -> EvaluationConfig:
+    """Return the section with its suite read and files below `folder` hashed, unless they are; raises TaskError."""
+    if evaluation.suite:
+        return read_suite(named_file(evaluation.suite, SUITES, folder=folder), evaluation)
+    evaluators = evaluation.evaluators
+    if evaluation.command:
+        short = EvaluatorConfig(
+            name=COMMAND, command=evaluation.command, timeout_seconds=evaluation.timeout_seconds, required=True
+        )
+        evaluators = (*(item for item in evaluators if item.name != COMMAND), short)
+    read = tuple(_with_files(evaluator, folder.absolute()) for evaluator in evaluators)
+    return evaluation.model_copy(update={"command": (), "evaluators": read})
+
+
+def read_suite(path: Path, evaluation: EvaluationConfig) -> EvaluationConfig:
+    """Return the section with what the file measures; raises TaskError naming the file, the key and the rule."""
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        known = ", ".join(known_names(SUITES))
+        raise TaskError(f"{path}: no such suite file; rule: a path, or one of {known}") from error
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise TaskError(f"{path}: not readable as TOML: {error}") from error
+    unknown = sorted(document.keys() - set(SUITE_KEYS))
+    if unknown:
+        raise TaskError(f"{path}: {', '.join(unknown)}: unknown; rule: a suite has {', '.join(SUITE_KEYS)}")
+    kept = {"every_commits": evaluation.every_commits, "timeout_seconds": evaluation.timeout_seconds}
+    try:
+        read = EvaluationConfig.model_validate({**kept, **document})
+    except ValidationError as error:
+        lines = (
+            f"{path}: {rule.text.removeprefix('evaluation.')}" for rule in broken_rules(error, document, "evaluation")
+        )
+        raise TaskError("\n".join(lines)) from error
+    return resolve_evaluation(read, path.absolute().parent)
+
+
 def configuration_folder(source: str) -> Path:
     """Return where relative paths in the configuration start."""
     return Path.cwd() if not source or _is_remote(source) else _path(source).absolute().parent
@@ -94,6 +140,23 @@ def configuration_folder(source: str) -> Path:
 def configuration_name(source: str) -> str:
     """Return the name of the file without its suffix and folders."""
     return PurePosixPath(urlsplit(source).path if "://" in source else source).stem
+
+
+def _with_files(evaluator: EvaluatorConfig, folder: Path) -> EvaluatorConfig:
+    if evaluator.logged or evaluator.files is not None:
+        return evaluator
+    program, *arguments = evaluator.command
+    texts = [program] if "/" in program else []  # a bare name is looked for in PATH, not here
+    texts += [text for argument in arguments for text in (argument, argument.partition("=")[2])]
+    files = {}
+    for text in texts:
+        try:
+            if text and (folder / text).is_file():
+                files[text] = describe_file(folder / text).sha256
+        except (OSError, ValueError) as error:  # an argument need not be a path at all
+            if isinstance(error, PermissionError):
+                raise TaskError(f"{folder / text}: cannot be read: {error}; an evaluator names it") from error
+    return evaluator.model_copy(update={"folder": str(folder), "files": files})
 
 
 def _path(source: str) -> Path:
@@ -108,10 +171,6 @@ def _path(source: str) -> Path:
             f"rule: a path, a URL or one of {', '.join(known)}. A run that exists is continued with --run-id {source}"
         )
     return path
-
-
-def _similar(path: Path | None) -> str:
-    return _meant(str(path), [str(file) for file in path.parent.glob("*.toml")]) if path else ""
 
 
 def _meant(given: str, known: Sequence[str]) -> str:

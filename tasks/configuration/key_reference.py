@@ -1,17 +1,19 @@
-"""Every configuration key in words, from the fields of `RunConfig`: for `cairn config`, its page and messages."""
+"""Every configuration key in words, from the fields of `RunConfig`, and the rules that a document breaks."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails, PydanticUndefined
 
 from model.configuration.training import UNFROZEN_TRAINING
 from tasks.configuration.run_configuration import FROZEN_SECTIONS, RunConfig
 
+_MOST_CHARACTERS = 80
 _UNIT_SUFFIXES = {"gpu_seconds": "device seconds"} | {
     name: name for name in ("seconds", "bytes", "steps", "tokens", "nats")
 }
@@ -47,11 +49,34 @@ class ConfigurationKey:
         return self.meaning.partition(";")[0]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BrokenRule:
+    """What is wrong with one key; `text` names the key and its value."""
+
+    key: str
+    text: str
+    unknown: bool = False
+
+
 @cache
 def list_keys() -> tuple[ConfigurationKey, ...]:
     """Return all keys in the order of the models."""
-    fields = ((key, field, default) for key, field, _, default in _fields(_schema(), "", {}) if "$ref" not in field)
-    return tuple(_key(key, field, default) for key, field, default in fields if not field.get("internal"))
+    keys = []
+    for key, field, _, default in _fields(_schema(), "", {}):
+        if "$ref" in field or field.get("internal"):
+            continue
+        section, _, name = key.partition(".")
+        unit = next((unit for suffix, unit in _UNIT_SUFFIXES.items() if name.endswith(f"_{suffix}")), "")
+        described = ConfigurationKey(
+            key=key,
+            meaning=field["description"],
+            unit=field.get("unit", unit),
+            rule=_rule(field),
+            default=default,
+            frozen=section in FROZEN_SECTIONS and not (section == "training" and name in UNFROZEN_TRAINING),
+        )
+        keys.append(described)
+    return tuple(keys)
 
 
 @cache
@@ -123,19 +148,6 @@ def _fields(
             yield from _fields(section, f"{prefix}{name}.", value if "$ref" in field and value else {})
 
 
-def _key(key: str, field: Mapping[str, Any], default: str) -> ConfigurationKey:
-    section, _, name = key.partition(".")
-    unit = next((unit for suffix, unit in _UNIT_SUFFIXES.items() if name.endswith(f"_{suffix}")), "")
-    return ConfigurationKey(
-        key=key,
-        meaning=field["description"],
-        unit=field.get("unit", unit),
-        rule=_rule(field),
-        default=default,
-        frozen=section in FROZEN_SECTIONS and not (section == "training" and name in UNFROZEN_TRAINING),
-    )
-
-
 def _rule(field: Mapping[str, Any]) -> str:
     """Return what a value must be: `a number above 0`."""
     if "rule" in field:
@@ -166,3 +178,78 @@ def _bounds(field: Mapping[str, Any]) -> str:
     numbers = [f"{limit:g}" if limit < 2**53 else f"2^{int(limit).bit_length() - 1}" for _, limit in limits]
     words = [f"{word} {number}" for (word, _), number in zip(limits, numbers, strict=True)]
     return f" {' and '.join(words)}" if words else ""
+
+
+def broken_rules(error: ValidationError, document: Mapping[str, Any], section: str = "") -> Iterator[BrokenRule]:
+    """Yield the broken rules of a document that was validated as the whole configuration or as one section of it."""
+    document = {section: document} if section else document
+    texts: set[str] = set()
+    misspelled = {_closest_section(str(item["loc"][0])) for item in error.errors() if item["type"] == "extra_forbidden"}
+    for item in error.errors():
+        if item["input"] is PydanticUndefined:  # a default that follows from a key that is wrong itself
+            continue
+        if item["type"] == "missing" and item["loc"][0] in misspelled - document.keys():  # it has a misspelled name
+            continue
+        location = (section, *item["loc"]) if section else item["loc"]
+        # What follows the name of a key are items and the validator's own names.
+        starts = ((end, _dotted(location[:end])) for end in range(1, len(location)))
+        path = location[: next((end for end, name in starts if name and name not in section_meanings()), None)]
+        value = cast(Any, document)
+        try:
+            for part in path:
+                value = value[part]
+        except (KeyError, IndexError, TypeError):
+            value = item["input"]
+        for rule in _rules(item["type"] if path == location else "", item, path, value):
+            if rule.text not in texts:  # a value that may be of two types breaks a rule of each
+                texts.add(rule.text)
+                yield rule
+
+
+def unknown_key(key: str, *, is_section: bool = False) -> str:
+    """Return what is wrong with a key or section that does not exist, and which was probably meant."""
+    sections = section_meanings()
+    if is_section and (close := _closest_section(key)):
+        return f"unknown section; did you mean {close} ({sections[close].partition('. ')[0].removesuffix('.')})?"
+    if likely := suggest_key(key):
+        return f"unknown key; did you mean {likely.key} ({likely.summary})?"
+    section = key.rpartition(".")[0]
+    command = f"cairn config {section}" if section in sections else "cairn config"
+    return f"unknown key; `{command}` lists the keys"
+
+
+def _closest_section(name: str) -> str:
+    return next(iter(get_close_matches(name, section_meanings(), n=1, cutoff=0.7)), "")
+
+
+def _dotted(path: Sequence[str | int]) -> str:
+    return ".".join(part for part in path if isinstance(part, str))
+
+
+def _rules(kind: str, item: ErrorDetails, path: Sequence[str | int], value: object) -> Iterator[BrokenRule]:
+    name, shown = _dotted(path), _cut(".".join(map(str, path))) or "the configuration"
+    known = find_key(name)
+    given = shown if isinstance(value, Mapping) else f"{shown} = {_cut(repr(value))}"
+    if kind == "missing":
+        required = [key for key in list_keys() if key.section == name and key.default == "required"]
+        for key in [known] if known else required:
+            yield BrokenRule(key=key.key, text=f"{shown if known else key.key}: missing; {key.summary}")
+        return
+    if kind == "extra_forbidden":
+        text = f"{given}: {unknown_key(name, is_section=isinstance(value, Mapping))}"
+    elif kind == "value_error":
+        text = f"{given if known else shown}: {item['ctx']['error']}"
+    elif known:
+        as_list = ""
+        if isinstance(value, str) and known.rule.startswith("a list"):
+            as_list = f", such as [{value if value[:1].isdigit() else json.dumps(value)}]"
+        text = f"{shown} = {_cut(repr(value))}: must be {known.rule}{as_list}; {known.summary}"
+    elif not name or name in section_meanings():
+        text = f"{given}: must be a section; `{f'cairn config {name}'.strip()}` lists its keys"
+    else:
+        text = f"{given}: is filled in when the configuration is read; leave it out"
+    yield BrokenRule(key=name, text=text, unknown=kind == "extra_forbidden")
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 1]}…"

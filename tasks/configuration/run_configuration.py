@@ -8,18 +8,20 @@ from model.configuration.data import DataConfig
 from model.configuration.network import ModelConfig, Section
 from model.configuration.training import UNFROZEN_TRAINING, TrainingConfig
 from storage.stores.document import encode, sha256
-from tasks.configuration.evaluation_settings import EarlyStopConfig, EvaluationConfig, PromotionConfig
 from tasks.configuration.settings import (
     BudgetsConfig,
     CheckpointConfig,
     CostConfig,
     DivergenceConfig,
+    EarlyStopConfig,
+    EvaluationConfig,
     LeaseConfig,
     MachinesConfig,
     MirrorsConfig,
     Name,
     NotifyConfig,
     PreemptionConfig,
+    PromotionConfig,
     WatchdogConfig,
 )
 

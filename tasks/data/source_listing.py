@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
-from tasks.configuration.readable_url import READABLE, why_unreadable, wrong_scheme
+from tasks.configuration.addresses import READABLE, why_unreadable, wrong_scheme
 from tasks.data.document import InvalidCorpus
 from tasks.data.text_format import Compression, unit_and_compression, unsupported_suffix
 

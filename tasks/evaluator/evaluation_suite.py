@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 from model.configuration.network import ModelConfig
 from storage.logs.log_entry import CheckpointReference
 from storage.stores.document import encode, project, sha256
-from tasks.configuration.evaluation_settings import EvaluationConfig
+from tasks.configuration.settings import EvaluationConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

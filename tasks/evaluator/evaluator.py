@@ -13,7 +13,7 @@ from model.inference.evaluation import evaluate, held_out_loss
 from model.inference.generation import generate
 from model.training.determinism import make_deterministic, resolve_device
 from storage.stores.open_store import open_store
-from tasks.configuration.evaluation_settings import METRIC
+from tasks.configuration.settings import METRIC
 from tasks.errors import TaskError
 from tasks.evaluator.checkpoint_model import CheckpointModel, open_model
 from tasks.evaluator.command_evaluator import guard_group, run_command

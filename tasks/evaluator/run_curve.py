@@ -9,8 +9,8 @@ from storage.logs.run_state import RunState
 from storage.logs.step_log import StepRecord, read_step_records, splice
 from storage.stores.document import decode
 from storage.stores.object_store import ObjectStore
-from tasks.configuration.evaluation_settings import METRIC
 from tasks.configuration.flat_document import stored_value
+from tasks.configuration.settings import METRIC
 from tasks.policy.curve_statistics import Curve
 from tasks.policy.curve_verdict import judge
 

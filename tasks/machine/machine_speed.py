@@ -27,7 +27,7 @@ from model.estimates.numerics import (
 from storage.errors import IntegrityError
 from storage.stores.document import decode, encode, sha256
 from tasks.errors import InvalidConfiguration
-from tasks.machine.work_folder import keep_file
+from tasks.machine.placement import keep_file
 
 _TIMEOUT_SECONDS = 60.0
 _HALF_FLAGS = frozenset({"amx_bf16", "avx512_bf16", "avx10_2", "bf16"})

@@ -1,18 +1,29 @@
-"""This process and machine: placement, code version, cores, and whether another process is known to be dead."""
+"""This process and machine: placement, versions, cores, work folder, own check, and whether another process is dead.
+
+The work folder holds caches, spools and the trainers' stderr; it can be deleted at any time.
+"""
 
 import os
 import platform
+import shlex
 import socket
 import subprocess
+import uuid
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from storage.logs.run_entries import Placement
+from tasks.text.format import one_line
+
+if TYPE_CHECKING:
+    from tasks.configuration.settings import MachinesConfig
 
 CAIRN_VERSION = "0.1.0"
 _PROC = Path("/proc")
+_SHOWN_CHARACTERS = 160
 _ONE_NAMESPACE = "one"
 """The pid namespace of a system that has no /proc, and so no namespaces."""
 
@@ -129,6 +140,51 @@ def is_known_alive(placement: Placement) -> bool:
     """Whether the process exists: its pid counts here, and /proc shows it with its start time. False means unknown."""
     found = _state_and_start_ticks(placement.pid) if shares_pids(placement) else None
     return found is not None and found[0] not in "ZX" and found[1] == placement.start_ticks
+
+
+def check_machine(rules: "MachinesConfig") -> str:
+    """Run `machines.check`, never of a log, as long as machines are waited for; return why this one does not join."""
+    if not rules.check:
+        return ""
+    try:
+        done = subprocess.run(
+            shlex.split(rules.check),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=rules.wait_seconds,
+            check=False,
+        )
+    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+        return f"machines.check of {socket.gethostname()} failed: {error}"
+    said = one_line(f"{done.stdout}{done.stderr}".strip()[-_SHOWN_CHARACTERS:], _SHOWN_CHARACTERS)
+    return f"machines.check of {socket.gethostname()} left with {done.returncode}: {said}" if done.returncode else ""
+
+
+def work_folder(environment: Mapping[str, str]) -> Path:
+    """Return the folder: `CAIRN_CACHE`, else `XDG_CACHE_HOME/cairn`, else `~/.cache/cairn`."""
+    if chosen := environment.get("CAIRN_CACHE"):
+        return Path(chosen)
+    base = environment.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "cairn"
+
+
+def trainer_folder(environment: Mapping[str, str], run_id: str) -> Path:
+    """Return the folder of a run's spools and its trainers' stderr."""
+    return work_folder(environment) / "work" / run_id
+
+
+def keep_file(path: Path, content: bytes) -> None:
+    """Replace the file atomically; a folder that cannot be written costs only what would be remembered."""
+    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            beside.write_bytes(content)
+            os.replace(beside, path)
+        finally:
+            beside.unlink(missing_ok=True)
 
 
 def _state_and_start_ticks(pid: int | str) -> tuple[str, int] | None:

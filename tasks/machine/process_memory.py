@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 
 import psutil
 
-from tasks.machine.background_thread import running_beside
+from tasks.machine.process_scopes import running_beside
 
 _ROOT = Path("/")
 _V2_MOUNTS = ("sys/fs/cgroup", "sys/fs/cgroup/unified")

@@ -1,6 +1,6 @@
 """The sizes an attempt trains with, and those that it goes on with after out-of-memory. Pure functions."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from model.configuration.micro_batches import first_micro_batch, smaller_micro_batch, split_batch
@@ -33,8 +33,13 @@ def next_sizes(
     The micro-batch is part of the arithmetic, so the first attempt's stays: the configured one, or `chosen` for `auto`,
     but not more than each of its processes has a share of. Raises `TaskError` if these processes cannot share it.
     """
-    earlier = state.attempts[-1].started.micro_batch if state.attempts else _first(training, processes, chosen)
-    micro_batch = min(earlier, state.smallest_micro_batch or earlier)
+    if state.attempts:
+        micro_batch = state.attempts[-1].started.micro_batch
+    else:
+        configured = chosen if training.micro_batch == "auto" else training.micro_batch
+        largest = first_micro_batch(training.global_batch, processes=processes, mode=training.parallel) or 1
+        micro_batch = min(configured or largest, largest)
+    micro_batch = min(micro_batch, state.smallest_micro_batch or micro_batch)
     try:
         split_batch(training.global_batch, micro_batch, processes=processes, mode=training.parallel)
     except InvalidInput as error:
@@ -43,12 +48,6 @@ def next_sizes(
         micro_batch=micro_batch,
         activation_checkpointing=training.activation_checkpointing or state.recomputes_activations,
     )
-
-
-def _first(training: TrainingConfig, processes: int, chosen: int | None) -> int:
-    configured = chosen if training.micro_batch == "auto" else training.micro_batch
-    largest = first_micro_batch(training.global_batch, processes=processes, mode=training.parallel) or 1
-    return min(configured or largest, largest)
 
 
 def segment_end(step: int, checkpoint: CheckpointConfig, *, total_steps: int, step_seconds: float | None) -> int:
@@ -101,11 +100,13 @@ def lighter_sizes(
     now: AttemptSizes, *, global_batch: int, processes: int = 1, mode: Parallel = "ddp", halves_first: bool = False
 ) -> list[AttemptSizes]:
     """Return what takes less memory than `now`, the preferred first: what keeps the bits, unless `halves_first`."""
-    halved = list(_halved(now, global_batch, processes, mode))
+    sizes = [now]
+    while smaller := smaller_micro_batch(global_batch, sizes[-1].micro_batch, processes=processes, mode=mode):
+        sizes.append(replace(now, micro_batch=smaller))
     if now.activation_checkpointing:
-        return halved
-    recomputed = [replace(sizes, activation_checkpointing=True) for sizes in (now, *halved)]
-    return [*halved, *recomputed] if halves_first else recomputed
+        return sizes[1:]
+    recomputed = [replace(one, activation_checkpointing=True) for one in sizes]
+    return [*sizes[1:], *recomputed] if halves_first else recomputed
 
 
 def choose_lighter(now: AttemptSizes, lighter: Sequence[AttemptSizes], room: MemoryRoom | None) -> AttemptSizes | None:
@@ -118,10 +119,3 @@ def choose_lighter(now: AttemptSizes, lighter: Sequence[AttemptSizes], room: Mem
         if room is None or room.estimate(sizes) <= room.bytes * share:
             return sizes
     return lighter[-1] if lighter else None
-
-
-def _halved(now: AttemptSizes, global_batch: int, processes: int, mode: Parallel) -> Iterator[AttemptSizes]:
-    smaller = smaller_micro_batch(global_batch, now.micro_batch, processes=processes, mode=mode)
-    while smaller:
-        yield replace(now, micro_batch=smaller)
-        smaller = smaller_micro_batch(global_batch, smaller, processes=processes, mode=mode)

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 from storage.logs.run_entries import Decision, EvaluationFailed
 from storage.logs.run_state import Charges, RunState
 from tasks.policy.attempt_sizes import AttemptSizes
-from tasks.policy.error_kind import ErrorKind
-from tasks.policy.failures import WAITS_FOR_A_PERSON, Failure
+from tasks.policy.failures import WAITS_FOR_A_PERSON, ErrorKind, Failure
 from tasks.policy.termination import DecisionAction, TerminationReason
 from tasks.text.format import format_list
 
@@ -98,68 +97,54 @@ def _stop(reason: str, *, charged: str | None = None) -> Decision:
 
 
 def _change(failure: Failure, impact: FailureImpact) -> _Change:
-    if failure.reason is TerminationReason.OOM and impact.lighter is not None:
-        return _lighten(impact.sizes, impact.lighter)
+    now, lighter = impact.sizes, impact.lighter
+    if failure.reason is TerminationReason.OOM and lighter is not None:
+        recomputes = lighter.activation_checkpointing and not now.activation_checkpointing
+        is_smaller = lighter.micro_batch < now.micro_batch
+        parts = ["activations are computed again"] if recomputes else []
+        parts += [f"micro-batch {now.micro_batch} to {lighter.micro_batch}"] if is_smaller else []
+        return _Change(
+            summary=", ".join([*parts, "bits differ from here" if is_smaller else "bits stay equal"]),
+            micro_batch=lighter.micro_batch if is_smaller else None,
+            activation_checkpointing=recomputes or None,
+        )
     if impact.repaired_objects:
         return _Change(summary=f"damaged {format_list(impact.repaired_objects, 3)} rebuilt from source")
-    if impact.quarantined_samples:
-        return _Change(summary=f"{impact.quarantined_samples} sample(s) quarantined")
-    return _Change()
-
-
-def _lighten(now: AttemptSizes, lighter: AttemptSizes) -> _Change:
-    recomputes = lighter.activation_checkpointing and not now.activation_checkpointing
-    is_smaller = lighter.micro_batch < now.micro_batch
-    parts = ["activations are computed again"] if recomputes else []
-    parts += [f"micro-batch {now.micro_batch} to {lighter.micro_batch}"] if is_smaller else []
-    return _Change(
-        summary=", ".join([*parts, "bits differ from here" if is_smaller else "bits stay equal"]),
-        micro_batch=lighter.micro_batch if is_smaller else None,
-        activation_checkpointing=recomputes or None,
-    )
+    return _Change(summary=f"{impact.quarantined_samples} sample(s) quarantined" if impact.quarantined_samples else "")
 
 
 def _charged(
     budget: "BudgetConfig", state: RunState, failure: Failure, impact: FailureImpact, change: _Change, jitter: float
 ) -> Decision:
     spent, reason = state.charges.get(failure.reason, Charges()), failure.reason
-    wasted = spent.wasted_gpu_seconds + impact.wasted_gpu_seconds
+    retries, wasted = len(spent.since_progress), spent.wasted_gpu_seconds + impact.wasted_gpu_seconds
     samples = sum(len(item.windows) for item in state.quarantines if item.reason == reason)
     limits: dict[str, tuple[float | None, float]] = {
-        "retries": (budget.retries, len(spent.since_progress) + 1),
+        "retries": (budget.retries, retries + 1),
         "total": (budget.total, spent.total + 1),
         "wasted_gpu_seconds": (budget.wasted_gpu_seconds, wasted),
         "samples": (budget.samples, samples + impact.quarantined_samples),
     }
-    left = {name: None if limit is None else floor(limit - used) for name, (limit, used) in limits.items()}
-    shown = {name: None if value is None else max(value, 0) for name, value in left.items()}
-    empty = [name for name, value in left.items() if value is not None and value < 0]
+    left = {name: None if limit is None else max(floor(limit - used), 0) for name, (limit, used) in limits.items()}
+    empty = next((name for name, (limit, used) in limits.items() if limit is not None and used > limit), "")
     if empty:
-        why = _spent(state, reason, spent, wasted, empty[0])
-        return Decision(action=DecisionAction.STOP, reason=why, charged=reason, left=shown)
+        by = f" by attempts {', '.join(map(str, spent.since_progress))}" if retries else ""
+        refill = f"a commit beyond step {state.high_water_step} refills it, or " if empty == "retries" else ""
+        why = (
+            f"budget {reason} is spent ({empty}): {retries} retries since the last new commit{by}, {spent.total} in "
+            f"total, {wasted:.0f} device seconds lost to it; {refill}raise budgets.{reason}.{empty}"
+        )
+        return Decision(action=DecisionAction.STOP, reason=why, charged=reason, left=left)
     changed = f", {change.summary}" if change.summary else ""
     return Decision(
         action=DecisionAction.RESUME,
         reason=f"{reason}: resume from the newest committed checkpoint{changed}",
         charged=reason,
-        left=shown,
-        delay_seconds=backoff_seconds(budget, len(spent.since_progress)) * (1 - jitter / 2),
+        left=left,
+        delay_seconds=backoff_seconds(budget, retries) * (1 - jitter / 2),
         micro_batch=change.micro_batch,
         activation_checkpointing=change.activation_checkpointing,
         changed=change.summary,
-    )
-
-
-def _spent(state: RunState, reason: str, spent: Charges, wasted: float, limit: str) -> str:
-    retries, by = len(spent.since_progress), ""
-    if retries:
-        by = f" by attempts {', '.join(map(str, spent.since_progress))}"
-    unblock = f"raise budgets.{reason}.{limit}"
-    if limit == "retries":
-        unblock = f"a commit beyond step {state.high_water_step} refills it, or {unblock}"
-    return (
-        f"budget {reason} is spent ({limit}): {retries} retries since the last new commit{by}, "
-        f"{spent.total} in total, {wasted:.0f} device seconds lost to it; {unblock}"
     )
 
 

@@ -1,18 +1,32 @@
-"""Robust statistics of a loss curve: level, best level, noise and spikes, by medians and median absolute deviations.
+"""Robust statistics of a loss curve (medians and median absolute deviations), and symptoms that losses do not show.
 
-Source: Huber, Robust Statistics, 1981. The work is bounded: a million steps become some blocks of medians.
+Sources: Huber, Robust Statistics, 1981; the work is bounded: a million steps become some blocks of medians. Clipping
+as an exception: Pascanu et al., section 3.2 (2013). Repetition: Welleck et al., Unlikelihood Training (2019).
 """
 
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tasks.text.format import format_steps
+
 Floats = NDArray[np.float64]
 
 _LARGEST_WINDOW = 200
 _SPIKE_WINDOW = 16
+# Clipping: half of the steps after warm-up shortened. Then the norm, and not lr, decides how far the weights move.
+_CLIPPED_SHARE, _CLIPPED_STEPS, _CLIPPED_LOOK_BACK = 0.5, 50, 10_000
+# Slow: fewer tokens/s than this share of the median for so many steps in a row that took so many seconds. Evaluation
+# and staging beside training cost less, and what is over within seconds needs nobody.
+_SLOW_SHARE, _SLOW_STEPS, _SLOW_SECONDS = 0.25, 5, 10.0
+_FEWEST_RATES, _USUAL_STEPS = 20, 1000
+# Straggling: in most of the newest steps one and the same rank works for so much longer than the median one.
+_STRAGGLING_STEPS, _STRAGGLING_SHARE, _STRAGGLING_RATIO = 200, 0.6, 1.25
+# Repeating: this share of the pieces of 16 characters occurred before in the same sample. English is below 0.02.
+_PIECE_CHARACTERS, _REPEATED_SHARE, _SAMPLES = 16, 0.5, 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,7 +74,10 @@ class Level:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spikes:
-    """Steps far above the median of the steps before them, and the noise they are compared with."""
+    """Steps far above the median of the steps before them, and the noise they are compared with.
+
+    `worst_grad_ratio` is the worst step's gradient norm over the median around it; 0 if unknown.
+    """
 
     count: int
     looked_back_steps: int
@@ -70,19 +87,14 @@ class Spikes:
     worst_grad_ratio: float = 0.0
 
 
-def window_of(count: int) -> int:
-    """Return the window of a level, in steps, for a curve of `count` steps."""
-    return int(np.clip(count // 10, 5, _LARGEST_WINDOW))
-
-
 def level_of(steps: Sequence[int], losses: Floats) -> Level:
     """Return the level now and the best one before, over windows counted back from the newest step; needs two."""
-    window = window_of(len(losses))
+    window = _window(len(losses))
     blocks = losses[len(losses) % window :].reshape(-1, window)  # (blocks, window), the newest last
     medians = np.median(blocks, axis=1)
     best = int(np.argmin(medians[:-1]))
     last_of_best = len(losses) % window + (best + 1) * window - 1
-    noise = deviation((blocks - medians[:, None])[-20:].ravel())
+    noise = _deviation((blocks - medians[:, None])[-20:].ravel())
     return Level(
         now=float(medians[-1]),
         window_steps=window,
@@ -95,7 +107,7 @@ def level_of(steps: Sequence[int], losses: Floats) -> Level:
 def levels_at(curve: Curve, losses: Floats, steps: Sequence[int]) -> tuple[float, ...]:
     """Return the median losses of the windows that end at these steps."""
     ends = np.searchsorted(np.asarray(curve.steps), np.asarray(steps), side="right").tolist()
-    return tuple(float(np.median(losses[max(0, end - window_of(end)) : end])) for end in ends)
+    return tuple(float(np.median(losses[max(0, end - _window(end)) : end])) for end in ends)
 
 
 def spikes_of(curve: Curve, losses: Floats, *, sigmas: float, share: float) -> Spikes:
@@ -108,30 +120,117 @@ def spikes_of(curve: Curve, losses: Floats, *, sigmas: float, share: float) -> S
     before = np.lib.stride_tricks.sliding_window_view(tail[:-1], _SPIKE_WINDOW)  # (looked_back, window)
     base = np.median(before, axis=1)
     rise = tail[_SPIKE_WINDOW:] - base
-    noise = deviation(rise)
+    noise = _deviation(rise)
     found = np.flatnonzero(rise > np.maximum(sigmas * noise, share * np.abs(base)))
     if not len(found):
         return Spikes(count=0, looked_back_steps=looked_back, noise=noise)
     worst = int(found[np.argmax(rise[found])])
-    return Spikes(
-        count=int(1 + np.count_nonzero(np.diff(found) > _SPIKE_WINDOW)),  # steps within one window are one spike
-        looked_back_steps=looked_back,
-        noise=noise,
-        worst_step=int(curve.steps[count - looked_back + worst]),
-        worst_rise=float(rise[worst]),
-        worst_grad_ratio=_grad_ratio(curve, count - looked_back + worst),
-    )
-
-
-def deviation(values: Floats) -> float:
-    """Return the standard deviation of a normal distribution with this median absolute deviation."""
-    return float(1.4826 * np.median(np.abs(values - np.median(values))))
-
-
-def _grad_ratio(curve: Curve, index: int) -> float:
-    """Gradient norm of one step over the median around it; 0 if unknown."""
+    index = count - looked_back + worst
     around = curve.grad_norms[max(0, index - _LARGEST_WINDOW) : index + _LARGEST_WINDOW]
     known = [norm for norm in around if norm is not None and np.isfinite(norm)]
     norm = curve.grad_norms[index] if curve.grad_norms else None
     middle = float(np.median(known)) if known else 0.0
-    return norm / middle if norm is not None and np.isfinite(norm) and middle > 0 else 0.0
+    return Spikes(
+        count=int(1 + np.count_nonzero(np.diff(found) > _SPIKE_WINDOW)),  # steps within one window are one spike
+        looked_back_steps=looked_back,
+        noise=noise,
+        worst_step=int(curve.steps[index]),
+        worst_rise=float(rise[worst]),
+        worst_grad_ratio=norm / middle if norm is not None and np.isfinite(norm) and middle > 0 else 0.0,
+    )
+
+
+class ThroughputWatch:
+    """Says while training runs far below its own median; slow steps do not enter the median."""
+
+    def __init__(self) -> None:
+        self._usual = deque[float](maxlen=_USUAL_STEPS)
+        self._slow = deque[float](maxlen=_SLOW_STEPS)
+        self._slow_seconds = 0.0
+
+    def add(self, tokens_per_second: float, seconds: float) -> str:
+        """Add a step; return how slow the newest steps are, or "" while they are not."""
+        median = float(np.median(self._usual)) if len(self._usual) >= _FEWEST_RATES else 0.0
+        if tokens_per_second >= _SLOW_SHARE * median:
+            self._usual.append(tokens_per_second)
+            self._slow.clear()
+            self._slow_seconds = 0.0
+            return ""
+        self._slow.append(tokens_per_second)
+        self._slow_seconds += seconds
+        if len(self._slow) < _SLOW_STEPS or self._slow_seconds < _SLOW_SECONDS:
+            return ""
+        slow = float(np.median(self._slow))
+        return f"training runs at {slow:,.0f} tokens/s, {slow / median:.0%} of its own median of {median:,.0f}"
+
+
+def find_clipped_updates(curve: Curve) -> str:
+    """Return that most updates are clipped, or "" if they are not or nothing is known of norms."""
+    if not curve.grad_clip or not curve.grad_norms or not curve.learning_rates:
+        return ""
+    first = max(int(np.argmax(curve.learning_rates)), len(curve.steps) - _CLIPPED_LOOK_BACK)
+    norms = [norm for norm in curve.grad_norms[first:] if norm is not None]
+    share = sum(norm > curve.grad_clip for norm in norms) / max(len(norms), 1)
+    if len(norms) < _CLIPPED_STEPS or share < _CLIPPED_SHARE:
+        return ""
+    return (
+        f"{share:.0%} of the last {len(norms):,} gradients were longer than grad_clip {curve.grad_clip:g} "
+        f"(median {float(np.median(norms)):.3g}) and were clipped to it"
+    )
+
+
+def find_collapsed_throughput(curve: Curve) -> str:
+    """Return where the newest stretch of steps ran far below the run's own median, or "" where none did."""
+    rates = np.asarray(curve.tokens_per_second, dtype=np.float64)
+    if len(rates) < _FEWEST_RATES:
+        return ""
+    median = float(np.median(rates))
+    is_slow = np.concatenate([[False], rates < _SLOW_SHARE * median, [False]])
+    borders: Sequence[int] = np.flatnonzero(np.diff(is_slow)).tolist()  # first index and end of each slow stretch
+    for first, end in reversed(list(zip(borders[::2], borders[1::2], strict=True))):
+        slow = float(np.median(rates[first:end]))
+        if end - first >= _SLOW_STEPS and sum(curve.seconds[first:end]) >= _SLOW_SECONDS:
+            where = format_steps(int(curve.steps[first]), int(curve.steps[end - 1]))
+            return f"{where} ran at {slow:,.0f} tokens/s, {slow / median:.0%} of the run's median of {median:,.0f}"
+    return ""
+
+
+def find_straggler(curve: Curve) -> str:
+    """Return which rank the others wait for in most of the newest steps, or "" where none stands out."""
+    newest = [item for item in curve.slowest_ranks[-_STRAGGLING_STEPS:] if item]
+    if len(newest) < _FEWEST_RATES:
+        return ""
+    late = [name for name, ratio in newest if ratio >= _STRAGGLING_RATIO]
+    name, count = Counter(late).most_common(1)[0] if late else ("", 0)
+    if count < _STRAGGLING_SHARE * len(newest):
+        return ""
+    ratio = float(np.median([ratio for other, ratio in newest if other == name]))
+    return (
+        f"{name} was the slowest in {count} of the last {len(newest)} steps: its own work took it {ratio:.1f} times as "
+        "long as the median rank, and the others wait for it"
+    )
+
+
+def find_repeating_samples(curve: Curve) -> str:
+    """Return that each of the newest samples of text repeats itself, or all are the same; "" otherwise."""
+    newest = curve.samples[-_SAMPLES:]
+    if len(newest) < _SAMPLES:
+        return ""
+    if len(set(newest)) == 1:
+        return f"the newest {_SAMPLES} samples are the same text"
+    width = _PIECE_CHARACTERS
+    pieces = [[text[i : i + width] for i in range(len(text) - width + 1)] for text in newest]
+    least = min(1 - len(set(of_one)) / max(len(of_one), 1) if of_one else 0.0 for of_one in pieces)
+    if least < _REPEATED_SHARE:
+        return ""
+    return f"at least {least:.0%} of each of the newest {_SAMPLES} samples repeats what stands before it in the sample"
+
+
+def _window(count: int) -> int:
+    """Return the window of a level, in steps, for a curve of `count` steps."""
+    return int(np.clip(count // 10, 5, _LARGEST_WINDOW))
+
+
+def _deviation(values: Floats) -> float:
+    """Return the standard deviation of a normal distribution with this median absolute deviation."""
+    return float(1.4826 * np.median(np.abs(values - np.median(values))))

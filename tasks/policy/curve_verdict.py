@@ -8,17 +8,23 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import partial
+from itertools import chain
 
 import numpy as np
 
 from storage.logs.run_entries import CurveVerdict
-from tasks.policy.curve_statistics import Curve, Floats, Level, Spikes, level_of, levels_at, spikes_of
-from tasks.policy.run_symptoms import (
+from tasks.policy.curve_statistics import (
+    Curve,
+    Floats,
+    Level,
+    Spikes,
     find_clipped_updates,
     find_collapsed_throughput,
     find_repeating_samples,
     find_straggler,
+    level_of,
+    levels_at,
+    spikes_of,
 )
 from tasks.text.format import format_count
 
@@ -122,24 +128,23 @@ def judge(curve: Curve) -> CurveVerdict:
         why = f"{len(losses)} steps are on record; a verdict needs {_FEWEST_STEPS}"
         return _verdict(VerdictKind.TOO_EARLY, why, {"steps": len(losses)})
     seen = _measure(curve, losses)
-    for kind, rule in _RULES:
-        if why := rule(seen):
-            others = [symptom(curve) for other, symptom in _SYMPTOMS if other is not kind]
-            return _verdict(kind, "; also: ".join([why, *filter(None, others)]), _numbers(seen))
-    level = seen.level
-    why = f"train loss {level.now:.2f} (median of the last {level.window_steps} steps), best before {level.best:.2f}"
-    if not seen.val:
-        return _verdict(VerdictKind.HEALTHY, f"{why}; no evaluation yet", _numbers(seen))
-    loss, train = seen.val[-1][1], seen.train_at_val[-1]
-    why = f"{why}; val loss {loss:.2f} is {loss / max(train, 1e-9):.2f} × train loss {train:.2f}"
-    return _verdict(VerdictKind.HEALTHY, why, _numbers(seen))
+    symptoms = {kind: find(curve) for kind, find in _SYMPTOMS}
+    for kind, why in chain(((kind, rule(seen)) for kind, rule in _RULES), symptoms.items()):
+        if why:
+            others = (text for other, text in symptoms.items() if text and other is not kind)
+            return _verdict(kind, "; also: ".join([why, *others]), _numbers(seen))
+    level, end = seen.level, "no evaluation yet"
+    if seen.val:
+        loss, train = seen.val[-1][1], seen.train_at_val[-1]
+        end = f"val loss {loss:.2f} is {loss / max(train, 1e-9):.2f} × train loss {train:.2f}"
+    now = f"train loss {level.now:.2f} (median of the last {level.window_steps} steps), best before {level.best:.2f}"
+    return _verdict(VerdictKind.HEALTHY, f"{now}; {end}", _numbers(seen))
 
 
 def _measure(curve: Curve, losses: Floats) -> _Measured:
     # Of many held-out losses, the newest 200 and the best are kept.
     val = [(step, loss) for step, loss in curve.val if step >= curve.steps[0]]
-    best = [min(val[:-200], key=lambda point: point[1])] if val[200:] else []
-    val = [*best, *val[-200:]]
+    val = [*([min(val[:-200], key=lambda point: point[1])] if val[200:] else []), *val[-200:]]
     return _Measured(
         curve=curve,
         losses=losses,
@@ -242,16 +247,6 @@ def _flat_val_loss(seen: _Measured) -> str:
     )
 
 
-def _of_curve(symptom: Callable[[Curve], str], seen: _Measured) -> str:
-    return symptom(seen.curve)
-
-
-_SYMPTOMS: tuple[tuple[VerdictKind, Callable[[Curve], str]], ...] = (
-    (VerdictKind.CLIPPING, find_clipped_updates),
-    (VerdictKind.REPEATING, find_repeating_samples),
-    (VerdictKind.SLOW, find_collapsed_throughput),
-    (VerdictKind.STRAGGLING, find_straggler),
-)
 _RULES: tuple[tuple[VerdictKind, Callable[[_Measured], str]], ...] = (
     (VerdictKind.DIVERGING, _diverging),
     (VerdictKind.TOO_EARLY, _warming_up),
@@ -260,9 +255,14 @@ _RULES: tuple[tuple[VerdictKind, Callable[[_Measured], str]], ...] = (
     (VerdictKind.SPIKING, _spiking),
     (VerdictKind.PLATEAU, _flat_train_loss),
     (VerdictKind.PLATEAU, _flat_val_loss),
-    *((kind, partial(_of_curve, symptom)) for kind, symptom in _SYMPTOMS),
 )
-"""From the worst on; each returns the reason, or "" if it does not hold."""
+_SYMPTOMS: tuple[tuple[VerdictKind, Callable[[Curve], str]], ...] = (
+    (VerdictKind.CLIPPING, find_clipped_updates),
+    (VerdictKind.REPEATING, find_repeating_samples),
+    (VerdictKind.SLOW, find_collapsed_throughput),
+    (VerdictKind.STRAGGLING, find_straggler),
+)
+"""From the worst on, the symptoms last; each returns the reason, or "" if it does not hold."""
 
 
 def _numbers(seen: _Measured) -> dict[str, float]:

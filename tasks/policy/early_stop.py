@@ -12,8 +12,7 @@ from typing import Any
 
 from storage.logs.run_entries import EvaluationRecorded
 from storage.logs.run_state import CheckpointRecord, RunState
-from tasks.configuration.evaluation_settings import METRIC, EarlyStopConfig
-from tasks.configuration.settings import BudgetConfig
+from tasks.configuration.settings import METRIC, BudgetConfig, EarlyStopConfig
 from tasks.configuration.stored_configuration import parse_stored_configuration
 from tasks.policy.budgets import evaluator_budget
 from tasks.policy.curve_verdict import VerdictKind
@@ -57,11 +56,8 @@ def find_stop(state: RunState, suite_sha256: str) -> Stop | None:
     """Return where the run stops early under the policy of its newest attempt, or None."""
     if not state.attempts or state.opened is None or state.finished is not None:
         return None
-    terms, total = stop_terms(state.attempts[-1].started.config, suite_sha256), state.opened.total_steps
-    if not terms.policy.is_on:
-        return None
-    line = state.surviving_checkpoints
-    if not line or line[-1].committed.step >= total:
+    terms, line = stop_terms(state.attempts[-1].started.config, suite_sha256), state.surviving_checkpoints
+    if not terms.policy.is_on or not line or line[-1].committed.step >= state.opened.total_steps:
         return None
     known = _recorded(state, suite_sha256)
     awaited = {record.committed.manifest_sha256 for record in outstanding(state, terms)}
@@ -74,14 +70,13 @@ def outstanding(state: RunState, terms: StopTerms) -> tuple[CheckpointRecord, ..
     """Return the checkpoints whose scheduled evaluation is missing but still possible, in step order."""
     known = _recorded(state, terms.suite_sha256)
     budget = evaluator_budget(terms.evaluator_budget, state.failed_evaluations)
-
-    def is_outstanding(record: CheckpointRecord) -> bool:
-        manifest = record.committed.manifest_sha256
-        if manifest in known or not record.is_committed or not terms.is_due(record.committed.step):
-            return False
-        return sum(item.suite_sha256 == terms.suite_sha256 for item in record.failed_evaluations) <= budget.retries
-
-    return tuple(filter(is_outstanding, state.surviving_checkpoints))
+    return tuple(
+        record
+        for record in state.surviving_checkpoints
+        if record.is_committed and terms.is_due(record.committed.step)
+        if record.committed.manifest_sha256 not in known
+        if sum(item.suite_sha256 == terms.suite_sha256 for item in record.failed_evaluations) <= budget.retries
+    )
 
 
 def decide(policy: EarlyStopConfig, evaluations: Iterable[EvaluationRecorded]) -> Stop | None:
@@ -90,10 +85,9 @@ def decide(policy: EarlyStopConfig, evaluations: Iterable[EvaluationRecorded]) -
     for item in evaluations:
         step, loss = item.step, item.metrics.get(METRIC, math.nan)
         kind, why = (item.verdict.kind, item.verdict.why) if item.verdict else ("", "")
+        waited += 1
         if loss < best - policy.min_delta:
             best, best_step, waited = loss, step, 0
-        else:
-            waited += 1
         train = item.verdict.numbers.get("train_loss") if item.verdict else None
         overfit = overfit + 1 if train is not None and loss >= policy.overfit_ratio * train else 0
         if policy.on_divergence and kind == VerdictKind.DIVERGING:

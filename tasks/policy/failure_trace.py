@@ -83,11 +83,6 @@ class Aftershocks(BaseModel):
     share: Annotated[float, Field(ge=0, lt=1)] = 0.0
     rate_factor: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
 
-    @property
-    def calm(self) -> float:
-        """How many times as long as the mean one lasts until a failure that is no aftershock."""
-        return 1 / (1 - self.share + self.share / self.rate_factor)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FailureTrace:
@@ -123,8 +118,10 @@ class FailureTrace:
         reasons, ladder = tuple(self.rates), tuple(accumulate(self.rates.values()))
         if not ladder or ladder[-1] <= 0:
             return
-        shocks, reason = self.aftershocks, reasons[0]
-        per_second, is_aftershock = ladder[-1] / DAY_SECONDS / shocks.calm, False
+        shocks, reason, is_aftershock = self.aftershocks, reasons[0], False
+        # How many times as long as the mean one lasts until a failure that is no aftershock.
+        calm = 1 / (1 - shocks.share + shocks.share / shocks.rate_factor)
+        per_second = ladder[-1] / DAY_SECONDS / calm
         while True:
             after = generator.expovariate(per_second * (shocks.rate_factor if is_aftershock else 1))
             reason = reason if is_aftershock else generator.choices(reasons, cum_weights=ladder)[0]
@@ -193,11 +190,9 @@ def recorded_trace(state: RunState, *, restart_device_seconds: float = 0.0) -> F
 
     A simulated attempt begins with its restart: `restart_device_seconds` is added to all but the first.
     """
-    ended = [attempt for attempt in state.attempts if attempt.ended is not None]
-    failed = [attempt for attempt in ended if _reason(attempt) not in _NO_FAILURES]
-    exposed = (_device_seconds(attempt, restart_device_seconds) for attempt in state.attempts)
-    device_days = sum(exposed) / DAY_SECONDS
-    counts = Counter(_reason(attempt) for attempt in failed)
+    failed = [attempt for attempt in state.attempts if attempt.ended and _reason(attempt) not in _NO_FAILURES]
+    device_days = sum(_device_seconds(attempt, restart_device_seconds) for attempt in state.attempts) / DAY_SECONDS
+    counts = Counter(map(_reason, failed))
     run_id = state.opened.run_id if state.opened else ""
     return FailureTrace(
         source=f"run {run_id}: {len(failed)} failures in {device_days * 24:.3g} device hours",
@@ -223,9 +218,8 @@ def _recorded(state: RunState, attempt: AttemptRecord, restart_device_seconds: f
 
 def _device_seconds(attempt: AttemptRecord, restart_device_seconds: float) -> float:
     """Device time exposed to failures; for an open attempt, up to its last commit."""
-    number = attempt.started.attempt
     used = attempt.ended.gpu_seconds if attempt.ended else attempt.committed_gpu_seconds
-    return used + (restart_device_seconds if number > 1 else 0.0)
+    return used + (restart_device_seconds if attempt.started.attempt > 1 else 0.0)
 
 
 def _reason(attempt: AttemptRecord) -> TerminationReason:

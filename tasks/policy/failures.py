@@ -1,17 +1,46 @@
-"""Classification of an attempt's end: a pure function from the evidence to one termination reason."""
+"""The kind of an error where it is caught, and the classification of an attempt's end from its evidence."""
 
+import errno
 import re
 import signal
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
+from model.errors import BadBatch, LossExploded, NonFiniteLoss, TokenOutOfRange
+from storage.errors import (
+    AppendUnknown,
+    Fenced,
+    IntegrityError,
+    NotDurable,
+    ObjectMissing,
+    SnapshotDamaged,
+    StoreRefused,
+    StoreUnavailable,
+)
 from storage.stores.document import sha256
-from tasks.policy.error_kind import ErrorKind, kind_in
 from tasks.policy.termination import ExitCode, TerminationReason
 
 ORPHANED_EXIT_CODE = 76
 """Exit code of a trainer whose parent has died."""
 PEER_LOST_EXIT_CODE = 77
 """Exit code of a rank that failed only because a peer died; the peer's error is the reason."""
+
+
+class ErrorKind(StrEnum):
+    """The kind of an error, by which it is known in another process."""
+
+    REFUSED = "refused"
+    UNAVAILABLE = "unavailable"
+    NOT_DURABLE = "not-durable"
+    MISSING = "missing"
+    DAMAGED = "damaged"
+    BAD_DATA = "bad-data"
+    DIVERGED = "diverged"
+    OUT_OF_MEMORY = "out-of-memory"
+    DEVICE_LOST = "device-lost"
+    FENCED = "fenced"
+    BUG = "bug"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,6 +103,36 @@ class Failure:
     kind: ErrorKind | None = None
 
 
+_BY_TYPE: Mapping[type[BaseException] | tuple[type[BaseException], ...], ErrorKind] = {
+    StoreRefused: ErrorKind.REFUSED,
+    NotDurable: ErrorKind.NOT_DURABLE,
+    (StoreUnavailable, AppendUnknown): ErrorKind.UNAVAILABLE,
+    ObjectMissing: ErrorKind.MISSING,
+    (SnapshotDamaged, BadBatch, TokenOutOfRange): ErrorKind.BAD_DATA,
+    IntegrityError: ErrorKind.DAMAGED,
+    Fenced: ErrorKind.FENCED,
+    (NonFiniteLoss, LossExploded): ErrorKind.DIVERGED,
+    MemoryError: ErrorKind.OUT_OF_MEMORY,
+}
+"""A subclass stands before its base."""
+_BY_NUMBER = {
+    errno.ENOMEM: ErrorKind.OUT_OF_MEMORY,
+    errno.ENOSPC: ErrorKind.UNAVAILABLE,
+    errno.EDQUOT: ErrorKind.UNAVAILABLE,
+}
+_PHRASES = {
+    ErrorKind.OUT_OF_MEMORY: (
+        *("can't allocate memory", "Cannot allocate memory", "out of memory", "ALLOC_FAILED", "MemoryError"),
+        *("not enough memory: you tried to allocate", "std::bad_alloc"),
+    ),
+    ErrorKind.UNAVAILABLE: ("No space left on device", "Disk quota exceeded"),
+    ErrorKind.DEVICE_LOST: (
+        *("uncorrectable ECC error", "fallen off the bus"),
+        # Not ncclInvalidUsage and ncclInvalidArgument: no retry cures those.
+        *("ncclUnhandledCudaError", "ncclSystemError", "ncclInternalError", "ncclRemoteError"),
+    ),
+}
+"""What libraries say that have no type for it (torch raises RuntimeError), or that end the process themselves."""
 _BY_KIND = {
     ErrorKind.REFUSED: TerminationReason.STORAGE,
     ErrorKind.UNAVAILABLE: TerminationReason.STORAGE,
@@ -94,15 +153,10 @@ _RANDOM_NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d{3,}")
 """Addresses, ports and process ids, which differ although the cause is the same."""
 _KUBERNETES = {
     "OOMKilled": TerminationReason.OOM,
-    "Evicted": TerminationReason.PREEMPTED,
-    "Preempting": TerminationReason.PREEMPTED,
-    "NodeShutdown": TerminationReason.PREEMPTED,
-    "DeadlineExceeded": TerminationReason.PREEMPTED,
+    **dict.fromkeys(("Evicted", "Preempting", "NodeShutdown", "DeadlineExceeded"), TerminationReason.PREEMPTED),
     # Of the pod's condition DisruptionTarget.
-    "PreemptionByScheduler": TerminationReason.PREEMPTED,
-    "DeletionByTaintManager": TerminationReason.PREEMPTED,
-    "EvictionByEvictionAPI": TerminationReason.PREEMPTED,
-    "TerminationByKubelet": TerminationReason.PREEMPTED,
+    **dict.fromkeys(("PreemptionByScheduler", "DeletionByTaintManager"), TerminationReason.PREEMPTED),
+    **dict.fromkeys(("EvictionByEvictionAPI", "TerminationByKubelet"), TerminationReason.PREEMPTED),
 }
 _BY_EXIT = {
     ExitCode.PREEMPTED: (TerminationReason.PREEMPTED, "the trainer exited with the exit code of a preemption"),
@@ -117,12 +171,25 @@ _FULL = 0.95
 """A killed process that used this share of its limit was killed for memory, even if the kernel counts no kill."""
 
 
+def kind_of(error: BaseException) -> ErrorKind:
+    """Return the kind of a caught exception; what is not known is a bug."""
+    for known, kind in _BY_TYPE.items():
+        if isinstance(error, known):
+            return kind
+    number = error.errno if isinstance(error, OSError) else None
+    return _BY_NUMBER.get(number or 0) or _kind_in(str(error)) or ErrorKind.BUG
+
+
+def _kind_in(text: str) -> ErrorKind | None:
+    """Return the kind that a library's own words name, or None."""
+    return next((kind for kind, phrases in _PHRASES.items() if any(phrase in text for phrase in phrases)), None)
+
+
 def classify(evidence: Evidence) -> Failure:
     """Return the one reason that the evidence supports; stronger evidence comes first. Practice is said as such."""
     failure = _classify(evidence)
-    if not evidence.practised or failure.reason is TerminationReason.COMPLETED:
-        return failure
-    return replace(failure, detail=as_practice(failure.detail, *evidence.practised))
+    is_practice = evidence.practised and failure.reason is not TerminationReason.COMPLETED
+    return replace(failure, detail=as_practice(failure.detail, *evidence.practised)) if is_practice else failure
 
 
 def as_practice(detail: str, *faults: str) -> str:
@@ -153,7 +220,8 @@ def _classify(evidence: Evidence) -> Failure:
     if evidence.last_words is not None and evidence.store_error_kind not in WAITS_FOR_A_PERSON:
         return _from_exception(evidence.last_words)
     if evidence.store_error is not None:
-        return _from_kind(evidence.store_error_kind or ErrorKind.UNAVAILABLE, evidence.store_error, "")
+        kind = evidence.store_error_kind or ErrorKind.UNAVAILABLE
+        return _failure(_BY_KIND[kind], evidence.store_error, "", kind)
     return _from_exit(evidence)
 
 
@@ -163,16 +231,11 @@ def _from_exception(report: ExceptionReport) -> Failure:
     chain = [line.partition(":")[0] for line in report.traceback if not line.startswith((" ", "\n", "Traceback"))]
     cause = f"{report.exception} {chain} {_FOLDERS.sub('', origin)} {sorted(report.windows)}"
     detail = f"{report.exception}: {report.message}" if report.message else report.exception
-    return _from_kind(report.kind, detail, cause)
-
-
-def _from_kind(kind: ErrorKind, detail: str, cause: str) -> Failure:
-    return replace(_failure(_BY_KIND[kind], detail, cause), kind=kind)
+    return _failure(_BY_KIND[report.kind], detail, cause, report.kind)
 
 
 def _from_exit(evidence: Evidence) -> Failure:
-    if evidence.kubernetes_reason in _KUBERNETES:
-        word = evidence.kubernetes_reason
+    if (word := evidence.kubernetes_reason) in _KUBERNETES:
         return _failure(_KUBERNETES[word], f"Kubernetes ended the container: {word}", word)
     code = evidence.exit_code
     if code is not None and code - _SHELL_SIGNAL in set(signal.Signals):
@@ -185,27 +248,23 @@ def _from_exit(evidence: Evidence) -> Failure:
         return _failure(TerminationReason.LOST, evidence.lost_machine, "machine")
     if code == -signal.SIGKILL:
         used, limit = evidence.rss_bytes, evidence.memory_limit_bytes
+        memory = _memory(evidence)
         if used is not None and limit is not None and used >= _FULL * limit:
-            detail = f"killed by SIGKILL{_memory(evidence)}"
-            return _failure(TerminationReason.OOM, detail, "killed at its memory limit")
-        detail = f"the trainer was killed by SIGKILL and left no other evidence{_memory(evidence)}"
+            return _failure(TerminationReason.OOM, f"killed by SIGKILL{memory}", "killed at its memory limit")
+        detail = f"the trainer was killed by SIGKILL and left no other evidence{memory}"
         return _failure(TerminationReason.LOST, detail, "signal 9")
     if code is None:
         return _failure(TerminationReason.LOST, "process or host vanished without other evidence", "vanished")
     if code in _BY_EXIT:
         reason, detail = _BY_EXIT[code]
         return _failure(reason, detail, str(code))
-    return _unexplained(code, evidence.stderr_tail)
-
-
-def _unexplained(code: int, stderr_tail: tuple[str, ...]) -> Failure:
-    tail = stderr_tail[-1] if stderr_tail else "nothing on stderr"
+    tail = evidence.stderr_tail[-1] if evidence.stderr_tail else "nothing on stderr"
     name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
     how = f"was killed by {name}" if code < 0 else f"exited with {code}"
     # An abort prints its cause before the stack trace; otherwise only the last lines belong to the exit.
-    lines = stderr_tail if code == -signal.SIGABRT else stderr_tail[-3:]
-    kind = next(filter(None, map(kind_in, lines)), ErrorKind.BUG)
-    return _from_kind(kind, f"the trainer {how}: {tail}", _RANDOM_NUMBERS.sub("#", f"{code} {tail}"))
+    lines = evidence.stderr_tail if code == -signal.SIGABRT else evidence.stderr_tail[-3:]
+    kind = next(filter(None, map(_kind_in, lines)), ErrorKind.BUG)
+    return _failure(_BY_KIND[kind], f"the trainer {how}: {tail}", _RANDOM_NUMBERS.sub("#", f"{code} {tail}"), kind)
 
 
 def _memory(evidence: Evidence) -> str:
@@ -215,5 +274,5 @@ def _memory(evidence: Evidence) -> str:
     return f"; it used up to {evidence.rss_bytes / 1e9:.2f} GB{limit}"
 
 
-def _failure(reason: TerminationReason, detail: str, cause: str) -> Failure:
-    return Failure(reason=reason, detail=detail, fingerprint=sha256(f"{reason}\n{cause}".encode())[:12])
+def _failure(reason: TerminationReason, detail: str, cause: str, kind: ErrorKind | None = None) -> Failure:
+    return Failure(reason=reason, detail=detail, fingerprint=sha256(f"{reason}\n{cause}".encode())[:12], kind=kind)

@@ -67,10 +67,16 @@ Verdict = Continue | Wait | Leave
 
 
 def decide_watch(state: RunState, observed: Observed, now: float) -> Verdict:
-    """Return what a watcher does with one run at `now`; what a scheduler restarts it leaves alone."""
+    """Return what a watcher does with one run at `now`; one of a scheduler or of several machines it leaves alone."""
     verdict = _verdict(state, observed, now)
-    if not isinstance(verdict, Leave) and (elsewhere := _continued_elsewhere(state)):
-        return Leave(why=f"{verdict.why}; {elsewhere}")
+    started = state.attempts[-1].started.placement if state.attempts else state.opened
+    if started is None or isinstance(verdict, Leave):
+        return verdict
+    if (by := started.continued_by).startswith(_SCHEDULERS):
+        return Leave(why=f"{verdict.why}; {by} continues it; if that is gone, a person does with the same command")
+    if (wanted := started.nodes_wanted) > 1:
+        alone = f"it wants {wanted} machines and a watcher has one: give the same command on each of them"
+        return Leave(why=f"{verdict.why}; {alone}")
     if isinstance(verdict, Continue) and observed.futile:
         until = observed.tried_at + min(900.0, 30.0 * 4.0 ** min(observed.futile - 1, 8))
         if now < until:
@@ -92,17 +98,6 @@ def lease_seconds(state: RunState) -> float:
     if not state.attempts:
         return LeaseConfig().seconds
     return parse_stored_configuration(state.attempts[-1].started.config).lease.seconds
-
-
-def _continued_elsewhere(state: RunState) -> str:
-    """Return why a watcher does not continue this run: a scheduler does, or it wants several machines."""
-    started = state.attempts[-1].started.placement if state.attempts else state.opened
-    assert started is not None
-    if started.continued_by.startswith(_SCHEDULERS):
-        return f"{started.continued_by} continues it; if that is gone, a person does with the same command"
-    if started.nodes_wanted > 1:
-        return f"it wants {started.nodes_wanted} machines and a watcher has one: give the same command on each of them"
-    return ""
 
 
 def _verdict(state: RunState, observed: Observed, now: float) -> Verdict:

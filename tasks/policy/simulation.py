@@ -90,26 +90,23 @@ def train_until(
     commits = 0 if training < first_end else min(1 + int((training - first_end) / whole), all_commits - 1)
     step = (behind + commits) * every if commits else first_step
     since = training - (step - first_step) * plan.step_seconds - commits * plan.checkpoint_seconds
-    return _ended(plan, step, commits, restart_seconds, max(since, 0.0), is_announced)
-
-
-def _ended(
-    plan: SimulationPlan, step: int, commits: int, restart_seconds: float, since: float, is_announced: bool
-) -> Stretch:
-    """The part after the last commit: `since` seconds later it fails, or gets a notice and commits in its grace."""
-    boundary = min(plan.total_steps, (step // plan.every_steps + 1) * plan.every_steps)
     stretch = Stretch(committed_step=step, last_step=step, commits=commits, restart_seconds=restart_seconds)
+    return _until_failure(plan, stretch, max(since, 0.0), is_announced)
+
+
+def _until_failure(plan: SimulationPlan, stretch: Stretch, since: float, is_announced: bool) -> Stretch:
+    """The part after the last commit: `since` seconds later it fails, or gets a notice and commits in its grace."""
+    step = stretch.committed_step
+    boundary = min(plan.total_steps, (step // plan.every_steps + 1) * plan.every_steps)
     if is_announced:
         reached = min(step + math.ceil(since / plan.step_seconds), boundary)
-        ready = (reached - step) * plan.step_seconds + plan.checkpoint_seconds
         if reached == step:
             return stretch
-        if ready - since <= plan.grace_seconds:
-            is_last = reached == plan.total_steps
-            return replace(stretch, committed_step=reached, last_step=reached, commits=commits + 1, is_finished=is_last)
+        if (reached - step) * plan.step_seconds + plan.checkpoint_seconds - since <= plan.grace_seconds:
+            commits, is_last = stretch.commits + 1, reached == plan.total_steps
+            return replace(stretch, committed_step=reached, last_step=reached, commits=commits, is_finished=is_last)
         since += plan.grace_seconds
-    reached = min(step + int(since / plan.step_seconds), boundary)
-    return replace(stretch, last_step=reached, lost_seconds=since)
+    return replace(stretch, last_step=min(step + int(since / plan.step_seconds), boundary), lost_seconds=since)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -176,11 +173,12 @@ def simulate(plan: SimulationPlan, failures: Iterable[TraceFailure], policy: Pol
     sequence = iter(failures)
     while len(run.state.attempts) < MOST_ATTEMPTS:
         event = next(sequence, None)
-        seconds = event.after_device_seconds / plan.devices if event else math.inf
-        is_announced = event is not None and event.reason is TerminationReason.PREEMPTED
-        restart = plan.restart_seconds if run.state.attempts else 0.0
         stretch = train_until(
-            plan, first_step=run.step, restart_seconds=restart, failure_seconds=seconds, is_announced=is_announced
+            plan,
+            first_step=run.step,
+            restart_seconds=plan.restart_seconds if run.state.attempts else 0.0,
+            failure_seconds=event.after_device_seconds / plan.devices if event else math.inf,
+            is_announced=event is not None and event.reason is TerminationReason.PREEMPTED,
         )
         run = _after(run, stretch, event, policy)
         if run.is_finished or run.stopped_by is not None:
@@ -208,21 +206,21 @@ def _after(run: SimulatedRun, stretch: Stretch, event: TraceFailure | None, poli
     impact = _impact(event, stretch, run.plan, opened)
     decision = policy(opened, failure, impact)
     state = _with_receipt(opened, run, stretch, failure, decision)
-    if decision.action == DecisionAction.RESUME:
-        state = _with_quarantine(state, failure, impact.quarantined_samples)
-        waited = max(decision.delay_seconds, event.replacement_seconds)
-        return replace(spent, state=state, waiting_seconds=run.waiting_seconds + waited)
-    return replace(spent, state=state, stopped_by=f"{failure.reason}: {decision.reason or 'never retried'}")
+    if decision.action != DecisionAction.RESUME:
+        return replace(spent, state=state, stopped_by=f"{failure.reason}: {decision.reason or 'never retried'}")
+    if samples := impact.quarantined_samples:
+        first = sum(len(item.windows) for item in state.quarantines)
+        windows, attempt = tuple(range(first, first + samples)), len(state.attempts)
+        entry = DataQuarantined(attempt=attempt, reason=failure.reason, windows=windows, detail=failure.detail)
+        state = replace(state, quarantines=(*state.quarantines, entry))
+    waited = max(decision.delay_seconds, event.replacement_seconds)
+    return replace(spent, state=state, waiting_seconds=run.waiting_seconds + waited)
 
 
 def _impact(event: TraceFailure, stretch: Stretch, plan: SimulationPlan, state: RunState) -> FailureImpact:
     """For failures in the data, the samples of one step unless the trace gives a number."""
-    samples, is_in_data = (
-        event.quarantined_samples,
-        event.reason in (TerminationReason.BAD_DATA, TerminationReason.DIVERGED),
-    )
-    started = state.attempts[-1].started
-    sizes = project(started, AttemptSizes)
+    is_in_data = event.reason in (TerminationReason.BAD_DATA, TerminationReason.DIVERGED)
+    samples, sizes = event.quarantined_samples, project(state.attempts[-1].started, AttemptSizes)
     return FailureImpact(
         last_step=stretch.last_step,
         sizes=sizes,
@@ -262,23 +260,18 @@ def _with_attempt(run: SimulatedRun, stretch: Stretch) -> RunState:
     state = replace(state, attempts=state.attempts.append(record))
     if not progress:
         return state
-    return replace(
-        state, live_checkpoints=(_checkpoint(step, number),), high_water_step=step, charges=refill(state.charges)
-    )
-
-
-def _checkpoint(step: int, attempt: int) -> CheckpointRecord:
     committed = CheckpointCommitted(
         step=step,
-        attempt=attempt,
-        prefix=f"step-{step:08d}-attempt-{attempt:04d}",
+        attempt=number,
+        prefix=f"step-{step:08d}-attempt-{number:04d}",
         manifest_sha256="",
         state_sha256="",
         bytes=0,
         tokens=0,
         gpu_seconds=0.0,
     )
-    return CheckpointRecord(committed=committed, committed_at=_TIME)
+    commits = (CheckpointRecord(committed=committed, committed_at=_TIME),)
+    return replace(state, live_checkpoints=commits, high_water_step=step, charges=refill(state.charges))
 
 
 def _with_receipt(
@@ -299,16 +292,3 @@ def _with_receipt(
         decision=decision,
     )
     return end_attempt(state, ended, _TIME)
-
-
-def _with_quarantine(state: RunState, failure: Failure, samples: int) -> RunState:
-    if not samples:
-        return state
-    first = sum(len(item.windows) for item in state.quarantines)
-    quarantine = DataQuarantined(
-        attempt=len(state.attempts),
-        reason=failure.reason,
-        windows=tuple(range(first, first + samples)),
-        detail=failure.detail,
-    )
-    return replace(state, quarantines=(*state.quarantines, quarantine))

@@ -21,8 +21,7 @@ from model.estimates.utilization import measure_machine
 from model.training.determinism import resolve_device
 from model.training.parallel import SINGLE_RANK, Ranks, is_peer_loss, join_ranks
 from model.training.thread_trial import time_steps
-from tasks.policy.error_kind import ErrorKind, kind_of
-from tasks.policy.failures import ORPHANED_EXIT_CODE, PEER_LOST_EXIT_CODE, ExceptionReport
+from tasks.policy.failures import ORPHANED_EXIT_CODE, PEER_LOST_EXIT_CODE, ErrorKind, ExceptionReport, kind_of
 from tasks.trainer.parent_watch import kill_with_parent
 from tasks.trainer.rank_store import open_rank_store
 from tasks.trainer.trainer_group import rank_stderr

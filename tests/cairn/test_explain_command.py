@@ -16,10 +16,9 @@ from storage.logs.log_entry import Writer
 from storage.logs.run_entries import AttemptEnded, DataQuarantined, Decision
 from storage.logs.run_state import RefusedEntry
 from storage.stores.local_store import LocalStore
-from tasks.attempt.attempt_receipt import AttemptOver, Usage, write_receipt
+from tasks.attempt.attempt_end import AttemptOver, Usage, write_receipt
 from tasks.configuration.settings import BudgetsConfig
-from tasks.policy.error_kind import ErrorKind
-from tasks.policy.failures import Evidence, ExceptionReport, classify
+from tasks.policy.failures import ErrorKind, Evidence, ExceptionReport, classify
 from tests import entries
 from tests.commands import Cairn
 from tests.fabricated_run import FabricatedRun

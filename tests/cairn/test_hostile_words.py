@@ -17,8 +17,8 @@ from reports.queries.receipts import read_receipts
 from reports.queries.run_status import read_status
 from storage.logs.registry import Promoted
 from storage.snapshots.snapshot_manifest import SnapshotManifest, SnapshotSource, SnapshotSplits, SplitSize
+from tasks.text.format import sanitize, sanitize_json
 from tasks.text.output import print_document, print_facts, print_table, say
-from tasks.text.sanitize import sanitize, sanitize_json
 from tests.fabricated_run import FabricatedRun
 
 TAGS = (

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from reports.queries.run_metrics import serve_metrics
-from tasks.machine.background_thread import running_beside
+from tasks.machine.process_scopes import running_beside
 from tests.crash.reference import reference_run
 from tests.crash.training_command import Command
 from tests.crash.victims import kill_both

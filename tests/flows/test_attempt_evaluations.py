@@ -12,7 +12,7 @@ from model.configuration.network import ModelConfig
 from storage.logs.log_entry import Writer
 from storage.logs.run_state import CheckpointState
 from tasks.attempt.shutdown_signal import ShutdownSignal
-from tasks.configuration.evaluation_settings import EvaluationConfig
+from tasks.configuration.settings import EvaluationConfig
 from tasks.evaluator.evaluation_run import EvaluationPlan
 from tasks.evaluator.evaluation_suite import suite_of
 from tests.fabricated_run import FabricatedRun, configuration

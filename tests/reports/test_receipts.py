@@ -13,7 +13,7 @@ from reports.queries.receipts import count_reasons, read_receipts
 from reports.queries.run_status import read_status
 from storage.stores.document import encode
 from storage.stores.local_store import LocalStore
-from tasks.attempt.attempt_receipt import evidence_document
+from tasks.attempt.attempt_end import evidence_document
 from tasks.policy.failures import Evidence, classify
 from tests.entries import placement
 from tests.fabricated_run import FabricatedRun

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.configuration.evaluation_settings import EvaluationConfig
-from tasks.configuration.suite_file import resolve_evaluation
+from tasks.configuration.configuration_source import resolve_evaluation
+from tasks.configuration.settings import EvaluationConfig
 from tasks.evaluator import confinement
 from tasks.evaluator.command_evaluator import command_environment, run_command
 from tasks.evaluator.evaluation_suite import CommandSuite, EvaluationSpec, command_suites_of

@@ -23,8 +23,7 @@ from storage.logs.run_entries import AttemptEnded, EvaluationFailed
 from tasks.configuration.stored_configuration import parse_stored_configuration
 from tasks.evaluator.command_evaluator import refuse_command
 from tasks.evaluator.evaluation_suite import CommandSuite
-from tasks.policy.error_kind import ErrorKind
-from tasks.policy.failures import Evidence, ExceptionReport
+from tasks.policy.failures import ErrorKind, Evidence, ExceptionReport
 from tests.entries import refusals
 from tests.security.recording_server import RecordingServer, recording_server
 from tests.wiring.flow_in_process import CONFIG, RUN, FlowWorld, call_tasks_directly

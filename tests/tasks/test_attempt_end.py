@@ -9,12 +9,10 @@ from model.configuration.data import DataConfig
 from storage.errors import Fenced
 from storage.logs.run_log import RunLog
 from storage.stores.local_store import LocalStore
-from tasks.attempt.attempt_end import DataOrigin, end_attempt
-from tasks.attempt.attempt_receipt import AttemptOver, Usage
+from tasks.attempt.attempt_end import AttemptOver, DataOrigin, Usage, end_attempt
 from tasks.configuration.settings import BudgetsConfig
 from tasks.data.snapshot_build import build_snapshot
-from tasks.policy.error_kind import ErrorKind
-from tasks.policy.failures import Evidence, ExceptionReport
+from tasks.policy.failures import ErrorKind, Evidence, ExceptionReport
 from tests.entries import writer
 from tests.storage.builders import claim, commit, open_run, run_log, stage
 

@@ -14,8 +14,7 @@ from storage.errors import SnapshotDamaged
 from storage.snapshots.data_snapshot import open_snapshot
 from storage.stores.local_store import LocalStore
 from tasks.data.snapshot_build import build_snapshot, repair_snapshot
-from tasks.policy.error_kind import kind_of
-from tasks.policy.failures import Evidence, ExceptionReport, classify
+from tasks.policy.failures import Evidence, ExceptionReport, classify, kind_of
 from tasks.policy.termination import TerminationReason
 
 BLOCK = 16

@@ -18,8 +18,7 @@ from storage.logs.run_entries import (
 from storage.logs.run_log import fold
 from storage.logs.run_state import RunState
 from tasks.checkpoints.retention import RetentionTerms, plan_retention
-from tasks.configuration.evaluation_settings import EarlyStopConfig
-from tasks.configuration.settings import CheckpointConfig
+from tasks.configuration.settings import CheckpointConfig, EarlyStopConfig
 from tasks.policy.early_stop import Stop, decide, find_stop, outstanding, stop_terms
 from tests.entries import CONFIG, NOON, evaluated, started
 from tests.storage.builders import committed, entry, opened

@@ -26,8 +26,7 @@ from storage.logs.run_log import fold
 from tasks.configuration.settings import BudgetsConfig
 from tasks.policy.attempt_sizes import AttemptSizes
 from tasks.policy.budgets import FailureImpact, decide
-from tasks.policy.error_kind import ErrorKind, kind_of
-from tasks.policy.failures import Evidence, ExceptionReport, classify
+from tasks.policy.failures import ErrorKind, Evidence, ExceptionReport, classify, kind_of
 from tasks.policy.termination import EXIT_CODES, flow_outcome
 from tasks.trainer.trainer_channel import exit_on_error
 from tests.entries import ended, started

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.configuration.evaluation_settings import EvaluationConfig
-from tasks.configuration.suite_file import resolve_evaluation
+from tasks.configuration.configuration_source import resolve_evaluation
+from tasks.configuration.settings import EvaluationConfig
 from tasks.errors import TaskError
 from tasks.evaluator import command_evaluator
 from tasks.evaluator.command_evaluator import command_environment, parse_metrics, refuse_command, run_command

@@ -11,8 +11,7 @@ from model.configuration.network import ModelConfig
 from storage.logs.log_entry import CheckpointReference
 from storage.logs.run_entries import EvaluationFailed, EvaluationRecorded
 from storage.logs.run_log import RunLog
-from tasks.configuration.evaluation_settings import EvaluationConfig
-from tasks.configuration.settings import BudgetConfig
+from tasks.configuration.settings import BudgetConfig, EvaluationConfig
 from tasks.errors import CheckpointGone, EvaluationInterrupted
 from tasks.evaluator.evaluation_run import EvaluationPlan, find_evaluation, record_evaluation
 from tasks.evaluator.evaluation_suite import CommandSuite, suite_of

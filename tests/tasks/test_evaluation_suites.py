@@ -6,10 +6,14 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from tasks.configuration.configuration_source import load_configuration, parse_configuration
-from tasks.configuration.evaluation_settings import EvaluationConfig
+from tasks.configuration.configuration_source import (
+    load_configuration,
+    parse_configuration,
+    read_suite,
+    resolve_evaluation,
+)
 from tasks.configuration.run_configuration import RunConfig
-from tasks.configuration.suite_file import read_suite, resolve_evaluation
+from tasks.configuration.settings import EvaluationConfig
 from tasks.errors import InvalidConfiguration, TaskError
 from tasks.evaluator.evaluation_suite import command_suites_of, required_suites_of, suite_of
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.policy.error_kind import ErrorKind
-from tasks.policy.failures import Evidence, ExceptionReport, Failure, classify
+from tasks.policy.failures import ErrorKind, Evidence, ExceptionReport, Failure, classify
 from tasks.policy.termination import TerminationReason
 from tests.device import device_under_test
 from tests.tasks.real_ends.ends import (

@@ -13,7 +13,7 @@ from storage.errors import StorageError
 from storage.logs.registry import Registry
 from storage.logs.run_log import RunLog, run_prefix
 from storage.snapshots.snapshot_manifest import SnapshotObject
-from tasks.configuration.evaluation_settings import EvaluationConfig, EvaluatorConfig, PromotionConfig
+from tasks.configuration.settings import EvaluationConfig, EvaluatorConfig, PromotionConfig
 from tasks.trainer.initial_weights import _shard_files
 from tests.memory_store import MemoryStore
 

@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from tasks.configuration.settings import MachinesConfig
-from tasks.machine.machine_check import check_machine
+from tasks.machine.placement import check_machine
 
 
 @pytest.mark.parametrize("command", ["", "true"])

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from storage.logs.run_entries import CurveVerdict
-from tasks.policy.curve_statistics import Curve
+from tasks.policy.curve_statistics import Curve, ThroughputWatch
 from tasks.policy.curve_verdict import VerdictKind, judge
-from tasks.policy.run_symptoms import ThroughputWatch
 from tests.text.shakespeare import TINY_SHAKESPEARE
 
 ENGLISH = TINY_SHAKESPEARE.read_text(encoding="utf-8")

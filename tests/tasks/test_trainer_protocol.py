@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from storage.checkpoints.checkpoint import StagedCheckpoint
 from storage.logs.step_log import StepRecord
 from tasks.errors import TaskError
-from tasks.policy.error_kind import ErrorKind
-from tasks.policy.failures import ExceptionReport
+from tasks.policy.failures import ErrorKind, ExceptionReport
 from tasks.trainer.trainer_protocol import (
     Command,
     Event,

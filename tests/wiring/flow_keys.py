@@ -19,8 +19,7 @@ from storage.logs.run_entries import EvaluationFailed
 from storage.logs.run_log import RunLog
 from tasks.errors import InvalidConfiguration
 from tasks.evaluator.evaluation_suite import CommandSuite
-from tasks.policy.error_kind import ErrorKind
-from tasks.policy.failures import Evidence, ExceptionReport
+from tasks.policy.failures import ErrorKind, Evidence, ExceptionReport
 from tasks.trainer.trainer_protocol import TrainUntil
 from tests.wiring.bench import Bench
 from tests.wiring.key_table import acts, seen_by

@@ -2,7 +2,7 @@
 
 from tests.wiring.mutant import key, mutant
 
-RECEIPT = "tasks/attempt/attempt_receipt.py"
+RECEIPT = "tasks/attempt/attempt_end.py"
 CLAIM = "tasks/attempt/attempt_claim.py"
 BUDGETS = "tasks/policy/budgets.py"
 EARLY_STOP = "tasks/policy/early_stop.py"

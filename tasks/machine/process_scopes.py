@@ -1,5 +1,6 @@
-"""A daemon thread that runs beside a block and is asked to stop at its end."""
+"""What this process does while a block runs: a daemon thread beside it, or no search for garbage."""
 
+import gc
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,3 +19,14 @@ def running_beside(
     finally:
         stop.set()
         thread.join(join_seconds)
+
+
+@contextmanager
+def collecting_no_garbage() -> Iterator[None]:
+    """Collect no garbage while the block makes much that stays, and never look through it: a fifth of the time."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()

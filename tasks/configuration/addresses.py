@@ -1,0 +1,67 @@
+"""What a text of the command line means: a file of `deployments` by its bare name, a URL that is read, or a store."""
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+CONFIGURATIONS, SUITES = Path("deployments"), Path("deployments/suites")
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*\Z")
+READABLE = "a path, or a URL that begins with s3://, http://, https:// or file://"
+_SCHEMES = frozenset({"s3", "s3a", "http", "https", "file", "memory"})  # the last one is of tests
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/{0,3})")
+DEFAULT_STORE = "./cairn-store"
+
+
+def choose_store(given: str, environment: Mapping[str, str], configured: str | None = None) -> str:
+    """Return the store's folder or URL: `--store`, else `CAIRN_STORE`, else the configuration's, else the default."""
+    return given or environment.get("CAIRN_STORE", "") or configured or DEFAULT_STORE
+
+
+def named_file(text: str, place: Path, *, folder: Path) -> Path:
+    """Return the file that `text` means; a path starts at `folder`, and a file there of exactly that name comes first.
+
+    Files of the working directory's `deployments` come before those that came with Cairn; a name that is nowhere is
+    returned as the path it would be.
+    """
+    path = folder / Path(text).expanduser()
+    if not is_name(text) or path.is_file():
+        return path
+    return next((file for file in _files(place) if file.stem == text), path)
+
+
+def is_name(text: str) -> bool:
+    """Whether `text` is a bare name, without folder and suffix."""
+    return _NAME.match(text) is not None
+
+
+def known_names(place: Path) -> list[str]:
+    """Return the names there are."""
+    return sorted({file.stem for file in _files(place)})
+
+
+def _files(place: Path) -> list[Path]:
+    folders = [Path.cwd() / place, Path(__file__).parents[2] / place]
+    return [file for folder in folders for file in sorted(folder.glob("*.toml"))]
+
+
+def wrong_scheme(address: str) -> str:
+    """Return what is wrong with the beginning of an address; empty for a path and for a URL that can be read."""
+    if "::" in address or not (match := _URL.match(address)):
+        return ""
+    scheme, slashes = match[1].lower(), match[2]
+    if len(slashes) >= 2:
+        return "" if scheme in _SCHEMES else f"{scheme}:// is not read"
+    return f"did you mean {scheme}://{address[match.end() :]}?" if slashes and scheme in _SCHEMES else ""
+
+
+def why_unreadable(error: Exception, url: str) -> str:
+    """Return the cause: an object that is not there, or a server that does not answer, which some libraries confuse."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ConnectionError | TimeoutError):
+            return f"nobody answers there ({os.strerror(cause.errno) if cause.errno else type(cause).__name__})"
+        cause = cause.__cause__ or cause.__context__
+    if isinstance(error, FileNotFoundError):
+        return "no such object"
+    return f"cannot be read: {str(error).replace(url, 'the URL') or type(error).__name__}"
