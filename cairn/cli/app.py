@@ -1,9 +1,17 @@
-"""The cyclopts application, and the examples in the help of each command."""
+"""The cyclopts application, the options that several commands take, and the examples in each command's help."""
 
+import os
+import shlex
 from collections.abc import Mapping
+from typing import Annotated
 
 from cyclopts import App, Group, Parameter
 
+from reports.queries.run_lookup import find_run
+from storage.logs.run_log import RunLog
+from storage.stores.object_store import ObjectStore
+from storage.stores.open_store import open_store
+from tasks.configuration.addresses import DEFAULT_STORE, choose_store
 from tasks.machine.placement import CAIRN_VERSION
 
 START_HERE = """Start here:
@@ -77,7 +85,6 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "completion": ("cairn completion --install", "cairn completion bash > cairn.bash"),
 }
 
-
 app = App(
     name="cairn",
     help="Trains GPTs on machines that will be taken away, and leaves tracks.",
@@ -89,3 +96,28 @@ app = App(
     suppress_keyboard_interrupt=False,
     default_parameter=Parameter(show_default=False),
 )
+
+StoreOption = Annotated[str, Parameter(name="--store", help="folder or URL of the store [CAIRN_STORE, ./cairn-store]")]
+JsonOption = Annotated[bool, Parameter(name="--json", negative="", help="print one JSON document on stdout")]
+AliasOption = Annotated[str, Parameter(name="--alias", help="the name that points at a checkpoint")]
+WhyOption = Annotated[str, Parameter(name="--why", help="your reason, for the record")]
+Reference = Annotated[str, Parameter(help="an alias such as champion, RUN, or RUN@STEP")]
+SnapshotReference = Annotated[str, Parameter(help="a snapshot's id, at least 8 characters of it, or RUN")]
+Overrides = Annotated[tuple[str, ...], Parameter(name="--set", negative="", help="section.key=value; may be repeated")]
+Flag = Annotated[bool, Parameter(negative="")]
+
+
+def open_chosen_store(given: str) -> ObjectStore:
+    """Return the store that a command means."""
+    return open_store(choose_store(given, os.environ))
+
+
+def open_run_log(given_store: str, run: str) -> RunLog:
+    """Return the log of a run, read to its end; raises `RunNotFound`."""
+    return find_run(open_chosen_store(given_store), run)
+
+
+def store_option(chosen: str, environment: Mapping[str, str]) -> str:
+    """Return ` --store URL`, quoted for a shell, with which other commands find `chosen`; empty if it is not needed."""
+    found = ("", DEFAULT_STORE, environment.get("CAIRN_STORE"))
+    return "" if chosen in found else f" --store {shlex.quote(chosen)}"

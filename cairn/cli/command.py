@@ -12,7 +12,6 @@ from pathlib import Path
 
 from cyclopts import CoercionError, CycloptsError, Group, MissingArgumentError, UnusedCliTokensError
 
-from cairn.cli import data_commands as data
 from cairn.cli import machine_commands as machine
 from cairn.cli import model_commands as model
 from cairn.cli import run_commands as run
@@ -51,14 +50,16 @@ _GROUPS: tuple[tuple[str, tuple[Callable[..., object], ...]], ...] = (
     ),
     ("Curves and questions", (machine.ui, run.plot, run.compare, run.diagnose, run.sql, run.simulate)),
     ("Models", (model.models, model.sample, model.evaluate, model.promote, model.rollback, model.export)),
-    ("Data", (data.data, data.import_tokens, data.export_tokens)),
-    ("Store and machine", (run.verify, run.replay, run.sweep, run.delete, machine.doctor, machine.completion)),
+    ("Data", (model.data, model.import_tokens, model.export_tokens)),
+    (
+        "Store and machine",
+        (machine.verify, machine.replay, machine.sweep, machine.delete, machine.doctor, machine.completion),
+    ),
 )
 for place, (title, functions) in enumerate(_GROUPS):
     group = Group(title, sort_key=place)
     for order, function in enumerate(functions):
-        name = function.__name__.replace("_", "-")
-        app.command(function, name=name, group=group, sort_key=order)
+        app.command(function, name=function.__name__.replace("_", "-"), group=group, sort_key=order)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -91,10 +92,17 @@ def _leave(codes: list[int]) -> None:
 
 def run_command(arguments: Sequence[str]) -> int:
     """Run one command line and print its errors for people; returns the exit code."""
-    if arguments and arguments[0] in EXAMPLES and not {"--help", "-h"}.isdisjoint(arguments):
-        app[arguments[0]].help_epilogue = _epilogue(arguments[0])
-    if len(arguments) == 2 and arguments[0] == REQUEST:
-        return _print_candidates(arguments[1])
+    verb = arguments[0] if arguments else ""
+    if verb in EXAMPLES and not {"--help", "-h"}.isdisjoint(arguments):
+        from cairn.cli.json_fields import describe_fields  # imports the records, which only the help needs
+
+        examples = (f"  {line}" for line in EXAMPLES[verb])
+        app[verb].help_epilogue = "\n".join([describe_fields(verb), "", "Examples:", *examples])
+    if len(arguments) == 2 and verb == REQUEST:
+        with contextlib.suppress(Exception):  # where something is wrong, Tab adds nothing
+            for candidate in complete_line(arguments[1], os.environ):
+                print(f"{candidate.value}\t{candidate.meaning}".rstrip("\t"))
+        return ExitCode.DONE
     try:
         returned = app(list(arguments), exit_on_error=False, print_error=False)
     except CycloptsError as error:
@@ -116,21 +124,6 @@ def run_command(arguments: Sequence[str]) -> int:
         say(f"cairn: the output could not be written: {error}")
         return code or ExitCode.ERROR
     return code
-
-
-def _epilogue(verb: str) -> str:
-    """Return the end of a command's help: JSON fields, whose records only this imports, and examples."""
-    from cairn.cli.json_fields import describe_fields
-
-    return "\n".join([describe_fields(verb), "", "Examples:", *(f"  {line}" for line in EXAMPLES[verb])])
-
-
-def _print_candidates(line: str) -> int:
-    """Print what Tab can add, a candidate and its meaning on a line; nothing where something is wrong."""
-    with contextlib.suppress(Exception):
-        for candidate in complete_line(line, os.environ):
-            print(f"{candidate.value}\t{candidate.meaning}".rstrip("\t"))
-    return ExitCode.DONE
 
 
 def code_of_error(error: BaseException) -> ExitCode:
@@ -162,7 +155,10 @@ def describe_usage_error(error: CycloptsError, arguments: Sequence[str]) -> str:
 
 def _problem(error: CycloptsError, arguments: Sequence[str]) -> str:
     if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
-        return _too_many(error.unused_tokens[0], arguments)
+        unused = error.unused_tokens[0]
+        pairs = (f"{first} {second}" for first, second in pairwise(arguments) if second == unused)
+        meant = next((name for name in pairs if Path(name).exists()), "")  # the rest of a name with a space in it
+        return f"{unused!r}: one argument too many{f'; did you mean {shlex.quote(meant)}?' if meant else ''}"
     if isinstance(error, MissingArgumentError) and error.argument is not None:
         option = error.keyword or next((token.keyword for token in error.argument.tokens if token.keyword), None)
         return f"{option}: needs a value" if option else f"{error.argument.name.lstrip('-').upper()} is missing"
@@ -170,14 +166,6 @@ def _problem(error: CycloptsError, arguments: Sequence[str]) -> str:
         name = error.token.keyword or (error.argument.name.lstrip("-").upper() if error.argument else "the value")
         return f"{name} {error.token.value}: must be {_KINDS[error.target_type]}"
     return " ".join(str(error).partition(" Available commands:")[0].split()).removesuffix(".")
-
-
-def _too_many(unused: str, arguments: Sequence[str]) -> str:
-    """Return the words for an argument too many, which may be the rest of a name with a space in it."""
-    for first, second in pairwise(arguments):
-        if second == unused and Path(f"{first} {second}").exists():
-            return f"{unused!r}: one argument too many; did you mean {shlex.quote(f'{first} {second}')}?"
-    return f"{unused!r}: one argument too many"
 
 
 if __name__ == "__main__":

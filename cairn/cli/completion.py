@@ -4,20 +4,20 @@ The scripts of the shells ask with `cairn --complete LINE` (the line up to the c
 """
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from inspect import getdoc
 from typing import TYPE_CHECKING, Literal, get_args, get_origin
 
 from cairn.cli.app import app
+from reports.queries.run_lookup import find_run
+from storage.logs.registry import list_aliases
+from storage.logs.run_index import list_run_ids
 from storage.stores.open_store import open_store
 from tasks.configuration.addresses import choose_store
 
 if TYPE_CHECKING:
-    from cyclopts import ArgumentCollection
     from cyclopts.argument import Argument
-
-    from storage.stores.object_store import ObjectStore
 
 REQUEST = "--complete"
 FILES = ":files"
@@ -35,11 +35,11 @@ class Candidate:
 class TypedLine:
     """A line as far as it was typed: what stands before the word at its end, and that word."""
 
-    verb: str
-    store: str
-    positionals: int
-    option: str
     word: str
+    verb: str = ""
+    store: str = ""
+    positionals: int = 0
+    option: str = ""
     before_value: str = ""
 
 
@@ -47,14 +47,14 @@ def complete_line(line: str, environment: Mapping[str, str]) -> Iterator[Candida
     """Yield the words that may stand at the end of the line."""
     words = _split(line)[1:]
     if len(words) < 2:
-        typed = TypedLine(verb="", store="", positionals=0, option="", word="".join(words))
-        found: Iterable[Candidate] = _verbs(options=typed.word.startswith("-"))
-    elif words[0] not in app:
-        return
-    else:
+        typed = TypedLine(word="".join(words))
+        found = _verbs(options=typed.word.startswith("-"))
+    elif words[0] in app:
         arguments = app[words[0]].assemble_argument_collection(parse_docstring=True)
         typed = _read(words, {name: argument for argument in arguments for name in argument.names})
         found = _candidates(typed, arguments, environment)
+    else:
+        return
     for candidate in found:
         if candidate.value == FILES or candidate.value.startswith(typed.word):
             yield Candidate(value=typed.before_value + candidate.value, meaning=candidate.meaning)
@@ -91,19 +91,17 @@ def _read(words: list[str], options: "Mapping[str, Argument]") -> TypedLine:
         elif not text.startswith("-"):
             positionals += 1
     name, equals, value = word.partition("=")
-    joined = not option and name in options and bool(equals)
+    before_value = f"{name}=" if not option and name in options and equals else ""
+    if before_value:
+        option, word = name, value
+    store = settled.get("--store", "")
     return TypedLine(
-        verb=verb,
-        store=settled.get("--store", ""),
-        positionals=positionals,
-        option=name if joined else option,
-        word=value if joined else word,
-        before_value=f"{name}=" if joined else "",
+        verb=verb, store=store, positionals=positionals, option=option, word=word, before_value=before_value
     )
 
 
 def _candidates(
-    typed: TypedLine, arguments: "ArgumentCollection", environment: Mapping[str, str]
+    typed: TypedLine, arguments: "Iterable[Argument]", environment: Mapping[str, str]
 ) -> Iterator[Candidate]:
     if not typed.option and typed.word.startswith("-"):
         shown = (argument for argument in arguments if not argument.names[0].startswith("*"))
@@ -112,57 +110,33 @@ def _candidates(
         return
     for argument in arguments:
         if typed.option in argument.names if typed.option else argument.index == typed.positionals:
-            yield from _values(typed, argument, lambda: open_store(choose_store(typed.store, environment)))
+            yield from _values(typed, argument, environment)
 
 
-def _values(typed: TypedLine, argument: "Argument", opened: "Callable[[], ObjectStore]") -> Iterator[Candidate]:
-    name = argument.names[0]
+def _values(typed: TypedLine, argument: "Argument", environment: Mapping[str, str]) -> Iterator[Candidate]:
+    name, names_snapshot = argument.names[0], typed.verb in ("data", "export-tokens")
     choices = [part for part in (argument.hint, *get_args(argument.hint)) if get_origin(part) is Literal]
     if choices:
         yield from (Candidate(value=choice) for choice in get_args(choices[0]))
-    elif name in ("--run", "--run-id") or (name == "--reference" and typed.verb in ("data", "export-tokens")):
-        yield from _runs(opened())
-    elif name == "--reference" and "@" in typed.word:
-        yield from _steps(typed.word, opened())
-    elif name == "--reference":
-        yield from (*_aliases(opened()), *_runs(opened()))
-    elif name == "--alias":
-        yield from _aliases(opened())
+    elif name in ("--run", "--run-id", "--reference", "--alias"):
+        store = open_store(choose_store(typed.store, environment))
+        if name == "--reference" and "@" in typed.word and not names_snapshot:
+            run_id = typed.word.partition("@")[0]
+            steps = (record.committed.step for record in find_run(store, run_id).state.readable)
+            yield from (Candidate(value=f"{run_id}@{step}", meaning="checkpoint") for step in steps)
+            return
+        if name in ("--reference", "--alias") and not names_snapshot:
+            yield from (Candidate(value=alias, meaning="alias") for alias in list_aliases(store))
+        if name != "--alias":
+            yield from (Candidate(value=run_id, meaning="run") for run_id in list_run_ids(store))
     elif name in ("--set", "--key"):
-        yield from _keys("=" if name == "--set" else "")
+        from tasks.configuration.key_reference import list_keys
+
+        ending = "=" if name == "--set" else ""
+        yield from (Candidate(value=f"{key.key}{ending}", meaning=key.summary) for key in list_keys())
     elif argument.hint in (str, tuple[str, ...]):
-        yield from _names(name)
+        from tasks.configuration.addresses import CONFIGURATIONS, SUITES, known_names
+
+        if place := {"--config": CONFIGURATIONS, "--suite": SUITES}.get(name):
+            yield from (Candidate(value=known, meaning=f"in {place}") for known in known_names(place))
         yield Candidate(value=FILES)
-
-
-def _runs(store: "ObjectStore") -> Iterator[Candidate]:
-    from storage.logs.run_index import list_run_ids
-
-    yield from (Candidate(value=run_id, meaning="run") for run_id in list_run_ids(store))
-
-
-def _aliases(store: "ObjectStore") -> Iterator[Candidate]:
-    from storage.logs.registry import list_aliases
-
-    yield from (Candidate(value=alias, meaning="alias") for alias in list_aliases(store))
-
-
-def _steps(word: str, store: "ObjectStore") -> Iterator[Candidate]:
-    from reports.queries.run_lookup import find_run
-
-    run_id = word.partition("@")[0]
-    for record in find_run(store, run_id).state.readable:
-        yield Candidate(value=f"{run_id}@{record.committed.step}", meaning="checkpoint")
-
-
-def _keys(ending: str) -> Iterator[Candidate]:
-    from tasks.configuration.key_reference import list_keys
-
-    yield from (Candidate(value=f"{key.key}{ending}", meaning=key.summary) for key in list_keys())
-
-
-def _names(option: str) -> Iterator[Candidate]:
-    from tasks.configuration.addresses import CONFIGURATIONS, SUITES, known_names
-
-    if place := {"--config": CONFIGURATIONS, "--suite": SUITES}.get(option):
-        yield from (Candidate(value=name, meaning=f"in {place}") for name in known_names(place))

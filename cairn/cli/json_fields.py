@@ -9,7 +9,7 @@ from typing import Any, get_args, get_type_hints
 RECORDS: Mapping[str, str] = {
     "train": "reports.queries.run_status:RunStatus",
     "train --dry-run": "flows.preparation.training_plan:TrainingPlan",
-    "train --overfit-one-batch": "cairn.operations.overfit_verdict:BatchOverfit",
+    "train --overfit-one-batch": "cairn.operations.batch_overfit:BatchOverfit",
     "fork": "cairn.operations.run_fork:Fork",
     "config": "tasks.configuration.key_reference:ConfigurationKey*",
     "watch": "flows.watching.run_watcher:WatchRow*",
@@ -34,10 +34,10 @@ RECORDS: Mapping[str, str] = {
     "rollback": "reports.queries.alias_history:AliasPromotion",
     "export": "cairn.operations.model_export:ExportedModel",
     "data": "reports.queries.data_summary:DataSummary",
-    "import-tokens": "cairn.operations.token_files:ImportView",
-    "export-tokens": "cairn.operations.token_files:ExportedFile*",
+    "import-tokens": "cairn.cli.model_commands:ImportView",
+    "export-tokens": "cairn.cli.model_commands:ExportedFile*",
     "verify": "cairn.operations.run_verification:Verification",
-    "replay": "cairn.operations.replay_result:Replay",
+    "replay": "cairn.operations.replay_plan:Replay",
     "sweep": "storage.checkpoints.sweep:SweepReport",
     "delete": "cairn.operations.run_deletion:RunDeletion",
     "doctor": "cairn.operations.machine_check:Check*",
@@ -54,26 +54,23 @@ def find_record(line: str) -> tuple[type, bool]:
 
 def describe_fields(verb: str) -> str:
     """Return the fields that a command prints with --json, those of nested records in parentheses."""
-    lines = [line for line in RECORDS if line.split()[0] == verb]
-    return "\n".join(map(_describe, lines)) or "JSON: a list of objects, one a row, with the columns as names."
+    described = list[str]()
+    for line in (line for line in RECORDS if line.split()[0] == verb):
+        record, is_list = find_record(line)
+        options = "".join(f" of {word}" for word in line.split()[1:])
+        named = ", ".join(_describe_field(name, hint) for name, hint in get_type_hints(record).items())
+        text = f"JSON{options}: {'a list of ' if is_list else ''}{named}."
+        described.append(textwrap.fill(text, 78, break_on_hyphens=False))
+    return "\n".join(described) or "JSON: a list of objects, one a row, with the columns as names."
 
 
-def _describe(line: str) -> str:
-    record, is_list = find_record(line)
-    options = "".join(f" of {word}" for word in line.split()[1:])
-    named = ", ".join(_named(name, hint) for name, hint in get_type_hints(record).items())
-    return textwrap.fill(f"JSON{options}: {'a list of ' if is_list else ''}{named}.", 78, break_on_hyphens=False)
-
-
-def _named(name: str, hint: Any) -> str:
-    inner = [field for record in _records(hint) for field in _inner_fields(record)]
+def _describe_field(name: str, hint: Any) -> str:
+    inner = list[str]()
+    for record in _records(hint):
+        path = f"{record.__module__}:{record.__name__}"
+        printing = [line for line, printed in RECORDS.items() if printed.removesuffix("*") == path]
+        inner += [f"as {printing[-1]} prints it"] if printing else list(get_type_hints(record))
     return f"{name} ({', '.join(inner)})" if inner else name
-
-
-def _inner_fields(record: type) -> list[str]:
-    path = f"{record.__module__}:{record.__name__}"
-    printing = [line for line, name in RECORDS.items() if name.removesuffix("*") == path]
-    return [f"as {printing[-1]} prints it"] if printing else list(get_type_hints(record))
 
 
 def _records(hint: Any) -> Iterator[type]:

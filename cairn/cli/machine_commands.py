@@ -1,22 +1,27 @@
-"""The commands that need no run: `ui`, `config`, `doctor` and `completion`."""
+"""The commands about store and machine: the live page, verification, replay, sweep, deletion, configuration, doctor."""
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from cairn.cli.options import Flag, JsonOption, StoreOption, open_chosen_store
+from cairn.cli.app import Flag, JsonOption, StoreOption, WhyOption, open_chosen_store, open_run_log
 from tasks.configuration.addresses import choose_store
 from tasks.errors import InvalidConfiguration
 from tasks.policy.termination import ExitCode
-from tasks.text.output import print_document, print_facts, print_line, print_table
+from tasks.text.format import format_count, short_digest
+from tasks.text.output import print_document, print_facts, print_line, print_table, say
+
+if TYPE_CHECKING:
+    from cairn.operations.replay_plan import Replay
 
 Shell = Literal["bash", "zsh", "fish"]
+_DONE = {"keep": "kept", "release": "released", "supersede": "superseded", "delete": "deleted", "discard": "discarded"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,8 +51,7 @@ def ui(
     from cairn.ui.live_server import LiveAddress, serve
 
     def announce(found: LiveAddress) -> None:
-        line = f"{found.address} shows {found.store}; Ctrl-C ends it"
-        print_document(found) if json else print_line(line)
+        print_document(found) if json else print_line(f"{found.address} shows {found.store}; Ctrl-C ends it")
         sys.stdout.flush()
 
     serve(open_chosen_store(where or store), port=port, environment=os.environ, announce=announce)
@@ -68,16 +72,10 @@ def config(key: str = "", *, json: JsonOption = False) -> None:
         print_document(keys[0] if len(keys) == 1 else keys)
     elif len(keys) == 1:
         (one,) = keys
-        rule = "yes: a run is continued only with the same value"
-        facts = (
-            ("key", one.key),
-            ("meaning", one.meaning),
-            ("must be", one.rule),
-            ("unit", one.unit or None),
-            ("default", one.default),
-            ("frozen", rule if one.frozen else "no: it may change when a run goes on"),
-        )
-        print_facts(facts)
+        frozen = "yes: a run is continued only with the same value"
+        facts = {"key": one.key, "meaning": one.meaning, "must be": one.rule, "unit": one.unit or None}
+        facts |= {"default": one.default, "frozen": frozen if one.frozen else "no: it may change when a run goes on"}
+        print_facts(facts.items())
     else:
         rows = [(one.key, one.default, "yes" if one.frozen else "no", one.meaning) for one in keys]
         print_table(("key", "default", "frozen", "meaning"), rows, empty="no keys")
@@ -102,35 +100,29 @@ def completion(shell: Shell | None = None, *, install: Flag = False, json: JsonO
         shell: which one [the shell this is typed in].
         install: put the script where the shell looks, and a line into its start-up file; a new shell has it.
     """
-    with _refusing_unknown_shell():
-        shell = shell or _this_shell()
-        if install:
-            path = str(install_script(shell))
-            view, text = CompletionView(shell=shell, path=path), f"installed: {path}; a new shell completes `cairn`"
-        else:
-            text = read_script(shell)
-            view = CompletionView(shell=shell, script=text)
-    print_document(view) if json else print(text.rstrip("\n"))
-
-
-def _this_shell() -> Shell:
     from cyclopts.completion.detect import ShellDetectionError, detect_shell
-
-    if (found := detect_shell()) == "powershell":
-        raise ShellDetectionError("there is no completion for PowerShell")
-    return found
-
-
-@contextmanager
-def _refusing_unknown_shell() -> Iterator[None]:
-    from cyclopts.completion.detect import ShellDetectionError
+    from cyclopts.completion.install import add_to_rc_file, get_default_completion_path
 
     try:
-        yield
+        chosen = shell or detect_shell()
+        if chosen == "powershell":
+            raise ShellDetectionError("there is no completion for PowerShell")
+        text = read_script(chosen)
+        view = CompletionView(shell=chosen, script=text)
+        if install:
+            path = get_default_completion_path(chosen, "cairn").absolute()
+            path.write_text(text, encoding="utf-8")
+            if chosen != "fish":
+                add_to_rc_file(path, "cairn", chosen)
+            view, text = (
+                CompletionView(shell=chosen, path=str(path)),
+                f"installed: {path}; a new shell completes `cairn`",
+            )
     except ShellDetectionError as error:
         raise InvalidConfiguration(f"{error}; name the shell: `cairn completion bash`, zsh or fish") from error
     except OSError as error:
         raise InvalidConfiguration(f"not installed: {error}; `cairn completion bash` prints the script") from error
+    print_document(view) if json else print(text.rstrip("\n"))
 
 
 def read_script(shell: Shell) -> str:
@@ -138,12 +130,139 @@ def read_script(shell: Shell) -> str:
     return (Path(__file__).parent / "completions" / f"cairn.{shell}").read_text(encoding="utf-8")
 
 
-def install_script(shell: Shell) -> Path:
-    """Put the script where the shell looks, and a line into its start-up file; returns where; raises OSError."""
-    from cyclopts.completion.install import add_to_rc_file, get_default_completion_path
+def verify(run: str, *, store: StoreOption = "", json: JsonOption = False) -> ExitCode:
+    """Re-hash everything a run has committed and check all aliases; exit 5 names what does not match."""
+    from cairn.operations.run_verification import verify_run
 
-    path = get_default_completion_path(shell, "cairn").absolute()
-    path.write_text(read_script(shell), encoding="utf-8")
-    if shell != "fish":
-        add_to_rc_file(path, "cairn", shell)
-    return path
+    found = verify_run(open_chosen_store(store), run)
+    for problem in found.problems:
+        say(f"cairn: {problem}")
+    if json:
+        print_document(found)
+    elif not found.problems:
+        print(
+            f"run {run}: {found.entries} entries, {found.checkpoints} checkpoints ({found.checkpoint_bytes:,} bytes) ok"
+        )
+    return ExitCode.INTEGRITY if found.problems else ExitCode.DONE
+
+
+def replay(
+    run: str,
+    *,
+    from_step: Annotated[int, Parameter(name="--from")] = 0,
+    to_step: Annotated[int | None, Parameter(name="--to")] = None,
+    sample: str = "",
+    store: StoreOption = "",
+    json: JsonOption = False,
+) -> ExitCode:
+    """Train committed segments of a run again from the store alone and compare digests; exit 5 names what differs.
+
+    Needs no Prefect server and writes nothing into the store. Exit 2 if nothing could be recomputed here.
+
+    Args:
+        from_step: only segments that train a step after this one [0].
+        to_step: only segments that train a step up to this one [the last].
+        sample: a percentage of the segments, such as 5%, at least one, the same at every call [all].
+    """
+    from cairn.operations.replay_plan import choose_segments, parse_sample
+
+    percent = parse_sample(sample)
+    if to_step is not None and to_step <= from_step:
+        raise InvalidConfiguration(f"--from {from_step} --to {to_step}: must begin before it ends")
+    log = open_run_log(store, run)
+    from rich.console import Console
+
+    from cairn.operations.run_replay import replay_run  # torch is imported only now that there is such a run
+    from tasks.text.live_lines import LiveLines
+
+    lines = LiveLines(Console(stderr=True), stays=False)
+    with lines.show():
+        found = replay_run(
+            log,
+            partial(choose_segments, run_id=run, from_step=from_step, to_step=to_step, percent=percent),
+            on_segment=lambda done: lines.write([f"steps {done.from_step} to {done.to_step}: {done.verdict}"]),
+        )
+    for item in found.failed:
+        say(f"cairn: run {run}, steps {item.from_step} to {item.to_step}: {item.verdict}: {item.why}")
+    print_document(found) if json else _print_replay(found)
+    return found.exit_code
+
+
+def _print_replay(replay: "Replay") -> None:
+    print_table(
+        ("steps", "attempt", "trained on", "verdict", "committed", "recomputed", "seconds", "why"),
+        [
+            (
+                f"{item.from_step} to {item.to_step}",
+                item.attempt,
+                item.device if item.world_size == 1 else f"{item.world_size} x {item.device}",
+                item.verdict,
+                short_digest(item.expected_sha256),
+                short_digest(item.computed_sha256) if item.computed_sha256 else None,
+                f"{item.seconds:.1f}",
+                item.why or None,
+            )
+            for item in replay.segments
+        ],
+        empty="no committed segment trains such a step",
+    )
+    verdicts = ", ".join(f"{count} {verdict}" for verdict, count in replay.verdicts.items() if count) or "none replayed"
+    print_line(f"run {replay.run_id}: {format_count(replay.committed, 'committed segment')}, {verdicts}")
+
+
+def sweep(run: str, *, dry_run: Flag = False, store: StoreOption = "", json: JsonOption = False) -> None:
+    """Apply retention and delete what is no longer needed; after a kill the same command goes on.
+
+    Args:
+        dry_run: say what would go, what stays, and why; change nothing.
+    """
+    from flows.operations.store_sweep import sweep_run_by_id
+
+    report = sweep_run_by_id(open_chosen_store(store), run, dry_run=dry_run)
+    if json:
+        print_document(report)
+        return
+    rows = [(i.action, i.kind, i.step, i.attempt, f"{i.bytes:,}", i.why, i.key) for i in report.items]
+    columns = ("action", "what", "step", "attempt", "bytes", "why", "where")
+    print_table(columns, rows, empty="no checkpoints yet")
+    counts = Counter[str](item.action for item in report.items)
+    done = ", ".join(f"{_DONE[action]} {counts[action]}" for action in _DONE if counts[action])
+    when = " (a sweep would do this; nothing was changed)" if report.dry_run else ""
+    print_line(f"run {report.run_id}: {done or 'nothing to do'}; freed {report.freed_bytes:,} bytes{when}")
+
+
+def delete(
+    run: str,
+    *,
+    yes: Flag = False,
+    dry_run: Flag = False,
+    why: WhyOption = "",
+    store: StoreOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Delete a run's checkpoints for good; its log, receipts and curve stay (`cairn runs --archived`).
+
+    Asks on a terminal. Exit 3 if an alias or a fork needs the run, exit 7 if an attempt of it is alive; after a kill
+    the same command goes on. Its data stays too: other runs may be built on it.
+
+    Args:
+        yes: do not ask; needed where there is no terminal.
+        dry_run: say what would go; change nothing.
+    """
+    from cairn.operations.run_deletion import delete_as_person, describe_deletion, preview_deletion
+
+    found = open_run_log(store, run)
+    view = preview_deletion(found)
+    if not dry_run:
+        if not yes and found.state.deleted is None:
+            if not sys.stdin.isatty():
+                raise InvalidConfiguration(
+                    f"delete {run}: there is no terminal to ask on; add --yes, or --dry-run to look"
+                )
+            say("\n".join([*describe_deletion(view), f"type {run} to delete it:"]))
+            if (answer := sys.stdin.readline().strip()) != run:
+                raise InvalidConfiguration(
+                    f"{answer!r} is not {run!r}: nothing is deleted; the same command asks again"
+                )
+        view = delete_as_person(found, view, why)
+    print_document(view) if json else print_line("\n".join(describe_deletion(view)))

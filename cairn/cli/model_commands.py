@@ -1,19 +1,52 @@
-"""The commands that use a trained model: measure, promote, sample, export."""
+"""The commands that use a trained model or a data snapshot: measure, promote, sample, import, export."""
 
+import os
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from cairn.cli.options import AliasOption, Flag, JsonOption, Reference, StoreOption, WhyOption, open_chosen_store
-from cairn.cli.tables import print_rows
-from cairn.operations.text_sampling import RunSampler, SampleRequest, read_prompt, show_text, write_samples
+from cairn.cli.app import (
+    AliasOption,
+    Flag,
+    JsonOption,
+    Reference,
+    SnapshotReference,
+    StoreOption,
+    WhyOption,
+    open_chosen_store,
+    store_option,
+)
+from cairn.cli.tables import print_data, print_rows
+from cairn.operations.text_sampling import RunSampler, SampleRequest, follow_run, read_prompt, show_text, write_samples
 from reports.queries.display_tables import comparison_table, decisions_table, promotions_table
 from reports.queries.run_lookup import find_checkpoint
+from tasks.machine.placement import work_folder
 from tasks.policy.termination import ExitCode
+from tasks.text.format import short_digest
 from tasks.text.output import print_document, print_line, say
+
+TokenPaths = Annotated[tuple[str, ...], Parameter(negative="", consume_multiple=True, help=".bin files, in order")]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImportView:
+    """The snapshot an import made; sizes are per split."""
+
+    snapshot_id: str
+    tokens: dict[str, int]
+    documents: dict[str, int]
+    bytes: dict[str, int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportedFile:
+    """A token file that was written."""
+
+    path: str
+    tokens: int
 
 
 def models(*, history: Flag = False, store: StoreOption = "", json: JsonOption = False) -> None:
@@ -27,9 +60,9 @@ def models(*, history: Flag = False, store: StoreOption = "", json: JsonOption =
     if history:
         decisions = list_decisions(open_chosen_store(store))
         print_document(decisions) if json else print_rows(decisions_table(decisions))
-        return
-    views = list_promotions(open_chosen_store(store))
-    print_document(views) if json else print_rows(promotions_table(views))
+    else:
+        views = list_promotions(open_chosen_store(store))
+        print_document(views) if json else print_rows(promotions_table(views))
 
 
 def evaluate(
@@ -100,8 +133,6 @@ def sample(
         follow: generate from the newest checkpoint of RUN, then from each new one, until the run has finished.
         every: seconds between two looks of --follow.
     """
-    from cairn.operations.checkpoint_following import follow_run
-
     try:
         prompt = read_prompt(options.prompt, options.prompt_file, sys.stdin.buffer)
         request = replace(options, prompt=prompt, prompt_file="")
@@ -136,3 +167,97 @@ def export(reference: Reference, folder: str, *, store: StoreOption = "", json: 
     else:
         for file in written.files:
             print_line(f"{Path(written.folder) / file.name}  {file.bytes:,} bytes")
+
+
+def data(
+    reference: SnapshotReference,
+    *,
+    window: int | None = None,
+    split: Literal["train", "val"] = "train",
+    block_size: int = 0,
+    store: StoreOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Show what a data snapshot holds: sizes, sources, splits, tokenizer, what was left out, and where text comes from.
+
+    Args:
+        window: show this window and the documents it comes from; without it, a few windows.
+        split: the side the window is counted in.
+        block_size: tokens of a window [the run's, else 256].
+    """
+    from reports.queries.data_summary import WindowChoice, summarize_data
+
+    choice = WindowChoice(window=window, split=split, block_size=block_size)
+    view = summarize_data(open_chosen_store(store), reference, choice, cache_dir=work_folder(os.environ) / "snapshots")
+    print_document(view) if json else print_data(view)
+
+
+def import_tokens(
+    *,
+    train: TokenPaths,
+    val: TokenPaths,
+    tokenizer: str = "",
+    vocab_size: int = 0,
+    end_of_text: int = -1,
+    allow_shared: Flag = False,
+    store: StoreOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Make a data snapshot of nanoGPT's or llm.c's .bin files; every token is kept as it is.
+
+    Args:
+        tokenizer: the tokenizer.json that made the tokens.
+        vocab_size: without a tokenizer: how many ids there are (50257 for GPT-2); text is then shown as numbers.
+        end_of_text: without a tokenizer: the id that ends a document [the greatest].
+        allow_shared: import although train and val share documents.
+    """
+    from tasks.data import token_import
+
+    chosen = open_chosen_store(store)
+    meaning = token_import.given_tokenizer(tokenizer, vocab_size, end_of_text)
+    files = token_import.TokenFiles(train=tuple(map(Path, train)), val=tuple(map(Path, val)))
+    made = token_import.import_tokens(chosen, files, meaning, allow_shared=allow_shared)
+    splits = {"train": made.manifest.splits.train, "val": made.manifest.splits.val}
+    view = ImportView(
+        snapshot_id=made.snapshot_id,
+        tokens={name: split.tokens for name, split in splits.items()},
+        documents={name: split.documents for name, split in splits.items()},
+        bytes={name: split.bytes for name, split in splits.items()},
+    )
+    if json:
+        print_document(view)
+        return
+    for name, tokens in view.tokens.items():
+        print_line(f"{name}  {tokens:,} tokens in {view.documents[name]:,} documents")
+    short = short_digest(view.snapshot_id)
+    print_line(f"snapshot {view.snapshot_id}\nlook at it: cairn data {short}{store_option(store, os.environ)}")
+
+
+def export_tokens(
+    reference: SnapshotReference,
+    folder: str,
+    *,
+    form: Annotated[Literal["nanogpt", "llm.c"], Parameter(name="--format")] = "nanogpt",
+    store: StoreOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Write a data snapshot's splits as token files another trainer reads; every shard is verified first.
+
+    Args:
+        folder: where the files go; nothing there is overwritten.
+        form: nanogpt writes train.bin and val.bin, llm.c files with its header.
+    """
+    from reports.queries.data_summary import find_snapshot
+    from storage.snapshots.data_snapshot import SnapshotFiles
+    from storage.snapshots.token_file import TokenFileFormat, inspect_token_file
+    from tasks.data import token_import
+
+    chosen = open_chosen_store(store)
+    files = SnapshotFiles(chosen, find_snapshot(chosen, reference).snapshot_id, work_folder(os.environ) / "snapshots")
+    paths = token_import.export_tokens(files, Path(folder), TokenFileFormat(form))
+    written = tuple(ExportedFile(path=str(path), tokens=inspect_token_file(path).tokens) for path in paths)
+    if json:
+        print_document(written)
+    else:
+        for file in written:
+            print_line(f"{file.path}  {file.tokens:,} tokens")

@@ -1,20 +1,18 @@
-"""The commands about runs: lists, reports, plots, SQL, verification, sweeps and simulations."""
+"""The commands that look at runs: lists, reports, plots, SQL and simulations."""
 
 import os
 import sys
-from collections.abc import Sequence
-from functools import partial
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from cairn.cli.options import Flag, JsonOption, StoreOption, WhyOption, open_chosen_store, open_run_log
-from cairn.cli.tables import describe_deletion, print_replay, print_rows, print_simulation, print_status, print_sweep
+from cairn.cli.app import Flag, JsonOption, StoreOption, open_chosen_store, open_run_log
+from cairn.cli.tables import print_answer, print_json, print_rows, print_simulation
 from reports.queries import display_tables
 from reports.queries.simulation_options import SimulationOptions
 from tasks.errors import InvalidConfiguration
-from tasks.policy.termination import ExitCode
-from tasks.text.output import output_columns, print_document, print_line, print_table, say
+from tasks.text.format import format_count
+from tasks.text.output import output_columns, print_document, print_facts, print_line, print_table, say
 
 QueryArgument = Annotated[str, Parameter(allow_leading_hyphen=True)]  # SQL may begin with a comment
 
@@ -37,7 +35,29 @@ def status(run: str, *, store: StoreOption = "", json: JsonOption = False) -> No
     from reports.queries.run_status import read_status
 
     view = read_status(open_run_log(store, run))
-    print_document(view) if json else print_status(view)
+    if json:
+        print_document(view)
+        return
+    owner, count = view.owner, view.quarantined_windows
+    windows = f"{format_count(count, 'window')} of the data" if count else ""
+    budgets = ", ".join(f"{reason} {b.left}" for reason, b in view.budgets.items())
+    print_facts(
+        [
+            ("run", view.run_id),
+            *([("forked from", view.forked_from)] if view.forked_from else []),
+            ("state", view.state),
+            ("step", f"{view.step} of {view.total_steps}"),
+            ("newest committed", view.newest_committed_step),
+            ("owner", f"pid {owner.pid} on {owner.host} ({owner.device})" if owner else None),
+            ("retries left", budgets),
+            *([("stopped early", view.stopped_early)] if view.stopped_early else []),
+            *([("quarantined", f"{windows}, never drawn again; `cairn log` says why")] if windows else []),
+            *([("bits", view.bits)] if view.bits else []),
+            *([("warning", view.symptom)] if view.symptom else []),
+            *([("practised", view.practised)] if view.practised else []),
+            ("next", view.next),
+        ]
+    )
 
 
 def attempts(run: str, *, store: StoreOption = "", json: JsonOption = False) -> None:
@@ -178,64 +198,6 @@ def diagnose(run: str, *, store: StoreOption = "", json: JsonOption = False) -> 
     print_document(view) if json else print_diagnosis(view)
 
 
-def verify(run: str, *, store: StoreOption = "", json: JsonOption = False) -> ExitCode:
-    """Re-hash everything a run has committed and check all aliases; exit 5 names what does not match."""
-    from cairn.operations.run_verification import verify_run
-
-    found = verify_run(open_chosen_store(store), run)
-    for problem in found.problems:
-        say(f"cairn: {problem}")
-    if json:
-        print_document(found)
-    elif not found.problems:
-        print(
-            f"run {run}: {found.entries} entries, {found.checkpoints} checkpoints ({found.checkpoint_bytes:,} bytes) ok"
-        )
-    return ExitCode.INTEGRITY if found.problems else ExitCode.DONE
-
-
-def replay(
-    run: str,
-    *,
-    from_step: Annotated[int, Parameter(name="--from")] = 0,
-    to_step: Annotated[int | None, Parameter(name="--to")] = None,
-    sample: str = "",
-    store: StoreOption = "",
-    json: JsonOption = False,
-) -> ExitCode:
-    """Train committed segments of a run again from the store alone and compare digests; exit 5 names what differs.
-
-    Needs no Prefect server and writes nothing into the store. Exit 2 if nothing could be recomputed here.
-
-    Args:
-        from_step: only segments that train a step after this one [0].
-        to_step: only segments that train a step up to this one [the last].
-        sample: a percentage of the segments, such as 5%, at least one, the same at every call [all].
-    """
-    from cairn.operations.replay_plan import choose_segments, parse_sample
-
-    percent = parse_sample(sample)
-    if to_step is not None and to_step <= from_step:
-        raise InvalidConfiguration(f"--from {from_step} --to {to_step}: must begin before it ends")
-    log = open_run_log(store, run)
-    from rich.console import Console
-
-    from cairn.operations.run_replay import replay_run  # torch is imported only now that there is such a run
-    from tasks.text.live_lines import LiveLines
-
-    lines = LiveLines(Console(stderr=True), stays=False)
-    with lines.show():
-        found = replay_run(
-            log,
-            partial(choose_segments, run_id=run, from_step=from_step, to_step=to_step, percent=percent),
-            on_segment=lambda done: lines.write([f"steps {done.from_step} to {done.to_step}: {done.verdict}"]),
-        )
-    for item in found.failed:
-        say(f"cairn: run {run}, steps {item.from_step} to {item.to_step}: {item.verdict}: {item.why}")
-    print_document(found) if json else print_replay(found)
-    return found.exit_code
-
-
 def simulate(
     run: str = "",
     *,
@@ -254,56 +216,6 @@ def simulate(
     print_document(view) if json else print_simulation(view)
 
 
-def sweep(run: str, *, dry_run: Flag = False, store: StoreOption = "", json: JsonOption = False) -> None:
-    """Apply retention and delete what is no longer needed; after a kill the same command goes on.
-
-    Args:
-        dry_run: say what would go, what stays, and why; change nothing.
-    """
-    from flows.operations.store_sweep import sweep_run_by_id
-
-    report = sweep_run_by_id(open_chosen_store(store), run, dry_run=dry_run)
-    print_document(report) if json else print_sweep(report)
-
-
-def delete(
-    run: str,
-    *,
-    yes: Flag = False,
-    dry_run: Flag = False,
-    why: WhyOption = "",
-    store: StoreOption = "",
-    json: JsonOption = False,
-) -> None:
-    """Delete a run's checkpoints for good; its log, receipts and curve stay (`cairn runs --archived`).
-
-    Asks on a terminal. Exit 3 if an alias or a fork needs the run, exit 7 if an attempt of it is alive; after a kill
-    the same command goes on. Its data stays too: other runs may be built on it.
-
-    Args:
-        yes: do not ask; needed where there is no terminal.
-        dry_run: say what would go; change nothing.
-    """
-    from cairn.operations.run_deletion import delete_as_person, preview_deletion
-
-    found = open_run_log(store, run)
-    view = preview_deletion(found)
-    if not dry_run:
-        if not yes and found.state.deleted is None:
-            _ask_for_name(run, describe_deletion(view))
-        view = delete_as_person(found, view, why)
-    print_document(view) if json else print_line("\n".join(describe_deletion(view)))
-
-
-def _ask_for_name(run: str, lines: Sequence[str]) -> None:
-    """Raise `InvalidConfiguration` unless a person types the run's id on a terminal."""
-    if not sys.stdin.isatty():
-        raise InvalidConfiguration(f"delete {run}: there is no terminal to ask on; add --yes, or --dry-run to look")
-    say("\n".join([*lines, f"type {run} to delete it:"]))
-    if (answer := sys.stdin.readline().strip()) != run:
-        raise InvalidConfiguration(f"{answer!r} is not {run!r}: nothing is deleted; the same command asks again")
-
-
 def sql(query: QueryArgument = "", /, *, store: StoreOption = "", json: JsonOption = False) -> None:
     """Ask all runs of the store in SQL: training_attempts, checkpoints, evaluations, promotions, steps, runs.
 
@@ -317,7 +229,6 @@ def sql(query: QueryArgument = "", /, *, store: StoreOption = "", json: JsonOpti
     Args:
         query: one SELECT, or - to read it from standard input.
     """
-    from cairn.cli.query_output import print_answer, print_json
     from reports.queries.run_query import answer_query, describe_tables
     from tasks.machine.placement import work_folder
 

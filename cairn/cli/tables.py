@@ -1,100 +1,30 @@
 """Prints for people what the commands answer; scripts use --json."""
 
-from collections import Counter
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from decimal import Decimal
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
+from storage.stores.document import decode, encode
 from tasks.text.format import format_count, replace_unprintable, short_digest
-from tasks.text.output import print_facts, print_line, print_table
+from tasks.text.output import print_facts, print_line, print_table, say, write_json
 
 if TYPE_CHECKING:
-    from cairn.operations.replay_result import Replay
-    from cairn.operations.run_deletion import RunDeletion
-    from cairn.operations.token_files import ImportView
     from flows.watching.run_watcher import WatchRow
     from reports.queries.data_summary import DataSummary, GroupSummary
     from reports.queries.display_tables import Table
     from reports.queries.run_simulation import PolicyOutcome, SimulationSummary
-    from reports.queries.run_status import RunStatus
-    from storage.checkpoints.sweep import SweepReport
-    from tasks.policy.checkpoint_interval import IntervalLoss
+    from storage.tables.table_index import Column
 
-
-_DONE = {"keep": "kept", "release": "released", "supersede": "superseded", "delete": "deleted", "discard": "discarded"}
-_MOST_SOURCES = 20
+_MOST_SOURCES, _MOST_ROWS = 20, 1_000
+_LARGEST_INTEGER = 2**63
 
 
 def print_rows(table: "Table") -> None:
     """Print a list."""
     print_table(table.columns, table.rows, empty=table.empty)
-
-
-def print_status(status: "RunStatus") -> None:
-    """Print the status of a run."""
-    owner, count = status.owner, status.quarantined_windows
-    windows = f"{format_count(count, 'window')} of the data" if count else ""
-    budgets = ", ".join(f"{reason} {b.left}" for reason, b in status.budgets.items())
-    print_facts(
-        [
-            ("run", status.run_id),
-            *([("forked from", status.forked_from)] if status.forked_from else []),
-            ("state", status.state),
-            ("step", f"{status.step} of {status.total_steps}"),
-            ("newest committed", status.newest_committed_step),
-            ("owner", f"pid {owner.pid} on {owner.host} ({owner.device})" if owner else None),
-            ("retries left", budgets),
-            *([("stopped early", status.stopped_early)] if status.stopped_early else []),
-            *([("quarantined", f"{windows}, never drawn again; `cairn log` says why")] if windows else []),
-            *([("bits", status.bits)] if status.bits else []),
-            *([("warning", status.symptom)] if status.symptom else []),
-            *([("practised", status.practised)] if status.practised else []),
-            ("next", status.next),
-        ]
-    )
-
-
-def print_sweep(report: "SweepReport") -> None:
-    """Print the actions of a sweep and their sum."""
-    rows = [(i.action, i.kind, i.step, i.attempt, f"{i.bytes:,}", i.why, i.key) for i in report.items]
-    columns = ("action", "what", "step", "attempt", "bytes", "why", "where")
-    print_table(columns, rows, empty="no checkpoints yet")
-    counts = Counter[str](item.action for item in report.items)
-    done = ", ".join(f"{_DONE[action]} {counts[action]}" for action in _DONE if counts[action])
-    when = " (a sweep would do this; nothing was changed)" if report.dry_run else ""
-    print_line(f"run {report.run_id}: {done or 'nothing to do'}; freed {report.freed_bytes:,} bytes{when}")
-
-
-def describe_deletion(deletion: "RunDeletion") -> list[str]:
-    """Return what goes, or went, and what stays."""
-    verb = "would delete" if deletion.freed_bytes is None else "deleted"
-    size = deletion.bytes if deletion.freed_bytes is None else deletion.freed_bytes
-    lines = [f"run {deletion.run_id}: {verb} {format_count(deletion.checkpoints, 'checkpoint')} ({size:,} bytes)"]
-    lines += [f"`cairn rollback --alias {alias}` skips them from then on" for alias in deletion.withdrawn_from]
-    data = deletion.data_snapshot[:8]
-    return [*lines, f"its log, receipts and curve stay (`cairn runs --archived`), and its data snapshot {data}"]
-
-
-def print_replay(replay: "Replay") -> None:
-    """Print what every segment came to, and their sum."""
-    print_table(
-        ("steps", "attempt", "trained on", "verdict", "committed", "recomputed", "seconds", "why"),
-        [
-            (
-                f"{item.from_step} to {item.to_step}",
-                item.attempt,
-                item.device if item.world_size == 1 else f"{item.world_size} x {item.device}",
-                item.verdict,
-                short_digest(item.expected_sha256),
-                short_digest(item.computed_sha256) if item.computed_sha256 else None,
-                f"{item.seconds:.1f}",
-                item.why or None,
-            )
-            for item in replay.segments
-        ],
-        empty="no committed segment trains such a step",
-    )
-    found = ", ".join(f"{count} {verdict}" for verdict, count in replay.verdicts.items() if count) or "none replayed"
-    print_line(f"run {replay.run_id}: {format_count(replay.committed, 'committed segment')}, {found}")
 
 
 def print_data(summary: "DataSummary") -> None:
@@ -157,19 +87,9 @@ def _print_groups(groups: "Sequence[GroupSummary]") -> None:
     )
 
 
-def print_import(summary: "ImportView", store: str) -> None:
-    """Print the result of an import; `store` is what the command to look at it needs."""
-    for split, tokens in summary.tokens.items():
-        print_line(f"{split}  {tokens:,} tokens in {summary.documents[split]:,} documents")
-    print_line(f"snapshot {summary.snapshot_id}\nlook at it: cairn data {short_digest(summary.snapshot_id)}{store}")
-
-
 def print_watch(rows: "Sequence[WatchRow]") -> None:
     """Print what the watcher did about each run, and why."""
-    cells = [
-        (row.run_id, row.action, None if row.seconds is None else _format_span(row.seconds), row.why, row.how)
-        for row in rows
-    ]
+    cells = [(r.run_id, r.action, None if r.seconds is None else _format_span(r.seconds), r.why, r.how) for r in rows]
     print_table(("run", "action", "in", "why", "how"), cells, empty="no runs here yet; nothing to watch")
 
 
@@ -186,7 +106,24 @@ def print_simulation(summary: "SimulationSummary") -> None:
         f"a commit stops training for {plan.checkpoint_seconds:.3g} s, a restart takes {plan.restart_seconds:.4g} s,\n"
         f"a failure {often}, {_describe_seeds(summary)}; {summary.trace.source}\n"
     )
-    _print_outcomes(summary.outcomes)
+    columns = ("policy", "end", "goodput", "hours wasted", "in commits", "in restarts", "attempts", "retries by reason")
+    print_table(
+        columns,
+        [
+            (
+                outcome.policy,
+                f"{_format_span(outcome.days * 86400)} {'finished' if outcome.finished else 'given up'}",
+                f"{outcome.goodput:.1%} ({outcome.spread.goodput_low:.1%} to {outcome.spread.goodput_high:.1%})",
+                _format_hours(outcome.wasted_gpu_hours),
+                _format_hours(outcome.checkpoint_gpu_hours),
+                _format_hours(outcome.restart_gpu_hours),
+                outcome.attempts,
+                ", ".join(f"{reason} {count}" for reason, count in outcome.retries.items()) or None,
+            )
+            for outcome in summary.outcomes
+        ],
+        empty="",
+    )
     for outcome in summary.outcomes:
         if outcome.stopped_by:
             print_line(f"  {outcome.policy} stopped by {outcome.stopped_by}")
@@ -203,35 +140,10 @@ def _describe_seeds(summary: "SimulationSummary") -> str:
     return f"{wait if trace.replacement_seconds else ''}{shocks if trace.aftershock_share else ''}{seeds}"
 
 
-def _print_outcomes(outcomes: "Sequence[PolicyOutcome]") -> None:
-    columns = ("policy", "end", "goodput", "hours wasted", "in commits", "in restarts", "attempts", "retries by reason")
-    print_table(
-        columns,
-        [
-            (
-                outcome.policy,
-                f"{_format_span(outcome.days * 86400)} {'finished' if outcome.finished else 'given up'}",
-                f"{outcome.goodput:.1%} ({outcome.spread.goodput_low:.1%} to {outcome.spread.goodput_high:.1%})",
-                _format_hours(outcome.wasted_gpu_hours),
-                _format_hours(outcome.checkpoint_gpu_hours),
-                _format_hours(outcome.restart_gpu_hours),
-                outcome.attempts,
-                ", ".join(f"{reason} {count}" for reason, count in outcome.retries.items()) or None,
-            )
-            for outcome in outcomes
-        ],
-        empty="",
-    )
-
-
 def _print_intervals(summary: "SimulationSummary") -> None:
     found = summary.intervals
-    listed: list[tuple[str, IntervalLoss | None]] = [
-        ("now", found.present),
-        ("Young", found.young),
-        ("Daly", found.daly),
-        ("simulated best", found.simulated),
-    ]
+    names = ("now", "Young", "Daly", "simulated best")
+    listed = zip(names, (found.present, found.young, found.daly, found.simulated), strict=True)
     print_table(
         ("commit every", "steps", "time", "not useful"),
         [
@@ -273,3 +185,56 @@ def _format_span(seconds: float) -> str:
         if seconds >= 2 * unit:
             return f"{seconds / unit:.1f} {name}"
     return f"{seconds:.3g} s"
+
+
+def print_answer(columns: "Sequence[Column]", rows: Iterable[Sequence[object]]) -> None:
+    """Print an aligned table of at most 1,000 rows; stderr says how many more there are."""
+    remaining = iter(rows)  # they may exceed memory
+    shown = [[_format_cell(value) for value in row] for row in islice(remaining, _MOST_ROWS)]
+    print_table([column.name for column in columns], shown, empty="no rows")
+    if more := sum(1 for _ in remaining):
+        say(f"and {more:,} more rows; --json prints them all")
+
+
+def print_json(columns: "Sequence[Column]", rows: Iterable[Sequence[object]]) -> None:
+    """Print a list of objects: times are ISO 8601 in UTC, NaN is null, JSON columns are nested values."""
+    separator = "["
+    for row in rows:
+        record = {column.name: _plain(value, column.type) for column, value in zip(columns, row, strict=True)}
+        write_json(separator + encode(record).decode().rstrip("\n"))
+        separator = ",\n"
+    sys.stdout.write("[]\n" if separator == "[" else "]\n")
+
+
+def _format_cell(value: object) -> str | None:
+    match value:
+        case None:
+            return None
+        case bool():
+            return "yes" if value else "no"
+        case float() | Decimal():
+            return f"{value:.6g}"
+        case datetime():
+            return value.strftime("%Y-%m-%d %H:%M:%S")
+        case dict() | list():
+            return " ".join(line.strip() for line in encode(_plain(value, "")).decode().splitlines())
+        case _:
+            return str(value)
+
+
+def _plain(value: Any, type_name: str) -> Any:
+    match value:
+        case str() if type_name == "JSON":
+            return decode(value.encode(), object, where="a JSON column")
+        case dict():
+            return {str(key): _plain(item, "") for key, item in value.items()}
+        case list() | tuple():
+            return [_plain(item, "") for item in value]
+        case Decimal():
+            return float(value)
+        case bool():
+            return value
+        case int() if not -_LARGEST_INTEGER <= value < _LARGEST_INTEGER:
+            return float(value)  # JSON readers keep no larger integers
+        case _:
+            return value

@@ -1,14 +1,15 @@
-"""The commands `train` and `watch`."""
+"""The commands `train`, `fork` and `watch`."""
 
 import os
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cairn.cli.options import Flag, JsonOption, Overrides, Reference, StoreOption, open_chosen_store
+from cairn.cli.app import Flag, JsonOption, Overrides, Reference, StoreOption, open_chosen_store, store_option
 from cairn.cli.tables import print_watch
 from reports.queries.run_lookup import find_checkpoint
+from storage.logs.run_log import RunLog
 from tasks.attempt.shutdown_signal import Terminated, exit_on_sigterm, raise_on_sigterm
 from tasks.configuration.addresses import choose_store
 from tasks.errors import InvalidConfiguration
@@ -18,21 +19,11 @@ from tasks.text.output import print_document, print_facts, say
 if TYPE_CHECKING:
     from cairn.operations.prefect_session import PrefectServer
     from flows.preparation.training_request import ResolvedRequest
-    from storage.logs.run_log import RunLog
     from tasks.configuration.run_configuration import RunConfig
 
 
 _LEAVING = (ExitCode.PREEMPTED, ExitCode.INTERRUPTED)
 """Exit codes after which no further run of a set is begun: this process has to leave."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _TrainedRun:
-    """How `cairn train` ended for one run; no log where it left before it could be read."""
-
-    code: ExitCode
-    log: "RunLog | None" = None
-    has_flow: bool = False
 
 
 def train(
@@ -61,7 +52,6 @@ def train(
             nothing.
     """
     exit_on_sigterm(ExitCode.PREEMPTED)  # the imports take a second, and nothing has begun
-    from cairn.cli.finished_run_text import store_option
     from cairn.operations.prefect_session import PrefectServer, leave_undelivered
     from flows.preparation.training_request import TrainingRequest, choose_run_id, resolve_request
     from flows.run.node_service import is_other_node
@@ -80,28 +70,32 @@ def train(
         return _serve_node(resolve_request(request, os.environ))
     server = PrefectServer(os.environ, say=say)
     resolved = [resolve_request(one, os.environ) for one in requests]  # a value that is refused stops all of them
-    ends = list[_TrainedRun]()
+    codes, logs, has_flow = list[ExitCode](), list[RunLog](), False
     for one in resolved:
-        ends.append(_train_run(one, server, is_read=json))
-        if ends[-1].code in _LEAVING:
+        ended, log, by_flow = _train_run(one, server, is_read=json)
+        codes.append(ended)
+        logs += [log] if log is not None else []
+        has_flow |= by_flow
+        if ended in _LEAVING:
             break
         exit_on_sigterm(ExitCode.PREEMPTED)  # until the next run listens
-    code = next((end.code for end in ends if end.code is not ExitCode.DONE), ExitCode.DONE)
-    if json and (logs := [end.log for end in ends if end.log is not None]):
+    code = next((code for code in codes if code is not ExitCode.DONE), ExitCode.DONE)
+    if json and logs:
         print_document([read_status(log) for log in logs] if len(members) > 1 else read_status(logs[0]))
     exit_on_sigterm(code)
     if len(members) > 1 and code not in _LEAVING:
         say(f"compare them: cairn compare {choose_run_id(request)}{store_option(store, os.environ)}")
-    if any(end.has_flow for end in ends):
+    if has_flow:
         leave_undelivered(code, server)
     return code
 
 
-def _train_run(resolved: "ResolvedRequest", server: "PrefectServer", *, is_read: bool) -> _TrainedRun:
-    """Train one run to its end and say how it ended."""
-    from cairn.cli.finished_run_text import describe_finished_run
-    from cairn.operations.prefect_session import run_train_gpt
-    from cairn.operations.settled_run import end_without_flow
+def _train_run(
+    resolved: "ResolvedRequest", server: "PrefectServer", *, is_read: bool
+) -> tuple[ExitCode, RunLog | None, bool]:
+    """Train one run and say how it ended: code, log unless it left before it was read, whether by a flow."""
+    from cairn.cli.training_text import describe_finished_run
+    from cairn.operations.prefect_session import end_without_flow, run_train_gpt
     from flows.preparation.preflight import check_before_start
 
     try:
@@ -112,7 +106,7 @@ def _train_run(resolved: "ResolvedRequest", server: "PrefectServer", *, is_read:
             end = settled or run_train_gpt(resolved, configuration, log, server)
     except Terminated:
         say("preempted; the same command continues")
-        return _TrainedRun(code=ExitCode.PREEMPTED)
+        return ExitCode.PREEMPTED, None, False
     code = EXIT_CODES[end.reason]
     exit_on_sigterm(code)
     if code is not ExitCode.DONE:
@@ -122,7 +116,7 @@ def _train_run(resolved: "ResolvedRequest", server: "PrefectServer", *, is_read:
     if code is ExitCode.DONE:
         for line in describe_finished_run(log, configuration.promotion.alias, resolved.store_url, end.message):
             say(line)
-    return _TrainedRun(code=code, log=log, has_flow=settled is None)
+    return code, log, settled is None
 
 
 def fork(
@@ -136,7 +130,6 @@ def fork(
     Args:
         new_run: name of the run that is opened.
     """
-    from cairn.cli.finished_run_text import store_option
     from cairn.operations.run_fork import fork_run
 
     chosen = open_chosen_store(store)
@@ -163,7 +156,7 @@ def _serve_node(resolved: "ResolvedRequest") -> ExitCode:
     return NodeService(log, configuration, group, work_folder(os.environ), say=say).run()
 
 
-def _settle(resolved: "ResolvedRequest") -> "tuple[RunLog, RunConfig]":
+def _settle(resolved: "ResolvedRequest") -> tuple[RunLog, "RunConfig"]:
     """Return the run's log and its checked configuration with the numerics of this machine; writes nothing."""
     from flows.preparation.preflight import check_before_start
     from tasks.machine.machine_speed import numerics_here
@@ -193,7 +186,7 @@ def _overfit_one_batch(resolved: "ResolvedRequest", *, json: bool) -> ExitCode:
 
 
 def _show_plan(resolved: "ResolvedRequest", *, json: bool) -> ExitCode:
-    from cairn.cli.training_plan_text import describe_plan
+    from cairn.cli.training_text import describe_plan
     from flows.preparation.resource_check import available_memory, require_memory, require_room
     from flows.preparation.training_plan import PlanAction, plan_training
     from tasks.policy.attempt_sizes import next_sizes

@@ -6,35 +6,48 @@ Karpathy 2019, "A Recipe for Training Neural Networks".
 """
 
 import tempfile
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from cairn.operations.overfit_verdict import BY_HEART, BatchOverfit, judge_losses
-from flows.preparation.preflight import preview_sources
-from model.data.sample_order import SampleOrder
-from model.data.source_mixture import Component
 from model.errors import NonFiniteLoss
-from model.training.determinism import make_deterministic, resolve_device
-from model.training.training_loop import StepObserver, StepResult, train_until
 from storage.logs.run_log import RunLog
 from storage.stores.document import project
 from storage.stores.local_store import LocalStore
 from storage.stores.object_store import ObjectStore
 from tasks.configuration.run_configuration import RunConfig
-from tasks.data.snapshot_build import build_snapshot
 from tasks.data.snapshot_lookup import find_by_id
 from tasks.machine.placement import settled_threads
-from tasks.trainer.trainer_channel import Place
 from tasks.trainer.trainer_protocol import TrainerSpec
-from tasks.trainer.training_setup import fresh_state, open_training_data
 
+if TYPE_CHECKING:
+    from model.training.training_loop import StepResult
+
+BY_HEART = 0.1
+"""Nats a token: far below what any text allows a network that has not seen it."""
 WINDOWS, STEPS, WARMUP_STEPS = 4, 1000, 10
 _TEXT_BYTES, _BYTES_OF_ID = 4 << 20, 400
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchOverfit:
+    """Whether one batch was learned by heart, and why; losses are in nats per token, `losses` one for each step."""
+
+    sound: bool
+    why: str
+    windows: int
+    tokens: int
+    parameters: int
+    lr: float
+    precision: str
+    device: str
+    losses: tuple[float, ...]
+
+
 def overfit_one_batch(
-    config: RunConfig, log: RunLog, base_dir: Path, on_step: Callable[[StepResult], None]
+    config: RunConfig, log: RunLog, base_dir: Path, on_step: "Callable[[StepResult], None]"
 ) -> BatchOverfit:
     """Train on one batch until it is known by heart, at most `STEPS` steps; `config` has its numerics chosen."""
     with tempfile.TemporaryDirectory(prefix="cairn-overfit-") as name:
@@ -47,29 +60,34 @@ def _find_text(config: RunConfig, log: RunLog, base_dir: Path, folder: Path) -> 
         return log.store, log.state.opened.data_snapshot
     if config.data.snapshot:
         return log.store, find_by_id(log.store, config.data.snapshot).snapshot_id
+    from flows.preparation.preflight import preview_sources
+    from tasks.data.snapshot_build import build_snapshot
+
     tokenizer, beginning = config.data.tokenizer, folder / "beginning.txt"
     if tokenizer.endswith(".json"):
         tokenizer = str((base_dir / Path(tokenizer).expanduser()).absolute())
+    wanted = max(_TEXT_BYTES, _BYTES_OF_ID * (config.data.bpe_vocab_size or 0), 64 * WINDOWS * config.model.block_size)
+    documents = chain.from_iterable(source.documents() for source in preview_sources(config.data, base_dir))
     with beginning.open("w", encoding="utf-8") as file:
-        file.writelines(_beginning(config, base_dir))
+        for document in documents:  # until there is text enough for the windows and the tokenizer
+            file.write(f"{document.text}\n")
+            if (wanted := wanted - document.bytes) <= 0:
+                break
     changes = {"sources": (str(beginning),), "weights": (), "split": "end", "tokenizer": tokenizer}
     store = LocalStore(folder / "store")
     return store, build_snapshot(store, config.data.model_copy(update=changes), folder).snapshot_id
 
 
-def _beginning(config: RunConfig, base_dir: Path) -> Iterator[str]:
-    """Yield documents until there is text enough for the windows and the tokenizer."""
-    wanted = max(_TEXT_BYTES, _BYTES_OF_ID * (config.data.bpe_vocab_size or 0), 64 * WINDOWS * config.model.block_size)
-    for source in preview_sources(config.data, base_dir):
-        for document in source.documents():
-            yield f"{document.text}\n"
-            if (wanted := wanted - document.bytes) <= 0:
-                return
-
-
 def _overfit(
-    config: RunConfig, store: ObjectStore, snapshot_id: str, folder: Path, on_step: Callable[[StepResult], None]
+    config: RunConfig, store: ObjectStore, snapshot_id: str, folder: Path, on_step: "Callable[[StepResult], None]"
 ) -> BatchOverfit:
+    from model.data.sample_order import SampleOrder
+    from model.data.source_mixture import Component
+    from model.training.determinism import make_deterministic, resolve_device
+    from model.training.training_loop import StepObserver, train_until
+    from tasks.trainer.trainer_channel import Place
+    from tasks.trainer.training_setup import fresh_state, open_training_data
+
     place, threads = Place(device=resolve_device(config.training.device)), settled_threads(config.training.threads)
     make_deterministic(seed=config.training.seed, threads=threads)
     spec = _spec(config, store, snapshot_id, folder, threads)
@@ -79,9 +97,9 @@ def _overfit(
     count = data.inputs.windows.window_count
     few = (Component(first_window=0, window_count=min(WINDOWS, count)),)  # every epoch of them is this one batch
     order = SampleOrder(window_count=count, seed=spec.training.seed, global_batch=WINDOWS, components=few)
-    state, steps = fresh_state(spec, data, place), list[StepResult]()
+    state, steps = fresh_state(spec, data, place), list["StepResult"]()
 
-    def follow(result: StepResult) -> None:
+    def follow(result: "StepResult") -> None:
         steps.append(result)
         on_step(result)
 
@@ -91,7 +109,8 @@ def _overfit(
         train_until(state, replace(data.inputs, order=order, loader=None), observer, until_step=STEPS)
     except NonFiniteLoss as error:
         problem = str(error)
-    sound, why = judge_losses([step.train_loss for step in steps], problem, lr=config.training.lr)
+    losses = tuple(step.train_loss for step in steps)
+    sound, why = judge_losses(losses, problem, lr=config.training.lr)
     return BatchOverfit(
         sound=sound,
         why=why,
@@ -101,7 +120,7 @@ def _overfit(
         lr=config.training.lr,
         precision=config.training.precision,
         device=str(place.device),
-        losses=tuple(step.train_loss for step in steps),
+        losses=losses,
     )
 
 
@@ -130,3 +149,17 @@ def _spec(config: RunConfig, store: ObjectStore, snapshot_id: str, folder: Path,
         prompt="",
         faults="",
     )
+
+
+def judge_losses(losses: Sequence[float], problem: str, *, lr: float) -> tuple[bool, str]:
+    """Return whether the batch was learned, and why; `problem` says why there are no more losses, empty for none."""
+    lower = f"lower training.lr (now {lr:g})"
+    if problem:
+        return False, f"{problem}: {lower}, or try training.precision = fp32"
+    course = f"the loss went from {losses[0]:.3f} to {losses[-1]:.3f} in {len(losses)} steps"
+    if losses[-1] < BY_HEART:
+        return True, f"{course}: text, network and optimizer fit together, and the batch is known by heart"
+    if losses[-1] > losses[0] or min(losses) < losses[-1] / 2:
+        return False, f"{course} and was {min(losses):.3f} in between: it jumps; {lower}"
+    why = f"raise training.lr (now {lr:g}) or make the network larger"
+    return False, f"{course}, and {BY_HEART:g} is by heart: too slow or too small; {why}"

@@ -3,7 +3,6 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from cairn.operations.text_sampling import open_run_model
 from model.configuration.parameter_table import family_of
@@ -11,18 +10,14 @@ from reports.queries.alias_history import AliasPromotion, list_promotions
 from reports.queries.display_tables import markdown_text
 from reports.queries.run_lookup import FoundCheckpoint
 from storage.logs.log_entry import CheckpointReference
-from storage.logs.run_entries import EvaluationRecorded, RunOpened
+from storage.logs.run_entries import RunOpened
 from storage.logs.run_state import RunState
 from storage.snapshots.snapshot_manifest import SnapshotManifest
-from storage.stores.document import encode
+from storage.stores.document import encode, project
 from storage.stores.verified_object import describe_file
-from tasks.configuration.run_configuration import RunConfig
 from tasks.configuration.stored_configuration import parse_stored_configuration
 from tasks.errors import InvalidConfiguration
 from tasks.text.format import format_value, one_line
-
-if TYPE_CHECKING:
-    from tasks.evaluator.checkpoint_model import CheckpointModel
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,21 +33,6 @@ class ModelFacts:
     end_of_text: str
     promotions: tuple[AliasPromotion, ...]
 
-    @property
-    def config(self) -> RunConfig:
-        """The run's frozen configuration; what is not frozen has its default."""
-        return parse_stored_configuration(self.opened.config)
-
-    @property
-    def family(self) -> str | None:
-        """The architecture of `transformers` that the network is."""
-        return family_of(self.config.model)
-
-    @property
-    def evaluations(self) -> list[EvaluationRecorded]:
-        """The evaluations of exactly these weights."""
-        return [item for item in self.state.evaluations if item.manifest_sha256 == self.reference.manifest_sha256]
-
 
 def write_card(facts: ModelFacts) -> str:
     """Return the card, from the records alone: use, provenance, measurements, promotions, limits, configuration."""
@@ -61,20 +41,16 @@ def write_card(facts: ModelFacts) -> str:
     loader = PackageLoader("cairn.operations")
     pages = Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
     pages.filters |= {
-        "code": _code,
+        "code": lambda text: "`{}`".format(one_line(text).replace("`", "'").replace("|", "\\|")),  # stays in its cell
         "document": lambda document: encode(document).decode(),
         "json": json.dumps,
         "markdown": markdown_text,
         "number": lambda number: f"{number:,}",
         "time": format_value,
     }
-    return pages.get_template("model_card.md.j2").render(facts=facts)
-
-
-def _code(text: str) -> str:
-    """Return text as code that stays within its cell."""
-    quoted = one_line(text).replace("`", "'").replace("|", "\\|")
-    return f"`{quoted}`"
+    config = parse_stored_configuration(facts.opened.config)  # what is not frozen has its default
+    template = pages.get_template("model_card.md.j2")
+    return template.render(facts=facts, config=config, family=family_of(config.model))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,31 +82,20 @@ def export_model(found: FoundCheckpoint, folder: Path) -> ExportedModel:
     try:
         require_empty(folder)  # before the weights are read
         opened = open_run_model(found.log, found.reference)
-        write_model_directory(folder, opened, card=write_card(_facts(found, opened)))
+        promotions = list_promotions(found.log.store)
+        facts = project(
+            found,
+            ModelFacts,
+            state=found.log.state,
+            manifest=opened.snapshot.manifest,
+            snapshot_id=found.opened.data_snapshot,
+            parameters=opened.network.parameter_count,
+            end_of_text=opened.tokenizer.decode([opened.tokenizer.end_of_text_id]),
+            promotions=tuple(p for p in promotions if p.manifest_sha256 == found.reference.manifest_sha256),
+        )
+        write_model_directory(folder, opened, card=write_card(facts))
     except (TaskError, InvalidInput) as error:
         raise InvalidConfiguration(str(error)) from error
-    return ExportedModel(
-        folder=str(folder),
-        files=tuple(
-            ExportedModelFile(name=path.name, bytes=written.bytes, sha256=written.sha256)
-            for path in sorted(folder.iterdir())
-            for written in [describe_file(path)]
-        ),
-        run_id=found.log.run_id,
-        step=found.reference.step,
-        manifest_sha256=found.reference.manifest_sha256,
-    )
-
-
-def _facts(found: FoundCheckpoint, opened: "CheckpointModel") -> ModelFacts:
-    promotions = list_promotions(found.log.store)
-    return ModelFacts(
-        state=found.log.state,
-        opened=found.opened,
-        reference=found.reference,
-        manifest=opened.snapshot.manifest,
-        snapshot_id=found.opened.data_snapshot,
-        parameters=opened.network.parameter_count,
-        end_of_text=opened.tokenizer.decode([opened.tokenizer.end_of_text_id]),
-        promotions=tuple(view for view in promotions if view.manifest_sha256 == found.reference.manifest_sha256),
-    )
+    described = ((path.name, describe_file(path)) for path in sorted(folder.iterdir()))
+    files = tuple(ExportedModelFile(name=name, bytes=file.bytes, sha256=file.sha256) for name, file in described)
+    return project(found.reference, ExportedModel, folder=str(folder), files=files, run_id=found.log.run_id)

@@ -1,29 +1,39 @@
 """Runs the flow `train-gpt` in this process and returns how it ended; imports Prefect only when the session begins.
 
 Without a server that answers, the run gets a temporary one; with no API at the end, the run log says how it ended.
+A run with nothing left to do is answered from log and registry alone.
 """
 
 import os
 import sys
 import time
-from collections.abc import Callable, MutableMapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping, MutableMapping
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from flows.operations.checkpoint_offer import end_on_record
 from flows.orchestrator.ephemeral_server import EphemeralServer
+from flows.orchestrator.run_notices import all_receivers, notices_of
 from flows.orchestrator.server_address import is_server_answering, is_server_named, server_address
 from flows.preparation.training_request import HandedOver, ResolvedRequest, hand_over
+from reports.exporters.exporters import run_exporters
+from reports.notices.notice_delivery import telling
+from storage.errors import StorageError
 from storage.logs.run_log import RunLog
+from tasks.attempt.attempt_claim import refuse_live_owner
+from tasks.checkpoints.checkpoint_sweep import sweep_run
 from tasks.configuration.run_configuration import RunConfig
 from tasks.errors import InvalidConfiguration
+from tasks.evaluator.evaluation_suite import suite_of
 from tasks.machine.placement import trainer_folder
 from tasks.machine.process_scopes import collecting_no_garbage
 from tasks.policy.termination import ExitCode, FlowEnd, FlowOutcome, flow_outcome
 from tasks.text.live_lines import LiveLines
+from tasks.text.output import say
 
 # A person sees our own progress; Prefect's log would show it twice, and every refusal as a traceback.
 QUIET = {
@@ -67,8 +77,14 @@ class PrefectServer:
 
     def choose(self) -> None:
         """Decide on the server: the named one if it answers within a moment, else a temporary one that is named now."""
-        environment = self._environment
-        _forget_absent_server(environment, self._say)
+        environment, began = self._environment, time.monotonic()
+        url = server_address(environment)
+        while url and not is_server_answering(url, timeout_seconds=3.0, proxies=True):
+            if time.monotonic() - began >= _ABSENT_SECONDS:
+                self._say(f"{url} does not answer: this run is not shown there")
+                del environment["PREFECT_API_URL"]
+                break
+            time.sleep(1.0)
         if is_server_named(environment, Path.cwd(), ask_prefect=_ask_prefect):
             return
         quieten(environment)
@@ -104,6 +120,25 @@ class PrefectServer:
     def _shown(self) -> AbstractContextManager[None]:
         """Show on a terminal for how long a temporary server has been starting."""
         return self._waiting.show() if self._ephemeral is not None else nullcontext()
+
+
+def end_without_flow(log: RunLog, config: RunConfig, environment: Mapping[str, str]) -> FlowEnd | None:
+    """Return the end of a run that is finished in every respect, None for any other; raises `LiveOwner`.
+
+    As at a flow's end, its mirrors are brought up to date and what retention gives up is deleted.
+    """
+    by_person = not environment.get("CAIRN_CONTINUED_BY", "").strip()
+    refuse_live_owner(log, config.lease, monotonic=time.monotonic, sleep=time.sleep, is_asked_by_person=by_person)
+    if not (ended := end_on_record(log, config)):
+        return None
+    with (
+        run_exporters(log, config.mirrors, environment, say),
+        telling(log.store, all_receivers(config.notify), partial(notices_of, log), say),
+        suppress(StorageError),
+    ):
+        sweep_run(log, config.checkpoint, suite_of(config.evaluation).sha256)
+    step = log.state.high_water_step
+    return FlowEnd(reason=FlowOutcome.COMPLETED, message=f"it is finished, at step {step}; nothing to do: {ended}")
 
 
 def run_train_gpt(resolved: ResolvedRequest, config: RunConfig, log: RunLog, server: PrefectServer) -> FlowEnd:
@@ -145,8 +180,7 @@ def _run_flow(handed: HandedOver, log: RunLog, server: PrefectServer, *, again: 
         state.result(raise_on_failure=True)
         raise RuntimeError(f"the flow ended {state.name}: {state.message}")
     except Exception as error:
-        end = _end_without_prefect(error, log, before)
-        if end is not None:
+        if (end := _end_without_prefect(error, log, before)) is not None:
             return end
         has_begun = log.state.latest_attempt != before
         if log.state.open_attempt is not None or not (has_begun or again):
@@ -181,8 +215,9 @@ def _end_without_prefect(error: Exception, log: RunLog, before: int) -> FlowEnd 
     if ended is not None and (ended.attempt != before or state.finished is not None):
         outcome = flow_outcome(ended.reason, ended.decision.action, ended.decision.charged)
         if outcome is not None:
-            message = f"{ended.detail}; Prefect does not answer, so it shows no end: {error}"
-            return FlowEnd(reason=outcome, message=message)
+            return FlowEnd(
+                reason=outcome, message=f"{ended.detail}; Prefect does not answer, so it shows no end: {error}"
+            )
     if isinstance(error, HTTPStatusError) and error.response.status_code in (401, 403):
         raise InvalidConfiguration(_CREDENTIALS_REFUSED) from error
     return None
@@ -197,16 +232,6 @@ def leave_undelivered(code: ExitCode, server: PrefectServer) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-
-
-def _forget_absent_server(environment: MutableMapping[str, str], say: Callable[[str], None]) -> None:
-    url, began = server_address(environment), time.monotonic()
-    while url and not is_server_answering(url, timeout_seconds=3.0, proxies=True):
-        if time.monotonic() - began >= _ABSENT_SECONDS:
-            say(f"{url} does not answer: this run is not shown there")
-            del environment["PREFECT_API_URL"]
-            return
-        time.sleep(1.0)
 
 
 def quieten(environment: MutableMapping[str, str]) -> None:

@@ -1,10 +1,11 @@
-"""Which committed segments of a run a replay recomputes, and which step its records blame. Pure functions."""
+"""Which committed segments of a run a replay recomputes, which step its records blame, and what was found; no torch."""
 
 import hashlib
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from storage.logs.log_entry import CheckpointReference
@@ -12,6 +13,7 @@ from storage.logs.run_entries import AttemptStarted, CheckpointCommitted
 from storage.logs.run_state import CheckpointRecord, CheckpointState, RunState
 from tasks.configuration.run_configuration import RunConfig
 from tasks.errors import InvalidConfiguration
+from tasks.policy.termination import ExitCode
 
 if TYPE_CHECKING:
     from model.training.training_loop import StepResult
@@ -34,6 +36,58 @@ class Segment:
         return self.start.step if self.start else 0
 
 
+class Verdict(StrEnum):
+    """What was found of a segment."""
+
+    EQUAL = "equal"
+    DIFFERENT = "different"
+    UNDECIDED = "undecided"
+    UNREADABLE = "unreadable"
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplayedSegment:
+    """A segment: where it was trained, the committed and the recomputed digest, and which step its records blame."""
+
+    from_step: int
+    to_step: int
+    attempt: int
+    device: str
+    host: str
+    world_size: int
+    expected_sha256: str
+    verdict: Verdict = Verdict.SKIPPED
+    computed_sha256: str | None = None
+    last_equal_step: int | None = None
+    first_different_step: int | None = None
+    seconds: float = 0.0
+    why: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Replay:
+    """The segments that were chosen of all committed ones, and how many of them came to which verdict."""
+
+    version: int
+    run_id: str
+    committed: int
+    verdicts: Mapping[str, int]
+    segments: tuple[ReplayedSegment, ...]
+
+    @property
+    def failed(self) -> tuple[ReplayedSegment, ...]:
+        """The segments that do not come to what was committed, or cannot be read."""
+        return tuple(item for item in self.segments if item.verdict not in (Verdict.EQUAL, Verdict.SKIPPED))
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """INTEGRITY if one failed, USAGE if none was computed."""
+        if all(item.verdict is Verdict.SKIPPED for item in self.segments):
+            return ExitCode.USAGE
+        return ExitCode.INTEGRITY if self.failed else ExitCode.DONE
+
+
 def committed_segments(state: RunState) -> tuple[Segment, ...]:
     """Return every segment that was committed, by attempt; those that later attempts trained again are included."""
     records = {record.committed.prefix: record for record in state.checkpoints}
@@ -44,15 +98,8 @@ def committed_segments(state: RunState) -> tuple[Segment, ...]:
         for record in records.values():
             if record.committed.attempt == number:
                 why = _why_unloadable(records.get(start.prefix)) if start else ""
-                segments.append(
-                    Segment(
-                        start=start,
-                        end=record.committed,
-                        started=attempt.started,
-                        quarantined=quarantined,
-                        unloadable=why,
-                    )
-                )
+                end, started = record.committed, attempt.started
+                segments.append(Segment(start=start, end=end, started=started, quarantined=quarantined, unloadable=why))
                 start = record.committed.reference
     return tuple(segments)
 

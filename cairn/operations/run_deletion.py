@@ -13,6 +13,7 @@ from storage.logs.run_log import RunLog
 from storage.logs.run_state import CheckpointState
 from tasks.attempt.attempt_claim import Claimant, refuse_live_owner
 from tasks.checkpoints.run_deletion import delete_run, withdrawn_aliases
+from tasks.text.format import format_count
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,12 +50,18 @@ def delete_as_person(log: RunLog, view: RunDeletion, why: str) -> RunDeletion:
     """Delete the run and return what went; raises as `delete_run` does."""
     config = configuration_of(log.state)
     claimant = Claimant(
-        lease=config.lease,
-        budgets=config.budgets,
-        writer=this_writer(),
-        monotonic=time.monotonic,
-        sleep=time.sleep,
+        lease=config.lease, budgets=config.budgets, writer=this_writer(), monotonic=time.monotonic, sleep=time.sleep
     )
     report = delete_run(log, RunDeleted(by=this_person(), why=why), claimant)
     gone = [item for item in report.items if item.action == SweepAction.DELETE and item.kind != SweepKind.UNFINISHED]
     return replace(view, checkpoints=len(gone), bytes=sum(item.bytes for item in gone), freed_bytes=report.freed_bytes)
+
+
+def describe_deletion(deletion: RunDeletion) -> list[str]:
+    """Return what goes, or went, and what stays."""
+    verb = "would delete" if deletion.freed_bytes is None else "deleted"
+    size = deletion.bytes if deletion.freed_bytes is None else deletion.freed_bytes
+    lines = [f"run {deletion.run_id}: {verb} {format_count(deletion.checkpoints, 'checkpoint')} ({size:,} bytes)"]
+    lines += [f"`cairn rollback --alias {alias}` skips them from then on" for alias in deletion.withdrawn_from]
+    data = deletion.data_snapshot[:8]
+    return [*lines, f"its log, receipts and curve stay (`cairn runs --archived`), and its data snapshot {data}"]

@@ -14,6 +14,7 @@ from storage.logs.log_entry import ForkOrigin, this_writer
 from storage.logs.run_entries import CheckpointCommitted, RunOpened
 from storage.logs.run_log import RunLog
 from storage.snapshots.data_snapshot import TOKENIZER, read_manifest
+from storage.stores.document import project
 from tasks.attempt.attempt_claim import refuse_deleted
 from tasks.configuration.configuration_source import parse_configuration
 from tasks.configuration.run_configuration import RunConfig
@@ -70,14 +71,9 @@ def fork_run(
     if opened != body:
         unpin_checkpoint(parent, pin, "another process opened the run first", writer=this_writer())
         raise InvalidConfiguration(f"run {run_id} was opened by another process meanwhile: name another")
-    return Fork(
-        run_id=run_id,
-        parent=parent.run_id,
-        step=found.reference.step,
-        manifest_sha256=found.reference.manifest_sha256,
-        data_snapshot=snapshot_id,
-        total_steps=body.total_steps,
-        changed=changed,
+    begin = found.reference
+    return project(
+        body, Fork, parent=parent.run_id, step=begin.step, manifest_sha256=begin.manifest_sha256, changed=changed
     )
 
 
@@ -120,8 +116,7 @@ def _choose_data(found: FoundCheckpoint, config: RunConfig, changed: Mapping[str
         tokenizer = Path(folder) / TOKENIZER
         tokenizer.write_bytes(store.read(f"data/{opened.data_snapshot}/{TOKENIZER}"))
         given = {} if config.data.snapshot else {"tokenizer": str(tokenizer)}
-        data = config.data.model_copy(update=given)
-        built = build_snapshot(store, data, base_dir)
+        built = build_snapshot(store, config.data.model_copy(update=given), base_dir)
     if built.manifest.tokenizer_sha256 != read_manifest(store, opened.data_snapshot).tokenizer_sha256:
         raise InvalidConfiguration(
             "data.sources: that snapshot was made with another tokenizer than the network's; rule: the same tokens. "

@@ -14,8 +14,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from cairn.operations.replay_plan import Segment, committed_segments, compare_steps, find_obstacle
-from cairn.operations.replay_result import Replay, ReplayedSegment, Verdict
+from cairn.operations.replay_plan import (
+    Replay,
+    ReplayedSegment,
+    Segment,
+    Verdict,
+    committed_segments,
+    compare_steps,
+    find_obstacle,
+)
 from model.errors import NonFiniteLoss, TokenOutOfRange
 from model.training.determinism import make_deterministic, resolve_device
 from model.training.train_state import TrainState
@@ -31,13 +38,7 @@ from tasks.machine.placement import library_versions
 from tasks.trainer.tensor_exchange import to_record
 from tasks.trainer.trainer_channel import Place
 from tasks.trainer.trainer_protocol import TrainerSpec
-from tasks.trainer.training_setup import (
-    CheckpointLoad,
-    TrainingData,
-    fresh_state,
-    open_training_data,
-    restore_state,
-)
+from tasks.trainer.training_setup import CheckpointLoad, TrainingData, fresh_state, open_training_data, restore_state
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,7 +77,15 @@ class SegmentReplayer:
             self._state.load(carried)
         else:
             restore_state(self._state, spec, self._log.store, load)
-        return _train(self._state, self._data, segment.end.step)
+        steps = list[StepResult]()
+        observer = StepObserver(on_step=steps.append, stop_requested=lambda: False)
+        try:
+            train_until(self._state, self._data.inputs, observer, until_step=segment.end.step)
+        except (NonFiniteLoss, TokenOutOfRange) as error:
+            return Recomputed(steps=steps, problem=str(error))
+        tensors = {named.name: named.tensor for named in self._state.named_tensors()}
+        digest = state_sha256(to_record(name, tensor) for name, tensor in tensors.items())
+        return Recomputed(steps=steps, state_sha256=digest, tensors=tensors)
 
     def _spec(self, segment: Segment, config: RunConfig) -> TrainerSpec:
         opened, started = self._log.state.opened, segment.started
@@ -109,25 +118,8 @@ class SegmentReplayer:
         self._data = self._state = None
 
 
-def _train(state: TrainState, data: TrainingData, until_step: int) -> Recomputed:
-    steps = list[StepResult]()
-    observer = StepObserver(on_step=steps.append, stop_requested=lambda: False)
-    try:
-        train_until(state, data.inputs, observer, until_step=until_step)
-    except (NonFiniteLoss, TokenOutOfRange) as error:
-        return Recomputed(steps=steps, problem=str(error))
-    tensors = state.named_tensors()
-    return Recomputed(
-        steps=steps,
-        state_sha256=state_sha256(to_record(named.name, named.tensor) for named in tensors),
-        tensors={named.name: named.tensor for named in tensors},
-    )
-
-
 def replay_run(
-    log: RunLog,
-    choose: Callable[[Sequence[Segment]], Sequence[Segment]],
-    on_segment: Callable[[ReplayedSegment], None],
+    log: RunLog, choose: Callable[[Sequence[Segment]], Sequence[Segment]], on_segment: Callable[[ReplayedSegment], None]
 ) -> Replay:
     """Recompute the committed segments that `choose` returns, in order; `SnapshotDamaged` where their data is."""
     segments = committed_segments(log.state)
@@ -159,7 +151,15 @@ class _Comparisons:
         return found
 
     def _replay(self, segment: Segment) -> ReplayedSegment:
-        row, began = _describe(segment), time.monotonic()
+        began, end = time.monotonic(), segment.end
+        row = project(
+            segment.started.placement,
+            ReplayedSegment,
+            from_step=segment.from_step,
+            to_step=end.step,
+            attempt=end.attempt,
+            expected_sha256=end.state_sha256,
+        )
         config, here = parse_stored_configuration(segment.started.config), library_versions()["torch"]
         why = find_obstacle(segment.started, config, torch_version=here, has_cuda=torch.cuda.is_available())
         carried = self._reached.get(segment.start.prefix) if segment.start and segment.unloadable else None
@@ -169,7 +169,7 @@ class _Comparisons:
             return replace(row, why=why)
         try:
             first = self._replayer.recompute(segment, carried)
-            if first.state_sha256 == segment.end.state_sha256:
+            if first.state_sha256 == end.state_sha256:
                 if segment.end.prefix in self._needed_until:
                     self._reached[segment.end.prefix] = first.tensors
                 found = replace(row, verdict=Verdict.EQUAL, computed_sha256=first.state_sha256)
@@ -198,28 +198,13 @@ class _Comparisons:
         last, different = compare_steps(records, second.steps, from_step=segment.from_step)
         what = f"the record of step {different} differs first" if different else "every step's record agrees"
         stopped = f"; the recomputation ends with: {second.problem}" if second.problem else ""
-        here = socket.gethostname()
-        where = (
-            ""
-            if row.host == here
-            else f"; trained on {row.host}, this is {here}: bits differ between kinds of machines"
-        )
+        if row.host != (here := socket.gethostname()):
+            stopped += f"; trained on {row.host}, this is {here}: bits differ between kinds of machines"
         return replace(
             row,
             verdict=Verdict.DIFFERENT,
             computed_sha256=second.state_sha256,
             last_equal_step=last,
             first_different_step=different,
-            why=f"{what}: what changed the run came after the record of step {last}{stopped}{where}",
+            why=f"{what}: what changed the run came after the record of step {last}{stopped}",
         )
-
-
-def _describe(segment: Segment) -> ReplayedSegment:
-    return project(
-        segment.started.placement,
-        ReplayedSegment,
-        from_step=segment.from_step,
-        to_step=segment.end.step,
-        attempt=segment.started.attempt,
-        expected_sha256=segment.end.state_sha256,
-    )

@@ -6,7 +6,7 @@ of an empty style element, which the plotting library fills through the CSSOM.
 """
 
 import os
-from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +34,12 @@ HEADERS = (
 )
 METRICS = "/metrics"
 """What any user may read, because a monitoring system is often one of its own; the numbers of runs by their names."""
-_CONNECTIONS = Path("/proc/net/tcp")
 
 
 class Guard:
     """ASGI middleware before everything else."""
 
-    def __init__(self, app: _App, *, connections: Path = _CONNECTIONS) -> None:
+    def __init__(self, app: _App, *, connections: Path = Path("/proc/net/tcp")) -> None:
         self._app, self._connections = app, connections
 
     async def __call__(self, scope: _Message, receive: _Receive, send: _Send) -> None:
@@ -65,7 +64,7 @@ class Guard:
         """Return status and reason if the request is not answered."""
         own, asking = scope["server"], scope["client"]
         hosts = [value for name, value in scope["headers"] if name == b"host"]
-        if len(hosts) != 1 or hosts[0].decode("latin-1") not in _names(own[1]):
+        if len(hosts) != 1 or hosts[0].decode("latin-1") not in (f"127.0.0.1:{own[1]}", f"localhost:{own[1]}"):
             return 400, f"ask for http://127.0.0.1:{own[1]}/: no other name of this machine is answered\n"
         if scope["method"] not in ("GET", "HEAD"):
             return 405, "this page only reads\n"
@@ -81,15 +80,8 @@ def find_user(connections: Path, *, client_port: int, server_port: int) -> int |
         rows = connections.read_text(encoding="ascii").splitlines()[1:]
     except OSError:
         return None
-    return next(_users(rows, f":{client_port:04X}", f":{server_port:04X}"), None)
-
-
-def _users(rows: Iterable[str], client: str, server: str) -> Iterator[int]:
     for row in rows:
         _, local, remote, _, _, _, _, user, *_ = row.split()
-        if local.endswith(client) and remote.endswith(server):
-            yield int(user)
-
-
-def _names(port: int) -> tuple[str, ...]:
-    return (f"127.0.0.1:{port}", f"localhost:{port}")
+        if local.endswith(f":{client_port:04X}") and remote.endswith(f":{server_port:04X}"):
+            return int(user)
+    return None

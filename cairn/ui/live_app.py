@@ -1,16 +1,24 @@
-"""The addresses of the live page, and what each answers. An answer has an ETag, so that asking again costs little."""
+"""The addresses of the live page, and what each answers. An answer has an ETag, so that asking again costs little.
 
+The store is read again at most so often that reading takes a fiftieth of the time.
+"""
+
+import time
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
+from threading import Lock
 from typing import Annotated, Any
+from uuid import uuid4
 
 from fastapi import FastAPI, Query, Request, Response
 
 from cairn.ui.guard import METRICS, Guard
-from cairn.ui.view_cache import Look, ViewCache
-from reports.errors import RunNotFound
+from reports.errors import ReportError, RunNotFound
 from reports.explain.post_mortem_facts import gather_post_mortem
 from reports.pages import live_pages
 from reports.pages.live_pages import SORTS, FollowedRun, Frame, RunsQuery, read_overview, select_rows
@@ -19,14 +27,78 @@ from reports.plots.curve_view import COLUMNS, view_curves
 from reports.queries.alias_history import list_decisions, list_promotions
 from reports.queries.run_lookup import find_run
 from reports.queries.run_metrics import CONTENT_TYPE, RunMetrics
-from storage.errors import StoreUnavailable
+from storage.errors import StorageError, StoreUnavailable
 from storage.stores.document import encode, sha256
 from storage.stores.object_store import ObjectStore
 
 MOST_COMPARED = 8
 """Runs on one page."""
 _Runs = Annotated[list[str], Query(alias="run")]
+LEAST_SECONDS = 1.0
+"""Nothing is read again sooner."""
+_REST, _MOST_VIEWS = 50, 24
 _TYPES = {"js": "text/javascript", "svg": "image/svg+xml", "css": "text/css"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Look:
+    """What was read, the error if it cannot be read now, and a version that changes with either.
+
+    The value is None where it could never be read.
+    """
+
+    value: Any
+    error: StorageError | ReportError | None
+    version: str
+
+
+@dataclass(kw_only=True, slots=True)
+class _Entry:
+    read: Callable[[], Any] | None = None
+    look: Look | None = None
+    due: float = 0.0
+    lock: Lock = field(default_factory=Lock)
+
+
+class ViewCache:
+    """Views by name, the least recently used dropped; thread-safe.
+
+    While one thread reads a view, the others are answered with what was read before.
+    """
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._entries: OrderedDict[str, _Entry] = OrderedDict()
+        self._lock = Lock()
+
+    def look(self, name: str, open_view: Callable[[], Callable[[], Any]]) -> Look:
+        """Return a view; `open_view` returns what reads it, and is called again after an error."""
+        with self._lock:
+            entry = self._entries.setdefault(name, _Entry())
+            self._entries.move_to_end(name)
+            while len(self._entries) > _MOST_VIEWS:
+                self._entries.popitem(last=False)
+        if entry.lock.acquire(blocking=entry.look is None):
+            try:
+                if entry.look is None or self._clock() >= entry.due:
+                    self._read(entry, open_view)
+            finally:
+                entry.lock.release()
+        assert entry.look is not None
+        return entry.look
+
+    def _read(self, entry: _Entry, open_view: Callable[[], Callable[[], Any]]) -> None:
+        began, before = self._clock(), entry.look
+        value, error = before.value if before else None, None
+        try:
+            entry.read = entry.read or open_view()
+            value = entry.read()
+        except (StorageError, ReportError) as problem:
+            entry.read, error = None, problem
+        ended = self._clock()
+        entry.due = ended + max(LEAST_SECONDS, _REST * (ended - began))
+        if before is None or before.value != value or str(before.error) != str(error):
+            entry.look = Look(value=value, error=error, version=uuid4().hex)
 
 
 def make_app(store: ObjectStore, *, environment: Mapping[str, str], work: Path, cache: ViewCache) -> FastAPI:
@@ -59,10 +131,13 @@ class _LivePages:
         """All runs, searched and sorted."""
         query = RunsQuery(search=q, sort=sort if sort in SORTS else SORTS[0], descending=down)
         look = self._look("runs", lambda: partial(read_overview, self._store, work=self._work))
+        hourly = None
+        with suppress(KeyError, ValueError):
+            hourly = float(self._environment[PRICE])
 
         def render(frame: Frame) -> str:
             rows = select_rows(look.value, search=query.search, sort=query.sort, descending=query.descending)
-            return live_pages.runs_page(frame, rows, query, of=len(look.value), hourly=self._hourly())
+            return live_pages.runs_page(frame, rows, query, of=len(look.value), hourly=hourly)
 
         return self._page(request, look, render)
 
@@ -105,8 +180,7 @@ class _LivePages:
         columns = max(COLUMNS // max(len(looks), 1), COLUMNS // 4)
 
         def make() -> bytes:
-            views = [look.value for look in looks if look.value is not None]
-            return encode([view_curves(view.curves, columns=columns) for view in views])
+            return encode([view_curves(look.value.curves, columns=columns) for look in looks if look.value is not None])
 
         return _answer(request, _joined(looks), make, "application/json")
 
@@ -143,12 +217,6 @@ class _LivePages:
         runs = self._store.local_path("runs")
         if runs is not None and not runs.parent.is_dir():
             raise StoreUnavailable(f"{self._store.url}: there is no such folder; the first run makes it")
-
-    def _hourly(self) -> float | None:
-        try:
-            return float(self._environment[PRICE])
-        except (KeyError, ValueError):
-            return None
 
     def _page(self, request: Request, look: Look, render: Callable[[Frame], str]) -> Response:
         """Return a page, or one that only says what the problem is."""

@@ -11,8 +11,6 @@ from storage.stores.object_store import ObjectStore
 from tasks.errors import InvalidConfiguration
 from tasks.machine.placement import work_folder
 
-_NICENESS = 10
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LiveAddress:
@@ -32,13 +30,17 @@ def serve(
     """
     if find_spec("plotly") is None:
         raise InvalidConfiguration("cairn ui needs the package plotly: pip install 'cairn-train[ui]'")
-    with _listen(port) as listening:
+    try:
+        listening = socket.create_server(("127.0.0.1", port))
+    except (OSError, OverflowError) as error:
+        why = getattr(error, "strerror", None) or "must be 0 to 65535"
+        raise InvalidConfiguration(f"--port {port}: {why}; choose another one, or 0 for any that is free") from error
+    with listening:
         import uvicorn
 
-        from cairn.ui.live_app import make_app
-        from cairn.ui.view_cache import ViewCache
+        from cairn.ui.live_app import ViewCache, make_app
 
-        os.nice(_NICENESS)
+        os.nice(10)
         app = make_app(store, environment=environment, work=work_folder(environment), cache=ViewCache())
         quiet = uvicorn.Config(
             app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=1, proxy_headers=False
@@ -47,11 +49,3 @@ def serve(
         announce(LiveAddress(address=f"http://{host}:{chosen}/", store=store.url))
         with suppress(KeyboardInterrupt):
             uvicorn.Server(quiet).run(sockets=[listening])
-
-
-def _listen(port: int) -> socket.socket:
-    try:
-        return socket.create_server(("127.0.0.1", port))
-    except (OSError, OverflowError) as error:
-        why = getattr(error, "strerror", None) or "must be 0 to 65535"
-        raise InvalidConfiguration(f"--port {port}: {why}; choose another one, or 0 for any that is free") from error

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import uvicorn
 
-from cairn.ui.live_app import make_app
-from cairn.ui.view_cache import ViewCache
+from cairn.ui.live_app import ViewCache, make_app
 from storage.stores.object_store import ObjectStore
 
 

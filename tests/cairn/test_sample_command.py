@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from cairn.cli.command import run_command
-from cairn.operations.checkpoint_following import CheckpointFollower
-from cairn.operations.text_sampling import RunSampler, SampleRequest, read_prompt, show_text
+from cairn.operations.text_sampling import CheckpointFollower, RunSampler, SampleRequest, read_prompt, show_text
 from storage.errors import IntegrityError, StoreRefused, StoreUnavailable
 from storage.logs.log_entry import CheckpointReference
 from storage.logs.run_log import RunLog

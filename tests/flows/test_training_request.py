@@ -10,7 +10,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from cairn.cli.finished_run_text import store_option
+from cairn.cli.app import store_option
 from flows.preparation.training_request import (
     HANDED_OVER,
     ResolvedRequest,
