@@ -36,6 +36,7 @@ LONG = frozenset(
     }
 )
 """Files of which a worker would be at one for long when the other has nothing left."""
+LONGEST_ID = 60
 LOCAL_HOSTS = frozenset({"127.0.0.1", "::1", "localhost", "0.0.0.0", ""})
 
 _OWNS_SESSION = pytest.StashKey[bool]()
@@ -106,6 +107,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group(f"{_suite(item)}-{item.path.stem}"))
         if sys.platform != "linux" and item.get_closest_marker("linux"):
             item.add_marker(pytest.mark.skip(reason="needs Linux"))
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Name a case by the beginning of a long value: the workers tell each other every name, one had 12 MB."""
+    if isinstance(val, str | bytes) and len(val) > LONGEST_ID:
+        return f"{val[:LONGEST_ID]!r}, {len(val):,} in all".replace("\\", "")
+    return None
 
 
 def _place(item: pytest.Item) -> int:
