@@ -40,6 +40,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "cairn watch --once --json",
         "cairn watch --deployment train-gpt/train-gpt",
         "cairn watch --metrics-port 9464",
+        "cairn watch --otlp",
     ),
     "runs": ("cairn runs", "cairn runs --archived", "cairn runs --store s3://bucket/cairn --json"),
     "status": ("cairn status quickstart", "cairn status quickstart --json"),

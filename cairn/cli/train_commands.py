@@ -1,7 +1,7 @@
 """The commands `train`, `fork` and `watch`."""
 
 import os
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -210,6 +210,7 @@ def watch(
     every: float = 30.0,
     at_most: int = 1,
     metrics_port: int = 0,
+    otlp: Flag = False,
     store: StoreOption = "",
     json: JsonOption = False,
 ) -> None:
@@ -221,6 +222,7 @@ def watch(
         every: seconds between two looks.
         at_most: how many runs are continued on this machine at a time.
         metrics_port: answer Prometheus on this port of 127.0.0.1 with the numbers of all runs [no port].
+        otlp: send the same numbers by OpenTelemetry's protocol to where OTEL_EXPORTER_OTLP_ENDPOINT says.
     """
     from cairn.operations.prefect_session import quieten
     from flows.watching.run_pulse import WatchDisplay
@@ -242,6 +244,12 @@ def watch(
 
             say(f"metrics: http://127.0.0.1:{serve_metrics(open_chosen_store(store), metrics_port)}/metrics")
         display = WatchDisplay()
-        with nullcontext() if json else display.showing():
+        with ExitStack() as beside:
+            if otlp:
+                from reports.exporters.otlp_metrics import sending_metrics
+
+                beside.enter_context(sending_metrics(open_chosen_store(store), os.environ, say))
+            if not json:
+                beside.enter_context(display.showing())
             show = (lambda pulses: None) if json else display.show
             watch_until_stopped(request, print_rows=print_rows, show=show, say=say)

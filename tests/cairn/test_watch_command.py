@@ -386,6 +386,20 @@ def test_the_loop_leaves_with_0_when_it_is_told_to_stop(store: LocalStore, tmp_p
     assert (loop.returncode, "stopped watching" in errors) == (0, True)
 
 
+def test_the_loop_watches_on_where_no_receiver_of_its_numbers_listens(store: LocalStore, tmp_path: Path) -> None:
+    fabricate(store, "opened")
+    command = [sys.executable, "-m", "cairn.cli.command", "watch", "--otlp", "--store", str(tmp_path / "store")]
+    own = {"CAIRN_CACHE": str(tmp_path / "cache"), "PYTHONPATH": str(Path(__file__).parents[2])}
+    nobody = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", "OTEL_EXPORTER_OTLP_TIMEOUT": "1"}
+    environment = {**os.environ, **own, **nobody}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as loop:
+        assert loop.stderr is not None
+        assert any("http://127.0.0.1:9 takes no OTLP metrics" in line for line in loop.stderr)
+        loop.send_signal(signal.SIGTERM)
+        loop.communicate(timeout=240)
+    assert loop.returncode == 0
+
+
 @pytest.mark.parametrize("option", [("--every", "0"), ("--at-most", "0")])
 def test_a_number_that_cannot_be_is_a_usage_error(cairn: Cairn, option: tuple[str, str]) -> None:
     assert cairn("watch", "--once", *option).code == 2
