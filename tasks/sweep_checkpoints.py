@@ -7,7 +7,7 @@ from prefect.logging import get_run_logger
 from storage.checkpoints.sweep import SweepReport
 from storage.errors import StorageError
 from storage.logs.run_log import RunLog
-from tasks.checkpoints.checkpoint_sweep import sweep_run
+from tasks.checkpoints.retention import sweep_run
 from tasks.configuration.settings import CheckpointConfig
 
 

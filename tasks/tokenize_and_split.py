@@ -7,8 +7,7 @@ from prefect.cache_policies import NO_CACHE
 
 from model.configuration.data import DataConfig
 from storage.stores.open_store import open_store
-from tasks.data.build_progress import ProgressListener, ignore_progress
-from tasks.data.snapshot_build import BuildOptions, build_snapshot
+from tasks.data.snapshot_build import BuildOptions, ProgressListener, build_snapshot, ignore_progress
 from tasks.data.snapshot_lookup import SnapshotReference
 
 

@@ -77,7 +77,7 @@ def export_model(found: FoundCheckpoint, folder: Path) -> ExportedModel:
     """Verify and write the checkpoint; raises `InvalidConfiguration` for a folder with files, and `IntegrityError`."""
     from model.errors import InvalidInput
     from tasks.errors import TaskError
-    from tasks.evaluator.model_directory import require_empty, write_model_directory
+    from tasks.evaluator.checkpoint_model import require_empty, write_model_directory
 
     try:
         require_empty(folder)  # before the weights are read

@@ -11,7 +11,7 @@ from reports.queries.run_lookup import configuration_of, find_run
 from storage.checkpoints.sweep import SweepAction, SweepReport
 from storage.logs.run_index import list_run_ids
 from storage.stores.object_store import ObjectStore
-from tasks.checkpoints.checkpoint_sweep import sweep_run
+from tasks.checkpoints.retention import sweep_run
 from tasks.evaluator.evaluation_suite import suite_of
 
 _SWEEPERS = 4

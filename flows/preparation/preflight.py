@@ -31,8 +31,7 @@ from tasks.data.document import InvalidCorpus, Rejected, Source, require_both_sp
 from tasks.data.document_reader import rules_of
 from tasks.data.foreign_tokenizer import read_tokenizer
 from tasks.data.snapshot_build import build_snapshot, check_block_size
-from tasks.data.snapshot_lookup import find_by_id
-from tasks.data.source_weights import too_few_tokens
+from tasks.data.snapshot_lookup import find_by_id, too_few_tokens
 from tasks.errors import InvalidConfiguration, TaskError
 from tasks.machine.machine_speed import numerics_here, require_device, trains_on_cuda
 from tasks.machine.placement import work_folder

@@ -23,7 +23,7 @@ from tasks.configuration.run_configuration import RunConfig
 from tasks.machine.placement import check_machine
 from tasks.policy.termination import ExitCode
 from tasks.trainer.machines import RanksEnded, RunEnded, StartRanks, connect, receive
-from tasks.trainer.signed_connection import ConnectionEnded, NotAdmitted, SignedConnection
+from tasks.trainer.rendezvous import ConnectionEnded, NotAdmitted, SignedConnection
 from tasks.trainer.trainer_group import RENDEZVOUS, TrainerGroup, rendezvous_secret
 
 _POLL_SECONDS = 0.2

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from storage.logs.step_log import StepRecord
-from tasks.data.build_progress import BuildProgress, BuildStage
+from tasks.data.snapshot_build import BuildProgress, BuildStage
 from tasks.text.format import format_bar, format_clock, sanitize
 from tasks.text.live_lines import LiveLines
 

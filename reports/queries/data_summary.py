@@ -19,7 +19,7 @@ from storage.snapshots.token_shard import slices_between
 from storage.stores.document import project
 from storage.stores.object_store import ObjectStore
 from tasks.data.foreign_tokenizer import parse_tokenizer
-from tasks.data.source_weights import weighted_groups
+from tasks.data.snapshot_lookup import weighted_groups
 from tasks.errors import InvalidConfiguration
 
 DEFAULT_BLOCK_SIZE = 256

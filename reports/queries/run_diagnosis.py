@@ -7,7 +7,7 @@ from reports.queries.run_status import stopped_early
 from storage.logs.run_log import RunLog
 from storage.stores.document import project
 from tasks.configuration.settings import METRIC
-from tasks.evaluator.run_curve import curve_suite, read_curve
+from tasks.evaluator.evaluation_run import curve_suite, read_curve
 from tasks.policy.curve_verdict import judge
 from tasks.text.format import format_value
 from tasks.text.output import print_facts, print_table

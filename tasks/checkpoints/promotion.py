@@ -48,6 +48,11 @@ class Candidate:
     approval: Approval | None = None
     hold_id: str | None = None
 
+    @property
+    def named(self) -> str:
+        """The checkpoint as a command names it."""
+        return f"{self.run_id}@{self.reference.step}"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PromotionRules:
@@ -80,13 +85,10 @@ def evaluations_of(state: RunState, manifest_sha256: str) -> tuple[EvaluationRec
 
 def best_evaluated(state: RunState, suite_sha256: str) -> EvaluationRecorded | None:
     """Return the evaluation with the lowest finite loss among readable checkpoints of the suite."""
-    fitting = [
-        item
-        for record in state.readable
-        for item in reversed(record.evaluations)
-        if item.suite_sha256 == suite_sha256 and math.isfinite(item.metrics.get(METRIC, math.nan))
-    ]
-    return min(fitting, key=lambda item: item.metrics[METRIC], default=None)
+    known = (item for record in state.readable for item in reversed(record.evaluations))
+    fitting = (item for item in known if item.suite_sha256 == suite_sha256)
+    finite = (item for item in fitting if math.isfinite(item.metrics.get(METRIC, math.nan)))
+    return min(finite, key=lambda item: item.metrics[METRIC], default=None)
 
 
 def compared_evaluation(
@@ -102,8 +104,7 @@ def compared_evaluation(
 
 def is_measured_like(evaluation: EvaluationRecorded, champion: Promoted) -> bool:
     """Whether two losses are comparable: the same suite on the same data."""
-    measured = (evaluation.suite_sha256, evaluation.data_snapshot)
-    return measured == (champion.suite_sha256, champion.data_snapshot)
+    return (evaluation.suite_sha256, evaluation.data_snapshot) == (champion.suite_sha256, champion.data_snapshot)
 
 
 def decide_promotion(
@@ -134,34 +135,31 @@ def decide_promotion(
 
 def refuse_unreadable(candidate: Candidate, alias: str) -> Refused:
     """Return the refusal of a checkpoint that is no longer committed, so that nothing protects its bytes."""
-    detail = (
-        "this checkpoint is no longer committed in the run's log, and its bytes may be deleted; "
-        f"`cairn checkpoints {candidate.run_id}` lists those that can be promoted"
-    )
-    return _refused(candidate, alias, Gate.READABLE, detail, None)
+    problem = "this checkpoint is no longer committed in the run's log, and its bytes may be deleted"
+    advice = f"`cairn checkpoints {candidate.run_id}` lists those that can be promoted"
+    return _refused(candidate, alias, Gate.READABLE, f"{problem}; {advice}", None)
 
 
 def decision_on_record(state: RegistryState, manifest_sha256: str) -> Promoted | Refused | None:
     """Return the last decision on an offer of these weights, rolled back since or not; None if there is none."""
-    decisions = (
-        body
-        for _, body in reversed(state.history)
-        if isinstance(body, Promoted | Refused) and body.manifest_sha256 == manifest_sha256
-    )
-    return next((body for body in decisions if not isinstance(body, Refused) or body.gate != Gate.ABANDONED), None)
+    for _, body in reversed(state.history):
+        if isinstance(body, Refused) and body.gate == Gate.ABANDONED:
+            continue
+        if isinstance(body, Promoted | Refused) and body.manifest_sha256 == manifest_sha256:
+            return body
+    return None
 
 
 def _evaluated(offer: _Offer) -> str:
-    reference, named = offer.candidate.reference, f"{offer.candidate.run_id}@{offer.candidate.reference.step}"
-    advice = f"`cairn evaluate {named}` measures it, then `cairn promote {named}` offers it again"
+    named, manifest = offer.candidate.named, offer.candidate.reference.manifest_sha256[:8]
     measured = {item.suite_sha256 for item in offer.candidate.evaluations}
-    missing = [suite.name for suite in offer.rules.required[1:] if suite.sha256 not in measured]
-    if offer.evaluation is None:
-        missing = [*(suite.name for suite in offer.rules.required[:1]), *missing]
+    missing = [suite.name for suite in offer.rules.required[:1] if offer.evaluation is None]
+    missing += [suite.name for suite in offer.rules.required[1:] if suite.sha256 not in measured]
     if offer.evaluation is not None and not missing:
         return ""
     which = f"suite {', '.join(missing)}" if missing else "any suite"
-    return f"manifest {reference.manifest_sha256[:8]} has no evaluation on record under {which}; {advice}"
+    advice = f"`cairn evaluate {named}` measures it, then `cairn promote {named}` offers it again"
+    return f"manifest {manifest} has no evaluation on record under {which}; {advice}"
 
 
 def _finite(offer: _Offer) -> str:
@@ -215,14 +213,14 @@ def _better(offer: _Offer) -> str:
 
 
 def _elsewhere(candidate: Candidate) -> str:
-    return f"`cairn promote {candidate.run_id}@{candidate.reference.step} --alias NAME` promotes to another alias"
+    return f"`cairn promote {candidate.named} --alias NAME` promotes to another alias"
 
 
 def _approved(offer: _Offer) -> str:
     approval = offer.candidate.approval
     if not offer.rules.needs_approval or (approval is not None and approval.is_given):
         return ""
-    named = f"`cairn promote {offer.candidate.run_id}@{offer.candidate.reference.step}`"
+    named = f"`cairn promote {offer.candidate.named}`"
     if approval is None:
         return f"promotion.require_approval: it is not approved; a person approves it with {named}"
     return f"{approval.by} refused it{f': {approval.why}' if approval.why else ''}; {named} offers it again"

@@ -36,10 +36,9 @@ def offer(log: RunLog, registry: Registry, candidate: Candidate, rules: Promotio
         return state
     pin = new_pin(reference, this_placement(device="cpu", threads=1), alias=registry.alias)
     candidate = replace(candidate, hold_id=pin.hold_id)
-    if not pin_checkpoint(log, pin, writer=this_writer()):
-        state = registry.append(lambda _: refuse_unreadable(candidate, registry.alias))
-    else:
-        state = registry.append(partial(_decide, log.store, registry.alias, candidate, rules))
+    decide = partial(_decide, log.store, registry.alias, candidate, rules)
+    is_pinned = pin_checkpoint(log, pin, writer=this_writer())
+    state = registry.append(decide if is_pinned else lambda _: refuse_unreadable(candidate, registry.alias))
     if any(promoted.hold_id == pin.hold_id for _, promoted in reversed(state.champions)):
         return state
     unpin_checkpoint(log, pin, "the registry did not take it", writer=this_writer())
@@ -70,9 +69,8 @@ def pending_offer(state: RunState, read_registry: Callable[[str], RegistryState]
     rules = parse_stored_configuration(state.attempts[-1].started.config).promotion
     if rules.require_approval or (state.failed_evaluations and not state.evaluations):
         return ""
-    alias = rules.alias
-    offers = (item.promoted or item.refused for item in reversed(read_registry(alias).history))
-    return "" if any(body.run_id == state.opened.run_id for body in offers if body is not None) else alias
+    offers = (item.promoted or item.refused for item in reversed(read_registry(rules.alias).history))
+    return "" if any(body.run_id == state.opened.run_id for body in offers if body is not None) else rules.alias
 
 
 def _decide(

@@ -1,18 +1,27 @@
-"""Retention: a pure function that decides which checkpoints, pins and staged folders of a run are kept, and why.
+"""Retention: which checkpoints, pins and staged folders of a run are kept, and why, and the sweep that follows it.
 
 Kept are the newest, the best, every M-th, and whatever an alias, a pin or an attempt needs. A pin ends on proof, never
-after a time; a staged folder is an orphan once its attempt has ended.
+after a time; a staged folder is an orphan once its attempt has ended. The facts are collected in the order that makes
+them proof: the pins' owners are checked before any registry or forked run is read.
 """
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from storage.checkpoints.sweep import SweepPlan, Verdict, parse_checkpoint_folder
-from storage.logs.run_entries import CheckpointPinned
+from storage.checkpoints.sweep import SweepPlan, SweepReport, Verdict, parse_checkpoint_folder, sweep
+from storage.errors import IntegrityError, WriterTooOld
+from storage.logs.log_entry import refuse_old_writer, this_writer
+from storage.logs.registry import Refused, Registry, RegistryState, list_aliases
+from storage.logs.run_entries import CheckpointPinned, Placement
+from storage.logs.run_log import RunLog
 from storage.logs.run_state import CheckpointRecord, CheckpointState, RunState
+from storage.stores.document import project
+from tasks.checkpoints.promotion import Gate
 from tasks.configuration.settings import METRIC, CheckpointConfig
+from tasks.machine.placement import is_known_dead
 from tasks.policy.early_stop import find_stop, outstanding, stop_terms
 
 
@@ -44,16 +53,15 @@ class RetentionTerms:
 
 def plan_retention(terms: RetentionTerms, state: RunState, folders: Sequence[str]) -> SweepPlan:
     """Return the verdicts on pins, kept checkpoints and other `folders`, which were listed before `state` was read."""
-    standing = _standing(terms, state)
-    checkpoints = []
+    standing, checkpoints = _standing(terms, state), []
     for record in (record for record in state.live_checkpoints if record.is_kept):
         reasons = [*_wanted(terms.policy, standing, record), *_needed(terms, standing, record)]
         why = "; ".join(reasons) or _unwanted(terms.policy, standing, record)
         checkpoints.append(Verdict(key=record.committed.prefix, is_over=not reasons, why=why))
     live = {record.committed.prefix for record in state.live_checkpoints}
-    staged = [_judge_staged(state, folder) for folder in folders if folder not in live]
+    staged = tuple(_judge_staged(state, folder) for folder in folders if folder not in live)
     pins = tuple(_judge_pin(terms, pin) for pin in state.pins)
-    return SweepPlan(pins=pins, checkpoints=tuple(checkpoints), staged=tuple(staged))
+    return SweepPlan(pins=pins, checkpoints=tuple(checkpoints), staged=staged)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,17 +90,15 @@ def _standing(terms: RetentionTerms, state: RunState) -> _Standing:
         awaited = outstanding(state, stopping) if stopping.policy.is_on else ()
     # Steps beyond an early stop are not part of the result, however good they are.
     ends = stop.step if stop else math.inf
-    ranked = sorted(
-        (item for item in (record.committed for record in readable) if item.manifest_sha256 in losses),
-        key=lambda committed: (losses[committed.manifest_sha256], committed.step),
-    )
-    best = [committed.prefix for committed in ranked if committed.step <= ends]
+    result = (record.committed for record in readable if record.committed.step <= ends)
+    evaluated = (committed for committed in result if committed.manifest_sha256 in losses)
+    ranked = sorted(evaluated, key=lambda committed: (losses[committed.manifest_sha256], committed.step))
     return _Standing(
         state=state,
         readable_steps=tuple(sorted(record.committed.step for record in readable)),
         newest=frozenset(record.committed.prefix for record in readable[: terms.policy.keep_last]),
         losses=losses,
-        best=frozenset(best[: terms.policy.keep_best]),
+        best=frozenset(committed.prefix for committed in ranked[: terms.policy.keep_best]),
         stop_step=stop.step if stop else None,
         awaited=frozenset(record.committed.prefix for record in awaited),
     )
@@ -126,8 +132,7 @@ def _needed(terms: RetentionTerms, standing: _Standing, record: CheckpointRecord
     if committed.prefix in standing.awaited:
         yield "its evaluation is outstanding, and decides on stopping early"
     owner = standing.state.open_attempt
-    resumed = owner.started.resumed_from if owner else None
-    if resumed is not None and resumed.prefix == committed.prefix:
+    if owner and owner.started.resumed_from and owner.started.resumed_from.prefix == committed.prefix:
         yield f"attempt {standing.state.latest_attempt} resumed from it"
     if not _newer(standing, committed.step):
         yield "nothing newer to resume from"
@@ -160,8 +165,7 @@ def _judge_pin(terms: RetentionTerms, pin: CheckpointPinned) -> Verdict:
         why = f"{holder} {'has died' if is_dead else 'may still read it'}"
         return Verdict(key=pin.hold_id, is_over=is_dead, why=f"{_for(pin)}: {why}")
     facts = next((facts for facts in terms.aliases if facts.alias == pin.alias), None)
-    is_decided = facts is not None and pin.hold_id in facts.decided_pins
-    if facts is not None and is_decided:
+    if facts is not None and pin.hold_id in facts.decided_pins:
         is_over = pin.manifest_sha256 not in facts.reached
         why = "has decided, and does not point there" if is_over else "points at it, or a rollback could take it there"
     else:
@@ -188,3 +192,70 @@ def _judge_staged(state: RunState, folder: str) -> Verdict:
     if last is not None and step <= last and state.find(folder) is not None:
         return Verdict(key=folder, is_over=True, why="left over from a checkpoint that is deleted")
     return Verdict(key=folder, is_over=False, why=f"attempt {attempt} may still commit it")
+
+
+def sweep_run(
+    log: RunLog,
+    policy: CheckpointConfig,
+    suite_sha256: str,
+    *,
+    dry_run: bool = False,
+    is_dead: Callable[[Placement], bool] = is_known_dead,
+) -> SweepReport:
+    """Apply the policy to the run and delete what is not needed; with `dry_run` only report it.
+
+    Raises `IntegrityError` before any change if a registry cannot be read: its alias might need any checkpoint.
+    """
+    terms = retention_terms(log, policy, suite_sha256, dry_run=dry_run, is_dead=is_dead)
+    return sweep(log, partial(plan_retention, terms), writer=this_writer(), dry_run=dry_run)
+
+
+def retention_terms(
+    log: RunLog, policy: CheckpointConfig, suite_sha256: str, *, dry_run: bool, is_dead: Callable[[Placement], bool]
+) -> RetentionTerms:
+    """Return what a plan needs; without `dry_run`, the undecided offers of dead processes are refused meanwhile."""
+    pins = log.refresh().pins
+    dead = tuple(pin for pin in pins if is_dead(pin.holder))
+    aliases = sorted({*list_aliases(log.store), *(pin.alias for pin in pins if pin.alias)})
+    forks = {pin.fork: RunLog(log.store, pin.fork).refresh() for pin in pins if pin.fork}
+    grown = frozenset(name for name, state in forks.items() if state.readable or state.finished or state.deleted)
+    return RetentionTerms(
+        policy=policy,
+        suite_sha256=suite_sha256,
+        aliases=tuple(_reach(log, alias, () if dry_run else dead, dry_run=dry_run) for alias in aliases),
+        dead_pins=frozenset(pin.hold_id for pin in dead),
+        grown_forks=grown,
+        young_forks=frozenset(name for name, state in forks.items() if state.opened) - grown,
+    )
+
+
+def _reach(log: RunLog, alias: str, dead: Iterable[CheckpointPinned], *, dry_run: bool) -> AliasReach:
+    registry = Registry(log.store, alias)
+    try:
+        state = registry.refresh()
+        if not dry_run:
+            registry.cache()
+        for pin in dead:
+            if pin.alias == alias:
+                state = registry.append(partial(_abandoned, log.run_id, pin))
+        refuse_old_writer(state.closed_to_writers(), f"alias {alias}")
+    except (IntegrityError, WriterTooOld) as error:
+        raise IntegrityError(
+            f"alias {alias} cannot be read, so nothing of run {log.run_id} is superseded or deleted: {error}"
+        ) from error
+    return AliasReach(alias=alias, reached=frozenset(state.reached), decided_pins=frozenset(state.decided_pins))
+
+
+def _abandoned(run_id: str, pin: CheckpointPinned, state: RegistryState) -> Refused | None:
+    """Refuse the offer of a dead process; its last request may still arrive, but then it comes too late."""
+    if pin.hold_id in state.decided_pins:
+        return None
+    return project(
+        pin,
+        Refused,
+        alias=pin.alias or "",
+        run_id=run_id,
+        gate=Gate.ABANDONED.value,
+        detail=f"the process that offered it, pid {pin.holder.pid} on {pin.holder.host}, died before the gates decided",
+        by="sweep",
+    )

@@ -18,8 +18,7 @@ from storage.logs.run_index import RunIndex
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
 from tasks.attempt.attempt_claim import Claimant, end_lost_attempt
-from tasks.checkpoints.checkpoint_sweep import retention_terms, sweep_run
-from tasks.checkpoints.retention import RetentionTerms, plan_retention
+from tasks.checkpoints.retention import RetentionTerms, plan_retention, retention_terms, sweep_run
 from tasks.configuration.settings import CheckpointConfig
 from tasks.errors import BudgetExhausted, GateRefused, LiveOwner
 from tasks.machine.placement import is_known_dead
@@ -60,7 +59,12 @@ def delete_run(
             end_lost_attempt(log, claimant)
         for alias in list_aliases(log.store):
             Registry(log.store, alias).append(partial(_withdraw, alias, log.run_id, body))
-        _unpin(log, claimant, is_dead)
+        terms = retention_terms(log, CheckpointConfig(), _NO_SUITE, dry_run=False, is_dead=is_dead)
+        pins = {pin.hold_id: pin for pin in log.state.pins}
+        for verdict in plan_retention(terms, log.state, ()).pins:
+            if verdict.is_over:
+                log.append(partial(unpin_entry, pins[verdict.key], verdict.why), writer=claimant.writer)
+        _refuse(log.run_id, _reasons_of_pins(terms, log.state))
         log.append(partial(_close, log.run_id, body), writer=claimant.writer)
     report = sweep_run(log, CheckpointConfig(), _NO_SUITE, is_dead=is_dead)
     with suppress(StorageError):  # only a cache; without this, a list may show the run as it was for a while
@@ -69,16 +73,6 @@ def delete_run(
         index.note(log, is_over=bool(log.state.attempts))
         index.save()
     return report
-
-
-def _unpin(log: RunLog, claimant: Claimant, is_dead: Callable[[Placement], bool]) -> None:
-    """End every pin that is over; raises `GateRefused` where one of an alias or a fork is not."""
-    terms = retention_terms(log, CheckpointConfig(), _NO_SUITE, dry_run=False, is_dead=is_dead)
-    pins = {pin.hold_id: pin for pin in log.state.pins}
-    for verdict in plan_retention(terms, log.state, ()).pins:
-        if verdict.is_over:
-            log.append(partial(unpin_entry, pins[verdict.key], verdict.why), writer=claimant.writer)
-    _refuse(log.run_id, _reasons_of_pins(terms, log.state))
 
 
 def _close(run_id: str, body: RunDeleted, state: RunState) -> RunDeleted | None:
@@ -115,8 +109,7 @@ def _reasons_of_pins(terms: RetentionTerms, state: RunState) -> Iterator[str]:
 
 def _withdraw(alias: str, run_id: str, body: RunDeleted, known: RegistryState) -> Withdrawn | None:
     _refuse(run_id, _reasons_of_alias(alias, run_id, known))
-    is_reached = _reaches(known, run_id)
-    return Withdrawn(alias=alias, run_id=run_id, by=body.by, why=body.why) if is_reached else None
+    return Withdrawn(alias=alias, run_id=run_id, by=body.by, why=body.why) if _reaches(known, run_id) else None
 
 
 def _refuse(run_id: str, reasons: Iterable[str]) -> None:

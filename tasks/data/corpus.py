@@ -6,12 +6,13 @@ val by its own hash; but of a few files of text the end of each is held out.
 
 import codecs
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from io import RawIOBase
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -19,14 +20,16 @@ from storage.errors import IntegrityError
 from tasks.data.document import InvalidCorpus, Piece, Source
 from tasks.data.document_reader import ReadingRules, read_pieces
 from tasks.data.python_corpus import open_python_source
-from tasks.data.source_listing import TextFile, find_files, portable_names
-from tasks.data.text_format import (
+from tasks.data.source_listing import (
     CHUNK_BYTES,
     DECOMPRESSION_ERRORS,
     HELD_OUT_END,
     ROW,
     WHOLE_FILE,
+    TextFile,
     decompress,
+    find_files,
+    portable_names,
 )
 
 # A preview checks a corpus up to this size; of a larger one it only finds the files.
@@ -36,6 +39,7 @@ FEW_FILES = 100
 
 _CHECK_THREADS = 4
 _DEFAULT_RULES = ReadingRules()
+_ORDER = attrgetter("group", "name")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,7 +76,7 @@ def open_corpus(
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    return _in_order(checked)
+    return tuple(sorted(checked, key=_ORDER))
 
 
 def preview_corpus(
@@ -82,11 +86,8 @@ def preview_corpus(
     python, files = _find(sources, base_dir, rules, groups)
     if sum(item.file.bytes for item in files) <= PREVIEW_BYTES:
         return open_corpus(sources, base_dir, rules, groups=groups)
-    return _in_order([*python, *(_source(item, item.file.bytes, "", item.file.bytes) for item in files)])
-
-
-def _in_order(sources: Iterable[Source]) -> tuple[Source, ...]:
-    return tuple(sorted(sources, key=lambda source: (source.group, source.name)))
+    unchecked = (_source(item, item.file.bytes, "", item.file.bytes) for item in files)
+    return tuple(sorted([*python, *unchecked], key=_ORDER))
 
 
 def _find(
@@ -95,23 +96,16 @@ def _find(
     if not sources:
         raise InvalidCorpus("data.sources = []: rule: at least one source; name a text file or a glob")
     group_of = dict(zip(sources, groups, strict=True)) if groups else dict.fromkeys(sources, "")
-    python = [
-        replace(open_python_source(source), group=group)
-        for source, group in group_of.items()
-        if source.startswith("python:")
-    ]
-    paths = [source for source in group_of if not source.startswith("python:")]
-    files = _with_units(find_files(paths, base_dir, apart=bool(groups)), rules.split)
-    named = zip(files, portable_names(files), strict=True)
-    return python, [_NamedFile(file=file, name=name, rules=rules, group=group_of[file.source]) for file, name in named]
-
-
-def _with_units(files: list[TextFile], split: str) -> list[TextFile]:
-    """Return the files; those of which the end is to be held out have that as their unit."""
+    built_in = [source for source in group_of if source.startswith("python:")]
+    files = find_files([source for source in group_of if source not in built_in], base_dir, apart=bool(groups))
     texts = sum(file.unit == WHOLE_FILE for file in files)
-    if split == "documents" or (split == "auto" and texts > FEW_FILES):
-        return files
-    return [replace(file, unit=HELD_OUT_END) if file.unit == WHOLE_FILE else file for file in files]
+    if rules.split != "documents" and not (rules.split == "auto" and texts > FEW_FILES):
+        files = [replace(file, unit=HELD_OUT_END) if file.unit == WHOLE_FILE else file for file in files]
+    named = zip(files, portable_names(files), strict=True)
+    return (
+        [replace(open_python_source(source), group=group_of[source]) for source in built_in],
+        [_NamedFile(file=file, name=name, rules=rules, group=group_of[file.source]) for file, name in named],
+    )
 
 
 def _source(named: _NamedFile, size_bytes: int, digest: str, text_bytes: int) -> Source:

@@ -16,8 +16,7 @@ from storage.snapshots.document_index import SplitName
 from storage.snapshots.parquet_process import ROWS, read_parquet
 from storage.stores.document import project
 from tasks.data.document import Piece, Rejected, RejectionKind, make_document
-from tasks.data.source_listing import TextFile
-from tasks.data.text_format import CHUNK_BYTES, HELD_OUT_END, LINE, ROW, Compression, decompress
+from tasks.data.source_listing import CHUNK_BYTES, HELD_OUT_END, LINE, ROW, Compression, TextFile, decompress
 
 LONGEST_LINE_BYTES = 64 * 1024 * 1024
 _DETAIL_CHARACTERS = 200
@@ -125,7 +124,8 @@ class _Reader:
         field = msgspec.defstruct("Line", [("text", Any, msgspec.UNSET)], rename={"text": self.rules.text_field})
         for offset, line in lines_of(text, self.rules.longest_line_bytes):
             if line.strip():
-                yield from self._json(offset, line.rstrip(b"\r\n"), field)
+                found = self._field_of(offset, line.rstrip(b"\r\n"), field)
+                yield from [found] if isinstance(found, Rejected) else self.text_in_pieces(offset, found)
 
     def table(self, file: BinaryIO) -> Iterator[Piece]:
         batches = read_parquet(file, [self.rules.text_field])
@@ -140,31 +140,21 @@ class _Reader:
             for row, content in enumerate(chain.from_iterable(columns)):
                 yield from [self._missing(row)] if content is None else self.text_in_pieces(row, content)
 
-    def _json(self, offset: int, line: bytes, field: Any) -> Iterator[Piece]:
-        found = self._field_of(offset, line, field)
-        if isinstance(found, Rejected):
-            yield found
-            return
-        try:
-            content = found.encode("utf-8")
-        except UnicodeEncodeError as problem:  # a lone surrogate is legal in an escape, but not in UTF-8
-            yield self._rejected(offset, RejectionKind.NOT_UTF8, str(problem))
-        else:
-            yield from self.text_in_pieces(offset, content)
-
-    def _field_of(self, offset: int, line: bytes, field: Any) -> str | Rejected:
+    def _field_of(self, offset: int, line: bytes, field: Any) -> bytes | Rejected:
         if len(line) > self.rules.longest_line_bytes:
             return self._too_long(offset)
         try:
             line.decode("utf-8")  # the parser does not check skipped fields
             text = msgspec.json.decode(line, type=field).text
+            if text is msgspec.UNSET or text is None:
+                return self._missing(offset)
+            return text.encode("utf-8") if isinstance(text, str) else self._not_a_string(offset, type(text).__name__)
         except UnicodeDecodeError as problem:
             return self._not_utf8(offset, problem)
+        except UnicodeEncodeError as problem:  # a lone surrogate is legal in an escape, but not in UTF-8
+            return self._rejected(offset, RejectionKind.NOT_UTF8, str(problem))
         except (msgspec.DecodeError, RecursionError) as problem:
             return self._rejected(offset, RejectionKind.NOT_JSON, str(problem))
-        if text is msgspec.UNSET or text is None:
-            return self._missing(offset)
-        return text if isinstance(text, str) else self._not_a_string(offset, type(text).__name__)
 
     def _not_utf8(self, offset: int, problem: UnicodeDecodeError) -> Rejected:
         byte, start = problem.object[problem.start], problem.start
@@ -175,12 +165,12 @@ class _Reader:
         return self._rejected(offset, RejectionKind.TOO_LONG, f"longer than {self.rules.longest_line_bytes} bytes")
 
     def _missing(self, offset: int) -> Rejected:
-        detail = f"no field {self.rules.text_field!r}, or null in it"
-        return self._rejected(offset, RejectionKind.MISSING_FIELD, detail)
+        field = self.rules.text_field
+        return self._rejected(offset, RejectionKind.MISSING_FIELD, f"no field {field!r}, or null in it")
 
     def _not_a_string(self, offset: int, found: str) -> Rejected:
-        detail = f"field {self.rules.text_field!r} is {found}, not a string"
-        return self._rejected(offset, RejectionKind.NOT_A_STRING, detail)
+        field = self.rules.text_field
+        return self._rejected(offset, RejectionKind.NOT_A_STRING, f"field {field!r} is {found}, not a string")
 
     def _rejected(self, offset: int, kind: RejectionKind, detail: str) -> Rejected:
         return Rejected(source=self.name, offset_bytes=offset, kind=kind, detail=detail[:_DETAIL_CHARACTERS])
@@ -195,7 +185,10 @@ def pieces_of(text: BinaryIO, longest: int, border: int | None = None) -> Iterat
     offset, held = 0, b""
     while held := held + text.read(longest + _LONGEST_CHARACTER_BYTES - len(held)):
         to_border = border - offset if border is not None else 0
-        end = _after_character(held, to_border) if 0 < to_border <= longest else _end_of_piece(held, longest)
+        if 0 < to_border <= longest:
+            end = next((at for at in range(to_border, len(held)) if _is_start(held[at])), len(held))
+        else:
+            end = _end_of_piece(held, longest)
         yield offset, held[:end]
         offset, held = offset + end, held[end:]
 
@@ -206,15 +199,8 @@ def _end_of_piece(held: bytes, longest: int) -> int:
     for mark in _PARAGRAPHS_AND_LINES:
         if (found := held.rfind(mark, longest // 2, longest)) >= 0:
             return found + len(mark)
-    return next(
-        (end for end in range(longest, longest - _LONGEST_CHARACTER_BYTES, -1) if _is_start(held[end])), longest
-    )
-
-
-def _after_character(held: bytes, end: int) -> int:
-    while end < len(held) and not _is_start(held[end]):
-        end += 1
-    return end
+    ends = range(longest, longest - _LONGEST_CHARACTER_BYTES, -1)
+    return next((end for end in ends if _is_start(held[end])), longest)
 
 
 def _is_start(byte: int) -> bool:

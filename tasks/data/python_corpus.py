@@ -5,7 +5,7 @@ import gc
 import hashlib
 import sysconfig
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -28,29 +28,21 @@ _Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 def open_python_source(source: str) -> Source:
     """Return the built-in source of this name; raises InvalidCorpus."""
-    if source == TOPICS:
-        return _topics_source()
     if source == DOCSTRINGS:
         return docstrings_source(Path(sysconfig.get_path("stdlib")))
-    raise InvalidCorpus(f"data.sources = {source!r}: unknown built-in corpus; rule: one of {TOPICS}, {DOCSTRINGS}")
-
-
-def _topics_source() -> Source:
+    if source != TOPICS:
+        raise InvalidCorpus(f"data.sources = {source!r}: unknown built-in corpus; rule: one of {TOPICS}, {DOCSTRINGS}")
     from pydoc_data.topics import topics  # half a megabyte
 
-    documents, offset = list[Document](), 0
-    for _, text in sorted(topics.items()):
-        content = text.strip().encode("utf-8")
-        if content:
-            documents.append(make_document(TOPICS, offset, content))
-            offset += len(content)
+    documents = _in_a_row(TOPICS, (text.strip().encode("utf-8") for _, text in sorted(topics.items())))
+    size_bytes = sum(document.bytes for document in documents)
     digest = sha256("".join(document.sha256 for document in documents).encode())
-    return Source(name=TOPICS, bytes=offset, sha256=digest, unit="topic", pieces=lambda: iter(documents))
+    return Source(name=TOPICS, bytes=size_bytes, sha256=digest, unit="topic", pieces=lambda: iter(documents))
 
 
 def docstrings_source(library: Path) -> Source:
     """Return the docstrings of all modules below `library`; raises InvalidCorpus for a Python without source files."""
-    paths = _module_paths(library)
+    paths = sorted(_walk(library), key=Path.as_posix)
     digest, size_bytes = hashlib.sha256(f"extraction {_EXTRACTION_VERSION}\n".encode()), 0
     for path in paths:
         content = path.read_bytes()
@@ -62,48 +54,43 @@ def docstrings_source(library: Path) -> Source:
             f"data.sources = {DOCSTRINGS!r}: no source files under {library}; rule: this Python carries its sources. "
             f"Use another Python, or {TOPICS!r}, or a text file"
         )
+    found = digest.hexdigest()
     return Source(
-        name=DOCSTRINGS,
-        bytes=size_bytes,
-        sha256=digest.hexdigest(),
-        unit="module",
-        pieces=lambda: iter(_docstring_documents(library, digest.hexdigest())),
+        name=DOCSTRINGS, bytes=size_bytes, sha256=found, unit="module", pieces=lambda: iter(_documents(library, found))
     )
-
-
-def _module_paths(library: Path) -> list[Path]:
-    return sorted(_walk(library), key=lambda path: path.relative_to(library).as_posix())
 
 
 def _walk(folder: Path) -> Iterator[Path]:
     for path in folder.iterdir():
-        if path.name in _SKIPPED_FOLDERS or path.name.startswith(_SKIPPED_PREFIXES):
-            continue
-        if path.is_dir():
-            yield from _walk(path)
-        elif path.suffix == ".py":
-            yield path
+        if path.name not in _SKIPPED_FOLDERS and not path.name.startswith(_SKIPPED_PREFIXES):
+            if path.is_dir():
+                yield from _walk(path)
+            elif path.suffix == ".py":
+                yield path
 
 
 # Read twice (tokenizer training, encoding), two megabytes, seconds to parse.
 @cache
-def _docstring_documents(library: Path, _content_sha256: str) -> tuple[Document, ...]:
-    documents, offset = list[Document](), 0
+def _documents(library: Path, _content_sha256: str) -> tuple[Document, ...]:
     gc.disable()  # looking for garbage among what stays would be a quarter of the time
     try:
-        texts = [_module_document(library, path) for path in _module_paths(library)]
+        texts = []
+        for path in sorted(_walk(library), key=Path.as_posix):
+            parts = path.relative_to(library).with_suffix("").parts
+            name = ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
+            texts.append(module_text(path.read_bytes(), name).encode("utf-8"))
     finally:
         gc.enable()
+    return _in_a_row(DOCSTRINGS, texts)
+
+
+def _in_a_row(source: str, texts: Iterable[bytes]) -> tuple[Document, ...]:
+    """Return the texts that are not empty as documents, one behind the other."""
+    documents, offset = list[Document](), 0
     for content in filter(None, texts):
-        documents.append(make_document(DOCSTRINGS, offset, content))
+        documents.append(make_document(source, offset, content))
         offset += len(content)
     return tuple(documents)
-
-
-def _module_document(library: Path, path: Path) -> bytes:
-    parts = path.relative_to(library).with_suffix("").parts
-    name = ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
-    return module_text(path.read_bytes(), name).encode("utf-8")
 
 
 def module_text(content: bytes, module: str) -> str:
@@ -120,8 +107,7 @@ def module_text(content: bytes, module: str) -> str:
 
 
 def _docstrings(node: ast.Module | _Definition, name: str) -> Iterator[tuple[str, str]]:
-    text = (ast.get_docstring(node) or "").strip()
-    if text:
+    if text := (ast.get_docstring(node) or "").strip():
         yield name, text
     for child in _definitions(node):
         yield from _docstrings(child, f"{name}.{child.name}")

@@ -5,10 +5,15 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
+from typing import TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as compute
 
 from model.configuration.data import SMALLEST_BPE_VOCABULARY, DataConfig
 from model.data.tokenizer import Tokenizer
@@ -27,7 +32,6 @@ from storage.snapshots.snapshot_manifest import SnapshotManifest
 from storage.snapshots.token_shard import DEFAULT_SHARD_TOKENS, MAX_VOCAB_SIZE
 from storage.stores.document import decode, encode
 from storage.stores.object_store import ObjectStore
-from tasks.data.build_progress import BuildStage, ProgressListener, StageCounter, ignore_progress
 from tasks.data.corpus import open_corpus
 from tasks.data.corpus_survey import Survey, TextSample, reject_duplicates, require_few_rejected, survey_corpus
 from tasks.data.document import InvalidCorpus, RejectionKind, Source, require_both_splits
@@ -40,11 +44,11 @@ from tasks.data.snapshot_lookup import (
     make_recipe,
     recipe_id,
     save_recipe,
+    weighted_components,
 )
-from tasks.data.snapshot_writer import assemble
-from tasks.data.source_weights import weighted_components
-from tasks.data.token_parts import (
+from tasks.data.snapshot_writer import (
     PartEncoder,
+    assemble,
     find_finished_parts,
     read_digests,
     read_parts,
@@ -54,6 +58,32 @@ from tasks.data.token_parts import (
 
 _SURVEY = "survey.json"
 _ABANDONED_SECONDS = 14 * 24 * 3600.0
+
+
+class BuildStage(StrEnum):
+    """The stages of a build, in this order."""
+
+    CHECKING = "checking"
+    SURVEYING = "surveying"
+    TOKENIZING = "tokenizing"
+    WRITING = "writing"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BuildProgress:
+    """Bytes done and in all in this stage, and documents so far; bytes of files in the first stage, then of text."""
+
+    stage: BuildStage
+    bytes_done: int
+    bytes_total: int
+    documents: int
+
+
+ProgressListener: TypeAlias = Callable[[BuildProgress], None]
+
+
+def ignore_progress(progress: BuildProgress) -> None:
+    """Do nothing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,7 +116,7 @@ def build_snapshot(
     if data.snapshot:
         return find_by_id(store, data.snapshot)
     work = _work(data, base_dir, shard_tokens, options)
-    recipe = make_recipe(data, work.sources, _tokenizer_name(data, work.tokenizer), shard_tokens)
+    recipe = make_recipe(data, work.sources, work.tokenizer, shard_tokens)
     if known := find_by_recipe(store, recipe):
         bad = {item.kind: item.documents for item in known.manifest.rejected if item.kind != RejectionKind.DUPLICATE}
         documents = known.manifest.splits.train.documents + known.manifest.splits.val.documents
@@ -105,8 +135,7 @@ def find_built(
     """Return the snapshot that a build from these previewed sources would reuse; None for unchecked sources."""
     if not all(source.sha256 for source in sources):
         return None
-    tokenizer = _given_tokenizer(data, base_dir)
-    return find_by_recipe(store, make_recipe(data, sources, _tokenizer_name(data, tokenizer), DEFAULT_SHARD_TOKENS))
+    return find_by_recipe(store, make_recipe(data, sources, _given_tokenizer(data, base_dir), DEFAULT_SHARD_TOKENS))
 
 
 def repair_snapshot(
@@ -167,14 +196,13 @@ class _Work:
 
 def _work(data: DataConfig, base_dir: Path, shard_tokens: int, options: BuildOptions) -> _Work:
     tokenizer = _given_tokenizer(data, base_dir)
-    counter = StageCounter(options.on_progress, BuildStage.CHECKING, 0)
     groups = data.source_names if data.weights else ()
-    sources = open_corpus(data.sources, base_dir, rules_of(data), counter.set_files, groups=groups)
+
+    def report(done: int, total: int) -> None:
+        _StageCounter(options, BuildStage.CHECKING, total).report(done, 0)
+
+    sources = open_corpus(data.sources, base_dir, rules_of(data), report, groups=groups)
     return _Work(data=data, sources=sources, tokenizer=tokenizer, shard_tokens=shard_tokens, options=options)
-
-
-def _tokenizer_name(data: DataConfig, given: Tokenizer | None) -> str:
-    return f"sha256:{given.sha256}" if given else data.tokenizer
 
 
 def _given_tokenizer(data: DataConfig, base_dir: Path) -> Tokenizer | None:
@@ -197,20 +225,20 @@ def _given_tokenizer(data: DataConfig, base_dir: Path) -> Tokenizer | None:
 def _stage(folder: Path, work: _Work) -> SnapshotManifest:
     """Write every file of the snapshot into `folder/snapshot`, and reuse what an earlier build finished."""
     survey, tokenizer = _survey(folder, work)
-    _write_parts(folder, work, survey, tokenizer)
-    done = find_finished_parts(folder)
+    done, options, val_fraction = find_finished_parts(folder), work.options, work.data.val_fraction
+    pieces = read_remaining_pieces(work.sources, done)
+    if work.data.deduplicate:
+        pieces = reject_duplicates(pieces, read_digests(done))
+    encoder = PartEncoder(tokenizer=tokenizer, val_fraction=val_fraction)
+    batches = encoder.encode(pieces, workers=options.workers, batch_bytes=options.batch_bytes)
+    counter = _StageCounter(options, BuildStage.TOKENIZING, survey.text_bytes, done.text_bytes, done.documents)
+    write_parts(folder, len(done.paths), counter.count(batches), encoder.schema, part_bytes=options.part_bytes)
     target = folder / "snapshot"
     shutil.rmtree(target, ignore_errors=True)  # of a build that was killed meanwhile
     target.mkdir()
-    counter = StageCounter(work.options.on_progress, BuildStage.WRITING, survey.text_bytes)
-    return assemble(
-        target,
-        counter.count(read_parts(done.paths)),
-        work.sources,
-        tokenizer,
-        val_fraction=work.data.val_fraction,
-        shard_tokens=work.shard_tokens,
-    )
+    parts = read_parts(find_finished_parts(folder).paths)
+    counted = _StageCounter(options, BuildStage.WRITING, survey.text_bytes).count(parts)
+    return assemble(target, counted, work.sources, tokenizer, val_fraction=val_fraction, shard_tokens=work.shard_tokens)
 
 
 def _survey(folder: Path, work: _Work) -> tuple[Survey, Tokenizer]:
@@ -222,17 +250,23 @@ def _survey(folder: Path, work: _Work) -> tuple[Survey, Tokenizer]:
         return survey, tokenizer
     sample = None if work.tokenizer else TextSample(work.data.tokenizer_bytes)
     # The size of the text is not known before the survey; the files' size stands for it.
-    counter = StageCounter(work.options.on_progress, BuildStage.SURVEYING, sum(source.bytes for source in work.sources))
+    counter = _StageCounter(work.options, BuildStage.SURVEYING, sum(source.bytes for source in work.sources))
     survey = survey_corpus(
-        work.sources, work.data.val_fraction, sample, deduplicate=work.data.deduplicate, on_text=counter.set_text
+        work.sources, work.data.val_fraction, sample, deduplicate=work.data.deduplicate, on_text=counter.report
     )
     _require_usable(survey, work.data)
-    tokenizer = work.tokenizer or _train_tokenizer(sample, work.data)
-    (folder / TOKENIZER).write_text(tokenizer.to_json(), encoding="utf-8")
+    if (chosen := work.tokenizer) is None:
+        assert sample is not None and work.data.bpe_vocab_size is not None
+        try:
+            chosen = Tokenizer.train_bpe(sample.texts(), work.data.bpe_vocab_size)
+        except InvalidInput as error:
+            problem = f"data.tokenizer = {work.data.tokenizer!r}: {error}; rule: the text fills the size"
+            raise InvalidCorpus(problem) from error
+    (folder / TOKENIZER).write_text(chosen.to_json(), encoding="utf-8")
     unfinished = folder / f"{_SURVEY}.unfinished"
     unfinished.write_bytes(encode(survey))
     unfinished.replace(kept)
-    return survey, tokenizer
+    return survey, chosen
 
 
 def _require_usable(survey: Survey, data: DataConfig) -> None:
@@ -240,27 +274,6 @@ def _require_usable(survey: Survey, data: DataConfig) -> None:
     where = f"{survey.worst_documents} of them {survey.worst_kind} in {survey.worst_source}"
     require_few_rejected(survey.rejected, documents, data.max_rejected_fraction, where)
     require_both_splits(survey.train_documents, survey.val_documents, data.val_fraction)
-
-
-def _train_tokenizer(sample: TextSample | None, data: DataConfig) -> Tokenizer:
-    assert sample is not None and data.bpe_vocab_size is not None
-    try:
-        return Tokenizer.train_bpe(sample.texts(), data.bpe_vocab_size)
-    except InvalidInput as error:
-        raise InvalidCorpus(f"data.tokenizer = {data.tokenizer!r}: {error}; rule: the text fills the size") from error
-
-
-def _write_parts(folder: Path, work: _Work, survey: Survey, tokenizer: Tokenizer) -> None:
-    done, options = find_finished_parts(folder), work.options
-    pieces = read_remaining_pieces(work.sources, done)
-    if work.data.deduplicate:
-        pieces = reject_duplicates(pieces, read_digests(done))
-    encoder = PartEncoder(tokenizer=tokenizer, val_fraction=work.data.val_fraction)
-    batches = encoder.encode(pieces, workers=options.workers, batch_bytes=options.batch_bytes)
-    counter = StageCounter(
-        options.on_progress, BuildStage.TOKENIZING, survey.text_bytes, done.text_bytes, done.documents
-    )
-    write_parts(folder, len(done.paths), counter.count(batches), encoder.schema, part_bytes=options.part_bytes)
 
 
 @contextmanager
@@ -275,23 +288,18 @@ def build_folder(cache_dir: Path | None, recipe_id: str) -> Iterator[Path]:
             return
         folder = cache_dir / "snapshots-in-work" / recipe_id
         folder.mkdir(exist_ok=True)
-        _remove_abandoned(folder)
+        for lock in folder.parent.glob("*.lock"):
+            if (other := lock.with_suffix("")) == folder or not other.is_dir():
+                continue
+            with ExitStack() as locked:
+                if time.time() - lock.stat().st_mtime >= _ABANDONED_SECONDS and _lock(locked, lock):
+                    shutil.rmtree(other, ignore_errors=True)
         try:
             yield folder
         except InvalidCorpus:
             shutil.rmtree(folder, ignore_errors=True)
             raise
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _remove_abandoned(own: Path) -> None:
-    for lock in own.parent.glob("*.lock"):
-        folder = lock.with_suffix("")
-        if folder == own or not folder.is_dir() or time.time() - lock.stat().st_mtime < _ABANDONED_SECONDS:
-            continue
-        with ExitStack() as stack:
-            if _lock(stack, lock):
-                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _lock(stack: ExitStack, path: Path) -> bool:
@@ -305,3 +313,25 @@ def _lock(stack: ExitStack, path: Path) -> bool:
         return False
     os.utime(descriptor)
     return True
+
+
+class _StageCounter:
+    """Reports bytes and documents of one stage; `done` and `documents` are from an earlier build."""
+
+    def __init__(
+        self, options: BuildOptions, stage: BuildStage, bytes_total: int, done: int = 0, documents: int = 0
+    ) -> None:
+        self._listener, self._stage, self._total = options.on_progress, stage, bytes_total
+        self._done, self._documents = done, documents
+
+    def report(self, bytes_done: int, documents: int) -> None:
+        self._done, self._documents = bytes_done, documents
+        done = min(bytes_done, self._total)
+        self._listener(BuildProgress(stage=self._stage, bytes_done=done, bytes_total=self._total, documents=documents))
+
+    def count(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the batches of parts, and report each after its use."""
+        for batch in batches:
+            yield batch
+            more = compute.sum(batch.column("bytes")).as_py()
+            self.report(self._done + more, self._documents + batch.column("kind").null_count)

@@ -1,4 +1,7 @@
-"""Finds a snapshot by its recipe (without weights, which change no byte), or by the id of a `snapshot:<id>` source."""
+"""Finds a snapshot by its recipe (without weights, which change no byte), or by the id of a `snapshot:<id>` source.
+
+Assigns the weights of `data.weights` to a snapshot's groups by name, in the order of the snapshot.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,14 +9,15 @@ from dataclasses import dataclass
 import msgspec
 
 from model.configuration.data import SNAPSHOT_SOURCE, DataConfig
+from model.data.source_mixture import Component, cut_components
+from model.data.tokenizer import Tokenizer
+from model.errors import InvalidInput
 from storage.errors import IntegrityError, ObjectMissing
 from storage.snapshots.data_snapshot import list_snapshots, read_manifest
-from storage.snapshots.snapshot_manifest import SnapshotManifest
+from storage.snapshots.snapshot_manifest import SnapshotGroup, SnapshotManifest
 from storage.stores.document import decode, encode, project, sha256
 from storage.stores.object_store import ObjectStore
 from tasks.data.document import InvalidCorpus, Source
-
-_RECIPE_VERSION = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,6 +27,15 @@ class SnapshotReference:
     snapshot_id: str
     manifest: SnapshotManifest
     reused: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WeightedGroup:
+    """A group of a snapshot, its entry of `data.sources`, and its weight."""
+
+    group: SnapshotGroup
+    source: str
+    weight: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,19 +71,11 @@ class RecipeResult:
     snapshot_id: str
 
 
-def make_recipe(data: DataConfig, sources: Sequence[Source], tokenizer: str, shard_tokens: int) -> Recipe:
-    """Return the recipe; `tokenizer` is the hash of a given tokenizer, or how it is trained."""
-    return project(
-        data,
-        Recipe,
-        version=_RECIPE_VERSION,
-        sources=tuple(
-            RecipeSource(name=item.name, sha256=item.sha256, unit=item.unit, group=item.group or msgspec.UNSET)
-            for item in sources
-        ),
-        tokenizer=tokenizer,
-        shard_tokens=shard_tokens,
-    )
+def make_recipe(data: DataConfig, sources: Sequence[Source], given: Tokenizer | None, shard_tokens: int) -> Recipe:
+    """Return the recipe, with the hash of a given tokenizer, or how it is trained."""
+    listed = tuple(project(item, RecipeSource, group=item.group or msgspec.UNSET) for item in sources)
+    tokenizer = f"sha256:{given.sha256}" if given else data.tokenizer
+    return project(data, Recipe, version=3, sources=listed, tokenizer=tokenizer, shard_tokens=shard_tokens)
 
 
 def recipe_id(recipe: Recipe) -> str:
@@ -102,12 +107,50 @@ def find_by_id(store: ObjectStore, beginning: str) -> SnapshotReference:
         raise _invalid(beginning, f"{len(found)} snapshots begin so: {', '.join(found)}", "name one of them wholly")
     if not found:
         listed = ", ".join(snapshot_id[:12] for snapshot_id in existing[:20]) or "none"
-        rule = "it is in the store. Bring it there with `cairn import-tokens`, or name one that is: " + listed
+        rule = f"it is in the store. Bring it there with `cairn import-tokens`, or name one that is: {listed}"
         raise _invalid(beginning, f"no such snapshot in {store.url}", rule)
     try:
         return SnapshotReference(snapshot_id=found[0], manifest=read_manifest(store, found[0]), reused=True)
     except ObjectMissing as missing:
         raise _invalid(beginning, f"only a part of it is in {store.url}", "make it once more, to its end") from missing
+
+
+def weighted_groups(manifest: SnapshotManifest, data: DataConfig) -> tuple[WeightedGroup, ...]:
+    """Return the weighted groups, none without `data.weights`; raises InvalidCorpus if the snapshot has others."""
+    if not data.weights:
+        return ()
+    given = dict(zip(data.source_names, zip(data.sources, data.weights, strict=True), strict=True))
+    groups = {group.name: group for group in manifest.known_groups}
+    if given.keys() != groups.keys():
+        raise InvalidCorpus(
+            f"data.weights: are for {', '.join(sorted(given))}, and the snapshot keeps apart "
+            f"{', '.join(groups) or 'no groups'}; rule: a snapshot made with the same data.sources"
+        )
+    return tuple(
+        WeightedGroup(group=group, source=given[name][0], weight=given[name][1]) for name, group in groups.items()
+    )
+
+
+def weighted_components(manifest: SnapshotManifest, data: DataConfig, block_size: int) -> tuple[Component, ...]:
+    """Return the windows of each weighted group; raises InvalidCorpus naming the source without a whole window."""
+    weighted = weighted_groups(manifest, data)
+    components: tuple[Component, ...] = ()
+    for end, last in enumerate(weighted, start=1):  # the last of a failing list is the one without a window
+        try:
+            counts = [item.group.train_tokens for item in weighted[:end]]
+            components = cut_components(counts, [item.weight for item in weighted[:end]], block_size)
+        except InvalidInput as error:
+            raise too_few_tokens(last.source, last.group.train_tokens, block_size) from error
+    return components
+
+
+def too_few_tokens(source: str, tokens: int, block_size: int) -> InvalidCorpus:
+    """Return the error for a weighted source whose train text fills no window."""
+    return InvalidCorpus(
+        f"data.sources = {source!r}: {tokens} tokens of train text hold no window of its own; rule: with data.weights "
+        f"every source fills one of model.block_size + 1 = {block_size + 1} tokens, and up to {block_size} more are "
+        "lost where it borders on another. Add text, lower model.block_size, or leave the source out"
+    )
 
 
 def _key(recipe: Recipe) -> str:

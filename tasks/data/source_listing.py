@@ -1,16 +1,48 @@
-"""Finds the files that `data.sources` names by paths, globs and URLs; sorted, each once."""
+"""Finds the files that `data.sources` names by paths, globs and URLs, sorted, each once, and decompresses their bytes.
+
+Sources: RFC 1952 (gzip), RFC 8878 (Zstandard), jsonlines.org, Apache Parquet.
+"""
 
 import glob
+import gzip
+import io
 import os
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import partial
-from pathlib import Path
-from typing import BinaryIO
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO, cast
 
+import pyarrow as pa
+
+from storage.snapshots.parquet_process import most_bytes
 from tasks.configuration.addresses import READABLE, why_unreadable, wrong_scheme
 from tasks.data.document import InvalidCorpus
-from tasks.data.text_format import Compression, unit_and_compression, unsupported_suffix
+
+CHUNK_BYTES = 1 << 20
+WHOLE_FILE = "whole file"
+HELD_OUT_END = "text whose end is held out"
+LINE = "line"
+ROW = "row"
+DECOMPRESSION_ERRORS = (EOFError, zlib.error, pa.ArrowException)
+# Refused, because they would be read as prose.
+_UNSUPPORTED_SUFFIXES = frozenset(
+    {".bz2", ".xz", ".zip", ".tar", ".tgz", ".tzst", ".arrow", ".feather", ".orc", ".avro"}
+)
+
+
+class Compression(StrEnum):
+    """How a whole file is compressed."""
+
+    NONE = "none"
+    GZIP = "gzip"
+    ZSTD = "zstd"
+
+
+_UNITS = {".jsonl": LINE, ".ndjson": LINE, ".parquet": ROW}
+_COMPRESSIONS = {".gz": Compression.GZIP, ".zst": Compression.ZSTD}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,9 +69,16 @@ def find_files(sources: Sequence[str], base_dir: Path, *, apart: bool = False) -
             raise _invalid(source, problem, READABLE)
         found += _find_remote(source) if "://" in source else _find_local(source, base_dir)
     for file in found:
-        if suffix := unsupported_suffix(file.place):
+        if suffix := next((suffix for suffix in _split_suffixes(file.place) if suffix in _UNSUPPORTED_SUFFIXES), None):
             raise file.invalid(f"{suffix} files are not read", "plain text, .jsonl or .parquet, also as .gz or .zst")
-    return _one_per_place(found, apart=apart)
+    kept: dict[str, TextFile] = {}
+    for file in found:
+        place = file.place if "://" in file.place else os.path.realpath(file.place)
+        first = kept.setdefault(place, file)
+        if apart and first.source != file.source:
+            rule = "with data.weights one source a file, so that it has one weight. Make the globs narrower"
+            raise file.invalid(f"also named by data.sources = {first.source!r}", rule)
+    return list(kept.values())
 
 
 def portable_names(files: Sequence[TextFile]) -> list[str]:
@@ -68,7 +107,8 @@ def _open_local(path: str) -> BinaryIO:
 
 
 def _text_file(source: str, place: str, size_bytes: int, opener: Callable[[], BinaryIO]) -> TextFile:
-    unit, compression = unit_and_compression(place)
+    packed, suffix = _split_suffixes(place)
+    unit, compression = _UNITS.get(suffix, WHOLE_FILE), _COMPRESSIONS.get(packed, Compression.NONE)
     return TextFile(source=source, place=place, bytes=size_bytes, unit=unit, compression=compression, opener=opener)
 
 
@@ -81,9 +121,8 @@ def _find_remote(source: str) -> list[TextFile]:
         is_file = not glob.has_magic(path) or fs.exists(path)
         found = {path: fs.info(path)} if is_file else fs.glob(path, detail=True)
     except Exception as problem:  # every file system has errors of its own
-        raise _invalid(
-            source, why_unreadable(problem, source), "every source can be read. Correct the URL"
-        ) from problem
+        rule = "every source can be read. Correct the URL"
+        raise _invalid(source, why_unreadable(problem, source), rule) from problem
     if is_file and found[path]["type"] == "directory":
         raise _is_directory(source, path)
     sizes = {item: int(info["size"] or 0) for item, info in sorted(found.items()) if info["type"] == "file"}
@@ -109,13 +148,34 @@ def _invalid(source: str, problem: str, rule: str) -> InvalidCorpus:
     return InvalidCorpus(f"data.sources = {source!r}: {problem}; rule: {rule}")
 
 
-def _one_per_place(files: list[TextFile], *, apart: bool) -> list[TextFile]:
-    """Drop repeated files; raise InvalidCorpus for a file of two sources that are kept apart."""
-    kept: dict[str, TextFile] = {}
-    for file in files:
-        place = file.place if "://" in file.place else os.path.realpath(file.place)
-        first = kept.setdefault(place, file)
-        if apart and first.source != file.source:
-            rule = "with data.weights one source a file, so that it has one weight. Make the globs narrower"
-            raise file.invalid(f"also named by data.sources = {first.source!r}", rule)
-    return list(kept.values())
+def _split_suffixes(name: str) -> tuple[str, str]:
+    """Return the compression suffix and the suffix before it, in lower case and empty if absent."""
+    suffixes = ["", "", *(suffix.lower() for suffix in PurePosixPath(name).suffixes)]
+    return (suffixes[-1], suffixes[-2]) if suffixes[-1] in _COMPRESSIONS else ("", suffixes[-1])
+
+
+def decompress(stream: BinaryIO, compression: Compression, stored_bytes: int) -> BinaryIO:
+    """Return the text; reading damaged or far too long bytes raises OSError or one of DECOMPRESSION_ERRORS."""
+    unpacked: Any = stream
+    if compression is Compression.GZIP:
+        unpacked = _Bounded(gzip.GzipFile(fileobj=stream, mode="rb"), stored_bytes)
+    elif compression is Compression.ZSTD:
+        # Without PythonFile pyarrow would close the caller's stream.
+        unpacked = _Bounded(pa.CompressedInputStream(pa.PythonFile(stream, mode="r"), "zstd"), stored_bytes)
+    return cast(BinaryIO, io.BufferedReader(unpacked, CHUNK_BYTES))
+
+
+class _Bounded(io.RawIOBase):
+    def __init__(self, unpacked: Any, stored_bytes: int) -> None:
+        self._unpacked, self._stored_bytes, self._left = unpacked, stored_bytes, most_bytes(stored_bytes)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, target: Any) -> int:
+        size = int(self._unpacked.readinto(target))
+        self._left -= size
+        if self._left < 0:
+            most = f"{self._stored_bytes:,} bytes become more than {most_bytes(self._stored_bytes):,}"
+            raise OSError(f"its {most}; decompress it where you trust it")
+        return size

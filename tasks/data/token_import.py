@@ -29,6 +29,7 @@ from storage.snapshots.token_shard import DEFAULT_SHARD_TOKENS
 from storage.stores.document import sha256
 from storage.stores.object_store import ObjectStore
 from storage.stores.verified_object import describe_file
+from tasks.data.corpus_survey import remembered
 from tasks.data.document import InvalidCorpus
 from tasks.data.foreign_tokenizer import read_tokenizer
 from tasks.data.snapshot_lookup import SnapshotReference
@@ -52,8 +53,7 @@ class TokenFiles:
             if not self.of(split):
                 raise InvalidCorpus(f"--{split}: names no file; rule: a snapshot has a train and a val split")
         names = [path.name for path in (*self.train, *self.val)]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
+        if twice := sorted({name for name in names if names.count(name) > 1}):
             raise InvalidCorpus(f"{twice[0]}: two files have this name; rule: names tell documents' sources apart")
 
     def of(self, split: SplitName) -> tuple[Path, ...]:
@@ -102,11 +102,8 @@ def export_tokens(snapshot: SnapshotFiles, folder: Path, form: TokenFileFormat) 
             f"so at most {MAX_TOKEN_ID + 1}"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    written: tuple[Path, ...] = ()
-    for split in SPLITS:
-        shards = [shard.tokens() for shard in snapshot.shards(split)]
-        written += write_token_files(folder, split, shards, form)
-    return written
+    shards = {split: [shard.tokens() for shard in snapshot.shards(split)] for split in SPLITS}
+    return tuple(path for split in SPLITS for path in write_token_files(folder, split, shards[split], form))
 
 
 class _Import:
@@ -139,9 +136,18 @@ class _Import:
                 writer.add_tokens(split, tokens[start:stop])
             except StorageError as error:
                 raise InvalidCorpus(f"{file.path}: tokens {start} to {stop - 1}: {error}") from error
-            row = self._row(file, split, start, tokens[start:stop])
+            ends = stop > start and int(tokens[stop - 1]) == self._tokenizer.end_of_text_id
+            text = self._tokenizer.decode(tokens[start : stop - ends].tolist()).encode("utf-8")
+            row = DocumentRow(
+                source=file.path.name,
+                offset_bytes=file.header_bytes + start * TOKEN.itemsize,
+                bytes=len(text),
+                tokens=stop - start,
+                split=split,
+                sha256=sha256(text),
+            )
             writer.add_document(split, row)
-            digest = bytes.fromhex(row.sha256[:32])
+            digest = remembered(row.sha256)
             if split == "val" and row.bytes:  # an end of text at the start of a file is not a document
                 self._val_digests.add(digest)
             elif split == "train" and digest in self._val_digests:
@@ -152,25 +158,7 @@ class _Import:
         if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
             raise InvalidCorpus(f"{file.path}: changed while it was read; import it again when it is still")
         self._sources.append(
-            SnapshotSource(
-                name=file.path.name,
-                bytes=found.bytes,
-                sha256=found.sha256,
-                unit=_UNIT,
-                documents=documents,
-            )
-        )
-
-    def _row(self, file: TokenFile, split: SplitName, start: int, tokens: NDArray[Any]) -> DocumentRow:
-        ends = len(tokens) > 0 and int(tokens[-1]) == self._tokenizer.end_of_text_id
-        text = self._tokenizer.decode(tokens[: len(tokens) - ends].tolist()).encode("utf-8")
-        return DocumentRow(
-            source=file.path.name,
-            offset_bytes=file.header_bytes + start * TOKEN.itemsize,
-            bytes=len(text),
-            tokens=len(tokens),
-            split=split,
-            sha256=sha256(text),
+            SnapshotSource(name=file.path.name, bytes=found.bytes, sha256=found.sha256, unit=_UNIT, documents=documents)
         )
 
 

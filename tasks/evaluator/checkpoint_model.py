@@ -1,20 +1,34 @@
-"""Opens a committed checkpoint as a network in evaluation mode: verified weights, no optimizer."""
+"""Opens a committed checkpoint as a network in evaluation mode, and writes it as a directory for `transformers`.
 
+Source: the layout of `PreTrainedModel.save_pretrained` and `PreTrainedTokenizerFast.save_pretrained`.
+"""
+
+import json
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from model.architectures.gpt import GPT
+from model.architectures.hugging_face import to_hugging_face
+from model.architectures.hugging_face_config import config_of
 from model.configuration.network import ModelConfig
 from model.data.tokenizer import Tokenizer
 from model.training.train_state import load_weights
 from storage.checkpoints.checkpoint import load_checkpoint
+from storage.checkpoints.tensor_record import shard_chunks
 from storage.logs.log_entry import CheckpointReference
 from storage.snapshots.data_snapshot import OpenSnapshot, open_snapshot
+from storage.stores.document import encode
 from storage.stores.object_store import ObjectStore
-from tasks.data.foreign_tokenizer import parse_tokenizer
-from tasks.trainer.tensor_exchange import to_tensors
+from tasks.data.foreign_tokenizer import load_library_tokenizer, parse_tokenizer
+from tasks.errors import TaskError
+from tasks.trainer.initial_weights import CONFIG, TOKENIZER, WEIGHTS
+from tasks.trainer.tensor_exchange import to_record, to_tensors
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +57,64 @@ def open_model(
     network.to_empty(device=device)
     network.boundary_id = snapshot.manifest.end_of_text_id if mask_documents else None
     load_weights(network, to_tensors(load_checkpoint(store, reference, group="weights").tensors))
-    return CheckpointModel(
-        network=network.eval(), tokenizer=parse_tokenizer(snapshot.tokenizer_json), snapshot=snapshot
+    tokenizer = parse_tokenizer(snapshot.tokenizer_json)
+    return CheckpointModel(network=network.eval(), tokenizer=tokenizer, snapshot=snapshot)
+
+
+def write_model_directory(folder: Path, opened: CheckpointModel, *, card: str) -> None:
+    """Write weights, configuration, tokenizer and README by one rename; TaskError unless `folder` is new or empty."""
+    require_empty(folder)
+    target = folder.resolve()
+    staging = target.parent / f".{target.name}-{uuid.uuid4().hex}"
+    try:
+        staging.mkdir(parents=True)
+        for name, content in _documents(opened):
+            (staging / name).write_bytes(encode(content))
+        tokenizer = opened.snapshot.tokenizer_json
+        document = json.loads(tokenizer)
+        if (document.get("post_processor") or {}).get("type") not in (None, "ByteLevel"):
+            tokenizer = encode(document | {"post_processor": None}).decode()  # training adds no tokens around a text
+        (staging / TOKENIZER).write_text(tokenizer, encoding="utf-8")
+        (staging / "README.md").write_text(card, encoding="utf-8")
+        weights = {name: tensor.detach().cpu().float().numpy() for name, tensor in opened.network.named_parameters()}
+        renamed = to_hugging_face(weights, opened.network.config, opened.network.vocab_size)
+        records = [to_record(name, torch.from_numpy(renamed[name])) for name in sorted(renamed)]
+        with (staging / WEIGHTS).open("xb") as file:
+            for chunk in shard_chunks(records):
+                file.write(chunk)
+        staging.rename(target)  # replaces an empty folder, and fails if it was filled meanwhile
+    except OSError as error:
+        raise TaskError(f"{folder}: cannot be written: {error}; name a folder this user may write to") from error
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def require_empty(folder: Path) -> None:
+    """Raise TaskError if `folder` is a file or a folder with content."""
+    if folder.exists() and not folder.is_dir():
+        raise TaskError(f"{folder}: is no folder; rule: a new or empty folder; name another one")
+    if folder.is_dir() and any(folder.iterdir()):
+        raise TaskError(f"{folder}: is not empty; rule: nothing is overwritten; name a new folder or empty this one")
+
+
+def _documents(opened: CheckpointModel) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    network, end_id = opened.network, opened.tokenizer.end_of_text_id
+    config = config_of(network.config, vocab_size=network.vocab_size, end_of_text_id=end_id)
+    yield CONFIG, config.model_dump(mode="json", exclude_none=True)
+    yield "generation_config.json", {"bos_token_id": end_id, "eos_token_id": end_id, "pad_token_id": end_id}
+    end_of_text = load_library_tokenizer(opened.snapshot.tokenizer_json).id_to_token(end_id)
+    yield (
+        "tokenizer_config.json",
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "bos_token": end_of_text,
+            "eos_token": end_of_text,
+            "unk_token": end_of_text,
+            "model_max_length": network.config.block_size,
+            # Without token_type_ids: GPT-2 would add their embeddings to every token's.
+            "model_input_names": ["input_ids", "attention_mask"],
+            "clean_up_tokenization_spaces": False,
+            # As in training: text that spells the end-of-text marker is ordinary text.
+            "split_special_tokens": True,
+        },
     )

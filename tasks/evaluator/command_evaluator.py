@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,12 @@ def run_command(suite: CommandSuite, spec: EvaluationSpec) -> EvaluationResult:
     """
     _check_files(suite)
     environment = command_environment(os.environ, spec)
-    command = _arguments(suite.command, environment["CAIRN_MODEL_DIR"], environment["PATH"])
+    program, model_dir = suite.command[0], environment["CAIRN_MODEL_DIR"]
+    if "/" not in program:
+        program = shutil.which(program, path=environment["PATH"]) or program
+    command = [program, *(argument.replace(MODEL, model_dir) for argument in suite.command[1:])]
+    if not any(MODEL in argument for argument in suite.command):
+        command.append(model_dir)
     reported, report = os.pipe()
     with open(reported) as boundary:
         try:
@@ -160,28 +166,15 @@ def _check_files(suite: CommandSuite) -> None:
             )
 
 
-def _arguments(command: tuple[str, ...], model_dir: str, path: str) -> list[str]:
-    program = command[0] if "/" in command[0] else shutil.which(command[0], path=path) or command[0]
-    filled = [program, *(argument.replace(MODEL, model_dir) for argument in command[1:])]
-    return filled if any(MODEL in argument for argument in command) else [*filled, model_dir]
-
-
 def _numbers(name: str, document: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, float]]:
     for key, value in document.items():
-        where = f"{prefix}{key}"
+        where, number = f"{prefix}{key}", math.nan
         if isinstance(value, dict):
             yield from _numbers(name, value, f"{where}/")
-        elif not _is_finite(value):
-            raise TaskError(
-                f"evaluator {name} printed nonsense: {where} is {str(value)[:80]!r}; rule: every value is a finite "
-                "number"
-            )
-        else:
-            yield where, float(value)
-
-
-def _is_finite(value: object) -> bool:
-    try:
-        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    except OverflowError:  # an integer too large for a float
-        return False
+            continue
+        with suppress(OverflowError):  # an integer too large for a float
+            number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+        if not math.isfinite(number):
+            problem = f"evaluator {name} printed nonsense: {where} is {str(value)[:80]!r}"
+            raise TaskError(f"{problem}; rule: every value is a finite number")
+        yield where, number

@@ -1,11 +1,14 @@
-"""Evaluates one committed checkpoint under one suite and records the outcome, equal ones once. Imports no torch."""
+"""Evaluates one committed checkpoint under one suite and records the outcome, equal ones once. Imports no torch.
+
+Its verdict on the run's loss curve up to that step is the same whenever it is computed.
+"""
 
 import os
 import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from functools import partial
@@ -17,20 +20,24 @@ import psutil
 
 from model.configuration.network import ModelConfig
 from storage.checkpoints.checkpoint_pin import new_pin, pin_checkpoint, unpin_entry
+from storage.errors import StorageError
 from storage.logs.log_entry import CheckpointReference, this_writer, utc_now
 from storage.logs.run_entries import CheckpointUnpinned, EvaluationFailed, EvaluationRecorded
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
-from storage.stores.document import project
+from storage.logs.step_log import StepRecord, read_step_records, splice
+from storage.stores.document import decode, project
 from tasks.attempt.practised_faults import practised_evaluation
-from tasks.configuration.settings import BudgetConfig
+from tasks.configuration.flat_document import stored_value
+from tasks.configuration.settings import METRIC, BudgetConfig
 from tasks.errors import CheckpointGone
 from tasks.evaluator.command_evaluator import refuse_command
 from tasks.evaluator.evaluation_suite import AnySuite, CommandSuite, EvaluationResult, EvaluationSpec
 from tasks.evaluator.evaluator_process import Outcome, run_evaluator
-from tasks.evaluator.run_curve import with_verdict
 from tasks.machine.placement import pid_namespace, this_placement
 from tasks.policy.budgets import backoff_seconds, evaluator_budget
+from tasks.policy.curve_statistics import Curve
+from tasks.policy.curve_verdict import judge
 from tasks.policy.failures import as_practice
 
 Measure = Callable[[bytes, float], Outcome]
@@ -112,8 +119,8 @@ def record_evaluation(
     trial = _Trial(log=log, reference=reference, plan=plan, during_attempt=during_attempt, again=again, clock=clock)
     log.refresh()
     while (known := trial.known(log.state)) is None:
-        if not on_request and (spent := trial.spent(log.state)) is not None:
-            return spent
+        if not on_request and (failed := trial.failed(log.state)) and not trial.may_retry(log.state):
+            return failed[-1]
         body = _measure_once(trial, measure)
         if isinstance(body, EvaluationRecorded) or body.refused or not trial.may_retry(log.refresh()):
             return body
@@ -134,15 +141,8 @@ class _Trial:
     clock: Callable[[], datetime]
 
     def known(self, state: RunState) -> EvaluationRecorded | None:
-        if self.again:
-            return None
-        plan = self.plan
-        return find_evaluation(state, self.reference.manifest_sha256, plan.suite.sha256, plan.snapshot_id)
-
-    def spent(self, state: RunState) -> EvaluationFailed | None:
-        """Return the last failure if the evaluator's budget for these weights is spent."""
-        failed = self.failed(state)
-        return failed[-1] if failed and not self.may_retry(state) else None
+        wanted = (self.reference.manifest_sha256, self.plan.suite.sha256, self.plan.snapshot_id)
+        return None if self.again else find_evaluation(state, *wanted)
 
     def failed(self, state: RunState) -> list[EvaluationFailed]:
         known = state.failed_evaluations_of(self.reference.manifest_sha256)
@@ -160,9 +160,19 @@ def _measure_once(trial: _Trial, measure: Measure) -> EvaluationRecorded | Evalu
         raise CheckpointGone(f"{reference.prefix}: is no longer committed, so it is not evaluated")
     started_at, started = trial.clock(), time.monotonic()
     parent = plan.cache_dir.parent / "evaluations"
+    number = 1 + len(log.state.evaluations) + len(log.state.failed_evaluations)
     with evaluation_folder(parent) if isinstance(plan.suite, CommandSuite) else nullcontext() as folder:
-        number = 1 + len(log.state.evaluations) + len(log.state.failed_evaluations)
-        outcome = measure(_encode_spec(log, reference, plan, number, folder=folder), plan.timeout_seconds)
+        spec = project(
+            plan,
+            EvaluationSpec,
+            store_url=log.store.url,
+            checkpoint=reference,
+            folder=folder,
+            run_id=log.run_id,
+            run_prefix=log.prefix,
+            number=number,
+        )
+        outcome = measure(spec.model_dump_json().encode(), plan.timeout_seconds)
     if outcome.problem and (practice := practised_evaluation(log.store, log.prefix, plan.faults, number)):
         outcome = replace(outcome, problem=as_practice(outcome.problem, practice))
     body = _body(outcome, reference, plan, started_at=started_at, seconds=time.monotonic() - started, hold_id=pin_id)
@@ -187,22 +197,6 @@ def evaluation_folder(parent: Path) -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _encode_spec(
-    log: RunLog, reference: CheckpointReference, plan: EvaluationPlan, number: int, *, folder: Path | None
-) -> bytes:
-    spec = project(
-        plan,
-        EvaluationSpec,
-        store_url=log.store.url,
-        checkpoint=reference,
-        folder=folder,
-        run_id=log.run_id,
-        run_prefix=log.prefix,
-        number=number,
-    )
-    return spec.model_dump_json().encode()
 
 
 def _body(
@@ -236,3 +230,59 @@ def _unless_recorded(
         pin = next((pin for pin in state.pins if pin.hold_id == body.hold_id), None)
         return unpin_entry(pin, "another evaluator was sooner: one outcome is enough", state) if pin else None
     return body
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Vocabulary:
+    vocab_size: int
+
+
+def with_verdict(log: RunLog, body: EvaluationRecorded) -> EvaluationRecorded:
+    """Return the evaluation with the verdict on the curve up to its step, if it has a held-out loss to judge."""
+    with suppress(StorageError, ValueError, LookupError, ArithmeticError):
+        loss = body.metrics[METRIC]
+        curve = read_curve(log, suite_sha256=body.suite_sha256, until_step=body.step)
+        val = [point for point in curve.val if point[0] != body.step]
+        return replace(body, verdict=judge(replace(curve, val=(*val, (body.step, loss)))))
+    return body
+
+
+def read_curve(log: RunLog, *, suite_sha256: str | None, until_step: int | None = None) -> Curve:
+    """Return the curve of a refreshed log up to `until_step`, with a suite's losses or none; raises `StorageError`."""
+    state, last = log.state, until_step if until_step is not None else float("inf")
+    points = splice(read_step_records(log.store, log.prefix), state.attempts)
+    records = [point.record for point in points if point.record.step <= last]
+    measured = (item for item in state.surviving_evaluations(suite_sha256) if METRIC in item.metrics)
+    vocab_size = 0  # where the run's snapshot cannot be read
+    if state.opened is not None:
+        key = f"data/{state.opened.data_snapshot}/snapshot.json"
+        with suppress(StorageError):
+            vocab_size = decode(log.store.read(key), _Vocabulary, where=key).vocab_size
+    return Curve(
+        steps=[record.step for record in records],
+        train_losses=[record.train_loss for record in records],
+        grad_norms=[record.grad_norm for record in records],
+        learning_rates=[record.lr for record in records],
+        tokens_per_second=[record.tokens_per_second for record in records],
+        seconds=[record.seconds for record in records],
+        slowest_ranks=[_slowest_rank(state, record) for record in records],
+        samples=[record.sample for record in records if record.sample],
+        val=tuple((item.step, item.metrics[METRIC]) for item in measured if item.step <= last),
+        vocab_size=vocab_size,
+        total_steps=state.opened.total_steps if state.opened else 0,
+        grad_clip=stored_value(state.opened.config if state.opened else {}, "training", "grad_clip", float) or 0.0,
+    )
+
+
+def _slowest_rank(state: RunState, record: StepRecord) -> tuple[str, float] | None:
+    """Return the rank that the others waited for, with its host where that is known, and how much longer it worked."""
+    if record.slowest_rank is None or not record.slowest_rank_seconds or not record.median_rank_seconds:
+        return None
+    hosts = state.attempt(record.attempt).started.placement.hosts
+    on = f" on {hosts[record.slowest_rank * len(hosts) // record.world_size]}" if hosts else ""
+    return f"rank {record.slowest_rank}{on}", record.slowest_rank_seconds / record.median_rank_seconds
+
+
+def curve_suite(state: RunState) -> str | None:
+    """Return the suite of the newest recorded held-out loss, or None before the first."""
+    return next((item.suite_sha256 for item in reversed(state.evaluations) if METRIC in item.metrics), None)

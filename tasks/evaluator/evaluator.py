@@ -15,10 +15,9 @@ from model.training.determinism import make_deterministic, resolve_device
 from storage.stores.open_store import open_store
 from tasks.configuration.settings import METRIC
 from tasks.errors import TaskError
-from tasks.evaluator.checkpoint_model import CheckpointModel, open_model
+from tasks.evaluator.checkpoint_model import CheckpointModel, open_model, write_model_directory
 from tasks.evaluator.command_evaluator import guard_group, run_command
 from tasks.evaluator.evaluation_suite import CommandSuite, EvaluationResult, EvaluationSpec, Suite
-from tasks.evaluator.model_directory import write_model_directory
 from tasks.trainer.fault_injection import IN_EVALUATOR, PAUSES, FaultPlan, inject_process_fault
 from tasks.trainer.parent_watch import watch_parent
 
@@ -48,22 +47,16 @@ def measure_held_out(opened: CheckpointModel, suite: Suite) -> EvaluationResult:
         batch_size=suite.batch_size,
         bytes_per_token=opened.snapshot.manifest.bytes_per_token("val"),
     )
-    samples = tuple(_sample(opened, suite, prompt) for prompt in suite.prompts)
     measured = {name: float(value) for name, value in asdict(metrics).items()}
-    return EvaluationResult(metrics=measured | _losses_by_source(opened, windows, suite), samples=samples)
-
-
-def _losses_by_source(opened: CheckpointModel, windows: TokenWindows, suite: Suite) -> dict[str, float]:
-    """Return the held-out loss of each weighted source with a whole window; together they cost what the suite costs."""
-    groups, losses, start = opened.snapshot.manifest.known_groups, {}, 0
-    for group in groups:
+    groups, start = opened.snapshot.manifest.known_groups, 0
+    for group in groups:  # those with a whole window; together they cost what the suite costs
         first, count = window_range(start, group.val_tokens, windows.block_size)
         start += group.val_tokens
         if count:
             batches, among = math.ceil(suite.batches / len(groups)), range(first, first + count)
             loss, _ = held_out_loss(opened.network, windows, batches=batches, batch_size=suite.batch_size, among=among)
-            losses[f"{METRIC}/{group.name}"] = loss
-    return losses
+            measured[f"{METRIC}/{group.name}"] = loss
+    return EvaluationResult(metrics=measured, samples=tuple(_sample(opened, suite, text) for text in suite.prompts))
 
 
 def _measure_by_command(spec: EvaluationSpec, suite: CommandSuite) -> EvaluationResult:

@@ -82,7 +82,13 @@ def run_evaluator(
     assert child.stdin is not None and child.stdout is not None and child.stderr is not None
     stdout = PipeReader(child.stdout, most_bytes=MOST_STDOUT_BYTES)
     stderr = PipeReader(child.stderr, most_bytes=_TAIL_BYTES, keep_last=True)
-    threading.Thread(target=_write, args=(child.stdin, spec), daemon=True).start()
+    stdin = child.stdin
+
+    def write() -> None:
+        with suppress(BrokenPipeError), stdin:
+            stdin.write(spec)
+
+    threading.Thread(target=write, daemon=True).start()
     try:
         problem = _wait(child, stdout, timeout_seconds, stopping)
     finally:
@@ -92,11 +98,6 @@ def run_evaluator(
     if not problem and child.returncode != 0:
         problem = f"the evaluator exited with {child.returncode}: {stderr.last_line()}"
     return Outcome(result=b"" if problem else stdout.read(), problem=problem)
-
-
-def _write(pipe: IO[bytes], spec: bytes) -> None:
-    with suppress(BrokenPipeError), pipe:
-        pipe.write(spec)
 
 
 def _wait(

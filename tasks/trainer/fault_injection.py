@@ -44,8 +44,8 @@ PAUSES = frozenset({FaultKind.PAUSE, FaultKind.PAUSE_LOAD, FaultKind.PAUSE_EVALU
 
 def parse_faults(text: str) -> list[tuple[FaultKind, int]]:
     """Return the faults of a text such as `kill@300,preempt@812`; raises `TaskError` for the part that is malformed."""
-    faults: list[tuple[FaultKind, int]] = []
-    for part in filter(None, (item.strip() for item in text.split(","))):
+    faults = list[tuple[FaultKind, int]]()
+    for part in filter(None, map(str.strip, text.split(","))):
         kind, _, number = part.partition("@")
         if kind not in set(FaultKind) or not (number.isascii() and number.isdigit()):
             raise TaskError(f"CAIRN_FAULTS: {part!r}: must be KIND@NUMBER with KIND one of {', '.join(FaultKind)}")

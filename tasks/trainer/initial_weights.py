@@ -86,13 +86,12 @@ def keep_initial_weights(
     digest = hashlib.sha256()
     for chunk in shard_chunks(records):
         digest.update(chunk)
-    sha256 = digest.hexdigest()
+    sha256, key = digest.hexdigest(), _key(digest.hexdigest())
     with suppress(IntegrityError):  # missing or damaged
         check_object(store, promised_weights(store, sha256))
         return sha256
-    written = write_hashed(store, _key(sha256), shard_chunks(records))
-    if written.sha256 != sha256:
-        raise IntegrityError(f"{_key(sha256)}: the store was sent other bytes, sha256 {written.sha256}; try again")
+    if (written := write_hashed(store, key, shard_chunks(records))).sha256 != sha256:
+        raise IntegrityError(f"{key}: the store was sent other bytes, sha256 {written.sha256}; try again")
     return sha256
 
 
@@ -103,11 +102,9 @@ def read_initial_weights(store: ObjectStore, sha256: str) -> tuple[TensorRecord,
 
 def promised_weights(store: ObjectStore, sha256: str) -> ExpectedObject:
     """Return the stored object of the weights; raises IntegrityError if it is missing."""
-    key = _key(sha256)
-    size = store.size(key)
-    if size is None:
-        raise IntegrityError(f"{key}: missing, and the run started from it; restore it, or start another run")
-    return ExpectedObject(key=key, bytes=size, sha256=sha256)
+    if (size := store.size(_key(sha256))) is None:
+        raise IntegrityError(f"{_key(sha256)}: missing, and the run started from it; restore it, or start another run")
+    return ExpectedObject(key=_key(sha256), bytes=size, sha256=sha256)
 
 
 def _key(sha256: str) -> str:
@@ -118,14 +115,12 @@ def _config(folder: Path) -> HuggingFaceConfig:
     try:
         return parse_config((folder / CONFIG).read_bytes())
     except OSError as error:
-        problem = f"{CONFIG} cannot be read: {error.strerror}"
-        raise InvalidInput(f"{problem}; rule: a directory of save_pretrained") from error
+        rule = "rule: a directory of save_pretrained"
+        raise InvalidInput(f"{CONFIG} cannot be read: {error.strerror}; {rule}") from error
     except ValidationError as error:
         first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"]) or "the document"
-        raise InvalidInput(
-            f"{CONFIG}: {field} = {first['input']!r}: {first['msg']}; rule: a gpt2's, llama's or qwen3's"
-        ) from error
+        problem = f"{'.'.join(map(str, first['loc'])) or 'the document'} = {first['input']!r}: {first['msg']}"
+        raise InvalidInput(f"{CONFIG}: {problem}; rule: a gpt2's, llama's or qwen3's") from error
 
 
 def _weight_files(folder: Path) -> tuple[Path, ...]:
@@ -133,8 +128,7 @@ def _weight_files(folder: Path) -> tuple[Path, ...]:
         return (folder / WEIGHTS,)
     if (folder / INDEX).is_file():
         return _shard_files(folder)
-    pickles = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
-    if pickles:
+    if pickles := sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern)):
         raise InvalidInput(
             f"{pickles[0]} is a pickle, which may run any code when it is read; rule: {WEIGHTS}, whole or in shards; "
             "load it where you trust it and save_pretrained(…, safe_serialization=True)"
@@ -171,11 +165,10 @@ def _file_arrays(path: Path) -> Iterator[tuple[str, NDArray[Any]]]:
 
 def _check_tokenizer(directory: InitialDirectory, tokenizer_json: str) -> None:
     """Refuse a tokenizer with other ids than the weights' own, if the directory has one."""
-    path = directory.folder / TOKENIZER
-    if not path.is_file():
+    if not (directory.folder / TOKENIZER).is_file():
         return
     try:
-        theirs = read_library_tokenizer(path)
+        theirs = read_library_tokenizer(directory.folder / TOKENIZER)
     except (OSError, UnicodeDecodeError, InvalidInput) as error:
         raise _refusal(directory, f"{TOKENIZER} cannot be read: {error}; repair it or remove it") from error
     ours = load_library_tokenizer(tokenizer_json).get_vocab(with_added_tokens=True)

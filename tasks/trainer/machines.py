@@ -1,7 +1,7 @@
 """The first machine's command and those of the others: who is here, where an attempt's ranks meet, how the run ended.
 
 The others connect to CAIRN_RENDEZVOUS and stay connected for as long as they can train. Every message is signed
-(`signed_connection`); a connection that is lost, or silent for half a minute, is a machine that is lost.
+(`rendezvous`); a connection that is lost, or silent for half a minute, is a machine that is lost.
 """
 
 import contextlib
@@ -13,8 +13,7 @@ from typing import Annotated
 
 import msgspec
 
-from tasks.trainer.rendezvous_server import listening
-from tasks.trainer.signed_connection import ConnectionEnded, NotAdmitted, SignedConnection, admit, greet
+from tasks.trainer.rendezvous import ConnectionEnded, NotAdmitted, SignedConnection, admit, greet, listening
 
 _POLL_SECONDS = 0.2
 _CONNECT_SECONDS = 2.0
@@ -114,33 +113,23 @@ class Machines:
         with connection, contextlib.suppress(NotAdmitted, ConnectionEnded, OSError, msgspec.MsgspecError):
             peer = _keep_alive(admit(connection, secret), connection)
             arrival = receive(peer)
-            if isinstance(arrival, Arrival) and 0 < arrival.node_rank < self.nodes:
-                with self._arrived(arrival, peer):
-                    while isinstance(ended := receive(peer), RanksEnded):
-                        self._note_end(arrival.node_rank, ended)
-
-    @contextlib.contextmanager
-    def _arrived(self, arrival: Arrival, peer: SignedConnection) -> Iterator[None]:
-        """Count a machine as connected in the block; one that comes back replaces a connection that only seems open."""
-        number = arrival.node_rank
-        with self._changed:
-            self._connected[number], self._hosts[number] = peer, arrival.host
-            self._changed.notify_all()
-        try:
-            yield
-        finally:
-            with self._changed:
-                is_gone = self._connected.get(number) is peer
+            if not isinstance(arrival, Arrival) or not 0 < (number := arrival.node_rank) < self.nodes:
+                return
+            with self._changed:  # a machine that comes back replaces a connection that only seems open
+                self._connected[number], self._hosts[number] = peer, arrival.host
+                self._changed.notify_all()
+            try:
+                while isinstance(ended := receive(peer), RanksEnded):
+                    if ended.attempt == self._attempt and ended.exit_code:
+                        self._lose(number, f"the ranks of {{}} ended with exit code {ended.exit_code}")
+                    elif ended.attempt == self._attempt:
+                        self._training.discard(number)
+            finally:
+                with self._changed:
+                    if is_gone := self._connected.get(number) is peer:
+                        del self._connected[number]
                 if is_gone:
-                    del self._connected[number]
-            if is_gone:
-                self._lose(number, "{} is gone")
-
-    def _note_end(self, number: int, ended: RanksEnded) -> None:
-        if ended.attempt == self._attempt and ended.exit_code:
-            self._lose(number, f"the ranks of {{}} ended with exit code {ended.exit_code}")
-        elif ended.attempt == self._attempt:
-            self._training.discard(number)
+                    self._lose(number, "{} is gone")
 
     def _lose(self, number: int, what: str) -> None:
         if number in self._training:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -20,7 +20,7 @@ import psutil
 
 from tasks.policy.failures import PEER_LOST_EXIT_CODE
 from tasks.trainer.parent_watch import watch_parent
-from tasks.trainer.rendezvous_server import serving_rendezvous
+from tasks.trainer.rendezvous import serving_rendezvous
 from tasks.trainer.trainer_group import (
     RANK_STORE,
     RENDEZVOUS,
@@ -59,8 +59,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run_ranks(group: TrainerGroup) -> RankEnded | None:
     """Start this machine's ranks and wait for all of them; return the one that failed first, or None."""
     with meeting_place(group) as variables:
-        first = group.node_rank * group.processes
-        ranks = {first + local: _start(group, first + local, local, variables) for local in range(group.processes)}
+        ranks: dict[int, subprocess.Popen[bytes]] = {}
+        for local in range(group.processes):
+            rank = group.node_rank * group.processes + local
+            own = {"RANK": str(rank), "LOCAL_RANK": str(local), "WORLD_SIZE": str(group.size)}
+            ranks[rank] = subprocess.Popen(
+                TRAINER_COMMAND,
+                env={**os.environ, **variables, **own},
+                stdin=subprocess.DEVNULL if rank else None,
+                stdout=sys.stderr.fileno() if rank else None,
+            )
         return watch(ranks)
 
 
@@ -74,8 +82,10 @@ def watch(
         codes = {rank: process.poll() for rank, process in ranks.items() if rank not in known}
         ends += [RankEnded(rank=rank, exit_code=code) for rank, code in codes.items() if code is not None]
         if grace <= 0:
-            _kill(ranks.values())
-            return find_failed_rank(ends)
+            for process in ranks.values():
+                process.kill()
+                process.wait()
+            break
         grace -= _POLL_SECONDS if any(end.exit_code for end in ends) else 0
         sleep(_POLL_SECONDS)
     return find_failed_rank(ends)
@@ -102,24 +112,6 @@ def find_failed_rank(ends: Sequence[RankEnded]) -> RankEnded | None:
     failed = [end for end in ends if end.exit_code]
     own = [end for end in failed if end.exit_code != PEER_LOST_EXIT_CODE]
     return next(iter(own or failed), None)
-
-
-def _start(group: TrainerGroup, rank: int, local_rank: int, variables: Mapping[str, str]) -> "subprocess.Popen[bytes]":
-    own = {"RANK": str(rank), "LOCAL_RANK": str(local_rank), "WORLD_SIZE": str(group.size)}
-    is_first = rank == 0
-    return subprocess.Popen(
-        TRAINER_COMMAND,
-        env={**os.environ, **variables, **own},
-        stdin=None if is_first else subprocess.DEVNULL,
-        stdout=None if is_first else sys.stderr.fileno(),
-    )
-
-
-def _kill(ranks: Iterable["subprocess.Popen[bytes]"]) -> None:
-    for process in ranks:
-        if process.poll() is None:
-            process.kill()
-        process.wait()
 
 
 def _forward_signal(number: int, frame: FrameType | None) -> None:

@@ -25,7 +25,6 @@ from storage.checkpoints.checkpoint import (
     stage_share,
 )
 from storage.checkpoints.checkpoint_documents import ManifestShard, TrainerDocument
-from storage.errors import StorageError
 from storage.stores.object_store import ObjectStore
 from tasks.attempt.store_retry import run_retry_policy
 from tasks.trainer.staging_buffer import StagingBuffer, lower_thread_priority
@@ -92,7 +91,7 @@ class SharedStaging:
 
     def other_shards(self, step: int) -> tuple[ManifestShard, ...]:
         """Wait for what the other ranks wrote for the checkpoint of `step`; for rank 0."""
-        documents = [self._rendezvous.get(f"staged/{step}/{rank}") or b"[]" for rank in range(1, self.ranks.size)]
+        documents = [self._rendezvous.get(f"staged/{step}/{rank}") for rank in range(1, self.ranks.size)]
         return tuple(item for data in documents for item in msgspec.json.decode(data, type=tuple[ManifestShard, ...]))
 
 
@@ -151,31 +150,26 @@ class Staging:
 
     def _run(self, checkpoint: HostCheckpoint, before: Callable[[], None]) -> None:
         lower_thread_priority()
-        shared, step = self._shared, checkpoint.document.step
-        try:
-            if shared is None or shared.ranks.is_first:
-                self._complete(checkpoint, before)
-            else:
-                share = partial(stage_share, self._store, checkpoint.target.prefix, checkpoint.groups())
-                stage = partial(share, writer=shared.ranks.rank, writers=shared.ranks.size, uploads=_UPLOADS)
-                shared.publish_shards(step, self._with_retries(checkpoint, stage))
-        except Exception as error:
-            self._callbacks.on_failed(error)
+        shared, target, document = self._shared, checkpoint.target, checkpoint.document
 
-    def _complete(self, checkpoint: HostCheckpoint, before: Callable[[], None]) -> None:
-        groups, document, shared = checkpoint.groups(), checkpoint.document, self._shared
-        upload = partial(stage_checkpoint, self._store, checkpoint.target, groups, document, uploads=_UPLOADS)
-        if shared is not None:
-            upload = partial(upload, writers=shared.ranks.size, others=partial(shared.other_shards, document.step))
+        def with_retries(stage: Callable[[], T]) -> T:
+            waiting = partial(self._callbacks.on_waiting, document.step)
+            return self._retry_policy.call(stage, on_retry=lambda error, seconds: waiting(str(error), seconds))
 
-        def stage() -> StagedCheckpoint:
+        def complete() -> StagedCheckpoint:
             before()
             return upload()
 
-        self._callbacks.on_staged(self._with_retries(checkpoint, stage))
-
-    def _with_retries(self, checkpoint: HostCheckpoint, stage: Callable[[], T]) -> T:
-        def report(error: StorageError, seconds: float) -> None:
-            self._callbacks.on_waiting(checkpoint.document.step, str(error), seconds)
-
-        return self._retry_policy.call(stage, on_retry=report)
+        try:
+            groups = checkpoint.groups()
+            if shared is not None and not shared.ranks.is_first:
+                share = partial(stage_share, self._store, target.prefix, groups, writer=shared.ranks.rank)
+                shards = with_retries(partial(share, writers=shared.ranks.size, uploads=_UPLOADS))
+                shared.publish_shards(document.step, shards)
+                return
+            upload = partial(stage_checkpoint, self._store, target, groups, document, uploads=_UPLOADS)
+            if shared is not None:
+                upload = partial(upload, writers=shared.ranks.size, others=partial(shared.other_shards, document.step))
+            self._callbacks.on_staged(with_retries(complete))
+        except Exception as error:
+            self._callbacks.on_failed(error)

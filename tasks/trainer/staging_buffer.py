@@ -9,10 +9,10 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from model.training.parallel import gather_full
 from model.training.train_state import NamedTensor
@@ -55,7 +55,10 @@ class StagingBuffer:
         kept = [named for named in tensors if is_own(named.name)]
         self._wait_prepared()
         if [_layout(named) for named in kept] != [_layout(copy) for copy in self._copies]:
-            pieces = self._pieces([named.tensor.nbytes for named in kept])
+            sizes = [named.tensor.nbytes for named in kept]
+            self._reserve(_needed_bytes(sizes))
+            starts = accumulate(map(_rounded, sizes), initial=0)
+            pieces = [self._block[start : start + size] for start, size in zip(starts, sizes, strict=False)]  # (bytes,)
             self._copies = tuple(
                 replace(named, tensor=piece.view(named.tensor.dtype).view(named.tensor.shape))  # (bytes,) to its shape
                 for named, piece in zip(kept, pieces, strict=True)
@@ -70,15 +73,6 @@ class StagingBuffer:
         if on_cuda:
             torch.cuda.synchronize(self._device)
         return self._copies
-
-    def _pieces(self, sizes: Sequence[int]) -> list[Tensor]:
-        self._wait_prepared()
-        self._reserve(_needed_bytes(sizes))
-        pieces, start = [], 0
-        for size in sizes:
-            pieces.append(self._block[start : start + size])  # (bytes,)
-            start += _rounded(size)
-        return pieces
 
     def _wait_prepared(self) -> None:
         if self._preparing is not None:
@@ -108,11 +102,10 @@ class StagingBuffer:
 
 def lower_thread_priority() -> None:
     """Give the calling thread a lower priority than training; Linux only: setpriority(2), nptl(7)."""
-    if sys.platform != "linux":
-        return
-    thread = threading.get_native_id()
-    niceness = max(_BACKGROUND_NICENESS, os.getpriority(os.PRIO_PROCESS, thread))
-    os.setpriority(os.PRIO_PROCESS, thread, niceness)
+    if sys.platform == "linux":
+        thread = threading.get_native_id()
+        niceness = max(_BACKGROUND_NICENESS, os.getpriority(os.PRIO_PROCESS, thread))
+        os.setpriority(os.PRIO_PROCESS, thread, niceness)
 
 
 def _layout(named: NamedTensor) -> tuple[str, torch.dtype, torch.Size]:

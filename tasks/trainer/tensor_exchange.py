@@ -35,9 +35,8 @@ def to_record(name: str, tensor: Tensor) -> TensorRecord:
 
 def to_group(name: str, tensors: Iterable[NamedTensor]) -> TensorGroup:
     """Return the tensors of the group `name` as one shard group."""
-    return TensorGroup(
-        name=name, records=tuple(to_record(item.name, item.tensor) for item in tensors if item.group == name)
-    )
+    own = (item for item in tensors if item.group == name)
+    return TensorGroup(name=name, records=tuple(to_record(item.name, item.tensor) for item in own))
 
 
 def wanted_bytes(named: NamedTensor) -> WantedBytes:

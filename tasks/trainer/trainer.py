@@ -4,34 +4,120 @@ Only the parent commits, so that work counts. It exits when its stdin ends; a la
 """
 
 import faulthandler
+import math
 import os
 import platform
 import signal
+import socket
+import sys
 import threading
+import time
+from collections import deque
+from dataclasses import asdict
 from functools import partial
+from typing import NoReturn
 
+import msgspec
 import torch
+import torch.distributed as dist
 
-from model.errors import NonFiniteLoss, TokenOutOfRange
+from model.data.sample_order import SampleOrder
+from model.errors import BadBatch, LossExploded, NonFiniteLoss, TokenOutOfRange
 from model.estimates.utilization import peak_flops, peak_source
 from model.training.determinism import make_deterministic
+from model.training.divergence import BASELINE_STEPS, find_bad_windows, find_spike
+from model.training.parallel import Ranks
 from model.training.train_state import TrainState
 from model.training.training_loop import StepObserver, StepResult, default_fetch_schedule, train_until
+from model.training.training_step import StepInputs
 from storage.checkpoints.checkpoint import checkpoint_target
 from storage.checkpoints.checkpoint_documents import TrainerDocument, small_tensor
+from storage.logs.log_entry import utc_now
 from storage.logs.run_entries import DevicePeak
 from storage.logs.run_log import run_prefix
+from storage.logs.step_log import StepLog, StepRecord
+from storage.stores.object_store import ObjectStore
 from storage.stores.open_store import open_store
+from tasks.configuration.settings import DivergenceConfig
 from tasks.trainer.fault_injection import IN_LOAD, FaultKind, FaultPlan, inject_process_fault
-from tasks.trainer.flight_recorder import write_collectives_at
 from tasks.trainer.staging import HostCheckpoint, SharedStaging, Staging, StagingCallbacks
 from tasks.trainer.staging_buffer import StagingBuffer
-from tasks.trainer.step_results import SpikeCheck, StepReporter, raise_for_samples
 from tasks.trainer.tensor_exchange import to_group
 from tasks.trainer.trainer_channel import Channel, Place, exit_on_error, open_channel
 from tasks.trainer.trainer_group import STACKS_SIGNAL
-from tasks.trainer.trainer_protocol import Ready, TrainerSpec, TrainUntil, Waiting
+from tasks.trainer.trainer_protocol import Ready, SegmentDone, StepDone, TrainerSpec, TrainUntil, Waiting
 from tasks.trainer.training_setup import CheckpointLoad, fresh_state, open_training_data, restore_state
+
+_SHOWN_CALLS = 3
+
+
+class StepReporter:
+    """Counts the steps of one attempt; only rank 0 stores and sends their records."""
+
+    def __init__(self, spec: TrainerSpec, store: ObjectStore, run_prefix: str, channel: Channel, ranks: Ranks) -> None:
+        """Open the step log; GPU-seconds count from now."""
+        self._attempt, self._channel, self._ranks = spec.attempt, channel, ranks
+        self._step_tokens = spec.training.global_batch * spec.model.block_size
+        self._log = StepLog(store, run_prefix, spec.attempt, spool_dir=spec.work_dir)
+        self._started = time.monotonic()
+        self._tokens = 0
+        self.learning_rate = 0.0
+
+    def report(self, result: StepResult) -> None:
+        """Count a step; store and send its record."""
+        self.learning_rate = result.lr
+        self._tokens += self._step_tokens
+        if self._ranks.is_first:
+            fields = asdict(result) | {"grad_norm": result.grad_norm if math.isfinite(result.grad_norm) else None}
+            record = StepRecord(**fields, attempt=self._attempt, at=utc_now(), world_size=self._ranks.size)
+            self._log.write(record)
+            self._channel.send(StepDone(record=record, tokens=self._tokens, gpu_seconds=self._gpu_seconds()))
+
+    def report_segment(self, *, step: int, stopped: bool, behind: int | None = None) -> None:
+        """Send that a segment has ended; without a checkpoint where that of step `behind` is still on its way."""
+        tokens, gpu_seconds = self._tokens, self._gpu_seconds()
+        self._channel.send(
+            SegmentDone(step=step, stopped=stopped, tokens=tokens, gpu_seconds=gpu_seconds, behind=behind)
+        )
+
+    def publish(self) -> None:
+        """Upload the records, if the store is not a local folder."""
+        if self._ranks.is_first:
+            self._log.publish()
+
+    def _gpu_seconds(self) -> float:
+        return (time.monotonic() - self._started) * self._ranks.size
+
+
+class SpikeCheck:
+    """The recent losses of an attempt, and the rule for when they have exploded."""
+
+    def __init__(self, rule: DivergenceConfig, order: SampleOrder) -> None:
+        """Start without losses; `order` names the windows of a step."""
+        self._rule, self._order = rule, order
+        self._losses: deque[float] = deque(maxlen=BASELINE_STEPS + rule.patience_steps)
+
+    def check(self, result: StepResult) -> None:
+        """Add a step's loss; raises LossExploded with the spike's steps and windows."""
+        self._losses.append(result.train_loss)
+        spike = find_spike(list(self._losses), patience=self._rule.patience_steps, rise=self._rule.rise_nats)
+        if spike is None:
+            return
+        (level, baseline), last = spike, result.step
+        first = last - self._rule.patience_steps + 1
+        windows = [window for step in range(first, last + 1) for window in self._order.windows_of(step - 1)]
+        raise LossExploded(step=last, spike_step=first, level=level, baseline=baseline, windows=windows)
+
+
+def raise_for_samples(error: NonFiniteLoss | TokenOutOfRange, state: TrainState, inputs: StepInputs) -> NoReturn:
+    """Raise BadBatch with the samples to blame, or NonFiniteLoss if all samples fail: then the weights are to blame."""
+    step, drawn = state.step + 1, inputs.order.windows_of(state.step)
+    bad = find_bad_windows(state, inputs.windows, drawn, training=inputs.training)
+    if isinstance(error, TokenOutOfRange):
+        raise BadBatch(step=step, windows=bad, why="token ids outside the vocabulary") from error
+    if 0 < len(bad) < len(set(drawn.tolist())):
+        raise BadBatch(step=step, windows=bad, why=f"{error.quantity} is {error.value}") from error
+    raise NonFiniteLoss(step=step, quantity=error.quantity, value=error.value, windows=drawn.tolist()) from error
 
 
 class Trainer:
@@ -47,20 +133,16 @@ class Trainer:
         self._state = fresh_state(spec, self._data, place)
         self._faults = FaultPlan(self._store, prefix, spec.faults, attempt=spec.attempt)
         self._spikes = SpikeCheck(spec.divergence, self._data.inputs.order)
-        self._staging = self._open_staging(place)
-
-    def _open_staging(self, place: Place) -> Staging:
         callbacks = StagingCallbacks(
-            on_staged=self._channel.send,
-            on_waiting=lambda step, why, seconds: self._channel.send(Waiting(step=step, why=why, seconds=seconds)),
-            on_failed=partial(exit_on_error, self._channel),
+            on_staged=channel.send,
+            on_waiting=lambda step, why, seconds: channel.send(Waiting(step=step, why=why, seconds=seconds)),
+            on_failed=partial(exit_on_error, channel),
         )
-        shared = None
+        shared, buffer = None, StagingBuffer(place.device)
         if place.rendezvous is not None:
             shared = SharedStaging(place.ranks, place.rendezvous, self._state.live_tensors())
-        buffer = StagingBuffer(place.device)
-        return Staging(
-            self._store, callbacks, patience_seconds=self._spec.patience_seconds, buffer=buffer, shared=shared
+        self._staging = Staging(
+            self._store, callbacks, patience_seconds=spec.patience_seconds, buffer=buffer, shared=shared
         )
 
     def resume(self) -> None:
@@ -71,8 +153,7 @@ class Trainer:
         step, parameters = self._state.step, self._state.model.parameter_count
         device, precision = self._state.device, self._spec.training.precision
         peak = DevicePeak(flops=peak_flops(device, precision), source=peak_source(device, precision))
-        ready = Ready(step=step, state_sha256=digest, parameters=parameters, device=str(device), peak=peak)
-        self._channel.send(ready)
+        self._channel.send(Ready(step=step, state_sha256=digest, parameters=parameters, device=str(device), peak=peak))
 
     def train_segment(self, until_step: int, stall_seconds: float | None = None) -> None:
         """Train, copy the state to the host, and stage it in the background while the next segment trains.
@@ -81,9 +162,7 @@ class Trainer:
         """
         self._staging.prepare(self._state.live_tensors())
         observer = StepObserver(
-            on_step=self._on_step,
-            stop_requested=lambda: self._ranks.any(self._stop.is_set()),
-            probe=self._data.probe,
+            on_step=self._on_step, stop_requested=lambda: self._ranks.any(self._stop.is_set()), probe=self._data.probe
         )
         schedule = default_fetch_schedule(self._state, at_steps=self._faults.steps)
         try:
@@ -93,18 +172,6 @@ class Trainer:
         if stall_seconds is not None and not stopped and self._ranks.any(not self._staging.wait(stall_seconds)):
             self._reporter.report_segment(step=self._state.step, stopped=False, behind=self._staging.step)
             return
-        checkpoint = self._copy_checkpoint()
-        self._reporter.report_segment(step=self._state.step, stopped=stopped)
-        self._staging.begin(checkpoint, before=self._reporter.publish)
-
-    def finish(self) -> None:
-        """Stop reading ahead, and wait until every rank has staged its checkpoint."""
-        assert self._data.inputs.loader is not None
-        self._data.inputs.loader.close()
-        self._staging.wait()
-        self._ranks.any(False)
-
-    def _copy_checkpoint(self) -> HostCheckpoint:
         tensors = self._staging.copy(self._state.live_tensors())
         document = TrainerDocument(
             version=1,
@@ -115,7 +182,16 @@ class Trainer:
             tensors=tuple(small_tensor(record) for record in to_group("trainer", tensors).records),
         )
         target = checkpoint_target(self._spec.run_id, step=document.step, attempt=self._spec.attempt)
-        return HostCheckpoint(target=target, tensors=tensors, document=document)
+        self._reporter.report_segment(step=document.step, stopped=stopped)
+        checkpoint = HostCheckpoint(target=target, tensors=tensors, document=document)
+        self._staging.begin(checkpoint, before=self._reporter.publish)
+
+    def finish(self) -> None:
+        """Stop reading ahead, and wait until every rank has staged its checkpoint."""
+        assert self._data.inputs.loader is not None
+        self._data.inputs.loader.close()
+        self._staging.wait()
+        self._ranks.any(False)
 
     def _on_step(self, result: StepResult) -> None:
         self._reporter.report(result)
@@ -161,6 +237,44 @@ def main() -> None:
         exit_on_error(channel, error)
     # The interpreter shutdown of a torch process is slow and has nothing left to save.
     os._exit(0)
+
+
+def write_collectives_at(number: signal.Signals) -> None:
+    """Write them whenever the signal comes, also while the main thread waits; it comes before a process group is made.
+
+    The interpreter runs no handler while the main thread waits in a collective, but passes the signal to a socket.
+    """
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "200")
+    signals, wakeup = socket.socketpair()
+    wakeup.setblocking(False)
+    signal.set_wakeup_fd(wakeup.fileno(), warn_on_full_buffer=False)
+    signal.signal(number, lambda *_: None)
+
+    def write() -> None:
+        with wakeup, signals:
+            while received := signals.recv(1):
+                if received[0] == number and dist.is_initialized():
+                    print("\n".join(newest_collectives()), file=sys.stderr, flush=True)
+
+    threading.Thread(target=write, name="collectives", daemon=True).start()
+
+
+def newest_collectives() -> list[str]:
+    """Return how far this rank is in each process group, and its newest calls; nothing where torch has no recorder."""
+    dump = getattr(getattr(torch._C, "_distributed_c10d", None), "_dump_fr_trace_json", None)
+    try:
+        recorded = msgspec.json.decode(dump(True, False)) if dump else {}
+        groups, calls = recorded.get("pg_status", {}), recorded.get("entries", [])[-_SHOWN_CALLS:]
+        return [
+            *(
+                f"process group {group}: collective {status['last_enqueued_collective']} was called, "
+                f"{status['last_completed_collective']} completed"
+                for group, status in groups.items()
+            ),
+            *(f"  {call['profiling_name']} {call['input_sizes']} {call['state']}" for call in calls),
+        ]
+    except (msgspec.DecodeError, KeyError) as error:
+        return [f"torch's flight recorder cannot be read: {error}"]
 
 
 if __name__ == "__main__":

@@ -1,30 +1,36 @@
-"""The trainer's channel to its parent: commands on stdin, events on stdout.
+"""The trainer's channel to its parent: commands on stdin, events on stdout; and where several ranks find each other.
 
 Where several ranks train one model, rank 0 talks to the parent and the others to rank 0. Spec and commands reach every
-rank; of the events, only an `ExceptionReport` comes from any rank.
+rank; of the events, only an `ExceptionReport` comes from any rank. The ranks of one machine meet in a file, those of
+several in a signed connection to the first machine's launcher: nothing else listens, and nothing reads pickles.
 """
 
 import os
 import queue
+import socket
 import sys
 import threading
 import time
 import traceback
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import NoReturn
 
+import msgspec
 import torch
-from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+from torch.distributed import DistNetworkError, FileStore, PrefixStore, Store  # type: ignore[attr-defined]
 
 from model.estimates.utilization import measure_machine
 from model.training.determinism import resolve_device
 from model.training.parallel import SINGLE_RANK, Ranks, is_peer_loss, join_ranks
 from model.training.thread_trial import time_steps
+from tasks.errors import TaskError
 from tasks.policy.failures import ORPHANED_EXIT_CODE, PEER_LOST_EXIT_CODE, ErrorKind, ExceptionReport, kind_of
 from tasks.trainer.parent_watch import kill_with_parent
-from tasks.trainer.rank_store import open_rank_store
-from tasks.trainer.trainer_group import rank_stderr
+from tasks.trainer.rendezvous import Answer, ConnectionEnded, Request, greet
+from tasks.trainer.trainer_group import RANK_STORE, RENDEZVOUS, rank_stderr, rendezvous_secret
 from tasks.trainer.trainer_protocol import (
     FIRST_LINES,
     Command,
@@ -42,6 +48,95 @@ from tasks.trainer.trainer_protocol import (
 _SPEC, _EXCEPTION, _EXCEPTION_SENT = "spec", "exception", "exception-sent"
 _EXCEPTION_SECONDS = 5.0
 _POLL_SECONDS = 0.02
+_CONNECT_SECONDS = 30.0
+_TIMEOUT = timedelta(minutes=5)
+_POLL_SECONDS = 0.02
+
+
+class RemoteRankStore(Store):
+    """The store in another process, for several threads; `DistNetworkError` once its connection is lost, as torch."""
+
+    def __init__(self, address: str, secret: bytes, rank: int) -> None:
+        """Join as `rank`; raises `TaskError` if that is taken."""
+        super().__init__()
+        self._lock, self._timeout = threading.Lock(), _TIMEOUT
+        host, _, port = address.rpartition(":")
+        try:  # the first machine's launcher listens before any rank starts
+            self._peer = greet(socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS), secret)
+        except (OSError, ConnectionEnded) as error:
+            raise DistNetworkError(f"{address}: the first machine's launcher does not answer: {error}") from error
+        if not self._ask(Request(operation="join", number=rank)).number:
+            self.close()
+            raise TaskError(f"rank {rank} has joined this attempt already; the next attempt has a place for it")
+
+    def set(self, key: str, value: bytes | str) -> None:
+        """Store a value."""
+        self._ask(Request(operation="set", keys=(key,), value=_bytes(value)))
+
+    def get(self, key: str) -> bytes:
+        """Wait for a value and return it."""
+        self.wait([key])
+        return self._ask(Request(operation="get", keys=(key,))).value or b""
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a number and return the sum."""
+        return self._ask(Request(operation="add", keys=(key,), number=amount)).number
+
+    def compare_set(self, key: str, expected: bytes | str, desired: bytes | str) -> bytes:
+        """Store a value where another is expected and is there; returns what is there then."""
+        request = Request(operation="compare_set", keys=(key,), value=_bytes(desired), expected=_bytes(expected))
+        return self._ask(request).value or b""
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Whether all these keys have a value."""
+        return bool(self._ask(Request(operation="check", keys=tuple(keys))).number)
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        """Wait until all these keys have a value; raises `TimeoutError` after the timeout."""
+        deadline = time.monotonic() + (timeout or self._timeout).total_seconds()
+        while not self.check(keys):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"nobody has said {', '.join(keys)} within {timeout or self._timeout}")
+            time.sleep(_POLL_SECONDS)
+
+    def delete_key(self, key: str) -> bool:
+        """Remove a key; returns whether it was there."""
+        return bool(self._ask(Request(operation="delete", keys=(key,))).number)
+
+    def num_keys(self) -> int:
+        """Return how many keys there are."""
+        return self._ask(Request(operation="count")).number
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Wait no longer than this where nothing else is said."""
+        self._timeout = timeout
+
+    def clone(self) -> "RemoteRankStore":
+        """Return the same store: its connection may be shared."""
+        return self
+
+    def close(self) -> None:
+        """Hang up."""
+        self._peer.close()
+
+    def _ask(self, request: Request) -> Answer:
+        try:
+            with self._lock:
+                self._peer.send(msgspec.msgpack.encode(request))
+                return msgspec.msgpack.decode(self._peer.receive(), type=Answer)
+        except (OSError, ConnectionEnded) as error:
+            raise DistNetworkError(f"the first machine's launcher is gone: {error}") from error
+
+
+def open_rank_store(environment: Mapping[str, str], *, rank: int, size: int) -> Store:
+    """Return the store that the launcher named in the environment."""
+    if path := environment.get(RANK_STORE):
+        return FileStore(path, size)
+    return RemoteRankStore(environment[RENDEZVOUS], rendezvous_secret(environment), rank)
+
+
+def _bytes(value: bytes | str) -> bytes:
+    return value.encode() if isinstance(value, str) else bytes(value)
 
 
 class Rendezvous:
@@ -55,12 +150,12 @@ class Rendezvous:
         """Store bytes under a name, over earlier ones."""
         self._values.set(name, data)  # type: ignore[arg-type] # the stub knows text only
 
-    def get(self, name: str, *, timeout_seconds: float = float("inf")) -> bytes | None:
-        """Wait for the bytes under a name and return them; None after the timeout."""
+    def get(self, name: str, *, timeout_seconds: float = float("inf")) -> bytes:
+        """Wait for the bytes under a name and return them; none after the timeout."""
         deadline = time.monotonic() + timeout_seconds
         while not self._values.check([name]):  # polls, because several threads share the connection
             if time.monotonic() > deadline:
-                return None
+                return b""
             time.sleep(_POLL_SECONDS)
         return bytes(self._values.get(name))
 
@@ -86,19 +181,16 @@ class ParentChannel:
 
     def read_spec(self) -> TrainerSpec:
         """Wait for the spec, then read commands in the background; exits if stdin ends before."""
-        while not isinstance(spec := self._read_first_line(), TrainerSpec):
-            if isinstance(spec, ThreadTrial):
-                self.send(TrialDone(step_seconds=time_steps(spec.model, spec.training, spec.candidates)))
-            else:
-                self.send(measure_machine())
-        threading.Thread(target=self._read_commands, name="commands", daemon=True).start()
-        return spec
-
-    def _read_first_line(self) -> SpeedTrial | ThreadTrial | TrainerSpec:
-        line = sys.stdin.buffer.readline()
-        if not line:
-            os._exit(ORPHANED_EXIT_CODE)  # started ahead for a run that did not begin
-        return FIRST_LINES.validate_json(line)
+        while line := sys.stdin.buffer.readline():
+            match FIRST_LINES.validate_json(line):
+                case ThreadTrial() as trial:
+                    self.send(TrialDone(step_seconds=time_steps(trial.model, trial.training, trial.candidates)))
+                case SpeedTrial():
+                    self.send(measure_machine())
+                case spec:
+                    threading.Thread(target=self._read_commands, name="commands", daemon=True).start()
+                    return spec
+        os._exit(ORPHANED_EXIT_CODE)  # started ahead for a run that did not begin
 
     def join(self, spec: TrainerSpec) -> Place:
         """Return the place of the only process."""
@@ -139,9 +231,7 @@ class RankChannel:
     def read_spec(self) -> TrainerSpec:
         """Wait for the spec, which rank 0 passes on; from then on each rank has its own stderr file."""
         if self._parent is None:
-            data = self._rendezvous.get(_SPEC)
-            assert data is not None
-            spec = TrainerSpec.model_validate_json(data)
+            spec = TrainerSpec.model_validate_json(self._rendezvous.get(_SPEC))
         else:
             spec = self._parent.read_spec()
             self._rendezvous.put(_SPEC, spec.model_dump_json().encode())
@@ -172,9 +262,7 @@ class RankChannel:
             command = self._parent.next_command()
             self._rendezvous.put(name, encode_message(command))
             return command
-        data = self._rendezvous.get(name)
-        assert data is not None
-        message = decode_message(data)
+        message = decode_message(self._rendezvous.get(name))
         assert isinstance(message, TrainUntil | Finish)
         return message
 
@@ -187,11 +275,8 @@ class RankChannel:
             self._rendezvous.get(_EXCEPTION_SENT, timeout_seconds=_EXCEPTION_SECONDS)
 
     def _forward_exception(self) -> None:
-        assert self._parent is not None
-        data = self._rendezvous.get(_EXCEPTION)
-        assert data is not None
-        event = decode_message(data)
-        if isinstance(event, ExceptionReport):
+        event = decode_message(self._rendezvous.get(_EXCEPTION))
+        if self._parent is not None and isinstance(event, ExceptionReport):
             self._parent.send(event)
         self._rendezvous.put(_EXCEPTION_SENT, b"")
 

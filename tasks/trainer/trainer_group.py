@@ -67,8 +67,8 @@ def trainer_group(
     processes = training.processes
     group = TrainerGroup(
         processes=_usable_gpus(training.device, environment, devices) if processes == "auto" else processes,
-        nodes=_number(environment, "CAIRN_NODES", 1),
-        node_rank=_number(environment, "CAIRN_NODE_RANK", 0),
+        nodes=_number(environment, "CAIRN_NODES", "1"),
+        node_rank=_number(environment, "CAIRN_NODE_RANK", "0"),
         rendezvous=environment.get(RENDEZVOUS, ""),
     )
     if group.nodes > 1:
@@ -99,8 +99,8 @@ def rank_stderr(work_dir: Path, attempt: int, rank: int | Literal["*"]) -> Path:
     return work_dir / f"attempt-{attempt:04d}.rank-{rank}.stderr"
 
 
-def _number(environment: Mapping[str, str], name: str, default: int) -> int:
-    text = environment.get(name) or str(default)
+def _number(environment: Mapping[str, str], name: str, default: str) -> int:
+    text = environment.get(name) or default
     if not (text.isascii() and text.isdigit()):
         raise TaskError(f"{name}={text!r}: must be a number")
     return int(text)
@@ -109,8 +109,7 @@ def _number(environment: Mapping[str, str], name: str, default: int) -> int:
 def _usable_gpus(device: str, environment: Mapping[str, str], devices: Path) -> int:
     if device == "cpu" or ":" in device:
         return 1
-    visible = environment.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
+    if (visible := environment.get("CUDA_VISIBLE_DEVICES")) is not None:
         names = [name.strip() for name in visible.split(",")]
         return max(1, len(names[: names.index("-1")] if "-1" in names else [name for name in names if name]))
     return max(1, sum(re.fullmatch(r"nvidia\d+", path.name) is not None for path in devices.glob("nvidia*")))

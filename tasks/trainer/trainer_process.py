@@ -131,8 +131,7 @@ class TrainerProcess:
 
     def train_until(self, step: int, *, stall_seconds: float | None = None) -> SegmentDone:
         """Have the child train until `step`, see `TrainUntil`, and wait; raises `TrainerGone` if it exits before."""
-        segments = self.received.segments
-        before = len(segments)
+        segments, before = self.received.segments, len(self.received.segments)
         self._detector.resume()
         self._write(encode_message(TrainUntil(step=step, stall_seconds=stall_seconds)))
         self._wait(lambda: len(segments) > before)
@@ -145,7 +144,7 @@ class TrainerProcess:
 
     def notify(self, number: int) -> None:
         """Send the child a signal, unless it has exited."""
-        if self._child.poll() is None:
+        if self.is_alive:
             self._child.send_signal(number)
 
     def finish(self, limit_seconds: float) -> None:

@@ -16,7 +16,7 @@ from storage.snapshots.data_snapshot import OpenSnapshot, open_snapshot
 from storage.snapshots.token_shard import VerifiedShard, prefetch_shards
 from storage.stores.object_store import ObjectStore
 from tasks.data.foreign_tokenizer import parse_tokenizer
-from tasks.data.source_weights import weighted_components
+from tasks.data.snapshot_lookup import weighted_components
 from tasks.trainer.fault_injection import flip_token
 from tasks.trainer.initial_weights import read_initial_weights
 from tasks.trainer.tensor_exchange import to_tensors, wanted_bytes, without_values
@@ -120,8 +120,8 @@ class CheckpointLoad:
 def fresh_state(spec: TrainerSpec, data: TrainingData, place: Place) -> TrainState:
     """Return the state of step 0, without values where a checkpoint gives them."""
     training = spec.training.model_copy(update={"activation_checkpointing": spec.activation_checkpointing})
-    is_new = spec.resume is None
-    state = TrainState.create(spec.model, training, data.vocab_size, place.device, place.ranks, filled=is_new)
+    new = spec.resume is None
+    state = TrainState.create(spec.model, training, data.vocab_size, place.device, place.ranks, filled=new)
     if training.mask_documents:
         state.model.boundary_id = data.end_of_text_id
     return state

@@ -90,12 +90,18 @@ class WarmTrainer:
         assert self._child is not None
         process = self._child.process
         assert process.stdin is not None and process.stdout is not None
-        with killing_after(_TRIAL_SECONDS, process), suppress(OSError, TaskError):
+        timer = threading.Timer(_TRIAL_SECONDS, process.kill)
+        timer.start()
+        try:
             process.stdin.write(trial.model_dump_json().encode() + b"\n")
             process.stdin.flush()
             answer = decode_message(process.stdout.readline())
             if isinstance(answer, TrialDone | MachineSpeed):
                 return answer
+        except (OSError, TaskError):
+            pass
+        finally:
+            timer.cancel()
         self.discard()
         return None
 
@@ -119,25 +125,13 @@ class WarmTrainer:
             child.discard()
 
 
-@contextmanager
-def killing_after(seconds: float, process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Kill the process if the block takes longer."""
-    timer = threading.Timer(seconds, process.kill)
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-
-
 _CURRENT: ContextVar[WarmTrainer | None] = ContextVar("warm_trainer", default=None)
 
 
 @contextmanager
 def warm_trainer() -> Iterator[WarmTrainer]:
     """Yield the `WarmTrainer` of the enclosing block (`cairn train` opens one), or a new one until this block ends."""
-    current = _CURRENT.get()
-    if current is not None:
+    if (current := _CURRENT.get()) is not None:
         yield current
         return
     current = WarmTrainer()

@@ -19,7 +19,7 @@ from storage.snapshots.data_snapshot import open_snapshot
 from storage.snapshots.document_index import SplitName
 from storage.stores.local_store import LocalStore
 from tasks.data.snapshot_build import build_snapshot
-from tasks.data.source_weights import weighted_components
+from tasks.data.snapshot_lookup import weighted_components
 from tests.commands import Cairn
 from tests.fabricated_run import FabricatedRun
 

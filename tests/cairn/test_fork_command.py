@@ -13,7 +13,7 @@ from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
 from storage.snapshots.data_snapshot import read_manifest
 from storage.stores.local_store import LocalStore
-from tasks.checkpoints.checkpoint_sweep import sweep_run
+from tasks.checkpoints.retention import sweep_run
 from tasks.configuration.settings import CheckpointConfig
 from tasks.configuration.stored_configuration import check_drift
 from tasks.errors import ConfigDrift, InvalidConfiguration

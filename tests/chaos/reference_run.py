@@ -19,7 +19,7 @@ from storage.logs.step_log import StepPoint
 from storage.snapshots.data_snapshot import open_snapshot
 from storage.stores.object_store import ObjectStore
 from tasks.configuration.run_configuration import RunConfig
-from tasks.data.source_weights import weighted_components
+from tasks.data.snapshot_lookup import weighted_components
 from tasks.trainer.tensor_exchange import to_record
 
 

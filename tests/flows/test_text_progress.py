@@ -3,7 +3,7 @@ import io
 from rich.console import Console
 
 from flows.run.progress import TextProgress
-from tasks.data.build_progress import BuildProgress, BuildStage
+from tasks.data.snapshot_build import BuildProgress, BuildStage
 
 
 class Clock:

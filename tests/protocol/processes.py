@@ -16,8 +16,8 @@ from typing import Any
 
 import storage.checkpoints.checkpoint as checkpoint
 import tasks.attempt.attempt_claim as attempt_claim
-import tasks.checkpoints.checkpoint_sweep as checkpoint_sweep
 import tasks.checkpoints.promotion_offer as promotion_offer
+import tasks.checkpoints.retention as retention
 import tasks.checkpoints.run_deletion as run_deletion
 import tasks.evaluator.evaluation_run as evaluation_run
 from cairn.operations.alias_rollback import roll_back
@@ -43,8 +43,9 @@ from storage.stores.object_store import ObjectStore
 from tasks.checkpoints.promotion import Candidate, PromotionRules, evaluations_of
 from tasks.configuration.settings import BudgetsConfig, CheckpointConfig, LeaseConfig
 from tasks.errors import CheckpointGone, GateRefused, TaskError
-from tasks.evaluator.evaluation_run import EvaluationPlan, Outcome
+from tasks.evaluator.evaluation_run import EvaluationPlan
 from tasks.evaluator.evaluation_suite import Suite
+from tasks.evaluator.evaluator_process import Outcome
 from tests.entries import CONFIG, NOON, ended
 from tests.protocol.raw_history import read_raw, require, tell_run
 from tests.protocol.world import Ledger, as_store
@@ -351,7 +352,7 @@ def go_back(process: Process) -> None:
 def sweep(process: Process) -> None:
     """Sweep the run as the verb and the flow do."""
     policy = CheckpointConfig(keep_last=process.ledger.keep_last, keep_best=0)
-    checkpoint_sweep.sweep_run(process.log(), policy, SUITE.sha256, is_dead=process.believes_dead)
+    retention.sweep_run(process.log(), policy, SUITE.sha256, is_dead=process.believes_dead)
     process.ledger.acknowledge("swept")
 
 

@@ -7,7 +7,7 @@ import pytest
 from storage.logs import fold_cache
 from storage.logs.registry import Promoted, Refused, Registry, RolledBack
 from storage.stores.object_store import ObjectStore
-from tasks.checkpoints.checkpoint_sweep import sweep_run
+from tasks.checkpoints.retention import sweep_run
 from tasks.configuration.settings import CheckpointConfig
 from tests.memory_store import MemoryStore
 from tests.storage.builders import commit, copy_objects, run_log, run_with_commits, stage

@@ -24,10 +24,9 @@ from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
 from storage.stores.local_store import LocalStore
 from storage.stores.object_store import ObjectStore
-from tasks.checkpoints.checkpoint_sweep import sweep_run
 from tasks.checkpoints.promotion import Candidate, PromotionRules
 from tasks.checkpoints.promotion_offer import offer
-from tasks.checkpoints.retention import RetentionTerms, plan_retention
+from tasks.checkpoints.retention import RetentionTerms, plan_retention, sweep_run
 from tasks.configuration.settings import CheckpointConfig
 from tests.entries import ended, evaluated, refusals, started, writer
 from tests.full_amount import share_of
@@ -65,7 +64,7 @@ def registry_that_does_not_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
             store, alias, log=EntryLog(store=store, prefix=prefix, kinds=MODEL_KINDS, clock=clock, sleep=no_sleep)
         )
 
-    monkeypatch.setattr("tasks.checkpoints.checkpoint_sweep.Registry", opened)
+    monkeypatch.setattr("tasks.checkpoints.retention.Registry", opened)
 
 
 def is_dead(holder: Placement) -> bool:

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from model.configuration.data import DataConfig
 from storage.stores.local_store import LocalStore
-from tasks.data.build_progress import BuildProgress, BuildStage
-from tasks.data.snapshot_build import BuildOptions, build_snapshot
+from tasks.data.snapshot_build import BuildOptions, BuildProgress, BuildStage, build_snapshot
 
 
 def main() -> None:

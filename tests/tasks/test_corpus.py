@@ -8,7 +8,7 @@ from tasks.data import corpus
 from tasks.data.corpus import open_corpus, preview_corpus
 from tasks.data.document import InvalidCorpus
 from tasks.data.document_reader import ReadingRules
-from tasks.data.text_format import CHUNK_BYTES
+from tasks.data.source_listing import CHUNK_BYTES
 from tests.tasks.corpus_files import shaped
 
 

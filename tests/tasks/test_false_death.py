@@ -17,7 +17,7 @@ from storage.logs.run_log import RunLog
 from storage.stores.document import encode
 from storage.stores.local_store import LocalStore
 from tasks.attempt.attempt_claim import Claimant, claim_attempt
-from tasks.checkpoints.checkpoint_sweep import sweep_run
+from tasks.checkpoints.retention import sweep_run
 from tasks.configuration.settings import BudgetsConfig, CheckpointConfig, LeaseConfig
 from tasks.errors import LiveOwner
 from tasks.machine.placement import is_known_dead, this_placement

@@ -19,8 +19,7 @@ from storage.errors import IntegrityError
 from storage.snapshots.data_snapshot import open_snapshot
 from storage.stores.local_store import LocalStore
 from tasks.data.token_import import numbered_vocabulary
-from tasks.evaluator.checkpoint_model import open_model
-from tasks.evaluator.model_directory import write_model_directory
+from tasks.evaluator.checkpoint_model import open_model, write_model_directory
 from tasks.trainer.initial_weights import find_directory, keep_initial_weights, read_initial_weights
 from tasks.trainer.tensor_exchange import to_tensors
 from tasks.trainer.trainer import Trainer

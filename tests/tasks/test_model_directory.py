@@ -30,8 +30,7 @@ from tasks.data.foreign_tokenizer import parse_tokenizer
 from tasks.data.snapshot_build import build_snapshot
 from tasks.data.token_import import numbered_vocabulary
 from tasks.errors import TaskError
-from tasks.evaluator.checkpoint_model import CheckpointModel
-from tasks.evaluator.model_directory import write_model_directory
+from tasks.evaluator.checkpoint_model import CheckpointModel, write_model_directory
 from tasks.trainer.initial_weights import find_directory, keep_initial_weights, read_initial_weights
 from tasks.trainer.tensor_exchange import to_tensors
 from tests.memory_store import MemoryStore

@@ -11,8 +11,8 @@ from torch.distributed import DistNetworkError, FileStore, Store
 
 from model.training.parallel import is_peer_loss
 from tasks.errors import TaskError
-from tasks.trainer.rank_store import RemoteRankStore, open_rank_store
-from tasks.trainer.rendezvous_server import serving_rendezvous
+from tasks.trainer.rendezvous import serving_rendezvous
+from tasks.trainer.trainer_channel import RemoteRankStore, open_rank_store
 
 SECRET = b"0123456789abcdef"
 

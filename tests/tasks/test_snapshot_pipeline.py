@@ -16,10 +16,9 @@ import pytest
 from model.configuration.data import DataConfig
 from model.data.tokenizer import Tokenizer
 from storage.snapshots.snapshot_manifest import SnapshotManifest
-from tasks.data.build_progress import BuildProgress, BuildStage
 from tasks.data.corpus_survey import TextSample
 from tasks.data.document import Document, InvalidCorpus, make_document, split_of
-from tasks.data.snapshot_build import BuildOptions, build_folder, build_snapshot
+from tasks.data.snapshot_build import BuildOptions, BuildProgress, BuildStage, build_folder, build_snapshot
 from tasks.data.snapshot_lookup import SnapshotReference
 from tests.memory_store import MemoryStore
 from tests.tasks import killed_build

@@ -17,8 +17,7 @@ from tasks.data.corpus import open_corpus
 from tasks.data.document import InvalidCorpus
 from tasks.data.foreign_tokenizer import parse_tokenizer
 from tasks.data.snapshot_build import BuildOptions, build_snapshot, check_block_size
-from tasks.data.snapshot_lookup import SnapshotReference
-from tasks.data.source_weights import weighted_components
+from tasks.data.snapshot_lookup import SnapshotReference, weighted_components
 from tests.memory_store import MemoryStore
 from tests.tasks import killed_build
 from tests.tasks.corpus_files import shaped

@@ -70,7 +70,7 @@ TASK_MUTANTS = (
     ),
     mutant(
         "a-compressed-file-becomes-anything",
-        "tasks/data/text_format.py",
+        "tasks/data/source_listing.py",
         "if self._left < 0:",
         "if False:",
         "tests/security/test_foreign_files.py::"
@@ -170,7 +170,7 @@ TASK_MUTANTS = (
     ),
     mutant(
         "verdict-on-the-gradients",
-        "tasks/evaluator/run_curve.py",
+        "tasks/evaluator/evaluation_run.py",
         "train_losses=[record.train_loss for record in records]",
         "train_losses=[record.grad_norm for record in records]",
         key("how_far_the_held_out_loss_may_lie_above"),

@@ -20,7 +20,7 @@ from storage.logs.step_log import read_step_records
 from storage.snapshots.data_snapshot import open_snapshot
 from tasks.configuration.settings import DivergenceConfig
 from tasks.policy.failures import ExceptionReport, kind_of
-from tasks.trainer.step_results import StepReporter
+from tasks.trainer.trainer import StepReporter
 from tasks.trainer.trainer_channel import exit_on_error
 from tasks.trainer.trainer_protocol import SegmentDone, StepDone
 from tests.tasks.trainer_in_process import MODEL, TRAINING, ParentEnd, TrainingWorld, reference_of

@@ -3,7 +3,7 @@
 from tests.wiring.mutant import key, mutant
 
 STEP, SETUP = "model/training/training_step.py", "tasks/trainer/training_setup.py"
-RESULTS, OPTIMIZER, TRAINER = "tasks/trainer/step_results.py", "model/training/optimizer.py", "tasks/trainer/trainer.py"
+OPTIMIZER, TRAINER = "model/training/optimizer.py", "tasks/trainer/trainer.py"
 EVALUATOR, RUN = "tasks/evaluator/evaluator.py", "tasks/evaluator/evaluation_run.py"
 PLAN, HELD_OUT = "flows/operations/checkpoint_evaluation.py", "model/inference/evaluation.py"
 TESTS, EVALUATIONS = "tests/wiring/test_trainer.py", "tests/wiring/test_evaluator.py"
@@ -108,7 +108,7 @@ TRAINING_MUTANTS = (
     mutant("evaluation-of-another-step", RUN, '"step": reference.step', '"step": reference.attempt', SENT),
     mutant(
         "blames-the-windows-of-the-next-steps",
-        RESULTS,
+        TRAINER,
         "for window in self._order.windows_of(step - 1)]",
         "for window in self._order.windows_of(step)]",
         SPIKE,
@@ -120,7 +120,7 @@ TRAINING_MUTANTS = (
         "SpikeCheck(type(spec.divergence)(),",
         SPIKE,
     ),
-    mutant("spike-one-step-long", RESULTS, "first = last - self._rule.patience_steps + 1", "first = last", SPIKE),
+    mutant("spike-one-step-long", TRAINER, "first = last - self._rule.patience_steps + 1", "first = last", SPIKE),
     mutant(
         "quarantine-dropped-in-the-trainer",
         SETUP,
@@ -138,14 +138,14 @@ TRAINING_MUTANTS = (
     mutant("probe-batches-dropped", SETUP, "batches=spec.training.probe_batches", "batches=4", PROBE),
     mutant(
         "tokens-of-one-window",
-        RESULTS,
+        TRAINER,
         "spec.training.global_batch * spec.model.block_size",
         "spec.model.block_size",
         COUNTED,
     ),
     mutant(
         "tokens-of-the-last-step",
-        RESULTS,
+        TRAINER,
         "self._tokens += self._step_tokens",
         "self._tokens = self._step_tokens",
         COUNTED,
@@ -251,20 +251,20 @@ TRAINING_MUTANTS = (
     mutant(
         "staging-of-default-patience",
         TRAINER,
-        "patience_seconds=self._spec.patience_seconds",
+        "patience_seconds=spec.patience_seconds",
         "patience_seconds=600.0",
         key("how_long_the_store_is_waited_for"),
     ),
     mutant(
         "checkpoint-forgets-its-rate",
-        RESULTS,
+        TRAINER,
         "self.learning_rate = result.lr",
         "self.learning_rate = 0.0",
         f"{TESTS}::test_a_checkpoint_says_at_which_rate_it_was_reached",
     ),
     mutant(
         "device-time-of-one-process",
-        RESULTS,
+        TRAINER,
         "(time.monotonic() - self._started) * self._ranks.size",
         "time.monotonic() - self._started",
         f"{TESTS}::test_device_time_counts_every_process",
