@@ -25,7 +25,7 @@ from reports.notices.notice_delivery import telling
 from storage.errors import StorageError
 from storage.logs.run_log import RunLog
 from tasks.attempt.attempt_claim import refuse_live_owner
-from tasks.checkpoints.checkpoint_sweep import sweep_run
+from tasks.checkpoints.retention import sweep_run
 from tasks.configuration.run_configuration import RunConfig
 from tasks.errors import InvalidConfiguration
 from tasks.evaluator.evaluation_suite import suite_of
