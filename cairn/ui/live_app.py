@@ -25,9 +25,11 @@ from reports.pages.live_pages import SORTS, FollowedRun, Frame, RunsQuery, read_
 from reports.pages.run_report import PRICE
 from reports.plots.curve_view import COLUMNS, view_curves
 from reports.queries.alias_history import list_decisions, list_promotions
+from reports.queries.run_comparison import expand_names
 from reports.queries.run_lookup import find_run
 from reports.queries.run_metrics import CONTENT_TYPE, RunMetrics
 from storage.errors import StorageError, StoreUnavailable
+from storage.logs.run_index import list_run_ids
 from storage.stores.document import encode, sha256
 from storage.stores.object_store import ObjectStore
 
@@ -163,10 +165,12 @@ class _LivePages:
 
     def compare(self, request: Request, run: _Runs = []) -> Response:  # noqa: B006 (only read)
         """Several runs over each other."""
-        looks = self._look_at_runs(run)
+        run_ids = self._expand(run)
+        looks = self._look_at_runs(run_ids)
         views = tuple(look.value for look in looks if look.value is not None)
         missing = [str(look.error) for look in looks if look.value is None]
-        missing += [f"only the first {MOST_COMPARED} runs are shown"] if len(run) > MOST_COMPARED else []
+        if len(run_ids) > MOST_COMPARED:
+            missing.append(f"only the first {MOST_COMPARED} of {len(run_ids)} runs are shown")
         look = Look(
             value=views,
             error=next((look.error for look in looks if look.value is not None and look.error), None),
@@ -176,7 +180,7 @@ class _LivePages:
 
     def curves(self, request: Request, run: _Runs = []) -> Response:  # noqa: B006 (only read)
         """The curves of runs as JSON."""
-        looks = self._look_at_runs(run)
+        looks = self._look_at_runs(self._expand(run))
         columns = max(COLUMNS // max(len(looks), 1), COLUMNS // 4)
 
         def make() -> bytes:
@@ -197,7 +201,12 @@ class _LivePages:
         return self._look(f"run/{run_id}", lambda: FollowedRun(self._store, run_id, self._environment).look)
 
     def _look_at_runs(self, run_ids: Sequence[str]) -> list[Look]:
-        return [self._look_at_run(run_id) for run_id in dict.fromkeys(run_ids[:MOST_COMPARED])]
+        return [self._look_at_run(run_id) for run_id in run_ids[:MOST_COMPARED]]
+
+    def _expand(self, names: Sequence[str]) -> Sequence[str]:
+        """Return the runs that are named, by themselves or by their set; the store's list is read now and then."""
+        listed = self._look("names", lambda: partial(list_run_ids, self._store)).value or ()
+        return expand_names(listed, names)
 
     def _look(self, name: str, open_view: Callable[[], Callable[[], Any]]) -> Look:
         def open_here() -> Callable[[], Any]:

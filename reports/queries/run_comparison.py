@@ -73,6 +73,15 @@ def find_runs(store: ObjectStore, names: Sequence[str]) -> list[RunLog]:
     Raises `RunNotFound` for a name that is neither.
     """
     listed = list_run_ids(store)
+    wanted = expand_names(listed, names)
+    if len(wanted) == 1 and len(names) == 1:
+        find_run(store, names[0])
+        raise RunNotFound(f"{names[0]} is one run and no set of runs: name another run to compare it with")
+    return [find_run(store, run_id) for run_id in wanted]
+
+
+def expand_names(listed: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
+    """Return run ids for names: a set's members where none of the listed runs has its name, or it is the only name."""
     wanted = dict[str, None]()
     for name in names:
         members = [run_id for run_id in listed if is_member(run_id, name)]
@@ -80,10 +89,7 @@ def find_runs(store: ObjectStore, names: Sequence[str]) -> list[RunLog]:
             wanted[name] = None
         if name not in listed or len(names) == 1:
             wanted |= dict.fromkeys(members)
-    if len(wanted) == 1 and len(names) == 1:
-        find_run(store, names[0])
-        raise RunNotFound(f"{names[0]} is one run and no set of runs: name another run to compare it with")
-    return [find_run(store, run_id) for run_id in wanted]
+    return tuple(wanted)
 
 
 def is_member(run_id: str, name: str) -> bool:

@@ -162,6 +162,15 @@ def test_runs_are_compared_with_the_settings_that_differ_and_no_others(live: Liv
     assert [view["run_id"] for view in curves(live, "bard", "other")] == ["bard", "other"]
 
 
+def test_the_name_of_a_set_compares_its_runs_and_each_of_them_links_to_it(live: LiveServer, store: LocalStore) -> None:
+    for value in ("0.25", "0.5"):
+        fabricate(store, f"rates.lr={value}").start(overrides=(f"training.lr={value}",))
+    compared = words(live.ask("/compare?run=rates").text.partition('id="runs"')[2])
+    assert "rates.lr=0.25 0.25 running" in compared and "rates.lr=0.5 0.5 running" in compared
+    assert [view["run_id"] for view in curves(live, "rates")] == ["rates.lr=0.25", "rates.lr=0.5"]
+    assert '<a href="/compare?run=rates">' in live.ask("/runs/rates.lr=0.25").text
+
+
 def test_models_are_shown_with_what_was_decided(live: LiveServer) -> None:
     shown = words(live.ask("/models").text)
     assert "champion bard @20 held-out loss 2 " in shown and "promoted bard @10" in shown
