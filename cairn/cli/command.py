@@ -26,7 +26,7 @@ from tasks.attempt.shutdown_signal import exit_on_sigterm
 from tasks.data.document import InvalidCorpus
 from tasks.errors import BudgetExhausted, ConfigDrift, GateRefused, InvalidConfiguration, LiveOwner
 from tasks.policy.termination import ExitCode
-from tasks.text.output import discard_stdout, escape_unencodable_output, guard_log, say
+from tasks.text.output import discard_output, escape_unencodable_output, guard_log, say
 
 _ERRORS: tuple[tuple[tuple[type[BaseException], ...], ExitCode], ...] = (
     (
@@ -109,7 +109,7 @@ def run_command(arguments: Sequence[str]) -> int:
         say(f"cairn: {describe_usage_error(error, arguments)}")
         return ExitCode.USAGE
     except BrokenPipeError:  # the reader of a pipe has seen enough
-        discard_stdout()
+        discard_output(sys.stdout)
         return ExitCode.DONE
     except (KeyboardInterrupt, Exception) as error:
         _print_error(error)
@@ -118,9 +118,9 @@ def run_command(arguments: Sequence[str]) -> int:
     try:
         sys.stdout.flush()
     except BrokenPipeError:  # the command is done, whether or not its output is read
-        discard_stdout()
+        discard_output(sys.stdout)
     except OSError as error:
-        discard_stdout()
+        discard_output(sys.stdout)
         say(f"cairn: the output could not be written: {error}")
         return code or ExitCode.ERROR
     return code

@@ -67,7 +67,7 @@ class AttemptEvaluations:
         run, plan = self._run, self._run.evaluation
         if run.log.state.finished is not None:
             return True
-        if self._stop is None and self._terms(plan).policy.is_on:
+        if self._stop is None and self._terms(plan).config.early_stop.is_on:
             self._wait_unless_shutdown(awaited)
             self._stop = find_stop(run.log.refresh(), plan.suite.sha256)
             if self._stop is not None:

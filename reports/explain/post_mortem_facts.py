@@ -30,8 +30,7 @@ from storage.logs.run_entries import AttemptEnded
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import AttemptRecord, RunState
 from storage.logs.step_log import read_last_record
-from storage.stores.document import project
-from tasks.configuration.flat_document import flatten, stored_value
+from storage.stores.document import flatten, project, stored_value
 from tasks.policy.termination import TerminationReason
 
 _ATTEMPTS_OF_HOSTS = 200

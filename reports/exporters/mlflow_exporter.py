@@ -13,7 +13,7 @@ from reports.exporters.curve_follower import CurveUpdate, TimedStep
 from reports.exporters.mlflow_client import MlflowClient, MlflowRefused
 from storage.logs.run_entries import AttemptEnded, EvaluationRecorded
 from storage.logs.run_state import RunState
-from tasks.configuration.flat_document import flatten
+from storage.stores.document import flatten
 from tasks.policy.termination import DecisionAction
 
 _AT_ONCE = {"params": 100, "metrics": 1000, "tags": 100}

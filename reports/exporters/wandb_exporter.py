@@ -10,8 +10,7 @@ from typing import Any
 
 from reports.exporters.curve_follower import CurveUpdate, TimedStep
 from storage.logs.run_state import RunState
-from storage.stores.document import sha256
-from tasks.configuration.flat_document import flatten
+from storage.stores.document import flatten, sha256
 
 _PROJECT = "cairn"
 _STEP = "step"

@@ -10,7 +10,7 @@ from reports.queries.run_status import stopped_early
 from storage.logs.registry import RegistryState
 from storage.logs.run_entries import AttemptEnded
 from storage.logs.run_state import AttemptRecord, CheckpointState, RunState
-from tasks.configuration.flat_document import stored_value
+from storage.stores.document import stored_value
 from tasks.policy.termination import DecisionAction, FlowOutcome, flow_outcome
 from tasks.text.format import one_line
 

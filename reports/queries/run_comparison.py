@@ -16,9 +16,8 @@ from reports.queries.run_status import read_status
 from storage.logs.run_index import list_run_ids
 from storage.logs.run_log import RunLog
 from storage.logs.step_log import read_last_record
-from storage.stores.document import project
+from storage.stores.document import flatten, project, stored_value
 from storage.stores.object_store import ObjectStore
-from tasks.configuration.flat_document import flatten, stored_value
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

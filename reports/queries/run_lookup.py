@@ -13,8 +13,8 @@ from storage.logs.run_entries import RunOpened
 from storage.logs.run_index import list_run_ids
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import CheckpointState, RunState
+from storage.stores.document import stored_value
 from storage.stores.object_store import ObjectStore
-from tasks.configuration.flat_document import stored_value
 from tasks.errors import InvalidConfiguration
 
 if TYPE_CHECKING:

@@ -21,9 +21,8 @@ from storage.logs.fold_cache import FOLD_VERSION
 from storage.logs.run_entries import DevicePeak
 from storage.logs.run_state import AttemptRecord, RunState
 from storage.logs.step_log import StepRecord, splice
-from storage.stores.document import project, sha256
+from storage.stores.document import project, sha256, stored_value
 from storage.tables.table_index import Column
-from tasks.configuration.flat_document import stored_value
 
 JsonText = NewType("JsonText", str)
 """A JSON document as text."""

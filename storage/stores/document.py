@@ -1,7 +1,7 @@
 """Records as JSON (RFC 8259; times per RFC 3339) and back: sorted keys, indented, strict types."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -39,6 +39,22 @@ def project(record: object, record_type: type[T], **others: Any) -> T:
     """Return a record with the fields that `record` has under the same names; `others` are its other fields."""
     names = [name for name in record_type.__annotations__ if name not in others and hasattr(record, name)]
     return record_type(**{name: getattr(record, name) for name in names}, **others)
+
+
+def flatten(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the values of nested sections under their dotted names."""
+    flat: dict[str, Any] = {}
+    for key, value in document.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
+
+
+def stored_value(document: Mapping[str, Any], section: str, key: str, kind: type[T]) -> T | None:
+    """Return a value of this kind, None where another version's configuration has none; an int is a float too."""
+    found = document.get(section)
+    value = found.get(key) if isinstance(found, Mapping) else None
+    value = float(value) if kind is float and isinstance(value, int) else value
+    return value if isinstance(value, kind) else None
 
 
 def sha256(data: bytes) -> str:

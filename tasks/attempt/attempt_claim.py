@@ -98,7 +98,8 @@ def refuse_live_owner(
         raise _live_owner(log, owner, f"wrote its heartbeat {max(0.0, silent):.0f} s ago by the store's clock")
     while monotonic() < until:
         sleep(min(0.25, lease.heartbeat_seconds))
-        _refuse_beating(log, owner, seen)
+        if read_heartbeat(log.store, log.prefix, owner.started.attempt) != seen:
+            raise _live_owner(log, owner, "still writes its heartbeat")
 
 
 def end_lost_attempt(log: RunLog, claimant: Claimant) -> None:
@@ -146,26 +147,20 @@ def _next_attempt(
 
 def _wait_until_dead(log: RunLog, owner: AttemptRecord, claimant: Claimant) -> None:
     number = owner.started.attempt
-    seen = read_heartbeat(log.store, log.prefix, number)
-    unchanged_since = claimant.monotonic()
+    seen, unchanged_since = read_heartbeat(log.store, log.prefix, number), claimant.monotonic()
     while True:
         is_dead = is_known_dead(owner.started.placement)
         patience = _DEAD_SILENT_BEATS * claimant.lease.heartbeat_seconds if is_dead else claimant.lease.seconds
         if claimant.monotonic() - unchanged_since >= patience:
             return
         claimant.sleep(min(0.5, claimant.lease.heartbeat_seconds))
-        _refuse_beating(log, owner, seen)
+        if read_heartbeat(log.store, log.prefix, number) != seen:
+            raise _live_owner(log, owner, "still writes its heartbeat")
         now = log.refresh().open_attempt
         if now is None or now.started.attempt != number:
             return
         if now != owner:  # a commit may come between two heartbeats
             raise _live_owner(log, owner, "still commits")
-
-
-def _refuse_beating(log: RunLog, owner: AttemptRecord, seen: Heartbeat | None) -> None:
-    number = owner.started.attempt
-    if read_heartbeat(log.store, log.prefix, number) != seen:
-        raise _live_owner(log, owner, "still writes its heartbeat")
 
 
 def _end_as_lost(log: RunLog, owner: AttemptRecord, claimant: Claimant) -> None:

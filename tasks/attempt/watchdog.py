@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -28,9 +28,9 @@ class HeartbeatGap:
         return self.seconds > self.allowed_seconds
 
 
-def allowed_seconds(gaps: Sequence[float], config: WatchdogConfig) -> float:
+def allowed_seconds(gaps: Iterable[float], config: WatchdogConfig) -> float:
     """Return the longest gap allowed after these gaps between heartbeats (seconds, oldest first)."""
-    recent = gaps[-_RECENT_GAPS:]
+    recent = tuple(gaps)[-_RECENT_GAPS:]
     if len(recent) < 4:
         return config.startup_seconds
     return max(config.floor_seconds, config.factor * max(recent))
@@ -78,16 +78,11 @@ class HangDetector:
         """Return the current gap; 0 seconds while paused."""
         with self._lock:
             seconds = 0.0 if self._is_paused else self._clock() - self._since
-            return HeartbeatGap(seconds=seconds, allowed_seconds=self._allowed_seconds())
-
-    def _allowed_seconds(self) -> float:
-        return allowed_seconds(tuple(self._gaps), self._config)
+            return HeartbeatGap(seconds=seconds, allowed_seconds=allowed_seconds(self._gaps, self._config))
 
     def _was_suspended(self, now: float) -> bool:
-        if self._last_poll is None:
-            return False
-        before, poll_seconds = self._last_poll
-        return now - before > poll_seconds + _LATE_SHARE * self._allowed_seconds()
+        before, poll_seconds = self._last_poll or (now, 0.0)
+        return now - before > poll_seconds + _LATE_SHARE * allowed_seconds(self._gaps, self._config)
 
 
 def detecting_hangs(

@@ -87,7 +87,7 @@ def _standing(terms: RetentionTerms, state: RunState) -> _Standing:
     stop, awaited = find_stop(state, terms.suite_sha256), tuple[CheckpointRecord, ...]()
     if state.attempts and state.finished is None:
         stopping = stop_terms(state.attempts[-1].started.config, terms.suite_sha256)
-        awaited = outstanding(state, stopping) if stopping.policy.is_on else ()
+        awaited = outstanding(state, stopping) if stopping.config.early_stop.is_on else ()
     # Steps beyond an early stop are not part of the result, however good they are.
     ends = stop.step if stop else math.inf
     result = (record.committed for record in readable if record.committed.step <= ends)

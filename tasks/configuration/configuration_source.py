@@ -44,7 +44,16 @@ def read_configuration(source: str, *, overrides: Sequence[str], environment: Ma
     shown = parts._replace(query="", fragment="").geturl()  # a query can hold a signature
     if problem := wrong_scheme(shown):
         raise InvalidConfiguration(f"config {shown!r}: {problem}; rule: {READABLE}")
-    document = _parse_toml(_fetch(source, shown), shown)
+    import fsspec  # takes time to import, and only URLs need it
+
+    try:
+        with fsspec.open(source, "rb") as file:
+            data: bytes = file.read(MOST_BYTES + 1)
+    except Exception as error:  # every file system has errors of its own
+        raise InvalidConfiguration(f"{shown}: {why_unreadable(error, source)}; rule: a configuration file") from error
+    if len(data) > MOST_BYTES:
+        raise InvalidConfiguration(f"{shown}: more than {MOST_BYTES:,} bytes; rule: a TOML file written by people")
+    document = _parse_toml(data, shown)
     return parse_configuration(document, overrides=overrides, environment=environment, name=shown)
 
 
@@ -180,19 +189,6 @@ def _meant(given: str, known: Sequence[str]) -> str:
 
 def _is_remote(source: str) -> bool:
     return "://" in source and not source.startswith("file://")
-
-
-def _fetch(url: str, shown: str) -> bytes:
-    import fsspec  # takes time to import, and only URLs need it
-
-    try:
-        with fsspec.open(url, "rb") as file:
-            data: bytes = file.read(MOST_BYTES + 1)
-    except Exception as error:  # every file system has errors of its own
-        raise InvalidConfiguration(f"{shown}: {why_unreadable(error, url)}; rule: a configuration file") from error
-    if len(data) > MOST_BYTES:
-        raise InvalidConfiguration(f"{shown}: more than {MOST_BYTES:,} bytes; rule: a TOML file written by people")
-    return data
 
 
 def _parse_toml(data: bytes, shown: str) -> dict[str, Any]:

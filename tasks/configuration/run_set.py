@@ -32,18 +32,16 @@ def expand_set(name: str, overrides: Sequence[str]) -> tuple[SetMember, ...]:
     """
     choices = [_choices(override) for override in overrides]
     keys = [override.partition("=")[0].strip() for override in overrides]
+    ends = [key.rpartition(".")[2] for key in keys]
+    short = [key if ends.count(end) > 1 else end for key, end in zip(keys, ends, strict=True)]
     varied = [place for place, values in enumerate(choices) if len(values) > 1]
     if not varied:
         return (SetMember(run_id=name, overrides=tuple(overrides)),)
     members = []
     for chosen in product(*choices):
-        parts = [f"{_short(keys[place], keys)}={_nameable(chosen[place])}" for place in varied]
-        members.append(
-            SetMember(
-                run_id=".".join([name, *parts]),
-                overrides=tuple(f"{key}={value}" for key, value in zip(keys, chosen, strict=True)),
-            )
-        )
+        parts = [f"{short[place]}={_UNNAMEABLE.sub('_', chosen[place]).strip('_')}" for place in varied]
+        settings = tuple(f"{key}={value}" for key, value in zip(keys, chosen, strict=True))
+        members.append(SetMember(run_id=".".join([name, *parts]), overrides=settings))
         if len(members) > MOST_RUNS:
             raise InvalidConfiguration(f"--set: asks for more than {MOST_RUNS} runs; name fewer values")
     names = [member.run_id for member in members]
@@ -60,13 +58,3 @@ def _choices(override: str) -> list[str]:
         return [json.dumps(value) for value in values] if len(values) > 1 else [text]
     except (tomllib.TOMLDecodeError, TypeError):  # no list of values, or one of dates
         return [text]
-
-
-def _short(key: str, keys: Sequence[str]) -> str:
-    """Return the last word of the key, the whole of it where another key ends with the same."""
-    last = key.rpartition(".")[2]
-    return key if sum(other.rpartition(".")[2] == last for other in keys) > 1 else last
-
-
-def _nameable(value: str) -> str:
-    return _UNNAMEABLE.sub("_", value).strip("_")

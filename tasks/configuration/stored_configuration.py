@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from storage.errors import IntegrityError
-from tasks.configuration.flat_document import flatten
+from storage.stores.document import flatten
 from tasks.configuration.key_reference import broken_rules
 from tasks.configuration.run_configuration import MACHINE_KEYS, RunConfig
 from tasks.errors import ConfigDrift

@@ -26,9 +26,8 @@ from storage.logs.run_entries import CheckpointUnpinned, EvaluationFailed, Evalu
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
 from storage.logs.step_log import StepRecord, read_step_records, splice
-from storage.stores.document import decode, project
+from storage.stores.document import decode, project, stored_value
 from tasks.attempt.practised_faults import practised_evaluation
-from tasks.configuration.flat_document import stored_value
 from tasks.configuration.settings import METRIC, BudgetConfig
 from tasks.errors import CheckpointGone
 from tasks.evaluator.command_evaluator import refuse_command

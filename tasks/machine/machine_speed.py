@@ -36,8 +36,6 @@ _CPU_LINES = ("model name", "flags", "CPU implementer", "CPU part", "Features")
 _CUDA_TRACES = ("/proc/driver/nvidia/gpus", "/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 _CARDS = Path(_CUDA_TRACES[0])
 _SETTINGS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "CUDA_VISIBLE_DEVICES")
-
-
 Ask = Callable[[], MachineSpeed | None]
 """Asks a process that has imported torch already; None if there is none that can answer."""
 
@@ -48,9 +46,8 @@ def numerics_here(
     """Return the numerics of a new run here; measures only if the choice needs it, and caches in `folder` if `keep`."""
     if not has_auto_numerics(training):
         return choose_numerics(training, model, MachineSpeed())
-    wants_cuda = trains_on_cuda(training.device)
     wants_half = training.precision == "auto" and benefits_from_cpu_bf16(training, model) and may_have_half(cpu_facts())
-    needed = wants_cuda or wants_half
+    needed = wants_half or trains_on_cuda(training.device)
     return choose_numerics(training, model, machine_speed(folder, keep=keep, ask=ask) if needed else MachineSpeed())
 
 
@@ -65,7 +62,11 @@ def numerics_beside(
 
 def machine_speed(folder: Path, *, keep: bool = True, ask: Ask = lambda: None) -> MachineSpeed:
     """Return the cached speed of this machine, else measure it and cache that if it can; an empty one if it cannot."""
-    path = folder / "machine" / f"{_identity()}.json"
+    settings = [f"{name}={os.environ.get(name, '')}" for name in _SETTINGS]
+    traces = [*filter(os.path.exists, _CUDA_TRACES), *_card_texts(_CARDS)]
+    known = ["1", version("torch"), *map(str, sorted(cpu_facts().items())), *settings, *traces]
+    identity = sha256("\n".join(known).encode())[:32]
+    path = folder / "machine" / f"{identity}.json"
     with suppress(OSError, IntegrityError, ModelError):
         return decode(path.read_bytes(), MachineSpeed, where=str(path))
     try:
@@ -115,11 +116,6 @@ def may_have_cuda() -> bool:
     return any(os.path.exists(trace) for trace in _CUDA_TRACES)
 
 
-def may_have_mps() -> bool:
-    """Whether torch may find Apple's GPU here."""
-    return (platform.system(), platform.machine()) == ("Darwin", "arm64")
-
-
 def trains_on_cuda(device: str) -> bool:
     """Whether `training.device` is an accelerator on this machine."""
     return device.startswith("cuda") or (device == "auto" and may_have_cuda())
@@ -127,8 +123,9 @@ def trains_on_cuda(device: str) -> bool:
 
 def require_device(device: str) -> None:
     """Raise `InvalidConfiguration` for an accelerator that this machine does not have, as far as files tell."""
-    if device == "mps" and not may_have_mps():
-        problem = f"this machine is no Mac with Apple's chips ({platform.system()} on {platform.machine()})"
+    system = (platform.system(), platform.machine())
+    if device == "mps" and system != ("Darwin", "arm64"):
+        problem = f"this machine is no Mac with Apple's chips ({' on '.join(system)})"
         raise InvalidConfiguration(f"training.device = 'mps': {problem}; rule: auto, cpu or cuda")
     if not device.startswith("cuda"):
         return
@@ -142,13 +139,6 @@ def require_device(device: str) -> None:
 
 def _card_texts(cards: Path) -> list[str]:
     return [card.read_text(encoding="utf-8", errors="replace") for card in sorted(cards.glob("*/information"))]
-
-
-def _identity() -> str:
-    settings = [f"{name}={os.environ.get(name, '')}" for name in _SETTINGS]
-    traces = [*filter(os.path.exists, _CUDA_TRACES), *_card_texts(_CARDS)]
-    known = ["1", version("torch"), *map(str, sorted(cpu_facts().items())), *settings, *traces]
-    return sha256("\n".join(known).encode())[:32]
 
 
 def _measure() -> MachineSpeed:

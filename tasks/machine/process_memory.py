@@ -16,9 +16,6 @@ import psutil
 from tasks.machine.process_scopes import running_beside
 
 _ROOT = Path("/")
-_V2_MOUNTS = ("sys/fs/cgroup", "sys/fs/cgroup/unified")
-_V1_MOUNT = "sys/fs/cgroup/memory"
-_COUNTERS = ("memory.events", "memory.oom_control")
 _LIMITS = {"memory.max": "memory.current", "memory.limit_in_bytes": "memory.usage_in_bytes"}
 """Limit → what counts against it."""
 _REUSABLE = ("inactive_file", "total_inactive_file")
@@ -53,7 +50,9 @@ class MemoryWatch:
         """Take one sample; a process that has ended keeps its last values."""
         children = _text(self._root / "proc" / str(self._pid) / "task" / str(self._pid) / "children").split()
         peaks = {pid: peak_rss_bytes(pid, root=self._root) for pid in (self._pid, *map(int, children))}
-        limit, counter = memory_limit_bytes(self._pid, root=self._root), _counter(self._pid, self._root)
+        limit, groups = memory_limit_bytes(self._pid, root=self._root), _control_groups(self._pid, self._root)
+        counts = [folder / name for _, folder in groups for name in ("memory.events", "memory.oom_control")]
+        counter = next((path for path in counts if "oom_kill " in _text(path)), None)
         with self._lock:
             for pid, used in peaks.items():
                 if used is not None:
@@ -98,11 +97,8 @@ def sampling(watch: MemoryWatch, *, every_seconds: float = 1.0) -> AbstractConte
 def peak_rss_bytes(pid: int, *, root: Path = _ROOT) -> int | None:
     """Return the peak resident size of `pid`, or its present size where the kernel keeps no peak."""
     status = _text(root / "proc" / str(pid) / "status")
-    for line in status.splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    if status:
-        return None  # a zombie has no memory
+    if status:  # without the line: a zombie has no memory
+        return next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM:")), None)
     try:
         return int(psutil.Process(pid).memory_info().rss) if root == _ROOT else None
     except psutil.Error:
@@ -130,9 +126,9 @@ def _control_groups(pid: int, root: Path) -> list[tuple[Path, Path]]:
         hierarchy, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if "memory" in controllers.split(","):
-            found.append(_inside(root / _V1_MOUNT, path))
+            found.append(_inside(root / "sys/fs/cgroup/memory", path))
         elif hierarchy == "0":
-            found += [_inside(root / mount, path) for mount in _V2_MOUNTS]
+            found += [_inside(root / mount, path) for mount in ("sys/fs/cgroup", "sys/fs/cgroup/unified")]
     return found
 
 
@@ -147,11 +143,6 @@ def _inside(mount: Path, path: str) -> tuple[Path, Path]:
     # In a container the mount itself may be its group, while the path is still the host's.
     folder = mount.joinpath(*PurePosixPath(path).parts[1:])
     return (mount, mount) if ".." in path or not folder.is_dir() else (mount, folder)
-
-
-def _counter(pid: int, root: Path) -> Path | None:
-    paths = [folder / name for _, folder in _control_groups(pid, root) for name in _COUNTERS]
-    return next((path for path in paths if "oom_kill " in _text(path)), None)
 
 
 def _read_count(counter: Path | None) -> int:

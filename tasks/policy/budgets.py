@@ -4,7 +4,7 @@ Nothing is stored here, because the log's receipts say what was spent. A commit 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from math import floor
 from typing import TYPE_CHECKING
@@ -49,13 +49,6 @@ class FailureImpact:
     repaired_objects: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Change:
-    summary: str = ""
-    micro_batch: int | None = None
-    activation_checkpointing: bool | None = None
-
-
 def decide(
     budgets: "BudgetsConfig", state: RunState, failure: Failure, impact: FailureImpact, *, jitter: float = 0.0
 ) -> Decision:
@@ -68,15 +61,15 @@ def decide(
     budget: BudgetConfig | None = getattr(budgets, failure.reason.replace("-", "_"), None)
     if budget is None:
         return _stop(f"there is no retry budget for {failure.reason}")
-    change, is_futile = _change(failure, impact), _is_futile(state, failure, impact.last_step)
-    if not change.summary and failure.reason in _NEED_A_REMEDY:
+    remedied, is_futile = _remedied(failure, impact), _is_futile(state, failure, impact.last_step)
+    if not remedied.changed and failure.reason in _NEED_A_REMEDY:
         return _stop(f"{failure.reason}: no remedy is known, so a retry would fail the same way")
-    if not change.summary and is_futile:
+    if not remedied.changed and is_futile:
         again = f"the same failure at step {impact.last_step} with nothing changed since: no retry"
         return _stop(again, charged=failure.reason if failure.kind in _TWICE_IS_FUTILE else None)
     if failure.kind in WAITS_FOR_A_PERSON:
         return _stop(f"{failure.kind}: asking again cannot help; once that is mended, the same command continues")
-    return _charged(budget, state, failure, impact, change, jitter)
+    return _charged(budget, state, failure, impact, remedied, jitter)
 
 
 def backoff_seconds(budget: "BudgetConfig", retries: int) -> float:
@@ -96,25 +89,29 @@ def _stop(reason: str, *, charged: str | None = None) -> Decision:
     return Decision(action=DecisionAction.STOP, reason=reason, charged=charged)
 
 
-def _change(failure: Failure, impact: FailureImpact) -> _Change:
+def _remedied(failure: Failure, impact: FailureImpact) -> Decision:
+    """Return the decision to resume with what the remedy changes, as yet without reason and charge."""
+    resume = Decision(action=DecisionAction.RESUME, reason="")
     now, lighter = impact.sizes, impact.lighter
     if failure.reason is TerminationReason.OOM and lighter is not None:
         recomputes = lighter.activation_checkpointing and not now.activation_checkpointing
         is_smaller = lighter.micro_batch < now.micro_batch
         parts = ["activations are computed again"] if recomputes else []
         parts += [f"micro-batch {now.micro_batch} to {lighter.micro_batch}"] if is_smaller else []
-        return _Change(
-            summary=", ".join([*parts, "bits differ from here" if is_smaller else "bits stay equal"]),
+        return replace(
+            resume,
+            changed=", ".join([*parts, "bits differ from here" if is_smaller else "bits stay equal"]),
             micro_batch=lighter.micro_batch if is_smaller else None,
             activation_checkpointing=recomputes or None,
         )
     if impact.repaired_objects:
-        return _Change(summary=f"damaged {format_list(impact.repaired_objects, 3)} rebuilt from source")
-    return _Change(summary=f"{impact.quarantined_samples} sample(s) quarantined" if impact.quarantined_samples else "")
+        return replace(resume, changed=f"damaged {format_list(impact.repaired_objects, 3)} rebuilt from source")
+    quarantined = impact.quarantined_samples
+    return replace(resume, changed=f"{quarantined} sample(s) quarantined") if quarantined else resume
 
 
 def _charged(
-    budget: "BudgetConfig", state: RunState, failure: Failure, impact: FailureImpact, change: _Change, jitter: float
+    budget: "BudgetConfig", state: RunState, failure: Failure, impact: FailureImpact, remedied: Decision, jitter: float
 ) -> Decision:
     spent, reason = state.charges.get(failure.reason, Charges()), failure.reason
     retries, wasted = len(spent.since_progress), spent.wasted_gpu_seconds + impact.wasted_gpu_seconds
@@ -135,16 +132,13 @@ def _charged(
             f"total, {wasted:.0f} device seconds lost to it; {refill}raise budgets.{reason}.{empty}"
         )
         return Decision(action=DecisionAction.STOP, reason=why, charged=reason, left=left)
-    changed = f", {change.summary}" if change.summary else ""
-    return Decision(
-        action=DecisionAction.RESUME,
+    changed = f", {remedied.changed}" if remedied.changed else ""
+    return replace(
+        remedied,
         reason=f"{reason}: resume from the newest committed checkpoint{changed}",
         charged=reason,
         left=left,
         delay_seconds=backoff_seconds(budget, retries) * (1 - jitter / 2),
-        micro_batch=change.micro_batch,
-        activation_checkpointing=change.activation_checkpointing,
-        changed=change.summary,
     )
 
 

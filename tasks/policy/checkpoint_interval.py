@@ -8,6 +8,7 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import chain, islice, repeat
 
 from tasks.policy.failure_trace import FailureTrace, TraceFailure
@@ -73,27 +74,22 @@ def compare_intervals(plan: SimulationPlan, trace: FailureTrace, seeds: Sequence
     between = trace.mean_device_seconds(without=announced) / plan.devices
     steps_wanted = 0 if math.isinf(between) else math.ceil(200 * between / plan.step_seconds)
     long_run = replace(plan, total_steps=max(plan.total_steps, steps_wanted))
-    measured: dict[int, IntervalLoss] = {}
 
+    @cache
     def measure(steps: int) -> IntervalLoss:
-        if steps not in measured:
-            measured[steps] = measure_interval(replace(long_run, every_steps=steps), trace, seeds)
-        return measured[steps]
+        return measure_interval(replace(long_run, every_steps=steps), trace, seeds)
 
     present = measure(plan.every_steps)
     if math.isinf(between):
         return IntervalComparison(present=present, young=None, daly=None, simulated=None, sweep=(present,))
-    young, daly = young_seconds(plan.checkpoint_seconds, between), daly_seconds(plan.checkpoint_seconds, between)
+    by_young, by_daly = (formula(plan.checkpoint_seconds, between) for formula in (young_seconds, daly_seconds))
+    young, daly = measure(_steps(by_young, plan)), measure(_steps(by_daly, plan))
     # From a quarter to four times the formulas, on a logarithmic scale.
-    around = (max(daly, young / 2) * 2 ** (n / 3) for n in range(-6, 7))
+    around = (max(by_daly, by_young / 2) * 2 ** (n / 3) for n in range(-6, 7))
     swept = [measure(steps) for steps in sorted({_steps(seconds, plan) for seconds in around})]
-    return IntervalComparison(
-        present=present,
-        young=measure(_steps(young, plan)),
-        daly=measure(_steps(daly, plan)),
-        simulated=min(swept, key=lambda item: item.lost_share),
-        sweep=tuple(measured[steps] for steps in sorted(measured)),
-    )
+    best, all_measured = min(swept, key=lambda item: item.lost_share), {present, young, daly, *swept}
+    sweep = tuple(sorted(all_measured, key=lambda item: item.every_steps))
+    return IntervalComparison(present=present, young=young, daly=daly, simulated=best, sweep=sweep)
 
 
 def _lost_share(plan: SimulationPlan, failures: Iterator[TraceFailure]) -> float:

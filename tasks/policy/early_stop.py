@@ -12,7 +12,8 @@ from typing import Any
 
 from storage.logs.run_entries import EvaluationRecorded
 from storage.logs.run_state import CheckpointRecord, RunState
-from tasks.configuration.settings import METRIC, BudgetConfig, EarlyStopConfig
+from tasks.configuration.run_configuration import RunConfig
+from tasks.configuration.settings import METRIC, EarlyStopConfig
 from tasks.configuration.stored_configuration import parse_stored_configuration
 from tasks.policy.budgets import evaluator_budget
 from tasks.policy.curve_verdict import VerdictKind
@@ -29,27 +30,19 @@ class Stop:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StopTerms:
-    """The policy, its suite, the steps between scheduled evaluations, and the budget of failed ones."""
+    """What an attempt's configuration says of evaluations and of early stops by those of one suite."""
 
-    policy: EarlyStopConfig
+    config: RunConfig
     suite_sha256: str
-    every_steps: int
-    evaluator_budget: BudgetConfig
 
     def is_due(self, step: int) -> bool:
         """Whether an evaluation is scheduled at this step."""
-        return step % self.every_steps == 0
+        return step % (self.config.checkpoint.every_steps * self.config.evaluation.every_commits) == 0
 
 
 def stop_terms(config: Mapping[str, Any], suite_sha256: str) -> StopTerms:
     """Return the terms of an attempt's stored configuration; raises `IntegrityError` if it is invalid."""
-    stored = parse_stored_configuration(config)
-    return StopTerms(
-        policy=stored.early_stop,
-        suite_sha256=suite_sha256,
-        every_steps=stored.checkpoint.every_steps * stored.evaluation.every_commits,
-        evaluator_budget=stored.budgets.evaluator_failed,
-    )
+    return StopTerms(config=parse_stored_configuration(config), suite_sha256=suite_sha256)
 
 
 def find_stop(state: RunState, suite_sha256: str) -> Stop | None:
@@ -57,19 +50,19 @@ def find_stop(state: RunState, suite_sha256: str) -> Stop | None:
     if not state.attempts or state.opened is None or state.finished is not None:
         return None
     terms, line = stop_terms(state.attempts[-1].started.config, suite_sha256), state.surviving_checkpoints
-    if not terms.policy.is_on or not line or line[-1].committed.step >= state.opened.total_steps:
+    if not terms.config.early_stop.is_on or not line or line[-1].committed.step >= state.opened.total_steps:
         return None
     known = _recorded(state, suite_sha256)
     awaited = {record.committed.manifest_sha256 for record in outstanding(state, terms)}
     due = [record.committed.manifest_sha256 for record in line if terms.is_due(record.committed.step)]
     answered = takewhile(lambda manifest: manifest not in awaited, due)
-    return decide(terms.policy, [known[manifest] for manifest in answered if manifest in known])
+    return decide(terms.config.early_stop, [known[manifest] for manifest in answered if manifest in known])
 
 
 def outstanding(state: RunState, terms: StopTerms) -> tuple[CheckpointRecord, ...]:
     """Return the checkpoints whose scheduled evaluation is missing but still possible, in step order."""
     known = _recorded(state, terms.suite_sha256)
-    budget = evaluator_budget(terms.evaluator_budget, state.failed_evaluations)
+    budget = evaluator_budget(terms.config.budgets.evaluator_failed, state.failed_evaluations)
     return tuple(
         record
         for record in state.surviving_checkpoints

@@ -134,11 +134,7 @@ _PHRASES = {
 }
 """What libraries say that have no type for it (torch raises RuntimeError), or that end the process themselves."""
 _BY_KIND = {
-    ErrorKind.REFUSED: TerminationReason.STORAGE,
-    ErrorKind.UNAVAILABLE: TerminationReason.STORAGE,
-    ErrorKind.NOT_DURABLE: TerminationReason.STORAGE,
-    ErrorKind.MISSING: TerminationReason.STORAGE,
-    ErrorKind.DAMAGED: TerminationReason.STORAGE,
+    **dict.fromkeys(ErrorKind, TerminationReason.STORAGE),  # all that have no line of their own
     ErrorKind.BAD_DATA: TerminationReason.BAD_DATA,
     ErrorKind.DIVERGED: TerminationReason.DIVERGED,
     ErrorKind.OUT_OF_MEMORY: TerminationReason.OOM,

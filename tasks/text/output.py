@@ -33,9 +33,9 @@ def print_document(record: object) -> None:
         write_json(encode(record).decode())
         sys.stdout.flush()  # `watch` goes on for days
     except BrokenPipeError:
-        discard_stdout()
+        discard_output(sys.stdout)
     except OSError as error:
-        discard_stdout()
+        discard_output(sys.stdout)
         raise TaskError(f"the output could not be written: {error}") from error
 
 
@@ -88,12 +88,8 @@ class CommandFreeStream(io.TextIOWrapper):
         return len(text)
 
 
-def discard_stdout() -> None:
+def discard_output(stream: TextIO) -> None:
     """Send all further output to nowhere, so that the interpreter's last flush does not fail."""
-    _discard(sys.stdout)
-
-
-def _discard(stream: TextIO) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
@@ -145,7 +141,7 @@ def say(message: str) -> None:
     try:
         print(sanitize(message), file=sys.stderr, flush=True)
     except OSError:
-        _discard(sys.stderr)
+        discard_output(sys.stderr)
 
 
 def _replace_unencodable(error: UnicodeError) -> tuple[str, int]:

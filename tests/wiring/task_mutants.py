@@ -122,8 +122,8 @@ TASK_MUTANTS = (
     mutant(
         "early-stop-of-defaults",
         EARLY_STOP,
-        "policy=stored.early_stop,",
-        "policy=type(stored.early_stop)(),",
+        "return decide(terms.config.early_stop, [",
+        "return decide(type(terms.config.early_stop)(), [",
         f"{TESTS}::test_a_run_that_stops_early_stops_where_its_policy_says",
     ),
     mutant(
@@ -164,8 +164,8 @@ TASK_MUTANTS = (
     mutant(
         "every-commit-is-evaluated",
         EARLY_STOP,
-        "stored.checkpoint.every_steps * stored.evaluation.every_commits",
-        "stored.checkpoint.every_steps",
+        "(self.config.checkpoint.every_steps * self.config.evaluation.every_commits)",
+        "self.config.checkpoint.every_steps",
         key("when_a_checkpoint_is_evaluated"),
     ),
     mutant(
