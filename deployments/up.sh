@@ -126,7 +126,7 @@ trap 'exit 0' INT TERM HUP
 
 echo "starting the Prefect server on http://$HOST:$PORT"
 choose_password
-"$BIN/python" -m uvicorn --factory flows.orchestrator.guarded_server:create_guarded_app \
+"$BIN/python" -m uvicorn --factory flows.orchestrator.prefect_server:create_guarded_app \
     --host "$HOST" --port "$PORT" --log-level warning >/dev/null &
 server=$!
 deadline=$((SECONDS + START_SECONDS))

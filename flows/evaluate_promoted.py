@@ -12,8 +12,7 @@ from prefect.runtime import flow_run
 
 from flows.operations.checkpoint_evaluation import plan_checkpoint
 from flows.orchestrator import run_parameters as form
-from flows.orchestrator.flow_end import completed, ends_in_prefects_words
-from flows.orchestrator.flow_run_tags import add_tags
+from flows.orchestrator.flow_end import add_tags, completed, ends_in_prefects_words
 from flows.orchestrator.run_overview import artifact_key, evaluation_markdown, find_evaluation_form, kept_parameters
 from flows.orchestrator.store_credentials import take_credentials
 from reports.queries.evaluations import EvaluationComparison, compare_evaluations

@@ -6,18 +6,17 @@ from prefect import flow
 
 from flows.orchestrator import run_parameters as form
 from flows.orchestrator.accelerator_slot import accelerator_slot
-from flows.orchestrator.flow_end import completed, ends_in_prefects_words
+from flows.orchestrator.flow_end import ends_in_prefects_words
 from flows.orchestrator.store_credentials import take_credentials
 from flows.preparation.preflight import check_before_start
 from flows.preparation.training_request import HANDED_OVER, TrainingRequest, resolve_request, with_settings
-from flows.run.active_run import ActiveRun
+from flows.run.active_run import ActiveRun, claim_next_attempt, gather_machines
 from flows.run.attempt import Attempt
-from flows.run.next_attempt import claim_next_attempt, gather_machines
 from flows.run.run_opening import open_run
 from flows.run.run_promotion import offer_best
 from flows.watching.deployed_continuation import name_successor
 from reports.explain.termination_text import describe_left
-from storage.errors import Fenced, NotDurable, StorageError, StoreRefused
+from storage.errors import Fenced, NotDurable, StoreRefused
 from storage.logs.run_entries import AttemptEnded, AttemptStarted
 from storage.logs.run_state import CheckpointState
 from tasks.attempt.shutdown_signal import ShutdownSignal
@@ -78,7 +77,7 @@ def _train(run: ActiveRun) -> FlowEnd:
     while run.log.refresh().finished is None or run.log.state.open_attempt is not None:
         gathered = gather_machines(run)
         if gathered is None:
-            return _interrupted_end(run, "it waited for other machines")
+            return run.interrupted_end("it waited for other machines")
         run = gathered
         started = claim_next_attempt(run)
         try:
@@ -87,25 +86,17 @@ def _train(run: ActiveRun) -> FlowEnd:
             run.say(f"fenced: {fenced}")
             return FlowEnd(reason=FlowOutcome.FENCED, message=str(fenced))
         except (StoreRefused, NotDurable) as error:  # not even the receipt: the next claim writes it
-            return _refused_storage(error)
+            return FlowEnd(reason=FlowOutcome.STORAGE, message=f"{error}; the same command continues")
         if stopped := _stopped_end(run, ended):
             return stopped
         if ended.decision.action != DecisionAction.FINISH:
             run.trainers.warm.back_off(ended.decision.delay_seconds, run.trainers.work_dir)
     try:
-        offered = offer_best(run)
+        end = offer_best(run)
     except (StoreRefused, NotDurable) as error:
-        return _refused_storage(error)
+        return FlowEnd(reason=FlowOutcome.STORAGE, message=f"{error}; the same command continues")
     run.sweep.finish()
-    return _interrupted_end(run, offered.message) if offered.is_interrupted else completed(offered.message)
-
-
-def _interrupted_end(run: ActiveRun, message: str) -> FlowEnd:
-    """Return the end at a shutdown request outside of an attempt, or without the machines for one."""
-    if run.cancellation.is_cancelling():
-        return FlowEnd(reason=FlowOutcome.CANCELLED, message=message)
-    reason = FlowOutcome.INTERRUPTED if run.shutdown.signal == "SIGINT" else FlowOutcome.PREEMPTED
-    return FlowEnd(reason=reason, message=message)
+    return end
 
 
 def _run_attempt(run: ActiveRun, started: AttemptStarted) -> AttemptEnded:
@@ -129,10 +120,6 @@ def _run_attempt(run: ActiveRun, started: AttemptStarted) -> AttemptEnded:
     run.overview.change()
     run.say(f"attempt {ended.attempt} ended: {ended.reason} at step {ended.last_step}: {ended.detail}")
     return ended
-
-
-def _refused_storage(error: StorageError) -> FlowEnd:
-    return FlowEnd(reason=FlowOutcome.STORAGE, message=f"{error}; the same command continues")
 
 
 def _stopped_end(run: ActiveRun, ended: AttemptEnded) -> FlowEnd | None:

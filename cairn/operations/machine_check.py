@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from flows.orchestrator.server_address import authorization, server_address
+from flows.orchestrator.prefect_server import authorization, server_address
 from tasks.machine.http_request import open_directly
 from tasks.machine.placement import CAIRN_VERSION, usable_cores, work_folder
 

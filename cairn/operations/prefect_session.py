@@ -16,9 +16,8 @@ from typing import Any
 from rich.console import Console
 
 from flows.operations.checkpoint_offer import end_on_record
-from flows.orchestrator.ephemeral_server import EphemeralServer
+from flows.orchestrator.prefect_server import EphemeralServer, is_server_answering, is_server_named, server_address
 from flows.orchestrator.run_notices import all_receivers, notices_of
-from flows.orchestrator.server_address import is_server_answering, is_server_named, server_address
 from flows.preparation.training_request import HandedOver, ResolvedRequest, hand_over
 from reports.exporters.exporters import run_exporters
 from reports.notices.notice_delivery import telling

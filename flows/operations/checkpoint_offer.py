@@ -59,10 +59,7 @@ def offer_as_person(found: FoundCheckpoint, alias: str, *, why: str = "") -> Reg
 
 
 def end_on_record(log: RunLog, config: RunConfig) -> str:
-    """Return how a run ended of which nothing is left to do, or "": its flow trains, evaluates, offers or asks again.
-
-    Nothing is left once the evaluations and the decision about a finished run's best checkpoint are on record.
-    """
+    """Return how a finished run ended whose evaluations and decision are on record, or "": there is something to do."""
     state, rules = log.state, promotion_rules(config)
     last, candidate = last_checkpoint(state), best_candidate(log.run_id, state, rules)
     if state.finished is None or state.open_attempt is not None or last is None or candidate is None:

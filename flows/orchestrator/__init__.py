@@ -1,1 +1,1 @@
-"""Everything that speaks to Prefect: servers, states, artifacts, approvals, cancellation."""
+"""Everything that speaks to Prefect: servers, states, artifacts, parameters, cancellation."""

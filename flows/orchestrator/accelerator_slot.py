@@ -1,8 +1,7 @@
 """A place among the flow runs that use accelerators: Prefect's global concurrency limit, as politeness.
 
-A deployed flow run waits for a place at most an hour, and then goes on all the same: the limit may be wrong, and what
-keeps a run safe is its log. Without the limit, or with a server that does not answer, it does not wait at all. A place
-is a lease, so a killed flow run gives it back within a minute or two.
+A deployed flow run waits at most an hour and then goes on all the same: what keeps a run safe is its log. Without the
+limit, or an answer, it does not wait. A place is a lease, so a killed flow run gives it back within two minutes.
 """
 
 import os
@@ -11,17 +10,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
-from functools import partial
 from uuid import UUID
 
 from prefect import runtime
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.exceptions import PrefectHTTPStatusError
 
-from flows.orchestrator.ephemeral_server import is_ephemeral_server
+from flows.orchestrator.prefect_server import is_ephemeral_server
 
 ACCELERATORS = "cairn-accelerators"
-MOST_SECONDS = 3600.0
 _ANSWER_SECONDS, _RELEASE_SECONDS = 10.0, 2.0
 _LEASE_SECONDS, _POLL_SECONDS, _LOOK_SECONDS = 60.0, 1.0, 0.2
 _LOCKED = 423
@@ -29,15 +26,15 @@ _LOCKED = 423
 
 @contextmanager
 def accelerator_slot(
-    say: Callable[[str], None], *, is_stopping: Callable[[], bool] = lambda: False, most_seconds: float = MOST_SECONDS
+    say: Callable[[str], None], *, is_stopping: Callable[[], bool] = lambda: False, most_seconds: float = 3600.0
 ) -> Iterator[None]:
     """Hold a place while the block runs; a flow run that no deployment has asks for none."""
     if not runtime.flow_run.get_id() or is_ephemeral_server(os.environ):
         yield
         return
     slot = _Slot()
-    hold = partial(copy_context().run, slot.hold)  # a thread's own context would not know this server
-    thread = threading.Thread(target=hold, name="accelerator-slot", daemon=True)
+    context = copy_context()  # a thread's own would not know this server
+    thread = threading.Thread(target=context.run, args=(slot.hold,), name="accelerator-slot", daemon=True)
     thread.start()
     try:
         slot.wait(say, is_stopping, most_seconds)
@@ -76,8 +73,8 @@ class _Slot:
         """Return the lease, or None where there is no such limit or it is switched off."""
         while not self.left.is_set():
             try:
-                answer = client.increment_concurrency_slots_with_lease([ACCELERATORS], 1, "concurrency", _LEASE_SECONDS)
-                given = answer.json()
+                ask = client.increment_concurrency_slots_with_lease
+                given = ask([ACCELERATORS], 1, "concurrency", _LEASE_SECONDS).json()
                 return UUID(given["lease_id"]) if given["limits"] else None
             except PrefectHTTPStatusError as error:
                 if error.response.status_code != _LOCKED:

@@ -23,10 +23,9 @@ _DURATION = re.compile(r"(?:(\d+)-)?(\d+):(\d+):(\d+)")
 
 
 class CancellationWatch:
-    """Polls the state of one flow run in its own thread."""
+    """Polls the state of one flow run, if there is one, in its own thread."""
 
     def __init__(self, flow_run_id: str | None, shutdown: ShutdownSignal) -> None:
-        """Prepare to poll; `flow_run_id` None polls nothing."""
         self._flow_run_id, self._shutdown = flow_run_id, shutdown
         self._poll_now, self._answered = threading.Event(), threading.Event()
         self._stop = self._cancelling = False
@@ -51,17 +50,14 @@ class CancellationWatch:
             self._answered.clear()
             self._poll_now.set()
             self._answered.wait(_POLL_SECONDS)
-        return self._cancelling or self._is_cancelled_in_slurm()
+        if not self._cancelling and self._cancelled_in_slurm is None and self._shutdown.signal == "SIGTERM":
+            self._cancelled_in_slurm = is_cancelled_in_slurm(os.environ)
+        return self._cancelling or bool(self._cancelled_in_slurm)
 
     @property
     def where(self) -> str:
         """Where a person cancelled it."""
         return "Slurm" if self._cancelled_in_slurm else "Prefect"
-
-    def _is_cancelled_in_slurm(self) -> bool:
-        if self._cancelled_in_slurm is None and self._shutdown.signal == "SIGTERM":
-            self._cancelled_in_slurm = is_cancelled_in_slurm(os.environ)
-        return bool(self._cancelled_in_slurm)
 
     def _poll(self, flow_run_id: UUID) -> None:
         with suppress(Exception), get_client(sync_client=True) as client:  # whatever the API does, training goes on

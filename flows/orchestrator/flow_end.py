@@ -1,20 +1,19 @@
 """Ends a flow run in Prefect's own words; why it ended stands first in the message, in a tag and in an event.
 
-The lists and automations of Prefect look for a fixed list of state names, and a state of any other name is in none of
-them. A flow run of the `cairn` command raises its expected errors instead: the command prints them and exits with their
-code. Unexpected errors keep their traceback in both.
+Lists and automations of Prefect know only its own state names. A flow run of the `cairn` command raises its expected
+errors instead: the command prints them and exits with their code. Unexpected errors keep their traceback in both.
 """
 
 import functools
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from contextlib import suppress
 from typing import Any, ParamSpec
 from uuid import UUID
 
 from prefect import get_run_logger
-from prefect.client.orchestration import get_client
+from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.objects import State
 from prefect.events import emit_event
 from prefect.exceptions import Abort
@@ -22,8 +21,7 @@ from prefect.runtime import deployment, flow_run
 from prefect.states import Cancelled, Completed, Crashed, Failed
 
 from flows.errors import EXPECTED_ERRORS
-from flows.orchestrator.ephemeral_server import is_ephemeral_server
-from flows.orchestrator.flow_run_tags import add_tags
+from flows.orchestrator.prefect_server import is_ephemeral_server
 from tasks.policy.termination import FlowEnd, FlowOutcome
 
 P = ParamSpec("P")
@@ -70,19 +68,27 @@ def ends_in_prefects_words(body: Callable[P, FlowEnd]) -> Callable[P, State[None
                 raise
             get_run_logger().error("%s", error)
             end = FlowEnd(reason=reason_of(error), message=str(error))
-        state = shown_state(end)
-        if not state.is_completed() and flow_run.get_id() and not is_ephemeral_server(os.environ):
-            _tell(end)
-            if is_deployed:
-                _end_without_traceback(state)
+        state, flow_run_id = shown_state(end), flow_run.get_id()
+        if not state.is_completed() and flow_run_id and not is_ephemeral_server(os.environ):
+            _tell(end, flow_run_id)
+            if is_deployed:  # for a returned state the engine would log a long traceback
+                with suppress(Exception), get_client(sync_client=True) as client:
+                    client.set_flow_run_state(UUID(flow_run_id), state, force=True)
+                    raise Abort(state.message)
         return state
 
     return wrapper
 
 
-def _tell(end: FlowEnd) -> None:
+def add_tags(client: SyncPrefectClient, flow_run_id: UUID, tags: Set[str]) -> None:
+    """Add the tags that are missing beside those a person has given; Prefect's own update replaces all. Raises."""
+    present = set(client.read_flow_run(flow_run_id).tags)
+    if not tags <= present:
+        client.update_flow_run(flow_run_id, tags=sorted(present | tags))
+
+
+def _tell(end: FlowEnd, flow_run_id: str) -> None:
     """Tag the flow run with the reason and emit the event; an API that fails costs them."""
-    flow_run_id, name = flow_run.get_id(), flow_run.get_name()
     with suppress(Exception), get_client(sync_client=True) as client:
         add_tags(client, UUID(flow_run_id), {f"reason:{end.reason}"})
     with suppress(Exception):
@@ -90,15 +96,8 @@ def _tell(end: FlowEnd) -> None:
             FLOW_ENDED,
             resource={
                 "prefect.resource.id": f"prefect.flow-run.{flow_run_id}",
-                "prefect.resource.name": name or "",
+                "prefect.resource.name": flow_run.get_name() or "",
                 "cairn.reason": end.reason,
             },
             payload={"reason": end.reason, "message": end.message},
         )
-
-
-def _end_without_traceback(state: State[Any]) -> None:
-    """Set the last state and leave by Prefect's own signal; for a returned state the engine logs a long traceback."""
-    with suppress(Exception), get_client(sync_client=True) as client:
-        client.set_flow_run_state(UUID(flow_run.get_id()), state, force=True)
-        raise Abort(state.message)

@@ -6,7 +6,7 @@ from typing import Any
 
 from reports.notices.notice import Notice, find_notices
 from reports.notices.receivers import Receiver, make_receivers
-from storage.logs.registry import Registry, RegistryState
+from storage.logs.registry import Registry
 from storage.logs.run_log import RunLog
 from tasks.configuration.settings import NotifyConfig
 
@@ -34,8 +34,5 @@ def all_receivers(notify: NotifyConfig) -> Sequence[Receiver]:
 
 def notices_of(log: RunLog) -> Iterator[Notice]:
     """Return what the log that was read says now that is worth telling; an alias is read where it has to be."""
-
-    def read_registry(alias: str) -> RegistryState:
-        return Registry(log.store, alias).refresh()
-
-    return find_notices(log.run_id, log.state, read_registry, now=datetime.now(UTC))
+    now = datetime.now(UTC)
+    return find_notices(log.run_id, log.state, lambda alias: Registry(log.store, alias).refresh(), now=now)

@@ -26,7 +26,7 @@ from prefect.exceptions import ObjectNotFound
 from prefect.runtime import flow_run
 from prefect.states import Crashed
 
-from flows.orchestrator.flow_run_tags import add_tags
+from flows.orchestrator.flow_end import add_tags
 from reports.plots.curve_labels import describe_run
 from reports.plots.run_curves import gather_curves
 from reports.queries.display_tables import (
@@ -196,10 +196,9 @@ def curve_markdown(log: RunLog) -> str | None:
 
 
 class RunOverview:
-    """Publishes a run's page after each change of its log; the newest state wins."""
+    """Publishes a run's page after each change of its log, if there is a flow run; the newest state wins."""
 
     def __init__(self, log: RunLog, flow_run_id: str | None) -> None:
-        """Start nothing yet; without a flow run nothing is published."""
         self._log, self._flow_run_id = log, flow_run_id
         self._changed, self._ended = threading.Event(), threading.Event()
         self._began = time.monotonic()

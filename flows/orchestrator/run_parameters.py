@@ -1,8 +1,7 @@
 """Parameters of the deployments: type, rule and title of each, which Prefect's form and API check before a flow run.
 
-Descriptions stand in the docstring of each flow; here stand those that name configuration keys. Titles and descriptions
-are schema extras, because Prefect overwrites the title and description of a field. A rule that no type says is an
-`else` branch with a constant: Prefect answers with its words, where it would answer a pattern with that expression.
+Descriptions stand in the flows' docstrings, or here if they name configuration keys; as schema extras, because Prefect
+overwrites those of a field. A rule that no type says is an `else` branch with a constant: Prefect answers with it.
 """
 
 import re

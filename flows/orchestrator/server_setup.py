@@ -58,26 +58,25 @@ async def set_up(pool: WorkPoolCreate, *, accelerators: int | None, alert_block:
             await StoreCredentials.aregister_type_and_schema(client=client)
         except ObjectAlreadyExists:  # somebody else set the server up between its look and its request
             await StoreCredentials.aregister_type_and_schema(client=client)
-        return [
-            *await _pool(client, pool),
-            *await _queues(client, pool.name),
-            *(await _accelerators(client, accelerators) if accelerators else ()),
-            *(await _alert(client, alert_block) if alert_block else ()),
-        ]
-
-
-async def _pool(client: PrefectClient, wanted: WorkPoolCreate) -> Sequence[str]:
-    with suppress(ObjectNotFound):
-        if (await client.read_work_pool(wanted.name)).base_job_template == wanted.base_job_template:
-            return []
-    await client.create_work_pool(wanted, overwrite=True)
-    return [f"work pool {wanted.name}: made with this job template"]
+        changed, template, limit = [], None, None
+        with suppress(ObjectNotFound):
+            template = (await client.read_work_pool(pool.name)).base_job_template
+        if template != pool.base_job_template:
+            await client.create_work_pool(pool, overwrite=True)
+            changed.append(f"work pool {pool.name}: made with this job template")
+        changed += await _queues(client, pool.name)
+        with suppress(ObjectNotFound):
+            limit = (await client.read_global_concurrency_limit_by_name(ACCELERATORS)).limit if accelerators else None
+        if accelerators and limit != accelerators:
+            await client.upsert_global_concurrency_limit_by_name(ACCELERATORS, accelerators)
+            changed.append(f"limit {ACCELERATORS}: {accelerators}")
+        return [*changed, *(await _alert(client, alert_block) if alert_block else ())]
 
 
 async def _queues(client: PrefectClient, pool: str) -> Sequence[str]:
     changed = []
-    found = {queue.name: queue for queue in await client.read_work_queues(work_pool_name=pool)}
     for name, priority in QUEUES.items():
+        found = {queue.name: queue for queue in await client.read_work_queues(work_pool_name=pool)}  # others may move
         if name not in found:
             await client.create_work_queue(name, work_pool_name=pool, priority=priority)
         elif found[name].priority != priority:
@@ -85,16 +84,7 @@ async def _queues(client: PrefectClient, pool: str) -> Sequence[str]:
         else:
             continue
         changed.append(f"work queue {name}: priority {priority}")
-        found = {queue.name: queue for queue in await client.read_work_queues(work_pool_name=pool)}  # others moved
     return changed
-
-
-async def _accelerators(client: PrefectClient, number: int) -> Sequence[str]:
-    with suppress(ObjectNotFound):
-        if (await client.read_global_concurrency_limit_by_name(ACCELERATORS)).limit == number:
-            return []
-    await client.upsert_global_concurrency_limit_by_name(ACCELERATORS, number)
-    return [f"limit {ACCELERATORS}: {number}"]
 
 
 async def _alert(client: PrefectClient, block: str) -> Sequence[str]:

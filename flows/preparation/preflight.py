@@ -47,10 +47,7 @@ _MOST_EARLY_BYTES = 16 * 1024 * 1024
 def check_before_start(
     resolved: ResolvedRequest, log: RunLog, environment: Mapping[str, str], *, writable: bool = True
 ) -> RunConfig:
-    """Read the log and return the run's configuration; raises what makes the command exit at once.
-
-    A new run's store is probed if `writable`.
-    """
+    """Read the log, return the run's configuration; raises what ends a command; `writable` probes a new store."""
     try:
         opened = log.refresh().opened
     except StoreUnavailable as error:
@@ -73,7 +70,11 @@ def check_before_start(
             _check_memory(wanted, log.state, read_manifest(log.store, opened.data_snapshot).vocab_size, environment)
         return wanted
     if writable:
-        _check_store(log.store)
+        try:
+            probe_store(log.store)
+        except StoreRefused as error:  # one that is unavailable or full for now may work in a minute
+            rule = "rule: a folder or bucket this user may write to, chosen with --store or CAIRN_STORE"
+            raise InvalidConfiguration(f"store {log.store.url}: cannot be written: {error}; {rule}") from error
     vocab_size = _check_data(log.store, wanted, resolved.base_dir)
     if writable:
         _check_memory(wanted, log.state, vocab_size, environment)
@@ -135,18 +136,6 @@ def _check_data(store: ObjectStore, config: RunConfig, base_dir: Path) -> int:
     return vocab_size
 
 
-def _check_store(store: ObjectStore) -> None:
-    try:
-        probe_store(store)
-    except StoreUnavailable as error:
-        if not isinstance(error, StoreRefused):
-            raise  # unavailable or full for now: the same command may work in a minute
-        raise InvalidConfiguration(
-            f"store {store.url}: cannot be written: {error}; rule: a folder or bucket this user may write to, "
-            "chosen with --store or CAIRN_STORE"
-        ) from error
-
-
 def _check_memory(config: RunConfig, state: RunState, vocab_size: int, environment: Mapping[str, str]) -> None:
     # Asking a device takes a process with torch; a run that has attempts has trained on its device before.
     is_known_to_fit = bool(state.attempts) and trains_on_cuda(config.training.device)
@@ -165,8 +154,8 @@ def _check_sizes(config: RunConfig, base_dir: Path) -> None:
     train_tokens_of = Counter[str]()
 
     def is_enough(group: str = "") -> bool:
-        is_weighted_enough = not group or train_tokens_of[group] >= window
-        return is_weighted_enough and all(tokens[split] >= needed[split] for split in SPLITS)
+        is_group_enough = not group or train_tokens_of[group] >= window
+        return is_group_enough and all(tokens[split] >= needed[split] for split in SPLITS)
 
     for source in sorted(sources, key=lambda source: source.bytes):  # the smallest may be enough
         unread = source.sizes(data.val_fraction)

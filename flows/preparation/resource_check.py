@@ -1,7 +1,4 @@
-"""Whether a trainer fits into the available memory, which micro-batch does, and whether checkpoints fit into the store.
-
-All by `model.estimates.size_estimate`.
-"""
+"""Whether a trainer fits into the memory, with which micro-batch, and whether its checkpoints fit into the store."""
 
 import os
 import shutil

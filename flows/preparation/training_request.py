@@ -62,15 +62,14 @@ def with_settings(overrides: tuple[str, ...], *, steps: int, learning_rate: floa
 def resolve_request(request: TrainingRequest, environment: Mapping[str, str]) -> ResolvedRequest:
     """Read the configuration and choose run and store; raises `InvalidConfiguration`."""
     run_id, base_dir = choose_run_id(request), configuration_folder(request.config)
+    config, configured_store = None, ""
     if request.config:
         config = read_configuration(request.config, overrides=request.overrides, environment=environment)
         configured_store = config.store or ""
         if configured_store and "://" not in configured_store:  # a folder starts at `base_dir`, as other paths do
             configured_store = str(base_dir / Path(configured_store).expanduser())
-    else:
-        if any(override.startswith("store=") for override in request.overrides):
-            raise InvalidConfiguration("--set store=…: without a configuration file the store is named with --store")
-        config, configured_store = None, ""
+    elif any(override.startswith("store=") for override in request.overrides):
+        raise InvalidConfiguration("--set store=…: without a configuration file the store is named with --store")
     return ResolvedRequest(
         request=request,
         run_id=run_id,
@@ -91,26 +90,27 @@ def choose_run_id(request: TrainingRequest) -> str:
 
 def configure_run(resolved: ResolvedRequest, state: RunState, environment: Mapping[str, str]) -> RunConfig:
     """Return the file's configuration, else the newest attempt's in the log, with overrides; `auto` as frozen."""
-    if state.opened is None:
-        return resolved.configuration or _configure_without_file(resolved.request, environment)
-    wanted = resolved.configuration or parse_configuration(
-        configuration_of(state).document(),
-        overrides=resolved.request.overrides,
-        environment=environment,
-        name=f"run {state.opened.run_id}",
-    )
-    return keep_numerics(wanted, state.opened.config)
+    config, overrides = resolved.configuration, resolved.request.overrides
+    if state.opened is not None:
+        if config is None:
+            document, name = configuration_of(state).document(), f"run {state.opened.run_id}"
+            config = parse_configuration(document, overrides=overrides, environment=environment, name=name)
+        return keep_numerics(config, state.opened.config)
+    try:
+        return config or read_configuration("", overrides=overrides, environment=environment)
+    except InvalidConfiguration as error:
+        missing = f"run {resolved.request.run_id!r} is not in this store, and no configuration file says what to train"
+        # Without overrides, the likely mistake is the store or the name, not a missing key.
+        problem = str(error) if overrides else "`cairn runs` lists those there are; --store names another"
+        raise InvalidConfiguration(f"{missing}: {problem}") from error
 
 
 class HandedOver:
-    """A request that the command of this process has resolved and checked, and how the flow that got it ended.
-
-    `wait_early` waits for what the command makes ready meanwhile.
-    """
+    """A request that the command of this process has resolved and checked, and how the flow that got it ended."""
 
     def __init__(self, resolved: ResolvedRequest) -> None:
         self.resolved = resolved
-        self.wait_early: Callable[[], None] = lambda: None
+        self.wait_early: Callable[[], None] = lambda: None  # for what the command makes ready meanwhile
         self.end: FlowEnd | None = None
 
 
@@ -127,13 +127,3 @@ def hand_over(resolved: ResolvedRequest) -> Iterator[HandedOver]:
         yield handed
     finally:
         HANDED_OVER.reset(token)
-
-
-def _configure_without_file(request: TrainingRequest, environment: Mapping[str, str]) -> RunConfig:
-    try:
-        return read_configuration("", overrides=request.overrides, environment=environment)
-    except InvalidConfiguration as error:
-        missing = f"run {request.run_id!r} is not in this store, and no configuration file says what to train"
-        # Without overrides, the likely mistake is the store or the name, not a missing key.
-        problem = str(error) if request.overrides else "`cairn runs` lists those there are; --store names another"
-        raise InvalidConfiguration(f"{missing}: {problem}") from error

@@ -3,7 +3,7 @@
 import math
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -111,10 +111,10 @@ class Attempt:
         self._wait_commits()
 
     def _is_staged(self, segment: SegmentDone) -> bool:
-        self._behind = ""
-        if segment.behind is not None:
-            self._behind = f"no checkpoint of step {segment.step}: that of step {segment.behind} is still on its way"
-            self._run.say(f"  {self._behind}")
+        missing = f"no checkpoint of step {segment.step}: that of step {segment.behind} is still on its way"
+        self._behind = "" if segment.behind is None else missing
+        if self._behind:
+            self._run.say(f"  {missing}")
         return not self._behind
 
     def _train_one(self, trainer: TrainerProcess, step: int) -> SegmentDone:
@@ -164,7 +164,7 @@ class Attempt:
             segment = self._train_one(trainer, first)
             while segment.step < until and not segment.stopped and not self._is_ending():
                 if self._is_staged(segment):
-                    self._settle_commits()
+                    self._wait_commits(sweeps=False)
                     self._commit(trainer, segment, self._submit_beside)
                 segment = self._train_one(trainer, segment.step)
         except Exception as problem:
@@ -186,28 +186,23 @@ class Attempt:
         self._commits.append(commit)
         self.evaluations.follow_commit(segment.step, commit.result)
 
-    def _wait_commits(self) -> None:
-        for step in self._settle_commits():
-            self._run.sweep.submit(f"after step {step}")
-
-    def _settle_commits(self) -> Sequence[int]:
-        """Wait for the commits under way, and return their steps."""
+    def _wait_commits(self, *, sweeps: bool = True) -> None:
         references = [future.result() for future in self._commits]
         for reference in references:
             self._run.say(f"  committed step {reference.step}: {reference.prefix}")
             self._run.overview.change()
         self._commits.clear()
-        return [reference.step for reference in references]
+        for reference in references if sweeps else ():
+            self._run.sweep.submit(f"after step {reference.step}")
 
     def _finish_run(self) -> None:
         if self.evaluations.finish_early(self._writer):
             return
         state = self._run.log.refresh()
         newest = state.newest_committed
-        if newest is None or newest.committed.step < self._run.config.training.steps or state.finished is not None:
-            return
-        body = project(newest.committed, RunFinished, attempt=self._started.attempt)
-        self._run.log.append(lambda state: body, writer=self._writer)
+        if newest and newest.committed.step >= self._run.config.training.steps and state.finished is None:
+            body = project(newest.committed, RunFinished, attempt=self._started.attempt)
+            self._run.log.append(lambda state: body, writer=self._writer)
 
     def _evidence(self, problem: BaseException | None) -> Evidence:
         end = self._run.log.state.finished if problem is None else None

@@ -43,7 +43,6 @@ class NodeService:
     def __init__(
         self, log: RunLog, config: RunConfig, group: TrainerGroup, folder: Path, *, say: Callable[[str], None]
     ) -> None:
-        """Start nothing yet."""
         self._log, self._config, self._group, self._folder, self._say = log, config, group, folder, say
         self._shutdown = ShutdownSignal()
         self._notified_at: float | None = None
@@ -72,7 +71,9 @@ class NodeService:
                     heard_at = time.monotonic()
                 elif self._is_finished():
                     return ExitCode.DONE
-                elif time.monotonic() - heard_at > self._wait_seconds():
+                elif time.monotonic() - heard_at > max(
+                    self._config.machines.wait_seconds, 0.0 if self._log.state.opened else _OPENING_SECONDS
+                ):
                     where = f"{self._group.rendezvous}, or has another CAIRN_RENDEZVOUS_SECRET"
                     self._say(f"the first machine is not at {where}; the same command waits again")
                     return ExitCode.PREEMPTED
@@ -98,12 +99,10 @@ class NodeService:
         return None
 
     def _look_after_ranks(self, first: SignedConnection) -> None:
-        if self._ranks is None:
-            return
-        grace = self._config.checkpoint.grace_seconds
-        if self._notified_at is not None and time.monotonic() - self._notified_at > grace:
+        told, grace = self._notified_at, self._config.checkpoint.grace_seconds
+        if told is not None and time.monotonic() - told > grace:
             self._kill_ranks()
-        elif (code := self._ranks.poll()) is not None:
+        elif self._ranks is not None and (code := self._ranks.poll()) is not None:
             self._ranks = None
             first.send(msgspec.msgpack.encode(RanksEnded(attempt=self._attempt, exit_code=code)))
 
@@ -137,7 +136,3 @@ class NodeService:
         with suppress(StoreUnavailable):  # the first machine needs the store as well, and reports it
             self._log.refresh()
         return self._log.state.finished is not None
-
-    def _wait_seconds(self) -> float:
-        wait_seconds = self._config.machines.wait_seconds
-        return wait_seconds if self._log.state.opened else max(wait_seconds, _OPENING_SECONDS)

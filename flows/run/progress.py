@@ -4,7 +4,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 
 from rich.console import Console
 from rich.text import Text
@@ -38,11 +38,9 @@ class Progress:
         self._left = TimeLeft()
         self._printed_at = float("-inf")
 
-    @contextmanager
-    def showing(self) -> Iterator[None]:
+    def showing(self) -> AbstractContextManager[None]:
         """Keep a live line while the block runs, where stderr is a terminal."""
-        with self._live.show():
-            yield
+        return self._live.show()
 
     def say(self, message: str) -> None:
         """Print a line that stays."""
@@ -116,8 +114,7 @@ class TextProgress:
     def _line(self, progress: BuildProgress, now: float, *, drawn: bool) -> str:
         share = progress.bytes_done / progress.bytes_total if progress.bytes_total else 0.0
         cells = f" {format_bar(share, _TEXT_BAR_CELLS)}" if drawn else ""
-        begun_at, begun_bytes = self._begun
-        seconds, done = now - begun_at, progress.bytes_done - begun_bytes
+        seconds, done = now - self._begun[0], progress.bytes_done - self._begun[1]
         left = (progress.bytes_total - progress.bytes_done) * seconds / done if done else None
         documents = f"{progress.documents:,} documents · " if progress.documents else ""
         return (

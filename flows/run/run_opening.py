@@ -8,7 +8,7 @@ from prefect import get_run_logger, runtime
 
 from flows.operations.checkpoint_evaluation import plan_evaluation
 from flows.orchestrator.cancellation import CancellationWatch
-from flows.orchestrator.ephemeral_server import is_ephemeral_server
+from flows.orchestrator.prefect_server import is_ephemeral_server
 from flows.orchestrator.run_overview import RunOverview
 from flows.preparation.resource_check import available_memory, choose_micro_batch
 from flows.preparation.training_request import HANDED_OVER, ResolvedRequest, configure_run

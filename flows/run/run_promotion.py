@@ -1,70 +1,101 @@
-"""The end of a run: its best checkpoint is evaluated and offered to the alias once, with approval where required."""
+"""The end of a run: its best checkpoint is evaluated and offered to the alias once, with approval where required.
 
+To be approved, a deployed flow run is suspended: its process ends, and the answer starts it again from the top. Any
+other waits in its process. Without a server that a person can open the question stays open; that is no refusal.
+"""
+
+import os
+import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
 
+from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.objects import State
+from prefect.client.schemas.responses import SetStateStatus
+from prefect.flow_runs import suspend_flow_run
+from prefect.input.run_input import keyset_from_paused_state, run_input_subclass_from_type
+from prefect.runtime import deployment
+from prefect.settings import PREFECT_API_URL
+from prefect.states import Paused
+from prefect.utilities.urls import url_for
+from pydantic import BaseModel, ConfigDict, Field
 
-from flows.operations.checkpoint_offer import (
-    best_candidate,
-    describe_earlier_decision,
-    describe_training,
-    last_checkpoint,
-    missing_suites,
-    promotion_rules,
-)
-from flows.orchestrator.promotion_approval import Question, Waiting, ask
+from flows.operations import checkpoint_offer
+from flows.orchestrator.flow_end import completed
+from flows.orchestrator.prefect_server import is_ephemeral_server
 from flows.run.active_run import ActiveRun
+from reports.queries.display_tables import markdown_text
 from storage.logs.log_entry import CheckpointReference
 from storage.logs.registry import Promoted, Registry
-from tasks.checkpoints.promotion import Approval, Candidate, PromotionRules, decision_on_record
+from storage.stores.document import sha256
+from tasks.checkpoints.promotion import Approval, PromotionRules, decision_on_record
 from tasks.checkpoints.promotion_offer import preview_offer
 from tasks.errors import CheckpointGone, EvaluationInterrupted
 from tasks.evaluate import evaluate, task_name
 from tasks.evaluator.evaluation_run import EvaluationPlan
+from tasks.policy.termination import FlowEnd
 from tasks.promote import promote
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OfferEnd:
-    """What came of an offer, for people; `is_interrupted`: a shutdown was requested before it was decided."""
-
-    message: str
-    is_interrupted: bool = False
+_POLL_SECONDS = 2.0
+_SLACK_SECONDS = 3600.0
+"""Prefect fails a flow run that resumes after Prefect's own deadline, so that is later than ours."""
 
 
-def offer_best(run: ActiveRun) -> OfferEnd:
+class PromotionApproval(BaseModel):
+    """The form that a person fills in."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    approve: bool = Field(description="yes: the alias points at this checkpoint from now on; no: it is refused")
+    by: str = Field(min_length=1, description="who you are, for the record")
+    why: str = Field(default="", description="your reason, for the record")
+
+
+def offer_best(run: ActiveRun) -> FlowEnd:
     """Evaluate the last and the best checkpoint, and offer the best one unless that was decided before."""
-    rules = promotion_rules(run.config)
+    rules = checkpoint_offer.promotion_rules(run.config)
     try:
         _evaluate_candidates(run, rules)
     except EvaluationInterrupted as interrupted:
-        return OfferEnd(message=f"trained; {interrupted}; the same command continues", is_interrupted=True)
+        return run.interrupted_end(f"trained; {interrupted}; the same command continues")
     state = run.log.refresh()
-    how = describe_training(state)
-    candidate = best_candidate(run.log.run_id, state, rules)
+    how = checkpoint_offer.describe_training(state)
+    candidate = checkpoint_offer.best_candidate(run.log.run_id, state, rules)
     if candidate is None:
-        return OfferEnd(message=f"{how}; nothing to promote: no evaluation succeeded")
+        return completed(f"{how}; nothing to promote: no evaluation succeeded")
     registry = Registry(run.log.store, run.config.promotion.alias)
     foreseen = preview_offer(run.log, registry, candidate, replace(rules, needs_approval=False))
-    if before := describe_earlier_decision(registry, candidate, foreseen):
-        return OfferEnd(message=f"{how}; {before}")
+    if before := checkpoint_offer.describe_earlier_decision(registry, candidate, foreseen):
+        return completed(f"{how}; {before}")
     if rules.needs_approval and isinstance(foreseen, Promoted):
-        answer = _ask(run, registry, foreseen)
+        answer = ask(run, registry, foreseen, run.config.promotion.approval_timeout_seconds)
+        run.overview.show_question("")
         if isinstance(answer, str):
-            left = _describe_open_question(registry, candidate, answer)
-            return OfferEnd(message=f"{how}; {left}", is_interrupted=run.shutdown.signal is not None)
+            named = f"{candidate.run_id}@{candidate.reference.step}"
+            left = checkpoint_offer.describe_earlier_decision(registry, candidate, None) or (
+                f"{registry.alias} is not changed, {named} waits for approval ({answer}); "
+                f"`cairn promote {named}`, typed by a person, approves it, the same command asks again"
+            )
+            message = f"{how}; {left}"
+            return run.interrupted_end(message) if run.is_shutting_down() else completed(message)
         candidate = replace(candidate, approval=answer)
-    return OfferEnd(message=f"{how}; {_offer(run, registry, candidate, rules)}")
+    step = candidate.reference.step
+    ended = promote(run.log, registry, candidate, rules, alias=registry.alias, step=step, return_state=True)
+    run.say(f"  {ended.message}")
+    return completed(f"{how}; {ended.message}")
 
 
 def _evaluate_candidates(run: ActiveRun, rules: PromotionRules) -> None:
     """Evaluate the last checkpoint under every suite, then the best one under the suites that promotion requires."""
-    last = last_checkpoint(run.log.refresh())
+    last = checkpoint_offer.last_checkpoint(run.log.refresh())
     if last is not None:
         _evaluate_missing(run, last.committed.reference, run.evaluation.all)
-    best = best_candidate(run.log.run_id, run.log.refresh(), rules)
+    best = checkpoint_offer.best_candidate(run.log.run_id, run.log.refresh(), rules)
     if best is not None and (last is None or best.reference != last.committed.reference):
         required = {suite.sha256 for suite in rules.required}
         with suppress(CheckpointGone):  # then another one is the best
@@ -72,7 +103,9 @@ def _evaluate_candidates(run: ActiveRun, rules: PromotionRules) -> None:
 
 
 def _evaluate_missing(run: ActiveRun, reference: CheckpointReference, plans: Sequence[EvaluationPlan]) -> None:
-    missing = missing_suites(run.log.state, reference.manifest_sha256, (plan.suite.sha256 for plan in plans))
+    missing = checkpoint_offer.missing_suites(
+        run.log.state, reference.manifest_sha256, (plan.suite.sha256 for plan in plans)
+    )
     for plan in plans:
         if plan.suite.sha256 in missing:
             named = evaluate.with_options(task_run_name=task_name(reference.step, plan))
@@ -81,33 +114,87 @@ def _evaluate_missing(run: ActiveRun, reference: CheckpointReference, plans: Seq
                 raise EvaluationInterrupted(ended.message)
 
 
-def _offer(run: ActiveRun, registry: Registry, candidate: Candidate, rules: PromotionRules) -> str:
-    step = candidate.reference.step
-    state = promote(run.log, registry, candidate, rules, alias=registry.alias, step=step, return_state=True)
-    run.say(f"  {state.message}")
-    return str(state.message)
+def ask(run: ActiveRun, registry: Registry, proposal: Promoted, timeout_seconds: float) -> Approval | str:
+    """Return the answer, or why there is none; in a deployed flow run the first call ends the process."""
+    if not PREFECT_API_URL.value() or is_ephemeral_server(os.environ) or run.flow_run_id is None:
+        return "no Prefect server is named (PREFECT_API_URL) where a person could be asked"
+    form: Any = run_input_subclass_from_type(PromotionApproval)
+    form = form.with_initial_data(description=describe(proposal, registry.state.champion))
+    key, flow_run_id = sha256(f"{proposal.alias} {proposal.manifest_sha256}".encode())[:32], UUID(run.flow_run_id)
+    try:
+        with get_client(sync_client=True) as client:
+            asked_before = client.read_flow_run(flow_run_id).empirical_policy.pause_keys or set()
+            if not deployment.get_id():
+                paused: State[Any] = Paused(timeout_seconds=int(timeout_seconds + _SLACK_SECONDS), pause_key=key)
+                keyset = keyset_from_paused_state(paused)
+                paused.state_details.run_input_keyset = {str(name): stored for name, stored in keyset.items()}
+                answer = client.set_flow_run_state(flow_run_id, paused)
+                if answer.status is not SetStateStatus.ACCEPT:
+                    return f"Prefect did not pause the flow run: {answer.details}"
+                form.save(keyset, flow_run_id)
+                _announce(run, proposal, timeout_seconds)
+                why = _wait(client, run, registry, proposal, timeout_seconds)
+                return why or _approval(form.load(keyset, flow_run_id))
+        if key not in asked_before:  # else this process was started by the answer
+            _announce(run, proposal, timeout_seconds)
+        return _approval(suspend_flow_run(wait_for_input=form, timeout=int(timeout_seconds), key=key))
+    except Exception as error:  # whatever the API does, the run is trained and nothing is decided
+        return f"Prefect could not ask: {error}"
 
 
-def _ask(run: ActiveRun, registry: Registry, proposal: Promoted) -> Approval | str:
-    seconds = run.config.promotion.approval_timeout_seconds
-    question = Question(proposal=proposal, champion=registry.state.champion, timeout_seconds=seconds)
-    known = decision_on_record(registry.state, proposal.manifest_sha256)
-
-    def is_settled() -> bool:
-        return decision_on_record(registry.refresh(), proposal.manifest_sha256) is not known
-
-    show = run.overview.show_question
-    waiting = Waiting(shutdown=run.shutdown, is_settled=is_settled, say=run.say, show=show)
-    answer = ask(question, run.flow_run_id, waiting)
-    show("")
-    return answer
-
-
-def _describe_open_question(registry: Registry, candidate: Candidate, why: str) -> str:
-    if before := describe_earlier_decision(registry, candidate, None):
-        return before
-    named = f"{candidate.run_id}@{candidate.reference.step}"
+def describe(new: Promoted, old: Promoted | None) -> str:
+    """Return the Markdown above the form: the promotion as it would be recorded, and what the alias points at now."""
+    before = old.metrics if old else {}
+    rows = [
+        "| | offered | now |",
+        "|---|---|---|",
+        f"| checkpoint | {new.run_id}@{new.step} | {f'{old.run_id}@{old.step}' if old else '–'} |",
+        f"| manifest | {new.manifest_sha256[:8]} | {old.manifest_sha256[:8] if old else '–'} |",
+    ]
+    for name, value in sorted(new.metrics.items()):
+        now = f"{before[name]:.4f}" if name in before else "–"
+        rows.append(f"| {markdown_text(name)} | {value:.4f} | {now} |")
+    curve = f" The loss curve is {markdown_text(new.verdict)}." if new.verdict else ""
+    named, table = f"{new.run_id}@{new.step}", "\n".join(rows)
     return (
-        f"{registry.alias} is not changed, {named} waits for approval ({why}); "
-        f"`cairn promote {named}`, typed by a person, approves it, the same command asks again"
+        f"# May `{new.alias}` point at `{named}`?\n\nEvery other gate said yes: {markdown_text(new.why)}.{curve}\n\n"
+        f"{table}\n\n`cairn sample {named}` lets it write. `cairn promote {named}` is a yes too."
     )
+
+
+def _announce(run: ActiveRun, proposal: Promoted, timeout_seconds: float) -> None:
+    """Say the question with its deadline and where it is answered, and show it on the run's page."""
+    named, alias, flow_run_id = f"{proposal.run_id}@{proposal.step}", proposal.alias, run.flow_run_id
+    until = f"{datetime.now(UTC) + timedelta(seconds=timeout_seconds):%Y-%m-%d %H:%M:%S} UTC"
+    run.say(
+        f"may {alias} point at {named}? It waits for approval until {until}: resume flow run {flow_run_id} in "
+        f"Prefect, {url_for('flow-run', obj_id=flow_run_id)}, or `cairn promote {named}` in another terminal"
+    )
+    run.overview.show_question(
+        f"**May `{alias}` point at `{named}`? It waits for approval until {until}.** "
+        f"[Open the flow run](../../runs/flow-run/{flow_run_id}) and choose Resume (in its menu): a form asks for the "
+        f"answer. `cairn promote {named}`, typed by a person, is a yes too."
+    )
+
+
+def _wait(client: SyncPrefectClient, run: ActiveRun, registry: Registry, proposal: Promoted, seconds: float) -> str:
+    """Wait for the answer in this process; return why there is none, or "" for one."""
+    known = decision_on_record(registry.state, proposal.manifest_sha256)
+    deadline, woken = time.monotonic() + seconds, threading.Event()
+    with run.shutdown.on_shutdown(woken.set):
+        while not woken.is_set():
+            with suppress(Exception):  # an API that is away for a while may come back with the answer
+                state = client.read_flow_run(UUID(run.flow_run_id)).state
+                if state is not None and state.is_running():
+                    return ""
+            if decision_on_record(registry.refresh(), proposal.manifest_sha256) is not known:
+                return "it was decided elsewhere meanwhile"
+            if time.monotonic() >= deadline:
+                return f"nobody answered in Prefect within {seconds:g} s"
+            woken.wait(min(_POLL_SECONDS, max(0.0, deadline - time.monotonic())))
+    return f"{run.shutdown.signal} came before an answer"
+
+
+def _approval(answer: BaseModel) -> Approval:
+    given = PromotionApproval.model_validate(answer.model_dump())
+    return Approval(is_given=given.approve, by=given.by, why=given.why)

@@ -23,7 +23,6 @@ class TrainerObservation:
     """The evidence about one attempt's trainer, or about its parent while there is no trainer."""
 
     def __init__(self, config: RunConfig, shutdown: ShutdownSignal, cancellation: CancellationWatch) -> None:
-        """Prepare; the hang detector expects a first sign of life from now on."""
         self.watch = HangDetector(config.watchdog)
         self._grace_seconds = config.checkpoint.grace_seconds
         self._shutdown, self._cancellation = shutdown, cancellation

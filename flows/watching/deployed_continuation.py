@@ -32,7 +32,6 @@ STUCK_SECONDS = 600.0
 _UNFINISHED = [StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING]
 _SHOWN = 200
 _MOST_LAUNCHES = 10
-_CREDENTIALS = "store_credentials"
 
 
 class ContinuationByDeployment:
@@ -47,12 +46,17 @@ class ContinuationByDeployment:
     def begin(self, stalled: StalledRun, *, delay_seconds: float = 0.0) -> Begun | Busy:
         """Create a flow run that continues the run after the delay, unless one is scheduled or running."""
         with get_client(sync_client=True) as client:
-            deployment_id = self._deployment_id(client)
-            rule = filters.FlowRunFilter(
+            try:
+                deployment_id = client.read_deployment_by_name(self._deployment).id
+            except (ObjectNotFound, ValueError) as error:
+                rule = "rule: flow/deployment, registered by `prefect deploy`"
+                problem = f"deployment {self._deployment!r}: Prefect does not know it; {rule}"
+                raise InvalidConfiguration(problem) from error
+            unfinished = filters.FlowRunFilter(
                 deployment_id=filters.FlowRunFilterDeploymentId(any_=[deployment_id]),
                 state=filters.FlowRunFilterState(type=filters.FlowRunFilterStateType(any_=_UNFINISHED)),
             )
-            for flow_run in client.read_flow_runs(flow_run_filter=rule, limit=_SHOWN):
+            for flow_run in client.read_flow_runs(flow_run_filter=unfinished, limit=_SHOWN):
                 if self._is_at(flow_run, stalled):
                     return Busy(why=f"flow run {flow_run.name} is continuing it ({flow_run.state_name})")
             return self._create(client, deployment_id, stalled, delay_seconds)
@@ -61,21 +65,11 @@ class ContinuationByDeployment:
         """Return where the flow runs that continued the run are found."""
         return f"flow runs of {self._deployment} named after {run_id}"
 
-    def _deployment_id(self, client: SyncPrefectClient) -> UUID:
-        try:
-            return client.read_deployment_by_name(self._deployment).id
-        except (ObjectNotFound, ValueError) as error:
-            raise InvalidConfiguration(
-                f"deployment {self._deployment!r}: Prefect does not know it; rule: flow/deployment, "
-                "registered by `prefect deploy`"
-            ) from error
-
     def _is_at(self, flow_run: FlowRun, stalled: StalledRun) -> bool:
         is_scheduled = flow_run.state_type is StateType.SCHEDULED
-        if is_scheduled and flow_run.auto_scheduled:  # created by a schedule, perhaps for next week
-            return False
         config, run_id, store = (flow_run.parameters.get(name) or "" for name in ("config", "run_id", "store"))
-        if not (config or run_id) or store not in ("", self._store_url):
+        is_another = not (config or run_id) or store not in ("", self._store_url)
+        if is_another or (is_scheduled and flow_run.auto_scheduled):  # by a schedule, perhaps for next week
             return False
         # The flow run of an attempt that has ended has ended too, whatever its state says.
         claimed = {attempt.started.flow_run_id for attempt in stalled.state.attempts}
@@ -88,7 +82,9 @@ class ContinuationByDeployment:
         attempt = stalled.state.latest_attempt
         how = "open" if stalled.state.open_attempt is not None else "ended"
         launch = _last_launch(client, deployment_id, stalled.state)
-        kept = {name: value for name, value in launch.parameters.items() if name == _CREDENTIALS} if launch else {}
+        kept = (
+            {name: value for name, value in launch.parameters.items() if name == "store_credentials"} if launch else {}
+        )
         for number in range(MOST_FLOW_RUNS):
             key = sha256(f"{self._store_url} {stalled.run_id} {attempt} {how} {number}".encode())
             flow_run = client.create_flow_run_from_deployment(
@@ -103,9 +99,8 @@ class ContinuationByDeployment:
             )
             if flow_run.state is None or not flow_run.state.is_final():
                 return Begun(how=f"flow run {flow_run.id} of {self._deployment}")
-        return Busy(
-            why=f"{MOST_FLOW_RUNS} flow runs ended before they claimed it; look at flow run {flow_run.id} in Prefect"
-        )
+        many = f"{MOST_FLOW_RUNS} flow runs ended before they claimed it"
+        return Busy(why=f"{many}; look at flow run {flow_run.id} in Prefect")
 
 
 def name_successor(end: FlowEnd, log: RunLog) -> FlowEnd:
@@ -115,17 +110,15 @@ def name_successor(end: FlowEnd, log: RunLog) -> FlowEnd:
     with suppress(Exception):
         if runtime.deployment.get_id() is not None:
             own = f"{runtime.flow_run.get_flow_name()}/{runtime.deployment.get_name()}"
+            ended = log.state.attempts[-1].ended if log.state.attempts else None
+            is_resumed = ended is not None and ended.decision.action == DecisionAction.RESUME
+            stalled = StalledRun(run_id=log.run_id, state=log.state, seconds=0.0)
             begun = ContinuationByDeployment(own, log.store.url).begin(
-                StalledRun(run_id=log.run_id, state=log.state, seconds=0.0), delay_seconds=_back_off(log.state)
+                stalled, delay_seconds=ended.decision.delay_seconds if ended and is_resumed else 0.0
             )
             how = begun.how if isinstance(begun, Begun) else begun.why
             return replace(end, message=f"{end.message}; next: {how}")
     return end
-
-
-def _back_off(state: RunState) -> float:
-    ended = state.attempts[-1].ended if state.attempts else None
-    return ended.decision.delay_seconds if ended and ended.decision.action == DecisionAction.RESUME else 0.0
 
 
 def _last_launch(client: SyncPrefectClient, deployment_id: UUID, state: RunState) -> FlowRun | None:

@@ -2,8 +2,8 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -33,14 +33,11 @@ class RunPulse:
 
 def pulse_of(log: RunLog) -> RunPulse | None:
     """Return the pulse of a run that was read; None without an open attempt or a readable heartbeat."""
-    owner, opened = log.state.open_attempt, log.state.opened
-    if owner is None or opened is None:
-        return None
-    try:
-        beat = read_heartbeat(log.store, log.prefix, owner.started.attempt)
-    except StorageError:  # reading the log reports what is wrong with the store
-        return None
-    if beat is None:
+    owner, opened, beat = log.state.open_attempt, log.state.opened, None
+    if owner is not None:
+        with suppress(StorageError):  # reading the log reports what is wrong with the store
+            beat = read_heartbeat(log.store, log.prefix, owner.started.attempt)
+    if owner is None or opened is None or beat is None:
         return None
     trained, ahead = beat.step - owner.started.first_step, max(opened.total_steps - beat.step, 0)
     seconds_left = beat.gpu_seconds / trained * ahead if trained > 0 and beat.gpu_seconds > 0 else None
@@ -51,10 +48,8 @@ def pulse_line(pulse: RunPulse) -> str:
     """Return the pulse on one line."""
     share = 100 * pulse.step // pulse.total_steps
     loss = "" if pulse.train_loss is None else f" · loss {pulse.train_loss:.3f}"
-    eta = format_clock(pulse.seconds_left)
-    return (
-        f"{pulse.run_id}: step {pulse.step}/{pulse.total_steps} ({share} %){loss} · attempt {pulse.attempt} · ETA {eta}"
-    )
+    so_far = f"step {pulse.step}/{pulse.total_steps} ({share} %){loss}"
+    return f"{pulse.run_id}: {so_far} · attempt {pulse.attempt} · ETA {format_clock(pulse.seconds_left)}"
 
 
 class WatchDisplay:
@@ -73,11 +68,9 @@ class WatchDisplay:
         self._clock, self._say = clock, say
         self._printed: dict[str, tuple[int, float]] = {}
 
-    @contextmanager
-    def showing(self) -> Iterator[None]:
+    def showing(self) -> AbstractContextManager[None]:
         """Keep the lines at the bottom of a terminal while the block runs."""
-        with self._live.show():
-            yield
+        return self._live.show()
 
     def show(self, pulses: Sequence[RunPulse]) -> None:
         """Show the progress of the runs that train now."""

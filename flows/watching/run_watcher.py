@@ -1,33 +1,38 @@
 """Looks at all runs of a store and continues those that need it; a run's error becomes its row and ends no look."""
 
 import os
+import socket
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
+from pathlib import Path
 from typing import NoReturn
+
+import psutil
 
 from flows.orchestrator.run_notices import all_receivers, notices_of
 from flows.watching.run_continuation import Begun, Busy, Continuation, ContinuationHere, StalledRun
 from flows.watching.run_pulse import RunPulse, pulse_of
-from flows.watching.watcher_memory import WatcherMemory
 from reports.notices.notice import Notice, silent_notice
 from reports.notices.notice_delivery import telling
-from storage.errors import StorageError
+from storage.errors import IntegrityError, StorageError
+from storage.logs.heartbeat import read_heartbeat
 from storage.logs.registry import Registry, RegistryState
 from storage.logs.run_index import RunIndex, is_empty
 from storage.logs.run_log import RunLog
-from storage.stores.document import sha256
+from storage.stores.document import decode, encode, project, sha256
 from storage.stores.object_store import ObjectStore
 from storage.stores.open_store import open_store
 from tasks.attempt.shutdown_signal import Terminated, raise_on_sigterm
 from tasks.checkpoints.promotion_offer import pending_offer
 from tasks.configuration.configuration_source import read_notify
 from tasks.errors import InvalidConfiguration
-from tasks.machine.placement import work_folder
-from tasks.policy.run_watch import Continue, Leave, Observed, Wait, decide_watch, is_over, lease_seconds
+from tasks.machine.placement import boot_id, is_known_dead, keep_file, shares_pids, work_folder
+from tasks.policy.run_watch import Continue, Leave, Life, Observed, Wait, decide_watch, is_over, lease_seconds
 
 _READERS = 8
 _SHORTEST_PAUSE_SECONDS = 0.5
@@ -71,6 +76,78 @@ class WatchRow:
     seconds: float | None = None
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sighting:
+    """The state of one run when last seen, since when it is unchanged, and what was tried since."""
+
+    attempt: int
+    mark: str
+    since: float
+    futile: int = 0
+    tried_at: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Remembered:
+    boot_id: str
+    runs: Mapping[str, Sighting]
+
+
+class WatcherMemory:
+    """The sightings of one store's runs, in a file of this machine's work folder."""
+
+    def __init__(self, path: Path, *, monotonic: Callable[[], float]) -> None:
+        """Read the file; one of another boot, or a damaged one, is ignored."""
+        self._path, self._monotonic = path, monotonic
+        self._runs: dict[str, Sighting] = {}
+        with suppress(OSError, IntegrityError):
+            remembered = decode(path.read_bytes(), _Remembered, where=str(path))
+            self._runs |= remembered.runs if remembered.boot_id == boot_id() else {}
+
+    def observe(self, log: RunLog) -> Observed:
+        """Return what is known of a run whose log was just read."""
+        state, owner = log.state, log.state.open_attempt
+        mark = f"ended {state.latest_attempt}" if state.attempts else "opened"
+        if owner is not None:  # what changes whenever the run moves: a commit is a sign of life like a heartbeat
+            heartbeat = read_heartbeat(log.store, log.prefix, owner.started.attempt)
+            mark = f"open {owner.started.attempt} committed {owner.last_committed_step} {heartbeat}"
+        before = seen = self._runs.get(log.run_id)
+        if seen is None or seen.mark != mark:
+            seen = Sighting(attempt=state.latest_attempt, mark=mark, since=self._monotonic())
+            self._runs[log.run_id] = seen
+        moved = before is not None and before is not seen and before.attempt == state.latest_attempt
+        shows_life = moved and owner is not None
+        return project(seen, Observed, owner=_life(log), unchanged_since=seen.since, shows_life=shows_life)
+
+    def note_continued(self, run_id: str) -> None:
+        """Remember that a continuation of the run was begun."""
+        seen = self._runs[run_id]
+        self._runs[run_id] = replace(seen, futile=seen.futile + 1, tried_at=self._monotonic())
+
+    def save(self) -> None:
+        """Replace the file; a folder that cannot be written costs only the memory."""
+        keep_file(self._path, encode(_Remembered(boot_id=boot_id(), runs=self._runs)))
+
+
+def _life(log: RunLog) -> Life:
+    """Judge by the newest attempt, else by the opening entry; a process that began later only has the same pid."""
+    if log.state.attempts:
+        placement = log.state.attempts[-1].started.placement
+        if not shares_pids(placement):
+            return Life.UNKNOWN
+        return Life.GONE if is_known_dead(placement) else Life.HERE
+    opening = log.read_entries()[0]
+    if opening.writer.host != socket.gethostname():
+        return Life.UNKNOWN
+    try:
+        began = psutil.Process(opening.writer.pid).create_time()
+    except psutil.NoSuchProcess:
+        return Life.GONE
+    except psutil.AccessDenied:
+        return Life.UNKNOWN
+    return Life.GONE if began > opening.at.timestamp() else Life.HERE
+
+
 class RunWatcher:
     """Looks at the runs of one store, again and again."""
 
@@ -105,7 +182,11 @@ class RunWatcher:
         """Look once, and again at runs whose wait ends within their lease: the first look has no earlier sighting."""
         rows = {row.run_id: row for row in self.look()}
         looked_at = self._monotonic()
-        while near := [run_id for run_id, row in rows.items() if self._is_near(row, looked_at)]:
+        while near := [
+            run_id
+            for run_id, row in rows.items()
+            if row.seconds is not None and self._untils[run_id] <= looked_at + lease_seconds(self._logs[run_id].state)
+        ]:
             self._sleep(_SHORTEST_PAUSE_SECONDS)
             rows.update((row.run_id, row) for row in self._look_at(near))
         return tuple(rows.values())
@@ -146,9 +227,17 @@ class RunWatcher:
         self._read_aliases.clear()
         with ThreadPoolExecutor(_READERS) as readers:
             reads = [readers.submit(self._read, run_id) for run_id in run_ids]
-        rows = [self._look_safely(run_id, read) for run_id, read in zip(run_ids, reads, strict=True)]
+        rows = []
+        for run_id, read in zip(run_ids, reads, strict=True):
+            try:
+                read.result()
+                if not is_empty(self._logs[run_id]):
+                    rows.append(self._decide(run_id))
+            except Exception as error:  # whatever is wrong with one run, the others are looked at
+                why = f"{error}" or type(error).__name__
+                rows.append(WatchRow(run_id=run_id, action=WatchAction.FAILED, why=why))
         self._memory.save()
-        return tuple(row for row in rows if row is not None)
+        return tuple(rows)
 
     def _read(self, run_id: str) -> None:
         log = self._logs.pop(run_id, None)
@@ -157,13 +246,6 @@ class RunWatcher:
         else:
             log.refresh()
         self._logs[run_id] = log
-
-    def _look_safely(self, run_id: str, read: Future[None]) -> WatchRow | None:
-        try:
-            read.result()
-            return None if is_empty(self._logs[run_id]) else self._decide(run_id)
-        except Exception as error:  # whatever is wrong with one run, the others are looked at
-            return WatchRow(run_id=run_id, action=WatchAction.FAILED, why=f"{error}" or type(error).__name__)
 
     def _decide(self, run_id: str) -> WatchRow:
         log = self._logs[run_id]
@@ -174,32 +256,25 @@ class RunWatcher:
             observed = self._observe(log)
             verdict = decide_watch(log.state, observed, now)
         self._index.note(log, is_over=is_over(log.state, observed))
-        self._note_silence(log, now - observed.unchanged_since)
+        row, owner, seconds = partial(WatchRow, run_id=run_id), log.state.open_attempt, now - observed.unchanged_since
+        if owner is None or seconds < 2 * lease_seconds(log.state):
+            self._silent.pop(run_id, None)
+        else:
+            self._silent[run_id] = silent_notice(run_id, owner.started.attempt, owner.last_known_step, seconds)
         match verdict:
             case Leave(why=why):
-                return WatchRow(run_id=run_id, action=WatchAction.LEFT, why=why)
+                return row(action=WatchAction.LEFT, why=why)
             case Wait(until=until, why=why):
                 self._untils[run_id] = until
                 how = self._continuation.where(run_id) if observed.futile else ""
-                return WatchRow(
-                    run_id=run_id, action=WatchAction.WAITS, why=why, how=how, seconds=max(until - now, 0.0)
-                )
+                return row(action=WatchAction.WAITS, why=why, how=how, seconds=max(until - now, 0.0))
             case Continue(why=why):
-                stalled = StalledRun(run_id=run_id, state=log.state, seconds=now - observed.unchanged_since)
-                match self._continuation.begin(stalled):
+                match self._continuation.begin(StalledRun(run_id=run_id, state=log.state, seconds=seconds)):
                     case Busy(why=obstacle):
-                        return WatchRow(run_id=stalled.run_id, action=WatchAction.WAITS, why=f"{why}; {obstacle}")
+                        return row(action=WatchAction.WAITS, why=f"{why}; {obstacle}")
                     case Begun(how=how):
-                        self._memory.note_continued(stalled.run_id)
-                        return WatchRow(run_id=stalled.run_id, action=WatchAction.CONTINUED, why=why, how=how)
-
-    def _note_silence(self, log: RunLog, seconds: float) -> None:
-        owner = log.state.open_attempt
-        if owner is None or seconds < 2 * lease_seconds(log.state):
-            self._silent.pop(log.run_id, None)
-        else:
-            notice = silent_notice(log.run_id, owner.started.attempt, owner.last_known_step, seconds)
-            self._silent[log.run_id] = notice
+                        self._memory.note_continued(run_id)
+                        return row(action=WatchAction.CONTINUED, why=why, how=how)
 
     def _observe(self, log: RunLog) -> Observed:
         observed = self._memory.observe(log)
@@ -217,11 +292,6 @@ class RunWatcher:
             registry.refresh()
             self._read_aliases.add(alias)
         return registry.state
-
-    def _is_near(self, row: WatchRow, looked_at: float) -> bool:
-        if row.seconds is None:
-            return False
-        return self._untils[row.run_id] <= looked_at + lease_seconds(self._logs[row.run_id].state)
 
 
 def open_watcher(request: WatchRequest) -> RunWatcher:

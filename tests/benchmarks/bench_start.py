@@ -120,7 +120,7 @@ def note_children(pid: int, began: float, seconds: dict[str, float]) -> None:
     while STEP not in seconds and Path(f"/proc/{pid}").exists():
         for child in children(pid):
             command = command_line(child)
-            if "ephemeral_server" in command or "uvicorn" in command:
+            if "prefect_server" in command or "uvicorn" in command:
                 seconds.setdefault(SERVER, time.monotonic() - began)
             elif "tasks.trainer.trainer" in command:
                 seconds.setdefault(TRAINER, time.monotonic() - began)

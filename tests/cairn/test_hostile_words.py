@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 from cairn.operations.model_export import ModelFacts, write_card
-from flows.orchestrator.promotion_approval import Question, describe
 from flows.run.progress import Progress
+from flows.run.run_promotion import describe
 from reports.queries.display_tables import Table, budgets_table, markdown_table, markdown_text, receipts_table
 from reports.queries.receipts import read_receipts
 from reports.queries.run_status import read_status
@@ -80,13 +80,9 @@ def test_a_receipt_the_orchestrator_shows_holds_an_attempts_last_words_as_text(f
 
 
 def test_the_form_that_asks_a_person_holds_an_evaluators_words_as_text() -> None:
-    question = Question(
-        proposal=promoted(metrics={TAGS: 1.0}, why=TAGS, verdict=TAGS),
-        champion=promoted(metrics={TAGS: 2.0}),
-        timeout_seconds=1.0,
-    )
-    stays_text(describe(question))
-    assert "2.0000" in describe(question)
+    form = describe(promoted(metrics={TAGS: 1.0}, why=TAGS, verdict=TAGS), promoted(metrics={TAGS: 2.0}))
+    stays_text(form)
+    assert "2.0000" in form
 
 
 def test_a_model_cards_front_matter_cannot_be_ended_from_inside(bard: FabricatedRun) -> None:

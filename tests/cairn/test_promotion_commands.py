@@ -4,18 +4,19 @@ gone back to.
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from cairn.operations.alias_rollback import roll_back
-from flows.orchestrator.promotion_approval import PromotionApproval, Question, Waiting, ask, describe
+from flows.run.run_promotion import PromotionApproval, ask, describe
 from reports.queries.alias_history import list_decisions, list_promotions
 from storage.checkpoints.resume_point import quarantine_checkpoint
 from storage.errors import IntegrityError
 from storage.logs.log_entry import Writer
 from storage.logs.registry import Promoted, Registry
 from storage.stores.local_store import LocalStore
-from tasks.attempt.shutdown_signal import ShutdownSignal
 from tests.commands import Cairn
 from tests.fabricated_run import FabricatedRun, promote
 
@@ -116,19 +117,14 @@ def test_a_promotion_by_hand_carries_the_persons_words(bard: FabricatedRun, cair
     assert champion(store).why == "val_loss 1.0000, before 2.0000: it rhymes"
 
 
-def question(bard: FabricatedRun, store: LocalStore) -> Question:
-    proposal = champion(store)
-    return Question(proposal=proposal, champion=proposal, timeout_seconds=60)
-
-
 def test_nobody_is_asked_where_no_server_is_named(bard: FabricatedRun, store: LocalStore) -> None:
-    waiting = Waiting(shutdown=ShutdownSignal(), is_settled=lambda: False, say=print, show=print)
-    answer = ask(question(bard, store), "0" * 8 + "-0000-0000-0000-" + "0" * 12, waiting)
+    run: Any = SimpleNamespace(flow_run_id="0" * 8 + "-0000-0000-0000-" + "0" * 12)
+    answer = ask(run, Registry(store, "champion"), champion(store), 60)
     assert isinstance(answer, str) and "PREFECT_API_URL" in answer
 
 
 def test_the_question_shows_both_checkpoints_with_their_numbers(bard: FabricatedRun, store: LocalStore) -> None:
-    text = describe(question(bard, store))
+    text = describe(champion(store), champion(store))
     assert "| val_loss | 2.0000 | 2.0000 |" in text and "bard@20" in text
 
 

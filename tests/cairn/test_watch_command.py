@@ -14,8 +14,7 @@ import psutil
 import pytest
 
 from flows.watching.run_continuation import Begun, Busy, Continuation, ContinuationHere, StalledRun
-from flows.watching.run_watcher import RunWatcher, WatchRow
-from flows.watching.watcher_memory import WatcherMemory
+from flows.watching.run_watcher import RunWatcher, WatcherMemory, WatchRow
 from storage.errors import StoreUnavailable
 from storage.logs.log_entry import Writer
 from storage.logs.registry import Registry, RegistryState

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from flows.watching.run_continuation import Begun, StalledRun
-from flows.watching.run_watcher import RunWatcher, WatchRow
-from flows.watching.watcher_memory import WatcherMemory
+from flows.watching.run_watcher import RunWatcher, WatcherMemory, WatchRow
 from storage.logs import run_index
 from storage.logs.log_entry import entry_name
 from storage.logs.run_index import INDEX_FOLDER, RunIndex

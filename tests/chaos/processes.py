@@ -94,7 +94,7 @@ def role_of(words: list[str]) -> Role:
         return Role.EVALUATOR
     if any(word.startswith(_ENGINES) for word in words):  # the flow run of a worker
         return Role.FLOW
-    if "flows.orchestrator.ephemeral_server" in words:
+    if "flows.orchestrator.prefect_server" in words:
         return Role.SERVER
     if "tests.chaos.waiting_sweep" in words:
         return Role.SWEEPER

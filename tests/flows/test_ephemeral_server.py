@@ -11,9 +11,8 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 
-from flows.orchestrator import ephemeral_server
-from flows.orchestrator.ephemeral_server import EphemeralServer
-from flows.orchestrator.server_address import authorization
+from flows.orchestrator import prefect_server
+from flows.orchestrator.prefect_server import EphemeralServer, authorization
 from tests.processes.waiting import wait_until
 
 
@@ -93,7 +92,7 @@ def test_a_request_waits_for_the_server_that_is_started_again(tmp_path: Path) ->
 def test_a_server_that_cannot_live_is_given_up_with_one_line_and_answers_at_once_from_then_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ephemeral_server, "_BACKOFF_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr(prefect_server, "_BACKOFF_SECONDS", (0.0, 0.0))
     said = list[str]()
     with started(tmp_path, said) as server:
         for _ in range(3):
@@ -106,8 +105,8 @@ def test_a_server_that_cannot_live_is_given_up_with_one_line_and_answers_at_once
 def test_a_server_that_lived_long_before_it_died_has_all_its_restarts_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ephemeral_server, "_BACKOFF_SECONDS", (0.0,))
-    monkeypatch.setattr(ephemeral_server, "_LONG_LIFE_SECONDS", 0.0)
+    monkeypatch.setattr(prefect_server, "_BACKOFF_SECONDS", (0.0,))
+    monkeypatch.setattr(prefect_server, "_LONG_LIFE_SECONDS", 0.0)
     said = list[str]()
     with started(tmp_path, said) as server:
         for _ in range(4):
@@ -118,7 +117,7 @@ def test_a_server_that_lived_long_before_it_died_has_all_its_restarts_again(
 def test_one_that_is_given_up_before_it_answers_is_an_error_that_says_what_to_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ephemeral_server, "_BACKOFF_SECONDS", ())
+    monkeypatch.setattr(prefect_server, "_BACKOFF_SECONDS", ())
     with started(tmp_path, []) as server:
         kill(server)
         with pytest.raises(RuntimeError, match=r"did not start: it ended with code -9; set PREFECT_API_URL"):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.orchestrator.server_address import is_server_named
+from flows.orchestrator.prefect_server import is_server_named
 
 
 def never() -> str | None:

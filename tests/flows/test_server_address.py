@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from flows.orchestrator.server_address import authorization, is_server_answering, server_address
+from flows.orchestrator.prefect_server import authorization, is_server_answering, server_address
 from tasks.errors import InvalidConfiguration
 from tests.commands import Cairn
 

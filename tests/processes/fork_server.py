@@ -23,7 +23,7 @@ from typing import Any
 PROGRAMS = frozenset(
     {
         "cairn.cli.command",
-        "flows.orchestrator.ephemeral_server",
+        "flows.orchestrator.prefect_server",
         "tasks.evaluator.evaluator",
         "tasks.trainer.rank_launcher",
         "tasks.trainer.trainer",

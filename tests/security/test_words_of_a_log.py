@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from flows.operations.checkpoint_evaluation import measure
+from flows.run.active_run import claim_next_attempt
 from flows.run.attempt import Attempt
-from flows.run.next_attempt import claim_next_attempt
 from model.data.tokenizer import Tokenizer
 from reports.queries.run_lookup import find_checkpoint
 from storage.logs.registry import Registry

@@ -9,10 +9,10 @@ import pytest
 from flows.operations.checkpoint_offer import promotion_rules
 from flows.preparation import preflight
 from flows.preparation.resource_check import AvailableMemory
+from flows.run import active_run
 from flows.run import attempt as attempt_flow
-from flows.run import next_attempt
+from flows.run.active_run import claim_next_attempt, gather_machines
 from flows.run.attempt import Attempt
-from flows.run.next_attempt import claim_next_attempt, gather_machines
 from flows.run.trainer_observation import TrainerObservation
 from model.estimates.size_estimate import TrainingPlace
 from storage.logs.run_entries import EvaluationFailed
@@ -190,7 +190,7 @@ def what_is_tried_first_after_out_of_memory(bench: Bench) -> None:
 @acts("lease.seconds", "lease.heartbeat_seconds")
 def how_a_live_attempt_is_recognized(bench: Bench) -> None:
     seen: list[Any] = []
-    claim, beat = next_attempt.claim_attempt, attempt_flow.writing_heartbeats
+    claim, beat = active_run.claim_attempt, attempt_flow.writing_heartbeats
 
     def noting_claim(log: Any, claimant: Any, start: Any) -> Any:
         seen.append(claimant.lease.seconds)
@@ -200,7 +200,7 @@ def how_a_live_attempt_is_recognized(bench: Bench) -> None:
         seen.append(every_seconds)
         return beat(*arguments, every_seconds=every_seconds)
 
-    bench.patch.setattr(next_attempt, "claim_attempt", noting_claim)
+    bench.patch.setattr(active_run, "claim_attempt", noting_claim)
     bench.patch.setattr(attempt_flow, "writing_heartbeats", noting_beat)
     bench.flow.train("lease.seconds=45.5", "lease.heartbeat_seconds=1.25")
     assert seen == [45.5, 1.25]

@@ -3,7 +3,7 @@
 from tests.wiring.mutant import key, mutant
 
 ATTEMPT = "flows/run/attempt.py"
-CLAIM = "flows/run/next_attempt.py"
+ACTIVE = CLAIM = "flows/run/active_run.py"
 FLOW = "flows/train_gpt.py"
 OBSERVATION = "flows/run/trainer_observation.py"
 OPENING = "flows/run/run_opening.py"
@@ -17,7 +17,6 @@ SEGMENTS = f"{TESTS}::test_segments_end_where_the_configuration_commits"
 CLAIMED = f"{TESTS}::test_a_claim_charges_the_lost_attempt_to_the_budget_of_the_configuration"
 PROMOTION = "flows/run/run_promotion.py"
 RULES = "flows/operations/checkpoint_offer.py"
-ACTIVE = "flows/run/active_run.py"
 ALIAS = key("an_alias_and_how_much_better_it_must_become")
 ASKED = key("a_person_is_asked")
 STAY = key("which_checkpoints_stay")
@@ -222,7 +221,7 @@ FLOW_MUTANTS = (
     ),
     mutant(
         "dead-server-left-dead",
-        "flows/orchestrator/ephemeral_server.py",
+        "flows/orchestrator/prefect_server.py",
         "if restarts == len(_BACKOFF_SECONDS) or",
         "if restarts >= 0 or",
         "tests/flows/test_ephemeral_server.py::test_a_server_that_dies_is_started_again_on_the_same_socket",

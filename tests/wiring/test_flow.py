@@ -12,8 +12,8 @@ import pytest
 
 from flows.preparation.resource_check import AvailableMemory
 from flows.run import attempt as attempt_flow
+from flows.run.active_run import claim_next_attempt
 from flows.run.attempt import Attempt, _trainer_spec
-from flows.run.next_attempt import claim_next_attempt
 from model.estimates.size_estimate import TrainingPlace
 from storage.checkpoints.resume_point import quarantine_checkpoint
 from storage.errors import Fenced

@@ -1,33 +1,42 @@
-"""A temporary Prefect server for one command: a child process that ends with the command, however that ends.
+"""Which Prefect server is named and whether it answers, a temporary one for one command, and the guarded application.
 
-The command holds the listening socket, so the address is known before the server answers, requests wait for a server
-that is started again, and no other program can take the port. The server ignores signals, which a terminal or scheduler
-sends to every process of a job; end of file on stdin ends it. Prefect's own temporary server outlives a killed command.
-Every user of the machine can connect, so it asks for a password, which stands in the environment of the run alone.
-Run as `python -m flows.orchestrator.ephemeral_server` with the socket's number as its only argument.
+Run as `python -m flows.orchestrator.prefect_server`, with a socket's number as its only argument, it is the temporary
+server. Only an application that is served imports Prefect.
 """
 
 import atexit
+import base64
 import logging
 import os
 import secrets
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
 import time
+import tomllib
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Mapping, MutableMapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
-from flows.orchestrator.server_address import is_server_answering
+from tasks.errors import InvalidConfiguration
+from tasks.machine.http_request import open_directly
 from tasks.machine.process_scopes import collecting_no_garbage
 
 if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
     from uvicorn import Server
 
+_PROFILE_VARIABLES = ("PREFECT_PROFILE", "PREFECT_PROFILES_PATH", "PREFECT_API_KEY")
+_HOSTS = ("127.0.0.1", "localhost")
+_NEXT_FLOW_RUNS = "/get_scheduled_flow_runs"
 _MARK = "CAIRN_EPHEMERAL_SERVER"
 """Holds the server's address: the command's flows see that it has no pages and that nobody else knows it."""
 _START_SECONDS = 180.0
@@ -55,8 +64,87 @@ _SERVER_MAY = {
 }
 
 
+def server_address(environment: Mapping[str, str]) -> str:
+    """Return PREFECT_API_URL or ""; `InvalidConfiguration` for a wrong one, or a password in it: logs would show it."""
+    address = environment.get("PREFECT_API_URL", "")
+    if not address:
+        return ""
+    try:
+        parts = urlsplit(address)
+        host, secret = parts.hostname, parts.username or parts.password
+        _ = parts.port
+    except ValueError as error:
+        raise InvalidConfiguration("PREFECT_API_URL: is no address; rule: http(s)://host:port/api") from error
+    if secret is not None or "@" in parts.netloc:
+        raise InvalidConfiguration(
+            "PREFECT_API_URL carries a password; put it into PREFECT_API_AUTH_STRING as user:password"
+        )
+    if parts.scheme not in ("http", "https") or not host:
+        raise InvalidConfiguration(f"PREFECT_API_URL = {address!r}: rule: http(s)://host:port/api")
+    return address
+
+
+def authorization(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the headers that Prefect's client would send."""
+    if key := environment.get("PREFECT_API_KEY"):
+        return {"Authorization": f"Bearer {key}"}
+    if password := environment.get("PREFECT_API_AUTH_STRING"):
+        return {"Authorization": f"Basic {base64.b64encode(password.encode()).decode()}"}
+    return {}
+
+
+def is_server_answering(api_url: str, *, timeout_seconds: float, proxies: bool) -> bool:
+    """Whether a server answers at all; an error status and a bad certificate are answers too."""
+    request = urllib.request.Request(f"{api_url.rstrip('/')}/health")
+    try:
+        with open_directly(request, timeout_seconds=timeout_seconds, proxies=proxies):
+            return True
+    except urllib.error.HTTPError:
+        return True
+    except urllib.error.URLError as error:
+        return isinstance(error.reason, ssl.SSLError)
+    except OSError:
+        return False
+
+
+def is_server_named(environment: Mapping[str, str], folder: Path, *, ask_prefect: Callable[[], str | None]) -> bool:
+    """Whether the environment, a profile or a file of `folder` names a server; `ask_prefect` is slow and asked last."""
+    if environment.get("PREFECT_API_URL"):
+        return True
+    home = Path(environment.get("PREFECT_HOME") or Path.home() / ".prefect").expanduser()
+    may_be_named = (
+        any(environment.get(name) for name in _PROFILE_VARIABLES)
+        or (home / "profiles.toml").exists()
+        or (folder / "prefect.toml").exists()
+        or "prefect" in _read_text(folder / ".env").lower()
+        or _has_prefect_table(folder / "pyproject.toml")
+    )
+    return may_be_named and bool(ask_prefect())
+
+
+def _has_prefect_table(path: Path) -> bool:
+    try:
+        return "prefect" in tomllib.loads(_read_text(path)).get("tool", {})
+    except tomllib.TOMLDecodeError:
+        return True
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
 class EphemeralServer:
-    """A server that is starting or runs; it is started again if it dies, and stopped when this process ends."""
+    """A child process that ends with the command, however that ends, and is started again if it dies.
+
+    The command holds the listening socket, so the address is known before the server answers, requests wait for a
+    server that is started again, and no other program can take the port. The server ignores signals, which a terminal
+    or scheduler sends to every process of a job; end of file on stdin ends it. Prefect's own temporary server outlives
+    a killed command. Every user of the machine can connect, so it asks for a password, which stands in the environment
+    of the run alone.
+    """
 
     def __init__(self, environment: Mapping[str, str], *, say: Callable[[str], None]) -> None:
         """Start it with this environment; `wait_ready` says when it answers, and `say` is told when it is given up."""
@@ -89,8 +177,8 @@ class EphemeralServer:
         while self.is_lost or not is_server_answering(self.api_url, timeout_seconds=_ANSWER_SECONDS, proxies=False):
             if self.is_lost or time.monotonic() > deadline:
                 self.stop()
-                why = f"it ended with code {self._child.returncode}"
-                why = why if self.is_lost else f"no answer in {_START_SECONDS:.0f} s"
+                ended = f"it ended with code {self._child.returncode}"
+                why = ended if self.is_lost else f"no answer in {_START_SECONDS:.0f} s"
                 raise RuntimeError(f"the temporary Prefect server did not start: {why}; set PREFECT_API_URL to another")
             time.sleep(_POLL_SECONDS)
 
@@ -113,7 +201,7 @@ class EphemeralServer:
         with self._lock:
             if not self._stopping.is_set():
                 self._child = subprocess.Popen(
-                    [sys.executable, "-m", "flows.orchestrator.ephemeral_server", str(self._listening.fileno())],
+                    [sys.executable, "-m", "flows.orchestrator.prefect_server", str(self._listening.fileno())],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.DEVNULL,
                     pass_fds=(self._listening.fileno(),),
@@ -156,6 +244,42 @@ def is_ephemeral_server(environment: Mapping[str, str]) -> bool:
     return _MARK in environment and environment[_MARK] == environment.get("PREFECT_API_URL")
 
 
+def guard(app: "ASGIApp") -> "ASGIApp":
+    """Return `app`, which answers another Host than this machine with 400; any port may be named, for tunnels.
+
+    A web page that lets its own name point to 127.0.0.1 (DNS rebinding) is of the server's origin for a browser, but
+    the requests still carry that name as Host.
+    """
+    from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+    return TrustedHostMiddleware(app, allowed_hosts=_HOSTS, www_redirect=False)
+
+
+def without_new_work_after_sigusr1(app: "ASGIApp") -> "ASGIApp":
+    """Return `app`, which gives no flow run to a worker once this process has received SIGUSR1; they stay scheduled."""
+    from starlette.responses import JSONResponse
+
+    is_leaving = False
+
+    def leave(*_: object) -> None:
+        nonlocal is_leaving
+        is_leaving = True
+
+    async def answer(scope: "Scope", receive: "Receive", send: "Send") -> None:
+        asks_for_work = scope["type"] == "http" and scope["path"].endswith(_NEXT_FLOW_RUNS)
+        await (JSONResponse([]) if is_leaving and asks_for_work else app)(scope, receive, send)
+
+    signal.signal(signal.SIGUSR1, leave)
+    return answer
+
+
+def create_guarded_app() -> "ASGIApp":
+    """Return Prefect's guarded application; named in deployments/up.sh."""
+    from prefect.server.api.server import create_app
+
+    return guard(without_new_work_after_sigusr1(create_app(final=True)))
+
+
 def main() -> None:
     """Serve until standard input ends."""
     for number in _IGNORED_SIGNALS:
@@ -164,8 +288,6 @@ def main() -> None:
     threading.Thread(target=_end_with_parent, args=(served,), name="parent", daemon=True).start()
     with collecting_no_garbage():
         import uvicorn
-
-        from flows.orchestrator.guarded_server import create_guarded_app
 
         server = uvicorn.Server(uvicorn.Config(create_guarded_app(), log_level="error", lifespan="on"))
     served.append(server)
