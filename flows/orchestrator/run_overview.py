@@ -27,8 +27,7 @@ from prefect.runtime import flow_run
 from prefect.states import Crashed
 
 from flows.orchestrator.flow_end import add_tags
-from reports.plots.curve_labels import describe_run
-from reports.plots.run_curves import gather_curves
+from reports.plots.run_curves import describe_run, gather_curves
 from reports.queries.display_tables import (
     Table,
     budgets_table,

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from reports.plots.colors import BLACK, BLUE, GREEN, GREY, ORANGE, PALE, PURPLE, SKY, VERMILLION
-from reports.plots.curve_reduction import Column, Series, smooth
-from reports.plots.loss_panel import disable_math
-from reports.plots.plot_axis import BASE_POINTS, SMALL_POINTS
+from reports.plots.curve_plot import disable_math
+from reports.plots.plot_axis import BASE_POINTS, SMALL_POINTS, Column, Series, smooth
 from reports.plots.run_curves import RunCurves, gather_curves
 from reports.plots.run_plot import PlotRequest, replace_file
 from storage.logs.run_log import RunLog

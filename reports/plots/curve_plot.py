@@ -4,12 +4,15 @@ Equal curves give equal bytes, in any thread (no pyplot); a plot is scaled and r
 """
 
 import io
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from reports.plots.colors import BLACK, BLUE, GREY, PALE, reason_style
-from reports.plots.curve_labels import (
+from reports.plots.colors import BLACK, BLUE, GREEN, GREY, PALE, VERMILLION, YELLOW, reason_style
+from reports.plots.plot_axis import BASE_POINTS, COLUMNS, SMALL_POINTS, Across, PlotAxis, Series, smooth, thin_out
+from reports.plots.run_curves import (
+    RunCurves,
     describe_end,
     describe_run,
     describe_state,
@@ -17,21 +20,19 @@ from reports.plots.curve_labels import (
     format_small_number,
     format_title,
 )
-from reports.plots.curve_reduction import Series, smooth, thin_out
-from reports.plots.loss_panel import disable_math, draw_loss
-from reports.plots.plot_axis import BASE_POINTS, COLUMNS, SMALL_POINTS, Across, PlotAxis
-from reports.plots.run_curves import RunCurves
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.text import Text
 
 _LAYOUT_INCHES = 8.0
 _TITLE_POINTS = 12.5
 _LEFT, _RIGHT, _TOP, _BOTTOM = 0.82, 0.16, 0.76, 0.84  # margins in inches
 _FOOTER_AT, _LEGEND_AT, _LEGEND_ROW, _LEGEND_COLUMNS = 0.13, 0.24, 0.19, 5
 _MANY = 30  # more ends of one reason than this would hide the others: they become ticks at the bottom
+_MARKED_POINTS = 60
 _END_DASHES = (0, (6, 2, 1, 2))
 
 
@@ -67,9 +68,17 @@ def _figure(curves: RunCurves, width_px: int, height_px: int, across: Across) ->
     axis = PlotAxis(curves=curves, across=across, height_inches=inches)
     panels = _panels(figure, axis)
     draw_loss(panels[0], axis)
-    _draw_learning_rate(panels[1], axis)
-    _draw_gradient_norm(panels[2], axis)
-    _draw_speed(panels[3], axis)
+    norm = axis.series("grad_norm").finite
+    below = (
+        (_draw_learning_rate, axis.series("lr").finite),
+        (_draw_gradient_norm, norm.where(norm.values > 0)),
+        (_draw_speed, axis.series("tokens_per_second").finite),
+    )
+    for panel, (draw, series) in zip(panels[1:], below, strict=True):
+        if len(series.steps):
+            draw(panel, series)
+        else:
+            panel.set_yticks([])
     for panel in panels:
         _draw_events(panel, axis)
     _draw_texts(figure, axis)
@@ -125,24 +134,16 @@ def _name_axes(panels: "list[Axes]", axis: PlotAxis) -> None:
     other.spines["top"].set_color(PALE)
 
 
-def _draw_learning_rate(panel: "Axes", axis: PlotAxis) -> None:
-    rate = thin_out(axis.series("lr"), columns=COLUMNS)
-    if not len(rate.steps):
-        panel.set_yticks([])
-        return
-    panel.plot(rate.steps, rate.values, color=BLUE, linewidth=1.3)
+def _draw_learning_rate(panel: "Axes", rate: Series) -> None:
+    thin = thin_out(rate, columns=COLUMNS)
+    panel.plot(thin.steps, thin.values, color=BLUE, linewidth=1.3)
     panel.set_ylim(bottom=0)
     panel.yaxis.set_major_formatter(lambda number, _: format_small_number(number))
 
 
-def _draw_gradient_norm(panel: "Axes", axis: PlotAxis) -> None:
+def _draw_gradient_norm(panel: "Axes", norm: Series) -> None:
     from matplotlib.ticker import LogLocator, NullLocator
 
-    norm = axis.series("grad_norm").finite
-    norm = norm.where(norm.values > 0)
-    if not len(norm.steps):
-        panel.set_yticks([])
-        return
     low, high = float(norm.values.min()) / 1.5, float(norm.values.max()) * 1.5
     panel.set_ylim(low, high)
     panel.set_yscale("log")
@@ -152,11 +153,7 @@ def _draw_gradient_norm(panel: "Axes", axis: PlotAxis) -> None:
     _plot_with_trend(panel, norm)
 
 
-def _draw_speed(panel: "Axes", axis: PlotAxis) -> None:
-    speed = axis.series("tokens_per_second").finite
-    if not len(speed.steps):
-        panel.set_yticks([])
-        return
+def _draw_speed(panel: "Axes", speed: Series) -> None:
     _plot_with_trend(panel, speed)
     panel.set_ylim(0, 1.15 * max(float(np.quantile(speed.values, 0.99)), 1e-9))
     panel.yaxis.set_major_formatter(lambda number, _: format_number(number))
@@ -223,3 +220,91 @@ def _event_handles(axis: PlotAxis) -> "list[Artist]":
     if label := describe_end(curves):
         handles.append(Line2D([], [], color=BLACK, linewidth=1.0, linestyle=_END_DASHES, label=label))
     return handles
+
+
+def draw_loss(panel: "Axes", axis: PlotAxis) -> None:
+    """Draw the panel of losses: every step, the smoothed loss, held-out losses, the best checkpoint and promotions."""
+    raw, probe, curves = axis.series("train_loss"), axis.series("probe_loss"), axis.curves
+    trend, thin = smooth(raw), thin_out(raw, columns=COLUMNS)
+    mark = "." if len(thin.steps) < 3 else ""
+    panel.plot(thin.steps, thin.values, color=BLUE, alpha=0.4, linewidth=0.6, marker=mark, label="train, each step")
+    panel.plot(trend.steps, trend.values, color=BLUE, linewidth=1.9, label="train, smoothed")
+    before = smooth(axis.series("train_loss", inherited=True))
+    if curves.inherited:
+        panel.plot(before.steps, before.values, color=GREY, linewidth=1.4, label=f"run {curves.parent}, before")
+    if len(probe.finite.steps):
+        kept = thin_out(probe, columns=COLUMNS)
+        panel.plot(kept.steps, kept.values, color=GREEN, alpha=0.6, linewidth=1.0, label="held-out, probe")
+    held = [item for item in curves.held_out if np.isfinite(item.val_loss)]
+    steps, losses = [item.step * axis.unit for item in held], [item.val_loss for item in held]
+    if curves.best is not None:
+        color, mark = VERMILLION, "o" if len(held) <= _MARKED_POINTS else ""
+        label = "held-out, evaluations"
+        panel.plot(steps, losses, color=color, linewidth=1.3, marker=mark, markersize=4, zorder=6, label=label)
+        at, best = [curves.best.step * axis.unit], curves.best
+        ring: dict[str, Any] = {"linestyle": "none", "marker": "o", "markersize": 10, "markerfacecolor": "none"}
+        label = f"best: {best.val_loss:.4g} at step {best.step:,}"
+        panel.plot(at, [best.val_loss], **ring, markeredgecolor=color, markeredgewidth=1.4, zorder=7, label=label)
+    _fit_loss(panel, raw, [*trend.values, *before.values, *losses])
+    _draw_not_finite(panel, raw)
+    _draw_promotions(panel, axis)
+    if not curves.last_step:
+        panel.set_yticks([])
+        panel.text(0.5, 0.5, "no step recorded yet", transform=panel.transAxes, ha="center", color=GREY)
+        return
+    legend = panel.legend(loc="upper right", fontsize=SMALL_POINTS, framealpha=0.9, edgecolor=PALE)
+    legend.set_zorder(10)
+    disable_math(legend.get_texts())
+
+
+def _fit_loss(panel: "Axes", raw: Series, drawn: Sequence[float]) -> None:
+    """Fit the axis to what is drawn smooth; single spikes far above it are cut off."""
+    values = raw.finite.values
+    shown = np.array([*drawn, *(np.quantile(values, (0.001, 0.995)) if len(values) else ())])
+    if not len(shown):
+        panel.set_yticks([])
+        return
+    low, high = float(shown.min()), float(shown.max())
+    if low > 0 and high > 25 * low:
+        panel.set_ylim(low / 1.15, high * 1.3)
+        panel.set_yscale("log")
+        return
+    margin = 0.06 * (high - low) or 0.5
+    panel.set_ylim(low - margin, high + margin)
+
+
+def _draw_not_finite(panel: "Axes", raw: Series) -> None:
+    bad = raw.where(~raw.is_finite).steps
+    if len(bad):
+        shown = thin_out(Series(steps=bad, values=np.zeros_like(bad)), columns=COLUMNS // 8).steps
+        at = panel.get_xaxis_transform()
+        cross: dict[str, Any] = {"linestyle": "none", "marker": "x", "markersize": 5, "color": BLACK}
+        label = f"loss not finite × {len(bad):,}"
+        panel.plot(shown, np.full(len(shown), 0.975), transform=at, **cross, zorder=9, label=label)
+
+
+def _draw_promotions(panel: "Axes", axis: PlotAxis) -> None:
+    losses = {item.step: item.val_loss for item in axis.curves.held_out}
+    low, before = panel.get_ylim()[0], "promoted before"
+    for item in sorted(axis.curves.promotions, key=lambda item: item.current):
+        loss = losses.get(item.step, item.val_loss)
+        panel.plot(
+            [item.step * axis.unit],
+            [low if loss is None or not np.isfinite(loss) else loss],
+            linestyle="none",
+            marker="*",
+            markersize=14 if item.current else 9,
+            markerfacecolor=YELLOW if item.current else "white",
+            markeredgecolor=BLACK,
+            markeredgewidth=0.9,
+            clip_on=False,
+            zorder=8,
+            label=f"{item.alias}: step {item.step:,}" if item.current else before,
+        )
+        before = before if item.current else "_nolegend_"  # one line for all of them
+
+
+def disable_math(texts: "Iterable[Text]") -> None:
+    """Switch off formulas: a dollar sign in a name is a dollar sign."""
+    for text in texts:
+        text.set_parse_math(False)

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from reports.plots.colors import Dashes, reason_style
-from reports.plots.curve_reduction import Column, Series, smooth, thin_out
-from reports.plots.plot_axis import PlotAxis
+from reports.plots.plot_axis import Column, PlotAxis, Series, smooth, thin_out
 from reports.plots.run_curves import PromotedPoint, Replay, RunCurves
 
 COLUMNS = 600
@@ -58,7 +57,7 @@ def view_curves(curves: RunCurves, *, columns: int = COLUMNS) -> CurveView:
     whole = {name: axis.series(name) for name in _DRAWN}
     drawn = {name: thin_out(series, columns=columns) for name, series in whole.items()}
     drawn["trend"] = smooth(whole["train_loss"])
-    drawn["inherited"] = thin_out(axis.inherited("train_loss"), columns=columns)
+    drawn["inherited"] = thin_out(axis.series("train_loss", inherited=True), columns=columns)
     pairs = [(point.step, point.val_loss) for point in curves.held_out]
     steps, values = np.array(pairs, dtype=np.float64).reshape(-1, 2).T
     drawn["val_loss"] = Series(steps=steps, values=values).finite

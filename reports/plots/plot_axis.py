@@ -1,19 +1,76 @@
-"""The axis that all panels of a plot share: steps or tokens, and the columns of the step records on it."""
+"""What all panels of a plot share: the axis, steps or tokens, and columns of the step records on it.
 
-from collections.abc import Sequence
+Thinning keeps the first, least, greatest and last value of each pixel column (M4, Jugel et al., VLDB 2014).
+"""
+
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
-from reports.plots.curve_reduction import Series
 from reports.plots.run_curves import RunCurves
-from storage.logs.step_log import StepPoint
 
 Across = Literal["step", "tokens"]
-
 BASE_POINTS, SMALL_POINTS = 9.0, 8.0
 COLUMNS = 1200
+Column = NDArray[np.float64]
+_BINS = 1200
+_GREATEST = 1e30
+_WINDOW_SHARE = 50
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Series:
+    """Values over steps, both of one length, steps ascending."""
+
+    steps: Column
+    values: Column
+
+    @property
+    def is_finite(self) -> NDArray[np.bool_]:
+        """Which values are finite and small enough to be added up and drawn."""
+        return np.abs(self.values) < _GREATEST
+
+    @property
+    def finite(self) -> "Series":
+        """The finite values."""
+        return self.where(self.is_finite)
+
+    def where(self, kept: NDArray[np.bool_]) -> "Series":
+        """Return the values whose flag in `kept` is true."""
+        return Series(steps=self.steps[kept], values=self.values[kept])
+
+
+def thin_out(series: Series, *, columns: int) -> Series:
+    """Return at most four finite values for each of `columns` columns of equal width, and both ends."""
+    finite = series.finite
+    steps, values = finite.steps, finite.values
+    if len(steps) <= 4 * columns:
+        return finite
+    column = ((steps - steps[0]) * columns / (steps[-1] - steps[0] + 1)).astype(np.int64)
+    first = np.flatnonzero(np.diff(column, prepend=-1))
+    last = np.append(first[1:], len(steps)) - 1
+    by_value = np.lexsort((values, column))
+    kept = np.unique(np.concatenate((first, last, by_value[first], by_value[last])))
+    return Series(steps=steps[kept], values=values[kept])
+
+
+def smooth(series: Series) -> Series:
+    """Return the trend over a fiftieth of the line, narrower at its start: a running median, then a running mean."""
+    steps, values = series.finite.steps, series.finite.values
+    if len(steps) > _BINS:
+        steps, values = (
+            np.array([np.median(part) for part in np.array_split(column, _BINS)]) for column in (steps, values)
+        )
+    half = max(1, len(steps) // (2 * _WINDOW_SHARE))
+    return Series(steps=steps, values=_running(_running(values, half, np.median), half, np.mean))
+
+
+def _running(values: Column, half: int, middle: Callable[[Column], Any]) -> Column:
+    windows = (values[max(0, i - min(half, i)) : i + min(half, i) + 1] for i in range(len(values)))
+    return np.array([middle(window) for window in windows], dtype=np.float64)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,15 +86,9 @@ class PlotAxis:
         """The length of one step on the axis."""
         return self.curves.tokens_per_step if self.across == "tokens" and self.curves.tokens_per_step else 1
 
-    def series(self, name: str) -> Series:
-        """Return a column of the step records; steps without a value are left out."""
-        return self._column(name, self.curves.points)
-
-    def inherited(self, name: str) -> Series:
-        """Return a column of the steps before a fork."""
-        return self._column(name, self.curves.inherited)
-
-    def _column(self, name: str, points: Sequence[StepPoint]) -> Series:
+    def series(self, name: str, *, inherited: bool = False) -> Series:
+        """Return a column of the step records, or of those before a fork; steps without a value are left out."""
+        points = self.curves.inherited if inherited else self.curves.points
         found = [getattr(point.record, name) for point in points]
         kept = np.array([value is not None for value in found], dtype=np.bool_)
         steps = np.array([point.record.step for point in points], dtype=np.float64)
@@ -46,10 +97,8 @@ class PlotAxis:
     @property
     def reach(self) -> float:
         """The end of the axis: everything recorded lies before it."""
-        happened = [self.curves.last_step, *(item.step for item in self.curves.interruptions)]
-        end = [self.curves.end.step] if self.curves.end else []
-        farthest = max([*happened, *end])
-        return (farthest or self.curves.total_steps or 1) * self.unit
+        ends = [item.step for item in (*self.curves.interruptions, self.curves.end) if item]
+        return (max(self.curves.last_step, *ends, 0) or self.curves.total_steps or 1) * self.unit
 
     def places(self, reason: str) -> Sequence[float]:
         """Return where attempts ended for this reason, at most one place a pixel column."""

@@ -1,10 +1,10 @@
-"""The data of a run's plot: the surviving line of its steps, and everything that happened along it."""
+"""The data of a run's plot: the surviving line of its steps, what happened along it, and the texts on the plot."""
 
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby
 
 from reports.queries.evaluations import VAL_LOSS, comparable_evaluations
 from reports.queries.receipts import read_receipts
@@ -17,6 +17,10 @@ from storage.logs.run_state import RunState
 from storage.logs.step_log import StepPoint, StepRecord, read_step_records, splice
 from storage.stores.object_store import ObjectStore
 from tasks.policy.termination import TerminationReason
+from tasks.text.format import format_count, short_digest
+
+_TITLE_CHARACTERS = 44
+_UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,11 +109,12 @@ def gather_curves(log: RunLog, *, lines: Sequence[StepRecord] | None = None) -> 
     state, status = log.state, read_status(log)
     lines = read_step_records(log.store, log.prefix) if lines is None else lines
     points = splice(lines, state.attempts)
+    newest = max(state.evaluations, key=lambda item: item.step, default=None)
     return RunCurves(
         run_id=log.run_id,
         model_family=state.opened.model_family if state.opened else "",
         state=status.state,
-        verdict=_verdict(state),
+        verdict=newest.verdict.kind if newest and newest.verdict else "",
         snapshot_id=state.opened.data_snapshot if state.opened else "",
         total_steps=status.total_steps,
         tokens_per_step=tokens_per_step(state),
@@ -118,7 +123,10 @@ def gather_curves(log: RunLog, *, lines: Sequence[StepRecord] | None = None) -> 
         points=points,
         interruptions=tuple(_interruptions(state, lines)),
         replays=tuple(_replays(points)),
-        held_out=tuple(_held_out(state)),
+        held_out=tuple(
+            HeldOutPoint(step=item.step, val_loss=item.metrics[VAL_LOSS], manifest_sha256=item.manifest_sha256)
+            for item in comparable_evaluations(state)
+        ),
         promotions=tuple(_promotions(log.store, log.run_id)),
         end=state.finished,
         parent=state.origin.run_id if state.origin else "",
@@ -138,11 +146,6 @@ def _inherited(store: ObjectStore, state: RunState) -> Iterator[StepPoint]:
     yield from (point for point in points if point.record.step <= step)
 
 
-def _held_out(state: RunState) -> Iterator[HeldOutPoint]:
-    for item in comparable_evaluations(state):
-        yield HeldOutPoint(step=item.step, val_loss=item.metrics[VAL_LOSS], manifest_sha256=item.manifest_sha256)
-
-
 def _interruptions(state: RunState, lines: Sequence[StepRecord]) -> Iterator[Interruption]:
     reached: dict[int, int] = {}
     for line in lines:
@@ -155,14 +158,10 @@ def _interruptions(state: RunState, lines: Sequence[StepRecord]) -> Iterator[Int
 
 def _replays(points: Sequence[StepPoint]) -> Iterator[Replay]:
     """Yield the runs of neighbouring steps that were trained more than once."""
-    steps = [point.record.step for point in points if point.replays]
-    if not steps:
-        return
-    borders = [(before, after) for before, after in pairwise(steps) if after > before + 1]
-    firsts = [steps[0], *(after for _, after in borders)]
-    lasts = [*(before for before, _ in borders), steps[-1]]
-    for first, last in zip(firsts, lasts, strict=True):
-        yield Replay(first_step=first, last_step=last)
+    again = ((place, point.record.step) for place, point in enumerate(point for point in points if point.replays))
+    for _, group in groupby(again, key=lambda pair: pair[1] - pair[0]):
+        steps = [step for _, step in group]
+        yield Replay(first_step=steps[0], last_step=steps[-1])
 
 
 def _promotions(store: ObjectStore, run_id: str) -> Iterator[PromotedPoint]:
@@ -178,6 +177,47 @@ def _promotions(store: ObjectStore, run_id: str) -> Iterator[PromotedPoint]:
             )
 
 
-def _verdict(state: RunState) -> str:
-    newest = max(state.evaluations, key=lambda item: item.step, default=None)
-    return newest.verdict.kind if newest is not None and newest.verdict is not None else ""
+def format_title(curves: RunCurves) -> str:
+    """Return the run's id, shortened in the middle where it is long, and the model family."""
+    name, half = curves.run_id, _TITLE_CHARACTERS // 2
+    shown = name if len(name) <= _TITLE_CHARACTERS else f"{name[:half]}…{name[-half:]}"
+    return "  ·  ".join(word for word in (shown, curves.model_family) if word)
+
+
+def describe_state(curves: RunCurves) -> str:
+    """Return the state, and the verdict on the curve where there is one."""
+    return "  ·  ".join(word for word in (curves.state, curves.verdict) if word)
+
+
+def describe_run(curves: RunCurves) -> str:
+    """Return steps, tokens, device time, attempts and data snapshot."""
+    total = f" of {curves.total_steps:,}" if curves.total_steps else ""
+    parts = [f"step {curves.last_step:,}{total}"]
+    if curves.tokens_per_step:
+        parts.append(f"{format_number(curves.last_step * curves.tokens_per_step)} tokens")
+    hours, minutes = curves.gpu_seconds / 3600, curves.gpu_seconds / 60
+    parts.append(f"{hours:,.1f} device hours" if hours >= 1 else f"{minutes:.1f} device minutes")
+    parts.append(format_count(curves.attempts, "attempt"))
+    parts.append(f"data snapshot {short_digest(curves.snapshot_id or None)}")
+    return "   ·   ".join(parts)
+
+
+def describe_end(curves: RunCurves) -> str:
+    """Return how a finished run ended; empty for any other."""
+    if curves.end is None:
+        return ""
+    return f"stopped early at step {curves.end.step:,}" if curves.end.stopped else "finished"
+
+
+def format_number(number: float) -> str:
+    """Return a number with at most four digits and a unit: `1.25M`."""
+    size = next(((unit, name) for unit, name in _UNITS if abs(number) >= unit), (1.0, ""))
+    return f"{number / size[0]:.4g}{size[1]}"
+
+
+def format_small_number(number: float) -> str:
+    """Return a number of any size with few characters: `3e-4`."""
+    digits, _, exponent = f"{number:.3g}".partition("e")
+    if not exponent and 0 < abs(number) < 1e-3:
+        digits, _, exponent = f"{number:.1e}".partition("e")
+    return f"{digits.removesuffix('.0')}e{int(exponent)}" if exponent else digits

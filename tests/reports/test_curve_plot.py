@@ -17,12 +17,21 @@ from matplotlib.figure import Figure
 
 from flows.orchestrator.run_overview import Drawing, curve_markdown, is_due
 from reports.plots.colors import reason_style
-from reports.plots.curve_labels import describe_run, describe_state, format_number, format_small_number, format_title
-from reports.plots.curve_plot import draw_png, draw_svg
-from reports.plots.curve_reduction import Series, smooth, thin_out
-from reports.plots.loss_panel import draw_loss
-from reports.plots.plot_axis import PlotAxis
-from reports.plots.run_curves import HeldOutPoint, Interruption, PromotedPoint, Replay, RunCurves, gather_curves
+from reports.plots.curve_plot import draw_loss, draw_png, draw_svg
+from reports.plots.plot_axis import PlotAxis, Series, smooth, thin_out
+from reports.plots.run_curves import (
+    HeldOutPoint,
+    Interruption,
+    PromotedPoint,
+    Replay,
+    RunCurves,
+    describe_run,
+    describe_state,
+    format_number,
+    format_small_number,
+    format_title,
+    gather_curves,
+)
 from storage.logs.log_entry import ForkOrigin
 from storage.logs.run_entries import RunFinished
 from storage.logs.run_log import RunLog
