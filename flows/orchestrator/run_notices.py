@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from reports.notices.notice import Notice, find_notices
-from reports.notices.receivers import Receiver, make_receivers
+from reports.notices.notice_delivery import Receiver, make_receivers
 from storage.logs.registry import Registry
 from storage.logs.run_log import RunLog
 from tasks.configuration.settings import NotifyConfig

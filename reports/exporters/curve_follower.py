@@ -67,17 +67,25 @@ class CurveFollower:
         attempts = state.attempts
         fresh = self._tail.read(attempts[self._position].started.attempt)
         steps = self._surviving(fresh, attempts)
-        moves = not fresh and self._position + 1 < len(attempts)
-        rewind_to = self._next_attempt(attempts) if moves else None
-        newest = state.newest_committed
-        return CurveUpdate(
+        moves, rewind_to = not fresh and self._position + 1 < len(attempts), None
+        if moves:
+            self._position, self._elapsed_seconds = self._position + 1, 0.0
+            resumed = attempts[self._position].started.first_step
+            if self._sent_step > resumed:
+                rewind_to = self._sent_step = resumed
+        newest, evaluations = state.newest_committed, state.evaluations[self._sent_evaluations :]
+        ends = [attempt.ended for attempt in attempts if attempt.ended is not None]
+        line = {record.committed.manifest_sha256 for record in state.surviving_checkpoints} if evaluations else set()
+        update = CurveUpdate(
             rewind_to=rewind_to,
             steps=steps,
-            evaluations=self._new_evaluations(state),
-            ends=self._new_ends(state),
+            evaluations=tuple(item for item in evaluations if item.manifest_sha256 in line),
+            ends=tuple(ends[self._sent_ends :]),
             settled_step=newest.committed.step if newest else 0,
             more=bool(fresh) or moves,
         )
+        self._sent_evaluations, self._sent_ends = len(state.evaluations), len(ends)
+        return update
 
     def _surviving(self, fresh: Sequence[StepRecord], attempts: Sequence[AttemptRecord]) -> tuple[TimedStep, ...]:
         started_at = attempts[self._position].started_at.timestamp()
@@ -89,22 +97,3 @@ class CurveFollower:
                 self._sent_step = record.step
                 steps.append(TimedStep(at_seconds=started_at + self._elapsed_seconds, record=record))
         return tuple(steps)
-
-    def _next_attempt(self, attempts: Sequence[AttemptRecord]) -> int | None:
-        self._position, self._elapsed_seconds = self._position + 1, 0.0
-        resumed = attempts[self._position].started.first_step
-        if self._sent_step <= resumed:
-            return None
-        self._sent_step = resumed
-        return resumed
-
-    def _new_evaluations(self, state: RunState) -> tuple[EvaluationRecorded, ...]:
-        new = state.evaluations[self._sent_evaluations :]
-        self._sent_evaluations = len(state.evaluations)
-        line = {record.committed.manifest_sha256 for record in state.surviving_checkpoints} if new else set()
-        return tuple(item for item in new if item.manifest_sha256 in line)
-
-    def _new_ends(self, state: RunState) -> tuple[AttemptEnded, ...]:
-        ends = tuple(attempt.ended for attempt in state.attempts if attempt.ended is not None)
-        new, self._sent_ends = ends[self._sent_ends :], len(ends)
-        return new

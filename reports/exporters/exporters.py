@@ -76,8 +76,7 @@ def _make_exporters(log: RunLog, mirrors: MirrorsConfig, environment: Mapping[st
 
         yield WandbExporter(Path(mirrors.wandb), log.run_id)
     if mirrors.mlflow:
-        from reports.exporters.mlflow_client import MlflowClient
-        from reports.exporters.mlflow_exporter import MlflowExporter
+        from reports.exporters.mlflow_exporter import MlflowClient, MlflowExporter
 
         experiment = environment.get("MLFLOW_EXPERIMENT_NAME") or _EXPERIMENT
         yield MlflowExporter(MlflowClient(mirrors.mlflow, environment), log.run_id, experiment=experiment)
@@ -124,20 +123,15 @@ class ExporterThread:
     def _try(self, act: Callable[[], None]) -> None:
         try:
             act()
+            self._failures = 0
         except Exception as error:
             self._follower = None  # an update that failed half-way is sent again from the first step
             self._failures += 1
-            self._report(error)
-        else:
-            self._failures = 0
-
-    def _report(self, error: Exception) -> None:
-        if self._is_reported:
-            return
-        self._is_reported = True
-        with suppress(Exception):
-            why = " ".join(f"{type(error).__name__}: {error}".split())
-            self._say(f"{self._exporter.name} cannot be kept up to date, training goes on: {why}")
+            if not self._is_reported:
+                self._is_reported = True
+                with suppress(Exception):
+                    why = " ".join(f"{type(error).__name__}: {error}".split())
+                    self._say(f"{self._exporter.name} cannot be kept up to date, training goes on: {why}")
 
     def _catch_up(self) -> None:
         if self._follower is None:

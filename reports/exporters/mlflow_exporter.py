@@ -1,25 +1,82 @@
-"""A run in MLflow: one MLflow run for all attempts, with frozen configuration, curve and ends of attempts.
+"""A run in MLflow: one MLflow run for all attempts, by REST API 2.0 (mlflow.org) and the standard library alone.
 
 MLflow deletes nothing, so a step is sent only after a checkpoint at or after it is committed. A tag stores the last
 step that was sent and its attempt. Steps that are trained again because a checkpoint could not be read are sent again.
 """
 
+import base64
+import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
+from reports.errors import ReportError
 from reports.exporters.curve_follower import CurveUpdate, TimedStep
-from reports.exporters.mlflow_client import MlflowClient, MlflowRefused
-from storage.logs.run_entries import AttemptEnded, EvaluationRecorded
 from storage.logs.run_state import RunState
 from storage.stores.document import flatten
+from tasks.machine.http_request import open_directly
 from tasks.policy.termination import DecisionAction
 
 _AT_ONCE = {"params": 100, "metrics": 1000, "tags": 100}
 _MOST_CHARACTERS = 500
 _IDENTITY, _SENT_TAG = "cairn.run", "cairn.mirrored"
-Metric = Mapping[str, object]
+_TIMEOUT_SECONDS = 10.0
+_SHOWN_CHARACTERS = 200
+_MOST_BYTES = 8 * 1024 * 1024
+
+
+class MlflowRefused(ReportError):
+    """The tracking server refused a request; `code` is its error code."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(f"{code}: {message}")
+        self.code = code
+
+
+class MlflowClient:
+    """Sends requests to one tracking server, and follows no redirect to another; each ends after ten seconds."""
+
+    def __init__(self, address: str, environment: Mapping[str, str]) -> None:
+        """Send nothing yet; credentials come from MLflow's environment variables."""
+        self._root = f"{address.rstrip('/')}/api/2.0/mlflow/"
+        self._headers = {"Content-Type": "application/json"}
+        if token := environment.get("MLFLOW_TRACKING_TOKEN"):
+            self._headers["Authorization"] = f"Bearer {token}"
+        elif user := environment.get("MLFLOW_TRACKING_USERNAME"):
+            pair = f"{user}:{environment.get('MLFLOW_TRACKING_PASSWORD', '')}"
+            self._headers["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
+
+    def get(self, path: str, **parameters: str) -> Any:
+        """Send a GET request and return the answer."""
+        return self._send(urllib.request.Request(f"{self._root}{path}?{urllib.parse.urlencode(parameters)}"))
+
+    def post(self, path: str, **content: object) -> Any:
+        """Send a POST request and return the answer."""
+        data = json.dumps(content, allow_nan=False).encode()
+        return self._send(urllib.request.Request(f"{self._root}{path}", data=data, method="POST"))
+
+    def _send(self, request: urllib.request.Request) -> Any:
+        for name, value in self._headers.items():
+            request.add_header(name, value)
+        try:
+            with open_directly(request, timeout_seconds=_TIMEOUT_SECONDS) as answer:
+                data = answer.read(_MOST_BYTES + 1)
+        except urllib.error.HTTPError as error:
+            with error:
+                body = error.read(_MOST_BYTES).decode(errors="replace")
+            code, message = f"HTTP {error.code}", body
+            with suppress(ValueError, KeyError, TypeError):
+                document = json.loads(body)
+                code, message = str(document["error_code"]), str(document.get("message", ""))
+            raise MlflowRefused(code, message[:_SHOWN_CHARACTERS]) from error
+        if len(data) > _MOST_BYTES:
+            raise ReportError(f"{self._root} answered more than {_MOST_BYTES:,} bytes")
+        return json.loads(data or b"{}")
 
 
 class MlflowExporter:
@@ -35,8 +92,7 @@ class MlflowExporter:
 
     def begin(self, state: RunState) -> None:
         """Find the MLflow run by its tag or create it, and read the last step that was sent."""
-        opened_at = state.opened_at.isoformat() if state.opened_at else ""
-        identity = f"{self._run_id}@{opened_at}"
+        identity = f"{self._run_id}@{state.opened_at.isoformat() if state.opened_at else ''}"
         answer = self._client.post(
             "runs/search",
             experiment_ids=[self._experiment_id()],
@@ -45,11 +101,28 @@ class MlflowExporter:
         )
         found = next(iter(answer.get("runs", [])), None)
         self._mlflow_run = found["info"]["run_id"] if found else self._create(identity, state)
-        self._sent_step, self._unsettled = _sent_step_of(found, state), []
+        tags = {tag["key"]: tag["value"] for tag in found["data"].get("tags", [])} if found else {}
+        step, _, attempt = tags.get(_SENT_TAG, "").partition(":")
+        self._sent_step, self._unsettled = 0, []
+        if step.isdigit() and attempt.isdigit():  # of the surviving line: at most where a later attempt resumed
+            later = (record.started for record in state.attempts if record.started.attempt > int(attempt))
+            self._sent_step = min([int(step), *(started.first_step for started in later)])
         self._client.post("runs/update", run_id=self._mlflow_run, status="RUNNING")
         frozen = flatten(state.opened.config) if state.opened else {}
         listed = [{"key": key, "value": str(value)[:_MOST_CHARACTERS]} for key, value in sorted(frozen.items())]
         self._send("params", listed)  # the frozen ones: MLflow allows no parameter to change
+
+    def _create(self, identity: str, state: RunState) -> str:
+        names = ("model_family", "data_snapshot", "code_version")
+        tags = {_IDENTITY: identity} | {f"cairn.{name}": getattr(state.opened, name, "") for name in names}
+        created = self._client.post(
+            "runs/create",
+            experiment_id=self._experiment_id(),
+            run_name=self._run_id,
+            start_time=int(state.opened_at.timestamp() * 1000) if state.opened_at else 0,
+            tags=[{"key": key, "value": value} for key, value in tags.items()],
+        )
+        return str(created["run"]["info"]["run_id"])
 
     def write(self, update: CurveUpdate) -> None:
         """Send the steps that are committed now."""
@@ -60,8 +133,18 @@ class MlflowExporter:
         settled = [timed for timed in self._unsettled if timed.record.step <= update.settled_step]
         self._unsettled = self._unsettled[len(settled) :]
         unsent = [timed for timed in settled if timed.record.step > self._sent_step]
-        self._send("metrics", [*_step_metrics(unsent), *_evaluation_metrics(update.evaluations)])
-        self._send("tags", _end_tags(update.ends))
+        metrics = [
+            _metric(name.replace("/", "."), value, timed.at_seconds, timed.record.step)
+            for timed in unsent
+            for name, value in timed.values.items()
+        ]
+        for measured in update.evaluations:
+            at = measured.started_at.timestamp() + measured.seconds
+            for name, value in measured.metrics.items():
+                metrics.append(_metric(f"{measured.suite}.{name}", value, at, measured.step))
+        self._send("metrics", metrics)
+        ends = [(end.attempt, f"{end.reason} at step {end.last_step}: {end.detail}") for end in update.ends]
+        self._send("tags", ({"key": f"cairn.attempt.{n:04d}", "value": text[:_MOST_CHARACTERS]} for n, text in ends))
         if unsent:
             last = unsent[-1].record
             self._sent_step = last.step
@@ -70,13 +153,8 @@ class MlflowExporter:
     def end(self, state: RunState) -> None:
         """Set the final status: finished, failed, or killed where the run can continue."""
         ended = state.attempts[-1].ended if state.attempts else None
-        status = (
-            "FINISHED"
-            if state.finished
-            else "FAILED"
-            if ended and ended.decision.action == DecisionAction.STOP
-            else "KILLED"
-        )
+        status = "FAILED" if ended and ended.decision.action == DecisionAction.STOP else "KILLED"
+        status = "FINISHED" if state.finished else status
         at = ended and state.attempts[-1].ended_at
         extra = {"end_time": int(at.timestamp() * 1000)} if at else {}
         self._client.post("runs/update", run_id=self._mlflow_run, status=status, **extra)
@@ -96,23 +174,6 @@ class MlflowExporter:
             found = self._client.get("experiments/get-by-name", experiment_name=self._experiment)
             return str(found["experiment"]["experiment_id"])
 
-    def _create(self, identity: str, state: RunState) -> str:
-        opened = state.opened
-        tags = {
-            _IDENTITY: identity,
-            "cairn.model_family": opened.model_family if opened else "",
-            "cairn.data_snapshot": opened.data_snapshot if opened else "",
-            "cairn.code_version": opened.code_version if opened else "",
-        }
-        created = self._client.post(
-            "runs/create",
-            experiment_id=self._experiment_id(),
-            run_name=self._run_id,
-            start_time=int(state.opened_at.timestamp() * 1000) if state.opened_at else 0,
-            tags=[{"key": key, "value": value} for key, value in tags.items()],
-        )
-        return str(created["run"]["info"]["run_id"])
-
     def _send(self, kind: str, items: Iterable[Mapping[str, object]]) -> None:
         """Send params, metrics or tags in requests of the size that MLflow takes."""
         left = iter(items)
@@ -120,36 +181,7 @@ class MlflowExporter:
             self._client.post("runs/log-batch", run_id=self._mlflow_run, **{kind: batch})
 
 
-def _sent_step_of(found: Any, state: RunState) -> int:
-    """Return the last sent step of the surviving line: at most the step at which a later attempt resumed."""
-    tags = {tag["key"]: tag["value"] for tag in found["data"].get("tags", [])} if found else {}
-    step, _, attempt = tags.get(_SENT_TAG, "").partition(":")
-    if not (step.isdigit() and attempt.isdigit()):
-        return 0
-    later = (record.started for record in state.attempts if record.started.attempt > int(attempt))
-    return min([int(step), *(started.first_step for started in later)])
-
-
-def _step_metrics(lines: Sequence[TimedStep]) -> Iterator[Metric]:
-    for timed in lines:
-        for name, value in timed.values.items():
-            yield _metric(name.replace("/", "."), value, timed.at_seconds, timed.record.step)
-
-
-def _evaluation_metrics(evaluations: Iterable[EvaluationRecorded]) -> Iterator[Metric]:
-    for measured in evaluations:
-        at = measured.started_at.timestamp() + measured.seconds
-        for name, value in measured.metrics.items():
-            yield _metric(f"{measured.suite}.{name}", value, at, measured.step)
-
-
-def _metric(key: str, value: float, at_seconds: float, step: int) -> Metric:
+def _metric(key: str, value: float, at_seconds: float, step: int) -> Mapping[str, object]:
     """Return one value with its own time, so that MLflow stores a value that is sent twice once."""
     shown: object = value if math.isfinite(value) else "NaN" if math.isnan(value) else f"{'-' * (value < 0)}Infinity"
     return {"key": key, "value": shown, "timestamp": int(at_seconds * 1000), "step": step}
-
-
-def _end_tags(ends: Iterable[AttemptEnded]) -> Iterator[Mapping[str, str]]:
-    for ended in ends:
-        text = f"{ended.reason} at step {ended.last_step}: {ended.detail}"
-        yield {"key": f"cairn.attempt.{ended.attempt:04d}", "value": text[:_MOST_CHARACTERS]}

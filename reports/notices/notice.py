@@ -10,7 +10,7 @@ from reports.queries.run_status import stopped_early
 from storage.logs.registry import RegistryState
 from storage.logs.run_entries import AttemptEnded
 from storage.logs.run_state import AttemptRecord, CheckpointState, RunState
-from storage.stores.document import stored_value
+from storage.stores.document import encode, stored_value
 from tasks.policy.termination import DecisionAction, FlowOutcome, flow_outcome
 from tasks.text.format import one_line
 
@@ -31,6 +31,13 @@ class NoticeKind(StrEnum):
     SILENT = "silent"
 
 
+_KINDS = {
+    FlowOutcome.BUDGET_EXHAUSTED: NoticeKind.BUDGET_EXHAUSTED,
+    FlowOutcome.ERROR: NoticeKind.STOPPED,
+    FlowOutcome.STORAGE: NoticeKind.STOPPED,
+}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Notice:
     """One decision of one run; `key` is the same in every process that reads it, `text` a line for people."""
@@ -42,31 +49,11 @@ class Notice:
     at: datetime | None
     text: str
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NoticeDocument:
-    """A notice as receivers get it, as JSON: equal `id`s are one decision, told again."""
-
-    version: int
-    id: str
-    run_id: str
-    kind: str
-    step: int
-    at: datetime | None
-    text: str
-
-
-def document_of(notice: Notice) -> NoticeDocument:
-    """Return what a receiver gets."""
-    return NoticeDocument(
-        version=_FORMAT_VERSION,
-        id=f"{notice.run_id}/{notice.key}",
-        run_id=notice.run_id,
-        kind=notice.kind,
-        step=notice.step,
-        at=notice.at,
-        text=notice.text,
-    )
+    @property
+    def document(self) -> bytes:
+        """The notice as receivers get it, as JSON: equal `id`s are one decision, told again."""
+        named = {name: getattr(self, name) for name in ("run_id", "kind", "step", "at", "text")}
+        return encode({"version": _FORMAT_VERSION, "id": f"{self.run_id}/{self.key}", **named})
 
 
 def find_notices(
@@ -96,36 +83,25 @@ def _ends(
     ended: AttemptEnded,
     read_registry: Callable[[str], RegistryState],
 ) -> Iterator[Notice]:
-    number = f"{record.started.attempt:04d}"
+    number, at = f"{record.started.attempt:04d}", record.ended_at
     if state.finished is not None:
-        text = stopped_early(state) or f"it is finished, at step {state.finished.step}"
-        yield _notice(run_id, f"finished-{number}", NoticeKind.FINISHED, state.finished.step, record.ended_at, text)
-        if alias := _unapproved_alias(run_id, state, read_registry):
-            text = f"its promotion to {alias} waits for a person, unless a gate refuses it: `cairn promote {run_id}`"
-            kind = NoticeKind.APPROVAL_WANTED
-            yield _notice(run_id, f"approval-{number}", kind, state.finished.step, record.ended_at, text)
-        return
-    if ended.decision.action != DecisionAction.STOP:
-        return
-    outcome = flow_outcome(ended.reason, ended.decision.action, ended.decision.charged)
-    kinds = {
-        FlowOutcome.BUDGET_EXHAUSTED: NoticeKind.BUDGET_EXHAUSTED,
-        FlowOutcome.ERROR: NoticeKind.STOPPED,
-        FlowOutcome.STORAGE: NoticeKind.STOPPED,
-    }
-    if outcome in kinds:
-        text = f"attempt {record.started.attempt} ended: {ended.reason}: {ended.detail}; {ended.decision.reason}"
-        yield _notice(run_id, f"ended-{number}", kinds[outcome], ended.last_step, record.ended_at, text)
-
-
-def _unapproved_alias(run_id: str, state: RunState, read_registry: Callable[[str], RegistryState]) -> str:
-    """Return the alias whose promotion waits for an approval; empty where none does."""
-    config = configuration_document(state)
-    if not stored_value(config, "promotion", "require_approval", bool):
-        return ""
-    alias = stored_value(config, "promotion", "alias", str) or ""
-    decided = (item.promoted or item.refused for item in read_registry(alias).history) if alias else ()
-    return "" if any(body is not None and body.run_id == run_id for body in decided) else alias
+        step = state.finished.step
+        text = stopped_early(state) or f"it is finished, at step {step}"
+        yield _notice(run_id, f"finished-{number}", NoticeKind.FINISHED, step, at, text)
+        config = configuration_document(state)
+        alias = stored_value(config, "promotion", "alias", str)
+        if alias and stored_value(config, "promotion", "require_approval", bool):
+            decided = [item.promoted or item.refused for item in read_registry(alias).history]
+            if not any(body is not None and body.run_id == run_id for body in decided):
+                text = (
+                    f"its promotion to {alias} waits for a person, unless a gate refuses it: `cairn promote {run_id}`"
+                )
+                yield _notice(run_id, f"approval-{number}", NoticeKind.APPROVAL_WANTED, step, at, text)
+    elif ended.decision.action == DecisionAction.STOP:
+        outcome = flow_outcome(ended.reason, ended.decision.action, ended.decision.charged)
+        if outcome in _KINDS:
+            text = f"attempt {record.started.attempt} ended: {ended.reason}: {ended.detail}; {ended.decision.reason}"
+            yield _notice(run_id, f"ended-{number}", _KINDS[outcome], ended.last_step, at, text)
 
 
 def _notice(run_id: str, key: str, kind: NoticeKind, step: int, at: datetime | None, text: str) -> Notice:

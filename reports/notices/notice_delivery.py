@@ -1,26 +1,98 @@
-"""Tells receivers what is new, each from a thread of its own; a document beside the run keeps what each was told.
+"""Tells receivers (a command, a webhook, others) what is new; a document beside the run keeps what each was told.
 
 A notice is told at least once: again where a process died between telling and writing that down.
 """
 
+import shlex
+import subprocess
 import threading
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
+from reports.errors import ReportError
 from reports.notices.notice import Notice
-from reports.notices.receivers import Receiver
 from storage.errors import IntegrityError, ObjectMissing
 from storage.logs.run_log import run_prefix
 from storage.stores.document import decode, encode
 from storage.stores.object_store import ObjectStore
+from tasks.configuration.settings import NotifyConfig
+from tasks.machine.http_request import open_directly
 from tasks.machine.process_scopes import running_beside
 from tasks.text.format import one_line
 
 EVERY_SECONDS = 5.0
 FINAL_SECONDS = 5.0
 _LONGEST_PAUSE_SECONDS = 60.0
+
+
+class Receiver(Protocol):
+    """Takes one notice; may raise anything and take any time."""
+
+    @property
+    def name(self) -> str:
+        """What it is, for messages and for the record of what it was told."""
+        ...
+
+    def receive(self, notice: Notice) -> None:
+        """Pass the notice on; returning says that it arrived."""
+        ...
+
+
+class CommandReceiver:
+    """Runs a command for each notice; exit code 0 says that it arrived."""
+
+    name = "command"
+
+    def __init__(self, command: str, timeout_seconds: float) -> None:
+        self._words, self._timeout_seconds = shlex.split(command), timeout_seconds
+
+    def receive(self, notice: Notice) -> None:
+        """Run the command with the notice as JSON on its standard input; it is killed when its time is over."""
+        done = subprocess.run(
+            self._words,
+            input=notice.document,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=self._timeout_seconds,
+            check=False,
+        )
+        if done.returncode:
+            raise ReportError(f"the command left with {done.returncode}")
+
+
+class WebhookReceiver:
+    """Posts each notice as JSON; any status of success says that it arrived. No redirect is followed."""
+
+    name = "webhook"
+
+    def __init__(self, address: str, timeout_seconds: float) -> None:
+        self._address, self._timeout_seconds = address, timeout_seconds
+
+    def receive(self, notice: Notice) -> None:
+        """Post the notice; the error says nothing of the address, which may be a secret."""
+        headers = {"Content-Type": "application/json", "User-Agent": "cairn"}
+        request = urllib.request.Request(self._address, notice.document, headers, method="POST")
+        try:
+            open_directly(request, timeout_seconds=self._timeout_seconds).close()
+        except urllib.error.HTTPError as error:
+            with error:
+                raise ReportError(f"the webhook answered {error.code}") from None
+        except OSError as error:
+            why = getattr(error, "reason", None) or type(error).__name__
+            raise ReportError(f"the webhook did not take it: {why}") from None
+
+
+def make_receivers(notify: NotifyConfig) -> Iterator[Receiver]:
+    """Yield the receivers that need no orchestrator."""
+    if notify.command:
+        yield CommandReceiver(notify.command, notify.timeout_seconds)
+    if notify.webhook:
+        yield WebhookReceiver(notify.webhook.get_secret_value(), notify.timeout_seconds)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,22 +115,14 @@ class NoticeDelivery:
         for notice in notices:
             if notice.key in self._told.get(notice.run_id, ()):
                 continue
-            told = self._read(notice.run_id)
+            key, told = f"{run_prefix(notice.run_id)}/notices/{self._receiver.name}.json", tuple[str, ...]()
+            with suppress(ObjectMissing, IntegrityError):  # told again rather than never
+                told = decode(self._store.read(key), ToldNotices, where=key).told
             if notice.key not in told:
                 self._receiver.receive(notice)
                 told = (*told, notice.key)
-                self._store.write(self._document(notice.run_id), encode(ToldNotices(told=told)))
+                self._store.write(key, encode(ToldNotices(told=told)))
             self._told[notice.run_id] = told
-
-    def _read(self, run_id: str) -> tuple[str, ...]:
-        key = self._document(run_id)
-        try:
-            return decode(self._store.read(key), ToldNotices, where=key).told
-        except (ObjectMissing, IntegrityError):  # told again rather than never
-            return ()
-
-    def _document(self, run_id: str) -> str:
-        return f"{run_prefix(run_id)}/notices/{self._receiver.name}.json"
 
 
 @contextmanager

@@ -15,8 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from reports.exporters.exporters import Exporter
-from reports.exporters.mlflow_client import MlflowClient
-from reports.exporters.mlflow_exporter import MlflowExporter
+from reports.exporters.mlflow_exporter import MlflowClient, MlflowExporter
 from reports.exporters.tensorboard_exporter import TensorBoardExporter
 from reports.exporters.wandb_exporter import WandbExporter
 from reports.notices.notice import find_notices

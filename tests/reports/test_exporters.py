@@ -13,8 +13,7 @@ import pytest
 
 from reports.exporters.curve_follower import CurveUpdate, TimedStep
 from reports.exporters.exporters import Exporter, ExporterThread, check_exporters, run_exporters
-from reports.exporters.mlflow_client import MlflowClient, MlflowRefused
-from reports.exporters.mlflow_exporter import MlflowExporter
+from reports.exporters.mlflow_exporter import MlflowClient, MlflowExporter, MlflowRefused
 from reports.exporters.tensorboard_exporter import TensorBoardExporter
 from storage.logs.run_state import RunState
 from storage.stores.local_store import LocalStore

@@ -14,8 +14,14 @@ from pydantic import SecretStr
 from flows.orchestrator.run_notices import notices_of
 from reports.errors import ReportError
 from reports.notices.notice import Notice, find_notices
-from reports.notices.notice_delivery import NoticeDelivery, telling
-from reports.notices.receivers import CommandReceiver, Receiver, WebhookReceiver, make_receivers
+from reports.notices.notice_delivery import (
+    CommandReceiver,
+    NoticeDelivery,
+    Receiver,
+    WebhookReceiver,
+    make_receivers,
+    telling,
+)
 from storage.logs.registry import Registry, RegistryState
 from storage.logs.run_entries import CheckpointQuarantined
 from storage.stores.document import project

@@ -7,7 +7,7 @@ import pytest
 
 from cairn.operations.machine_check import _prefect
 from reports.errors import ReportError
-from reports.exporters.mlflow_client import MlflowClient
+from reports.exporters.mlflow_exporter import MlflowClient
 from tasks.attempt.preemption_notice import AwsMetadata, MetadataUnavailable, read_gcp_notice
 from tests.security.recording_server import recording_server
 
