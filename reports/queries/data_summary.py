@@ -1,6 +1,6 @@
 """What a data snapshot holds and where a window comes from, for `cairn data`; every part is verified before its use."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -113,26 +113,6 @@ class WindowChoice:
             raise InvalidConfiguration(f"--block-size {self.block_size}: must be at least 1")
 
 
-def summarize_data(store: ObjectStore, reference: str, choice: WindowChoice, *, cache_dir: Path) -> DataSummary:
-    """Return the summary of the snapshot that `reference` names; raises `RunNotFound` where it names none."""
-    found = find_snapshot(store, reference)
-    block_size = choice.block_size or found.block_size or DEFAULT_BLOCK_SIZE
-    files = SnapshotFiles(store, found.snapshot_id, cache_dir)
-    manifest = files.manifest
-    return project(
-        manifest,
-        DataSummary,
-        snapshot_id=found.snapshot_id,
-        run_id=found.run_id,
-        bytes=sum(item.bytes for item in manifest.objects),
-        block_size=block_size,
-        splits={split: _summarize_split(manifest, split, block_size) for split in SPLITS},
-        groups=_summarize_groups(manifest, found, block_size),
-        rejected={item.kind: item.documents for item in manifest.rejected},
-        windows=tuple(_summarize_windows(files, choice, found, block_size)),
-    )
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FoundSnapshot:
     """A snapshot; found by a run's id it has the run's id, block size and data configuration."""
@@ -141,6 +121,47 @@ class FoundSnapshot:
     run_id: str | None = None
     block_size: int = 0
     data: DataConfig | None = None
+
+
+def summarize_data(store: ObjectStore, reference: str, choice: WindowChoice, *, cache_dir: Path) -> DataSummary:
+    """Return the summary of the snapshot that `reference` names; raises `RunNotFound` where it names none."""
+    found = find_snapshot(store, reference)
+    block_size = choice.block_size or found.block_size or DEFAULT_BLOCK_SIZE
+    files = SnapshotFiles(store, found.snapshot_id, cache_dir)
+    manifest = files.manifest
+    splits = {
+        split: project(
+            manifest.split(split),
+            SplitSummary,
+            shards=sum(item.key.startswith(f"{split}-") for item in manifest.objects),
+            windows=(manifest.split(split).tokens - 1) // block_size,
+        )
+        for split in SPLITS
+    }
+    return project(
+        manifest,
+        DataSummary,
+        snapshot_id=found.snapshot_id,
+        run_id=found.run_id,
+        bytes=sum(item.bytes for item in manifest.objects),
+        block_size=block_size,
+        splits=splits,
+        groups=tuple(_summarize_groups(manifest, found, block_size)),
+        rejected={item.kind: item.documents for item in manifest.rejected},
+        windows=tuple(_summarize_windows(files, _choose_windows(splits, choice, block_size), found)),
+    )
+
+
+def _summarize_groups(manifest: SnapshotManifest, found: FoundSnapshot, block_size: int) -> Iterator[GroupSummary]:
+    weighted = weighted_groups(manifest, found.data) if found.data else ()
+    weights = {item.group.name: item.weight for item in weighted}
+    start = 0
+    for group in manifest.known_groups:
+        weight = weights.get(group.name)
+        share = None if weight is None else weight / sum(weights.values())
+        _, windows = window_range(start, group.train_tokens, block_size)
+        yield project(group, GroupSummary, windows=windows, weight=weight, share=share)
+        start += group.train_tokens
 
 
 def find_snapshot(store: ObjectStore, reference: str) -> FoundSnapshot:
@@ -166,52 +187,17 @@ def find_snapshot(store: ObjectStore, reference: str) -> FoundSnapshot:
     )
 
 
-def _summarize_groups(manifest: SnapshotManifest, found: FoundSnapshot, block_size: int) -> tuple[GroupSummary, ...]:
-    weighted = weighted_groups(manifest, found.data) if found.data else ()
-    weight_of = {item.group.name: item.weight for item in weighted}
-    total = sum(weight_of.values())
-    groups, start = [], 0
-    for group in manifest.known_groups:
-        weight = weight_of.get(group.name)
-        groups.append(
-            project(
-                group,
-                GroupSummary,
-                windows=window_range(start, group.train_tokens, block_size)[1],
-                weight=weight,
-                share=None if weight is None else weight / total,
-            )
-        )
-        start += group.train_tokens
-    return tuple(groups)
-
-
-def _summarize_split(manifest: SnapshotManifest, split: SplitName, block_size: int) -> SplitSummary:
-    return project(
-        manifest.split(split),
-        SplitSummary,
-        shards=sum(item.key.startswith(f"{split}-") for item in manifest.objects),
-        windows=_window_count(manifest, split, block_size),
-    )
-
-
-def _window_count(manifest: SnapshotManifest, split: SplitName, block_size: int) -> int:
-    return (manifest.split(split).tokens - 1) // block_size
-
-
 def _summarize_windows(
-    files: SnapshotFiles, choice: WindowChoice, found: FoundSnapshot, block_size: int
+    files: SnapshotFiles, spans: list[tuple[int, TokenSpan]], found: FoundSnapshot
 ) -> Iterator[WindowSummary]:
     tokenizer = parse_tokenizer(files.path(TOKENIZER).read_text(encoding="utf-8"))
     is_weighted = found.data is None or bool(found.data.weights)
-    chosen = _choose_windows(files.manifest, choice, block_size)
-    spans = [_span_of(files.manifest, split, window, block_size) for split, window in chosen]
-    places = documents_between(files.path(DOCUMENTS), spans)
-    for (split, window), span, documents in zip(chosen, spans, places, strict=True):
-        first, end = span.start, span.stop + 1
+    places = documents_between(files.path(DOCUMENTS), [span for _, span in spans])
+    for (window, span), documents in zip(spans, places, strict=True):
+        split, first = span.split, span.start
         ends = tuple(accumulate(group.tokens(split) for group in files.manifest.known_groups))
         sides = zip(files.manifest.known_groups, (0, *ends[:-1]), ends, strict=False)
-        groups = tuple(group.name for group, start, stop in sides if start < min(end, stop) and first < stop)
+        groups = tuple(group.name for group, start, stop in sides if start < min(span.stop + 1, stop) and first < stop)
         tokens = np.concatenate(list(slices_between(files.shards(split), first, span.stop)))
         yield WindowSummary(
             split=split,
@@ -226,23 +212,31 @@ def _summarize_windows(
         )
 
 
-def _span_of(manifest: SnapshotManifest, split: SplitName, window: int, block_size: int) -> TokenSpan:
-    count = _window_count(manifest, split, block_size)
-    start = int(first_tokens(np.array([window]), window_count=count, block_size=block_size)[0])
-    return TokenSpan(split=split, start=start, stop=start + block_size)
+def _choose_windows(
+    splits: Mapping[SplitName, SplitSummary], choice: WindowChoice, block_size: int
+) -> list[tuple[int, TokenSpan]]:
+    """Return the number and the place of each window to show."""
 
+    def place(split: SplitName, window: int) -> tuple[int, TokenSpan]:
+        count = splits[split].windows
+        start = int(first_tokens(np.array([window]), window_count=count, block_size=block_size)[0])
+        return window, TokenSpan(split=split, start=start, stop=start + block_size)
 
-def _choose_windows(manifest: SnapshotManifest, choice: WindowChoice, block_size: int) -> list[tuple[SplitName, int]]:
     if choice.window is None:
-        counts = {split: _window_count(manifest, split, block_size) for split in SPLITS}
-        chosen: dict[SplitName, set[int]] = {"train": {0, counts["train"] // 2, counts["train"] - 1}, "val": {0}}
-        return [(split, window) for split in SPLITS for window in sorted(chosen[split]) if 0 <= window < counts[split]]
-    count = _window_count(manifest, choice.split, block_size)
+        middle, last = splits["train"].windows // 2, splits["train"].windows - 1
+        chosen: dict[SplitName, set[int]] = {"train": {0, middle, last}, "val": {0}}
+        return [
+            place(split, window)
+            for split in SPLITS
+            for window in sorted(chosen[split])
+            if 0 <= window < splits[split].windows
+        ]
+    count = splits[choice.split].windows
     later = count * block_size  # those of later epochs; none goes past the end of the text
-    last = manifest.split(choice.split).tokens - 1 - block_size
-    if not 0 <= choice.window < later or _span_of(manifest, choice.split, choice.window, block_size).start > last:
+    last = splits[choice.split].tokens - 1 - block_size
+    if not 0 <= choice.window < later or place(choice.split, choice.window)[1].start > last:
         raise InvalidConfiguration(
             f"--window {choice.window}: {choice.split} has windows 0 to {count - 1} of {block_size} tokens, and of "
             f"later epochs those up to {later - 1} that begin at token {last} or before"
         )
-    return [(choice.split, choice.window)]
+    return [place(choice.split, choice.window)]

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -24,7 +23,6 @@ from reports.queries.run_tables import (
     ROWS,
     STEP_TABLES,
     columns,
-    columns_of,
     make_log_rows,
     make_step_rows,
     make_unreadable_row,
@@ -55,6 +53,9 @@ _SETTINGS = {
     "allow_persistent_secrets": "false",
     "python_enable_replacements": "false",
 }
+_OPEN_ATTEMPTS = """run_id varchar, attempt bigint, state varchar, step bigint, tokens bigint, gpu_seconds double,
+    starting_seconds double, peak_flops double, peak_source varchar, seen_at timestamptz, train_loss double"""
+_LIST_TABLES = f"tables: {', '.join(ROWS)}; `cairn sql` lists their columns"
 _VIEWS = {
     "training_attempts": """
         select rows.* replace (
@@ -103,29 +104,12 @@ _VIEWS = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OpenAttempt:
-    """An attempt that has not ended: its progress by its heartbeat, and the state of its run."""
-
-    run_id: str
-    attempt: int
-    state: str
-    step: int
-    tokens: int
-    gpu_seconds: float
-    starting_seconds: float | None
-    peak_flops: float | None
-    peak_source: str | None
-    seen_at: datetime | None
-    train_loss: float | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class QueriedRuns:
     """The rows of the tables that a query needs: in files, in memory, and what open attempts add to them."""
 
     gathered: tuple[GatheredTables, ...]
     fresh: tuple[FreshTable, ...]
-    open_attempts: tuple[OpenAttempt, ...]
+    open_attempts: tuple[tuple[object, ...], ...]
     unreadable: tuple[str, ...]
 
 
@@ -183,23 +167,17 @@ def _fresh(store: ObjectStore, tables: frozenset[str], unreadable: dict[str, str
             yield FreshTable(table=table, rows=arrow_table(columns(table), listed))
 
 
-def _open_attempt(store: ObjectStore, stamp: RunStamp) -> OpenAttempt:
+def _open_attempt(store: ObjectStore, stamp: RunStamp) -> tuple[object, ...]:
+    """Return the progress of an attempt that has not ended, by its heartbeat, and the state of its run."""
     from tasks.machine.placement import is_known_dead  # only open attempts pay for it
 
+    phase = RunPhase.INTERRUPTED if stamp.owner and is_known_dead(stamp.owner) else RunPhase.RUNNING
     beat = read_heartbeat(store, run_prefix(stamp.run_id), stamp.latest_attempt)
-    return OpenAttempt(
-        run_id=stamp.run_id,
-        attempt=stamp.latest_attempt,
-        state=RunPhase.INTERRUPTED if stamp.owner and is_known_dead(stamp.owner) else RunPhase.RUNNING,
-        step=beat.step if beat else 0,
-        tokens=beat.tokens if beat else 0,
-        gpu_seconds=beat.gpu_seconds if beat else 0.0,
-        starting_seconds=beat.starting_seconds if beat else None,
-        peak_flops=beat.peak.flops if beat and beat.peak else None,
-        peak_source=beat.peak.source if beat and beat.peak else None,
-        seen_at=beat.at if beat else None,
-        train_loss=beat.train_loss if beat else None,
-    )
+    if beat is None:
+        return (stamp.run_id, stamp.latest_attempt, phase, 0, 0, 0.0, *[None] * 5)
+    progress = beat.step, beat.tokens, beat.gpu_seconds, beat.starting_seconds
+    peak = (beat.peak.flops, beat.peak.source) if beat.peak else (None, None)
+    return (stamp.run_id, stamp.latest_attempt, phase, *progress, *peak, beat.at, beat.train_loss)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -219,7 +197,7 @@ def answer_query(store: ObjectStore, sql: str, *, work: Path) -> Iterator[QueryR
     with spooling as spool, _translate_errors(), _database(runs, Path(spool)) as base:
         found = base.execute(sql)
         if found is None:
-            raise InvalidQuery(f"the query is empty; {_list_tables()}")
+            raise InvalidQuery(f"the query is empty; {_LIST_TABLES}")
         described, names = base.description or (), list[str]()
         for name, *_ in described:  # every column of an answer has a name of its own
             number = sum(other == name or other.startswith(f"{name}_") for other in names)
@@ -265,12 +243,12 @@ def _database(runs: QueriedRuns, spool: Path) -> Iterator["duckdb.DuckDBPyConnec
 
 
 def _fill(base: "duckdb.DuckDBPyConnection", runs: QueriedRuns) -> None:
-    for table, listed in {"open_attempts": columns_of(OpenAttempt), **{name: columns(name) for name in ROWS}}.items():
-        described = ", ".join(f'"{column.name}" {column.type}' for column in listed)
-        base.execute(f"create table folded.{table} ({described})")
-    for found in runs.open_attempts:
-        values = [getattr(found, name) for name in OpenAttempt.__slots__]
-        base.execute(f"insert into folded.open_attempts values ({', '.join('?' * len(values))})", values)
+    base.execute(f"create table folded.open_attempts ({_OPEN_ATTEMPTS})")
+    for attempt in runs.open_attempts:
+        base.execute(f"insert into folded.open_attempts values ({', '.join('?' * len(attempt))})", attempt)
+    for table in ROWS:
+        listed = ", ".join(f'"{column.name}" {column.type}' for column in columns(table))
+        base.execute(f"create table folded.{table} ({listed})")
     for fresh in (*runs.fresh, *(table for found in runs.gathered for table in found.fresh)):
         base.register("arriving", fresh.rows)
         base.execute(f"insert into folded.{fresh.table} select * from arriving")
@@ -300,8 +278,4 @@ def _translate_errors() -> Iterator[None]:
         raise ReportError(f"the tables could not be read, run the same command again: {error}") from error
     except duckdb.Error as error:
         message = " ".join(line.strip() for line in str(error).split("\n\nLINE ")[0].splitlines() if line.strip())
-        raise InvalidQuery(f"{message}; {_list_tables()}") from error
-
-
-def _list_tables() -> str:
-    return f"tables: {', '.join(ROWS)}; `cairn sql` lists their columns"
+        raise InvalidQuery(f"{message}; {_LIST_TABLES}") from error

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from reports.queries.run_lookup import configuration_of
 from reports.queries.simulation_options import SimulationOptions
-from storage.logs.run_state import AttemptRecord, RunState
+from storage.logs.run_state import RunState
 from storage.stores.document import project
 from tasks.configuration.settings import BudgetsConfig, CheckpointConfig
 from tasks.errors import InvalidConfiguration
@@ -97,30 +97,35 @@ def simulate_policies(
     options: SimulationOptions, *, state: RunState | None, environment: Mapping[str, str]
 ) -> SimulationSummary:
     """Return how each policy ends, for the receipts of `state` or none; raises `InvalidConfiguration`."""
-    config = _config(options, state, environment)
+    config = configuration_of(state) if state and not options.config else None
+    if options.config:
+        from tasks.configuration.configuration_source import load_configuration
+
+        config = load_configuration(Path(options.config), overrides=(), environment=environment)
     try:
         plan = _plan(options, state, config)
         trace = _trace(options, state, plan)
         if options.seeds < 1:
             raise InvalidConfiguration(f"--seeds {options.seeds}: must be at least 1")
-        seeds = range(options.seed, options.seed + options.seeds)
-        return _simulate(plan, trace, config.budgets if config else BudgetsConfig(), seeds, state)
+        budgets = budget_policy(config.budgets if config else BudgetsConfig())
+        policies = {"budgets": budgets} | {f"{n} retries": plain_retries(n) for n in PLAIN_RETRIES}
+        outcomes = [
+            _outcome(
+                name,
+                [
+                    simulate(plan, trace.failures(random.Random(options.seed + place)), policy)
+                    for place in range(options.seeds)
+                ],
+            )
+            for name, policy in policies.items()
+        ]
+        intervals = compare_intervals(plan, trace, range(options.seed, options.seed + _SWEEP_SEEDS))
+        between = trace.mean_device_seconds() / plan.devices / 3600
     except (InvalidTrace, ValueError) as error:
         raise InvalidConfiguration(str(error)) from error
-
-
-def _simulate(
-    plan: SimulationPlan, trace: FailureTrace, budgets: BudgetsConfig, seeds: range, state: RunState | None
-) -> SimulationSummary:
-    policies = {"budgets": budget_policy(budgets)} | {f"{n} retries": plain_retries(n) for n in PLAIN_RETRIES}
-    ends = {
-        name: [simulate(plan, trace.failures(random.Random(seed)), policy) for seed in seeds]
-        for name, policy in policies.items()
-    }
-    between = trace.mean_device_seconds() / plan.devices / 3600
     return SimulationSummary(
         run_id=state.opened.run_id if state and state.opened else None,
-        seed=seeds.start,
+        seed=options.seed,
         plan=plan,
         trace=TraceSummary(
             source=trace.source,
@@ -131,27 +136,16 @@ def _simulate(
             aftershock_share=trace.aftershocks.share,
             aftershock_rate_factor=trace.aftershocks.rate_factor,
         ),
-        outcomes=tuple(_outcome(name, runs) for name, runs in ends.items()),
-        intervals=compare_intervals(plan, trace, range(seeds.start, seeds.start + _SWEEP_SEEDS)),
-    )
-
-
-def _spread(runs: Sequence[SimulatedRun]) -> OutcomeSpread:
-    days, goodput = (sorted(values) for values in zip(*((r.wall_seconds, r.goodput) for r in runs), strict=True))
-    low, high = round(0.1 * (len(runs) - 1)), round(0.9 * (len(runs) - 1))
-    return OutcomeSpread(
-        seeds=len(runs),
-        finished=sum(run.is_finished for run in runs),
-        days_low=days[low] / DAY_SECONDS,
-        days_high=days[high] / DAY_SECONDS,
-        goodput_low=goodput[low],
-        goodput_high=goodput[high],
+        outcomes=tuple(outcomes),
+        intervals=intervals,
     )
 
 
 def _outcome(policy: str, runs: Sequence[SimulatedRun]) -> PolicyOutcome:
     run = sorted(runs, key=lambda one: one.goodput)[len(runs) // 2]
     gpu_hours = run.plan.devices / 3600
+    days, goodput = sorted(one.wall_seconds / DAY_SECONDS for one in runs), sorted(one.goodput for one in runs)
+    low, high = round(0.1 * (len(runs) - 1)), round(0.9 * (len(runs) - 1))
     return project(
         run,
         PolicyOutcome,
@@ -166,46 +160,51 @@ def _outcome(policy: str, runs: Sequence[SimulatedRun]) -> PolicyOutcome:
         attempts=len(run.state.attempts),
         retries={str(reason): count for reason, count in run.retries.items()},
         total_steps=run.plan.total_steps,
-        spread=_spread(runs),
+        spread=OutcomeSpread(
+            seeds=len(runs),
+            finished=sum(one.is_finished for one in runs),
+            days_low=days[low],
+            days_high=days[high],
+            goodput_low=goodput[low],
+            goodput_high=goodput[high],
+        ),
     )
 
 
-def _config(options: SimulationOptions, state: RunState | None, environment: Mapping[str, str]) -> "RunConfig | None":
-    if not options.config:
-        return configuration_of(state) if state else None
-    from tasks.configuration.configuration_source import load_configuration
-
-    return load_configuration(Path(options.config), overrides=(), environment=environment)
-
-
 def _trace(options: SimulationOptions, state: RunState | None, plan: SimulationPlan) -> FailureTrace:
-    trace = _named_trace(options, state, plan)
+    if options.trace:
+        try:
+            trace = parse_trace(Path(options.trace).read_text(encoding="utf-8"), name=options.trace)
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidConfiguration(f"--trace {options.trace}: cannot be read: {error}") from error
+    elif state:
+        trace = recorded_trace(state, restart_device_seconds=plan.restart_seconds * plan.devices)
+    else:
+        trace = published_trace()
     wait = options.replacement_seconds
     return trace if wait is None else replace(trace, replacement_seconds=wait)
 
 
-def _named_trace(options: SimulationOptions, state: RunState | None, plan: SimulationPlan) -> FailureTrace:
-    if not options.trace:
-        restart_device_seconds = plan.restart_seconds * plan.devices
-        return recorded_trace(state, restart_device_seconds=restart_device_seconds) if state else published_trace()
-    try:
-        return parse_trace(Path(options.trace).read_text(encoding="utf-8"), name=options.trace)
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidConfiguration(f"--trace {options.trace}: cannot be read: {error}") from error
-
-
 def _plan(options: SimulationOptions, state: RunState | None, config: "RunConfig | None") -> SimulationPlan:
     checkpoint = config.checkpoint if config else CheckpointConfig()
-    measured = _measured(state, options) if state else (_STEP_SECONDS, _CHECKPOINT_SECONDS, _RESTART_SECONDS)
+    run_devices = state.attempts[-1].started.placement.world_size if state and state.attempts else _LLAMA_DEVICES
+    measured = _STEP_SECONDS, _CHECKPOINT_SECONDS, _RESTART_SECONDS
+    if state:
+        measured = _measured(state, run_devices, needs_steps=options.step_seconds is None)
+    given = options.step_seconds, options.checkpoint_seconds, options.restart_seconds
     step_seconds, checkpoint_seconds, restart_seconds = (
-        default if given is None else given
-        for given, default in zip(
-            (options.step_seconds, options.checkpoint_seconds, options.restart_seconds), measured, strict=True
-        )
+        default if option is None else option for option, default in zip(given, measured, strict=True)
     )
+    if options.days is None and state and state.opened:
+        total_steps = state.opened.total_steps
+    else:
+        days = _LLAMA_DAYS if options.days is None else options.days
+        if not (0 < days < float("inf") and 0 < step_seconds < float("inf")):
+            raise ValueError(f"days={days}, step_seconds={step_seconds}: must be above 0")
+        total_steps = max(round(days * DAY_SECONDS / step_seconds), 1)
     return SimulationPlan(
-        total_steps=_total_steps(options.days, state, step_seconds),
-        devices=_devices(state) if options.devices is None else options.devices,
+        total_steps=total_steps,
+        devices=run_devices if options.devices is None else options.devices,
         step_seconds=step_seconds,
         every_steps=segment_end(0, checkpoint, total_steps=checkpoint.every_steps, step_seconds=step_seconds),
         checkpoint_seconds=checkpoint_seconds,
@@ -216,41 +215,21 @@ def _plan(options: SimulationOptions, state: RunState | None, config: "RunConfig
     )
 
 
-def _total_steps(days: float | None, state: RunState | None, step_seconds: float) -> int:
-    if days is None and state and state.opened:
-        return state.opened.total_steps
-    days = _LLAMA_DAYS if days is None else days
-    if not (0 < days < float("inf") and 0 < step_seconds < float("inf")):
-        raise ValueError(f"days={days}, step_seconds={step_seconds}: must be above 0")
-    return max(round(days * DAY_SECONDS / step_seconds), 1)
-
-
-def _devices(state: RunState | None) -> int:
-    if state and state.attempts:
-        return state.attempts[-1].started.placement.world_size
-    return _LLAMA_DEVICES
-
-
-def _measured(state: RunState, options: SimulationOptions) -> tuple[float, float, float]:
+def _measured(state: RunState, devices: int, *, needs_steps: bool) -> tuple[float, float, float]:
     """Return the seconds of a step, of a commit and of a restart by the run's log."""
-    steps, seconds = 0, 0.0
+    steps, seconds, starts = 0, 0.0, []
     for attempt in state.attempts:
+        world_size = attempt.started.placement.world_size
         if attempt.last_committed_step is not None:
             steps += attempt.last_committed_step - attempt.started.first_step
-            seconds += attempt.committed_gpu_seconds / attempt.started.placement.world_size
-    if options.step_seconds is None and not (steps > 0 and seconds > 0):
+            seconds += attempt.committed_gpu_seconds / world_size
+        if attempt.ended and attempt.ended_at:  # the part of its time in which its trainer did not train
+            whole = (attempt.ended_at - attempt.started_at).total_seconds()
+            starts.append(max(whole - attempt.ended.gpu_seconds / world_size, 0.0))
+    if needs_steps and not (steps > 0 and seconds > 0):
         raise InvalidConfiguration(
             "the run has committed nothing yet that a step could be timed by: give --step-seconds"
         )
-    newest = state.newest_committed
-    copied = newest.committed.bytes / _devices(state) / _COPIED_BYTES_PER_SECOND if newest else _CHECKPOINT_SECONDS
-    starts = [_start_seconds(attempt) for attempt in state.attempts if attempt.ended]
-    step_seconds = seconds / max(steps, 1)
+    newest, step_seconds = state.newest_committed, seconds / max(steps, 1)
+    copied = newest.committed.bytes / devices / _COPIED_BYTES_PER_SECOND if newest else _CHECKPOINT_SECONDS
     return step_seconds, max(copied, step_seconds), median(starts) if starts else _RESTART_SECONDS
-
-
-def _start_seconds(attempt: AttemptRecord) -> float:
-    """Return the part of an attempt's time in which its trainer did not train."""
-    assert attempt.ended is not None and attempt.ended_at is not None
-    whole = (attempt.ended_at - attempt.started_at).total_seconds()
-    return max(whole - attempt.ended.gpu_seconds / attempt.started.placement.world_size, 0.0)

@@ -198,12 +198,7 @@ def promotion_row(decision: AliasDecision) -> PromotionRow:
 @cache
 def columns(table: str) -> tuple[Column, ...]:
     """Return the columns of a table in order."""
-    return columns_of(ROWS[table])
-
-
-def columns_of(record: type) -> tuple[Column, ...]:
-    """Return a column for each field of a record."""
-    return tuple(Column(name=name, type=_TYPES[_plain(hint)]) for name, hint in get_type_hints(record).items())
+    return tuple(Column(name=name, type=_TYPES[_plain(hint)]) for name, hint in get_type_hints(ROWS[table]).items())
 
 
 @cache
