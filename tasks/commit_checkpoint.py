@@ -10,7 +10,7 @@ from storage.checkpoints import checkpoint
 from storage.errors import AppendUnknown, StoreUnavailable
 from storage.logs.log_entry import CheckpointReference, Writer
 from storage.logs.run_log import RunLog
-from tasks.attempt.store_retry import StoreRetry
+from storage.stores.retrying_store import StoreRetry
 from tasks.evaluator.evaluation_run import EvaluationPlan, pin_for_evaluation
 from tasks.trainer.trainer_process import TrainerProcess
 from tasks.trainer.trainer_protocol import SegmentDone

@@ -23,11 +23,11 @@ from storage.logs.run_entries import AttemptStarted
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
 from storage.stores.object_store import ObjectStore
+from storage.stores.retrying_store import StoreRetry
 from tasks.attempt.attempt_claim import Claimant, claim_attempt
 from tasks.attempt.attempt_end import DataOrigin
 from tasks.attempt.preemption_notice import kubernetes_reason, notice_sources, polling_notices
 from tasks.attempt.shutdown_signal import ShutdownSignal
-from tasks.attempt.store_retry import StoreRetry
 from tasks.configuration.run_configuration import RunConfig
 from tasks.configuration.settings import CheckpointConfig
 from tasks.evaluator.evaluation_run import EvaluationPlan

@@ -21,10 +21,10 @@ from storage.logs.run_entries import RunOpened
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
 from storage.snapshots.data_snapshot import TOKENIZER, SnapshotFiles, read_manifest
+from storage.stores.retrying_store import StoreRetry, run_retry_policy
 from storage.stores.store_probe import probe_store
 from tasks.attempt.attempt_end import DataOrigin
 from tasks.attempt.shutdown_signal import ShutdownSignal
-from tasks.attempt.store_retry import StoreRetry, run_retry_policy
 from tasks.configuration.run_configuration import RunConfig
 from tasks.configuration.stored_configuration import check_drift, keep_numerics, left_out
 from tasks.data.document import describe_split

@@ -1,7 +1,7 @@
 """Retries with exponential back-off and jitter (Brooker 2015), and a store whose idempotent operations are retried.
 
 Libraries would log the call's arguments, here data. `create` is not retried, because only the log tells a lost race
-from a second try; nor is `write_stream`: its chunks are consumed.
+from a second try; nor is `write_stream`: its chunks are consumed. A run waits as its checkpoint.patience_seconds says.
 """
 
 import random
@@ -56,6 +56,28 @@ class RetryPolicy:
                     on_retry(error, elapsed_seconds)
             self.sleep(pause_seconds)
         raise AssertionError("the last try returns or raises")
+
+
+def run_retry_policy(total_seconds: float) -> RetryPolicy:
+    """Return the policy of a run that waits `total_seconds` for its store."""
+    tries = 1_000_000  # the time limit ends the retries, not the count
+    return RetryPolicy(tries=tries, total_seconds=total_seconds, first_pause_seconds=0.5, longest_pause_seconds=15.0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoreRetry:
+    """A run's retry policy, and where each retry is printed."""
+
+    policy: RetryPolicy
+    say: Callable[[str], None]
+
+    def call(self, operation: Callable[[], T]) -> T:
+        """Return the operation's result; raises its last error when the retries run out."""
+
+        def report(error: StorageError, seconds: float) -> None:
+            self.say(f"  the store has not answered for {seconds:.0f} s, trying again: {error}")
+
+        return self.policy.call(operation, on_retry=report)
 
 
 _DEFAULT = RetryPolicy()

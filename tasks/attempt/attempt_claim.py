@@ -105,9 +105,24 @@ def refuse_live_owner(
 def end_lost_attempt(log: RunLog, claimant: Claimant) -> None:
     """End the open attempt, if there is one, as lost once its owner is dead; raises as `claim_attempt` does."""
     owner = log.refresh().open_attempt
-    if owner is not None:
-        _wait_until_dead(log, owner, claimant)
-        _end_as_lost(log, owner, claimant)
+    if owner is None:
+        return
+    number, beat_seconds = owner.started.attempt, claimant.lease.heartbeat_seconds
+    seen, unchanged_since = read_heartbeat(log.store, log.prefix, number), claimant.monotonic()
+    while True:
+        is_dead = is_known_dead(owner.started.placement)
+        patience = _DEAD_SILENT_BEATS * beat_seconds if is_dead else claimant.lease.seconds
+        if claimant.monotonic() - unchanged_since >= patience:
+            break
+        claimant.sleep(min(0.5, beat_seconds))
+        if read_heartbeat(log.store, log.prefix, number) != seen:
+            raise _live_owner(log, owner, "still writes its heartbeat")
+        now = log.refresh().open_attempt
+        if now is None or now.started.attempt != number:
+            break
+        if now != owner:  # a commit may come between two heartbeats
+            raise _live_owner(log, owner, "still commits")
+    _end_as_lost(log, owner, claimant)
 
 
 def refuse_deleted(state: RunState) -> None:
@@ -143,24 +158,6 @@ def _next_attempt(
     if (newest.committed.reference if newest else state.beginning) != reference:
         return None  # the log changed in between: verify again
     return start(state.latest_attempt + 1, reference, state)
-
-
-def _wait_until_dead(log: RunLog, owner: AttemptRecord, claimant: Claimant) -> None:
-    number = owner.started.attempt
-    seen, unchanged_since = read_heartbeat(log.store, log.prefix, number), claimant.monotonic()
-    while True:
-        is_dead = is_known_dead(owner.started.placement)
-        patience = _DEAD_SILENT_BEATS * claimant.lease.heartbeat_seconds if is_dead else claimant.lease.seconds
-        if claimant.monotonic() - unchanged_since >= patience:
-            return
-        claimant.sleep(min(0.5, claimant.lease.heartbeat_seconds))
-        if read_heartbeat(log.store, log.prefix, number) != seen:
-            raise _live_owner(log, owner, "still writes its heartbeat")
-        now = log.refresh().open_attempt
-        if now is None or now.started.attempt != number:
-            return
-        if now != owner:  # a commit may come between two heartbeats
-            raise _live_owner(log, owner, "still commits")
 
 
 def _end_as_lost(log: RunLog, owner: AttemptRecord, claimant: Claimant) -> None:

@@ -144,22 +144,19 @@ def polling_notices(
     """Poll the sources in the block until one's notice requests the shutdown; `on_problem` hears once of a lost one."""
     unavailable: set[NoticeSource] = set()
 
-    def poll_once(stop: threading.Event) -> bool:
-        for source in sources:
-            try:
-                found = source()
-            except MetadataUnavailable as problem:
-                if source not in unavailable:
-                    on_problem(f"{problem}; no notice comes from there until it answers")
-                unavailable.add(source)
-                continue
-            if found is not None and not stop.is_set():
-                shutdown.request(found.name, found.detail)
-                return True
-        return False
-
     def poll(stop: threading.Event) -> None:
-        while not stop.is_set() and not poll_once(stop):
+        while not stop.is_set():
+            for source in sources:
+                try:
+                    found = source()
+                except MetadataUnavailable as problem:
+                    if source not in unavailable:
+                        on_problem(f"{problem}; no notice comes from there until it answers")
+                    unavailable.add(source)
+                    continue
+                if found is not None and not stop.is_set():
+                    shutdown.request(found.name, found.detail)
+                    return
             stop.wait(poll_seconds)
 
     # A service may send its answer for longer than the timeout.

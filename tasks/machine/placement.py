@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 CAIRN_VERSION = "0.1.0"
 _PROC = Path("/proc")
 _SHOWN_CHARACTERS = 160
-_ONE_NAMESPACE = "one"
-"""The pid namespace of a system that has no /proc, and so no namespaces."""
 
 
 @cache
@@ -42,7 +40,7 @@ def boot_id() -> str:
 def pid_namespace() -> str:
     """Return the namespace in which this process's pid counts; empty if it cannot be read, which matches no other."""
     if not _PROC.is_dir():
-        return _ONE_NAMESPACE
+        return "one"  # this system has no namespaces
     with suppress(OSError):
         return os.readlink(_PROC / "self/ns/pid")
     return ""
@@ -50,9 +48,7 @@ def pid_namespace() -> str:
 
 def usable_cores() -> int:
     """Return how many cores this process may use, by its affinity where the system has one."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def settled_threads(threads: int | Literal["auto"]) -> int:

@@ -26,7 +26,7 @@ from storage.checkpoints.checkpoint import (
 )
 from storage.checkpoints.checkpoint_documents import ManifestShard, TrainerDocument
 from storage.stores.object_store import ObjectStore
-from tasks.attempt.store_retry import run_retry_policy
+from storage.stores.retrying_store import run_retry_policy
 from tasks.trainer.staging_buffer import StagingBuffer, lower_thread_priority
 from tasks.trainer.tensor_exchange import to_group
 from tasks.trainer.trainer_channel import Rendezvous

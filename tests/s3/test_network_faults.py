@@ -8,11 +8,10 @@ import pytest
 
 from storage.checkpoints.resume_point import newest_verified
 from storage.errors import IntegrityError, StoreRefused, StoreUnavailable, StoreUnsound
-from storage.stores.retrying_store import RetryingStore
+from storage.stores.retrying_store import RetryingStore, run_retry_policy
 from storage.stores.s3_store import S3Store
 from storage.stores.store_probe import probe_store
 from storage.stores.verified_object import write_hashed
-from tasks.attempt.store_retry import run_retry_policy
 from tests.entries import evaluated, writer
 from tests.s3.fault_proxy import FaultProxy, NetworkFault
 from tests.s3.servers import S3Server
