@@ -15,7 +15,7 @@ from flows.orchestrator import run_parameters as form
 from flows.orchestrator.flow_end import add_tags, completed, ends_in_prefects_words
 from flows.orchestrator.run_overview import artifact_key, evaluation_markdown, find_evaluation_form, kept_parameters
 from flows.orchestrator.store_credentials import take_credentials
-from reports.queries.evaluations import EvaluationComparison, compare_evaluations
+from reports.queries.evaluations import compare_evaluations
 from reports.queries.run_lookup import find_checkpoint
 from storage.stores.open_store import open_store
 from tasks.configuration.addresses import choose_store
@@ -63,14 +63,7 @@ def evaluate_promoted(
         + (item.detail or ", ".join(f"{name} {value:.4g}" for name, value in sorted(item.metrics.items())[:8]))
         for item in (row.evaluation for row in view.rows if row.role == "this")
     )
-    _publish(view, words)
-    logger.info("%s", words)
-    return FlowEnd(reason="evaluator-failed", message=words) if view.status == "failed" else completed(words)
-
-
-def _publish(view: EvaluationComparison, words: str) -> None:
-    """Show the table in the UI; an API that fails costs the table, never the evaluation."""
-    with suppress(Exception), get_client(sync_client=True) as client:
+    with suppress(Exception), get_client(sync_client=True) as client:  # an API that fails costs the table in the UI
         add_tags(client, UUID(flow_run.get_id()), {f"run:{view.run_id}"})
         client.create_artifact(
             ArtifactCreate(
@@ -81,3 +74,5 @@ def _publish(view: EvaluationComparison, words: str) -> None:
                 flow_run_id=UUID(flow_run.get_id()),
             )
         )
+    logger.info("%s", words)
+    return FlowEnd(reason="evaluator-failed", message=words) if view.status == "failed" else completed(words)

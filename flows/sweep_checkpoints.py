@@ -7,7 +7,7 @@ from random import Random
 
 from prefect import flow, get_run_logger
 
-from flows.operations.store_sweep import StoreSweepRow, SweepOutcome, sweep_store
+from flows.operations.store_sweep import SweepOutcome, sweep_store
 from flows.orchestrator import run_parameters as form
 from flows.orchestrator.flow_end import completed, ends_in_prefects_words
 from flows.orchestrator.store_credentials import take_credentials
@@ -45,13 +45,8 @@ def sweep_checkpoints(
         if row.why or row.superseded or row.freed_bytes:
             freed = f"{row.freed_bytes:,}"
             logger.info("%s: %s: %s superseded, %s bytes %s", row.run_id, row.action, row.superseded, freed, row.why)
-    message = _summary(rows, dry_run)
-    is_failed = any(row.action == SweepOutcome.FAILED for row in rows)
-    return FlowEnd(reason="sweep-failed", message=message) if is_failed else completed(message)
-
-
-def _summary(rows: tuple[StoreSweepRow, ...], dry_run: bool) -> str:
     counts = ", ".join(f"{action} {count}" for action, count in sorted(Counter(row.action for row in rows).items()))
-    freed = f"{sum(row.freed_bytes for row in rows):,} bytes {'would be freed' if dry_run else 'freed'}"
-    failed = "; ".join(f"{row.run_id}: {row.why}" for row in rows if row.action == SweepOutcome.FAILED)
-    return "; ".join(part for part in (counts or "no runs", freed, failed) if part)
+    total = f"{sum(row.freed_bytes for row in rows):,} bytes {'would be freed' if dry_run else 'freed'}"
+    failed = [f"{row.run_id}: {row.why}" for row in rows if row.action == SweepOutcome.FAILED]
+    message = "; ".join([counts or "no runs", total, *failed])
+    return FlowEnd(reason="sweep-failed", message=message) if failed else completed(message)

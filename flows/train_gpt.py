@@ -87,9 +87,9 @@ def _train(run: ActiveRun) -> FlowEnd:
             return FlowEnd(reason=FlowOutcome.FENCED, message=str(fenced))
         except (StoreRefused, NotDurable) as error:  # not even the receipt: the next claim writes it
             return FlowEnd(reason=FlowOutcome.STORAGE, message=f"{error}; the same command continues")
-        if stopped := _stopped_end(run, ended):
-            return stopped
         if ended.decision.action != DecisionAction.FINISH:
+            if stopped := _stopped_end(run, ended):
+                return stopped
             run.trainers.warm.back_off(ended.decision.delay_seconds, run.trainers.work_dir)
     try:
         end = offer_best(run)
@@ -123,10 +123,8 @@ def _run_attempt(run: ActiveRun, started: AttemptStarted) -> AttemptEnded:
 
 
 def _stopped_end(run: ActiveRun, ended: AttemptEnded) -> FlowEnd | None:
-    """Return the end if the run stops after this attempt, or None if it goes on."""
+    """Return the end if the run stops after an attempt that did not finish it, or None if it goes on."""
     decision = ended.decision
-    if decision.action == DecisionAction.FINISH:
-        return None
     if run.cancellation.is_cancelling():
         return FlowEnd(reason=FlowOutcome.CANCELLED, message=f"{ended.detail}; the same command continues")
     outcome = flow_outcome(ended.reason, decision.action, decision.charged)

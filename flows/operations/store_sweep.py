@@ -4,7 +4,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import partial
 from random import Random
 
 from reports.queries.run_lookup import configuration_of, find_run
@@ -13,8 +12,6 @@ from storage.logs.run_index import list_run_ids
 from storage.stores.object_store import ObjectStore
 from tasks.checkpoints.retention import sweep_run
 from tasks.evaluator.evaluation_suite import suite_of
-
-_SWEEPERS = 4
 
 
 class SweepOutcome(StrEnum):
@@ -47,22 +44,19 @@ def sweep_store(
     store: ObjectStore, *, dry_run: bool, most_seconds: float, random: Random, monotonic: Callable[[], float]
 ) -> tuple[StoreSweepRow, ...]:
     """Sweep runs until `most_seconds`, a few at a time; returns a row for each, by run id. Raises `StorageError`."""
-    run_ids = list_run_ids(store)
+    run_ids, until = list_run_ids(store), monotonic() + most_seconds
     first = random.randrange(len(run_ids)) if run_ids else 0
-    sweep_one = partial(_sweep_one, store, dry_run=dry_run, until=monotonic() + most_seconds, monotonic=monotonic)
-    with ThreadPoolExecutor(_SWEEPERS) as sweepers:
+
+    def sweep_one(run_id: str) -> StoreSweepRow:
+        if monotonic() >= until:
+            return StoreSweepRow(run_id=run_id, action=SweepOutcome.NEXT_TIME, why="the time for this sweep was over")
+        try:
+            report = sweep_run_by_id(store, run_id, dry_run=dry_run)
+        except Exception as error:  # one broken run must not keep the others from being swept
+            return StoreSweepRow(run_id=run_id, action=SweepOutcome.FAILED, why=f"{error}" or type(error).__name__)
+        superseded, freed = sum(item.action == SweepAction.SUPERSEDE for item in report.items), report.freed_bytes
+        return StoreSweepRow(run_id=run_id, action=SweepOutcome.SWEPT, superseded=superseded, freed_bytes=freed)
+
+    with ThreadPoolExecutor(4) as sweepers:
         rows = sweepers.map(sweep_one, [*run_ids[first:], *run_ids[:first]])
         return tuple(sorted(rows, key=lambda row: row.run_id))
-
-
-def _sweep_one(
-    store: ObjectStore, run_id: str, *, dry_run: bool, until: float, monotonic: Callable[[], float]
-) -> StoreSweepRow:
-    if monotonic() >= until:
-        return StoreSweepRow(run_id=run_id, action=SweepOutcome.NEXT_TIME, why="the time for this sweep was over")
-    try:
-        report = sweep_run_by_id(store, run_id, dry_run=dry_run)
-    except Exception as error:  # one broken run must not keep the others from being swept
-        return StoreSweepRow(run_id=run_id, action=SweepOutcome.FAILED, why=f"{error}" or type(error).__name__)
-    superseded, freed = sum(item.action == SweepAction.SUPERSEDE for item in report.items), report.freed_bytes
-    return StoreSweepRow(run_id=run_id, action=SweepOutcome.SWEPT, superseded=superseded, freed_bytes=freed)

@@ -21,7 +21,6 @@ from flows.orchestrator.prefect_server import is_ephemeral_server
 ACCELERATORS = "cairn-accelerators"
 _ANSWER_SECONDS, _RELEASE_SECONDS = 10.0, 2.0
 _LEASE_SECONDS, _POLL_SECONDS, _LOOK_SECONDS = 60.0, 1.0, 0.2
-_LOCKED = 423
 
 
 @contextmanager
@@ -77,7 +76,7 @@ class _Slot:
                 given = ask([ACCELERATORS], 1, "concurrency", _LEASE_SECONDS).json()
                 return UUID(given["lease_id"]) if given["limits"] else None
             except PrefectHTTPStatusError as error:
-                if error.response.status_code != _LOCKED:
+                if error.response.status_code != 423:  # locked
                     raise
             self.taken.set()
             self.left.wait(_POLL_SECONDS)

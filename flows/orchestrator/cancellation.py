@@ -18,8 +18,6 @@ from prefect.client.orchestration import get_client
 from tasks.attempt.shutdown_signal import ShutdownSignal
 
 _POLL_SECONDS = 3.0
-_TIMEOUT_SECONDS = 5.0
-_DURATION = re.compile(r"(?:(\d+)-)?(\d+):(\d+):(\d+)")
 
 
 class CancellationWatch:
@@ -80,7 +78,7 @@ def is_cancelled_in_slurm(environment: Mapping[str, str]) -> bool:
         return False
     command = ["scontrol", "--oneliner", "show", "job", job]
     try:
-        shown = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=True).stdout
+        shown = subprocess.run(command, capture_output=True, text=True, timeout=5.0, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return False
     return is_cancelled(shown)
@@ -103,6 +101,6 @@ def is_cancelled(shown: str) -> bool:
 
 def _seconds(duration: str) -> int:
     """Return the seconds of [days-]hours:minutes:seconds, 0 for anything else, such as UNLIMITED."""
-    found = _DURATION.fullmatch(duration)
+    found = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", duration)
     days, hours, minutes, seconds = (int(part or 0) for part in found.groups()) if found else (0, 0, 0, 0)
     return ((days * 24 + hours) * 60 + minutes) * 60 + seconds

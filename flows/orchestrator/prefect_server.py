@@ -34,9 +34,6 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
     from uvicorn import Server
 
-_PROFILE_VARIABLES = ("PREFECT_PROFILE", "PREFECT_PROFILES_PATH", "PREFECT_API_KEY")
-_HOSTS = ("127.0.0.1", "localhost")
-_NEXT_FLOW_RUNS = "/get_scheduled_flow_runs"
 _MARK = "CAIRN_EPHEMERAL_SERVER"
 """Holds the server's address: the command's flows see that it has no pages and that nobody else knows it."""
 _START_SECONDS = 180.0
@@ -46,7 +43,6 @@ _BACKOFF_SECONDS = (0.0, 1.0, 2.0, 4.0, 8.0)
 """How long each restart waits; after as many in a row the server is given up."""
 _LONG_LIFE_SECONDS = 60.0
 """A server that has lived so long begins a new row."""
-_IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _SERVER = {
     "PREFECT_UI_ENABLED": "0",
     "PREFECT__SERVER_EPHEMERAL": "1",
@@ -113,7 +109,7 @@ def is_server_named(environment: Mapping[str, str], folder: Path, *, ask_prefect
         return True
     home = Path(environment.get("PREFECT_HOME") or Path.home() / ".prefect").expanduser()
     may_be_named = (
-        any(environment.get(name) for name in _PROFILE_VARIABLES)
+        any(environment.get(name) for name in ("PREFECT_PROFILE", "PREFECT_PROFILES_PATH", "PREFECT_API_KEY"))
         or (home / "profiles.toml").exists()
         or (folder / "prefect.toml").exists()
         or "prefect" in _read_text(folder / ".env").lower()
@@ -252,7 +248,7 @@ def guard(app: "ASGIApp") -> "ASGIApp":
     """
     from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-    return TrustedHostMiddleware(app, allowed_hosts=_HOSTS, www_redirect=False)
+    return TrustedHostMiddleware(app, allowed_hosts=("127.0.0.1", "localhost"), www_redirect=False)
 
 
 def without_new_work_after_sigusr1(app: "ASGIApp") -> "ASGIApp":
@@ -266,7 +262,7 @@ def without_new_work_after_sigusr1(app: "ASGIApp") -> "ASGIApp":
         is_leaving = True
 
     async def answer(scope: "Scope", receive: "Receive", send: "Send") -> None:
-        asks_for_work = scope["type"] == "http" and scope["path"].endswith(_NEXT_FLOW_RUNS)
+        asks_for_work = scope["type"] == "http" and scope["path"].endswith("/get_scheduled_flow_runs")
         await (JSONResponse([]) if is_leaving and asks_for_work else app)(scope, receive, send)
 
     signal.signal(signal.SIGUSR1, leave)
@@ -282,7 +278,7 @@ def create_guarded_app() -> "ASGIApp":
 
 def main() -> None:
     """Serve until standard input ends."""
-    for number in _IGNORED_SIGNALS:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     served: list[Server] = []
     threading.Thread(target=_end_with_parent, args=(served,), name="parent", daemon=True).start()

@@ -49,20 +49,13 @@ from tasks.policy.termination import TERMINATIONS, TerminationReason
 MOST_LOST_FLOW_RUNS = 20
 ATTEMPT_ENDED = "cairn.attempt.ended"
 _UNFINISHED = [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING]
-_MOST_TASK_RUNS = 200
-_FINAL_SECONDS = 10.0
 _TOGETHER_SECONDS = 2.0
 """What changes within these is published together: a page is 100 kB, most of it the curve."""
-_WIDTH_PX, _HEIGHT_PX = 900, 600
 _LEAST_SECONDS = 60.0
 _SHARE_OF_AGE, _PAUSE_PER_COST = 0.05, 20.0
 """Prefect stores every plot, so a long run draws seldom; drawing takes at most a twentieth of one core."""
 _GREATEST_STEP = 250_000  # more step records need memory that the trainer may need
 
-_DEPLOYMENT = "evaluate-promoted/evaluate-promoted"
-_SUITES = Path("deployments/suites")
-_KEPT = ("store", "store_credentials")
-_MOST_EVALUATIONS = 200
 _OF_ATTEMPTS = ("attempt", "started (UTC)", "lasted", "reason", "steps", "device time", "lost", "decision")
 _OF_EVALUATIONS = ("step", "status", "suite", "val_loss", "perplexity", "bits/byte", "verdict")
 """The columns that fit beside Prefect's menus; `cairn attempts` and `cairn evaluations` have all."""
@@ -89,14 +82,16 @@ class EvaluationForm:
 
 def kept_parameters() -> dict[str, Any]:
     """Return the parameters of this flow run that its evaluations need too."""
-    return {name: value for name, value in flow_run.get_parameters().items() if name in _KEPT and value}
+    given = flow_run.get_parameters()
+    return {name: given[name] for name in ("store", "store_credentials") if given.get(name)}
 
 
 def find_evaluation_form(client: SyncPrefectClient, kept: Mapping[str, Any]) -> EvaluationForm | None:
     """Return the form, None where the deployment is not registered; raises the API's other errors."""
     with suppress(ObjectNotFound):
-        deployment_id = client.read_deployment_by_name(_DEPLOYMENT).id
-        return EvaluationForm(deployment_id=deployment_id, kept=kept, suites=tuple(sorted(_SUITES.glob("*.toml"))))
+        deployment_id = client.read_deployment_by_name("evaluate-promoted/evaluate-promoted").id
+        suites = tuple(sorted(Path("deployments/suites").glob("*.toml")))
+        return EvaluationForm(deployment_id=deployment_id, kept=kept, suites=suites)
     return None
 
 
@@ -111,7 +106,7 @@ def overview_markdown(log: RunLog, curve: str, question: str = "", form: Evaluat
     parts.append(f"## Attempts\n\n{_narrow(receipts_table(read_receipts(log)[::-1]), _OF_ATTEMPTS)}")
     parts.append(f"## Budgets\n\n{markdown_table(budgets_table(status.budgets))}")
     if evaluations := list_evaluations(log.state):
-        newest = evaluations[::-1][:_MOST_EVALUATIONS]
+        newest = evaluations[::-1][:200]
         parts.append(f"## Evaluations\n\n{_narrow(evaluations_table(newest), _OF_EVALUATIONS)}")
         if older := len(evaluations) - len(newest):
             parts.append(f"and {older:,} older ones: `cairn evaluations`")
@@ -119,8 +114,13 @@ def overview_markdown(log: RunLog, curve: str, question: str = "", form: Evaluat
         if form is not None and measured:
             best = min(measured, key=lambda item: item.metrics[METRIC])
             parts.append(form.links(f"{log.run_id}@{best.step}"))
-    if links := _links(log.state):
-        parts.append(f"## Flow runs\n\n{links}")
+    attempts: dict[str, list[str]] = {}
+    for attempt in log.state.attempts:
+        if attempt.started.flow_run_id:
+            attempts.setdefault(attempt.started.flow_run_id, []).append(str(attempt.started.attempt))
+    if len(attempts) > 1:
+        links = (f"- [attempt {', '.join(own)}](../../runs/flow-run/{name})" for name, own in attempts.items())
+        parts.append("\n".join(("## Flow runs\n", *links)))
     return "\n\n".join(parts)
 
 
@@ -151,17 +151,6 @@ def _narrow(table: Table, columns: Sequence[str]) -> str:
     return markdown_table(replace(table, columns=tuple(table.columns[number] for number in kept), rows=rows))
 
 
-def _links(state: RunState) -> str:
-    """Return a link to each flow run that the run has had, where there were several."""
-    attempts: dict[str, list[str]] = {}
-    for item in state.attempts:
-        if item.started.flow_run_id:
-            attempts.setdefault(item.started.flow_run_id, []).append(str(item.started.attempt))
-    if len(attempts) < 2:
-        return ""
-    return "\n".join(f"- [attempt {', '.join(done)}](../../runs/flow-run/{name})" for name, done in attempts.items())
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Drawing:
     """When a plot was drawn on the monotonic clock, how long it took, and how many attempts had ended."""
@@ -190,7 +179,7 @@ def curve_markdown(log: RunLog) -> str | None:
         return None
     from reports.plots.curve_plot import draw_png  # numpy and matplotlib: only where something is drawn
 
-    image = base64.b64encode(draw_png(curves, width_px=_WIDTH_PX, height_px=_HEIGHT_PX)).decode()
+    image = base64.b64encode(draw_png(curves, width_px=900, height_px=600)).decode()
     return f"![curves of {curves.run_id}](data:image/png;base64,{image})\n\n{describe_run(curves)}"
 
 
@@ -223,7 +212,7 @@ class RunOverview:
         finally:
             self._ended.set()
             self._changed.set()
-            thread.join(_FINAL_SECONDS)
+            thread.join(10.0)
 
     def change(self) -> None:
         """Mark that the log has changed."""
@@ -341,7 +330,7 @@ def _end_lost(client: SyncPrefectClient, state: RunState, flow_run_id: UUID) -> 
         id=filters.FlowRunFilterId(any_=lost),
         state=filters.FlowRunFilterState(type=filters.FlowRunFilterStateType(any_=_UNFINISHED)),
     )
-    for task_run in client.read_task_runs(task_run_filter=task_runs, limit=_MOST_TASK_RUNS):
+    for task_run in client.read_task_runs(task_run_filter=task_runs, limit=200):
         client.set_task_run_state(task_run.id, ending_segment, force=True)
     for lost_run in client.read_flow_runs(flow_run_filter=flow_runs):
         client.set_flow_run_state(lost_run.id, ending, force=True)

@@ -31,7 +31,6 @@ hours. Training waits for what is short at most as long as that takes. It matter
 ALERT = "cairn: a budget is exhausted, or stored data is damaged"
 ALARMING = ("budget-exhausted", "integrity", "snapshot-damaged", "object-damaged", "nothing-readable")
 """The reasons of `cairn.flow.ended` after which nothing goes on before a person has looked."""
-_SUBJECT = "Cairn: {{ flow_run.name }}: {{ event.payload.reason }}"
 _BODY = """{{ flow_run.name }} ended: {{ event.payload.reason }}
 
 {{ event.payload.message }}
@@ -47,7 +46,8 @@ def alert_automation(block_document_id: Any) -> AutomationCore:
         for_each={"prefect.resource.id"},
         posture=Posture.Reactive,
     )
-    action = SendNotification(block_document_id=block_document_id, subject=_SUBJECT, body=_BODY)
+    subject = "Cairn: {{ flow_run.name }}: {{ event.payload.reason }}"
+    action = SendNotification(block_document_id=block_document_id, subject=subject, body=_BODY)
     return AutomationCore(name=ALERT, trigger=trigger, actions=[action])
 
 

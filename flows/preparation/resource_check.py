@@ -50,11 +50,9 @@ def memory_room(config: RunConfig, vocab_size: int, memory: AvailableMemory) -> 
     if memory.bytes is None:
         return None
     alone = replace(memory, place=replace(memory.place, evaluates=False))
-
-    def estimate(sizes: AttemptSizes) -> int:
-        return estimate_trainer(config, vocab_size, sizes, alone).total_bytes
-
-    return MemoryRoom(bytes=memory.bytes, estimate=estimate)
+    return MemoryRoom(
+        bytes=memory.bytes, estimate=lambda sizes: estimate_trainer(config, vocab_size, sizes, alone).total_bytes
+    )
 
 
 def estimate_trainer(

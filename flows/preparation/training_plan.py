@@ -28,8 +28,6 @@ from tasks.data.snapshot_lookup import find_by_id
 from tasks.evaluator.evaluation_suite import command_suites_of, suite_of
 from tasks.policy.attempt_sizes import next_sizes
 
-_RECENT_STEPS = 200
-
 
 class PlanAction(StrEnum):
     """What `cairn train` would do; `wait` is for a live owner."""
@@ -257,7 +255,7 @@ def _memory(log: RunLog, config: RunConfig, vocab_size: int, memory: AvailableMe
 def _cost(log: RunLog, config: RunConfig, tokens: int) -> PlannedCost:
     """Use the median of the newest steps: one slow step is no prediction."""
     attempts = (read_attempt_records(log.store, log.prefix, n) for n in range(log.state.latest_attempt, 0, -1))
-    lines, price = next(filter(None, attempts), [])[-_RECENT_STEPS:], config.cost.gpu_hour_price
+    lines, price = next(filter(None, attempts), [])[-200:], config.cost.gpu_hour_price
     speed = median(line.tokens_per_second for line in lines) if lines else None
     seconds = tokens / speed if speed else None
     return PlannedCost(

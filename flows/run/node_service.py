@@ -26,8 +26,6 @@ from tasks.trainer.machines import RanksEnded, RunEnded, StartRanks, connect, re
 from tasks.trainer.rendezvous import ConnectionEnded, NotAdmitted, SignedConnection
 from tasks.trainer.trainer_group import RENDEZVOUS, TrainerGroup, rendezvous_secret
 
-_POLL_SECONDS = 0.2
-_RETRY_SECONDS = 0.5
 _OPENING_SECONDS = 900.0
 """The first machine may read and tokenize text for as long before it opens a run."""
 
@@ -77,14 +75,14 @@ class NodeService:
                     where = f"{self._group.rendezvous}, or has another CAIRN_RENDEZVOUS_SECRET"
                     self._say(f"the first machine is not at {where}; the same command waits again")
                     return ExitCode.PREEMPTED
-                time.sleep(_RETRY_SECONDS if self._notified_at is None else 0)
+                time.sleep(0.5 if self._notified_at is None else 0)
         return ExitCode.INTERRUPTED if self._shutdown.signal == "SIGINT" else ExitCode.PREEMPTED
 
     def _serve(self, first: SignedConnection) -> ExitCode | None:
         """Do what the first machine says; None once it is gone, or once this one is told to leave and its ranks end."""
         try:
             while self._notified_at is None or self._ranks is not None:
-                if select.select([first], [], [], _POLL_SECONDS)[0]:
+                if select.select([first], [], [], 0.2)[0]:
                     match receive(first):
                         case StartRanks() as order:
                             self._start(order)

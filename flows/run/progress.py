@@ -15,9 +15,7 @@ from tasks.text.format import format_bar, format_clock, sanitize
 from tasks.text.live_lines import LiveLines
 
 _PLAIN_EVERY_SECONDS = 10.0
-_BAR_CELLS, _LEAST_BAR_CELLS, _TEXT_BAR_CELLS = 20, 6, 24
 _MEGABYTE = 1e6
-_WINDOW = 64
 
 
 class Progress:
@@ -70,8 +68,8 @@ class Progress:
         step, loss, speed, eta = self._parts(record)
         fitting = ([step, loss, speed, eta], [step, loss, eta], [step, eta])
         line = next((line for parts in fitting if len(line := " · ".join(parts)) <= self._console.width), step)
-        cells = min(_BAR_CELLS, self._console.width - len(line) - 1)
-        return f"{format_bar(record.step / self._total, cells)} {line}" if cells >= _LEAST_BAR_CELLS else line
+        cells = min(20, self._console.width - len(line) - 1)
+        return f"{format_bar(record.step / self._total, cells)} {line}" if cells >= 6 else line
 
     def _parts(self, record: StepRecord) -> tuple[str, str, str, str]:
         return (
@@ -113,7 +111,7 @@ class TextProgress:
 
     def _line(self, progress: BuildProgress, now: float, *, drawn: bool) -> str:
         share = progress.bytes_done / progress.bytes_total if progress.bytes_total else 0.0
-        cells = f" {format_bar(share, _TEXT_BAR_CELLS)}" if drawn else ""
+        cells = f" {format_bar(share, 24)}" if drawn else ""
         seconds, done = now - self._begun[0], progress.bytes_done - self._begun[1]
         left = (progress.bytes_total - progress.bytes_done) * seconds / done if done else None
         documents = f"{progress.documents:,} documents · " if progress.documents else ""
@@ -128,7 +126,7 @@ class TimeLeft:
     """Times of the newest steps, by the caller's clock: a restart or a slow start is soon forgotten."""
 
     def __init__(self) -> None:
-        self._done: deque[tuple[int, float]] = deque(maxlen=_WINDOW)
+        self._done: deque[tuple[int, float]] = deque(maxlen=64)
 
     def add(self, step: int, now: float) -> None:
         """Record that `step` was done at `now`, in seconds; a step that is not later than the last starts again."""

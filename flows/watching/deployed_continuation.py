@@ -30,8 +30,6 @@ MOST_FLOW_RUNS = 20
 STUCK_SECONDS = 600.0
 """A flow run that has not claimed its run by then has lost its worker, though Prefect shows it as Running."""
 _UNFINISHED = [StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING]
-_SHOWN = 200
-_MOST_LAUNCHES = 10
 
 
 class ContinuationByDeployment:
@@ -56,7 +54,7 @@ class ContinuationByDeployment:
                 deployment_id=filters.FlowRunFilterDeploymentId(any_=[deployment_id]),
                 state=filters.FlowRunFilterState(type=filters.FlowRunFilterStateType(any_=_UNFINISHED)),
             )
-            for flow_run in client.read_flow_runs(flow_run_filter=unfinished, limit=_SHOWN):
+            for flow_run in client.read_flow_runs(flow_run_filter=unfinished, limit=200):
                 if self._is_at(flow_run, stalled):
                     return Busy(why=f"flow run {flow_run.name} is continuing it ({flow_run.state_name})")
             return self._create(client, deployment_id, stalled, delay_seconds)
@@ -123,7 +121,7 @@ def name_successor(end: FlowEnd, log: RunLog) -> FlowEnd:
 
 def _last_launch(client: SyncPrefectClient, deployment_id: UUID, state: RunState) -> FlowRun | None:
     """Return this deployment's flow run that, by the log, trained the run last; no other's is believed."""
-    names = dict.fromkeys(attempt.started.flow_run_id for attempt in reversed(state.attempts[-_MOST_LAUNCHES:]))
+    names = dict.fromkeys(attempt.started.flow_run_id for attempt in reversed(state.attempts[-10:]))
     for name in filter(None, names):
         with suppress(ObjectNotFound, ValueError):
             flow_run = client.read_flow_run(UUID(name))
