@@ -28,15 +28,7 @@ from prefect.states import Crashed
 
 from flows.orchestrator.flow_end import add_tags
 from reports.plots.run_curves import describe_run, gather_curves
-from reports.queries.display_tables import (
-    Table,
-    budgets_table,
-    comparison_table,
-    evaluations_table,
-    markdown_table,
-    markdown_text,
-    receipts_table,
-)
+from reports.queries import display_tables as tables
 from reports.queries.evaluations import EvaluationComparison, list_evaluations
 from reports.queries.receipts import DecisionSummary, read_receipts
 from reports.queries.run_status import read_status
@@ -48,7 +40,6 @@ from tasks.policy.termination import TERMINATIONS, TerminationReason
 
 MOST_LOST_FLOW_RUNS = 20
 ATTEMPT_ENDED = "cairn.attempt.ended"
-_UNFINISHED = [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING]
 _TOGETHER_SECONDS = 2.0
 """What changes within these is published together: a page is 100 kB, most of it the curve."""
 _LEAST_SECONDS = 60.0
@@ -76,7 +67,7 @@ class EvaluationForm:
         for name, form in (forms | {path.stem: {"suite": str(path)} for path in self.suites}).items():
             values = quote(json.dumps({"reference": reference, **self.kept, **form}), safe="")
             address = f"../../deployments/deployment/{self.deployment_id}/run?parameters={values}"
-            links.append(f"[{markdown_text(name)}]({address})")
+            links.append(f"[{tables.markdown_text(name)}]({address})")
         return f"Measure `{reference}` again under {', '.join(links)}"
 
 
@@ -98,16 +89,16 @@ def find_evaluation_form(client: SyncPrefectClient, kept: Mapping[str, Any]) -> 
 def overview_markdown(log: RunLog, curve: str, question: str = "", form: EvaluationForm | None = None) -> str:
     """Return the page: what the run is and its state, what a person is asked, the curve, the tables, and links."""
     opened, status = log.state.opened, read_status(log)
-    parts = [f"# {markdown_text(log.run_id)}"]
+    parts = [f"# {tables.markdown_text(log.run_id)}"]
     if opened is not None:
-        what = f"{markdown_text(opened.model_family)}, {opened.total_steps:,} steps, data {opened.data_snapshot}"
-        parts.append(f"{what}. **{status.state}** at step {status.step:,}: {markdown_text(status.next)}")
+        what = f"{tables.markdown_text(opened.model_family)}, {opened.total_steps:,} steps, data {opened.data_snapshot}"
+        parts.append(f"{what}. **{status.state}** at step {status.step:,}: {tables.markdown_text(status.next)}")
     parts += [part for part in (question, curve) if part]
-    parts.append(f"## Attempts\n\n{_narrow(receipts_table(read_receipts(log)[::-1]), _OF_ATTEMPTS)}")
-    parts.append(f"## Budgets\n\n{markdown_table(budgets_table(status.budgets))}")
+    parts.append(f"## Attempts\n\n{_narrow(tables.receipts_table(read_receipts(log)[::-1]), _OF_ATTEMPTS)}")
+    parts.append(f"## Budgets\n\n{tables.markdown_table(tables.budgets_table(status.budgets))}")
     if evaluations := list_evaluations(log.state):
         newest = evaluations[::-1][:200]
-        parts.append(f"## Evaluations\n\n{_narrow(evaluations_table(newest), _OF_EVALUATIONS)}")
+        parts.append(f"## Evaluations\n\n{_narrow(tables.evaluations_table(newest), _OF_EVALUATIONS)}")
         if older := len(evaluations) - len(newest):
             parts.append(f"and {older:,} older ones: `cairn evaluations`")
         measured = [item for item in evaluations if METRIC in item.metrics]
@@ -127,8 +118,8 @@ def overview_markdown(log: RunLog, curve: str, question: str = "", form: Evaluat
 def evaluation_markdown(view: EvaluationComparison, words: str, form: EvaluationForm | None) -> str:
     """Return the page of `evaluate-promoted`: the columns of a run's page, what each row is, and all in words."""
     reference = f"{view.run_id}@{view.step}"
-    parts = [f"# {markdown_text(reference)}", _narrow(comparison_table(view), ("", "checkpoint", *_OF_EVALUATIONS))]
-    parts.append(markdown_text(words))
+    table = _narrow(tables.comparison_table(view), ("", "checkpoint", *_OF_EVALUATIONS))
+    parts = [f"# {tables.markdown_text(reference)}", table, tables.markdown_text(words)]
     return "\n\n".join([*parts, form.links(reference)] if form is not None else parts)
 
 
@@ -144,11 +135,11 @@ def artifact_key(run_id: str, name: str = "") -> str:
     return "-".join(part for part in ("cairn", key, name) if part)
 
 
-def _narrow(table: Table, columns: Sequence[str]) -> str:
+def _narrow(table: tables.Table, columns: Sequence[str]) -> str:
     """Return the table with these of its columns."""
     kept = [number for number, name in enumerate(table.columns) if name in columns]
     rows = tuple(tuple(row[number] for number in kept) for row in table.rows)
-    return markdown_table(replace(table, columns=tuple(table.columns[number] for number in kept), rows=rows))
+    return tables.markdown_table(replace(table, columns=tuple(table.columns[number] for number in kept), rows=rows))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -297,8 +288,9 @@ class RunOverview:
     def _show(self, client: SyncPrefectClient, flow_run_id: UUID, page: str) -> None:
         key, description = artifact_key(self._log.run_id), f"run {self._log.run_id}, after entry {self._log.seq}"
         if self._artifact_id is None:  # a flow run that was suspended has one
-            own = filters.ArtifactFilterFlowRunId(any_=[flow_run_id])
-            rule = filters.ArtifactFilter(flow_run_id=own, key=filters.ArtifactFilterKey(any_=[key]))
+            rule = filters.ArtifactFilter.model_validate(
+                {"flow_run_id": {"any_": [flow_run_id]}, "key": {"any_": [key]}}
+            )
             self._artifact_id = next((found.id for found in client.read_artifacts(artifact_filter=rule)), None)
         if self._artifact_id is None:
             new = ArtifactCreate(key=key, type="markdown", description=description, data=page, flow_run_id=flow_run_id)
@@ -316,20 +308,14 @@ def lost_flow_runs(state: RunState, but: UUID) -> tuple[UUID, ...]:
 
 def _end_lost(client: SyncPrefectClient, state: RunState, flow_run_id: UUID) -> None:
     """End as `Crashed` what lost attempts have left unfinished in Prefect; raises the API's errors."""
-    lost = list(lost_flow_runs(state, flow_run_id))
-    if not lost:
+    if not (lost := list(lost_flow_runs(state, flow_run_id))):
         return
     message = f"lost: its process is gone; flow run {flow_run_id} went on in its place"
     ending: State[Any] = Crashed(message=message)
     ending_segment: State[Any] = Crashed(name=TERMINATIONS[TerminationReason.LOST].task_state, message=message)
-    task_runs = filters.TaskRunFilter(
-        flow_run_id=filters.TaskRunFilterFlowRunId(any_=lost),
-        state=filters.TaskRunFilterState(type=filters.TaskRunFilterStateType(any_=_UNFINISHED)),
-    )
-    flow_runs = filters.FlowRunFilter(
-        id=filters.FlowRunFilterId(any_=lost),
-        state=filters.FlowRunFilterState(type=filters.FlowRunFilterStateType(any_=_UNFINISHED)),
-    )
+    unfinished = {"type": {"any_": [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING]}}
+    task_runs = filters.TaskRunFilter.model_validate({"flow_run_id": {"any_": lost}, "state": unfinished})
+    flow_runs = filters.FlowRunFilter.model_validate({"id": {"any_": lost}, "state": unfinished})
     for task_run in client.read_task_runs(task_run_filter=task_runs, limit=200):
         client.set_task_run_state(task_run.id, ending_segment, force=True)
     for lost_run in client.read_flow_runs(flow_run_filter=flow_runs):

@@ -1,7 +1,7 @@
 """The plan of `cairn train --dry-run`: data, sizes, time, cost and budgets from formulas and step records alone."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 from statistics import median
@@ -167,9 +167,9 @@ def plan_training(log: RunLog, config: RunConfig, base_dir: Path, memory: Availa
             parameters=count_parameters(config.model, data.vocab_size),
         ),
         memory=_memory(log, config, data.vocab_size, memory),
-        checkpoints=PlannedCheckpoints(
-            every_steps=config.checkpoint.every_steps,
-            every_seconds=config.checkpoint.every_seconds,
+        checkpoints=project(
+            config.checkpoint,
+            PlannedCheckpoints,
             ahead=_multiples(config.checkpoint.every_steps, first, total),
             room=store_room(log.store, state, config, data.vocab_size),
         ),
@@ -241,15 +241,8 @@ def _snapshot_data(snapshot_id: str, manifest: SnapshotManifest) -> PlannedData:
 def _memory(log: RunLog, config: RunConfig, vocab_size: int, memory: AvailableMemory) -> PlannedMemory:
     sizes = next_sizes(log.state, config.training, chosen=choose_micro_batch(config, vocab_size, memory))
     parts = estimate_trainer(config, vocab_size, sizes, memory)
-    return PlannedMemory(
-        micro_batch=sizes.micro_batch,
-        activation_checkpointing=sizes.activation_checkpointing,
-        precision=config.training.precision,
-        kernels=config.training.kernels,
-        total_bytes=parts.total_bytes,
-        there_bytes=memory.bytes,
-        parts=parts,
-    )
+    estimated = {"total_bytes": parts.total_bytes, "there_bytes": memory.bytes, "parts": parts}
+    return project(config.training, PlannedMemory, **asdict(sizes), **estimated)
 
 
 def _cost(log: RunLog, config: RunConfig, tokens: int) -> PlannedCost:
@@ -258,13 +251,8 @@ def _cost(log: RunLog, config: RunConfig, tokens: int) -> PlannedCost:
     lines, price = next(filter(None, attempts), [])[-200:], config.cost.gpu_hour_price
     speed = median(line.tokens_per_second for line in lines) if lines else None
     seconds = tokens / speed if speed else None
-    return PlannedCost(
-        tokens_per_second=speed,
-        seconds=seconds,
-        gpu_hour_price=price,
-        currency=config.cost.currency,
-        money=None if price is None or seconds is None else price * seconds / 3600,
-    )
+    money = None if price is None or seconds is None else price * seconds / 3600
+    return project(config.cost, PlannedCost, tokens_per_second=speed, seconds=seconds, money=money)
 
 
 def _multiples(every: int, first: int, last: int) -> int:

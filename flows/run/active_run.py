@@ -22,6 +22,7 @@ from storage.logs.log_entry import CheckpointReference, this_writer
 from storage.logs.run_entries import AttemptStarted
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
+from storage.stores.document import project
 from storage.stores.object_store import ObjectStore
 from storage.stores.retrying_store import StoreRetry
 from tasks.attempt.attempt_claim import Claimant, claim_attempt
@@ -197,7 +198,9 @@ def _claim(run: ActiveRun, number: int, reference: CheckpointReference | None, s
     on_cuda, processes = trains_on_cuda(training.device), trainers.group.size
     device = resolved_device(training.device, on_cuda=on_cuda, processes=processes)
     place, nodes = this_placement(device=device, threads=trainers.threads, world_size=processes), trainers.group.nodes
-    return AttemptStarted(
+    return project(
+        sizes,
+        AttemptStarted,
         attempt=number,
         placement=replace(
             place,
@@ -212,9 +215,7 @@ def _claim(run: ActiveRun, number: int, reference: CheckpointReference | None, s
         config_sha256=run.config.frozen_sha256(),
         code_version=code_version(),
         flow_run_id=run.flow_run_id,
-        micro_batch=sizes.micro_batch,
         resumed_from=reference,
-        activation_checkpointing=sizes.activation_checkpointing,
         quarantined_samples=len(state.quarantined_windows),
         versions=library_versions(),
         faults=trainers.faults,

@@ -29,7 +29,6 @@ MOST_FLOW_RUNS = 20
 """After so many flow runs that ended without claiming the run, a person has to look."""
 STUCK_SECONDS = 600.0
 """A flow run that has not claimed its run by then has lost its worker, though Prefect shows it as Running."""
-_UNFINISHED = [StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING]
 
 
 class ContinuationByDeployment:
@@ -50,10 +49,9 @@ class ContinuationByDeployment:
                 rule = "rule: flow/deployment, registered by `prefect deploy`"
                 problem = f"deployment {self._deployment!r}: Prefect does not know it; {rule}"
                 raise InvalidConfiguration(problem) from error
-            unfinished = filters.FlowRunFilter(
-                deployment_id=filters.FlowRunFilterDeploymentId(any_=[deployment_id]),
-                state=filters.FlowRunFilterState(type=filters.FlowRunFilterStateType(any_=_UNFINISHED)),
-            )
+            states = {"type": {"any_": [StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING]}}
+            given = {"deployment_id": {"any_": [deployment_id]}, "state": states}
+            unfinished = filters.FlowRunFilter.model_validate(given)
             for flow_run in client.read_flow_runs(flow_run_filter=unfinished, limit=200):
                 if self._is_at(flow_run, stalled):
                     return Busy(why=f"flow run {flow_run.name} is continuing it ({flow_run.state_name})")
