@@ -18,7 +18,7 @@ _UNIT_SUFFIXES = {"gpu_seconds": "device seconds"} | {
     name: name for name in ("seconds", "bytes", "steps", "tokens", "nats")
 }
 """Ends of key names, with the unit that each means."""
-
+_NUMBERS = {"boolean": "true or false", "integer": "a whole number", "number": "a number"}
 _BOUNDS = {"exclusiveMinimum": "above", "minimum": "of at least", "exclusiveMaximum": "below", "maximum": "at most"}
 
 
@@ -158,26 +158,13 @@ def _rule(field: Mapping[str, Any]) -> str:
         return str(field["const"])
     if "enum" in field:
         return f"one of {', '.join(value or json.dumps(value) for value in field['enum'])}"
-    match field["type"]:
-        case "boolean":
-            return "true or false"
-        case "integer":
-            return f"a whole number{_bounds(field)}"
-        case "number":
-            return f"a number{_bounds(field)}"
-        case "array" if "$ref" in field["items"]:
-            return "a list of tables"
-        case "array":
-            return f"a list, each item {_rule(field['items'])}"
-        case _:
-            return "a text that is not empty" if field.get("minLength") else "a text"
-
-
-def _bounds(field: Mapping[str, Any]) -> str:
-    limits = [(word, field[name]) for name, word in _BOUNDS.items() if name in field]
-    numbers = [f"{limit:g}" if limit < 2**53 else f"2^{int(limit).bit_length() - 1}" for _, limit in limits]
-    words = [f"{word} {number}" for (word, _), number in zip(limits, numbers, strict=True)]
-    return f" {' and '.join(words)}" if words else ""
+    if field["type"] == "array":
+        return "a list of tables" if "$ref" in field["items"] else f"a list, each item {_rule(field['items'])}"
+    if field["type"] not in _NUMBERS:
+        return "a text that is not empty" if field.get("minLength") else "a text"
+    limits = ((word, field[name]) for name, word in _BOUNDS.items() if name in field)
+    bounds = (f"{word} {n:g}" if n < 2**53 else f"{word} 2^{int(n).bit_length() - 1}" for word, n in limits)
+    return f"{_NUMBERS[field['type']]} {' and '.join(bounds)}".rstrip()
 
 
 def broken_rules(error: ValidationError, document: Mapping[str, Any], section: str = "") -> Iterator[BrokenRule]:

@@ -96,11 +96,7 @@ def _lost_share(plan: SimulationPlan, failures: Iterator[TraceFailure]) -> float
     """What `simulate` gives for at most 2,000 attempts that always resume, without the costly receipts."""
     step, wall_seconds, restart_seconds = 0, 0.0, 0.0
     for event in islice(chain(failures, repeat(None)), 2_000):
-        seconds = event.after_device_seconds / plan.devices if event else math.inf
-        is_announced = event is not None and event.reason is TerminationReason.PREEMPTED
-        stretch = train_until(
-            plan, first_step=step, restart_seconds=restart_seconds, failure_seconds=seconds, is_announced=is_announced
-        )
+        stretch = train_until(plan, event, first_step=step, restart_seconds=restart_seconds)
         wall_seconds += (stretch.committed_step - step) * plan.step_seconds + stretch.commits * plan.checkpoint_seconds
         wall_seconds += stretch.restart_seconds + stretch.lost_seconds
         step, restart_seconds = stretch.committed_step, plan.restart_seconds

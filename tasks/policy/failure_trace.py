@@ -28,6 +28,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from storage.logs.run_state import AttemptRecord, RunState
+from storage.stores.document import project
 from tasks.errors import TaskError
 from tasks.policy.termination import DecisionAction, TerminationReason
 
@@ -166,12 +167,7 @@ def parse_trace(text: str, *, name: str) -> FailureTrace:
         raise InvalidTrace("\n".join(broken)) from error
     except ValueError as error:  # both decoders' errors are ValueErrors
         raise InvalidTrace(f"{name}: neither TOML nor JSON: {error}") from error
-    return FailureTrace(
-        source=read.source or name,
-        rates=read.per_device_day,
-        replacement_seconds=read.replacement_seconds,
-        aftershocks=read.aftershocks,
-    )
+    return project(read, FailureTrace, source=read.source or name, rates=read.per_device_day)
 
 
 def _describe(kind: str, location: Sequence[str | int], given: object) -> str:
@@ -190,29 +186,29 @@ def recorded_trace(state: RunState, *, restart_device_seconds: float = 0.0) -> F
 
     A simulated attempt begins with its restart: `restart_device_seconds` is added to all but the first.
     """
-    failed = [attempt for attempt in state.attempts if attempt.ended and _reason(attempt) not in _NO_FAILURES]
+    recorded = []
+    for attempt in state.attempts:
+        ended, reason = attempt.ended, _reason(attempt)
+        if ended is None or reason in _NO_FAILURES:
+            continue
+        samples = sum(len(item.windows) for item in state.quarantines if item.attempt == attempt.started.attempt)
+        remedied = ended.decision.action == DecisionAction.RESUME and not samples
+        failure = TraceFailure(
+            reason=reason,
+            after_device_seconds=_device_seconds(attempt, restart_device_seconds),
+            detail=ended.detail,
+            fingerprint=ended.fingerprint,
+            quarantined_samples=samples,
+            repaired_objects=int(remedied and reason is TerminationReason.BAD_DATA),
+        )
+        recorded.append(failure)
     device_days = sum(_device_seconds(attempt, restart_device_seconds) for attempt in state.attempts) / DAY_SECONDS
-    counts = Counter(map(_reason, failed))
+    counts = Counter(failure.reason for failure in recorded)
     run_id = state.opened.run_id if state.opened else ""
     return FailureTrace(
-        source=f"run {run_id}: {len(failed)} failures in {device_days * 24:.3g} device hours",
+        source=f"run {run_id}: {len(recorded)} failures in {device_days * 24:.3g} device hours",
         rates={reason: count / device_days for reason, count in sorted(counts.items()) if device_days},
-        recorded=tuple(_recorded(state, attempt, restart_device_seconds) for attempt in failed),
-    )
-
-
-def _recorded(state: RunState, attempt: AttemptRecord, restart_device_seconds: float) -> TraceFailure:
-    assert attempt.ended is not None
-    ended, number = attempt.ended, attempt.started.attempt
-    samples = sum(len(item.windows) for item in state.quarantines if item.attempt == number)
-    remedied = ended.decision.action == DecisionAction.RESUME and not samples
-    return TraceFailure(
-        reason=_reason(attempt),
-        after_device_seconds=_device_seconds(attempt, restart_device_seconds),
-        detail=ended.detail,
-        fingerprint=ended.fingerprint,
-        quarantined_samples=samples,
-        repaired_objects=int(remedied and _reason(attempt) is TerminationReason.BAD_DATA),
+        recorded=tuple(recorded),
     )
 
 

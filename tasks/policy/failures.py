@@ -233,18 +233,18 @@ def _from_exception(report: ExceptionReport) -> Failure:
 def _from_exit(evidence: Evidence) -> Failure:
     if (word := evidence.kubernetes_reason) in _KUBERNETES:
         return _failure(_KUBERNETES[word], f"Kubernetes ended the container: {word}", word)
-    code = evidence.exit_code
+    code, used, limit = evidence.exit_code, evidence.rss_bytes, evidence.memory_limit_bytes
+    of_limit = f" of {limit / 1e9:.2f} GB" if limit else ""
+    memory = "" if used is None else f"; it used up to {used / 1e9:.2f} GB{of_limit}"
     if code is not None and code - _SHELL_SIGNAL in set(signal.Signals):
         code = _SHELL_SIGNAL - code
     # The group's count also grows when other processes in it are killed, so other signals are not memory kills.
     if evidence.oom_kills > 0 and (code is None or code > 0 or code == -signal.SIGKILL):
-        detail = f"the kernel killed {evidence.oom_kills} process(es) of this control group for memory"
-        return _failure(TerminationReason.OOM, f"{detail}{_memory(evidence)}", "oom_kill")
+        detail = f"the kernel killed {evidence.oom_kills} process(es) of this control group for memory{memory}"
+        return _failure(TerminationReason.OOM, detail, "oom_kill")
     if evidence.lost_machine and code in (-signal.SIGKILL, PEER_LOST_EXIT_CODE):
         return _failure(TerminationReason.LOST, evidence.lost_machine, "machine")
     if code == -signal.SIGKILL:
-        used, limit = evidence.rss_bytes, evidence.memory_limit_bytes
-        memory = _memory(evidence)
         if used is not None and limit is not None and used >= _FULL * limit:
             return _failure(TerminationReason.OOM, f"killed by SIGKILL{memory}", "killed at its memory limit")
         detail = f"the trainer was killed by SIGKILL and left no other evidence{memory}"
@@ -261,13 +261,6 @@ def _from_exit(evidence: Evidence) -> Failure:
     lines = evidence.stderr_tail if code == -signal.SIGABRT else evidence.stderr_tail[-3:]
     kind = next(filter(None, map(_kind_in, lines)), ErrorKind.BUG)
     return _failure(_BY_KIND[kind], f"the trainer {how}: {tail}", _RANDOM_NUMBERS.sub("#", f"{code} {tail}"), kind)
-
-
-def _memory(evidence: Evidence) -> str:
-    if evidence.rss_bytes is None:
-        return ""
-    limit = f" of {evidence.memory_limit_bytes / 1e9:.2f} GB" if evidence.memory_limit_bytes else ""
-    return f"; it used up to {evidence.rss_bytes / 1e9:.2f} GB{limit}"
 
 
 def _failure(reason: TerminationReason, detail: str, cause: str, kind: ErrorKind | None = None) -> Failure:

@@ -72,9 +72,13 @@ class Stretch:
 
 
 def train_until(
-    plan: SimulationPlan, *, first_step: int, restart_seconds: float, failure_seconds: float, is_announced: bool
+    plan: SimulationPlan, failure: TraceFailure | None, *, first_step: int, restart_seconds: float
 ) -> Stretch:
-    """Return an attempt from `first_step` until `failure_seconds` after its start, or until the run's end."""
+    """Return an attempt from `first_step` until its failure, or until the run's end.
+
+    After the last commit it fails, or gets a notice of a preemption and commits in its grace.
+    """
+    failure_seconds = failure.after_device_seconds / plan.devices if failure else math.inf
     if failure_seconds < restart_seconds:
         return Stretch(committed_step=first_step, last_step=first_step, restart_seconds=failure_seconds)
     every, last = plan.every_steps, plan.total_steps
@@ -89,22 +93,16 @@ def train_until(
     whole = every * plan.step_seconds + plan.checkpoint_seconds
     commits = 0 if training < first_end else min(1 + int((training - first_end) / whole), all_commits - 1)
     step = (behind + commits) * every if commits else first_step
-    since = training - (step - first_step) * plan.step_seconds - commits * plan.checkpoint_seconds
+    since = max(training - (step - first_step) * plan.step_seconds - commits * plan.checkpoint_seconds, 0.0)
+    boundary = min(last, (step // every + 1) * every)
     stretch = Stretch(committed_step=step, last_step=step, commits=commits, restart_seconds=restart_seconds)
-    return _until_failure(plan, stretch, max(since, 0.0), is_announced)
-
-
-def _until_failure(plan: SimulationPlan, stretch: Stretch, since: float, is_announced: bool) -> Stretch:
-    """The part after the last commit: `since` seconds later it fails, or gets a notice and commits in its grace."""
-    step = stretch.committed_step
-    boundary = min(plan.total_steps, (step // plan.every_steps + 1) * plan.every_steps)
-    if is_announced:
+    if failure is not None and failure.reason is TerminationReason.PREEMPTED:
         reached = min(step + math.ceil(since / plan.step_seconds), boundary)
         if reached == step:
             return stretch
         if (reached - step) * plan.step_seconds + plan.checkpoint_seconds - since <= plan.grace_seconds:
-            commits, is_last = stretch.commits + 1, reached == plan.total_steps
-            return replace(stretch, committed_step=reached, last_step=reached, commits=commits, is_finished=is_last)
+            is_last = reached == last
+            return replace(stretch, committed_step=reached, last_step=reached, commits=commits + 1, is_finished=is_last)
         since += plan.grace_seconds
     return replace(stretch, last_step=min(step + int(since / plan.step_seconds), boundary), lost_seconds=since)
 
@@ -169,17 +167,11 @@ def plain_retries(most: int) -> Policy:
 
 def simulate(plan: SimulationPlan, failures: Iterable[TraceFailure], policy: Policy) -> SimulatedRun:
     """Return the run at its end: finished, stopped by the policy, or cut off after `MOST_ATTEMPTS`."""
-    run = SimulatedRun(plan=plan)
-    sequence = iter(failures)
+    run, sequence = SimulatedRun(plan=plan), iter(failures)
     while len(run.state.attempts) < MOST_ATTEMPTS:
         event = next(sequence, None)
-        stretch = train_until(
-            plan,
-            first_step=run.step,
-            restart_seconds=plan.restart_seconds if run.state.attempts else 0.0,
-            failure_seconds=event.after_device_seconds / plan.devices if event else math.inf,
-            is_announced=event is not None and event.reason is TerminationReason.PREEMPTED,
-        )
+        restart = plan.restart_seconds if run.state.attempts else 0.0
+        stretch = train_until(plan, event, first_step=run.step, restart_seconds=restart)
         run = _after(run, stretch, event, policy)
         if run.is_finished or run.stopped_by is not None:
             return run

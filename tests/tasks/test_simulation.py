@@ -150,9 +150,8 @@ def test_an_attempts_time_is_accounted_for(
     first: int, every: int, failure: float, restart: float, grace: float, announced: bool
 ) -> None:
     plan = replace(SMALL, every_steps=every, grace_seconds=grace)
-    stretch = train_until(
-        plan, first_step=first, restart_seconds=restart, failure_seconds=failure, is_announced=announced
-    )
+    event = after(failure, R.PREEMPTED if announced else R.LOST)
+    stretch = train_until(plan, event, first_step=first, restart_seconds=restart)
     spent = (stretch.committed_step - first) * 2.0 + stretch.commits * 3.0
     spent += stretch.restart_seconds + stretch.lost_seconds
     assert first <= stretch.committed_step <= stretch.last_step <= 100
@@ -163,7 +162,7 @@ def test_an_attempts_time_is_accounted_for(
 
 def closed_form_and_step_by_step(plan: SimulationPlan, failure: float) -> tuple[tuple[int, int], tuple[int, int]]:
     """Committed step and commits of an attempt from step 7, calculated and walked."""
-    stretch = train_until(plan, first_step=7, restart_seconds=0.0, failure_seconds=failure, is_announced=False)
+    stretch = train_until(plan, after(failure), first_step=7, restart_seconds=0.0)
     committed, commits, now = 7, 0, 0.0
     for step in range(8, plan.total_steps + 1):
         now += plan.step_seconds
