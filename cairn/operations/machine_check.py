@@ -68,7 +68,7 @@ def _device() -> str:
     import torch
 
     from model.estimates.device_specs import peak_flops_of_device
-    from model.kernels.compilation import can_compile
+    from model.kernels.head_loss import can_compile
 
     if not torch.cuda.is_available():
         return f"cpu ({torch.get_num_threads()} threads); no CUDA device"

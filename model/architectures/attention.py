@@ -1,7 +1,8 @@
 """Causal self-attention: any number of key-value heads, places learned elsewhere or told by rotation, and its cache.
 
 Sources: Vaswani et al. 2017, "Attention Is All You Need"; Ainslie et al. 2023, "GQA"; Su et al. 2021, "RoFormer";
-Henry et al. 2020, "Query-Key Normalization"; Pope et al. 2022, "Efficiently Scaling Transformer Inference", 2.1.
+Henry et al. 2020, "Query-Key Normalization"; Pope et al. 2022, "Efficiently Scaling Transformer Inference", 2.1; Dao
+2023, "FlashAttention-2" (documents of different lengths).
 """
 
 import torch
@@ -9,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.configuration.network import ModelConfig
-from model.kernels.document_attention import attend_documents
+from model.kernels.block_sizes import fits_flash
 
 
 class KeyValueCache:
@@ -116,3 +117,31 @@ def _placed(x: Tensor, norm: nn.RMSNorm | None, turned: Tensor | None) -> Tensor
         gain = None if norm.weight is None else norm.weight.float()  # sharded processes gather it in half precision
         exact = F.rms_norm(exact, norm.normalized_shape, gain, norm.eps)
     return (exact if turned is None else rotate(exact, turned)).to(x.dtype)
+
+
+def document_starts(tokens: Tensor, boundary_id: int) -> Tensor:
+    """Return where documents begin, at rows and ends of text, and the end: ids (B, T) -> int32 (documents + 1,)."""
+    begins = tokens == boundary_id  # (B, T)
+    begins[:, 0] = True
+    starts = begins.flatten().nonzero()[:, 0]  # (B, T) -> (documents,)
+    return F.pad(starts, (0, 1), value=tokens.numel()).to(torch.int32)
+
+
+def takes_starts(device: torch.device, dtype: torch.dtype | None, head_width: int) -> bool:
+    """Whether `attend_documents` can attend on this device, in this precision of autocast, None for fp32."""
+    if device.type != "cuda" or dtype is None or not fits_flash(head_width):
+        return False
+    return torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def attend_documents(query: Tensor, key: Tensor, value: Tensor, starts: Tensor, dropout: float) -> Tensor:
+    """Attend causally within documents on CUDA: 3 x half (B, T, H, C/H), int32 (documents + 1,) -> (B, T, H, C/H).
+
+    Of the deterministic kernels there only PyTorch's math kernel takes a mask of T x T, and it keeps all probabilities.
+    Flash attention takes the documents' bounds, and has a deterministic backward pass, which `determinism` asks for.
+    `torch.nn.attention.varlen` calls the same operator, but leaves out dropout.
+    """
+    time = query.shape[1]  # an upper bound of a document's length that the host knows without waiting
+    parts = (part.flatten(0, 1) for part in (query, key, value))  # (B, T, H, C/H) -> (BT, H, C/H)
+    mixed: Tensor = torch.ops.aten._flash_attention_forward(*parts, starts, starts, time, time, dropout, True, False)[0]
+    return mixed.view(query.shape)  # (BT, H, C/H) -> (B, T, H, C/H)

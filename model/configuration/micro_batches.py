@@ -1,7 +1,7 @@
 """How a step's batch is cut into micro-batches, and which process computes which of them.
 
 The micro-batch is the unit in which gradients are added up, along one binary tree over micro-batch indices
-(`gradient_sum`). A replicated process computes a whole subtree, so the same sum comes out of any number of processes:
+(`parallel`). A replicated process computes a whole subtree, so the same sum comes out of any number of processes:
 each has the same number of micro-batches, and that is a power of two. Sharded processes each have an equal number of
 smaller parts instead, because all of them must run every forward.
 """

@@ -15,11 +15,11 @@ from model.kernels.block_sizes import (
     HEAD_CHUNK_BYTES,
     HELD_OUT_CHUNK_BYTES,
     HELD_OUT_TOKENS,
+    LARGEST_POOLED_BYTES,
     WIDEST_FLASH_HEAD,
     fits_flash,
     saved_probabilities,
 )
-from model.kernels.host_allocator import LARGEST_POOLED_BYTES
 
 FP32_BYTES, HALF_BYTES = 4, 2
 _MULTIPROCESSORS = 132

@@ -15,6 +15,9 @@ DEVICE_HEAD_CHUNK_BYTES = 2**30
 EXCHANGE_BYTES = 32 * 2**20
 """Gradients that replicated processes exchange at once; a larger tensor is exchanged by itself."""
 
+LARGEST_POOLED_BYTES = 2**25
+"""Larger blocks glibc maps one by one: the most that mallopt accepts, and pooling them raised the peak by half."""
+
 WIDEST_FLASH_HEAD = 256
 """Numbers of a head that flash attention on CUDA takes; PyTorch pads narrower ones of plain attention."""
 

@@ -7,16 +7,18 @@ counts, micro-batch sizes, or with `compile=True`.
 """
 
 import contextlib
+import ctypes
 import hashlib
 import os
 import random
+import sys
 from collections.abc import Iterator
 
 import numpy as np
 import torch
 
 from model.errors import InvalidInput
-from model.kernels.host_allocator import keep_freed_memory
+from model.kernels.block_sizes import LARGEST_POOLED_BYTES
 
 
 def resolve_device(name: str) -> torch.device:
@@ -40,11 +42,7 @@ def make_deterministic(*, seed: int, threads: int | None) -> None:
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
     torch.set_num_threads(threads if threads is not None else torch.get_num_threads())
-    choose_deterministic_kernels()
-
-
-def choose_deterministic_kernels() -> None:
-    """Choose deterministic kernels for the whole process; compiled ones are chosen by `COMPILE_OPTIONS`."""
+    # Deterministic kernels for the whole process; compiled ones are chosen by `COMPILE_OPTIONS`.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     # As use_deterministic_algorithms(True), which also imports the compiler: a second that an evaluator does not need.
     torch.set_deterministic_debug_mode("error")
@@ -53,6 +51,17 @@ def choose_deterministic_kernels() -> None:
     torch.backends.cudnn.benchmark = False
     # The memory-efficient attention kernel has no deterministic backward; flash has one.
     torch.backends.cuda.enable_mem_efficient_sdp(False)
+
+
+def keep_freed_memory() -> bool:
+    """Have glibc keep freed memory, so that the next step finds it without new pages; False where there is no glibc."""
+    if not sys.platform.startswith("linux"):
+        return False
+    library = ctypes.CDLL(None)
+    if not (hasattr(library, "gnu_get_libc_version") and hasattr(library, "mallopt")):
+        return False
+    options = ((-3, LARGEST_POOLED_BYTES), (-1, 2**31 - 1))  # M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of mallopt(3)
+    return all(library.mallopt(option, value) == 1 for option, value in options)
 
 
 @contextlib.contextmanager

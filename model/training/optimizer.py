@@ -6,7 +6,9 @@ Sources: Loshchilov and Hutter 2019, "Decoupled Weight Decay Regularization"; 20
 
 import inspect
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -16,7 +18,6 @@ from torch.optim import SGD, Adam, AdamW, Muon, Optimizer
 from model.architectures.gpt import GPT
 from model.configuration.parameter_table import parameter_table
 from model.configuration.training import TrainingConfig
-from model.training.muon import update_matrices
 
 
 def make_optimizers(model: GPT, training: TrainingConfig) -> tuple[Optimizer, ...]:
@@ -24,12 +25,14 @@ def make_optimizers(model: GPT, training: TrainingConfig) -> tuple[Optimizer, ..
 
     Matrices and tables decay, gains and biases do not. All moments are there, as zeros, from the start.
     """
-    _spare_compiler()
+    # Before its first call each of these imports the compiler only to be left out of it: let them run as they are.
+    for method in (Optimizer.add_param_group, Optimizer.zero_grad):
+        plain = inspect.unwrap(method)
+        plain.__dict__.setdefault("__dynamo_disable", plain)
     parameters = dict(model.named_parameters())
     table = [row for row in parameter_table(model.config, model.vocab_size) if parameters[row.name].requires_grad]
-    for_muon = [training.optimizer == "muon" and row.kind == "matrix" for row in table]
-    matrices = [row for row, is_muons in zip(table, for_muon, strict=True) if is_muons]
-    others = [row for row, is_muons in zip(table, for_muon, strict=True) if not is_muons]
+    matrices = [row for row in table if training.optimizer == "muon" and row.kind == "matrix"]
+    others = [row for row in table if training.optimizer != "muon" or row.kind != "matrix"]
     groups: list[dict[str, Any]] = [
         {"params": [parameters[row.name] for row in others if row.decays], "weight_decay": training.weight_decay},
         {"params": [parameters[row.name] for row in others if not row.decays], "weight_decay": 0.0},
@@ -41,7 +44,7 @@ def make_optimizers(model: GPT, training: TrainingConfig) -> tuple[Optimizer, ..
             Muon([group], lr=training.muon_lr, weight_decay=training.weight_decay, momentum=training.momentum)
         )
     for optimizer in optimizers:
-        for parameter in _parameters(optimizer):
+        for parameter in chain.from_iterable(group["params"] for group in optimizer.param_groups):
             optimizer.state[parameter] = dict(_zero_moments(optimizer, parameter))
     return tuple(optimizers)
 
@@ -52,10 +55,6 @@ def _make_optimizer(groups: list[dict[str, Any]], training: TrainingConfig) -> O
         return SGD(groups, lr=training.lr, momentum=momentum, fused=True)
     kind = Adam if training.optimizer == "adam" else AdamW
     return kind(groups, lr=training.lr, betas=training.betas, fused=True)
-
-
-def _parameters(optimizer: Optimizer) -> Iterator[Tensor]:
-    return (parameter for group in optimizer.param_groups for parameter in group["params"])
 
 
 def _zero_moments(optimizer: Optimizer, parameter: Tensor) -> Iterator[tuple[str, Tensor]]:
@@ -91,11 +90,49 @@ def update_weights(optimizers: Sequence[Optimizer]) -> None:
                 inspect.unwrap(type(optimizer).step)(optimizer)
 
 
-def _spare_compiler() -> None:
-    """Let these methods run as they are: before its first call each imports the compiler only to be left out of it."""
-    for method in (Optimizer.add_param_group, Optimizer.zero_grad):
-        plain = inspect.unwrap(method)
-        plain.__dict__.setdefault("__dynamo_disable", plain)
+def update_matrices(optimizer: Muon) -> None:
+    """Take one step; a group's `rows` name, for each of its tensors, the rows of the matrices joined in it.
+
+    The arithmetic and the state are those of `torch.optim.Muon`, with two differences: a tensor in which several
+    matrices were joined for one product (queries, keys and values) is taken apart, and equal shapes share batched
+    products in bf16. While the optimizer's `found_inf` is set and not 0, nothing changes, and the host does not wait.
+    """
+    blocked = getattr(optimizer, "found_inf", None)
+    for group in optimizer.param_groups:
+        shapes: defaultdict[tuple[int, ...], list[tuple[Tensor, Tensor]]] = defaultdict(list)
+        for parameter, rows in zip(group["params"], group["rows"], strict=True):
+            gradient, momentum = parameter.grad, optimizer.state[parameter]["momentum_buffer"]
+            newest = torch.lerp(momentum, gradient, 1.0 - group["momentum"])
+            momentum.copy_(newest if blocked is None else torch.where(blocked > 0, momentum, newest))
+            direction = torch.lerp(gradient, momentum, group["momentum"])  # Nesterov's
+            for part in zip(parameter.split(rows), direction.split(rows), strict=True):  # 2 x (R, C)
+                shapes[part[0].shape].append(part)
+        for shape, same in shapes.items():
+            _move(same, group["lr"] * math.sqrt(max(1.0, shape[0] / shape[1])), group, blocked)
+
+
+def _move(
+    parts: Sequence[tuple[Tensor, Tensor]], rate: float, group: Mapping[str, Any], blocked: Tensor | None
+) -> None:
+    directions = torch.stack([direction for _, direction in parts])  # (N, R, C)
+    updates = orthogonalize(directions, group["ns_coefficients"], steps=group["ns_steps"], epsilon=group["eps"])
+    kept = 1.0 - group["lr"] * group["weight_decay"]
+    for (weights, _), update in zip(parts, updates, strict=True):
+        moved = weights * kept - rate * update  # in fp32
+        weights.copy_(moved if blocked is None else torch.where(blocked > 0, weights, moved))
+
+
+def orthogonalize(matrices: Tensor, coefficients: Sequence[float], *, steps: int, epsilon: float) -> Tensor:
+    """Return bf16 matrices with the same singular vectors and singular values near 1: (N, R, C) -> (N, R, C)."""
+    a, b, c = coefficients
+    tall = matrices.shape[1] > matrices.shape[2]
+    found = matrices.bfloat16()
+    found = found.mT if tall else found  # (N, r, c) with r <= c
+    found = found / found.norm(dim=(1, 2), keepdim=True).clamp(min=epsilon)
+    for _ in range(steps):
+        gram = torch.bmm(found, found.mT)  # (N, r, c) x (N, c, r) -> (N, r, r)
+        found = torch.baddbmm(found, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), found, beta=a)
+    return found.mT if tall else found
 
 
 def learning_rate(step: int, training: TrainingConfig) -> float:

@@ -1,12 +1,12 @@
 """Data-parallel training in several processes; the only importer of `torch.distributed` in this package.
 
-Replicated ranks (`ddp`) compute whole subtrees of one sum of gradients and add the rest of the tree together, so any
-number of them gives the same bits. Sharded ranks (`fsdp`) give equal bits for equal numbers.
+Gradients are added along a binary tree over micro-batch indices. Replicated ranks (`ddp`) compute whole subtrees and
+add the rest together, so any number of them gives the same bits. Sharded ranks (`fsdp`) do for equal numbers.
 Sources: Thakur et al. 2005, "Optimization of Collective Communication Operations in MPICH"; Zhao et al. 2023, "PyTorch
 FSDP"; `torch.distributed.fsdp.fully_shard`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import chain
@@ -21,7 +21,6 @@ from model.architectures.gpt import GPT
 from model.configuration.micro_batches import split_batch
 from model.configuration.training import Parallel
 from model.kernels.block_sizes import EXCHANGE_BYTES
-from model.training.gradient_sum import TreeSum
 
 _COLLECTIVE_TIMEOUT = timedelta(days=7)
 """Never reached: the watchdog of the trainer detects hangs and ends all ranks."""
@@ -40,6 +39,52 @@ _PEER_LOSS_MESSAGES = (
 """An error of NCCL or gloo that says none of these, such as an invalid usage or two ranks with tensors of different
 sizes, is an error of this program or machine.
 """
+
+
+class TreeSum:
+    """Adds lists of equally shaped tensors in index order along the tree; the tensors given are used up.
+
+    Partial sums are kept as in a binary counter: two neighbours of one level become one of the next. Addition of two
+    numbers commutes, so partners that exchange their sums agree bit for bit.
+    """
+
+    def __init__(self) -> None:
+        self._partial: list[tuple[int, list[Tensor]]] = []
+
+    def push(self, tensors: list[Tensor], *, level: int = 0) -> None:
+        """Add the next 2**level indices, which the tensors are the sum of."""
+        while self._partial and self._partial[-1][0] == level:
+            _, left = self._partial.pop()
+            torch._foreach_add_(left, tensors)
+            tensors, level = left, level + 1
+        self._partial.append((level, tensors))
+
+    def total(self) -> list[Tensor]:
+        """Return the sum of everything that was pushed; nothing is left."""
+        _, total = self._partial.pop()
+        while self._partial:
+            _, left = self._partial.pop()
+            torch._foreach_add_(left, total)
+            total = left
+        return total
+
+
+def accumulate(parameters: Sequence[nn.Parameter], backwards: Iterable[Callable[[], None]]) -> None:
+    """Run the backward passes in index order and leave the sum of their gradients in `parameters`, which had none.
+
+    Autograd itself adds pairs: two passes need no more memory than one, n need log2(n) - 1 further gradients.
+    """
+    tree, passes = TreeSum(), list(backwards)
+    for number, backward in enumerate(passes):
+        backward()
+        is_odd = number % 2 == 1
+        if len(passes) > 2 and (is_odd or number == len(passes) - 1):
+            tree.push([parameter.grad for parameter in parameters if parameter.grad is not None], level=int(is_odd))
+            for parameter in parameters:
+                parameter.grad = None
+    if len(passes) > 2:
+        for parameter, gradient in zip(parameters, tree.total(), strict=True):
+            parameter.grad = gradient
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +166,20 @@ class Ranks:
 
         Layers are gathered in `dtype`, that of autocast, and else as they are kept, in fp32.
         """
-        if self.is_sharded:
-            _shard(model, self.size, device, dtype)
-            self._sharded.append(model)
+        if not self.is_sharded:
+            return
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+
+        mesh, model.gathered_dtype = init_device_mesh(device.type, (self.size,)), dtype
+        # The residual stream stays in fp32, and so do the embeddings, whose gradients are added up over many tokens.
+        policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+        for block in model.h:
+            fully_shard(block, mesh=mesh, mp_policy=policy)
+        fully_shard(model, mesh=mesh)
+        for method in ("hidden", "extend"):
+            register_fsdp_forward_method(model, method)
+        self._sharded.append(model)
 
     def synchronize(self, *, is_last: bool) -> None:
         """Have sharded ranks exchange gradients in the next backward pass, which they need to only in a step's last."""
@@ -194,17 +250,3 @@ def _buckets(gradients: Sequence[Tensor]) -> Iterator[list[Tensor]]:
         size += gradient.nbytes
     if bucket:
         yield bucket
-
-
-def _shard(model: GPT, size: int, device: torch.device, dtype: torch.dtype | None) -> None:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
-
-    mesh, model.gathered_dtype = init_device_mesh(device.type, (size,)), dtype
-    # The residual stream stays in fp32, and so do the embeddings, whose gradients are added up over many tokens.
-    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
-    for block in model.h:
-        fully_shard(block, mesh=mesh, mp_policy=policy)
-    fully_shard(model, mesh=mesh)
-    for method in ("hidden", "extend"):
-        register_fsdp_forward_method(model, method)

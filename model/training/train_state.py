@@ -15,7 +15,7 @@ from model.architectures.gpt import GPT
 from model.configuration.network import ModelConfig
 from model.configuration.training import Precision, TrainingConfig
 from model.errors import InvalidInput, StateMismatch
-from model.kernels.compilation import COMPILE_OPTIONS
+from model.kernels.head_loss import COMPILE_OPTIONS
 from model.training.determinism import seeded_generators
 from model.training.optimizer import make_optimizers, moments_of
 from model.training.parallel import SINGLE_RANK, Ranks, copy_into, gather_full

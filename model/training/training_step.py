@@ -6,14 +6,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from model.architectures.attention import document_starts, takes_starts
 from model.configuration.training import TrainingConfig
 from model.data.batch_loader import Batch, BatchLoader, gather_batch
 from model.data.sample_order import SampleOrder
 from model.data.token_windows import TokenWindows
 from model.errors import InvalidInput, TokenOutOfRange
-from model.kernels.document_attention import document_starts, takes_starts
-from model.kernels.head_loss import head_loss, token_loss
-from model.kernels.padded_head_loss import padded_head_loss
+from model.kernels.head_loss import head_loss, padded_head_loss, token_loss
 from model.training.deferred_metrics import (
     DeferredStep,
     UpdateGuard,
@@ -23,9 +22,8 @@ from model.training.deferred_metrics import (
     sum_finite_losses,
 )
 from model.training.determinism import dropout_seed, keeping_generators, seed_generators
-from model.training.gradient_sum import accumulate
 from model.training.optimizer import set_rate, update_weights
-from model.training.parallel import gather_full
+from model.training.parallel import accumulate, gather_full
 from model.training.train_state import AUTOCAST_DTYPES, TrainState
 
 

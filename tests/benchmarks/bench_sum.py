@@ -19,8 +19,7 @@ from torch import nn
 
 from model.data.token_windows import TokenWindows
 from model.training import training_step
-from model.training.gradient_sum import accumulate
-from model.training.parallel import SINGLE_RANK, Ranks, join_ranks
+from model.training.parallel import SINGLE_RANK, Ranks, accumulate, join_ranks
 from tests.benchmarks.bench_step import OURS, RECIPES, WARM_STEPS, our_step, text_tokens
 
 CPU = torch.device("cpu")

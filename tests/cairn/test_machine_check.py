@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cairn.operations.machine_check import _device
-from model.kernels import compilation
+from model.kernels import head_loss
 
 
 @pytest.fixture
@@ -15,7 +15,7 @@ def device_line(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: len(names))
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: names[number])
-        monkeypatch.setattr(compilation, "can_compile", lambda device: compiler)
+        monkeypatch.setattr(head_loss, "can_compile", lambda device: compiler)
         return _device()
 
     return line

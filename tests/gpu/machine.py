@@ -9,7 +9,7 @@ import torch
 
 from model.estimates.device_specs import peak_flops_of_device
 from model.estimates.utilization import measure_peak_flops
-from model.kernels.compilation import can_compile
+from model.kernels.head_loss import can_compile
 from tests.gpu.rows import say
 
 PACKAGES = ("torch", "triton", "numpy", "pydantic", "msgspec", "pyarrow", "tokenizers", "prefect", "pytest")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from model.kernels.compilation import can_compile
+from model.kernels.head_loss import can_compile
 from model.training.train_state import compile_layers
 from tests.model.tiny_run import CPU, TinyRun
 

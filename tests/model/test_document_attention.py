@@ -6,9 +6,9 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
+from model.architectures.attention import document_starts, takes_starts
 from model.architectures.gpt import Block, same_document_mask
 from model.configuration.network import ModelConfig
-from model.kernels.document_attention import document_starts, takes_starts
 from model.training.training_step import mean_loss
 from tests.model.tiny_run import TinyRun
 

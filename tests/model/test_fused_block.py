@@ -6,7 +6,7 @@ import torch
 from model.architectures.attention import rotations
 from model.architectures.gpt import Block, same_document_mask
 from model.configuration.network import ModelConfig
-from model.kernels.fused_activation import _tables
+from model.kernels.fused_block import _tables
 from tests.model.tiny_run import TinyRun
 
 WIDTH, TIME = 48, 70

@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from model.kernels.fused_activation import gelu, gelu_backward
+from model.kernels.fused_block import activate, activate_backward
 
 
 def every_number():
@@ -12,22 +12,24 @@ def every_number():
 
 def test_each_number_has_the_very_gelu_that_torch_computes() -> None:
     x = every_number()
-    torch.testing.assert_close(gelu(x), F.gelu(x, approximate="tanh"), rtol=0.0, atol=0.0, equal_nan=True)
+    torch.testing.assert_close(activate(x, "gelu"), F.gelu(x, approximate="tanh"), rtol=0.0, atol=0.0, equal_nan=True)
 
 
 def test_each_number_has_the_very_slope_that_torch_computes() -> None:
     x = every_number()
     expected = torch.ops.aten.gelu_backward(torch.ones_like(x), x, approximate="tanh")
-    torch.testing.assert_close(gelu_backward(torch.ones_like(x), x), expected, rtol=0.0, atol=0.0, equal_nan=True)
+    torch.testing.assert_close(
+        activate_backward(torch.ones_like(x), x, "gelu"), expected, rtol=0.0, atol=0.0, equal_nan=True
+    )
 
 
 def test_a_gradient_is_scaled_by_the_slope_wherever_it_stands() -> None:
     x, gradient = torch.randn(2, 700, 701).to(torch.bfloat16)  # more than is looked up at a time
     expected = torch.ops.aten.gelu_backward(gradient, x, approximate="tanh")
-    torch.testing.assert_close(gelu_backward(gradient, x), expected, rtol=2**-7, atol=1e-30)
+    torch.testing.assert_close(activate_backward(gradient, x, "gelu"), expected, rtol=2**-7, atol=1e-30)
 
 
 def test_autocast_changes_nothing() -> None:
     x = torch.linspace(-4.0, 4.0, 100).to(torch.bfloat16).view(4, 25)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(gelu(x), F.gelu(x, approximate="tanh"))
+        assert torch.equal(activate(x, "gelu"), F.gelu(x, approximate="tanh"))

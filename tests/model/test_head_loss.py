@@ -4,8 +4,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from model.kernels.head_loss import head_loss, token_loss
-from model.kernels.padded_head_loss import TILE, chunk_rows, loss_and_gradient, padded_head_loss, padded_vocabulary
+from model.kernels.head_loss import (
+    TILE,
+    chunk_rows,
+    head_loss,
+    loss_and_gradient,
+    padded_head_loss,
+    padded_vocabulary,
+    token_loss,
+)
 
 VOCAB, WIDTH = 37, 12
 SMALL, LARGE = (3, 5), (3, 130)  # windows and positions; the large example has more than one tile of rows

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from model.architectures.attention import attend_documents, document_starts
 from model.architectures.gpt import same_document_mask
 from model.configuration.network import ModelConfig
 from model.configuration.training import TrainingConfig
@@ -17,10 +18,7 @@ from model.data.batch_loader import BatchLoader
 from model.errors import NonFiniteLoss
 from model.estimates.numerics import choose_numerics
 from model.estimates.utilization import measure_machine, measure_peak_flops
-from model.kernels.compilation import can_compile
-from model.kernels.document_attention import attend_documents, document_starts
-from model.kernels.head_loss import token_loss
-from model.kernels.padded_head_loss import padded_head_loss
+from model.kernels.head_loss import can_compile, padded_head_loss, token_loss
 from model.training.deferred_metrics import UpdateGuard
 from model.training.determinism import make_deterministic
 from model.training.training_loop import (
