@@ -81,8 +81,7 @@ def _find_text(config: RunConfig, log: RunLog, base_dir: Path, folder: Path) -> 
 def _overfit(
     config: RunConfig, store: ObjectStore, snapshot_id: str, folder: Path, on_step: "Callable[[StepResult], None]"
 ) -> BatchOverfit:
-    from model.data.sample_order import SampleOrder
-    from model.data.source_mixture import Component
+    from model.data.sample_order import Component, SampleOrder
     from model.training.determinism import make_deterministic, resolve_device
     from model.training.training_loop import StepObserver, train_until
     from tasks.trainer.trainer_channel import Place

@@ -67,7 +67,7 @@ def _packages() -> str:
 def _device() -> str:
     import torch
 
-    from model.estimates.device_specs import peak_flops_of_device
+    from model.estimates.utilization import peak_flops_of_device
     from model.kernels.head_loss import can_compile
 
     if not torch.cuda.is_available():

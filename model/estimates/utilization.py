@@ -1,6 +1,7 @@
-"""Measured speed of this machine and how much of it training uses: peak FLOP/s, bf16 gain, MFU, memory.
+"""Speed of this machine, by its data sheet or measured, and how much of it training uses: FLOP/s, bf16 gain, memory.
 
-Source: Chowdhery et al. 2022, "PaLM", appendix B (6N + 12 L d T FLOPs per token, forward and backward).
+Sources: Chowdhery et al. 2022, "PaLM", appendix B (6N + 12 L d T FLOPs per token, forward and backward); the vendors'
+data sheets, half the rate where one gives the rate with sparsity only.
 """
 
 import functools
@@ -15,16 +16,49 @@ from torch import Tensor
 from model.configuration.network import ModelConfig
 from model.configuration.parameter_table import parameter_table
 from model.configuration.training import Precision
-from model.estimates.device_specs import peak_flops_of_device
 from model.estimates.numerics import MachineSpeed
 
 _PEAK_DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _MIN_FREE_BYTES = 2**31
 """With less free memory an accelerator gets smaller matrices: three of the large ones take 800 MB in fp32."""
-_CPU_SIZES, _CPU_SECONDS = (256, 512, 1024), 0.3
+_CPU_SIZES: tuple[int, ...] = (256, 512, 1024)
+_CPU_SECONDS = 0.3
 """The measurement on a CPU goes from small to large matrices and stops after these seconds."""
 _GAIN_MATRIX_SIZE = 512
 GAIN_TURNS, GAIN_PRODUCTS = 9, 4
+_DENSE_TFLOPS: tuple[tuple[str, float], ...] = (
+    ("GB200", 2500.0),
+    ("B200", 2250.0),
+    ("GH200", 989.4),
+    ("H200 NVL", 835.5),
+    ("H200", 989.4),
+    ("H100 NVL", 835.5),
+    ("H100 PCIe", 756.5),
+    ("H100", 989.4),
+    ("H800 PCIe", 756.5),
+    ("H800", 989.4),
+    ("H20", 148.0),
+    ("A100", 311.8),
+    ("A800", 311.8),
+    ("A30", 165.0),
+    ("A40", 149.7),
+    ("A10G", 70.0),
+    ("A10", 125.0),
+    ("L40S", 362.1),
+    ("L40", 181.0),
+    ("L4", 121.0),
+    ("RTX 6000 Ada", 364.3),
+    ("RTX A6000", 154.8),
+    ("RTX 5090", 209.5),
+    ("RTX 4090", 165.2),
+    ("RTX 4080", 97.5),
+    ("RTX 3090", 71.2),
+)
+"""Part of the driver's device name, and TFLOP/s of dense products with fp32 accumulation, at the highest clocks and
+power, in bf16 and fp16 alike; the first match counts.
+"""
+_WITHOUT_BF16: tuple[tuple[str, float], ...] = (("V100-PCIE", 112.0), ("V100", 125.0), ("T4", 65.0))
+"""Older devices, whose matrix units multiply fp16 only."""
 
 
 def flops_per_token(config: ModelConfig, vocab_size: int) -> int:
@@ -49,11 +83,25 @@ def _specified_flops(device: torch.device, precision: Precision) -> float | None
     return peak_flops_of_device(torch.cuda.get_device_name(device), precision) if device.type == "cuda" else None
 
 
+def peak_flops_of_device(device_name: str, precision: Precision) -> float | None:
+    """Return the specified FLOP/s of the device of this name in `precision`; None where it is not listed."""
+    if precision not in ("bf16", "fp16"):
+        return None
+    listed = _DENSE_TFLOPS if precision == "bf16" else (*_DENSE_TFLOPS, *_WITHOUT_BF16)
+    words = f" {device_name} "
+    for part, teraflops in listed:
+        if any(f"{before}{part}{behind}" in words for before in " -" for behind in " -"):
+            return teraflops * 1e12
+    return None
+
+
 @functools.cache
 def measure_peak_flops(device: torch.device, precision: Precision) -> float:
     """Return the best matmul rate in FLOP/s, measured once per process in about 0.3 s, with its own generator."""
     is_cuda = device.type == "cuda"
-    sizes, products, turns = (_cuda_sizes(device), 10, 5) if is_cuda else (_CPU_SIZES, 1, 8)
+    sizes, products, turns = _CPU_SIZES, 1, 8
+    if is_cuda:
+        sizes, products, turns = (4096 if torch.cuda.mem_get_info(device)[0] < _MIN_FREE_BYTES else 8192,), 10, 5
     began, best = time.perf_counter(), 0.0
     # The first products wake threads, clocks and caches, so the best of several turns counts.
     for size in sizes:
@@ -73,10 +121,6 @@ def measure_peak_flops(device: torch.device, precision: Precision) -> float:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
     return best
-
-
-def _cuda_sizes(device: torch.device) -> tuple[int, ...]:
-    return (4096 if torch.cuda.mem_get_info(device)[0] < _MIN_FREE_BYTES else 8192,)
 
 
 def _random_product(size: int, dtype: torch.dtype, device: torch.device) -> Callable[[], object]:

@@ -1,18 +1,33 @@
-"""Trains up to a step and reports every step on the way."""
+"""Trains up to a step and reports every step on the way, with held-out losses and sample texts."""
 
+import itertools
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from statistics import median_low
 
+import torch
+
+from model.architectures.gpt import GPT
+from model.data.token_windows import TokenWindows
 from model.errors import InvalidInput, NonFiniteLoss
 from model.estimates.utilization import flops_per_token, peak_flops, read_memory_bytes
-from model.training.deferred_metrics import DeferredStep, UpdateGuard, UpdateResult, fetch_metrics, resolve_step
-from model.training.probe import Probe
+from model.inference.evaluation import held_out_loss
+from model.inference.generation import generate
 from model.training.train_state import TrainState
-from model.training.training_step import StepInputs, launch_step, take_step
+from model.training.training_step import (
+    DeferredStep,
+    StepInputs,
+    UpdateGuard,
+    UpdateResult,
+    format_weights_sum,
+    launch_step,
+    require_finite_norm,
+    sum_finite_losses,
+    take_step,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,6 +57,35 @@ class StepResult:
     slowest_rank: int | None
     slowest_rank_seconds: float | None
     median_rank_seconds: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Probe:
+    """Measures a fixed slice of held-out windows every `every_steps` steps and samples text after `prompt_ids`."""
+
+    windows: TokenWindows
+    every_steps: int
+    batches: int
+    batch_size: int
+    sample_tokens: int
+    prompt_ids: Sequence[int]
+    decode: Callable[[Sequence[int]], str]
+
+    def __post_init__(self) -> None:
+        if self.every_steps < 1:
+            raise InvalidInput(f"every_steps={self.every_steps} must be at least 1; pass no probe to switch it off")
+
+    def is_due(self, step: int) -> bool:
+        """Whether to measure after `step` completed steps."""
+        return step % self.every_steps == 0
+
+    def measure(self, model: GPT) -> tuple[float, str | None]:
+        """Return loss in nats per token, and text unless `sample_tokens` is 0; mode and generators stay unchanged."""
+        loss, _ = held_out_loss(model, self.windows, batches=self.batches, batch_size=self.batch_size)
+        if self.sample_tokens == 0:
+            return loss, None
+        ids = generate(model, self.prompt_ids, new_tokens=self.sample_tokens, temperature=0.8, top_k=50)
+        return loss, self.decode(ids)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,13 +152,9 @@ def train_until(
     state.model.train()
     peak_flops(state.device, inputs.training.precision)  # once per process, and not during a step
     schedule = default_fetch_schedule(state) if schedule is None else schedule
-    if schedule.every_steps == 1 or state.scaler is not None:
-        return _train_synchronously(state, inputs, observer, until_step)
-    with UpdateGuard(state.optimizers, state.device) as guard:
-        return _train_deferred(state, inputs, observer, until_step, schedule, guard)
-
-
-def _train_synchronously(state: TrainState, inputs: StepInputs, observer: StepObserver, until_step: int) -> bool:
+    if schedule.every_steps > 1 and state.scaler is None:
+        with UpdateGuard(state.optimizers, state.device) as guard:
+            return _train_deferred(state, inputs, observer, until_step, schedule, guard)
     stopped = False
     while state.step < until_step and not stopped:
         started = observer.clock()
@@ -156,15 +196,27 @@ def _fetch(
     """Wait for the pending steps and report them in order; a bad step resets the state to before it."""
     if not pending:
         return
-    fetched = fetch_metrics(pending)
+    parts = [torch.cat((step.losses, step.grad_norm.reshape(1), step.rank_seconds)) for step in pending]  # () -> (1,)
+    numbers: list[float] = torch.cat(parts).tolist()  # the one wait for the device
+    ends = itertools.accumulate(map(len, parts), initial=0)
     seconds = (observer.clock() - started) / len(pending)
-    for numbers in fetched:
+    for begin, end in itertools.pairwise(ends):
         step = pending.popleft()
+        middle = begin + len(step.parts)
+        grad_norm, *rank_seconds = numbers[middle:end]
         try:
-            result = resolve_step(step, numbers)
+            loss = sum_finite_losses(numbers[begin:middle], step=step.step, windows=step.windows, parts=step.parts)
+            require_finite_norm(grad_norm, step=step.step, windows=step.windows)
         except NonFiniteLoss:
             state.step = step.step - 1
             raise
+        result = UpdateResult(
+            loss=loss,
+            lr=step.lr,
+            grad_norm=grad_norm,
+            weights_digest=format_weights_sum(step.weights_sum),
+            rank_seconds=tuple(rank_seconds),
+        )
         _report(state, inputs, observer, step.step, result, seconds)
 
 

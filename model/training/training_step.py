@@ -1,7 +1,14 @@
-"""One optimizer step: accumulate gradients over micro-batches, check, clip, update."""
+"""One optimizer step: accumulate gradients over micro-batches, check, clip, update.
 
+Fetching each loss immediately makes an accelerator idle between two steps, so a step can leave its metrics there.
+Source: the `found_inf` flag of PyTorch's fused optimizers, set by its GradScaler.
+"""
+
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -11,16 +18,8 @@ from model.configuration.training import TrainingConfig
 from model.data.batch_loader import Batch, BatchLoader, gather_batch
 from model.data.sample_order import SampleOrder
 from model.data.token_windows import TokenWindows
-from model.errors import InvalidInput, TokenOutOfRange
+from model.errors import InvalidInput, NonFiniteLoss, TokenOutOfRange
 from model.kernels.head_loss import head_loss, padded_head_loss, token_loss
-from model.training.deferred_metrics import (
-    DeferredStep,
-    UpdateGuard,
-    UpdateResult,
-    format_weights_sum,
-    require_finite_norm,
-    sum_finite_losses,
-)
 from model.training.determinism import dropout_seed, keeping_generators, seed_generators
 from model.training.optimizer import set_rate, update_weights
 from model.training.parallel import accumulate, gather_full
@@ -46,13 +45,72 @@ class StepInputs:
             raise InvalidInput("the loader reads other windows or another order; make it from those of the training")
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UpdateResult:
+    """A step's mean loss in nats per token, lr, gradient norm before clipping, loss scale; digest None if sharded.
+
+    `rank_seconds` are what each rank worked by itself, on a GPU in an earlier step; empty where that is not known.
+    """
+
+    loss: float
+    lr: float
+    grad_norm: float
+    loss_scale: float | None = None
+    weights_digest: str | None = None
+    rank_seconds: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class DeferredStep:
+    """A launched step (1-based) whose metrics are still on its device.
+
+    `losses` (micro-batches,) sum to the batch's mean loss in nats, `grad_norm` is a scalar, `rank_seconds` (ranks,) are
+    those of `UpdateResult`; all fp32. `weights_sum` is that of the state after the step, `windows` are the whole batch,
+    `parts` the rows of each micro-batch.
+    """
+
+    step: int
+    lr: float
+    losses: Tensor
+    rank_seconds: Tensor
+    grad_norm: Tensor
+    weights_sum: Tensor | None
+    windows: tuple[int, ...]
+    parts: tuple[slice, ...]
+
+
+class UpdateGuard:
+    """A flag on the device that the first non-finite number sets and nothing clears.
+
+    While it is set inside the `with` block, no update changes the state: it stays that of the last finite step.
+    """
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer], device: torch.device) -> None:
+        self._optimizers = optimizers
+        self._flag = torch.zeros((), dtype=torch.float32, device=device)
+
+    def check(self, losses: Tensor, grad_norm: Tensor) -> None:
+        """Set the flag if one of `losses` (micro-batches,) or `grad_norm` is not finite; the host does not wait."""
+        finite = losses.isfinite().all() & grad_norm.isfinite()
+        self._flag.masked_fill_(~finite, 1.0)
+
+    def __enter__(self) -> Self:
+        for optimizer in self._optimizers:
+            optimizer.found_inf = self._flag  # type: ignore[attr-defined]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for optimizer in self._optimizers:
+            del optimizer.found_inf  # type: ignore[attr-defined]
+
+
 def take_step(state: TrainState, inputs: StepInputs) -> UpdateResult:
     """Advance `state` by one step.
 
     A non-finite loss or gradient raises NonFiniteLoss first; in fp16 the scaler skips a non-finite update instead.
     """
-    rate, batch = _begin(state, inputs)
-    losses, rank_seconds = _accumulate(state, inputs, batch)
+    rate = set_rate(state.optimizers, state.step + 1, inputs.training)
+    batch, losses, rank_seconds = _accumulate(state, inputs)
     parts = state.ranks.all_micro_batches(state.global_batch, inputs.micro_batch)
     loss = sum_finite_losses(losses.tolist(), step=state.step + 1, windows=batch.windows, parts=parts)
     grad_norm = float(_clip(state, limit=inputs.training.grad_clip))
@@ -60,13 +118,12 @@ def take_step(state: TrainState, inputs: StepInputs) -> UpdateResult:
         require_finite_norm(grad_norm, step=state.step + 1, windows=batch.windows)
     scale = None if state.scaler is None else state.scaler.get_scale()
     _update(state)
-    digest = format_weights_sum(state.weights_sum())
     return UpdateResult(
         loss=loss,
         lr=rate,
         grad_norm=grad_norm,
         loss_scale=scale,
-        weights_digest=digest,
+        weights_digest=format_weights_sum(state.weights_sum()),
         rank_seconds=tuple(rank_seconds.tolist()),
     )
 
@@ -76,8 +133,8 @@ def launch_step(state: TrainState, inputs: StepInputs, guard: UpdateGuard) -> De
 
     The bits are `take_step`'s until a number is not finite: then `guard` blocks updates, and the caller resets `state`.
     """
-    rate, batch = _begin(state, inputs)
-    losses, rank_seconds = _accumulate(state, inputs, batch)
+    rate = set_rate(state.optimizers, state.step + 1, inputs.training)
+    batch, losses, rank_seconds = _accumulate(state, inputs)
     grad_norm = _clip(state, limit=inputs.training.grad_clip)
     guard.check(losses, grad_norm)
     _update(state)
@@ -93,12 +150,23 @@ def launch_step(state: TrainState, inputs: StepInputs, guard: UpdateGuard) -> De
     )
 
 
-def _begin(state: TrainState, inputs: StepInputs) -> tuple[float, Batch]:
-    training = inputs.training
-    rate = set_rate(state.optimizers, state.step + 1, training)
-    batch = _gather(state, inputs)
-    state.model.zero_grad(set_to_none=True)
-    return rate, batch
+def format_weights_sum(weights_sum: Tensor | None) -> str | None:
+    """Return the sum as 16 hex digits."""
+    return None if weights_sum is None else f"{int(weights_sum) % 2**64:016x}"
+
+
+def sum_finite_losses(losses: Sequence[float], *, step: int, windows: Sequence[int], parts: Sequence[slice]) -> float:
+    """Return the sum of the micro-batches' losses; NonFiniteLoss names the windows of the first non-finite one."""
+    for value, part in zip(losses, parts, strict=True):
+        if not math.isfinite(value):
+            raise NonFiniteLoss(step=step, quantity="loss", value=value, windows=windows[part])
+    return math.fsum(losses)
+
+
+def require_finite_norm(grad_norm: float, *, step: int, windows: Sequence[int]) -> None:
+    """Raise NonFiniteLoss with the windows of the whole batch if the gradient norm is not finite."""
+    if not math.isfinite(grad_norm):
+        raise NonFiniteLoss(step=step, quantity="grad_norm", value=grad_norm, windows=windows)
 
 
 def _gather(state: TrainState, inputs: StepInputs) -> Batch:
@@ -121,8 +189,10 @@ def _gather(state: TrainState, inputs: StepInputs) -> Batch:
     return batch
 
 
-def _accumulate(state: TrainState, inputs: StepInputs, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Leave the gradient of the whole batch's mean loss in the parameters; return what `gather_losses` does."""
+def _accumulate(state: TrainState, inputs: StepInputs) -> tuple[Batch, Tensor, Tensor]:
+    """Leave the gradient of the next batch's mean loss in the parameters; return it and what `gather_losses` does."""
+    batch = _gather(state, inputs)
+    state.model.zero_grad(set_to_none=True)
     ranks, parameters = state.ranks, list(state.model.parameters())
     parts = ranks.micro_batches(state.global_batch, inputs.micro_batch)
     losses: list[Tensor] = []
@@ -134,7 +204,7 @@ def _accumulate(state: TrainState, inputs: StepInputs, batch: Batch) -> tuple[Te
             backwards = (partial(_backward, state, inputs, batch, number, losses) for number in range(len(parts)))
             accumulate(parameters, backwards)
     ranks.add_up(parameters)
-    return ranks.gather_losses(torch.stack(losses), state.own_time.seconds)
+    return batch, *ranks.gather_losses(torch.stack(losses), state.own_time.seconds)
 
 
 def _backward(state: TrainState, inputs: StepInputs, batch: Batch, number: int, losses: list[Tensor]) -> None:
@@ -151,17 +221,18 @@ def _backward(state: TrainState, inputs: StepInputs, batch: Batch, number: int, 
     # The last part may be smaller: weighting by samples makes the sum the mean over the whole batch.
     loss = mean * ((part.stop - part.start) / state.global_batch)
     losses.append(loss.detach())
-    # Sharding averages over the ranks.
-    summed = loss * ranks.size if ranks.is_sharded else loss
-    scaled: Tensor = summed if state.scaler is None else state.scaler.scale(summed)
-    scaled.backward()
+    summed = loss * ranks.size if ranks.is_sharded else loss  # sharding averages over the ranks
+    (summed if state.scaler is None else state.scaler.scale(summed)).backward()
 
 
 def mean_loss(state: TrainState, tokens: Tensor, training: TrainingConfig) -> Tensor:
     """Return the mean cross-entropy in nats in the run's numerics, ready for backward: host ids (B, T+1) -> scalar."""
-    dtype = AUTOCAST_DTYPES.get(training.precision)
+    dtype, boundary_id, starts = AUTOCAST_DTYPES.get(training.precision), state.model.boundary_id, None
     # Compiled layers have one shape, and the number of documents is another in every batch.
-    starts = None if training.compile else _document_starts(state, tokens[:, :-1], dtype)
+    is_compiled, head_size = training.compile, state.model.config.head_size
+    if boundary_id is not None and not is_compiled and takes_starts(state.device, dtype, head_size):
+        # Instead of the mask; found on the host, which then waits for no step.
+        starts = document_starts(tokens[:, :-1], boundary_id).to(state.device, non_blocking=True)
     on_device = tokens.to(state.device, non_blocking=state.device.type == "cuda")
     inputs, targets = on_device[:, :-1], on_device[:, 1:]  # (B, T+1) -> 2 x (B, T)
     with torch.autocast(state.device.type, dtype=dtype, enabled=dtype is not None):
@@ -170,14 +241,6 @@ def mean_loss(state: TrainState, tokens: Tensor, training: TrainingConfig) -> Te
             return fused_loss(state.model.hidden(inputs, starts), state.model.head_weight, targets, training.z_loss)
         logits = state.network(inputs, starts)
     return token_loss(logits, targets, training.z_loss)
-
-
-def _document_starts(state: TrainState, inputs: Tensor, dtype: torch.dtype | None) -> Tensor | None:
-    """Return them on the device, where they replace the mask; found on the host, which then waits for no step."""
-    boundary_id, config = state.model.boundary_id, state.model.config
-    if boundary_id is None or not takes_starts(state.device, dtype, config.head_size):
-        return None
-    return document_starts(inputs, boundary_id).to(state.device, non_blocking=True)
 
 
 def _clip(state: TrainState, *, limit: float) -> Tensor:

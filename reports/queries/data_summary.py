@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from model.configuration.data import SHORTEST_SNAPSHOT_ID, DataConfig
-from model.data.source_mixture import window_range
+from model.data.sample_order import window_range
 from model.data.token_windows import first_tokens
 from reports.errors import RunNotFound
 from reports.queries.run_lookup import find_run

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import msgspec
 
 from model.configuration.data import SNAPSHOT_SOURCE, DataConfig
-from model.data.source_mixture import Component, cut_components
+from model.data.sample_order import Component, cut_components
 from model.data.tokenizer import Tokenizer
 from model.errors import InvalidInput
 from storage.errors import IntegrityError, ObjectMissing

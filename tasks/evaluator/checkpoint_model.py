@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 from model.architectures.gpt import GPT
-from model.architectures.hugging_face import to_hugging_face
-from model.architectures.hugging_face_config import config_of
+from model.architectures.hugging_face import config_of, to_hugging_face
 from model.configuration.network import ModelConfig
 from model.data.tokenizer import Tokenizer
 from model.training.train_state import load_weights

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import msgspec
 
-from model.data.source_mixture import window_range
+from model.data.sample_order import window_range
 from model.data.token_windows import TokenWindows
 from model.inference.evaluation import evaluate, held_out_loss
 from model.inference.generation import generate

@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from model.architectures.hugging_face import from_hugging_face
-from model.architectures.hugging_face_config import HuggingFaceConfig, check_settings, parse_config
+from model.architectures.hugging_face import HuggingFaceConfig, check_settings, from_hugging_face, parse_config
 from model.configuration.network import ModelConfig
 from model.errors import InvalidInput
 from storage.checkpoints.tensor_record import TensorRecord, parse_shard, shard_chunks

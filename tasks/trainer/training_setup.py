@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from model.data.batch_loader import BatchLoader
 from model.data.sample_order import SampleOrder
 from model.data.token_windows import TokenWindows
-from model.training.probe import Probe
 from model.training.train_state import WEIGHT_PREFIX, TrainState, load_weights
+from model.training.training_loop import Probe
 from model.training.training_step import StepInputs
 from storage.checkpoints.checkpoint import OpenedCheckpoint, open_checkpoint, read_tensors
 from storage.errors import IntegrityError, ObjectMissing, SnapshotDamaged

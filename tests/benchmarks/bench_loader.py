@@ -19,8 +19,7 @@ import torch
 from model.configuration.network import ModelConfig
 from model.configuration.training import TrainingConfig
 from model.data.batch_loader import BatchLoader, gather_batch
-from model.data.sample_order import SampleOrder
-from model.data.source_mixture import Component
+from model.data.sample_order import Component, SampleOrder
 from model.data.token_windows import TokenWindows
 from model.estimates.numerics import choose_numerics
 from model.estimates.utilization import measure_machine

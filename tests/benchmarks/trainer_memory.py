@@ -198,7 +198,7 @@ def device_peak_bytes(device: Any) -> int:
 
 def _probe(case: MemoryCase) -> Any:
     from model.data.token_windows import TokenWindows
-    from model.training.probe import Probe
+    from model.training.training_loop import Probe
 
     if not case.probed:
         return None

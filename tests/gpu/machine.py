@@ -7,8 +7,7 @@ import time
 
 import torch
 
-from model.estimates.device_specs import peak_flops_of_device
-from model.estimates.utilization import measure_peak_flops
+from model.estimates.utilization import measure_peak_flops, peak_flops_of_device
 from model.kernels.head_loss import can_compile
 from tests.gpu.rows import say
 

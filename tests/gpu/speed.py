@@ -14,9 +14,8 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from model.estimates.device_specs import peak_flops_of_device
 from model.estimates.size_estimate import count_parameters
-from model.estimates.utilization import flops_per_token, measure_peak_flops, read_memory_bytes
+from model.estimates.utilization import flops_per_token, measure_peak_flops, peak_flops_of_device, read_memory_bytes
 from model.training.determinism import resolve_device
 from tests.gpu.rows import say
 from tests.gpu.training import (

@@ -8,8 +8,7 @@ import torch
 
 from model.data import batch_loader
 from model.data.batch_loader import BatchLoader, gather_batch
-from model.data.sample_order import SampleOrder
-from model.data.source_mixture import Component
+from model.data.sample_order import Component, SampleOrder
 from model.data.token_windows import TokenWindows
 from model.errors import InvalidInput, TokenOutOfRange
 from tests.model.tiny_run import TinyRun

@@ -6,10 +6,10 @@ import torch
 
 from model.data.token_windows import TokenWindows
 from model.errors import InvalidInput, NonFiniteLoss, TokenOutOfRange
-from model.training.probe import Probe
 from model.training.training_loop import (
     FETCH_EVERY_STEP,
     FetchSchedule,
+    Probe,
     StepObserver,
     default_fetch_schedule,
     train_until,

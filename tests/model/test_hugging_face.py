@@ -7,9 +7,14 @@ import pytest
 import torch
 
 from model.architectures.gpt import GPT
-from model.architectures.hugging_face import from_hugging_face
+from model.architectures.hugging_face import (
+    HuggingFaceConfig,
+    check_settings,
+    config_of,
+    from_hugging_face,
+    parse_config,
+)
 from model.architectures.hugging_face import to_hugging_face as converted
-from model.architectures.hugging_face_config import HuggingFaceConfig, check_settings, config_of, parse_config
 from model.configuration.network import ModelConfig
 from model.errors import InvalidInput
 

@@ -19,7 +19,6 @@ from model.errors import NonFiniteLoss
 from model.estimates.numerics import choose_numerics
 from model.estimates.utilization import measure_machine, measure_peak_flops
 from model.kernels.head_loss import can_compile, padded_head_loss, token_loss
-from model.training.deferred_metrics import UpdateGuard
 from model.training.determinism import make_deterministic
 from model.training.training_loop import (
     DEFERRED_STEPS,
@@ -30,7 +29,7 @@ from model.training.training_loop import (
     default_fetch_schedule,
     train_until,
 )
-from model.training.training_step import launch_step
+from model.training.training_step import UpdateGuard, launch_step
 from tests.device import device_under_test
 from tests.model.tiny_run import TinyRun
 

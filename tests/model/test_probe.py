@@ -3,7 +3,7 @@
 import pytest
 
 from model.errors import InvalidInput
-from model.training.probe import Probe
+from model.training.training_loop import Probe
 from tests.model.tiny_run import TinyRun
 
 

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.data.sample_order import SampleOrder
-from model.data.source_mixture import Component
+from model.data.sample_order import Component, SampleOrder
 from model.data.token_windows import first_tokens
 from model.errors import InvalidInput
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model.configuration.data import draw_shares, require_short_period
-from model.data.source_mixture import Component, cut_components, split_draws
+from model.data.sample_order import Component, cut_components, split_draws
 from model.data.token_windows import TokenWindows
 from model.errors import InvalidInput
 

@@ -15,8 +15,7 @@ import torch
 from safetensors import safe_open
 
 from model.architectures.gpt import GPT
-from model.architectures.hugging_face import to_hugging_face
-from model.architectures.hugging_face_config import check_settings, parse_config
+from model.architectures.hugging_face import check_settings, parse_config, to_hugging_face
 from model.configuration.data import DataConfig
 from model.configuration.network import ModelConfig
 from model.configuration.parameter_table import parameter_table
