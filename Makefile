@@ -114,7 +114,7 @@ bench-loader: $(DEVELOPER)  ## reading batches beside what training needs; ARGS=
 bench-start: $(DEVELOPER)  ## cairn train to the first step beside a bare script's; ARGS="--before DIR" takes turns with another checkout
 	@$(BIN)/python -m tests.benchmarks.bench_start $(ARGS)
 
-bench-overhead: $(DEVELOPER)  ## what of a run with segments of a minute is not training, beside the bare loop; ARGS= adds options
+bench-overhead: $(DEVELOPER)  ## what of a run with segments of a minute is not training, beside the bare loop; ARGS="--observed": with page, exporters, webhook
 	@$(BIN)/python -m tests.benchmarks.bench_overhead $(ARGS)
 
 bench-continuation: $(DEVELOPER)  ## a deployed run's receipt to its next claim, after SIGTERM and after SIGKILL; ARGS="--times 5"

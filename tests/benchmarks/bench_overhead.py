@@ -5,7 +5,8 @@ steps, commits, staging in the background), and as the bare training loop in one
 is the time between two steps, both in the middle of a segment, so that each segment between them is paid for whole; how
 long a start takes is told by `bench_start`. Beside the comparison stands what one run says of itself, which other work
 on the machine disturbs less: the time outside of steps, and the core seconds of all but the thread that trains (with
-`--set training.threads=2` its helpers are counted among the others).
+`--set training.threads=2` its helpers are counted among the others). With `--observed` the rivals are the command and
+the command while everything looks at it and is told of it (tests/benchmarks/observers.py).
 Linux only.
 """
 
@@ -25,6 +26,7 @@ from pathlib import Path
 
 from storage.logs.step_log import StepRecord, read_attempt_records
 from storage.stores.local_store import LocalStore
+from tests.benchmarks.observers import Observers, observing
 from tests.benchmarks.process_times import (
     children,
     command_line,
@@ -69,6 +71,7 @@ class Share:
     trainer_threads_core: float = 0.0
     flow_core: float = 0.0
     server_core: float = 0.0
+    page_core: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,18 +92,27 @@ def command(given: argparse.Namespace, plan: Plan, store: Path) -> list[str]:
     return [*base, *options, "--store", str(store)]
 
 
-def with_cairn(given: argparse.Namespace, plan: Plan, folder: Path, number: int) -> Share:
+def with_cairn(
+    given: argparse.Namespace, plan: Plan, folder: Path, number: int, observers: Observers | None = None
+) -> Share:
     """Run the command from before the first of the two steps until after the second, then tell it to leave."""
     store = folder / f"store-{number}"
+    options = [part for item in observers.overrides for part in ("--set", item)] if observers else []
     names = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "CAIRN_"))}
     environment = names | {"PREFECT_HOME": str(folder / "prefect"), "CAIRN_CACHE": str(folder / "cache")}
+    environment |= observers.environment if observers else {}
     with (folder / "command.txt").open("wb") as output:
         process = subprocess.Popen(
-            command(given, plan, store), cwd=folder, env={**environment, "PYTHONPATH": str(ROOT)}, stderr=output
+            [*command(given, plan, store), *options],
+            cwd=folder,
+            env={**environment, "PYTHONPATH": str(ROOT)},
+            stderr=output,
         )
     log = store / PREFIX / "steps" / "attempt-0001.jsonl"
     before = wait_for_step(process, log, plan.first, folder)
+    page_before = observers.page_core_seconds() if observers else 0.0
     after = wait_for_step(process, log, plan.last, folder)
+    page_core = observers.page_core_seconds() - page_before if observers else 0.0
     process.send_signal(signal.SIGTERM)
     process.wait()
     lines = read_attempt_records(LocalStore(store), PREFIX, 1)
@@ -114,6 +126,7 @@ def with_cairn(given: argparse.Namespace, plan: Plan, folder: Path, number: int)
         trainer_threads_core=trainer - main,
         flow_core=core - trainer - server,
         server_core=server,
+        page_core=page_core,
     )
 
 
@@ -130,7 +143,7 @@ def wait_for_step(process: subprocess.Popen[bytes], log: Path, step: int, folder
         time.sleep(LOOK_SECONDS)
     below = {command_line(child): child for child in children(process.pid)}
     trainer = next(pid for line, pid in below.items() if "tasks.trainer.trainer" in line)
-    server = next(pid for line, pid in below.items() if "own_server" in line or "uvicorn" in line)
+    server = next(pid for line, pid in below.items() if "ephemeral_server" in line)
     return Reading(
         at=time.monotonic(),
         tree=tree_core_seconds(process.pid),
@@ -205,12 +218,32 @@ def measure(given: argparse.Namespace, folder: Path) -> None:
     segment = max(2, math.ceil(given.segment_seconds / (tried.wall_seconds / CALIBRATION_STEPS)))
     plan = Plan(segment=segment, first=segment // 2, last=segment // 2 + given.segments * segment)
     print(f"{segment} steps a segment, {plan.last} steps a turn", file=sys.stderr)
+    if given.observed:
+        measure_observed(given, plan, folder)
+        return
     rounds = []
     for number in range(1, given.rounds + 1):
         alone = run_bare(given, plan.first, plan.last, data)
         rounds.append((alone, with_cairn(given, plan, folder, number)))
         print(f"round {number} of {given.rounds}, load {os.getloadavg()[0]:.1f}: {rounds[-1]}", file=sys.stderr)
     report(rounds, plan)
+
+
+def measure_observed(given: argparse.Namespace, plan: Plan, folder: Path) -> None:
+    """Let the command alone and the observed command take turns; print each round and the medians, in per cent."""
+    print("| round | by the clock | the command's cores | the page, of one core | load |\n|---|---|---|---|---|")
+    clocks, cores, pages = list[float](), list[float](), list[float]()
+    for number in range(1, given.rounds + 1):
+        alone = with_cairn(given, plan, folder, 2 * number)
+        with observing(folder / f"store-{2 * number + 1}", "bench", folder) as observers:
+            seen = with_cairn(given, plan, folder, 2 * number + 1, observers)
+        clocks.append(100 * (seen.wall_seconds / alone.wall_seconds - 1))
+        cores.append(100 * (seen.core_seconds / alone.core_seconds - 1))
+        pages.append(100 * seen.page_core / seen.wall_seconds)
+        row = f"{clocks[-1]:+.2f} | {cores[-1]:+.2f} | {pages[-1]:.2f} | {os.getloadavg()[0]:.1f}"
+        print(f"| {number} | {row} |", flush=True)
+    middle = [statistics.median(values) for values in (clocks, cores, pages)]
+    print(f"| median | {middle[0]:+.2f} | {middle[1]:+.2f} | {middle[2]:.2f} | |")
 
 
 def report(rounds: Sequence[tuple[Share, Share]], plan: Plan) -> None:
@@ -242,6 +275,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--config", type=Path, default=QUICKSTART)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--observed", action="store_true", help="beside the same run that is looked at and told of")
     parser.add_argument("--bare", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--first", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--last", type=int, help=argparse.SUPPRESS)
