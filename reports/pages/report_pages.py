@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from reports.pages.run_report import RunReport, machines_table, quarantines_table
+from reports.pages.run_report import RunReport
 from reports.plots.run_curves import RunCurves
 from reports.plots.run_plot import replace_file
 from reports.queries import display_tables
@@ -100,8 +100,6 @@ def _environment(*, autoescape: bool, **filters: Callable[..., object]) -> "Envi
     )
     pages.filters |= {name: getattr(display_tables, name) for name in dir(display_tables) if name.endswith("_table")}
     pages.filters |= filters | {
-        "machines_table": machines_table,
-        "quarantines_table": quarantines_table,
         "count": format_count,
         "duration": format_duration,
         "line": one_line,

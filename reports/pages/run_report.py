@@ -1,26 +1,24 @@
 """The read model of `cairn report`: its JSON, and the input of the page templates."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
 from reports.plots.run_curves import HeldOutPoint, RunCurves, gather_curves
 from reports.queries.alias_history import AliasDecision, list_decisions
 from reports.queries.checkpoints import CheckpointSummary, read_checkpoints
-from reports.queries.display_tables import Table, make_table
 from reports.queries.evaluations import EvaluationSummary, list_evaluations
-from reports.queries.receipts import ReasonRow, Receipt, count_reasons, read_receipts
+from reports.queries.receipts import MachineRow, ReasonRow, Receipt, count_reasons, list_machines, read_receipts
 from reports.queries.run_lookup import configuration_document
 from reports.queries.run_status import RunStatus, read_status
 from storage.checkpoints.checkpoint_documents import TrainerDocument
 from storage.errors import StorageError
-from storage.logs.run_entries import CurveVerdict, DataQuarantined, DevicePeak
+from storage.logs.run_entries import CurveVerdict, DataQuarantined
 from storage.logs.run_log import RunLog
 from storage.logs.step_log import StepRecord
-from storage.stores.document import decode, project
+from storage.stores.document import decode
 from tasks.configuration.settings import CostConfig
-from tasks.text.format import format_list
 
 _CURVE_POINTS = 200
 PRICE, CURRENCY = "CAIRN_COST__GPU_HOUR_PRICE", "CAIRN_COST__CURRENCY"
@@ -32,20 +30,6 @@ class TrainPoint:
 
     step: int
     train_loss: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MachineRow:
-    """A machine that attempts ran on, what their MFU is a share of, and their code version."""
-
-    host: str
-    device: str
-    world_size: int
-    threads: int
-    cores: int
-    peak: DevicePeak | None
-    code_version: str
-    attempts: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -177,55 +161,10 @@ def gather_report(
             tokenizer=str(data.get("tokenizer", "")),
             quarantines=state.quarantines,
         ),
-        machines=_machines(attempts),
+        machines=list_machines(attempts),
         versions=_versions(log),
     )
     return report, curves
-
-
-def machines_table(machines: Sequence[MachineRow]) -> Table:
-    """Return the machines that attempts ran on."""
-    return make_table(
-        machines,
-        {
-            "host": lambda item: item.host,
-            "devices": lambda item: f"{item.world_size} × {item.device}",
-            "threads": lambda item: f"{item.threads} on {item.cores} cores",
-            "MFU against": lambda item: item.peak and f"{item.peak.flops / 1e12:.4g} TFLOP/s, {item.peak.source}",
-            "code version": lambda item: item.code_version,
-            "attempts": lambda item: item.attempts,
-        },
-    )
-
-
-def quarantines_table(quarantines: Sequence[DataQuarantined]) -> Table:
-    """Return what was quarantined, and why."""
-    return make_table(
-        quarantines,
-        {
-            "attempt": lambda item: item.attempt,
-            "reason": lambda item: item.reason,
-            "windows": lambda item: format_list(item.windows, 12),
-            "why": lambda item: item.detail,
-        },
-    )
-
-
-def _machines(attempts: tuple[Receipt, ...]) -> tuple[MachineRow, ...]:
-    alike: dict[tuple[object, ...], list[Receipt]] = {}
-    for receipt in attempts:
-        alike.setdefault((replace(receipt.placement, pid=0), receipt.code_version), []).append(receipt)
-    return tuple(
-        project(
-            (place := group[-1].placement),
-            MachineRow,
-            device=f"{place.device} ({place.device_name})" if place.device_name else place.device,
-            peak=next((item.peak for item in reversed(group) if item.peak), None),
-            code_version=group[-1].code_version,
-            attempts=len(group),
-        )
-        for group in alike.values()
-    )
 
 
 def _versions(log: RunLog) -> Mapping[str, str]:

@@ -16,10 +16,11 @@ if TYPE_CHECKING:  # a command that prints one list loads nothing for the others
     from reports.queries.alias_history import AliasDecision, AliasPromotion
     from reports.queries.checkpoints import CheckpointSummary
     from reports.queries.evaluations import EvaluationComparison, EvaluationSummary
-    from reports.queries.receipts import Receipt
+    from reports.queries.receipts import MachineRow, Receipt
     from reports.queries.run_comparison import ComparedRun, RunComparison
     from reports.queries.run_status import BudgetStatus, RunSummary
     from storage.logs.log_entry import Entry
+    from storage.logs.run_entries import DataQuarantined
 
 _NAMED_METRICS = ("val_loss", "perplexity", "bits_per_byte", "samples")
 _MOST_OTHERS = 4
@@ -27,6 +28,7 @@ _MOST_STEPS = 20
 _MOST_CELL_CHARACTERS = 200
 _SPECIAL = re.compile(r"([\\*\[\]|#~!`]|(?<![0-9A-Za-z])_|_(?![0-9A-Za-z]))")
 Item = TypeVar("Item")
+Columns = Mapping[str, Callable[[Item], object]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,7 +40,7 @@ class Table:
     empty: str = ""
 
 
-def make_table(items: Iterable[Item], columns: Mapping[str, Callable[[Item], object]], *, empty: str = "") -> Table:
+def make_table(items: Iterable[Item], columns: Columns[Item], *, empty: str = "") -> Table:
     """Return a row for each item, made by each column's function, without the columns in which every cell is None."""
     listed = list(items)
     cells = {name: [make(item) for item in listed] for name, make in columns.items()}
@@ -78,20 +80,17 @@ def fence(text: str) -> str:
 def runs_table(runs: "Sequence[RunSummary]", *, archived: bool = False) -> Table:
     """Return all runs, or all that were deleted."""
     first = "no runs here yet; `cairn train quickstart` makes the first one"
-    return make_table(
-        runs,
-        {
-            "run": lambda run: run.run_id,
-            "state": lambda run: run.state,
-            "family": lambda run: run.model_family,
-            "step": lambda run: f"{format_value(run.step)}/{format_value(run.total_steps)}",
-            "committed": lambda run: run.newest_committed_step,
-            "attempts": lambda run: run.attempts,
-            "opened (UTC)": lambda run: run.opened_at,
-            "detail": lambda run: run.detail,
-        },
-        empty="no run was deleted here" if archived else first,
-    )
+    columns: Columns[RunSummary] = {
+        "run": lambda run: run.run_id,
+        "state": lambda run: run.state,
+        "family": lambda run: run.model_family,
+        "step": lambda run: f"{format_value(run.step)}/{format_value(run.total_steps)}",
+        "committed": lambda run: run.newest_committed_step,
+        "attempts": lambda run: run.attempts,
+        "opened (UTC)": lambda run: run.opened_at,
+        "detail": lambda run: run.detail,
+    }
+    return make_table(runs, columns, empty="no run was deleted here" if archived else first)
 
 
 def receipts_table(receipts: "Sequence[Receipt]") -> Table:
@@ -102,25 +101,22 @@ def receipts_table(receipts: "Sequence[Receipt]") -> Table:
 def stretches_table(stretches: Sequence[Stretch]) -> Table:
     """Return attempts in order, each stretch of equal ends as one row; the micro-batch only where it changed."""
     sizes = {receipt.micro_batch for stretch in stretches for receipt in stretch.attempts}
-    return make_table(
-        stretches,
-        {
-            "attempt": lambda row: f"{row.first.attempt} to {row.last.attempt}" if row.is_many else row.first.attempt,
-            "started (UTC)": lambda row: row.first.started_at,
-            "reason": lambda row: f"{row.reason} × {len(row.attempts):,}" if row.is_many else row.reason,
-            "steps": lambda row: f"{row.first.first_step:,} → {row.last.last_step:,}",
-            "committed": lambda row: row.last.last_committed_step,
-            "lost": lambda row: _sum(item.wasted_gpu_seconds for item in row.attempts),
-            "decision": lambda row: row.last.decision.action if row.last.decision else None,
-            "waited": lambda row: _sum(item.waiting_seconds for item in row.attempts),
-            "lasted": lambda row: _sum([row.lasted_seconds]),
-            "device time": lambda row: _sum(item.gpu_seconds for item in row.attempts),
-            "micro-batch": lambda row: row.last.micro_batch if len(sizes) > 1 else None,
-            "practised": lambda row: format_list([fault for one in row.attempts for fault in one.practised], 4) or None,
-            "detail": lambda row: row.last.detail or None,
-        },
-        empty="no attempts yet",
-    )
+    columns: Columns[Stretch] = {
+        "attempt": lambda row: f"{row.first.attempt} to {row.last.attempt}" if row.is_many else row.first.attempt,
+        "started (UTC)": lambda row: row.first.started_at,
+        "reason": lambda row: f"{row.reason} × {len(row.attempts):,}" if row.is_many else row.reason,
+        "steps": lambda row: f"{row.first.first_step:,} → {row.last.last_step:,}",
+        "committed": lambda row: row.last.last_committed_step,
+        "lost": lambda row: _sum(item.wasted_gpu_seconds for item in row.attempts),
+        "decision": lambda row: row.last.decision.action if row.last.decision else None,
+        "waited": lambda row: _sum(item.waiting_seconds for item in row.attempts),
+        "lasted": lambda row: _sum([row.lasted_seconds]),
+        "device time": lambda row: _sum(item.gpu_seconds for item in row.attempts),
+        "micro-batch": lambda row: row.last.micro_batch if len(sizes) > 1 else None,
+        "practised": lambda row: format_list([fault for one in row.attempts for fault in one.practised], 4) or None,
+        "detail": lambda row: row.last.detail or None,
+    }
+    return make_table(stretches, columns, empty="no attempts yet")
 
 
 def _sum(seconds: Iterable[float | None]) -> str | None:
@@ -130,50 +126,43 @@ def _sum(seconds: Iterable[float | None]) -> str | None:
 
 def reasons_table(reasons: Sequence[ReasonRow]) -> Table:
     """Return why attempts ended, one reason a row."""
-    return make_table(
-        reasons,
-        {
-            "reason": lambda row: row.reason,
-            "attempts": lambda row: f"{row.attempts:,}",
-            "device time": lambda row: format_duration(row.gpu_seconds),
-            "lost": lambda row: format_duration(row.wasted_gpu_seconds),
-            "last attempt": lambda row: row.last_attempt,
-            "ended (UTC)": lambda row: row.last_at,
-            "last detail": lambda row: row.last_detail,
-        },
-    )
+    columns: Columns[ReasonRow] = {
+        "reason": lambda row: row.reason,
+        "attempts": lambda row: f"{row.attempts:,}",
+        "device time": lambda row: format_duration(row.gpu_seconds),
+        "lost": lambda row: format_duration(row.wasted_gpu_seconds),
+        "last attempt": lambda row: row.last_attempt,
+        "ended (UTC)": lambda row: row.last_at,
+        "last detail": lambda row: row.last_detail,
+    }
+    return make_table(reasons, columns)
 
 
 def budgets_table(budgets: "Mapping[str, BudgetStatus]") -> Table:
     """Return what each budget has spent and left."""
-    return make_table(
-        budgets,
-        {
-            "reason": lambda reason: reason,
-            "retries left": lambda reason: f"{budgets[reason].left:,}",
-            "spent since progress": lambda reason: f"{budgets[reason].spent:,}",
-            "spent in all": lambda reason: f"{budgets[reason].spent_total:,}",
-            "left in all": lambda reason: budgets[reason].left_total,
-        },
-    )
+    columns: Columns[str] = {
+        "reason": lambda reason: reason,
+        "retries left": lambda reason: f"{budgets[reason].left:,}",
+        "spent since progress": lambda reason: f"{budgets[reason].spent:,}",
+        "spent in all": lambda reason: f"{budgets[reason].spent_total:,}",
+        "left in all": lambda reason: budgets[reason].left_total,
+    }
+    return make_table(budgets, columns)
 
 
 def checkpoints_table(checkpoints: "Sequence[CheckpointSummary]") -> Table:
     """Return the checkpoints with their states."""
-    return make_table(
-        checkpoints,
-        {
-            "step": lambda item: item.step,
-            "attempt": lambda item: item.attempt,
-            "state": lambda item: item.state,
-            "bytes": lambda item: f"{item.bytes:,}",
-            "committed (UTC)": lambda item: item.committed_at,
-            "manifest": lambda item: short_digest(item.manifest_sha256),
-            "state digest": lambda item: short_digest(item.state_sha256),
-            "prefix": lambda item: item.prefix,
-        },
-        empty="no checkpoints yet",
-    )
+    columns: Columns[CheckpointSummary] = {
+        "step": lambda item: item.step,
+        "attempt": lambda item: item.attempt,
+        "state": lambda item: item.state,
+        "bytes": lambda item: f"{item.bytes:,}",
+        "committed (UTC)": lambda item: item.committed_at,
+        "manifest": lambda item: short_digest(item.manifest_sha256),
+        "state digest": lambda item: short_digest(item.state_sha256),
+        "prefix": lambda item: item.prefix,
+    }
+    return make_table(checkpoints, columns, empty="no checkpoints yet")
 
 
 def evaluations_table(evaluations: "Sequence[EvaluationSummary]") -> Table:
@@ -213,23 +202,21 @@ def comparison_table(comparison: "EvaluationComparison") -> Table:
 
 def compared_runs_table(comparison: "RunComparison") -> Table:
     """Return the runs, that with the least held-out loss first, and in each what differs of its configuration."""
-    return make_table(
-        comparison.best_first,
-        {
-            "run": lambda run: run.run_id,
-            **{key: partial(_setting, key=key) for key in comparison.differing},
-            "state": lambda run: run.state,
-            "step": lambda run: f"{run.step:,}/{run.total_steps:,}",
-            "tokens": lambda run: f"{run.tokens:,}",
-            "train loss": lambda run: run.train_loss,
-            "best held-out loss": lambda run: run.best.val_loss if run.best else None,
-            "at step": lambda run: run.best.step if run.best else None,
-            "attempts": lambda run: run.attempts,
-            "device time": lambda run: format_duration(run.gpu_seconds),
-            "lost": lambda run: format_duration(run.wasted_gpu_seconds),
-            "cost": lambda run: run.money,
-        },
-    )
+    columns: Columns[ComparedRun] = {
+        "run": lambda run: run.run_id,
+        **{key: partial(_setting, key=key) for key in comparison.differing},
+        "state": lambda run: run.state,
+        "step": lambda run: f"{run.step:,}/{run.total_steps:,}",
+        "tokens": lambda run: f"{run.tokens:,}",
+        "train loss": lambda run: run.train_loss,
+        "best held-out loss": lambda run: run.best.val_loss if run.best else None,
+        "at step": lambda run: run.best.step if run.best else None,
+        "attempts": lambda run: run.attempts,
+        "device time": lambda run: format_duration(run.gpu_seconds),
+        "lost": lambda run: format_duration(run.wasted_gpu_seconds),
+        "cost": lambda run: run.money,
+    }
+    return make_table(comparison.best_first, columns)
 
 
 def _setting(run: "ComparedRun", *, key: str) -> object:
@@ -246,50 +233,69 @@ def held_out_table(comparison: "RunComparison") -> Table:
 
 def promotions_table(promotions: "Sequence[AliasPromotion]") -> Table:
     """Return what every alias points at and pointed at; a star marks the present."""
+    columns: Columns[AliasPromotion] = {
+        "alias": lambda item: f"{item.alias} *" if item.current else item.alias,
+        "points at": lambda item: f"{item.run_id}@{item.step}",
+        "promoted (UTC)": lambda item: item.promoted_at,
+        "by": lambda item: item.by,
+        "why": lambda item: item.why,
+        "manifest": lambda item: short_digest(item.manifest_sha256),
+        "previous": lambda item: short_digest(item.previous),
+    }
     return make_table(
-        promotions,
-        {
-            "alias": lambda item: f"{item.alias} *" if item.current else item.alias,
-            "points at": lambda item: f"{item.run_id}@{item.step}",
-            "promoted (UTC)": lambda item: item.promoted_at,
-            "by": lambda item: item.by,
-            "why": lambda item: item.why,
-            "manifest": lambda item: short_digest(item.manifest_sha256),
-            "previous": lambda item: short_digest(item.previous),
-        },
-        empty="nothing is promoted yet; a run that finishes offers its best checkpoint",
+        promotions, columns, empty="nothing is promoted yet; a run that finishes offers its best checkpoint"
     )
 
 
 def decisions_table(decisions: "Sequence[AliasDecision]") -> Table:
     """Return every decision about an alias."""
+    columns: Columns[AliasDecision] = {
+        "alias": lambda item: item.alias,
+        "decision": lambda item: f"{item.decision}: {item.gate}" if item.gate else item.decision,
+        "checkpoint": lambda item: f"{item.run_id}@{item.step}" if item.run_id else None,
+        "at (UTC)": lambda item: item.at,
+        "by": lambda item: item.by,
+        "manifest": lambda item: short_digest(item.manifest_sha256),
+        "detail": lambda item: item.detail,
+        "why": lambda item: item.why,
+    }
     return make_table(
-        decisions,
-        {
-            "alias": lambda item: item.alias,
-            "decision": lambda item: f"{item.decision}: {item.gate}" if item.gate else item.decision,
-            "checkpoint": lambda item: f"{item.run_id}@{item.step}" if item.run_id else None,
-            "at (UTC)": lambda item: item.at,
-            "by": lambda item: item.by,
-            "manifest": lambda item: short_digest(item.manifest_sha256),
-            "detail": lambda item: item.detail,
-            "why": lambda item: item.why,
-        },
-        empty="nothing was decided yet; a run that finishes offers its best checkpoint",
+        decisions, columns, empty="nothing was decided yet; a run that finishes offers its best checkpoint"
     )
 
 
 def entries_table(entries: "Sequence[Entry]") -> Table:
     """Return the run log, one entry a row; --json has the whole of each."""
-    return make_table(
-        entries,
-        {
-            "seq": lambda entry: entry.seq,
-            "at (UTC)": lambda entry: entry.at,
-            "kind": lambda entry: entry.kind,
-            "writer": lambda entry: f"{entry.writer.host}:{entry.writer.pid}",
-            "attempt": lambda entry: entry.writer.attempt or getattr(entry.body, "attempt", None),
-            "step": lambda entry: getattr(entry.body, "step", getattr(entry.body, "last_step", None)),
-        },
-        empty="the log is empty",
-    )
+    columns: Columns[Entry] = {
+        "seq": lambda entry: entry.seq,
+        "at (UTC)": lambda entry: entry.at,
+        "kind": lambda entry: entry.kind,
+        "writer": lambda entry: f"{entry.writer.host}:{entry.writer.pid}",
+        "attempt": lambda entry: entry.writer.attempt or getattr(entry.body, "attempt", None),
+        "step": lambda entry: getattr(entry.body, "step", getattr(entry.body, "last_step", None)),
+    }
+    return make_table(entries, columns, empty="the log is empty")
+
+
+def machines_table(machines: "Sequence[MachineRow]") -> Table:
+    """Return the machines that attempts ran on."""
+    columns: Columns[MachineRow] = {
+        "host": lambda item: item.host,
+        "devices": lambda item: f"{item.world_size} × {item.device}",
+        "threads": lambda item: f"{item.threads} on {item.cores} cores",
+        "MFU against": lambda item: item.peak and f"{item.peak.flops / 1e12:.4g} TFLOP/s, {item.peak.source}",
+        "code version": lambda item: item.code_version,
+        "attempts": lambda item: item.attempts,
+    }
+    return make_table(machines, columns)
+
+
+def quarantines_table(quarantines: "Sequence[DataQuarantined]") -> Table:
+    """Return what was quarantined, and why."""
+    columns: Columns[DataQuarantined] = {
+        "attempt": lambda item: item.attempt,
+        "reason": lambda item: item.reason,
+        "windows": lambda item: format_list(item.windows, 12),
+        "why": lambda item: item.detail,
+    }
+    return make_table(quarantines, columns)

@@ -221,3 +221,35 @@ def count_reasons(receipts: Sequence[Receipt]) -> tuple[ReasonRow, ...]:
         for reason, group in by_reason.items()
     ]
     return tuple(sorted(rows, key=lambda row: (row.attempts, -row.last_attempt)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MachineRow:
+    """A machine that attempts ran on, what their MFU is a share of, and their code version."""
+
+    host: str
+    device: str
+    world_size: int
+    threads: int
+    cores: int
+    peak: DevicePeak | None
+    code_version: str
+    attempts: int
+
+
+def list_machines(attempts: Sequence[Receipt]) -> tuple[MachineRow, ...]:
+    """Return the machines that attempts ran on, in the order of their first attempts."""
+    alike: dict[tuple[object, ...], list[Receipt]] = {}
+    for receipt in attempts:
+        alike.setdefault((replace(receipt.placement, pid=0), receipt.code_version), []).append(receipt)
+    return tuple(
+        project(
+            (place := group[-1].placement),
+            MachineRow,
+            device=f"{place.device} ({place.device_name})" if place.device_name else place.device,
+            peak=next((item.peak for item in reversed(group) if item.peak), None),
+            code_version=group[-1].code_version,
+            attempts=len(group),
+        )
+        for group in alike.values()
+    )
