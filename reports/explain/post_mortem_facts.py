@@ -67,7 +67,17 @@ def _of_attempt(log: RunLog, record: AttemptRecord, now: datetime) -> dict[str, 
     entries = log.read_entries() if needs_entries else ()
     mine = {item.committed.manifest_sha256 for item in state.checkpoints if item.committed.attempt == number}
     evaluations = tuple(item for item in list_evaluations(state) if item.manifest_sha256 in mine)
-    receipt = read_receipt(log, record, before)
+    receipt, successor = read_receipt(log, record, before), None
+    if after:
+        next_receipt = read_receipt(log, after, record)
+        later = after.started_at - (record.ended_at or after.started_at)
+        successor = project(
+            next_receipt,
+            Successor,
+            seconds_later=max(later.total_seconds(), 0.0),
+            host=next_receipt.placement.host,
+            changed=after.started.changed,
+        )
     return {
         "receipt": receipt,
         "where": _where(state, record, before),
@@ -75,7 +85,7 @@ def _of_attempt(log: RunLog, record: AttemptRecord, now: datetime) -> dict[str, 
         "progress": _progress(log, record, receipt, now),
         "end": _end(record, ended, after, entries) if ended else None,
         "open": None if ended else _open(log, record, now),
-        "successor": _successor(log, record, after) if after else None,
+        "successor": successor,
         "verdict": next((item.verdict for item in reversed(evaluations) if item.verdict), None),
         "changed": record.started.changed,
         "faults": record.started.faults,
@@ -164,17 +174,6 @@ def _open(log: RunLog, record: AttemptRecord, now: datetime) -> OpenAttempt:
         symptom=beat.symptom if beat else "",
         heartbeat_age_seconds=max(now.timestamp() - path.stat().st_mtime, 0.0) if path and is_here else None,
         lease_seconds=stored_value(record.started.config, "lease", "seconds", float),
-    )
-
-
-def _successor(log: RunLog, record: AttemptRecord, after: AttemptRecord) -> Successor:
-    receipt = read_receipt(log, after, record)
-    return project(
-        receipt,
-        Successor,
-        seconds_later=max((receipt.started_at - (record.ended_at or receipt.started_at)).total_seconds(), 0.0),
-        host=receipt.placement.host,
-        changed=after.started.changed,
     )
 
 

@@ -17,6 +17,7 @@ from storage.logs.run_state import RunState
 from storage.logs.step_log import StepTail
 from tasks.configuration.settings import MirrorsConfig
 from tasks.errors import InvalidConfiguration
+from tasks.machine.process_scopes import running_beside
 
 _EXPERIMENT = "cairn"
 _EVERY_SECONDS = 5.0
@@ -96,33 +97,32 @@ class ExporterThread:
     ) -> None:
         self._log, self._exporter, self._say = log, exporter, say
         self._every_seconds, self._final_seconds = every_seconds, final_seconds
-        self._stopping = threading.Event()
         self._follower: CurveFollower | None = None
-        self._failures, self._is_reported = 0, False
+        self._failures, self._is_reported, self._is_ended = 0, False, False
 
     @contextmanager
     def run(self) -> Iterator[None]:
         """Export while the block runs; at its end the exporter has `final_seconds` for the rest."""
         name = self._exporter.name
-        thread = threading.Thread(target=self._export, name=f"{name}-exporter", daemon=True)
-        thread.start()
         try:
-            yield
+            with running_beside(self._export, name=f"{name}-exporter", join_seconds=self._final_seconds):
+                yield
         finally:
-            self._stopping.set()
-            thread.join(self._final_seconds)
-            if thread.is_alive() and not self._is_reported:
+            if not self._is_ended and not self._is_reported:
                 self._say(f"{name} has not received the last steps; the next process that trains this run sends them")
 
-    def _export(self) -> None:
-        while not self._stopping.is_set():
-            self._try(self._catch_up)
-            self._stopping.wait(min(self._every_seconds * 2**self._failures, _LONGEST_PAUSE_SECONDS))
-        self._try(self._finish)
+    def _export(self, stop: threading.Event) -> None:
+        while not stop.is_set():
+            self._try()
+            stop.wait(min(self._every_seconds * 2**self._failures, _LONGEST_PAUSE_SECONDS))
+        self._try(is_last=True)
+        self._is_ended = True
 
-    def _try(self, act: Callable[[], None]) -> None:
+    def _try(self, *, is_last: bool = False) -> None:
         try:
-            act()
+            self._catch_up()
+            if is_last:
+                self._exporter.end(self._log.state)
             self._failures = 0
         except Exception as error:
             self._follower = None  # an update that failed half-way is sent again from the first step
@@ -141,7 +141,3 @@ class ExporterThread:
         while update.more:
             update = self._follower.follow(self._log.state)
             self._exporter.write(update)
-
-    def _finish(self) -> None:
-        self._catch_up()
-        self._exporter.end(self._log.state)

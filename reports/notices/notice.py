@@ -8,8 +8,7 @@ from enum import StrEnum
 from reports.queries.run_lookup import configuration_document
 from reports.queries.run_status import stopped_early
 from storage.logs.registry import RegistryState
-from storage.logs.run_entries import AttemptEnded
-from storage.logs.run_state import AttemptRecord, CheckpointState, RunState
+from storage.logs.run_state import CheckpointState, RunState
 from storage.stores.document import encode, stored_value
 from tasks.policy.termination import DecisionAction, FlowOutcome, flow_outcome
 from tasks.text.format import one_line
@@ -66,24 +65,9 @@ def find_notices(
             text = f"checkpoint {prefix} is quarantined: {record.detail}"
             yield _notice(run_id, f"quarantined-{prefix}", NoticeKind.INTEGRITY, record.committed.step, None, text)
     last = state.attempts[-1] if state.attempts else None
-    if last is not None and last.ended is not None and last.ended_at is not None and now - last.ended_at < _OLD:
-        yield from _ends(run_id, state, last, last.ended, read_registry)
-
-
-def silent_notice(run_id: str, attempt: int, step: int, seconds: float) -> Notice:
-    """Return the notice of an open attempt that has shown no life for two leases."""
-    text = f"attempt {attempt} has shown no sign of life for {seconds:.0f} seconds, and nothing has continued the run"
-    return _notice(run_id, f"silent-{attempt:04d}", NoticeKind.SILENT, step, None, text)
-
-
-def _ends(
-    run_id: str,
-    state: RunState,
-    record: AttemptRecord,
-    ended: AttemptEnded,
-    read_registry: Callable[[str], RegistryState],
-) -> Iterator[Notice]:
-    number, at = f"{record.started.attempt:04d}", record.ended_at
+    if last is None or last.ended is None or last.ended_at is None or now - last.ended_at >= _OLD:
+        return
+    number, at, ended = f"{last.started.attempt:04d}", last.ended_at, last.ended
     if state.finished is not None:
         step = state.finished.step
         text = stopped_early(state) or f"it is finished, at step {step}"
@@ -93,15 +77,20 @@ def _ends(
         if alias and stored_value(config, "promotion", "require_approval", bool):
             decided = [item.promoted or item.refused for item in read_registry(alias).history]
             if not any(body is not None and body.run_id == run_id for body in decided):
-                text = (
-                    f"its promotion to {alias} waits for a person, unless a gate refuses it: `cairn promote {run_id}`"
-                )
+                wish = f"its promotion to {alias} waits for a person, unless a gate refuses it"
+                text = f"{wish}: `cairn promote {run_id}`"
                 yield _notice(run_id, f"approval-{number}", NoticeKind.APPROVAL_WANTED, step, at, text)
     elif ended.decision.action == DecisionAction.STOP:
         outcome = flow_outcome(ended.reason, ended.decision.action, ended.decision.charged)
         if outcome in _KINDS:
-            text = f"attempt {record.started.attempt} ended: {ended.reason}: {ended.detail}; {ended.decision.reason}"
+            text = f"attempt {last.started.attempt} ended: {ended.reason}: {ended.detail}; {ended.decision.reason}"
             yield _notice(run_id, f"ended-{number}", _KINDS[outcome], ended.last_step, at, text)
+
+
+def silent_notice(run_id: str, attempt: int, step: int, seconds: float) -> Notice:
+    """Return the notice of an open attempt that has shown no life for two leases."""
+    text = f"attempt {attempt} has shown no sign of life for {seconds:.0f} seconds, and nothing has continued the run"
+    return _notice(run_id, f"silent-{attempt:04d}", NoticeKind.SILENT, step, None, text)
 
 
 def _notice(run_id: str, key: str, kind: NoticeKind, step: int, at: datetime | None, text: str) -> Notice:

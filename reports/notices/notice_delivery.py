@@ -5,13 +5,13 @@ A notice is told at least once: again where a process died between telling and w
 
 import shlex
 import subprocess
-import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from threading import Event
 from typing import Protocol
 
 from reports.errors import ReportError
@@ -124,6 +124,25 @@ class NoticeDelivery:
                 self._store.write(key, encode(ToldNotices(told=told)))
             self._told[notice.run_id] = told
 
+    def deliver_until(
+        self, find: Callable[[], Iterable[Notice]], say: Callable[[str], None], every_seconds: float, stop: Event
+    ) -> None:
+        """Tell what `find` returns again and again, and once more after `stop`; the first of failures is reported."""
+        failures = 0
+        while True:
+            is_last = stop.is_set()
+            try:
+                self.deliver(find())
+                failures = 0
+            except Exception as error:  # whatever a receiver does, the run goes on
+                failures += 1
+                if failures == 1:
+                    why = one_line(f"{type(error).__name__}: {error}", 200)
+                    say(f"notify.{self._receiver.name} is told again later, training goes on: {why}")
+            if is_last:
+                return
+            stop.wait(min(every_seconds * 2**failures, _LONGEST_PAUSE_SECONDS) if failures else every_seconds)
+
 
 @contextmanager
 def telling(
@@ -138,30 +157,6 @@ def telling(
     """Tell every receiver what `find` returns while the block runs; at its end it has `final_seconds` for the rest."""
     with ExitStack() as threads:
         for receiver in receivers:
-            body = partial(_tell, NoticeDelivery(store, receiver), receiver.name, find, say, every_seconds)
+            body = partial(NoticeDelivery(store, receiver).deliver_until, find, say, every_seconds)
             threads.enter_context(running_beside(body, name=f"{receiver.name}-notices", join_seconds=final_seconds))
         yield
-
-
-def _tell(
-    delivery: NoticeDelivery,
-    name: str,
-    find: Callable[[], Iterable[Notice]],
-    say: Callable[[str], None],
-    every_seconds: float,
-    stop: threading.Event,
-) -> None:
-    failures = 0
-    while True:
-        is_last = stop.is_set()
-        try:
-            delivery.deliver(find())
-            failures = 0
-        except Exception as error:  # whatever a receiver does, the run goes on
-            failures += 1
-            if failures == 1:
-                why = one_line(f"{type(error).__name__}: {error}", 200)
-                say(f"notify.{name} is told again later, training goes on: {why}")
-        if is_last:
-            return
-        stop.wait(min(every_seconds * 2**failures, _LONGEST_PAUSE_SECONDS) if failures else every_seconds)

@@ -22,7 +22,6 @@ from reports.queries.run_lookup import find_run
 from reports.queries.run_query import answer_query
 from reports.queries.run_status import RunPhase
 from storage.logs.run_log import RunLog
-from storage.logs.run_state import RunState
 from storage.logs.step_log import StepRecord, StepTail, read_step_records
 from storage.stores.object_store import ObjectStore
 
@@ -116,20 +115,16 @@ class FollowedRun:
             state, known = self._log.refresh(), self._view
             if known is not None and state.open_attempt is None and known.report.newest_seq == self._log.seq:
                 return known
-            report, curves = gather_report(self._log, self._environment, lines=self._read_lines(state))
+            growing = [record.started.attempt for record in state.attempts[-2:]]  # these are read on from where it was
+            if self._lines is None:
+                before = read_step_records(self._log.store, self._log.prefix) if len(state.attempts) > 2 else []
+                self._lines = [record for record in before if record.attempt not in growing]
+            for attempt in growing:
+                while fresh := self._tail.read(attempt):
+                    self._lines += fresh
+            report, curves = gather_report(self._log, self._environment, lines=self._lines)
             self._view = RunView(report=report, curves=curves, log=self._log)
             return self._view
-
-    def _read_lines(self, state: RunState) -> list[StepRecord]:
-        """Return all step records; the newest two attempts may still grow and are read on from where it stopped."""
-        growing = [record.started.attempt for record in state.attempts[-2:]]
-        if self._lines is None:
-            before = read_step_records(self._log.store, self._log.prefix) if len(state.attempts) > 2 else []
-            self._lines = [record for record in before if record.attempt not in growing]
-        for attempt in growing:
-            while fresh := self._tail.read(attempt):
-                self._lines += fresh
-        return self._lines
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,7 +1,7 @@
 """A run's report as a page: Markdown for the terminal, HTML for a file. The pages are Jinja2 templates."""
 
 import base64
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -136,9 +136,20 @@ class AttemptBars:
 
 def place_bars(attempts: Sequence[Receipt]) -> AttemptBars | None:
     """Return one bar an attempt, above 600 attempts one for each stretch of equal ends; None without attempts."""
-    spans = list(_spans(attempts))
-    if not spans:
+    if not attempts:
         return None
+    spans = []
+    if len(attempts) <= _MOST_BARS:
+        for receipt in attempts:
+            last, reason = _end_of(receipt), receipt.termination_reason or OPEN
+            steps = f"steps {receipt.first_step:,} to {receipt.last_step:,}"
+            lasted = format_duration((last - receipt.started_at).total_seconds())
+            title = f"attempt {receipt.attempt}: {reason}, {steps}, {lasted}"
+            spans.append((receipt.started_at, last, reason, title))
+    else:
+        for item in group_receipts(attempts):
+            title = f"attempts {item.first.attempt} to {item.last.attempt}: {item.reason}"
+            spans.append((item.first.started_at, _end_of(item.last), item.reason, title))
     begin, end = spans[0][0], max(span[1] for span in spans)
     scale = _BARS_WIDTH / ((end - begin).total_seconds() or 1.0)
     bars = []
@@ -153,20 +164,6 @@ def css_class(reason: str) -> str:
     """Return the CSS class that colours a reason, also of `preempted × 214`; `r-other` where it is unknown."""
     name = reason.split(" × ")[0].removesuffix(PRACTISED)
     return f"r-{name}" if name in _KNOWN else "r-other"
-
-
-def _spans(attempts: Sequence[Receipt]) -> Iterator[tuple[datetime, datetime, str, str]]:
-    """Yield begin, end, reason and title of each bar."""
-    if len(attempts) <= _MOST_BARS:
-        for receipt in attempts:
-            end, reason = _end_of(receipt), receipt.termination_reason or OPEN
-            steps = f"steps {receipt.first_step:,} to {receipt.last_step:,}"
-            lasted = format_duration((end - receipt.started_at).total_seconds())
-            yield receipt.started_at, end, reason, f"attempt {receipt.attempt}: {reason}, {steps}, {lasted}"
-        return
-    for item in group_receipts(attempts):
-        title = f"attempts {item.first.attempt} to {item.last.attempt}: {item.reason}"
-        yield item.first.started_at, _end_of(item.last), item.reason, title
 
 
 def _end_of(receipt: Receipt) -> datetime:

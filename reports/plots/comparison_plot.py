@@ -43,12 +43,15 @@ def _figure(runs: Sequence[RunCurves], request: PlotRequest, across: ComparedAcr
     shown = list[Column]()
     for place, curves in enumerate(runs):
         color, dashes = _COLORS[place % len(_COLORS)], _DASHES[place // len(_COLORS) % len(_DASHES)]
-        steps, positions = _positions(curves, across)
-        losses = np.array([point.record.train_loss for point in curves.points], dtype=np.float64)
+        records = [point.record for point in curves.points]
+        steps = np.array([record.step for record in records], dtype=np.float64)
+        positions = steps * (curves.tokens_per_step or 1) if across == "tokens" else steps
+        if across == "time":
+            positions = np.array(list(accumulate(record.seconds for record in records)), dtype=np.float64)
+        losses = np.array([record.train_loss for record in records], dtype=np.float64)
         trend = smooth(Series(steps=positions, values=losses))
         panel.plot(trend.steps, trend.values, color=color, linestyle=dashes, linewidth=1.6, label=curves.run_id)
-        held = [item for item in curves.held_out if np.isfinite(item.val_loss)]
-        held = held if len(steps) else []
+        held = [item for item in curves.held_out if len(steps) and np.isfinite(item.val_loss)]
         at = [float(np.interp(item.step, steps, positions)) for item in held]
         values = np.array([item.val_loss for item in held], dtype=np.float64)
         panel.plot(at, values, color=color, linestyle="none", marker="o", markersize=4, label="_nolegend_")
@@ -64,12 +67,3 @@ def _figure(runs: Sequence[RunCurves], request: PlotRequest, across: ComparedAcr
     disable_math(legend.get_texts())
     figure.tight_layout()
     return figure
-
-
-def _positions(curves: RunCurves, across: ComparedAcross) -> tuple[Column, Column]:
-    """Return the steps of a run and where each lies on the axis."""
-    records = [point.record for point in curves.points]
-    steps = np.array([record.step for record in records], dtype=np.float64)
-    if across == "time":
-        return steps, np.array(list(accumulate(record.seconds for record in records)), dtype=np.float64)
-    return steps, steps * (curves.tokens_per_step or 1) if across == "tokens" else steps

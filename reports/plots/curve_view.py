@@ -6,8 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from reports.plots.colors import Dashes, reason_style
-from reports.plots.plot_axis import Column, PlotAxis, Series, smooth, thin_out
+from reports.plots.plot_axis import PlotAxis, Series, smooth, thin_out
 from reports.plots.run_curves import PromotedPoint, Replay, RunCurves
+from storage.stores.document import project
 
 COLUMNS = 600
 """Columns of the drawing; each keeps at most four points of a curve."""
@@ -52,8 +53,10 @@ class CurveView:
 
 def view_curves(curves: RunCurves, *, columns: int = COLUMNS) -> CurveView:
     """Return the curves as a browser draws them, each thinned to what so many columns can show."""
-    axis = PlotAxis(curves=curves, across="step", height_inches=0)
-    clock = _clock(curves)
+    axis, records = PlotAxis(curves=curves, across="step", height_inches=0), [point.record for point in curves.points]
+    steps = np.array([records[0].step - 1 if records else 0, *(record.step for record in records)], dtype=np.float64)
+    seconds = np.array([0, *(record.seconds for record in records)], dtype=np.float64)
+    clock = Series(steps=steps, values=np.cumsum(np.where(np.isfinite(seconds), seconds, 0.0)))  # a fork begins at 0
     whole = {name: axis.series(name) for name in _DRAWN}
     drawn = {name: thin_out(series, columns=columns) for name, series in whole.items()}
     drawn["trend"] = smooth(whole["train_loss"])
@@ -61,28 +64,18 @@ def view_curves(curves: RunCurves, *, columns: int = COLUMNS) -> CurveView:
     pairs = [(point.step, point.val_loss) for point in curves.held_out]
     steps, values = np.array(pairs, dtype=np.float64).reshape(-1, 2).T
     drawn["val_loss"] = Series(steps=steps, values=values).finite
-    return CurveView(
-        run_id=curves.run_id,
-        state=curves.state,
-        total_steps=curves.total_steps,
-        tokens_per_step=curves.tokens_per_step,
-        parent=curves.parent,
+    ends = []
+    for reason, count in curves.reasons:
+        (color, dashes), places = reason_style(reason), np.array(axis.places(reason), dtype=np.float64)
+        trace = _trace(Series(steps=places, values=np.zeros(len(places))), clock)
+        ends.append(EndedAttempts(reason=reason, count=count, color=color, dashes=dashes, trace=trace))
+    return project(
+        curves,
+        CurveView,
         traces={name: _trace(series, clock) for name, series in drawn.items() if len(series.steps)},
-        ends=tuple(_ended(axis, reason, count, clock) for reason, count in curves.reasons),
-        replays=curves.replays,
-        promotions=curves.promotions,
+        ends=tuple(ends),
         end_step=curves.end.step if curves.end else None,
     )
-
-
-def _clock(curves: RunCurves) -> Series:
-    """Return the seconds trained up to each step of the surviving line; a fork's own begin at 0."""
-    records = [point.record for point in curves.points]
-    steps: Column = np.array([0, *(record.step for record in records)], dtype=np.float64)
-    seconds: Column = np.array([0, *(record.seconds for record in records)], dtype=np.float64)
-    if records:
-        steps[0] = records[0].step - 1
-    return Series(steps=steps, values=np.cumsum(np.where(np.isfinite(seconds), seconds, 0.0)))
 
 
 def _trace(series: Series, clock: Series) -> Trace:
@@ -90,10 +83,3 @@ def _trace(series: Series, clock: Series) -> Trace:
     columns = (np.round(series.steps, 1), np.round(seconds, 3), series.values)
     steps, times, values = (tuple(map(float, column.tolist())) for column in columns)
     return Trace(steps=steps, seconds=times, values=values)
-
-
-def _ended(axis: PlotAxis, reason: str, count: int, clock: Series) -> EndedAttempts:
-    color, dashes = reason_style(reason)
-    steps = np.array(axis.places(reason), dtype=np.float64)
-    trace = _trace(Series(steps=steps, values=np.zeros(len(steps))), clock)
-    return EndedAttempts(reason=reason, count=count, color=color, dashes=dashes, trace=trace)

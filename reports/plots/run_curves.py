@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from reports.queries.alias_history import list_promotions
 from reports.queries.evaluations import VAL_LOSS, comparable_evaluations
 from reports.queries.receipts import read_receipts
 from reports.queries.run_lookup import tokens_per_step
 from reports.queries.run_status import read_status
-from storage.logs.registry import Registry, list_aliases
 from storage.logs.run_entries import RunFinished
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
@@ -147,13 +147,13 @@ def _inherited(store: ObjectStore, state: RunState) -> Iterator[StepPoint]:
 
 
 def _interruptions(state: RunState, lines: Sequence[StepRecord]) -> Iterator[Interruption]:
-    reached: dict[int, int] = {}
+    reached = Counter[int]()
     for line in lines:
-        reached[line.attempt] = max(line.step, reached.get(line.attempt, 0))
-    for item in state.attempts:
-        number, ended = item.started.attempt, item.ended
-        if ended is not None and ended.reason != TerminationReason.COMPLETED:
-            yield Interruption(step=max(ended.last_step, reached.get(number, 0)), attempt=number, reason=ended.reason)
+        reached[line.attempt] = max(line.step, reached[line.attempt])
+    for ended in (item.ended for item in state.attempts if item.ended):
+        if ended.reason != TerminationReason.COMPLETED:
+            step = max(ended.last_step, reached[ended.attempt])
+            yield Interruption(step=step, attempt=ended.attempt, reason=ended.reason)
 
 
 def _replays(points: Sequence[StepPoint]) -> Iterator[Replay]:
@@ -165,16 +165,11 @@ def _replays(points: Sequence[StepPoint]) -> Iterator[Replay]:
 
 
 def _promotions(store: ObjectStore, run_id: str) -> Iterator[PromotedPoint]:
-    for alias in list_aliases(store):
-        state = Registry(store, alias).refresh()
-        of_step = {promoted.step: promoted for _, promoted in state.champions if promoted.run_id == run_id}
-        for step, promoted in sorted(of_step.items()):
-            yield PromotedPoint(
-                step=step,
-                alias=alias,
-                current=promoted is state.champion,
-                val_loss=promoted.metrics.get(VAL_LOSS),
-            )
+    promotions = [item for item in reversed(list_promotions(store)) if item.run_id == run_id]
+    newest = {(item.alias, item.step): item for item in promotions}  # one point a step, however often it was promoted
+    for (alias, step), item in sorted(newest.items(), key=lambda pair: pair[0]):
+        loss = item.evaluation.metrics.get(VAL_LOSS)
+        yield PromotedPoint(step=step, alias=alias, current=item.current, val_loss=loss)
 
 
 def format_title(curves: RunCurves) -> str:

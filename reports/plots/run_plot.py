@@ -10,7 +10,7 @@ from typing import Literal
 
 from reports.plots.run_curves import gather_curves
 from storage.logs.run_log import RunLog
-from storage.stores.document import sha256
+from storage.stores.document import project, sha256
 from tasks.errors import InvalidConfiguration
 
 _SUFFIXES = (".png", ".svg")
@@ -59,15 +59,14 @@ def plot_run(log: RunLog, request: PlotRequest) -> WrittenPlot:
     draw = draw_svg if request.file.suffix.lower() == ".svg" else draw_png
     image = draw(curves, width_px=request.width_px, height_px=request.height_px, across=request.across)
     replace_file(request.file, image)
-    return WrittenPlot(
-        run_id=curves.run_id,
+    return project(
+        curves,
+        WrittenPlot,
         file=str(request.file),
         bytes=len(image),
         sha256=sha256(image),
         width_px=request.width_px,
         height_px=request.height_px,
-        last_step=curves.last_step,
-        attempts=curves.attempts,
         interruptions=dict(curves.reasons),
     )
 
