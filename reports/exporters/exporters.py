@@ -31,19 +31,15 @@ class Exporter(Protocol):
     @property
     def name(self) -> str:
         """The tool's name for messages."""
-        ...
 
     def begin(self, state: RunState) -> None:
         """Prepare for the whole curve from its first step, whatever was exported before."""
-        ...
 
     def write(self, update: CurveUpdate) -> None:
         """Export what is new."""
-        ...
 
     def end(self, state: RunState) -> None:
         """Record that no process trains the run now; no call follows."""
-        ...
 
 
 def check_exporters(mirrors: MirrorsConfig) -> None:

@@ -5,16 +5,18 @@ and `OTEL_METRIC_EXPORT_INTERVAL`. The numbers are those that Prometheus would s
 """
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
+from threading import Event
 from typing import TYPE_CHECKING
 
 from reports.queries.run_metrics import RunMetrics
 from storage.stores.object_store import ObjectStore
 from tasks.errors import InvalidConfiguration
+from tasks.machine.process_scopes import running_beside
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.metrics.export import MetricsData
@@ -40,20 +42,14 @@ def sending_metrics(store: ObjectStore, environment: Mapping[str, str], say: Cal
     given = environment.get(_INTERVAL, _USUAL_MILLISECONDS)
     if not given.isdecimal() or int(given) == 0:
         raise InvalidConfiguration(f"{_INTERVAL} is {given!r}; rule: milliseconds, at least 1; unset it for a minute")
-    ended = threading.Event()
     where = next((environment[name] for name in _ENDPOINTS if environment.get(name)), _USUAL_ENDPOINT)
-    arguments = (RunMetrics(store), where, int(given) / 1000, ended, say)
-    thread = threading.Thread(target=_send_until, args=arguments, name="otlp", daemon=True)
-    thread.start()
-    try:
+    body = partial(_send_until, RunMetrics(store), where, int(given) / 1000, say)
+    with running_beside(body, name="otlp", join_seconds=_LAST_SECONDS):
         yield
-    finally:
-        ended.set()
-        thread.join(_LAST_SECONDS)
 
 
 def _send_until(
-    metrics: RunMetrics, where: str, every_seconds: float, ended: threading.Event, say: Callable[[str], None]
+    metrics: RunMetrics, where: str, every_seconds: float, say: Callable[[str], None], ended: Event
 ) -> None:
     from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
     from opentelemetry.sdk.metrics.export import MetricExportResult

@@ -48,13 +48,12 @@ class WandbExporter:
             x_disable_stats=True,
             x_disable_machine_info=True,
         )
-        config = flatten(state.opened.config) if state.opened else {}
         self._unsettled = []
         self._run = wandb.init(
             project=_PROJECT,
             id=identity,
             name=self._run_id,
-            config=config,
+            config=flatten(state.opened.config) if state.opened else {},
             settings=settings,
             reinit="create_new",
             resume="allow",

@@ -36,11 +36,9 @@ class Receiver(Protocol):
     @property
     def name(self) -> str:
         """What it is, for messages and for the record of what it was told."""
-        ...
 
     def receive(self, notice: Notice) -> None:
         """Pass the notice on; returning says that it arrived."""
-        ...
 
 
 class CommandReceiver:

@@ -13,7 +13,6 @@ from reports.plots.colors import BLACK, BLUE, GREEN, GREY, PALE, VERMILLION, YEL
 from reports.plots.plot_axis import BASE_POINTS, COLUMNS, SMALL_POINTS, Across, PlotAxis, Series, smooth, thin_out
 from reports.plots.run_curves import (
     RunCurves,
-    describe_end,
     describe_run,
     describe_state,
     format_number,
@@ -217,7 +216,8 @@ def _event_handles(axis: PlotAxis) -> "list[Artist]":
         handles.append(Line2D([], [], color=color, linestyle=style, linewidth=2, label=f"{reason} × {count:,}"))
     if again := sum(item.last_step - item.first_step + 1 for item in curves.replays):
         handles.append(Patch(facecolor=PALE, label=f"trained again: {again:,} step{'s' if again > 1 else ''}"))
-    if label := describe_end(curves):
+    if curves.end is not None:
+        label = f"stopped early at step {curves.end.step:,}" if curves.end.stopped else "finished"
         handles.append(Line2D([], [], color=BLACK, linewidth=1.0, linestyle=_END_DASHES, label=label))
     return handles
 

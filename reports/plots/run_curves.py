@@ -197,13 +197,6 @@ def describe_run(curves: RunCurves) -> str:
     return "   ·   ".join(parts)
 
 
-def describe_end(curves: RunCurves) -> str:
-    """Return how a finished run ended; empty for any other."""
-    if curves.end is None:
-        return ""
-    return f"stopped early at step {curves.end.step:,}" if curves.end.stopped else "finished"
-
-
 def format_number(number: float) -> str:
     """Return a number with at most four digits and a unit: `1.25M`."""
     size = next(((unit, name) for unit, name in _UNITS if abs(number) >= unit), (1.0, ""))

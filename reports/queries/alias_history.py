@@ -1,19 +1,18 @@
 """What each alias points at, and every decision about it, with the JSON fields of `cairn models`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from storage.logs.registry import (
     MODEL_KINDS,
-    ModelDecision,
     Promoted,
     Refused,
     Registry,
     RegistryState,
     RolledBack,
     SuiteReference,
-    Withdrawn,
     list_aliases,
 )
 from storage.stores.document import project
@@ -61,14 +60,14 @@ class AliasDecision:
     decision: str
     at: datetime
     run_id: str | None
-    step: int | None
-    manifest_sha256: str | None
-    gate: str | None
-    detail: str | None
+    step: int | None = None
+    manifest_sha256: str | None = None
+    gate: str | None = None
+    detail: str | None = None
     by: str
     why: str | None
     evaluation: PromotedEvaluation | None
-    previous: str | None
+    previous: str | None = None
     current: bool
 
 
@@ -102,31 +101,24 @@ def list_decisions(store: ObjectStore) -> tuple[AliasDecision, ...]:
 def list_alias_decisions(alias: str, state: RegistryState) -> tuple[AliasDecision, ...]:
     """Return every decision about one alias, newest first."""
     moves = [body for _, body in state.history if isinstance(body, Promoted | RolledBack)]
-    return tuple(_decision(alias, at, body, state, moves[-1:]) for at, body in reversed(state.history))
-
-
-def _decision(
-    alias: str, at: datetime, body: ModelDecision, state: RegistryState, newest_move: Sequence[ModelDecision]
-) -> AliasDecision:
-    about: Promoted | Refused | None = body if isinstance(body, Promoted | Refused) else None
-    previous = body.previous if isinstance(body, Promoted) else None
-    if isinstance(body, RolledBack):
-        promotions = (item.promoted for item in reversed(state.history) if item.promoted is not None)
-        about = next((item for item in promotions if item.manifest_sha256 == body.manifest_sha256), None)
-        previous = body.left_manifest_sha256
-    is_measured = about is not None and about.suite_sha256 is not None
-    return AliasDecision(
-        alias=alias,
-        decision=_DECISIONS[type(body)],
-        at=at,
-        run_id=body.run_id if isinstance(body, Withdrawn) else about.run_id if about else None,
-        step=about.step if about else None,
-        manifest_sha256=None if isinstance(body, Withdrawn) else body.manifest_sha256,
-        gate=body.gate if isinstance(body, Refused) else None,
-        detail=body.detail if isinstance(body, Refused) else None,
-        by=body.by,
-        why=body.why or None,
-        evaluation=project(about, PromotedEvaluation) if is_measured else None,
-        previous=previous,
-        current=any(body is move for move in newest_move),
-    )
+    promoted = {body.manifest_sha256: body for body in moves if isinstance(body, Promoted)}
+    decisions = []
+    for at, body in reversed(state.history):
+        about: Promoted | Refused | None = body if isinstance(body, Promoted | Refused) else None
+        facts: dict[str, Any] = {}
+        if isinstance(body, RolledBack):
+            about, previous = promoted.get(body.manifest_sha256 or ""), body.left_manifest_sha256
+            facts = {"run_id": about and about.run_id, "step": about and about.step, "previous": previous}
+        decision = project(
+            body,
+            AliasDecision,
+            alias=alias,
+            decision=_DECISIONS[type(body)],
+            at=at,
+            why=body.why or None,
+            evaluation=project(about, PromotedEvaluation) if about and about.suite_sha256 is not None else None,
+            current=any(body is move for move in moves[-1:]),
+            **facts,
+        )
+        decisions.append(decision)
+    return tuple(decisions)

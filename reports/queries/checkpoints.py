@@ -19,10 +19,10 @@ class CheckpointSummary:
     step: int
     state: str
     prefix: str
-    manifest_sha256: str | None
-    state_sha256: str | None
+    manifest_sha256: str | None = None
+    state_sha256: str | None = None
     bytes: int
-    committed_at: datetime | None
+    committed_at: datetime | None = None
 
 
 def read_checkpoints(log: RunLog) -> tuple[CheckpointSummary, ...]:
@@ -30,24 +30,15 @@ def read_checkpoints(log: RunLog) -> tuple[CheckpointSummary, ...]:
     staged = Counter[str]()
     for key, size in log.store.sizes(f"{log.prefix}/checkpoints").items():
         staged[key.rpartition("/")[0]] += size
-    known = tuple(summarize_checkpoint(log.run_id, record) for record in log.refresh().checkpoints)
-    names = {summary.prefix for summary in known}
-    writing = [
-        CheckpointSummary(
-            run_id=log.run_id,
-            attempt=folder[1],
-            step=folder[0],
-            state="writing",
-            prefix=prefix,
-            manifest_sha256=None,
-            state_sha256=None,
-            bytes=size,
-            committed_at=None,
-        )
-        for prefix, size in sorted(staged.items())
-        if prefix not in names and (folder := parse_checkpoint_folder(prefix))
-    ]
-    return (*known, *writing)
+    known = [summarize_checkpoint(log.run_id, record) for record in log.refresh().checkpoints]
+    for prefix in sorted(staged.keys() - {summary.prefix for summary in known}):
+        if folder := parse_checkpoint_folder(prefix):
+            (step, attempt), size = folder, staged[prefix]
+            writing = CheckpointSummary(
+                run_id=log.run_id, step=step, attempt=attempt, prefix=prefix, state="writing", bytes=size
+            )
+            known.append(writing)
+    return tuple(known)
 
 
 def summarize_checkpoint(run_id: str, record: CheckpointRecord) -> CheckpointSummary:

@@ -25,11 +25,16 @@ _SHOWN = 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FoundCheckpoint:
-    """A committed checkpoint, the log of its run and the run's opening entry."""
+    """A committed checkpoint and the log of its run."""
 
     log: RunLog
-    opened: RunOpened
     reference: CheckpointReference
+
+    @property
+    def opened(self) -> RunOpened:
+        """The run's opening entry."""
+        assert self.log.state.opened is not None
+        return self.log.state.opened
 
 
 def find_run(store: ObjectStore, run_id: str) -> RunLog:
@@ -48,7 +53,7 @@ def find_checkpoint(store: ObjectStore, reference: str) -> FoundCheckpoint:
         found = [r for r in log.state.checkpoints if r.committed.manifest_sha256 == champion.manifest_sha256]
         if not found:
             raise IntegrityError(f"alias {reference}: run {champion.run_id} has no such checkpoint: {champion.prefix}")
-        return FoundCheckpoint(log=log, opened=_opened(log), reference=found[-1].committed.reference)
+        return FoundCheckpoint(log=log, reference=found[-1].committed.reference)
     run_id, at, step = reference.partition("@")
     if at and not (step.isascii() and step.isdigit()):
         raise InvalidConfiguration(f"{reference}: must be RUN@STEP with a whole number as STEP")
@@ -56,7 +61,7 @@ def find_checkpoint(store: ObjectStore, reference: str) -> FoundCheckpoint:
         log = find_run(store, run_id)
     except RunNotFound as missing:
         raise RunNotFound(f"{missing}; {_listed('aliases', list_aliases(store), reference)}") from missing
-    return FoundCheckpoint(log=log, opened=_opened(log), reference=_at_step(log.state, run_id, step))
+    return FoundCheckpoint(log=log, reference=_at_step(log.state, run_id, step))
 
 
 def find_in_run(log: RunLog, step: int | None = None) -> CheckpointReference:
@@ -106,11 +111,6 @@ def _at_step(state: RunState, run_id: str, step: str) -> CheckpointReference:
         raise IntegrityError(f"{newest.committed.prefix} is quarantined: {newest.detail}; {steps}")
     why = f" ({newest.detail})" if newest.detail else ""
     raise RunNotFound(f"the checkpoint of step {step} of run {run_id} is {newest.state}{why}; {steps}")
-
-
-def _opened(log: RunLog) -> RunOpened:
-    assert log.state.opened is not None
-    return log.state.opened
 
 
 def _listed(what: str, names: list[str], wanted: str) -> str:

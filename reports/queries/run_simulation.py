@@ -107,16 +107,11 @@ def simulate_policies(
         trace = _trace(options, state, plan)
         if options.seeds < 1:
             raise InvalidConfiguration(f"--seeds {options.seeds}: must be at least 1")
+        seeds = range(options.seed, options.seed + options.seeds)
         budgets = budget_policy(config.budgets if config else BudgetsConfig())
         policies = {"budgets": budgets} | {f"{n} retries": plain_retries(n) for n in PLAIN_RETRIES}
         outcomes = [
-            _outcome(
-                name,
-                [
-                    simulate(plan, trace.failures(random.Random(options.seed + place)), policy)
-                    for place in range(options.seeds)
-                ],
-            )
+            _outcome(name, [simulate(plan, trace.failures(random.Random(seed)), policy) for seed in seeds])
             for name, policy in policies.items()
         ]
         intervals = compare_intervals(plan, trace, range(options.seed, options.seed + _SWEEP_SEEDS))
@@ -127,12 +122,12 @@ def simulate_policies(
         run_id=state.opened.run_id if state and state.opened else None,
         seed=options.seed,
         plan=plan,
-        trace=TraceSummary(
-            source=trace.source,
+        trace=project(
+            trace,
+            TraceSummary,
             hours_between_failures=between if between < float("inf") else None,
             per_device_day={reason.value: rate for reason, rate in trace.rates.items()},
             recorded=len(trace.recorded),
-            replacement_seconds=trace.replacement_seconds,
             aftershock_share=trace.aftershocks.share,
             aftershock_rate_factor=trace.aftershocks.rate_factor,
         ),

@@ -93,7 +93,7 @@ REPORT_MUTANTS = (
         "if body is not None]",
         DECISIONS,
     ),
-    mutant("sql-back-from-nowhere", ALIASES, "previous = body.left_manifest_sha256", "previous = None", DECISIONS),
+    mutant("sql-back-from-nowhere", ALIASES, 'or ""), body.left_manifest_sha256', 'or ""), None', DECISIONS),
     mutant(
         "promotion-without-improvement",
         "tasks/checkpoints/promotion.py",
