@@ -6,12 +6,12 @@ between failures that lose work. Daly (FGCS 22, 2006, equation 37) carries the s
 
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain, islice, repeat
 
-from tasks.policy.failure_trace import FailureTrace, TraceFailure
+from tasks.policy.failure_trace import FailureTrace
 from tasks.policy.simulation import SimulationPlan, train_until
 from tasks.policy.termination import TerminationReason
 
@@ -54,7 +54,19 @@ def daly_seconds(checkpoint_seconds: float, between_failures_seconds: float) -> 
 
 def measure_interval(plan: SimulationPlan, trace: FailureTrace, seeds: Sequence[int]) -> IntervalLoss:
     """Return the shares of wall time that are not useful, over runs with drawn failures that always resume."""
-    shares = [_lost_share(plan, trace.drawn(random.Random(seed))) for seed in seeds]
+    shares = []
+    for seed in seeds:
+        # What `simulate` gives for at most 2,000 attempts that always resume, without the costly receipts.
+        step, wall_seconds, restart_seconds = 0, 0.0, 0.0
+        for event in islice(chain(trace.drawn(random.Random(seed)), repeat(None)), 2_000):
+            stretch = train_until(plan, event, first_step=step, restart_seconds=restart_seconds)
+            wall_seconds += (stretch.committed_step - step) * plan.step_seconds
+            wall_seconds += stretch.commits * plan.checkpoint_seconds + stretch.restart_seconds + stretch.lost_seconds
+            step, restart_seconds = stretch.committed_step, plan.restart_seconds
+            if stretch.is_finished:
+                break
+            wall_seconds += event.replacement_seconds if event else 0.0
+        shares.append(1 - step * plan.step_seconds / wall_seconds)
     return IntervalLoss(
         every_steps=plan.every_steps,
         seconds=plan.every_steps * plan.step_seconds,
@@ -90,20 +102,6 @@ def compare_intervals(plan: SimulationPlan, trace: FailureTrace, seeds: Sequence
     best, all_measured = min(swept, key=lambda item: item.lost_share), {present, young, daly, *swept}
     sweep = tuple(sorted(all_measured, key=lambda item: item.every_steps))
     return IntervalComparison(present=present, young=young, daly=daly, simulated=best, sweep=sweep)
-
-
-def _lost_share(plan: SimulationPlan, failures: Iterator[TraceFailure]) -> float:
-    """What `simulate` gives for at most 2,000 attempts that always resume, without the costly receipts."""
-    step, wall_seconds, restart_seconds = 0, 0.0, 0.0
-    for event in islice(chain(failures, repeat(None)), 2_000):
-        stretch = train_until(plan, event, first_step=step, restart_seconds=restart_seconds)
-        wall_seconds += (stretch.committed_step - step) * plan.step_seconds + stretch.commits * plan.checkpoint_seconds
-        wall_seconds += stretch.restart_seconds + stretch.lost_seconds
-        step, restart_seconds = stretch.committed_step, plan.restart_seconds
-        if stretch.is_finished:
-            break
-        wall_seconds += event.replacement_seconds if event else 0.0
-    return 1 - step * plan.step_seconds / wall_seconds
 
 
 def _steps(seconds: float, plan: SimulationPlan) -> int:

@@ -127,7 +127,18 @@ def judge(curve: Curve) -> CurveVerdict:
     if len(losses) < _FEWEST_STEPS:
         why = f"{len(losses)} steps are on record; a verdict needs {_FEWEST_STEPS}"
         return _verdict(VerdictKind.TOO_EARLY, why, {"steps": len(losses)})
-    seen = _measure(curve, losses)
+    # Of many held-out losses, the newest 200 and the best are kept.
+    val = [(step, loss) for step, loss in curve.val if step >= curve.steps[0]]
+    val = [*([min(val[:-200], key=lambda point: point[1])] if val[200:] else []), *val[-200:]]
+    seen = _Measured(
+        curve=curve,
+        losses=losses,
+        level=level_of(curve.steps, losses),
+        spikes=spikes_of(curve, losses, sigmas=_SPIKE_SIGMAS, share=_SPIKE_SHARE),
+        uniform=math.log(curve.vocab_size) if curve.vocab_size > 1 else 0.0,
+        val=tuple(val),
+        train_at_val=levels_at(curve, losses, [step for step, _ in val]),
+    )
     symptoms = {kind: find(curve) for kind, find in _SYMPTOMS}
     for kind, why in chain(((kind, rule(seen)) for kind, rule in _RULES), symptoms.items()):
         if why:
@@ -139,21 +150,6 @@ def judge(curve: Curve) -> CurveVerdict:
         end = f"val loss {loss:.2f} is {loss / max(train, 1e-9):.2f} × train loss {train:.2f}"
     now = f"train loss {level.now:.2f} (median of the last {level.window_steps} steps), best before {level.best:.2f}"
     return _verdict(VerdictKind.HEALTHY, f"{now}; {end}", _numbers(seen))
-
-
-def _measure(curve: Curve, losses: Floats) -> _Measured:
-    # Of many held-out losses, the newest 200 and the best are kept.
-    val = [(step, loss) for step, loss in curve.val if step >= curve.steps[0]]
-    val = [*([min(val[:-200], key=lambda point: point[1])] if val[200:] else []), *val[-200:]]
-    return _Measured(
-        curve=curve,
-        losses=losses,
-        level=level_of(curve.steps, losses),
-        spikes=spikes_of(curve, losses, sigmas=_SPIKE_SIGMAS, share=_SPIKE_SHARE),
-        uniform=math.log(curve.vocab_size) if curve.vocab_size > 1 else 0.0,
-        val=tuple(val),
-        train_at_val=levels_at(curve, losses, [step for step, _ in val]),
-    )
 
 
 def _diverging(seen: _Measured) -> str:

@@ -188,9 +188,12 @@ def recorded_trace(state: RunState, *, restart_device_seconds: float = 0.0) -> F
     """
     recorded = []
     for attempt in state.attempts:
-        ended, reason = attempt.ended, _reason(attempt)
-        if ended is None or reason in _NO_FAILURES:
+        ended = attempt.ended
+        if ended is None or ended.reason in _NO_FAILURES:
             continue
+        # A reason of a newer version is treated as one that is never retried.
+        is_known = ended.reason in set(TerminationReason)
+        reason = TerminationReason(ended.reason) if is_known else TerminationReason.ERROR
         samples = sum(len(item.windows) for item in state.quarantines if item.attempt == attempt.started.attempt)
         remedied = ended.decision.action == DecisionAction.RESUME and not samples
         failure = TraceFailure(
@@ -216,9 +219,3 @@ def _device_seconds(attempt: AttemptRecord, restart_device_seconds: float) -> fl
     """Device time exposed to failures; for an open attempt, up to its last commit."""
     used = attempt.ended.gpu_seconds if attempt.ended else attempt.committed_gpu_seconds
     return used + (restart_device_seconds if attempt.started.attempt > 1 else 0.0)
-
-
-def _reason(attempt: AttemptRecord) -> TerminationReason:
-    reason = attempt.ended.reason if attempt.ended else ""
-    # A reason of a newer version is treated as one that is never retried.
-    return TerminationReason(reason) if reason in set(TerminationReason) else TerminationReason.ERROR

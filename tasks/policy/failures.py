@@ -213,21 +213,17 @@ def _classify(evidence: Evidence) -> Failure:
         detail = f"no sign of life for {silent:.0f} s; its own steps allowed {allowed:.0f} s"
         return _failure(TerminationReason.HUNG, detail, f"hung after step {evidence.heartbeat_step}")
     # What no retry cures for the parent, no remedy for its trainer's exception cures either.
-    if evidence.last_words is not None and evidence.store_error_kind not in WAITS_FOR_A_PERSON:
-        return _from_exception(evidence.last_words)
+    if (report := evidence.last_words) is not None and evidence.store_error_kind not in WAITS_FOR_A_PERSON:
+        origin = next((line.strip() for line in reversed(report.traceback) if line.lstrip().startswith("File ")), "")
+        # Independent of the installation folder; other samples are another cause.
+        chain = [line.partition(":")[0] for line in report.traceback if not line.startswith((" ", "\n", "Traceback"))]
+        cause = f"{report.exception} {chain} {_FOLDERS.sub('', origin)} {sorted(report.windows)}"
+        detail = f"{report.exception}: {report.message}" if report.message else report.exception
+        return _failure(_BY_KIND[report.kind], detail, cause, report.kind)
     if evidence.store_error is not None:
         kind = evidence.store_error_kind or ErrorKind.UNAVAILABLE
         return _failure(_BY_KIND[kind], evidence.store_error, "", kind)
     return _from_exit(evidence)
-
-
-def _from_exception(report: ExceptionReport) -> Failure:
-    origin = next((line.strip() for line in reversed(report.traceback) if line.lstrip().startswith("File ")), "")
-    # Independent of the installation folder; other samples are another cause.
-    chain = [line.partition(":")[0] for line in report.traceback if not line.startswith((" ", "\n", "Traceback"))]
-    cause = f"{report.exception} {chain} {_FOLDERS.sub('', origin)} {sorted(report.windows)}"
-    detail = f"{report.exception}: {report.message}" if report.message else report.exception
-    return _failure(_BY_KIND[report.kind], detail, cause, report.kind)
 
 
 def _from_exit(evidence: Evidence) -> Failure:

@@ -32,7 +32,8 @@ def lay_out(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -
     together = list(zip(columns, *rows, strict=True))
     natural = [max(map(cell_len, cells)) for cells in together]
     least = [max([_longest_word(name), *map(_least_width, cells)]) for name, *cells in together]
-    kept, gap = max((_fitting(least, gap, width), gap) for gap in (1, 2))
+    fitting = {gap: sum(end - gap <= width for end in accumulate(size + gap for size in least)) for gap in (1, 2)}
+    kept, gap = max((max(count, 1), gap) for gap, count in fitting.items())
     widths, spare = least[:kept], width - sum(least[:kept]) - gap * (kept - 1)
     for column in sorted(range(kept), key=lambda column: natural[column] - least[column]):
         more = max(min(natural[column] - least[column], spare), 0)
@@ -42,11 +43,6 @@ def lay_out(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -
         lines = [_beside(parts, widths, " " * gap) for parts in zip_longest(*beside, fillvalue="")]
         below = list(zip(columns, cells, strict=True))[kept:] if number else []
         yield (*lines, *_listed([f"{name}: {cell}" for name, cell in below if cell not in _NOTHING], width))
-
-
-def _fitting(least: Sequence[int], gap: int, width: int) -> int:
-    """Return how many columns fit side by side, at least one."""
-    return max(sum(end - gap <= width for end in accumulate(size + gap for size in least)), 1)
 
 
 def _listed(items: Sequence[str], width: int) -> list[str]:
