@@ -60,8 +60,9 @@ def measure_interval(plan: SimulationPlan, trace: FailureTrace, seeds: Sequence[
         step, wall_seconds, restart_seconds = 0, 0.0, 0.0
         for event in islice(chain(trace.drawn(random.Random(seed)), repeat(None)), 2_000):
             stretch = train_until(plan, event, first_step=step, restart_seconds=restart_seconds)
-            wall_seconds += (stretch.committed_step - step) * plan.step_seconds
-            wall_seconds += stretch.commits * plan.checkpoint_seconds + stretch.restart_seconds + stretch.lost_seconds
+            trained_seconds = (stretch.committed_step - step) * plan.step_seconds
+            wall_seconds += trained_seconds + stretch.commits * plan.checkpoint_seconds
+            wall_seconds += stretch.restart_seconds + stretch.lost_seconds
             step, restart_seconds = stretch.committed_step, plan.restart_seconds
             if stretch.is_finished:
                 break
