@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from io import RawIOBase
 from operator import attrgetter
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from storage.errors import IntegrityError
+from storage.stores.document import project
 from tasks.data.document import InvalidCorpus, Piece, Source
 from tasks.data.document_reader import ReadingRules, read_pieces
 from tasks.data.python_corpus import open_python_source
@@ -29,7 +30,6 @@ from tasks.data.source_listing import (
     TextFile,
     decompress,
     find_files,
-    portable_names,
 )
 
 # A preview checks a corpus up to this size; of a larger one it only finds the files.
@@ -40,14 +40,6 @@ FEW_FILES = 100
 _CHECK_THREADS = 4
 _DEFAULT_RULES = ReadingRules()
 _ORDER = attrgetter("group", "name")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _NamedFile:
-    file: TextFile
-    name: str
-    rules: ReadingRules
-    group: str
 
 
 def open_corpus(
@@ -65,10 +57,10 @@ def open_corpus(
     """
     python, files = _find(sources, base_dir, rules, groups)
     checked = list(python)
-    total, done = sum(item.file.bytes for item in files), 0
+    total, done = sum(file.bytes for file in files), 0
     with ThreadPoolExecutor(_CHECK_THREADS, thread_name_prefix="check") as pool:
         try:
-            for source in pool.map(_check, files):
+            for source in pool.map(partial(_check, rules), files):
                 checked.append(source)
                 done += source.bytes
                 if on_bytes:
@@ -84,56 +76,44 @@ def preview_corpus(
 ) -> tuple[Source, ...]:
     """Return the sources as `open_corpus` does, but those of a large corpus unchecked, with an empty `sha256`."""
     python, files = _find(sources, base_dir, rules, groups)
-    if sum(item.file.bytes for item in files) <= PREVIEW_BYTES:
+    if sum(file.bytes for file in files) <= PREVIEW_BYTES:
         return open_corpus(sources, base_dir, rules, groups=groups)
-    unchecked = (_source(item, item.file.bytes, "", item.file.bytes) for item in files)
+    unchecked = (_source(rules, file, file.bytes, "", file.bytes) for file in files)
     return tuple(sorted([*python, *unchecked], key=_ORDER))
 
 
 def _find(
     sources: Sequence[str], base_dir: Path, rules: ReadingRules, groups: Sequence[str]
-) -> tuple[list[Source], list[_NamedFile]]:
+) -> tuple[list[Source], list[TextFile]]:
     if not sources:
         raise InvalidCorpus("data.sources = []: rule: at least one source; name a text file or a glob")
     group_of = dict(zip(sources, groups, strict=True)) if groups else dict.fromkeys(sources, "")
-    built_in = [source for source in group_of if source.startswith("python:")]
-    files = find_files([source for source in group_of if source not in built_in], base_dir, apart=bool(groups))
+    python = {source: group for source, group in group_of.items() if source.startswith("python:")}
+    built_in = [replace(open_python_source(source), group=group) for source, group in python.items()]
+    files = find_files({source: group for source, group in group_of.items() if source not in python}, base_dir)
     texts = sum(file.unit == WHOLE_FILE for file in files)
     if rules.split != "documents" and not (rules.split == "auto" and texts > FEW_FILES):
         files = [replace(file, unit=HELD_OUT_END) if file.unit == WHOLE_FILE else file for file in files]
-    named = zip(files, portable_names(files), strict=True)
-    return (
-        [replace(open_python_source(source), group=group_of[source]) for source in built_in],
-        [_NamedFile(file=file, name=name, rules=rules, group=group_of[file.source]) for file, name in named],
-    )
+    return built_in, files
 
 
-def _source(named: _NamedFile, size_bytes: int, digest: str, text_bytes: int) -> Source:
+def _source(rules: ReadingRules, file: TextFile, size_bytes: int, digest: str, text_bytes: int) -> Source:
     """Return the source; a text of unknown size is taken for one that is not compressed."""
-    border = int(text_bytes * (1 - named.rules.val_fraction)) if named.file.unit == HELD_OUT_END else None
-    return Source(
-        name=named.name,
-        bytes=size_bytes,
-        sha256=digest,
-        unit=named.file.unit,
-        pieces=partial(_pieces, named, digest, border, text_bytes),
-        group=named.group,
-        border=border,
-        text_bytes=text_bytes,
-    )
+    border = int(text_bytes * (1 - rules.val_fraction)) if file.unit == HELD_OUT_END else None
+    pieces = partial(_pieces, rules, file, digest, border, text_bytes)
+    return project(file, Source, bytes=size_bytes, sha256=digest, pieces=pieces, border=border, text_bytes=text_bytes)
 
 
-def _check(named: _NamedFile) -> Source:
+def _check(rules: ReadingRules, file: TextFile) -> Source:
     """Hash the file; a text whose end is held out must be UTF-8 (RFC 3629) and not empty."""
     text_bytes = 0
-    with _open_hashed(named.file) as stream:
-        if named.file.unit == HELD_OUT_END:
-            text = decompress(cast(BinaryIO, stream), named.file.compression, named.file.bytes)
-            text_bytes = _require_text(named.file, text)
+    with _open_hashed(file) as stream:
+        if file.unit == HELD_OUT_END:
+            text_bytes = _require_text(file, decompress(cast(BinaryIO, stream), file.compression, file.bytes))
         digest = stream.sha256_to_end()
     if stream.bytes == 0:
-        raise named.file.invalid("the file is empty", "every source has text; fill the file, or leave it out")
-    return _source(named, stream.bytes, digest, text_bytes)
+        raise file.invalid("the file is empty", "every source has text; fill the file, or leave it out")
+    return _source(rules, file, stream.bytes, digest, text_bytes)
 
 
 def _require_text(file: TextFile, text: BinaryIO) -> int:
@@ -157,10 +137,9 @@ def _require_text(file: TextFile, text: BinaryIO) -> int:
     return size_bytes
 
 
-def _pieces(named: _NamedFile, digest: str, border: int | None, text_bytes: int) -> Iterator[Piece]:
+def _pieces(rules: ReadingRules, file: TextFile, digest: str, border: int | None, text_bytes: int) -> Iterator[Piece]:
     """Yield the pieces; raises InvalidCorpus at the end if the file no longer has `digest`."""
-    file = named.file
-    read = partial(read_pieces, file=file, name=named.name, rules=named.rules, border=border, text_bytes=text_bytes)
+    read = partial(read_pieces, file=file, rules=rules, border=border, text_bytes=text_bytes)
     try:
         if file.unit == ROW:  # a table is not read from front to back, so it is hashed afterwards
             with _convert_errors(file), file.opener() as table:

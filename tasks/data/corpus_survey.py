@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from storage.snapshots.document_index import SplitName
+from storage.stores.document import project
 from tasks.data.document import Document, InvalidCorpus, Piece, Rejected, RejectionKind, Source
 
 _REPORT_EVERY_PIECES = 1024
@@ -60,12 +61,8 @@ def reject_duplicates(pieces: Iterator[Piece], seen: set[bytes]) -> Iterator[Pie
     """Yield the pieces; a document whose hash is in `seen` becomes a rejected one, the others' are added to it."""
     for piece in pieces:
         if isinstance(piece, Document) and (digest := remembered(piece.sha256)) in seen:
-            yield Rejected(
-                source=piece.source,
-                offset_bytes=piece.offset_bytes,
-                kind=RejectionKind.DUPLICATE,
-                detail=f"the same text as an earlier document, sha256 {piece.sha256}",
-            )
+            detail = f"the same text as an earlier document, sha256 {piece.sha256}"
+            yield project(piece, Rejected, kind=RejectionKind.DUPLICATE, detail=detail)
             continue
         if isinstance(piece, Document):
             seen.add(digest)

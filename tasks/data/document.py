@@ -94,24 +94,18 @@ class Source:
     def sizes(self, val_fraction: float) -> Iterator[tuple["SplitName", int]]:
         """Yield split and bytes of each document, or of the two parts of a text whose end is held out."""
         if self.border is None:
-            yield from ((document.split(val_fraction), document.bytes) for document in self.documents())
-            return
+            return ((document.split(val_fraction), document.bytes) for document in self.documents())
         parts: tuple[tuple[SplitName, int], ...] = ("train", self.border), ("val", self.text_bytes - self.border)
-        yield from (part for part in parts if part[1])
+        return (part for part in parts if part[1])
 
 
 def make_document(
     source: str, offset_bytes: int, content: bytes, *, placed: "SplitName | None" = None, ends: bool = True
 ) -> Document:
     """Return the document with the UTF-8 text `content`; raises UnicodeDecodeError."""
+    text, size, digest = content.decode("utf-8"), len(content), sha256(content)
     return Document(
-        source=source,
-        offset_bytes=offset_bytes,
-        text=content.decode("utf-8"),
-        bytes=len(content),
-        sha256=sha256(content),
-        placed=placed,
-        ends=ends,
+        source=source, offset_bytes=offset_bytes, text=text, bytes=size, sha256=digest, placed=placed, ends=ends
     )
 
 

@@ -44,10 +44,10 @@ def rules_of(data: DataConfig) -> ReadingRules:
 
 
 def read_pieces(
-    stream: BinaryIO, file: TextFile, name: str, rules: ReadingRules, *, border: int | None, text_bytes: int
+    stream: BinaryIO, file: TextFile, rules: ReadingRules, *, border: int | None, text_bytes: int
 ) -> Iterator[Piece]:
     """Yield the documents and rejected documents of an open file in order."""
-    reader = _Reader(name=name, rules=rules)
+    reader = _Reader(name=file.name, rules=rules)
     if file.unit == ROW and file.compression is Compression.NONE and _has_descriptor(stream):
         yield from reader.table(stream)
         return

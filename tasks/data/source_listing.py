@@ -8,8 +8,8 @@ import gzip
 import io
 import os
 import zlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -47,7 +47,10 @@ _COMPRESSIONS = {".gz": Compression.GZIP, ".zst": Compression.ZSTD}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextFile:
-    """A file of a source: `place` is its full path or URL, `bytes` its size, `unit` what a document is in it."""
+    """A file of a source: `place` is its full path or URL, `bytes` its size, `unit` what a document is in it.
+
+    `name` is the same on every machine: the path from the folder that all files have in common, or the URL.
+    """
 
     source: str
     place: str
@@ -55,37 +58,37 @@ class TextFile:
     unit: str
     compression: Compression
     opener: Callable[[], BinaryIO]
+    name: str = ""
+    group: str = ""
 
     def invalid(self, problem: str, rule: str) -> InvalidCorpus:
         """Return the error that names source, file, problem and rule."""
         return _invalid(self.source, f"file {self.place}: {problem}", rule)
 
 
-def find_files(sources: Sequence[str], base_dir: Path, *, apart: bool = False) -> list[TextFile]:
-    """Return every file once, paths from `base_dir` on; InvalidCorpus if none, or if one is in two sources `apart`."""
-    found: list[TextFile] = []
-    for source in dict.fromkeys(sources):
+def find_files(groups: Mapping[str, str], base_dir: Path) -> list[TextFile]:
+    """Return every file of the sources once, paths from `base_dir` on, each with the group of its source, or none.
+
+    Raises InvalidCorpus for a source without a file, a format that is not read, and a file of two sources with groups.
+    """
+    found, kept = list[TextFile](), dict[str, TextFile]()
+    for source in groups:
         if problem := wrong_scheme(source):
             raise _invalid(source, problem, READABLE)
         found += _find_remote(source) if "://" in source else _find_local(source, base_dir)
     for file in found:
-        if suffix := next((suffix for suffix in _split_suffixes(file.place) if suffix in _UNSUPPORTED_SUFFIXES), None):
-            raise file.invalid(f"{suffix} files are not read", "plain text, .jsonl or .parquet, also as .gz or .zst")
-    kept: dict[str, TextFile] = {}
-    for file in found:
         place = file.place if "://" in file.place else os.path.realpath(file.place)
         first = kept.setdefault(place, file)
-        if apart and first.source != file.source:
+        if first.source != file.source and groups[file.source]:
             rule = "with data.weights one source a file, so that it has one weight. Make the globs narrower"
             raise file.invalid(f"also named by data.sources = {first.source!r}", rule)
-    return list(kept.values())
-
-
-def portable_names(files: Sequence[TextFile]) -> list[str]:
-    """Return a name for each file that is the same on every machine: its path from the common folder, or its URL."""
-    local = [os.path.dirname(file.place) for file in files if "://" not in file.place]
+    local = [os.path.dirname(file.place) for file in kept.values() if "://" not in file.place]
     root = os.path.commonpath(local) if local else ""
-    return [file.place if "://" in file.place else Path(os.path.relpath(file.place, root)).as_posix() for file in files]
+    names = [file.place if "://" in file.place else os.path.relpath(file.place, root) for file in kept.values()]
+    return [
+        replace(file, name=name if "://" in name else Path(name).as_posix(), group=groups[file.source])
+        for file, name in zip(kept.values(), names, strict=True)
+    ]
 
 
 def _find_local(source: str, base_dir: Path) -> list[TextFile]:
@@ -107,9 +110,13 @@ def _open_local(path: str) -> BinaryIO:
 
 
 def _text_file(source: str, place: str, size_bytes: int, opener: Callable[[], BinaryIO]) -> TextFile:
-    packed, suffix = _split_suffixes(place)
-    unit, compression = _UNITS.get(suffix, WHOLE_FILE), _COMPRESSIONS.get(packed, Compression.NONE)
-    return TextFile(source=source, place=place, bytes=size_bytes, unit=unit, compression=compression, opener=opener)
+    suffixes = ["", "", *(suffix.lower() for suffix in PurePosixPath(place).suffixes)]
+    packed, suffix = (suffixes[-1], suffixes[-2]) if suffixes[-1] in _COMPRESSIONS else ("", suffixes[-1])
+    compression, unit = _COMPRESSIONS.get(packed, Compression.NONE), _UNITS.get(suffix, WHOLE_FILE)
+    file = TextFile(source=source, place=place, bytes=size_bytes, unit=unit, compression=compression, opener=opener)
+    if suffix in _UNSUPPORTED_SUFFIXES:
+        raise file.invalid(f"{suffix} files are not read", "plain text, .jsonl or .parquet, also as .gz or .zst")
+    return file
 
 
 def _find_remote(source: str) -> list[TextFile]:
@@ -125,13 +132,14 @@ def _find_remote(source: str) -> list[TextFile]:
         raise _invalid(source, why_unreadable(problem, source), rule) from problem
     if is_file and found[path]["type"] == "directory":
         raise _is_directory(source, path)
-    sizes = {item: int(info["size"] or 0) for item, info in sorted(found.items()) if info["type"] == "file"}
-    if not sizes:
-        raise _no_match(source, path)
-    return [
-        _text_file(source, fs.unstrip_protocol(item), size, partial(fs.open, item, "rb"))
-        for item, size in sizes.items()
+    files = [
+        _text_file(source, fs.unstrip_protocol(item), int(info["size"] or 0), partial(fs.open, item, "rb"))
+        for item, info in sorted(found.items())
+        if info["type"] == "file"
     ]
+    if not files:
+        raise _no_match(source, path)
+    return files
 
 
 def _is_directory(source: str, path: str) -> InvalidCorpus:
@@ -146,12 +154,6 @@ def _no_match(source: str, pattern: str) -> InvalidCorpus:
 
 def _invalid(source: str, problem: str, rule: str) -> InvalidCorpus:
     return InvalidCorpus(f"data.sources = {source!r}: {problem}; rule: {rule}")
-
-
-def _split_suffixes(name: str) -> tuple[str, str]:
-    """Return the compression suffix and the suffix before it, in lower case and empty if absent."""
-    suffixes = ["", "", *(suffix.lower() for suffix in PurePosixPath(name).suffixes)]
-    return (suffixes[-1], suffixes[-2]) if suffixes[-1] in _COMPRESSIONS else ("", suffixes[-1])
 
 
 def decompress(stream: BinaryIO, compression: Compression, stored_bytes: int) -> BinaryIO:

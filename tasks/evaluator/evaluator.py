@@ -19,7 +19,7 @@ from tasks.evaluator.checkpoint_model import CheckpointModel, open_model, write_
 from tasks.evaluator.command_evaluator import guard_group, run_command
 from tasks.evaluator.evaluation_suite import CommandSuite, EvaluationResult, EvaluationSpec, Suite
 from tasks.trainer.fault_injection import IN_EVALUATOR, PAUSES, FaultPlan, inject_process_fault
-from tasks.trainer.parent_watch import watch_parent
+from tasks.trainer.trainer_group import watch_parent
 
 _NICENESS = 15
 """Training has priority: on shared cores, waiting threads of both processes slow training by a factor of ten."""

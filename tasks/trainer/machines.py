@@ -69,8 +69,7 @@ class Machines:
     @contextlib.contextmanager
     def serving(self, address: str, secret: bytes) -> Iterator[None]:
         """Listen at HOST:PORT while the block runs; an exception is told to the others as exit code 1."""
-        host, _, port = address.rpartition(":")
-        with listening(host, int(port), lambda connection: self._serve(connection, secret)):
+        with listening(address, lambda connection: self._serve(connection, secret)):
             try:
                 yield
             except BaseException:

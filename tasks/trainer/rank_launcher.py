@@ -19,7 +19,6 @@ from types import FrameType
 import psutil
 
 from tasks.policy.failures import PEER_LOST_EXIT_CODE
-from tasks.trainer.parent_watch import watch_parent
 from tasks.trainer.rendezvous import serving_rendezvous
 from tasks.trainer.trainer_group import (
     RANK_STORE,
@@ -28,6 +27,7 @@ from tasks.trainer.trainer_group import (
     TRAINER_COMMAND,
     TrainerGroup,
     rendezvous_secret,
+    watch_parent,
 )
 from tasks.trainer.trainer_protocol import Listening, RankEnded, encode_message
 

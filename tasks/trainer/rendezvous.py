@@ -174,7 +174,6 @@ class RendezvousValues:
 @contextlib.contextmanager
 def serving_rendezvous(address: str, secret: bytes) -> Iterator[int]:
     """Serve at HOST:PORT until the block ends, one thread for each connection; yields the port."""
-    host, _, port = address.rpartition(":")
     values = RendezvousValues()
 
     def serve(connection: socket.socket) -> None:
@@ -184,13 +183,13 @@ def serving_rendezvous(address: str, secret: bytes) -> Iterator[int]:
                 request = msgspec.msgpack.decode(peer.receive(), type=Request)
                 peer.send(msgspec.msgpack.encode(values.answer(request)))
 
-    with listening(host, int(port), serve) as number:
-        yield number
+    with listening(address, serve) as port:
+        yield port
 
 
 @contextlib.contextmanager
-def listening(host: str, port: int, serve: Callable[[socket.socket], None]) -> Iterator[int]:
-    """Call `serve` with each connection, in a thread of its own, until the block ends; yields the port."""
+def listening(address: str, serve: Callable[[socket.socket], None]) -> Iterator[int]:
+    """Call `serve` with each connection to HOST:PORT, in a thread of its own, until the block ends; yields the port."""
 
     def accept() -> None:
         with contextlib.suppress(OSError):  # closed: the attempt is over
@@ -198,7 +197,7 @@ def listening(host: str, port: int, serve: Callable[[socket.socket], None]) -> I
                 connection, _ = listener.accept()
                 threading.Thread(target=serve, args=(connection,), daemon=True).start()
 
-    with _listener(host, port) as listener:
+    with _listener(address) as listener:
         threading.Thread(target=accept, name="rendezvous", daemon=True).start()
         try:
             yield listener.getsockname()[1]
@@ -206,12 +205,13 @@ def listening(host: str, port: int, serve: Callable[[socket.socket], None]) -> I
             listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
 
 
-def _listener(host: str, port: int) -> socket.socket:
+def _listener(address: str) -> socket.socket:
     """Listen at the host's own address; at all addresses where that is not one of this machine's (a service's name)."""
+    host, _, port = address.rpartition(":")
     with contextlib.suppress(OSError):
-        family, _, _, _, found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        family, _, _, _, found = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0]
         return socket.create_server(found[:2], family=family)
     try:
-        return socket.create_server(("", port))
+        return socket.create_server(("", int(port)))
     except OSError as error:
-        raise TaskError(f"{host}:{port}: cannot listen there: {error}; CAIRN_RENDEZVOUS names a free port") from error
+        raise TaskError(f"{address}: cannot listen there: {error}; CAIRN_RENDEZVOUS names a free port") from error

@@ -19,7 +19,6 @@ from model.training.train_state import NamedTensor
 from storage.checkpoints.checkpoint import (
     CheckpointTarget,
     StagedCheckpoint,
-    TensorGroup,
     UploadOptions,
     stage_checkpoint,
     stage_share,
@@ -44,10 +43,6 @@ class HostCheckpoint:
     target: CheckpointTarget
     tensors: tuple[NamedTensor, ...]
     document: TrainerDocument
-
-    def groups(self) -> tuple[TensorGroup, ...]:
-        """Return the tensors that become shards; called in the background, to keep training's wait short."""
-        return to_group("weights", self.tensors), to_group("optimizer", self.tensors)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -161,7 +156,7 @@ class Staging:
             return upload()
 
         try:
-            groups = checkpoint.groups()
+            groups = to_group("weights", checkpoint.tensors), to_group("optimizer", checkpoint.tensors)
             if shared is not None and not shared.ranks.is_first:
                 share = partial(stage_share, self._store, target.prefix, groups, writer=shared.ranks.rank)
                 shards = with_retries(partial(share, writers=shared.ranks.size, uploads=_UPLOADS))

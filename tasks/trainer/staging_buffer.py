@@ -41,7 +41,7 @@ class StagingBuffer:
 
     def prepare(self, tensors: Sequence[NamedTensor]) -> None:
         """Allocate the memory for these tensors in the background, while the first segment trains."""
-        if self.bytes < (needed := _needed_bytes([named.tensor.nbytes for named in tensors])):
+        if self.bytes < (needed := sum(_rounded(named.tensor.nbytes) for named in tensors)):
             self._preparing = threading.Thread(target=self._run, args=(needed,), name="staging-buffer")
             self._preparing.start()
 
@@ -56,7 +56,7 @@ class StagingBuffer:
         self._wait_prepared()
         if [_layout(named) for named in kept] != [_layout(copy) for copy in self._copies]:
             sizes = [named.tensor.nbytes for named in kept]
-            self._reserve(_needed_bytes(sizes))
+            self._reserve(sum(map(_rounded, sizes)))
             starts = accumulate(map(_rounded, sizes), initial=0)
             pieces = [self._block[start : start + size] for start, size in zip(starts, sizes, strict=False)]  # (bytes,)
             self._copies = tuple(
@@ -110,10 +110,6 @@ def lower_thread_priority() -> None:
 
 def _layout(named: NamedTensor) -> tuple[str, torch.dtype, torch.Size]:
     return named.name, named.tensor.dtype, named.tensor.shape
-
-
-def _needed_bytes(sizes: Sequence[int]) -> int:
-    return sum(_rounded(size) for size in sizes)
 
 
 def _rounded(size: int) -> int:

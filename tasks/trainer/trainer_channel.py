@@ -28,9 +28,8 @@ from model.training.parallel import SINGLE_RANK, Ranks, is_peer_loss, join_ranks
 from model.training.thread_trial import time_steps
 from tasks.errors import TaskError
 from tasks.policy.failures import ORPHANED_EXIT_CODE, PEER_LOST_EXIT_CODE, ErrorKind, ExceptionReport, kind_of
-from tasks.trainer.parent_watch import kill_with_parent
 from tasks.trainer.rendezvous import Answer, ConnectionEnded, Request, greet
-from tasks.trainer.trainer_group import RANK_STORE, RENDEZVOUS, rank_stderr, rendezvous_secret
+from tasks.trainer.trainer_group import RANK_STORE, RENDEZVOUS, kill_with_parent, rank_stderr, rendezvous_secret
 from tasks.trainer.trainer_protocol import (
     FIRST_LINES,
     Command,

@@ -1,8 +1,15 @@
-"""How many processes on how many machines train one model, and the command that starts this machine's part."""
+"""How many processes on how many machines train one model, the command that starts this machine's part, and its end.
 
+A process ends with its parent: on Linux by the kernel (prctl(2), PR_SET_PDEATHSIG), else by polling.
+"""
+
+import ctypes
+import os
 import re
 import signal
 import sys
+import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +25,8 @@ RANK_STORE, RENDEZVOUS, RENDEZVOUS_SECRET = "CAIRN_RANK_STORE", "CAIRN_RENDEZVOU
 """Variables: the file where the ranks of one machine meet; where those of several do, and what shows that they may."""
 _DEVICES = Path("/dev")
 _SECRET_CHARACTERS = 16
+_POLL_SECONDS = 0.5
+_SET_DEATH_SIGNAL = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,3 +122,23 @@ def _usable_gpus(device: str, environment: Mapping[str, str], devices: Path) -> 
         names = [name.strip() for name in visible.split(",")]
         return max(1, len(names[: names.index("-1")] if "-1" in names else [name for name in names if name]))
     return max(1, sum(re.fullmatch(r"nvidia\d+", path.name) is not None for path in devices.glob("nvidia*")))
+
+
+def kill_with_parent(parent_pid: int) -> None:
+    """Have this process killed as soon as its parent `parent_pid` has ended, at once if it already has."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+    watch_parent(parent_pid)
+
+
+def watch_parent(parent_pid: int, *, kill_group: bool = False) -> None:
+    """Poll in a thread whether the parent still runs; when it does not, kill this process, or the group it leads."""
+
+    def poll() -> None:
+        while os.getppid() == parent_pid:
+            time.sleep(_POLL_SECONDS)
+        if kill_group and os.getpgrp() == os.getpid():
+            os.killpg(0, signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=poll, name="parent", daemon=True).start()

@@ -12,7 +12,7 @@ from model.training.training_step import StepInputs
 from storage.checkpoints.checkpoint import OpenedCheckpoint, open_checkpoint, read_tensors
 from storage.errors import IntegrityError, ObjectMissing, SnapshotDamaged
 from storage.logs.log_entry import CheckpointReference
-from storage.snapshots.data_snapshot import OpenSnapshot, open_snapshot
+from storage.snapshots.data_snapshot import open_snapshot
 from storage.snapshots.token_shard import VerifiedShard, prefetch_shards
 from storage.stores.object_store import ObjectStore
 from tasks.data.foreign_tokenizer import parse_tokenizer
@@ -65,28 +65,25 @@ def open_training_data(store: ObjectStore, spec: TrainerSpec, place: Place) -> T
     )
     rows = place.ranks.rows(training.global_batch, spec.micro_batch)
     loader = BatchLoader(windows, order, place.device, end_step=training.steps, rows=rows)
+    probe = None
+    # A forward through a sharded model needs all ranks; otherwise only rank 0 measures and the others wait.
+    if training.probe_every_steps and (place.ranks.is_first or place.ranks.is_sharded):
+        tokenizer = parse_tokenizer(snapshot.tokenizer_json)
+        probe = Probe(
+            windows=TokenWindows(snapshot.val, spec.model.block_size, manifest.vocab_size),
+            every_steps=spec.training.probe_every_steps,
+            batches=spec.training.probe_batches,
+            batch_size=_PROBE_WINDOWS,
+            sample_tokens=training.sample_tokens,
+            prompt_ids=tokenizer.encode_prompt(spec.prompt),
+            decode=tokenizer.decode,
+        )
     return TrainingData(
         inputs=StepInputs(windows=windows, order=order, training=training, micro_batch=spec.micro_batch, loader=loader),
-        # A forward through a sharded model needs all ranks; otherwise only rank 0 measures and the others wait.
-        probe=_probe(spec, snapshot) if place.ranks.is_first or place.ranks.is_sharded else None,
+        probe=probe,
         vocab_size=manifest.vocab_size,
         end_of_text_id=manifest.end_of_text_id,
         shards=snapshot.train,
-    )
-
-
-def _probe(spec: TrainerSpec, snapshot: OpenSnapshot) -> Probe | None:
-    if not spec.training.probe_every_steps:
-        return None
-    tokenizer = parse_tokenizer(snapshot.tokenizer_json)
-    return Probe(
-        windows=TokenWindows(snapshot.val, spec.model.block_size, snapshot.manifest.vocab_size),
-        every_steps=spec.training.probe_every_steps,
-        batches=spec.training.probe_batches,
-        batch_size=_PROBE_WINDOWS,
-        sample_tokens=spec.training.sample_tokens,
-        prompt_ids=tokenizer.encode_prompt(spec.prompt),
-        decode=tokenizer.decode,
     )
 
 
