@@ -110,9 +110,7 @@ def survey_corpus(
 
 def require_few_rejected(rejected: int, documents: int, max_fraction: float, where: str) -> None:
     """Raise InvalidCorpus if more than `max_fraction` of the documents are rejected; `where` names them."""
-    if rejected <= max_fraction * (rejected + documents):
-        return
-    raise InvalidCorpus(
-        f"data.max_rejected_fraction = {max_fraction}: {rejected} of {rejected + documents} documents cannot be used, "
-        f"{where}; rule: at most this share is left out. Correct the text, or raise data.max_rejected_fraction"
-    )
+    if rejected > max_fraction * (rejected + documents):
+        problem = f"{rejected} of {rejected + documents} documents cannot be used, {where}"
+        rule = "at most this share is left out. Correct the text, or raise data.max_rejected_fraction"
+        raise InvalidCorpus(f"data.max_rejected_fraction = {max_fraction}: {problem}; rule: {rule}")

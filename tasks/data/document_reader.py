@@ -94,13 +94,8 @@ class _Reader:
 
     def text_with_border(self, text: BinaryIO, border: int, text_bytes: int) -> Iterator[Piece]:
         for offset, content in pieces_of(text, self.rules.max_document_bytes, border):
-            end = offset + len(content)
-            ends = end >= text_bytes or offset < border <= end
-            try:
-                placed: SplitName = "train" if offset < border else "val"
-                yield make_document(self.name, offset, content, placed=placed, ends=ends)
-            except UnicodeDecodeError as problem:
-                yield self._not_utf8(offset, problem)
+            ends = offset + len(content) >= text_bytes or offset < border <= offset + len(content)
+            yield self._document(offset, content, placed="train" if offset < border else "val", ends=ends)
 
     def text_in_pieces(self, offset: int, content: bytes) -> Iterator[Piece]:
         if len(content) > self.rules.longest_line_bytes:
@@ -114,8 +109,11 @@ class _Reader:
     def text(self, offset: int, content: bytes) -> Piece:
         if not content.strip():
             return self._rejected(offset, RejectionKind.EMPTY, "no text but white space")
+        return self._document(offset, content)
+
+    def _document(self, offset: int, content: bytes, placed: SplitName | None = None, ends: bool = True) -> Piece:
         try:
-            return make_document(self.name, offset, content)
+            return make_document(self.name, offset, content, placed=placed, ends=ends)
         except UnicodeDecodeError as problem:
             return self._not_utf8(offset, problem)
 
@@ -165,8 +163,8 @@ class _Reader:
         return self._rejected(offset, RejectionKind.TOO_LONG, f"longer than {self.rules.longest_line_bytes} bytes")
 
     def _missing(self, offset: int) -> Rejected:
-        field = self.rules.text_field
-        return self._rejected(offset, RejectionKind.MISSING_FIELD, f"no field {field!r}, or null in it")
+        detail = f"no field {self.rules.text_field!r}, or null in it"
+        return self._rejected(offset, RejectionKind.MISSING_FIELD, detail)
 
     def _not_a_string(self, offset: int, found: str) -> Rejected:
         field = self.rules.text_field

@@ -33,16 +33,15 @@ _UNSUPPORTED_SUFFIXES = frozenset(
 )
 
 
-class Compression(StrEnum):
-    """How a whole file is compressed."""
-
-    NONE = "none"
-    GZIP = "gzip"
-    ZSTD = "zstd"
-
-
 _UNITS = {".jsonl": LINE, ".ndjson": LINE, ".parquet": ROW}
-_COMPRESSIONS = {".gz": Compression.GZIP, ".zst": Compression.ZSTD}
+
+
+class Compression(StrEnum):
+    """How a whole file is compressed, by its suffix."""
+
+    NONE = ""
+    GZIP = ".gz"
+    ZSTD = ".zst"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,8 +110,8 @@ def _open_local(path: str) -> BinaryIO:
 
 def _text_file(source: str, place: str, size_bytes: int, opener: Callable[[], BinaryIO]) -> TextFile:
     suffixes = ["", "", *(suffix.lower() for suffix in PurePosixPath(place).suffixes)]
-    packed, suffix = (suffixes[-1], suffixes[-2]) if suffixes[-1] in _COMPRESSIONS else ("", suffixes[-1])
-    compression, unit = _COMPRESSIONS.get(packed, Compression.NONE), _UNITS.get(suffix, WHOLE_FILE)
+    packed, suffix = (suffixes[-1], suffixes[-2]) if suffixes[-1] in set(Compression) else ("", suffixes[-1])
+    compression, unit = Compression(packed), _UNITS.get(suffix, WHOLE_FILE)
     file = TextFile(source=source, place=place, bytes=size_bytes, unit=unit, compression=compression, opener=opener)
     if suffix in _UNSUPPORTED_SUFFIXES:
         raise file.invalid(f"{suffix} files are not read", "plain text, .jsonl or .parquet, also as .gz or .zst")

@@ -46,19 +46,12 @@ class CommandSuite:
     @property
     def sha256(self) -> str:
         """The suite's identity: the contents of its files count, their paths and the timeout do not."""
-        measured = {
-            "kind": "command",
-            "name": self.name,
-            "command": [self._with_file_hash(argument) for argument in self.command],
-            "evaluator_version": self.evaluator_version,
-        }
-        return sha256(encode(measured))
-
-    def _with_file_hash(self, argument: str) -> str:
-        option, equals, value = argument.partition("=")
-        if argument in self.files:
-            return f"sha256:{self.files[argument]}"
-        return f"{option}{equals}sha256:{self.files[value]}" if value in self.files else argument
+        command = []
+        for argument in self.command:
+            option, equals, value = ("", "", argument) if argument in self.files else argument.partition("=")
+            command.append(f"{option}{equals}sha256:{self.files[value]}" if value in self.files else argument)
+        measured = {"kind": "command", "name": self.name, "command": command}
+        return sha256(encode(measured | {"evaluator_version": self.evaluator_version}))
 
 
 AnySuite = Suite | CommandSuite

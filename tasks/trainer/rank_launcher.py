@@ -48,18 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--nodes", type=int, default=1)
     parser.add_argument("--node-rank", type=int, default=0)
     parser.add_argument("--rendezvous", default="")
-    ended = run_ranks(TrainerGroup(**vars(parser.parse_args(arguments))))
-    if ended is None:
-        os._exit(0)
-    with contextlib.suppress(OSError):
-        os.write(1, encode_message(ended))
-    os._exit(1)
-
-
-def run_ranks(group: TrainerGroup) -> RankEnded | None:
-    """Start this machine's ranks and wait for all of them; return the one that failed first, or None."""
+    group, ranks = TrainerGroup(**vars(parser.parse_args(arguments))), dict[int, "subprocess.Popen[bytes]"]()
     with meeting_place(group) as variables:
-        ranks: dict[int, subprocess.Popen[bytes]] = {}
         for local in range(group.processes):
             rank = group.node_rank * group.processes + local
             own = {"RANK": str(rank), "LOCAL_RANK": str(local), "WORLD_SIZE": str(group.size)}
@@ -69,7 +59,12 @@ def run_ranks(group: TrainerGroup) -> RankEnded | None:
                 stdin=subprocess.DEVNULL if rank else None,
                 stdout=sys.stderr.fileno() if rank else None,
             )
-        return watch(ranks)
+        ended = watch(ranks)
+    if ended is None:
+        os._exit(0)
+    with contextlib.suppress(OSError):
+        os.write(1, encode_message(ended))
+    os._exit(1)
 
 
 def watch(

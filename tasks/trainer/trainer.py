@@ -59,9 +59,7 @@ class StepReporter:
         self._attempt, self._channel, self._ranks = spec.attempt, channel, ranks
         self._step_tokens = spec.training.global_batch * spec.model.block_size
         self._log = StepLog(store, run_prefix, spec.attempt, spool_dir=spec.work_dir)
-        self._started = time.monotonic()
-        self._tokens = 0
-        self.learning_rate = 0.0
+        self._started, self._tokens, self.learning_rate = time.monotonic(), 0, 0.0
 
     def report(self, result: StepResult) -> None:
         """Count a step; store and send its record."""
@@ -209,11 +207,11 @@ class Trainer:
                 inject_process_fault(kind)
 
 
-def flip_weight_bit(state: TrainState, bit: int = 12) -> None:
-    """Flip one bit of one weight in place, silently, for fault injection; bit 0 is the lowest of the mantissa."""
+def flip_weight_bit(state: TrainState) -> None:
+    """Flip one bit of one weight's mantissa in place, silently, for fault injection."""
     weights = next(named.tensor for named in state.live_tensors() if named.group == "weights")
     words = getattr(weights, "to_local", lambda: weights)().view(torch.int32).view(-1)  # (n,)
-    words[len(words) // 2] ^= 1 << bit
+    words[len(words) // 2] ^= 1 << 12
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 from storage.checkpoints.checkpoint import StagedCheckpoint
 from storage.logs.step_log import StepRecord
@@ -32,6 +33,7 @@ from tasks.trainer.trainer_protocol import (
 )
 from tasks.trainer.warm_trainer import TrainerChild
 
+T = TypeVar("T")
 _TAIL_BYTES = 64 * 1024  # a library may write gigabytes of warnings
 _STACKS_POLLS, _STACKS_POLL_SECONDS, _STACK_LINES = 20, 0.1, 40
 
@@ -68,8 +70,6 @@ class ReceivedEvents:
                     self.rank_ended = event
                 case Listening():
                     self.listening = event
-                case _:
-                    pass
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -78,11 +78,11 @@ class ReceivedEvents:
             self._closed = True
             self._changed.notify_all()
 
-    def wait(self, is_there: Callable[[], bool]) -> bool:
-        """Wait until `is_there` returns True, or return False once no more events will come."""
+    def wait(self, find: Callable[[], T | None]) -> T | None:
+        """Wait until `find` returns something and return it, or None once no more events will come."""
         with self._changed:
-            self._changed.wait_for(lambda: is_there() or self._closed)
-            return is_there()
+            self._changed.wait_for(lambda: find() is not None or self._closed)
+            return find()
 
 
 class TrainerProcess:
@@ -119,28 +119,22 @@ class TrainerProcess:
 
     def wait_ready(self) -> Ready:
         """Wait until the child has loaded its state; raises `TrainerGone` if it exits before."""
-        self._wait(lambda: self.received.ready is not None)
-        assert self.received.ready is not None
-        return self.received.ready
+        return self._wait(lambda: self.received.ready)
 
     def wait_listening(self) -> int:
         """Wait for the port where the ranks of several machines meet; raises `TrainerGone` if it exits before."""
-        self._wait(lambda: self.received.listening is not None)
-        assert self.received.listening is not None
-        return self.received.listening.port
+        return self._wait(lambda: self.received.listening).port
 
     def train_until(self, step: int, *, stall_seconds: float | None = None) -> SegmentDone:
         """Have the child train until `step`, see `TrainUntil`, and wait; raises `TrainerGone` if it exits before."""
         segments, before = self.received.segments, len(self.received.segments)
         self._detector.resume()
         self._write(encode_message(TrainUntil(step=step, stall_seconds=stall_seconds)))
-        self._wait(lambda: len(segments) > before)
-        return segments[before]
+        return self._wait(lambda: segments[before] if len(segments) > before else None)
 
     def wait_staged(self, step: int) -> StagedCheckpoint:
         """Wait until the checkpoint of `step` is staged; raises `TrainerGone` if the child exits before."""
-        self._wait(lambda: step in self.received.staged)
-        return self.received.staged[step]
+        return self._wait(lambda: self.received.staged.get(step))
 
     def notify(self, number: int) -> None:
         """Send the child a signal, unless it has exited."""
@@ -177,7 +171,7 @@ class TrainerProcess:
 
     def kill(self) -> int:
         """Kill the child's process group and return the exit code."""
-        if self._child.poll() is None:
+        if self.is_alive:
             os.killpg(self._child.pid, 9)
         return self.reap()
 
@@ -209,9 +203,10 @@ class TrainerProcess:
         except BrokenPipeError as error:
             raise TrainerGone(f"attempt {self._spec.attempt}: the trainer is gone") from error
 
-    def _wait(self, is_there: Callable[[], bool]) -> None:
-        if not self.received.wait(is_there):
+    def _wait(self, find: Callable[[], T | None]) -> T:
+        if (found := self.received.wait(find)) is None:
             raise TrainerGone(f"attempt {self._spec.attempt}: the trainer ended before it answered")
+        return found
 
     def _listen(self) -> None:
         assert self._child.stdout is not None
