@@ -1,7 +1,7 @@
 """Checkpoints: stage payload and manifest, commit with one log entry, load only what verifies."""
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 
@@ -17,7 +17,7 @@ from storage.checkpoints.checkpoint_documents import (
     decode_manifest,
 )
 from storage.checkpoints.checkpoint_shard import Looks, ShardReader, WantedBytes, cut_shards, transfers, write_shard
-from storage.checkpoints.tensor_record import TensorRecord, TensorSpec, state_sha256
+from storage.checkpoints.tensor_record import TensorRecord, state_sha256, with_data
 from storage.errors import IntegrityError, ObjectDamaged, ObjectMissing, StoreUnavailable
 from storage.logs.log_entry import CheckpointReference, Writer
 from storage.logs.run_entries import CheckpointCommitted
@@ -116,9 +116,16 @@ def stage_share(
     uploads: UploadOptions = _DEFAULT_UPLOADS,
 ) -> tuple[ManifestShard, ...]:
     """Upload the share of one of several writers, `writer` counted from 0; `stage_checkpoint` writes the manifest."""
-    shards = _named_shards(groups, uploads.shard_bytes, writer, writers)
     with transfers(uploads.at_once, uploads.thread_start) as run:
-        writes = [run(write_shard, store, prefix, name, shard) for name, shard in shards]
+        writes = list[Callable[[], ManifestShard]]()
+        for group in groups:
+            if writers > 1 and not group.records:
+                continue
+            part = f"{group.name}-writer-{writer + 1}-of-{writers}" if writers > 1 else group.name
+            shards = cut_shards(group.records, uploads.shard_bytes)
+            for number, shard in enumerate(shards, start=1):
+                name = f"{part}-{number:05d}-of-{len(shards):05d}.safetensors"
+                writes.append(run(write_shard, store, prefix, name, shard))
         return tuple(written() for written in writes)
 
 
@@ -133,9 +140,8 @@ def stage_checkpoint(
     others: Callable[[], tuple[ManifestShard, ...]] = tuple,
 ) -> StagedCheckpoint:
     """Upload shards, trainer document and, last, the manifest; `others` waits for what the other writers wrote."""
-    prefix = target.prefix
+    prefix, document = target.prefix, encode(trainer)
     shards = stage_share(store, prefix, groups, writer=0, writers=writers, uploads=uploads)
-    document = encode(trainer)
     store.write(f"{prefix}/{TRAINER}", document)
     shards += others()
     manifest = Manifest(
@@ -206,13 +212,9 @@ def verify_checkpoint(
     """
     try:
         manifest = read_manifest(store, reference.prefix, reference.manifest_sha256)
-    except ObjectDamaged as damage:
-        return (damage,)
-    except StoreUnavailable as error:
-        return (_unreadable(f"{reference.prefix}/manifest.json", reference.manifest_sha256, error),)
-    except IntegrityError as error:
-        key = f"{reference.prefix}/manifest.json"
-        return (ObjectDamaged(key, expected="a manifest of this version", found=str(error)),)
+    except (IntegrityError, StoreUnavailable) as error:
+        expected = reference.manifest_sha256, "a manifest of this version"
+        return (_damage_of(f"{reference.prefix}/manifest.json", expected, error),)
     if sizes_only:
         return find_wrong_sizes(store, reference.prefix, manifest)
     objects = [item for item in manifest.objects if not only or f"{reference.prefix}/{item.name}" in only]
@@ -239,16 +241,11 @@ def open_checkpoint(
 
 
 def read_tensors(
-    store: ObjectStore,
-    opened: OpenedCheckpoint,
-    wanted: Iterable[WantedBytes],
-    *,
-    looks: Looks = _SEVERAL_LOOKS,
+    store: ObjectStore, opened: OpenedCheckpoint, wanted: Iterable[WantedBytes], *, looks: Looks = _SEVERAL_LOOKS
 ) -> None:
     """Read and verify parts of a checkpoint's tensors; raises `ObjectDamaged` for what fails every look."""
-    by_name, scratch = {item.name: item for item in wanted}, threading.local()
+    by_name, scratch, reads = {item.name: item for item in wanted}, threading.local(), list[Callable[[], None]]()
     with transfers(_at_once(item.end - item.begin for item in by_name.values())) as run:
-        reads = list[Callable[[], None]]()
         for shard in opened.manifest.shards:
             if parts := [by_name[tensor.name] for tensor in shard.tensors if tensor.name in by_name]:
                 reader = ShardReader(store, opened.reference.prefix, shard, looks=looks, scratch=scratch)
@@ -258,17 +255,14 @@ def read_tensors(
 
 
 def load_checkpoint(
-    store: ObjectStore,
-    reference: CheckpointReference,
-    *,
-    group: str = "",
-    looks: Looks = _SEVERAL_LOOKS,
+    store: ObjectStore, reference: CheckpointReference, *, group: str = "", looks: Looks = _SEVERAL_LOOKS
 ) -> LoadedCheckpoint:
     """Read and verify a checkpoint, or a `group` of its shards, into new memory; `IntegrityError` names a bad one."""
     opened = open_checkpoint(store, reference, looks=looks)
     shards = sorted(opened.manifest.shards, key=lambda shard: shard.name)
     specs = [tensor for shard in shards if shard.name.startswith(group) for tensor in shard.tensors]
-    records = tuple(map(_empty_record, specs))
+    memories = (memoryview(np.empty(spec.bytes, np.uint8).data) for spec in specs)  # numpy asks for huge pages
+    records = tuple(map(with_data, specs, memories))
     parts = [WantedBytes(name=item.name, begin=0, end=item.bytes, memory=item.data) for item in records]
     read_tensors(store, opened, parts, looks=looks)
     return LoadedCheckpoint(state_sha256=opened.manifest.state_sha256, trainer=opened.trainer, tensors=records)
@@ -283,11 +277,6 @@ def _at_once(sizes: Iterable[int]) -> int:
     return _READS if sum(sizes) >= _LARGE_BYTES else 1
 
 
-def _empty_record(tensor: TensorSpec) -> TensorRecord:
-    memory = np.empty(tensor.bytes, dtype=np.uint8)  # numpy asks the kernel for huge pages
-    return TensorRecord(name=tensor.name, dtype=tensor.dtype, shape=tensor.shape, data=memoryview(memory.data))
-
-
 def _find_damage(store: ObjectStore, prefix: str, item: ManifestObject) -> ObjectDamaged | None:
     try:
         if not isinstance(item, ManifestShard):
@@ -295,30 +284,17 @@ def _find_damage(store: ObjectStore, prefix: str, item: ManifestObject) -> Objec
         whole = [WantedBytes(name=tensor.name, begin=0, end=tensor.bytes) for tensor in item.tensors]
         with transfers(1) as run:
             ShardReader(store, prefix, item, looks=_ONE_LOOK, scratch=threading.local()).begin(run, whole)
-    except ObjectDamaged as damage:
-        return damage
-    except StoreUnavailable as error:
-        return _unreadable(f"{prefix}/{item.name}", item.sha256, error)
-    except IntegrityError as error:
-        return ObjectDamaged(f"{prefix}/{item.name}", expected="the tensors of the manifest", found=str(error))
+    except (IntegrityError, StoreUnavailable) as error:
+        return _damage_of(f"{prefix}/{item.name}", (item.sha256, "the tensors of the manifest"), error)
     return None
 
 
-def _unreadable(key: str, expected: str, error: StoreUnavailable) -> ObjectDamaged:
-    return ObjectDamaged(key, expected=expected, found=f"{UNREADABLE}: {error}")
+def _damage_of(key: str, expected: tuple[str, str], error: IntegrityError | StoreUnavailable) -> ObjectDamaged:
+    """Return what the error says of an object of which a digest, and something valid, is expected."""
+    if isinstance(error, StoreUnavailable):
+        return ObjectDamaged(key, expected=expected[0], found=f"{UNREADABLE}: {error}")
+    return error if isinstance(error, ObjectDamaged) else ObjectDamaged(key, expected=expected[1], found=str(error))
 
 
 def _expected(prefix: str, item: ManifestObject) -> ExpectedObject:
     return ExpectedObject(key=f"{prefix}/{item.name}", bytes=item.bytes, sha256=item.sha256)
-
-
-def _named_shards(
-    groups: Iterable[TensorGroup], shard_bytes: int, writer: int, writers: int
-) -> Iterator[tuple[str, list[TensorRecord]]]:
-    for group in groups:
-        if writers > 1 and not group.records:
-            continue
-        part = f"{group.name}-writer-{writer + 1}-of-{writers}" if writers > 1 else group.name
-        shards = cut_shards(group.records, shard_bytes)
-        for number, shard in enumerate(shards, start=1):
-            yield f"{part}-{number:05d}-of-{len(shards):05d}.safetensors", shard

@@ -18,6 +18,7 @@ from storage.logs.log_entry import CheckpointReference, Writer
 from storage.logs.run_entries import CheckpointCommitted, CheckpointQuarantined, CheckpointRestored, ReadEvidence
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import CheckpointRecord, RunState
+from storage.stores.document import project
 from storage.stores.local_store import forget_cached_bytes
 
 _PAUSE_SECONDS = 0.5
@@ -33,15 +34,12 @@ def newest_verified(
     `NothingReadable` if there were commits and none verifies (a person decides whether the run starts over), and
     `IntegrityError` when more would have to be quarantined than one host may say of a store at a time.
     """
-    failed: list[CheckpointRecord] = []
-    quarantined = 0
+    failed, quarantined = list[CheckpointRecord](), 0
     while True:
         state = log.refresh()
         known = {record.committed.prefix for record in failed}
         record = next((item for item in state.candidates if item.committed.prefix not in known), None)
         if record is None:
-            if state.commits:
-                raise _nothing_readable(log.run_id, state)
             return _verified_beginning(log, state, sleep)
         reference, looks = record.committed.reference, LOOKS if record.is_committed else 1
         trusted = record.is_committed and not quarantined and not state.is_doubted(reference)
@@ -53,7 +51,13 @@ def newest_verified(
         failed.append(record)
         if record.is_committed:
             if quarantined == quarantines_at_most:
-                raise _suspect_reader(log.run_id, failed[-2:], evidence)
+                steps = " and ".join(str(item.committed.step) for item in failed[-2:])
+                raise IntegrityError(
+                    f"run {log.run_id}: the checkpoints of steps {steps} cannot be read here ({_told(evidence)}). Host "
+                    f"{evidence[0].host} or its way to the store may be what is sick, so only the first is "
+                    "quarantined: start on another host, which takes it back if it verifies there. Where they are "
+                    "damaged indeed, run the same command again; each start gives up one"
+                )
             quarantine_checkpoint(log, record.committed, _told(evidence), evidence=evidence, writer=writer)
             quarantined += 1
 
@@ -84,10 +88,7 @@ def look_again(
             return ()
         suspects = tuple(item.key for item in damaged)
         log.refresh()
-    host = socket.gethostname()
-    return tuple(
-        ReadEvidence(key=item.key, expected=item.expected, found=item.found, looks=looks, host=host) for item in damaged
-    )
+    return tuple(project(item, ReadEvidence, looks=looks, host=socket.gethostname()) for item in damaged)
 
 
 def quarantine_checkpoint(
@@ -95,11 +96,10 @@ def quarantine_checkpoint(
 ) -> RunState:
     """Append that no resume uses this checkpoint any more, and why, unless it is no longer committed."""
     body = CheckpointQuarantined(**asdict(committed.reference), detail=detail, evidence=evidence)
-
-    def unless_unreadable(state: RunState) -> CheckpointQuarantined | None:
-        return body if any(record.committed.prefix == body.prefix for record in state.readable) else None
-
-    return log.append(unless_unreadable, writer=writer)
+    return log.append(
+        lambda state: body if any(record.committed.prefix == body.prefix for record in state.readable) else None,
+        writer=writer,
+    )
 
 
 def restored_entry(committed: CheckpointCommitted, state: RunState) -> CheckpointRestored | None:
@@ -107,9 +107,8 @@ def restored_entry(committed: CheckpointCommitted, state: RunState) -> Checkpoin
     record = state.find_live(committed.prefix)
     if record is None or not record.may_be_restored:
         return None
-    return CheckpointRestored(
-        **asdict(committed.reference), detail=f"every object verified on host {socket.gethostname()}"
-    )
+    detail = f"every object verified on host {socket.gethostname()}"
+    return CheckpointRestored(**asdict(committed.reference), detail=detail)
 
 
 def fails_alike(fresh: Collection[ReadEvidence], before: Collection[ReadEvidence]) -> bool:
@@ -123,32 +122,19 @@ def _told(evidence: tuple[ReadEvidence, ...]) -> str:
 
 
 def _verified_beginning(log: RunLog, state: RunState, sleep: Callable[[float], None]) -> CheckpointReference | None:
-    """Return what the run begins with; raises `NothingReadable` where that is a checkpoint that does not verify."""
-    if state.origin is None:
-        return state.beginning
-    trusted = not state.is_doubted(state.origin.checkpoint)
-    if evidence := look_again(log, state.origin.checkpoint, sizes_only=trusted, sleep=sleep):
+    """Return what a run without a commit begins with; raises `NothingReadable` after one, or if that is damaged."""
+    if state.commits:
+        lost = state.checkpoints[-1]
         raise NothingReadable(
-            f"run {log.run_id} begins with step {state.origin.checkpoint.step} of run {state.origin.run_id}, which "
-            f"cannot be read: {_told(evidence)}. Start on another host, restore its objects, or fork another step"
+            f"run {log.run_id} has committed {state.commits} checkpoints and none can be read; the newest, step "
+            f"{lost.committed.step}, is {lost.state}: {lost.detail}. Start on another host, restore its objects, or "
+            "start over at step 0 with `cairn train --start-over`"
         )
+    if state.origin is not None:
+        trusted = not state.is_doubted(state.origin.checkpoint)
+        if evidence := look_again(log, state.origin.checkpoint, sizes_only=trusted, sleep=sleep):
+            raise NothingReadable(
+                f"run {log.run_id} begins with step {state.origin.checkpoint.step} of run {state.origin.run_id}, which "
+                f"cannot be read: {_told(evidence)}. Start on another host, restore its objects, or fork another step"
+            )
     return state.beginning
-
-
-def _nothing_readable(run_id: str, state: RunState) -> NothingReadable:
-    lost = state.checkpoints[-1]
-    return NothingReadable(
-        f"run {run_id} has committed {state.commits} checkpoints and none can be read; the newest, step "
-        f"{lost.committed.step}, is {lost.state}: {lost.detail}. Start on another host, restore its objects, or start "
-        "over at step 0 with `cairn train --start-over`"
-    )
-
-
-def _suspect_reader(run_id: str, failed: list[CheckpointRecord], evidence: tuple[ReadEvidence, ...]) -> IntegrityError:
-    steps = " and ".join(str(record.committed.step) for record in failed)
-    return IntegrityError(
-        f"run {run_id}: the checkpoints of steps {steps} cannot be read here ({_told(evidence)}). Host "
-        f"{evidence[0].host} or its way to the store may be what is sick, so only the first is quarantined: start "
-        "on another host, which takes it back if it verifies there. Where they are damaged indeed, run the same "
-        "command again; each start gives up one"
-    )

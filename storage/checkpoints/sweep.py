@@ -122,23 +122,24 @@ class _Sweep:
         self._state = self._log.refresh()
         if not self._dry_run:
             refuse_old_writer(self._state.closed_to_writers(), f"run {self._log.run_id}")
-        self._unpin()
-        self._supersede()
-        self._delete_staged(folders)
-        self._discard_unfinished(unfinished)
-        for record in self._state.live_checkpoints:  # last: a run that is deleted has nothing else left then
-            if record.state == CheckpointState.SUPERSEDED:
-                self._delete_checkpoint(record)
-        freed = sum(item.bytes for item in self._items if item.action in (SweepAction.DELETE, SweepAction.DISCARD))
-        return SweepReport(run_id=self._log.run_id, dry_run=self._dry_run, items=tuple(self._items), freed_bytes=freed)
-
-    def _unpin(self) -> None:
         pins = {pin.hold_id: pin for pin in self._state.pins}
         for verdict in self._plan(self._state, ()).pins:
             pin = pins[verdict.key]
             if verdict.is_over:
                 self._append(partial(unpin_entry, pin, verdict.why))
             self._note(SweepKind.PIN, replace(verdict, key=pin.prefix), SweepAction.UNPIN)
+        self._supersede()
+        for verdict in self._plan(self._state, folders).staged:
+            if sizes := self._store.sizes(verdict.key):
+                if verdict.is_over:
+                    self._delete_bytes(verdict.key)
+                self._note(SweepKind.STAGED, verdict, SweepAction.DELETE, size=sum(sizes.values()))
+        self._discard_unfinished(unfinished)
+        for record in self._state.live_checkpoints:  # last: a run that is deleted has nothing else left then
+            if record.state == CheckpointState.SUPERSEDED:
+                self._delete_checkpoint(record)
+        freed = sum(item.bytes for item in self._items if item.action in (SweepAction.DELETE, SweepAction.DISCARD))
+        return SweepReport(run_id=self._log.run_id, dry_run=self._dry_run, items=tuple(self._items), freed_bytes=freed)
 
     def _supersede(self) -> None:
         for verdict in self._plan(self._state, ()).checkpoints:
@@ -163,9 +164,8 @@ class _Sweep:
             self._append(partial(restored_entry, record.committed))
             return "was quarantined, and verifies again: taken back"
         if not fails_alike(fresh, record.evidence):
-            return (
-                f"quarantined ({record.detail}), and fresh looks fail in another way: {fresh[0].key}: {fresh[0].found}"
-            )
+            found = f"{fresh[0].key}: {fresh[0].found}"
+            return f"quarantined ({record.detail}), and fresh looks fail in another way: {found}"
         self._confirmed.add(record.committed.prefix)
         return ""
 
@@ -189,20 +189,9 @@ class _Sweep:
             return  # another sweep has deleted it
         self._delete_bytes(prefix)
         body = CheckpointDeleted(bytes=size, **asdict(record.committed.reference))
-
-        def unless_deleted(state: RunState) -> CheckpointDeleted | None:
-            return body if _is_superseded(prefix, state) else None
-
-        self._append(unless_deleted)
+        self._append(lambda state: body if _is_superseded(prefix, state) else None)
         verdict = Verdict(key=prefix, is_over=True, why=f"superseded: {record.detail}")
         self._note(SweepKind.CHECKPOINT, verdict, SweepAction.DELETE, size=size)
-
-    def _delete_staged(self, folders: Sequence[str]) -> None:
-        for verdict in self._plan(self._state, folders).staged:
-            if sizes := self._store.sizes(verdict.key):
-                if verdict.is_over:
-                    self._delete_bytes(verdict.key)
-                self._note(SweepKind.STAGED, verdict, SweepAction.DELETE, size=sum(sizes.values()))
 
     def _delete_bytes(self, prefix: str) -> None:
         """Delete everything under the folder, the manifest last."""
@@ -258,10 +247,9 @@ class _Sweep:
         """Report the action, or KEEP if the thing is still needed."""
         step, attempt = parse_checkpoint_folder(self._checkpoint_folder(f"{verdict.key}/") or "") or (None, None)
         done = action if verdict.is_over else SweepAction.KEEP
-        item = SweepItem(
-            kind=kind, key=verdict.key, step=step, attempt=attempt, action=done, why=verdict.why, bytes=size
+        self._items.append(
+            SweepItem(kind=kind, key=verdict.key, step=step, attempt=attempt, action=done, why=verdict.why, bytes=size)
         )
-        self._items.append(item)
 
 
 def _is_superseded(prefix: str, state: RunState) -> bool:

@@ -90,20 +90,23 @@ def with_digests(tensor: TensorSpec, chunks: Iterable[bytes]) -> TensorDigest:
     return TensorDigest(name=tensor.name, dtype=tensor.dtype, shape=tensor.shape, chunks=b"".join(chunks))
 
 
-def digest_tensor(record: TensorRecord) -> TensorDigest:
-    """Hash a tensor."""
-    return with_digests(record, (hashlib.sha256(chunk).digest() for chunk in chunks_of(record.data)))
+def with_data(tensor: TensorSpec, data: memoryview) -> TensorRecord:
+    """Return the tensor over this buffer."""
+    return TensorRecord(name=tensor.name, dtype=tensor.dtype, shape=tensor.shape, data=data)
 
 
 def state_sha256(tensors: Iterable[TensorRecord | TensorDigest]) -> str:
     """Return the hex digest of a state, equal if and only if the bits are; only tensors without digests are hashed."""
     digest = hashlib.sha256(_TITLE)
     for tensor in sorted(tensors, key=lambda tensor: tensor.name):
-        hashed = tensor if isinstance(tensor, TensorDigest) else digest_tensor(tensor)
-        for text in (hashed.name, hashed.dtype, ",".join(map(str, hashed.shape))):
+        if isinstance(tensor, TensorDigest):
+            digests = tensor.chunks
+        else:
+            digests = b"".join(hashlib.sha256(chunk).digest() for chunk in chunks_of(tensor.data))
+        for text in (tensor.name, tensor.dtype, ",".join(map(str, tensor.shape))):
             encoded = text.encode()
             digest.update(struct.pack("<Q", len(encoded)) + encoded)
-        digest.update(hashlib.sha256(hashed.chunks).digest())
+        digest.update(hashlib.sha256(digests).digest())
     return digest.hexdigest()
 
 
@@ -137,8 +140,7 @@ def parse_shard(data: bytes | memoryview, *, where: str) -> tuple[TensorRecord, 
     tensors = parse_header(view, total_bytes=len(view), where=where)
     records, position = [], len(view) - sum(tensor.bytes for tensor in tensors)
     for tensor in tensors:
-        piece = view[position : position + tensor.bytes]
-        records.append(TensorRecord(name=tensor.name, dtype=tensor.dtype, shape=tensor.shape, data=piece))
+        records.append(with_data(tensor, view[position : position + tensor.bytes]))
         position += tensor.bytes
     return tuple(records)
 
@@ -162,10 +164,8 @@ def parse_header(begin: bytes | memoryview, *, total_bytes: int, where: str) -> 
             tensors.append(TensorSpec(name=name, dtype=field.dtype, shape=field.shape))
         except IntegrityError as error:
             raise IntegrityError(f"{where}: {error}") from error
-        if end - first != tensors[-1].bytes:
-            raise IntegrityError(
-                f"{where}: tensor {name}: {end - first} bytes, its shape and dtype need {tensors[-1].bytes}"
-            )
+        if end - first != (needed := tensors[-1].bytes):
+            raise IntegrityError(f"{where}: tensor {name}: {end - first} bytes, its shape and dtype need {needed}")
         position = end
     if position != total_bytes - 8 - length:
         raise IntegrityError(f"{where}: {total_bytes - 8 - length - position} bytes belong to no tensor")

@@ -170,7 +170,7 @@ class FoldCache(Generic[S]):
         """Write the parts that are new, then the head; a head that no reader would take is not written."""
         for _, _, part in _parts(folded.state):
             if not part.sha256:
-                part.sha256 = self._write_part(part.items)
+                self._write_part(part)
         state = encode(folded.state, hook=encode_history)
         if len(state) > MAX_DOCUMENT_BYTES:
             return
@@ -212,11 +212,10 @@ class FoldCache(Generic[S]):
         first = number * len(part)
         return tuple(getattr(refold(), name)[first : first + len(part)])
 
-    def _write_part(self, items: tuple[Any, ...]) -> str:
-        data = msgspec.json.encode(items, order="sorted")
-        name = sha256(data)
-        self.log.store.write(self._part_key(name), data)
-        return name
+    def _write_part(self, part: Part[Any]) -> None:
+        data = msgspec.json.encode(part.items, order="sorted")
+        self.log.store.write(self._part_key(name := sha256(data)), data)
+        part.sha256 = name
 
     def _part_key(self, name: str) -> str:
         return f"{self.folder}/fold/{name}.json"
@@ -227,7 +226,7 @@ class FoldCache(Generic[S]):
         state = self.fold(read.entry for read in reads)
         with suppress(StorageError):
             for _, _, part in _parts(state):
-                part.sha256 = self._write_part(part.items)
+                self._write_part(part)
         return state
 
 

@@ -85,13 +85,10 @@ class NewerEntry:
     version: int
 
 
-def newer_entry(entry: Entry) -> NewerEntry:
-    """Return what is known of an entry that this program does not understand."""
-    return NewerEntry(seq=entry.seq, kind=entry.kind, version=entry.version)
-
-
-def told_newer(newer: NewerEntry) -> str:
-    """Return in words why a log with this entry is closed to this program's writers."""
+def told_newer(newer: NewerEntry | None) -> str:
+    """Return in words why a log with this entry is closed to this program's writers; empty for None."""
+    if newer is None:
+        return ""
     return f"seq {newer.seq} is a {newer.kind} of version {newer.version}, which a newer Cairn has written"
 
 

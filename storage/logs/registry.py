@@ -14,11 +14,11 @@ from storage.logs.log_entry import (
     EntryLog,
     NewerEntry,
     ReadEntry,
-    newer_entry,
     refuse_old_writer,
     this_writer,
     told_newer,
 )
+from storage.stores.document import project
 from storage.stores.object_store import ObjectStore, check_key, check_name
 
 
@@ -138,7 +138,7 @@ class RegistryState:
 
     def closed_to_writers(self) -> str:
         """Return why this program may not append here, nor delete what the alias might need; empty if it may."""
-        return told_newer(self.newer) if self.newer else ""
+        return told_newer(self.newer)
 
 
 class Registry:
@@ -215,7 +215,7 @@ def _apply(state: RegistryState, entry: Entry) -> RegistryState:
             champions = History(item for item in champions if item[1] is current or item[1].run_id != body.run_id)
             reached = Listed(promoted.manifest_sha256 for _, promoted in champions)
         case _:
-            return state if state.newer else replace(state, newer=newer_entry(entry))
+            return state if state.newer else replace(state, newer=project(entry, NewerEntry))
     if isinstance(body, Promoted | Refused) and body.hold_id:
         decided = decided.append(body.hold_id)
     history = state.history.append(decision)

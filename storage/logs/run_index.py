@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import compress
 
 from storage.errors import StorageError
 from storage.logs.fold_cache import History, decode_history, encode_history
@@ -45,14 +46,18 @@ class RunIndex:
     """The index of one store; nothing is read before `refresh`."""
 
     def __init__(self, store: ObjectStore) -> None:
-        self._store = store
-        self._runs: dict[str, Sketch] = {}
+        self._store, self._runs, self._turn = store, dict[str, Sketch](), 0
         self._asked, self._listed = frozenset[str](), list[str]()
-        self._turn = 0
 
     def refresh(self) -> list[str]:
         """Read the index, and return the names of the store's run folders, sorted; a folder may be without a log."""
-        if stored := [read for key in self._keys() if (read := self._read(key)) is not None]:
+        stored = list[_Stored]()
+        with suppress(StorageError):
+            self._listed = self._store.keys(INDEX_FOLDER)
+        for key in self._listed:
+            with suppress(StorageError):
+                stored.append(decode(self._store.read(key), _Stored, where=key, hook=decode_history))
+        if stored := [part for part in stored if part.version == _VERSION]:
             self._turn = max(part.turn for part in stored)
             self._runs = {run_id: sketch for part in stored for run_id, sketch in part.runs.items()}
         run_ids = _folders(self._store)
@@ -74,10 +79,8 @@ class RunIndex:
     def note(self, log: RunLog, *, is_over: bool) -> None:
         """Remember a run as it is in a log that was looked at."""
         before = self._runs.get(log.run_id)
-        if is_empty(log):
-            return
         seq = before.seq if before is not None and log.folded is None else log.seq
-        if before is None or (before.seq, before.is_over) != (seq, is_over):
+        if not is_empty(log) and (before is None or (before.seq, before.is_over) != (seq, is_over)):
             self._runs[log.run_id] = Sketch(seq=seq, state=_sketch(log.state, is_over), is_over=is_over)
 
     def is_over(self, log: RunLog) -> bool:
@@ -96,18 +99,6 @@ class RunIndex:
             for key in set(self._listed) - set(written):
                 self._store.delete(key)
 
-    def _keys(self) -> list[str]:
-        with suppress(StorageError):
-            self._listed = self._store.keys(INDEX_FOLDER)
-        return self._listed
-
-    def _read(self, key: str) -> _Stored | None:
-        try:
-            stored = decode(self._store.read(key), _Stored, where=key, hook=decode_history)
-        except StorageError:
-            return None
-        return stored if stored.version == _VERSION else None
-
     def _is_current(self, log: RunLog, sketch: Sketch) -> bool:
         """Whether the log still ends with the sketch's entry; a log that was replaced by a shorter one does not."""
         folder = f"{log.prefix}/log"
@@ -123,10 +114,16 @@ class RunIndex:
 
 def list_run_ids(store: ObjectStore) -> list[str]:
     """Return the ids of the store's runs, sorted."""
+
+    def has_log(run_id: str) -> bool:
+        folder = f"{run_prefix(run_id)}/log"
+        if store.local_path(folder) is not None and store.size(f"{folder}/{entry_name(0)}") is not None:
+            return True  # a local disk lists a whole log for its first name
+        return store.first(folder) is not None
+
     found = _folders(store)
     with ThreadPoolExecutor(_READERS) as readers:
-        has_log = readers.map(lambda run_id: _has_log(store, run_id), found)
-        return [run_id for run_id, is_run in zip(found, has_log, strict=True) if is_run]
+        return list(compress(found, readers.map(has_log, found)))
 
 
 def is_empty(log: RunLog) -> bool:
@@ -135,25 +132,16 @@ def is_empty(log: RunLog) -> bool:
 
 
 def _folders(store: ObjectStore) -> list[str]:
-    folders = (key for key in store.folders("runs") if "@" not in key)  # no run's: another program's
-    return [key.split("/")[1] for key in folders]
-
-
-def _has_log(store: ObjectStore, run_id: str) -> bool:
-    folder = f"{run_prefix(run_id)}/log"
-    if store.local_path(folder) is not None and store.size(f"{folder}/{entry_name(0)}") is not None:
-        return True  # a local disk lists a whole log for its first name
-    return store.first(folder) is not None
+    return [key.split("/")[1] for key in store.folders("runs") if "@" not in key]  # no run's: another program's
 
 
 def _sketch(state: RunState, is_over: bool) -> RunState:
+    live = (state.readable or state.live_checkpoints)[:1]
     sketch = RunState(
         opened=state.opened,
         opened_at=state.opened_at,
         attempts=History(state.attempts[-1:]),
-        live_checkpoints=tuple(
-            replace(record, evaluations=()) for record in (state.readable or state.live_checkpoints)[:1]
-        ),
+        live_checkpoints=tuple(replace(record, evaluations=()) for record in live),
         finished=state.finished,
         high_water_step=state.high_water_step,
         deleted=state.deleted,

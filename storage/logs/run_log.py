@@ -17,9 +17,9 @@ from storage.logs.log_entry import (
     FORMAT_VERSION,
     Entry,
     EntryLog,
+    NewerEntry,
     ReadEntry,
     Writer,
-    newer_entry,
     refuse_old_writer,
     utc_now,
 )
@@ -42,6 +42,7 @@ from storage.logs.run_entries import (
     RunOpened,
 )
 from storage.logs.run_state import AttemptRecord, Charges, CheckpointRecord, CheckpointState, RefusedEntry, RunState
+from storage.stores.document import project
 from storage.stores.object_store import ObjectStore, check_key, check_name
 
 
@@ -53,7 +54,7 @@ def fold(entries: Iterable[Entry], state: RunState | None = None) -> RunState:
 def _apply(state: RunState, entry: Entry) -> RunState:
     body, owner = entry.body, state.open_attempt
     if isinstance(body, dict):
-        return state if state.newer else replace(state, newer=newer_entry(entry))
+        return state if state.newer else replace(state, newer=project(entry, NewerEntry))
     if isinstance(body, AttemptStarted):
         if body.attempt != state.latest_attempt + 1 or owner is not None or state.deleted is not None:
             return _refuse(state, entry)
@@ -65,10 +66,10 @@ def _apply(state: RunState, entry: Entry) -> RunState:
     match body:
         case RunOpened() if state.opened is None:
             return replace(state, opened=body, opened_at=entry.at)
-        case AttemptEnded():
-            if owner is None or owner.started.attempt != body.attempt:
-                return _refuse(state, entry)
+        case AttemptEnded() if owner is not None and owner.started.attempt == body.attempt:
             return end_attempt(state, body, entry.at)
+        case AttemptEnded():
+            return _refuse(state, entry)
         case RunFinished():
             return replace(state, finished=body)
         case RunDeleted():
@@ -77,12 +78,6 @@ def _apply(state: RunState, entry: Entry) -> RunState:
             return replace(state, quarantines=(*state.quarantines, body))
         case EvaluationRecorded() | EvaluationFailed():
             return _evaluate(state, body)
-        case _:
-            return _apply_checkpoint_entry(state, entry)
-
-
-def _apply_checkpoint_entry(state: RunState, entry: Entry) -> RunState:
-    match body := entry.body:
         case CheckpointCommitted():
             return _commit(state, entry, body)
         case CheckpointQuarantined() | CheckpointRestored() | CheckpointSuperseded() | CheckpointDeleted():
@@ -96,18 +91,15 @@ def _apply_checkpoint_entry(state: RunState, entry: Entry) -> RunState:
             return replace(state, pins=(*state.pins, body))
         case CheckpointUnpinned():
             return replace(state, pins=_without_pin(state.pins, body.hold_id))
-        case _:
-            return state
+    return state
 
 
 def _delete(state: RunState, entry: Entry, body: RunDeleted) -> RunState:
     if state.opened is None or state.deleted is not None or state.open_attempt is not None or state.binding_pins:
         return _refuse(state, entry)
     why = f"the run was deleted by {body.by}"
-    live = tuple(
-        replace(record, state=CheckpointState.SUPERSEDED, detail=why) if record.is_kept else record
-        for record in state.live_checkpoints
-    )
+    gone: dict[str, Any] = {"state": CheckpointState.SUPERSEDED, "detail": why}
+    live = tuple(replace(record, **gone) if record.is_kept else record for record in state.live_checkpoints)
     return replace(state, deleted=body, deleted_at=entry.at, live_checkpoints=live, pins=())
 
 
@@ -121,12 +113,8 @@ def end_attempt(state: RunState, ended: AttemptEnded, at: datetime) -> RunState:
     record, decision, charges = replace(state.attempts[-1], ended=ended, ended_at=at), ended.decision, state.charges
     if reason := decision.charged:
         spent = charges.get(reason, Charges())
-        spent = Charges(
-            since_progress=(*spent.since_progress, ended.attempt),
-            total=spent.total + 1,
-            wasted_gpu_seconds=spent.wasted_gpu_seconds + ended.wasted_gpu_seconds,
-        )
-        charges = {**charges, reason: spent}
+        since, wasted = (*spent.since_progress, ended.attempt), spent.wasted_gpu_seconds + ended.wasted_gpu_seconds
+        charges = {**charges, reason: Charges(since_progress=since, total=spent.total + 1, wasted_gpu_seconds=wasted)}
     sizes = [size for size in (state.smallest_micro_batch, decision.micro_batch) if size]
     return replace(
         state,
@@ -223,9 +211,7 @@ class RunLog:
     """One run's log with its folded state, which only moves forward and is first read by `refresh`. Thread-safe."""
 
     def __init__(self, store: ObjectStore, run_id: str, *, log: EntryLog | None = None) -> None:
-        self.store = store
-        self.run_id = run_id
-        self.prefix = run_prefix(run_id)
+        self.store, self.run_id, self.prefix = store, run_id, run_prefix(run_id)
         self._log = log or EntryLog(store=store, prefix=f"{self.prefix}/log", kinds=RUN_KINDS, clock=utc_now)
         self._cache = run_fold_cache(self._log, run_id)
         self._lock = threading.RLock()  # commit, evaluation and flow share one log across threads
@@ -302,14 +288,5 @@ class RunLog:
 
 def imagined_entry(body: Any, writer: Writer) -> Entry:
     """Return an entry that is folded to see the state after it and never appended."""
-    return Entry(
-        version=FORMAT_VERSION,
-        seq=-1,
-        kind="",
-        at=utc_now(),
-        write_id="",
-        prev=None,
-        writer=writer,
-        resume=(),
-        body=body,
-    )
+    at, version = utc_now(), FORMAT_VERSION
+    return Entry(version=version, seq=-1, kind="", at=at, write_id="", prev=None, writer=writer, resume=(), body=body)

@@ -161,7 +161,7 @@ class RunState:
         """Return the windows that this attempt does not draw."""
         inherited = self.origin.quarantined_windows if self.origin else ()  # a fork's parent did not draw them
         own = (item.windows for item in self.quarantines if item.attempt < attempt)
-        return frozenset((*inherited, *(window for windows in own for window in windows)))
+        return frozenset(inherited).union(*own)
 
     @property
     def origin(self) -> ForkOrigin | None:
@@ -212,9 +212,7 @@ class RunState:
     @property
     def candidates(self) -> tuple[CheckpointRecord, ...]:
         """What a resume may look at, newest commit first: readable checkpoints, and those that may be restored."""
-        return tuple(
-            record for record in reversed(self.live_checkpoints) if record.is_committed or record.may_be_restored
-        )
+        return tuple(item for item in reversed(self.live_checkpoints) if item.is_committed or item.may_be_restored)
 
     def is_doubted(self, reference: CheckpointReference) -> bool:
         """Whether an attempt that resumed from this checkpoint ended for the store before it trained a step."""
@@ -238,9 +236,8 @@ class RunState:
 
     def find(self, prefix: str) -> CheckpointRecord | None:
         """Return the checkpoint in this folder, or None; a deleted one is looked for in the whole history."""
-        return self.find_live(prefix) or next(
-            (record for record in reversed(self.deleted_checkpoints) if record.committed.prefix == prefix), None
-        )
+        deleted = (record for record in reversed(self.deleted_checkpoints) if record.committed.prefix == prefix)
+        return self.find_live(prefix) or next(deleted, None)
 
     def find_live(self, prefix: str) -> CheckpointRecord | None:
         """Return the checkpoint in this folder if it is not deleted, or None."""
@@ -285,7 +282,7 @@ class RunState:
         smallest = self.opened.smallest_writer_version if self.opened else WRITER_VERSION
         if smallest > WRITER_VERSION:
             return f"its run-opened asks for writer version {smallest}, this program has {WRITER_VERSION}"
-        return told_newer(self.newer) if self.newer else ""
+        return told_newer(self.newer)
 
     @property
     def binding_pins(self) -> tuple[CheckpointPinned, ...]:
@@ -302,6 +299,4 @@ class RunState:
 
     def fences(self, attempt: int | None) -> bool:
         """Whether an entry written by `attempt` has no effect now; an entry of no attempt is never fenced."""
-        if attempt is None:
-            return False
-        return attempt != self.latest_attempt or self.open_attempt is None
+        return attempt is not None and (attempt != self.latest_attempt or self.open_attempt is None)

@@ -164,10 +164,7 @@ def open_snapshot(
         for shard in (*train, *val):
             shard.tokens()
     return OpenSnapshot(
-        manifest=files.manifest,
-        tokenizer_json=files.path(TOKENIZER).read_text(encoding="utf-8"),
-        train=train,
-        val=val,
+        manifest=files.manifest, tokenizer_json=files.path(TOKENIZER).read_text(encoding="utf-8"), train=train, val=val
     )
 
 

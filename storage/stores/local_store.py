@@ -75,7 +75,7 @@ class LocalStore(ObjectStore):
 
     @contextmanager
     def _reading(self, key: str) -> Iterator[FileIO]:
-        path = self._readable_path(key)
+        path = self.local_path(key)
         try:
             with open(path, "rb", buffering=0, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
                 if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -120,12 +120,7 @@ class LocalStore(ObjectStore):
         return size_bytes
 
     def keys(self, prefix: str) -> list[str]:
-        found = []
-        for folder, folders, names in os.walk(self._readable_path(prefix), onerror=self._raise_walk_error):
-            folders[:] = filter(is_key, folders)
-            relative = Path(folder).relative_to(self._root).as_posix()
-            found += [f"{relative}/{name}" for name in names if is_key(name)]
-        return sorted(found)
+        return sorted(f"{folder}/{name}" for folder, names in self._walk(prefix) for name in names if is_key(name))
 
     def folders(self, prefix: str) -> list[str]:
         return sorted(f"{prefix}/{entry.name}" for entry in self._scan(prefix) if entry.is_dir())
@@ -136,17 +131,17 @@ class LocalStore(ObjectStore):
 
     def size(self, key: str) -> int | None:
         try:
-            found = self._readable_path(key).stat()
-        except (FileNotFoundError, NotADirectoryError):
-            return None
+            with suppress(FileNotFoundError, NotADirectoryError):
+                found = self.local_path(key).stat()
+                return found.st_size if stat.S_ISREG(found.st_mode) else None
         except OSError as error:
             raise _store_error(error, f"{self.url}/{key}: cannot stat") from error
-        return found.st_size if stat.S_ISREG(found.st_mode) else None
+        return None
 
     def age_seconds(self, key: str) -> float | None:
         """Return the seconds between the object's time and that of a file made now beside it, on one server's clock."""
         with suppress(FileNotFoundError, NotADirectoryError, StoreUnavailable):
-            written = self._readable_path(key).stat().st_mtime
+            written = self.local_path(key).stat().st_mtime
             with self._temporary_file(self._writable_path(key)) as (file, _):
                 return os.fstat(file.fileno()).st_mtime - written
         return None
@@ -158,14 +153,12 @@ class LocalStore(ObjectStore):
     def unfinished(self, prefix: str) -> list[UnfinishedWrite]:
         """Return the temporary files below the folder `prefix`; their age is by this machine's clock."""
         found: list[UnfinishedWrite] = []
-        for folder, _, names in os.walk(self._readable_path(prefix), onerror=self._raise_walk_error):
-            for name in filter(lambda name: name.startswith("."), names):
-                key = f"{Path(folder).relative_to(self._root).as_posix()}/{name[1:].rpartition('.')[0]}"
+        for folder, name in ((folder, name) for folder, names in self._walk(prefix) for name in names):
+            if name.startswith(".") and is_key(key := f"{folder}/{name[1:].rpartition('.')[0]}"):
                 with suppress(FileNotFoundError):
-                    status = os.lstat(f"{folder}/{name}")
+                    status = os.lstat(self._root / folder / name)
                     age_seconds = max(0.0, time.time() - status.st_mtime)
                     found.append(UnfinishedWrite(key=key, bytes=status.st_size, age_seconds=age_seconds, token=name))
-        found = [write for write in found if is_key(write.key)]
         return sorted(found, key=lambda write: (write.key, write.token))
 
     def discard(self, write: UnfinishedWrite) -> None:
@@ -175,10 +168,8 @@ class LocalStore(ObjectStore):
             raise StorageError(f"{self.url}/{write.key}: token {write.token!r}: must name a temporary file")
         self._unlink(path, f"{self.url}/{write.key}: cannot discard {path.name}")
 
-    def local_path(self, key: str) -> Path | None:
-        return self._readable_path(key)
-
-    def _readable_path(self, key: str) -> Path:
+    def local_path(self, key: str) -> Path:
+        """Return the object's file; raises IntegrityError if a link leads out of the store."""
         path = self._root / check_key(key)
         if self._first_link(key) is not None and not path.resolve().is_relative_to(self._root.resolve()):
             raise IntegrityError(f"{path}: a link leads out of the store; put the object itself there")
@@ -197,17 +188,21 @@ class LocalStore(ObjectStore):
 
     def _scan(self, prefix: str) -> list[os.DirEntry[str]]:
         try:
-            with os.scandir(self._readable_path(prefix)) as entries:
+            with suppress(FileNotFoundError, NotADirectoryError), os.scandir(self.local_path(prefix)) as entries:
                 return [entry for entry in entries if is_key(entry.name)]
-        except (FileNotFoundError, NotADirectoryError):
-            return []
         except OSError as error:
             raise _store_error(error, f"{self.url}/{prefix}: cannot list") from error
+        return []
 
-    def _raise_walk_error(self, error: OSError) -> None:
-        # An absent folder holds nothing; one that cannot be listed could hold anything.
-        if not isinstance(error, FileNotFoundError | NotADirectoryError):
-            raise _store_error(error, f"{self.url}: cannot list {error.filename}") from error
+    def _walk(self, prefix: str) -> Iterator[tuple[str, list[str]]]:
+        def refuse(error: OSError) -> None:
+            # An absent folder holds nothing; one that cannot be listed could hold anything.
+            if not isinstance(error, FileNotFoundError | NotADirectoryError):
+                raise _store_error(error, f"{self.url}: cannot list {error.filename}") from error
+
+        for folder, folders, names in os.walk(self.local_path(prefix), onerror=refuse):
+            folders[:] = filter(is_key, folders)
+            yield Path(folder).relative_to(self._root).as_posix(), names
 
     def _unlink(self, path: Path, problem: str) -> None:
         try:

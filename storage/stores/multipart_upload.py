@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -32,13 +31,11 @@ def upload_stream(
     """Upload the chunks as the object `key` and return its bytes; an error of any kind leaves nothing behind."""
     parts = _regroup(chunks)
     first_parts = [part for part in (next(parts, b""), next(parts, None)) if part is not None]
-    size_bytes = len(first_parts[0])
     if len(first_parts) == 2:
         # pop() keeps no reference to a part that is sent.
-        size_bytes = _Upload(bucket, key, retry_policy).send(chain(map(first_parts.pop, (0, 0)), parts))
-    else:
-        retry_policy.call(lambda: put(bucket, key, bytes(first_parts[0])))
-    return size_bytes
+        return _Upload(bucket, key, retry_policy).send(chain(map(first_parts.pop, (0, 0)), parts))
+    retry_policy.call(lambda: put(bucket, key, bytes(first_parts[0])))
+    return len(first_parts[0])
 
 
 def put(bucket: S3Bucket, key: str, data: bytes) -> None:
@@ -73,44 +70,34 @@ def _new_part() -> bytearray:
     return bytearray(PART_BYTES)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _SentPart:
-    number: int
-    data: bytes | bytearray
-    answer: "Future[Any]"
-
-
 class _Upload:
     def __init__(self, bucket: S3Bucket, key: str, retry_policy: RetryPolicy) -> None:
         self._bucket, self._key, self._retry_policy, self._token = bucket, key, retry_policy, uuid.uuid4().hex
-        self._sent, self._size_bytes = deque[_SentPart](), 0
+        self._sent, self._size_bytes = deque[tuple[int, bytes | bytearray, "Future[Any]"]](), 0
         self._id = self._request("upload", "create_multipart_upload", Metadata={_TOKEN: self._token})["UploadId"]
 
     def send(self, parts: Iterator[bytes | bytearray]) -> int:
         """Upload the parts and complete or abort the upload; returns their bytes."""
+        etags: list[str] = []
         try:
-            self._complete(self._send_parts(parts))
+            for number, data in enumerate(parts, 1):
+                if number > _MAX_PARTS:
+                    raise StorageError(f"{self._key}: more than {_MAX_PARTS * PART_BYTES} bytes; write smaller shards")
+                if len(self._sent) == CONCURRENT_PARTS:
+                    etags.append(self._settle_oldest())
+                self._sent.append((number, data, self._start_part(number, data)))
+                self._size_bytes += len(data)
+            while self._sent:
+                etags.append(self._settle_oldest())
+            self._complete(etags)
             return self._size_bytes
         except BaseException:
             # Cancelled before the abort: the server would keep, and bill, a part that arrives after it.
-            for part in self._sent:
-                part.answer.cancel()
+            for _, _, answer in self._sent:
+                answer.cancel()
             with suppress(StorageError):
                 self._request("abort", "abort_multipart_upload", UploadId=self._id)
             raise
-
-    def _send_parts(self, parts: Iterator[bytes | bytearray]) -> list[str]:
-        etags: list[str] = []
-        for number, data in enumerate(parts, 1):
-            if number > _MAX_PARTS:
-                raise StorageError(f"{self._key}: more than {_MAX_PARTS * PART_BYTES} bytes; write smaller shards")
-            if len(self._sent) == CONCURRENT_PARTS:
-                etags.append(self._settle_oldest())
-            self._sent.append(_SentPart(number=number, data=data, answer=self._start_part(number, data)))
-            self._size_bytes += len(data)
-        while self._sent:
-            etags.append(self._settle_oldest())
-        return etags
 
     def _start_part(self, number: int, data: bytes | bytearray) -> "Future[Any]":
         seconds = self._bucket.timeouts.upload_seconds(len(data) * CONCURRENT_PARTS)
@@ -119,11 +106,11 @@ class _Upload:
 
     def _settle_oldest(self) -> str:
         """Wait for the oldest part, with retries; return its ETag."""
-        part = self._sent[0]
-        first_answer, failed = [part.answer], list[StorageError]()
+        number, data, sent = self._sent[0]
+        first_answer, failed = [sent], list[StorageError]()
 
         def send() -> Any:
-            answer = first_answer.pop() if first_answer else self._start_part(part.number, part.data)
+            answer = first_answer.pop() if first_answer else self._start_part(number, data)
             try:
                 return answer.result()
             except BaseException:
@@ -132,8 +119,8 @@ class _Upload:
 
         etag = str(self._retry_policy.call(send, on_retry=lambda error, seconds: failed.append(error))["ETag"])
         self._sent.popleft()
-        if isinstance(part.data, bytearray) and not failed:  # a try that was given up may still be reading it
-            _SPARE.append(part.data)
+        if isinstance(data, bytearray) and not failed:  # a try that was given up may still be reading it
+            _SPARE.append(data)
         return etag
 
     def _complete(self, etags: list[str]) -> None:

@@ -8,9 +8,9 @@ from typing import Protocol
 
 from storage.errors import IntegrityError, StorageError
 
+NAME_RULE = "letters, digits and _ . = + -, beginning with a letter, a digit or _"
 _SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@=+-]*\Z")
 # A file system takes 255 bytes a name, and a temporary name is 34 longer than its object's; S3 takes 1024 a key.
-NAME_RULE = "letters, digits and _ . = + -, beginning with a letter, a digit or _"
 _MAX_SEGMENT_CHARACTERS = 200
 _MAX_KEY_CHARACTERS = 800
 MAX_READ_BYTES = 64 * 1024 * 1024
@@ -135,8 +135,9 @@ def is_key(name: str) -> bool:
 
 def too_large(where: str, at_most_bytes: int) -> IntegrityError:
     """Return the error for an object above its reader's limit."""
-    rule = f"more than the {at_most_bytes:,} bytes that are read"
-    return IntegrityError(f"{where}: {rule}; Cairn writes no such object here")
+    return IntegrityError(
+        f"{where}: more than the {at_most_bytes:,} bytes that are read; Cairn writes no such object here"
+    )
 
 
 def _shorten(key: str) -> str:

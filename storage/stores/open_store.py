@@ -2,18 +2,14 @@
 
 import re
 from pathlib import Path
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 from storage.errors import StorageError
 from storage.stores.local_store import LocalStore
 from storage.stores.object_store import ObjectStore
 from storage.stores.retrying_store import RetryingStore
 
-_ONE_SLASH = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/(?!/)")
-_NOT_SPOKEN = {
-    "Google Cloud Storage": ("gs", "gcs"),
-    "Azure Blob Storage": ("az", "abfs", "abfss", "adl"),
-}
+_NOT_SPOKEN = {"Google Cloud Storage": ("gs", "gcs"), "Azure Blob Storage": ("az", "abfs", "abfss", "adl")}
 """Stores that could exclude, by their schemes; Cairn does not speak their APIs."""
 
 
@@ -25,10 +21,9 @@ def open_store(url: str) -> ObjectStore:
     """
     if not url:
         raise StorageError("store '': must be a folder or a URL such as ./cairn-store or s3://bucket/prefix")
-    if _ONE_SLASH.match(url):
-        raise StorageError(
-            f"store {url}: did you mean {url.replace(':/', '://', 1)}? For a folder of that name: ./{url}"
-        )
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/(?!/)", url):
+        meant = url.replace(":/", "://", 1)
+        raise StorageError(f"store {url}: did you mean {meant}? For a folder of that name: ./{url}")
     if "://" not in url:
         return _open_folder(Path(url).expanduser())
     if "::" in url:
@@ -39,29 +34,21 @@ def open_store(url: str) -> ObjectStore:
     if parts.scheme == "file":
         return _open_folder(Path(unquote(parts.path)))
     if parts.scheme in ("s3", "s3a"):
-        return RetryingStore(_open_s3(parts))
-    raise _unsupported(parts.scheme)
+        from storage.stores.s3_bucket import S3Bucket
+        from storage.stores.s3_store import S3Store
 
-
-def _unsupported(scheme: str) -> StorageError:
+        if not parts.netloc or parts.query or parts.fragment:
+            raise StorageError("store URL s3://: must be s3://bucket or s3://bucket/prefix, without ? and #")
+        return RetryingStore(S3Store(S3Bucket(parts.netloc), parts.path))
     why = "no store of this kind is known to have a create-if-absent that excludes"
-    if name := next((name for name, schemes in _NOT_SPOKEN.items() if scheme in schemes), ""):
+    if name := next((name for name, schemes in _NOT_SPOKEN.items() if parts.scheme in schemes), ""):
         why = f"{name} is not supported, and an S3-compatible endpoint of it (s3://, AWS_ENDPOINT_URL) was never tried"
         why += ": ask `cairn doctor` whether its create-if-absent excludes"
     rule = "a folder, file://FOLDER or s3://BUCKET/PREFIX"
-    return StorageError(f"store {scheme}://: {why}; choose another --store: {rule}")
+    raise StorageError(f"store {parts.scheme}://: {why}; choose another --store: {rule}")
 
 
 def _open_folder(path: Path) -> LocalStore:
     if path.exists() and not path.is_dir():
         raise StorageError(f"store {path}: is not a folder, cannot be written or read; choose another --store")
     return LocalStore(path)
-
-
-def _open_s3(parts: SplitResult) -> ObjectStore:
-    from storage.stores.s3_bucket import S3Bucket
-    from storage.stores.s3_store import S3Store
-
-    if not parts.netloc or parts.query or parts.fragment:
-        raise StorageError("store URL s3://: must be s3://bucket or s3://bucket/prefix, without ? and #")
-    return S3Store(S3Bucket(parts.netloc), parts.path)

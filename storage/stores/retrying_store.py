@@ -6,15 +6,16 @@ from a second try; nor is `write_stream`: its chunks are consumed. A run waits a
 
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 from storage.errors import AppendUnknown, NotDurable, StorageError, StoreRefused, StoreUnavailable
-from storage.stores.object_store import MAX_READ_BYTES, ObjectStore, UnfinishedWrite
+from storage.stores.object_store import ObjectStore
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -83,18 +84,32 @@ class StoreRetry:
 _DEFAULT = RetryPolicy()
 
 
+def _retried(method: Callable[Concatenate[ObjectStore, P], T]) -> "Callable[Concatenate[RetryingStore, P], T]":
+    """Return a method that calls this one of the inner store, with retries."""
+
+    def call(self: "RetryingStore", /, *arguments: P.args, **named: P.kwargs) -> T:
+        inner: Callable[P, T] = getattr(self.inner, method.__name__)
+        return self.retry_policy.call(lambda: inner(*arguments, **named))
+
+    return call
+
+
 class RetryingStore:
     """An `ObjectStore` over another one that may be unavailable for some seconds."""
 
     def __init__(self, inner: ObjectStore, *, retry_policy: RetryPolicy = _DEFAULT) -> None:
-        self.inner, self._retry_policy = inner, retry_policy
+        self.inner, self.retry_policy = inner, retry_policy
+
+    read, read_range, write = _retried(ObjectStore.read), _retried(ObjectStore.read_range), _retried(ObjectStore.write)
+    keys, folders, first = _retried(ObjectStore.keys), _retried(ObjectStore.folders), _retried(ObjectStore.first)
+    size, sizes = _retried(ObjectStore.size), _retried(ObjectStore.sizes)
+    age_seconds = _retried(ObjectStore.age_seconds)
+    delete, delete_all = _retried(ObjectStore.delete), _retried(ObjectStore.delete_all)
+    unfinished, discard = _retried(ObjectStore.unfinished), _retried(ObjectStore.discard)
 
     @property
     def url(self) -> str:
         return self.inner.url
-
-    def read(self, key: str, *, at_most_bytes: int = MAX_READ_BYTES) -> bytes:
-        return self._retry_policy.call(lambda: self.inner.read(key, at_most_bytes=at_most_bytes))
 
     def read_chunks(self, key: str) -> Iterator[bytes]:
         """Yield the object's bytes in chunks; only the first chunk is retried."""
@@ -103,50 +118,14 @@ class RetryingStore:
             chunks = iter(self.inner.read_chunks(key))
             return [chunk for chunk in (next(chunks, None),) if chunk is not None], chunks
 
-        first, rest = self._retry_policy.call(begin)
+        first, rest = self.retry_policy.call(begin)
         yield from chain(first, rest)
-
-    def read_range(self, key: str, start: int, into: memoryview) -> int:
-        return self._retry_policy.call(lambda: self.inner.read_range(key, start, into))
 
     def create(self, key: str, data: bytes) -> bool:
         return self.inner.create(key, data)
 
-    def write(self, key: str, data: bytes) -> None:
-        self._retry_policy.call(lambda: self.inner.write(key, data))
-
     def write_stream(self, key: str, chunks: Iterable[bytes | memoryview]) -> int:
         return self.inner.write_stream(key, chunks)
-
-    def keys(self, prefix: str) -> list[str]:
-        return self._retry_policy.call(lambda: self.inner.keys(prefix))
-
-    def folders(self, prefix: str) -> list[str]:
-        return self._retry_policy.call(lambda: self.inner.folders(prefix))
-
-    def first(self, prefix: str) -> str | None:
-        return self._retry_policy.call(lambda: self.inner.first(prefix))
-
-    def size(self, key: str) -> int | None:
-        return self._retry_policy.call(lambda: self.inner.size(key))
-
-    def sizes(self, prefix: str) -> dict[str, int]:
-        return self._retry_policy.call(lambda: self.inner.sizes(prefix))
-
-    def age_seconds(self, key: str) -> float | None:
-        return self._retry_policy.call(lambda: self.inner.age_seconds(key))
-
-    def delete_all(self, keys: Sequence[str]) -> None:
-        self._retry_policy.call(lambda: self.inner.delete_all(keys))
-
-    def delete(self, key: str) -> None:
-        self._retry_policy.call(lambda: self.inner.delete(key))
-
-    def unfinished(self, prefix: str) -> list[UnfinishedWrite]:
-        return self._retry_policy.call(lambda: self.inner.unfinished(prefix))
-
-    def discard(self, write: UnfinishedWrite) -> None:
-        self._retry_policy.call(lambda: self.inner.discard(write))
 
     def local_path(self, key: str) -> Path | None:
         return self.inner.local_path(key)

@@ -12,13 +12,12 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from storage.errors import ObjectMissing, StorageError, StoreRefused, StoreUnavailable
 from storage.stores.object_store import MAX_READ_BYTES, too_large
 
-_MISSING = frozenset({"NoSuchKey", "404", "NoSuchUpload", "NoSuchVersion"})
-_CONDITION_FAILED = frozenset({"PreconditionFailed", "412"})
+T = TypeVar("T")
 _ADVICE = {
     "create the bucket, or name another one in --store": "NoSuchBucket",
     "correct the bucket's name in --store": "InvalidBucketName ParamValidationError",
@@ -44,6 +43,7 @@ _ADVICE = {
     "correct AWS_ENDPOINT_URL: it must be http(s)" + "://host[:port]": "InvalidEndpoint EndpointResolutionError",
 }
 _REFUSED = {code: advice for advice, codes in _ADVICE.items() for code in codes.split()}
+_CONNECTIONS = 32
 _USER_INFO = re.compile(r"(//)[^/@\s]*@")
 _INVALID_ENDPOINT = ("Invalid endpoint: ", "Invalid IPv6 URL")
 """How the plain ValueErrors begin that botocore and urllib raise for an endpoint; any other one is a bug."""
@@ -57,16 +57,15 @@ class ConditionFailed(StorageError):
 def convert_error(error: Exception, *, action: str, where: str) -> StorageError:
     """Return the storage error for an exception that the client raised during `action`."""
     code = error_code(error)
-    if code in _CONDITION_FAILED:
+    if code in {"PreconditionFailed", "412"}:
         return ConditionFailed(f"{where}: cannot {action}: {code}")
-    if code in _MISSING:
+    if code in {"NoSuchKey", "404", "NoSuchUpload", "NoSuchVersion"}:
         return ObjectMissing(f"{where}: no such object")
     silence = "no answer in time" if isinstance(error, TimeoutError) else "no message"
     message = " ".join(str(error).split()) or silence
-    problem = strip_credentials(f"{where}: cannot {action}: {code}: {message}")
-    if code in _REFUSED:
-        return StoreRefused(f"{problem}; {_REFUSED[code]}")
-    return StoreUnavailable(problem)
+    problem = _USER_INFO.sub(r"\1", f"{where}: cannot {action}: {code}: {message}")
+    problem = _SIGNED_QUERY.sub(r"\1…", problem)
+    return StoreRefused(f"{problem}; {_REFUSED[code]}") if code in _REFUSED else StoreUnavailable(problem)
 
 
 def error_code(error: BaseException) -> str:
@@ -80,18 +79,12 @@ def error_code(error: BaseException) -> str:
     return type(error).__name__
 
 
-def strip_credentials(text: str) -> str:
-    """Remove user information in URLs and the values of signed queries."""
-    return _SIGNED_QUERY.sub(r"\1…", _USER_INFO.sub(r"\1", text))
-
-
-_CONNECTIONS = 32
-_PIECE_BYTES = 1 << 20
-_UNIQUE = "cairn-parts"
-
-
 class PartSender:
-    """The connections of one bucket's uploads."""
+    """Sends the parts of uploads from threads, over blocking connections: an event loop takes far more processor time.
+
+    Parts are not hashed for their signature: whoever reads a checkpoint checks every byte. Small objects stay signed
+    whole, and with the client: nothing could ever take the place of a spoiled entry of a log.
+    """
 
     def __init__(self, *, piece_seconds: float, answer_seconds: float) -> None:
         """Give up a piece of a part that does not leave in time, or a part that is not answered so long after it."""
@@ -102,18 +95,23 @@ class PartSender:
     def attach(self, client: Any, ca_bundle: str | None) -> None:
         """Send the parts that this client of botocore's uploads; attaching it again changes nothing."""
         self._ca_bundle = ca_bundle or os.environ.get("REQUESTS_CA_BUNDLE") or True  # as botocore chooses
-        client.meta.events.register("before-sign.s3.UploadPart", _leave_unsigned, unique_id=f"{_UNIQUE}-sign")
-        client.meta.events.register("before-send.s3.UploadPart", self._send, unique_id=f"{_UNIQUE}-send")
+        client.meta.events.register("before-sign.s3.UploadPart", _leave_unsigned, unique_id="cairn-parts-sign")
+        client.meta.events.register("before-send.s3.UploadPart", self._send, unique_id="cairn-parts-send")
 
     async def _send(self, request: Any, **_: object) -> Any:
         """Return the server's answer as the client's own connection would."""
         from aiobotocore.awsrequest import AioAWSResponse
         from botocore.awsrequest import AWSPreparedRequest
+        from botocore.httpsession import URLLib3Session
+        from botocore.utils import get_environ_proxies
 
+        if self._http is None:
+            proxies, limits = get_environ_proxies(request.url), self._limits
+            self._http = URLLib3Session(self._ca_bundle, proxies, limits, max_pool_connections=_CONNECTIONS)
         is_given_up = threading.Event()
         pieces = _pieces(request.body, is_given_up)
         prepared = AWSPreparedRequest(request.method, request.url, request.headers, pieces, False)
-        sending = self._threads.submit(self._connections(request.url).send, prepared)
+        sending = self._threads.submit(self._http.send, prepared)
         try:
             found = await asyncio.wrap_future(sending)
         finally:
@@ -122,27 +120,14 @@ class PartSender:
         answer._content = found.content  # it has been read
         return answer
 
-    def _connections(self, url: str) -> Any:
-        from botocore.httpsession import URLLib3Session
-        from botocore.utils import get_environ_proxies
-
-        if self._http is None:
-            self._http = URLLib3Session(
-                verify=self._ca_bundle,
-                proxies=get_environ_proxies(url),
-                timeout=self._limits,
-                max_pool_connections=_CONNECTIONS,
-            )
-        return self._http
-
 
 def _pieces(body: Any, is_given_up: threading.Event) -> Iterator[memoryview]:
     """Yield a part without a copy; an error in between closes the connection, so that the server keeps nothing."""
     view = memoryview(body) if isinstance(body, bytes | bytearray) else body.getbuffer()
-    for start in range(0, view.nbytes, _PIECE_BYTES):
+    for start in range(0, view.nbytes, 1 << 20):
         if is_given_up.is_set():
             raise ConnectionAbortedError("the upload was given up")
-        yield view[start : start + _PIECE_BYTES]
+        yield view[start : start + (1 << 20)]
 
 
 def _leave_unsigned(request: Any, **_: object) -> None:
@@ -208,12 +193,11 @@ class S3Bucket:
 
     def request(self, action: str, method: str, *, seconds: float | None = None, **parameters: Any) -> dict[str, Any]:
         """Return the answer to one S3 call within `seconds` or `answer_seconds`; `action` names it in errors."""
-        answer: dict[str, Any] = self._result(self.start_request(action, method, seconds=seconds, **parameters))
-        return answer
+        return self._result(self.start_request(action, method, seconds=seconds, **parameters))
 
     def start_request(
         self, action: str, method: str, *, seconds: float | None = None, **parameters: Any
-    ) -> "Future[Any]":
+    ) -> "Future[dict[str, Any]]":
         """Send one S3 call and return at once; cancelling the future closes the connection."""
         limit = self.timeouts.answer_seconds if seconds is None else seconds
         return asyncio.run_coroutine_threadsafe(self._call(action, method, limit, parameters), self._loop())
@@ -221,35 +205,27 @@ class S3Bucket:
     def fetch(self, key: str, *, at_most_bytes: int = MAX_READ_BYTES, **parameters: Any) -> Fetched:
         """Return the body of one GET; raises IntegrityError once it exceeds `at_most_bytes`."""
         body = self._fetch({"Key": key, **parameters}, at_most_bytes)
-        fetched: Fetched = self._result(asyncio.run_coroutine_threadsafe(body, self._loop()))
-        return fetched
+        return self._result(asyncio.run_coroutine_threadsafe(body, self._loop()))
 
-    async def _call(self, action: str, method: str, seconds: float, parameters: dict[str, Any]) -> Any:
+    async def _call(self, action: str, method: str, seconds: float, parameters: dict[str, Any]) -> dict[str, Any]:
         with self._convert_errors(action, parameters):
             async with asyncio.timeout(seconds):
                 if method == "upload_part":
                     client = await self._client.set_session()
                     self._parts.attach(client, self._client.session.get_config_variable("ca_bundle"))
-                return await self._client._call_s3(method, Bucket=self.name, **parameters)
+                answer: dict[str, Any] = await self._client._call_s3(method, Bucket=self.name, **parameters)
+                return answer
 
     async def _fetch(self, parameters: dict[str, Any], at_most_bytes: int) -> Fetched:
         with self._convert_errors("read", parameters):
-            async with asyncio.timeout(self.timeouts.answer_seconds):
-                answer = await self._client._call_s3("get_object", Bucket=self.name, **parameters)
-            pieces, received_bytes = list[bytes](), 0
+            answer, data = await self._call("read", "get_object", self.timeouts.answer_seconds, parameters), bytearray()
             async with answer["Body"] as body:
-                while True:
-                    async with asyncio.timeout(self.timeouts.answer_seconds):
-                        piece = await body.read(1 << 20)
-                    if not piece:
-                        break
-                    received_bytes += len(piece)
-                    if received_bytes > at_most_bytes:
+                while piece := await asyncio.wait_for(body.read(1 << 20), self.timeouts.answer_seconds):
+                    data += piece
+                    if len(data) > at_most_bytes:
                         raise too_large(f"s3://{self.name}/{parameters['Key']}", at_most_bytes)
-                    pieces.append(piece)
-            data = b"".join(pieces)
             total = str(answer.get("ContentRange", "")).rpartition("/")[2]
-            return Fetched(data=data, etag=str(answer.get("ETag", "")), total_bytes=int(total or len(data)))
+            return Fetched(data=bytes(data), etag=str(answer.get("ETag", "")), total_bytes=int(total or len(data)))
 
     def _loop(self) -> asyncio.AbstractEventLoop:
         try:
@@ -268,7 +244,7 @@ class S3Bucket:
             what = parameters.get("Key") or parameters.get("Prefix") or ""
             raise convert_error(error, action=action, where=f"s3://{self.name}/{what}") from error
 
-    def _result(self, future: "Future[Any]") -> Any:
+    def _result(self, future: "Future[T]") -> T:
         try:
             return future.result()
         except BaseException:

@@ -27,10 +27,12 @@ from storage.stores.s3_bucket import ConditionFailed, Fetched, S3Bucket, error_c
 
 PAGE_KEYS = 1000
 _READS_AHEAD = 2
-_OBJECT_MARKERS = {"ContinuationToken": "NextContinuationToken"}
-_UPLOAD_MARKERS = {"KeyMarker": "NextKeyMarker", "UploadIdMarker": "NextUploadIdMarker"}
-_PART_MARKERS = {"PartNumberMarker": "NextPartNumberMarker"}
-_LIKE_THE_OTHERS: Mapping[str, Any] = {}
+_MARKERS = {
+    "list_objects_v2": ("ContinuationToken",),
+    "list_multipart_uploads": ("KeyMarker", "UploadIdMarker"),
+    "list_parts": ("PartNumberMarker",),
+}
+"""The parameters that say where the next page begins; an answer gives each with `Next` before its name."""
 _DEFAULT_RETRY_POLICY = RetryPolicy()
 
 
@@ -55,32 +57,17 @@ class S3Store(ObjectStore):
     def read_chunks(self, key: str) -> Iterator[bytes]:
         """Yield ranged GETs, a few ahead, each with retries; IntegrityError if the object is replaced meanwhile."""
         name = self._name(key)
-        try:
-            first = self._retry_policy.call(lambda: self._fetch_range(name, 0))
-        except StoreUnavailable as error:
-            if not _is_beyond_the_end(error):
-                raise
-            return  # an empty object satisfies no range
-        yield first.data
-        starts = range(len(first.data), first.total_bytes, READ_CHUNK_BYTES)
-        if starts:
+        first = self._retry_policy.call(lambda: self._fetch_range(name, 0))
+        if first.data:
+            yield first.data
+        if starts := range(len(first.data), first.total_bytes, READ_CHUNK_BYTES):
             yield from self._read_ahead(name, starts, first)
 
     def read_range(self, key: str, start: int, into: memoryview) -> int:
         """Fill `into` from `start` with one ranged GET, with retries; raises ObjectMissing."""
         if not into.nbytes:
             return 0
-        name = self._name(key)
-
-        def fetch() -> bytes:
-            try:
-                return self._fetch_range(name, start, size=into.nbytes).data
-            except StoreUnavailable as error:
-                if not _is_beyond_the_end(error):
-                    raise
-                return b""  # an answer, not a fault to wait out
-
-        data = self._retry_policy.call(fetch)
+        data = self._retry_policy.call(lambda: self._fetch_range(self._name(key), start, size=into.nbytes)).data
         into[: len(data)] = data
         return len(data)
 
@@ -105,24 +92,23 @@ class S3Store(ObjectStore):
 
     def sizes(self, prefix: str) -> dict[str, int]:
         """Return the size in bytes of every object below the folder `prefix`, in one request per thousand."""
-        pages = self._object_pages(prefix)
-        return dict(sorted((key, item["Size"]) for page in pages for key, item in self._objects(page)))
+        return dict(sorted((key, item["Size"]) for key, item in self._objects(prefix)))
 
     def folders(self, prefix: str) -> list[str]:
-        pages = self._object_pages(prefix, Delimiter="/")
+        pages = self._pages(
+            "list_objects_v2", {"Prefix": self._name(prefix) + "/", "MaxKeys": PAGE_KEYS, "Delimiter": "/"}
+        )
         found = [folder["Prefix"] for page in pages for folder in page.get("CommonPrefixes", ())]
         return sorted(filter(is_key, (self._key(name.rstrip("/")) for name in found)))
 
     def first(self, prefix: str) -> str | None:
         """Return the smallest key directly below the folder `prefix`, in one request unless folders precede it."""
-        pages = self._object_pages(prefix, Delimiter="/", first_page={"MaxKeys": 1})
-        return next((key for page in pages for key, _ in self._objects(page)), None)
+        return next((key for key, _ in self._objects(prefix, first_page={"MaxKeys": 1}, Delimiter="/")), None)
 
     def size(self, key: str) -> int | None:
-        try:
+        with suppress(ObjectMissing):
             return int(self._bucket.request("stat", "head_object", Key=self._name(key))["ContentLength"])
-        except ObjectMissing:
-            return None
+        return None
 
     def age_seconds(self, key: str) -> float | None:
         """Return the whole seconds between two times of one answer of the server: its own, and the object's."""
@@ -153,15 +139,17 @@ class S3Store(ObjectStore):
     def unfinished(self, prefix: str) -> list[UnfinishedWrite]:
         """Return the multipart uploads below the folder `prefix`; their age is by the store's clock."""
         folder, found = self._name(prefix) + "/", []
-        for page in self._pages(
-            "list_multipart_uploads", _UPLOAD_MARKERS, {"Prefix": folder}, first_page=_LIKE_THE_OTHERS
-        ):
+        for page in self._pages("list_multipart_uploads", {"Prefix": folder}):
             now = _server_time(page) or datetime.now(UTC)
             for upload in page.get("Uploads", ()):
                 name, token = upload["Key"], upload["UploadId"]
                 if name.startswith(folder) and is_key(key := self._key(name)):
-                    age_seconds = max(0.0, (now - upload["Initiated"]).total_seconds())
-                    size_bytes = self._part_bytes(name, token)
+                    age_seconds, size_bytes = max(0.0, (now - upload["Initiated"]).total_seconds()), 0
+                    with suppress(ObjectMissing):
+                        pages = self._pages(
+                            "list_parts", {"Key": name, "UploadId": token}, first_page={"PartNumberMarker": 0}
+                        )
+                        size_bytes = sum(part["Size"] for page in pages for part in page.get("Parts", ()))
                     found.append(UnfinishedWrite(key=key, bytes=size_bytes, age_seconds=age_seconds, token=token))
         return sorted(found, key=lambda write: (write.key, write.token))
 
@@ -183,6 +171,10 @@ class S3Store(ObjectStore):
             return self._bucket.fetch(name, at_most_bytes=size, Range=f"bytes={start}-{start + size - 1}", **condition)
         except ConditionFailed as changed:
             raise IntegrityError(f"s3://{self._bucket.name}/{name}: was replaced while it was read") from changed
+        except StoreUnavailable as error:
+            if etag or error_code(error.__cause__ or error) not in {"InvalidRange", "416"}:
+                raise
+            return Fetched(data=b"", etag="", total_bytes=0)  # an answer, not a fault to wait out
 
     def _read_ahead(self, name: str, starts: range, first: Fetched) -> Iterator[bytes]:
         def fetch(start: int) -> bytes:
@@ -204,41 +196,25 @@ class S3Store(ObjectStore):
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def _object_pages(
-        self, prefix: str, *, first_page: Mapping[str, Any] = _LIKE_THE_OTHERS, **parameters: Any
-    ) -> Iterator[Mapping[str, Any]]:
+    def _objects(
+        self, prefix: str, *, first_page: Mapping[str, Any] | None = None, **parameters: Any
+    ) -> Iterator[tuple[str, Any]]:
         parameters |= {"Prefix": self._name(prefix) + "/", "MaxKeys": PAGE_KEYS}
-        return self._pages("list_objects_v2", _OBJECT_MARKERS, parameters, first_page=first_page)
+        for page in self._pages("list_objects_v2", parameters, first_page=first_page):
+            # A console writes an object whose name ends in "/" for a folder: that is not a key.
+            yield from ((key, item) for item in page.get("Contents", ()) if is_key(key := self._key(item["Key"])))
 
     def _pages(
-        self,
-        method: str,
-        marker_names: Mapping[str, str],
-        parameters: Mapping[str, Any],
-        first_page: Mapping[str, Any] = _LIKE_THE_OTHERS,
+        self, method: str, parameters: Mapping[str, Any], *, first_page: Mapping[str, Any] | None = None
     ) -> Iterator[Mapping[str, Any]]:
         markers: dict[str, Any] = {}
         while True:
-            page = self._bucket.request("list", method, **{**parameters, **(markers or first_page)})
+            page = self._bucket.request("list", method, **{**parameters, **(markers or first_page or {})})
             yield page
-            before, markers = markers, {name: page[key] for name, key in marker_names.items() if page.get(key)}
+            before = markers
+            markers = {name: page[f"Next{name}"] for name in _MARKERS[method] if page.get(f"Next{name}")}
             if not page.get("IsTruncated") or not markers or markers == before:
                 return
-
-    def _objects(self, page: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-        # A console writes an object whose name ends in "/" for a folder: that is not a key.
-        return ((key, item) for item in page.get("Contents", ()) if is_key(key := self._key(item["Key"])))
-
-    def _part_bytes(self, name: str, upload_id: str) -> int:
-        total, upload = 0, {"Key": name, "UploadId": upload_id}
-        with suppress(ObjectMissing):
-            for page in self._pages("list_parts", _PART_MARKERS, upload, first_page={"PartNumberMarker": 0}):
-                total += sum(part["Size"] for part in page.get("Parts", ()))
-        return total
-
-
-def _is_beyond_the_end(error: StoreUnavailable) -> bool:
-    return error_code(error.__cause__ or error) in {"InvalidRange", "416"}
 
 
 def _server_time(answer: Mapping[str, Any]) -> datetime | None:

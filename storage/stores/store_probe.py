@@ -41,34 +41,45 @@ def probe_store(store: ObjectStore, *, creators: int = 8, rounds: int = 2) -> No
                     _check_race(store, key, 2 if in_step else creators, pool, in_step=in_step)
         if _read(store, f"{folder}/written") != b"written":
             raise _unsound(store, "an object is not there, or is another one, after it was written")
-    _check_single_requests(store, folder)
+    earlier, later = f"{folder}/1", f"{folder}/2"
+    with _delete_afterwards(store, earlier, later):
+        _check_new(store, later)
+        with suppress(StoreUnavailable):
+            if store.create(later, b"second") or _read(store, later) != b"first":
+                raise _unsound(store, f"{_SECOND_SUCCEEDED}, {_NOT_EXCLUSIVE}")
+        _check_first(store, folder, later)
+        _check_new(store, earlier)
+        _check_first(store, folder, earlier)
 
 
 def _check_race(store: ObjectStore, key: str, creators: int, pool: ThreadPoolExecutor, *, in_step: bool) -> None:
     barrier, steps = threading.Barrier(creators), _Steps()
+    bodies = [b"%d" % number + _PADDING for number in range(creators)]
 
-    def create(number: int) -> bool | StoreUnavailable:
+    def create(body: bytes) -> bool | StoreUnavailable:
         barrier.wait()
         try:
             with steps.together() if in_step else nullcontext():
-                return store.create(key, _body(number))
+                return store.create(key, body)
         except StoreUnavailable as error:
             return error
 
-    answers = list(pool.map(create, range(creators)))
-    _check_answers(store, answers)
+    answers = list(pool.map(create, bodies))
+    for refused in (answer for answer in answers if isinstance(answer, StoreRefused)):
+        problem = f"rejects If-None-Match: a plain write succeeded, a create did not ({refused})"
+        raise _unsound(store, problem) from refused
+    winners = [body for body, answer in zip(bodies, answers, strict=True) if answer is True]
+    if len(winners) == creators > 2:
+        raise _unsound(store, f"{_SECOND_SUCCEEDED}, as did all {creators} racing ones, {_NOT_EXCLUSIVE}")
+    if len(winners) > 1:
+        raise _unsound(store, f"told {len(winners)} of {creators} racing creators they had won, {_NOT_EXCLUSIVE}")
     found = _read(store, key)
-    winners = [number for number, answer in enumerate(answers) if answer is True]
-    unknown = {number: answer for number, answer in enumerate(answers) if isinstance(answer, StoreUnavailable)}
+    unknown = {body: answer for body, answer in zip(bodies, answers, strict=True) if not isinstance(answer, bool)}
     if found is None and not winners and unknown:
         raise next(iter(unknown.values()))
     # A creator whose answer is unknown may have won; a creator that got False has not.
-    if found not in {_body(number) for number in winners or unknown}:
+    if found not in (winners or unknown):
         raise _unsound(store, f"keeps other bytes than the winning creator's, {_NOT_EXCLUSIVE}")
-
-
-def _body(number: int) -> bytes:
-    return b"%d" % number + _PADDING
 
 
 class _Steps:
@@ -96,29 +107,6 @@ class _Steps:
                 self._left -= 1
                 self._barrier.reset()
         return self._wait
-
-
-def _check_answers(store: ObjectStore, answers: list[bool | StoreUnavailable]) -> None:
-    won, number = answers.count(True), len(answers)
-    for refused in (answer for answer in answers if isinstance(answer, StoreRefused)):
-        problem = f"rejects If-None-Match: a plain write succeeded, a create did not ({refused})"
-        raise _unsound(store, problem) from refused
-    if won == number > 2:
-        raise _unsound(store, f"{_SECOND_SUCCEEDED}, as did all {number} racing ones, {_NOT_EXCLUSIVE}")
-    if won > 1:
-        raise _unsound(store, f"told {won} of {number} racing creators they had won, {_NOT_EXCLUSIVE}")
-
-
-def _check_single_requests(store: ObjectStore, folder: str) -> None:
-    earlier, later = f"{folder}/1", f"{folder}/2"
-    with _delete_afterwards(store, earlier, later):
-        _check_new(store, later)
-        with suppress(StoreUnavailable):
-            if store.create(later, b"second") or _read(store, later) != b"first":
-                raise _unsound(store, f"{_SECOND_SUCCEEDED}, {_NOT_EXCLUSIVE}")
-        _check_first(store, folder, later)
-        _check_new(store, earlier)
-        _check_first(store, folder, earlier)
 
 
 def _check_new(store: ObjectStore, key: str) -> None:
