@@ -168,10 +168,7 @@ def stage_checkpoint(
 def commit_checkpoint(
     log: RunLog, staged: StagedCheckpoint, *, writer: Writer, tokens: int, gpu_seconds: float
 ) -> RunState:
-    """Check the sizes of the staged objects against their manifest, then append the commit entry: the atomic marker.
-
-    Appends it once. Raises `IntegrityError` when objects are missing or incomplete, `Fenced` by a newer attempt.
-    """
+    """Check the sizes of the staged objects, which may raise `IntegrityError`, then append the atomic marker once."""
     manifest = read_manifest(log.store, staged.prefix, staged.manifest_sha256)
     if wrong := find_wrong_sizes(log.store, staged.prefix, manifest):
         raise wrong[0]

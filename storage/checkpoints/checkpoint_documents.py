@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
+from typing import TypedDict
 
 from storage.checkpoints.tensor_record import MAX_HEADER_BYTES, TensorDigest, TensorRecord
 from storage.errors import IntegrityError
@@ -11,6 +12,12 @@ from storage.stores.document import decode
 
 MANIFEST_VERSION = 2
 TRAINER = "trainer.json"
+
+
+class _Version(TypedDict):
+    version: int
+
+
 _NAME = re.compile(r"[a-z0-9][a-z0-9.-]*\Z")
 
 
@@ -31,10 +38,7 @@ class ManifestObject:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ManifestShard(ManifestObject):
-    """A shard: its tensors in the order of their data, which begins at `header_bytes`.
-
-    `sha256` covers the header, then the digests of all chunks.
-    """
+    """A shard: its tensors in the order of their data, after the header; `sha256` is over header and chunk digests."""
 
     header_bytes: int
     tensors: tuple[TensorDigest, ...]
@@ -87,15 +91,10 @@ class Manifest:
 
 def decode_manifest(data: bytes, *, where: str) -> Manifest:
     """Return the manifest in `data`; raise `IntegrityError` naming `where` if it is malformed or newer."""
-    version = decode(data, _Version, where=where).version
+    version = decode(data, _Version, where=where)["version"]
     if version > MANIFEST_VERSION:
         raise IntegrityError(f"{where}: version {version} is newer than {MANIFEST_VERSION}; update cairn")
     return decode(data, Manifest, where=where)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Version:
-    version: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

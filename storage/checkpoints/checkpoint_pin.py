@@ -1,7 +1,4 @@
-"""Pins that keep a checkpoint's bytes while an evaluation, an attempt, an alias or a fork needs them.
-
-A pin and the entry that supersedes a checkpoint share one sequence, so a committed pin is never too late.
-"""
+"""Pins that keep a checkpoint's bytes while an evaluation, an attempt, an alias or a fork needs them."""
 
 import uuid
 from dataclasses import asdict
@@ -39,9 +36,8 @@ def pin_checkpoint(log: RunLog, pin: CheckpointPinned, *, writer: Writer) -> boo
 
     def unless_too_late(state: RunState) -> CheckpointPinned | None:
         record = state.find_live(pin.prefix)
-        is_late = pin.during_attempt is not None and pin.during_attempt != state.latest_attempt
-        is_committed = record is not None and record.is_committed
-        return pin if is_committed and not is_late and not _is_in_force(pin, state) else None
+        is_late = pin.during_attempt not in (None, state.latest_attempt)
+        return pin if record and record.is_committed and not is_late and not _is_in_force(pin, state) else None
 
     return _is_in_force(pin, log.append(unless_too_late, writer=writer))
 

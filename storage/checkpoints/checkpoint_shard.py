@@ -10,13 +10,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import count, repeat
 from typing import Any, TypeVar
 
 from storage.checkpoints.checkpoint_documents import ManifestShard
 from storage.checkpoints.tensor_record import (
     CHUNK_BYTES,
-    TensorDigest,
     TensorRecord,
     chunks_of,
     parse_header,
@@ -30,7 +29,6 @@ from storage.stores.object_store import ObjectStore
 T = TypeVar("T")
 LOOKS = 3
 """How often something is read before it counts as damaged."""
-_PAUSE_SECONDS = 0.1
 _ALONE_BYTES = 1024 * 1024
 """Smaller chunks that lie side by side are read together: a request costs more than copying them."""
 
@@ -39,15 +37,12 @@ Run = Callable[..., Callable[[], Any]]
 
 
 @contextmanager
-def transfers(count: int, thread_start: Callable[[], None] | None = None) -> Iterator[Run]:
-    """Yield a `Run` that works in `count` threads, `thread_start` first in each, or in the caller's if it is 1.
-
-    An error in the block drops what has not begun.
-    """
-    if count == 1:
+def transfers(threads: int, thread_start: Callable[[], None] | None = None) -> Iterator[Run]:
+    """Yield a `Run` in so many threads, or the caller's if it is 1; an error in the block drops what has not begun."""
+    if threads == 1:
         yield lambda function, *arguments: repeat(function(*arguments)).__next__
         return
-    pool = ThreadPoolExecutor(count, "transfer", initializer=thread_start)
+    pool = ThreadPoolExecutor(threads, "transfer", initializer=thread_start)
     try:
         yield lambda function, *arguments: pool.submit(function, *arguments).result
     finally:
@@ -74,18 +69,17 @@ class Looks:
 
     def call(self, store: ObjectStore, key: str, read: Callable[[], T]) -> T:
         """Return what `read` returns; its ObjectDamaged is raised only when it raised that at every look."""
-        number = 0
-        while True:
+        for number in count(1):
             try:
                 return read()
             except ObjectDamaged:
-                number += 1
                 if number >= self.count:
                     raise
-            self.sleep(_PAUSE_SECONDS * 2**number)
+            self.sleep(0.1 * 2**number)
             with suppress(IntegrityError):
                 if path := store.local_path(key):
                     forget_cached_bytes(path)
+        raise AssertionError("the last look returns or raises")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,19 +123,17 @@ class ShardReader:
 
     def begin(self, run: Run, wanted: Iterable[WantedBytes]) -> list[Callable[[], None]]:
         """Start to read the header and what is wanted; return a wait for each read, which raises ObjectDamaged."""
-        by_name = {item.name: item for item in wanted}
-        chunks = [
-            chunk
-            for tensor, position in self._shard.placed()
-            if tensor.name in by_name
-            for chunk in _chunks(tensor, position, by_name[tensor.name])
-        ]
+        by_name, chunks = {item.name: item for item in wanted}, list[_Chunk]()
+        for tensor, position in self._shard.placed():
+            if (part := by_name.get(tensor.name)) and part.begin < part.end:
+                for begin in range(part.begin // CHUNK_BYTES * CHUNK_BYTES, part.end, CHUNK_BYTES):
+                    size, sha256 = min(CHUNK_BYTES, tensor.bytes - begin), tensor.digest_at(begin)
+                    chunks.append(_Chunk(wanted=part, begin=begin, size=size, position=position + begin, sha256=sha256))
         return [run(self._look, self._check_header), *(run(self._read_group, group) for group in _groups(chunks))]
 
     def _check_header(self) -> None:
         shard = self._shard
-        size = self._store.size(self._key)
-        if size != shard.bytes:
+        if (size := self._store.size(self._key)) != shard.bytes:
             found = "missing" if size is None else f"{size} bytes"
             raise ObjectDamaged(self._key, expected=f"{shard.bytes} bytes", found=found)
         header = memoryview(bytearray(shard.header_bytes))
@@ -157,7 +149,9 @@ class ShardReader:
         if len(group) == 1 and (place := group[0].place) is not None:
             self._look(self._read_chunks, group, place)
             return
-        into = self._buffer()[: sum(chunk.size for chunk in group)]
+        if not hasattr(self._scratch, "buffer"):
+            self._scratch.buffer = memoryview(bytearray(CHUNK_BYTES))
+        into: memoryview = self._scratch.buffer[: sum(chunk.size for chunk in group)]
         self._look(self._read_chunks, group, into)
         for chunk in group:
             chunk.deliver(into[chunk.position - group[0].position :][: chunk.size])
@@ -183,29 +177,13 @@ class ShardReader:
             found = f"{filled} bytes from {position} on, where {into.nbytes} must be"
             raise ObjectDamaged(self._key, expected=expected, found=found)
 
-    def _buffer(self) -> memoryview:
-        if not hasattr(self._scratch, "buffer"):
-            self._scratch.buffer = memoryview(bytearray(CHUNK_BYTES))
-        buffer: memoryview = self._scratch.buffer
-        return buffer
-
-
-def _chunks(tensor: TensorDigest, position: int, wanted: WantedBytes) -> Iterator[_Chunk]:
-    """Yield the chunks of a tensor that begins at `position` which hold anything that is wanted."""
-    if wanted.end <= wanted.begin:
-        return
-    for begin in range(wanted.begin // CHUNK_BYTES * CHUNK_BYTES, wanted.end, CHUNK_BYTES):
-        size = min(CHUNK_BYTES, tensor.bytes - begin)
-        yield _Chunk(wanted=wanted, begin=begin, size=size, position=position + begin, sha256=tensor.digest_at(begin))
-
 
 def _groups(chunks: Iterable[_Chunk]) -> Iterator[list[_Chunk]]:
     """Join small chunks that follow each other in the shard, up to the size of one chunk."""
     group, size = list[_Chunk](), 0
     for chunk in chunks:
         is_next = bool(group) and group[-1].position + group[-1].size == chunk.position
-        is_small = chunk.size < _ALONE_BYTES and size < _ALONE_BYTES
-        if group and not (is_next and is_small):
+        if group and not (is_next and max(chunk.size, size) < _ALONE_BYTES):
             yield group
             group, size = [], 0
         group.append(chunk)
@@ -235,27 +213,18 @@ def write_shard(store: ObjectStore, prefix: str, name: str, records: Sequence[Te
 
     size_bytes = store.write_stream(f"{prefix}/{name}", pieces())
     tensors = tuple(with_digests(record, digests[record.name]) for record in records)
-    return ManifestShard(
-        name=name,
-        bytes=size_bytes,
-        sha256=shard_sha256(header, (tensor.chunks for tensor in tensors)),
-        header_bytes=len(header),
-        tensors=tensors,
-    )
+    digest = shard_sha256(header, (tensor.chunks for tensor in tensors))
+    return ManifestShard(name=name, bytes=size_bytes, sha256=digest, header_bytes=len(header), tensors=tensors)
 
 
 def shard_sha256(header: bytes | memoryview, digests: Iterable[bytes]) -> str:
     """Return the hex digest of a shard: over its header, then the digests of its chunks."""
-    digest = hashlib.sha256(header)
-    for joined in digests:
-        digest.update(joined)
-    return digest.hexdigest()
+    return hashlib.sha256(b"".join((header, *digests))).hexdigest()
 
 
 def cut_shards(records: Iterable[TensorRecord], shard_bytes: int) -> list[list[TensorRecord]]:
     """Return the records in name order, cut into shards of at most `shard_bytes` unless one record is larger."""
-    shards: list[list[TensorRecord]] = [[]]
-    filled = 0
+    shards, filled = [list[TensorRecord]()], 0
     for record in sorted(records, key=lambda record: record.name):
         if filled and filled + record.bytes > shard_bytes:
             shards.append([])

@@ -146,10 +146,7 @@ def parse_shard(data: bytes | memoryview, *, where: str) -> tuple[TensorRecord, 
 
 
 def parse_header(begin: bytes | memoryview, *, total_bytes: int, where: str) -> tuple[TensorSpec, ...]:
-    """Return the tensors of a safetensors file of `total_bytes` from its `begin`, in the order of their data.
-
-    Raises `IntegrityError` for anything unsound, and unless `begin` holds the whole header.
-    """
+    """Return the tensors of a safetensors file in the order of their data; `IntegrityError` for anything unsound."""
     if len(begin) < 8:
         raise IntegrityError(f"{where}: {len(begin)} bytes are no safetensors file")
     (length,) = struct.unpack("<Q", begin[:8])

@@ -26,9 +26,8 @@ class Part(Generic[T]):
     """`PART_ITEMS` items; `sha256` names the object that holds them, and is empty until they are written."""
 
     def __init__(self, items: tuple[T, ...] | None = None, *, sha256: str = "", item_type: Any = None) -> None:
-        self.sha256, self.item_type = sha256, item_type
+        self.sha256, self.item_type, self._items = sha256, item_type, items
         self.load: Callable[[], tuple[T, ...]] = tuple
-        self._items = items
 
     @property
     def items(self) -> tuple[T, ...]:
@@ -36,9 +35,6 @@ class Part(Generic[T]):
         if self._items is None:
             self._items = self.load()
         return self._items
-
-    def __len__(self) -> int:
-        return PART_ITEMS
 
 
 class History(Sequence[T]):
@@ -73,11 +69,10 @@ class History(Sequence[T]):
     def __getitem__(self, index: int | slice) -> T | tuple[T, ...]:
         if isinstance(index, slice):
             return tuple(self[number] for number in range(*index.indices(len(self))))
-        number = range(len(self))[index]
-        part, place = divmod(number, PART_ITEMS)
+        part, place = divmod(range(len(self))[index], PART_ITEMS)
         if part < len(self.parts):
             return self.parts[part].items[place]
-        return self.recent[number - len(self.parts) * PART_ITEMS]
+        return self.recent[(part - len(self.parts)) * PART_ITEMS + place]
 
     def __len__(self) -> int:
         return len(self.parts) * PART_ITEMS + len(self.recent)
@@ -174,9 +169,8 @@ class FoldCache(Generic[S]):
         state = encode(folded.state, hook=encode_history)
         if len(state) > MAX_DOCUMENT_BYTES:
             return
-        label = _Label(
-            version=FOLD_VERSION, seq=folded.head.entry.seq, entry_sha256=folded.head.sha256, state_sha256=sha256(state)
-        )
+        seq, entry_sha256 = folded.head.entry.seq, folded.head.sha256
+        label = _Label(version=FOLD_VERSION, seq=seq, entry_sha256=entry_sha256, state_sha256=sha256(state))
         self.log.store.write(self.key, encode(label).replace(b"\n", b"") + b"\n" + state)
 
     def read(self) -> FoldedLog[S] | None:
@@ -209,8 +203,8 @@ class FoldCache(Generic[S]):
             data = self.log.store.read(key)
             if sha256(data) == part.sha256:
                 return decode(data, items_type(part.item_type), where=key)
-        first = number * len(part)
-        return tuple(getattr(refold(), name)[first : first + len(part)])
+        first = number * PART_ITEMS
+        return tuple(getattr(refold(), name)[first : first + PART_ITEMS])
 
     def _write_part(self, part: Part[Any]) -> None:
         data = msgspec.json.encode(part.items, order="sorted")

@@ -145,14 +145,11 @@ class Registry:
     """The log of one alias with its folded state; nothing is read before `refresh`."""
 
     def __init__(self, store: ObjectStore, alias: str, *, log: EntryLog | None = None) -> None:
-        self.alias = alias
-        self._log = log or EntryLog(
-            store=store, prefix=check_key(f"models/{check_name('alias', alias)}/log"), kinds=MODEL_KINDS
-        )
+        self.alias, prefix = alias, check_key(f"models/{check_name('alias', alias)}/log")
+        self._log = log or EntryLog(store=store, prefix=prefix, kinds=MODEL_KINDS)
         self._cache = FoldCache(log=self._log, folder=f"models/{alias}", state_type=RegistryState, fold=fold_decisions)
         self._head: ReadEntry | None = None
-        self._cached_seq = -1
-        self.state = RegistryState()
+        self._cached_seq, self.state = -1, RegistryState()
 
     def refresh(self) -> RegistryState:
         """Read the entries appended since and return the state; the first time, start from the cached fold."""

@@ -329,6 +329,7 @@ class RunDeleted:
     why: str
 
 
+CheckpointMoved = CheckpointQuarantined | CheckpointRestored | CheckpointSuperseded | CheckpointDeleted
 RUN_KINDS: Mapping[str, type] = {
     "run-opened": RunOpened,
     "attempt-started": AttemptStarted,

@@ -12,6 +12,7 @@ from functools import reduce
 from typing import Any
 
 from storage.errors import Fenced, StorageError
+from storage.logs import run_entries as kinds
 from storage.logs.fold_cache import FoldCache, FoldedLog
 from storage.logs.log_entry import (
     FORMAT_VERSION,
@@ -22,24 +23,6 @@ from storage.logs.log_entry import (
     Writer,
     refuse_old_writer,
     utc_now,
-)
-from storage.logs.run_entries import (
-    RUN_KINDS,
-    AttemptEnded,
-    AttemptStarted,
-    CheckpointCommitted,
-    CheckpointDeleted,
-    CheckpointPinned,
-    CheckpointQuarantined,
-    CheckpointRestored,
-    CheckpointSuperseded,
-    CheckpointUnpinned,
-    DataQuarantined,
-    EvaluationFailed,
-    EvaluationRecorded,
-    RunDeleted,
-    RunFinished,
-    RunOpened,
 )
 from storage.logs.run_state import AttemptRecord, Charges, CheckpointRecord, CheckpointState, RefusedEntry, RunState
 from storage.stores.document import project
@@ -55,7 +38,7 @@ def _apply(state: RunState, entry: Entry) -> RunState:
     body, owner = entry.body, state.open_attempt
     if isinstance(body, dict):
         return state if state.newer else replace(state, newer=project(entry, NewerEntry))
-    if isinstance(body, AttemptStarted):
+    if isinstance(body, kinds.AttemptStarted):
         if body.attempt != state.latest_attempt + 1 or owner is not None or state.deleted is not None:
             return _refuse(state, entry)
         started = AttemptRecord(started=body, started_at=entry.at)
@@ -63,38 +46,38 @@ def _apply(state: RunState, entry: Entry) -> RunState:
         return replace(state, attempts=state.attempts.append(started), pins=pins)
     if state.fences(entry.writer.attempt):
         return _refuse(state, entry)
+    if isinstance(body, kinds.CheckpointMoved):
+        return _move_checkpoint(state, entry, body)
     match body:
-        case RunOpened() if state.opened is None:
+        case kinds.RunOpened() if state.opened is None:
             return replace(state, opened=body, opened_at=entry.at)
-        case AttemptEnded() if owner is not None and owner.started.attempt == body.attempt:
+        case kinds.AttemptEnded() if owner is not None and owner.started.attempt == body.attempt:
             return end_attempt(state, body, entry.at)
-        case AttemptEnded():
+        case kinds.AttemptEnded():
             return _refuse(state, entry)
-        case RunFinished():
+        case kinds.RunFinished():
             return replace(state, finished=body)
-        case RunDeleted():
+        case kinds.RunDeleted():
             return _delete(state, entry, body)
-        case DataQuarantined():
+        case kinds.DataQuarantined():
             return replace(state, quarantines=(*state.quarantines, body))
-        case EvaluationRecorded() | EvaluationFailed():
+        case kinds.EvaluationRecorded() | kinds.EvaluationFailed():
             return _evaluate(state, body)
-        case CheckpointCommitted():
+        case kinds.CheckpointCommitted():
             return _commit(state, entry, body)
-        case CheckpointQuarantined() | CheckpointRestored() | CheckpointSuperseded() | CheckpointDeleted():
-            return _move_checkpoint(state, entry, body)
-        case CheckpointPinned():
+        case kinds.CheckpointPinned():
             record = state.find_live(body.prefix)
-            late = body.during_attempt is not None and body.during_attempt != state.latest_attempt
+            late = body.during_attempt not in (None, state.latest_attempt)
             committed = record.committed.manifest_sha256 if record is not None and record.is_committed else None
             if late or committed != body.manifest_sha256:
                 return _refuse(state, entry)
             return replace(state, pins=(*state.pins, body))
-        case CheckpointUnpinned():
+        case kinds.CheckpointUnpinned():
             return replace(state, pins=_without_pin(state.pins, body.hold_id))
     return state
 
 
-def _delete(state: RunState, entry: Entry, body: RunDeleted) -> RunState:
+def _delete(state: RunState, entry: Entry, body: kinds.RunDeleted) -> RunState:
     if state.opened is None or state.deleted is not None or state.open_attempt is not None or state.binding_pins:
         return _refuse(state, entry)
     why = f"the run was deleted by {body.by}"
@@ -108,7 +91,7 @@ def _refuse(state: RunState, entry: Entry) -> RunState:
     return replace(state, refused=state.refused.append(refused))
 
 
-def end_attempt(state: RunState, ended: AttemptEnded, at: datetime) -> RunState:
+def end_attempt(state: RunState, ended: kinds.AttemptEnded, at: datetime) -> RunState:
     """Return the state after the end of its newest attempt, with what was charged and decided."""
     record, decision, charges = replace(state.attempts[-1], ended=ended, ended_at=at), ended.decision, state.charges
     if reason := decision.charged:
@@ -130,8 +113,8 @@ def refill(charges: Mapping[str, Charges]) -> Mapping[str, Charges]:
     return {reason: replace(spent, since_progress=()) for reason, spent in charges.items()}
 
 
-def _evaluate(state: RunState, body: EvaluationRecorded | EvaluationFailed) -> RunState:
-    name = "evaluations" if isinstance(body, EvaluationRecorded) else "failed_evaluations"
+def _evaluate(state: RunState, body: kinds.EvaluationRecorded | kinds.EvaluationFailed) -> RunState:
+    name = "evaluations" if isinstance(body, kinds.EvaluationRecorded) else "failed_evaluations"
     live = list(state.live_checkpoints)
     for place, record in enumerate(live):
         if record.committed.manifest_sha256 == body.manifest_sha256:
@@ -141,7 +124,7 @@ def _evaluate(state: RunState, body: EvaluationRecorded | EvaluationFailed) -> R
     return replace(state, live_checkpoints=tuple(live), pins=_without_pin(state.pins, body.hold_id), **history)
 
 
-def _commit(state: RunState, entry: Entry, body: CheckpointCommitted) -> RunState:
+def _commit(state: RunState, entry: Entry, body: kinds.CheckpointCommitted) -> RunState:
     if body.attempt != entry.writer.attempt or state.find_commit(body) is not None:
         return _refuse(state, entry)
     progress = body.step > state.high_water_step
@@ -163,27 +146,23 @@ def _commit(state: RunState, entry: Entry, body: CheckpointCommitted) -> RunStat
     )
 
 
-def _without_pin(pins: tuple[CheckpointPinned, ...], hold_id: str | None) -> tuple[CheckpointPinned, ...]:
+def _without_pin(pins: tuple[kinds.CheckpointPinned, ...], hold_id: str | None) -> tuple[kinds.CheckpointPinned, ...]:
     return tuple(pin for pin in pins if pin.hold_id != hold_id)
 
 
-def _move_checkpoint(
-    state: RunState,
-    entry: Entry,
-    body: CheckpointQuarantined | CheckpointRestored | CheckpointSuperseded | CheckpointDeleted,
-) -> RunState:
+def _move_checkpoint(state: RunState, entry: Entry, body: kinds.CheckpointMoved) -> RunState:
     record = state.find_live(body.prefix)
     if record is None or record.committed.manifest_sha256 != body.manifest_sha256:
         return _refuse(state, entry)
     match body:
-        case CheckpointQuarantined() if record.is_committed:
+        case kinds.CheckpointQuarantined() if record.is_committed:
             detail = body.detail or record.detail
             moved = replace(record, state=CheckpointState.QUARANTINED, detail=detail, evidence=body.evidence)
-        case CheckpointRestored() if record.may_be_restored:
+        case kinds.CheckpointRestored() if record.may_be_restored:
             moved = replace(record, state=CheckpointState.COMMITTED, detail=body.detail)
-        case CheckpointSuperseded() if record.is_kept and not state.is_needed(body.prefix):
+        case kinds.CheckpointSuperseded() if record.is_kept and not state.is_needed(body.prefix):
             moved = replace(record, state=CheckpointState.SUPERSEDED, detail=body.why or record.detail)
-        case CheckpointDeleted() if record.state == CheckpointState.SUPERSEDED:
+        case kinds.CheckpointDeleted() if record.state == CheckpointState.SUPERSEDED:
             gone = replace(record, state=CheckpointState.DELETED, evaluations=(), failed_evaluations=())
             live = tuple(other for other in state.live_checkpoints if other is not record)
             return replace(state, live_checkpoints=live, deleted_checkpoints=state.deleted_checkpoints.append(gone))
@@ -212,12 +191,11 @@ class RunLog:
 
     def __init__(self, store: ObjectStore, run_id: str, *, log: EntryLog | None = None) -> None:
         self.store, self.run_id, self.prefix = store, run_id, run_prefix(run_id)
-        self._log = log or EntryLog(store=store, prefix=f"{self.prefix}/log", kinds=RUN_KINDS, clock=utc_now)
+        self._log = log or EntryLog(store=store, prefix=f"{self.prefix}/log", kinds=kinds.RUN_KINDS, clock=utc_now)
         self._cache = run_fold_cache(self._log, run_id)
         self._lock = threading.RLock()  # commit, evaluation and flow share one log across threads
         self._head: ReadEntry | None = None
-        self._cached_seq = -1
-        self.state = RunState()
+        self._cached_seq, self.state = -1, RunState()
 
     @property
     def seq(self) -> int:

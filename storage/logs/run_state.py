@@ -5,21 +5,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
+from storage.logs import run_entries as entries
 from storage.logs.fold_cache import History
 from storage.logs.log_entry import WRITER_VERSION, CheckpointReference, ForkOrigin, NewerEntry, told_newer
-from storage.logs.run_entries import (
-    AttemptEnded,
-    AttemptStarted,
-    CheckpointCommitted,
-    CheckpointPinned,
-    DataQuarantined,
-    EvaluationFailed,
-    EvaluationRecorded,
-    ReadEvidence,
-    RunDeleted,
-    RunFinished,
-    RunOpened,
-)
 
 
 class CheckpointState(StrEnum):
@@ -35,9 +23,9 @@ class CheckpointState(StrEnum):
 class AttemptRecord:
     """An attempt: how it started, what it committed, how it ended."""
 
-    started: AttemptStarted
+    started: entries.AttemptStarted
     started_at: datetime
-    ended: AttemptEnded | None = None
+    ended: entries.AttemptEnded | None = None
     ended_at: datetime | None = None
     last_committed_step: int | None = None
     made_progress: bool = False
@@ -57,14 +45,14 @@ class CheckpointRecord:
     `number` counts commits; evaluations, oldest first, stay until it is deleted; `evidence` is of its last quarantine.
     """
 
-    committed: CheckpointCommitted
+    committed: entries.CheckpointCommitted
     committed_at: datetime
     state: CheckpointState = CheckpointState.COMMITTED
     detail: str = ""
-    evidence: tuple[ReadEvidence, ...] = ()
+    evidence: tuple[entries.ReadEvidence, ...] = ()
     number: int = 0
-    evaluations: tuple[EvaluationRecorded, ...] = ()
-    failed_evaluations: tuple[EvaluationFailed, ...] = ()
+    evaluations: tuple[entries.EvaluationRecorded, ...] = ()
+    failed_evaluations: tuple[entries.EvaluationFailed, ...] = ()
 
     @property
     def is_committed(self) -> bool:
@@ -113,17 +101,17 @@ class RunState:
     needs is in memory. `smallest_micro_batch` and `recomputes_activations` are what decisions after out-of-memory said.
     """
 
-    opened: RunOpened | None = None
+    opened: entries.RunOpened | None = None
     opened_at: datetime | None = None
     attempts: History[AttemptRecord] = field(default_factory=History)
     live_checkpoints: tuple[CheckpointRecord, ...] = ()
     deleted_checkpoints: History[CheckpointRecord] = field(default_factory=History)
-    evaluations: History[EvaluationRecorded] = field(default_factory=History)
-    failed_evaluations: History[EvaluationFailed] = field(default_factory=History)
-    pins: tuple[CheckpointPinned, ...] = ()
-    quarantines: tuple[DataQuarantined, ...] = ()
-    finished: RunFinished | None = None
-    deleted: RunDeleted | None = None
+    evaluations: History[entries.EvaluationRecorded] = field(default_factory=History)
+    failed_evaluations: History[entries.EvaluationFailed] = field(default_factory=History)
+    pins: tuple[entries.CheckpointPinned, ...] = ()
+    quarantines: tuple[entries.DataQuarantined, ...] = ()
+    finished: entries.RunFinished | None = None
+    deleted: entries.RunDeleted | None = None
     deleted_at: datetime | None = None
     newer: NewerEntry | None = None
     refused: History[RefusedEntry] = field(default_factory=History)
@@ -203,7 +191,7 @@ class RunState:
             bound = min(bound, attempt.started.first_step)
         return tuple(sorted(line, key=lambda record: record.committed.step))
 
-    def surviving_evaluations(self, suite_sha256: str | None) -> tuple[EvaluationRecorded, ...]:
+    def surviving_evaluations(self, suite_sha256: str | None) -> tuple[entries.EvaluationRecorded, ...]:
         """Return the newest evaluation under this suite of each surviving checkpoint, in step order."""
         newest = {item.manifest_sha256: item for item in self.evaluations if item.suite_sha256 == suite_sha256}
         line = (record.committed.manifest_sha256 for record in self.surviving_checkpoints)
@@ -243,19 +231,19 @@ class RunState:
         """Return the checkpoint in this folder if it is not deleted, or None."""
         return next((record for record in reversed(self.live_checkpoints) if record.committed.prefix == prefix), None)
 
-    def find_commit(self, body: CheckpointCommitted) -> CheckpointRecord | None:
+    def find_commit(self, body: entries.CheckpointCommitted) -> CheckpointRecord | None:
         """Return what was committed in this folder, or None; beyond its attempt's last commit, nothing was."""
         last = self.attempt(body.attempt).last_committed_step if 1 <= body.attempt <= self.latest_attempt else None
         return self.find_live(body.prefix) if last is None or body.step > last else self.find(body.prefix)
 
-    def evaluations_of(self, manifest_sha256: str) -> Sequence[EvaluationRecorded]:
+    def evaluations_of(self, manifest_sha256: str) -> Sequence[entries.EvaluationRecorded]:
         """Return the evaluations of these weights, oldest first; of deleted weights from the whole history."""
         for record in self.live_checkpoints:
             if record.committed.manifest_sha256 == manifest_sha256:
                 return record.evaluations
         return [item for item in self.evaluations if item.manifest_sha256 == manifest_sha256]
 
-    def failed_evaluations_of(self, manifest_sha256: str) -> Sequence[EvaluationFailed]:
+    def failed_evaluations_of(self, manifest_sha256: str) -> Sequence[entries.EvaluationFailed]:
         """Return the failed evaluations of these weights, like `evaluations_of`."""
         for record in self.live_checkpoints:
             if record.committed.manifest_sha256 == manifest_sha256:
@@ -285,7 +273,7 @@ class RunState:
         return told_newer(self.newer)
 
     @property
-    def binding_pins(self) -> tuple[CheckpointPinned, ...]:
+    def binding_pins(self) -> tuple[entries.CheckpointPinned, ...]:
         """The pins of aliases and forks, which keep the run from being deleted; an evaluation only fails."""
         return tuple(pin for pin in self.pins if pin.alias or pin.fork)
 

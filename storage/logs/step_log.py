@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TextIO
 
 import msgspec
 
@@ -68,17 +67,14 @@ class StepPoint:
 
 def splice(records: Iterable[StepRecord], attempts: Sequence[AttemptRecord]) -> tuple[StepPoint, ...]:
     """Return every surviving step once, in order: an attempt's records count up to where a later one resumed."""
-    of_attempt: dict[int, dict[int, StepRecord]] = {}
-    trained = Counter[int]()
+    of_attempt, trained = dict[int, dict[int, StepRecord]](), Counter[int]()
     for record in records:
         mine = of_attempt.setdefault(record.attempt, {})
         trained[record.step] += record.step not in mine
         mine.setdefault(record.step, record)
-    surviving: list[StepRecord] = []
-    bound: float = float("inf")
+    surviving, bound = list[StepRecord](), float("inf")
     for attempt in reversed(attempts):
-        first = attempt.started.first_step
-        mine = of_attempt.get(attempt.started.attempt, {})
+        first, mine = attempt.started.first_step, of_attempt.get(attempt.started.attempt, {})
         surviving += (record for step, record in mine.items() if first < step <= bound)
         bound = min(bound, first)
     points = (StepPoint(record=record, replays=trained[record.step] - 1) for record in surviving)
@@ -90,14 +86,12 @@ class StepLog:
 
     def __init__(self, store: ObjectStore, run_prefix: str, attempt: int, *, spool_dir: Path) -> None:
         """Open the file for the lines and make its folder; a symbolic link in its place is refused."""
-        self._store = store
-        self._key = step_log_key(run_prefix, attempt)
+        self._store, self._key, self._published_bytes = store, step_log_key(run_prefix, attempt), 0
         local = store.local_path(self._key)
         self._is_spool = local is None
-        self._published_bytes = 0
         self.path = local or spool_dir / f"attempt-{attempt:04d}.jsonl"
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file: TextIO = open(self.path, "a", encoding="utf-8", buffering=1, opener=_open_0664)  # noqa: SIM115
+        self._file = open(self.path, "a", encoding="utf-8", buffering=1, opener=_open_0664)  # noqa: SIM115
 
     def write(self, record: StepRecord) -> None:
         """Append one record and hand it to the operating system."""
@@ -112,7 +106,7 @@ class StepLog:
             file.seek(self._published_bytes)
             lines = file.read()
         if lines:
-            self._store.write(f"{_folder(self._key)}/{self._published_bytes:016d}.jsonl", lines)
+            self._store.write(f"{self._key.removesuffix('.jsonl')}/{self._published_bytes:016d}.jsonl", lines)
             self._published_bytes += len(lines)
 
 
@@ -126,8 +120,7 @@ class StepTail:
 
     def read(self, attempt: int) -> list[StepRecord]:
         """Return the attempt's new records; an incomplete last line waits for the next call."""
-        offset = self._offsets.get(attempt, 0)
-        data = self._read_from(attempt, offset)
+        data = self._read_from(attempt, offset := self._offsets.get(attempt, 0))
         whole = data[: data.rfind(b"\n") + 1]
         self._offsets[attempt] = offset + len(whole)
         return list(parse_step_records(whole))
@@ -192,17 +185,13 @@ def _read(store: ObjectStore, key: str) -> bytes:
     return store.read(key, at_most_bytes=MOST_STEP_LOG_BYTES)
 
 
-def _folder(key: str) -> str:
-    return key.removesuffix(".jsonl")
-
-
 def _pieces(store: ObjectStore, run_prefix: str, attempt: int) -> tuple[list[tuple[int, str]], int]:
     """Return the objects of an attempt's records with the number of bytes before each, and of all bytes."""
     key = step_log_key(run_prefix, attempt)
     if (size := store.size(key)) is not None:
         return [(0, key)], size
-    keys = [item for item in store.keys(_folder(key)) if item.rpartition("/")[2].removesuffix(".jsonl").isdecimal()]
-    pieces = [(int(item.rpartition("/")[2].removesuffix(".jsonl")), item) for item in keys]
+    starts = ((item.rpartition("/")[2].removesuffix(".jsonl"), item) for item in store.keys(key.removesuffix(".jsonl")))
+    pieces = [(int(start), item) for start, item in starts if start.isdecimal()]
     return pieces, pieces[-1][0] + (store.size(pieces[-1][1]) or 0) if pieces else 0
 
 

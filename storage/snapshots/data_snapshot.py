@@ -19,10 +19,11 @@ from storage.errors import IntegrityError, ObjectMissing, SnapshotDamaged, Stora
 from storage.snapshots.document_index import SplitName
 from storage.snapshots.snapshot_manifest import SnapshotManifest, SnapshotObject
 from storage.snapshots.token_shard import SHARD_SUFFIX, VerifiedShard, count_tokens
-from storage.stores.document import decode, encode, sha256
+from storage.stores.document import decode, encode, project, sha256
 from storage.stores.object_store import ObjectStore
 from storage.stores.verified_object import (
     ExpectedObject,
+    WrittenObject,
     check_object,
     describe_file,
     find_damage,
@@ -33,6 +34,9 @@ from storage.stores.verified_object import (
 TOKENIZER = "tokenizer.json"
 DOCUMENTS = "documents.parquet"
 REJECTED = "rejected.parquet"
+DEFAULT_CACHE_BYTES = 50_000_000_000
+_YOUNG_SECONDS = 3600.0
+_COPY, _TEMPORARY = re.compile(r"[0-9a-f]{64}\Z"), re.compile(r"\.[0-9a-f]{64}-[0-9a-f]{32}\Z")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,8 +55,7 @@ def publish_snapshot(store: ObjectStore, folder: Path, manifest: SnapshotManifes
     for path in sorted(path for path in folder.iterdir() if path.is_file()):
         found, tokens = describe_file(path), count_tokens(path) if path.suffix == SHARD_SUFFIX else None
         objects.append(SnapshotObject(key=path.name, bytes=found.bytes, sha256=found.sha256, tokens=tokens))
-    full = replace(manifest, objects=tuple(objects))
-    data = encode(full)
+    data = encode(full := replace(manifest, objects=tuple(objects)))
     snapshot_id = sha256(data)
     marker = _key(snapshot_id, "snapshot.json")
     if store.size(marker) is None:
@@ -96,12 +99,11 @@ def drop_damaged_copies(cache_dir: Path, manifest: SnapshotManifest) -> tuple[st
 
 def replace_object(store: ObjectStore, snapshot_id: str, item: SnapshotObject, path: Path) -> None:
     """Upload `path` over a damaged object; raises SnapshotDamaged, before that, if the file is a different one."""
-    found = describe_file(path)
-    if (found.bytes, found.sha256) != (item.bytes, item.sha256):
+    found, key = describe_file(path), _key(snapshot_id, item.key)
+    if found != project(item, WrittenObject):
         difference = f"sha256 {found.sha256[:12]}… instead of {item.sha256[:12]}…"
-        where = _key(snapshot_id, item.key)
-        raise SnapshotDamaged(f"{where}: damaged, and its sources give other bytes now: {difference}")
-    _upload(store, _key(snapshot_id, item.key), path, item)
+        raise SnapshotDamaged(f"{key}: damaged, and its sources give other bytes now: {difference}")
+    _upload(store, key, path, item)
 
 
 class SnapshotFiles:
@@ -178,7 +180,7 @@ def _expected(snapshot_id: str, item: SnapshotObject) -> ExpectedObject:
 
 def _upload(store: ObjectStore, key: str, path: Path, item: SnapshotObject) -> None:
     written = upload_file(store, key, path)
-    if (written.bytes, written.sha256) != (item.bytes, item.sha256):
+    if written != project(item, WrittenObject):
         raise _damaged(key, written.sha256, item.sha256)
 
 
@@ -187,17 +189,11 @@ def _damaged(key: str, found: str, expected: str) -> IntegrityError:
     return IntegrityError(f"{key}: sha256 is {found}, expected {expected}; delete {folder} and build it again")
 
 
-VARIABLE = "CAIRN_CACHE_BYTES"
-DEFAULT_CACHE_BYTES = 50_000_000_000
-_YOUNG_SECONDS = 3600.0
-_COPY, _TEMPORARY = re.compile(r"[0-9a-f]{64}\Z"), re.compile(r"\.[0-9a-f]{64}-[0-9a-f]{32}\Z")
-
-
 def cache_bytes(environment: Mapping[str, str]) -> int:
     """Return the cache's bound in bytes; raises StorageError if CAIRN_CACHE_BYTES is not a number."""
-    given = environment.get(VARIABLE, "").strip() or str(DEFAULT_CACHE_BYTES)
+    given = environment.get("CAIRN_CACHE_BYTES", "").strip() or str(DEFAULT_CACHE_BYTES)
     if not (given.isascii() and given.isdigit()):
-        raise StorageError(f"{VARIABLE} = {given!r}: must be a whole number of bytes, 0 or more")
+        raise StorageError(f"CAIRN_CACHE_BYTES = {given!r}: must be a whole number of bytes, 0 or more")
     return int(given)
 
 
@@ -209,8 +205,7 @@ class SnapshotCache:
 
     def fetch(self, store: ObjectStore, expected: ExpectedObject) -> Path:
         """Return a verified file: a local store's own, else a copy, kept for an hour; raises IntegrityError."""
-        own = store.local_path(expected.key)
-        if own is not None:
+        if (own := store.local_path(expected.key)) is not None:
             check_object(store, expected)
             return own
         path, temporary = self._folder / expected.sha256, self._folder / f".{expected.sha256}-{uuid.uuid4().hex}"
@@ -230,8 +225,7 @@ class SnapshotCache:
     def drop_damaged(self, expected: ExpectedObject) -> bool:
         """Delete the copy if it is damaged; returns whether it was."""
         path = self._folder / expected.sha256
-        is_damaged = path.is_file() and not _is_intact(path, expected)
-        if is_damaged:
+        if is_damaged := path.is_file() and not _is_intact(path, expected):
             path.unlink(missing_ok=True)
         return is_damaged
 
@@ -262,8 +256,6 @@ def _lock_folder(folder: Path) -> Iterator[None]:
 
 
 def _is_intact(path: Path, expected: ExpectedObject) -> bool:
-    try:
-        found = describe_file(path)
-    except FileNotFoundError:
-        return False
-    return (found.bytes, found.sha256) == (expected.bytes, expected.sha256)
+    with suppress(FileNotFoundError):
+        return describe_file(path) == project(expected, WrittenObject)
+    return False

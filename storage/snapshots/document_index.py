@@ -61,37 +61,30 @@ class RowWriter:
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         self.metadata: dict[str, str] = {}
-        self._schema, self._pending = schema, list[tuple[Any, ...]]()
+        self._schema, self.pending = schema, list[tuple[Any, ...]]()  # of a row group that is not complete
         self._writer = parquet.ParquetWriter(path, schema, compression="zstd")
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        try:
+        with self._writer:
             if kind is None:  # after an error the file stays incomplete
                 self._flush()
                 self._writer.add_key_value_metadata(self.metadata)
-        finally:
-            self._writer.close()
 
     def append(self, row: Any) -> None:
         """Add a record whose fields are the columns."""
-        self._pending.append(tuple(getattr(row, name) for name in self._schema.names))
-        if len(self._pending) == ROW_GROUP_ROWS:
+        self.pending.append(tuple(getattr(row, name) for name in self._schema.names))
+        if len(self.pending) == ROW_GROUP_ROWS:
             self._flush()
 
     def _flush(self) -> None:
-        if self._pending:
-            columns = zip(*self._pending, strict=True)
+        if self.pending:
+            columns = zip(*self.pending, strict=True)
             arrays = [pa.array(column, type=kind) for column, kind in zip(columns, self._schema.types, strict=True)]
             self._writer.write_batch(pa.record_batch(arrays, schema=self._schema))
-            self._pending.clear()
-
-    @property
-    def begins_group(self) -> bool:
-        """Whether the next record is the first of a row group."""
-        return not self._pending
+            self.pending.clear()
 
 
 class DocumentIndexWriter:
@@ -112,7 +105,7 @@ class DocumentIndexWriter:
         """Add the next document; raises ValueError for a split that is neither train nor val."""
         if row.split not in SPLITS:
             raise ValueError(f"split = {row.split!r}: must be one of {', '.join(SPLITS)}")
-        if self._rows.begins_group:
+        if not self._rows.pending:
             self._starts.append(tuple(self._tokens[split] for split in SPLITS))
         self._tokens[row.split] += row.tokens
         self._rows.append(row)
@@ -142,11 +135,14 @@ class TokenSpan:
 
 def documents_between(path: Path, spans: Sequence[TokenSpan]) -> tuple[tuple[DocumentPlace, ...], ...]:
     """Return the documents of each span, by one process from their row groups alone; raises IntegrityError."""
-    found: list[list[DocumentPlace]] = [[] for _ in spans]
+    found, wanted = [list[DocumentPlace]() for _ in spans], set[int]()
     try:
         with parquet.ParquetFile(path, thrift_container_size_limit=_MOST_GROUPS) as index:
-            starts = _token_starts(index)
-            groups = sorted({group for span in spans for group in _groups_of(span, starts)})
+            starts = msgspec.json.decode((index.metadata.metadata or {})[STARTS.encode()], type=list[tuple[int, int]])
+            for span in spans:
+                begins = [start[SPLITS.index(span.split)] for start in starts]
+                wanted.update(range(max(0, bisect_right(begins, span.start) - 1), bisect_left(begins, span.stop)))
+            groups = sorted(wanted)
             rows = {group: index.metadata.row_group(group).num_rows for group in groups}
         with path.open("rb") as file, closing(read_parquet(file, _DOCUMENT_SCHEMA.names, groups=groups)) as batches:
             unread = islice(batches if groups else (), 1, None)
@@ -174,15 +170,3 @@ def _find_places(
                 for row, end in zip(rows.take(wanted).to_pylist(), ends[wanted].tolist(), strict=True):
                     places.append(DocumentPlace(row=DocumentRow(**row), first_token=end - row["tokens"]))
         position[split] += int(sizes.sum())
-
-
-def _token_starts(index: parquet.ParquetFile) -> list[tuple[int, int]]:
-    """Return the tokens of each split before each row group."""
-    listed = (index.metadata.metadata or {})[STARTS.encode()]
-    return msgspec.json.decode(listed, type=list[tuple[int, int]])
-
-
-def _groups_of(span: TokenSpan, starts: Sequence[tuple[int, int]]) -> range:
-    """Return the row groups that hold the tokens."""
-    begins = [start[SPLITS.index(span.split)] for start in starts]
-    return range(max(0, bisect_right(begins, span.start) - 1), bisect_left(begins, span.stop))

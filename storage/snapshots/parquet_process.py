@@ -71,12 +71,11 @@ def _copy(table: Any, columns: list[str], wanted: list[int] | None, size_bytes: 
     with pa.ipc.new_stream(sink, schema) as writer:
         writer.write_batch(pa.RecordBatch.from_pylist([], schema=schema))
         for group in groups:
-            for batch in table.iter_batches(
-                _batch_rows(table.metadata.row_group(group), schema.names),
-                row_groups=[group],
-                columns=schema.names,
-                use_threads=False,
-            ):
+            described = table.metadata.row_group(group)
+            # As many rows as are some megabytes, as the file says.
+            most_rows = described.num_rows * _BATCH_BYTES // max(1, _text_bytes(described, schema.names))
+            options = {"row_groups": [group], "columns": schema.names, "use_threads": False}
+            for batch in table.iter_batches(int(max(1, min(_BATCH_ROWS, most_rows))), **options):
                 cast = batch.cast(schema)
                 written += cast.nbytes
                 _check_growth(written, size_bytes)
@@ -94,11 +93,6 @@ def _text_bytes(group: Any, names: Sequence[str]) -> int:
     columns = [group.column(number) for number in range(group.num_columns)]
     wanted = [column for column in columns if column.path_in_schema.partition(".")[0] in names]
     return sum(int(column.total_uncompressed_size) for column in wanted)
-
-
-def _batch_rows(group: Any, names: Sequence[str]) -> int:
-    """Return how many rows are some megabytes, as the file says."""
-    return int(max(1, min(_BATCH_ROWS, group.num_rows * _BATCH_BYTES // max(1, _text_bytes(group, names)))))
 
 
 def _holds_text(kind: Any) -> bool:

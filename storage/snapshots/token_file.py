@@ -1,7 +1,4 @@
-"""The .bin token files of nanoGPT and llm.c: little-endian uint16; llm.c's has a header of 256 int32.
-
-Sources: nanoGPT data/openwebtext/prepare.py; llm.c dev/data/data_common.py and llmc/dataloader.h.
-"""
+"""The .bin files of uint16 tokens of nanoGPT (data/openwebtext/prepare.py) and llm.c (dev/data/data_common.py)."""
 
 import os
 from collections.abc import Iterable, Sequence

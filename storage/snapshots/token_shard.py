@@ -46,11 +46,8 @@ class ShardSchema:
 
     def labels(self) -> dict[str, str]:
         """Return the metadata of a shard file, in key order."""
-        return {
-            "cairn.shard_version": str(SHARD_VERSION),
-            "cairn.tokenizer_sha256": self.tokenizer_sha256,
-            "cairn.vocab_size": str(self.vocab_size),
-        }
+        version, tokenizer, vocab_size = str(SHARD_VERSION), self.tokenizer_sha256, str(self.vocab_size)
+        return {"cairn.shard_version": version, "cairn.tokenizer_sha256": tokenizer, "cairn.vocab_size": vocab_size}
 
     def arrow(self) -> pa.Schema:
         """Return the Arrow schema of a shard file."""
@@ -94,8 +91,7 @@ class ShardWriter:
     def _flush(self) -> None:
         path = self._folder / f"{self._prefix}-{self._written:05d}{SHARD_SUFFIX}"
         write_shard(path, self._buffer[: self._filled], self._schema)
-        self._filled = 0
-        self._written += 1
+        self._filled, self._written = 0, self._written + 1
 
 
 def write_shard(path: Path, tokens: NDArray[Any], schema: ShardSchema) -> None:
@@ -132,7 +128,14 @@ def shard_tokens(data: "pa.Buffer | bytes | memoryview", schema: ShardSchema, *,
     buffer = data if isinstance(data, pa.Buffer) else pa.py_buffer(data)
     try:
         with pa.ipc.open_file(buffer) as reader:
-            _require_schema(reader.schema, schema, where)
+            found, expected = reader.schema, schema.arrow()
+            if not found.equals(expected):
+                raise IntegrityError(f"{where}: columns are [{_columns(found)}], expected [{_columns(expected)}]")
+            metadata = {key: value.decode("utf-8", "replace") for key, value in (found.metadata or {}).items()}
+            for name, value in schema.labels().items():
+                if (label := metadata.get(name.encode())) != value:
+                    problem = f"{name} is {label!r}, expected {value!r}"
+                    raise IntegrityError(f"{where}: {problem}: the shard belongs to another snapshot")
             if reader.num_record_batches != 1:
                 raise IntegrityError(f"{where}: {reader.num_record_batches} record batches; a shard has exactly one")
         batch = pa.ipc.read_record_batch(_uncompressed_batch(buffer), schema.arrow())
@@ -233,18 +236,6 @@ def prefetch_shards(shards: Iterable[VerifiedShard], *, threads: int) -> None:
     waiting = deque(shard for shard in shards if shard._tokens is None)
     for number in range(min(threads, len(waiting))):
         threading.Thread(target=_verify_all, args=(waiting,), name=f"prefetch-{number}", daemon=True).start()
-
-
-def _require_schema(found: pa.Schema, schema: ShardSchema, where: str) -> None:
-    expected = schema.arrow()
-    if not found.equals(expected):
-        raise IntegrityError(f"{where}: columns are [{_columns(found)}], expected [{_columns(expected)}]")
-    metadata = (found.metadata or {}).items()
-    labels = {key.decode("utf-8", "replace"): value.decode("utf-8", "replace") for key, value in metadata}
-    for name, value in schema.labels().items():
-        if labels.get(name) != value:
-            problem = f"{name} is {labels.get(name)!r}, expected {value!r}"
-            raise IntegrityError(f"{where}: {problem}: the shard belongs to another snapshot")
 
 
 def _columns(schema: pa.Schema) -> str:

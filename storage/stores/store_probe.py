@@ -15,7 +15,6 @@ from typing import Any
 from storage.errors import ObjectMissing, StorageError, StoreRefused, StoreUnavailable, StoreUnsound
 from storage.stores.object_store import ObjectStore
 
-_STEPPED_ROUNDS = 2
 _STEP_SECONDS = 0.02
 """How long one of two creators in step waits for the other, which may be waiting for a lock that the first one has."""
 _MISSED_STEPS = 16
@@ -27,15 +26,12 @@ _NOT_EXCLUSIVE = "so create-if-absent does not exclude"
 
 
 def probe_store(store: ObjectStore, *, creators: int = 8, rounds: int = 2) -> None:
-    """Race creates of one key: `creators` for some rounds, then two in step; then check what else the run log needs.
-
-    Deletes its objects. Raises StoreUnsound naming the problem, or StoreUnavailable if the store cannot be written.
-    """
+    """Race creates of one key, then check what else the run log needs; raises StoreUnsound, or StoreUnavailable."""
     folder = f"probe/{uuid.uuid4().hex}"
     with _delete_afterwards(store, f"{folder}/written"):
         store.write(f"{folder}/written", b"written")
         with ThreadPoolExecutor(creators) as pool:
-            for number in range(rounds + _STEPPED_ROUNDS):
+            for number in range(rounds + 2):
                 in_step = number >= rounds
                 with _delete_afterwards(store, key := f"{folder}/race-{number}"):
                     _check_race(store, key, 2 if in_step else creators, pool, in_step=in_step)

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from storage.errors import ObjectDamaged, ObjectMissing
@@ -74,13 +75,8 @@ def write_hashed(store: ObjectStore, key: str, chunks: Iterable[bytes | memoryvi
 
 def upload_file(store: ObjectStore, key: str, path: Path) -> WrittenObject:
     """Write a file as one object; returns size and digest of what was sent."""
-
-    def chunks() -> Iterator[bytes]:
-        with path.open("rb") as file:
-            while chunk := file.read(READ_CHUNK_BYTES):
-                yield chunk
-
-    return write_hashed(store, key, chunks())
+    with path.open("rb") as file:
+        return write_hashed(store, key, iter(partial(file.read, READ_CHUNK_BYTES), b""))
 
 
 def describe_file(path: Path) -> WrittenObject:

@@ -1,8 +1,4 @@
-"""The tables of all runs of a store, without reading every log each time.
-
-Rows of unchanged runs come from packs, a cache on this machine; a pack with a run that moved is written again. The
-store is only read.
-"""
+"""The tables of all runs of a store; the rows of unchanged runs come from packs, a cache on this machine."""
 
 import os
 import shutil
@@ -31,10 +27,7 @@ _READERS = 32
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableKind:
-    """Tables made together: their columns, and a run's rows by its state. Packs of another `version` are not used.
-
-    Rows `with_steps` are many, so that each run has a pack of its own.
-    """
+    """Tables made together; packs of another `version` are not used, a run's rows `with_steps` have their own pack."""
 
     name: str
     version: str

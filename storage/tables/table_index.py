@@ -106,13 +106,11 @@ def stamp_run(
 
 def is_current(store: ObjectStore, run_prefix: str, stamp: RunStamp) -> bool:
     """Whether the run's log still ends with the stamp's entry; at most three small requests, whatever its length."""
-    folder = f"{run_prefix}/log"
-    try:
-        if sha256(store.read(f"{folder}/{entry_name(stamp.seq)}")) != stamp.entry_sha256:
-            return False
-        if store.size(f"{folder}/{entry_name(stamp.seq + 1)}") is not None:
-            return False
-        steps_bytes = stamp.steps_bytes
-        return steps_bytes is None or step_log_bytes(store, run_prefix, stamp.latest_attempt) == steps_bytes
-    except StorageError:
-        return False
+    folder, steps_bytes = f"{run_prefix}/log", stamp.steps_bytes
+    with suppress(StorageError):
+        return (
+            sha256(store.read(f"{folder}/{entry_name(stamp.seq)}")) == stamp.entry_sha256
+            and store.size(f"{folder}/{entry_name(stamp.seq + 1)}") is None
+            and (steps_bytes is None or step_log_bytes(store, run_prefix, stamp.latest_attempt) == steps_bytes)
+        )
+    return False
