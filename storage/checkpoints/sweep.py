@@ -18,7 +18,7 @@ from storage.logs.run_entries import CheckpointDeleted, CheckpointSuperseded
 from storage.logs.run_index import INDEX_FOLDER
 from storage.logs.run_log import RunLog, fold, imagined_entry
 from storage.logs.run_state import CheckpointRecord, CheckpointState, RunState
-from storage.stores.object_store import ObjectStore, UnfinishedWrite
+from storage.stores.object_store import UnfinishedWrite
 
 STALE_SECONDS = 86_400.0
 """Age, by the store's clock, at which an unfinished write that no attempt can need is discarded."""
@@ -109,11 +109,8 @@ class _Sweep:
 
     def __init__(self, log: RunLog, plan: Plan, writer: Writer, dry_run: bool) -> None:
         self._log, self._plan, self._writer, self._dry_run = log, plan, writer, dry_run
-        self._store: ObjectStore = log.store
-        self._folder = f"{log.prefix}/checkpoints"
-        self._items: list[SweepItem] = []
-        self._state = RunState()
-        self._confirmed: set[str] = set()
+        self._store, self._folder = log.store, f"{log.prefix}/checkpoints"
+        self._state, self._items, self._confirmed = RunState(), list[SweepItem](), set[str]()
 
     def run(self) -> SweepReport:
         folders = self._store.folders(self._folder)  # before the log: a commit after it is no orphan

@@ -178,8 +178,7 @@ class EntryLog:
             if not following:
                 return
             for read in following:
-                expected = last.sha256 if last else None
-                if read.entry.prev != expected:
+                if read.entry.prev != (expected := last.sha256 if last else None):
                     raise IntegrityError(
                         f"{self.prefix}/{entry_name(read.entry.seq)}: prev is {read.entry.prev}, must be {expected}: "
                         "an entry before it was changed"

@@ -163,11 +163,9 @@ class Registry:
         """Append what `decide` returns for the newest state, and call it again each time a race is lost."""
         while True:
             refuse_old_writer(self.refresh().closed_to_writers(), f"alias {self.alias}")
-            body = decide(self.state)
-            if body is None:
+            if (body := decide(self.state)) is None:
                 return self.state
-            read = self._log.append(body, after=self._head, writer=this_writer())
-            if read is not None:
+            if (read := self._log.append(body, after=self._head, writer=this_writer())) is not None:
                 self._accept(read)
                 self.cache()
                 return self.state

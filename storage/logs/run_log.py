@@ -127,8 +127,7 @@ def _evaluate(state: RunState, body: kinds.EvaluationRecorded | kinds.Evaluation
 def _commit(state: RunState, entry: Entry, body: kinds.CheckpointCommitted) -> RunState:
     if body.attempt != entry.writer.attempt or state.find_commit(body) is not None:
         return _refuse(state, entry)
-    progress = body.step > state.high_water_step
-    owner = state.attempts[-1]
+    owner, progress = state.attempts[-1], body.step > state.high_water_step
     owner = replace(
         owner,
         last_committed_step=body.step,
@@ -239,19 +238,17 @@ class RunLog:
                 state = self.refresh()
                 refuse_old_writer(state.closed_to_writers(), f"run {self.run_id}")
                 if state.fences(writer.attempt):
-                    by = f"is fenced by attempt {state.latest_attempt}"
-                    if state.latest_attempt == writer.attempt:
-                        by = "was ended by another process; it commits nothing more"
-                    raise Fenced(f"run {self.run_id}: attempt {writer.attempt} {by}")
-                body = decide(state)
-                if body is None:
+                    ended = "was ended by another process; it commits nothing more"
+                    newer = f"is fenced by attempt {state.latest_attempt}"
+                    why = ended if state.latest_attempt == writer.attempt else newer
+                    raise Fenced(f"run {self.run_id}: attempt {writer.attempt} {why}")
+                if (body := decide(state)) is None:
                     return state
                 after = fold([imagined_entry(body, writer)], state)
                 if len(after.refused) > len(state.refused):
                     refused = f"run {self.run_id}: every reader would refuse this entry; not written: {body}"
                     raise Fenced(state.closed_to_training() or refused)
-                read = self._log.append(body, after=self._head, writer=writer, resume=after.resume)
-                if read is not None:
+                if (read := self._log.append(body, after=self._head, writer=writer, resume=after.resume)) is not None:
                     self._accept(read)
                     if read.entry.seq - self._cached_seq >= FOLD_EVERY_ENTRIES:
                         with suppress(StorageError):  # the entry is appended; the next writer caches

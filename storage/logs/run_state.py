@@ -180,16 +180,13 @@ class RunState:
     @property
     def surviving_checkpoints(self) -> tuple[CheckpointRecord, ...]:
         """The checkpoints, in step order, whose steps no later attempt trained again, without quarantined ones."""
-        line, bound = list[CheckpointRecord](), float("inf")
-        sound = dict[int, list[CheckpointRecord]]()
-        for record in self.checkpoints:
-            if record.state != CheckpointState.QUARANTINED:
-                sound.setdefault(record.committed.attempt, []).append(record)
+        bounds, bound = dict[int, float](), float("inf")
         for attempt in reversed(self.attempts):
-            mine = sound.get(attempt.started.attempt, ())
-            line += [record for record in mine if record.committed.step <= bound]
+            bounds[attempt.started.attempt] = bound
             bound = min(bound, attempt.started.first_step)
-        return tuple(sorted(line, key=lambda record: record.committed.step))
+        sound = (record for record in self.checkpoints if record.state != CheckpointState.QUARANTINED)
+        line = (record for record in sound if record.committed.step <= bounds.get(record.committed.attempt, -1))
+        return tuple(sorted(line, key=lambda record: (record.committed.step, -record.committed.attempt)))
 
     def surviving_evaluations(self, suite_sha256: str | None) -> tuple[entries.EvaluationRecorded, ...]:
         """Return the newest evaluation under this suite of each surviving checkpoint, in step order."""
@@ -204,13 +201,8 @@ class RunState:
 
     def is_doubted(self, reference: CheckpointReference) -> bool:
         """Whether an attempt that resumed from this checkpoint ended for the store before it trained a step."""
-        return any(
-            attempt.started.resumed_from == reference
-            and attempt.ended is not None
-            and attempt.ended.reason == "storage"
-            and attempt.ended.last_step <= reference.step
-            for attempt in self.attempts
-        )
+        resumed = (attempt.ended for attempt in self.attempts if attempt.started.resumed_from == reference)
+        return any(ended and ended.reason == "storage" and ended.last_step <= reference.step for ended in resumed)
 
     @property
     def newest_committed(self) -> CheckpointRecord | None:
@@ -258,12 +250,9 @@ class RunState:
         """Whether superseding is refused: it is pinned, resumed from, or no newer one could be resumed from."""
         record, owner = self.find_live(prefix), self.open_attempt
         resumed = owner.started.resumed_from if owner else None
-        return (
-            record is None
-            or any(pin.prefix == prefix for pin in self.pins)
-            or (resumed is not None and resumed.prefix == prefix)
-            or all(record.committed.step >= newer.committed.step for newer in self.readable)
-        )
+        if record is None or any(pin.prefix == prefix for pin in self.pins) or (resumed and resumed.prefix == prefix):
+            return True
+        return all(record.committed.step >= newer.committed.step for newer in self.readable)
 
     def closed_to_writers(self) -> str:
         """Return why this program may not append to the run, supersede or delete in it; empty if it may."""
