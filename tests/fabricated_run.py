@@ -17,7 +17,6 @@ from storage.checkpoints.checkpoint import (
 )
 from storage.checkpoints.checkpoint_documents import TrainerDocument
 from storage.checkpoints.tensor_record import TensorRecord
-from storage.logs.heartbeat import Heartbeat, write_heartbeat
 from storage.logs.log_entry import CheckpointReference, EntryLog, Writer
 from storage.logs.registry import Promoted, Registry, RegistryState
 from storage.logs.run_entries import (
@@ -31,6 +30,7 @@ from storage.logs.run_entries import (
 )
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
+from storage.logs.step_log import Heartbeat, write_heartbeat
 from storage.stores.local_store import LocalStore
 from storage.stores.object_store import ObjectStore
 from tasks.configuration.configuration_source import parse_configuration

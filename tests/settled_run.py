@@ -2,8 +2,8 @@
 
 from datetime import UTC, datetime
 
-from storage.logs.heartbeat import Heartbeat, write_heartbeat
 from storage.logs.log_entry import CheckpointReference
+from storage.logs.step_log import Heartbeat, write_heartbeat
 from storage.stores.object_store import ObjectStore
 from tasks.evaluator.evaluation_suite import suite_of
 from tasks.machine.placement import this_placement

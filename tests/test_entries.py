@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from storage.logs.heartbeat import read_heartbeat
 from storage.logs.run_entries import EvaluationFailed, EvaluationRecorded
+from storage.logs.step_log import read_heartbeat
 from storage.stores.local_store import LocalStore
 from tests import entries
 from tests.fabricated_run import FabricatedRun, fabricate

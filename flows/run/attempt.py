@@ -16,10 +16,9 @@ from flows.run.active_run import ActiveRun
 from flows.run.attempt_evaluations import AttemptEvaluations
 from flows.run.trainer_observation import TrainerObservation
 from storage.errors import Fenced, StorageError
-from storage.logs.heartbeat import Heartbeat
 from storage.logs.log_entry import CheckpointReference, Writer, utc_now
 from storage.logs.run_entries import AttemptEnded, AttemptStarted, RunFinished
-from storage.logs.step_log import StepRecord
+from storage.logs.step_log import Heartbeat, StepRecord
 from storage.snapshots.data_snapshot import read_manifest
 from storage.stores.document import project
 from tasks.attempt.attempt_claim import writing_heartbeats

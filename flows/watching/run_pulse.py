@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from rich.console import Console
 
 from storage.errors import StorageError
-from storage.logs.heartbeat import read_heartbeat
 from storage.logs.run_log import RunLog
+from storage.logs.step_log import read_heartbeat
 from storage.stores.document import project
 from tasks.text.format import format_clock
 from tasks.text.live_lines import LiveLines

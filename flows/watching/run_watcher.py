@@ -20,10 +20,10 @@ from flows.watching.run_pulse import RunPulse, pulse_of
 from reports.notices.notice import Notice, silent_notice
 from reports.notices.notice_delivery import telling
 from storage.errors import IntegrityError, StorageError
-from storage.logs.heartbeat import read_heartbeat
 from storage.logs.registry import Registry, RegistryState
 from storage.logs.run_index import RunIndex, is_empty
 from storage.logs.run_log import RunLog
+from storage.logs.step_log import read_heartbeat
 from storage.stores.document import decode, encode, project, sha256
 from storage.stores.object_store import ObjectStore
 from storage.stores.open_store import open_store

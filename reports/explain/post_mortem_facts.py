@@ -24,12 +24,11 @@ from reports.queries.evaluations import list_evaluations
 from reports.queries.receipts import Receipt, failed_host, read_receipt
 from reports.queries.run_status import read_status
 from storage.errors import StorageError
-from storage.logs.heartbeat import heartbeat_key, read_heartbeat
 from storage.logs.log_entry import Entry, utc_now
 from storage.logs.run_entries import AttemptEnded
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import AttemptRecord, RunState
-from storage.logs.step_log import read_last_record
+from storage.logs.step_log import heartbeat_key, read_heartbeat, read_last_record
 from storage.stores.document import flatten, project, stored_value
 from tasks.policy.termination import TerminationReason
 

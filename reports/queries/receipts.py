@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import groupby
 
-from storage.logs.heartbeat import read_heartbeat
 from storage.logs.run_entries import AttemptEnded, DevicePeak, Placement
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import AttemptRecord, RunState
+from storage.logs.step_log import read_heartbeat
 from storage.stores.document import project
 from tasks.policy.termination import TerminationReason
 

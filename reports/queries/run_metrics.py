@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from reports.queries.run_status import RunPhase, read_status, standing_of
 from storage.errors import IntegrityError, StorageError
-from storage.logs.heartbeat import read_heartbeat
 from storage.logs.run_index import RunIndex, is_empty
 from storage.logs.run_log import RunLog
+from storage.logs.step_log import read_heartbeat
 from storage.stores.object_store import ObjectStore
 from tasks.errors import InvalidConfiguration
 

@@ -29,10 +29,9 @@ from reports.queries.run_tables import (
     promotion_row,
     schema_digest,
 )
-from storage.logs.heartbeat import read_heartbeat
 from storage.logs.run_log import run_prefix
 from storage.logs.run_state import RunState
-from storage.logs.step_log import read_step_records
+from storage.logs.step_log import read_heartbeat, read_step_records
 from storage.stores.document import sha256
 from storage.stores.object_store import ObjectStore
 from storage.tables.table_cache import FreshTable, GatheredTables, TableCache, TableKind

@@ -10,10 +10,10 @@ from typing import Any
 from reports.queries.receipts import PlacementSummary
 from reports.queries.run_lookup import configuration_document
 from storage.errors import IntegrityError
-from storage.logs.heartbeat import Heartbeat, read_heartbeat
 from storage.logs.run_index import RunIndex, is_empty
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import AttemptRecord, Charges, RunState
+from storage.logs.step_log import Heartbeat, read_heartbeat
 from storage.stores.document import convert, project
 from storage.stores.object_store import ObjectStore
 from tasks.policy.termination import RESTARTABLE, DecisionAction, TerminationReason

@@ -1,6 +1,7 @@
-"""The step records of an attempt: JSON lines, for curves only. Nothing is decided by them.
+"""What an attempt leaves beside the log: step records as JSON lines, for curves, and its heartbeat, for liveness.
 
-A local store gets the lines themselves, another one an object after each segment, named by the bytes before it.
+Nothing is decided by the records. A local store gets the lines themselves, another one an object after each segment,
+named by the bytes before it. Liveness is by the store's or the reader's clock, and nothing safe rests on it.
 """
 
 import os
@@ -13,7 +14,10 @@ from pathlib import Path
 
 import msgspec
 
+from storage.errors import IntegrityError, ObjectMissing
+from storage.logs.run_entries import DevicePeak
 from storage.logs.run_state import AttemptRecord
+from storage.stores.document import decode, encode
 from storage.stores.object_store import ObjectStore
 
 MOST_STEP_LOG_BYTES = 2 * 1024**3
@@ -202,3 +206,46 @@ def _read_records(store: ObjectStore, keys: Sequence[str]) -> list[StepRecord]:
     with ThreadPoolExecutor(_READERS) as readers:
         objects = readers.map(lambda key: _read(store, key), keys)
         return [record for data in objects for record in parse_step_records(data)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Heartbeat:
+    """The progress of an attempt; `beat` rises with every write, `tokens` and `gpu_seconds` count from its start.
+
+    `at` is the writer's clock, for accounts only. `symptom` says what is wrong with the training now, if anything.
+    """
+
+    attempt: int
+    beat: int
+    step: int
+    train_loss: float | None
+    tokens: int
+    gpu_seconds: float
+    at: datetime | None = None
+    peak: DevicePeak | None = None
+    starting_seconds: float | None = None
+    symptom: str = ""
+
+
+def heartbeat_key(run_prefix: str, attempt: int) -> str:
+    """Return the key of an attempt's heartbeat."""
+    return f"{run_prefix}/heartbeats/attempt-{attempt:04d}.json"
+
+
+def write_heartbeat(store: ObjectStore, run_prefix: str, heartbeat: Heartbeat) -> None:
+    """Rewrite the attempt's heartbeat."""
+    store.write(heartbeat_key(run_prefix, heartbeat.attempt), encode(heartbeat))
+
+
+def silent_seconds(store: ObjectStore, run_prefix: str, attempt: int) -> float | None:
+    """Return for how long the attempt has written no heartbeat, by the store's clock; None if that cannot be told."""
+    return store.age_seconds(heartbeat_key(run_prefix, attempt))
+
+
+def read_heartbeat(store: ObjectStore, run_prefix: str, attempt: int) -> Heartbeat | None:
+    """Return the attempt's last heartbeat, or None if it is missing or unreadable."""
+    key = heartbeat_key(run_prefix, attempt)
+    try:
+        return decode(store.read(key), Heartbeat, where=key)
+    except (ObjectMissing, IntegrityError):
+        return None

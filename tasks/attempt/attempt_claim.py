@@ -13,11 +13,11 @@ from functools import partial
 
 from storage.checkpoints.resume_point import newest_verified
 from storage.errors import NothingReadable, StorageError
-from storage.logs.heartbeat import Heartbeat, read_heartbeat, silent_seconds, write_heartbeat
 from storage.logs.log_entry import CheckpointReference, Writer
 from storage.logs.run_entries import AttemptEnded, AttemptStarted
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import AttemptRecord, RunState
+from storage.logs.step_log import Heartbeat, read_heartbeat, silent_seconds, write_heartbeat
 from storage.stores.document import project
 from storage.stores.object_store import ObjectStore
 from tasks.attempt.attempt_end import AttemptOver, Usage, write_receipt

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.logs.heartbeat import Heartbeat, write_heartbeat
+from storage.logs.step_log import Heartbeat, write_heartbeat
 from storage.stores.local_store import LocalStore
 from tasks.machine.placement import this_placement
 from tests.commands import ROOT, Cairn, Ended

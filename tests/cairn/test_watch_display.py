@@ -5,8 +5,8 @@ import pytest
 from rich.console import Console
 
 from flows.watching.run_pulse import RunPulse, WatchDisplay, pulse_line, pulse_of
-from storage.logs.heartbeat import Heartbeat, write_heartbeat
 from storage.logs.run_log import RunLog
+from storage.logs.step_log import Heartbeat, write_heartbeat
 from storage.stores.local_store import LocalStore
 from tests.fabricated_run import FabricatedRun, fabricate
 

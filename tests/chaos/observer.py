@@ -5,9 +5,9 @@ Owns the reading and the memory of it: what was once seen in the log must be the
 
 from pathlib import Path
 
-from storage.logs.heartbeat import read_heartbeat
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import CheckpointState, RunState
+from storage.logs.step_log import read_heartbeat
 from storage.stores.object_store import ObjectStore
 from tests.chaos.plan import Fault, Moment
 from tests.chaos.processes import Processes, Role

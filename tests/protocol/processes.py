@@ -32,12 +32,12 @@ from storage.checkpoints.checkpoint import (
 )
 from storage.checkpoints.checkpoint_shard import Looks
 from storage.errors import AppendUnknown, Fenced, IntegrityError, NotDurable, StorageError
-from storage.logs.heartbeat import Heartbeat, write_heartbeat
 from storage.logs.log_entry import CheckpointReference, Writer, entry_name
 from storage.logs.registry import Registry, SuiteReference
 from storage.logs.run_entries import AttemptStarted, EvaluationFailed, Placement, RunDeleted, RunFinished
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
+from storage.logs.step_log import Heartbeat, write_heartbeat
 from storage.stores.document import encode, sha256
 from storage.stores.object_store import ObjectStore
 from tasks.checkpoints.promotion import Candidate, PromotionRules, evaluations_of

@@ -11,13 +11,12 @@ from storage.checkpoints.checkpoint_documents import MANIFEST_VERSION
 from storage.checkpoints.checkpoint_shard import Looks
 from storage.checkpoints.sweep import SweepPlan, Verdict, sweep
 from storage.errors import IntegrityError, StorageError
-from storage.logs.heartbeat import heartbeat_key, read_heartbeat
 from storage.logs.log_entry import CheckpointReference, EntryLog, entry_name
 from storage.logs.registry import list_aliases
 from storage.logs.run_entries import RUN_KINDS, CheckpointSuperseded
 from storage.logs.run_index import list_run_ids
 from storage.logs.run_state import RunState
-from storage.logs.step_log import parse_step_records, read_attempt_records
+from storage.logs.step_log import heartbeat_key, parse_step_records, read_attempt_records, read_heartbeat
 from storage.stores.document import encode, sha256
 from storage.stores.local_store import LocalStore
 from storage.stores.object_store import MAX_READ_BYTES, ObjectStore, check_key

@@ -25,12 +25,12 @@ from storage.checkpoints.checkpoint_documents import (
 from storage.checkpoints.tensor_record import TensorDigest
 from storage.errors import IntegrityError
 from storage.logs.fold_cache import decode_history, encode_history
-from storage.logs.heartbeat import Heartbeat
 from storage.logs.log_entry import decode_entry
 from storage.logs.registry import MODEL_KINDS, Promoted
 from storage.logs.run_entries import RUN_KINDS
 from storage.logs.run_log import fold
 from storage.logs.run_state import RunState
+from storage.logs.step_log import Heartbeat
 from storage.snapshots.snapshot_manifest import (
     RejectedCount,
     SnapshotGroup,

@@ -14,13 +14,13 @@ from reports.queries.run_status import list_runs, standing_of
 from storage.checkpoints.checkpoint_pin import new_pin, pin_checkpoint
 from storage.checkpoints.sweep import SweepReport
 from storage.errors import Fenced, IntegrityError
-from storage.logs.heartbeat import Heartbeat, write_heartbeat
 from storage.logs.log_entry import ForkOrigin, Writer
 from storage.logs.registry import Registry
 from storage.logs.run_entries import RunDeleted
 from storage.logs.run_index import RunIndex
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
+from storage.logs.step_log import Heartbeat, write_heartbeat
 from storage.stores.object_store import ObjectStore
 from tasks.attempt.attempt_claim import Claimant, claim_attempt
 from tasks.checkpoints.run_deletion import delete_run, withdrawn_aliases

@@ -17,9 +17,9 @@ from flows.run.attempt import Attempt, _trainer_spec
 from model.estimates.size_estimate import TrainingPlace
 from storage.checkpoints.resume_point import quarantine_checkpoint
 from storage.errors import Fenced
-from storage.logs.heartbeat import Heartbeat, read_heartbeat
 from storage.logs.log_entry import this_writer
 from storage.logs.run_entries import DataQuarantined
+from storage.logs.step_log import Heartbeat, read_heartbeat
 from tasks.attempt.shutdown_signal import ShutdownSignal
 from tasks.errors import BudgetExhausted, TrainerGone
 from tasks.machine.machine_speed import device_name
