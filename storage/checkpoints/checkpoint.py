@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -23,16 +23,12 @@ from storage.logs.log_entry import CheckpointReference, Writer
 from storage.logs.run_entries import CheckpointCommitted
 from storage.logs.run_log import RunLog, run_prefix
 from storage.logs.run_state import RunState
-from storage.stores.document import decode, encode, sha256
+from storage.stores.document import decode, encode, project, sha256
 from storage.stores.object_store import ObjectStore
 from storage.stores.verified_object import ExpectedObject, find_damage, read_verified
 
 UNREADABLE = "cannot be read"
 """How the finding begins where the store had no answer for an object."""
-_READS = 4
-_LARGE_BYTES = 64 * 1024 * 1024
-"""Below this, starting threads takes longer than reading."""
-_ONE_LOOK = Looks(count=1)
 _SEVERAL_LOOKS = Looks()
 
 
@@ -155,14 +151,8 @@ def stage_checkpoint(
     )
     data = encode(manifest)
     store.write(f"{prefix}/manifest.json", data)
-    return StagedCheckpoint(
-        step=trainer.step,
-        attempt=target.attempt,
-        prefix=prefix,
-        manifest_sha256=sha256(data),
-        state_sha256=manifest.state_sha256,
-        bytes=sum(item.bytes for item in manifest.objects) + len(data),
-    )
+    size_bytes = sum(item.bytes for item in manifest.objects) + len(data)
+    return project(manifest, StagedCheckpoint, prefix=prefix, manifest_sha256=sha256(data), bytes=size_bytes)
 
 
 def commit_checkpoint(
@@ -172,7 +162,7 @@ def commit_checkpoint(
     manifest = read_manifest(log.store, staged.prefix, staged.manifest_sha256)
     if wrong := find_wrong_sizes(log.store, staged.prefix, manifest):
         raise wrong[0]
-    body = CheckpointCommitted(**asdict(staged), tokens=tokens, gpu_seconds=gpu_seconds)
+    body = project(staged, CheckpointCommitted, tokens=tokens, gpu_seconds=gpu_seconds)
     return log.append(partial(_unless_committed, body), writer=writer)
 
 
@@ -217,8 +207,7 @@ def verify_checkpoint(
     objects = [item for item in manifest.objects if not only or f"{reference.prefix}/{item.name}" in only]
     with transfers(_at_once(item.bytes for item in objects)) as run:
         checks = [run(_find_damage, store, reference.prefix, item) for item in objects]
-        found = [check() for check in checks]
-    return tuple(damage for damage in found if damage is not None)
+        return tuple(damage for check in checks if (damage := check()) is not None)
 
 
 def open_checkpoint(
@@ -271,7 +260,7 @@ def _unless_committed(body: CheckpointCommitted, state: RunState) -> CheckpointC
 
 
 def _at_once(sizes: Iterable[int]) -> int:
-    return _READS if sum(sizes) >= _LARGE_BYTES else 1
+    return 4 if sum(sizes) >= 64 * 1024 * 1024 else 1  # below it, starting threads takes longer than reading
 
 
 def _find_damage(store: ObjectStore, prefix: str, item: ManifestObject) -> ObjectDamaged | None:
@@ -280,7 +269,7 @@ def _find_damage(store: ObjectStore, prefix: str, item: ManifestObject) -> Objec
             return find_damage(store, _expected(prefix, item))
         whole = [WantedBytes(name=tensor.name, begin=0, end=tensor.bytes) for tensor in item.tensors]
         with transfers(1) as run:
-            ShardReader(store, prefix, item, looks=_ONE_LOOK, scratch=threading.local()).begin(run, whole)
+            ShardReader(store, prefix, item, looks=Looks(count=1), scratch=threading.local()).begin(run, whole)
     except (IntegrityError, StoreUnavailable) as error:
         return _damage_of(f"{prefix}/{item.name}", (item.sha256, "the tensors of the manifest"), error)
     return None

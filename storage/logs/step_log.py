@@ -8,6 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -244,8 +245,6 @@ def silent_seconds(store: ObjectStore, run_prefix: str, attempt: int) -> float |
 
 def read_heartbeat(store: ObjectStore, run_prefix: str, attempt: int) -> Heartbeat | None:
     """Return the attempt's last heartbeat, or None if it is missing or unreadable."""
-    key = heartbeat_key(run_prefix, attempt)
-    try:
-        return decode(store.read(key), Heartbeat, where=key)
-    except (ObjectMissing, IntegrityError):
-        return None
+    with suppress(ObjectMissing, IntegrityError):
+        return decode(store.read(key := heartbeat_key(run_prefix, attempt)), Heartbeat, where=key)
+    return None

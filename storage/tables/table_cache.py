@@ -2,11 +2,13 @@
 
 import os
 import shutil
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
+from itertools import chain, compress
 from pathlib import Path
 from typing import Any, TypeVar
 from zlib import crc32
@@ -83,25 +85,21 @@ class TableCache:
 
     def gather(self, kind: TableKind, run_ids: Sequence[str], wanted: Collection[str]) -> GatheredTables:
         """Return all rows of the `wanted` tables of these runs; raise `StoreUnavailable` if the store is away."""
-        members: dict[str, list[str]] = {}
+        members = defaultdict[str, list[str]](list)
         for run_id in run_ids:
-            members.setdefault(kind.pack_of(run_id), []).append(run_id)
+            members[kind.pack_of(run_id)].append(run_id)
         folder, here = self._folder / kind.name, set(run_ids)
         packs = {name: read_pack(folder / name, kind.version) for name in sorted(members)}
         stamps = [stamp for pack in packs.values() if pack for stamp in pack.runs if stamp.run_id in here]
         answers = self._each(lambda stamp: is_current(self._store, run_prefix(stamp.run_id), stamp), stamps)
-        current = frozenset(stamp.run_id for stamp, answer in zip(stamps, answers, strict=True) if answer)
+        current = frozenset(stamp.run_id for stamp in compress(stamps, answers))
         gather_pack = partial(self._gather_pack, kind, current=current, wanted=wanted)
         found = [gather_pack(folder / name, pack, members[name]) for name, pack in packs.items()]
         with suppress(OSError):
             for name in set(os.listdir(folder)) - members.keys():
                 shutil.rmtree(folder / name)
-        return GatheredTables(
-            files=tuple(file for part in found for file in part.files),
-            fresh=tuple(table for part in found for table in part.fresh),
-            stamps=tuple(stamp for part in found for stamp in part.stamps),
-            unreadable=tuple(run for part in found for run in part.unreadable),
-        )
+        names = [field.name for field in fields(GatheredTables)]
+        return GatheredTables(**{name: tuple(chain(*(getattr(part, name) for part in found))) for name in names})
 
     def _gather_pack(
         self,
