@@ -94,7 +94,7 @@ def _retried(method: Callable[Concatenate[ObjectStore, P], T]) -> "Callable[Conc
     return call
 
 
-class RetryingStore:
+class RetryingStore(ObjectStore):
     """An `ObjectStore` over another one that may be unavailable for some seconds."""
 
     def __init__(self, inner: ObjectStore, *, retry_policy: RetryPolicy = _DEFAULT) -> None:
