@@ -168,27 +168,24 @@ def gather_machines(run: ActiveRun) -> ActiveRun | None:
     rules, wanted = run.config.machines, run.machines.nodes
     if wanted == 1:
         return run
-    if failed := check_machine(rules):
-        return _without_machines(run, failed, seconds=0.0)
-    began = time.monotonic()
-    if run.machines.gather(0.0, is_stopping=run.is_shutting_down) < wanted:
-        run.say(f"waits for {wanted} machines, with this one, at {run.trainers.group.rendezvous} …")
-    here = run.machines.gather(rules.wait_seconds, is_stopping=run.is_shutting_down)
-    seconds, group = time.monotonic() - began, replace(run.trainers.group, nodes=here)
-    if run.is_shutting_down():
-        return None
-    if here < min(rules.at_least or wanted, wanted):
-        return _without_machines(run, f"{here} of {wanted} machines were here after {seconds:.0f} s", seconds=seconds)
-    if here < wanted:
-        run.say(f"goes on with {here} of {wanted} machines: no more have come within {seconds:.0f} s")
-    run.trainers.warm.set_command(group.command())
-    return replace(run, trainers=replace(run.trainers, group=group), gathering_seconds=seconds)
-
-
-def _without_machines(run: ActiveRun, why: str, *, seconds: float) -> ActiveRun:
-    """Return the run as its first machine claims it alone: of several, not every number can share the micro-batches."""
-    trainers = replace(run.trainers, group=replace(run.trainers.group, nodes=1))
-    return replace(run, trainers=trainers, gathering_seconds=seconds, too_few_machines=why)
+    here, seconds = 1, 0.0
+    if not (failed := check_machine(rules)):
+        began = time.monotonic()
+        if run.machines.gather(0.0, is_stopping=run.is_shutting_down) < wanted:
+            run.say(f"waits for {wanted} machines, with this one, at {run.trainers.group.rendezvous} …")
+        here = run.machines.gather(rules.wait_seconds, is_stopping=run.is_shutting_down)
+        seconds = time.monotonic() - began
+        if run.is_shutting_down():
+            return None
+        if here < min(rules.at_least or wanted, wanted):
+            failed = f"{here} of {wanted} machines were here after {seconds:.0f} s"
+        elif here < wanted:
+            run.say(f"goes on with {here} of {wanted} machines: no more have come within {seconds:.0f} s")
+    # Too few are claimed by the first machine alone: of several, not every number can share the micro-batches.
+    trainers = replace(run.trainers, group=replace(run.trainers.group, nodes=1 if failed else here))
+    if not failed:
+        trainers.warm.set_command(trainers.group.command())
+    return replace(run, trainers=trainers, gathering_seconds=seconds, too_few_machines=failed)
 
 
 def _claim(run: ActiveRun, number: int, reference: CheckpointReference | None, state: RunState) -> AttemptStarted:

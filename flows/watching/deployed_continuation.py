@@ -78,9 +78,8 @@ class ContinuationByDeployment:
         attempt = stalled.state.latest_attempt
         how = "open" if stalled.state.open_attempt is not None else "ended"
         launch = _last_launch(client, deployment_id, stalled.state)
-        kept = (
-            {name: value for name, value in launch.parameters.items() if name == "store_credentials"} if launch else {}
-        )
+        credentials = launch.parameters.get("store_credentials") if launch else None
+        kept = {} if credentials is None else {"store_credentials": credentials}
         for number in range(MOST_FLOW_RUNS):
             key = sha256(f"{self._store_url} {stalled.run_id} {attempt} {how} {number}".encode())
             flow_run = client.create_flow_run_from_deployment(
