@@ -126,11 +126,10 @@ def _read_gcp(host: str, name: str) -> str:
 def notice_sources(config: PreemptionConfig, environment: Mapping[str, str]) -> tuple[NoticeSource, ...]:
     """Return the sources that `config` names; environment variables of the clouds' tools may move a service."""
     sources: list[NoticeSource] = [partial(read_notice_file, config.notice_file)] if config.notice_file else []
-    match config.metadata:
-        case "aws":
-            sources.append(AwsMetadata(environment.get("AWS_EC2_METADATA_SERVICE_ENDPOINT") or _AWS_ADDRESS))
-        case "gcp":
-            sources.append(partial(read_gcp_notice, environment.get("GCE_METADATA_HOST") or _GCP_HOST))
+    if config.metadata == "aws":
+        sources.append(AwsMetadata(environment.get("AWS_EC2_METADATA_SERVICE_ENDPOINT") or _AWS_ADDRESS))
+    if config.metadata == "gcp":
+        sources.append(partial(read_gcp_notice, environment.get("GCE_METADATA_HOST") or _GCP_HOST))
     return tuple(sources)
 
 

@@ -57,9 +57,7 @@ class ShutdownSignal:
             return
         hangup = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
         numbers = {signal.SIGTERM, signal.SIGINT, *hangup, *((signal.Signals[extra_signal],) if extra_signal else ())}
-        before = {number: signal.getsignal(number) for number in numbers}
-        for number in numbers:
-            signal.signal(number, self._on_signal)
+        before = {number: signal.signal(number, self._on_signal) for number in numbers}
         try:
             yield
         finally:
@@ -68,8 +66,7 @@ class ShutdownSignal:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name
-        closed = "the terminal was closed (nohup or a deployment outlives it)"
-        details = {"SIGTERM": "", "SIGINT": "", "SIGHUP": closed}
+        details = {"SIGTERM": "", "SIGINT": "", "SIGHUP": "the terminal was closed (nohup or a deployment outlives it)"}
         scheduled = f"the scheduler announced with {name} that this machine will be taken away"
         self.request(name, details.get(name, scheduled))
 

@@ -58,14 +58,11 @@ def settled_threads(threads: int | Literal["auto"]) -> int:
 
 def code_version() -> str:
     """Return `version+commit`, with `unknown` as the commit outside of a checkout of Cairn's own."""
-    root = Path(__file__).parents[2]
+    root, commit = Path(__file__).parents[2], "unknown"
     command = ["git", "-C", str(root), "rev-parse", "--short", "HEAD"]
-    try:
-        if not (root / ".git").exists():  # installed: a folder further up may be somebody's checkout of something else
-            raise FileNotFoundError(root / ".git")
-        commit = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        commit = "unknown"
+    with suppress(OSError, subprocess.CalledProcessError):
+        if (root / ".git").exists():  # else installed: a folder further up may be somebody's checkout of something else
+            commit = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     return f"{CAIRN_VERSION}+{commit}"
 
 

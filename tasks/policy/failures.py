@@ -115,11 +115,9 @@ _BY_TYPE: Mapping[type[BaseException] | tuple[type[BaseException], ...], ErrorKi
     MemoryError: ErrorKind.OUT_OF_MEMORY,
 }
 """A subclass stands before its base."""
-_BY_NUMBER = {
-    errno.ENOMEM: ErrorKind.OUT_OF_MEMORY,
-    errno.ENOSPC: ErrorKind.UNAVAILABLE,
-    errno.EDQUOT: ErrorKind.UNAVAILABLE,
-}
+_BY_NUMBER = {errno.ENOMEM: ErrorKind.OUT_OF_MEMORY} | dict.fromkeys(
+    (errno.ENOSPC, errno.EDQUOT), ErrorKind.UNAVAILABLE
+)
 _PHRASES = {
     ErrorKind.OUT_OF_MEMORY: (
         *("can't allocate memory", "Cannot allocate memory", "out of memory", "ALLOC_FAILED", "MemoryError"),
@@ -169,11 +167,9 @@ _FULL = 0.95
 
 def kind_of(error: BaseException) -> ErrorKind:
     """Return the kind of a caught exception; what is not known is a bug."""
-    for known, kind in _BY_TYPE.items():
-        if isinstance(error, known):
-            return kind
+    by_type = next((kind for known, kind in _BY_TYPE.items() if isinstance(error, known)), None)
     number = error.errno if isinstance(error, OSError) else None
-    return _BY_NUMBER.get(number or 0) or _kind_in(str(error)) or ErrorKind.BUG
+    return by_type or _BY_NUMBER.get(number or 0) or _kind_in(str(error)) or ErrorKind.BUG
 
 
 def _kind_in(text: str) -> ErrorKind | None:

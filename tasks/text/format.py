@@ -71,15 +71,11 @@ def one_line(text: str, most: int = 0) -> str:
 
 def format_value(value: object) -> str:
     """Return a value for a table: a dash for None, times to the second, numbers with four digits."""
-    match value:
-        case None:
-            return "–"
-        case datetime():
-            return value.strftime("%Y-%m-%d %H:%M:%S")
-        case float():
-            return f"{value:.4g}"
-        case _:
-            return str(value)
+    if isinstance(value, datetime):
+        return value.strftime("%Y-%m-%d %H:%M:%S")
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return "–" if value is None else str(value)
 
 
 def short_digest(digest: str | None) -> str:

@@ -34,8 +34,7 @@ class LiveLines:
         if not self.can_be_shown:
             yield
             return
-        stays = self._stays
-        live = Live(console=self._console, refresh_per_second=8, transient=not stays, get_renderable=self._render)
+        live = Live(console=self._console, refresh_per_second=8, transient=not self._stays, get_renderable=self._render)
         with suppress(OSError):
             live.start()
         self._live = live
