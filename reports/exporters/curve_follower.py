@@ -3,11 +3,10 @@
 The records of an attempt count up to the step at which a later attempt resumed, as in `storage.logs.step_log`.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from storage.logs.run_entries import AttemptEnded, EvaluationRecorded
-from storage.logs.run_state import AttemptRecord, RunState
+from storage.logs.run_state import RunState
 from storage.logs.step_log import StepRecord, StepTail
 
 _STEP_VALUES = {
@@ -66,7 +65,14 @@ class CurveFollower:
             return CurveUpdate()
         attempts = state.attempts
         fresh = self._tail.read(attempts[self._position].started.attempt)
-        steps = self._surviving(fresh, attempts)
+        started_at = attempts[self._position].started_at.timestamp()
+        bound = min((later.started.first_step for later in attempts[self._position + 1 :]), default=None)
+        steps = []
+        for record in fresh:
+            self._elapsed_seconds += record.seconds
+            if record.step > self._sent_step and (bound is None or record.step <= bound):
+                self._sent_step = record.step
+                steps.append(TimedStep(at_seconds=started_at + self._elapsed_seconds, record=record))
         moves, rewind_to = not fresh and self._position + 1 < len(attempts), None
         if moves:
             self._position, self._elapsed_seconds = self._position + 1, 0.0
@@ -78,7 +84,7 @@ class CurveFollower:
         line = {record.committed.manifest_sha256 for record in state.surviving_checkpoints} if evaluations else set()
         update = CurveUpdate(
             rewind_to=rewind_to,
-            steps=steps,
+            steps=tuple(steps),
             evaluations=tuple(item for item in evaluations if item.manifest_sha256 in line),
             ends=tuple(ends[self._sent_ends :]),
             settled_step=newest.committed.step if newest else 0,
@@ -86,14 +92,3 @@ class CurveFollower:
         )
         self._sent_evaluations, self._sent_ends = len(state.evaluations), len(ends)
         return update
-
-    def _surviving(self, fresh: Sequence[StepRecord], attempts: Sequence[AttemptRecord]) -> tuple[TimedStep, ...]:
-        started_at = attempts[self._position].started_at.timestamp()
-        bound = min((later.started.first_step for later in attempts[self._position + 1 :]), default=None)
-        steps = []
-        for record in fresh:
-            self._elapsed_seconds += record.seconds
-            if record.step > self._sent_step and (bound is None or record.step <= bound):
-                self._sent_step = record.step
-                steps.append(TimedStep(at_seconds=started_at + self._elapsed_seconds, record=record))
-        return tuple(steps)

@@ -3,19 +3,16 @@
 import io
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
 from reports.plots.colors import BLACK, BLUE, GREEN, GREY, ORANGE, PALE, PURPLE, SKY, VERMILLION
 from reports.plots.curve_plot import disable_math
 from reports.plots.plot_axis import BASE_POINTS, SMALL_POINTS, Column, Series, smooth
-from reports.plots.run_curves import RunCurves, gather_curves
+from reports.plots.run_curves import gather_curves
 from reports.plots.run_plot import PlotRequest, replace_file
 from storage.logs.run_log import RunLog
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 ComparedAcross = Literal["step", "tokens", "time"]
 _COLORS = (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY, BLACK, GREY)
@@ -26,22 +23,13 @@ _LABELS = {"step": "step", "tokens": "tokens", "time": "time of training in seco
 
 def plot_comparison(logs: Sequence[RunLog], request: PlotRequest, across: ComparedAcross) -> int:
     """Draw runs that were read into one file; returns its size in bytes."""
-    image = io.BytesIO()
-    suffix = request.file.suffix.lower().removeprefix(".")
-    figure = _figure([gather_curves(log) for log in logs], request, across)
-    figure.savefig(image, format=suffix)
-    replace_file(request.file, image.getvalue())
-    return len(image.getvalue())
-
-
-def _figure(runs: Sequence[RunCurves], request: PlotRequest, across: ComparedAcross) -> "Figure":
     from matplotlib.figure import Figure
 
     dots = request.width_px / _INCHES
     figure = Figure(figsize=(_INCHES, (request.height_px + 0.5) / dots), dpi=dots, facecolor="white")
     panel = figure.add_subplot()
     shown = list[Column]()
-    for place, curves in enumerate(runs):
+    for place, curves in enumerate(map(gather_curves, logs)):
         color, dashes = _COLORS[place % len(_COLORS)], _DASHES[place // len(_COLORS) % len(_DASHES)]
         records = [point.record for point in curves.points]
         steps = np.array([record.step for record in records], dtype=np.float64)
@@ -66,4 +54,7 @@ def _figure(runs: Sequence[RunCurves], request: PlotRequest, across: ComparedAcr
     legend = panel.legend(loc="upper right", fontsize=SMALL_POINTS, framealpha=0.9, edgecolor=PALE)
     disable_math(legend.get_texts())
     figure.tight_layout()
-    return figure
+    image = io.BytesIO()
+    figure.savefig(image, format=request.file.suffix.lower().removeprefix("."))
+    replace_file(request.file, image.getvalue())
+    return len(image.getvalue())

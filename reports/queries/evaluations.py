@@ -1,6 +1,6 @@
 """The evaluations of a run, recorded or failed; those of a checkpoint beside earlier ones and the champion's."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import islice
@@ -80,32 +80,30 @@ class EvaluationComparison:
 
 def compare_evaluations(found: FoundCheckpoint, outcomes: Sequence[Outcome]) -> EvaluationComparison:
     """Return the outcomes with the run's other evaluations, newest first, and the champion's, suite by suite."""
-    found.log.refresh()
+    from tasks.evaluator.evaluation_run import find_evaluation  # only where evaluations are compared
+
+    log, state, rows = found.log, found.log.refresh(), list[ComparedEvaluation]()
+    alias = configuration_of(state).promotion.alias
+    champion = Registry(log.store, alias).refresh().champion
+    for outcome in outcomes:
+        rows.append(_row("this", log.run_id, outcome))
+        best = None
+        if champion is not None:
+            champion_log = log if champion.run_id == log.run_id else RunLog(log.store, champion.run_id)
+            best = find_evaluation(champion_log.refresh(), champion.manifest_sha256, outcome.suite_sha256)
+            if best is not None and best != outcome:
+                rows.append(_row(alias, champion.run_id, best))
+        same_suite = (item for item in reversed(state.evaluations) if item.suite_sha256 == outcome.suite_sha256)
+        earlier = (item for item in same_suite if item not in (outcome, best))
+        rows += [_row("earlier", log.run_id, item) for item in islice(earlier, _MOST_EARLIER)]
     failed = any(isinstance(item, EvaluationFailed) for item in outcomes)
     return EvaluationComparison(
-        run_id=found.log.run_id,
+        run_id=log.run_id,
         step=found.reference.step,
         manifest_sha256=found.reference.manifest_sha256,
         status="failed" if failed else "recorded",
-        rows=tuple(row for outcome in outcomes for row in _rows(found, outcome)),
+        rows=tuple(rows),
     )
-
-
-def _rows(found: FoundCheckpoint, outcome: Outcome) -> Iterator[ComparedEvaluation]:
-    from tasks.evaluator.evaluation_run import find_evaluation  # only where evaluations are compared
-
-    log, suite_sha256 = found.log, outcome.suite_sha256
-    yield _row("this", log.run_id, outcome)
-    alias = configuration_of(log.state).promotion.alias
-    champion, best = Registry(log.store, alias).refresh().champion, None
-    if champion is not None:
-        champion_log = log if champion.run_id == log.run_id else RunLog(log.store, champion.run_id)
-        best = find_evaluation(champion_log.refresh(), champion.manifest_sha256, suite_sha256)
-        if best is not None and best != outcome:
-            yield _row(alias, champion.run_id, best)
-    same_suite = (item for item in reversed(log.state.evaluations) if item.suite_sha256 == suite_sha256)
-    earlier = (item for item in same_suite if item not in (outcome, best))
-    yield from (_row("earlier", log.run_id, item) for item in islice(earlier, _MOST_EARLIER))
 
 
 def _row(role: str, run_id: str, item: Outcome) -> ComparedEvaluation:

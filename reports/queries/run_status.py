@@ -156,7 +156,14 @@ def list_runs(store: ObjectStore) -> tuple[RunSummary, ...]:
 
 def summarize_run(run_id: str, state: RunState, standing: RunPhase, beat: Heartbeat | None = None) -> RunSummary:
     """Return the summary of a run; `standing` is its state, because the log does not say whether an owner is gone."""
-    newest = state.newest_committed
+    newest, ended = state.newest_committed, state.attempts[-1].ended if state.attempts else None
+    detail = stopped_early(state)
+    if standing == RunPhase.STOPPED and ended is not None:
+        detail = f"attempt {ended.attempt} ended: {ended.reason}; `cairn explain {run_id}` says why"
+    elif standing == RunPhase.DELETING:
+        detail = _next(run_id, state, standing)
+    elif state.deleted is not None:
+        detail = state.deleted.why or f"by {state.deleted.by}"
     return RunSummary(
         run_id=run_id,
         state=standing,
@@ -166,18 +173,8 @@ def summarize_run(run_id: str, state: RunState, standing: RunPhase, beat: Heartb
         newest_committed_step=newest.committed.step if newest else None,
         attempts=state.latest_attempt,
         opened_at=state.opened_at,
-        detail=_detail(run_id, state, standing),
+        detail=detail,
     )
-
-
-def _detail(run_id: str, state: RunState, standing: RunPhase) -> str | None:
-    ended = state.attempts[-1].ended if state.attempts else None
-    if standing == RunPhase.STOPPED and ended is not None:
-        return f"attempt {ended.attempt} ended: {ended.reason}; `cairn explain {run_id}` says why"
-    if state.deleted is not None:
-        is_half_done = standing == RunPhase.DELETING
-        return _next(run_id, state, standing) if is_half_done else state.deleted.why or f"by {state.deleted.by}"
-    return stopped_early(state)
 
 
 def stopped_early(state: RunState) -> str | None:
