@@ -19,7 +19,6 @@ from tasks.configuration.settings import MirrorsConfig
 from tasks.errors import InvalidConfiguration
 from tasks.machine.process_scopes import running_beside
 
-_EXPERIMENT = "cairn"
 _EVERY_SECONDS = 5.0
 _LONGEST_PAUSE_SECONDS = 300.0
 _FINAL_SECONDS = 10.0
@@ -75,7 +74,7 @@ def _make_exporters(log: RunLog, mirrors: MirrorsConfig, environment: Mapping[st
     if mirrors.mlflow:
         from reports.exporters.mlflow_exporter import MlflowClient, MlflowExporter
 
-        experiment = environment.get("MLFLOW_EXPERIMENT_NAME") or _EXPERIMENT
+        experiment = environment.get("MLFLOW_EXPERIMENT_NAME") or "cairn"
         yield MlflowExporter(MlflowClient(mirrors.mlflow, environment), log.run_id, experiment=experiment)
 
 

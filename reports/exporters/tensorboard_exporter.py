@@ -16,8 +16,6 @@ from reports.exporters.curve_follower import CurveUpdate
 from storage.logs.run_state import RunState
 from storage.stores.document import sha256
 
-_VERSION = "brain.Event:2"
-
 
 class TensorBoardExporter:
     """Writes one run's event file."""
@@ -42,7 +40,7 @@ class TensorBoardExporter:
         unique = f"{now:017.6f}.{socket.gethostname()}.{os.getpid()}"
         self._file = (self._folder / f"events.out.tfevents.{unique}{self._suffix}").open("xb")
         self._records = RecordWriter(self._file)
-        self._add(now, 0, file_version=_VERSION)
+        self._add(now, 0, file_version="brain.Event:2")
         self._drop_from(0)
         self._file.flush()
         for path in earlier:

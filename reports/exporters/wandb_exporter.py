@@ -12,7 +12,6 @@ from reports.exporters.curve_follower import CurveUpdate, TimedStep
 from storage.logs.run_state import RunState
 from storage.stores.document import flatten, sha256
 
-_PROJECT = "cairn"
 _STEP = "step"
 
 
@@ -50,7 +49,7 @@ class WandbExporter:
         )
         self._unsettled = []
         self._run = wandb.init(
-            project=_PROJECT,
+            project="cairn",
             id=identity,
             name=self._run_id,
             config=flatten(state.opened.config) if state.opened else {},

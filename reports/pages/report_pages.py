@@ -79,13 +79,13 @@ def html_environment() -> "Environment":
     def number_columns(table: Table) -> list[bool]:
         """Return for each column whether all its cells are numbers or nothing."""
         columns = zip(*table.rows, strict=True) if table.rows else [()] * len(table.columns)
-        return [bool(cells) and all(map(_is_number, cells)) for cells in columns]
+        texts = [[format_value(cell) for cell in cells if cell is not None] for cells in columns]
+        return [
+            bool(table.rows) and all(text.replace(",", "").replace(".", "", 1).isdigit() for text in some)
+            for some in texts
+        ]
 
     return _environment(autoescape=True, css_class=css_class, commands=commands, number_columns=number_columns)
-
-
-def _is_number(value: object) -> bool:
-    return value is None or format_value(value).replace(",", "").replace(".", "", 1).isdigit()
 
 
 def _environment(*, autoescape: bool, **filters: Callable[..., object]) -> "Environment":

@@ -83,17 +83,12 @@ def expand_names(listed: Sequence[str], names: Sequence[str]) -> tuple[str, ...]
     """Return run ids for names: a set's members where none of the listed runs has its name, or it is the only name."""
     wanted = dict[str, None]()
     for name in names:
-        members = [run_id for run_id in listed if is_member(run_id, name)]
+        members = [run_id for run_id in listed if run_id.startswith(f"{name}.") and "=" in run_id[len(name) :]]
         if name in listed or not members:
             wanted[name] = None
         if name not in listed or len(names) == 1:
             wanted |= dict.fromkeys(members)
     return tuple(wanted)
-
-
-def is_member(run_id: str, name: str) -> bool:
-    """Whether a run is of the set."""
-    return run_id.startswith(f"{name}.") and "=" in run_id[len(name) :]
 
 
 def compare_runs(logs: Sequence[RunLog]) -> RunComparison:

@@ -95,6 +95,13 @@ def read_status(log: RunLog) -> RunStatus:
         from tasks.configuration.settings import BudgetsConfig  # pydantic: only a run without an attempt pays for it
 
         limits = BudgetsConfig().model_dump(mode="json")
+    newest, practised = state.attempts[-1] if state.attempts else None, ""
+    if (
+        newest is not None and newest.started.faults
+    ):  # the newest attempt, or the last one that ended, may have met them
+        ended = next((record.ended for record in reversed(state.attempts[-2:]) if record.ended), None)
+        met = f"; {', '.join(ended.practised)} ended attempt {ended.attempt}" if ended and ended.practised else ""
+        practised = f"CAIRN_FAULTS is set to {newest.started.faults} for attempt {newest.started.attempt}{met}"
     if not isinstance(limits, Mapping):
         raise IntegrityError("the run's log: budgets of the newest attempt are no table; the log was changed")
     return project(
@@ -107,7 +114,7 @@ def read_status(log: RunLog) -> RunStatus:
         stopped_early=stopped_early(state),
         quarantined_windows=len(state.quarantined_windows),
         bits=bits_differ(state),
-        practised=_practised(state),
+        practised=practised,
         symptom=beat.symptom if beat else "",
         forked_from=f"{state.origin.run_id}@{state.origin.checkpoint.step}" if state.origin else None,
     )
@@ -117,16 +124,6 @@ def _owner(log: RunLog, standing: RunPhase) -> tuple[AttemptRecord | None, Heart
     """Return the attempt that trains the run now, and its heartbeat."""
     owner = log.state.open_attempt if standing == RunPhase.RUNNING else None
     return owner, read_heartbeat(log.store, log.prefix, owner.started.attempt) if owner else None
-
-
-def _practised(state: RunState) -> str:
-    """Return which practised faults the newest attempt, or the last one that ended, has met or may meet."""
-    newest = state.attempts[-1] if state.attempts else None
-    if newest is None or not newest.started.faults:
-        return ""
-    ended = next((record.ended for record in reversed(state.attempts[-2:]) if record.ended), None)
-    met = f"; {', '.join(ended.practised)} ended attempt {ended.attempt}" if ended and ended.practised else ""
-    return f"CAIRN_FAULTS is set to {newest.started.faults} for attempt {newest.started.attempt}{met}"
 
 
 def bits_differ(state: RunState) -> str:
