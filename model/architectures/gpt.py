@@ -102,9 +102,7 @@ class GPT(nn.Module):
         super().__init__()
         if vocab_size < 1:
             raise InvalidInput(f"vocab_size={vocab_size} must be at least 1")
-        self.config = config
-        self.vocab_size = vocab_size
-        self.activation_checkpointing = activation_checkpointing
+        self.config, self.vocab_size, self.activation_checkpointing = config, vocab_size, activation_checkpointing
         self.gathered_dtype: torch.dtype | None = None
         """The half precision in which sharded processes gather the layers, which run under autocast only."""
         self.boundary_id: int | None = None

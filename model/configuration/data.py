@@ -13,10 +13,8 @@ from model.errors import InvalidInput
 
 SMALLEST_BPE_VOCABULARY = 257
 """Every byte and end-of-text: a byte-level vocabulary cannot be smaller."""
-
 LONGEST_PERIOD = 2**30
 """Above it the products of a mixture's schedule do not fit 64 bits; weights of up to nine decimal digits stay below."""
-
 SNAPSHOT_SOURCE = "snapshot:"
 SHORTEST_SNAPSHOT_ID = 8
 

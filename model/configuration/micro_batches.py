@@ -18,8 +18,10 @@ def split_batch(
     global_batch: int, micro_batch: int, *, processes: int = 1, mode: Parallel = "ddp"
 ) -> tuple[tuple[slice, ...], ...]:
     """Return, by process, the rows of each of its micro-batches; raises InvalidInput naming the numbers that can."""
-    if mode == "fsdp" and processes > 1:
-        return _equal_parts(global_batch, micro_batch, processes)
+    if mode == "fsdp" and processes > 1:  # shares differ by one row at most; each has the parts that the largest needs
+        count = ceil(ceil(global_batch / processes) / micro_batch)
+        shares = [_cut(slice(0, global_batch), rank, processes) for rank in range(processes)]
+        return tuple(tuple(_cut(share, part, count) for part in range(count)) for share in shares)
     count = ceil(global_batch / micro_batch)
     if processes not in possible_processes(global_batch, micro_batch):
         possible = ", ".join(map(str, possible_processes(global_batch, micro_batch)))
@@ -58,13 +60,6 @@ def _largest(global_batch: int, at_most: int, processes: int, mode: Parallel) ->
     if mode == "ddp" and processes > 1:
         return next((size for size in sizes if processes in possible_processes(global_batch, size)), None)
     return next(iter(sizes), None)
-
-
-def _equal_parts(global_batch: int, micro_batch: int, processes: int) -> tuple[tuple[slice, ...], ...]:
-    """Cut contiguous shares, which differ by at most one row, into as many parts each as the largest share needs."""
-    count = ceil(ceil(global_batch / processes) / micro_batch)
-    shares = [_cut(slice(0, global_batch), rank, processes) for rank in range(processes)]
-    return tuple(tuple(_cut(share, part, count) for part in range(count)) for share in shares)
 
 
 def _cut(rows: slice, place: int, places: int) -> slice:

@@ -18,22 +18,8 @@ FeedForwardKind = Literal["gelu", "relu2", "swiglu"]
 INNER_WIDTHS: Mapping[str, int] = {"gelu": 4, "relu2": 4, "swiglu": 3}
 """How many times the width a feed-forward layer has inside; of a gated one each of both halves."""
 _PRESETS: Mapping[str, Mapping[str, Any]] = {
-    "gpt2": {
-        "norm": "layer",
-        "norm_epsilon": 1e-5,
-        "positions": "learned",
-        "feed_forward": "gelu",
-        "qk_norm": False,
-        "bias": True,
-    },
-    "qwen3": {
-        "norm": "rms",
-        "norm_epsilon": 1e-6,
-        "positions": "rotary",
-        "feed_forward": "swiglu",
-        "qk_norm": True,
-        "bias": False,
-    },
+    "gpt2": dict(norm="layer", norm_epsilon=1e-5, positions="learned", feed_forward="gelu", qk_norm=False, bias=True),
+    "qwen3": dict(norm="rms", norm_epsilon=1e-6, positions="rotary", feed_forward="swiglu", qk_norm=True, bias=False),
 }
 
 

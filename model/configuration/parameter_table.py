@@ -1,8 +1,7 @@
 """The table of a network's parameters: of each its name, shape, kind, first values and names in `transformers`.
 
 Counts, decay groups, FLOPs, memory, initial weights, export and import follow from it. Imports no torch.
-Sources: Radford et al. 2019 (normal initial values of 0.02, projections into the residual stream divided by
-sqrt(2 n_layer)); transformers, models/gpt2, models/llama and models/qwen3.
+Sources: Radford et al. 2019 (initial values); transformers, models/gpt2, models/llama and models/qwen3.
 """
 
 import math
@@ -96,26 +95,20 @@ def _parts(model: ModelConfig, vocab_size: int) -> Iterator[_Row]:
     yield "wte.weight", "embedding", (vocab_size,), width
     if model.positions == "learned":
         yield "wpe.weight", "positions", (model.block_size,), width
-    for layer in range(model.n_layer):
-        for name, kind, rows, columns in _layer_parts(model):
-            yield f"h.{layer}.{name}", kind, rows, columns
+    keys, widened = model.key_width, (model.n_inner,) * WIDENED[model.feed_forward]
+    for layer in (f"h.{number}" for number in range(model.n_layer)):
+        yield from _norm_parts(model, f"{layer}.ln_1", width)
+        yield from _linear_parts(model, f"{layer}.attn.c_attn", (model.attention_width, keys, keys), width)
+        yield from _linear_parts(model, f"{layer}.attn.c_proj", (width,), model.attention_width)
+        if model.qk_norm and model.norm_gain:
+            yield f"{layer}.attn.q_norm.weight", "gain", (model.head_size,), None
+            yield f"{layer}.attn.k_norm.weight", "gain", (model.head_size,), None
+        yield from _norm_parts(model, f"{layer}.ln_2", width)
+        yield from _linear_parts(model, f"{layer}.mlp.c_fc", widened, width)
+        yield from _linear_parts(model, f"{layer}.mlp.c_proj", (width,), model.n_inner)
     yield from _norm_parts(model, "ln_f", width)
     if not model.tied:
         yield "lm_head.weight", "head", (vocab_size,), width
-
-
-def _layer_parts(model: ModelConfig) -> Iterator[_Row]:
-    width, keys = model.n_embd, model.key_width
-    yield from _norm_parts(model, "ln_1", width)
-    yield from _linear_parts(model, "attn.c_attn", (model.attention_width, keys, keys), width)
-    yield from _linear_parts(model, "attn.c_proj", (width,), model.attention_width)
-    if model.qk_norm and model.norm_gain:
-        yield "attn.q_norm.weight", "gain", (model.head_size,), None
-        yield "attn.k_norm.weight", "gain", (model.head_size,), None
-    yield from _norm_parts(model, "ln_2", width)
-    widened = (model.n_inner,) * WIDENED[model.feed_forward]
-    yield from _linear_parts(model, "mlp.c_fc", widened, width)
-    yield from _linear_parts(model, "mlp.c_proj", (width,), model.n_inner)
 
 
 def _linear_parts(model: ModelConfig, name: str, rows: tuple[int, ...], columns: int) -> Iterator[_Row]:
@@ -137,6 +130,14 @@ def _row(
     std = INITIAL_STD if columns else 0.0
     if name.endswith("c_proj.weight"):
         std = 0.0 if model.zero_projections else INITIAL_STD / math.sqrt(2 * model.n_layer)
+    theirs: tuple[str, ...] = (f"transformer.{name}",) if family == "gpt2" else ()
+    if family in ("llama", "qwen3"):
+        module, _, leaf = name.rpartition(".")
+        prefix = ""
+        if module.startswith("h."):
+            _, layer, module = module.split(".", 2)
+            prefix = f"model.layers.{layer}."
+        theirs = tuple(f"{prefix}{part}.{leaf}" for part in _LLAMA_NAMES[module])
     return Parameter(
         name=name,
         shape=(sum(rows), columns) if columns else (sum(rows),),
@@ -144,19 +145,6 @@ def _row(
         rows=rows,
         std=std,
         constant=1.0 if kind == "gain" else 0.0,
-        theirs=_names_in_transformers(family, name),
+        theirs=theirs,
         is_transposed=family == "gpt2" and kind == "matrix",
     )
-
-
-def _names_in_transformers(family: Family | None, name: str) -> tuple[str, ...]:
-    if family == "gpt2":
-        return (f"transformer.{name}",)
-    if family is None:
-        return ()
-    module, _, leaf = name.rpartition(".")
-    prefix = ""
-    if module.startswith("h."):
-        _, layer, module = module.split(".", 2)
-        prefix = f"model.layers.{layer}."
-    return tuple(f"{prefix}{part}.{leaf}" for part in _LLAMA_NAMES[module])

@@ -10,8 +10,6 @@ Precision = Literal["auto", "fp32", "bf16", "fp16"]
 Kernels = Literal["auto", "stock", "fused"]
 Parallel = Literal["ddp", "fsdp"]
 OptimizerName = Literal["adamw", "adam", "momentum", "sgd", "muon"]
-Schedule = Literal["cosine", "wsd"]
-OutOfMemoryRemedy = Literal["recompute", "halve"]
 Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 UNFROZEN_TRAINING = frozenset(
     {"device", "activation_checkpointing", "on_oom", "probe_every_steps", "probe_batches", "sample_tokens"}
@@ -48,7 +46,7 @@ class TrainingConfig(Section):
         description="steps in which the learning rate rises from 0 to lr",
         json_schema_extra={"default_rule": "a tenth of steps, at most 2000"},
     )
-    schedule: Schedule = Field(
+    schedule: Literal["cosine", "wsd"] = Field(
         "cosine",
         description="how the learning rate falls: cosine from the warm-up on; wsd stays at lr and falls linearly at "
         "the end, so that a fork from before that can go on",
@@ -99,7 +97,7 @@ class TrainingConfig(Section):
     activation_checkpointing: bool = Field(
         False, description="compute activations again in the backward pass: less memory, more time, equal bits"
     )
-    on_oom: OutOfMemoryRemedy = Field(
+    on_oom: Literal["recompute", "halve"] = Field(
         "recompute",
         description="what is tried first after out-of-memory: recompute activations, which keeps the bits, or halve "
         "the micro-batch, which is faster and changes them",

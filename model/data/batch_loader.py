@@ -18,7 +18,6 @@ from model.errors import InvalidInput
 
 DRAWS_PER_CALL = 4096
 """Draws computed in one call of the order: for a few, a call costs more than gathering their tokens."""
-
 STEPS_AHEAD = 2
 """One batch being gathered and one ready; more helps only where some reads are far slower than a step."""
 
@@ -57,8 +56,7 @@ class BatchLoader:
     ) -> None:
         if steps_ahead < 1:
             raise InvalidInput(f"steps_ahead={steps_ahead} must be at least 1")
-        self.windows = windows
-        self.order = order
+        self.windows, self.order = windows, order
         self._clock, self._waited_seconds = clock, 0.0
         self._device, self._end_step, self._steps_ahead, self._rows = device, end_step, steps_ahead, rows
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches", initializer=self._use_device)

@@ -194,17 +194,14 @@ class SampleOrder:
         for epoch in np.unique(epochs).tolist():
             drawn = self._permutation(number, epoch, "draw").permute(positions[epochs == epoch])
             drawn += component.first_window
-            drawn[drawn < component.end_window - 1] += self.window_count * self._shift_tokens(number, epoch)
+            # An epoch's windows begin later by 0 tokens in the first, and by each number once in block_size epochs.
+            shifts = self._permutation(number, 0, "shift", size=self.block_size)
+            first, own = shifts.permute(np.array([0, epoch % self.block_size], dtype=np.int64)).tolist()
+            drawn[drawn < component.end_window - 1] += self.window_count * (int(own - first) % self.block_size)
             windows[epochs == epoch] = drawn
         for index in np.flatnonzero(self._is_unusable(windows)):
             windows[index] = self._replacement(number, int(epochs[index]), int(positions[index]))
         return windows
-
-    def _shift_tokens(self, number: int, epoch: int) -> int:
-        """How many tokens later an epoch's windows begin: 0 in the first, and each number once in block_size epochs."""
-        order = self._permutation(number, 0, "shift", size=self.block_size)
-        first, own = order.permute(np.array([0, epoch % self.block_size], dtype=np.int64)).tolist()
-        return int(own - first) % self.block_size
 
     def _is_unusable(self, windows: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Whether each window (N,) shares an input with a quarantined one."""

@@ -56,8 +56,7 @@ class TokenWindows:
         self._shards = tuple(shards)
         self._windows_of_shard: dict[int, NDArray[Any]] = {}
         self._starts = np.cumsum([0, *(len(shard) for shard in shards)], dtype=np.int64)
-        self.block_size = block_size
-        self.vocab_size = vocab_size
+        self.block_size, self.vocab_size = block_size, vocab_size
         self.token_count = int(self._starts[-1])
         if self.window_count < 1:
             raise InvalidInput(
@@ -87,7 +86,10 @@ class TokenWindows:
         is_whole = positions + self.block_size < self._starts[shards + 1]
         for shard in np.unique(shards[is_whole]).tolist():
             rows = np.flatnonzero(is_whole & (shards == shard))
-            gathered[rows] = self._windows_within(shard)[positions[rows] - self._starts[shard]]
+            if shard not in self._windows_of_shard:  # on first use: reading all of it verifies the shard
+                tokens = np.asarray(self._shards[shard][:])
+                self._windows_of_shard[shard] = sliding_window_view(tokens, self.block_size + 1)  # a row a start
+            gathered[rows] = self._windows_of_shard[shard][positions[rows] - self._starts[shard]]
         for row in np.flatnonzero(~is_whole).tolist():
             self._copy_across(int(shards[row]), int(positions[row]), gathered[row])
         if gathered.max(initial=0) >= self.vocab_size:
@@ -95,13 +97,6 @@ class TokenWindows:
             window, token = int(indexes[row]), int(gathered[row, column])
             raise TokenOutOfRange(window=window, token=token, vocab_size=self.vocab_size)
         return gathered
-
-    def _windows_within(self, shard: int) -> NDArray[Any]:
-        """Return a view (N_k - block_size, block_size + 1), a row a start, on first use: that verifies the shard."""
-        if shard not in self._windows_of_shard:
-            tokens = np.asarray(self._shards[shard][:])
-            self._windows_of_shard[shard] = sliding_window_view(tokens, self.block_size + 1)
-        return self._windows_of_shard[shard]
 
     def _copy_across(self, shard: int, position: int, into: NDArray[np.int64]) -> None:
         filled = 0

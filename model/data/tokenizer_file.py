@@ -17,17 +17,10 @@ from model.errors import InvalidInput
 
 MAX_FILE_BYTES = 64 * 1024 * 1024
 _PROBE = "Don't  repeat 3000000 lines:\r\n\t``b'' é 漢字 مر 😀 <s>" + "a" * 200
-_MAX_TOKEN_CHARACTERS = 1024
-_MEAN_CHARACTERS = 8
-_MAX_VOCABULARY = 512 * 1024
-_MAX_ADDED_TOKENS = 16 * 1024
-_MAX_ADDED_GROUPS = 128
-_MAX_PARTS_BYTES = 32 * 1024
-_MAX_COMPONENTS = 16
-_MAX_PATTERN = 2048
-_MAX_AFFIX = 16
-_MAX_COUNT = 999
-_MAX_REPETITIONS = 4
+_MAX_TOKEN_CHARACTERS, _MEAN_CHARACTERS = 1024, 8
+_MAX_VOCABULARY, _MAX_ADDED_TOKENS, _MAX_ADDED_GROUPS = 512 * 1024, 16 * 1024, 128
+_MAX_PARTS_BYTES, _MAX_COMPONENTS, _MAX_AFFIX, _MAX_COUNT = 32 * 1024, 16, 16, 999
+_MAX_PATTERN, _MAX_REPETITIONS = 2048, 4
 _AFFIXES = ("prepend", "prefix", "replacement", "continuing_subword_prefix", "end_of_word_suffix")
 _COUNTS = ("start", "stop", "max_input_chars_per_word")
 _REPEATABLE = frozenset({"Split", "Split by regex", "Strip", "Replace"})

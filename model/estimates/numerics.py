@@ -59,18 +59,14 @@ def benefits_from_cpu_bf16(training: TrainingConfig, model: ModelConfig) -> bool
 def choose_numerics(training: TrainingConfig, model: ModelConfig, machine: MachineSpeed) -> NumericsChoice:
     """Replace each `auto` of the configuration; explicit values stay."""
     if training.device == "mps":
-        return _mps_numerics(training)
+        fixed: Precision = "fp32" if training.precision == "auto" else training.precision
+        kernels: Kernels = "stock" if training.kernels == "auto" else training.kernels
+        return NumericsChoice(precision=fixed, kernels=kernels, why="nothing else was ever measured on mps")
     on_cuda = training.device.startswith("cuda") or (training.device == "auto" and machine.has_cuda)
     precision, why = training.precision, "as configured"
     if precision == "auto":
         precision, why = _cuda_precision(machine) if on_cuda else _cpu_precision(training, model, machine)
     return NumericsChoice(precision=precision, kernels=_kernels(training, on_cuda=on_cuda), why=why)
-
-
-def _mps_numerics(training: TrainingConfig) -> NumericsChoice:
-    precision: Precision = "fp32" if training.precision == "auto" else training.precision
-    kernels: Kernels = "stock" if training.kernels == "auto" else training.kernels
-    return NumericsChoice(precision=precision, kernels=kernels, why="nothing else was ever measured on mps")
 
 
 def describe_machine(machine: MachineSpeed) -> str:
@@ -119,8 +115,7 @@ class ThreadChoice:
 
 def thread_candidates(cores: int) -> tuple[int, ...]:
     """Return all cores, half of them, and so on down to one."""
-    halves = (cores >> level for level in range(cores.bit_length()))
-    return tuple(count for count in halves if count)
+    return tuple(cores >> level for level in range(cores.bit_length()))
 
 
 def choose_threads(step_seconds: Mapping[int, float], cores: int) -> ThreadChoice:
@@ -133,6 +128,7 @@ def choose_threads(step_seconds: Mapping[int, float], cores: int) -> ThreadChoic
     if chosen == most:
         times = ", ".join(f"{count}: {seconds * 1e3:.3g} ms" for count, seconds in sorted(step_seconds.items()))
         why = f"no smaller number was {MAX_SLOWDOWN:g} times as fast (measured steps, {times})"
-        return ThreadChoice(threads=chosen, why=why)
-    slower = step_seconds[most] / step_seconds[chosen]
-    return ThreadChoice(threads=chosen, why=f"a measured step took {slower:.1f} times as long with {most} threads")
+    else:
+        slower = step_seconds[most] / step_seconds[chosen]
+        why = f"a measured step took {slower:.1f} times as long with {most} threads"
+    return ThreadChoice(threads=chosen, why=why)

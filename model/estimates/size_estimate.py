@@ -11,21 +11,18 @@ from model.configuration.micro_batches import first_micro_batch, smaller_micro_b
 from model.configuration.network import ModelConfig
 from model.configuration.parameter_table import parameter_table
 from model.configuration.training import OptimizerName, TrainingConfig
-from model.estimates.step_memory import FP32_BYTES, Piece, StepMemory, held_out_moments
-from model.kernels.block_sizes import EXCHANGE_BYTES
+from model.estimates.step_memory import FP32_BYTES, StepMemory, held_out_moments
+from model.kernels.block_sizes import EXCHANGE_BYTES, LARGEST_POOLED_BYTES
 
 RUNTIME_BYTES = 380 * 2**20
 """A trainer on a CPU with a network of one layer, 8 wide: interpreter, torch and its libraries."""
-
 DEVICE_RUNTIME_BYTES = 600 * 2**20
 """Device memory that CUDA takes before training: the context, its kernels, cuBLAS's workspace."""
-
 POOL_HOLES = 8
 SHARDED_POOL_HOLES = 3
 """One of this many bytes in the C library's pool is unused: measured with three sizes of network, and with one of 14
 million parameters on two sharded processes, which gather and free layers all the time.
 """
-
 _MOMENTS: Mapping[OptimizerName, int] = {"adamw": 2, "adam": 2, "muon": 2, "momentum": 1, "sgd": 0}
 """Numbers that an optimizer keeps for each parameter; Muon, which has the layers' matrices, one for each of theirs."""
 PARTS = (
@@ -105,8 +102,7 @@ def estimate_memory(
     """Return one trainer's peak with this micro-batch, in windows; `recompute` is activation checkpointing."""
     parameters = count_parameters(model, vocab_size)
     shards = place.processes if training.parallel == "fsdp" else 1
-    share = -(-training.global_batch // place.processes)
-    on_cuda = place.on_cuda
+    share, on_cuda = -(-training.global_batch // place.processes), place.on_cuda
     windows = min(micro_batch, share)
     step = StepMemory(
         model, training, vocab_size, windows, recompute, parameters=parameters, on_cuda=on_cuda, shards=shards
@@ -118,16 +114,18 @@ def estimate_memory(
     fullest = max(moments, key=lambda pieces: sum(piece.bytes for piece in pieces))
     at_once = sum(piece.bytes for piece in fullest)
     # On a CPU the C library keeps small freed blocks and returns large ones: the peaks of both kinds add up.
-    pooled, mapped = (
-        max(sum(piece.bytes for piece in pieces if piece.is_pooled == is_pooled) for pieces in moments)
-        for is_pooled in (True, False)
-    )
-    holes = pooled // (SHARDED_POOL_HOLES if shards > 1 else POOL_HOLES)
-    taken = at_once if on_cuda else pooled + holes + mapped
+    largest = LARGEST_POOLED_BYTES
+    pooled = max(sum(piece.bytes for piece in pieces if piece.block_bytes < largest) for pieces in moments)
+    mapped = max(sum(piece.bytes for piece in pieces if piece.block_bytes >= largest) for pieces in moments)
+    taken = at_once if on_cuda else pooled + pooled // (SHARDED_POOL_HOLES if shards > 1 else POOL_HOLES) + mapped
 
     def of(name: str) -> int:
         return sum(piece.bytes for piece in fullest if piece.part == name)
 
+    measuring = max(sum(piece.bytes for piece in pieces) for pieces in held_out)
+    evaluator = DEVICE_RUNTIME_BYTES + FP32_BYTES * parameters + measuring
+    if not on_cuda:  # the checkpoint is there twice while it is copied, and what is freed then is kept
+        evaluator = (RUNTIME_BYTES + 2 * FP32_BYTES * parameters + measuring) // place.processes
     exchanged = 0
     if place.processes > 1 and shards == 1:
         exchanged = 3 * max(min(EXCHANGE_BYTES, FP32_BYTES * parameters), FP32_BYTES * vocab_size * model.n_embd)
@@ -140,16 +138,8 @@ def estimate_memory(
         host_copy_bytes=0 if on_cuda else checkpoint_bytes(model, training, vocab_size) // place.processes,
         runtime_bytes=DEVICE_RUNTIME_BYTES if on_cuda else RUNTIME_BYTES,
         allocator_bytes=taken - at_once,
-        evaluator_bytes=_evaluator_bytes(parameters, held_out, place) if place.evaluates else 0,
+        evaluator_bytes=evaluator if place.evaluates else 0,
     )
-
-
-def _evaluator_bytes(parameters: int, held_out: list[list[Piece]], place: TrainingPlace) -> int:
-    weights, measuring = FP32_BYTES * parameters, max(sum(piece.bytes for piece in pieces) for pieces in held_out)
-    if place.on_cuda:
-        return DEVICE_RUNTIME_BYTES + weights + measuring
-    # The checkpoint is there twice while it is copied, and what is freed then is kept.
-    return (RUNTIME_BYTES + 2 * weights + measuring) // place.processes
 
 
 def largest_micro_batch(

@@ -15,7 +15,6 @@ from model.kernels.block_sizes import (
     HEAD_CHUNK_BYTES,
     HELD_OUT_CHUNK_BYTES,
     HELD_OUT_TOKENS,
-    LARGEST_POOLED_BYTES,
     WIDEST_FLASH_HEAD,
     fits_flash,
     saved_probabilities,
@@ -33,11 +32,6 @@ class Piece:
     part: str
     bytes: int
     block_bytes: int
-
-    @property
-    def is_pooled(self) -> bool:
-        """Whether the C library keeps such blocks when they are freed."""
-        return self.block_bytes < LARGEST_POOLED_BYTES
 
 
 class StepMemory:
@@ -89,7 +83,11 @@ class StepMemory:
         # The gradients between the parts of a layer.
         between = [Piece("activations", 2 * self.fp32, self.fp32)]
         between.append(Piece("activations", 2 * WIDENED[self.model.feed_forward] * self.inner, self.inner))
-        between += self._attention_backward()
+        if self.is_math:
+            between.append(Piece("activations", 2 * FP32_BYTES * self.pairs, FP32_BYTES * self.pairs))
+        elif self.on_cuda:
+            each = ceil(_MULTIPROCESSORS / (self.windows * self.model.n_head)) * self.fp32
+            between.append(Piece("activations", each, each))
         yield [*earlier, *saved, *head_gradients, *between]
         others = list(self._gradients()) * max(sums - 1, 0)  # the newest sum is added to in place
         last = list(self._gradients(shards=1 if sums else self.shards))
@@ -170,13 +168,6 @@ class StepMemory:
         elif self.has_mask:  # as numbers
             yield Piece("activations", self.number * self.pairs // self.model.n_head, self.pairs)
 
-    def _attention_backward(self) -> Iterator[Piece]:
-        if self.is_math:
-            yield Piece("activations", 2 * FP32_BYTES * self.pairs, FP32_BYTES * self.pairs)
-        elif self.on_cuda:
-            sums = ceil(_MULTIPROCESSORS / (self.windows * self.model.n_head))
-            yield Piece("activations", sums * self.fp32, sums * self.fp32)
-
     def _head(self) -> Iterator[Piece]:
         if not self.is_fused:
             logits = FP32_BYTES * self.positions * self.vocab_size
@@ -189,17 +180,12 @@ class StepMemory:
         yield Piece("gradients", share * table, share * table)
         if self.is_half or self.on_cuda:
             yield Piece("logits", number * table, number * table)
-        yield self._chunk()
-
-    def _chunk(self) -> Piece:
-        number, positions = self.number, self.positions
         size = DEVICE_HEAD_CHUNK_BYTES // number if self.on_cuda else HEAD_CHUNK_BYTES // FP32_BYTES
-        rows = min(positions, max(1, size // self.vocab_size))
+        rows = min(self.positions, max(1, size // self.vocab_size))
+        each, largest = (FP32_BYTES, number)  # one buffer; a product in half precision makes a reordered copy
         if self.on_cuda:
             each, largest = 3 * number + 2 * FP32_BYTES, FP32_BYTES
-        else:  # one buffer, overwritten in place; a product in half precision makes a reordered copy
-            each, largest = FP32_BYTES, number
-        return Piece("logits", each * rows * self.vocab_size, largest * rows * self.vocab_size)
+        yield Piece("logits", each * rows * self.vocab_size, largest * rows * self.vocab_size)
 
 
 def held_out_moments(model: ModelConfig, vocab_size: int, *, on_cuda: bool, is_masked: bool) -> Iterator[list[Piece]]:

@@ -27,32 +27,12 @@ _CPU_SECONDS = 0.3
 _GAIN_MATRIX_SIZE = 512
 GAIN_TURNS, GAIN_PRODUCTS = 9, 4
 _DENSE_TFLOPS: tuple[tuple[str, float], ...] = (
-    ("GB200", 2500.0),
-    ("B200", 2250.0),
-    ("GH200", 989.4),
-    ("H200 NVL", 835.5),
-    ("H200", 989.4),
-    ("H100 NVL", 835.5),
-    ("H100 PCIe", 756.5),
-    ("H100", 989.4),
-    ("H800 PCIe", 756.5),
-    ("H800", 989.4),
-    ("H20", 148.0),
-    ("A100", 311.8),
-    ("A800", 311.8),
-    ("A30", 165.0),
-    ("A40", 149.7),
-    ("A10G", 70.0),
-    ("A10", 125.0),
-    ("L40S", 362.1),
-    ("L40", 181.0),
-    ("L4", 121.0),
-    ("RTX 6000 Ada", 364.3),
-    ("RTX A6000", 154.8),
-    ("RTX 5090", 209.5),
-    ("RTX 4090", 165.2),
-    ("RTX 4080", 97.5),
-    ("RTX 3090", 71.2),
+    *(("GB200", 2500.0), ("B200", 2250.0), ("GH200", 989.4), ("H200 NVL", 835.5), ("H200", 989.4)),
+    *(("H100 NVL", 835.5), ("H100 PCIe", 756.5), ("H100", 989.4)),
+    *(("H800 PCIe", 756.5), ("H800", 989.4), ("H20", 148.0)),
+    *(("A100", 311.8), ("A800", 311.8), ("A30", 165.0), ("A40", 149.7), ("A10G", 70.0), ("A10", 125.0)),
+    *(("L40S", 362.1), ("L40", 181.0), ("L4", 121.0), ("RTX 6000 Ada", 364.3), ("RTX A6000", 154.8)),
+    *(("RTX 5090", 209.5), ("RTX 4090", 165.2), ("RTX 4080", 97.5), ("RTX 3090", 71.2)),
 )
 """Part of the driver's device name, and TFLOP/s of dense products with fp32 accumulation, at the highest clocks and
 power, in bf16 and fp16 alike; the first match counts.
@@ -105,7 +85,10 @@ def measure_peak_flops(device: torch.device, precision: Precision) -> float:
     began, best = time.perf_counter(), 0.0
     # The first products wake threads, clocks and caches, so the best of several turns counts.
     for size in sizes:
-        multiply = _random_product(size, _PEAK_DTYPES[precision], device)
+        # Of random numbers: equal ones take less power and are too fast.
+        generator, dtype = torch.Generator(device).manual_seed(0), _PEAK_DTYPES[precision]
+        left, right = (torch.randn((size, size), generator=generator, dtype=dtype, device=device) for _ in range(2))
+        multiply = partial(torch.mm, left, right, out=torch.empty_like(left))
         for _ in range(turns):
             _synchronize(device)
             started = time.perf_counter()
@@ -117,17 +100,10 @@ def measure_peak_flops(device: torch.device, precision: Precision) -> float:
             if not is_cuda and ended - began > _CPU_SECONDS:
                 return best
     if is_cuda:  # read_memory_bytes reports the peak of training alone
-        del multiply
+        del multiply, left, right
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
     return best
-
-
-def _random_product(size: int, dtype: torch.dtype, device: torch.device) -> Callable[[], object]:
-    """Return a function that multiplies two random matrices: equal numbers take less power and are too fast."""
-    generator = torch.Generator(device).manual_seed(0)
-    left, right = (torch.randn((size, size), generator=generator, dtype=dtype, device=device) for _ in range(2))
-    return partial(torch.mm, left, right, out=torch.empty_like(left))
 
 
 def read_memory_bytes(device: torch.device) -> int:

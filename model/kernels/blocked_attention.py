@@ -39,8 +39,7 @@ def attend(joint: Tensor, heads: int, visible: Tensor | None, dropout: float) ->
     mixed = joint.new_empty(batch, time, heads, width // heads)  # (B, T, H, D)
     weights, keep_masks = [], []
     for begin, end in query_blocks(time):
-        scores = _scores(query[:, begin:end], key[:, :end], visible, begin, end)
-        block = scores.softmax(dim=-1)
+        block = _scores(query[:, begin:end], key[:, :end], visible, begin, end).softmax(dim=-1)
         weights.append(block)
         if dropout:
             keep_masks.append(draw_keep_mask(block.shape, dropout))

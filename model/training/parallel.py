@@ -22,19 +22,9 @@ from model.configuration.micro_batches import split_batch
 from model.configuration.training import Parallel
 from model.kernels.block_sizes import EXCHANGE_BYTES
 
-_COLLECTIVE_TIMEOUT = timedelta(days=7)
-"""Never reached: the watchdog of the trainer detects hangs and ends all ranks."""
 _PEER_LOSS_MESSAGES = (
-    "closed by peer",
-    "reset by peer",
-    "Gloo connectFullMesh failed",
-    "No route to host",
-    "Connection timed out",
-    "ncclRemoteError",
-    "remote process has exited",
-    "communicator was aborted",
-    "Broken pipe",
-    "Connection refused",
+    *("closed by peer", "reset by peer", "Gloo connectFullMesh failed", "No route to host", "Connection timed out"),
+    *("ncclRemoteError", "remote process has exited", "communicator was aborted", "Broken pipe", "Connection refused"),
 )
 """An error of NCCL or gloo that says none of these, such as an invalid usage or two ranks with tensors of different
 sizes, is an error of this program or machine.
@@ -198,7 +188,7 @@ def join_ranks(rank: int, size: int, *, mode: Parallel, device: torch.device, st
         store=store,
         rank=rank,
         world_size=size,
-        timeout=_COLLECTIVE_TIMEOUT,
+        timeout=timedelta(days=7),  # never reached: the watchdog of the trainer detects hangs and ends all ranks
         device_id=device if device.type == "cuda" else None,
     )
     return Ranks(rank, size, mode)

@@ -147,7 +147,9 @@ class TrainState:
         """Return an int64 sum over all weights' bits, on the device, None if sharded; any changed word shows."""
         if self.ranks.is_sharded:
             return None
-        sums = torch.stack([_words(parameter).sum() for parameter in self.model.parameters()])  # (parameters,)
+        flat = (parameter.detach().reshape(-1) for parameter in self.model.parameters())  # its shape -> (n,)
+        words = (each.view(torch.int32 if each.nbytes % 8 else torch.int64) for each in flat)
+        sums = torch.stack([each.sum() for each in words])  # (parameters,)
         mixed = sums ^ ((sums >> 32) & 0xFFFFFFFF)  # a change of high bits changes low ones too
         return (mixed * _factors(len(sums), self.device)).sum()
 
@@ -197,11 +199,6 @@ class TrainState:
             scaler: dict[str, Any] = self.scaler.state_dict()
             yield "scaler.scale", "trainer", torch.tensor(scaler["scale"], dtype=torch.float32)
             yield "scaler.growth_tracker", "trainer", torch.tensor(scaler["_growth_tracker"], dtype=torch.int64)
-
-
-def _words(tensor: Tensor) -> Tensor:
-    flat = tensor.detach().reshape(-1)  # its shape -> (n,)
-    return flat.view(torch.int32 if flat.nbytes % 8 else torch.int64)
 
 
 @cache

@@ -153,8 +153,7 @@ def train_until(
     peak_flops(state.device, inputs.training.precision)  # once per process, and not during a step
     schedule = default_fetch_schedule(state) if schedule is None else schedule
     if schedule.every_steps > 1 and state.scaler is None:
-        with UpdateGuard(state.optimizers, state.device) as guard:
-            return _train_deferred(state, inputs, observer, until_step, schedule, guard)
+        return _train_deferred(state, inputs, observer, until_step, schedule)
     stopped = False
     while state.step < until_step and not stopped:
         started = observer.clock()
@@ -165,28 +164,24 @@ def train_until(
 
 
 def _train_deferred(
-    state: TrainState,
-    inputs: StepInputs,
-    observer: StepObserver,
-    until_step: int,
-    schedule: FetchSchedule,
-    guard: UpdateGuard,
+    state: TrainState, inputs: StepInputs, observer: StepObserver, until_step: int, schedule: FetchSchedule
 ) -> bool:
     pending, stopped, probe = deque[DeferredStep](), False, observer.probe
-    started = observer.clock()
-    while state.step < until_step and not stopped:
-        try:
-            pending.append(launch_step(state, inputs, guard))
-        except Exception:
-            _fetch(state, inputs, observer, pending, started)  # if an earlier step was bad, its error is the cause
-            raise
-        seconds = observer.clock() - started
-        is_probed = probe is not None and probe.is_due(state.step)
-        if is_probed or schedule.is_due(state.step, pending=len(pending), seconds=seconds):
-            _fetch(state, inputs, observer, pending, started)
-            started = observer.clock()
-        stopped = observer.stop_requested()
-    _fetch(state, inputs, observer, pending, started)
+    with UpdateGuard(state.optimizers, state.device) as guard:
+        started = observer.clock()
+        while state.step < until_step and not stopped:
+            try:
+                pending.append(launch_step(state, inputs, guard))
+            except Exception:
+                _fetch(state, inputs, observer, pending, started)  # if an earlier step was bad, its error is the cause
+                raise
+            seconds = observer.clock() - started
+            is_probed = probe is not None and probe.is_due(state.step)
+            if is_probed or schedule.is_due(state.step, pending=len(pending), seconds=seconds):
+                _fetch(state, inputs, observer, pending, started)
+                started = observer.clock()
+            stopped = observer.stop_requested()
+        _fetch(state, inputs, observer, pending, started)
     return stopped
 
 
@@ -229,27 +224,28 @@ def _report(
     probe_loss, sample = probe.measure(state.model) if probe is not None and probe.is_due(step) else (None, None)
     own = result.rank_seconds
     slowest = max(range(len(own)), key=own.__getitem__, default=None)
-    record = StepResult(
-        step=step,
-        train_loss=result.loss,
-        lr=result.lr,
-        grad_norm=result.grad_norm,
-        tokens_per_second=tokens_per_second,
-        mfu=model_flops / (state.ranks.size * peak_flops(state.device, inputs.training.precision)),
-        memory_bytes=read_memory_bytes(state.device),
-        seconds=seconds,
-        probe_loss=probe_loss,
-        sample=sample,
-        tokens=step * state.global_batch * config.block_size,
-        epoch=step * state.global_batch / inputs.windows.window_count,
-        data_seconds=inputs.loader.take_waited_seconds() if inputs.loader else 0.0,
-        loss_scale=result.loss_scale,
-        weights_digest=result.weights_digest,
-        slowest_rank=slowest,
-        slowest_rank_seconds=None if slowest is None else own[slowest],
-        median_rank_seconds=median_low(own) if own else None,
+    observer.on_step(
+        StepResult(
+            step=step,
+            train_loss=result.loss,
+            lr=result.lr,
+            grad_norm=result.grad_norm,
+            tokens_per_second=tokens_per_second,
+            mfu=model_flops / (state.ranks.size * peak_flops(state.device, inputs.training.precision)),
+            memory_bytes=read_memory_bytes(state.device),
+            seconds=seconds,
+            probe_loss=probe_loss,
+            sample=sample,
+            tokens=step * state.global_batch * config.block_size,
+            epoch=step * state.global_batch / inputs.windows.window_count,
+            data_seconds=inputs.loader.take_waited_seconds() if inputs.loader else 0.0,
+            loss_scale=result.loss_scale,
+            weights_digest=result.weights_digest,
+            slowest_rank=slowest,
+            slowest_rank_seconds=None if slowest is None else own[slowest],
+            median_rank_seconds=median_low(own) if own else None,
+        )
     )
-    observer.on_step(record)
 
 
 def _check(state: TrainState, inputs: StepInputs, *, until_step: int) -> None:

@@ -8,9 +8,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from statistics import median
 from typing import Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from model.architectures.attention import document_starts, takes_starts
@@ -24,6 +27,9 @@ from model.training.determinism import dropout_seed, keeping_generators, seed_ge
 from model.training.optimizer import set_rate, update_weights
 from model.training.parallel import accumulate, gather_full
 from model.training.train_state import AUTOCAST_DTYPES, TrainState
+
+BASELINE_STEPS = 64
+"""Losses whose median a spike stands above."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -261,3 +267,40 @@ def _update(state: TrainState) -> None:
         state.scaler.update()
     state.model.zero_grad(set_to_none=True)
     state.step += 1
+
+
+def find_spike(losses: Sequence[float], *, patience: int, rise: float) -> tuple[float, float] | None:
+    """Return a spike's lowest loss and baseline: `patience` losses, each `rise` nats above the median before them."""
+    if len(losses) < BASELINE_STEPS + patience:
+        return None
+    level = min(losses[-patience:])
+    baseline = median(losses[-patience - BASELINE_STEPS : -patience])
+    return (level, baseline) if level > baseline + rise else None
+
+
+def find_bad_windows(
+    state: TrainState, windows: TokenWindows, drawn: NDArray[np.int64], *, training: TrainingConfig
+) -> tuple[int, ...]:
+    """Return the windows of `drawn` (B,) that fail alone in the run's numerics; if all do, the weights diverged."""
+    state.model.eval()  # no dropout: the trial must not draw from the run's generators
+    bad = [window for window in dict.fromkeys(drawn.tolist()) if not _is_sound(state, windows, window, training)]
+    state.model.zero_grad(set_to_none=True)
+    state.model.train()
+    return tuple(bad)
+
+
+def _is_sound(state: TrainState, windows: TokenWindows, window: int, training: TrainingConfig) -> bool:
+    try:
+        gathered = windows.gather(np.array([window], dtype=np.int64))
+    except TokenOutOfRange:
+        return False
+    tokens = torch.from_numpy(gathered)  # (1, T+1)
+    state.model.zero_grad(set_to_none=True)
+    loss = mean_loss(state, tokens, training)
+    if not math.isfinite(float(loss.detach())):
+        return False
+    if state.scaler is not None:  # the scaler handles gradients that are too big for fp16
+        return True
+    loss.backward()
+    gradients = [parameter.grad for parameter in state.model.parameters() if parameter.grad is not None]
+    return math.isfinite(float(torch.nn.utils.get_total_norm(gradients)))

@@ -25,11 +25,10 @@ from model.data.sample_order import SampleOrder
 from model.errors import BadBatch, LossExploded, NonFiniteLoss, TokenOutOfRange
 from model.estimates.utilization import peak_flops, peak_source
 from model.training.determinism import make_deterministic
-from model.training.divergence import BASELINE_STEPS, find_bad_windows, find_spike
 from model.training.parallel import Ranks
 from model.training.train_state import TrainState
 from model.training.training_loop import StepObserver, StepResult, default_fetch_schedule, train_until
-from model.training.training_step import StepInputs
+from model.training.training_step import BASELINE_STEPS, StepInputs, find_bad_windows, find_spike
 from storage.checkpoints.checkpoint import checkpoint_target
 from storage.checkpoints.checkpoint_documents import TrainerDocument, small_tensor
 from storage.logs.log_entry import utc_now

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from model.data.token_windows import TokenWindows
 from model.kernels.head_loss import head_loss
 from model.training import training_step
-from model.training.divergence import BASELINE_STEPS, find_bad_windows, find_spike
+from model.training.training_step import BASELINE_STEPS, find_bad_windows, find_spike
 from tests.model.tiny_run import TinyRun
 
 

@@ -22,9 +22,8 @@ from model.configuration.training import TrainingConfig
 from model.data.sample_order import SampleOrder
 from model.data.token_windows import TokenWindows
 from model.errors import BadBatch, LossExploded, NonFiniteLoss
-from model.training.divergence import find_bad_windows, find_spike
 from model.training.train_state import TrainState
-from model.training.training_step import StepInputs, take_step
+from model.training.training_step import StepInputs, find_bad_windows, find_spike, take_step
 from storage.checkpoints.checkpoint import load_checkpoint
 from storage.snapshots.data_snapshot import TOKENIZER, open_snapshot, publish_snapshot
 from storage.snapshots.snapshot_manifest import (
