@@ -8,7 +8,7 @@ import json
 import os
 import sys
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from storage.logs.run_log import RunLog
     from storage.stores.object_store import ObjectStore
     from tasks.evaluator.checkpoint_model import CheckpointModel
-
-_SAID_LINES = 20
 
 
 class TrainingStopped(Exception):
@@ -127,9 +125,8 @@ class Store:
         with answer_query(self.objects, query, work=work_folder(os.environ)) as found:
             rows = list(found.rows)
         names = [column.name for column in found.columns]
-        return pa.Table.from_arrays(
-            [pa.array([row[place] for row in rows]) for place in range(len(names))], names=names
-        )
+        arrays = [pa.array([row[place] for row in rows]) for place in range(len(names))]
+        return pa.Table.from_arrays(arrays, names=names)
 
     def load_model(self, reference: str, *, device: str = "cpu") -> "GPT":
         """Return the network of an alias such as `champion`, of RUN or RUN@STEP, in evaluation mode."""
@@ -160,39 +157,28 @@ def train(
     The command runs in a process of its own and its progress is printed on stderr. Raises `InvalidConfiguration` for
     a configuration that cannot be read and `TrainingStopped` if the run is not finished: the same call continues it.
     """
+    from subprocess import DEVNULL, PIPE, Popen
+
     from flows.preparation.training_request import TrainingRequest, resolve_request
 
-    path, url = os.fspath(config), os.fspath(store)
-    overrides = tuple(f"{key}={_setting_text(value)}" for key, value in (settings or {}).items())
-    request = TrainingRequest(config=path, run_id=run_id, overrides=overrides, store=url)
+    overrides = tuple(
+        f"{key}={os.fspath(value) if isinstance(value, str | os.PathLike) else json.dumps(value)}"
+        for key, value in (settings or {}).items()
+    )
+    path = os.fspath(config)
+    request = TrainingRequest(config=path, run_id=run_id, overrides=overrides, store=os.fspath(store))
     resolved = resolve_request(request, os.environ)
-    options = [f"--run-id={resolved.run_id}", f"--store={resolved.store_url}"]
-    code, said = _run_command(["train", *filter(None, [path]), *options, *(f"--set={item}" for item in overrides)])
-    if code:
-        raise TrainingStopped(code, said)
-    return open(resolved.store_url).run(resolved.run_id)
-
-
-def _setting_text(value: object) -> str:
-    if isinstance(value, str | os.PathLike):
-        return os.fspath(value)
-    return json.dumps(value)
-
-
-def _run_command(arguments: Sequence[str]) -> tuple[int, str]:
-    """Run the command, repeating its words on stderr; returns exit code and last lines. It gets an interrupt itself."""
-    import subprocess
-
-    command = [sys.executable, "-m", "cairn.cli.command", *arguments]
-    said = deque[str](maxlen=_SAID_LINES)
-    with subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace"
-    ) as child:
+    command = [sys.executable, "-m", "cairn.cli.command", "train", *filter(None, [path])]
+    command += [f"--run-id={resolved.run_id}", f"--store={resolved.store_url}", *(f"--set={one}" for one in overrides)]
+    said = deque[str](maxlen=20)
+    with Popen(command, stdout=DEVNULL, stderr=PIPE, text=True, errors="replace") as child:
         assert child.stderr is not None
         while child.poll() is None:
-            with suppress(KeyboardInterrupt):
+            with suppress(KeyboardInterrupt):  # the command gets it itself
                 for line in child.stderr:
                     said.append(line)
                     sys.stderr.write(line)
                 child.wait()
-    return child.returncode, "".join(said).rstrip()
+    if child.returncode:
+        raise TrainingStopped(child.returncode, "".join(said).rstrip())
+    return open(resolved.store_url).run(resolved.run_id)

@@ -9,9 +9,8 @@ from inspect import getdoc
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
-from cairn.cli.app import EXAMPLES
+from cairn.cli.app import EXAMPLES, RECORDS, find_record
 from cairn.cli.command import app
-from cairn.cli.json_fields import RECORDS, find_record
 from docs.configuration_page import configuration_page
 from reports.queries.run_tables import ROWS, columns
 from storage.logs.log_entry import Entry

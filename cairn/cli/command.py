@@ -1,4 +1,7 @@
-"""The `cairn` command: registers its subcommands, prints errors for people, and exits with the contract's codes."""
+"""The `cairn` command: registers its subcommands, prints errors for people, and exits with the contract's codes.
+
+It also says what Tab can add to a line: verbs, options, choices, and what the store and the configuration know.
+"""
 
 import atexit
 import contextlib
@@ -6,33 +9,46 @@ import os
 import shlex
 import stat
 import sys
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from inspect import getdoc
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal, get_args, get_origin
 
 from cyclopts import CoercionError, CycloptsError, Group, MissingArgumentError, UnusedCliTokensError
 
-from cairn.cli import machine_commands as machine
 from cairn.cli import model_commands as model
 from cairn.cli import run_commands as run
+from cairn.cli import store_commands as store
 from cairn.cli import train_commands as training
-from cairn.cli.app import EXAMPLES, app
-from cairn.cli.completion import REQUEST, complete_line
+from cairn.cli.app import EXAMPLES, app, describe_fields
 from flows.errors import EXPECTED_ERRORS
 from model.errors import InvalidInput
 from reports.errors import InvalidQuery, RunNotFound
+from reports.queries.run_lookup import find_run
 from storage.errors import Fenced, IntegrityError, StorageError, StoreUnsound, WriterTooOld
+from storage.logs.registry import list_aliases
+from storage.logs.run_index import list_run_ids
+from storage.stores.open_store import open_store
 from tasks.attempt.shutdown_signal import exit_on_sigterm
+from tasks.configuration.addresses import CONFIGURATIONS, SUITES, choose_store, known_names
 from tasks.data.document import InvalidCorpus
 from tasks.errors import BudgetExhausted, ConfigDrift, GateRefused, InvalidConfiguration, LiveOwner
 from tasks.policy.termination import ExitCode
 from tasks.text.output import discard_output, escape_unencodable_output, guard_log, say
 
+if TYPE_CHECKING:
+    from cyclopts.argument import Argument
+
+REQUEST, FILES = "--complete", ":files"
+"""The shells' scripts ask with `cairn --complete LINE` (the line up to the cursor); files are theirs to complete."""
+Candidate = tuple[str, str]
+"""A word that would fit, or `FILES`, which asks the shell for files; and its meaning, one line or empty."""
+_UNUSABLE = (InvalidConfiguration, RunNotFound, InvalidQuery, InvalidCorpus, InvalidInput, StoreUnsound, WriterTooOld)
 _ERRORS: tuple[tuple[tuple[type[BaseException], ...], ExitCode], ...] = (
-    (
-        (InvalidConfiguration, RunNotFound, InvalidQuery, InvalidCorpus, InvalidInput, StoreUnsound, WriterTooOld),
-        ExitCode.USAGE,
-    ),
+    (_UNUSABLE, ExitCode.USAGE),
     ((GateRefused,), ExitCode.GATE_REFUSED),
     ((BudgetExhausted,), ExitCode.BUDGET_EXHAUSTED),
     ((IntegrityError,), ExitCode.INTEGRITY),
@@ -43,18 +59,15 @@ _ERRORS: tuple[tuple[tuple[type[BaseException], ...], ExitCode], ...] = (
 
 _KINDS = {int: "a whole number", float: "a number"}
 _GROUPS: tuple[tuple[str, tuple[Callable[..., object], ...]], ...] = (
-    ("Train", (training.train, training.fork, machine.config, training.watch)),
+    ("Train", (training.train, training.fork, store.config, training.watch)),
     (
         "Look at runs",
         (run.runs, run.status, run.explain, run.report, run.attempts, run.checkpoints, run.evaluations, run.log),
     ),
-    ("Curves and questions", (machine.ui, run.plot, run.compare, run.diagnose, run.sql, run.simulate)),
+    ("Curves and questions", (store.ui, run.plot, run.compare, run.diagnose, run.sql, run.simulate)),
     ("Models", (model.models, model.sample, model.evaluate, model.promote, model.rollback, model.export)),
     ("Data", (model.data, model.import_tokens, model.export_tokens)),
-    (
-        "Store and machine",
-        (machine.verify, machine.replay, machine.sweep, machine.delete, machine.doctor, machine.completion),
-    ),
+    ("Store and machine", (store.verify, store.replay, store.sweep, store.delete, store.doctor, store.completion)),
 )
 for place, (title, functions) in enumerate(_GROUPS):
     group = Group(title, sort_key=place)
@@ -94,14 +107,12 @@ def run_command(arguments: Sequence[str]) -> int:
     """Run one command line and print its errors for people; returns the exit code."""
     verb = arguments[0] if arguments else ""
     if verb in EXAMPLES and not {"--help", "-h"}.isdisjoint(arguments):
-        from cairn.cli.json_fields import describe_fields  # imports the records, which only the help needs
-
         examples = (f"  {line}" for line in EXAMPLES[verb])
         app[verb].help_epilogue = "\n".join([describe_fields(verb), "", "Examples:", *examples])
     if len(arguments) == 2 and verb == REQUEST:
         with contextlib.suppress(Exception):  # where something is wrong, Tab adds nothing
-            for candidate in complete_line(arguments[1], os.environ):
-                print(f"{candidate.value}\t{candidate.meaning}".rstrip("\t"))
+            for word, meaning in complete_line(arguments[1], os.environ):
+                print(f"{word}\t{meaning}".rstrip("\t"))
         return ExitCode.DONE
     try:
         returned = app(list(arguments), exit_on_error=False, print_error=False)
@@ -136,8 +147,6 @@ def code_of_error(error: BaseException) -> ExitCode:
 def _print_error(error: BaseException) -> None:
     is_expected = isinstance(error, (*EXPECTED_ERRORS, KeyboardInterrupt))
     if not is_expected or os.environ.get("CAIRN_DEBUG"):
-        import traceback
-
         say("".join(traceback.format_exception(error)).rstrip("\n"))
     if isinstance(error, KeyboardInterrupt):
         say("interrupted; the same command continues")
@@ -147,25 +156,128 @@ def _print_error(error: BaseException) -> None:
 
 def describe_usage_error(error: CycloptsError, arguments: Sequence[str]) -> str:
     """Return one line: what is wrong, and the command that shows how it is right."""
-    problem = _problem(error, arguments)
+    problem = " ".join(str(error).partition(" Available commands:")[0].split()).removesuffix(".")
+    if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
+        unused = error.unused_tokens[0]
+        pairs = (f"{first} {second}" for first, second in pairwise(arguments) if second == unused)
+        meant = next((name for name in pairs if Path(name).exists()), "")  # the rest of a name with a space in it
+        problem = f"{unused!r}: one argument too many{f'; did you mean {shlex.quote(meant)}?' if meant else ''}"
+    elif isinstance(error, MissingArgumentError) and error.argument is not None:
+        option = error.keyword or next((token.keyword for token in error.argument.tokens if token.keyword), None)
+        problem = f"{option}: needs a value" if option else f"{error.argument.name.lstrip('-').upper()} is missing"
+    elif isinstance(error, CoercionError) and error.token is not None and error.target_type in _KINDS:
+        name = error.token.keyword or (error.argument.name.lstrip("-").upper() if error.argument else "the value")
+        problem = f"{name} {error.token.value}: must be {_KINDS[error.target_type]}"
     chain = error.command_chain
     where = f"`cairn {chain[0]} --help` shows how it is used" if chain else "`cairn --help` lists the commands"
     return f"{problem}{' ' if problem.endswith('?') else '; '}{where}"
 
 
-def _problem(error: CycloptsError, arguments: Sequence[str]) -> str:
-    if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
-        unused = error.unused_tokens[0]
-        pairs = (f"{first} {second}" for first, second in pairwise(arguments) if second == unused)
-        meant = next((name for name in pairs if Path(name).exists()), "")  # the rest of a name with a space in it
-        return f"{unused!r}: one argument too many{f'; did you mean {shlex.quote(meant)}?' if meant else ''}"
-    if isinstance(error, MissingArgumentError) and error.argument is not None:
-        option = error.keyword or next((token.keyword for token in error.argument.tokens if token.keyword), None)
-        return f"{option}: needs a value" if option else f"{error.argument.name.lstrip('-').upper()} is missing"
-    if isinstance(error, CoercionError) and error.token is not None and error.target_type in _KINDS:
-        name = error.token.keyword or (error.argument.name.lstrip("-").upper() if error.argument else "the value")
-        return f"{name} {error.token.value}: must be {_KINDS[error.target_type]}"
-    return " ".join(str(error).partition(" Available commands:")[0].split()).removesuffix(".")
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TypedLine:
+    """A line as far as it was typed: what stands before the word at its end, and that word."""
+
+    word: str
+    verb: str = ""
+    store: str = ""
+    positionals: int = 0
+    option: str = ""
+    prefix: str = ""
+
+
+def complete_line(line: str, environment: Mapping[str, str]) -> Iterator[Candidate]:
+    """Yield the words that may stand at the end of the line."""
+    words = _split(line)[1:]
+    if len(words) < 2:
+        typed = TypedLine(word="".join(words))
+        found = _verbs(options=typed.word.startswith("-"))
+    elif words[0] in app:
+        arguments = app[words[0]].assemble_argument_collection(parse_docstring=True)
+        typed = _read(words, {name: argument for argument in arguments for name in argument.names})
+        found = _candidates(typed, arguments, environment)
+    else:
+        return
+    for value, meaning in found:
+        if value == FILES or value.startswith(typed.word):
+            yield typed.prefix + value, meaning
+
+
+def _split(line: str) -> list[str]:
+    """Split as a shell would; an open quote ends with the line, and behind a space there is an empty word."""
+    for quote in ("", '"', "'"):
+        try:
+            words = shlex.split(line + quote)
+        except ValueError:
+            continue
+        return [*words, ""] if not quote and line[-1:].isspace() else words
+    return []
+
+
+def _verbs(*, options: bool) -> Iterator[Candidate]:
+    for name in app:
+        if options and name.startswith("--"):
+            yield name, ""
+        elif not options and not name.startswith("-"):
+            yield name, (getdoc(app[name].default_command) or "").partition("\n")[0]
+
+
+def _read(words: list[str], options: "Mapping[str, Argument]") -> TypedLine:
+    settled, option, positionals = dict[str, str](), "", 0
+    verb, *before, word = words
+    for text in before:
+        name, equals, value = text.partition("=")
+        if option or (name in options and equals):
+            settled[option or name], option = (text if option else value), ""
+        elif name in options:
+            option = name if options[name].hint is not bool else ""
+        elif not text.startswith("-"):
+            positionals += 1
+    name, equals, value = word.partition("=")
+    prefix = f"{name}=" if not option and name in options and equals else ""
+    if prefix:
+        option, word = name, value
+    store = settled.get("--store", "")
+    return TypedLine(verb=verb, store=store, positionals=positionals, option=option, word=word, prefix=prefix)
+
+
+def _candidates(
+    typed: TypedLine, arguments: "Iterable[Argument]", environment: Mapping[str, str]
+) -> Iterator[Candidate]:
+    if not typed.option and typed.word.startswith("-"):
+        shown = (argument for argument in arguments if not argument.names[0].startswith("*"))
+        yield from ((a.names[0], f"{a.parameter.help or ''}") for a in shown)
+        yield "--help", "show what it does"
+        return
+    for argument in arguments:
+        if typed.option in argument.names if typed.option else argument.index == typed.positionals:
+            yield from _values(typed, argument, environment)
+
+
+def _values(typed: TypedLine, argument: "Argument", environment: Mapping[str, str]) -> Iterator[Candidate]:
+    name, names_snapshot = argument.names[0], typed.verb in ("data", "export-tokens")
+    choices = [part for part in (argument.hint, *get_args(argument.hint)) if get_origin(part) is Literal]
+    if choices:
+        yield from ((choice, "") for choice in get_args(choices[0]))
+    elif name in ("--run", "--run-id", "--reference", "--alias"):
+        store = open_store(choose_store(typed.store, environment))
+        if name == "--reference" and "@" in typed.word and not names_snapshot:
+            run_id = typed.word.partition("@")[0]
+            steps = (record.committed.step for record in find_run(store, run_id).state.readable)
+            yield from ((f"{run_id}@{step}", "checkpoint") for step in steps)
+            return
+        if name in ("--reference", "--alias") and not names_snapshot:
+            yield from ((alias, "alias") for alias in list_aliases(store))
+        if name != "--alias":
+            yield from ((run_id, "run") for run_id in list_run_ids(store))
+    elif name in ("--set", "--key"):
+        from tasks.configuration.key_reference import list_keys
+
+        ending = "=" if name == "--set" else ""
+        yield from ((f"{key.key}{ending}", key.summary) for key in list_keys())
+    elif argument.hint in (str, tuple[str, ...]):
+        if place := {"--config": CONFIGURATIONS, "--suite": SUITES}.get(name):
+            yield from ((known, f"in {place}") for known in known_names(place))
+        yield FILES, ""
 
 
 if __name__ == "__main__":

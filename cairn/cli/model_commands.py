@@ -8,18 +8,8 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from cairn.cli.app import (
-    AliasOption,
-    Flag,
-    JsonOption,
-    Reference,
-    SnapshotReference,
-    StoreOption,
-    WhyOption,
-    open_chosen_store,
-    store_option,
-)
-from cairn.cli.tables import print_data, print_rows
+from cairn.cli.app import Flag, JsonOption, Reference, StoreOption, WhyOption, open_chosen_store, store_option
+from cairn.cli.texts import print_data, print_rows
 from cairn.operations.text_sampling import RunSampler, SampleRequest, follow_run, read_prompt, show_text, write_samples
 from reports.queries.display_tables import comparison_table, decisions_table, promotions_table
 from reports.queries.run_lookup import find_checkpoint
@@ -28,6 +18,9 @@ from tasks.policy.termination import ExitCode
 from tasks.text.format import short_digest
 from tasks.text.output import print_document, print_line, say
 
+AliasOption = Annotated[str, Parameter(name="--alias", help="the name that points at a checkpoint")]
+SnapshotName = Annotated[str, Parameter(help="a snapshot's id, at least 8 characters of it, or RUN")]
+Form = Annotated[Literal["nanogpt", "llm.c"], Parameter(name="--format")]
 TokenPaths = Annotated[tuple[str, ...], Parameter(negative="", consume_multiple=True, help=".bin files, in order")]
 
 
@@ -109,7 +102,7 @@ def rollback(
     *, alias: AliasOption = "champion", why: WhyOption = "", store: StoreOption = "", json: JsonOption = False
 ) -> None:
     """Point an alias back at what it pointed at before, and record it; repeated, it goes one further back."""
-    from cairn.operations.alias_rollback import roll_back
+    from cairn.operations.person_decisions import roll_back
     from flows.operations.checkpoint_offer import this_person
 
     view = roll_back(open_chosen_store(store), alias, by=this_person(), why=why)
@@ -162,15 +155,12 @@ def export(reference: Reference, folder: str, *, store: StoreOption = "", json: 
     from cairn.operations.model_export import export_model
 
     written = export_model(find_checkpoint(open_chosen_store(store), reference), Path(folder))
-    if json:
-        print_document(written)
-    else:
-        for file in written.files:
-            print_line(f"{Path(written.folder) / file.name}  {file.bytes:,} bytes")
+    lines = (f"{Path(written.folder) / file.name}  {file.bytes:,} bytes" for file in written.files)
+    print_document(written) if json else print_line("\n".join(lines))
 
 
 def data(
-    reference: SnapshotReference,
+    reference: SnapshotName,
     *,
     window: int | None = None,
     split: Literal["train", "val"] = "train",
@@ -224,20 +214,16 @@ def import_tokens(
         documents={name: split.documents for name, split in splits.items()},
         bytes={name: split.bytes for name, split in splits.items()},
     )
-    if json:
-        print_document(view)
-        return
-    for name, tokens in view.tokens.items():
-        print_line(f"{name}  {tokens:,} tokens in {view.documents[name]:,} documents")
-    short = short_digest(view.snapshot_id)
-    print_line(f"snapshot {view.snapshot_id}\nlook at it: cairn data {short}{store_option(store, os.environ)}")
+    lines = [f"{name}  {split.tokens:,} tokens in {split.documents:,} documents" for name, split in splits.items()]
+    look = f"look at it: cairn data {short_digest(view.snapshot_id)}{store_option(store, os.environ)}"
+    print_document(view) if json else print_line("\n".join([*lines, f"snapshot {view.snapshot_id}", look]))
 
 
 def export_tokens(
-    reference: SnapshotReference,
+    reference: SnapshotName,
     folder: str,
     *,
-    form: Annotated[Literal["nanogpt", "llm.c"], Parameter(name="--format")] = "nanogpt",
+    form: Form = "nanogpt",
     store: StoreOption = "",
     json: JsonOption = False,
 ) -> None:
@@ -256,8 +242,5 @@ def export_tokens(
     files = SnapshotFiles(chosen, find_snapshot(chosen, reference).snapshot_id, work_folder(os.environ) / "snapshots")
     paths = token_import.export_tokens(files, Path(folder), TokenFileFormat(form))
     written = tuple(ExportedFile(path=str(path), tokens=inspect_token_file(path).tokens) for path in paths)
-    if json:
-        print_document(written)
-    else:
-        for file in written:
-            print_line(f"{file.path}  {file.tokens:,} tokens")
+    lines = (f"{file.path}  {file.tokens:,} tokens" for file in written)
+    print_document(written) if json else print_line("\n".join(lines))

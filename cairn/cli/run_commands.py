@@ -2,18 +2,22 @@
 
 import os
 import sys
+from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
 from cairn.cli.app import Flag, JsonOption, StoreOption, open_chosen_store, open_run_log
-from cairn.cli.tables import print_answer, print_json, print_rows, print_simulation
+from cairn.cli.texts import print_answer, print_json, print_rows, print_simulation
 from reports.queries import display_tables
+from reports.queries.receipts import read_receipts
 from reports.queries.simulation_options import SimulationOptions
 from tasks.errors import InvalidConfiguration
+from tasks.machine.placement import work_folder
 from tasks.text.format import format_count
 from tasks.text.output import output_columns, print_document, print_facts, print_line, print_table, say
 
+ComparedAxis = Literal["step", "tokens", "time"]
 QueryArgument = Annotated[str, Parameter(allow_leading_hyphen=True)]  # SQL may begin with a comment
 
 
@@ -39,7 +43,9 @@ def status(run: str, *, store: StoreOption = "", json: JsonOption = False) -> No
         print_document(view)
         return
     owner, count = view.owner, view.quarantined_windows
-    windows = f"{format_count(count, 'window')} of the data" if count else ""
+    windows = f"{format_count(count, 'window')} of the data, never drawn again; `cairn log` says why" if count else ""
+    notes = {"stopped early": view.stopped_early, "quarantined": windows}
+    notes |= {"bits": view.bits, "warning": view.symptom, "practised": view.practised}
     budgets = ", ".join(f"{reason} {b.left}" for reason, b in view.budgets.items())
     print_facts(
         [
@@ -50,11 +56,7 @@ def status(run: str, *, store: StoreOption = "", json: JsonOption = False) -> No
             ("newest committed", view.newest_committed_step),
             ("owner", f"pid {owner.pid} on {owner.host} ({owner.device})" if owner else None),
             ("retries left", budgets),
-            *([("stopped early", view.stopped_early)] if view.stopped_early else []),
-            *([("quarantined", f"{windows}, never drawn again; `cairn log` says why")] if windows else []),
-            *([("bits", view.bits)] if view.bits else []),
-            *([("warning", view.symptom)] if view.symptom else []),
-            *([("practised", view.practised)] if view.practised else []),
+            *((name, text) for name, text in notes.items() if text),
             ("next", view.next),
         ]
     )
@@ -62,8 +64,6 @@ def status(run: str, *, store: StoreOption = "", json: JsonOption = False) -> No
 
 def attempts(run: str, *, store: StoreOption = "", json: JsonOption = False) -> None:
     """Show the receipt of every attempt: what it did, why it ended, what it cost, what was decided."""
-    from reports.queries.receipts import read_receipts
-
     receipts = read_receipts(open_run_log(store, run))
     print_document(receipts) if json else print_rows(display_tables.receipts_table(receipts))
 
@@ -141,8 +141,6 @@ def plot(
         height: pixels [900].
         x: what the axis at the bottom counts; the other one is at the top [step].
     """
-    from pathlib import Path
-
     from reports.plots.run_plot import PlotRequest, plot_run
 
     request = PlotRequest(file=Path(file), width_px=width, height_px=height, across=x)
@@ -151,11 +149,7 @@ def plot(
 
 
 def compare(
-    *runs: str,
-    png: str = "",
-    x: Literal["step", "tokens", "time"] = "step",
-    store: StoreOption = "",
-    json: JsonOption = False,
+    *runs: str, png: str = "", x: ComparedAxis = "step", store: StoreOption = "", json: JsonOption = False
 ) -> None:
     """Compare runs, the least held-out loss first: what differs of their configurations, losses, metrics and cost.
 
@@ -164,8 +158,6 @@ def compare(
         png: draw the losses over each other into this .png or .svg; it is replaced where it exists.
         x: what the axis of the plot counts; time is that of training, without what was trained again [step].
     """
-    from pathlib import Path
-
     from reports.plots.run_plot import PlotRequest
     from reports.queries.run_comparison import compare_runs, find_runs
 
@@ -230,15 +222,12 @@ def sql(query: QueryArgument = "", /, *, store: StoreOption = "", json: JsonOpti
         query: one SELECT, or - to read it from standard input.
     """
     from reports.queries.run_query import answer_query, describe_tables
-    from tasks.machine.placement import work_folder
 
     text = sys.stdin.read() if query == "-" else query
     if not text.strip():
-        rows = describe_tables()
-        if json:
-            print_document([dict(zip(("table", "column", "type"), row, strict=True)) for row in rows])
-        else:
-            print_table(("table", "column", "type"), rows, empty="no tables")
+        columns, rows = ("table", "column", "type"), describe_tables()
+        records = [dict(zip(columns, row, strict=True)) for row in rows]
+        print_document(records) if json else print_table(columns, rows, empty="no tables")
         return
     with answer_query(open_chosen_store(store), text, work=work_folder(os.environ)) as found:
         for why in found.unreadable:

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cairn.cli.app import Flag, JsonOption, Overrides, Reference, StoreOption, open_chosen_store, store_option
-from cairn.cli.tables import print_watch
+from cairn.cli.texts import describe_finished_run, describe_plan, print_watch
 from reports.queries.run_lookup import find_checkpoint
 from storage.logs.run_log import RunLog
 from tasks.attempt.shutdown_signal import Terminated, exit_on_sigterm, raise_on_sigterm
 from tasks.configuration.addresses import choose_store
 from tasks.errors import InvalidConfiguration
+from tasks.machine.placement import work_folder
 from tasks.policy.termination import EXIT_CODES, ExitCode
 from tasks.text.output import print_document, print_facts, say
 
@@ -22,8 +23,7 @@ if TYPE_CHECKING:
     from tasks.configuration.run_configuration import RunConfig
 
 
-_LEAVING = (ExitCode.PREEMPTED, ExitCode.INTERRUPTED)
-"""Exit codes after which no further run of a set is begun: this process has to leave."""
+_LEAVING = (ExitCode.PREEMPTED, ExitCode.INTERRUPTED)  # no further run of a set is begun: this process has to leave
 
 
 def train(
@@ -94,7 +94,6 @@ def _train_run(
     resolved: "ResolvedRequest", server: "PrefectServer", *, is_read: bool
 ) -> tuple[ExitCode, RunLog | None, bool]:
     """Train one run and say how it ended: code, log unless it left before it was read, whether by a flow."""
-    from cairn.cli.training_text import describe_finished_run
     from cairn.operations.prefect_session import end_without_flow, run_train_gpt
     from flows.preparation.preflight import check_before_start
 
@@ -147,7 +146,6 @@ def _serve_node(resolved: "ResolvedRequest") -> ExitCode:
     """Lend this machine to the run that the first of several machines trains; all were given the same command."""
     from flows.preparation.preflight import check_before_start
     from flows.run.node_service import NodeService
-    from tasks.machine.placement import work_folder
     from tasks.trainer.trainer_group import trainer_group
 
     log = resolved.open_log()
@@ -160,7 +158,6 @@ def _settle(resolved: "ResolvedRequest") -> tuple[RunLog, "RunConfig"]:
     """Return the run's log and its checked configuration with the numerics of this machine; writes nothing."""
     from flows.preparation.preflight import check_before_start
     from tasks.machine.machine_speed import numerics_here
-    from tasks.machine.placement import work_folder
 
     log = resolved.open_log()
     configuration = check_before_start(resolved, log, os.environ, writable=False)
@@ -172,21 +169,12 @@ def _overfit_one_batch(resolved: "ResolvedRequest", *, json: bool) -> ExitCode:
     from cairn.operations.batch_overfit import overfit_one_batch
 
     log, settled = _settle(resolved)
-    found = overfit_one_batch(
-        settled,
-        log,
-        resolved.base_dir,
-        lambda result: say(f"step {result.step} · loss {result.train_loss:.3f}") if result.step % 25 == 1 else None,
-    )
-    if json:
-        print_document(found)
-    else:
-        print(f"{'sound' if found.sound else 'NOT SOUND'}: {found.why}")
+    found = overfit_one_batch(settled, log, resolved.base_dir, say)
+    print_document(found) if json else print(f"{'sound' if found.sound else 'NOT SOUND'}: {found.why}")
     return ExitCode.DONE if found.sound else ExitCode.ERROR
 
 
 def _show_plan(resolved: "ResolvedRequest", *, json: bool) -> ExitCode:
-    from cairn.cli.training_text import describe_plan
     from flows.preparation.resource_check import available_memory, require_memory, require_room
     from flows.preparation.training_plan import PlanAction, plan_training
     from tasks.policy.attempt_sizes import next_sizes
@@ -229,9 +217,8 @@ def watch(
     from flows.watching.run_watcher import WatchRequest, open_watcher, watch_until_stopped
 
     quieten(os.environ)
-    request = WatchRequest(
-        deployment=deployment, every_seconds=every, at_most=at_most, store=choose_store(store, os.environ)
-    )
+    chosen = choose_store(store, os.environ)
+    request = WatchRequest(deployment=deployment, every_seconds=every, at_most=at_most, store=chosen)
     print_rows = print_document if json else print_watch
     if once:
         watcher = open_watcher(request)

@@ -1,8 +1,7 @@
 """`cairn train --overfit-one-batch`: can this network, at this learning rate, learn a few windows by heart?
 
-A habit before a long run: what cannot learn one batch by heart will learn no text. Text, tokenizer, network, numerics
-and optimizer are the run's own; the store is only read, and everything else lies in a folder that goes. Source:
-Karpathy 2019, "A Recipe for Training Neural Networks".
+Text, tokenizer, network, numerics and optimizer are the run's own; the store is only read. Source: Karpathy 2019,
+"A Recipe for Training Neural Networks".
 """
 
 import tempfile
@@ -25,8 +24,7 @@ from tasks.trainer.trainer_protocol import TrainerSpec
 if TYPE_CHECKING:
     from model.training.training_loop import StepResult
 
-BY_HEART = 0.1
-"""Nats a token: far below what any text allows a network that has not seen it."""
+BY_HEART = 0.1  # nats a token: far below what any text allows a network that has not seen it
 WINDOWS, STEPS, WARMUP_STEPS = 4, 1000, 10
 _TEXT_BYTES, _BYTES_OF_ID = 4 << 20, 400
 
@@ -46,12 +44,10 @@ class BatchOverfit:
     losses: tuple[float, ...]
 
 
-def overfit_one_batch(
-    config: RunConfig, log: RunLog, base_dir: Path, on_step: "Callable[[StepResult], None]"
-) -> BatchOverfit:
+def overfit_one_batch(config: RunConfig, log: RunLog, base_dir: Path, say: Callable[[str], None]) -> BatchOverfit:
     """Train on one batch until it is known by heart, at most `STEPS` steps; `config` has its numerics chosen."""
     with tempfile.TemporaryDirectory(prefix="cairn-overfit-") as name:
-        return _overfit(config, *_find_text(config, log, base_dir, Path(name)), Path(name), on_step)
+        return _overfit(config, *_find_text(config, log, base_dir, Path(name)), Path(name), say)
 
 
 def _find_text(config: RunConfig, log: RunLog, base_dir: Path, folder: Path) -> tuple[ObjectStore, str]:
@@ -79,7 +75,7 @@ def _find_text(config: RunConfig, log: RunLog, base_dir: Path, folder: Path) -> 
 
 
 def _overfit(
-    config: RunConfig, store: ObjectStore, snapshot_id: str, folder: Path, on_step: "Callable[[StepResult], None]"
+    config: RunConfig, store: ObjectStore, snapshot_id: str, folder: Path, say: Callable[[str], None]
 ) -> BatchOverfit:
     from model.data.sample_order import Component, SampleOrder
     from model.training.determinism import make_deterministic, resolve_device
@@ -100,7 +96,8 @@ def _overfit(
 
     def follow(result: "StepResult") -> None:
         steps.append(result)
-        on_step(result)
+        if result.step % 25 == 1:
+            say(f"step {result.step} · loss {result.train_loss:.3f}")
 
     observer = StepObserver(on_step=follow, stop_requested=lambda: bool(steps) and steps[-1].train_loss < BY_HEART)
     problem = ""

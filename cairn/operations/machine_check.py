@@ -11,12 +11,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from flows.orchestrator.prefect_server import authorization, server_address
+from storage.stores.open_store import open_store
+from storage.stores.store_probe import probe_store
 from tasks.machine.http_request import open_directly
 from tasks.machine.placement import CAIRN_VERSION, usable_cores, work_folder
 
 _PACKAGES = ("torch", "prefect", "fastapi", "fsspec", "pydantic", "pyarrow", "tokenizers", "safetensors")
-PROBE_CREATORS = 32
-PROBE_ROUNDS = 20
+PROBE_CREATORS, PROBE_ROUNDS = 32, 20
 ENOUGH_BYTES = 1 << 30
 
 
@@ -32,7 +33,7 @@ class Check:
 def check_machine(store_url: str) -> tuple[Check, ...]:
     """Return every verdict; the store is checked by a real race of creators, whose objects are deleted again."""
     questions: tuple[tuple[str, Callable[[], str]], ...] = (
-        ("python", _python),
+        ("python", lambda: f"{platform.python_version()} on {platform.platform(terse=True)}, {usable_cores()} cores"),
         ("packages", _packages),
         ("device", _device),
         ("mode", _numerics),
@@ -50,18 +51,11 @@ def _check(name: str, question: Callable[[], str]) -> Check:
         return Check(name=name, ok=False, detail=f"{error}" or type(error).__name__)
 
 
-def _python() -> str:
-    return f"{platform.python_version()} on {platform.platform(terse=True)}, {usable_cores()} cores"
-
-
 def _packages() -> str:
-    found = [f"cairn {CAIRN_VERSION}"]
-    for name in _PACKAGES:
-        try:
-            found.append(f"{name} {version(name)}")
-        except PackageNotFoundError as missing:
-            raise RuntimeError(f"{name} is not installed; `pip install cairn-train` installs it") from missing
-    return ", ".join(found)
+    try:
+        return ", ".join([f"cairn {CAIRN_VERSION}", *(f"{name} {version(name)}" for name in _PACKAGES)])
+    except PackageNotFoundError as missing:
+        raise RuntimeError(f"{missing.name} is not installed; `pip install cairn-train` installs it") from missing
 
 
 def _device() -> str:
@@ -91,9 +85,6 @@ def _numerics() -> str:
 
 
 def _store(url: str) -> str:
-    from storage.stores.open_store import open_store
-    from storage.stores.store_probe import probe_store
-
     store = open_store(url)
     probe_store(store, creators=PROBE_CREATORS, rounds=PROBE_ROUNDS)
     race = f"{PROBE_ROUNDS} races of {PROBE_CREATORS} creators, one winner each"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from cairn.operations.text_sampling import open_run_model
 from model.configuration.parameter_table import family_of
+from model.errors import InvalidInput
 from reports.queries.alias_history import AliasPromotion, list_promotions
 from reports.queries.display_tables import markdown_text
 from reports.queries.run_lookup import FoundCheckpoint
@@ -16,7 +17,7 @@ from storage.snapshots.snapshot_manifest import SnapshotManifest
 from storage.stores.document import encode, project
 from storage.stores.verified_object import describe_file
 from tasks.configuration.stored_configuration import parse_stored_configuration
-from tasks.errors import InvalidConfiguration
+from tasks.errors import InvalidConfiguration, TaskError
 from tasks.text.format import format_value, one_line
 
 
@@ -28,7 +29,6 @@ class ModelFacts:
     opened: RunOpened
     reference: CheckpointReference
     manifest: SnapshotManifest
-    snapshot_id: str
     parameters: int
     end_of_text: str
     promotions: tuple[AliasPromotion, ...]
@@ -75,8 +75,6 @@ class ExportedModel:
 
 def export_model(found: FoundCheckpoint, folder: Path) -> ExportedModel:
     """Verify and write the checkpoint; raises `InvalidConfiguration` for a folder with files, and `IntegrityError`."""
-    from model.errors import InvalidInput
-    from tasks.errors import TaskError
     from tasks.evaluator.checkpoint_model import require_empty, write_model_directory
 
     try:
@@ -88,7 +86,6 @@ def export_model(found: FoundCheckpoint, folder: Path) -> ExportedModel:
             ModelFacts,
             state=found.log.state,
             manifest=opened.snapshot.manifest,
-            snapshot_id=found.opened.data_snapshot,
             parameters=opened.network.parameter_count,
             end_of_text=opened.tokenizer.decode([opened.tokenizer.end_of_text_id]),
             promotions=tuple(p for p in promotions if p.manifest_sha256 == found.reference.manifest_sha256),

@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, MutableMapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,32 +47,17 @@ QUIET = {
     # minute, for each of many requests.
     "PREFECT_CLIENT_MAX_RETRIES": "4",
 }
-_ABSENT_SECONDS = 10.0
-"""A server that restarts is back in about this time; starting a temporary one takes as long."""
+_ABSENT_SECONDS = 10.0  # a server that restarts is back in about this time; starting a temporary one takes as long
 _STARTING = "starting a temporary Prefect server, about ten seconds (PREFECT_API_URL names a running one) …"
-_CREDENTIALS_REFUSED = (
-    "Prefect's server refuses: it asks for a password or key that is not given or not right; set "
-    "PREFECT_API_AUTH_STRING (or PREFECT_API_KEY) to the server's, or unset PREFECT_API_URL for a temporary server"
-)
 
 
 class PrefectServer:
-    """The server that shows a run: the named one, else a temporary one."""
+    """The server that shows a run: the named one, else a temporary one, which `ephemeral` is then."""
 
     def __init__(self, environment: MutableMapping[str, str], *, say: Callable[[str], None]) -> None:
         self._environment, self._say = environment, say
-        self._ephemeral: EphemeralServer | None = None
+        self.ephemeral: EphemeralServer | None = None
         self._waiting = LiveLines(Console(file=sys.stderr, highlight=False), stays=False)
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether a temporary server died so often that it is not started again."""
-        return self._ephemeral is not None and self._ephemeral.is_lost
-
-    @property
-    def is_starting(self) -> bool:
-        """Whether a temporary server was started."""
-        return self._ephemeral is not None
 
     def choose(self) -> None:
         """Decide on the server: the named one if it answers within a moment, else a temporary one that is named now."""
@@ -87,23 +72,23 @@ class PrefectServer:
         if is_server_named(environment, Path.cwd(), ask_prefect=_ask_prefect):
             return
         quieten(environment)
-        self._ephemeral = EphemeralServer(environment, say=self._say)
-        self._ephemeral.name_in(environment)
+        self.ephemeral = EphemeralServer(environment, say=self._say)
+        self.ephemeral.name_in(environment)
         self._waiting.count_seconds(_STARTING)
         if not self._waiting.can_be_shown:
             self._say(_STARTING)
 
     def replace_lost(self) -> None:
         """Choose again after the server was lost."""
-        if self._ephemeral is not None:
-            self._ephemeral.stop()
-            self._ephemeral.forget_in(self._environment)
-            self._ephemeral = None
+        if self.ephemeral is not None:
+            self.ephemeral.stop()
+            self.ephemeral.forget_in(self._environment)
+            self.ephemeral = None
         self.choose()
 
     def import_flow(self) -> None:
         """Import the flow, and Prefect with it: a second or two, as the server takes."""
-        with self._shown(), collecting_no_garbage():
+        with self._waiting.show() if self.ephemeral else nullcontext(), collecting_no_garbage():
             from prefect.context import refresh_global_settings_context
 
             import flows.train_gpt  # noqa: F401
@@ -112,13 +97,9 @@ class PrefectServer:
 
     def wait_ready(self) -> None:
         """Wait until a temporary server answers."""
-        if self._ephemeral is not None:
-            with self._shown():
-                self._ephemeral.wait_ready()
-
-    def _shown(self) -> AbstractContextManager[None]:
-        """Show on a terminal for how long a temporary server has been starting."""
-        return self._waiting.show() if self._ephemeral is not None else nullcontext()
+        if self.ephemeral is not None:
+            with self._waiting.show():
+                self.ephemeral.wait_ready()
 
 
 def end_without_flow(log: RunLog, config: RunConfig, environment: Mapping[str, str]) -> FlowEnd | None:
@@ -151,7 +132,7 @@ def run_train_gpt(resolved: ResolvedRequest, config: RunConfig, log: RunLog, ser
         server.choose()
         if log.refresh().finished is None:
             trainer.start(folder)
-        if log.state.opened is None and server.is_starting and not config.data.snapshot:
+        if log.state.opened is None and server.ephemeral is not None and not config.data.snapshot:
             measure = partial(trainer.measure_speed, folder)
             handed.wait_early = prepare_early(resolved, config, os.environ, measure)
         server.import_flow()
@@ -193,9 +174,8 @@ def explain_outside_state(name: str, log: RunLog) -> str:
     attempts = log.refresh().attempts
     ended = attempts[-1].ended if attempts else None
     reached = f"attempt {ended.attempt} ended {ended.reason} at step {ended.last_step}" if ended else "no attempt ended"
-    return (
-        f"this flow run was set to {name} in Prefect from outside; by the run log {reached}; the same command continues"
-    )
+    outside = f"this flow run was set to {name} in Prefect from outside"
+    return f"{outside}; by the run log {reached}; the same command continues"
 
 
 def _end_without_prefect(error: Exception, log: RunLog, before: int) -> FlowEnd | None:
@@ -214,11 +194,14 @@ def _end_without_prefect(error: Exception, log: RunLog, before: int) -> FlowEnd 
     if ended is not None and (ended.attempt != before or state.finished is not None):
         outcome = flow_outcome(ended.reason, ended.decision.action, ended.decision.charged)
         if outcome is not None:
-            return FlowEnd(
-                reason=outcome, message=f"{ended.detail}; Prefect does not answer, so it shows no end: {error}"
-            )
+            message = f"{ended.detail}; Prefect does not answer, so it shows no end: {error}"
+            return FlowEnd(reason=outcome, message=message)
     if isinstance(error, HTTPStatusError) and error.response.status_code in (401, 403):
-        raise InvalidConfiguration(_CREDENTIALS_REFUSED) from error
+        raise InvalidConfiguration(
+            "Prefect's server refuses: it asks for a password or key that is not given or not right; "
+            "set PREFECT_API_AUTH_STRING (or PREFECT_API_KEY) to the server's, or unset PREFECT_API_URL for "
+            "a temporary server"
+        ) from error
     return None
 
 
@@ -226,7 +209,8 @@ def leave_undelivered(code: ExitCode, server: PrefectServer) -> None:
     """Exit at once with `code` if Prefect's API takes no events: at exit it would retry each of them for seconds."""
     from prefect.events.worker import EventsWorker
 
-    outcome: Any = EventsWorker.drain_all(timeout=0.0 if server.is_lost else 30.0)
+    is_lost = server.ephemeral is not None and server.ephemeral.is_lost  # it died so often that none is started again
+    outcome: Any = EventsWorker.drain_all(timeout=0.0 if is_lost else 30.0)
     if outcome.not_done:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -130,9 +130,8 @@ def find_obstacle(started: AttemptStarted, config: RunConfig, *, torch_version: 
     placement, training = started.placement, config.training
     kind, torch_then = placement.device.partition(":")[0], started.versions.get("torch", "an unknown version")
     if kind not in ("cpu", "cuda") or (kind == "cuda" and not has_cuda):
-        return (
-            f"trained on {placement.device}, which this machine does not have: bits are promised for one kind of device"
-        )
+        trained = f"trained on {placement.device}, which this machine does not have"
+        return f"{trained}: bits are promised for one kind of device"
     if placement.world_size > 1 and training.parallel == "fsdp":
         return f"trained by {placement.world_size} sharded processes: bits are promised for as many, a replay is one"
     if training.compile:

@@ -25,8 +25,7 @@ from tasks.machine.placement import code_version, this_placement
 
 _SHAPE_OF_STATE = "training.precision", "data.tokenizer"
 """Keys that decide what the state holds, with the network's own; another value could not be loaded."""
-_SAME_TOKENS = frozenset({"data.weights"})
-"""Keys of the data that change no token where they were set before."""
+_SAME_TOKENS = frozenset({"data.weights"})  # keys of the data that change no token where they were set before
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +55,12 @@ def fork_run(
     before, config = _configure(found, overrides, environment)
     changed = {key: now for key, (_, now) in differing_keys(before.frozen(), config.frozen()).items()}
     given = {"data.tokenizer"} if config.data.snapshot is not None else set()  # a named snapshot decides it
-    _require_state_fits({key: value for key, value in changed.items() if key not in given})
+    for key in (key for key in changed if key not in given):
+        if key in _SHAPE_OF_STATE or (key.startswith("model.") and key != "model.dropout"):
+            raise InvalidConfiguration(
+                f"{key} = {changed[key]!r}: the checkpoint's state has another shape; rule: a fork keeps its network, "
+                "precision and tokenizer. Leave it out, or start a run of its own"
+            )
     if config.training.steps <= record.committed.step:
         raise InvalidConfiguration(
             f"training.steps = {config.training.steps}: the checkpoint is of step {record.committed.step} already; "
@@ -90,15 +94,6 @@ def _configure(
         document["data"] = {}  # a snapshot was made with its own
     wanted = parse_configuration(document, overrides=overrides, environment=environment, name=name)
     return before, keep_numerics(wanted, found.opened.config)
-
-
-def _require_state_fits(changed: Mapping[str, Any]) -> None:
-    for key in changed:
-        if key in _SHAPE_OF_STATE or (key.startswith("model.") and key != "model.dropout"):
-            raise InvalidConfiguration(
-                f"{key} = {changed[key]!r}: the checkpoint's state has another shape; rule: a fork keeps its network, "
-                "precision and tokenizer. Leave it out, or start a run of its own"
-            )
 
 
 def _choose_data(found: FoundCheckpoint, config: RunConfig, changed: Mapping[str, Any], base_dir: Path) -> str:

@@ -51,17 +51,22 @@ class Recomputed:
     problem: str = ""
 
 
-class SegmentReplayer:
-    """Recomputes segments of one run until it is closed. Data and network stay open from segment to segment."""
+class _SegmentReplayer:
+    """Recomputes and compares segments of one run until it is closed; data and network stay open in between.
 
-    def __init__(self, log: RunLog, folder: Path) -> None:
+    A state is kept while a later segment needs it and the store lacks it.
+    """
+
+    def __init__(self, log: RunLog, segments: Sequence[Segment], folder: Path) -> None:
         """Open nothing yet; `folder`, which starts empty, holds what is read of a remote store."""
         self._log, self._folder = log, folder
         self._attempt = 0
         self._data: TrainingData | None = None
         self._state: TrainState | None = None
+        self._needed_until = {item.start.prefix: item for item in segments if item.unloadable and item.start}
+        self._reached: dict[str, Mapping[str, Tensor]] = {}
 
-    def recompute(self, segment: Segment, carried: Mapping[str, Tensor] | None = None) -> Recomputed:
+    def _recompute(self, segment: Segment, carried: Mapping[str, Tensor] | None = None) -> Recomputed:
         """Train from the stored start, or from its tensors `carried`; `IntegrityError` if start or data are damaged."""
         config = parse_stored_configuration(segment.started.config)
         place = Place(device=resolve_device(segment.started.placement.device.partition(":")[0]))
@@ -117,40 +122,8 @@ class SegmentReplayer:
             self._data.inputs.loader.close()
         self._data = self._state = None
 
-
-def replay_run(
-    log: RunLog, choose: Callable[[Sequence[Segment]], Sequence[Segment]], on_segment: Callable[[ReplayedSegment], None]
-) -> Replay:
-    """Recompute the committed segments that `choose` returns, in order; `SnapshotDamaged` where their data is."""
-    segments = committed_segments(log.state)
-    with (
-        tempfile.TemporaryDirectory(prefix="cairn-replay-") as folder,
-        closing(SegmentReplayer(log, Path(folder))) as replayer,
-    ):
-        found = _Comparisons(log, replayer, choose(segments)).run(on_segment)
-    verdicts = {str(verdict): sum(item.verdict is verdict for item in found) for verdict in Verdict}
-    return Replay(version=1, run_id=log.run_id, committed=len(segments), verdicts=verdicts, segments=tuple(found))
-
-
-class _Comparisons:
-    """Compares segment after segment; keeps a state while a later segment needs it and the store lacks it."""
-
-    def __init__(self, log: RunLog, replayer: SegmentReplayer, segments: Sequence[Segment]) -> None:
-        self._log, self._replayer, self._segments = log, replayer, segments
-        needing = ((number, item) for number, item in enumerate(segments) if item.unloadable)
-        self._needed_until = {item.start.prefix: number for number, item in needing if item.start}
-        self._reached: dict[str, Mapping[str, Tensor]] = {}
-
-    def run(self, on_segment: Callable[[ReplayedSegment], None]) -> list[ReplayedSegment]:
-        found = list[ReplayedSegment]()
-        for number, segment in enumerate(self._segments):
-            found.append(self._replay(segment))
-            on_segment(found[-1])
-            still = {prefix for prefix, until in self._needed_until.items() if until > number}
-            self._reached = {prefix: tensors for prefix, tensors in self._reached.items() if prefix in still}
-        return found
-
-    def _replay(self, segment: Segment) -> ReplayedSegment:
+    def replay(self, segment: Segment) -> ReplayedSegment:
+        """Recompute a segment and say what was found; raises `SnapshotDamaged`."""
         began, end = time.monotonic(), segment.end
         row = project(
             segment.started.placement,
@@ -162,31 +135,32 @@ class _Comparisons:
         )
         config, here = parse_stored_configuration(segment.started.config), library_versions()["torch"]
         why = find_obstacle(segment.started, config, torch_version=here, has_cuda=torch.cuda.is_available())
-        carried = self._reached.get(segment.start.prefix) if segment.start and segment.unloadable else None
+        lost = segment.start if segment.unloadable else None
+        carried = self._reached.get(lost.prefix) if lost else None
+        if lost and self._needed_until[lost.prefix] is segment:
+            self._reached.pop(lost.prefix, None)
         if segment.unloadable and carried is None:
             why = why or f"{segment.unloadable}, and no segment replayed before ends there"
         if why:
             return replace(row, why=why)
         try:
-            first = self._replayer.recompute(segment, carried)
+            first = self._recompute(segment, carried)
             if first.state_sha256 == end.state_sha256:
                 if segment.end.prefix in self._needed_until:
                     self._reached[segment.end.prefix] = first.tensors
                 found = replace(row, verdict=Verdict.EQUAL, computed_sha256=first.state_sha256)
             else:
-                found = self._explain(row, segment, first, self._replayer.recompute(segment, carried))
+                found = self._explain(row, segment, first, self._recompute(segment, carried))
         except SnapshotDamaged:
             raise
         except IntegrityError as error:
-            return self._explain_unreadable(row, segment, error)
-        return replace(found, seconds=round(time.monotonic() - began, 3))
-
-    def _explain_unreadable(self, row: ReplayedSegment, segment: Segment, error: IntegrityError) -> ReplayedSegment:
-        record = self._log.refresh().find(segment.start.prefix) if segment.start else None
-        if record is not None and not record.is_committed:  # by retention, while others were replayed
+            record = self._log.refresh().find(segment.start.prefix) if segment.start else None
+            if record is None or record.is_committed:
+                why = f"{error}; `cairn verify {self._log.run_id}` reads everything"
+                return replace(row, verdict=Verdict.UNREADABLE, why=why)
+            # By retention, while others were replayed.
             return replace(row, why=f"its start, the checkpoint of step {segment.from_step}, is {record.state} by now")
-        why = f"{error}; `cairn verify {self._log.run_id}` reads everything"
-        return replace(row, verdict=Verdict.UNREADABLE, why=why)
+        return replace(found, seconds=round(time.monotonic() - began, 3))
 
     def _explain(
         self, row: ReplayedSegment, segment: Segment, first: Recomputed, second: Recomputed
@@ -208,3 +182,20 @@ class _Comparisons:
             first_different_step=different,
             why=f"{what}: what changed the run came after the record of step {last}{stopped}",
         )
+
+
+def replay_run(
+    log: RunLog, choose: Callable[[Sequence[Segment]], Sequence[Segment]], on_segment: Callable[[ReplayedSegment], None]
+) -> Replay:
+    """Recompute the committed segments that `choose` returns, in order; `SnapshotDamaged` where their data is."""
+    segments, found = committed_segments(log.state), list[ReplayedSegment]()
+    chosen = choose(segments)
+    with (
+        tempfile.TemporaryDirectory(prefix="cairn-replay-") as folder,
+        closing(_SegmentReplayer(log, chosen, Path(folder))) as replayer,
+    ):
+        for segment in chosen:
+            found.append(replayer.replay(segment))
+            on_segment(found[-1])
+    verdicts = {str(verdict): sum(item.verdict is verdict for item in found) for verdict in Verdict}
+    return Replay(version=1, run_id=log.run_id, committed=len(segments), verdicts=verdicts, segments=tuple(found))

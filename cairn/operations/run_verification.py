@@ -1,6 +1,7 @@
 """Verifies all that a run's log promises: entries, data, weights, checkpoints, aliases, folds; changes nothing."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 from reports.errors import RunNotFound
@@ -35,14 +36,12 @@ def verify_run(store: ObjectStore, run_id: str) -> Verification:
     log = EntryLog(store=store, prefix=f"{run_prefix(run_id)}/log", kinds=RUN_KINDS)
     listed = store.keys(log.prefix)
     if not listed and (needing := aliases_that_need(store, run_id)):
-        raise IntegrityError(
-            f"{log.prefix}: is gone, and alias {', '.join(needing)} points at the run; restore its entries"
-        )
+        aliases = ", ".join(needing)
+        raise IntegrityError(f"{log.prefix}: is gone, and alias {aliases} points at the run; restore its entries")
     if not listed:
         runs = ", ".join(list_run_ids(store)) or "none"
         raise RunNotFound(f"no run {run_id!r} in {store.url}; runs here: {runs}")
-    problems: list[str] = []
-    entries: list[Entry] = []
+    problems, entries, state = list[str](), list[Entry](), RunState()
     try:
         for read in log.read_after(None):
             entries.append(read.entry)
@@ -50,14 +49,14 @@ def verify_run(store: ObjectStore, run_id: str) -> Verification:
         problems.append(str(error))
     else:
         problems += sequence_problems(listed, len(entries))
-    state, disagreements = _check_fold(entries)
-    problems += disagreements
+    for entry in entries:
+        state = fold([entry], state)
+        if entry.resume != state.resume:
+            problems.append(f"seq {entry.seq}: its resume list is not what the entries up to it lead to")
     if not problems:
         problems += _cache_problems(store, run_id, state, len(entries))
-    problems += [
-        f"seq {entry.seq}: a {entry.kind} without effect: its writer was fenced, or it contradicts what precedes it"
-        for entry in state.refused
-    ]
+    why = "its writer was fenced, or it contradicts what precedes it"
+    problems += [f"seq {entry.seq}: a {entry.kind} without effect: {why}" for entry in state.refused]
     problems += registry_problems(store, run_id, state)
     problems += _data_problems(store, state)
     for record in state.readable:
@@ -70,16 +69,6 @@ def verify_run(store: ObjectStore, run_id: str) -> Verification:
         data_snapshot=state.opened.data_snapshot if state.opened else None,
         problems=tuple(problems),
     )
-
-
-def _check_fold(entries: Sequence[Entry]) -> tuple[RunState, list[str]]:
-    """Fold entry by entry, and compare each entry's resume list with the fold."""
-    state, problems = RunState(), list[str]()
-    for entry in entries:
-        state = fold([entry], state)
-        if entry.resume != state.resume:
-            problems.append(f"seq {entry.seq}: its resume list is not what the entries up to it lead to")
-    return state, problems
 
 
 def _cache_problems(store: ObjectStore, run_id: str, state: RunState, folded: int) -> Iterator[str]:
@@ -146,12 +135,9 @@ def aliases_that_need(store: ObjectStore, run_id: str) -> list[str]:
     """Return the aliases that point at the run or could be rolled back to it, without those that cannot be read."""
     needing = []
     for alias in list_aliases(store):
-        try:
-            champions = Registry(store, alias).refresh().champions
-        except IntegrityError:
-            continue
-        if any(promoted.run_id == run_id for _, promoted in champions):
-            needing.append(alias)
+        with suppress(IntegrityError):
+            if any(promoted.run_id == run_id for _, promoted in Registry(store, alias).refresh().champions):
+                needing.append(alias)
     return needing
 
 

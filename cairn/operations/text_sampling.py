@@ -127,8 +127,7 @@ class RunSampler:
         show(request.prompt)
         prompt = opened.tokenizer.encode_prompt(request.prompt)
         stream = TextStream(opened.tokenizer.decode, prompt if request.prompt else ())
-        pieces: list[str] = []
-        ended = "length"
+        pieces, ended = list[str](), "length"
         sampling = Sampling(temperature=request.temperature, top_k=request.top_k or None, top_p=request.top_p)
         for token in generate_stream(opened.network, prompt, new_tokens=request.tokens, sampling=sampling, seed=seed):
             if request.stop_at_end and token == opened.snapshot.manifest.end_of_text_id:
@@ -202,29 +201,23 @@ def checkpoint_heading(reference: CheckpointReference) -> str:
     return f"step {reference.step} · attempt {reference.attempt}"
 
 
+@dataclass(slots=True)
 class CheckpointFollower:
-    """Uses the newest committed checkpoint of a run, then each later one, until the run has finished."""
+    """Calls `use` with a run's newest checkpoint, then with each later one; again with one if the store was away."""
 
-    def __init__(
-        self,
-        log: RunLog,
-        use: Callable[[CheckpointReference], None],
-        *,
-        every_seconds: float,
-        say: Callable[[str], None],
-        sleep: Callable[[float], None],
-    ) -> None:
-        """Read nothing yet; `use` is called once for a checkpoint, and again if the store was away."""
-        self._log, self._use = log, use
-        self._every_seconds, self._say, self._sleep = every_seconds, say, sleep
-        self._passed: int | None = None  # how many of the run's checkpoints are behind us
-        self._last_said = ""
+    log: RunLog
+    use: Callable[[CheckpointReference], None]
+    every_seconds: float
+    say: Callable[[str], None]
+    sleep: Callable[[float], None]
+    _passed: int | None = None  # how many of the run's checkpoints are behind us
+    _last_said: str = ""
 
     def follow(self) -> None:
         """Return when the run has finished and its last checkpoint was used; raises `StoreRefused`."""
         while True:
             try:
-                state = self._log.refresh()
+                state = self.log.refresh()
                 if self._passed is None and state.newest_committed is not None:
                     self._passed = state.checkpoints.index(state.newest_committed)
                 if self._passed is not None and self._passed < len(state.checkpoints):
@@ -240,14 +233,14 @@ class CheckpointFollower:
             except StoreRefused:
                 raise
             except StoreUnavailable as error:
-                self._say_once(f"the store is away, asking again every {self._every_seconds:g} s: {error}")
-            self._sleep(self._every_seconds)
+                self._say_once(f"the store is away, asking again every {self.every_seconds:g} s: {error}")
+            self.sleep(self.every_seconds)
 
     def _use_or_skip(self, record: CheckpointRecord) -> None:
         reference, problem = record.committed.reference, ""
         try:
             if record.is_committed:
-                self._use(reference)
+                self.use(reference)
             else:
                 problem = f"it is {record.state} by now"
         except InvalidInput:
@@ -255,24 +248,23 @@ class CheckpointFollower:
         except ModelError as error:
             problem = f"{error}"
         except (IntegrityError, ObjectMissing) as error:
-            now = self._log.refresh().find(reference.prefix)
+            now = self.log.refresh().find(reference.prefix)
             problem = f"it is {now.state} by now" if now is not None and not now.is_committed else f"{error}"
         if problem:
-            self._say(f"{checkpoint_heading(reference)} is passed over: {problem}")
+            self.say(f"{checkpoint_heading(reference)} is passed over: {problem}")
         self._last_said = ""
 
     def _say_once(self, line: str) -> None:
         if line and line != self._last_said:
-            self._say(line)
+            self.say(line)
         self._last_said = line
 
 
 def follow_run(store: ObjectStore, run: str, request: SampleRequest, *, every_seconds: float, json: bool) -> None:
     """Print text of each checkpoint until the run has finished, at low priority; RUN@STEP is `InvalidConfiguration`."""
     if json:
-        raise InvalidConfiguration(
-            "--follow --json: one document cannot hold texts that are still to come; leave one out"
-        )
+        why = "one document cannot hold texts that are still to come"
+        raise InvalidConfiguration(f"--follow --json: {why}; leave one out")
     if not 0 < every_seconds < float("inf"):
         raise InvalidConfiguration(f"--every {every_seconds}: must be more than 0 seconds")
     run_id, _, step = run.partition("@")

@@ -1,32 +1,22 @@
 """Who may ask the live page, and what a browser may do with its answers.
 
 Only this machine's own names are served (against DNS rebinding), only reading, and, where the system says whose a
-connection is, only this user and root. The policy allows no inline script and no inline style; the one hash is that
-of an empty style element, which the plotting library fills through the CSSOM.
+connection is, only this user and root. The one hash is that of an empty style element, which the plotting library
+fills through the CSSOM.
 """
 
 import os
-from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
-from typing import Any
 
-_Message = MutableMapping[str, Any]
-_Receive = Callable[[], Awaitable[_Message]]
-_Send = Callable[[_Message], Awaitable[None]]
-_App = Callable[[_Message, _Receive, _Send], Awaitable[None]]
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
 _EMPTY = "sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU="
-_POLICY = {
-    "default-src": "'none'",
-    "script-src": "'self'",
-    "style-src": f"'self' '{_EMPTY}'",
-    "connect-src": "'self'",
-    "img-src": "'self'",
-    "form-action": "'self'",
-    "base-uri": "'none'",
-    "frame-ancestors": "'none'",
-}
+_POLICY = (
+    f"default-src 'none'; script-src 'self'; style-src 'self' '{_EMPTY}'; connect-src 'self'; img-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
 HEADERS = (
-    ("content-security-policy", "; ".join(f"{name} {value}" for name, value in _POLICY.items())),
+    ("content-security-policy", _POLICY),
     ("cross-origin-opener-policy", "same-origin"),
     ("cross-origin-resource-policy", "same-origin"),
     ("referrer-policy", "no-referrer"),
@@ -39,14 +29,14 @@ METRICS = "/metrics"
 class Guard:
     """ASGI middleware before everything else."""
 
-    def __init__(self, app: _App, *, connections: Path = Path("/proc/net/tcp")) -> None:
+    def __init__(self, app: ASGIApp, *, connections: Path = Path("/proc/net/tcp")) -> None:
         self._app, self._connections = app, connections
 
-    async def __call__(self, scope: _Message, receive: _Receive, send: _Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or refuse it."""
         headers = [(name.encode(), value.encode()) for name, value in HEADERS]
 
-        async def send_guarded(message: _Message) -> None:
+        async def send_guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [*message.get("headers", ()), *headers]
             await send(message)
@@ -60,7 +50,7 @@ class Guard:
         await send_guarded({"type": "http.response.start", "status": status, "headers": plain})
         await send_guarded({"type": "http.response.body", "body": why.encode()})
 
-    def _refusal(self, scope: _Message) -> tuple[int, str] | None:
+    def _refusal(self, scope: Scope) -> tuple[int, str] | None:
         """Return status and reason if the request is not answered."""
         own, asking = scope["server"], scope["client"]
         hosts = [value for name, value in scope["headers"] if name == b"host"]

@@ -33,11 +33,9 @@ from storage.logs.run_index import list_run_ids
 from storage.stores.document import encode, sha256
 from storage.stores.object_store import ObjectStore
 
-MOST_COMPARED = 8
-"""Runs on one page."""
+MOST_COMPARED = 8  # runs on one page
 _Runs = Annotated[list[str], Query(alias="run")]
-LEAST_SECONDS = 1.0
-"""Nothing is read again sooner."""
+LEAST_SECONDS = 1.0  # nothing is read again sooner
 _REST, _MOST_VIEWS = 200, 24
 _TYPES = {"js": "text/javascript", "svg": "image/svg+xml", "css": "text/css"}
 
@@ -63,18 +61,15 @@ class _Entry:
 
 
 class ViewCache:
-    """Views by name, the least recently used dropped; thread-safe.
-
-    While one thread reads a view, the others are answered with what was read before.
-    """
+    """Views by name, the least recently used dropped; while one thread reads a view, others get the one before."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._lock = Lock()
 
-    def look(self, name: str, open_view: Callable[[], Callable[[], Any]]) -> Look:
-        """Return a view; `open_view` returns what reads it, and is called again after an error."""
+    def look(self, name: str, open_view: Callable[[], Callable[[], Any]], check: Callable[[], None]) -> Look:
+        """Return a view; `open_view` returns what reads it, and is called again after an error, `check` each time."""
         with self._lock:
             entry = self._entries.setdefault(name, _Entry())
             self._entries.move_to_end(name)
@@ -83,16 +78,17 @@ class ViewCache:
         if entry.lock.acquire(blocking=entry.look is None):
             try:
                 if entry.look is None or self._clock() >= entry.due:
-                    self._read(entry, open_view)
+                    self._read(entry, open_view, check)
             finally:
                 entry.lock.release()
         assert entry.look is not None
         return entry.look
 
-    def _read(self, entry: _Entry, open_view: Callable[[], Callable[[], Any]]) -> None:
+    def _read(self, entry: _Entry, open_view: Callable[[], Callable[[], Any]], check: Callable[[], None]) -> None:
         began, before = self._clock(), entry.look
         value, error = before.value if before else None, None
         try:
+            check()
             entry.read = entry.read or open_view()
             value = entry.read()
         except (StorageError, ReportError) as problem:
@@ -126,7 +122,8 @@ class _LivePages:
     """Answers one store's requests, each in a thread of its own."""
 
     def __init__(self, store: ObjectStore, environment: Mapping[str, str], work: Path, cache: ViewCache) -> None:
-        self._store, self._environment, self._work, self._cache = store, environment, work, cache
+        self._store, self._environment, self._work = store, environment, work
+        self._look = partial(cache.look, check=self._check_root)
         self._metrics = RunMetrics(store)
 
     def runs(self, request: Request, q: str = "", sort: str = SORTS[0], down: bool = True) -> Response:
@@ -171,11 +168,8 @@ class _LivePages:
         missing = [str(look.error) for look in looks if look.value is None]
         if len(run_ids) > MOST_COMPARED:
             missing.append(f"only the first {MOST_COMPARED} of {len(run_ids)} runs are shown")
-        look = Look(
-            value=views,
-            error=next((look.error for look in looks if look.value is not None and look.error), None),
-            version=_joined(looks),
-        )
+        error = next((look.error for look in looks if look.value is not None and look.error), None)
+        look = Look(value=views, error=error, version=_joined(looks))
         return self._page(request, look, lambda frame: live_pages.compare_page(frame, views, missing))
 
     def curves(self, request: Request, run: _Runs = []) -> Response:  # noqa: B006 (only read)
@@ -207,19 +201,6 @@ class _LivePages:
         """Return the runs that are named, by themselves or by their set; the store's list is read now and then."""
         listed = self._look("names", lambda: partial(list_run_ids, self._store)).value or ()
         return expand_names(listed, names)
-
-    def _look(self, name: str, open_view: Callable[[], Callable[[], Any]]) -> Look:
-        def open_here() -> Callable[[], Any]:
-            self._check_root()
-            read = open_view()
-
-            def read_here() -> Any:
-                self._check_root()
-                return read()
-
-            return read_here
-
-        return self._cache.look(name, open_here)
 
     def _check_root(self) -> None:
         """Raise `StoreUnavailable` where a local store's folder is gone, which else reads as a store without runs."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cairn.cli.machine_commands import Shell, read_script
+from cairn.cli.store_commands import Shell, read_script
 from tests.commands import ROOT, Cairn, chosen_folders
 from tests.fabricated_run import FabricatedRun
 from tests.processes.waiting import patience_seconds

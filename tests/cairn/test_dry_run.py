@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from cairn.cli.command import run_command
-from cairn.cli.training_text import describe_plan
+from cairn.cli.texts import describe_plan
 from flows.preparation.resource_check import AvailableMemory, StoreRoom, require_room, store_room
 from flows.preparation.training_plan import TrainingPlan, plan_training
 from model.estimates.size_estimate import TrainingPlace

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cairn.cli.training_text import describe_finished_run
+from cairn.cli.texts import describe_finished_run
 from storage.logs.registry import Refused, Registry
 from storage.stores.local_store import LocalStore
 from tests.commands import Cairn

@@ -5,9 +5,8 @@ from dataclasses import fields
 
 import pytest
 
-from cairn.cli.app import EXAMPLES, app
+from cairn.cli.app import EXAMPLES, RECORDS, app, describe_fields, find_record
 from cairn.cli.command import run_command
-from cairn.cli.json_fields import RECORDS, describe_fields, find_record
 
 VERBS = sorted(name for name in app if not name.startswith("-"))
 

@@ -104,7 +104,6 @@ def test_a_model_cards_front_matter_cannot_be_ended_from_inside(bard: Fabricated
             opened=replace(state.opened, model_family=family),
             reference=state.newest_committed.committed.reference,
             manifest=manifest,
-            snapshot_id="d",
             parameters=1,
             end_of_text=TAGS,
             promotions=(),

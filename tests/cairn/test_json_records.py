@@ -5,7 +5,7 @@ from dataclasses import fields
 
 import pytest
 
-from cairn.cli.json_fields import find_record
+from cairn.cli.app import find_record
 from tests.commands import Cairn
 from tests.fabricated_run import FabricatedRun
 

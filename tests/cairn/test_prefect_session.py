@@ -35,8 +35,8 @@ def test_a_named_server_that_is_gone_is_replaced_by_a_temporary_one(
         assert environment["PREFECT_API_URL"] not in ("", nobody_listens)
         assert said[0] == f"{nobody_listens} does not answer: this run is not shown there"
     finally:
-        assert server._ephemeral is not None
-        server._ephemeral.stop()
+        assert server.ephemeral is not None
+        server.ephemeral.stop()
 
 
 def test_an_end_that_somebody_else_set_in_prefect_is_told_with_what_the_log_says(fresh: FabricatedRun) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cairn.operations.alias_rollback import roll_back
+from cairn.operations.person_decisions import roll_back
 from flows.run.run_promotion import PromotionApproval, ask, describe
 from reports.queries.alias_history import list_decisions, list_promotions
 from storage.checkpoints.resume_point import quarantine_checkpoint

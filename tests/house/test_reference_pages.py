@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cairn.cli.app import EXAMPLES
-from cairn.cli.json_fields import RECORDS
+from cairn.cli.app import EXAMPLES, RECORDS
 from docs.reference_pages import reference_pages
 
 

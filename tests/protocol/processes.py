@@ -20,7 +20,7 @@ import tasks.checkpoints.promotion_offer as promotion_offer
 import tasks.checkpoints.retention as retention
 import tasks.checkpoints.run_deletion as run_deletion
 import tasks.evaluator.evaluation_run as evaluation_run
-from cairn.operations.alias_rollback import roll_back
+from cairn.operations.person_decisions import roll_back
 from model.configuration.network import ModelConfig
 from reports.errors import RunNotFound
 from storage.checkpoints.checkpoint import (

@@ -6,21 +6,19 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
 from cairn.cli.app import Flag, JsonOption, StoreOption, WhyOption, open_chosen_store, open_run_log
+from cairn.cli.texts import print_replay
 from tasks.configuration.addresses import choose_store
 from tasks.errors import InvalidConfiguration
 from tasks.policy.termination import ExitCode
-from tasks.text.format import format_count, short_digest
 from tasks.text.output import print_document, print_facts, print_line, print_table, say
 
-if TYPE_CHECKING:
-    from cairn.operations.replay_plan import Replay
-
 Shell = Literal["bash", "zsh", "fish"]
+Place = Annotated[str, Parameter(name="STORE")]
 _DONE = {"keep": "kept", "release": "released", "supersede": "superseded", "delete": "deleted", "discard": "discarded"}
 
 
@@ -33,13 +31,7 @@ class CompletionView:
     path: str | None = None
 
 
-def ui(
-    where: Annotated[str, Parameter(name="STORE")] = "",
-    *,
-    port: int = 8460,
-    store: StoreOption = "",
-    json: JsonOption = False,
-) -> None:
+def ui(where: Place = "", *, port: int = 8460, store: StoreOption = "", json: JsonOption = False) -> None:
     """Serve the live page: all runs, one run as it trains, several over each other, models; Ctrl-C ends it.
 
     It reads the store alone, listens on 127.0.0.1, and answers nobody but you where the system tells users apart.
@@ -86,10 +78,8 @@ def doctor(*, store: StoreOption = "", json: JsonOption = False) -> ExitCode:
     from cairn.operations.machine_check import check_machine
 
     checks = check_machine(choose_store(store, os.environ))
-    if json:
-        print_document(checks)
-    else:
-        print_facts((f"{'ok   ' if check.ok else 'WRONG'} {check.name}", check.detail) for check in checks)
+    facts = ((f"{'ok   ' if check.ok else 'WRONG'} {check.name}", check.detail) for check in checks)
+    print_document(checks) if json else print_facts(facts)
     return ExitCode.DONE if all(check.ok for check in checks) else ExitCode.ERROR
 
 
@@ -114,10 +104,8 @@ def completion(shell: Shell | None = None, *, install: Flag = False, json: JsonO
             path.write_text(text, encoding="utf-8")
             if chosen != "fish":
                 add_to_rc_file(path, "cairn", chosen)
-            view, text = (
-                CompletionView(shell=chosen, path=str(path)),
-                f"installed: {path}; a new shell completes `cairn`",
-            )
+            text = f"installed: {path}; a new shell completes `cairn`"
+            view = CompletionView(shell=chosen, path=str(path))
     except ShellDetectionError as error:
         raise InvalidConfiguration(f"{error}; name the shell: `cairn completion bash`, zsh or fish") from error
     except OSError as error:
@@ -140,9 +128,8 @@ def verify(run: str, *, store: StoreOption = "", json: JsonOption = False) -> Ex
     if json:
         print_document(found)
     elif not found.problems:
-        print(
-            f"run {run}: {found.entries} entries, {found.checkpoints} checkpoints ({found.checkpoint_bytes:,} bytes) ok"
-        )
+        size = f"{found.checkpoint_bytes:,} bytes"
+        print(f"run {run}: {found.entries} entries, {found.checkpoints} checkpoints ({size}) ok")
     return ExitCode.INTEGRITY if found.problems else ExitCode.DONE
 
 
@@ -184,30 +171,8 @@ def replay(
         )
     for item in found.failed:
         say(f"cairn: run {run}, steps {item.from_step} to {item.to_step}: {item.verdict}: {item.why}")
-    print_document(found) if json else _print_replay(found)
+    print_document(found) if json else print_replay(found)
     return found.exit_code
-
-
-def _print_replay(replay: "Replay") -> None:
-    print_table(
-        ("steps", "attempt", "trained on", "verdict", "committed", "recomputed", "seconds", "why"),
-        [
-            (
-                f"{item.from_step} to {item.to_step}",
-                item.attempt,
-                item.device if item.world_size == 1 else f"{item.world_size} x {item.device}",
-                item.verdict,
-                short_digest(item.expected_sha256),
-                short_digest(item.computed_sha256) if item.computed_sha256 else None,
-                f"{item.seconds:.1f}",
-                item.why or None,
-            )
-            for item in replay.segments
-        ],
-        empty="no committed segment trains such a step",
-    )
-    verdicts = ", ".join(f"{count} {verdict}" for verdict, count in replay.verdicts.items() if count) or "none replayed"
-    print_line(f"run {replay.run_id}: {format_count(replay.committed, 'committed segment')}, {verdicts}")
 
 
 def sweep(run: str, *, dry_run: Flag = False, store: StoreOption = "", json: JsonOption = False) -> None:
@@ -249,7 +214,7 @@ def delete(
         yes: do not ask; needed where there is no terminal.
         dry_run: say what would go; change nothing.
     """
-    from cairn.operations.run_deletion import delete_as_person, describe_deletion, preview_deletion
+    from cairn.operations.person_decisions import delete_as_person, describe_deletion, preview_deletion
 
     found = open_run_log(store, run)
     view = preview_deletion(found)

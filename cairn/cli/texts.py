@@ -1,0 +1,329 @@
+"""What the commands say to people; scripts use --json."""
+
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from decimal import Decimal
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from cairn.cli.app import store_option
+from reports.queries.display_tables import Table
+from storage.logs.registry import Promoted, Refused, Registry
+from storage.logs.run_log import RunLog
+from storage.stores.document import decode, encode
+from tasks.data.document import describe_split
+from tasks.text.format import format_count, format_duration, format_list, replace_unprintable, short_digest
+from tasks.text.output import print_facts, print_line, print_table, say, write_json
+
+if TYPE_CHECKING:
+    from cairn.operations.replay_plan import Replay
+    from flows.preparation.training_plan import PlannedMemory, TrainingPlan
+    from flows.watching.run_watcher import WatchRow
+    from reports.queries.data_summary import DataSummary, GroupSummary
+    from reports.queries.run_simulation import PolicyOutcome, SimulationSummary
+    from storage.tables.table_index import Column
+
+_MOST_SOURCES, _MOST_ROWS = 20, 1_000
+_LARGEST_INTEGER = 2**63
+
+
+def print_rows(table: Table) -> None:
+    """Print a list."""
+    print_table(table.columns, table.rows, empty=table.empty)
+
+
+def print_data(summary: "DataSummary") -> None:
+    """Print a snapshot: its facts, its sources, and windows with their documents."""
+    ids = f"{summary.vocab_size:,} ids, end of text {summary.end_of_text_id}"
+    facts = {"snapshot": summary.snapshot_id, "bytes": f"{summary.bytes:,}"}
+    facts["tokenizer"] = f"{short_digest(summary.tokenizer_sha256)}, {ids}"
+    for split, size in summary.splits.items():
+        text = f"{size.tokens:,} tokens of {size.bytes:,} bytes in {size.documents:,} documents"
+        shards = f"{format_count(size.shards, 'shard')}, {size.windows:,} windows of {summary.block_size}"
+        facts[split] = f"{text}, {shards}"
+    facts["left out"] = ", ".join(f"{kind} {count:,}" for kind, count in summary.rejected.items()) or "nothing"
+    print_facts(facts.items())
+    print()
+    rows = [
+        (source.name, f"{source.documents:,}", f"{source.bytes:,}", source.unit, short_digest(source.sha256))
+        for source in summary.sources[:_MOST_SOURCES]
+    ]
+    print_table(("source", "documents", "bytes", "a document is", "sha256"), rows, empty="no sources")
+    if len(summary.sources) > _MOST_SOURCES:
+        print(f"and {len(summary.sources) - _MOST_SOURCES:,} more; --json lists all")
+    if summary.groups:
+        print()
+        weights = [] if summary.groups[0].weight is None else ["weight", "share of draws"]
+        columns = ["drawn together", "files", "train tokens", "val tokens", "train windows of its own", *weights]
+        print_table(columns, map(_group_row, summary.groups), empty="")
+    for window in summary.windows:
+        last = window.first_token + summary.block_size - 1
+        print(f"\n{window.split} window {window.window}, tokens {window.first_token:,} to {last:,}, from")
+        for document in window.documents:
+            where = f"{document.source} byte {document.offset_bytes:,} ({document.bytes:,} bytes)"
+            print_line(f"  {where}, sha256 {short_digest(document.sha256)}, from its token {document.first_token:,} on")
+        if not window.is_drawn:
+            print_line(f"  it crosses the border of {' and '.join(window.groups)}: with weights no step draws it")
+        print(replace_unprintable(window.text))
+
+
+def _group_row(group: "GroupSummary") -> list[str]:
+    sizes = (group.sources, group.train_tokens, group.val_tokens, group.windows)
+    weights = [] if group.share is None else [f"{group.weight:g}", f"{group.share:.2%}"]
+    return [group.name, *(f"{size:,}" for size in sizes), *weights]
+
+
+def print_replay(replay: "Replay") -> None:
+    """Print what every segment came to, and their sum."""
+    rows = list[tuple[object, ...]]()
+    for item in replay.segments:
+        device = item.device if item.world_size == 1 else f"{item.world_size} x {item.device}"
+        digests = short_digest(item.expected_sha256), short_digest(item.computed_sha256)
+        steps, seconds = f"{item.from_step} to {item.to_step}", f"{item.seconds:.1f}"
+        rows.append((steps, item.attempt, device, item.verdict, *digests, seconds, item.why or None))
+    columns = ("steps", "attempt", "trained on", "verdict", "committed", "recomputed", "seconds", "why")
+    print_table(columns, rows, empty="no committed segment trains such a step")
+    found = ", ".join(f"{count} {verdict}" for verdict, count in replay.verdicts.items() if count) or "none replayed"
+    print_line(f"run {replay.run_id}: {format_count(replay.committed, 'committed segment')}, {found}")
+
+
+def print_watch(rows: "Sequence[WatchRow]") -> None:
+    """Print what the watcher did about each run, and why."""
+    cells = [(r.run_id, r.action, None if r.seconds is None else _format_span(r.seconds), r.why, r.how) for r in rows]
+    print_table(("run", "action", "in", "why", "how"), cells, empty="no runs here yet; nothing to watch")
+
+
+def print_simulation(summary: "SimulationSummary") -> None:
+    """Print how the run ends under each policy, the assumptions, and the loss at other checkpoint intervals."""
+    policy, *plain = summary.outcomes
+    plan, between = summary.plan, summary.trace.hours_between_failures
+    often = "never" if between is None else f"every {_format_span(between * 3600)}"
+    plain_ends = "; ".join(f"{outcome.policy}: {_describe_end(outcome)}" for outcome in plain)
+    print_line(f"this policy {_describe_end(policy)}; plain retry counts: {plain_ends}")
+    print_line(
+        f"on {format_count(plan.devices, 'device')}, {plan.total_steps:,} steps "
+        f"of {plan.step_seconds:.4g} s ({_format_span(plan.total_steps * plan.step_seconds)} if nothing failed), "
+        f"a commit stops training for {plan.checkpoint_seconds:.3g} s, a restart takes {plan.restart_seconds:.4g} s,\n"
+        f"a failure {often}, {_describe_seeds(summary)}; {summary.trace.source}\n"
+    )
+    columns = ("policy", "end", "goodput", "hours wasted", "in commits", "in restarts", "attempts", "retries by reason")
+    print_table(columns, map(_outcome_row, summary.outcomes), empty="")
+    for outcome in summary.outcomes:
+        if outcome.stopped_by:
+            print_line(f"  {outcome.policy} stopped by {outcome.stopped_by}")
+    print()
+    found = summary.intervals
+    intervals = {"now": found.present, "Young": found.young, "Daly": found.daly, "simulated best": found.simulated}
+    rows = [
+        (name, i.every_steps, _format_span(i.seconds), f"{i.lost_share:.2%} ({i.lost_least:.2%} to {i.lost_most:.2%})")
+        for name, i in intervals.items()
+        if i
+    ]
+    print_table(("commit every", "steps", "time", "not useful"), rows, empty="")
+    if found.simulated is None:
+        print_line("nothing that loses work ever happens: any interval is short enough")
+        return
+    gained = found.present.lost_share - found.simulated.lost_share
+    better = f"checkpoint.every_steps={found.simulated.every_steps} would make {gained:.2%} more of the time useful"
+    print_line(better if gained >= 0.001 else "the present interval is as good as any")
+
+
+def _describe_seeds(summary: "SimulationSummary") -> str:
+    """Return what else is assumed, and over how many seeds the intervals in brackets reach."""
+    trace, count = summary.trace, summary.outcomes[0].spread.seeds
+    wait = f"another machine after {_format_span(trace.replacement_seconds)} on average, "
+    shocks = f"{trace.aftershock_share:.0%} followed by another {trace.aftershock_rate_factor:g} times as fast, "
+    seeds = f"seed {summary.seed}" if count == 1 else f"median and middle 80 % of {count} seeds from {summary.seed}"
+    return f"{wait if trace.replacement_seconds else ''}{shocks if trace.aftershock_share else ''}{seeds}"
+
+
+def _outcome_row(outcome: "PolicyOutcome") -> tuple[object, ...]:
+    end = f"{_format_span(outcome.days * 86400)} {'finished' if outcome.finished else 'given up'}"
+    goodput = f"{outcome.goodput:.1%} ({outcome.spread.goodput_low:.1%} to {outcome.spread.goodput_high:.1%})"
+    lost = (outcome.wasted_gpu_hours, outcome.checkpoint_gpu_hours, outcome.restart_gpu_hours)
+    hours = (f"{hours:,.0f}" if hours >= 100 else f"{hours:.3g}" for hours in lost)
+    retries = ", ".join(f"{reason} {count}" for reason, count in outcome.retries.items()) or None
+    return outcome.policy, end, goodput, *hours, outcome.attempts, retries
+
+
+def _describe_end(outcome: "PolicyOutcome") -> str:
+    spread = outcome.spread
+    if outcome.finished:
+        between = f" ({_format_span(spread.days_low * 86400)} to {_format_span(spread.days_high * 86400)})"
+        of_all = f" with {spread.finished} of {spread.seeds} seeds" if spread.finished < spread.seeds else ""
+        return f"finishes after {_format_span(outcome.days * 86400)}{between}{of_all}, goodput {outcome.goodput:.1%}"
+    done = outcome.step / outcome.total_steps
+    return f"gives up after {_format_span(outcome.days * 86400)} with {done:.1%} of the steps done"
+
+
+def _format_span(seconds: float) -> str:
+    for unit, name in ((86400.0, "days"), (3600.0, "h"), (60.0, "min")):
+        if seconds >= 2 * unit:
+            return f"{seconds / unit:.1f} {name}"
+    return f"{seconds:.3g} s"
+
+
+def print_answer(columns: "Sequence[Column]", rows: Iterable[Sequence[object]]) -> None:
+    """Print an aligned table of at most 1,000 rows; stderr says how many more there are."""
+    remaining = iter(rows)  # they may exceed memory
+    shown = [[_format_cell(value) for value in row] for row in islice(remaining, _MOST_ROWS)]
+    print_table([column.name for column in columns], shown, empty="no rows")
+    if more := sum(1 for _ in remaining):
+        say(f"and {more:,} more rows; --json prints them all")
+
+
+def print_json(columns: "Sequence[Column]", rows: Iterable[Sequence[object]]) -> None:
+    """Print a list of objects: times are ISO 8601 in UTC, NaN is null, JSON columns are nested values."""
+    separator = "["
+    for row in rows:
+        record = {column.name: _plain(value, column.type) for column, value in zip(columns, row, strict=True)}
+        write_json(separator + encode(record).decode().rstrip("\n"))
+        separator = ",\n"
+    sys.stdout.write("[]\n" if separator == "[" else "]\n")
+
+
+def _format_cell(value: object) -> object:
+    match value:
+        case bool():
+            return "yes" if value else "no"
+        case float() | Decimal():
+            return f"{value:.6g}"
+        case dict() | list():
+            return " ".join(line.strip() for line in encode(_plain(value, "")).decode().splitlines())
+        case _:
+            return value
+
+
+def _plain(value: Any, type_name: str) -> Any:
+    match value:
+        case str() if type_name == "JSON":
+            return decode(value.encode(), object, where="a JSON column")
+        case dict():
+            return {str(key): _plain(item, "") for key, item in value.items()}
+        case list() | tuple():
+            return [_plain(item, "") for item in value]
+        case Decimal():
+            return float(value)
+        case bool():
+            return value
+        case int() if not -_LARGEST_INTEGER <= value < _LARGEST_INTEGER:
+            return float(value)  # JSON readers keep no larger integers
+        case _:
+            return value
+
+
+def describe_finished_run(log: RunLog, alias: str, store_url: str, ending: str) -> Iterator[str]:
+    """Yield the lines; the commands find the store, and can be pasted into a shell."""
+    from reports.queries.run_status import bits_differ
+    from tasks.checkpoints.promotion import Gate
+
+    yield f"run {log.run_id}: {ending}"
+    if differ := bits_differ(log.state):
+        yield f"bits: {differ}"
+    registry = Registry(log.store, alias).refresh()
+    own = registry.champion if registry.champion and registry.champion.run_id == log.run_id else None
+    if own is not None:
+        losses = ", ".join(f"{name} {value:.4g}" for name, value in sorted(own.metrics.items()) if name != "samples")
+        yield f"promoted: {alias} → {log.run_id}@{own.step} ({losses})"
+    sampled = [e for e in log.state.evaluations if e.samples and (not own or e.manifest_sha256 == own.manifest_sha256)]
+    if sampled and sampled[-1].samples[0]:
+        yield "it writes:"
+        yield from (f"  | {line}" for line in sampled[-1].samples[0].splitlines())
+    option = store_option(store_url, os.environ)
+    yield "try:"
+    yield f'  cairn sample {alias if own else log.run_id} --prompt "The "{option}'
+    decisions = (body for _, body in reversed(registry.history) if isinstance(body, Promoted | Refused))
+    last = next((body for body in decisions if body.run_id == log.run_id), None)
+    if isinstance(last, Refused) and last.gate in (Gate.COMPARABLE, Gate.BETTER):
+        yield f"  cairn promote {log.run_id}@{last.step} --alias {log.run_id}-best{option}"
+    yield f"  cairn status {log.run_id}{option}"
+    yield f"  cairn attempts {log.run_id}{option}"
+    if log.state.opened is not None:
+        yield f"  cairn fork {log.run_id} NEW --set training.steps={2 * log.state.opened.total_steps}{option}"
+
+
+def describe_plan(plan: "TrainingPlan") -> Iterator[tuple[str, str]]:
+    """Yield name and text of each line; estimates are marked as estimates."""
+    origin = f"run {plan.run_id} from step {plan.from_step:,} of {plan.total_steps:,} as attempt {plan.attempt}"
+    actions = {
+        "open": f"open {origin}",
+        "continue": f"continue {origin}",
+        "wait": f"wait for the owner of run {plan.run_id}, and if it is gone continue {origin}",
+        "finish": f"write down that run {plan.run_id} is finished, and offer its best checkpoint",
+    }
+    yield "would", actions.get(plan.action, f"train nothing: run {plan.run_id} is finished")
+    yield "because", plan.why
+    yield "store", plan.store
+    yield "data", _describe_data(plan)
+    model = plan.model
+    shape = f"{format_count(model.layers, 'layer')}, {format_count(model.heads, 'head')}, width {model.width}"
+    asked = "" if plan.data.snapshot_id else " at most"
+    vocabulary = f"{model.vocab_size:,} ids{asked}, block {model.block_size:,}"
+    yield "model", f"{model.family}: {model.parameters:,} parameters ({shape}, {vocabulary})"
+    yield "memory", _describe_memory(plan.memory)
+    if plan.action != "nothing":
+        yield from _describe_remaining(plan)
+    yield "retries left", ", ".join(f"{reason} {budget.left}" for reason, budget in plan.budgets.items())
+
+
+def _describe_data(plan: "TrainingPlan") -> str:
+    data = plan.data
+    files = f"{format_count(len(data.sources), 'source')}, {_format_bytes(data.bytes)}"
+    if data.snapshot_id is None:
+        train, val, unit = data.train_bytes, data.val_bytes, "bytes"
+        begin = f"not tokenized yet: {files} ({format_list([source.name for source in data.sources], 4)})"
+    else:
+        train, val, unit = data.train_tokens, data.val_tokens, "tokens"
+        begin = f"snapshot {short_digest(data.snapshot_id)}: {files}"
+    if train is None or val is None:
+        return begin
+    return f"{begin}, {describe_split(train, val, unit, data.val_fraction)}"
+
+
+def _describe_memory(memory: "PlannedMemory") -> str:
+    from model.estimates.size_estimate import PARTS
+
+    shown = {name: memory.parts.bytes_of(name) for name in PARTS}
+    parts = ", ".join(f"{name.replace('_', ' ')} {_format_bytes(size)}" for name, size in shown.items() if size)
+    recomputed = ", activations recomputed" if memory.activation_checkpointing else ""
+    how = f"micro-batch {memory.micro_batch}, {memory.precision} with {memory.kernels} kernels{recomputed}"
+    peak = f"an estimate: {_format_bytes(memory.total_bytes)} at its peak with {how} ({parts})"
+    if memory.there_bytes is None:
+        return peak
+    short = ": more than there is" if memory.total_bytes > memory.there_bytes else ""
+    return f"{peak}; {_format_bytes(memory.there_bytes)} are there now{short}"
+
+
+def _describe_remaining(plan: "TrainingPlan") -> Iterator[tuple[str, str]]:
+    steps, early = plan.total_steps - plan.from_step, " at most: it may stop early" if plan.may_stop_early else ""
+    tokens = f"{plan.tokens_ahead:,} tokens, {plan.tokens_per_step:,} each"
+    yield "steps", f"{steps:,} ahead of {plan.total_steps:,}{early}; {tokens}"
+    speed, seconds = plan.cost.tokens_per_second, plan.cost.seconds
+    if speed is None or seconds is None:
+        yield "time", "not known before the run has trained a step"
+    else:
+        pace = f"the {speed:,.0f} tokens/s of its newest steps"
+        yield "time", f"an estimate: {format_duration(seconds)} of training at {pace}"
+    commits = plan.checkpoints
+    every = f" and every {commits.every_seconds:g} s" if commits.every_seconds else ""
+    room, size = commits.room, f"{_format_bytes(commits.room.bytes_each)} each"
+    kept = f"at most {room.kept_at_most} kept ({_format_bytes(room.kept_at_most * room.bytes_each)})"
+    schedule = f"{commits.ahead:,} ahead, every {format_count(commits.every_steps, 'step')}{every}, {size}"
+    yield "checkpoints", f"{schedule}; {kept} beside those in use"
+    free = "" if room.free_bytes is None else f", {_format_bytes(room.free_bytes)} are free"
+    yield "room", f"the store needs {_format_bytes(room.needed_bytes)} more for all at once{free}"
+    yield "evaluations", f"of {format_count(plan.evaluated_commits, 'commit')}: {', '.join(plan.suites)}"
+    if plan.cost.gpu_hour_price is not None:
+        money = "not known before the run has trained a step"
+        if plan.cost.money is not None:
+            amount = f"{plan.cost.money:,.2f}" if plan.cost.money >= 0.005 else "less than 0.01"
+            money = f"an estimate: {amount} {plan.cost.currency}"
+        yield "cost", f"{money}, at {plan.cost.gpu_hour_price:g} {plan.cost.currency} an hour"
+
+
+def _format_bytes(size: int) -> str:
+    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "KB")):
+        if size >= unit:
+            return f"{size / unit:.3g} {name}"
+    return format_count(size, "byte")
