@@ -1,6 +1,6 @@
 """The addresses of the live page, and what each answers. An answer has an ETag, so that asking again costs little.
 
-The store is read again at most so often that reading takes a fiftieth of the time.
+The store is read again at most so often that reading takes a two-hundredth of the time.
 """
 
 import time
