@@ -67,9 +67,8 @@ def end_on_record(log: RunLog, config: RunConfig) -> str:
     commands = (suite.sha256 for suite in command_suites_of(config.evaluation))
     suites = (suite_of(config.evaluation).sha256, *commands)
     required = (suite.sha256 for suite in rules.required)
-    if missing_suites(state, last.committed.manifest_sha256, suites) or missing_suites(
-        state, candidate.reference.manifest_sha256, required
-    ):
+    missing = missing_suites(state, last.committed.manifest_sha256, suites)
+    if missing | missing_suites(state, candidate.reference.manifest_sha256, required):
         return ""
     registry = Registry(log.store, config.promotion.alias)
     foreseen = preview_offer(log, registry, candidate, replace(rules, needs_approval=False))
