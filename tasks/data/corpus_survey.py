@@ -60,11 +60,10 @@ class TextSample:
 def reject_duplicates(pieces: Iterator[Piece], seen: set[bytes]) -> Iterator[Piece]:
     """Yield the pieces; a document whose hash is in `seen` becomes a rejected one, the others' are added to it."""
     for piece in pieces:
-        if isinstance(piece, Document) and (digest := remembered(piece.sha256)) in seen:
-            detail = f"the same text as an earlier document, sha256 {piece.sha256}"
-            yield project(piece, Rejected, kind=RejectionKind.DUPLICATE, detail=detail)
-            continue
         if isinstance(piece, Document):
+            if (digest := remembered(piece.sha256)) in seen:
+                detail = f"the same text as an earlier document, sha256 {piece.sha256}"
+                piece = project(piece, Rejected, kind=RejectionKind.DUPLICATE, detail=detail)
             seen.add(digest)
         yield piece
 

@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--nodes", type=int, default=1)
     parser.add_argument("--node-rank", type=int, default=0)
     parser.add_argument("--rendezvous", default="")
-    group, ranks = TrainerGroup(**vars(parser.parse_args(arguments))), dict[int, "subprocess.Popen[bytes]"]()
+    group, ranks = TrainerGroup(**vars(parser.parse_args(arguments))), dict[int, subprocess.Popen[bytes]]()
     with meeting_place(group) as variables:
         for local in range(group.processes):
             rank = group.node_rank * group.processes + local

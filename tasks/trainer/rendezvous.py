@@ -81,8 +81,8 @@ def admit(connection: socket.socket, secret: bytes) -> SignedConnection:
         raise NotAdmitted("somebody without the secret has connected")
     connection.sendall(_proof(secret, b"listens", own, other))
     connection.settimeout(None)
-    downwards, upwards = _keys(secret, own, other)
-    return SignedConnection(connection, sending=downwards, receiving=upwards)
+    down, up = _proof(secret, b"down", own, other), _proof(secret, b"up", own, other)
+    return SignedConnection(connection, sending=down, receiving=up)
 
 
 def greet(connection: socket.socket, secret: bytes) -> SignedConnection:
@@ -94,13 +94,8 @@ def greet(connection: socket.socket, secret: bytes) -> SignedConnection:
     if not hmac.compare_digest(_read(connection, _PROOF_BYTES), _proof(secret, b"listens", other, own)):
         raise NotAdmitted("the first machine does not know the secret; give all machines the same one")
     connection.settimeout(None)
-    downwards, upwards = _keys(secret, other, own)
-    return SignedConnection(connection, sending=upwards, receiving=downwards)
-
-
-def _keys(secret: bytes, listening: bytes, connecting: bytes) -> tuple[bytes, bytes]:
-    """Return the keys of what the listening end says, and of what the connecting end says."""
-    return _proof(secret, b"down", listening, connecting), _proof(secret, b"up", listening, connecting)
+    down, up = _proof(secret, b"down", other, own), _proof(secret, b"up", other, own)
+    return SignedConnection(connection, sending=up, receiving=down)
 
 
 def _proof(key: bytes, *parts: bytes) -> bytes:
