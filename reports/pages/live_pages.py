@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     pass
 
 _SHEETS = ("report.css", "live.css")
+_templates = cache(html_environment)
 _HEADINGS: Mapping[str, str] = {
     "run_id": "run",
     "state": "state",
@@ -192,6 +193,3 @@ def run_page(frame: Frame, view: RunView) -> str:
 
 def _render(name: str, frame: Frame, **context: object) -> str:
     return _templates().get_template(name).render(frame=frame, live=True, **context)
-
-
-_templates = cache(html_environment)
