@@ -1,7 +1,6 @@
 """Runs the flow `train-gpt` in this process and returns how it ended; imports Prefect only when the session begins.
 
 Without a server that answers, the run gets a temporary one; with no API at the end, the run log says how it ended.
-A run with nothing left to do is answered from log and registry alone.
 """
 
 import os
@@ -103,10 +102,7 @@ class PrefectServer:
 
 
 def end_without_flow(log: RunLog, config: RunConfig, environment: Mapping[str, str]) -> FlowEnd | None:
-    """Return the end of a run that is finished in every respect, None for any other; raises `LiveOwner`.
-
-    As at a flow's end, its mirrors are brought up to date and what retention gives up is deleted.
-    """
+    """Return the end of a run that is finished, after mirrors and sweep; None for any other; raises `LiveOwner`."""
     by_person = not environment.get("CAIRN_CONTINUED_BY", "").strip()
     refuse_live_owner(log, config.lease, monotonic=time.monotonic, sleep=time.sleep, is_asked_by_person=by_person)
     if not (ended := end_on_record(log, config)):

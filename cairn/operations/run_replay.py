@@ -52,10 +52,7 @@ class Recomputed:
 
 
 class _SegmentReplayer:
-    """Recomputes and compares segments of one run until it is closed; data and network stay open in between.
-
-    A state is kept while a later segment needs it and the store lacks it.
-    """
+    """Recomputes segments of one run until it is closed; keeps a state that a later one needs and the store lacks."""
 
     def __init__(self, log: RunLog, segments: Sequence[Segment], folder: Path) -> None:
         """Open nothing yet; `folder`, which starts empty, holds what is read of a remote store."""

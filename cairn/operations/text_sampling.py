@@ -1,7 +1,4 @@
-"""Draws text from a run's committed checkpoints, into one network, and prints it as it is drawn.
-
-A run is followed without pins, so a checkpoint may be passed over.
-"""
+"""Draws text from a run's committed checkpoints, which it does not pin, and prints it as it is drawn."""
 
 import math
 import os

@@ -42,10 +42,7 @@ _TYPES = {"js": "text/javascript", "svg": "image/svg+xml", "css": "text/css"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Look:
-    """What was read, the error if it cannot be read now, and a version that changes with either.
-
-    The value is None where it could never be read.
-    """
+    """What was read, None where it never could be; the error if it cannot be now; a version that both change."""
 
     value: Any
     error: StorageError | ReportError | None
@@ -176,11 +173,8 @@ class _LivePages:
         """The curves of runs as JSON."""
         looks = self._look_at_runs(self._expand(run))
         columns = max(COLUMNS // max(len(looks), 1), COLUMNS // 4)
-
-        def make() -> bytes:
-            return encode([view_curves(look.value.curves, columns=columns) for look in looks if look.value is not None])
-
-        return _answer(request, _joined(looks), make, "application/json")
+        curves = (view_curves(look.value.curves, columns=columns) for look in looks if look.value is not None)
+        return _answer(request, _joined(looks), lambda: encode(list(curves)), "application/json")
 
     def models(self, request: Request) -> Response:
         """What aliases point at."""
