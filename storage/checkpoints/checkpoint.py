@@ -29,6 +29,8 @@ from storage.stores.verified_object import ExpectedObject, find_damage, read_ver
 
 UNREADABLE = "cannot be read"
 """How the finding begins where the store had no answer for an object."""
+_LARGE_BYTES = 64 * 1024 * 1024
+"""Below this, starting threads takes longer than reading."""
 _SEVERAL_LOOKS = Looks()
 
 
@@ -260,7 +262,7 @@ def _unless_committed(body: CheckpointCommitted, state: RunState) -> CheckpointC
 
 
 def _at_once(sizes: Iterable[int]) -> int:
-    return 4 if sum(sizes) >= 64 * 1024 * 1024 else 1  # below it, starting threads takes longer than reading
+    return 4 if sum(sizes) >= _LARGE_BYTES else 1
 
 
 def _find_damage(store: ObjectStore, prefix: str, item: ManifestObject) -> ObjectDamaged | None:

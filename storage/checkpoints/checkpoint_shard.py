@@ -118,8 +118,8 @@ class ShardReader:
         self, store: ObjectStore, prefix: str, shard: ManifestShard, *, looks: Looks, scratch: threading.local
     ) -> None:
         """Use `scratch`, which several readers may share, for one buffer a thread."""
-        self._store, self._key, self._shard, self._looks = store, f"{prefix}/{shard.name}", shard, looks
-        self._scratch = scratch
+        self._store, self._key, self._shard = store, f"{prefix}/{shard.name}", shard
+        self._looks, self._scratch = looks, scratch
 
     def begin(self, run: Run, wanted: Iterable[WantedBytes]) -> list[Callable[[], None]]:
         """Start to read the header and what is wanted; return a wait for each read, which raises ObjectDamaged."""

@@ -20,6 +20,7 @@ _TITLE = b"cairn train state 2\n"
 CHUNK_BYTES = 8 * 1024 * 1024
 """Part of the format: with another size every digest is another."""
 DIGEST_BYTES = hashlib.sha256().digest_size
+MAX_HEADER_BYTES = 64 * 1024 * 1024
 MOST_DIMENSIONS = 64  # multiplying the lengths of a hostile header with a million dimensions would take hours
 DTYPE_BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2,
@@ -108,9 +109,6 @@ def state_sha256(tensors: Iterable[TensorRecord | TensorDigest]) -> str:
             digest.update(struct.pack("<Q", len(encoded)) + encoded)
         digest.update(hashlib.sha256(digests).digest())
     return digest.hexdigest()
-
-
-MAX_HEADER_BYTES = 64 * 1024 * 1024
 
 
 def shard_header(tensors: Sequence[TensorSpec]) -> bytes:

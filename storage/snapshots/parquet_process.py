@@ -90,12 +90,11 @@ def _check_growth(text_bytes: int, size_bytes: int) -> None:
 
 def _text_bytes(group: Any, names: Sequence[str]) -> int:
     """Return the size of the columns in a row group, as the file says; each value of a dictionary counts once."""
-    columns = [group.column(number) for number in range(group.num_columns)]
-    wanted = [column for column in columns if column.path_in_schema.partition(".")[0] in names]
+    columns = map(group.column, range(group.num_columns))
+    wanted = (column for column in columns if column.path_in_schema.partition(".")[0] in names)
     return sum(int(column.total_uncompressed_size) for column in wanted)
 
 
 def _holds_text(kind: Any) -> bool:
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    texts = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
-    return any(is_kind(kind) for is_kind in (*texts, pa.types.is_binary, pa.types.is_large_binary))
+    return kind in (pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary())

@@ -49,8 +49,7 @@ def _regroup(chunks: Iterable[bytes | memoryview]) -> Iterator[bytes | bytearray
     """Yield parts of PART_BYTES, the last one shorter; a chunk is copied and may change afterwards."""
     part, filled = _new_part(), 0
     for chunk in chunks:
-        view = memoryview(chunk)
-        view = view.cast("B") if view.nbytes else memoryview(b"")
+        view = memoryview(chunk).cast("B") if memoryview(chunk).nbytes else memoryview(b"")
         while view.nbytes:
             taken = min(view.nbytes, PART_BYTES - filled)
             memoryview(part)[filled : filled + taken] = view[:taken]

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -126,11 +127,9 @@ def check_name(what: str, name: str) -> str:
 
 def is_key(name: str) -> bool:
     """Whether a listed name can be the key of an object or folder."""
-    try:
-        check_key(name)
-    except StorageError:
-        return False
-    return True
+    with suppress(StorageError):
+        return bool(check_key(name))
+    return False
 
 
 def too_large(where: str, at_most_bytes: int) -> IntegrityError:

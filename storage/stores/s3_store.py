@@ -73,11 +73,10 @@ class S3Store(ObjectStore):
 
     def create(self, key: str, data: bytes) -> bool:
         """Create the object if it is absent, in one PUT; returns False if it exists."""
-        try:
+        with suppress(ConditionFailed):
             self._bucket.request("create", "put_object", Key=self._name(key), Body=data, IfNoneMatch="*")
-        except ConditionFailed:
-            return False
-        return True
+            return True
+        return False
 
     def write(self, key: str, data: bytes) -> None:
         put(self._bucket, self._name(key), data)

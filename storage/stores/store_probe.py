@@ -122,10 +122,9 @@ def _check_first(store: ObjectStore, folder: str, expected: str) -> None:
 
 
 def _read(store: ObjectStore, key: str) -> bytes | None:
-    try:
+    with suppress(ObjectMissing):
         return store.read(key)
-    except ObjectMissing:
-        return None
+    return None
 
 
 @contextmanager
