@@ -153,20 +153,17 @@ class SampleOrder:
         if outside:
             raise InvalidInput(f"quarantined={min(outside)} must be a window in [0, {end})")
         require_short_period([component.weight for component in self.components])
-        self._require_places()
-
-    def _require_places(self) -> None:
-        """Refuse components that overlap, and one of which nothing is left to draw."""
+        # Components that overlap are refused, and one of which nothing is left to draw.
         starts = self._first_tokens(np.fromiter(self.quarantined, dtype=np.int64))
         unusable = {
             slot for start in starts.tolist() for slot in (start // self.block_size, -(-start // self.block_size))
         }
-        end = 0
+        taken = 0
         for component in sorted(self.components, key=lambda part: part.first_window):
             span = f"[{component.first_window}, {component.end_window})"
-            if component.first_window < end or component.end_window > self.window_count:
+            if component.first_window < taken or component.end_window > self.window_count:
                 raise InvalidInput(f"component {span} must lie in [0, {self.window_count}) and overlap no other")
-            end = component.end_window
+            taken = component.end_window
             bad = sum(component.first_window <= window < component.end_window for window in unusable)
             if bad == component.window_count:
                 raise InvalidInput(f"quarantined holds all {bad} windows of {span}; at least one must be left to train")

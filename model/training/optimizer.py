@@ -37,7 +37,13 @@ def make_optimizers(model: GPT, training: TrainingConfig) -> tuple[Optimizer, ..
         {"params": [parameters[row.name] for row in others if row.decays], "weight_decay": training.weight_decay},
         {"params": [parameters[row.name] for row in others if not row.decays], "weight_decay": 0.0},
     ]
-    optimizers = [_make_optimizer([group for group in groups if group["params"]], training)]
+    groups = [group for group in groups if group["params"]]
+    if training.optimizer in ("momentum", "sgd"):
+        momentum = training.momentum if training.optimizer == "momentum" else 0.0
+        optimizers: list[Optimizer] = [SGD(groups, lr=training.lr, momentum=momentum, fused=True)]
+    else:
+        kind = Adam if training.optimizer == "adam" else AdamW
+        optimizers = [kind(groups, lr=training.lr, betas=training.betas, fused=True)]
     if matrices:
         group = {"params": [parameters[row.name] for row in matrices], "rows": [row.rows for row in matrices]}
         optimizers.append(
@@ -47,14 +53,6 @@ def make_optimizers(model: GPT, training: TrainingConfig) -> tuple[Optimizer, ..
         for parameter in chain.from_iterable(group["params"] for group in optimizer.param_groups):
             optimizer.state[parameter] = dict(_zero_moments(optimizer, parameter))
     return tuple(optimizers)
-
-
-def _make_optimizer(groups: list[dict[str, Any]], training: TrainingConfig) -> Optimizer:
-    if training.optimizer in ("momentum", "sgd"):
-        momentum = training.momentum if training.optimizer == "momentum" else 0.0
-        return SGD(groups, lr=training.lr, momentum=momentum, fused=True)
-    kind = Adam if training.optimizer == "adam" else AdamW
-    return kind(groups, lr=training.lr, betas=training.betas, fused=True)
 
 
 def _zero_moments(optimizer: Optimizer, parameter: Tensor) -> Iterator[tuple[str, Tensor]]:
