@@ -101,7 +101,7 @@ RECORDS: Mapping[str, str] = {
     "explain": "reports.explain.post_mortem:PostMortem",
     "report": "reports.pages.run_report:RunReport",
     "attempts": "reports.queries.receipts:Receipt*",
-    "checkpoints": "reports.queries.checkpoints:CheckpointSummary*",
+    "checkpoints": "reports.queries.run_lookup:CheckpointSummary*",
     "evaluations": "reports.queries.evaluations:EvaluationSummary*",
     "log": "storage.logs.log_entry:Entry*",
     "plot": "reports.plots.run_plot:WrittenPlot",

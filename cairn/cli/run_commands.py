@@ -70,7 +70,7 @@ def attempts(run: str, *, store: StoreOption = "", json: JsonOption = False) -> 
 
 def checkpoints(run: str, *, store: StoreOption = "", json: JsonOption = False) -> None:
     """Show every checkpoint with its state, those still being written too."""
-    from reports.queries.checkpoints import read_checkpoints
+    from reports.queries.run_lookup import read_checkpoints
 
     found = read_checkpoints(open_run_log(store, run))
     print_document(found) if json else print_rows(display_tables.checkpoints_table(found))
@@ -90,7 +90,7 @@ def explain(run: str, *, attempt: int | None = None, store: StoreOption = "", js
     Args:
         attempt: which one [the newest that did not complete, else the newest].
     """
-    from reports.explain.post_mortem_facts import gather_post_mortem
+    from reports.explain.post_mortem import gather_post_mortem
     from reports.explain.post_mortem_text import post_mortem_lines
 
     facts = gather_post_mortem(open_run_log(store, run), attempt)

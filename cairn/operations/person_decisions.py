@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from flows.operations.checkpoint_offer import this_person
 from reports.errors import RunNotFound
 from reports.queries.alias_history import AliasPromotion, list_alias_promotions
-from reports.queries.checkpoints import read_checkpoints
-from reports.queries.run_lookup import configuration_of
+from reports.queries.run_lookup import configuration_of, read_checkpoints
 from storage.checkpoints.checkpoint import find_wrong_sizes, read_manifest
 from storage.checkpoints.sweep import SweepAction, SweepKind
 from storage.errors import IntegrityError

@@ -19,13 +19,13 @@ from fastapi import FastAPI, Query, Request, Response
 
 from cairn.ui.guard import METRICS, Guard
 from reports.errors import ReportError, RunNotFound
-from reports.explain.post_mortem_facts import gather_post_mortem
+from reports.explain.post_mortem import gather_post_mortem
 from reports.pages import live_pages
-from reports.pages.live_pages import SORTS, FollowedRun, Frame, RunsQuery, read_overview, select_rows
+from reports.pages.live_pages import SORTS, FollowedRun, Frame, RunsQuery, read_overview, render_page, select_rows
 from reports.pages.run_report import PRICE
-from reports.plots.curve_view import COLUMNS, view_curves
+from reports.plots.plot_axis import TRACE_COLUMNS, view_curves
 from reports.queries.alias_history import list_decisions, list_promotions
-from reports.queries.run_comparison import expand_names
+from reports.queries.run_comparison import compare_runs, expand_names
 from reports.queries.run_lookup import find_run
 from reports.queries.run_metrics import CONTENT_TYPE, RunMetrics
 from storage.errors import StorageError, StoreUnavailable
@@ -127,13 +127,14 @@ class _LivePages:
         """All runs, searched and sorted."""
         query = RunsQuery(search=q, sort=sort if sort in SORTS else SORTS[0], descending=down)
         look = self._look("runs", lambda: partial(read_overview, self._store, work=self._work))
-        hourly = None
+        hourly = None  # the price of a device hour
         with suppress(KeyError, ValueError):
             hourly = float(self._environment[PRICE])
 
         def render(frame: Frame) -> str:
             rows = select_rows(look.value, search=query.search, sort=query.sort, descending=query.descending)
-            return live_pages.runs_page(frame, rows, query, of=len(look.value), hourly=hourly)
+            shown = {"rows": rows, "query": query, "of": len(look.value), "hourly": hourly}
+            return render_page("runs", frame, headings=live_pages.HEADINGS, **shown)
 
         return self._page(request, look, render)
 
@@ -167,19 +168,27 @@ class _LivePages:
             missing.append(f"only the first {MOST_COMPARED} of {len(run_ids)} runs are shown")
         error = next((look.error for look in looks if look.value is not None and look.error), None)
         look = Look(value=views, error=error, version=_joined(looks))
-        return self._page(request, look, lambda frame: live_pages.compare_page(frame, views, missing))
+
+        def render(frame: Frame) -> str:
+            return render_page("compare", frame, comparison=compare_runs([view.log for view in views]), missing=missing)
+
+        return self._page(request, look, render)
 
     def curves(self, request: Request, run: _Runs = []) -> Response:  # noqa: B006 (only read)
         """The curves of runs as JSON."""
         looks = self._look_at_runs(self._expand(run))
-        columns = max(COLUMNS // max(len(looks), 1), COLUMNS // 4)
+        columns = max(TRACE_COLUMNS // max(len(looks), 1), TRACE_COLUMNS // 4)
         curves = (view_curves(look.value.curves, columns=columns) for look in looks if look.value is not None)
         return _answer(request, _joined(looks), lambda: encode(list(curves)), "application/json")
 
     def models(self, request: Request) -> Response:
         """What aliases point at."""
-        look = self._look("models", lambda: lambda: (list_promotions(self._store), list_decisions(self._store)))
-        return self._page(request, look, lambda frame: live_pages.models_page(frame, *look.value))
+
+        def read() -> Mapping[str, Any]:
+            return {"promotions": list_promotions(self._store), "decisions": list_decisions(self._store)}
+
+        look = self._look("models", lambda: read)
+        return self._page(request, look, lambda frame: render_page("models", frame, **look.value))
 
     def metrics(self) -> Response:
         """The numbers of all runs for monitoring systems."""
@@ -207,7 +216,7 @@ class _LivePages:
         frame = Frame(store=self._store.url, problem=str(look.error) if look.error else "")
         if look.value is None:
             status = 404 if isinstance(look.error, RunNotFound) else 503
-            return Response(live_pages.problem_page(frame), status_code=status, media_type="text/html")
+            return Response(render_page("problem", frame), status_code=status, media_type="text/html")
         return _answer(request, look.version, lambda: render(frame).encode(), "text/html")
 
 

@@ -2,15 +2,8 @@
 
 from collections.abc import Iterable, Iterator
 
+from reports.explain import termination_text
 from reports.explain.post_mortem import PostMortem
-from reports.explain.termination_text import (
-    DETAIL_CHARACTERS,
-    budget_sentences,
-    decision_sentences,
-    end_writer_sentence,
-    evaluation_sentences,
-    evidence_sentences,
-)
 from reports.queries.receipts import Receipt
 from storage.logs.run_entries import DevicePeak
 from tasks.policy.termination import TERMINATIONS, TerminationReason
@@ -155,13 +148,15 @@ def _sections(facts: PostMortem, receipt: Receipt) -> Iterator[tuple[str, Iterab
     yield "set out", _origin(facts, receipt)
     yield "got to", _progress(facts, receipt)
     if facts.end is not None:
-        yield "ended", [f"reason {receipt.termination_reason}: {one_line(receipt.detail or '', DETAIL_CHARACTERS)}"]
-        yield "evidence", [*evidence_sentences(facts.end.evidence, receipt), end_writer_sentence(facts)]
+        detail = one_line(receipt.detail or "", termination_text.DETAIL_CHARACTERS)
+        yield "ended", [f"reason {receipt.termination_reason}: {detail}"]
+        evidence = termination_text.evidence_sentences(facts.end.evidence, receipt)
+        yield "evidence", [*evidence, termination_text.end_writer_sentence(facts)]
         yield "lost", [_lost(facts, receipt)]
-        yield "budget", budget_sentences(receipt)
-    yield "decided", decision_sentences(receipt)
+        yield "budget", termination_text.budget_sentences(receipt)
+    yield "decided", termination_text.decision_sentences(receipt)
     yield "then", _then(facts)
-    yield "measured", evaluation_sentences(facts.evaluations, facts.run_id)
+    yield "measured", termination_text.evaluation_sentences(facts.evaluations, facts.run_id)
     if facts.verdict is not None:
         yield "curve", [f"{facts.verdict.kind}: {facts.verdict.why}"]
     yield "no effect", (f"its entry {it.seq} ({it.kind}) had no effect because {it.why}" for it in facts.refused)

@@ -115,7 +115,13 @@ class ExporterThread:
 
     def _try(self, *, is_last: bool = False) -> None:
         try:
-            self._catch_up()
+            if self._follower is None:
+                self._exporter.begin(self._log.state)
+                self._follower = CurveFollower(StepTail(self._log.store, self._log.prefix))
+            update = CurveUpdate(more=True)
+            while update.more:
+                update = self._follower.follow(self._log.state)
+                self._exporter.write(update)
             if is_last:
                 self._exporter.end(self._log.state)
             self._failures = 0
@@ -127,12 +133,3 @@ class ExporterThread:
                 with suppress(Exception):
                     why = " ".join(f"{type(error).__name__}: {error}".split())
                     self._say(f"{self._exporter.name} cannot be kept up to date, training goes on: {why}")
-
-    def _catch_up(self) -> None:
-        if self._follower is None:
-            self._exporter.begin(self._log.state)
-            self._follower = CurveFollower(StepTail(self._log.store, self._log.prefix))
-        update = CurveUpdate(more=True)
-        while update.more:
-            update = self._follower.follow(self._log.state)
-            self._exporter.write(update)

@@ -7,7 +7,6 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
 from reports.explain.post_mortem import PostMortem
@@ -15,9 +14,7 @@ from reports.explain.post_mortem_text import post_mortem_answer, post_mortem_sec
 from reports.pages.report_pages import html_environment, place_bars
 from reports.pages.run_report import RunReport, gather_report
 from reports.plots.run_curves import RunCurves
-from reports.queries.alias_history import AliasDecision, AliasPromotion
 from reports.queries.receipts import group_receipts
-from reports.queries.run_comparison import compare_runs
 from reports.queries.run_lookup import find_run
 from reports.queries.run_query import answer_query
 from reports.queries.run_status import RunPhase
@@ -25,12 +22,8 @@ from storage.logs.run_log import RunLog
 from storage.logs.step_log import StepRecord, StepTail, read_step_records
 from storage.stores.object_store import ObjectStore
 
-if TYPE_CHECKING:
-    pass
-
-_SHEETS = ("report.css", "live.css")
 _templates = cache(html_environment)
-_HEADINGS: Mapping[str, str] = {
+HEADINGS: Mapping[str, str] = {
     "run_id": "run",
     "state": "state",
     "step": "step",
@@ -150,46 +143,26 @@ class RunsQuery:
         return f"/?{urlencode({'q': self.search, 'sort': sort, 'down': int(down)})}"
 
 
-def runs_page(frame: Frame, rows: Sequence[OverviewRow], query: RunsQuery, *, of: int, hourly: float | None) -> str:
-    """Return the list of runs; `of` is how many the store has, `hourly` the price of a device hour."""
-    return _render("live_runs.html.j2", frame, rows=rows, query=query, of=of, hourly=hourly, headings=_HEADINGS)
-
-
 def attempt_page(frame: Frame, facts: PostMortem) -> str:
     """Return the post-mortem of one attempt."""
     answer, sections = post_mortem_answer(facts), list(post_mortem_sections(facts))
-    return _render("live_attempt.html.j2", frame, facts=facts, answer=answer, sections=sections)
-
-
-def compare_page(frame: Frame, views: Sequence[RunView], missing: Sequence[str]) -> str:
-    """Return runs over each other; `missing` says which of the wanted ones are not shown, and why."""
-    comparison = compare_runs([view.log for view in views])
-    return _render("live_compare.html.j2", frame, comparison=comparison, missing=missing)
-
-
-def models_page(frame: Frame, promotions: Sequence[AliasPromotion], decisions: Sequence[AliasDecision]) -> str:
-    """Return what every alias points at, and every decision about it."""
-    return _render("live_models.html.j2", frame, promotions=promotions, decisions=decisions)
-
-
-def problem_page(frame: Frame) -> str:
-    """Return a page that only says what the problem is."""
-    return _render("live_problem.html.j2", frame)
+    return render_page("attempt", frame, facts=facts, answer=answer, sections=sections)
 
 
 @cache
 def style_sheet() -> bytes:
     """Return the style of all pages."""
     folder = files("reports.pages") / "templates"
-    return b"".join((folder / name).read_bytes() for name in _SHEETS)
+    return b"".join((folder / name).read_bytes() for name in ("report.css", "live.css"))
 
 
 def run_page(frame: Frame, view: RunView) -> str:
     """Return one run: the sections of its report, the plot drawn by the browser."""
     report = view.report
     stretches, bars = group_receipts(report.attempts), place_bars(report.attempts)
-    return _render("live_run.html.j2", frame, report=report, stretches=stretches, bars=bars, view=view)
+    return render_page("run", frame, report=report, stretches=stretches, bars=bars, view=view)
 
 
-def _render(name: str, frame: Frame, **context: object) -> str:
-    return _templates().get_template(name).render(frame=frame, live=True, **context)
+def render_page(name: str, frame: Frame, **shown: object) -> str:
+    """Return a page of a template's name with what it shows, and its frame around it."""
+    return _templates().get_template(f"live_{name}.html.j2").render(frame=frame, live=True, **shown)

@@ -7,10 +7,9 @@ from typing import Any
 
 from reports.plots.run_curves import HeldOutPoint, RunCurves, gather_curves
 from reports.queries.alias_history import AliasDecision, list_decisions
-from reports.queries.checkpoints import CheckpointSummary, read_checkpoints
 from reports.queries.evaluations import EvaluationSummary, list_evaluations
 from reports.queries.receipts import MachineRow, ReasonRow, Receipt, count_reasons, list_machines, read_receipts
-from reports.queries.run_lookup import configuration_document
+from reports.queries.run_lookup import CheckpointSummary, configuration_document, read_checkpoints
 from reports.queries.run_status import RunStatus, read_status
 from storage.checkpoints.checkpoint_documents import TrainerDocument
 from storage.errors import StorageError

@@ -9,16 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from reports.plots import run_curves
 from reports.plots.colors import BLACK, BLUE, GREEN, GREY, PALE, VERMILLION, YELLOW, reason_style
 from reports.plots.plot_axis import BASE_POINTS, COLUMNS, SMALL_POINTS, Across, PlotAxis, Series, smooth, thin_out
-from reports.plots.run_curves import (
-    RunCurves,
-    describe_run,
-    describe_state,
-    format_number,
-    format_small_number,
-    format_title,
-)
+from reports.plots.run_curves import RunCurves, format_number, format_small_number
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -183,11 +177,13 @@ def _draw_events(panel: "Axes", axis: PlotAxis) -> None:
 
 def _draw_texts(figure: "Figure", axis: PlotAxis) -> None:
     curves, height = axis.curves, axis.height_inches
+    title, state = run_curves.format_title(curves), run_curves.describe_state(curves)
+    facts = run_curves.describe_run(curves)
     left, right, top = 0.1 / _LAYOUT_INCHES, 1 - _RIGHT / _LAYOUT_INCHES, 1 - 0.12 / height
     texts = [
-        figure.text(left, top, format_title(curves), fontsize=_TITLE_POINTS, fontweight="bold", va="top"),
-        figure.text(right, top, describe_state(curves), fontsize=_TITLE_POINTS - 1, color=GREY, va="top", ha="right"),
-        figure.text(left, _FOOTER_AT / height, describe_run(curves), fontsize=SMALL_POINTS, color=GREY, va="center"),
+        figure.text(left, top, title, fontsize=_TITLE_POINTS, fontweight="bold", va="top"),
+        figure.text(right, top, state, fontsize=_TITLE_POINTS - 1, color=GREY, va="top", ha="right"),
+        figure.text(left, _FOOTER_AT / height, facts, fontsize=SMALL_POINTS, color=GREY, va="center"),
     ]
     disable_math(texts)
     if handles := _event_handles(axis):

@@ -108,7 +108,9 @@ def gather_curves(log: RunLog, *, lines: Sequence[StepRecord] | None = None) -> 
     """Return the curves of a run that was read; reads the registry too, and without `lines` the step records."""
     state, status = log.state, read_status(log)
     lines = read_step_records(log.store, log.prefix) if lines is None else lines
-    points = splice(lines, state.attempts)
+    points, reached = splice(lines, state.attempts), Counter[int]()
+    for line in lines:
+        reached[line.attempt] = max(line.step, reached[line.attempt])
     newest = max(state.evaluations, key=lambda item: item.step, default=None)
     return RunCurves(
         run_id=log.run_id,
@@ -121,7 +123,11 @@ def gather_curves(log: RunLog, *, lines: Sequence[StepRecord] | None = None) -> 
         attempts=len(state.attempts),
         gpu_seconds=sum(receipt.gpu_seconds for receipt in read_receipts(log)),
         points=points,
-        interruptions=tuple(_interruptions(state, lines)),
+        interruptions=tuple(
+            Interruption(step=max(item.last_step, reached[item.attempt]), attempt=item.attempt, reason=item.reason)
+            for item in (record.ended for record in state.attempts)
+            if item and item.reason != TerminationReason.COMPLETED
+        ),
         replays=tuple(_replays(points)),
         held_out=tuple(
             HeldOutPoint(step=item.step, val_loss=item.metrics[VAL_LOSS], manifest_sha256=item.manifest_sha256)
@@ -144,16 +150,6 @@ def _inherited(store: ObjectStore, state: RunState) -> Iterator[StepPoint]:
         yield from _inherited(store, before)
     points = splice(read_step_records(store, parent.prefix), before.attempts)
     yield from (point for point in points if point.record.step <= step)
-
-
-def _interruptions(state: RunState, lines: Sequence[StepRecord]) -> Iterator[Interruption]:
-    reached = Counter[int]()
-    for line in lines:
-        reached[line.attempt] = max(line.step, reached[line.attempt])
-    for ended in (item.ended for item in state.attempts if item.ended):
-        if ended.reason != TerminationReason.COMPLETED:
-            step = max(ended.last_step, reached[ended.attempt])
-            yield Interruption(step=step, attempt=ended.attempt, reason=ended.reason)
 
 
 def _replays(points: Sequence[StepPoint]) -> Iterator[Replay]:

@@ -5,20 +5,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from storage.logs.registry import (
-    MODEL_KINDS,
-    Promoted,
-    Refused,
-    Registry,
-    RegistryState,
-    RolledBack,
-    SuiteReference,
-    list_aliases,
-)
+from storage.logs import registry
+from storage.logs.registry import Promoted, Refused, RegistryState, RolledBack, list_aliases
 from storage.stores.document import project
 from storage.stores.object_store import ObjectStore
 
-_DECISIONS: Mapping[type, str] = {record: kind for kind, record in MODEL_KINDS.items()}
+_DECISIONS: Mapping[type, str] = {record: kind for kind, record in registry.MODEL_KINDS.items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,7 +20,7 @@ class PromotedEvaluation:
     suite_sha256: str
     metrics: Mapping[str, float]
     data_snapshot: str | None = None
-    required: tuple[SuiteReference, ...] = ()
+    required: tuple[registry.SuiteReference, ...] = ()
     verdict: str | None = None
 
 
@@ -73,8 +65,8 @@ class AliasDecision:
 
 def list_promotions(store: ObjectStore) -> tuple[AliasPromotion, ...]:
     """Return the promotions of every alias, newest first, without those that were rolled back."""
-    registries = ((alias, Registry(store, alias).refresh()) for alias in list_aliases(store))
-    return tuple(item for alias, state in registries for item in list_alias_promotions(alias, state))
+    states = ((alias, registry.Registry(store, alias).refresh()) for alias in list_aliases(store))
+    return tuple(item for alias, state in states for item in list_alias_promotions(alias, state))
 
 
 def list_alias_promotions(alias: str, state: RegistryState) -> tuple[AliasPromotion, ...]:
@@ -94,7 +86,7 @@ def list_alias_promotions(alias: str, state: RegistryState) -> tuple[AliasPromot
 
 def list_decisions(store: ObjectStore) -> tuple[AliasDecision, ...]:
     """Return every decision about every alias, newest first: undone promotions, refusals and roll-backs too."""
-    states = ((alias, Registry(store, alias).refresh()) for alias in list_aliases(store))
+    states = ((alias, registry.Registry(store, alias).refresh()) for alias in list_aliases(store))
     return tuple(decision for alias, state in states for decision in list_alias_decisions(alias, state))
 
 

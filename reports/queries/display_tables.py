@@ -14,10 +14,10 @@ from tasks.text.format import format_duration, format_list, format_value, one_li
 
 if TYPE_CHECKING:  # a command that prints one list loads nothing for the others
     from reports.queries.alias_history import AliasDecision, AliasPromotion
-    from reports.queries.checkpoints import CheckpointSummary
     from reports.queries.evaluations import EvaluationComparison, EvaluationSummary
     from reports.queries.receipts import MachineRow, Receipt
     from reports.queries.run_comparison import ComparedRun, RunComparison
+    from reports.queries.run_lookup import CheckpointSummary
     from reports.queries.run_status import BudgetStatus, RunSummary
     from storage.logs.log_entry import Entry
     from storage.logs.run_entries import DataQuarantined

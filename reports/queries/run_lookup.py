@@ -1,19 +1,22 @@
-"""Finds a run by its id, and a checkpoint by REF: an alias, `RUN` or `RUN@STEP`. An alias precedes a run's name."""
+"""Finds a run by its id, a checkpoint by REF (an alias, `RUN` or `RUN@STEP`; an alias first), or all of a run."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from reports.errors import RunNotFound
+from storage.checkpoints.sweep import parse_checkpoint_folder
 from storage.errors import IntegrityError
 from storage.logs.log_entry import CheckpointReference
 from storage.logs.registry import Registry, list_aliases
 from storage.logs.run_entries import RunOpened
 from storage.logs.run_index import list_run_ids
 from storage.logs.run_log import RunLog
-from storage.logs.run_state import CheckpointState, RunState
-from storage.stores.document import stored_value
+from storage.logs.run_state import CheckpointRecord, CheckpointState, RunState
+from storage.stores.document import project, stored_value
 from storage.stores.object_store import ObjectStore
 from tasks.errors import InvalidConfiguration
 
@@ -67,6 +70,44 @@ def find_checkpoint(store: ObjectStore, reference: str) -> FoundCheckpoint:
 def find_in_run(log: RunLog, step: int | None = None) -> CheckpointReference:
     """Return the run's newest committed checkpoint, or that of a step; raises as `find_checkpoint` does."""
     return _at_step(log.refresh(), log.run_id, "" if step is None else str(step))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointSummary:
+    """A checkpoint in one of its states; one that is still *writing* has no digests and no commit time."""
+
+    run_id: str
+    attempt: int
+    step: int
+    state: str
+    prefix: str
+    manifest_sha256: str | None = None
+    state_sha256: str | None = None
+    bytes: int
+    committed_at: datetime | None = None
+
+
+def read_checkpoints(log: RunLog) -> tuple[CheckpointSummary, ...]:
+    """Return every checkpoint in commit order, then the staged ones; the log is read again after the listing."""
+    staged = Counter[str]()
+    for key, size in log.store.sizes(f"{log.prefix}/checkpoints").items():
+        staged[key.rpartition("/")[0]] += size
+    known = [summarize_checkpoint(log.run_id, record) for record in log.refresh().checkpoints]
+    for prefix in sorted(staged.keys() - {summary.prefix for summary in known}):
+        if folder := parse_checkpoint_folder(prefix):
+            (step, attempt), size = folder, staged[prefix]
+            writing = CheckpointSummary(
+                run_id=log.run_id, step=step, attempt=attempt, prefix=prefix, state="writing", bytes=size
+            )
+            known.append(writing)
+    return tuple(known)
+
+
+def summarize_checkpoint(run_id: str, record: CheckpointRecord) -> CheckpointSummary:
+    """Return the summary of a checkpoint that the log names."""
+    return project(
+        record.committed, CheckpointSummary, run_id=run_id, state=record.state, committed_at=record.committed_at
+    )
 
 
 def configuration_of(state: RunState) -> "RunConfig":

@@ -74,21 +74,18 @@ class RunMetrics:
         """Yield the metrics as `prometheus_client` wants them; a store that is away leaves `cairn_store_up` 0 alone."""
         with self._lock:
             try:
-                states, samples = self._scrape()
+                run_ids, now = self._index.refresh(), self._now()
+                with ThreadPoolExecutor(_READERS) as readers:
+                    found = list(filter(None, readers.map(lambda run_id: self._scrape_run(run_id, now), run_ids)))
             except StorageError:
                 yield _family("cairn_store_up", [((), 0.0)])
                 return
+        states, samples = Counter(state for state, _ in found), [item for _, listed in found for item in listed]
         yield _family("cairn_store_up", [((), 1.0)])
         yield _family("cairn_runs", [((state,), float(count)) for state, count in sorted(states.items())])
         for name, (label, _) in RUN_METRICS.items():
             values = [((s.run_id, s.label) if label else (s.run_id,), s.value) for s in samples if s.metric == name]
             yield _family(name, values)
-
-    def _scrape(self) -> tuple[Counter[str], list[RunSample]]:
-        run_ids, now = self._index.refresh(), self._now()
-        with ThreadPoolExecutor(_READERS) as readers:
-            found = list(filter(None, readers.map(lambda run_id: self._scrape_run(run_id, now), run_ids)))
-        return Counter(state for state, _ in found), [sample for _, samples in found for sample in samples]
 
     def _scrape_run(self, run_id: str, now: datetime) -> tuple[str, Sequence[RunSample]] | None:
         """Return the state of a run and its samples, none of one that was over before; None where there is no run."""

@@ -16,19 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reports.errors import InvalidQuery, ReportError
+from reports.queries import run_tables
 from reports.queries.alias_history import list_decisions
 from reports.queries.run_status import RunPhase, standing_of
-from reports.queries.run_tables import (
-    LOG_TABLES,
-    ROWS,
-    STEP_TABLES,
-    columns,
-    make_log_rows,
-    make_step_rows,
-    make_unreadable_row,
-    promotion_row,
-    schema_digest,
-)
+from reports.queries.run_tables import LOG_TABLES, ROWS, columns
 from storage.logs.run_log import run_prefix
 from storage.logs.run_state import RunState
 from storage.logs.step_log import read_heartbeat, read_step_records
@@ -125,8 +116,21 @@ def gather_runs(store: ObjectStore, tables: frozenset[str], *, work: Path) -> Qu
     """Return the rows of these tables over all runs of the store; `work` is this machine's folder."""
     run_ids = [key.split("/")[1] for key in store.folders("runs")] if tables else []
     cache = TableCache(store, (work / "tables" / sha256(store.url.encode())[:32]).absolute())
-    kinds = [kind for kind in _kinds(store) if tables & set(kind.tables)]
-    gathered = [cache.gather(kind, run_ids, sorted(tables & set(kind.tables))) for kind in kinds]
+
+    def of_log(run_id: str, state: RunState) -> dict[str, list[Any]]:
+        phase = RunPhase.RUNNING if state.open_attempt else standing_of(state)
+        return run_tables.make_log_rows(run_id, state, phase)
+
+    def of_steps(run_id: str, state: RunState) -> dict[str, list[Any]]:
+        return {"steps": run_tables.make_step_rows(run_id, state, read_step_records(store, run_prefix(run_id)))}
+
+    version, log = run_tables.schema_digest(), {table: columns(table) for table in LOG_TABLES}
+    kinds = (
+        TableKind(name="log", version=version, tables=log, make=of_log),
+        TableKind(name="steps", version=version, tables={"steps": columns("steps")}, make=of_steps, with_steps=True),
+    )
+    wanted = ((kind, sorted(tables & set(kind.tables))) for kind in kinds)
+    gathered = [cache.gather(kind, run_ids, named) for kind, named in wanted if named]
     unreadable = {run.run_id: run.why for found in gathered for run in found.unreadable}
     stamps = gathered[0].stamps if tables & _WITH_OPEN_ATTEMPTS else ()
     with ThreadPoolExecutor(_READERS) as readers:
@@ -139,26 +143,12 @@ def gather_runs(store: ObjectStore, tables: frozenset[str], *, work: Path) -> Qu
     )
 
 
-def _kinds(store: ObjectStore) -> tuple[TableKind, ...]:
-    def of_log(run_id: str, state: RunState) -> dict[str, list[Any]]:
-        return make_log_rows(run_id, state, RunPhase.RUNNING if state.open_attempt else standing_of(state))
-
-    def of_steps(run_id: str, state: RunState) -> dict[str, list[Any]]:
-        return {"steps": make_step_rows(run_id, state, read_step_records(store, run_prefix(run_id)))}
-
-    log, steps = ({table: columns(table) for table in tables} for tables in (LOG_TABLES, STEP_TABLES))
-    return (
-        TableKind(name="log", version=schema_digest(), tables=log, make=of_log),
-        TableKind(name="steps", version=schema_digest(), tables=steps, make=of_steps, with_steps=True),
-    )
-
-
 def _fresh(store: ObjectStore, tables: frozenset[str], unreadable: dict[str, str]) -> Iterator[FreshTable]:
     rows: dict[str, list[Any]] = {}
     if "runs" in tables:
-        rows["runs"] = [make_unreadable_row(run_id, why) for run_id, why in sorted(unreadable.items())]
+        rows["runs"] = [run_tables.make_unreadable_row(run_id, why) for run_id, why in sorted(unreadable.items())]
     if "promotions" in tables:
-        rows["promotions"] = [promotion_row(decision) for decision in list_decisions(store)]
+        rows["promotions"] = [run_tables.promotion_row(decision) for decision in list_decisions(store)]
     for table, listed in rows.items():
         if listed:
             from storage.tables.table_pack import arrow_table
@@ -226,7 +216,16 @@ def _database(runs: QueriedRuns, spool: Path) -> Iterator["duckdb.DuckDBPyConnec
     with duckdb.connect(":memory:", config={**_SETTINGS, "temp_directory": str(spool / "spill")}) as base:
         base.execute("set TimeZone = 'UTC'")
         base.execute("create schema folded")
-        _fill(base, runs)
+        base.execute(f"create table folded.open_attempts ({_OPEN_ATTEMPTS})")
+        for attempt in runs.open_attempts:
+            base.execute(f"insert into folded.open_attempts values ({', '.join('?' * len(attempt))})", attempt)
+        for table in ROWS:
+            listed = ", ".join(f'"{column.name}" {column.type}' for column in columns(table))
+            base.execute(f"create table folded.{table} ({listed})")
+        for fresh in (*runs.fresh, *(table for found in runs.gathered for table in found.fresh)):
+            base.register("arriving", fresh.rows)
+            base.execute(f"insert into folded.{fresh.table} select * from arriving")
+            base.unregister("arriving")
         files: list[tuple[str, str]] = []
         for file in (file for found in runs.gathered for file in found.files):
             link = spool / f"{len(files)}.parquet"  # a name without glob characters
@@ -239,19 +238,6 @@ def _database(runs: QueriedRuns, spool: Path) -> Iterator["duckdb.DuckDBPyConnec
             base.execute(f"create view {table} as {_view(table, files)}")
         base.execute("set lock_configuration = true")
         yield base
-
-
-def _fill(base: "duckdb.DuckDBPyConnection", runs: QueriedRuns) -> None:
-    base.execute(f"create table folded.open_attempts ({_OPEN_ATTEMPTS})")
-    for attempt in runs.open_attempts:
-        base.execute(f"insert into folded.open_attempts values ({', '.join('?' * len(attempt))})", attempt)
-    for table in ROWS:
-        listed = ", ".join(f'"{column.name}" {column.type}' for column in columns(table))
-        base.execute(f"create table folded.{table} ({listed})")
-    for fresh in (*runs.fresh, *(table for found in runs.gathered for table in found.fresh)):
-        base.register("arriving", fresh.rows)
-        base.execute(f"insert into folded.{fresh.table} select * from arriving")
-        base.unregister("arriving")
 
 
 def _view(table: str, files: Sequence[tuple[str, str]]) -> str:

@@ -13,16 +13,10 @@ from storage.logs.run_state import RunState
 from storage.stores.document import project
 from tasks.configuration.settings import BudgetsConfig, CheckpointConfig
 from tasks.errors import InvalidConfiguration
+from tasks.policy import failure_trace
 from tasks.policy.attempt_sizes import next_sizes, segment_end
 from tasks.policy.checkpoint_interval import IntervalComparison, compare_intervals
-from tasks.policy.failure_trace import (
-    DAY_SECONDS,
-    FailureTrace,
-    InvalidTrace,
-    parse_trace,
-    published_trace,
-    recorded_trace,
-)
+from tasks.policy.failure_trace import DAY_SECONDS, FailureTrace, InvalidTrace
 from tasks.policy.simulation import SimulatedRun, SimulationPlan, budget_policy, plain_retries, simulate
 
 if TYPE_CHECKING:
@@ -169,13 +163,13 @@ def _outcome(policy: str, runs: Sequence[SimulatedRun]) -> PolicyOutcome:
 def _trace(options: SimulationOptions, state: RunState | None, plan: SimulationPlan) -> FailureTrace:
     if options.trace:
         try:
-            trace = parse_trace(Path(options.trace).read_text(encoding="utf-8"), name=options.trace)
+            trace = failure_trace.parse_trace(Path(options.trace).read_text(encoding="utf-8"), name=options.trace)
         except (OSError, UnicodeDecodeError) as error:
             raise InvalidConfiguration(f"--trace {options.trace}: cannot be read: {error}") from error
     elif state:
-        trace = recorded_trace(state, restart_device_seconds=plan.restart_seconds * plan.devices)
+        trace = failure_trace.recorded_trace(state, restart_device_seconds=plan.restart_seconds * plan.devices)
     else:
-        trace = published_trace()
+        trace = failure_trace.published_trace()
     wait = options.replacement_seconds
     return trace if wait is None else replace(trace, replacement_seconds=wait)
 

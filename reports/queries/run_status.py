@@ -96,9 +96,7 @@ def read_status(log: RunLog) -> RunStatus:
 
         limits = BudgetsConfig().model_dump(mode="json")
     newest, practised = state.attempts[-1] if state.attempts else None, ""
-    if (
-        newest is not None and newest.started.faults
-    ):  # the newest attempt, or the last one that ended, may have met them
+    if newest is not None and newest.started.faults:  # it, or the last one that ended, may have met them
         ended = next((record.ended for record in reversed(state.attempts[-2:]) if record.ended), None)
         met = f"; {', '.join(ended.practised)} ended attempt {ended.attempt}" if ended and ended.practised else ""
         practised = f"CAIRN_FAULTS is set to {newest.started.faults} for attempt {newest.started.attempt}{met}"

@@ -13,9 +13,9 @@ from typing import Any, NewType, get_args, get_type_hints
 import msgspec
 
 from reports.queries.alias_history import AliasDecision
-from reports.queries.checkpoints import CheckpointSummary, summarize_checkpoint
 from reports.queries.evaluations import EvaluationSummary, list_evaluations
 from reports.queries.receipts import DecisionSummary, PlacementSummary, Receipt, make_receipt, with_earlier
+from reports.queries.run_lookup import CheckpointSummary, summarize_checkpoint
 from reports.queries.run_status import RunPhase, RunSummary, summarize_run
 from storage.logs.fold_cache import FOLD_VERSION
 from storage.logs.run_entries import DevicePeak
@@ -175,7 +175,6 @@ ROWS: Mapping[str, type] = {
 }
 LOG_TABLES = ("runs", "training_attempts", "checkpoints", "evaluations")
 """Tables made from a run's log alone, except for the progress of an open attempt."""
-STEP_TABLES = ("steps",)
 
 
 def promotion_row(decision: AliasDecision) -> PromotionRow:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from reports.plots.curve_view import view_curves
+from reports.plots.plot_axis import view_curves
 from reports.plots.run_curves import gather_curves
 from storage.logs.step_log import StepRecord, step_log_key
 from storage.stores.local_store import LocalStore

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from reports.errors import RunNotFound
-from reports.explain.post_mortem_facts import gather_post_mortem
+from reports.explain.post_mortem import gather_post_mortem
 from reports.explain.post_mortem_text import post_mortem_lines
 from storage.checkpoints.resume_point import quarantine_checkpoint
 from storage.logs.fold_cache import History

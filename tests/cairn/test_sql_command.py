@@ -12,9 +12,9 @@ import msgspec
 import pytest
 
 from reports.errors import InvalidQuery
-from reports.queries.checkpoints import read_checkpoints
 from reports.queries.evaluations import list_evaluations
 from reports.queries.receipts import read_receipts
+from reports.queries.run_lookup import read_checkpoints
 from reports.queries.run_query import answer_query, find_tables
 from reports.queries.run_tables import ROWS
 from storage.logs.registry import Refused, Registry, RolledBack

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from reports.explain.post_mortem_facts import gather_post_mortem
+from reports.explain.post_mortem import gather_post_mortem
 from reports.explain.post_mortem_text import post_mortem_lines
 from reports.queries.alias_history import list_promotions
-from reports.queries.checkpoints import read_checkpoints
 from reports.queries.evaluations import list_evaluations
 from reports.queries.receipts import count_reasons, read_receipts
+from reports.queries.run_lookup import read_checkpoints
 from reports.queries.run_status import read_status
 from storage.stores.document import encode
 from storage.stores.local_store import LocalStore
