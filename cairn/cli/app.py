@@ -140,9 +140,9 @@ app = App(
     default_parameter=Parameter(show_default=False),
 )
 
-StoreOption = Annotated[str, Parameter(name="--store", help="folder or URL of the store [CAIRN_STORE, ./cairn-store]")]
-JsonOption = Annotated[bool, Parameter(name="--json", negative="", help="print one JSON document on stdout")]
-WhyOption = Annotated[str, Parameter(name="--why", help="your reason, for the record")]
+Store = Annotated[str, Parameter(name="--store", help="folder or URL of the store [CAIRN_STORE, ./cairn-store]")]
+Json = Annotated[bool, Parameter(name="--json", negative="", help="print one JSON document on stdout")]
+Why = Annotated[str, Parameter(name="--why", help="your reason, for the record")]
 Reference = Annotated[str, Parameter(help="an alias such as champion, RUN, or RUN@STEP")]
 Overrides = Annotated[tuple[str, ...], Parameter(name="--set", negative="", help="section.key=value; may be repeated")]
 Flag = Annotated[bool, Parameter(negative="")]

@@ -10,10 +10,10 @@ import shlex
 import stat
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import getdoc
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args, get_origin
 
@@ -123,7 +123,12 @@ def run_command(arguments: Sequence[str]) -> int:
         discard_output(sys.stdout)
         return ExitCode.DONE
     except (KeyboardInterrupt, Exception) as error:
-        _print_error(error)
+        is_expected = isinstance(error, (*EXPECTED_ERRORS, KeyboardInterrupt))
+        if not is_expected or os.environ.get("CAIRN_DEBUG"):
+            say("".join(traceback.format_exception(error)).rstrip("\n"))
+        if is_expected:
+            is_asked = isinstance(error, KeyboardInterrupt)
+            say("interrupted; the same command continues" if is_asked else f"cairn: {error}")
         return code_of_error(error)
     code = returned if isinstance(returned, int) else ExitCode.DONE
     try:
@@ -142,16 +147,6 @@ def code_of_error(error: BaseException) -> ExitCode:
     if type(error) is StorageError:  # the root itself is only raised for a name or URL that cannot be used
         return ExitCode.USAGE
     return next((code for kinds, code in _ERRORS if isinstance(error, kinds)), ExitCode.ERROR)
-
-
-def _print_error(error: BaseException) -> None:
-    is_expected = isinstance(error, (*EXPECTED_ERRORS, KeyboardInterrupt))
-    if not is_expected or os.environ.get("CAIRN_DEBUG"):
-        say("".join(traceback.format_exception(error)).rstrip("\n"))
-    if isinstance(error, KeyboardInterrupt):
-        say("interrupted; the same command continues")
-    elif is_expected:
-        say(f"cairn: {error}")
 
 
 def describe_usage_error(error: CycloptsError, arguments: Sequence[str]) -> str:
@@ -194,7 +189,14 @@ def complete_line(line: str, environment: Mapping[str, str]) -> Iterator[Candida
     elif words[0] in app:
         arguments = app[words[0]].assemble_argument_collection(parse_docstring=True)
         typed = _read(words, {name: argument for argument in arguments for name in argument.names})
-        found = _candidates(typed, arguments, environment)
+        if typed.word.startswith("-") and not typed.option:
+            shown = (argument for argument in arguments if not argument.names[0].startswith("*"))
+            found = iter([*((a.names[0], f"{a.parameter.help or ''}") for a in shown), ("--help", "show what it does")])
+        else:
+            asked = (
+                a for a in arguments if (typed.option in a.names if typed.option else a.index == typed.positionals)
+            )
+            found = chain.from_iterable(_values(typed, argument, environment) for argument in asked)
     else:
         return
     for value, meaning in found:
@@ -238,19 +240,6 @@ def _read(words: list[str], options: "Mapping[str, Argument]") -> TypedLine:
         option, word = name, value
     store = settled.get("--store", "")
     return TypedLine(verb=verb, store=store, positionals=positionals, option=option, word=word, prefix=prefix)
-
-
-def _candidates(
-    typed: TypedLine, arguments: "Iterable[Argument]", environment: Mapping[str, str]
-) -> Iterator[Candidate]:
-    if not typed.option and typed.word.startswith("-"):
-        shown = (argument for argument in arguments if not argument.names[0].startswith("*"))
-        yield from ((a.names[0], f"{a.parameter.help or ''}") for a in shown)
-        yield "--help", "show what it does"
-        return
-    for argument in arguments:
-        if typed.option in argument.names if typed.option else argument.index == typed.positionals:
-            yield from _values(typed, argument, environment)
 
 
 def _values(typed: TypedLine, argument: "Argument", environment: Mapping[str, str]) -> Iterator[Candidate]:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from cairn.cli.app import Flag, JsonOption, Reference, StoreOption, WhyOption, open_chosen_store, store_option
+from cairn.cli.app import Flag, Json, Reference, Store, Why, open_chosen_store, store_option
 from cairn.cli.texts import print_data, print_rows
 from cairn.operations.text_sampling import RunSampler, SampleRequest, follow_run, read_prompt, show_text, write_samples
 from reports.queries.display_tables import comparison_table, decisions_table, promotions_table
@@ -18,7 +18,7 @@ from tasks.policy.termination import ExitCode
 from tasks.text.format import short_digest
 from tasks.text.output import print_document, print_line, say
 
-AliasOption = Annotated[str, Parameter(name="--alias", help="the name that points at a checkpoint")]
+Alias = Annotated[str, Parameter(name="--alias", help="the name that points at a checkpoint")]
 SnapshotName = Annotated[str, Parameter(help="a snapshot's id, at least 8 characters of it, or RUN")]
 Form = Annotated[Literal["nanogpt", "llm.c"], Parameter(name="--format")]
 TokenPaths = Annotated[tuple[str, ...], Parameter(negative="", consume_multiple=True, help=".bin files, in order")]
@@ -42,7 +42,7 @@ class ExportedFile:
     tokens: int
 
 
-def models(*, history: Flag = False, store: StoreOption = "", json: JsonOption = False) -> None:
+def models(*, history: Flag = False, store: Store = "", json: Json = False) -> None:
     """Show what every alias points at, and what it can be rolled back to; a star marks the present.
 
     Args:
@@ -59,7 +59,7 @@ def models(*, history: Flag = False, store: StoreOption = "", json: JsonOption =
 
 
 def evaluate(
-    reference: Reference, *, suite: str = "", again: Flag = False, store: StoreOption = "", json: JsonOption = False
+    reference: Reference, *, suite: str = "", again: Flag = False, store: Store = "", json: Json = False
 ) -> ExitCode:
     """Evaluate a committed checkpoint in child processes, and compare it with others; nothing is trained.
 
@@ -79,12 +79,7 @@ def evaluate(
 
 
 def promote(
-    reference: Reference,
-    *,
-    alias: AliasOption = "champion",
-    why: WhyOption = "",
-    store: StoreOption = "",
-    json: JsonOption = False,
+    reference: Reference, *, alias: Alias = "champion", why: Why = "", store: Store = "", json: Json = False
 ) -> None:
     """Offer a checkpoint to an alias: the gates decide and the decision is recorded; exit 3 is a refusal.
 
@@ -98,9 +93,7 @@ def promote(
     print_document(view) if json else print_rows(promotions_table([view]))
 
 
-def rollback(
-    *, alias: AliasOption = "champion", why: WhyOption = "", store: StoreOption = "", json: JsonOption = False
-) -> None:
+def rollback(*, alias: Alias = "champion", why: Why = "", store: Store = "", json: Json = False) -> None:
     """Point an alias back at what it pointed at before, and record it; repeated, it goes one further back."""
     from cairn.operations.person_decisions import roll_back
     from flows.operations.checkpoint_offer import this_person
@@ -112,11 +105,11 @@ def rollback(
 def sample(
     reference: Reference,
     *,
-    options: Annotated[SampleRequest, Parameter(name="*")] = SampleRequest(),  # noqa: B008 (frozen)
+    options: Annotated[SampleRequest, Parameter(name="*")] = SampleRequest(),
     follow: Flag = False,
     every: float = 2.0,
-    store: StoreOption = "",
-    json: JsonOption = False,
+    store: Store = "",
+    json: Json = False,
 ) -> ExitCode:
     """Generate text from a committed checkpoint; it is printed as it is drawn, and Ctrl-C ends it.
 
@@ -146,7 +139,7 @@ def sample(
     return ExitCode.DONE
 
 
-def export(reference: Reference, folder: str, *, store: StoreOption = "", json: JsonOption = False) -> None:
+def export(reference: Reference, folder: str, *, store: Store = "", json: Json = False) -> None:
     """Write a committed checkpoint as a directory that `transformers` opens, with a model card about its origin.
 
     Args:
@@ -165,8 +158,8 @@ def data(
     window: int | None = None,
     split: Literal["train", "val"] = "train",
     block_size: int = 0,
-    store: StoreOption = "",
-    json: JsonOption = False,
+    store: Store = "",
+    json: Json = False,
 ) -> None:
     """Show what a data snapshot holds: sizes, sources, splits, tokenizer, what was left out, and where text comes from.
 
@@ -190,8 +183,8 @@ def import_tokens(
     vocab_size: int = 0,
     end_of_text: int = -1,
     allow_shared: Flag = False,
-    store: StoreOption = "",
-    json: JsonOption = False,
+    store: Store = "",
+    json: Json = False,
 ) -> None:
     """Make a data snapshot of nanoGPT's or llm.c's .bin files; every token is kept as it is.
 
@@ -220,12 +213,7 @@ def import_tokens(
 
 
 def export_tokens(
-    reference: SnapshotName,
-    folder: str,
-    *,
-    form: Form = "nanogpt",
-    store: StoreOption = "",
-    json: JsonOption = False,
+    reference: SnapshotName, folder: str, *, form: Form = "nanogpt", store: Store = "", json: Json = False
 ) -> None:
     """Write a data snapshot's splits as token files another trainer reads; every shard is verified first.
 

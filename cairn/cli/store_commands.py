@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from cairn.cli.app import Flag, JsonOption, StoreOption, WhyOption, open_chosen_store, open_run_log
+from cairn.cli.app import Flag, Json, Store, Why, open_chosen_store, open_run_log
 from cairn.cli.texts import print_replay
 from tasks.configuration.addresses import choose_store
 from tasks.errors import InvalidConfiguration
@@ -18,6 +18,8 @@ from tasks.policy.termination import ExitCode
 from tasks.text.output import print_document, print_facts, print_line, print_table, say
 
 Shell = Literal["bash", "zsh", "fish"]
+FromStep = Annotated[int, Parameter(name="--from")]
+ToStep = Annotated[int | None, Parameter(name="--to")]
 Place = Annotated[str, Parameter(name="STORE")]
 _DONE = {"keep": "kept", "release": "released", "supersede": "superseded", "delete": "deleted", "discard": "discarded"}
 
@@ -31,7 +33,7 @@ class CompletionView:
     path: str | None = None
 
 
-def ui(where: Place = "", *, port: int = 8460, store: StoreOption = "", json: JsonOption = False) -> None:
+def ui(where: Place = "", *, port: int = 8460, store: Store = "", json: Json = False) -> None:
     """Serve the live page: all runs, one run as it trains, several over each other, models; Ctrl-C ends it.
 
     It reads the store alone, listens on 127.0.0.1, and answers nobody but you where the system tells users apart.
@@ -49,7 +51,7 @@ def ui(where: Place = "", *, port: int = 8460, store: StoreOption = "", json: Js
     serve(open_chosen_store(where or store), port=port, environment=os.environ, announce=announce)
 
 
-def config(key: str = "", *, json: JsonOption = False) -> None:
+def config(key: str = "", *, json: Json = False) -> None:
     """Explain the configuration keys: meaning, rule, unit, default, and whether they are frozen with the run.
 
     Args:
@@ -73,7 +75,7 @@ def config(key: str = "", *, json: JsonOption = False) -> None:
         print_table(("key", "default", "frozen", "meaning"), rows, empty="no keys")
 
 
-def doctor(*, store: StoreOption = "", json: JsonOption = False) -> ExitCode:
+def doctor(*, store: Store = "", json: Json = False) -> ExitCode:
     """Check versions, device, store, orchestrator and disk; exit 1 when something is wrong."""
     from cairn.operations.machine_check import check_machine
 
@@ -83,7 +85,7 @@ def doctor(*, store: StoreOption = "", json: JsonOption = False) -> ExitCode:
     return ExitCode.DONE if all(check.ok for check in checks) else ExitCode.ERROR
 
 
-def completion(shell: Shell | None = None, *, install: Flag = False, json: JsonOption = False) -> None:
+def completion(shell: Shell | None = None, *, install: Flag = False, json: Json = False) -> None:
     """Print the script that completes commands and options in a shell, or install it.
 
     Args:
@@ -118,7 +120,7 @@ def read_script(shell: Shell) -> str:
     return (Path(__file__).parent / "completions" / f"cairn.{shell}").read_text(encoding="utf-8")
 
 
-def verify(run: str, *, store: StoreOption = "", json: JsonOption = False) -> ExitCode:
+def verify(run: str, *, store: Store = "", json: Json = False) -> ExitCode:
     """Re-hash everything a run has committed and check all aliases; exit 5 names what does not match."""
     from cairn.operations.run_verification import verify_run
 
@@ -136,11 +138,11 @@ def verify(run: str, *, store: StoreOption = "", json: JsonOption = False) -> Ex
 def replay(
     run: str,
     *,
-    from_step: Annotated[int, Parameter(name="--from")] = 0,
-    to_step: Annotated[int | None, Parameter(name="--to")] = None,
+    from_step: FromStep = 0,
+    to_step: ToStep = None,
     sample: str = "",
-    store: StoreOption = "",
-    json: JsonOption = False,
+    store: Store = "",
+    json: Json = False,
 ) -> ExitCode:
     """Train committed segments of a run again from the store alone and compare digests; exit 5 names what differs.
 
@@ -175,7 +177,7 @@ def replay(
     return found.exit_code
 
 
-def sweep(run: str, *, dry_run: Flag = False, store: StoreOption = "", json: JsonOption = False) -> None:
+def sweep(run: str, *, dry_run: Flag = False, store: Store = "", json: Json = False) -> None:
     """Apply retention and delete what is no longer needed; after a kill the same command goes on.
 
     Args:
@@ -197,13 +199,7 @@ def sweep(run: str, *, dry_run: Flag = False, store: StoreOption = "", json: Jso
 
 
 def delete(
-    run: str,
-    *,
-    yes: Flag = False,
-    dry_run: Flag = False,
-    why: WhyOption = "",
-    store: StoreOption = "",
-    json: JsonOption = False,
+    run: str, *, yes: Flag = False, dry_run: Flag = False, why: Why = "", store: Store = "", json: Json = False
 ) -> None:
     """Delete a run's checkpoints for good; its log, receipts and curve stay (`cairn runs --archived`).
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cairn.operations.replay_plan import Replay
     from flows.preparation.training_plan import PlannedMemory, TrainingPlan
     from flows.watching.run_watcher import WatchRow
-    from reports.queries.data_summary import DataSummary, GroupSummary
+    from reports.queries.data_summary import DataSummary
     from reports.queries.run_simulation import PolicyOutcome, SimulationSummary
     from storage.tables.table_index import Column
 
@@ -56,7 +56,12 @@ def print_data(summary: "DataSummary") -> None:
         print()
         weights = [] if summary.groups[0].weight is None else ["weight", "share of draws"]
         columns = ["drawn together", "files", "train tokens", "val tokens", "train windows of its own", *weights]
-        print_table(columns, map(_group_row, summary.groups), empty="")
+        table = list[list[str]]()
+        for group in summary.groups:
+            sizes = (group.sources, group.train_tokens, group.val_tokens, group.windows)
+            shares = [] if group.share is None else [f"{group.weight:g}", f"{group.share:.2%}"]
+            table.append([group.name, *(f"{count:,}" for count in sizes), *shares])
+        print_table(columns, table, empty="")
     for window in summary.windows:
         last = window.first_token + summary.block_size - 1
         print(f"\n{window.split} window {window.window}, tokens {window.first_token:,} to {last:,}, from")
@@ -66,12 +71,6 @@ def print_data(summary: "DataSummary") -> None:
         if not window.is_drawn:
             print_line(f"  it crosses the border of {' and '.join(window.groups)}: with weights no step draws it")
         print(replace_unprintable(window.text))
-
-
-def _group_row(group: "GroupSummary") -> list[str]:
-    sizes = (group.sources, group.train_tokens, group.val_tokens, group.windows)
-    weights = [] if group.share is None else [f"{group.weight:g}", f"{group.share:.2%}"]
-    return [group.name, *(f"{size:,}" for size in sizes), *weights]
 
 
 def print_replay(replay: "Replay") -> None:
@@ -205,8 +204,6 @@ def _plain(value: Any, type_name: str) -> Any:
             return [_plain(item, "") for item in value]
         case Decimal():
             return float(value)
-        case bool():
-            return value
         case int() if not -_LARGEST_INTEGER <= value < _LARGEST_INTEGER:
             return float(value)  # JSON readers keep no larger integers
         case _:
@@ -255,20 +252,7 @@ def describe_plan(plan: "TrainingPlan") -> Iterator[tuple[str, str]]:
     yield "would", actions.get(plan.action, f"train nothing: run {plan.run_id} is finished")
     yield "because", plan.why
     yield "store", plan.store
-    yield "data", _describe_data(plan)
-    model = plan.model
-    shape = f"{format_count(model.layers, 'layer')}, {format_count(model.heads, 'head')}, width {model.width}"
-    asked = "" if plan.data.snapshot_id else " at most"
-    vocabulary = f"{model.vocab_size:,} ids{asked}, block {model.block_size:,}"
-    yield "model", f"{model.family}: {model.parameters:,} parameters ({shape}, {vocabulary})"
-    yield "memory", _describe_memory(plan.memory)
-    if plan.action != "nothing":
-        yield from _describe_remaining(plan)
-    yield "retries left", ", ".join(f"{reason} {budget.left}" for reason, budget in plan.budgets.items())
-
-
-def _describe_data(plan: "TrainingPlan") -> str:
-    data = plan.data
+    data, model = plan.data, plan.model
     files = f"{format_count(len(data.sources), 'source')}, {_format_bytes(data.bytes)}"
     if data.snapshot_id is None:
         train, val, unit = data.train_bytes, data.val_bytes, "bytes"
@@ -276,9 +260,16 @@ def _describe_data(plan: "TrainingPlan") -> str:
     else:
         train, val, unit = data.train_tokens, data.val_tokens, "tokens"
         begin = f"snapshot {short_digest(data.snapshot_id)}: {files}"
-    if train is None or val is None:
-        return begin
-    return f"{begin}, {describe_split(train, val, unit, data.val_fraction)}"
+    split = "" if train is None or val is None else f", {describe_split(train, val, unit, data.val_fraction)}"
+    yield "data", begin + split
+    shape = f"{format_count(model.layers, 'layer')}, {format_count(model.heads, 'head')}, width {model.width}"
+    asked = "" if data.snapshot_id else " at most"
+    vocabulary = f"{model.vocab_size:,} ids{asked}, block {model.block_size:,}"
+    yield "model", f"{model.family}: {model.parameters:,} parameters ({shape}, {vocabulary})"
+    yield "memory", _describe_memory(plan.memory)
+    if plan.action != "nothing":
+        yield from _describe_remaining(plan)
+    yield "retries left", ", ".join(f"{reason} {budget.left}" for reason, budget in plan.budgets.items())
 
 
 def _describe_memory(memory: "PlannedMemory") -> str:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cairn.cli.app import Flag, JsonOption, Overrides, Reference, StoreOption, open_chosen_store, store_option
+from cairn.cli.app import Flag, Json, Overrides, Reference, Store, open_chosen_store, store_option
 from cairn.cli.texts import describe_finished_run, describe_plan, print_watch
 from reports.queries.run_lookup import find_checkpoint
 from storage.logs.run_log import RunLog
@@ -20,7 +20,6 @@ from tasks.text.output import print_document, print_facts, say
 if TYPE_CHECKING:
     from cairn.operations.prefect_session import PrefectServer
     from flows.preparation.training_request import ResolvedRequest
-    from tasks.configuration.run_configuration import RunConfig
 
 
 _LEAVING = (ExitCode.PREEMPTED, ExitCode.INTERRUPTED)  # no further run of a set is begun: this process has to leave
@@ -34,8 +33,8 @@ def train(
     start_over: Flag = False,
     dry_run: Flag = False,
     overfit_one_batch: Flag = False,
-    store: StoreOption = "",
-    json: JsonOption = False,
+    store: Store = "",
+    json: Json = False,
 ) -> ExitCode:
     """Train a run to its end, or continue it: the same command again continues from the newest commit.
 
@@ -64,8 +63,7 @@ def train(
     if len(members) > 1 and (dry_run or overfit_one_batch or is_other_node(os.environ)):
         raise InvalidConfiguration("--set: names a set of runs, and this is done for one run: give each key one value")
     if dry_run or overfit_one_batch:
-        try_out = _show_plan if dry_run else _overfit_one_batch
-        return try_out(resolve_request(request, os.environ), json=json)
+        return _try_out(resolve_request(request, os.environ), only_plan=dry_run, json=json)
     if is_other_node(os.environ):
         return _serve_node(resolve_request(request, os.environ))
     server = PrefectServer(os.environ, say=say)
@@ -118,9 +116,7 @@ def _train_run(
     return code, log, settled is None
 
 
-def fork(
-    reference: Reference, new_run: str, *, set_: Overrides = (), store: StoreOption = "", json: JsonOption = False
-) -> None:
+def fork(reference: Reference, new_run: str, *, set_: Overrides = (), store: Store = "", json: Json = False) -> None:
     """Open a run that begins with the train state of a committed checkpoint; no byte is copied, nothing is trained.
 
     Weights, optimizer, generators and step come from the checkpoint, the configuration from its run: more steps,
@@ -154,33 +150,25 @@ def _serve_node(resolved: "ResolvedRequest") -> ExitCode:
     return NodeService(log, configuration, group, work_folder(os.environ), say=say).run()
 
 
-def _settle(resolved: "ResolvedRequest") -> tuple[RunLog, "RunConfig"]:
-    """Return the run's log and its checked configuration with the numerics of this machine; writes nothing."""
+def _try_out(resolved: "ResolvedRequest", *, only_plan: bool, json: bool) -> ExitCode:
+    """Say what would happen, or overfit one batch, with the numerics of this machine; writes nothing into the store."""
     from flows.preparation.preflight import check_before_start
+    from flows.preparation.resource_check import available_memory, require_memory, require_room
+    from flows.preparation.training_plan import PlanAction, plan_training
     from tasks.machine.machine_speed import numerics_here
+    from tasks.policy.attempt_sizes import next_sizes
+    from tasks.trainer.trainer_group import trainer_group
 
     log = resolved.open_log()
     configuration = check_before_start(resolved, log, os.environ, writable=False)
     numerics = numerics_here(configuration.training, configuration.model, work_folder(os.environ), keep=False)
-    return log, configuration.with_mode(precision=numerics.precision, kernels=numerics.kernels)
+    settled = configuration.with_mode(precision=numerics.precision, kernels=numerics.kernels)
+    if not only_plan:
+        from cairn.operations.batch_overfit import overfit_one_batch
 
-
-def _overfit_one_batch(resolved: "ResolvedRequest", *, json: bool) -> ExitCode:
-    from cairn.operations.batch_overfit import overfit_one_batch
-
-    log, settled = _settle(resolved)
-    found = overfit_one_batch(settled, log, resolved.base_dir, say)
-    print_document(found) if json else print(f"{'sound' if found.sound else 'NOT SOUND'}: {found.why}")
-    return ExitCode.DONE if found.sound else ExitCode.ERROR
-
-
-def _show_plan(resolved: "ResolvedRequest", *, json: bool) -> ExitCode:
-    from flows.preparation.resource_check import available_memory, require_memory, require_room
-    from flows.preparation.training_plan import PlanAction, plan_training
-    from tasks.policy.attempt_sizes import next_sizes
-    from tasks.trainer.trainer_group import trainer_group
-
-    log, settled = _settle(resolved)
+        found = overfit_one_batch(settled, log, resolved.base_dir, say)
+        print_document(found) if json else print(f"{'sound' if found.sound else 'NOT SOUND'}: {found.why}")
+        return ExitCode.DONE if found.sound else ExitCode.ERROR
     memory = available_memory(settled.training, trainer_group(settled.training, os.environ))
     plan = plan_training(log, settled, resolved.base_dir, memory)
     print_document(plan) if json else print_facts(describe_plan(plan))
@@ -199,8 +187,8 @@ def watch(
     at_most: int = 1,
     metrics_port: int = 0,
     otlp: Flag = False,
-    store: StoreOption = "",
-    json: JsonOption = False,
+    store: Store = "",
+    json: Json = False,
 ) -> None:
     """Continue every unfinished run whose owner is gone or whose back-off is over; safe to run many times at once.
 
