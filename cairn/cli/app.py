@@ -140,7 +140,7 @@ app = App(
     default_parameter=Parameter(show_default=False),
 )
 
-Store = Annotated[str, Parameter(name="--store", help="folder or URL of the store [CAIRN_STORE, ./cairn-store]")]
+Url = Annotated[str, Parameter(name="--store", help="folder or URL of the store [CAIRN_STORE, ./cairn-store]")]
 Json = Annotated[bool, Parameter(name="--json", negative="", help="print one JSON document on stdout")]
 Why = Annotated[str, Parameter(name="--why", help="your reason, for the record")]
 Reference = Annotated[str, Parameter(help="an alias such as champion, RUN, or RUN@STEP")]

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from cairn.cli.app import Flag, Json, Reference, Store, Why, open_chosen_store, store_option
+from cairn.cli.app import Flag, Json, Reference, Url, Why, open_chosen_store, store_option
 from cairn.cli.texts import print_data, print_rows
 from cairn.operations.text_sampling import RunSampler, SampleRequest, follow_run, read_prompt, show_text, write_samples
 from reports.queries.display_tables import comparison_table, decisions_table, promotions_table
@@ -42,7 +42,7 @@ class ExportedFile:
     tokens: int
 
 
-def models(*, history: Flag = False, store: Store = "", json: Json = False) -> None:
+def models(*, history: Flag = False, store: Url = "", json: Json = False) -> None:
     """Show what every alias points at, and what it can be rolled back to; a star marks the present.
 
     Args:
@@ -59,7 +59,7 @@ def models(*, history: Flag = False, store: Store = "", json: Json = False) -> N
 
 
 def evaluate(
-    reference: Reference, *, suite: str = "", again: Flag = False, store: Store = "", json: Json = False
+    reference: Reference, *, suite: str = "", again: Flag = False, store: Url = "", json: Json = False
 ) -> ExitCode:
     """Evaluate a committed checkpoint in child processes, and compare it with others; nothing is trained.
 
@@ -79,7 +79,7 @@ def evaluate(
 
 
 def promote(
-    reference: Reference, *, alias: Alias = "champion", why: Why = "", store: Store = "", json: Json = False
+    reference: Reference, *, alias: Alias = "champion", why: Why = "", store: Url = "", json: Json = False
 ) -> None:
     """Offer a checkpoint to an alias: the gates decide and the decision is recorded; exit 3 is a refusal.
 
@@ -93,7 +93,7 @@ def promote(
     print_document(view) if json else print_rows(promotions_table([view]))
 
 
-def rollback(*, alias: Alias = "champion", why: Why = "", store: Store = "", json: Json = False) -> None:
+def rollback(*, alias: Alias = "champion", why: Why = "", store: Url = "", json: Json = False) -> None:
     """Point an alias back at what it pointed at before, and record it; repeated, it goes one further back."""
     from cairn.operations.person_decisions import roll_back
     from flows.operations.checkpoint_offer import this_person
@@ -108,7 +108,7 @@ def sample(
     options: Annotated[SampleRequest, Parameter(name="*")] = SampleRequest(),
     follow: Flag = False,
     every: float = 2.0,
-    store: Store = "",
+    store: Url = "",
     json: Json = False,
 ) -> ExitCode:
     """Generate text from a committed checkpoint; it is printed as it is drawn, and Ctrl-C ends it.
@@ -139,7 +139,7 @@ def sample(
     return ExitCode.DONE
 
 
-def export(reference: Reference, folder: str, *, store: Store = "", json: Json = False) -> None:
+def export(reference: Reference, folder: str, *, store: Url = "", json: Json = False) -> None:
     """Write a committed checkpoint as a directory that `transformers` opens, with a model card about its origin.
 
     Args:
@@ -158,7 +158,7 @@ def data(
     window: int | None = None,
     split: Literal["train", "val"] = "train",
     block_size: int = 0,
-    store: Store = "",
+    store: Url = "",
     json: Json = False,
 ) -> None:
     """Show what a data snapshot holds: sizes, sources, splits, tokenizer, what was left out, and where text comes from.
@@ -183,7 +183,7 @@ def import_tokens(
     vocab_size: int = 0,
     end_of_text: int = -1,
     allow_shared: Flag = False,
-    store: Store = "",
+    store: Url = "",
     json: Json = False,
 ) -> None:
     """Make a data snapshot of nanoGPT's or llm.c's .bin files; every token is kept as it is.
@@ -213,7 +213,7 @@ def import_tokens(
 
 
 def export_tokens(
-    reference: SnapshotName, folder: str, *, form: Form = "nanogpt", store: Store = "", json: Json = False
+    reference: SnapshotName, folder: str, *, form: Form = "nanogpt", store: Url = "", json: Json = False
 ) -> None:
     """Write a data snapshot's splits as token files another trainer reads; every shard is verified first.
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from cairn.cli.app import Flag, Json, Store, open_chosen_store, open_run_log
+from cairn.cli.app import Flag, Json, Url, open_chosen_store, open_run_log
 from cairn.cli.texts import print_answer, print_json, print_rows, print_simulation
 from reports.queries import display_tables
 from reports.queries.receipts import read_receipts
@@ -20,10 +20,10 @@ from tasks.text.output import output_columns, print_document, print_facts, print
 Axis = Literal["step", "tokens"]
 ComparedAxis = Literal["step", "tokens", "time"]
 Query = Annotated[str, Parameter(allow_leading_hyphen=True)]  # SQL may begin with a comment
-PolicyOptions = Annotated[SimulationOptions, Parameter(name="*")]
+Options = Annotated[SimulationOptions, Parameter(name="*")]
 
 
-def runs(*, archived: Flag = False, store: Store = "", json: Json = False) -> None:
+def runs(*, archived: Flag = False, store: Url = "", json: Json = False) -> None:
     """List the runs of the store.
 
     Args:
@@ -36,7 +36,7 @@ def runs(*, archived: Flag = False, store: Store = "", json: Json = False) -> No
     print_document(rows) if json else print_rows(display_tables.runs_table(rows, archived=archived))
 
 
-def status(run: str, *, store: Store = "", json: Json = False) -> None:
+def status(run: str, *, store: Url = "", json: Json = False) -> None:
     """Show where a run stands: state, step, owner, budgets left, what happens next."""
     from reports.queries.run_status import read_status
 
@@ -64,13 +64,13 @@ def status(run: str, *, store: Store = "", json: Json = False) -> None:
     )
 
 
-def attempts(run: str, *, store: Store = "", json: Json = False) -> None:
+def attempts(run: str, *, store: Url = "", json: Json = False) -> None:
     """Show the receipt of every attempt: what it did, why it ended, what it cost, what was decided."""
     receipts = read_receipts(open_run_log(store, run))
     print_document(receipts) if json else print_rows(display_tables.receipts_table(receipts))
 
 
-def checkpoints(run: str, *, store: Store = "", json: Json = False) -> None:
+def checkpoints(run: str, *, store: Url = "", json: Json = False) -> None:
     """Show every checkpoint with its state, those still being written too."""
     from reports.queries.run_lookup import read_checkpoints
 
@@ -78,7 +78,7 @@ def checkpoints(run: str, *, store: Store = "", json: Json = False) -> None:
     print_document(found) if json else print_rows(display_tables.checkpoints_table(found))
 
 
-def evaluations(run: str, *, store: Store = "", json: Json = False) -> None:
+def evaluations(run: str, *, store: Url = "", json: Json = False) -> None:
     """Show every evaluation, recorded or failed."""
     from reports.queries.evaluations import list_evaluations
 
@@ -86,7 +86,7 @@ def evaluations(run: str, *, store: Store = "", json: Json = False) -> None:
     print_document(found) if json else print_rows(display_tables.evaluations_table(found))
 
 
-def explain(run: str, *, attempt: int | None = None, store: Store = "", json: Json = False) -> None:
+def explain(run: str, *, attempt: int | None = None, store: Url = "", json: Json = False) -> None:
     """Explain one attempt to a reader who knows nothing of the run: what happened, why, what it cost, what was done.
 
     Args:
@@ -99,13 +99,13 @@ def explain(run: str, *, attempt: int | None = None, store: Store = "", json: Js
     print_document(facts) if json else print_line("\n".join(post_mortem_lines(facts, output_columns())))
 
 
-def log(run: str, *, store: Store = "", json: Json = False) -> None:
+def log(run: str, *, store: Url = "", json: Json = False) -> None:
     """Show the run log, entry by entry; --json prints them whole."""
     entries = open_run_log(store, run).read_entries()
     print_document(entries) if json else print_rows(display_tables.entries_table(entries))
 
 
-def report(run: str, *, html: str = "", store: Store = "", json: Json = False) -> None:
+def report(run: str, *, html: str = "", store: Url = "", json: Json = False) -> None:
     """Report a run from its opening to now: curve, attempts, why they ended, cost, evaluations.
 
     Args:
@@ -126,14 +126,7 @@ def report(run: str, *, html: str = "", store: Store = "", json: Json = False) -
 
 
 def plot(
-    run: str,
-    file: str,
-    *,
-    width: int = 1200,
-    height: int = 900,
-    x: Axis = "step",
-    store: Store = "",
-    json: Json = False,
+    run: str, file: str, *, width: int = 1200, height: int = 900, x: Axis = "step", store: Url = "", json: Json = False
 ) -> None:
     """Draw a run into a file: losses, learning rate, gradient norm, speed, and where and why attempts ended.
 
@@ -150,7 +143,7 @@ def plot(
     print_document(view) if json else print(f"run {run} up to step {view.last_step:,}: {file} ({view.bytes:,} bytes)")
 
 
-def compare(*runs: str, png: str = "", x: ComparedAxis = "step", store: Store = "", json: Json = False) -> None:
+def compare(*runs: str, png: str = "", x: ComparedAxis = "step", store: Url = "", json: Json = False) -> None:
     """Compare runs, the least held-out loss first: what differs of their configurations, losses, metrics and cost.
 
     Args:
@@ -179,7 +172,7 @@ def compare(*runs: str, png: str = "", x: ComparedAxis = "step", store: Store = 
         print_rows(losses)
 
 
-def diagnose(run: str, *, store: Store = "", json: Json = False) -> None:
+def diagnose(run: str, *, store: Url = "", json: Json = False) -> None:
     """Say what the loss curve looks like, the numbers that say so, and the usual cures.
 
     The verdict is healthy, too-early, plateau, spiking, overfitting, stuck or diverging.
@@ -190,9 +183,7 @@ def diagnose(run: str, *, store: Store = "", json: Json = False) -> None:
     print_document(view) if json else print_diagnosis(view)
 
 
-def simulate(
-    run: str = "", *, options: PolicyOptions = SimulationOptions(), store: Store = "", json: Json = False
-) -> None:
+def simulate(run: str = "", *, options: Options = SimulationOptions(), store: Url = "", json: Json = False) -> None:
     """Try a policy on failures before they happen: a run's own, a file's rates, or Llama 3 405B's; nothing is trained.
 
     Args:
@@ -204,7 +195,7 @@ def simulate(
     print_document(view) if json else print_simulation(view)
 
 
-def sql(query: Query = "", /, *, store: Store = "", json: Json = False) -> None:
+def sql(query: Query = "", /, *, store: Url = "", json: Json = False) -> None:
     """Ask all runs of the store in SQL: training_attempts, checkpoints, evaluations, promotions, steps, runs.
 
     Without a query, list the columns of all tables. The SQL is DuckDB's; times are UTC; nothing but these tables can

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from cairn.cli.app import Flag, Json, Store, Why, open_chosen_store, open_run_log
+from cairn.cli.app import Flag, Json, Url, Why, open_chosen_store, open_run_log
 from cairn.cli.texts import print_replay
 from tasks.configuration.addresses import choose_store
 from tasks.errors import InvalidConfiguration
@@ -33,7 +33,7 @@ class CompletionView:
     path: str | None = None
 
 
-def ui(where: Place = "", *, port: int = 8460, store: Store = "", json: Json = False) -> None:
+def ui(where: Place = "", *, port: int = 8460, store: Url = "", json: Json = False) -> None:
     """Serve the live page: all runs, one run as it trains, several over each other, models; Ctrl-C ends it.
 
     It reads the store alone, listens on 127.0.0.1, and answers nobody but you where the system tells users apart.
@@ -75,7 +75,7 @@ def config(key: str = "", *, json: Json = False) -> None:
         print_table(("key", "default", "frozen", "meaning"), rows, empty="no keys")
 
 
-def doctor(*, store: Store = "", json: Json = False) -> ExitCode:
+def doctor(*, store: Url = "", json: Json = False) -> ExitCode:
     """Check versions, device, store, orchestrator and disk; exit 1 when something is wrong."""
     from cairn.operations.machine_check import check_machine
 
@@ -120,7 +120,7 @@ def read_script(shell: Shell) -> str:
     return (Path(__file__).parent / "completions" / f"cairn.{shell}").read_text(encoding="utf-8")
 
 
-def verify(run: str, *, store: Store = "", json: Json = False) -> ExitCode:
+def verify(run: str, *, store: Url = "", json: Json = False) -> ExitCode:
     """Re-hash everything a run has committed and check all aliases; exit 5 names what does not match."""
     from cairn.operations.run_verification import verify_run
 
@@ -136,13 +136,7 @@ def verify(run: str, *, store: Store = "", json: Json = False) -> ExitCode:
 
 
 def replay(
-    run: str,
-    *,
-    from_step: FromStep = 0,
-    to_step: ToStep = None,
-    sample: str = "",
-    store: Store = "",
-    json: Json = False,
+    run: str, *, from_step: FromStep = 0, to_step: ToStep = None, sample: str = "", store: Url = "", json: Json = False
 ) -> ExitCode:
     """Train committed segments of a run again from the store alone and compare digests; exit 5 names what differs.
 
@@ -177,7 +171,7 @@ def replay(
     return found.exit_code
 
 
-def sweep(run: str, *, dry_run: Flag = False, store: Store = "", json: Json = False) -> None:
+def sweep(run: str, *, dry_run: Flag = False, store: Url = "", json: Json = False) -> None:
     """Apply retention and delete what is no longer needed; after a kill the same command goes on.
 
     Args:
@@ -199,7 +193,7 @@ def sweep(run: str, *, dry_run: Flag = False, store: Store = "", json: Json = Fa
 
 
 def delete(
-    run: str, *, yes: Flag = False, dry_run: Flag = False, why: Why = "", store: Store = "", json: Json = False
+    run: str, *, yes: Flag = False, dry_run: Flag = False, why: Why = "", store: Url = "", json: Json = False
 ) -> None:
     """Delete a run's checkpoints for good; its log, receipts and curve stay (`cairn runs --archived`).
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cairn.cli.app import Flag, Json, Overrides, Reference, Store, open_chosen_store, store_option
+from cairn.cli.app import Flag, Json, Overrides, Reference, Url, open_chosen_store, store_option
 from cairn.cli.texts import describe_finished_run, describe_plan, print_watch
 from reports.queries.run_lookup import find_checkpoint
 from storage.logs.run_log import RunLog
@@ -33,7 +33,7 @@ def train(
     start_over: Flag = False,
     dry_run: Flag = False,
     overfit_one_batch: Flag = False,
-    store: Store = "",
+    store: Url = "",
     json: Json = False,
 ) -> ExitCode:
     """Train a run to its end, or continue it: the same command again continues from the newest commit.
@@ -116,7 +116,7 @@ def _train_run(
     return code, log, settled is None
 
 
-def fork(reference: Reference, new_run: str, *, set_: Overrides = (), store: Store = "", json: Json = False) -> None:
+def fork(reference: Reference, new_run: str, *, set_: Overrides = (), store: Url = "", json: Json = False) -> None:
     """Open a run that begins with the train state of a committed checkpoint; no byte is copied, nothing is trained.
 
     Weights, optimizer, generators and step come from the checkpoint, the configuration from its run: more steps,
@@ -187,7 +187,7 @@ def watch(
     at_most: int = 1,
     metrics_port: int = 0,
     otlp: Flag = False,
-    store: Store = "",
+    store: Url = "",
     json: Json = False,
 ) -> None:
     """Continue every unfinished run whose owner is gone or whose back-off is over; safe to run many times at once.

@@ -46,8 +46,49 @@ class BatchOverfit:
 
 def overfit_one_batch(config: RunConfig, log: RunLog, base_dir: Path, say: Callable[[str], None]) -> BatchOverfit:
     """Train on one batch until it is known by heart, at most `STEPS` steps; `config` has its numerics chosen."""
+    from model.data.sample_order import Component, SampleOrder
+    from model.training.determinism import make_deterministic, resolve_device
+    from model.training.training_loop import StepObserver, train_until
+    from tasks.trainer.trainer_channel import Place
+    from tasks.trainer.training_setup import fresh_state, open_training_data
+
+    problem, steps = "", list["StepResult"]()
+
+    def follow(result: "StepResult") -> None:
+        steps.append(result)
+        if result.step % 25 == 1:
+            say(f"step {result.step} · loss {result.train_loss:.3f}")
+
     with tempfile.TemporaryDirectory(prefix="cairn-overfit-") as name:
-        return _overfit(config, *_find_text(config, log, base_dir, Path(name)), Path(name), say)
+        store, snapshot_id = _find_text(config, log, base_dir, Path(name))
+        place, threads = Place(device=resolve_device(config.training.device)), settled_threads(config.training.threads)
+        make_deterministic(seed=config.training.seed, threads=threads)
+        spec = _spec(config, store, snapshot_id, Path(name), threads)
+        data = open_training_data(store, spec, place)
+        assert data.inputs.loader is not None
+        data.inputs.loader.close()
+        count = data.inputs.windows.window_count
+        few = (Component(first_window=0, window_count=min(WINDOWS, count)),)  # every epoch of them is this one batch
+        order = SampleOrder(window_count=count, seed=spec.training.seed, global_batch=WINDOWS, components=few)
+        state = fresh_state(spec, data, place)
+        observer = StepObserver(on_step=follow, stop_requested=lambda: bool(steps) and steps[-1].train_loss < BY_HEART)
+        try:
+            train_until(state, replace(data.inputs, order=order, loader=None), observer, until_step=STEPS)
+        except NonFiniteLoss as error:
+            problem = str(error)
+    losses = tuple(step.train_loss for step in steps)
+    sound, why = judge_losses(losses, problem, lr=config.training.lr)
+    return BatchOverfit(
+        sound=sound,
+        why=why,
+        windows=few[0].window_count,
+        tokens=few[0].window_count * config.model.block_size,
+        parameters=state.model.parameter_count,
+        lr=config.training.lr,
+        precision=config.training.precision,
+        device=str(place.device),
+        losses=losses,
+    )
 
 
 def _find_text(config: RunConfig, log: RunLog, base_dir: Path, folder: Path) -> tuple[ObjectStore, str]:
@@ -74,52 +115,6 @@ def _find_text(config: RunConfig, log: RunLog, base_dir: Path, folder: Path) -> 
     return store, build_snapshot(store, config.data.model_copy(update=changes), folder).snapshot_id
 
 
-def _overfit(
-    config: RunConfig, store: ObjectStore, snapshot_id: str, folder: Path, say: Callable[[str], None]
-) -> BatchOverfit:
-    from model.data.sample_order import Component, SampleOrder
-    from model.training.determinism import make_deterministic, resolve_device
-    from model.training.training_loop import StepObserver, train_until
-    from tasks.trainer.trainer_channel import Place
-    from tasks.trainer.training_setup import fresh_state, open_training_data
-
-    place, threads = Place(device=resolve_device(config.training.device)), settled_threads(config.training.threads)
-    make_deterministic(seed=config.training.seed, threads=threads)
-    spec = _spec(config, store, snapshot_id, folder, threads)
-    data = open_training_data(store, spec, place)
-    assert data.inputs.loader is not None
-    data.inputs.loader.close()
-    count = data.inputs.windows.window_count
-    few = (Component(first_window=0, window_count=min(WINDOWS, count)),)  # every epoch of them is this one batch
-    order = SampleOrder(window_count=count, seed=spec.training.seed, global_batch=WINDOWS, components=few)
-    state, steps = fresh_state(spec, data, place), list["StepResult"]()
-
-    def follow(result: "StepResult") -> None:
-        steps.append(result)
-        if result.step % 25 == 1:
-            say(f"step {result.step} · loss {result.train_loss:.3f}")
-
-    observer = StepObserver(on_step=follow, stop_requested=lambda: bool(steps) and steps[-1].train_loss < BY_HEART)
-    problem = ""
-    try:
-        train_until(state, replace(data.inputs, order=order, loader=None), observer, until_step=STEPS)
-    except NonFiniteLoss as error:
-        problem = str(error)
-    losses = tuple(step.train_loss for step in steps)
-    sound, why = judge_losses(losses, problem, lr=config.training.lr)
-    return BatchOverfit(
-        sound=sound,
-        why=why,
-        windows=few[0].window_count,
-        tokens=few[0].window_count * config.model.block_size,
-        parameters=state.model.parameter_count,
-        lr=config.training.lr,
-        precision=config.training.precision,
-        device=str(place.device),
-        losses=losses,
-    )
-
-
 def _spec(config: RunConfig, store: ObjectStore, snapshot_id: str, folder: Path, threads: int) -> TrainerSpec:
     """Return the spec of a trainer of few windows, at the full rate all along and without dropout."""
     few = {"steps": STEPS, "global_batch": WINDOWS, "micro_batch": WINDOWS, "probe_every_steps": 0}
@@ -136,14 +131,10 @@ def _spec(config: RunConfig, store: ObjectStore, snapshot_id: str, folder: Path,
         training=config.training.model_copy(update={**few, **steady}),
         micro_batch=WINDOWS,
         activation_checkpointing=config.training.activation_checkpointing,
-        quarantined=(),
         patience_seconds=config.checkpoint.patience_seconds,
         threads=threads,
-        resume=None,
         cache_dir=folder / "snapshots",
         work_dir=folder / "work",
-        prompt="",
-        faults="",
     )
 
 

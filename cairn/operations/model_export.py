@@ -93,6 +93,6 @@ def export_model(found: FoundCheckpoint, folder: Path) -> ExportedModel:
         write_model_directory(folder, opened, card=write_card(facts))
     except (TaskError, InvalidInput) as error:
         raise InvalidConfiguration(str(error)) from error
-    described = ((path.name, describe_file(path)) for path in sorted(folder.iterdir()))
-    files = tuple(ExportedModelFile(name=name, bytes=file.bytes, sha256=file.sha256) for name, file in described)
+    written = sorted(folder.iterdir())
+    files = tuple(project(describe_file(path), ExportedModelFile, name=path.name) for path in written)
     return project(found.reference, ExportedModel, folder=str(folder), files=files, run_id=found.log.run_id)

@@ -109,8 +109,6 @@ class _SegmentReplayer:
             initial_weights_sha256=opened.initial_weights_sha256,
             cache_dir=self._folder / "snapshots",
             work_dir=self._folder / "work",
-            prompt="",
-            faults="",
         )
 
     def close(self) -> None:

@@ -35,16 +35,16 @@ class TrainerSpec(BaseModel):
     training: TrainingConfig
     micro_batch: int
     activation_checkpointing: bool
-    quarantined: tuple[int, ...]
+    quarantined: tuple[int, ...] = ()
     divergence: DivergenceConfig
     patience_seconds: float
     threads: int
-    resume: CheckpointReference | None
+    resume: CheckpointReference | None = None
     initial_weights_sha256: str | None = None
     cache_dir: Path
     work_dir: Path
-    prompt: str
-    faults: str
+    prompt: str = ""
+    faults: str = ""
 
 
 class ThreadTrial(BaseModel):

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cairn.ui.guard import find_user
+from cairn.ui.live_app import find_user
 from storage.stores.local_store import LocalStore
 from tests.cairn.hostile_store import VALUES, HostileStore, change, places
 from tests.cairn.live_server import LiveServer, served
