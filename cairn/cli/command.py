@@ -185,7 +185,12 @@ def complete_line(line: str, environment: Mapping[str, str]) -> Iterator[Candida
     words = _split(line)[1:]
     if len(words) < 2:
         typed = TypedLine(word="".join(words))
-        found = _verbs(options=typed.word.startswith("-"))
+        verbs = (name for name in app if not name.startswith("-"))
+        found: Iterator[Candidate] = (
+            (name, (getdoc(app[name].default_command) or "").partition("\n")[0]) for name in verbs
+        )
+        if typed.word.startswith("-"):
+            found = ((name, "") for name in app if name.startswith("--"))
     elif words[0] in app:
         arguments = app[words[0]].assemble_argument_collection(parse_docstring=True)
         typed = _read(words, {name: argument for argument in arguments for name in argument.names})
@@ -213,14 +218,6 @@ def _split(line: str) -> list[str]:
             continue
         return [*words, ""] if not quote and line[-1:].isspace() else words
     return []
-
-
-def _verbs(*, options: bool) -> Iterator[Candidate]:
-    for name in app:
-        if options and name.startswith("--"):
-            yield name, ""
-        elif not options and not name.startswith("-"):
-            yield name, (getdoc(app[name].default_command) or "").partition("\n")[0]
 
 
 def _read(words: list[str], options: "Mapping[str, Argument]") -> TypedLine:

@@ -96,15 +96,20 @@ def print_watch(rows: "Sequence[WatchRow]") -> None:
 def print_simulation(summary: "SimulationSummary") -> None:
     """Print how the run ends under each policy, the assumptions, and the loss at other checkpoint intervals."""
     policy, *plain = summary.outcomes
-    plan, between = summary.plan, summary.trace.hours_between_failures
+    plan, trace, count = summary.plan, summary.trace, policy.spread.seeds
+    between = trace.hours_between_failures
     often = "never" if between is None else f"every {_format_span(between * 3600)}"
     plain_ends = "; ".join(f"{outcome.policy}: {_describe_end(outcome)}" for outcome in plain)
+    wait = f"another machine after {_format_span(trace.replacement_seconds)} on average, "
+    shocks = f"{trace.aftershock_share:.0%} followed by another {trace.aftershock_rate_factor:g} times as fast, "
+    assumed = f"{wait if trace.replacement_seconds else ''}{shocks if trace.aftershock_share else ''}"
+    seeds = f"seed {summary.seed}" if count == 1 else f"median and middle 80 % of {count} seeds from {summary.seed}"
     print_line(f"this policy {_describe_end(policy)}; plain retry counts: {plain_ends}")
     print_line(
         f"on {format_count(plan.devices, 'device')}, {plan.total_steps:,} steps "
         f"of {plan.step_seconds:.4g} s ({_format_span(plan.total_steps * plan.step_seconds)} if nothing failed), "
         f"a commit stops training for {plan.checkpoint_seconds:.3g} s, a restart takes {plan.restart_seconds:.4g} s,\n"
-        f"a failure {often}, {_describe_seeds(summary)}; {summary.trace.source}\n"
+        f"a failure {often}, {assumed}{seeds}; {trace.source}\n"
     )
     columns = ("policy", "end", "goodput", "hours wasted", "in commits", "in restarts", "attempts", "retries by reason")
     print_table(columns, map(_outcome_row, summary.outcomes), empty="")
@@ -126,15 +131,6 @@ def print_simulation(summary: "SimulationSummary") -> None:
     gained = found.present.lost_share - found.simulated.lost_share
     better = f"checkpoint.every_steps={found.simulated.every_steps} would make {gained:.2%} more of the time useful"
     print_line(better if gained >= 0.001 else "the present interval is as good as any")
-
-
-def _describe_seeds(summary: "SimulationSummary") -> str:
-    """Return what else is assumed, and over how many seeds the intervals in brackets reach."""
-    trace, count = summary.trace, summary.outcomes[0].spread.seeds
-    wait = f"another machine after {_format_span(trace.replacement_seconds)} on average, "
-    shocks = f"{trace.aftershock_share:.0%} followed by another {trace.aftershock_rate_factor:g} times as fast, "
-    seeds = f"seed {summary.seed}" if count == 1 else f"median and middle 80 % of {count} seeds from {summary.seed}"
-    return f"{wait if trace.replacement_seconds else ''}{shocks if trace.aftershock_share else ''}{seeds}"
 
 
 def _outcome_row(outcome: "PolicyOutcome") -> tuple[object, ...]:

@@ -62,8 +62,8 @@ def delete_as_person(log: RunLog, view: RunDeletion, why: str) -> RunDeletion:
 
 def describe_deletion(deletion: RunDeletion) -> list[str]:
     """Return what goes, or went, and what stays."""
-    verb = "would delete" if deletion.freed_bytes is None else "deleted"
-    size = deletion.bytes if deletion.freed_bytes is None else deletion.freed_bytes
+    freed = deletion.freed_bytes
+    verb, size = ("would delete", deletion.bytes) if freed is None else ("deleted", freed)
     lines = [f"run {deletion.run_id}: {verb} {format_count(deletion.checkpoints, 'checkpoint')} ({size:,} bytes)"]
     lines += [f"`cairn rollback --alias {alias}` skips them from then on" for alias in deletion.withdrawn_from]
     kept = f"its data snapshot {deletion.data_snapshot[:8]}"

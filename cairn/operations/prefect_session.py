@@ -59,7 +59,11 @@ class PrefectServer:
         self._waiting = LiveLines(Console(file=sys.stderr, highlight=False), stays=False)
 
     def choose(self) -> None:
-        """Decide on the server: the named one if it answers within a moment, else a temporary one that is named now."""
+        """Decide on the server, again if it was lost: the named one if it answers, else a new temporary one."""
+        if self.ephemeral is not None:
+            self.ephemeral.stop()
+            self.ephemeral.forget_in(self._environment)
+            self.ephemeral = None
         environment, began = self._environment, time.monotonic()
         url = server_address(environment)
         while url and not is_server_answering(url, timeout_seconds=3.0, proxies=True):
@@ -76,14 +80,6 @@ class PrefectServer:
         self._waiting.count_seconds(_STARTING)
         if not self._waiting.can_be_shown:
             self._say(_STARTING)
-
-    def replace_lost(self) -> None:
-        """Choose again after the server was lost."""
-        if self.ephemeral is not None:
-            self.ephemeral.stop()
-            self.ephemeral.forget_in(self._environment)
-            self.ephemeral = None
-        self.choose()
 
     def import_flow(self) -> None:
         """Import the flow, and Prefect with it: a second or two, as the server takes."""
@@ -161,7 +157,7 @@ def _run_flow(handed: HandedOver, log: RunLog, server: PrefectServer, *, again: 
         has_begun = log.state.latest_attempt != before
         if log.state.open_attempt is not None or not (has_begun or again):
             raise
-    server.replace_lost()  # it was lost after its first answer: before an attempt began, or between two
+    server.choose()  # the present one was lost after its first answer: before an attempt began, or between two
     return _run_flow(handed, log, server, again=has_begun)
 
 

@@ -30,7 +30,7 @@ def test_a_named_server_that_is_gone_is_replaced_by_a_temporary_one(
     monkeypatch.setattr(prefect_session, "_ABSENT_SECONDS", 0.0)
     environment, said = {"PREFECT_API_URL": nobody_listens}, list[str]()
     server = PrefectServer(environment, say=said.append)
-    server.replace_lost()
+    server.choose()
     try:
         assert environment["PREFECT_API_URL"] not in ("", nobody_listens)
         assert said[0] == f"{nobody_listens} does not answer: this run is not shown there"
