@@ -8,7 +8,7 @@ from typing import Any
 
 from model.configuration.data import SNAPSHOT_SOURCE
 from reports.queries.run_lookup import FoundCheckpoint, configuration_of
-from storage.checkpoints.checkpoint_pin import new_pin, pin_checkpoint, unpin_checkpoint
+from storage.checkpoints.resume_point import new_pin, pin_checkpoint, unpin_checkpoint
 from storage.errors import IntegrityError
 from storage.logs.log_entry import ForkOrigin, this_writer
 from storage.logs.run_entries import CheckpointCommitted, RunOpened

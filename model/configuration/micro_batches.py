@@ -48,11 +48,9 @@ def first_micro_batch(global_batch: int, *, processes: int = 1, mode: Parallel =
     return _largest(global_batch, ceil(global_batch / processes), processes, mode)
 
 
-def smaller_micro_batch(
-    global_batch: int, micro_batch: int, *, processes: int = 1, mode: Parallel = "ddp"
-) -> int | None:
+def smaller_micro_batch(batch: int, micro_batch: int, *, processes: int = 1, mode: Parallel = "ddp") -> int | None:
     """Return the largest micro-batch up to half of this one that the processes can share, or None."""
-    return _largest(global_batch, micro_batch // 2, processes, mode)
+    return _largest(batch, micro_batch // 2, processes, mode)
 
 
 def _largest(global_batch: int, at_most: int, processes: int, mode: Parallel) -> int | None:

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -31,7 +31,7 @@ UNREADABLE = "cannot be read"
 """How the finding begins where the store had no answer for an object."""
 _LARGE_BYTES = 64 * 1024 * 1024
 """Below this, starting threads takes longer than reading."""
-_SEVERAL_LOOKS = Looks()
+_LOOKS = Looks()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,30 +77,17 @@ class StagedCheckpoint:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OpenedCheckpoint:
-    """A checkpoint whose manifest and trainer document are verified, and whose tensors are not read yet."""
+    """A checkpoint whose manifest and trainer document are verified; `tensors` are read by `load_checkpoint` alone."""
 
     reference: CheckpointReference
     manifest: Manifest
     trainer: TrainerDocument
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LoadedCheckpoint:
-    """A verified checkpoint: every byte has the digest in the log."""
-
-    state_sha256: str
-    trainer: TrainerDocument
-    tensors: tuple[TensorRecord, ...]
-
-
-def checkpoint_prefix(run_folder: str, *, step: int, attempt: int) -> str:
-    """Return the folder of a checkpoint; it contains the attempt, so that no two attempts share one."""
-    return f"{run_folder}/checkpoints/step-{step:08d}-attempt-{attempt:04d}"
+    tensors: tuple[TensorRecord, ...] = ()
 
 
 def checkpoint_target(run_id: str, *, step: int, attempt: int) -> CheckpointTarget:
-    """Return where an attempt stages the checkpoint of a step."""
-    prefix = checkpoint_prefix(run_prefix(run_id), step=step, attempt=attempt)
+    """Return where an attempt stages the checkpoint of a step: no two attempts share a folder."""
+    prefix = f"{run_prefix(run_id)}/checkpoints/step-{step:08d}-attempt-{attempt:04d}"
     return CheckpointTarget(run_id=run_id, attempt=attempt, prefix=prefix)
 
 
@@ -212,9 +199,7 @@ def verify_checkpoint(
         return tuple(damage for check in checks if (damage := check()) is not None)
 
 
-def open_checkpoint(
-    store: ObjectStore, reference: CheckpointReference, *, looks: Looks = _SEVERAL_LOOKS
-) -> OpenedCheckpoint:
+def open_checkpoint(store: ObjectStore, reference: CheckpointReference, *, looks: Looks = _LOOKS) -> OpenedCheckpoint:
     """Read and verify manifest and trainer document; `IntegrityError` names what does not verify."""
     key = f"{reference.prefix}/manifest.json"
     manifest = looks.call(store, key, lambda: read_manifest(store, reference.prefix, reference.manifest_sha256))
@@ -229,7 +214,7 @@ def open_checkpoint(
 
 
 def read_tensors(
-    store: ObjectStore, opened: OpenedCheckpoint, wanted: Iterable[WantedBytes], *, looks: Looks = _SEVERAL_LOOKS
+    store: ObjectStore, opened: OpenedCheckpoint, wanted: Iterable[WantedBytes], *, looks: Looks = _LOOKS
 ) -> None:
     """Read and verify parts of a checkpoint's tensors; raises `ObjectDamaged` for what fails every look."""
     by_name, scratch, reads = {item.name: item for item in wanted}, threading.local(), list[Callable[[], None]]()
@@ -243,8 +228,8 @@ def read_tensors(
 
 
 def load_checkpoint(
-    store: ObjectStore, reference: CheckpointReference, *, group: str = "", looks: Looks = _SEVERAL_LOOKS
-) -> LoadedCheckpoint:
+    store: ObjectStore, reference: CheckpointReference, *, group: str = "", looks: Looks = _LOOKS
+) -> OpenedCheckpoint:
     """Read and verify a checkpoint, or a `group` of its shards, into new memory; `IntegrityError` names a bad one."""
     opened = open_checkpoint(store, reference, looks=looks)
     shards = sorted(opened.manifest.shards, key=lambda shard: shard.name)
@@ -253,7 +238,7 @@ def load_checkpoint(
     records = tuple(map(with_data, specs, memories))
     parts = [WantedBytes(name=item.name, begin=0, end=item.bytes, memory=item.data) for item in records]
     read_tensors(store, opened, parts, looks=looks)
-    return LoadedCheckpoint(state_sha256=opened.manifest.state_sha256, trainer=opened.trainer, tensors=records)
+    return replace(opened, tensors=records)
 
 
 def _unless_committed(body: CheckpointCommitted, state: RunState) -> CheckpointCommitted | None:

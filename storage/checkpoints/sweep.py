@@ -10,8 +10,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Any
 
-from storage.checkpoints.checkpoint_pin import unpin_entry
-from storage.checkpoints.resume_point import fails_alike, look_again, restored_entry
+from storage.checkpoints.resume_point import fails_alike, look_again, restored_entry, unpin_entry
 from storage.errors import IntegrityError
 from storage.logs.log_entry import Writer, refuse_old_writer
 from storage.logs.run_entries import CheckpointDeleted, CheckpointSuperseded

@@ -9,15 +9,7 @@ from typing import Any
 
 from storage.errors import StorageError
 from storage.logs.fold_cache import FoldCache, FoldedLog, History, Listed
-from storage.logs.log_entry import (
-    Entry,
-    EntryLog,
-    NewerEntry,
-    ReadEntry,
-    refuse_old_writer,
-    this_writer,
-    told_newer,
-)
+from storage.logs.log_entry import Entry, EntryLog, NewerEntry, ReadEntry, refuse_old_writer, this_writer, told_newer
 from storage.stores.document import project
 from storage.stores.object_store import ObjectStore, check_key, check_name
 

@@ -109,14 +109,12 @@ def replace_object(store: ObjectStore, snapshot_id: str, item: SnapshotObject, p
 class SnapshotFiles:
     """A snapshot's objects as files, verified at first use; cached copies of remote ones stay while this is in use."""
 
-    def __init__(
-        self, store: ObjectStore, snapshot_id: str, cache_dir: Path, *, limit_bytes: int | None = None
-    ) -> None:
+    def __init__(self, store: ObjectStore, snapshot_id: str, cache: Path, *, limit_bytes: int | None = None) -> None:
         """Read the manifest; `limit_bytes` bounds the cache, by default CAIRN_CACHE_BYTES."""
         self.manifest, self.snapshot_id = read_manifest(store, snapshot_id), snapshot_id
         self._store, self._verified = store, dict[str, Path]()
         limit = cache_bytes(os.environ) if limit_bytes is None else limit_bytes
-        self._cache = SnapshotCache(cache_dir, limit_bytes=limit)
+        self._cache = SnapshotCache(cache, limit_bytes=limit)
         self._objects = {item.key: item for item in self.manifest.objects}
 
     def path(self, name: str) -> Path:

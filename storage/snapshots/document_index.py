@@ -50,7 +50,7 @@ class RejectedRow:
 
 
 _TYPES = {str: pa.string(), int: pa.int64()}
-_DOCUMENT_SCHEMA, _REJECTED_SCHEMA = (
+_DOCUMENT_SCHEMA, REJECTED_SCHEMA = (
     pa.schema([(name, _TYPES[kind]) for name, kind in record.__annotations__.items()])
     for record in (DocumentRow, RejectedRow)
 )
@@ -109,11 +109,6 @@ class DocumentIndexWriter:
             self._starts.append(tuple(self._tokens[split] for split in SPLITS))
         self._tokens[row.split] += row.tokens
         self._rows.append(row)
-
-
-def write_rejected(path: Path) -> RowWriter:
-    """Return the open list of rejected documents, which takes RejectedRow records."""
-    return RowWriter(path, _REJECTED_SCHEMA)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -67,13 +67,11 @@ def inspect_token_file(path: Path) -> TokenFile:
     return TokenFile(path=path, format=TokenFileFormat.LLM_C, header_bytes=LLM_C_HEADER_BYTES, tokens=tokens)
 
 
-def write_token_files(
-    folder: Path, split: str, shards: Sequence[NDArray[Any]], form: TokenFileFormat
-) -> tuple[Path, ...]:
+def write_token_files(folder: Path, split: str, shards: Sequence[NDArray[Any]], form: TokenFileFormat) -> list[Path]:
     """Write the tokens into files as `form` names them, and return those; raises StorageError if one exists."""
     tokens = sum(map(len, shards))
     if form is TokenFileFormat.NANOGPT:
-        return (_write(folder / f"{split}.bin", b"", shards),)
+        return [_write(folder / f"{split}.bin", b"", shards)]
     written = []
     for number, first in enumerate(range(0, tokens, LLM_C_FILE_TOKENS)):
         count = min(LLM_C_FILE_TOKENS, tokens - first)
@@ -81,7 +79,7 @@ def write_token_files(
         header[:3] = LLM_C_MAGIC, LLM_C_VERSION, count
         path = folder / f"{split}_{number:06d}.bin"
         written.append(_write(path, header.tobytes(), slices_between(shards, first, first + count)))
-    return tuple(written)
+    return written
 
 
 def _write(path: Path, header: bytes, pieces: Iterable[NDArray[Any]]) -> Path:

@@ -33,15 +33,13 @@ _MARKERS = {
     "list_parts": ("PartNumberMarker",),
 }
 """The parameters that say where the next page begins; an answer gives each with `Next` before its name."""
-_DEFAULT_RETRY_POLICY = RetryPolicy()
+_RETRY_POLICY = RetryPolicy()
 
 
 class S3Store(ObjectStore):
     """An `ObjectStore` below one prefix of a bucket."""
 
-    def __init__(
-        self, bucket: S3Bucket, prefix: str = "", *, retry_policy: RetryPolicy = _DEFAULT_RETRY_POLICY
-    ) -> None:
+    def __init__(self, bucket: S3Bucket, prefix: str = "", *, retry_policy: RetryPolicy = _RETRY_POLICY) -> None:
         """Use the objects below `prefix`; only ranges and parts of large objects are retried."""
         self._bucket, self._retry_policy = bucket, retry_policy
         self._below = f"{prefix.strip('/')}/" if prefix.strip("/") else ""

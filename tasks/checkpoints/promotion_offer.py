@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from storage.checkpoints.checkpoint_pin import new_pin, pin_checkpoint, unpin_checkpoint
+from storage.checkpoints.resume_point import new_pin, pin_checkpoint, unpin_checkpoint
 from storage.logs.log_entry import this_writer
 from storage.logs.registry import Promoted, Refused, Registry, RegistryState
 from storage.logs.run_entries import EvaluationRecorded

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 
-from storage.checkpoints.checkpoint_pin import unpin_entry
+from storage.checkpoints.resume_point import unpin_entry
 from storage.checkpoints.sweep import SweepReport
 from storage.errors import StorageError
 from storage.logs.log_entry import refuse_old_writer

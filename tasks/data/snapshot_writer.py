@@ -22,13 +22,13 @@ from numpy.typing import NDArray
 from model.data.tokenizer import Tokenizer
 from storage.snapshots.data_snapshot import DOCUMENTS, REJECTED, TOKENIZER
 from storage.snapshots.document_index import (
+    REJECTED_SCHEMA,
     SPLITS,
     DocumentIndexWriter,
     DocumentRow,
     RejectedRow,
     RowWriter,
     SplitName,
-    write_rejected,
 )
 from storage.snapshots.snapshot_manifest import (
     SNAPSHOT_VERSION,
@@ -223,7 +223,7 @@ class SnapshotWriter:
     def add_rejected(self, row: RejectedRow) -> None:
         """Append a rejected document; the file exists only if there are some."""
         if self._rejects is None:
-            self._rejects = self._stack.enter_context(write_rejected(self._folder / REJECTED))
+            self._rejects = self._stack.enter_context(RowWriter(self._folder / REJECTED, REJECTED_SCHEMA))
         self._rejects.append(row)
         self._rejected[row.kind] += 1
 

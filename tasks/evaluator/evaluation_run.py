@@ -19,7 +19,7 @@ import msgspec
 import psutil
 
 from model.configuration.network import ModelConfig
-from storage.checkpoints.checkpoint_pin import new_pin, pin_checkpoint, unpin_entry
+from storage.checkpoints.resume_point import new_pin, pin_checkpoint, unpin_entry
 from storage.errors import StorageError
 from storage.logs.log_entry import CheckpointReference, this_writer, utc_now
 from storage.logs.run_entries import CheckpointUnpinned, EvaluationFailed, EvaluationRecorded

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from model.training.train_state import TrainState
-from storage.checkpoints.checkpoint import StagedCheckpoint, checkpoint_prefix, checkpoint_target, commit_checkpoint
+from storage.checkpoints.checkpoint import StagedCheckpoint, checkpoint_target, commit_checkpoint
 from storage.checkpoints.checkpoint_documents import TrainerDocument, small_tensor
 from storage.logs.log_entry import CheckpointReference
 from storage.logs.run_log import RunLog
@@ -144,7 +144,7 @@ class CairnSaver:
 
     def sweep(self) -> None:
         """Take away the checkpoint before the newest, as a run does in the background, later."""
-        for key in self.store.keys(checkpoint_prefix(f"runs/{RUN}", step=self.step - 1, attempt=1)):
+        for key in self.store.keys(checkpoint_target(RUN, step=self.step - 1, attempt=1).prefix):
             self.store.delete(key)
 
 

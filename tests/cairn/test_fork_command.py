@@ -4,8 +4,7 @@ import pytest
 
 from cairn.operations.run_fork import fork_run
 from reports.queries.run_lookup import configuration_of, find_checkpoint
-from storage.checkpoints.checkpoint_pin import new_pin, pin_checkpoint
-from storage.checkpoints.resume_point import newest_verified
+from storage.checkpoints.resume_point import new_pin, newest_verified, pin_checkpoint
 from storage.errors import NothingReadable
 from storage.logs.log_entry import this_writer
 from storage.logs.run_entries import DataQuarantined

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from cairn.operations.run_verification import verify_run
-from storage.checkpoints.checkpoint_pin import new_pin, pin_checkpoint
+from storage.checkpoints.resume_point import new_pin, pin_checkpoint
 from storage.errors import IntegrityError
 from storage.logs.log_entry import entry_name
 from storage.logs.run_log import RunLog

@@ -6,7 +6,7 @@ single entries and single deletions are in `raw_history`.
 
 from typing import Any
 
-from storage.checkpoints.checkpoint import checkpoint_prefix
+from storage.checkpoints.checkpoint import checkpoint_target
 from storage.errors import StorageError
 from storage.logs.registry import Registry
 from storage.logs.run_log import RunLog, fold
@@ -28,7 +28,7 @@ from tests.protocol.raw_history import (
     tell_run,
 )
 from tests.protocol.world import Ledger, WatchedStore
-from tests.storage.builders import run_log
+from tests.storage.builders import RUN, run_log
 
 
 def examine(store: WatchedStore, ledger: Ledger) -> RawRun:
@@ -59,7 +59,7 @@ def continue_run(store: WatchedStore, ledger: Ledger, *, seen_as: object | None 
             return _finish_deletion(process, store, ledger)
         require(False, "the run goes on", f"{type(error).__name__}: {error}")
     told = examine(store, ledger)
-    mine = checkpoint_prefix(PREFIX, step=step, attempt=attempt)
+    mine = checkpoint_target(RUN, step=step, attempt=attempt).prefix
     require(told.readable[0] == mine, "the run goes on", f"newest is {told.readable[0]}, not {mine}")
 
 

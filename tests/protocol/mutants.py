@@ -13,7 +13,6 @@ from uuid import uuid4
 import pytest
 
 import storage.checkpoints.checkpoint as checkpoint
-import storage.checkpoints.checkpoint_pin as checkpoint_pin
 import storage.checkpoints.resume_point as resume_point
 import storage.checkpoints.sweep as sweep
 import tasks.attempt.attempt_claim as attempt_claim
@@ -231,7 +230,7 @@ def shared_pin(patch: pytest.MonkeyPatch) -> None:
     """A pin is named after its checkpoint, so two evaluators share it and the first to end releases it."""
 
     def new_pin(reference: CheckpointReference, holder: Placement, **named: Any) -> CheckpointPinned:
-        return replace(checkpoint_pin.new_pin(reference, holder, **named), hold_id=sha256(reference.prefix.encode()))
+        return replace(resume_point.new_pin(reference, holder, **named), hold_id=sha256(reference.prefix.encode()))
 
     patch.setattr(evaluation_run, "new_pin", new_pin)
 

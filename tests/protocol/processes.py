@@ -27,7 +27,6 @@ from storage.checkpoints.checkpoint import (
     StagedCheckpoint,
     TensorGroup,
     UploadOptions,
-    checkpoint_prefix,
     checkpoint_target,
 )
 from storage.checkpoints.checkpoint_shard import Looks
@@ -196,8 +195,8 @@ def load(process: Process, reference: CheckpointReference | None) -> int:
         return 0
     looks = Looks(sleep=process.clock.sleep)
     loaded = checkpoint.load_checkpoint(as_store(process.store), reference, looks=looks)
-    expected = process.ledger.committed.get(reference.prefix, loaded.state_sha256)
-    require(loaded.state_sha256 == expected, "content", f"{reference.prefix} is not what was committed")
+    expected = process.ledger.committed.get(reference.prefix, loaded.manifest.state_sha256)
+    require(loaded.manifest.state_sha256 == expected, "content", f"{reference.prefix} is not what was committed")
     require(loaded.trainer.step == reference.step, "content", f"{reference.prefix} is of step {loaded.trainer.step}")
     return reference.step
 
@@ -374,7 +373,7 @@ def train(process: Process, *, commits: int, evaluated: bool = False, finish: bo
         beat(process, number, step)
         commit(process, log, stage(process, step=step, attempt=number))
         if evaluated:
-            evaluate(process, checkpoint_prefix(PREFIX, step=step, attempt=number), measured(1 / step), number)
+            evaluate(process, checkpoint_target(RUN, step=step, attempt=number).prefix, measured(1 / step), number)
     if finish:
         finish_run(process, log, number)
     end_attempt(process, log, number, "completed" if finish else "preempted")

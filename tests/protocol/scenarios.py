@@ -11,7 +11,7 @@ from functools import cache
 from itertools import count
 
 import storage.checkpoints.resume_point as resume_point
-from storage.checkpoints.checkpoint import checkpoint_prefix
+from storage.checkpoints.checkpoint import checkpoint_target
 from storage.errors import WriterTooOld
 from storage.logs.registry import Registry
 from storage.logs.run_entries import ReadEvidence
@@ -41,7 +41,7 @@ class Scenario:
 
 def at(step: int, attempt: int = 1) -> str:
     """Return the folder of a checkpoint of the run."""
-    return checkpoint_prefix(PREFIX, step=step, attempt=attempt)
+    return checkpoint_target(RUN, step=step, attempt=attempt).prefix
 
 
 def nothing(process: Process) -> None:

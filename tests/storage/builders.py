@@ -13,7 +13,6 @@ from storage.checkpoints.checkpoint import (
     StagedCheckpoint,
     TensorGroup,
     UploadOptions,
-    checkpoint_prefix,
     checkpoint_target,
     commit_checkpoint,
     stage_checkpoint,
@@ -60,7 +59,7 @@ def committed(step: int, attempt: int) -> CheckpointCommitted:
     return CheckpointCommitted(
         step=step,
         attempt=attempt,
-        prefix=checkpoint_prefix(f"runs/{RUN}", step=step, attempt=attempt),
+        prefix=checkpoint_target(RUN, step=step, attempt=attempt).prefix,
         manifest_sha256=f"{step:064x}",
         state_sha256="s",
         bytes=17,

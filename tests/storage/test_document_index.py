@@ -7,15 +7,16 @@ import pytest
 from storage.errors import IntegrityError
 from storage.snapshots import document_index
 from storage.snapshots.document_index import (
+    REJECTED_SCHEMA,
     SPLITS,
     DocumentIndexWriter,
     DocumentPlace,
     DocumentRow,
     RejectedRow,
+    RowWriter,
     SplitName,
     TokenSpan,
     documents_between,
-    write_rejected,
 )
 from storage.snapshots.parquet_process import read_parquet
 
@@ -65,7 +66,7 @@ def test_a_split_that_is_neither_train_nor_val_is_refused(tmp_path: Path) -> Non
 
 def test_what_was_left_out_is_listed_with_its_place_and_fault(tmp_path: Path) -> None:
     left_out = [RejectedRow(source="a", offset_bytes=n, kind="not UTF-8", detail="byte 0xff") for n in range(9)]
-    with write_rejected(tmp_path / "rejected") as rejected:
+    with RowWriter(tmp_path / "rejected", REJECTED_SCHEMA) as rejected:
         for item in left_out:
             rejected.append(item)
     read = parquet.read_table(tmp_path / "rejected").to_pylist()

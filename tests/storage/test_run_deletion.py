@@ -11,7 +11,7 @@ import pytest
 
 from reports.queries.alias_history import list_decisions
 from reports.queries.run_status import list_runs, standing_of
-from storage.checkpoints.checkpoint_pin import new_pin, pin_checkpoint
+from storage.checkpoints.resume_point import new_pin, pin_checkpoint
 from storage.checkpoints.sweep import SweepReport
 from storage.errors import Fenced, IntegrityError
 from storage.logs.log_entry import ForkOrigin, Writer

@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from storage.checkpoints.checkpoint import checkpoint_prefix, verify_checkpoint
-from storage.checkpoints.checkpoint_pin import pin_checkpoint
-from storage.checkpoints.resume_point import quarantine_checkpoint
+from storage.checkpoints.checkpoint import checkpoint_target, verify_checkpoint
+from storage.checkpoints.resume_point import pin_checkpoint, quarantine_checkpoint
 from storage.checkpoints.sweep import SweepReport, sweep
 from storage.errors import IntegrityError, StorageError
 from storage.logs.log_entry import CheckpointReference, EntryLog
@@ -76,7 +75,7 @@ def swept(store: ObjectStore, *, policy: CheckpointConfig = KEEP_TWO, dry_run: b
 
 
 def prefix_of(step: int, attempt: int = 1) -> str:
-    return checkpoint_prefix(f"runs/{RUN}", step=step, attempt=attempt)
+    return checkpoint_target(RUN, step=step, attempt=attempt).prefix
 
 
 def pin(log: RunLog, step: int, hold_id: str, *, pid: int = 1, alias: str | None = None) -> None:

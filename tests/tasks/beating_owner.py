@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from storage.checkpoints.checkpoint_pin import new_pin, pin_checkpoint
+from storage.checkpoints.resume_point import new_pin, pin_checkpoint
 from storage.stores.local_store import LocalStore
 from tasks.machine.placement import this_placement
 from tests.crash.live_owner import beating

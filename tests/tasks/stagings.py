@@ -1,7 +1,7 @@
 """A staging of checkpoints as tests use it: what it staged is kept, and read back."""
 
 from model.training.train_state import NamedTensor
-from storage.checkpoints.checkpoint import LoadedCheckpoint, StagedCheckpoint, checkpoint_target, load_checkpoint
+from storage.checkpoints.checkpoint import OpenedCheckpoint, StagedCheckpoint, checkpoint_target, load_checkpoint
 from storage.checkpoints.checkpoint_documents import TrainerDocument, small_tensor
 from storage.logs.log_entry import CheckpointReference
 from storage.stores.object_store import ObjectStore
@@ -45,5 +45,5 @@ class Stagings:
     def _on_failed(self, error: Exception) -> None:
         raise error
 
-    def loaded(self, number: int) -> LoadedCheckpoint:
+    def loaded(self, number: int) -> OpenedCheckpoint:
         return load_checkpoint(self.store, self.staged[number])

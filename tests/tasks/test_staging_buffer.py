@@ -108,7 +108,7 @@ def test_a_checkpoint_on_its_way_up_is_never_overwritten_by_the_next_copy() -> N
     assert next_copy.is_alive()
     store.may.set()
     next_copy.join()
-    assert stagings.loaded(0).state_sha256 == promised
+    assert stagings.loaded(0).manifest.state_sha256 == promised
 
 
 def test_checkpoints_from_the_same_memory_are_each_the_state_of_their_step() -> None:
@@ -118,7 +118,7 @@ def test_checkpoints_from_the_same_memory_are_each_the_state_of_their_step() -> 
         promised.append(state_sha256(to_record(named.name, named.tensor) for named in state.named_tensors()))
         stagings.staging.begin(checkpoint(stagings.staging.copy(state.live_tensors()), step), before=lambda: None)
     stagings.staging.wait()
-    assert [stagings.loaded(number).state_sha256 for number in range(3)] == promised
+    assert [stagings.loaded(number).manifest.state_sha256 for number in range(3)] == promised
 
 
 def test_a_checkpoint_is_read_into_the_tensors_of_the_state_itself() -> None:
@@ -128,7 +128,7 @@ def test_a_checkpoint_is_read_into_the_tensors_of_the_state_itself() -> None:
     stagings.staging.wait()
     other = fresh_state()
     places = [named.tensor.data_ptr() for named in other.live_tensors() if named.group != "trainer"]
-    assert CheckpointLoad(stagings.store, stagings.staged[0]).into(other) == stagings.loaded(0).state_sha256
+    assert CheckpointLoad(stagings.store, stagings.staged[0]).into(other) == stagings.loaded(0).manifest.state_sha256
     assert bits(other.named_tensors()) == bits(state.named_tensors())
     assert places == [named.tensor.data_ptr() for named in other.live_tensors() if named.group != "trainer"]
 
