@@ -14,7 +14,7 @@ from flows.preparation.resource_check import available_memory, choose_micro_batc
 from flows.preparation.training_request import HANDED_OVER, ResolvedRequest, configure_run
 from flows.run.active_run import ActiveRun, BackgroundSweep, TrainerSetup
 from flows.run.progress import Progress, TextProgress
-from model.estimates.numerics import ThreadChoice, choose_threads, thread_candidates
+from model.estimates.numerics import choose_threads, thread_candidates
 from reports.queries.run_lookup import configuration_document
 from storage.logs.log_entry import this_writer
 from storage.logs.run_entries import RunOpened
@@ -120,11 +120,11 @@ def _set_up_trainers(run_id: str, config: RunConfig, warm: WarmTrainer) -> Train
     )
 
 
-def _choose_threads(config: RunConfig, run_id: str, warm: WarmTrainer) -> ThreadChoice:
-    """Return the threads of each trainer process; on a CPU, one process measures steps with fewer than all cores."""
+def _choose_threads(config: RunConfig, run_id: str, warm: WarmTrainer) -> tuple[int, str]:
+    """Return the threads of each trainer process, and why; one process on a CPU measures steps with fewer."""
     training, group = config.training, trainer_group(config.training, os.environ)
     if training.threads != "auto":
-        return ThreadChoice(threads=training.threads, why="as configured")
+        return training.threads, "as configured"
     cores = max(1, usable_cores() // group.processes)
     if cores == 1 or group.size > 1 or training.device == "mps" or trains_on_cuda(training.device):
         return choose_threads({}, cores)
@@ -153,8 +153,8 @@ def _record_opening(log: RunLog, wanted: RunConfig, base_dir: Path, warm: WarmTr
             vocab_size=files.manifest.vocab_size,
         )
     chosen = wanted.with_mode(precision=mode().precision, kernels=mode().kernels)
-    threads = _choose_threads(chosen, log.run_id, warm)
-    chosen = chosen.with_mode(precision=mode().precision, kernels=mode().kernels, threads=threads.threads)
+    threads, threads_why = _choose_threads(chosen, log.run_id, warm)
+    chosen = chosen.with_mode(precision=mode().precision, kernels=mode().kernels, threads=threads)
     body = RunOpened(
         run_id=log.run_id,
         model_family=chosen.model_family,
@@ -164,7 +164,7 @@ def _record_opening(log: RunLog, wanted: RunConfig, base_dir: Path, warm: WarmTr
         total_steps=chosen.training.steps,
         code_version=code_version(),
         initial_weights_sha256=initial,
-        threads_why=threads.why,
+        threads_why=threads_why,
         nodes_wanted=trainer_group(chosen.training, os.environ).nodes,
         continued_by=continued_by,
     )

@@ -91,18 +91,14 @@ class TokenWindows:
                 self._windows_of_shard[shard] = sliding_window_view(tokens, self.block_size + 1)  # a row a start
             gathered[rows] = self._windows_of_shard[shard][positions[rows] - self._starts[shard]]
         for row in np.flatnonzero(~is_whole).tolist():
-            self._copy_across(int(shards[row]), int(positions[row]), gathered[row])
+            shard, filled = int(shards[row]), 0
+            while filled <= self.block_size:
+                start = int(positions[row]) + filled - int(self._starts[shard])
+                piece = self._shards[shard][start : start + self.block_size + 1 - filled]
+                gathered[row, filled : filled + len(piece)] = piece
+                shard, filled = shard + 1, filled + len(piece)
         if gathered.max(initial=0) >= self.vocab_size:
             row, column = np.argwhere(gathered >= self.vocab_size)[0]
             window, token = int(indexes[row]), int(gathered[row, column])
             raise TokenOutOfRange(window=window, token=token, vocab_size=self.vocab_size)
         return gathered
-
-    def _copy_across(self, shard: int, position: int, into: NDArray[np.int64]) -> None:
-        filled = 0
-        while filled < len(into):
-            start = position + filled - int(self._starts[shard])
-            piece = self._shards[shard][start : start + len(into) - filled]
-            into[filled : filled + len(piece)] = piece
-            filled += len(piece)
-            shard += 1

@@ -105,30 +105,20 @@ def _cpu_precision(training: TrainingConfig, model: ModelConfig, machine: Machin
     return "fp32", f"{products}, {MIN_BF16_GAIN} are required"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ThreadChoice:
-    """The threads of each trainer process of a run, and the reason in words."""
-
-    threads: int
-    why: str
-
-
 def thread_candidates(cores: int) -> tuple[int, ...]:
     """Return all cores, half of them, and so on down to one."""
     return tuple(cores >> level for level in range(cores.bit_length()))
 
 
-def choose_threads(step_seconds: Mapping[int, float], cores: int) -> ThreadChoice:
-    """Return the most threads that are not far slower than the best, by the seconds of a step; all cores if unknown."""
+def choose_threads(step_seconds: Mapping[int, float], cores: int) -> tuple[int, str]:
+    """Return the most threads not far slower than the best, by the seconds of a step (all if unknown), and why."""
     if not step_seconds:
-        return ThreadChoice(threads=cores, why=f"its share of the cores is {cores}, nothing was measured")
+        return cores, f"its share of the cores is {cores}, nothing was measured"
     best = min(step_seconds, key=lambda count: (step_seconds[count], -count))
     chosen = max(count for count in step_seconds if step_seconds[count] <= MAX_SLOWDOWN * step_seconds[best])
     most = max(step_seconds)
     if chosen == most:
         times = ", ".join(f"{count}: {seconds * 1e3:.3g} ms" for count, seconds in sorted(step_seconds.items()))
-        why = f"no smaller number was {MAX_SLOWDOWN:g} times as fast (measured steps, {times})"
-    else:
-        slower = step_seconds[most] / step_seconds[chosen]
-        why = f"a measured step took {slower:.1f} times as long with {most} threads"
-    return ThreadChoice(threads=chosen, why=why)
+        return chosen, f"no smaller number was {MAX_SLOWDOWN:g} times as fast (measured steps, {times})"
+    slower = step_seconds[most] / step_seconds[chosen]
+    return chosen, f"a measured step took {slower:.1f} times as long with {most} threads"

@@ -138,9 +138,19 @@ class StepMemory:
         widened = WIDENED[self.model.feed_forward]
         yield Piece("activations", (widened + (1 if self.is_block_fused else widened)) * self.inner, self.inner)
         yield from self._norms()
-        if self.model.dropout:
+        time, dropout = self.model.block_size, self.model.dropout
+        if dropout:
             yield Piece("activations", 2 * self.computed, self.computed)
-        yield from self._attention()
+        # What attention keeps for the backward pass besides queries, keys, values and its result.
+        if self.is_block_fused:
+            kept = HALF_BYTES * saved_probabilities(time) * self.windows * self.model.n_head * (2 if dropout else 1)
+            yield Piece("activations", kept, kept // 4)
+        elif self.is_math:  # with dropout also what it draws, a bool on CUDA, and its result
+            dropped = FP32_BYTES + (1 if self.on_cuda else FP32_BYTES) if dropout else 0
+            yield Piece("activations", (FP32_BYTES + dropped) * self.pairs, FP32_BYTES * self.pairs)
+            yield Piece("activations", 3 * (self.fp32 - self.computed), self.fp32)
+        elif self.has_mask:  # as numbers
+            yield Piece("activations", self.number * self.pairs // self.model.n_head, self.pairs)
 
     def _norms(self) -> Iterator[Piece]:
         """What norms keep besides their inputs and results."""
@@ -154,19 +164,6 @@ class StepMemory:
             heads = self.model.attention_width + self.model.key_width
             kept = FP32_BYTES * self.positions * heads * (2 if self.model.norm_gain else 1)
             yield Piece("activations", kept, kept)
-
-    def _attention(self) -> Iterator[Piece]:
-        """What a layer's attention keeps for the backward pass besides queries, keys, values and its result."""
-        time, dropout = self.model.block_size, self.model.dropout
-        if self.is_block_fused:
-            kept = HALF_BYTES * saved_probabilities(time) * self.windows * self.model.n_head * (2 if dropout else 1)
-            yield Piece("activations", kept, kept // 4)
-        elif self.is_math:  # with dropout also what it draws, a bool on CUDA, and its result
-            dropped = FP32_BYTES + (1 if self.on_cuda else FP32_BYTES) if dropout else 0
-            yield Piece("activations", (FP32_BYTES + dropped) * self.pairs, FP32_BYTES * self.pairs)
-            yield Piece("activations", 3 * (self.fp32 - self.computed), self.fp32)
-        elif self.has_mask:  # as numbers
-            yield Piece("activations", self.number * self.pairs // self.model.n_head, self.pairs)
 
     def _head(self) -> Iterator[Piece]:
         if not self.is_fused:

@@ -106,18 +106,15 @@ def update_matrices(optimizer: Muon) -> None:
             for part in zip(parameter.split(rows), direction.split(rows), strict=True):  # 2 x (R, C)
                 shapes[part[0].shape].append(part)
         for shape, same in shapes.items():
-            _move(same, group["lr"] * math.sqrt(max(1.0, shape[0] / shape[1])), group, blocked)
-
-
-def _move(
-    parts: Sequence[tuple[Tensor, Tensor]], rate: float, group: Mapping[str, Any], blocked: Tensor | None
-) -> None:
-    directions = torch.stack([direction for _, direction in parts])  # (N, R, C)
-    updates = orthogonalize(directions, group["ns_coefficients"], steps=group["ns_steps"], epsilon=group["eps"])
-    kept = 1.0 - group["lr"] * group["weight_decay"]
-    for (weights, _), update in zip(parts, updates, strict=True):
-        moved = weights * kept - rate * update  # in fp32
-        weights.copy_(moved if blocked is None else torch.where(blocked > 0, weights, moved))
+            rate, kept = (
+                group["lr"] * math.sqrt(max(1.0, shape[0] / shape[1])),
+                1.0 - group["lr"] * group["weight_decay"],
+            )
+            directions = torch.stack([direction for _, direction in same])  # (N, R, C)
+            updates = orthogonalize(directions, group["ns_coefficients"], steps=group["ns_steps"], epsilon=group["eps"])
+            for (weights, _), update in zip(same, updates, strict=True):
+                moved = weights * kept - rate * update  # in fp32
+                weights.copy_(moved if blocked is None else torch.where(blocked > 0, weights, moved))
 
 
 def orthogonalize(matrices: Tensor, coefficients: Sequence[float], *, steps: int, epsilon: float) -> Tensor:

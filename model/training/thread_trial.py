@@ -32,8 +32,16 @@ def time_steps(
     before = torch.get_num_threads()
     found: dict[int, list[float]] = {count: [] for count in threads}
     with keeping_generators(_CPU):
+        rows = max(1, min(training.global_batch, _TOKENS // model.block_size))
+        changes = dict(steps=1000, global_batch=rows, micro_batch=rows, compile=False, mask_documents=False)
+        few = training.model_copy(update=changes)
+        tokens = np.random.default_rng(0).integers(0, _VOCABULARY, (rows + 1) * model.block_size + 1)
+        windows = TokenWindows([tokens.astype(np.uint16)], model.block_size, _VOCABULARY)
+        order = SampleOrder(window_count=windows.window_count, seed=0, global_batch=rows)
+        state = TrainState.create(model.model_copy(update={"n_layer": 1}), few, _VOCABULARY, _CPU)
+        state.model.train()
+        inputs = StepInputs(windows=windows, order=order, training=few, micro_batch=rows)
         try:
-            state, inputs = _small_run(model, training)
             take_step(state, inputs)  # kernels are chosen and memory is taken in the first step
             began = clock()
             for turn in range(_MOST_TURNS):
@@ -47,16 +55,3 @@ def time_steps(
         finally:
             torch.set_num_threads(before)
     return {count: median(seconds) for count, seconds in found.items()}
-
-
-def _small_run(model: ModelConfig, training: TrainingConfig) -> tuple[TrainState, StepInputs]:
-    rows = max(1, min(training.global_batch, _TOKENS // model.block_size))
-    small = model.model_copy(update={"n_layer": 1})
-    changes = {"steps": 1000, "global_batch": rows, "micro_batch": rows, "compile": False, "mask_documents": False}
-    few = training.model_copy(update=changes)
-    tokens = np.random.default_rng(0).integers(0, _VOCABULARY, (rows + 1) * model.block_size + 1).astype(np.uint16)
-    windows = TokenWindows([tokens], model.block_size, _VOCABULARY)
-    order = SampleOrder(window_count=windows.window_count, seed=0, global_batch=rows)
-    state = TrainState.create(small, few, _VOCABULARY, _CPU)
-    state.model.train()
-    return state, StepInputs(windows=windows, order=order, training=few, micro_batch=rows)
