@@ -185,12 +185,10 @@ def complete_line(line: str, environment: Mapping[str, str]) -> Iterator[Candida
     words = _split(line)[1:]
     if len(words) < 2:
         typed = TypedLine(word="".join(words))
-        verbs = (name for name in app if not name.startswith("-"))
-        found: Iterator[Candidate] = (
-            (name, (getdoc(app[name].default_command) or "").partition("\n")[0]) for name in verbs
-        )
-        if typed.word.startswith("-"):
-            found = ((name, "") for name in app if name.startswith("--"))
+        found: Iterator[Candidate] = ((name, "") for name in app if name.startswith("--"))
+        if not typed.word.startswith("-"):
+            verbs = (name for name in app if not name.startswith("-"))
+            found = ((name, (getdoc(app[name].default_command) or "").partition("\n")[0]) for name in verbs)
     elif words[0] in app:
         arguments = app[words[0]].assemble_argument_collection(parse_docstring=True)
         typed = _read(words, {name: argument for argument in arguments for name in argument.names})
@@ -198,9 +196,8 @@ def complete_line(line: str, environment: Mapping[str, str]) -> Iterator[Candida
             shown = (argument for argument in arguments if not argument.names[0].startswith("*"))
             found = iter([*((a.names[0], f"{a.parameter.help or ''}") for a in shown), ("--help", "show what it does")])
         else:
-            asked = (
-                a for a in arguments if (typed.option in a.names if typed.option else a.index == typed.positionals)
-            )
+            place = typed.option or typed.positionals
+            asked = (argument for argument in arguments if place in (*argument.names, argument.index))
             found = chain.from_iterable(_values(typed, argument, environment) for argument in asked)
     else:
         return

@@ -18,7 +18,7 @@ from tasks.text.output import print_facts, print_line, print_table, say, write_j
 
 if TYPE_CHECKING:
     from cairn.operations.replay_plan import Replay
-    from flows.preparation.training_plan import PlannedMemory, TrainingPlan
+    from flows.preparation.training_plan import TrainingPlan
     from flows.watching.run_watcher import WatchRow
     from reports.queries.data_summary import DataSummary
     from reports.queries.run_simulation import PolicyOutcome, SimulationSummary
@@ -238,6 +238,8 @@ def describe_finished_run(log: RunLog, alias: str, store_url: str, ending: str) 
 
 def describe_plan(plan: "TrainingPlan") -> Iterator[tuple[str, str]]:
     """Yield name and text of each line; estimates are marked as estimates."""
+    from model.estimates.size_estimate import PARTS
+
     origin = f"run {plan.run_id} from step {plan.from_step:,} of {plan.total_steps:,} as attempt {plan.attempt}"
     actions = {
         "open": f"open {origin}",
@@ -262,24 +264,18 @@ def describe_plan(plan: "TrainingPlan") -> Iterator[tuple[str, str]]:
     asked = "" if data.snapshot_id else " at most"
     vocabulary = f"{model.vocab_size:,} ids{asked}, block {model.block_size:,}"
     yield "model", f"{model.family}: {model.parameters:,} parameters ({shape}, {vocabulary})"
-    yield "memory", _describe_memory(plan.memory)
-    if plan.action != "nothing":
-        yield from _describe_remaining(plan)
-    yield "retries left", ", ".join(f"{reason} {budget.left}" for reason, budget in plan.budgets.items())
-
-
-def _describe_memory(memory: "PlannedMemory") -> str:
-    from model.estimates.size_estimate import PARTS
-
-    shown = {name: memory.parts.bytes_of(name) for name in PARTS}
+    memory, shown = plan.memory, {name: plan.memory.parts.bytes_of(name) for name in PARTS}
     parts = ", ".join(f"{name.replace('_', ' ')} {_format_bytes(size)}" for name, size in shown.items() if size)
     recomputed = ", activations recomputed" if memory.activation_checkpointing else ""
     how = f"micro-batch {memory.micro_batch}, {memory.precision} with {memory.kernels} kernels{recomputed}"
-    peak = f"an estimate: {_format_bytes(memory.total_bytes)} at its peak with {how} ({parts})"
-    if memory.there_bytes is None:
-        return peak
-    short = ": more than there is" if memory.total_bytes > memory.there_bytes else ""
-    return f"{peak}; {_format_bytes(memory.there_bytes)} are there now{short}"
+    here = ""
+    if memory.there_bytes is not None:
+        short = ": more than there is" if memory.total_bytes > memory.there_bytes else ""
+        here = f"; {_format_bytes(memory.there_bytes)} are there now{short}"
+    yield "memory", f"an estimate: {_format_bytes(memory.total_bytes)} at its peak with {how} ({parts}){here}"
+    if plan.action != "nothing":
+        yield from _describe_remaining(plan)
+    yield "retries left", ", ".join(f"{reason} {budget.left}" for reason, budget in plan.budgets.items())
 
 
 def _describe_remaining(plan: "TrainingPlan") -> Iterator[tuple[str, str]]:

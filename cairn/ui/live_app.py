@@ -38,8 +38,7 @@ MOST_COMPARED = 8  # runs on one page
 _Runs = Annotated[list[str], Query(alias="run")]
 LEAST_SECONDS = 1.0  # nothing is read again sooner
 _REST, _MOST_VIEWS = 200, 24
-# The hash of an empty style element, which the plotting library fills through the CSSOM.
-_EMPTY = "sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU="
+_EMPTY = "sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU="  # a style element that Plotly fills through the CSSOM
 _POLICY = (
     f"default-src 'none'; script-src 'self'; style-src 'self' '{_EMPTY}'; connect-src 'self'; img-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
