@@ -114,7 +114,9 @@ def test_a_run_killed_between_its_end_and_its_promotion_is_promoted_by_the_same_
 
 @pytest.mark.slow  # quick witness: `tests/tasks/test_evaluation_run.py`, an interrupted one leaves nothing on record
 def test_a_notice_during_the_last_evaluation_leaves_no_traceback_in_the_log(command: Command, api_url: str) -> None:
-    process = command.start(CAIRN_FAULTS="pause-evaluator@1", PREFECT_LOGGING_LEVEL="INFO")
+    process = command.start(
+        CAIRN_FAULTS="pause-evaluator@1", PREFECT_LOGGING_LEVEL="INFO", PREFECT_LOGGING_TO_API_ENABLED="true"
+    )
     command.wait_for_fault("pause-evaluator@1", process)
     wait_for(lambda: command.state().finished is not None, process, "the end", command.output)
     process.send_signal(signal.SIGTERM)
