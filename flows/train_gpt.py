@@ -66,7 +66,7 @@ def train_gpt(
             check_before_start(resolved, resolved.open_log(), os.environ)
         run = open_run(resolved, shutdown, trainer)
         with run.running_services(), accelerator_slot(run.say, is_stopping=run.is_shutting_down):
-            end = name_successor(_train(run), run.log)
+            end = name_successor(_train(run), run.log, run.say)
             run.machines.end(EXIT_CODES[end.reason])
     if handed is not None:
         handed.end = end

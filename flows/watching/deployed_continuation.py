@@ -3,6 +3,7 @@
 Creating it is idempotent in the run and its newest attempt, so several watchers and a preempted flow run make one.
 """
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -24,6 +25,7 @@ from storage.logs.run_state import RunState
 from storage.stores.document import sha256
 from tasks.errors import InvalidConfiguration
 from tasks.policy.termination import DecisionAction, FlowEnd, FlowOutcome
+from tasks.text.format import one_line
 
 MOST_FLOW_RUNS = 20
 """After so many flow runs that ended without claiming the run, a person has to look."""
@@ -98,11 +100,11 @@ class ContinuationByDeployment:
         return Busy(why=f"{many}; look at flow run {flow_run.id} in Prefect")
 
 
-def name_successor(end: FlowEnd, log: RunLog) -> FlowEnd:
-    """Have this deployment's next flow run continue a preempted run after its back-off, and say which; never raises."""
+def name_successor(end: FlowEnd, log: RunLog, say: Callable[[str], None]) -> FlowEnd:
+    """Have this deployment's next flow run continue a preempted run after its back-off, and name it; never raises."""
     if end.reason != FlowOutcome.PREEMPTED:
         return end
-    with suppress(Exception):
+    try:
         if runtime.deployment.get_id() is not None:
             own = f"{runtime.flow_run.get_flow_name()}/{runtime.deployment.get_name()}"
             ended = log.state.attempts[-1].ended if log.state.attempts else None
@@ -113,6 +115,8 @@ def name_successor(end: FlowEnd, log: RunLog) -> FlowEnd:
             )
             how = begun.how if isinstance(begun, Begun) else begun.why
             return replace(end, message=f"{end.message}; next: {how}")
+    except Exception as error:  # whatever the API does, the end is the same
+        say(f"no flow run was made that continues the run: {one_line(str(error) or type(error).__name__, 200)}")
     return end
 
 

@@ -70,7 +70,7 @@ def test_a_preempted_flow_run_names_its_successor_which_begins_when_the_back_off
     client: SyncPrefectClient, flow_run: FlowRun, log: RunLog
 ) -> None:
     before = datetime.now(UTC)
-    end = name_successor(PREEMPTED, log)
+    end = name_successor(PREEMPTED, log, print)
     after = datetime.now(UTC)
     (successor,) = successors(client, flow_run)
     assert f"; next: flow run {successor.id} of " in end.message
@@ -81,7 +81,7 @@ def test_a_preempted_flow_run_names_its_successor_which_begins_when_the_back_off
 def test_a_successor_has_name_tags_and_job_variables_of_its_run(
     client: SyncPrefectClient, flow_run: FlowRun, log: RunLog
 ) -> None:
-    name_successor(PREEMPTED, log)
+    name_successor(PREEMPTED, log, print)
     (successor,) = successors(client, flow_run)
     assert successor.name == f"{log.run_id}, attempt 2"
     assert (successor.tags, successor.job_variables) == (["mine"], {"spot": True})
@@ -89,21 +89,25 @@ def test_a_successor_has_name_tags_and_job_variables_of_its_run(
 
 
 def test_a_second_one_is_not_made(client: SyncPrefectClient, flow_run: FlowRun, log: RunLog) -> None:
-    name_successor(PREEMPTED, log)
-    again = name_successor(PREEMPTED, log)
+    name_successor(PREEMPTED, log, print)
+    again = name_successor(PREEMPTED, log, print)
     assert len(successors(client, flow_run)) == 1
     assert f"; next: flow run {log.run_id}, attempt 2 is continuing it" in again.message
 
 
 def test_what_is_not_preempted_has_no_successor(client: SyncPrefectClient, flow_run: FlowRun, log: RunLog) -> None:
     end = FlowEnd(reason=FlowOutcome.BUDGET_EXHAUSTED, message="why")
-    assert (name_successor(end, log), successors(client, flow_run)) == (end, [])
+    assert (name_successor(end, log, print), successors(client, flow_run)) == (end, [])
 
 
 @pytest.mark.usefixtures("flow_run")
-def test_without_an_answer_of_the_api_the_end_stays_as_it_was(log: RunLog) -> None:
+def test_without_an_answer_of_the_api_the_end_stays_as_it_was_and_one_line_says_what_failed(log: RunLog) -> None:
+    said: list[str] = []
     with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}):
-        assert name_successor(PREEMPTED, log) == PREEMPTED
+        assert name_successor(PREEMPTED, log, said.append) == PREEMPTED
+    (line,) = said
+    assert line.startswith("no flow run was made that continues the run: ") and "\n" not in line
+    assert "onnect" in line  # in the words of the client
 
 
 @pytest.fixture
