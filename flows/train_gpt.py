@@ -90,7 +90,7 @@ def _train(run: ActiveRun) -> FlowEnd:
         if ended.decision.action != DecisionAction.FINISH:
             if stopped := _stopped_end(run, ended):
                 return stopped
-            run.trainers.warm.back_off(ended.decision.delay_seconds, run.trainers.work_dir)
+            run.warm.back_off(ended.decision.delay_seconds, run.work_dir)
     try:
         end = offer_best(run)
     except (StoreRefused, NotDurable) as error:

@@ -77,21 +77,11 @@ class BackgroundSweep:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrainerSetup:
-    """How this machine starts the run's trainers."""
-
-    warm: WarmTrainer
-    group: TrainerGroup
-    work_dir: Path
-    threads: int
-    faults: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ActiveRun:
-    """An opened run, and the services beside its training; `micro_batch` is what the first attempt chose for `auto`.
+    """An opened run, how this machine starts its trainers, and the services beside its training.
 
-    `gathering_seconds` is how long the next attempt waited for other machines, `too_few_machines` that it was in vain.
+    `micro_batch` is what the first attempt chose for `auto`; `gathering_seconds` is how long the next one waited for
+    other machines, `too_few_machines` that it was in vain.
     """
 
     log: RunLog
@@ -102,7 +92,10 @@ class ActiveRun:
     micro_batch: int | None
     evaluation: EvaluationPlan
     origin: DataOrigin
-    trainers: TrainerSetup
+    warm: WarmTrainer
+    group: TrainerGroup
+    work_dir: Path
+    threads: int
     progress: Progress
     sweep: BackgroundSweep
     overview: RunOverview
@@ -132,7 +125,7 @@ class ActiveRun:
     @contextmanager
     def running_services(self) -> Iterator[None]:
         """Run the services and listen for every preemption notice while the block runs."""
-        rules, group = self.config.preemption, self.trainers.group
+        rules, group = self.config.preemption, self.group
         sources = notice_sources(rules, os.environ)
         with (
             self.machines.serving(group.rendezvous, rendezvous_secret(os.environ))
@@ -172,7 +165,7 @@ def gather_machines(run: ActiveRun) -> ActiveRun | None:
     if not (failed := check_machine(rules)):
         began = time.monotonic()
         if run.machines.gather(0.0, is_stopping=run.is_shutting_down) < wanted:
-            run.say(f"waits for {wanted} machines, with this one, at {run.trainers.group.rendezvous} …")
+            run.say(f"waits for {wanted} machines, with this one, at {run.group.rendezvous} …")
         here = run.machines.gather(rules.wait_seconds, is_stopping=run.is_shutting_down)
         seconds = time.monotonic() - began
         if run.is_shutting_down():
@@ -182,19 +175,18 @@ def gather_machines(run: ActiveRun) -> ActiveRun | None:
         elif here < wanted:
             run.say(f"goes on with {here} of {wanted} machines: no more have come within {seconds:.0f} s")
     # Too few are claimed by the first machine alone: of several, not every number can share the micro-batches.
-    trainers = replace(run.trainers, group=replace(run.trainers.group, nodes=1 if failed else here))
+    group = replace(run.group, nodes=1 if failed else here)
     if not failed:
-        trainers.warm.set_command(trainers.group.command())
-    return replace(run, trainers=trainers, gathering_seconds=seconds, too_few_machines=failed)
+        run.warm.set_command(group.command())
+    return replace(run, group=group, gathering_seconds=seconds, too_few_machines=failed)
 
 
 def _claim(run: ActiveRun, number: int, reference: CheckpointReference | None, state: RunState) -> AttemptStarted:
     ends = [attempt.ended for attempt in state.attempts if attempt.ended is not None]
-    training, trainers = run.config.training, run.trainers
-    sizes = next_sizes(state, training, processes=trainers.group.size, chosen=run.micro_batch)
-    on_cuda, processes = trains_on_cuda(training.device), trainers.group.size
-    device = resolved_device(training.device, on_cuda=on_cuda, processes=processes)
-    place, nodes = this_placement(device=device, threads=trainers.threads, world_size=processes), trainers.group.nodes
+    training, nodes, processes = run.config.training, run.group.nodes, run.group.size
+    sizes = next_sizes(state, training, processes=processes, chosen=run.micro_batch)
+    device = resolved_device(training.device, on_cuda=trains_on_cuda(training.device), processes=processes)
+    place = this_placement(device=device, threads=run.threads, world_size=processes)
     return project(
         sizes,
         AttemptStarted,
@@ -215,7 +207,7 @@ def _claim(run: ActiveRun, number: int, reference: CheckpointReference | None, s
         resumed_from=reference,
         quarantined_samples=len(state.quarantined_windows),
         versions=library_versions(),
-        faults=trainers.faults,
+        faults=run.evaluation.faults,
         gathering_seconds=run.gathering_seconds,
         changed=": ".join(filter(None, (f"after {ends[-1].reason}", ends[-1].decision.changed))) if ends else "",
     )

@@ -66,26 +66,26 @@ class Attempt:
             self.evaluations.end_attempt()
 
     def _train(self) -> Evidence:
-        trainers = self._run.trainers
+        run = self._run
         problem: BaseException | None = None
         try:
             self.evaluations.submit_missing()
-            if self._started.first_step < self._run.config.training.steps and not self.evaluations.stop_run():
+            if self._started.first_step < run.config.training.steps and not self.evaluations.stop_run():
                 self._trainer = TrainerProcess(
-                    _trainer_spec(self._run, self._started),
-                    trainers.warm.acquire(trainers.work_dir),
+                    _trainer_spec(run, self._started),
+                    run.warm.acquire(run.work_dir),
                     on_step=self._note_step,
                     on_waiting=self._say_waiting,
                     detector=self._observation.watch,
                 )
                 with self._observation.observing(self._trainer):
-                    if (group := trainers.group).nodes > 1:
-                        address = f"{group.host}:{self._trainer.wait_listening()}"
+                    if run.group.nodes > 1:
+                        address = f"{run.group.host}:{self._trainer.wait_listening()}"
                         lose = self._observation.lose_machine
-                        self._run.machines.start_ranks(self._started.attempt, group.nodes, address, lose)
+                        run.machines.start_ranks(self._started.attempt, run.group.nodes, address, lose)
                     self._train_segments(self._trainer)
-                self._trainer.finish(self._run.config.checkpoint.grace_seconds)
-            self._run.retry.call(self._finish_run)
+                self._trainer.finish(run.config.checkpoint.grace_seconds)
+            run.retry.call(self._finish_run)
         except (TrainerGone, StorageError) as error:
             problem = error
         return self._evidence(problem)
@@ -265,11 +265,11 @@ def _room(run: ActiveRun) -> MemoryRoom | None:
         vocab_size = read_manifest(run.log.store, run.origin.snapshot_id).vocab_size
     except StorageError:  # no reason to write no receipt
         return None
-    return memory_room(run.config, vocab_size, available_memory(run.config.training, run.trainers.group))
+    return memory_room(run.config, vocab_size, available_memory(run.config.training, run.group))
 
 
 def _trainer_spec(run: ActiveRun, started: AttemptStarted) -> TrainerSpec:
-    config, trainers, state = run.config, run.trainers, run.log.state
+    config, state = run.config, run.log.state
     return project(
         config,
         TrainerSpec,
@@ -281,11 +281,11 @@ def _trainer_spec(run: ActiveRun, started: AttemptStarted) -> TrainerSpec:
         activation_checkpointing=started.activation_checkpointing,
         quarantined=tuple(sorted(state.quarantined_windows)),
         patience_seconds=config.checkpoint.patience_seconds,
-        threads=trainers.threads,
+        threads=run.threads,
         resume=started.resumed_from,
         initial_weights_sha256=state.opened.initial_weights_sha256 if state.opened else None,
         cache_dir=run.origin.cache_dir,
-        work_dir=trainers.work_dir,
+        work_dir=run.work_dir,
         prompt=config.evaluation.prompts[0] if config.evaluation.prompts else "",
-        faults=trainers.faults,
+        faults=run.evaluation.faults,
     )

@@ -88,21 +88,18 @@ class NodeService:
                             self._start(order)
                         case RunEnded(exit_code=code):
                             return ExitCode(code)
-                self._look_after_ranks(first)
+                told, grace = self._notified_at, self._config.checkpoint.grace_seconds
+                if told is not None and time.monotonic() - told > grace:
+                    self._kill_ranks()
+                elif self._ranks is not None and (ended := self._ranks.poll()) is not None:
+                    self._ranks = None
+                    first.send(msgspec.msgpack.encode(RanksEnded(attempt=self._attempt, exit_code=ended)))
         except (ConnectionEnded, NotAdmitted, OSError, msgspec.MsgspecError) as error:
             self._say(f"the first machine is gone: {error}")
         finally:
             self._kill_ranks()
             first.close()
         return None
-
-    def _look_after_ranks(self, first: SignedConnection) -> None:
-        told, grace = self._notified_at, self._config.checkpoint.grace_seconds
-        if told is not None and time.monotonic() - told > grace:
-            self._kill_ranks()
-        elif self._ranks is not None and (code := self._ranks.poll()) is not None:
-            self._ranks = None
-            first.send(msgspec.msgpack.encode(RanksEnded(attempt=self._attempt, exit_code=code)))
 
     def _start(self, order: StartRanks) -> None:
         self._kill_ranks()

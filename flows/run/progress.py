@@ -50,8 +50,12 @@ class Progress:
         """Show a completed step; a probe's loss and sample stay on the screen."""
         now = self._clock()
         self._left.add(record.step, now)
-        if self._live.are_shown:
-            self._live.write([self._fitting_line(record)])
+        if self._live.are_shown:  # without the least important parts, and a bar in the rest of the terminal's width
+            done, loss, speed, eta = self._parts(record)
+            fitting = ([done, loss, speed, eta], [done, loss, eta], [done, eta])
+            line = next((line for parts in fitting if len(line := " · ".join(parts)) <= self._console.width), done)
+            cells = min(20, self._console.width - len(line) - 1)
+            self._live.write([f"{format_bar(record.step / self._total, cells)} {line}" if cells >= 6 else line])
         elif now - self._printed_at >= _PLAIN_EVERY_SECONDS:
             self._printed_at = now
             self._print(" · ".join(self._parts(record)))
@@ -62,14 +66,6 @@ class Progress:
     def _print(self, message: str) -> None:
         with suppress(OSError):  # a closed terminal or pipe costs the message, never the run
             self._console.print(Text(sanitize(message)), soft_wrap=True)
-
-    def _fitting_line(self, record: StepRecord) -> str:
-        """Fit the line to the terminal: leave out the least important parts, and fill the rest with a bar."""
-        step, loss, speed, eta = self._parts(record)
-        fitting = ([step, loss, speed, eta], [step, loss, eta], [step, eta])
-        line = next((line for parts in fitting if len(line := " · ".join(parts)) <= self._console.width), step)
-        cells = min(20, self._console.width - len(line) - 1)
-        return f"{format_bar(record.step / self._total, cells)} {line}" if cells >= 6 else line
 
     def _parts(self, record: StepRecord) -> tuple[str, str, str, str]:
         return (

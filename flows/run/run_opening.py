@@ -12,7 +12,7 @@ from flows.orchestrator.prefect_server import is_ephemeral_server
 from flows.orchestrator.run_overview import RunOverview
 from flows.preparation.resource_check import available_memory, choose_micro_batch
 from flows.preparation.training_request import HANDED_OVER, ResolvedRequest, configure_run
-from flows.run.active_run import ActiveRun, BackgroundSweep, TrainerSetup
+from flows.run.active_run import ActiveRun, BackgroundSweep
 from flows.run.progress import Progress, TextProgress
 from model.estimates.numerics import choose_threads, thread_candidates
 from reports.queries.run_lookup import configuration_document
@@ -43,13 +43,13 @@ from tasks.trainer.warm_trainer import WarmTrainer
 
 def open_run(resolved: ResolvedRequest, shutdown: ShutdownSignal, warm: WarmTrainer) -> ActiveRun:
     """Return the run ready for its next attempt, opened first where the log does not know it; raises `ConfigDrift`."""
-    log = resolved.open_log()
+    log, folder = resolved.open_log(), work_folder(os.environ)
     opened = log.refresh().opened
-    is_new, continued_by = opened is None, _continued_by()
+    is_new, continued_by, flow_run_id = opened is None, _continued_by(), runtime.flow_run.get_id()
     config = configure_run(resolved, log.state, os.environ)
-    memory = None
+    group, memory = trainer_group(config.training, os.environ), None
     if config.training.micro_batch == "auto" and not log.state.attempts:  # before a warm trainer takes its share
-        memory = available_memory(config.training, trainer_group(config.training, os.environ))
+        memory = available_memory(config.training, group)
     if log.state.finished is None:
         warm.start(trainer_folder(os.environ, log.run_id))
     if opened is None:
@@ -57,15 +57,13 @@ def open_run(resolved: ResolvedRequest, shutdown: ShutdownSignal, warm: WarmTrai
         config = keep_numerics(config, opened.config)  # another process may have been first
     check_drift(opened.config, config, run_id=log.run_id)
     manifest = read_manifest(log.store, opened.data_snapshot) if is_new or memory else None
-    trainers = _set_up_trainers(log.run_id, config, warm)
-    folder, threads = work_folder(os.environ), max(1, trainers.threads // 2)  # training has priority over evaluation
-    evaluation = plan_evaluation(config, opened.data_snapshot, folder, threads=threads, faults=trainers.faults)
-    flow_run_id = runtime.flow_run.get_id()
-    # A worker hides what its processes print, so the flow run's log repeats it.
-    progress = Progress(config.training.steps, echo=get_run_logger().info)
+    warm.set_command(group.command())
+    threads, faults = settled_threads(config.training.threads), os.environ.get("CAIRN_FAULTS", "")
+    evaluation = plan_evaluation(config, opened.data_snapshot, folder, threads=max(1, threads // 2), faults=faults)
+    progress = Progress(config.training.steps, echo=get_run_logger().info)  # a worker hides what its processes print
     if is_new and manifest:
-        sizes = manifest.split("train").tokens, manifest.split("val").tokens
-        progress.say(describe_split(*sizes, "tokens", manifest.val_fraction))
+        train, val = manifest.split("train").tokens, manifest.split("val").tokens
+        progress.say(describe_split(train, val, "tokens", manifest.val_fraction))
     if resolved.configuration is None and (ignored := _ignored_words(log.state, evaluation)):
         progress.say(ignored)
     return ActiveRun(
@@ -75,20 +73,23 @@ def open_run(resolved: ResolvedRequest, shutdown: ShutdownSignal, warm: WarmTrai
         continued_by=continued_by,
         start_over=resolved.request.start_over,
         micro_batch=choose_micro_batch(config, manifest.vocab_size, memory) if memory and manifest else None,
-        evaluation=evaluation,
+        evaluation=evaluation,  # on half of the threads, for training has priority
         origin=DataOrigin(
             snapshot_id=opened.data_snapshot,
             data=config.data if resolved.configuration or is_new else None,
             base_dir=resolved.base_dir,
             cache_dir=folder / "snapshots",
         ),
-        trainers=trainers,
+        warm=warm,
+        group=group,
+        work_dir=trainer_folder(os.environ, log.run_id),
+        threads=threads,
         progress=progress,
         sweep=BackgroundSweep(log.store, log.run_id, config.checkpoint, evaluation.suite.sha256),
         overview=RunOverview(log, flow_run_id),
         cancellation=CancellationWatch(None if is_ephemeral_server(os.environ) else flow_run_id, shutdown),
         shutdown=shutdown,
-        machines=Machines(trainers.group.nodes),
+        machines=Machines(group.nodes),
         retry=StoreRetry(policy=run_retry_policy(config.checkpoint.patience_seconds), say=progress.say),
     )
 
@@ -106,18 +107,6 @@ def _ignored_words(state: RunState, evaluation: EvaluationPlan) -> str:
     ignored = (*left_out(configuration_document(state)), *(f"the command of evaluator {name}" for name in commands))
     how = "give the configuration file, --set section.key=value, or CAIRN_SECTION__KEY in the environment"
     return f"not taken from the run's log: {', '.join(ignored)}; {how}" if ignored else ""
-
-
-def _set_up_trainers(run_id: str, config: RunConfig, warm: WarmTrainer) -> TrainerSetup:
-    group = trainer_group(config.training, os.environ)
-    warm.set_command(group.command())
-    return TrainerSetup(
-        warm=warm,
-        group=group,
-        work_dir=trainer_folder(os.environ, run_id),
-        threads=settled_threads(config.training.threads),
-        faults=os.environ.get("CAIRN_FAULTS", ""),
-    )
 
 
 def _choose_threads(config: RunConfig, run_id: str, warm: WarmTrainer) -> tuple[int, str]:

@@ -79,12 +79,12 @@ FLOW_MUTANTS = (
     mutant(
         "spec-one-thread",
         ATTEMPT,
-        "        threads=trainers.threads,\n        resume",
+        "        threads=run.threads,\n        resume",
         "        threads=1,\n        resume",
         SPEC,
     ),
     mutant("spec-last-prompt", ATTEMPT, "config.evaluation.prompts[0]", "config.evaluation.prompts[-1]", SPEC),
-    mutant("spec-faults-dropped", ATTEMPT, '"",\n        faults=trainers.faults', '"",\n        faults=""', SPEC),
+    mutant("spec-faults-dropped", ATTEMPT, '"",\n        faults=run.evaluation.faults', '"",\n        faults=""', SPEC),
     mutant(
         "attempt-forgets-the-quarantine",
         CLAIM,
@@ -173,7 +173,7 @@ FLOW_MUTANTS = (
     mutant(
         "start-without-faults",
         CLAIM,
-        "versions=library_versions(),\n        faults=trainers.faults",
+        "versions=library_versions(),\n        faults=run.evaluation.faults",
         'versions=library_versions(),\n        faults=""',
         f"{TESTS}::test_a_receipt_names_the_device_and_counts_cores_and_the_faults_to_practise",
     ),

@@ -322,7 +322,7 @@ def deaf(flow: FlowWorld) -> Deaf:
             attempt = Attempt(run, claim_next_attempt(run))
             trainer = TrainerProcess(
                 _trainer_spec(run, attempt._started),
-                warm.acquire(run.trainers.work_dir),
+                warm.acquire(run.work_dir),
                 on_step=run.progress.step,
                 on_waiting=attempt._say_waiting,
                 detector=attempt._observation.watch,

@@ -264,7 +264,7 @@ def the_threads_of_the_process(bench: Bench) -> None:
     warm.step_seconds |= {4: 0.3, 2: 0.011, 1: 0.01}
     bench.patch.setattr(run_opening, "usable_cores", lambda: 4)
     with bench.flow.opened("training.threads=auto", warm=warm) as run:
-        assert run.config.training.threads == run.trainers.threads == 2 and run.evaluation.threads == 1
+        assert run.config.training.threads == run.threads == 2 and run.evaluation.threads == 1
     opened = bench.flow.log.state.opened
     assert opened is not None and opened.config["training"]["threads"] == 2
     assert opened.threads_why == "a measured step took 27.3 times as long with 4 threads"
@@ -277,7 +277,7 @@ def the_threads_of_the_process(bench: Bench) -> None:
 def several_processes(bench: Bench) -> None:
     warm = NotedWarmTrainer()
     with bench.flow.opened("training.processes=2", warm=warm) as run:
-        assert run.trainers.group.size == 2
+        assert run.group.size == 2
         assert warm._command[1:] == ("-m", "tasks.trainer.rank_launcher", "--processes", "2")
 
 
