@@ -270,7 +270,7 @@ def the_threads_of_the_process(bench: Bench) -> None:
     assert opened.threads_why == "a measured step took 27.3 times as long with 4 threads"
     bench.patch.setattr(placement_module, "usable_cores", lambda: 64)
     with bench.flow.opened("training.threads=auto") as again:
-        assert again.trainers.threads == 2
+        assert again.threads == 2
 
 
 @acts("training.processes")
