@@ -1,7 +1,4 @@
-"""The flow `train-set`: start a run for each combination of values, each as a flow run of `train-gpt` of its own.
-
-It waits for none of them: every run has its own budgets, and is continued like any other.
-"""
+"""The flow `train-set`: start a run for each combination of values as a flow run of `train-gpt`; it waits for none."""
 
 import os
 

@@ -237,7 +237,16 @@ class RunOverview:
         self._form = self._form or find_evaluation_form(client, self._kept)
         page = overview_markdown(self._log, self._curve, self._question, self._form)
         if page != self._shown:
-            self._show(client, flow_run_id, page)
+            key, words = artifact_key(self._log.run_id), f"run {self._log.run_id}, after entry {self._log.seq}"
+            if self._artifact_id is None:  # a flow run that was suspended has one
+                given = {"flow_run_id": {"any_": [flow_run_id]}, "key": {"any_": [key]}}
+                rule = filters.ArtifactFilter.model_validate(given)
+                self._artifact_id = next((found.id for found in client.read_artifacts(artifact_filter=rule)), None)
+            if self._artifact_id is None:
+                new = ArtifactCreate(key=key, type="markdown", description=words, data=page, flow_run_id=flow_run_id)
+                self._artifact_id = client.create_artifact(new).id
+            else:  # a new version would be one more card
+                client.update_artifact(self._artifact_id, ArtifactUpdate(data=page, description=words))
             self._shown = page
         if not self._are_lost_closed and self._log.state.latest_attempt:
             _end_lost(client, self._log.state, flow_run_id)
@@ -284,19 +293,6 @@ class RunOverview:
         if name != self._name:
             client.update_flow_run(flow_run_id, name=name)
             self._name = name
-
-    def _show(self, client: SyncPrefectClient, flow_run_id: UUID, page: str) -> None:
-        key, description = artifact_key(self._log.run_id), f"run {self._log.run_id}, after entry {self._log.seq}"
-        if self._artifact_id is None:  # a flow run that was suspended has one
-            rule = filters.ArtifactFilter.model_validate(
-                {"flow_run_id": {"any_": [flow_run_id]}, "key": {"any_": [key]}}
-            )
-            self._artifact_id = next((found.id for found in client.read_artifacts(artifact_filter=rule)), None)
-        if self._artifact_id is None:
-            new = ArtifactCreate(key=key, type="markdown", description=description, data=page, flow_run_id=flow_run_id)
-            self._artifact_id = client.create_artifact(new).id
-        else:  # a new version would be one more card
-            client.update_artifact(self._artifact_id, ArtifactUpdate(data=page, description=description))
 
 
 def lost_flow_runs(state: RunState, but: UUID) -> tuple[UUID, ...]:

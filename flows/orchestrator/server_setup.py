@@ -64,27 +64,23 @@ async def set_up(pool: WorkPoolCreate, *, accelerators: int | None, alert_block:
         if template != pool.base_job_template:
             await client.create_work_pool(pool, overwrite=True)
             changed.append(f"work pool {pool.name}: made with this job template")
-        changed += await _queues(client, pool.name)
+        for name, priority in QUEUES.items():
+            found = {
+                one.name: one for one in await client.read_work_queues(work_pool_name=pool.name)
+            }  # others may move
+            if name not in found:
+                await client.create_work_queue(name, work_pool_name=pool.name, priority=priority)
+            elif found[name].priority != priority:
+                await client.update_work_queue(found[name].id, priority=priority)
+            else:
+                continue
+            changed.append(f"work queue {name}: priority {priority}")
         with suppress(ObjectNotFound):
             limit = (await client.read_global_concurrency_limit_by_name(ACCELERATORS)).limit if accelerators else None
         if accelerators and limit != accelerators:
             await client.upsert_global_concurrency_limit_by_name(ACCELERATORS, accelerators)
             changed.append(f"limit {ACCELERATORS}: {accelerators}")
         return [*changed, *(await _alert(client, alert_block) if alert_block else ())]
-
-
-async def _queues(client: PrefectClient, pool: str) -> Sequence[str]:
-    changed = []
-    for name, priority in QUEUES.items():
-        found = {queue.name: queue for queue in await client.read_work_queues(work_pool_name=pool)}  # others may move
-        if name not in found:
-            await client.create_work_queue(name, work_pool_name=pool, priority=priority)
-        elif found[name].priority != priority:
-            await client.update_work_queue(found[name].id, priority=priority)
-        else:
-            continue
-        changed.append(f"work queue {name}: priority {priority}")
-    return changed
 
 
 async def _alert(client: PrefectClient, block: str) -> Sequence[str]:

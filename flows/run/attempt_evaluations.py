@@ -54,12 +54,9 @@ class AttemptEvaluations:
                 self._submit(plan, committed, step)
 
     def stop_run(self, until: int | None = None) -> bool:
-        """Return whether the run stops early, before the segment that ends at `until`, or before any.
-
-        Waits for every evaluation before the last segment, otherwise for those before the newest commit.
-        """
+        """Wait and return whether the run stops early, before the segment that ends at `until`, or before any."""
         is_last = until is None or until == self._run.config.training.steps
-        awaited = self._futures if is_last else self._futures[: self._earlier]
+        awaited = self._futures if is_last else self._futures[: self._earlier]  # those before the newest commit
         return self._run.retry.call(lambda: self.is_over(awaited))
 
     def is_over(self, awaited: Sequence[PrefectFuture[Any]]) -> bool:
