@@ -105,7 +105,10 @@ def choose_micro_batch(config: RunConfig, vocab_size: int, memory: AvailableMemo
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoreRoom:
-    """What a run's checkpoints take, beside those that are there; `free_bytes` is None without a disk to ask."""
+    """What a run's checkpoints take: how many retention keeps at most, and what they need beside those that are there.
+
+    `free_bytes` is what the store's disk has, None where it has none to ask.
+    """
 
     bytes_each: int
     kept_at_most: int

@@ -111,7 +111,10 @@ class PlannedCost:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingPlan:
-    """What a dry run shows; `attempt` is None if none would train, `evaluated_commits` are ahead, under each suite."""
+    """What a dry run shows; `attempt` is the one that would train, None if none would.
+
+    `evaluated_commits` counts the commits ahead that are evaluated, under each of the `suites`.
+    """
 
     run_id: str
     store: str
