@@ -100,8 +100,18 @@ class MlflowExporter:
             max_results=1,
         )
         found = next(iter(answer.get("runs", [])), None)
-        self._mlflow_run = found["info"]["run_id"] if found else self._create(identity, state)
-        tags = {tag["key"]: tag["value"] for tag in found["data"].get("tags", [])} if found else {}
+        if found is None:
+            names = ("model_family", "data_snapshot", "code_version")
+            named = {_IDENTITY: identity} | {f"cairn.{name}": getattr(state.opened, name, "") for name in names}
+            found = self._client.post(
+                "runs/create",
+                experiment_id=self._experiment_id(),
+                run_name=self._run_id,
+                start_time=int(state.opened_at.timestamp() * 1000) if state.opened_at else 0,
+                tags=[{"key": key, "value": value} for key, value in named.items()],
+            )["run"]
+        self._mlflow_run = str(found["info"]["run_id"])
+        tags = {tag["key"]: tag["value"] for tag in found.get("data", {}).get("tags", [])}
         step, _, attempt = tags.get(_SENT_TAG, "").partition(":")
         self._sent_step, self._unsettled = 0, []
         if step.isdigit() and attempt.isdigit():  # of the surviving line: at most where a later attempt resumed
@@ -111,18 +121,6 @@ class MlflowExporter:
         frozen = flatten(state.opened.config) if state.opened else {}
         listed = [{"key": key, "value": str(value)[:_MOST_CHARACTERS]} for key, value in sorted(frozen.items())]
         self._send("params", listed)  # the frozen ones: MLflow allows no parameter to change
-
-    def _create(self, identity: str, state: RunState) -> str:
-        names = ("model_family", "data_snapshot", "code_version")
-        tags = {_IDENTITY: identity} | {f"cairn.{name}": getattr(state.opened, name, "") for name in names}
-        created = self._client.post(
-            "runs/create",
-            experiment_id=self._experiment_id(),
-            run_name=self._run_id,
-            start_time=int(state.opened_at.timestamp() * 1000) if state.opened_at else 0,
-            tags=[{"key": key, "value": value} for key, value in tags.items()],
-        )
-        return str(created["run"]["info"]["run_id"])
 
     def write(self, update: CurveUpdate) -> None:
         """Send the steps that are committed now."""

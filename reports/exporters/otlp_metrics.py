@@ -8,7 +8,6 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from importlib.util import find_spec
 from threading import Event
 from typing import TYPE_CHECKING
@@ -43,28 +42,26 @@ def sending_metrics(store: ObjectStore, environment: Mapping[str, str], say: Cal
     if not given.isdecimal() or int(given) == 0:
         raise InvalidConfiguration(f"{_INTERVAL} is {given!r}; rule: milliseconds, at least 1; unset it for a minute")
     where = next((environment[name] for name in _ENDPOINTS if environment.get(name)), _USUAL_ENDPOINT)
-    body = partial(_send_until, RunMetrics(store), where, int(given) / 1000, say)
-    with running_beside(body, name="otlp", join_seconds=_LAST_SECONDS):
+    metrics, every_seconds = RunMetrics(store), int(given) / 1000
+
+    def send_until(ended: Event) -> None:
+        from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+        from opentelemetry.sdk.metrics.export import MetricExportResult
+
+        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # `say` reports a failure, and only once
+        exporter, began = OTLPMetricExporter(), time.time_ns()
+        has_failed = is_last = False
+        while True:
+            failed = exporter.export(convert_scrape(metrics.collect(), began=began)) is not MetricExportResult.SUCCESS
+            if failed and not has_failed:
+                say(f"{where} takes no OTLP metrics; they are sent again every {every_seconds:g} s")
+            has_failed = failed
+            if is_last:
+                return
+            is_last = ended.wait(every_seconds)
+
+    with running_beside(send_until, name="otlp", join_seconds=_LAST_SECONDS):
         yield
-
-
-def _send_until(
-    metrics: RunMetrics, where: str, every_seconds: float, say: Callable[[str], None], ended: Event
-) -> None:
-    from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
-    from opentelemetry.sdk.metrics.export import MetricExportResult
-
-    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # `say` reports a failure, and only once
-    exporter, began = OTLPMetricExporter(), time.time_ns()
-    has_failed = is_last = False
-    while True:
-        failed = exporter.export(convert_scrape(metrics.collect(), began=began)) is not MetricExportResult.SUCCESS
-        if failed and not has_failed:
-            say(f"{where} takes no OTLP metrics; they are sent again every {every_seconds:g} s")
-        has_failed = failed
-        if is_last:
-            return
-        is_last = ended.wait(every_seconds)
 
 
 def convert_scrape(families: "Iterable[Metric]", *, began: int) -> "MetricsData":

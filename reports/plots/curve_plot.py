@@ -104,27 +104,20 @@ def _panels(figure: "Figure", axis: PlotAxis) -> "list[Axes]":
             panel.spines[side].set_visible(False)
     for panel in panels[1:]:
         panel.locator_params(axis="y", nbins=3, min_n_ticks=2)
-    _name_axes(panels, axis)
-    return panels
-
-
-def _name_axes(panels: "list[Axes]", axis: PlotAxis) -> None:
-    rate = axis.curves.tokens_per_step
     panels[-1].set_xlabel("tokens" if axis.unit > 1 else "step", fontsize=BASE_POINTS, labelpad=1)
     names = ("loss (nats per token)", "learning\nrate", "gradient\nnorm", "tokens / s")
     for panel, name in zip(panels, names, strict=True):
         panel.set_ylabel(name, fontsize=BASE_POINTS if panel is panels[0] else SMALL_POINTS)
         panel.yaxis.set_label_coords(-0.068, 0.5)
-    if not rate:
-        return
-    factor = 1 / rate if axis.unit > 1 else rate
-    other = panels[0].secondary_xaxis(
-        "top", functions=(lambda x: np.asarray(x) * factor, lambda x: np.asarray(x) / factor)
-    )
-    other.xaxis.set_major_formatter(lambda number, _: format_number(number))
-    other.tick_params(labelsize=SMALL_POINTS, length=3)
-    other.set_xlabel("step" if axis.unit > 1 else "tokens", fontsize=BASE_POINTS, labelpad=3)
-    other.spines["top"].set_color(PALE)
+    if rate := axis.curves.tokens_per_step:
+        factor = 1 / rate if axis.unit > 1 else rate
+        functions = (lambda x: np.asarray(x) * factor, lambda x: np.asarray(x) / factor)
+        other = panels[0].secondary_xaxis("top", functions=functions)
+        other.xaxis.set_major_formatter(lambda number, _: format_number(number))
+        other.tick_params(labelsize=SMALL_POINTS, length=3)
+        other.set_xlabel("step" if axis.unit > 1 else "tokens", fontsize=BASE_POINTS, labelpad=3)
+        other.spines["top"].set_color(PALE)
+    return panels
 
 
 def _draw_learning_rate(panel: "Axes", rate: Series) -> None:
@@ -242,7 +235,12 @@ def draw_loss(panel: "Axes", axis: PlotAxis) -> None:
         label = f"best: {best.val_loss:.4g} at step {best.step:,}"
         panel.plot(at, [best.val_loss], **ring, markeredgecolor=color, markeredgewidth=1.4, zorder=7, label=label)
     _fit_loss(panel, raw, [*trend.values, *before.values, *losses])
-    _draw_not_finite(panel, raw)
+    bad = raw.where(~raw.is_finite).steps
+    if len(bad):
+        shown = thin_out(Series(steps=bad, values=np.zeros_like(bad)), columns=COLUMNS // 8).steps
+        cross: dict[str, Any] = {"linestyle": "none", "marker": "x", "markersize": 5, "color": BLACK, "zorder": 9}
+        height, label = panel.get_xaxis_transform(), f"loss not finite × {len(bad):,}"
+        panel.plot(shown, np.full(len(shown), 0.975), transform=height, **cross, label=label)
     _draw_promotions(panel, axis)
     if not curves.last_step:
         panel.set_yticks([])
@@ -267,16 +265,6 @@ def _fit_loss(panel: "Axes", raw: Series, drawn: Sequence[float]) -> None:
         return
     margin = 0.06 * (high - low) or 0.5
     panel.set_ylim(low - margin, high + margin)
-
-
-def _draw_not_finite(panel: "Axes", raw: Series) -> None:
-    bad = raw.where(~raw.is_finite).steps
-    if len(bad):
-        shown = thin_out(Series(steps=bad, values=np.zeros_like(bad)), columns=COLUMNS // 8).steps
-        at = panel.get_xaxis_transform()
-        cross: dict[str, Any] = {"linestyle": "none", "marker": "x", "markersize": 5, "color": BLACK}
-        label = f"loss not finite × {len(bad):,}"
-        panel.plot(shown, np.full(len(shown), 0.975), transform=at, **cross, zorder=9, label=label)
 
 
 def _draw_promotions(panel: "Axes", axis: PlotAxis) -> None:

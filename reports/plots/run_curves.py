@@ -15,6 +15,7 @@ from storage.logs.run_entries import RunFinished
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
 from storage.logs.step_log import StepPoint, StepRecord, read_step_records, splice
+from storage.stores.document import project
 from storage.stores.object_store import ObjectStore
 from tasks.policy.termination import TerminationReason
 from tasks.text.format import format_count, short_digest
@@ -111,6 +112,8 @@ def gather_curves(log: RunLog, *, lines: Sequence[StepRecord] | None = None) -> 
     points, reached = splice(lines, state.attempts), Counter[int]()
     for line in lines:
         reached[line.attempt] = max(line.step, reached[line.attempt])
+    promotions = (item for item in reversed(list_promotions(log.store)) if item.run_id == log.run_id)
+    promoted = {(item.alias, item.step): item for item in promotions}  # one point a step, however often it was promoted
     newest = max(state.evaluations, key=lambda item: item.step, default=None)
     return RunCurves(
         run_id=log.run_id,
@@ -133,7 +136,10 @@ def gather_curves(log: RunLog, *, lines: Sequence[StepRecord] | None = None) -> 
             HeldOutPoint(step=item.step, val_loss=item.metrics[VAL_LOSS], manifest_sha256=item.manifest_sha256)
             for item in comparable_evaluations(state)
         ),
-        promotions=tuple(_promotions(log.store, log.run_id)),
+        promotions=tuple(
+            project(item, PromotedPoint, val_loss=item.evaluation.metrics.get(VAL_LOSS))
+            for _, item in sorted(promoted.items(), key=lambda pair: pair[0])
+        ),
         end=state.finished,
         parent=state.origin.run_id if state.origin else "",
         inherited=tuple(_inherited(log.store, state)),
@@ -158,14 +164,6 @@ def _replays(points: Sequence[StepPoint]) -> Iterator[Replay]:
     for _, group in groupby(again, key=lambda pair: pair[1] - pair[0]):
         steps = [step for _, step in group]
         yield Replay(first_step=steps[0], last_step=steps[-1])
-
-
-def _promotions(store: ObjectStore, run_id: str) -> Iterator[PromotedPoint]:
-    promotions = [item for item in reversed(list_promotions(store)) if item.run_id == run_id]
-    newest = {(item.alias, item.step): item for item in promotions}  # one point a step, however often it was promoted
-    for (alias, step), item in sorted(newest.items(), key=lambda pair: pair[0]):
-        loss = item.evaluation.metrics.get(VAL_LOSS)
-        yield PromotedPoint(step=step, alias=alias, current=item.current, val_loss=loss)
 
 
 def format_title(curves: RunCurves) -> str:

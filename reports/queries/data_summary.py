@@ -224,13 +224,8 @@ def _choose_windows(
 
     if choice.window is None:
         middle, last = splits["train"].windows // 2, splits["train"].windows - 1
-        chosen: dict[SplitName, set[int]] = {"train": {0, middle, last}, "val": {0}}
-        return [
-            place(split, window)
-            for split in SPLITS
-            for window in sorted(chosen[split])
-            if 0 <= window < splits[split].windows
-        ]
+        chosen: list[tuple[SplitName, int]] = [*(("train", it) for it in sorted({0, middle, last})), ("val", 0)]
+        return [place(split, window) for split, window in chosen if 0 <= window < splits[split].windows]
     count = splits[choice.split].windows
     later = count * block_size  # those of later epochs; none goes past the end of the text
     last = splits[choice.split].tokens - 1 - block_size

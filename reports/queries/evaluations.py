@@ -53,9 +53,8 @@ def comparable_evaluations(state: RunState) -> tuple[EvaluationRecorded, ...]:
 
 def summarize_evaluation(item: Outcome) -> EvaluationSummary:
     """Return one evaluation; a failed one has a detail and no metrics."""
-    if isinstance(item, EvaluationFailed):
-        return project(item, EvaluationSummary, status="failed")
-    return project(item, EvaluationSummary, status="recorded", boundary=item.boundary or None)
+    status = "failed" if isinstance(item, EvaluationFailed) else "recorded"
+    return project(item, EvaluationSummary, status=status, boundary=getattr(item, "boundary", None) or None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

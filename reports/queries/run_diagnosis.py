@@ -44,7 +44,6 @@ def diagnose_run(log: RunLog) -> Diagnosis:
     suite_sha256 = curve_suite(log.state)
     curve = read_curve(log, suite_sha256=suite_sha256)
     verdict = judge(curve)
-    evaluations = [item for item in log.state.surviving_evaluations(suite_sha256) if METRIC in item.metrics]
     return project(
         verdict,
         Diagnosis,
@@ -61,7 +60,8 @@ def diagnose_run(log: RunLog) -> Diagnosis:
                 kind=item.verdict.kind if item.verdict else None,
                 why=item.verdict.why if item.verdict else None,
             )
-            for item in evaluations
+            for item in log.state.surviving_evaluations(suite_sha256)
+            if METRIC in item.metrics
         ),
     )
 

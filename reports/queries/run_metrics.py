@@ -108,9 +108,10 @@ class RunMetrics:
 
 def sample_run(log: RunLog, now: datetime) -> Iterator[RunSample]:
     """Yield the values of a run that was read; a value that is not known is left out."""
-    state, status = log.state, read_status(log)
-    owner, newest, measured = state.open_attempt, state.newest_committed, state.evaluations[-1:]
+    state, owner = log.state, log.state.open_attempt
+    newest, measured = state.newest_committed, state.evaluations[-1:]
     beat = read_heartbeat(log.store, log.prefix, owner.started.attempt) if owner else None
+    status = read_status(log, beat)
     ended = [record.ended for record in state.attempts if record.ended]
     tokens_per_second = 0.0
     if beat is not None and owner is not None and beat.gpu_seconds > 0:

@@ -181,23 +181,28 @@ class QueryResult:
 @contextmanager
 def answer_query(store: ObjectStore, sql: str, *, work: Path) -> Iterator[QueryResult]:
     """Run the query over all runs; rows can be read until the context ends. `InvalidQuery` names the tables."""
+    import duckdb
+
     runs = gather_runs(store, find_tables(sql), work=work)
-    spooling = tempfile.TemporaryDirectory(prefix="cairn-sql-")
-    with spooling as spool, _translate_errors(), _database(runs, Path(spool)) as base:
-        found = base.execute(sql)
-        if found is None:
-            raise InvalidQuery(f"the query is empty; {_LIST_TABLES}")
-        described, names = base.description or (), list[str]()
-        for name, *_ in described:  # every column of an answer has a name of its own
-            number = sum(other == name or other.startswith(f"{name}_") for other in names)
-            names.append(f"{name}_{number + 1}" if name in names else name)
-        types = [str(column[1]) for column in described]
-        rows = chain.from_iterable(iter(partial(base.fetchmany, _FETCHED_ROWS), []))
-        yield QueryResult(
-            columns=tuple(Column(name=name, type=type_) for name, type_ in zip(names, types, strict=True)),
-            rows=rows,
-            unreadable=runs.unreadable,
-        )
+    try:
+        with tempfile.TemporaryDirectory(prefix="cairn-sql-") as spool, _database(runs, Path(spool)) as base:
+            found = base.execute(sql)
+            if found is None:
+                raise InvalidQuery(f"the query is empty; {_LIST_TABLES}")
+            described, names = base.description or (), list[str]()
+            for name, *_ in described:  # every column of an answer has a name of its own
+                number = sum(other == name or other.startswith(f"{name}_") for other in names)
+                names.append(f"{name}_{number + 1}" if name in names else name)
+            yield QueryResult(
+                columns=tuple(Column(name=name, type=str(it[1])) for name, it in zip(names, described, strict=True)),
+                rows=chain.from_iterable(iter(partial(base.fetchmany, _FETCHED_ROWS), [])),
+                unreadable=runs.unreadable,
+            )
+    except duckdb.IOException as error:
+        raise ReportError(f"the tables could not be read, run the same command again: {error}") from error
+    except duckdb.Error as error:
+        message = " ".join(line.strip() for line in str(error).split("\n\nLINE ")[0].splitlines() if line.strip())
+        raise InvalidQuery(f"{message}; {_LIST_TABLES}") from error
 
 
 def describe_tables() -> list[tuple[str, str, str]]:
@@ -251,16 +256,3 @@ def _view(table: str, files: Sequence[tuple[str, str]]) -> str:
 
 def _literals(texts: Iterable[str]) -> str:
     return ", ".join("'" + text.replace("'", "''") + "'" for text in texts)
-
-
-@contextmanager
-def _translate_errors() -> Iterator[None]:
-    import duckdb
-
-    try:
-        yield
-    except duckdb.IOException as error:
-        raise ReportError(f"the tables could not be read, run the same command again: {error}") from error
-    except duckdb.Error as error:
-        message = " ".join(line.strip() for line in str(error).split("\n\nLINE ")[0].splitlines() if line.strip())
-        raise InvalidQuery(f"{message}; {_LIST_TABLES}") from error

@@ -86,10 +86,10 @@ class RunSummary:
     detail: str | None = None
 
 
-def read_status(log: RunLog) -> RunStatus:
-    """Return the status of a run that was read."""
+def read_status(log: RunLog, beat: Heartbeat | None = None) -> RunStatus:
+    """Return the status of a run that was read; `beat` is its open attempt's heartbeat where that was read too."""
     state, standing = log.state, standing_of(log.state)
-    owner, beat = _owner(log, standing)
+    owner, beat = _owner(log, standing, beat)
     limits = configuration_document(state).get("budgets")
     if not limits:
         from tasks.configuration.settings import BudgetsConfig  # pydantic: only a run without an attempt pays for it
@@ -118,17 +118,18 @@ def read_status(log: RunLog) -> RunStatus:
     )
 
 
-def _owner(log: RunLog, standing: RunPhase) -> tuple[AttemptRecord | None, Heartbeat | None]:
-    """Return the attempt that trains the run now, and its heartbeat."""
+def _owner(
+    log: RunLog, standing: RunPhase, beat: Heartbeat | None = None
+) -> tuple[AttemptRecord | None, Heartbeat | None]:
+    """Return the attempt that trains the run now, and its heartbeat, read unless it is given."""
     owner = log.state.open_attempt if standing == RunPhase.RUNNING else None
-    return owner, read_heartbeat(log.store, log.prefix, owner.started.attempt) if owner else None
+    return owner, (beat or read_heartbeat(log.store, log.prefix, owner.started.attempt)) if owner else None
 
 
 def bits_differ(state: RunState) -> str:
     """Return why the run's bits are not those of one that nobody disturbed; empty where they are."""
-    if state.smallest_micro_batch is None:
-        return ""
-    return f"differ since an out-of-memory death halved the micro-batch to {state.smallest_micro_batch}"
+    size = state.smallest_micro_batch
+    return f"differ since an out-of-memory death halved the micro-batch to {size}" if size is not None else ""
 
 
 def list_runs(store: ObjectStore) -> tuple[RunSummary, ...]:
