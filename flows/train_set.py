@@ -11,8 +11,7 @@ from flows.orchestrator import run_parameters as form
 from flows.orchestrator.flow_end import completed, ends_in_prefects_words
 from flows.orchestrator.run_overview import flow_run_name
 from flows.preparation.training_request import TrainingRequest, choose_run_id
-from tasks.configuration.configuration_source import read_configuration
-from tasks.configuration.run_set import SetMember, expand_set
+from tasks.configuration.configuration_source import SetMember, expand_set, read_configuration
 from tasks.errors import InvalidConfiguration
 from tasks.policy.termination import FlowEnd
 

@@ -55,7 +55,7 @@ def train(
     from flows.preparation.training_request import TrainingRequest, choose_run_id, resolve_request
     from flows.run.node_service import is_other_node
     from reports.queries.run_status import read_status
-    from tasks.configuration.run_set import expand_set
+    from tasks.configuration.configuration_source import expand_set
 
     request = TrainingRequest(config=config, run_id=run_id, overrides=set_, store=store, start_over=start_over)
     members = expand_set(choose_run_id(request), set_)

@@ -38,7 +38,7 @@ from tasks.machine.placement import library_versions
 from tasks.trainer.tensor_exchange import to_record
 from tasks.trainer.trainer_channel import Place
 from tasks.trainer.trainer_protocol import TrainerSpec
-from tasks.trainer.training_setup import CheckpointLoad, TrainingData, fresh_state, open_training_data, restore_state
+from tasks.trainer.training_setup import CheckpointLoad, TrainingData, fresh_state, open_training_data
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,7 +78,7 @@ class _SegmentReplayer:
         if carried:
             self._state.load(carried)
         else:
-            restore_state(self._state, spec, self._log.store, load)
+            load.into(self._state, spec.initial_weights_sha256)
         steps = list[StepResult]()
         observer = StepObserver(on_step=steps.append, stop_requested=lambda: False)
         try:

@@ -37,7 +37,7 @@ from tasks.machine.machine_speed import numerics_here, require_device, trains_on
 from tasks.machine.placement import work_folder
 from tasks.policy.attempt_sizes import next_sizes
 from tasks.trainer.fault_injection import parse_faults
-from tasks.trainer.initial_weights import check_directory, find_directory
+from tasks.trainer.initial_weights import InitialDirectory, check_directory
 from tasks.trainer.trainer_group import trainer_group
 
 _MOST_EARLY_BYTES = 16 * 1024 * 1024
@@ -132,7 +132,7 @@ def _check_data(store: ObjectStore, config: RunConfig, base_dir: Path) -> int:
         _check_sizes(config, base_dir)
         vocab_size = wanted_vocab_size(config.data, base_dir)
     if config.training.init_from is not None:
-        check_directory(find_directory(config.training.init_from, base_dir), config.model, vocab_size)
+        check_directory(InitialDirectory(config.training.init_from, base_dir), config.model, vocab_size)
     return vocab_size
 
 

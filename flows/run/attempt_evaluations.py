@@ -13,7 +13,7 @@ from storage.logs.run_entries import RunFinished
 from storage.stores.document import project
 from tasks.evaluate import evaluate, task_name
 from tasks.evaluator.evaluation_run import EvaluationPlan
-from tasks.policy.early_stop import Stop, StopTerms, find_stop, outstanding, stop_terms
+from tasks.policy.early_stop import Stop, StopTerms, find_stop, outstanding
 
 
 class AttemptEvaluations:
@@ -121,4 +121,4 @@ class AttemptEvaluations:
                     return
 
     def _terms(self, plan: EvaluationPlan) -> StopTerms:
-        return stop_terms(self._run.log.state.attempts[-1].started.config, plan.suite.sha256)
+        return StopTerms(self._run.log.state.attempts[-1].started.config, plan.suite.sha256)

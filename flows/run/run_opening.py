@@ -29,12 +29,12 @@ from tasks.configuration.run_configuration import RunConfig
 from tasks.configuration.stored_configuration import check_drift, keep_numerics, left_out
 from tasks.data.document import describe_split
 from tasks.data.snapshot_build import check_block_size
-from tasks.evaluator.command_evaluator import refuse_command
 from tasks.evaluator.evaluation_run import EvaluationPlan
+from tasks.evaluator.evaluator_process import refuse_command
 from tasks.machine.machine_speed import numerics_beside, trains_on_cuda
 from tasks.machine.placement import code_version, settled_threads, trainer_folder, usable_cores, work_folder
 from tasks.tokenize_and_split import tokenize_and_split
-from tasks.trainer.initial_weights import find_directory, keep_initial_weights
+from tasks.trainer.initial_weights import InitialDirectory, keep_initial_weights
 from tasks.trainer.machines import Machines
 from tasks.trainer.trainer_group import trainer_group
 from tasks.trainer.trainer_protocol import ThreadTrial
@@ -136,7 +136,7 @@ def _record_opening(log: RunLog, wanted: RunConfig, base_dir: Path, warm: WarmTr
         files = SnapshotFiles(log.store, snapshot.snapshot_id, folder / "snapshots")
         initial = keep_initial_weights(
             log.store,
-            find_directory(wanted.training.init_from, base_dir),
+            InitialDirectory(wanted.training.init_from, base_dir),
             wanted.model,
             tokenizer_json=files.path(TOKENIZER).read_text(encoding="utf-8"),
             vocab_size=files.manifest.vocab_size,

@@ -22,7 +22,7 @@ from storage.stores.document import project
 from tasks.checkpoints.promotion import Gate
 from tasks.configuration.settings import METRIC, CheckpointConfig
 from tasks.machine.placement import is_known_dead
-from tasks.policy.early_stop import find_stop, outstanding, stop_terms
+from tasks.policy.early_stop import StopTerms, find_stop, outstanding
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,7 +86,7 @@ def _standing(terms: RetentionTerms, state: RunState) -> _Standing:
             losses[item.manifest_sha256] = min(loss, losses.get(item.manifest_sha256, math.inf))
     stop, awaited = find_stop(state, terms.suite_sha256), tuple[CheckpointRecord, ...]()
     if state.attempts and state.finished is None:
-        stopping = stop_terms(state.attempts[-1].started.config, terms.suite_sha256)
+        stopping = StopTerms(state.attempts[-1].started.config, terms.suite_sha256)
         awaited = outstanding(state, stopping) if stopping.config.early_stop.is_on else ()
     # Steps beyond an early stop are not part of the result, however good they are.
     ends = stop.step if stop else math.inf

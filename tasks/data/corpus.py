@@ -71,8 +71,7 @@ def open_corpus(
     `groups` names a group for each of `sources`. Calls on_bytes(checked, total) after each file. Raises InvalidCorpus
     for a source that is missing, empty, not UTF-8 or of an unsupported format, and for a file in two groups.
     """
-    python, files = _find(sources, base_dir, rules, groups)
-    checked = list(python)
+    checked, files = _find(sources, base_dir, rules, groups)
     total, done = sum(file.bytes for file in files), 0
     with ThreadPoolExecutor(_CHECK_THREADS, thread_name_prefix="check") as pool:
         try:

@@ -31,8 +31,6 @@ DECOMPRESSION_ERRORS = (EOFError, zlib.error, pa.ArrowException)
 _UNSUPPORTED_SUFFIXES = frozenset(
     {".bz2", ".xz", ".zip", ".tar", ".tgz", ".tzst", ".arrow", ".feather", ".orc", ".avro"}
 )
-
-
 _UNITS = {".jsonl": LINE, ".ndjson": LINE, ".parquet": ROW}
 
 

@@ -30,9 +30,8 @@ from storage.stores.document import decode, project, stored_value
 from tasks.attempt.practised_faults import practised_evaluation
 from tasks.configuration.settings import METRIC, BudgetConfig
 from tasks.errors import CheckpointGone
-from tasks.evaluator.command_evaluator import refuse_command
 from tasks.evaluator.evaluation_suite import AnySuite, CommandSuite, EvaluationResult, EvaluationSpec
-from tasks.evaluator.evaluator_process import Outcome, run_evaluator
+from tasks.evaluator.evaluator_process import Outcome, refuse_command, run_evaluator
 from tasks.machine.placement import pid_namespace, this_placement
 from tasks.policy.budgets import backoff_seconds, evaluator_budget
 from tasks.policy.curve_statistics import Curve

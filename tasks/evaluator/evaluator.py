@@ -16,8 +16,8 @@ from storage.stores.open_store import open_store
 from tasks.configuration.settings import METRIC
 from tasks.errors import TaskError
 from tasks.evaluator.checkpoint_model import CheckpointModel, open_model, write_model_directory
-from tasks.evaluator.command_evaluator import guard_group, run_command
 from tasks.evaluator.evaluation_suite import CommandSuite, EvaluationResult, EvaluationSpec, Suite
+from tasks.evaluator.evaluator_process import guard_group, run_command
 from tasks.trainer.fault_injection import IN_EVALUATOR, PAUSES, FaultPlan, inject_process_fault
 from tasks.trainer.trainer_group import watch_parent
 

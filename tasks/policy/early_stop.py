@@ -12,7 +12,6 @@ from typing import Any
 
 from storage.logs.run_entries import EvaluationRecorded
 from storage.logs.run_state import CheckpointRecord, RunState
-from tasks.configuration.run_configuration import RunConfig
 from tasks.configuration.settings import METRIC, EarlyStopConfig
 from tasks.configuration.stored_configuration import parse_stored_configuration
 from tasks.policy.budgets import evaluator_budget
@@ -28,28 +27,23 @@ class Stop:
     why: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class StopTerms:
-    """What an attempt's configuration says of evaluations and of early stops by those of one suite."""
+    """What an attempt's stored configuration says of evaluations and of early stops by those of one suite."""
 
-    config: RunConfig
-    suite_sha256: str
+    def __init__(self, config: Mapping[str, Any], suite_sha256: str) -> None:
+        """Validate the configuration; raises `IntegrityError` if it is invalid."""
+        self.config, self.suite_sha256 = parse_stored_configuration(config), suite_sha256
 
     def is_due(self, step: int) -> bool:
         """Whether an evaluation is scheduled at this step."""
         return step % (self.config.checkpoint.every_steps * self.config.evaluation.every_commits) == 0
 
 
-def stop_terms(config: Mapping[str, Any], suite_sha256: str) -> StopTerms:
-    """Return the terms of an attempt's stored configuration; raises `IntegrityError` if it is invalid."""
-    return StopTerms(config=parse_stored_configuration(config), suite_sha256=suite_sha256)
-
-
 def find_stop(state: RunState, suite_sha256: str) -> Stop | None:
     """Return where the run stops early under the policy of its newest attempt, or None."""
     if not state.attempts or state.opened is None or state.finished is not None:
         return None
-    terms, line = stop_terms(state.attempts[-1].started.config, suite_sha256), state.surviving_checkpoints
+    terms, line = StopTerms(state.attempts[-1].started.config, suite_sha256), state.surviving_checkpoints
     if not terms.config.early_stop.is_on or not line or line[-1].committed.step >= state.opened.total_steps:
         return None
     known = _recorded(state, suite_sha256)

@@ -99,13 +99,8 @@ class FailureTrace:
     aftershocks: Aftershocks = field(default_factory=Aftershocks)
 
     def __post_init__(self) -> None:
-        for reason, rate in self.rates.items():
-            if reason in _NO_FAILURES:
-                raise InvalidTrace(f"per_device_day.{reason}: must be a failure, not another way to end")
-            if not 0 <= rate < float("inf"):
-                raise InvalidTrace(f"per_device_day.{reason} = {rate}: must be finite, not negative")
-        if not 0 <= self.replacement_seconds < float("inf"):
-            raise InvalidTrace(f"replacement_seconds = {self.replacement_seconds}: must be finite, not negative")
+        if wrong := [reason for reason in self.rates if reason in _NO_FAILURES]:
+            raise InvalidTrace(f"per_device_day.{wrong[0]}: must be a failure, not another way to end")
 
     def failures(self, generator: random.Random) -> Iterator[TraceFailure]:
         """Yield the failure of each attempt; ends only if the rates are zero."""

@@ -37,22 +37,22 @@ _NUMPY = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class InitialDirectory:
-    """A directory with weights: `named` as in the configuration, `folder` as a path."""
+    """A directory with weights, as `training.init_from` names it; a relative path starts at `base_dir`."""
 
     named: str
-    folder: Path
+    base_dir: Path
+
+    @property
+    def folder(self) -> Path:
+        """The directory's path."""
+        return self.base_dir / Path(self.named).expanduser()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Index:
     weight_map: Mapping[str, str]
-
-
-def find_directory(init_from: str, base_dir: Path) -> InitialDirectory:
-    """Return the directory of `training.init_from`; a relative path starts at `base_dir`."""
-    return InitialDirectory(named=init_from, folder=base_dir / Path(init_from).expanduser())
 
 
 def check_directory(directory: InitialDirectory, model: ModelConfig, vocab_size: int) -> None:

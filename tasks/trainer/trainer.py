@@ -45,7 +45,7 @@ from tasks.trainer.tensor_exchange import to_group
 from tasks.trainer.trainer_channel import Channel, Place, exit_on_error, open_channel
 from tasks.trainer.trainer_group import STACKS_SIGNAL
 from tasks.trainer.trainer_protocol import Ready, SegmentDone, StepDone, TrainerSpec, TrainUntil, Waiting
-from tasks.trainer.training_setup import CheckpointLoad, fresh_state, open_training_data, restore_state
+from tasks.trainer.training_setup import CheckpointLoad, fresh_state, open_training_data
 
 _SHOWN_CALLS = 3
 
@@ -146,7 +146,7 @@ class Trainer:
         """Restore the state from the spec's checkpoint or initial weights, and report that training can begin."""
         for kind in self._faults.due(self._spec.attempt, IN_LOAD) if self._ranks.is_first else ():
             self._faults.pause(kind, self._spec.attempt, stopping=self._stop.is_set)
-        digest = restore_state(self._state, self._spec, self._store, self._load)
+        digest = self._load.into(self._state, self._spec.initial_weights_sha256)
         step, parameters = self._state.step, self._state.model.parameter_count
         device, precision = self._state.device, self._spec.training.precision
         peak = DevicePeak(flops=peak_flops(device, precision), source=peak_source(device, precision))

@@ -46,7 +46,6 @@ from tasks.trainer.trainer_protocol import (
 
 _SPEC, _EXCEPTION, _EXCEPTION_SENT = "spec", "exception", "exception-sent"
 _EXCEPTION_SECONDS = 5.0
-_POLL_SECONDS = 0.02
 _CONNECT_SECONDS = 30.0
 _TIMEOUT = timedelta(minutes=5)
 _POLL_SECONDS = 0.02

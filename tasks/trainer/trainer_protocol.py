@@ -147,8 +147,6 @@ Event = (
     TrialDone | MachineSpeed | Ready | StepDone | SegmentDone | StagedCheckpoint | Waiting | ExceptionReport | _Launcher
 )
 _MESSAGES: dict[str, type] = {kind.__name__: kind for kind in (*get_args(Command), *get_args(Event))}
-
-
 FIRST_LINES: TypeAdapter[SpeedTrial | ThreadTrial | TrainerSpec] = TypeAdapter(SpeedTrial | ThreadTrial | TrainerSpec)
 """What a trainer reads before commands: any number of trials, then its spec."""
 

@@ -98,12 +98,15 @@ class CheckpointLoad:
             self._opened = pool.submit(open_checkpoint, store, reference)
             pool.shutdown(wait=False)
 
-    def into(self, state: TrainState) -> str | None:
-        """Read this process's part of the checkpoint; returns the state's sha256, or None if there is no checkpoint.
+    def into(self, state: TrainState, initial_weights_sha256: str | None = None) -> str | None:
+        """Read this process's part and return the state's sha256; without a checkpoint, the weights a run starts from.
 
         Raises what reading raises; then the state is of no use any more.
         """
         if self._opened is None:
+            if initial_weights_sha256 is not None:
+                weights = to_tensors(read_initial_weights(self._store, initial_weights_sha256))
+                load_weights(state.model, {f"{WEIGHT_PREFIX}{name}": tensor for name, tensor in weights.items()})
             return None
         opened = self._opened.result()
         manifest, trainer = opened.manifest, to_tensors(opened.trainer.records())
@@ -122,13 +125,3 @@ def fresh_state(spec: TrainerSpec, data: TrainingData, place: Place) -> TrainSta
     if training.mask_documents:
         state.model.boundary_id = data.end_of_text_id
     return state
-
-
-def restore_state(state: TrainState, spec: TrainerSpec, store: ObjectStore, load: CheckpointLoad) -> str | None:
-    """Load the checkpoint into `state`, or the weights the run starts from; returns the checkpoint's state_sha256."""
-    if (digest := load.into(state)) is not None:
-        return digest
-    if spec.initial_weights_sha256 is not None:
-        weights = to_tensors(read_initial_weights(store, spec.initial_weights_sha256))
-        load_weights(state.model, {f"{WEIGHT_PREFIX}{name}": tensor for name, tensor in weights.items()})
-    return None

@@ -21,8 +21,8 @@ from reports.queries.run_lookup import find_checkpoint
 from storage.logs.registry import Registry
 from storage.logs.run_entries import AttemptEnded, EvaluationFailed
 from tasks.configuration.stored_configuration import parse_stored_configuration
-from tasks.evaluator.command_evaluator import refuse_command
 from tasks.evaluator.evaluation_suite import CommandSuite
+from tasks.evaluator.evaluator_process import refuse_command
 from tasks.policy.failures import ErrorKind, Evidence, ExceptionReport
 from tests.entries import refusals
 from tests.security.recording_server import RecordingServer, recording_server

@@ -19,7 +19,7 @@ from storage.logs.run_log import fold
 from storage.logs.run_state import RunState
 from tasks.checkpoints.retention import RetentionTerms, plan_retention
 from tasks.configuration.settings import CheckpointConfig, EarlyStopConfig
-from tasks.policy.early_stop import Stop, decide, find_stop, outstanding, stop_terms
+from tasks.policy.early_stop import Stop, StopTerms, decide, find_stop, outstanding
 from tests.entries import CONFIG, NOON, evaluated, started
 from tests.storage.builders import committed, entry, opened
 
@@ -152,7 +152,7 @@ def test_an_outstanding_evaluation_is_waited_for_whatever_later_ones_say() -> No
     del bodies[3]
     state = history(*bodies)
     assert find_stop(state, SUITE) is None
-    assert [r.committed.step for r in outstanding(state, stop_terms(PATIENT, SUITE))] == [20]
+    assert [r.committed.step for r in outstanding(state, StopTerms(PATIENT, SUITE))] == [20]
 
 
 @pytest.mark.parametrize(("tries", "awaited"), [(0, [10]), (1, [10]), (2, [10]), (3, [])])
@@ -163,7 +163,7 @@ def test_an_evaluation_that_failed_is_waited_for_as_long_as_its_evaluator_has_re
     another = EvaluationFailed(**FAILED | {"suite_sha256": "another"}, started_at=NOON)
     failed = [EvaluationFailed(**FAILED, started_at=NOON + timedelta(seconds=number)) for number in range(tries)]
     state = history(committed(10, 1), another, *failed, config=config)
-    assert [record.committed.step for record in outstanding(state, stop_terms(config, SUITE))] == awaited
+    assert [record.committed.step for record in outstanding(state, StopTerms(config, SUITE))] == awaited
 
 
 def test_an_evaluation_is_not_waited_for_once_the_run_has_spent_its_retries() -> None:
@@ -171,12 +171,12 @@ def test_an_evaluation_is_not_waited_for_once_the_run_has_spent_its_retries() ->
     failed = [EvaluationFailed(**FAILED, started_at=NOON + timedelta(seconds=number)) for number in range(2)]
     for tries, awaited in ((1, [10]), (2, [])):
         state = history(committed(10, 1), *failed[:tries], config=config)
-        assert [record.committed.step for record in outstanding(state, stop_terms(config, SUITE))] == awaited
+        assert [record.committed.step for record in outstanding(state, StopTerms(config, SUITE))] == awaited
 
 
 def test_the_terms_of_a_log_without_the_keys_of_a_configuration_are_refused_by_name() -> None:
     with pytest.raises(IntegrityError, match="the configuration in the run's log is invalid: data"):
-        stop_terms({"training": {"steps": 1}}, SUITE)
+        StopTerms({"training": {"steps": 1}}, SUITE)
 
 
 def test_an_evaluation_whose_checkpoint_aged_out_unmeasured_is_passed_over() -> None:

@@ -12,10 +12,10 @@ import pytest
 from tasks.configuration.configuration_source import resolve_evaluation
 from tasks.configuration.settings import EvaluationConfig
 from tasks.errors import TaskError
-from tasks.evaluator import command_evaluator
-from tasks.evaluator.command_evaluator import command_environment, parse_metrics, refuse_command, run_command
+from tasks.evaluator import evaluator_process
 from tasks.evaluator.evaluation_run import evaluation_folder
 from tasks.evaluator.evaluation_suite import CommandSuite, EvaluationSpec, command_suites_of
+from tasks.evaluator.evaluator_process import command_environment, parse_metrics, refuse_command, run_command
 from tests.tasks.evaluation_spec import evaluation_spec
 
 Script = Callable[..., CommandSuite]
@@ -132,7 +132,7 @@ def test_variables_that_evaluators_need_reach_the_command(spec: EvaluationSpec, 
 
 
 def test_more_numbers_than_anybody_reads_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command_evaluator, "MOST_METRICS", 2)
+    monkeypatch.setattr(evaluator_process, "MOST_METRICS", 2)
     with pytest.raises(TaskError, match="3 numbers; rule: 1 to 2"):
         parse_metrics("score", json.dumps({"a": 1, "b": 2, "c": 3}).encode())
 

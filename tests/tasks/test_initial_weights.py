@@ -20,7 +20,7 @@ from storage.snapshots.data_snapshot import open_snapshot
 from storage.stores.local_store import LocalStore
 from tasks.data.token_import import numbered_vocabulary
 from tasks.evaluator.checkpoint_model import open_model, write_model_directory
-from tasks.trainer.initial_weights import find_directory, keep_initial_weights, read_initial_weights
+from tasks.trainer.initial_weights import InitialDirectory, keep_initial_weights, read_initial_weights
 from tasks.trainer.tensor_exchange import to_tensors
 from tasks.trainer.trainer import Trainer
 from tasks.trainer.trainer_channel import ParentChannel, Place
@@ -64,7 +64,7 @@ def keep(store: LocalStore, model: CommittedModel, folder: Path, **changes: Any)
         "model": model.config.model,
         **changes,
     }
-    return keep_initial_weights(store, find_directory("out", folder), wanted.pop("model"), **wanted)
+    return keep_initial_weights(store, InitialDirectory("out", folder), wanted.pop("model"), **wanted)
 
 
 def altered(folder: Path, change: Callable[[dict[str, TensorRecord]], None]) -> None:

@@ -30,7 +30,7 @@ from tasks.data.snapshot_build import build_snapshot
 from tasks.data.token_import import numbered_vocabulary
 from tasks.errors import TaskError
 from tasks.evaluator.checkpoint_model import CheckpointModel, write_model_directory
-from tasks.trainer.initial_weights import find_directory, keep_initial_weights, read_initial_weights
+from tasks.trainer.initial_weights import InitialDirectory, keep_initial_weights, read_initial_weights
 from tasks.trainer.tensor_exchange import to_tensors
 from tests.memory_store import MemoryStore
 
@@ -188,7 +188,7 @@ def test_what_transformers_saves_begins_a_run_with_its_logits(
     theirs = getattr(transformers, head)(wanted).eval()
     theirs.save_pretrained(tmp_path, max_shard_size=shard)
     store, config = MemoryStore(), ModelConfig(**shape)
-    directory, numbers = find_directory(".", tmp_path), numbered_vocabulary(53, 0).to_json()
+    directory, numbers = InitialDirectory(".", tmp_path), numbered_vocabulary(53, 0).to_json()
     sha256 = keep_initial_weights(store, directory, config, tokenizer_json=numbers, vocab_size=53)
     ours, ids = GPT(config, 53).eval(), torch.arange(32).view(2, 16)
     ours.load_state_dict(to_tensors(read_initial_weights(store, sha256)))

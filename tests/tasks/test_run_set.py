@@ -1,6 +1,6 @@
 import pytest
 
-from tasks.configuration.run_set import SetMember, expand_set
+from tasks.configuration.configuration_source import SetMember, expand_set
 from tasks.errors import InvalidConfiguration
 
 

@@ -35,7 +35,7 @@ TASK_MUTANTS = (
     ),
     mutant(
         "commands-of-a-log-run",
-        "tasks/evaluator/command_evaluator.py",
+        "tasks/evaluator/evaluator_process.py",
         "elif isinstance(suite, CommandSuite) and suite.logged and allowed != LOGGED:",
         "elif problem:",
         f"{LOG}::test_a_command_that_only_the_log_names_is_not_run_and_the_record_says_why",
@@ -56,7 +56,7 @@ TASK_MUTANTS = (
     ),
     mutant(
         "commands-get-every-variable",
-        "tasks/evaluator/command_evaluator.py",
+        "tasks/evaluator/evaluator_process.py",
         "if name in passed}",
         "if name}",
         VARIABLES,
