@@ -35,11 +35,11 @@ class TrainerSpec(BaseModel):
     training: TrainingConfig
     micro_batch: int
     activation_checkpointing: bool
-    quarantined: tuple[int, ...] = ()
+    quarantined: tuple[int, ...]
     divergence: DivergenceConfig
     patience_seconds: float
     threads: int
-    resume: CheckpointReference | None = None
+    resume: CheckpointReference | None
     initial_weights_sha256: str | None = None
     cache_dir: Path
     work_dir: Path
