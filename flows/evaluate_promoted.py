@@ -50,12 +50,11 @@ def evaluate_promoted(
     logger = get_run_logger()
     take_credentials(store_credentials, os.environ)
     found = find_checkpoint(open_store(choose_store(store, os.environ)), reference)
-    plan = plan_checkpoint(found, suite)
     ended = [
         evaluate.with_options(task_run_name=task_name(found.reference.step, one))(
             found.log, lambda: found.reference, one, step=found.reference.step, again=again, on_request=True
         )
-        for one in plan.all
+        for one in plan_checkpoint(found, suite).all
     ]
     view = compare_evaluations(found, [one for one in ended if not isinstance(one, State)])
     words = "; ".join(

@@ -36,8 +36,7 @@ def train_set(
         store_credentials: name of a block `Cairn store credentials`; empty: those of the worker.
         deployment: flow/deployment whose flow runs train the runs.
     """
-    chosen = choose_run_id(TrainingRequest(config=config, run_id=name))
-    members = expand_set(chosen, overrides)
+    members = expand_set(choose_run_id(TrainingRequest(config=config, run_id=name)), overrides)
     for member in members:  # a value that no run could be made with is refused before the first one starts
         read_configuration(config, overrides=member.overrides, environment=os.environ)
     given = {"config": config, "store": store, "store_credentials": store_credentials}

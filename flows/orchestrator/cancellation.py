@@ -85,11 +85,9 @@ def is_cancelled_in_slurm(environment: Mapping[str, str]) -> bool:
 
 
 def is_cancelled(shown: str) -> bool:
-    """Whether `scontrol show job` describes a job that `scancel` ended.
-
-    While it ends, it is only COMPLETING; but it was not preempted, has run (a job that is queued again has not, by its
-    new start) and is not out of time.
-    """
+    """Whether `scontrol show job` describes a job that `scancel` ended."""
+    # While it ends, it is only COMPLETING; but it was not preempted, has run (a job that is queued again has not, by
+    # its new start) and is not out of time.
     words = dict(word.split("=", 1) for word in shown.split() if "=" in word)
     state = words.get("JobState", "")
     if state.startswith("CANCELLED"):

@@ -46,10 +46,9 @@ def pulse_of(log: RunLog) -> RunPulse | None:
 
 def pulse_line(pulse: RunPulse) -> str:
     """Return the pulse on one line."""
-    share = 100 * pulse.step // pulse.total_steps
+    so_far = f"step {pulse.step}/{pulse.total_steps} ({100 * pulse.step // pulse.total_steps} %)"
     loss = "" if pulse.train_loss is None else f" · loss {pulse.train_loss:.3f}"
-    so_far = f"step {pulse.step}/{pulse.total_steps} ({share} %){loss}"
-    return f"{pulse.run_id}: {so_far} · attempt {pulse.attempt} · ETA {format_clock(pulse.seconds_left)}"
+    return f"{pulse.run_id}: {so_far}{loss} · attempt {pulse.attempt} · ETA {format_clock(pulse.seconds_left)}"
 
 
 class WatchDisplay:
