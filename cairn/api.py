@@ -88,7 +88,7 @@ class Run:
         from reports.queries.run_status import standing_of
         from reports.queries.run_tables import columns, make_log_rows, make_step_rows
         from storage.logs.step_log import read_step_records
-        from storage.tables.table_pack import arrow_table
+        from storage.tables.table_cache import arrow_table
 
         state = self.log.refresh()
         if name == "steps":

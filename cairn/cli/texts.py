@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from flows.watching.run_watcher import WatchRow
     from reports.queries.data_summary import DataSummary
     from reports.queries.run_simulation import PolicyOutcome, SimulationSummary
-    from storage.tables.table_index import Column
+    from storage.tables.table_cache import Column
 
 _MOST_SOURCES, _MOST_ROWS = 20, 1_000
 _LARGEST_INTEGER = 2**63

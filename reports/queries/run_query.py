@@ -25,8 +25,7 @@ from storage.logs.run_state import RunState
 from storage.logs.step_log import read_heartbeat, read_step_records
 from storage.stores.document import sha256
 from storage.stores.object_store import ObjectStore
-from storage.tables.table_cache import FreshTable, GatheredTables, TableCache, TableKind
-from storage.tables.table_index import Column, RunStamp
+from storage.tables.table_cache import Column, FreshTable, GatheredTables, RunStamp, TableCache, TableKind, arrow_table
 
 if TYPE_CHECKING:
     import duckdb
@@ -151,8 +150,6 @@ def _fresh(store: ObjectStore, tables: frozenset[str], unreadable: dict[str, str
         rows["promotions"] = [run_tables.promotion_row(decision) for decision in list_decisions(store)]
     for table, listed in rows.items():
         if listed:
-            from storage.tables.table_pack import arrow_table
-
             yield FreshTable(table=table, rows=arrow_table(columns(table), listed))
 
 

@@ -22,7 +22,7 @@ from storage.logs.run_entries import DevicePeak
 from storage.logs.run_state import AttemptRecord, RunState
 from storage.logs.step_log import StepRecord, splice
 from storage.stores.document import project, sha256, stored_value
-from storage.tables.table_index import Column
+from storage.tables.table_cache import Column
 
 JsonText = NewType("JsonText", str)
 """A JSON document as text."""

@@ -1,7 +1,12 @@
-"""The tables of all runs of a store; the rows of unchanged runs come from packs, a cache on this machine."""
+"""The tables of all runs of a store; the rows of unchanged runs come from packs, a cache on this machine.
+
+A pack has the rows of some runs, a Parquet file (https://parquet.apache.org/docs/file-format/) for each table, and the
+entry of each run at which they were made. Arrow loads slowly: only what makes or reads rows imports it.
+"""
 
 import os
 import shutil
+import uuid
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,21 +15,74 @@ from dataclasses import dataclass, fields
 from functools import partial
 from itertools import chain, compress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from zlib import crc32
 
-from storage.errors import IntegrityError
+from storage.errors import IntegrityError, StorageError
+from storage.logs.fold_cache import FoldedLog
+from storage.logs.log_entry import entry_name
+from storage.logs.run_entries import Placement
 from storage.logs.run_log import RunLog, run_prefix
 from storage.logs.run_state import RunState
+from storage.logs.step_log import step_log_bytes
+from storage.stores.document import decode, encode, project, sha256
 from storage.stores.object_store import ObjectStore
-from storage.tables.table_index import Column, Pack, RunStamp, find_files, is_current, read_pack, stamp_run, write_pack
+from storage.stores.verified_object import WrittenObject, describe_file
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+PACK = "pack.json"
 Given = TypeVar("Given")
 Answer = TypeVar("Answer")
 _RunRows = Mapping[str, Sequence[Any]]
 PACKS = 32
 """Packs of one kind, over which the runs are spread: few files to read, and little to write where a run has moved."""
 _READERS = 32
+_ROW_GROUP_ROWS = 122_880
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Column:
+    """A column and its SQL type."""
+
+    name: str
+    type: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunStamp:
+    """A run's rows are current while its log ends with this entry and, with steps, its step log has this size."""
+
+    run_id: str
+    seq: int
+    entry_sha256: str
+    latest_attempt: int
+    steps_bytes: int | None
+    owner: Placement | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackedTable:
+    """One table of a pack: a Parquet file named by its SHA-256."""
+
+    table: str
+    bytes: int
+    sha256: str
+
+    @property
+    def file_name(self) -> str:
+        """The file's name in the pack's folder."""
+        return f"{self.table}-{self.sha256}.parquet"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pack:
+    """The tables of a pack, and the runs whose rows they have; one of another `version` is not used."""
+
+    version: str
+    tables: tuple[PackedTable, ...]
+    runs: tuple[RunStamp, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,8 +180,6 @@ class TableCache:
         unreadable = tuple(item for item in folded if isinstance(item, UnreadableRun))
         fresh = dict[str, Any]()
         if runs or (pack is not None and len(kept) < len(pack.runs)):
-            from storage.tables.table_pack import join_rows, write_tables  # Arrow loads slowly
-
             made = [rows for _, rows in runs]
             fresh = {table: join_rows(kind.tables[table], table, files or {}, known, made) for table in kind.tables}
             with suppress(OSError):
@@ -157,3 +213,118 @@ class TableCache:
             return
         with ThreadPoolExecutor(_READERS) as readers:
             yield from readers.map(ask, items)
+
+
+def read_pack(folder: Path, version: str) -> Pack | None:
+    """Return the pack in the folder, None if it is missing, damaged or of another version."""
+    with suppress(OSError, IntegrityError):
+        pack = decode((folder / PACK).read_bytes(), Pack, where=str(folder))
+        return pack if pack.version == version else None
+    return None
+
+
+def write_pack(folder: Path, pack: Pack) -> None:
+    """Make this the folder's pack and delete the files of others; of two writers the last one wins."""
+    temporary = folder / f".{uuid.uuid4().hex}"
+    temporary.write_bytes(encode(pack))
+    os.replace(temporary, folder / PACK)
+    for name in set(os.listdir(folder)) - {PACK, *(packed.file_name for packed in pack.tables)}:
+        (folder / name).unlink(missing_ok=True)
+
+
+def find_files(folder: Path, pack: Pack, tables: Collection[str]) -> Mapping[str, Path] | None:
+    """Return the files of these tables, None if one is missing or damaged."""
+    packed = {folder / item.file_name: item for item in pack.tables if item.table in tables}
+    with suppress(OSError):
+        if all(project(item, WrittenObject) == describe_file(path) for path, item in packed.items()):
+            return {item.table: path for path, item in packed.items()}
+    return None
+
+
+def stamp_run(
+    store: ObjectStore, run_prefix: str, run_id: str, folded: FoldedLog[RunState], *, with_steps: bool
+) -> RunStamp:
+    """Return the stamp of rows that are yet to be made: an entry written meanwhile makes them stale, never wrong."""
+    attempt, owner = folded.state.latest_attempt, folded.state.open_attempt
+    return RunStamp(
+        run_id=run_id,
+        seq=folded.head.entry.seq,
+        entry_sha256=folded.head.sha256,
+        latest_attempt=attempt,
+        steps_bytes=step_log_bytes(store, run_prefix, attempt) if with_steps else None,
+        owner=owner.started.placement if owner else None,
+    )
+
+
+def is_current(store: ObjectStore, run_prefix: str, stamp: RunStamp) -> bool:
+    """Whether the run's log still ends with the stamp's entry; at most three small requests, whatever its length."""
+    folder, steps_bytes = f"{run_prefix}/log", stamp.steps_bytes
+    with suppress(StorageError):
+        return (
+            sha256(store.read(f"{folder}/{entry_name(stamp.seq)}")) == stamp.entry_sha256
+            and store.size(f"{folder}/{entry_name(stamp.seq + 1)}") is None
+            and (steps_bytes is None or step_log_bytes(store, run_prefix, stamp.latest_attempt) == steps_bytes)
+        )
+    return False
+
+
+def arrow_table(columns: Sequence[Column], rows: Sequence[Any]) -> "pa.Table":
+    """Return the rows as an Arrow table, an empty one of the same types if there are none."""
+    import pyarrow as pa
+
+    types = {
+        "VARCHAR": pa.string(),
+        "BIGINT": pa.int64(),
+        "DOUBLE": pa.float64(),
+        "BOOLEAN": pa.bool_(),
+        "TIMESTAMP WITH TIME ZONE": pa.timestamp("us", tz="UTC"),
+        "JSON": pa.dictionary(pa.int32(), pa.string()),
+        "VARCHAR[]": pa.list_(pa.string()),
+        "MAP(VARCHAR, DOUBLE)": pa.map_(pa.string(), pa.float64()),
+        "MAP(VARCHAR, BIGINT)": pa.map_(pa.string(), pa.int64()),
+        "MAP(VARCHAR, VARCHAR)": pa.map_(pa.string(), pa.string()),
+    }
+    arrays = []
+    for column in columns:
+        values = [getattr(row, column.name) for row in rows]
+        if column.type.startswith("MAP"):
+            values = [None if value is None else sorted(value.items()) for value in values]
+        if column.type == "JSON":  # the attempts of a run repeat its configuration
+            arrays.append(pa.array(values, pa.string()).dictionary_encode())
+        else:
+            arrays.append(pa.array(values, types[column.type]))
+    return pa.Table.from_arrays(arrays, names=[column.name for column in columns])
+
+
+def join_rows(
+    columns: Sequence[Column],
+    table: str,
+    files: Mapping[str, Path],
+    kept: Collection[str],
+    made: Sequence[Mapping[str, Sequence[Any]]],
+) -> "pa.Table":
+    """Return the rows of one table: those of the runs in `kept` from its file, and those that were made anew."""
+    import pyarrow as pa
+    import pyarrow.compute as compute
+    import pyarrow.parquet as parquet
+
+    parts = []
+    if kept:
+        before = parquet.read_table(files[table], partitioning=None)
+        parts.append(before.filter(compute.is_in(before["run_id"], pa.array(sorted(kept)))))
+    parts.append(arrow_table(columns, [row for rows in made for row in rows[table]]))
+    return pa.concat_tables(parts).unify_dictionaries()
+
+
+def write_tables(folder: Path, tables: Mapping[str, "pa.Table"]) -> tuple[PackedTable, ...]:
+    """Write a Parquet file for each table; raise OSError."""
+    import pyarrow.parquet as parquet
+
+    packed = []
+    for table, rows in tables.items():
+        temporary = folder / f".{uuid.uuid4().hex}"
+        parquet.write_table(rows, temporary, compression="zstd", row_group_size=_ROW_GROUP_ROWS)
+        written = describe_file(temporary)
+        packed.append(PackedTable(table=table, bytes=written.bytes, sha256=written.sha256))
+        os.replace(temporary, folder / packed[-1].file_name)
+    return tuple(packed)

@@ -32,9 +32,7 @@ from storage.logs.run_log import run_fold_cache
 from storage.logs.run_state import AttemptRecord, CheckpointRecord, RunState
 from storage.stores.document import encode, sha256
 from storage.stores.local_store import LocalStore
-from storage.tables.table_cache import TableKind
-from storage.tables.table_index import Pack, RunStamp, stamp_run, write_pack
-from storage.tables.table_pack import arrow_table, write_tables
+from storage.tables.table_cache import Pack, RunStamp, TableKind, arrow_table, stamp_run, write_pack, write_tables
 from tests import entries
 
 CONTRACT = """select termination_reason, count(*) as attempts, sum(gpu_seconds) / 3600 as gpu_hours

@@ -22,7 +22,7 @@ from storage.logs.registry import Promoted, RolledBack
 from storage.logs.run_entries import CheckpointSuperseded, RunFinished
 from storage.logs.run_log import fold
 from storage.logs.run_state import RunState
-from storage.tables.table_pack import arrow_table
+from storage.tables.table_cache import arrow_table
 from tests.entries import NOON, ended, evaluated, registry_of, started
 from tests.storage.builders import committed, entry, opened
 

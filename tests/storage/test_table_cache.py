@@ -20,8 +20,7 @@ from storage.stores.document import decode, encode
 from storage.stores.local_store import LocalStore
 from storage.stores.object_store import ObjectStore
 from storage.tables import table_cache
-from storage.tables.table_cache import GatheredTables, TableCache, TableKind
-from storage.tables.table_index import PACK
+from storage.tables.table_cache import PACK, GatheredTables, TableCache, TableKind
 from tests.entries import ended, started
 from tests.memory_store import MemoryStore
 from tests.storage.builders import opened
