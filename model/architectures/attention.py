@@ -98,9 +98,7 @@ class Attention(nn.Module):
             key, value = cache.append(layer, key, value)  # (1, K, T, D) -> (1, K, S, D)
         causal = visible is None and query.shape[2] == key.shape[2]  # a single new query sees every key
         key, value = (self._for_each_head(part, dim=1) for part in (key, value))
-        mixed = F.scaled_dot_product_attention(
-            query, key, value, attn_mask=visible, dropout_p=dropout, is_causal=causal
-        )
+        mixed = F.scaled_dot_product_attention(query, key, value, visible, dropout, is_causal=causal)
         joined = mixed.transpose(1, 2).flatten(2)  # (B, H, T, D) -> (B, T, H D)
         return F.dropout(self.c_proj(joined), self.dropout, self.training)
 

@@ -27,9 +27,7 @@ _SETTINGS: Mapping[Family, str] = {
     "llama": 'model.architecture = "qwen3" and model.qk_norm = false',
     "qwen3": 'model.architecture = "qwen3"',
 }
-_GPT2_KEYS = {name: name for name in ("n_layer", "n_head", "n_embd", "n_inner")} | {
-    "layer_norm_epsilon": "norm_epsilon"
-}
+_GPT2_KEYS = {**{key: key for key in ("n_layer", "n_head", "n_embd", "n_inner")}, "layer_norm_epsilon": "norm_epsilon"}
 _LLAMA_KEYS = {
     "num_hidden_layers": "n_layer",
     "num_attention_heads": "n_head",
@@ -249,10 +247,8 @@ def from_hugging_face(tensors: Arrays, model: ModelConfig, vocab_size: int) -> d
     for row in table:
         if row.name not in own and np.any(converted[row.name] != row.constant):
             key = "bias" if row.kind == "bias" else "norm_gain"
-            raise InvalidInput(
-                f"model.{key} = false: {row.theirs[0]} of the weights is not {row.constant:g}; "
-                f"rule: use model.{key} = true"
-            )
+            problem = f"{row.theirs[0]} of the weights is not {row.constant:g}"
+            raise InvalidInput(f"model.{key} = false: {problem}; rule: use model.{key} = true")
     return {name: array for name, array in sorted(converted.items()) if name in own}
 
 

@@ -75,10 +75,8 @@ class DataConfig(Section):
     def _weights_fit_sources(self) -> Self:
         if not self.weights:
             return self
-        if len(self.weights) != len(self.sources):
-            raise ValueError(
-                f"weights: {len(self.weights)} of them, must be as many as the {len(self.sources)} sources"
-            )
+        if (count := len(self.weights)) != len(self.sources):
+            raise ValueError(f"weights: {count} of them, must be as many as the {len(self.sources)} sources")
         twice = sorted({name for name in self.source_names if self.source_names.count(name) > 1})
         if twice:
             raise ValueError(f"sources name {twice[0]!r} twice; with weights every source is named once")

@@ -155,9 +155,7 @@ class SampleOrder:
         require_short_period([component.weight for component in self.components])
         # Components that overlap are refused, and one of which nothing is left to draw.
         starts = self._first_tokens(np.fromiter(self.quarantined, dtype=np.int64))
-        unusable = {
-            slot for start in starts.tolist() for slot in (start // self.block_size, -(-start // self.block_size))
-        }
+        unusable = {slot for at in starts.tolist() for slot in (at // self.block_size, -(-at // self.block_size))}
         taken = 0
         for component in sorted(self.components, key=lambda part: part.first_window):
             span = f"[{component.first_window}, {component.end_window})"

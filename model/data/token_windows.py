@@ -46,11 +46,9 @@ class TokenWindows:
 
     def __init__(self, shards: Sequence[TokenRow], block_size: int, vocab_size: int) -> None:
         """Take uint16 or uint32 shards (N_k,) in order; less than one window raises InvalidInput."""
-        for number, shard in enumerate(shards):
-            if len(shard.shape) != 1 or shard.dtype not in SHARD_DTYPES:
-                raise InvalidInput(
-                    f"shard {number} is {shard.shape} {shard.dtype}; must be one row of uint16 or uint32"
-                )
+        for number, row in enumerate(shards):
+            if len(row.shape) != 1 or row.dtype not in SHARD_DTYPES:
+                raise InvalidInput(f"shard {number} is {row.shape} {row.dtype}; must be one row of uint16 or uint32")
         if block_size < 1 or vocab_size < 1:
             raise InvalidInput(f"block_size={block_size} and vocab_size={vocab_size} must be at least 1")
         self._shards = tuple(shards)

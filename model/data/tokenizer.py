@@ -46,11 +46,8 @@ class Tokenizer:
             show_progress=False,
         )
         inner.train_from_iterator(texts, trainer)
-        learned = inner.get_vocab_size()
-        if learned != vocab_size:
-            raise InvalidInput(
-                f"vocab_size={vocab_size} is too big for this text, which yields {learned}; ask for less"
-            )
+        if (size := inner.get_vocab_size()) != vocab_size:
+            raise InvalidInput(f"vocab_size={vocab_size} is too big for this text, which yields {size}; ask for less")
         return cls(inner)
 
     @classmethod

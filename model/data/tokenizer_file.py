@@ -98,17 +98,13 @@ def _check_tokens(where: str, tokens: Sequence[str], most: int) -> None:
 
 def _check_part(part: str, found: Any, members: str, known: Sequence[str]) -> None:
     components = () if found is None else found[members] if found["type"] == "Sequence" else (found,)
-    names = [
-        component["type"] + " by regex" * ("Regex" in (component.get("pattern") or {})) for component in components
-    ]
+    names = [one["type"] + " by regex" * ("Regex" in (one.get("pattern") or {})) for one in components]
     for name, component in zip(names, components, strict=True):
         kind = component["type"]
         if kind not in known:
             raise _refused(f"{part} has a {kind!r}", f"one of {', '.join(known)}")
-        if names.count(name) > (_MAX_COMPONENTS if name in _REPEATABLE else 1):
-            raise _refused(
-                f"{part} has {name} {names.count(name)} times", f"{_MAX_COMPONENTS} times, or once if it grows"
-            )
+        if (times := names.count(name)) > (_MAX_COMPONENTS if name in _REPEATABLE else 1):
+            raise _refused(f"{part} has {name} {times} times", f"{_MAX_COMPONENTS} times, or once if it grows")
         if part == "decoder" and name != kind:
             raise _refused(f"{part} has a {name}", "by a plain text")
         _check_growth(f"{part}.{kind}", kind, component)

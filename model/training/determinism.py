@@ -26,10 +26,8 @@ def resolve_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     device = torch.device(name)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise InvalidInput(
-            f"device={name!r}: this machine has {torch.cuda.device_count()} CUDA devices; use 'auto' or 'cpu'"
-        )
+    if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
+        raise InvalidInput(f"device={name!r}: this machine has {count} CUDA devices; use 'auto' or 'cpu'")
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise InvalidInput(f"device={name!r}: this machine's torch has no Apple GPU; use 'auto' or 'cpu'")
     return device

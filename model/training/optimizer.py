@@ -46,9 +46,8 @@ def make_optimizers(model: GPT, training: TrainingConfig) -> tuple[Optimizer, ..
         optimizers = [kind(groups, lr=training.lr, betas=training.betas, fused=True)]
     if matrices:
         group = {"params": [parameters[row.name] for row in matrices], "rows": [row.rows for row in matrices]}
-        optimizers.append(
-            Muon([group], lr=training.muon_lr, weight_decay=training.weight_decay, momentum=training.momentum)
-        )
+        decay, momentum = training.weight_decay, training.momentum
+        optimizers.append(Muon([group], lr=training.muon_lr, weight_decay=decay, momentum=momentum))
     for optimizer in optimizers:
         for parameter in chain.from_iterable(group["params"] for group in optimizer.param_groups):
             optimizer.state[parameter] = dict(_zero_moments(optimizer, parameter))

@@ -155,10 +155,8 @@ class TrainState:
 
     def named_tensors(self) -> tuple[NamedTensor, ...]:
         """Copy the full state to contiguous host memory, sorted by name."""
-        return tuple(
-            replace(named, tensor=gather_full(named.tensor).to("cpu", copy=True).contiguous())
-            for named in self.live_tensors()
-        )
+        live = self.live_tensors()
+        return tuple(replace(one, tensor=gather_full(one.tensor).to("cpu", copy=True).contiguous()) for one in live)
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:

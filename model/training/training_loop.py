@@ -252,10 +252,8 @@ def _check(state: TrainState, inputs: StepInputs, *, until_step: int) -> None:
     windows, order, training, model = inputs.windows, inputs.order, inputs.training, state.model
     if until_step > training.steps:
         raise InvalidInput(f"until_step={until_step} must be at most training.steps={training.steps}")
-    if order.window_count != windows.window_count:
-        raise InvalidInput(
-            f"order covers {order.window_count} windows, the data has {windows.window_count}; must be equal"
-        )
+    if (covered := order.window_count) != windows.window_count:
+        raise InvalidInput(f"order covers {covered} windows, the data has {windows.window_count}; must be equal")
     if training.mask_documents != (model.boundary_id is not None):
         raise InvalidInput(
             f"training.mask_documents={training.mask_documents} must agree with the network's "

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from storage.checkpoints.checkpoint_documents import ManifestShard
 from storage.checkpoints.tensor_record import (
     CHUNK_BYTES,
+    DIGEST_BYTES,
     TensorRecord,
     chunks_of,
     parse_header,
@@ -127,7 +128,8 @@ class ShardReader:
         for tensor, position in self._shard.placed():
             if (part := by_name.get(tensor.name)) and part.begin < part.end:
                 for begin in range(part.begin // CHUNK_BYTES * CHUNK_BYTES, part.end, CHUNK_BYTES):
-                    size, sha256 = min(CHUNK_BYTES, tensor.bytes - begin), tensor.digest_at(begin)
+                    first = begin // CHUNK_BYTES * DIGEST_BYTES
+                    size, sha256 = min(CHUNK_BYTES, tensor.bytes - begin), tensor.chunks[first : first + DIGEST_BYTES]
                     chunks.append(_Chunk(wanted=part, begin=begin, size=size, position=position + begin, sha256=sha256))
         return [run(self._look, self._check_header), *(run(self._read_group, group) for group in _groups(chunks))]
 

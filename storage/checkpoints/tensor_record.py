@@ -74,11 +74,6 @@ class TensorDigest(TensorSpec):
         if len(self.chunks) != needed:
             raise IntegrityError(f"tensor {self.name}: {len(self.chunks)} bytes of digests, its size needs {needed}")
 
-    def digest_at(self, begin: int) -> bytes:
-        """Return the digest of the chunk that begins at byte `begin`."""
-        first = begin // CHUNK_BYTES * DIGEST_BYTES
-        return self.chunks[first : first + DIGEST_BYTES]
-
 
 def chunks_of(data: memoryview) -> Iterator[memoryview]:
     """Yield the chunks of a tensor's bytes."""

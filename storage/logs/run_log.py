@@ -58,7 +58,11 @@ def _apply(state: RunState, entry: Entry) -> RunState:
         case kinds.RunFinished():
             return replace(state, finished=body)
         case kinds.RunDeleted():
-            return _delete(state, entry, body)
+            if state.opened is None or state.deleted is not None or owner is not None or state.binding_pins:
+                return _refuse(state, entry)
+            gone: dict[str, Any] = {"state": CheckpointState.SUPERSEDED, "detail": f"the run was deleted by {body.by}"}
+            live = tuple(replace(record, **gone) if record.is_kept else record for record in state.live_checkpoints)
+            return replace(state, deleted=body, deleted_at=entry.at, live_checkpoints=live, pins=())
         case kinds.DataQuarantined():
             return replace(state, quarantines=(*state.quarantines, body))
         case kinds.EvaluationRecorded() | kinds.EvaluationFailed():
@@ -75,15 +79,6 @@ def _apply(state: RunState, entry: Entry) -> RunState:
         case kinds.CheckpointUnpinned():
             return replace(state, pins=_without_pin(state.pins, body.hold_id))
     return state
-
-
-def _delete(state: RunState, entry: Entry, body: kinds.RunDeleted) -> RunState:
-    if state.opened is None or state.deleted is not None or state.open_attempt is not None or state.binding_pins:
-        return _refuse(state, entry)
-    why = f"the run was deleted by {body.by}"
-    gone: dict[str, Any] = {"state": CheckpointState.SUPERSEDED, "detail": why}
-    live = tuple(replace(record, **gone) if record.is_kept else record for record in state.live_checkpoints)
-    return replace(state, deleted=body, deleted_at=entry.at, live_checkpoints=live, pins=())
 
 
 def _refuse(state: RunState, entry: Entry) -> RunState:

@@ -93,8 +93,13 @@ def find_damaged_objects(store: ObjectStore, snapshot_id: str) -> tuple[Snapshot
 
 def drop_damaged_copies(cache_dir: Path, manifest: SnapshotManifest) -> tuple[str, ...]:
     """Delete damaged copies of a snapshot's objects from the cache; returns the objects' keys in the snapshot."""
-    cache = SnapshotCache(cache_dir, limit_bytes=DEFAULT_CACHE_BYTES)
-    return tuple(item.key for item in manifest.objects if cache.drop_damaged(_expected("cache", item)))
+    damaged = list[str]()
+    for item in manifest.objects:
+        path = cache_dir / item.sha256
+        if path.is_file() and not _is_intact(path, _expected("cache", item)):
+            path.unlink(missing_ok=True)
+            damaged.append(item.key)
+    return tuple(damaged)
 
 
 def replace_object(store: ObjectStore, snapshot_id: str, item: SnapshotObject, path: Path) -> None:
@@ -219,13 +224,6 @@ class SnapshotCache:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
         return path
-
-    def drop_damaged(self, expected: ExpectedObject) -> bool:
-        """Delete the copy if it is damaged; returns whether it was."""
-        path = self._folder / expected.sha256
-        if is_damaged := path.is_file() and not _is_intact(path, expected):
-            path.unlink(missing_ok=True)
-        return is_damaged
 
     def _make_room(self, needed_bytes: int) -> None:
         """Delete the least recently used copies that are not young, until the object fits."""

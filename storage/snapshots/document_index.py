@@ -51,8 +51,7 @@ class RejectedRow:
 
 _TYPES = {str: pa.string(), int: pa.int64()}
 _DOCUMENT_SCHEMA, REJECTED_SCHEMA = (
-    pa.schema([(name, _TYPES[kind]) for name, kind in record.__annotations__.items()])
-    for record in (DocumentRow, RejectedRow)
+    pa.schema([(key, _TYPES[kind]) for key, kind in row.__annotations__.items()]) for row in (DocumentRow, RejectedRow)
 )
 
 

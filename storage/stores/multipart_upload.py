@@ -25,16 +25,14 @@ _SPARE = deque[bytearray](maxlen=2 * (CONCURRENT_PARTS + 1))
 """Parts that were sent: memory that is used again costs no page faults, which take longer than copying does."""
 
 
-def upload_stream(
-    bucket: S3Bucket, key: str, chunks: Iterable[bytes | memoryview], *, retry_policy: RetryPolicy
-) -> int:
+def upload_stream(bucket: S3Bucket, key: str, chunks: Iterable[bytes | memoryview], *, policy: RetryPolicy) -> int:
     """Upload the chunks as the object `key` and return its bytes; an error of any kind leaves nothing behind."""
     parts = _regroup(chunks)
     first_parts = [part for part in (next(parts, b""), next(parts, None)) if part is not None]
     if len(first_parts) == 2:
         # pop() keeps no reference to a part that is sent.
-        return _Upload(bucket, key, retry_policy).send(chain(map(first_parts.pop, (0, 0)), parts))
-    retry_policy.call(lambda: put(bucket, key, bytes(first_parts[0])))
+        return _Upload(bucket, key, policy).send(chain(map(first_parts.pop, (0, 0)), parts))
+    policy.call(lambda: put(bucket, key, bytes(first_parts[0])))
     return len(first_parts[0])
 
 

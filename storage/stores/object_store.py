@@ -132,11 +132,9 @@ def is_key(name: str) -> bool:
     return False
 
 
-def too_large(where: str, at_most_bytes: int) -> IntegrityError:
-    """Return the error for an object above its reader's limit."""
-    return IntegrityError(
-        f"{where}: more than the {at_most_bytes:,} bytes that are read; Cairn writes no such object here"
-    )
+def too_large(where: str, at_most: int) -> IntegrityError:
+    """Return the error for an object above its reader's limit in bytes."""
+    return IntegrityError(f"{where}: more than the {at_most:,} bytes that are read; Cairn writes no such object here")
 
 
 def _shorten(key: str) -> str:

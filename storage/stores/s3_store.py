@@ -81,7 +81,7 @@ class S3Store(ObjectStore):
 
     def write_stream(self, key: str, chunks: Iterable[bytes | memoryview]) -> int:
         """Write chunks as one object, in parts above 16 MiB; returns its bytes."""
-        return upload_stream(self._bucket, self._name(key), chunks, retry_policy=self._retry_policy)
+        return upload_stream(self._bucket, self._name(key), chunks, policy=self._retry_policy)
 
     def keys(self, prefix: str) -> list[str]:
         """Return all keys below the folder `prefix`, sorted, in one request per thousand."""
@@ -92,9 +92,8 @@ class S3Store(ObjectStore):
         return dict(sorted((key, item["Size"]) for key, item in self._objects(prefix)))
 
     def folders(self, prefix: str) -> list[str]:
-        pages = self._pages(
-            "list_objects_v2", {"Prefix": self._name(prefix) + "/", "MaxKeys": PAGE_KEYS, "Delimiter": "/"}
-        )
+        asked = {"Prefix": self._name(prefix) + "/", "MaxKeys": PAGE_KEYS, "Delimiter": "/"}
+        pages = self._pages("list_objects_v2", asked)
         found = [folder["Prefix"] for page in pages for folder in page.get("CommonPrefixes", ())]
         return sorted(filter(is_key, (self._key(name.rstrip("/")) for name in found)))
 
@@ -143,9 +142,8 @@ class S3Store(ObjectStore):
                 if name.startswith(folder) and is_key(key := self._key(name)):
                     age_seconds, size_bytes = max(0.0, (now - upload["Initiated"]).total_seconds()), 0
                     with suppress(ObjectMissing):
-                        pages = self._pages(
-                            "list_parts", {"Key": name, "UploadId": token}, first_page={"PartNumberMarker": 0}
-                        )
+                        asked = {"Key": name, "UploadId": token}
+                        pages = self._pages("list_parts", asked, first_page={"PartNumberMarker": 0})
                         size_bytes = sum(part["Size"] for page in pages for part in page.get("Parts", ()))
                     found.append(UnfinishedWrite(key=key, bytes=size_bytes, age_seconds=age_seconds, token=token))
         return sorted(found, key=lambda write: (write.key, write.token))

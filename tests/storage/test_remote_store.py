@@ -44,7 +44,7 @@ def remote(bucket: S3Bucket, monkeypatch: pytest.MonkeyPatch) -> S3Store:
     """A prefix of its own for each test, without retries, in the smallest parts S3 allows and in small pieces."""
     monkeypatch.setattr("storage.stores.multipart_upload.PART_BYTES", SMALL_PART_BYTES)
     monkeypatch.setattr("storage.stores.s3_store.READ_CHUNK_BYTES", SMALL_READ_BYTES)
-    return S3Store(bucket, uuid.uuid4().hex, retry_policy=RetryPolicy(tries=1))
+    return S3Store(bucket, uuid.uuid4().hex, policy=RetryPolicy(tries=1))
 
 
 @pytest.fixture(scope="module")
@@ -180,7 +180,7 @@ class Answered(Future):  # type: ignore[type-arg]
 def test_a_stream_of_300_mb_holds_a_few_parts_at_once() -> None:
     bucket: Any = SlowBucket()
     chunk = bytes(1 << 20)
-    written = upload_stream(bucket, "a", (chunk for _ in range(300)), retry_policy=RetryPolicy(tries=1))
+    written = upload_stream(bucket, "a", (chunk for _ in range(300)), policy=RetryPolicy(tries=1))
     assert (written, bucket.parts, bucket.most) == (300 << 20, 19, CONCURRENT_PARTS)
     assert SMALL_PART_BYTES <= PART_BYTES and (CONCURRENT_PARTS + 1) * PART_BYTES < 80_000_000
 
@@ -208,7 +208,7 @@ def test_memory_that_a_try_given_up_may_still_be_sending_is_not_used_for_another
     monkeypatch.setattr("storage.stores.multipart_upload._SPARE", spare)
     monkeypatch.setattr("storage.stores.multipart_upload.PART_BYTES", 1024)
     bucket: Any = LosingBucket()
-    upload_stream(bucket, "a", [bytes(3 * 1024)], retry_policy=RetryPolicy(tries=2, sleep=lambda seconds: None))
+    upload_stream(bucket, "a", [bytes(3 * 1024)], policy=RetryPolicy(tries=2, sleep=lambda seconds: None))
     twice, *once = bucket.memory[:3]
     assert bucket.memory[3] is twice
     assert not any(part is twice for part in spare) and all(any(part is one for part in spare) for one in once)
