@@ -43,7 +43,8 @@ class StepInputs:
     loader: BatchLoader | None = None
 
     def __post_init__(self) -> None:
-        if not 1 <= self.micro_batch <= (most := self.order.global_batch):
+        most = self.order.global_batch
+        if not 1 <= self.micro_batch <= most:
             raise InvalidInput(f"micro_batch={self.micro_batch} must be from 1 to global_batch={most}")
         if self.loader and not (self.loader.windows is self.windows and self.loader.order == self.order):
             raise InvalidInput("the loader reads other windows or another order; make it from those of the training")

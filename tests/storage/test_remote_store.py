@@ -44,7 +44,7 @@ def remote(bucket: S3Bucket, monkeypatch: pytest.MonkeyPatch) -> S3Store:
     """A prefix of its own for each test, without retries, in the smallest parts S3 allows and in small pieces."""
     monkeypatch.setattr("storage.stores.multipart_upload.PART_BYTES", SMALL_PART_BYTES)
     monkeypatch.setattr("storage.stores.s3_store.READ_CHUNK_BYTES", SMALL_READ_BYTES)
-    return S3Store(bucket, uuid.uuid4().hex, policy=RetryPolicy(tries=1))
+    return S3Store(bucket, uuid.uuid4().hex, retry_policy=RetryPolicy(tries=1))
 
 
 @pytest.fixture(scope="module")
