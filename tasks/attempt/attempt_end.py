@@ -89,8 +89,11 @@ def end_attempt(
             windows = tuple(sorted(set(remedy.windows)))
             body = DataQuarantined(attempt=over.attempt, reason=failure.reason, windows=windows, detail=failure.detail)
             log.append(lambda state: None if set(windows) <= state.quarantined_windows else body, writer=writer)
-        if remedy.before_step is not None:
-            _quarantine_spoiled(log, remedy.before_step, failure, writer)
+        if (before := remedy.before_step) is not None:
+            # The oldest readable checkpoint stays, so that there is always one to resume from.
+            while spoiled := [one.committed for one in log.refresh().readable[:-1] if one.committed.step >= before]:
+                why = f"committed when the spike had begun at step {before}: {failure.detail}"
+                quarantine_checkpoint(log, spoiled[0], why, writer=writer)
     log.append(lambda state: receipt, writer=writer)
     return receipt
 
@@ -105,13 +108,6 @@ def _find_remedy(log: RunLog, failure: Failure, report: ExceptionReport | None, 
     if failure.reason is TerminationReason.DIVERGED and report is not None:
         return Remedy(windows=report.windows, before_step=report.spike_step or report.step)
     return NO_REMEDY
-
-
-def _quarantine_spoiled(log: RunLog, before: int, failure: Failure, writer: Writer) -> None:
-    # The oldest readable checkpoint stays, so that there is always one to resume from.
-    while spoiled := [record.committed for record in log.refresh().readable[:-1] if record.committed.step >= before]:
-        why = f"committed when the spike had begun at step {before}: {failure.detail}"
-        quarantine_checkpoint(log, spoiled[0], why, writer=writer)
 
 
 def write_receipt(
