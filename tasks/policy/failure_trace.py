@@ -101,6 +101,8 @@ class FailureTrace:
     def __post_init__(self) -> None:
         if wrong := [reason for reason in self.rates if reason in _NO_FAILURES]:
             raise InvalidTrace(f"per_device_day.{wrong[0]}: must be a failure, not another way to end")
+        if not 0 <= self.replacement_seconds < float("inf"):  # an option replaces what a trace file says
+            raise InvalidTrace(f"replacement_seconds = {self.replacement_seconds}: must be finite, not negative")
 
     def failures(self, generator: random.Random) -> Iterator[TraceFailure]:
         """Yield the failure of each attempt; ends only if the rates are zero."""
