@@ -53,7 +53,7 @@ train: $(TRAINER)  ## train the quickstart on text every CPython carries; ARGS= 
 	@$(BIN)/cairn train quickstart $(ARGS)
 
 test: $(DEVELOPER)  ## the default test suite: offline, CPU
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder $(ARGS)
+	@$(BIN)/python -m pytest -n 3 --dist loadgroup --no-loadscope-reorder $(ARGS)
 
 test-full: $(DEVELOPER)  ## all cases of the protocol and thousands of schedules, where `make test` tries a share
 	@CAIRN_TEST_FULL=1 $(BIN)/python -m pytest -n 2 tests/protocol tests/storage/test_sweep.py $(ARGS)
