@@ -1,8 +1,9 @@
 """Runs a part of the suite in foreign environments: `python -m tests.matrix [--only WORD] [PYTEST ARGUMENTS]`.
 
-Prints one line for each environment and exits with 1 if a test failed in one of them. The environments: variables of a
-caller, a checkout path with spaces, the user nobody (as root only), and other versions of Python, each of which has
-its packages in `.venv-3.12` or the like (`make VENV=.venv-3.12 PYTHON=python3.12 .venv`).
+Prints one line for each environment and exits with 1 if a test failed in one of them. The environments: versions of
+Python, each of which has its packages in `.venv-3.12` or the like (`make VENV=.venv-3.12 PYTHON=python3.12 .venv`), the
+user nobody (as root only), a checkout path with spaces, and variables of a caller. The argument `tests` runs the whole
+default suite in each of them: ten runs in a row.
 """
 
 import argparse
@@ -49,16 +50,16 @@ class Surroundings:
 
 def all_surroundings(folder: Path) -> Iterator[Surroundings]:
     """Yield every environment; copies of the tree are made in `folder` when their turn comes."""
-    for name, variables in VARIABLES.items():
-        yield Surroundings(name=name, variables=variables)
-    spaced = folder / "a path with spaces"
-    yield Surroundings(name="a path with spaces", tree=spaced, python=spaced / ".venv" / "bin" / "python")
-    yield as_nobody(folder / "of-nobody")
     for version in VERSIONS:
         own = version == f"{sys.version_info.major}.{sys.version_info.minor}"
         python = Path(sys.executable) if own else ROOT / f".venv-{version}" / "bin" / "python"
         absent = "" if python.exists() else f"make VENV=.venv-{version} PYTHON=python{version} .venv"
         yield Surroundings(name=f"Python {version}", python=python, absent=absent)
+    yield as_nobody(folder / "of-nobody")
+    spaced = folder / "a path with spaces"
+    yield Surroundings(name="a path with spaces", tree=spaced, python=spaced / ".venv" / "bin" / "python")
+    for name, variables in VARIABLES.items():
+        yield Surroundings(name=name, variables=variables)
 
 
 def as_nobody(tree: Path) -> Surroundings:
