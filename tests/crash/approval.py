@@ -23,9 +23,9 @@ def registry(command: Command, alias: str) -> RegistryState:
     return Registry(command.store, alias).refresh()
 
 
-def asked(command: Command, alias: str) -> tuple[subprocess.Popen[bytes], str]:
+def asked(command: Command, alias: str, **environment: str) -> tuple[subprocess.Popen[bytes], str]:
     """Start the command; returns once it waits for a person, with the flow run's id."""
-    process = command.start(*offering(alias))
+    process = command.start(*offering(alias), **environment)
     wait_for(lambda: ASKED.search(command.output()) is not None, process, "the question", command.output)
     return process, ASKED.findall(command.output())[-1]
 

@@ -15,6 +15,8 @@ from tests.entries import refusals
 from tests.processes.waiting import patience_seconds, wait_for
 
 pytestmark = pytest.mark.xdist_group("approval")  # its run is made once for all its tests
+LOGGED = {"PREFECT_LOGGING_LEVEL": "INFO", "PREFECT_LOGGING_TO_API_ENABLED": "true"}
+"""What makes a command of this session write its flow run's log, which it does not by itself."""
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +39,7 @@ def test_a_yes_promotes_in_the_name_of_the_person(trained: Command, api_url: str
 
 @pytest.mark.slow
 def test_a_no_is_a_refusal_with_who_and_why_and_nobody_is_asked_again(trained: Command, api_url: str) -> None:
-    process, flow_run_id = asked(trained, "denied")
+    process, flow_run_id = asked(trained, "denied", **LOGGED)
     answer(api_url, flow_run_id, approve=False, by="ann", why="it insults people")
     assert process.wait(timeout=patience_seconds()) == 0, trained.output()
     trained.train(*offering("denied"))
@@ -49,7 +51,8 @@ def test_a_no_is_a_refusal_with_who_and_why_and_nobody_is_asked_again(trained: C
     (task_run,) = ask(api_url, "task_runs/filter", rule)
     assert (task_run["state_type"], task_run["state_name"]) == ("COMPLETED", "Refused")
     assert "it insults people" in task_run["state"]["message"]
-    assert "Traceback" not in log_of(api_url, flow_run_id)
+    log = log_of(api_url, flow_run_id)
+    assert log and "Traceback" not in log
 
 
 @pytest.mark.slow
@@ -114,9 +117,7 @@ def test_a_run_killed_between_its_end_and_its_promotion_is_promoted_by_the_same_
 
 @pytest.mark.slow  # quick witness: `tests/tasks/test_evaluation_run.py`, an interrupted one leaves nothing on record
 def test_a_notice_during_the_last_evaluation_leaves_no_traceback_in_the_log(command: Command, api_url: str) -> None:
-    process = command.start(
-        CAIRN_FAULTS="pause-evaluator@1", PREFECT_LOGGING_LEVEL="INFO", PREFECT_LOGGING_TO_API_ENABLED="true"
-    )
+    process = command.start(CAIRN_FAULTS="pause-evaluator@1", **LOGGED)
     command.wait_for_fault("pause-evaluator@1", process)
     wait_for(lambda: command.state().finished is not None, process, "the end", command.output)
     process.send_signal(signal.SIGTERM)
