@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from flows.orchestrator import prefect_server
 from storage.logs.step_log import StepRecord, read_attempt_records
 from storage.stores.local_store import LocalStore
 from tests.benchmarks.observers import Observers, observing
@@ -143,7 +144,7 @@ def wait_for_step(process: subprocess.Popen[bytes], log: Path, step: int, folder
         time.sleep(LOOK_SECONDS)
     below = {command_line(child): child for child in children(process.pid)}
     trainer = next(pid for line, pid in below.items() if "tasks.trainer.trainer" in line)
-    server = next(pid for line, pid in below.items() if "ephemeral_server" in line)
+    server = next(pid for line, pid in below.items() if prefect_server.__name__ in line)
     return Reading(
         at=time.monotonic(),
         tree=tree_core_seconds(process.pid),
