@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from model.configuration.network import ModelConfig
 from model.configuration.training import TrainingConfig
@@ -119,3 +120,15 @@ def test_weights_alone_can_be_read_whoever_wrote_them(tensors: tuple[NamedTensor
     reference = CheckpointReference(step=0, attempt=1, prefix=PREFIX, manifest_sha256=staged.manifest_sha256)
     names = {record.name for record in load_checkpoint(store, reference, group="weights").tensors}
     assert names == {named.name for named in tensors if named.group == "weights"}
+
+
+def test_the_safetensors_library_opens_every_shard_of_every_writer(
+    tensors: tuple[NamedTensor, ...], tmp_path: Path
+) -> None:
+    stage_by_several(LocalStore(tmp_path), tensors)
+    files = sorted((tmp_path / PREFIX).glob("*.safetensors"))
+    assert {file.name.partition("writer-")[2][0] for file in files} == {"1", "2", "3"}
+    opened = {name: tensor for file in files for name, tensor in load_file(file).items()}
+    expected = {named.name: named.tensor for named in tensors if named.group != "trainer"}
+    assert opened.keys() == expected.keys()
+    assert all(torch.equal(opened[name], tensor) for name, tensor in expected.items())
