@@ -95,12 +95,13 @@ class ForkServer:
     def forking(self) -> Iterator[None]:
         """Fork what this process starts within the block, where it is one of `PROGRAMS`."""
         with _PATCHING:
-            exec_process = subprocess._fork_exec  # type: ignore[attr-defined]
+            exec_process, spawns = subprocess._fork_exec, subprocess._USE_POSIX_SPAWN  # type: ignore[attr-defined]
             subprocess._fork_exec = ForkExec(self._socket, exec_process)  # type: ignore[attr-defined]
+            subprocess._USE_POSIX_SPAWN = False  # the other way to start a process, common since Python 3.13
             try:
                 yield
             finally:
-                subprocess._fork_exec = exec_process  # type: ignore[attr-defined]
+                subprocess._fork_exec, subprocess._USE_POSIX_SPAWN = exec_process, spawns  # type: ignore[attr-defined]
 
 
 @functools.cache

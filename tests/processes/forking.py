@@ -103,6 +103,7 @@ def serve_children() -> None:
         run(serve(theirs))
     theirs.close()
     subprocess._fork_exec = ForkExec(ours, subprocess._fork_exec)  # type: ignore[attr-defined]
+    subprocess._USE_POSIX_SPAWN = False
 
 
 def clone_sibling() -> int:
