@@ -97,6 +97,7 @@ def _environment(*, autoescape: bool, **filters: Callable[..., object]) -> "Envi
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        auto_reload=False,  # a server that runs keeps the templates that fit its code
     )
     pages.filters |= {name: getattr(display_tables, name) for name in dir(display_tables) if name.endswith("_table")}
     pages.filters |= filters | {

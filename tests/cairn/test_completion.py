@@ -4,6 +4,7 @@ import os
 import pty
 import re
 import select
+import shlex
 import shutil
 import subprocess
 import sys
@@ -101,7 +102,8 @@ def test_tab_in_a_real_shell_completes_options_files_runs_checkpoints_aliases_an
     (tmp_path / "notes" / "my.toml").touch()
     program = tmp_path / "bin" / "cairn"
     program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m cairn.cli.command "$@"\n')
+    start = f"PYTHONPATH={shlex.quote(str(ROOT))} exec {shlex.quote(sys.executable)} -m cairn.cli.command"
+    program.write_text(f'#!/bin/sh\n{start} "$@"\n')
     program.chmod(0o755)
     script = tmp_path / "script"
     script.write_text(read_script(shell))
