@@ -216,7 +216,9 @@ class _LivePages:
         return [self._look_at_run(run_id) for run_id in run_ids[:MOST_COMPARED]]
 
     def _expand(self, names: Sequence[str]) -> Sequence[str]:
-        """Return the runs that are named, by themselves or by their set; the store's list is read now and then."""
+        """Return the runs that are named, by themselves or by their set; several that are runs need no list of all."""
+        if len(names) > 1 and all(look.value is not None for look in self._look_at_runs(names)):
+            return tuple(dict.fromkeys(names))
         listed = self._look("names", lambda: partial(list_run_ids, self._store)).value or ()
         return expand_names(listed, names)
 
