@@ -2,7 +2,7 @@
 
 import os
 
-from prefect import flow
+from prefect import flow, runtime
 
 from flows.orchestrator import run_parameters as form
 from flows.orchestrator.accelerator_slot import accelerator_slot
@@ -12,16 +12,15 @@ from flows.preparation.preflight import check_before_start
 from flows.preparation.training_request import HANDED_OVER, TrainingRequest, resolve_request, with_settings
 from flows.run.active_run import ActiveRun, claim_next_attempt, gather_machines
 from flows.run.attempt import Attempt
-from flows.run.run_opening import open_run
+from flows.run.early_attempt import begun_early
+from flows.run.run_opening import open_run, show_preparation
 from flows.run.run_promotion import offer_best
 from flows.watching.deployed_continuation import name_successor
 from reports.explain.termination_text import describe_left
 from storage.errors import Fenced, NotDurable, StoreRefused
-from storage.logs.run_entries import AttemptEnded, AttemptStarted
-from storage.logs.run_state import CheckpointState
+from storage.logs.run_entries import AttemptEnded
 from tasks.attempt.shutdown_signal import ShutdownSignal
 from tasks.policy.termination import EXIT_CODES, DecisionAction, FlowEnd, FlowOutcome, flow_outcome
-from tasks.text.format import format_count, one_line
 from tasks.trainer.warm_trainer import warm_trainer
 
 
@@ -53,35 +52,40 @@ def train_gpt(
         overrides: `section.key=value` on top of the configuration, one each; a key with a field above only there.
         start_over: begin again at step 0 where commits exist and none can be read any more.
     """
-    shutdown = ShutdownSignal()
+    early, handed = begun_early(), HANDED_OVER.get()
+    shutdown = early.shutdown if early else ShutdownSignal()
     with shutdown.listening(), warm_trainer() as trainer:
-        handed = HANDED_OVER.get()
-        if handed is not None:
-            resolved = handed.resolved
+        if early is not None:
+            run = early.show_in(runtime.flow_run.get_id())
+            show_preparation(run)
+        elif handed is not None:
+            run = open_run(handed.resolved, shutdown, trainer)
         else:  # no command in this process has resolved and checked it
             take_credentials(store_credentials, os.environ)
             asked = with_settings(overrides, steps=steps, learning_rate=learning_rate, micro_batch=micro_batch)
             request = TrainingRequest(config=config, run_id=run_id, overrides=asked, store=store, start_over=start_over)
             resolved = resolve_request(request, os.environ)
             check_before_start(resolved, resolved.open_log(), os.environ)
-        run = open_run(resolved, shutdown, trainer)
+            run = open_run(resolved, shutdown, trainer)
         with run.running_services(), accelerator_slot(run.say, is_stopping=run.is_shutting_down):
-            end = name_successor(_train(run), run.log, run.say)
+            end = name_successor(_train(run, early), run.log, run.say)
             run.machines.end(EXIT_CODES[end.reason])
     if handed is not None:
         handed.end = end
     return end
 
 
-def _train(run: ActiveRun) -> FlowEnd:
+def _train(run: ActiveRun, early: Attempt | None) -> FlowEnd:
     while run.log.refresh().finished is None or run.log.state.open_attempt is not None:
-        gathered = gather_machines(run)
-        if gathered is None:
-            return run.interrupted_end("it waited for other machines")
-        run = gathered
-        started = claim_next_attempt(run)
+        attempt, early = early, None
+        if attempt is None:
+            gathered = gather_machines(run)
+            if gathered is None:
+                return run.interrupted_end("it waited for other machines")
+            run = gathered
+            attempt = Attempt(run, claim_next_attempt(run))
         try:
-            ended = _run_attempt(run, started)
+            ended = _run_attempt(run, attempt)
         except Fenced as fenced:
             run.say(f"fenced: {fenced}")
             return FlowEnd(reason=FlowOutcome.FENCED, message=str(fenced))
@@ -99,19 +103,8 @@ def _train(run: ActiveRun) -> FlowEnd:
     return end
 
 
-def _run_attempt(run: ActiveRun, started: AttemptStarted) -> AttemptEnded:
-    origin = f"resumes from step {started.resumed_from.step}" if started.resumed_from else "starts at step 0"
-    run.say(f"attempt {started.attempt} {origin} of {run.config.training.steps}")
-    for record in run.log.state.checkpoints:
-        if record.state == CheckpointState.QUARANTINED and record.committed.step > started.first_step:
-            run.say(f"  not from step {record.committed.step}, which is quarantined: {one_line(record.detail, 200)}")
-    opened, place = run.log.state.opened, started.placement
-    if started.attempt == 1 and opened is not None:
-        run.say(f"  {format_count(place.threads, 'thread')}, frozen with the run: {opened.threads_why}")
-    elif place.threads > place.cores:
-        run.say(f"  {place.threads} threads, frozen with the run, share {place.cores} cores: equal bits, slower")
+def _run_attempt(run: ActiveRun, attempt: Attempt) -> AttemptEnded:
     run.overview.change()
-    attempt = Attempt(run, started)
     try:
         ended = attempt.run()
     finally:

@@ -91,9 +91,12 @@ class PrefectServer:
             refresh_global_settings_context()  # they may have been read already, to ask whether a server is named
 
     def wait_ready(self) -> None:
-        """Wait until a temporary server answers."""
+        """Start a temporary server unless it was started, and wait until it answers."""
+        from flows.run.early_attempt import begun_early
+
         if self.ephemeral is not None:
-            with self._waiting.show():
+            self.ephemeral.start()
+            with self._waiting.show() if begun_early() is None else nullcontext():  # an attempt shows its own steps
                 self.ephemeral.wait_ready()
 
 
@@ -114,7 +117,10 @@ def end_without_flow(log: RunLog, config: RunConfig, environment: Mapping[str, s
 
 
 def run_train_gpt(resolved: ResolvedRequest, config: RunConfig, log: RunLog, server: PrefectServer) -> FlowEnd:
-    """Run the flow for a checked request to its end in this process; raises what the flow's body raises."""
+    """Run the flow for a checked request to its end in this process; raises what the flow's body raises.
+
+    Beside a temporary server's start the run's attempt begins, and the flow goes on with it.
+    """
     from flows.preparation.preflight import prepare_early
     from tasks.trainer.warm_trainer import warm_trainer
 
@@ -128,11 +134,16 @@ def run_train_gpt(resolved: ResolvedRequest, config: RunConfig, log: RunLog, ser
             measure = partial(trainer.measure_speed, folder)
             handed.wait_early = prepare_early(resolved, config, os.environ, measure)
         server.import_flow()
-        return _run_flow(handed, log, server)
+        before = log.state.latest_attempt
+        if server.ephemeral is None:
+            return _run_flow(handed, log, server, before)
+        from flows.run.early_attempt import early_attempt
+
+        with early_attempt(resolved, trainer, server.ephemeral.start):
+            return _run_flow(handed, log, server, before)
 
 
-def _run_flow(handed: HandedOver, log: RunLog, server: PrefectServer, *, again: bool = True) -> FlowEnd:
-    before = log.state.latest_attempt
+def _run_flow(handed: HandedOver, log: RunLog, server: PrefectServer, before: int, *, again: bool = True) -> FlowEnd:
     server.wait_ready()
     try:
         from flows.train_gpt import train_gpt
@@ -154,11 +165,14 @@ def _run_flow(handed: HandedOver, log: RunLog, server: PrefectServer, *, again: 
     except Exception as error:
         if (end := _end_without_prefect(error, log, before)) is not None:
             return end
-        has_begun = log.state.latest_attempt != before
-        if log.state.open_attempt is not None or not (has_begun or again):
+        from flows.run.early_attempt import begun_early
+
+        is_taken = begun_early() is None
+        has_begun = is_taken and log.state.latest_attempt != before
+        if (is_taken and log.state.open_attempt is not None) or not (has_begun or again):
             raise
-    server.choose()  # the present one was lost after its first answer: before an attempt began, or between two
-    return _run_flow(handed, log, server, again=has_begun)
+    server.choose()  # the present one was lost after its first answer: before a flow's attempt, or between two
+    return _run_flow(handed, log, server, log.state.latest_attempt if is_taken else before, again=has_begun)
 
 
 def explain_outside_state(name: str, log: RunLog) -> str:

@@ -143,7 +143,7 @@ class EphemeralServer:
     """
 
     def __init__(self, environment: Mapping[str, str], *, say: Callable[[str], None]) -> None:
-        """Start it with this environment; `wait_ready` says when it answers, and `say` is told when it is given up."""
+        """Take a port for it; `start` starts it with this environment, and `say` is told when it is given up."""
         self._password = environment.get("PREFECT_SERVER_API_AUTH_STRING") or f"cairn:{secrets.token_urlsafe(24)}"
         self._say, self._stopping, self._lock = say, threading.Event(), threading.Lock()
         self._listening = socket.create_server(("127.0.0.1", 0))
@@ -152,9 +152,7 @@ class EphemeralServer:
         own = {"PREFECT_SERVER_API_AUTH_STRING": self._password, "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": self.api_url}
         self._environment = {**_SERVER_MAY, **environment, **_SERVER, **own}
         self.is_lost = False
-        self._start()
-        threading.Thread(target=self._supervise, name="prefect-server", daemon=True).start()
-        atexit.register(self.stop)
+        self._child: subprocess.Popen[bytes] | None = None
 
     def name_in(self, environment: MutableMapping[str, str]) -> None:
         """Set it as the server, with its password, for every later import of Prefect with this environment."""
@@ -166,14 +164,21 @@ class EphemeralServer:
         for name in ("PREFECT_API_URL", "PREFECT_API_AUTH_STRING", _MARK):
             environment.pop(name, None)
 
+    def start(self) -> None:
+        """Start it, unless it was started; `wait_ready` says when it answers."""
+        if self._child is None:
+            self._start()
+            threading.Thread(target=self._supervise, name="prefect-server", daemon=True).start()
+            atexit.register(self.stop)
+
     def wait_ready(self) -> None:
         """Wait until it answers; raises RuntimeError if it is given up first, or has not answered in three minutes."""
         deadline = time.monotonic() + _START_SECONDS
-        # The listening socket keeps the request until the server answers it.
-        while self.is_lost or not is_server_answering(self.api_url, timeout_seconds=_ANSWER_SECONDS, proxies=False):
+        # The listening socket keeps the request until the server answers it, or what stands for one that is lost.
+        while not is_server_answering(self.api_url, timeout_seconds=_ANSWER_SECONDS, proxies=False) or self.is_lost:
             if self.is_lost or time.monotonic() > deadline:
                 self.stop()
-                ended = f"it ended with code {self._child.returncode}"
+                ended = f"it ended with code {self._child.returncode if self._child else None}"
                 why = ended if self.is_lost else f"no answer in {_START_SECONDS:.0f} s"
                 raise RuntimeError(f"the temporary Prefect server did not start: {why}; set PREFECT_API_URL to another")
             time.sleep(_POLL_SECONDS)
@@ -182,13 +187,13 @@ class EphemeralServer:
         """Stop it, by SIGKILL if it takes too long; one that has ended is no error."""
         with self._lock:
             self._stopping.set()
-        assert self._child.stdin is not None
-        self._child.stdin.close()
-        try:
-            self._child.wait(_STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._child.kill()
-            self._child.wait()
+        if (child := self._child) is not None and child.stdin is not None:
+            child.stdin.close()
+            try:
+                child.wait(_STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
         if not self.is_lost:
             self._listening.close()
         atexit.unregister(self.stop)
@@ -206,7 +211,7 @@ class EphemeralServer:
 
     def _supervise(self) -> None:
         restarts = 0
-        while True:
+        while self._child is not None:
             began = time.monotonic()
             with self._child as child:  # its stdin stays open for as long as it lives
                 child.wait()

@@ -5,30 +5,35 @@ import random
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from prefect.futures import PrefectFuture
 
+from flows.orchestrator.run_overview import RunOverview
 from flows.preparation.resource_check import available_memory, memory_room
 from flows.run.active_run import ActiveRun
 from flows.run.attempt_evaluations import AttemptEvaluations
 from flows.run.trainer_observation import TrainerObservation
 from storage.errors import Fenced, StorageError
 from storage.logs.log_entry import CheckpointReference, Writer, utc_now
-from storage.logs.run_entries import AttemptEnded, AttemptStarted, RunFinished
+from storage.logs.run_entries import AttemptEnded, AttemptShown, AttemptStarted, RunFinished
+from storage.logs.run_state import CheckpointState
 from storage.logs.step_log import Heartbeat, StepRecord
 from storage.snapshots.data_snapshot import read_manifest
 from storage.stores.document import project
 from tasks.attempt.attempt_claim import writing_heartbeats
 from tasks.attempt.attempt_end import AttemptOver, Usage, end_attempt
 from tasks.attempt.practised_faults import practised_faults
+from tasks.attempt.shutdown_signal import ShutdownSignal
 from tasks.commit_checkpoint import commit_checkpoint
 from tasks.errors import TrainerGone
 from tasks.policy.attempt_sizes import MemoryRoom, segment_end, stall_seconds, stretch_end
 from tasks.policy.failures import Evidence, classify
 from tasks.policy.termination import TerminationReason
+from tasks.text.format import format_count, one_line
 from tasks.train_segment import train_segment
 from tasks.trainer.trainer_process import ReceivedEvents, TrainerProcess
 from tasks.trainer.trainer_protocol import SegmentDone, TrainerSpec, Waiting
@@ -37,10 +42,12 @@ Commit = PrefectFuture[CheckpointReference] | Future[CheckpointReference]
 
 
 class Attempt:
-    """A claimed attempt while it runs."""
+    """A claimed attempt while it runs; `is_taken` once a flow runs it."""
 
     def __init__(self, run: ActiveRun, started: AttemptStarted) -> None:
         self._run, self._started = run, started
+        self.is_taken = self._is_beating = False
+        self._beating, self._observed = ExitStack(), ExitStack()
         self._writer = Writer(
             host=started.placement.host, pid=started.placement.pid, attempt=started.attempt, flow_run_id=run.flow_run_id
         )
@@ -54,31 +61,94 @@ class Attempt:
         self._submit_beside = partial(beside.submit, commit_checkpoint.fn)
         self._is_trainer_stopped = False
         self._problem: Exception | None = None
+        self._say_beginning()
+
+    def _say_beginning(self) -> None:
+        run, started, place = self._run, self._started, self._started.placement
+        origin = f"resumes from step {started.resumed_from.step}" if started.resumed_from else "starts at step 0"
+        run.say(f"attempt {started.attempt} {origin} of {run.config.training.steps}")
+        for record in run.log.state.checkpoints:
+            if record.state == CheckpointState.QUARANTINED and record.committed.step > started.first_step:
+                why = one_line(record.detail, 200)
+                run.say(f"  not from step {record.committed.step}, which is quarantined: {why}")
+        if started.attempt == 1 and (opened := run.log.state.opened) is not None:
+            run.say(f"  {format_count(place.threads, 'thread')}, frozen with the run: {opened.threads_why}")
+        elif place.threads > place.cores:
+            run.say(f"  {place.threads} threads, frozen with the run, share {place.cores} cores: equal bits, slower")
+
+    @property
+    def shutdown(self) -> ShutdownSignal:
+        """What requests its end."""
+        return self._run.shutdown
+
+    def begin(self, started: Callable[[], None]) -> None:
+        """Write heartbeats and train the first segment, for a flow that comes later; `started` is called in between."""
+        self._beat()
+        with suppress(TrainerGone):  # the flow finds out why
+            trainer = self._start_trainer()
+            started()
+            step = trainer.wait_ready().step
+            self._ready_at = time.monotonic()
+            self._begin_segment(trainer, step)
+
+    def show_in(self, flow_run_id: str | None) -> ActiveRun:
+        """Go on with what was begun in this flow run, which the log is told; returns the run."""
+        log, number = self._run.log, self._started.attempt
+        self._run = replace(self._run, flow_run_id=flow_run_id, overview=RunOverview(log, flow_run_id))
+        self._writer = replace(self._writer, flow_run_id=flow_run_id)
+        if flow_run_id is not None:
+            shown = AttemptShown(attempt=number, flow_run_id=flow_run_id)
+            with suppress(StorageError):  # what follows meets the same store, and has patience
+                log.append(lambda state: None if state.fences(number) else shown, writer=self._writer)
+        return self._run
 
     def run(self) -> AttemptEnded:
         """Train until something ends it; append and return the receipt. `Fenced` or `AppendUnknown` if that fails."""
-        log, every_seconds = self._run.log, self._run.config.lease.heartbeat_seconds
-        with writing_heartbeats(log.store, log.prefix, self._heartbeat, every_seconds=every_seconds):
+        self.is_taken = True
+        with self._beating:
+            self._beat()
             evidence = self._evidence(None) if self._run.too_few_machines else self._train()
         try:
             return self._end(evidence)
         finally:
             self.evaluations.end_attempt()
 
+    def give_up(self, name: str, detail: str) -> None:
+        """End what was begun and no flow has taken, as a request to leave of this name does."""
+        self._run.shutdown.request(name, detail)
+        with self._beating, self._observed:
+            evidence = self._evidence(None)
+        with suppress(StorageError):  # else the next claim writes the receipt
+            self._end(evidence)
+
+    def _beat(self) -> None:
+        log, every_seconds = self._run.log, self._run.config.lease.heartbeat_seconds
+        if not self._is_beating:
+            beats = writing_heartbeats(log.store, log.prefix, self._heartbeat, every_seconds=every_seconds)
+            self._beating.enter_context(beats)
+            self._is_beating = True
+
+    def _start_trainer(self) -> TrainerProcess:
+        run = self._run
+        self._trainer = TrainerProcess(
+            _trainer_spec(run, self._started),
+            run.warm.acquire(run.work_dir),
+            on_step=self._note_step,
+            on_waiting=self._say_waiting,
+            detector=self._observation.watch,
+        )
+        self._observed.enter_context(self._observation.observing(self._trainer))
+        return self._trainer
+
     def _train(self) -> Evidence:
         run = self._run
         problem: BaseException | None = None
         try:
             self.evaluations.submit_missing()
-            if self._started.first_step < run.config.training.steps and not self.evaluations.stop_run():
-                self._trainer = TrainerProcess(
-                    _trainer_spec(run, self._started),
-                    run.warm.acquire(run.work_dir),
-                    on_step=self._note_step,
-                    on_waiting=self._say_waiting,
-                    detector=self._observation.watch,
-                )
-                with self._observation.observing(self._trainer):
+            is_over = self._started.first_step >= run.config.training.steps or self.evaluations.stop_run()
+            if self._trainer is not None or not is_over:
+                self._trainer = self._trainer or self._start_trainer()
+                with self._observed:
                     if run.group.nodes > 1:
                         address = f"{run.group.host}:{self._trainer.wait_listening()}"
                         lose = self._observation.lose_machine
@@ -92,8 +162,8 @@ class Attempt:
 
     def _train_segments(self, trainer: TrainerProcess) -> None:
         step, steps = trainer.wait_ready().step, self._run.config.training.steps
-        self._ready_at = time.monotonic()
-        while step < steps and not self._is_ending():
+        self._ready_at = min(self._ready_at, time.monotonic())
+        while step < steps and (trainer.is_in_segment or not self._is_ending()):
             if self.evaluations.stop_run(self._segment_end(trainer, step)):
                 break
             segment = self._train_stretch(trainer, step)
@@ -104,7 +174,8 @@ class Attempt:
                     self._commit(trainer, segment, commit_checkpoint.submit)
             step = segment.step
         if self._behind and self._is_ending():  # told to end between two segments, of which the last has no checkpoint
-            segment = trainer.train_until(step)
+            trainer.begin_segment(step)
+            segment = trainer.end_segment()
             self._wait_commits()
             self._commit(trainer, segment, commit_checkpoint.submit)
         self._wait_commits()
@@ -116,11 +187,11 @@ class Attempt:
             self._run.say(f"  {missing}")
         return not self._behind
 
-    def _train_one(self, trainer: TrainerProcess, step: int) -> SegmentDone:
+    def _begin_segment(self, trainer: TrainerProcess, step: int) -> None:
         until, config = self._segment_end(trainer, step), self._run.config
         decides = config.early_stop.is_on and self.evaluations.is_due(until)
         limit = stall_seconds(until, config.checkpoint, total_steps=config.training.steps, decides=decides)
-        return trainer.train_until(until, stall_seconds=limit)
+        trainer.begin_segment(until, stall_seconds=limit)
 
     def _is_ending(self) -> bool:
         return self._run.shutdown.signal is not None or self._is_trainer_stopped
@@ -160,12 +231,14 @@ class Attempt:
     def _train_to(self, trainer: TrainerProcess, first: int, until: int) -> SegmentDone:
         """Train to `until`, committing what is staged before it; a task run keeps its errors, so they are noted."""
         try:
-            segment = self._train_one(trainer, first)
+            self._begin_segment(trainer, first)
+            segment = trainer.end_segment()
             while segment.step < until and not segment.stopped and not self._is_ending():
                 if self._is_staged(segment):
                     self._wait_commits(sweeps=False)
                     self._commit(trainer, segment, self._submit_beside)
-                segment = self._train_one(trainer, segment.step)
+                self._begin_segment(trainer, segment.step)
+                segment = trainer.end_segment()
         except Exception as problem:
             self._problem = problem
             raise

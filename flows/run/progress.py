@@ -26,7 +26,7 @@ class Progress:
         total_steps: int,
         *,
         clock: Callable[[], float] = time.monotonic,
-        echo: Callable[[str], None] = lambda message: None,
+        echo: Callable[[str], None] | None = None,
         console: Console | None = None,
     ) -> None:
         """Show progress towards `total_steps`; `echo` gets every message, but no steps."""
@@ -44,7 +44,8 @@ class Progress:
         """Print a line that stays."""
         self._print(message)
         with suppress(Exception):  # a failing echo costs the message, never the run
-            self._echo(message)
+            if self._echo is not None:
+                self._echo(message)
 
     def step(self, record: StepRecord) -> None:
         """Show a completed step; a probe's loss and sample stay on the screen."""

@@ -60,7 +60,8 @@ def open_run(resolved: ResolvedRequest, shutdown: ShutdownSignal, warm: WarmTrai
     warm.set_command(group.command())
     threads, faults = settled_threads(config.training.threads), os.environ.get("CAIRN_FAULTS", "")
     evaluation = plan_evaluation(config, opened.data_snapshot, folder, threads=max(1, threads // 2), faults=faults)
-    progress = Progress(config.training.steps, echo=get_run_logger().info)  # a worker hides what its processes print
+    echo = get_run_logger().info if flow_run_id else None  # a worker hides what its processes print
+    progress = Progress(config.training.steps, echo=echo)
     if is_new and manifest:
         train, val = manifest.split("train").tokens, manifest.split("val").tokens
         progress.say(describe_split(train, val, "tokens", manifest.val_fraction))
@@ -92,6 +93,13 @@ def open_run(resolved: ResolvedRequest, shutdown: ShutdownSignal, warm: WarmTrai
         machines=Machines(group.nodes),
         retry=StoreRetry(policy=run_retry_policy(config.checkpoint.patience_seconds), say=progress.say),
     )
+
+
+def show_preparation(run: ActiveRun) -> None:
+    """Show a new run's flow that its text was prepared before there was a flow: the task finds the snapshot."""
+    origin, folder = run.origin, run.origin.cache_dir.parent
+    if run.log.state.latest_attempt == 1 and origin.data is not None:
+        tokenize_and_split(run.log.store.url, origin.data, origin.base_dir, cache_dir=folder, return_state=True)
 
 
 def _continued_by() -> str:
@@ -128,8 +136,9 @@ def _record_opening(log: RunLog, wanted: RunConfig, base_dir: Path, warm: WarmTr
         handed.wait_early()
     folder = work_folder(os.environ)
     ask = partial(warm.measure_speed, trainer_folder(os.environ, log.run_id))
+    prepare = tokenize_and_split if runtime.flow_run.get_id() else tokenize_and_split.fn
     with numerics_beside(wanted.training, wanted.model, folder, ask) as mode, TextProgress().showing() as show:
-        snapshot = tokenize_and_split(log.store.url, wanted.data, base_dir, cache_dir=folder, on_progress=show)
+        snapshot = prepare(log.store.url, wanted.data, base_dir, cache_dir=folder, on_progress=show)
     check_block_size(snapshot.manifest, wanted.model.block_size, wanted.data)
     initial = None
     if wanted.training.init_from is not None:

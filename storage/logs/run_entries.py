@@ -113,6 +113,14 @@ class AttemptStarted:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class AttemptShown:
+    """The flow run that shows an attempt which began before Prefect's server did."""
+
+    attempt: int
+    flow_run_id: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointCommitted:
     """The atomic marker: this manifest, and no other, is the run at this step."""
 
@@ -333,6 +341,7 @@ CheckpointMoved = CheckpointQuarantined | CheckpointRestored | CheckpointSuperse
 RUN_KINDS: Mapping[str, type] = {
     "run-opened": RunOpened,
     "attempt-started": AttemptStarted,
+    "attempt-shown": AttemptShown,
     "checkpoint-committed": CheckpointCommitted,
     "attempt-ended": AttemptEnded,
     "evaluation-recorded": EvaluationRecorded,

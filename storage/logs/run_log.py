@@ -51,10 +51,13 @@ def _apply(state: RunState, entry: Entry) -> RunState:
     match body:
         case kinds.RunOpened() if state.opened is None:
             return replace(state, opened=body, opened_at=entry.at)
-        case kinds.AttemptEnded() if owner is not None and owner.started.attempt == body.attempt:
-            return end_attempt(state, body, entry.at)
-        case kinds.AttemptEnded():
+        case kinds.AttemptShown() | kinds.AttemptEnded() if owner is None or owner.started.attempt != body.attempt:
             return _refuse(state, entry)
+        case kinds.AttemptShown() if owner is not None:
+            shown = replace(owner, started=replace(owner.started, flow_run_id=body.flow_run_id))
+            return replace(state, attempts=state.attempts.replace_last(shown))
+        case kinds.AttemptEnded():
+            return end_attempt(state, body, entry.at)
         case kinds.RunFinished():
             return replace(state, finished=body)
         case kinds.RunDeleted():

@@ -30,8 +30,8 @@ class LiveLines:
 
     @contextmanager
     def show(self) -> Iterator[None]:
-        """Keep the lines on the terminal while the block runs."""
-        if not self.can_be_shown:
+        """Keep the lines on the terminal while the block runs, if no block around it does."""
+        if self.are_shown or not self.can_be_shown:
             yield
             return
         live = Live(console=self._console, refresh_per_second=8, transient=not self._stays, get_renderable=self._render)

@@ -19,6 +19,7 @@ from tests.processes.waiting import wait_until
 @contextmanager
 def started(folder: Path, said: list[str]) -> Iterator[EphemeralServer]:
     server = EphemeralServer({**os.environ, "PREFECT_HOME": str(folder)}, say=said.append)
+    server.start()
     try:
         yield server
     finally:

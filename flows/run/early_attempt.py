@@ -1,0 +1,59 @@
+"""An attempt that a command begins while its temporary Prefect server still starts; the flow then goes on with it.
+
+Training needs the log, not Prefect: claim, heartbeats and receipt are the same without a flow.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from flows.preparation.training_request import ResolvedRequest
+from flows.run.active_run import ActiveRun, claim_next_attempt
+from flows.run.attempt import Attempt
+from flows.run.run_opening import open_run
+from tasks.attempt.shutdown_signal import ShutdownSignal, Terminated
+from tasks.trainer.warm_trainer import WarmTrainer
+
+_BEGUN: ContextVar[Attempt | None] = ContextVar("begun", default=None)
+
+
+def begun_early() -> Attempt | None:
+    """Return the attempt that the command of this process has begun and no flow has taken, if there is one."""
+    attempt = _BEGUN.get()
+    return None if attempt is None or attempt.is_taken else attempt
+
+
+@contextmanager
+def early_attempt(resolved: ResolvedRequest, warm: WarmTrainer, start_server: Callable[[], None]) -> Iterator[None]:
+    """Begin a run's next attempt, and the server once the trainer is at work; what no flow takes ends with the block.
+
+    Raises as `open_run` and `claim_next_attempt` do.
+    """
+    run = open_run(resolved, ShutdownSignal(), warm)
+    if not _may_begin(run):
+        start_server()
+        yield
+        return
+    attempt = Attempt(run, claim_next_attempt(run))
+    token = _BEGUN.set(attempt)
+    name, why = "SIGTERM", "no flow took it over"
+    try:
+        with run.progress.showing():
+            attempt.begin(start_server)
+            start_server()  # the trainer may have ended before
+            yield
+    except BaseException as error:
+        name = "SIGINT" if isinstance(error, KeyboardInterrupt) else name
+        why = "" if isinstance(error, KeyboardInterrupt | Terminated) else f"{why}: {error}"
+        raise
+    finally:
+        _BEGUN.reset(token)
+        if not attempt.is_taken:
+            attempt.give_up(name, why)
+
+
+def _may_begin(run: ActiveRun) -> bool:
+    """Whether nothing is due before the next step but one trainer of this machine."""
+    state, config = run.log.state, run.config
+    has_steps = state.finished is None and state.resume_step < config.training.steps
+    return has_steps and run.group.nodes == 1 and not (config.early_stop.is_on and state.commits)

@@ -1,0 +1,112 @@
+"""A run trains before its temporary server answers; the flow goes on with that attempt, or its receipt says why not."""
+
+import signal
+import sqlite3
+import subprocess
+from contextlib import closing
+from pathlib import Path
+
+import psutil
+import pytest
+
+from storage.logs.run_state import AttemptRecord
+from tests.crash.prefect_server import copy_untouched_database
+from tests.crash.training_command import Command
+from tests.crash.victims import descendants_with, kill_flow, trainers_of
+from tests.processes.waiting import patience_seconds, wait_for
+
+MOST_SERVERS = 6
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Command:
+    """A command that is told of no server; its own has no tables to make."""
+    copy_untouched_database(tmp_path / "prefect")
+    return Command(tmp_path, "")
+
+
+def server_of(process: "subprocess.Popen[bytes]", but: psutil.Process | None = None) -> psutil.Process:
+    """Wait for the command's temporary server, for another one than `but`, and stop it, so that it never answers."""
+    found = list[psutil.Process]()
+
+    def is_there() -> bool:
+        servers = descendants_with(process, "flows.orchestrator.prefect_server")
+        return bool(found.extend(server for server in servers if server != but) or found)
+
+    wait_for(is_there, process, "a server that starts")
+    found[0].suspend()
+    return found[0]
+
+
+def begun(alone: Command) -> "tuple[subprocess.Popen[bytes], psutil.Process]":
+    """Start a command whose server does not answer; return once its trainer waits after step 3 of five to a commit."""
+    process = alone.start(CAIRN_FAULTS="pause@3")
+    server = server_of(process)
+    alone.wait_for_fault("pause@3", process)
+    return process, server
+
+
+def only_attempt(alone: Command) -> AttemptRecord:
+    (attempt,) = alone.state().attempts
+    return attempt
+
+
+def assert_none_is_alive(processes: list[psutil.Process]) -> None:
+    _, alive = psutil.wait_procs(processes, timeout=patience_seconds())
+    assert processes and not alive
+
+
+def test_the_flow_goes_on_with_what_was_trained_before_its_server_answered(
+    alone: Command, undisturbed_sha256: str
+) -> None:
+    process, server = begun(alone)
+    assert only_attempt(alone).started.flow_run_id is None
+    server.resume()
+    wait_for(lambda: only_attempt(alone).started.flow_run_id is not None, process, "the flow", alone.output)
+    alone.let_go("pause@3")
+    assert process.wait(timeout=patience_seconds()) == 0, alone.output()
+    assert alone.state_sha256() == undisturbed_sha256
+    with closing(sqlite3.connect(alone.folder / "prefect" / "prefect.db")) as database:
+        assert database.execute("select id, state_name from flow_run").fetchall() == [
+            (only_attempt(alone).started.flow_run_id, "Completed")
+        ]
+        shown = [name for (name,) in database.execute("select name from task_run order by start_time")]
+    assert shown[0].startswith("tokenize-and-split") and shown[1].startswith("train-segment 0-")
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "reason"), [(signal.SIGTERM, 75, "preempted"), (signal.SIGINT, 130, "cancelled")]
+)
+def test_a_notice_before_the_server_answers_is_in_the_receipt_and_the_same_command_continues(
+    alone: Command, undisturbed_sha256: str, number: signal.Signals, code: int, reason: str
+) -> None:
+    process, server = begun(alone)
+    below = [*trainers_of(process), server]
+    process.send_signal(number)
+    assert process.wait(timeout=patience_seconds()) == code, alone.output()
+    assert_none_is_alive(below)
+    ended = only_attempt(alone).ended
+    assert ended is not None and (ended.reason, only_attempt(alone).started.flow_run_id) == (reason, None)
+    if number == signal.SIGTERM:
+        alone.train()
+        assert alone.state_sha256() == undisturbed_sha256
+
+
+def test_a_command_killed_before_its_server_answers_leaves_no_process(alone: Command) -> None:
+    process, server = begun(alone)
+    below = trainers_of(process)
+    server.resume()  # a stopped process sees no end of its parent
+    kill_flow(process)
+    assert_none_is_alive([*below, server])
+
+
+@pytest.mark.slow  # quick witness: the notice above, and `tests/flows/test_ephemeral_server.py` for the server given up
+def test_a_server_that_never_comes_up_ends_the_attempt_without_a_charge(alone: Command) -> None:
+    process, server = begun(alone)
+    for _ in range(MOST_SERVERS - 1):
+        server.kill()
+        server = server_of(process, but=server)
+    server.kill()
+    assert process.wait(timeout=patience_seconds()) == 1, alone.output()
+    ended = only_attempt(alone).ended
+    assert ended is not None and ended.reason == "preempted" and "did not start" in ended.detail
