@@ -53,7 +53,7 @@ def train_gpt(
         start_over: begin again at step 0 where commits exist and none can be read any more.
     """
     early, handed = begun_early(), HANDED_OVER.get()
-    shutdown = early.shutdown if early else ShutdownSignal()
+    shutdown = handed.shutdown if handed else ShutdownSignal()
     with shutdown.listening(), warm_trainer() as trainer:
         if early is not None:
             run = early.show_in(runtime.flow_run.get_id())

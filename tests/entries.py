@@ -9,13 +9,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from storage.logs.fold_cache import History
-from storage.logs.log_entry import CheckpointReference, Writer
+from storage.logs.log_entry import CheckpointReference, DevicePeak, Writer
 from storage.logs.registry import MODEL_KINDS, DatedDecision, ModelDecision, Refused, RegistryState
 from storage.logs.run_entries import (
     AttemptEnded,
     AttemptStarted,
     Decision,
-    DevicePeak,
     EvaluationRecorded,
     Placement,
     RunFinished,

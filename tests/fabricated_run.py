@@ -17,13 +17,12 @@ from storage.checkpoints.checkpoint import (
 )
 from storage.checkpoints.checkpoint_documents import TrainerDocument
 from storage.checkpoints.tensor_record import TensorRecord
-from storage.logs.log_entry import CheckpointReference, EntryLog, Writer
+from storage.logs.log_entry import CheckpointReference, DevicePeak, EntryLog, Writer
 from storage.logs.registry import Promoted, Registry, RegistryState
 from storage.logs.run_entries import (
     RUN_KINDS,
     AttemptStarted,
     CheckpointCommitted,
-    DevicePeak,
     EvaluationFailed,
     EvaluationRecorded,
     Placement,

@@ -139,7 +139,7 @@ def run_train_gpt(resolved: ResolvedRequest, config: RunConfig, log: RunLog, ser
             return _run_flow(handed, log, server, before)
         from flows.run.early_attempt import early_attempt
 
-        with early_attempt(resolved, trainer, server.ephemeral.start):
+        with early_attempt(handed, trainer, server.ephemeral.start):
             return _run_flow(handed, log, server, before)
 
 

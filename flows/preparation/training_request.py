@@ -10,6 +10,7 @@ from reports.queries.run_lookup import configuration_of
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
 from storage.stores.open_store import open_store
+from tasks.attempt.shutdown_signal import ShutdownSignal
 from tasks.configuration.addresses import choose_store
 from tasks.configuration.configuration_source import (
     configuration_folder,
@@ -106,10 +107,10 @@ def configure_run(resolved: ResolvedRequest, state: RunState, environment: Mappi
 
 
 class HandedOver:
-    """A request that the command of this process has resolved and checked, and how the flow that got it ended."""
+    """A request that a command has resolved and checked, what ends its run, and how the flow that got it ended."""
 
     def __init__(self, resolved: ResolvedRequest) -> None:
-        self.resolved = resolved
+        self.resolved, self.shutdown = resolved, ShutdownSignal()
         self.wait_early: Callable[[], None] = lambda: None  # for what the command makes ready meanwhile
         self.end: FlowEnd | None = None
 

@@ -21,7 +21,7 @@ from reports.notices.notice_delivery import telling
 from storage.logs.log_entry import CheckpointReference, this_writer
 from storage.logs.run_entries import AttemptStarted
 from storage.logs.run_log import RunLog
-from storage.logs.run_state import RunState
+from storage.logs.run_state import CheckpointState, RunState
 from storage.stores.document import project
 from storage.stores.object_store import ObjectStore
 from storage.stores.retrying_store import StoreRetry
@@ -45,6 +45,7 @@ from tasks.policy.attempt_sizes import next_sizes
 from tasks.policy.curve_statistics import ThroughputWatch
 from tasks.policy.termination import FlowEnd, FlowOutcome
 from tasks.sweep_checkpoints import sweep_checkpoints
+from tasks.text.format import format_count, one_line
 from tasks.trainer.machines import Machines
 from tasks.trainer.trainer_group import TrainerGroup, rendezvous_secret
 from tasks.trainer.warm_trainer import WarmTrainer
@@ -143,7 +144,7 @@ class ActiveRun:
 
 
 def claim_next_attempt(run: ActiveRun) -> AttemptStarted:
-    """Append attempt-started and return it; raises as `claim_attempt` does."""
+    """Append attempt-started, say how the attempt begins, and return it; raises as `claim_attempt` does."""
     claimant = Claimant(
         lease=run.config.lease,
         budgets=run.config.budgets,
@@ -153,7 +154,18 @@ def claim_next_attempt(run: ActiveRun) -> AttemptStarted:
         start_over=run.start_over,
         kubernetes_reason=partial(kubernetes_reason, os.environ),
     )
-    return run.retry.call(lambda: claim_attempt(run.log, claimant, partial(_claim, run)))
+    started = run.retry.call(lambda: claim_attempt(run.log, claimant, partial(_claim, run)))
+    opened, place = run.log.state.opened, started.placement
+    origin = f"resumes from step {started.resumed_from.step}" if started.resumed_from else "starts at step 0"
+    run.say(f"attempt {started.attempt} {origin} of {run.config.training.steps}")
+    for record in run.log.state.checkpoints:
+        if record.state == CheckpointState.QUARANTINED and record.committed.step > started.first_step:
+            run.say(f"  not from step {record.committed.step}, which is quarantined: {one_line(record.detail, 200)}")
+    if started.attempt == 1 and opened is not None:
+        run.say(f"  {format_count(place.threads, 'thread')}, frozen with the run: {opened.threads_why}")
+    elif place.threads > place.cores:
+        run.say(f"  {place.threads} threads, frozen with the run, share {place.cores} cores: equal bits, slower")
+    return started
 
 
 def gather_machines(run: ActiveRun) -> ActiveRun | None:

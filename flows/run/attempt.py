@@ -20,20 +20,17 @@ from flows.run.trainer_observation import TrainerObservation
 from storage.errors import Fenced, StorageError
 from storage.logs.log_entry import CheckpointReference, Writer, utc_now
 from storage.logs.run_entries import AttemptEnded, AttemptShown, AttemptStarted, RunFinished
-from storage.logs.run_state import CheckpointState
 from storage.logs.step_log import Heartbeat, StepRecord
 from storage.snapshots.data_snapshot import read_manifest
 from storage.stores.document import project
 from tasks.attempt.attempt_claim import writing_heartbeats
 from tasks.attempt.attempt_end import AttemptOver, Usage, end_attempt
 from tasks.attempt.practised_faults import practised_faults
-from tasks.attempt.shutdown_signal import ShutdownSignal
 from tasks.commit_checkpoint import commit_checkpoint
 from tasks.errors import TrainerGone
 from tasks.policy.attempt_sizes import MemoryRoom, segment_end, stall_seconds, stretch_end
 from tasks.policy.failures import Evidence, classify
 from tasks.policy.termination import TerminationReason
-from tasks.text.format import format_count, one_line
 from tasks.train_segment import train_segment
 from tasks.trainer.trainer_process import ReceivedEvents, TrainerProcess
 from tasks.trainer.trainer_protocol import SegmentDone, TrainerSpec, Waiting
@@ -61,25 +58,6 @@ class Attempt:
         self._submit_beside = partial(beside.submit, commit_checkpoint.fn)
         self._is_trainer_stopped = False
         self._problem: Exception | None = None
-        self._say_beginning()
-
-    def _say_beginning(self) -> None:
-        run, started, place = self._run, self._started, self._started.placement
-        origin = f"resumes from step {started.resumed_from.step}" if started.resumed_from else "starts at step 0"
-        run.say(f"attempt {started.attempt} {origin} of {run.config.training.steps}")
-        for record in run.log.state.checkpoints:
-            if record.state == CheckpointState.QUARANTINED and record.committed.step > started.first_step:
-                why = one_line(record.detail, 200)
-                run.say(f"  not from step {record.committed.step}, which is quarantined: {why}")
-        if started.attempt == 1 and (opened := run.log.state.opened) is not None:
-            run.say(f"  {format_count(place.threads, 'thread')}, frozen with the run: {opened.threads_why}")
-        elif place.threads > place.cores:
-            run.say(f"  {place.threads} threads, frozen with the run, share {place.cores} cores: equal bits, slower")
-
-    @property
-    def shutdown(self) -> ShutdownSignal:
-        """What requests its end."""
-        return self._run.shutdown
 
     def begin(self, started: Callable[[], None]) -> None:
         """Write heartbeats and train the first segment, for a flow that comes later; `started` is called in between."""

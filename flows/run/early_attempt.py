@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from flows.preparation.training_request import ResolvedRequest
+from flows.preparation.training_request import HandedOver
 from flows.run.active_run import ActiveRun, claim_next_attempt
 from flows.run.attempt import Attempt
 from flows.run.run_opening import open_run
-from tasks.attempt.shutdown_signal import ShutdownSignal, Terminated
+from tasks.attempt.shutdown_signal import Terminated
 from tasks.trainer.warm_trainer import WarmTrainer
 
 _BEGUN: ContextVar[Attempt | None] = ContextVar("begun", default=None)
@@ -24,12 +24,12 @@ def begun_early() -> Attempt | None:
 
 
 @contextmanager
-def early_attempt(resolved: ResolvedRequest, warm: WarmTrainer, start_server: Callable[[], None]) -> Iterator[None]:
+def early_attempt(handed: HandedOver, warm: WarmTrainer, start_server: Callable[[], None]) -> Iterator[None]:
     """Begin a run's next attempt, and the server once the trainer is at work; what no flow takes ends with the block.
 
     Raises as `open_run` and `claim_next_attempt` do.
     """
-    run = open_run(resolved, ShutdownSignal(), warm)
+    run = open_run(handed.resolved, handed.shutdown, warm)
     if not _may_begin(run):
         start_server()
         yield

@@ -60,8 +60,7 @@ def open_run(resolved: ResolvedRequest, shutdown: ShutdownSignal, warm: WarmTrai
     warm.set_command(group.command())
     threads, faults = settled_threads(config.training.threads), os.environ.get("CAIRN_FAULTS", "")
     evaluation = plan_evaluation(config, opened.data_snapshot, folder, threads=max(1, threads // 2), faults=faults)
-    echo = get_run_logger().info if flow_run_id else None  # a worker hides what its processes print
-    progress = Progress(config.training.steps, echo=echo)
+    progress = Progress(config.training.steps, echo=get_run_logger().info if flow_run_id else None)
     if is_new and manifest:
         train, val = manifest.split("train").tokens, manifest.split("val").tokens
         progress.say(describe_split(train, val, "tokens", manifest.val_fraction))

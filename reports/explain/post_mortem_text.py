@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from reports.explain import termination_text
 from reports.explain.post_mortem import PostMortem
 from reports.queries.receipts import Receipt
-from storage.logs.run_entries import DevicePeak
+from storage.logs.log_entry import DevicePeak
 from tasks.policy.termination import TERMINATIONS, TerminationReason
 from tasks.text.format import (
     format_count,

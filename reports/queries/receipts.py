@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import groupby
 
-from storage.logs.run_entries import AttemptEnded, DevicePeak, Placement
+from storage.logs.log_entry import DevicePeak
+from storage.logs.run_entries import AttemptEnded, Placement
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import AttemptRecord, RunState
 from storage.logs.step_log import read_heartbeat

@@ -18,7 +18,7 @@ from reports.queries.receipts import DecisionSummary, PlacementSummary, Receipt,
 from reports.queries.run_lookup import CheckpointSummary, summarize_checkpoint
 from reports.queries.run_status import RunPhase, RunSummary, summarize_run
 from storage.logs.fold_cache import FOLD_VERSION
-from storage.logs.run_entries import DevicePeak
+from storage.logs.log_entry import DevicePeak
 from storage.logs.run_state import AttemptRecord, RunState
 from storage.logs.step_log import StepRecord, splice
 from storage.stores.document import project, sha256, stored_value

@@ -37,6 +37,14 @@ class Writer:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class DevicePeak:
+    """The FLOP/s of one device that MFU is a share of, and where it comes from: `data sheet` or `measured`."""
+
+    flops: float
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointReference:
     """One committed checkpoint: all that a resume needs."""
 

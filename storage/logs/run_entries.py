@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from storage.errors import StorageError
-from storage.logs.log_entry import WRITER_VERSION, CheckpointReference, ForkOrigin
+from storage.logs.log_entry import WRITER_VERSION, CheckpointReference, DevicePeak, ForkOrigin
 from storage.stores.document import project
 
 
@@ -14,9 +14,8 @@ from storage.stores.document import project
 class Placement:
     """Where an attempt ran; host, boot and pid namespace say where its pid counts.
 
-    `start_ticks`, the clock ticks from the boot to its process's start, tell it from a later process with the same pid.
-    Of `nodes_wanted` machines, `nodes` came, and `hosts` names all of several; `continued_by` names who starts the run
-    again, such as `slurm job 4711`.
+    `start_ticks`, clock ticks from the boot to its process's start, tell it from a later process with the same pid. Of
+    `nodes_wanted` machines `nodes` came, `hosts` names several; `continued_by` names who starts the run again.
     """
 
     host: str
@@ -33,14 +32,6 @@ class Placement:
     nodes_wanted: int = 1
     continued_by: str = ""
     hosts: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DevicePeak:
-    """The FLOP/s of one device that MFU is a share of, and where it comes from: `data sheet` or `measured`."""
-
-    flops: float
-    source: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

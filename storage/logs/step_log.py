@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from storage.errors import IntegrityError, ObjectMissing
-from storage.logs.run_entries import DevicePeak
+from storage.logs.log_entry import DevicePeak
 from storage.logs.run_state import AttemptRecord
 from storage.stores.document import decode, encode
 from storage.stores.object_store import ObjectStore

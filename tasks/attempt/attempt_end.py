@@ -12,8 +12,8 @@ from typing import Any
 from model.configuration.data import DataConfig
 from storage.checkpoints.resume_point import quarantine_checkpoint
 from storage.errors import Fenced, IntegrityError, ObjectMissing
-from storage.logs.log_entry import Writer
-from storage.logs.run_entries import AttemptEnded, DataQuarantined, DevicePeak
+from storage.logs.log_entry import DevicePeak, Writer
+from storage.logs.run_entries import AttemptEnded, DataQuarantined
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
 from storage.stores.document import decode, encode, project

@@ -31,8 +31,7 @@ from model.training.training_loop import StepObserver, StepResult, default_fetch
 from model.training.training_step import BASELINE_STEPS, StepInputs, find_bad_windows, find_spike
 from storage.checkpoints.checkpoint import checkpoint_target
 from storage.checkpoints.checkpoint_documents import TrainerDocument, small_tensor
-from storage.logs.log_entry import utc_now
-from storage.logs.run_entries import DevicePeak
+from storage.logs.log_entry import DevicePeak, utc_now
 from storage.logs.run_log import run_prefix
 from storage.logs.step_log import StepLog, StepRecord
 from storage.stores.object_store import ObjectStore

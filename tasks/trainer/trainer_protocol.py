@@ -13,8 +13,7 @@ from model.configuration.network import ModelConfig
 from model.configuration.training import TrainingConfig
 from model.estimates.numerics import MachineSpeed
 from storage.checkpoints.checkpoint import StagedCheckpoint
-from storage.logs.log_entry import CheckpointReference
-from storage.logs.run_entries import DevicePeak
+from storage.logs.log_entry import CheckpointReference, DevicePeak
 from storage.logs.step_log import StepRecord
 from tasks.configuration.settings import DivergenceConfig
 from tasks.errors import TaskError

@@ -10,15 +10,9 @@ import pytest
 
 from reports.queries.alias_history import list_alias_decisions
 from reports.queries.run_tables import ROWS, PromotionRow, make_log_rows, make_step_rows, promotion_row
-from storage.logs.log_entry import CheckpointReference, ForkOrigin
+from storage.logs.log_entry import CheckpointReference, DevicePeak, ForkOrigin
 from storage.logs.registry import ModelDecision, Promoted, Refused, RolledBack, Withdrawn
-from storage.logs.run_entries import (
-    CurveVerdict,
-    DataQuarantined,
-    DevicePeak,
-    EvaluationFailed,
-    RunFinished,
-)
+from storage.logs.run_entries import CurveVerdict, DataQuarantined, EvaluationFailed, RunFinished
 from storage.logs.run_log import fold
 from storage.logs.run_state import RunState
 from storage.logs.step_log import StepRecord

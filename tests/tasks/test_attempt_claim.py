@@ -1,7 +1,7 @@
 import pytest
 
-from storage.logs.log_entry import Writer
-from storage.logs.run_entries import AttemptStarted, DevicePeak
+from storage.logs.log_entry import DevicePeak, Writer
+from storage.logs.run_entries import AttemptStarted
 from storage.logs.run_log import RunLog
 from tasks.attempt.attempt_claim import Claimant, claim_attempt
 from tasks.attempt.practised_faults import fault_marker, mark_fault

@@ -19,7 +19,7 @@ from pathlib import Path
 from storage.checkpoints.checkpoint import StagedCheckpoint, TensorGroup, checkpoint_target, stage_checkpoint
 from storage.checkpoints.checkpoint_documents import TrainerDocument
 from storage.checkpoints.tensor_record import TensorRecord
-from storage.logs.run_entries import DevicePeak
+from storage.logs.log_entry import DevicePeak
 from storage.logs.run_log import RunLog, run_prefix
 from storage.logs.step_log import StepLog, StepRecord
 from storage.stores.open_store import open_store
