@@ -1,7 +1,7 @@
 """Parts of a checkpoint's tensors are read by ranges, and whoever reads a byte that has changed is told."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -65,8 +65,8 @@ def reference_to(staged: StagedCheckpoint) -> CheckpointReference:
 
 
 @pytest.fixture(scope="module")
-def big() -> Iterator[tuple[CountedStore, CheckpointReference]]:
-    """A tensor of three chunks between two small ones, which several threads read."""
+def staged_big() -> tuple[CountedStore, CheckpointReference]:
+    """A tensor of three chunks between two small ones."""
     store = CountedStore()
     record = TensorRecord(name="big", dtype="U8", shape=(len(BIG),), data=memoryview(BIG.data))
     staged = stage_checkpoint(
@@ -75,9 +75,16 @@ def big() -> Iterator[tuple[CountedStore, CheckpointReference]]:
         groups=(TensorGroup(name="weights", records=(floats("a", 1, 2), record, floats("c", 3))),),
         trainer=trainer_document(5),
     )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("storage.checkpoints.checkpoint._LARGE_BYTES", 0)
-        yield store, reference_to(staged)
+    return store, reference_to(staged)
+
+
+@pytest.fixture
+def big(
+    staged_big: tuple[CountedStore, CheckpointReference], monkeypatch: pytest.MonkeyPatch
+) -> tuple[CountedStore, CheckpointReference]:
+    """The same, which several threads read."""
+    monkeypatch.setattr("storage.checkpoints.checkpoint._LARGE_BYTES", 0)
+    return staged_big
 
 
 def test_one_flipped_bit_anywhere_in_a_checkpoint_is_found_by_whoever_loads_it() -> None:
@@ -117,11 +124,11 @@ def test_damage_is_told_with_object_tensor_and_bytes(
 @settings(max_examples=25)
 @given(st.data())
 def test_any_range_of_a_tensor_is_read_as_it_was_written(
-    big: tuple[CountedStore, CheckpointReference], data: st.DataObject
+    staged_big: tuple[CountedStore, CheckpointReference], data: st.DataObject
 ) -> None:
     edges = st.sampled_from([0, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 2 * CHUNK_BYTES, len(BIG)])
     begin, end = sorted([data.draw(edges | st.integers(0, len(BIG))), data.draw(edges)])
-    store, reference = big
+    store, reference = staged_big
     memory, taken = bytearray(end - begin), bytearray(end - begin)
 
     def take(start: int, piece: memoryview) -> None:
@@ -130,7 +137,9 @@ def test_any_range_of_a_tensor_is_read_as_it_was_written(
     opened = open_checkpoint(store, reference)
     into_memory = WantedBytes(name="big", begin=begin, end=end, memory=memoryview(memory))
     for wanted in (into_memory, replace(into_memory, memory=None, take=take)):
-        read_tensors(store, opened, [wanted])
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("storage.checkpoints.checkpoint._LARGE_BYTES", 0)  # several threads read
+            read_tensors(store, opened, [wanted])
     assert memory == taken == BIG.data[begin:end]
 
 
