@@ -16,7 +16,7 @@ from storage.checkpoints.checkpoint_documents import (
     TrainerDocument,
     decode_manifest,
 )
-from storage.checkpoints.checkpoint_shard import Looks, ShardReader, WantedBytes, cut_shards, transfers, write_shard
+from storage.checkpoints.checkpoint_shard import Looks, ShardReader, WantedBytes, begin_shard, cut_shards, transfers
 from storage.checkpoints.tensor_record import TensorRecord, state_sha256, with_data
 from storage.errors import IntegrityError, ObjectDamaged, ObjectMissing, StoreUnavailable
 from storage.logs.log_entry import CheckpointReference, Writer
@@ -101,8 +101,9 @@ def stage_share(
     uploads: UploadOptions = _DEFAULT_UPLOADS,
 ) -> tuple[ManifestShard, ...]:
     """Upload the share of one of several writers, `writer` counted from 0; `stage_checkpoint` writes the manifest."""
-    with transfers(uploads.at_once, uploads.thread_start) as run:
-        writes = list[Callable[[], ManifestShard]]()
+    start = partial(transfers, uploads.at_once, uploads.thread_start)
+    with start() as write, start() as digest:
+        waits = list[Callable[[], ManifestShard]]()
         for group in groups:
             if writers > 1 and not group.records:
                 continue
@@ -110,8 +111,8 @@ def stage_share(
             shards = cut_shards(group.records, uploads.shard_bytes)
             for number, shard in enumerate(shards, start=1):
                 name = f"{part}-{number:05d}-of-{len(shards):05d}.safetensors"
-                writes.append(run(write_shard, store, prefix, name, shard))
-        return tuple(written() for written in writes)
+                waits.append(begin_shard(write, digest, store, f"{prefix}/{name}", shard))
+        return tuple(wait() for wait in waits)
 
 
 def stage_checkpoint(

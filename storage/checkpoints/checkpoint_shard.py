@@ -20,12 +20,13 @@ from storage.checkpoints.tensor_record import (
     TensorRecord,
     chunks_of,
     parse_header,
+    shard_chunks,
     shard_header,
     with_digests,
 )
 from storage.errors import IntegrityError, ObjectDamaged, ObjectMissing
 from storage.stores.local_store import forget_cached_bytes
-from storage.stores.object_store import ObjectStore
+from storage.stores.object_store import PAGE_BYTES, ObjectStore
 
 T = TypeVar("T")
 LOOKS = 3
@@ -194,29 +195,28 @@ def _groups(chunks: Iterable[_Chunk]) -> Iterator[list[_Chunk]]:
         yield group
 
 
-_PIECE_BYTES = 1024 * 1024
-"""Small enough to be in the processor's cache when the store takes it, after it was hashed."""
-
-
-def write_shard(store: ObjectStore, prefix: str, name: str, records: Sequence[TensorRecord]) -> ManifestShard:
-    """Write one shard and return what the manifest says of it."""
+def begin_shard(
+    write: Run, digest: Run, store: ObjectStore, key: str, records: Sequence[TensorRecord]
+) -> Callable[[], ManifestShard]:
+    """Start to write a shard and to hash it, each by itself; return a wait for what the manifest says of it."""
     header = shard_header(records)
-    digests: dict[str, list[bytes]] = {record.name: [] for record in records}
+    written = write(store.write_stream, key, shard_chunks(records))
+    digests = [[digest(_digest, chunk) for chunk in chunks_of(record.data)] for record in records]
 
-    def pieces() -> Iterator[bytes | memoryview]:
-        yield header
-        for record in records:
-            for chunk in chunks_of(record.data):
-                digest = hashlib.sha256()
-                for begin in range(0, chunk.nbytes, _PIECE_BYTES):
-                    digest.update(piece := chunk[begin : begin + _PIECE_BYTES])
-                    yield piece
-                digests[record.name].append(digest.digest())
+    def wait() -> ManifestShard:
+        size_bytes = written()
+        tensors = tuple(
+            with_digests(record, [found() for found in own]) for record, own in zip(records, digests, strict=True)
+        )
+        sha256 = shard_sha256(header, (tensor.chunks for tensor in tensors))
+        name = key.rpartition("/")[2]
+        return ManifestShard(name=name, bytes=size_bytes, sha256=sha256, header_bytes=len(header), tensors=tensors)
 
-    size_bytes = store.write_stream(f"{prefix}/{name}", pieces())
-    tensors = tuple(with_digests(record, digests[record.name]) for record in records)
-    digest = shard_sha256(header, (tensor.chunks for tensor in tensors))
-    return ManifestShard(name=name, bytes=size_bytes, sha256=digest, header_bytes=len(header), tensors=tensors)
+    return wait
+
+
+def _digest(chunk: memoryview) -> bytes:
+    return hashlib.sha256(chunk).digest()
 
 
 def shard_sha256(header: bytes | memoryview, digests: Iterable[bytes]) -> str:
@@ -225,9 +225,9 @@ def shard_sha256(header: bytes | memoryview, digests: Iterable[bytes]) -> str:
 
 
 def cut_shards(records: Iterable[TensorRecord], shard_bytes: int) -> list[list[TensorRecord]]:
-    """Return the records in name order, cut into shards of at most `shard_bytes` unless one record is larger."""
+    """Return the records in name order, whole pages first, in shards of at most `shard_bytes` or one record."""
     shards, filled = [list[TensorRecord]()], 0
-    for record in sorted(records, key=lambda record: record.name):
+    for record in sorted(records, key=lambda record: (record.bytes % PAGE_BYTES > 0, record.name)):
         if filled and filled + record.bytes > shard_bytes:
             shards.append([])
             filled = 0

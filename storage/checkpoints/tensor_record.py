@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import msgspec
 
 from storage.errors import IntegrityError
+from storage.stores.object_store import PAGE_BYTES
 
 _TITLE = b"cairn train state 2\n"
 CHUNK_BYTES = 8 * 1024 * 1024
@@ -115,7 +116,7 @@ def shard_header(tensors: Sequence[TensorSpec]) -> bytes:
         header[tensor.name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": (offset, end)}
         offset = end
     encoded = msgspec.json.encode(header)
-    encoded += b" " * (-len(encoded) % 8)
+    encoded += b" " * (-(8 + len(encoded)) % (PAGE_BYTES if offset >= PAGE_BYTES else 8))
     return struct.pack("<Q", len(encoded)) + encoded
 
 
@@ -123,8 +124,7 @@ def shard_chunks(records: Sequence[TensorRecord]) -> Iterator[memoryview]:
     """Yield the bytes of one safetensors file with `records` in the given order."""
     yield memoryview(shard_header(records))
     for record in records:
-        if record.data.nbytes:
-            yield record.data.cast("B")
+        yield from chunks_of(record.data)
 
 
 def parse_shard(data: bytes | memoryview, *, where: str) -> tuple[TensorRecord, ...]:

@@ -11,7 +11,7 @@ import os
 import stat
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from io import FileIO
 from itertools import accumulate
@@ -23,6 +23,7 @@ import numpy as np
 from storage.errors import IntegrityError, NotDurable, ObjectMissing, StorageError, StoreRefused, StoreUnavailable
 from storage.stores.object_store import (
     MAX_READ_BYTES,
+    PAGE_BYTES,
     READ_CHUNK_BYTES,
     ObjectStore,
     UnfinishedWrite,
@@ -33,6 +34,8 @@ from storage.stores.object_store import (
 
 BLOCK_BYTES = 4 * 1024 * 1024
 """Enough for one request to keep a disk busy; a multiple of every disk's block."""
+_ALONE_BYTES = 1024 * 1024
+"""Smaller chunks are gathered: a request costs more than copying them."""
 
 
 def forget_cached_bytes(path: Path) -> None:
@@ -290,41 +293,42 @@ def _store_error(error: OSError, problem: str) -> StoreUnavailable:
 
 def write_stream(descriptor: int, chunks: Iterable[bytes | memoryview]) -> int:
     """Write chunks to a new file, past the page cache (O_DIRECT, open(2)) where that is possible; return the bytes."""
-    # Past it a checkpoint costs the processor one copy, and the disk is never idle.
+    # Past it a checkpoint costs the processor at most one copy, and the disk is never idle.
     written_bytes, filled, is_direct = 0, 0, hasattr(os, "O_DIRECT")
     # Memory of its own pages, as direct writes require; a small stream touches little of it.
     block = np.frombuffer(mmap.mmap(-1, BLOCK_BYTES), np.uint8)
     for chunk in chunks:
         source = np.frombuffer(chunk, np.uint8)
+        if source.size >= _ALONE_BYTES and not (filled | source.size | source.ctypes.data) % PAGE_BYTES:
+            is_direct = _write(descriptor, (block.data[:filled], source.data), is_direct)
+            written_bytes, filled = written_bytes + filled + source.size, 0
+            continue
         while source.size:
             count = min(source.size, BLOCK_BYTES - filled)
             block[filled : filled + count] = source[:count]
             filled, source = filled + count, source[count:]
             if filled == BLOCK_BYTES:
-                is_direct = is_direct and _write_direct(descriptor, block.data)
-                if not is_direct:
-                    _write_cached(descriptor, block.data)
+                is_direct = _write(descriptor, (block.data,), is_direct)
                 written_bytes, filled = written_bytes + filled, 0
-    _write_cached(descriptor, block.data[:filled])
+    _write(descriptor, (block.data[:filled],), False)
     return written_bytes + filled
 
 
-def _write_direct(descriptor: int, block: memoryview) -> bool:
-    """Write a whole block past the cache; returns False, and has written nothing, if that is not possible here."""
-    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+def _write(descriptor: int, pages: Sequence[memoryview], is_direct: bool) -> bool:
+    """Write memory, past the cache if `is_direct`; returns False if that is not wanted or not possible here."""
+    count, flags = 0, fcntl.fcntl(descriptor, fcntl.F_GETFL)
     try:
-        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | os.O_DIRECT)
-        count = os.write(descriptor, block)
+        if is_direct:
+            fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | os.O_DIRECT)
+            count = os.writev(descriptor, pages)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        return False
     finally:
         fcntl.fcntl(descriptor, fcntl.F_SETFL, flags)
-    _write_cached(descriptor, block[count:])
-    return count == len(block)
-
-
-def _write_cached(descriptor: int, data: memoryview) -> None:
-    while data:
-        data = data[os.write(descriptor, data) :]
+    is_whole = count == sum(map(len, pages))
+    for part in pages:
+        left, count = part[count:], max(0, count - len(part))
+        while left:
+            left = left[os.write(descriptor, left) :]
+    return is_whole

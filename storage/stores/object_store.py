@@ -17,6 +17,8 @@ _MAX_KEY_CHARACTERS = 800
 MAX_READ_BYTES = 64 * 1024 * 1024
 READ_CHUNK_BYTES = 8 * 1024 * 1024
 PART_BYTES = 16 * 1024 * 1024
+PAGE_BYTES = 4096
+"""Chunks of whole pages, at a multiple of it in memory and object, are written without a copy where a store can."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,7 +18,6 @@ import torch
 from model.training.parallel import gather_full
 from model.training.train_state import NamedTensor
 
-_ALIGNED_BYTES = 64
 _PAGE_BYTES = 4096
 _BACKGROUND_NICENESS = 10
 """A tenth of the trainer's weight on a contended core, all of a free core."""
@@ -91,9 +90,9 @@ class StagingBuffer:
         if locked and self._block.nbytes:
             torch.cuda.cudart().cudaHostUnregister(self._block.data_ptr())
         self._block, self._copies = torch.empty(0, dtype=torch.uint8), ()  # free it before the larger one exists
-        memory = np.empty(size_bytes, dtype=np.uint8)
+        memory = np.empty(size_bytes + _PAGE_BYTES, dtype=np.uint8)
         memory[::_PAGE_BYTES] = 0
-        block = torch.from_numpy(memory)
+        block = torch.from_numpy(memory[-memory.ctypes.data % _PAGE_BYTES :][:size_bytes])
         if locked:
             # Not `pin_memory=True`: that allocator rounds up to a power of two, up to twice the state.
             # If the driver refuses, copies to ordinary pages are slower but as safe.
@@ -114,4 +113,4 @@ def _layout(named: NamedTensor) -> tuple[str, torch.dtype, torch.Size]:
 
 
 def _rounded(size: int) -> int:
-    return -(-size // _ALIGNED_BYTES) * _ALIGNED_BYTES
+    return -(-size // _PAGE_BYTES) * _PAGE_BYTES

@@ -1,6 +1,9 @@
 """A checkpoint is used only where every byte is what the log says; where it is not, the one before is."""
 
 import struct
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,12 +17,12 @@ from storage.checkpoints.checkpoint import (
     verify_checkpoint,
 )
 from storage.checkpoints.checkpoint_documents import MANIFEST_VERSION, Manifest, ManifestObject, decode_manifest
-from storage.checkpoints.checkpoint_shard import Looks
+from storage.checkpoints.checkpoint_shard import Looks, begin_shard, cut_shards, transfers
 from storage.checkpoints.tensor_record import TensorRecord, parse_shard
 from storage.errors import IntegrityError
 from storage.logs.log_entry import CheckpointReference
 from storage.stores.document import encode, sha256
-from storage.stores.object_store import ObjectStore
+from storage.stores.object_store import PAGE_BYTES, ObjectStore
 from tests.memory_store import MemoryStore
 from tests.storage.builders import (
     commit,
@@ -180,6 +183,43 @@ def test_a_group_is_cut_into_shards_no_larger_than_asked_unless_one_tensor_is(sh
     sizes = [sum(tensor.data.nbytes for tensor in parse_shard(store.read(key), where=key)) for key in keys]
     assert len(keys) == shards
     assert all(size <= max(shard_bytes, 12) for size in sizes)
+
+
+def test_tensors_of_whole_pages_begin_with_a_page_of_their_shard() -> None:
+    sizes = {"a": 1, "b": PAGE_BYTES, "c": 5000, "d": 3 * PAGE_BYTES, "e": 0}
+    records = [
+        TensorRecord(name=name, dtype="U8", shape=(size,), data=memoryview(bytes(size))) for name, size in sizes.items()
+    ]
+    for shard in cut_shards(records, shard_bytes=5 * PAGE_BYTES):
+        with transfers(1) as run:
+            written = begin_shard(run, run, MemoryStore(), "p/shard", shard)()
+        places = {tensor.name: place for tensor, place in written.placed()}
+        assert {place % PAGE_BYTES for name, place in places.items() if name in "bd"} <= {0}
+
+
+class WaitingStore(MemoryStore):
+    """Takes nothing before it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may = threading.Event()
+
+    def write_stream(self, key: str, chunks: Iterable[bytes | memoryview]) -> int:
+        assert self.may.wait(240)
+        return super().write_stream(key, chunks)
+
+
+def test_a_shard_is_hashed_while_the_store_takes_it() -> None:
+    store = WaitingStore()
+
+    def digest(function: Callable[..., Any], *arguments: Any) -> Callable[[], Any]:
+        found = function(*arguments)
+        store.may.set()
+        return lambda: found
+
+    with transfers(2) as write:
+        written = begin_shard(write, digest, store, "p/shard", [floats("a", 1, 2, 3)])()
+    assert written.bytes == store.size("p/shard")
 
 
 def test_the_state_digest_does_not_depend_on_the_sharding(store: ObjectStore) -> None:

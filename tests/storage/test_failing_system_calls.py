@@ -24,7 +24,7 @@ pytestmark = [
 CALLS = {
     "fsync": ("fsync", 12),
     "open": ("openat", 20),
-    "write": ("write", 6),
+    "write": ("write,writev", 6),
     "link": ("link,linkat", 1),
     "rename": ("rename,renameat,renameat2", 5),
     "mkdir": ("mkdir,mkdirat", 1),

@@ -15,6 +15,7 @@ from model.configuration.network import ModelConfig
 from model.configuration.training import TrainingConfig
 from model.training.train_state import NamedTensor, TrainState
 from storage.checkpoints.tensor_record import state_sha256
+from storage.stores.object_store import PAGE_BYTES
 from tasks.trainer.staging_buffer import StagingBuffer
 from tasks.trainer.tensor_exchange import to_record
 from tasks.trainer.training_setup import CheckpointLoad
@@ -82,6 +83,11 @@ def test_memory_prepared_for_a_state_is_all_that_copies_of_it_take() -> None:
     prepared = host.bytes
     host.copy(state.live_tensors())
     assert 0 < prepared == host.bytes
+
+
+def test_each_copy_begins_with_a_page() -> None:
+    copies = StagingBuffer(CPU).copy(fresh_state().live_tensors())
+    assert {named.tensor.data_ptr() % PAGE_BYTES for named in copies} == {0}
 
 
 @pytest.mark.parametrize("size", [0, 1, 63, 64, 65])
