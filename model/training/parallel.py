@@ -117,6 +117,11 @@ class Ranks:
         dist.all_reduce(flags, dist.ReduceOp.MAX)
         return bool(flags.item())
 
+    def broadcast(self, tensor: Tensor, *, source: int) -> None:
+        """Overwrite a contiguous tensor on every rank with that of rank `source`; a collective call."""
+        if self.size > 1:
+            dist.broadcast(tensor, source)
+
     def gather_losses(self, losses: Tensor, seconds: float) -> tuple[Tensor, Tensor]:
         """Return the weighted losses of all micro-batches (n,), of which this rank has an equal share, and all seconds.
 

@@ -19,6 +19,7 @@ from tasks.data.foreign_tokenizer import parse_tokenizer
 from tasks.data.snapshot_lookup import weighted_components
 from tasks.trainer.fault_injection import flip_token
 from tasks.trainer.initial_weights import read_initial_weights
+from tasks.trainer.staging import assign_writers
 from tasks.trainer.tensor_exchange import to_tensors, wanted_bytes, without_values
 from tasks.trainer.trainer_channel import Place
 from tasks.trainer.trainer_protocol import TrainerSpec
@@ -101,6 +102,7 @@ class CheckpointLoad:
     def into(self, state: TrainState, initial_weights_sha256: str | None = None) -> str | None:
         """Read this process's part and return the state's sha256; without a checkpoint, the weights a run starts from.
 
+        A collective call of replicated ranks, which each read some tensors and get the others from their readers.
         Raises what reading raises; then the state is of no use any more.
         """
         if self._opened is None:
@@ -111,8 +113,14 @@ class CheckpointLoad:
         opened = self._opened.result()
         manifest, trainer = opened.manifest, to_tensors(opened.trainer.records())
         state.check_fits({**without_values(manifest.tensors), **trainer})
-        wanted = [wanted_bytes(named) for named in state.live_tensors() if named.group != "trainer"]
-        read_tensors(self._store, opened, wanted)
+        ranks, live = state.ranks, [named for named in state.live_tensors() if named.group != "trainer"]
+        readers = {} if ranks.is_sharded else assign_writers(live, ranks.size)
+        own = [named for named in live if readers.get(named.name, ranks.rank) == ranks.rank]
+        read_tensors(self._store, opened, map(wanted_bytes, own))
+        if readers:
+            ranks.any(False)  # what a rank could not read ends the others here and not within an exchange
+            for named in live:
+                ranks.broadcast(named.tensor, source=readers[named.name])
         state.load_trainer(trainer)
         return manifest.state_sha256
 

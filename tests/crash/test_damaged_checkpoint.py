@@ -10,17 +10,22 @@ from tests.processes.waiting import wait_for
 SETTINGS = ("--set", "training.steps=15", "--set", "budgets.storage.backoff_seconds=0.1")
 
 
-@pytest.mark.slow  # quicker: tests/storage/test_resume_point.py, and "quarantine-and-resume" in tests/protocol
-def test_a_changed_byte_is_found_by_the_trainer_that_loads_it_and_costs_one_checkpoint(command: Command) -> None:
-    process = command.train_until(12, *SETTINGS)
+# quicker: tests/storage/test_resume_point.py, "quarantine-and-resume" in tests/protocol, and test_rank_resume.py
+@pytest.mark.slow
+@pytest.mark.parametrize(("processes", "writer"), [(1, ""), (2, "-writer-2-of-2")])
+def test_a_changed_byte_is_found_by_the_trainer_that_loads_it_and_costs_one_checkpoint(
+    command: Command, processes: int, writer: str
+) -> None:
+    settings = (*SETTINGS, "--set", f"training.processes={processes}")
+    process = command.train_until(12, *settings)
     wait_for(lambda: command.state().resume_step == 10, process, "the commit of step 10", command.output)
     kill_both(process)
     damaged = command.state().readable[0].committed
-    key = f"{damaged.prefix}/optimizer-00001-of-00001.safetensors"
+    key = f"{damaged.prefix}/optimizer{writer}-00001-of-00001.safetensors"
     data = bytearray(command.store.read(key))
     data[-5] ^= 1
     command.store.write(key, bytes(data))
-    command.train(*SETTINGS)
+    command.train(*settings)
     state = command.state()
     ends = [attempt.ended.reason for attempt in state.attempts if attempt.ended]
     assert (damaged.step, ends) == (10, ["lost", "storage", "completed"])

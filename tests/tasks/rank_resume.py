@@ -1,10 +1,11 @@
-"""One rank that resumes from a checkpoint (`python -m tests.tasks.rank_resume`), and says what memory that took.
+"""One rank that resumes from a checkpoint (`python -m tests.tasks.rank_resume`), and says what that took.
 
 Arguments: rank, number of ranks, ddp or fsdp, the store's folder, and model and reference as JSON.
 """
 
 import json
 import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +15,7 @@ from torch.distributed import FileStore  # type: ignore[attr-defined]
 
 from model.configuration.network import ModelConfig
 from model.configuration.training import TrainingConfig
-from model.training.parallel import SINGLE_RANK, join_ranks
+from model.training.parallel import SINGLE_RANK, is_peer_loss, join_ranks
 from model.training.train_state import TrainState
 from storage.checkpoints.checkpoint import checkpoint_target, stage_checkpoint
 from storage.checkpoints.checkpoint_documents import TrainerDocument, small_tensor
@@ -27,6 +28,18 @@ from tests.processes.fork_server import fork_server
 
 CPU, VOCABULARY = torch.device("cpu"), 509
 Mode = Literal["ddp", "fsdp"]
+
+
+class CountingStore(LocalStore):
+    """A store that counts the bytes of tensors and headers that are read from it."""
+
+    read_bytes = 0
+
+    def read_range(self, key: str, start: int, into: memoryview) -> int:
+        """Fill `into` from `start`."""
+        filled = super().read_range(key, start, into)
+        self.read_bytes += filled
+        return filled
 
 
 def training() -> TrainingConfig:
@@ -73,13 +86,18 @@ def main() -> None:
     before = _resident("VmRSS") if measured else 0
     if measured:
         Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    load = CheckpointLoad(LocalStore(Path(folder)), CheckpointReference(**given["reference"]))
+    store = CountingStore(Path(folder))
+    load = CheckpointLoad(store, CheckpointReference(**given["reference"]))
     state = TrainState.create(ModelConfig(**given["model"]), training(), VOCABULARY, CPU, place, filled=False)
-    promised = load.into(state)
-    peak = _resident("VmHWM") - before if measured else 0
-    found = state_sha256(to_record(named.name, named.tensor) for named in state.named_tensors())
-    said = {"peak": peak, "promised": promised, "found": found}
-    Path(f"{folder}/{mode}-{size}-{rank}.json").write_text(json.dumps(said))
+    said, began = dict[str, Any](), time.monotonic()
+    try:
+        said["promised"] = load.into(state)
+    except Exception as error:
+        said |= {"error": str(error), "peer_is_gone": is_peer_loss(error)}
+    else:
+        said |= {"seconds": time.monotonic() - began, "peak": _resident("VmHWM") - before if measured else 0}
+        said["found"] = state_sha256(to_record(named.name, named.tensor) for named in state.named_tensors())
+    Path(f"{folder}/{mode}-{size}-{rank}.json").write_text(json.dumps({**said, "read": store.read_bytes}))
 
 
 if __name__ == "__main__":

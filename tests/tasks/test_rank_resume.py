@@ -1,4 +1,4 @@
-"""Any number of ranks resumes from any checkpoint; each reads its own part, into memory for that part alone."""
+"""Any number of ranks resumes from any checkpoint; together they read it once, each into memory for its part alone."""
 
 from pathlib import Path
 
@@ -9,22 +9,46 @@ from tests.tasks.rank_resume import Mode, resume_by, stage_by_one
 
 SMALL = ModelConfig(n_layer=2, n_head=2, n_embd=10, block_size=8)
 """Its rows do not divide by the number of ranks."""
+MIDDLE = ModelConfig(n_layer=2, n_head=2, n_embd=64, block_size=8)
 LARGE = ModelConfig(n_layer=12, n_head=12, n_embd=768, block_size=1024)
 
 
-@pytest.mark.parametrize(("size", "mode"), [(3, "fsdp"), pytest.param(2, "ddp", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("size", "mode"), [(3, "fsdp"), (2, "ddp"), pytest.param(3, "ddp", marks=pytest.mark.slow)])
 def test_ranks_resume_with_the_bits_that_one_process_staged(tmp_path: Path, size: int, mode: Mode) -> None:
     reference, digest, _ = stage_by_one(tmp_path, SMALL)
     for said in resume_by(size, mode, tmp_path, SMALL, reference):
         assert (said["promised"], said["found"]) == (digest, digest)
 
 
+def test_replicated_ranks_read_a_checkpoint_once_between_them(tmp_path: Path) -> None:
+    reference, _, state_bytes = stage_by_one(tmp_path, MIDDLE)
+    reads = [said["read"] for said in resume_by(3, "ddp", tmp_path, MIDDLE, reference)]
+    assert sum(reads) <= 1.05 * state_bytes  # some headers of shards are read by two
+    assert max(reads) <= state_bytes / 2
+
+
+@pytest.mark.parametrize("finder", [0, 1])
+def test_the_replicated_rank_that_finds_a_damaged_chunk_names_it_and_the_other_only_loses_a_peer(
+    tmp_path: Path, finder: int
+) -> None:
+    reference, _, _ = stage_by_one(tmp_path, SMALL)
+    shard = tmp_path / reference.prefix / f"{('weights', 'optimizer')[finder]}-00001-of-00001.safetensors"
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(data)
+    said = resume_by(2, "ddp", tmp_path, SMALL, reference)
+    assert f"{reference.prefix}/{shard.name}: sha256 is" in said[finder]["error"]
+    assert not said[finder]["peer_is_gone"] and said[1 - finder]["peer_is_gone"]
+
+
 @pytest.mark.slow  # quicker: the test above, and tests/tasks/test_staging_buffer.py for the memory of one process
 @pytest.mark.linux  # reads /proc
-@pytest.mark.parametrize("size", [2, 4])
-def test_a_sharded_resume_takes_the_memory_of_its_part_and_half_a_gigabyte(tmp_path: Path, size: int) -> None:
+@pytest.mark.parametrize(("size", "mode", "parts"), [(2, "fsdp", 2), (4, "fsdp", 4), (2, "ddp", 1)])
+def test_a_resume_takes_the_memory_of_a_ranks_part_and_half_a_gigabyte(
+    tmp_path: Path, size: int, mode: Mode, parts: int
+) -> None:
     reference, digest, state_bytes = stage_by_one(tmp_path, LARGE)
-    for said in resume_by(size, "fsdp", tmp_path, LARGE, reference):
+    for said in resume_by(size, mode, tmp_path, LARGE, reference):
         assert said["found"] == digest
-        assert said["peak"] <= state_bytes / size + 512e6
+        assert said["peak"] <= state_bytes / parts + 512e6
         print(f"{size} ranks: {said['peak'] / 1e6:,.0f} MB of a state of {state_bytes / 1e6:,.0f} MB")

@@ -157,6 +157,20 @@ TRAINING_MUTANTS = (
         "CheckpointLoad(self._store, None)",
         COUNTED,
     ),
+    mutant(
+        "every-rank-reads-all",
+        SETUP,
+        "if readers.get(named.name, ranks.rank) == ranks.rank]",
+        "if readers is not None]",
+        "tests/tasks/test_rank_resume.py::test_replicated_ranks_read_a_checkpoint_once_between_them",
+    ),
+    mutant(
+        "a-rank-keeps-what-it-read-to-itself",
+        SETUP,
+        "        if readers:",
+        "        if not readers:",
+        "tests/tasks/test_rank_resume.py::test_ranks_resume_with_the_bits_that_one_process_staged",
+    ),
     mutant("lowest-rate-is-zero", OPTIMIZER, "return training.min_lr\n", "return 0.0\n", SCHEDULE),
     mutant(
         "matrices-have-the-others-rate",
