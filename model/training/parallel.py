@@ -205,6 +205,19 @@ def gather_full(tensor: Tensor) -> Tensor:
     return tensor if full is None else full()
 
 
+def gather_to(tensor: Tensor, rank: int) -> Tensor:
+    """Return the full tensor on `rank`; for a sharded one this is a collective call, and others get their part back."""
+    if getattr(tensor, "placements", None) is None:
+        return tensor
+    part, size = local_rows(tensor)[0], dist.get_world_size()
+    rows = -(-tensor.shape[0] // size)
+    if len(part) < rows:  # the last ranks have fewer, or none
+        part = torch.cat((part, part.new_zeros(rows - len(part), *part.shape[1:])))
+    whole = part.new_empty(rows * size, *part.shape[1:]) if dist.get_rank() == rank else part
+    dist.gather(part, None if whole is part else list(whole.split(rows)), rank)
+    return whole[: tensor.shape[0]]
+
+
 def local_rows(tensor: Tensor) -> tuple[Tensor, int]:
     """Return this rank's rows of a sharded tensor and the number of the first; of any other tensor all of it."""
     if getattr(tensor, "placements", None) is None:
@@ -218,13 +231,8 @@ def local_rows(tensor: Tensor) -> tuple[Tensor, int]:
 @torch.no_grad()
 def copy_into(target: Tensor, values: Tensor) -> None:
     """Copy full values into a tensor, or this rank's part of them into a sharded one, without communication."""
-    placements = getattr(target, "placements", None)
-    if placements is not None:
-        from torch.distributed.tensor import distribute_tensor
-
-        mesh = target.device_mesh  # type: ignore[attr-defined]
-        values = distribute_tensor(values.to(target.device), mesh, placements, src_data_rank=None)
-    target.copy_(values)
+    local, first_row = local_rows(target)
+    local.copy_(values if local is target else values[first_row : first_row + len(local)])
 
 
 def is_peer_loss(error: BaseException) -> bool:

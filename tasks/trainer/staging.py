@@ -76,9 +76,9 @@ class SharedStaging:
         self.ranks, self._rendezvous = ranks, rendezvous
         self._writers = assign_writers(tensors, ranks.size)
 
-    def is_own(self, name: str) -> bool:
-        """Whether this rank writes the tensor."""
-        return self._writers[name] == self.ranks.rank
+    def writer(self, name: str) -> int:
+        """Return the rank that writes the tensor."""
+        return self._writers[name]
 
     def publish_shards(self, step: int, shards: Sequence[ManifestShard]) -> None:
         """Tell rank 0 the shards that this rank wrote for the checkpoint of `step`."""
@@ -104,7 +104,8 @@ class Staging:
     ) -> None:
         """Own `buffer` from now on; `shared` is this rank's part if several ranks stage together."""
         self._shared = shared
-        self._is_own: Callable[[str], bool] = (lambda _: True) if shared is None else shared.is_own
+        self._writer: Callable[[str], int] = (lambda _: 0) if shared is None else shared.writer
+        self._rank = 0 if shared is None else shared.ranks.rank
         self._store, self._callbacks, self._retry_policy = store, callbacks, run_retry_policy(patience_seconds)
         self._buffer = buffer or StagingBuffer(torch.device("cpu"))
         self._thread: threading.Thread | None = None
@@ -112,12 +113,12 @@ class Staging:
 
     def prepare(self, tensors: Sequence[NamedTensor]) -> None:
         """Allocate the memory for copies of these tensors in the background."""
-        self._buffer.prepare([named for named in tensors if self._is_own(named.name)])
+        self._buffer.prepare([named for named in tensors if self._writer(named.name) == self._rank])
 
     def copy(self, tensors: Sequence[NamedTensor]) -> tuple[NamedTensor, ...]:
         """Wait for the checkpoint on its way, then return host copies, which are valid until the next call."""
         self.wait()
-        return self._buffer.copy(tensors, self._is_own)
+        return self._buffer.copy(tensors, self._writer, self._rank)
 
     def begin(self, checkpoint: HostCheckpoint, before: Callable[[], None]) -> None:
         """Wait for the checkpoint on its way, then call `before` and stage `checkpoint` in the background."""

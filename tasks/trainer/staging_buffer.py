@@ -15,7 +15,7 @@ from itertools import accumulate
 import numpy as np
 import torch
 
-from model.training.parallel import gather_full
+from model.training.parallel import gather_to
 from model.training.train_state import NamedTensor
 
 _PAGE_BYTES = 4096
@@ -46,13 +46,14 @@ class StagingBuffer:
             self._preparing.start()
 
     def copy(
-        self, tensors: Sequence[NamedTensor], is_own: Callable[[str], bool] = lambda _: True
+        self, tensors: Sequence[NamedTensor], writer: Callable[[str], int] = lambda _: 0, rank: int = 0
     ) -> tuple[NamedTensor, ...]:
         """Copy the tensors into the block, over its old content, and return the copies, which are views of it.
 
-        Only tensors whose name `is_own` are kept; sharded ones are gathered, so every rank must pass all of them.
+        Only tensors of which this `rank` is the `writer` are kept; sharded ones are gathered by it, so every rank must
+        pass all of them.
         """
-        kept = [named for named in tensors if is_own(named.name)]
+        kept = [named for named in tensors if writer(named.name) == rank]
         self._wait_prepared()
         if [_layout(named) for named in kept] != [_layout(copy) for copy in self._copies]:
             sizes = [named.tensor.nbytes for named in kept]
@@ -67,7 +68,7 @@ class StagingBuffer:
         on_cuda = self._device.type == "cuda"
         with torch.no_grad():
             for named in tensors:
-                values = gather_full(named.tensor)
+                values = gather_to(named.tensor, writer(named.name))
                 if named.name in targets:
                     targets[named.name].copy_(values, non_blocking=on_cuda)
         if on_cuda:

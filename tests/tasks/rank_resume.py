@@ -4,8 +4,12 @@ Arguments: rank, number of ranks, ddp or fsdp, the store's folder, and model and
 """
 
 import json
+import os
+import socket
 import sys
 import time
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
@@ -16,12 +20,14 @@ from torch.distributed import FileStore  # type: ignore[attr-defined]
 from model.configuration.network import ModelConfig
 from model.configuration.training import TrainingConfig
 from model.training.parallel import SINGLE_RANK, is_peer_loss, join_ranks
-from model.training.train_state import TrainState
+from model.training.train_state import NamedTensor, TrainState
 from storage.checkpoints.checkpoint import checkpoint_target, stage_checkpoint
 from storage.checkpoints.checkpoint_documents import TrainerDocument, small_tensor
 from storage.checkpoints.tensor_record import state_sha256
 from storage.logs.log_entry import CheckpointReference
 from storage.stores.local_store import LocalStore
+from tasks.trainer.staging import SharedStaging
+from tasks.trainer.staging_buffer import StagingBuffer
 from tasks.trainer.tensor_exchange import to_group, to_record
 from tasks.trainer.training_setup import CheckpointLoad
 from tests.processes.fork_server import fork_server
@@ -68,6 +74,32 @@ def resume_by(size: int, mode: Mode, folder: Path, model: ModelConfig, reference
     return [json.loads((folder / f"{mode}-{size}-{n}.json").read_text()) for n in range(size)]
 
 
+def received_bytes() -> int:
+    """Return what this process's TCP connections have received: tcpi_bytes_received of tcp(7)'s TCP_INFO."""
+    total = 0
+    for entry in Path("/proc/self/fd").iterdir():
+        with suppress(OSError), socket.socket(fileno=os.dup(int(entry.name))) as connection:
+            if connection.family in (socket.AF_INET, socket.AF_INET6):
+                told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+                total += int.from_bytes(told[128:136], sys.byteorder)
+    return total
+
+
+def copy_share(state: TrainState) -> dict[str, Any]:
+    """Copy what this rank writes as the trainer does; return the digest of each such tensor, and what was received."""
+    rendezvous: Any = None
+    shared, tensors = SharedStaging(state.ranks, rendezvous, state.live_tensors()), state.live_tensors()
+    before, began = received_bytes(), time.monotonic()
+    copies = StagingBuffer(CPU).copy(tensors, shared.writer, state.ranks.rank)
+    seconds, received = time.monotonic() - began, received_bytes() - before
+    return {"kept": digests(copies), "received": received, "copy_seconds": seconds}
+
+
+def digests(tensors: Iterable[NamedTensor]) -> dict[str, str]:
+    """Return the digest of every tensor."""
+    return {named.name: state_sha256([to_record(named.name, named.tensor)]) for named in tensors}
+
+
 def _resident(field: str) -> int:
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
@@ -96,7 +128,10 @@ def main() -> None:
         said |= {"error": str(error), "peer_is_gone": is_peer_loss(error)}
     else:
         said |= {"seconds": time.monotonic() - began, "peak": _resident("VmHWM") - before if measured else 0}
-        said["found"] = state_sha256(to_record(named.name, named.tensor) for named in state.named_tensors())
+        said |= copy_share(state) if measured else {}
+        whole = state.named_tensors()
+        said["found"] = state_sha256(to_record(named.name, named.tensor) for named in whole)
+        said["whole"] = digests(whole)
     Path(f"{folder}/{mode}-{size}-{rank}.json").write_text(json.dumps({**said, "read": store.read_bytes}))
 
 

@@ -9,7 +9,8 @@ from tests.tasks.rank_resume import Mode, resume_by, stage_by_one
 
 SMALL = ModelConfig(n_layer=2, n_head=2, n_embd=10, block_size=8)
 """Its rows do not divide by the number of ranks."""
-MIDDLE = ModelConfig(n_layer=2, n_head=2, n_embd=64, block_size=8)
+MIDDLE = ModelConfig(n_layer=2, n_head=2, n_embd=64, block_size=4)
+"""Its positions are rows of two of three ranks."""
 LARGE = ModelConfig(n_layer=12, n_head=12, n_embd=768, block_size=1024)
 
 
@@ -41,7 +42,16 @@ def test_the_replicated_rank_that_finds_a_damaged_chunk_names_it_and_the_other_o
     assert not said[finder]["peer_is_gone"] and said[1 - finder]["peer_is_gone"]
 
 
-@pytest.mark.slow  # quicker: the test above, and tests/tasks/test_staging_buffer.py for the memory of one process
+@pytest.mark.linux  # reads /proc
+def test_a_sharded_rank_that_copies_its_share_of_a_checkpoint_receives_no_more_than_it_keeps(tmp_path: Path) -> None:
+    reference, _, state_bytes = stage_by_one(tmp_path, MIDDLE)
+    ranks = resume_by(3, "fsdp", tmp_path, MIDDLE, reference)
+    assert {name: digest for said in ranks for name, digest in said["kept"].items()} == ranks[0]["whole"]
+    for said in ranks:
+        assert 0 < said["received"] <= state_bytes / 3
+
+
+@pytest.mark.slow  # quicker: the tests above, and tests/tasks/test_staging_buffer.py for the memory of one process
 @pytest.mark.linux  # reads /proc
 @pytest.mark.parametrize(("size", "mode", "parts"), [(2, "fsdp", 2), (4, "fsdp", 4), (2, "ddp", 1)])
 def test_a_resume_takes_the_memory_of_a_ranks_part_and_half_a_gigabyte(

@@ -76,7 +76,7 @@ def stage_by_one(store: LocalStore, tensors: tuple[NamedTensor, ...]) -> StagedC
 def stage_by_several(store: LocalStore, tensors: tuple[NamedTensor, ...]) -> StagedCheckpoint:
     rendezvous: Any = QueuedRendezvous()
     shares = [SharedStaging(Ranks(rank, WRITERS), rendezvous, tensors) for rank in range(WRITERS)]
-    copies = [StagingBuffer(torch.device("cpu")).copy(tensors, share.is_own) for share in shares]
+    copies = [StagingBuffer(torch.device("cpu")).copy(tensors, share.writer, share.ranks.rank) for share in shares]
     for share, own in list(zip(shares, copies, strict=True))[1:]:
         groups = (to_group("weights", own), to_group("optimizer", own))
         rank = share.ranks.rank
