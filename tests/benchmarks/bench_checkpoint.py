@@ -3,8 +3,9 @@
 Savers take turns in one process, so that whatever else the machine does meets them all; medians, and ratios within a
 round. Peak memory is of a process of its own for each. The slow-down is of steps of a small model while a checkpoint
 of the chosen size is staged, in turns with steps while nothing is. Resuming is from the start of a process to the end
-of its first step. `--store s3://` starts a server of the tests' (Ceph where it is installed, else the emulator), or
-uses the one that AWS_ENDPOINT_URL names where a bucket is given.
+of its first step. `--only large` stages a state that is nowhere but in its host copy, and resumes it. `--store s3://`
+starts a server of the tests' (Ceph where it is installed, else the emulator), or uses the one that AWS_ENDPOINT_URL
+names where a bucket is given.
 """
 
 import argparse
@@ -32,6 +33,7 @@ from model.training.training_step import StepInputs, take_step
 from storage.logs.run_log import RunLog
 from storage.stores.open_store import open_store
 from tasks.trainer.training_setup import CheckpointLoad
+from tests.benchmarks import large_state
 from tests.benchmarks.checkpoint_savers import RUN, SAVERS, CairnSaver, Saved, state_bytes
 from tests.s3.ceph_server import PROGRAMS
 from tests.s3.servers import BUCKET, s3_server
@@ -40,6 +42,7 @@ SIZES = {
     "1M": (ModelConfig(n_layer=4, n_head=4, n_embd=128, block_size=128), 1024),
     "10M": (ModelConfig(n_layer=6, n_head=6, n_embd=384, block_size=256), 1024),
     "30M": (ModelConfig(n_layer=6, n_head=6, n_embd=384, block_size=256), 50304),
+    "1011M": (ModelConfig(n_layer=20, n_head=16, n_embd=2048, block_size=1024), 1024),
     "124M": (ModelConfig(n_layer=12, n_head=12, n_embd=768, block_size=1024), 50304),
     "1558M": (ModelConfig(n_layer=48, n_head=25, n_embd=1600, block_size=1024), 50304),
 }
@@ -58,11 +61,11 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--savers", default=",".join(SAVERS), help="which, by commas")
-    parser.add_argument("--only", choices=["save", "memory", "slow-down", "resume"], help="one part of it")
+    parser.add_argument("--only", choices=["save", "memory", "slow-down", "resume", "large"], help="one part of it")
     parser.add_argument("--turn", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.turn:
-        {"memory": peak_turn, "resume": resume_turn}[given.turn[0]](given, given.turn[1])
+        {"memory": peak_turn, "resume": resume_turn, "large": large_turn}[given.turn[0]](given, given.turn[1])
         return
     with a_store(given.store) as url:
         given.store = url
@@ -70,6 +73,8 @@ def main() -> None:
         for name, part in parts.items():
             if given.only in (None, name):
                 part(given)
+        if given.only == "large":
+            large_state.report(_turn(given, "large", "stage"), _turn(given, "large", "resume"))
 
 
 @contextmanager
@@ -154,18 +159,12 @@ def peak_turn(given: argparse.Namespace, name: str) -> None:
     """Save twice and say what the peak was beside that of having the state."""
     make_deterministic(seed=1, threads=given.threads)
     state = fresh_state(given.parameters, given.device)
-    before = _resident_bytes("VmRSS")
+    before = large_state.resident_bytes("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew: proc(5)
     save = SAVERS[name](state, f"{given.store}/memory-{time.time_ns()}")
     save()
     save()
-    print(json.dumps({"extra_bytes": _resident_bytes("VmHWM") - before, "state_bytes": state_bytes(state)}))
-
-
-def _resident_bytes(field: str) -> int:
-    # Not getrusage: its maximum begins with that of the process that started this one.
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
+    print(json.dumps({"extra_bytes": large_state.resident_bytes("VmHWM") - before, "state_bytes": state_bytes(state)}))
 
 
 def report_slow_down(given: argparse.Namespace) -> None:
@@ -261,8 +260,18 @@ def resume_turn(given: argparse.Namespace, name: str) -> None:
     said = {
         "first_step": time.monotonic() - begun,
         "loaded": read,
-        "peak_states": _resident_bytes("VmHWM") / state_bytes(state),
+        "peak_states": large_state.resident_bytes("VmHWM") / state_bytes(state),
     }
+    print(json.dumps(said))
+
+
+def large_turn(given: argparse.Namespace, name: str) -> None:
+    """Stage the state, or resume it, and say what that took."""
+    make_deterministic(seed=1, threads=given.threads)
+    (shape, vocab_size), training = SIZES[given.parameters], _training()
+    state, url = large_state.StateElsewhere(shape, training, vocab_size), f"{given.store}/large"
+    staging = name == "stage"
+    said = large_state.stage(state, url) if staging else large_state.resume(state, shape, training, vocab_size, url)
     print(json.dumps(said))
 
 
