@@ -5,8 +5,8 @@ steps, commits, staging in the background), and as the bare training loop in one
 is the time between two steps, both in the middle of a segment, so that each segment between them is paid for whole; how
 long a start takes is told by `bench_start`. Beside the comparison stands what one run says of itself, which other work
 on the machine disturbs less: the time outside of steps, and the core seconds of all but the thread that trains (with
-`--set training.threads=2` its helpers are counted among the others). With `--observed` the rivals are the command and
-the command while everything looks at it and is told of it (tests/benchmarks/observers.py).
+`--set training.threads=2` its helpers are counted among the others). With `--observed` one run is looked at by everything
+and tells everything (tests/benchmarks/observers.py); every few seconds all of that stands still: what does a step win?
 Linux only.
 """
 
@@ -20,8 +20,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from flows.orchestrator import prefect_server
@@ -72,7 +74,6 @@ class Share:
     trainer_threads_core: float = 0.0
     flow_core: float = 0.0
     server_core: float = 0.0
-    page_core: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,29 +94,37 @@ def command(given: argparse.Namespace, plan: Plan, store: Path) -> list[str]:
     return [*base, *options, "--store", str(store)]
 
 
-def with_cairn(
-    given: argparse.Namespace, plan: Plan, folder: Path, number: int, observers: Observers | None = None
-) -> Share:
-    """Run the command from before the first of the two steps until after the second, then tell it to leave."""
-    store = folder / f"store-{number}"
+@contextmanager
+def started(
+    given: argparse.Namespace, plan: Plan, folder: Path, store: Path, observers: Observers | None = None
+) -> "Iterator[subprocess.Popen[bytes]]":
+    """Yield the running command, and tell it to leave when the block ends."""
     options = [part for item in observers.overrides for part in ("--set", item)] if observers else []
     names = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "CAIRN_"))}
     environment = names | {"PREFECT_HOME": str(folder / "prefect"), "CAIRN_CACHE": str(folder / "cache")}
     environment |= observers.environment if observers else {}
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     with (folder / "command.txt").open("wb") as output:
         process = subprocess.Popen(
             [*command(given, plan, store), *options],
             cwd=folder,
-            env={**environment, "PYTHONPATH": str(ROOT)},
+            env={**environment, "PYTHONPATH": path},
             stderr=output,
         )
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+
+
+def with_cairn(given: argparse.Namespace, plan: Plan, folder: Path, number: int) -> Share:
+    """Run the command from before the first of the two steps until after the second, then tell it to leave."""
+    store = folder / f"store-{number}"
     log = store / PREFIX / "steps" / "attempt-0001.jsonl"
-    before = wait_for_step(process, log, plan.first, folder)
-    page_before = observers.page_core_seconds() if observers else 0.0
-    after = wait_for_step(process, log, plan.last, folder)
-    page_core = observers.page_core_seconds() - page_before if observers else 0.0
-    process.send_signal(signal.SIGTERM)
-    process.wait()
+    with started(given, plan, folder, store) as process:
+        before = wait_for_step(process, log, plan.first, folder)
+        after = wait_for_step(process, log, plan.last, folder)
     lines = read_attempt_records(LocalStore(store), PREFIX, 1)
     trainer = after.trainer - before.trainer
     core, server = after.tree - before.tree, after.server - before.server
@@ -127,7 +136,6 @@ def with_cairn(
         trainer_threads_core=trainer - main,
         flow_core=core - trainer - server,
         server_core=server,
-        page_core=page_core,
     )
 
 
@@ -220,7 +228,7 @@ def measure(given: argparse.Namespace, folder: Path) -> None:
     plan = Plan(segment=segment, first=segment // 2, last=segment // 2 + given.segments * segment)
     print(f"{segment} steps a segment, {plan.last} steps a turn", file=sys.stderr)
     if given.observed:
-        measure_observed(given, plan, folder)
+        measure_observed(given, tried.wall_seconds / CALIBRATION_STEPS, folder)
         return
     rounds = []
     for number in range(1, given.rounds + 1):
@@ -230,21 +238,41 @@ def measure(given: argparse.Namespace, folder: Path) -> None:
     report(rounds, plan)
 
 
-def measure_observed(given: argparse.Namespace, plan: Plan, folder: Path) -> None:
-    """Let the command alone and the observed command take turns; print each round and the medians, in per cent."""
-    print("| round | by the clock | the command's cores | the page, of one core | load |\n|---|---|---|---|---|")
-    clocks, cores, pages = list[float](), list[float](), list[float]()
-    for number in range(1, given.rounds + 1):
-        alone = with_cairn(given, plan, folder, 2 * number)
-        with observing(folder / f"store-{2 * number + 1}", "bench", folder) as observers:
-            seen = with_cairn(given, plan, folder, 2 * number + 1, observers)
-        clocks.append(100 * (seen.wall_seconds / alone.wall_seconds - 1))
-        cores.append(100 * (seen.core_seconds / alone.core_seconds - 1))
-        pages.append(100 * seen.page_core / seen.wall_seconds)
-        row = f"{clocks[-1]:+.2f} | {cores[-1]:+.2f} | {pages[-1]:.2f} | {os.getloadavg()[0]:.1f}"
-        print(f"| {number} | {row} |", flush=True)
-    middle = [statistics.median(values) for values in (clocks, cores, pages)]
-    print(f"| median | {middle[0]:+.2f} | {middle[1]:+.2f} | {middle[2]:.2f} | |")
+def measure_observed(given: argparse.Namespace, step_seconds: float, folder: Path) -> None:
+    """In one run, let all but trainer and server work, and stand still, in turns of some seconds; print the medians.
+
+    Two runs after each other differ by several per cent on a machine that others use too, so nothing under a per cent
+    would be seen between them. What works is the flow with its exporters and its hanging webhook, and the page.
+    """
+    window, turns = given.window_seconds, 2 * given.rounds
+    steps = math.ceil(3 * turns * window / step_seconds)  # one segment: between two the trainer would wait for the flow
+    store, plan = folder / "store-observed", Plan(segment=steps, first=8, last=steps)
+    log, marks = store / PREFIX / "steps" / "attempt-0001.jsonl", list[tuple[bool, int]]()
+    with observing(store, "bench", folder) as observers, started(given, plan, folder, store, observers) as process:
+        wait_for_step(process, log, plan.first, folder)
+        page, began = observers.page_core_seconds(), time.monotonic()
+        for turn in range(turns):
+            works = turn % 4 in (0, 3)  # neighbours change places, so that no drift counts for one of them
+            for pid in (process.pid, observers.page_pid):
+                os.kill(pid, signal.SIGCONT if works else signal.SIGSTOP)
+            marks.append((works, log.read_bytes().count(b"\n")))
+            time.sleep(window)
+        for pid in (process.pid, observers.page_pid):
+            os.kill(pid, signal.SIGCONT)
+        marks.append((True, log.read_bytes().count(b"\n")))
+        page_share = 2 * (observers.page_core_seconds() - page) / (time.monotonic() - began)
+    lines = {line.step: line.seconds for line in read_attempt_records(LocalStore(store), PREFIX, 1)}
+    means = [
+        (works, statistics.mean(lines[step] for step in range(first + 2, after)))  # not those that a border cuts
+        for (works, first), (_, after) in pairwise(marks)
+    ]
+    pairs = [dict(means[number : number + 2]) for number in range(0, turns, 2)]
+    slower = sorted(100 * (pair[True] / pair[False] - 1) for pair in pairs)
+    low, middle, high = statistics.quantiles(slower, n=4)
+    error = 1.25 * statistics.stdev(slower) / math.sqrt(len(slower))
+    print(f"steps of {1000 * statistics.mean(mean for _, mean in means):.0f} ms, {len(pairs)} pairs of {window:.0f} s")
+    print(f"with all that looks a step takes {middle:+.2f} % (quartiles {low:+.2f} to {high:+.2f}; error {error:.2f})")
+    print(f"the page takes {100 * page_share:.2f} % of a core; load {os.getloadavg()[0]:.1f}")
 
 
 def report(rounds: Sequence[tuple[Share, Share]], plan: Plan) -> None:
@@ -276,7 +304,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--config", type=Path, default=QUICKSTART)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--observed", action="store_true", help="beside the same run that is looked at and told of")
+    parser.add_argument(
+        "--observed", action="store_true", help="what looking at a run adds to its steps; pairs: --rounds"
+    )
+    parser.add_argument("--window-seconds", type=float, default=5.0, help="with --observed: how long a turn is")
     parser.add_argument("--bare", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--first", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--last", type=int, help=argparse.SUPPRESS)
