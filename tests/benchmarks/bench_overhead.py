@@ -5,8 +5,8 @@ steps, commits, staging in the background), and as the bare training loop in one
 is the time between two steps, both in the middle of a segment, so that each segment between them is paid for whole; how
 long a start takes is told by `bench_start`. Beside the comparison stands what one run says of itself, which other work
 on the machine disturbs less: the time outside of steps, and the core seconds of all but the thread that trains (with
-`--set training.threads=2` its helpers are counted among the others). With `--observed` one run is looked at by everything
-and tells everything (tests/benchmarks/observers.py); every few seconds all of that stands still: what does a step win?
+`--set training.threads=2` its helpers are counted among the others). With `--observed` one run is looked at and tells
+everybody (tests/benchmarks/observers.py); every few seconds all of that stands still: what does a step win?
 Linux only.
 """
 

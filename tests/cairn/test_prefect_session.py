@@ -79,5 +79,5 @@ def test_a_run_that_loses_its_server_between_two_attempts_goes_on_with_another(
     )
     with hand_over(resolved) as handed:
         monkeypatch.setattr(sys.modules["flows.train_gpt"], "train_gpt", LosingServer(fresh, handed, attempts=attempts))
-        end = prefect_session._run_flow(handed, fresh.log, server)
+        end = prefect_session._run_flow(handed, fresh.log, server, before=0)
     assert (end.message, len(chosen)) == ("it went on", attempts)

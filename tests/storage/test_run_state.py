@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.logs.log_entry import Entry
-from storage.logs.run_entries import CheckpointQuarantined, RunFinished
+from storage.logs.run_entries import AttemptShown, CheckpointQuarantined, RunFinished
 from storage.logs.run_log import fold
 from tests.entries import ended, evaluated, started
 from tests.storage.builders import committed, entry, opened
@@ -22,6 +22,7 @@ STEPS = st.integers(0, 5)
 BODIES = st.one_of(
     st.just(opened()),
     st.builds(started, ATTEMPTS),
+    st.builds(AttemptShown, attempt=ATTEMPTS, flow_run_id=st.just("late")),
     st.builds(ended, ATTEMPTS),
     st.builds(committed, STEPS, ATTEMPTS),
     st.builds(quarantined, STEPS, ATTEMPTS),
@@ -98,3 +99,12 @@ def test_only_a_step_beyond_the_high_water_mark_is_progress() -> None:
     ]
     state = fold(entry(body, attempt=attempt, seq=seq) for seq, (body, attempt) in enumerate(bodies))
     assert [record.made_progress for record in state.attempts] == [True, False]
+
+
+def test_a_flow_run_shows_the_open_attempt_and_no_other() -> None:
+    claims = [entry(opened(), seq=0), entry(started(1), seq=1)]
+    shown = fold([*claims, entry(AttemptShown(attempt=1, flow_run_id="late"), attempt=1, seq=2)])
+    assert shown.attempts[0].started.flow_run_id == "late" and not shown.refused
+    over = [*claims, entry(ended(1), attempt=1, seq=2)]
+    late = fold([*over, entry(AttemptShown(attempt=1, flow_run_id="late"), attempt=1, seq=3)])
+    assert late.attempts[0].started.flow_run_id != "late" and len(late.refused) == 1
