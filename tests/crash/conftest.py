@@ -23,9 +23,15 @@ def api_url() -> str:
 
 
 @pytest.fixture
-def command(tmp_path: Path, api_url: str) -> Command:
+def architecture() -> str:
+    """The network of `command` and of the run nobody touched, which a test can be parametrized by."""
+    return "gpt2"
+
+
+@pytest.fixture
+def command(tmp_path: Path, api_url: str, architecture: str) -> Command:
     """A fresh folder to train in."""
-    return Command(tmp_path, api_url)
+    return Command(tmp_path, api_url, architecture=architecture)
 
 
 @pytest.fixture
@@ -47,10 +53,10 @@ def undisturbed(api_url: str) -> Command:
     return undisturbed_run(api_url)
 
 
-@pytest.fixture(scope="session")
-def undisturbed_sha256(undisturbed: Command) -> str:
+@pytest.fixture
+def undisturbed_sha256(api_url: str, architecture: str) -> str:
     """The digest of the run nobody touched."""
-    return undisturbed.state_sha256()
+    return undisturbed_run(api_url, architecture).state_sha256()
 
 
 @pytest.fixture(scope="session")

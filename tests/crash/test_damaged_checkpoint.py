@@ -12,7 +12,10 @@ SETTINGS = ("--set", "training.steps=15", "--set", "budgets.storage.backoff_seco
 
 # quicker: tests/storage/test_resume_point.py, "quarantine-and-resume" in tests/protocol, and test_rank_resume.py
 @pytest.mark.slow
-@pytest.mark.parametrize(("processes", "writer"), [(1, ""), (2, "-writer-2-of-2")])
+@pytest.mark.parametrize(
+    ("processes", "writer", "architecture"),
+    [(1, "", "gpt2"), (1, "", "qwen3"), (2, "-writer-2-of-2", "qwen3")],
+)
 def test_a_changed_byte_is_found_by_the_trainer_that_loads_it_and_costs_one_checkpoint(
     command: Command, processes: int, writer: str
 ) -> None:

@@ -7,7 +7,8 @@ import psutil
 import pytest
 
 from storage.logs.run_log import RunLog
-from tests.crash.training_command import STEPS, Command
+from tests.crash.session_runs import undisturbed_run
+from tests.crash.training_command import ARCHITECTURES, STEPS, Command
 from tests.processes.waiting import patience_seconds, wait_for
 
 # One killed evaluator is in the default suite: test_practice_faults.
@@ -44,17 +45,18 @@ def is_running(pid: int) -> bool:
         return False
 
 
-@pytest.fixture(scope="module")
-def killed(tmp_path_factory: pytest.TempPathFactory, api_url: str) -> Command:
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def killed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, api_url: str) -> Command:
     """A run whose every evaluation had its first evaluator killed."""
     faults = ",".join(f"evaluator@{2 * number + 1}" for number in range(len(EVALUATED)))
-    command = Command(tmp_path_factory.mktemp("killed"), api_url, environment={"CAIRN_FAULTS": faults})
+    folder = tmp_path_factory.mktemp("killed")
+    command = Command(folder, api_url, environment={"CAIRN_FAULTS": faults}, architecture=request.param)
     command.train(*EVERY)
     return command
 
 
-def test_the_weights_are_those_of_the_run_nobody_touched(killed: Command, undisturbed_sha256: str) -> None:
-    assert killed.state_sha256() == undisturbed_sha256
+def test_the_weights_are_those_of_the_run_nobody_touched(killed: Command, api_url: str) -> None:
+    assert killed.state_sha256() == undisturbed_run(api_url, killed.architecture).state_sha256()
 
 
 def test_every_evaluation_is_there_exactly_once(killed: Command) -> None:

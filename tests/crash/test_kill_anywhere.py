@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import psutil
 import pytest
 
-from tests.crash.training_command import STEPS, Command
+from tests.crash.training_command import ARCHITECTURES, STEPS, Command
 from tests.crash.victims import kill_both, kill_flow, kill_trainer, trainers_of
 from tests.processes.waiting import patience_seconds
 
@@ -41,6 +41,7 @@ def train_through(command: Command, kill_something: Kill, steps: list[int]) -> N
 
 
 @pytest.mark.slow  # quick witnesses: the tests below, and tests/chaos/test_short_campaign.py for a killed trainer
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize(("victim", "seed"), [(kill_trainer, 1), (kill_flow, 2), (kill_both, 3)])
 def test_kills_after_random_steps_leave_the_same_bits(
     command: Command, undisturbed_sha256: str, victim: Kill, seed: int

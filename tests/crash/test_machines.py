@@ -27,6 +27,7 @@ def left_with(process: "subprocess.Popen[bytes]") -> int:
     return process.wait(timeout=patience_seconds())
 
 
+@pytest.mark.parametrize("architecture", ["qwen3"])
 def test_a_machine_whose_ranks_are_killed_takes_part_in_the_next_attempt_and_both_leave_when_the_run_ends(
     machines: TwoMachines,
 ) -> None:

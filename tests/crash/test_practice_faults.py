@@ -6,7 +6,7 @@ import pytest
 
 from storage.logs.run_entries import AttemptEnded
 from tests.crash.reference import reference_run
-from tests.crash.training_command import STEPS, Command
+from tests.crash.training_command import ARCHITECTURES, STEPS, Command
 
 pytestmark = pytest.mark.xdist_group("scarred")  # no other worker waits for that run
 
@@ -15,8 +15,8 @@ def receipts(command: Command) -> list[AttemptEnded]:
     return [attempt.ended for attempt in command.state().attempts if attempt.ended is not None]
 
 
-def faulty(folder: Path, api_url: str, faults: str) -> Command:
-    return Command(folder, api_url, environment={"CAIRN_FAULTS": faults})
+def faulty(folder: Path, api_url: str, faults: str, architecture: str = "gpt2") -> Command:
+    return Command(folder, api_url, environment={"CAIRN_FAULTS": faults}, architecture=architecture)
 
 
 def test_every_receipt_has_the_right_reason(scarred: Command) -> None:
@@ -75,10 +75,11 @@ def test_the_evaluator_alone_was_run_again(scarred: Command) -> None:
 
 
 @pytest.mark.slow  # its quicker witness is tests/model/test_same_bits_on_any_number_of_processes.py
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_an_oom_leaves_the_bits_of_a_run_that_nobody_touched(
-    tmp_path: Path, api_url: str, undisturbed_sha256: str
+    tmp_path: Path, api_url: str, architecture: str, undisturbed_sha256: str
 ) -> None:
-    command = faulty(tmp_path, api_url, "oom@22")
+    command = faulty(tmp_path, api_url, "oom@22", architecture)
     command.train()
     assert [ended.reason for ended in receipts(command)] == ["oom", "completed"]
     assert command.state_sha256() == undisturbed_sha256

@@ -5,18 +5,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.training_command import Command
+from tests.crash.training_command import ARCHITECTURES, Command
 from tests.processes.waiting import patience_seconds, wait_for
 
 NOTICES = (7, 33)
 
 
 @pytest.mark.slow  # quick witnesses: test_practice_faults.py, the preempted step itself was committed, and its bits
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_every_notice_with_enough_grace_commits_its_very_step_and_no_step_is_done_twice(
-    tmp_path: Path, api_url: str, undisturbed_sha256: str
+    tmp_path: Path, api_url: str, architecture: str, undisturbed_sha256: str
 ) -> None:
     faults = ",".join(f"preempt@{step}" for step in NOTICES)
-    command = Command(tmp_path, api_url, environment={"CAIRN_FAULTS": faults})
+    command = Command(tmp_path, api_url, environment={"CAIRN_FAULTS": faults}, architecture=architecture)
     for _ in NOTICES:
         command.train(exit_code=75)
     command.train()

@@ -33,6 +33,8 @@ RECOMPUTED = ("--set", "training.activation_checkpointing=true")
 SHARED = ("--set", "training.micro_batch=2")
 SHARDED = ("--set", "training.parallel=fsdp")
 Settings = tuple[str, ...]
+of_qwen3 = pytest.mark.parametrize("architecture", ["qwen3"])
+"""Half of the tests train the one network, half the other."""
 
 
 def by(processes: int, *more: str) -> Settings:
@@ -76,6 +78,7 @@ def greatest_difference(first: Mapping[str, Tensor], second: Mapping[str, Tensor
     return max(float((first[name] - second[name]).abs().max()) for name in first)
 
 
+@of_qwen3
 def test_a_run_killed_on_two_processes_and_continued_by_one_ends_with_the_bits_of_one(command: Command) -> None:
     train_and_kill(command, 9, *by(2, *SHARED))
     command.train(*by(1, *SHARED))  # with dropout, in the default arithmetic
@@ -86,7 +89,11 @@ def test_a_run_killed_on_two_processes_and_continued_by_one_ends_with_the_bits_o
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arithmetic", [PLAIN_DROPOUT, WIDE], ids=["fp32", "default"])
+@pytest.mark.parametrize(
+    ("arithmetic", "architecture"),
+    [(PLAIN_DROPOUT, "qwen3"), (WIDE, "qwen3"), (WIDE, "gpt2")],
+    ids=["fp32", "default", "default, gpt2"],
+)
 def test_a_run_moved_from_one_process_to_two_to_four_and_back_ends_with_the_bits_of_one(
     command: Command, arithmetic: Settings
 ) -> None:
@@ -104,10 +111,11 @@ def test_a_run_moved_from_one_process_to_two_to_four_and_back_ends_with_the_bits
 
 
 @pytest.mark.slow
+@of_qwen3
 def test_two_ranks_killed_and_resumed_end_with_the_bits_of_two_that_nobody_touched(
     command: Command, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    untouched = Command(tmp_path_factory.mktemp("untouched"), command.api_url)
+    untouched = Command(tmp_path_factory.mktemp("untouched"), command.api_url, architecture=command.architecture)
     untouched.train(*by(2))  # with dropout, in the default arithmetic
     train_and_kill(command, 6, *by(2))
     train_and_kill(command, 15, *by(2))
@@ -120,7 +128,7 @@ def test_two_ranks_killed_and_resumed_end_with_the_bits_of_two_that_nobody_touch
 def test_three_ranks_round_alike_in_the_first_step_after_a_resume(
     command: Command, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    untouched = Command(tmp_path_factory.mktemp("untouched"), command.api_url)
+    untouched = Command(tmp_path_factory.mktemp("untouched"), command.api_url, architecture=command.architecture)
     untouched.train(*by(3))
     train_and_kill(command, 10, *by(3))
     command.train(*by(3))
@@ -142,10 +150,11 @@ def test_a_sharded_run_goes_on_replicated_and_then_alone(
 
 
 @pytest.mark.slow
+@of_qwen3
 def test_a_sharded_run_killed_and_resumed_ends_with_the_same_bits(
     command: Command, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    untouched = Command(tmp_path_factory.mktemp("untouched"), command.api_url)
+    untouched = Command(tmp_path_factory.mktemp("untouched"), command.api_url, architecture=command.architecture)
     untouched.train(*by(2, *SHARDED))
     train_and_kill(command, 10, *by(2, *SHARDED))
     command.train(*by(2, *SHARDED))

@@ -17,18 +17,21 @@ from tests.text.shakespeare import TINY_SHAKESPEARE
 
 RUN, STEPS = "bard", 60
 PROGRAM = "cairn.cli.command"
+ARCHITECTURES = ("gpt2", "qwen3")
 
 
-def configuration(*, steps: int = STEPS, every_commits: int = 12) -> str:
-    """Return a run configuration that a test has the time to train."""
+def configuration(*, steps: int = STEPS, every_commits: int = 12, architecture: str = "gpt2") -> str:
+    """Return a run configuration that a test has the time to train; heads of qwen3 share their keys."""
     return f"""
-model_family = "gpt2-tiny"
+model_family = "{architecture}-tiny"
 [data]
 sources = ["{TINY_SHAKESPEARE}"]
 tokenizer = "bytes"
 [model]
+architecture = "{architecture}"
 n_layer = 2
 n_head = 2
+n_kv_head = {1 if architecture == "qwen3" else 2}
 n_embd = 32
 block_size = 64
 dropout = 0.1
@@ -68,12 +71,13 @@ class Command:
         store: ObjectStore | None = None,
         environment: Mapping[str, str] | None = None,
         forked: bool = True,
+        architecture: str = "gpt2",
     ) -> None:
-        self.folder, self.api_url = folder, api_url
+        self.folder, self.api_url, self.architecture = folder, api_url, architecture
         self.store = store or LocalStore(folder / "store")
         self._environment = dict(environment or {})
         self._popen = fork_server().popen if forked else subprocess.Popen
-        (folder / "run.toml").write_text(configuration(), encoding="utf-8")
+        (folder / "run.toml").write_text(configuration(architecture=architecture), encoding="utf-8")
         self._count = 0
 
     def start(self, *extra: str, **variables: str) -> "subprocess.Popen[bytes]":

@@ -11,13 +11,17 @@ from model.inference.evaluation import evaluate, held_out_loss
 from model.kernels import head_loss
 from tests.model.tiny_run import TinyRun
 
+NETWORKS = {"gpt2": {}, "qwen3": {"architecture": "qwen3", "n_kv_head": 1}}
+both = pytest.mark.parametrize("shape", NETWORKS.values(), ids=NETWORKS)
+
 
 def measure(run, **changes):
     return evaluate(run.state.model, run.windows, **{"batches": 3, "batch_size": 4, "bytes_per_token": 2.0, **changes})
 
 
-def test_the_same_model_has_the_same_metrics(tiny_run: type[TinyRun]) -> None:
-    run = tiny_run(model={"dropout": 0.5})
+@both
+def test_the_same_model_has_the_same_metrics(tiny_run: type[TinyRun], shape) -> None:
+    run = tiny_run(model={"dropout": 0.5, **shape})
     assert measure(run) == measure(run)
 
 
@@ -32,8 +36,9 @@ def test_the_batch_size_does_not_change_the_loss_of_the_slice(tiny_run: type[Tin
     assert measure(run, batches=4, batch_size=3).val_loss == pytest.approx(measure(run).val_loss, rel=1e-6)
 
 
-def test_windows_of_a_last_batch_that_is_not_full_count_as_much_as_others(tiny_run: type[TinyRun]) -> None:
-    run = tiny_run()
+@both
+def test_windows_of_a_last_batch_that_is_not_full_count_as_much_as_others(tiny_run: type[TinyRun], shape) -> None:
+    run = tiny_run(model=shape)
     windows, count = run.windows, run.windows.window_count
     one_by_one = measure(run, batches=count, batch_size=1).val_loss
     for batch_size in (count - 1, count // 2 + 1):
@@ -41,10 +46,11 @@ def test_windows_of_a_last_batch_that_is_not_full_count_as_much_as_others(tiny_r
         assert (loss, measured) == (pytest.approx(one_by_one, rel=1e-6), count)
 
 
+@both
 def test_few_logits_exist_at_a_time_and_the_loss_is_that_of_all(
-    tiny_run: type[TinyRun], monkeypatch: pytest.MonkeyPatch
+    tiny_run: type[TinyRun], monkeypatch: pytest.MonkeyPatch, shape
 ) -> None:
-    run, rows = tiny_run(), list[int]()
+    run, rows = tiny_run(model=shape), list[int]()
     whole = measure(run).val_loss
     linear = head_loss.F.linear
     monkeypatch.setattr(head_loss, "HELD_OUT_CHUNK_BYTES", 4 * 61 * 5)
@@ -76,8 +82,9 @@ def test_the_slice_is_spread_over_all_windows(
     assert gathered == chosen
 
 
-def test_evaluating_draws_no_random_number(tiny_run: type[TinyRun]) -> None:
-    run = tiny_run(model={"dropout": 0.5})
+@both
+def test_evaluating_draws_no_random_number(tiny_run: type[TinyRun], shape) -> None:
+    run = tiny_run(model={"dropout": 0.5, **shape})
     before = torch.get_rng_state()
     measure(run)
     assert torch.equal(torch.get_rng_state(), before)
@@ -89,7 +96,8 @@ def test_an_evaluation_of_nothing_is_refused(tiny_run: type[TinyRun], changes) -
         measure(tiny_run(), **changes)
 
 
-def test_a_network_that_masks_documents_is_measured_masked(tiny_run: type[TinyRun]) -> None:
-    plain, masked = tiny_run(), tiny_run()
+@both
+def test_a_network_that_masks_documents_is_measured_masked(tiny_run: type[TinyRun], shape) -> None:
+    plain, masked = tiny_run(model=shape), tiny_run(model=shape)
     masked.state.model.boundary_id = 7
     assert measure(masked, batches=1000).val_loss != measure(plain, batches=1000).val_loss

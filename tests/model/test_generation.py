@@ -14,6 +14,8 @@ from model.inference.generation import Sampling, generate, generate_stream
 from tests.model.tiny_run import TinyRun
 
 VOCAB, END = 61, 7
+NETWORKS = {"gpt2": {}, "qwen3": {"architecture": "qwen3", "n_kv_head": 1}}
+both = pytest.mark.parametrize("shape", NETWORKS.values(), ids=NETWORKS)
 
 
 def test_equal_seeds_give_equal_text(tiny_run: type[TinyRun]) -> None:
@@ -26,12 +28,14 @@ def test_another_seed_gives_another_text(tiny_run: type[TinyRun]) -> None:
     assert generate(model, [1], new_tokens=20, seed=4) != generate(model, [1], new_tokens=20, seed=5)
 
 
-def test_text_may_grow_longer_than_the_block(tiny_run: type[TinyRun]) -> None:
-    assert len(generate(tiny_run().state.model, range(12), new_tokens=20)) == 20
+@both
+def test_text_may_grow_longer_than_the_block(tiny_run: type[TinyRun], shape) -> None:
+    assert len(generate(tiny_run(model=shape).state.model, range(12), new_tokens=20)) == 20
 
 
-def test_only_the_last_block_of_the_prompt_counts(tiny_run: type[TinyRun]) -> None:
-    model = tiny_run().state.model
+@both
+def test_only_the_last_block_of_the_prompt_counts(tiny_run: type[TinyRun], shape) -> None:
+    model = tiny_run(model=shape).state.model
     long, short = [3, 1, 4, 1, 5, *range(8)], list(range(8))
     assert generate(model, long, new_tokens=6, seed=1) == generate(model, short, new_tokens=6, seed=1)
 
@@ -65,8 +69,9 @@ def test_impossible_requests_are_refused(tiny_run: type[TinyRun], prompt, settin
         generate(tiny_run().state.model, prompt, **{"new_tokens": 3, **settings})
 
 
-def test_a_network_that_masks_documents_continues_the_last_document_alone(tiny_run: type[TinyRun]) -> None:
-    model = tiny_run().state.model
+@both
+def test_a_network_that_masks_documents_continues_the_last_document_alone(tiny_run: type[TinyRun], shape) -> None:
+    model = tiny_run(model=shape).state.model
     model.boundary_id = 7
     ids = [generate(model, [*before, 7, 3], new_tokens=2, seed=1) for before in ([1, 2, 4], [5, 6, 8])]
     assert ids[0] == ids[1]
@@ -94,10 +99,11 @@ def pieces(sizes):
     return [slice(begin, begin + size) for begin, size in zip(begins, sizes, strict=True)]
 
 
+@both
 @pytest.mark.parametrize("boundary_id", [None, END])
 @pytest.mark.parametrize("sizes", [[1] * 32, [32], [20, *[1] * 12], [5, 9, 1, 17]])
-def test_with_a_cache_the_logits_of_every_position_are_those_of_the_whole_text(sizes, boundary_id) -> None:
-    model, ids = network(boundary_id=boundary_id), text(32, 0, 6, 11, 12, 31)
+def test_with_a_cache_the_logits_of_every_position_are_those_of_the_whole_text(shape, sizes, boundary_id) -> None:
+    model, ids = network(boundary_id=boundary_id, **shape), text(32, 0, 6, 11, 12, 31)
     cache = KeyValueCache(model.config, device=model.device)
     with torch.no_grad():
         whole = model(ids)[0]
@@ -113,16 +119,19 @@ def test_without_bias_the_cache_changes_no_logit() -> None:
         torch.testing.assert_close(torch.stack(last), model(ids)[0], atol=1e-5, rtol=0)
 
 
-def test_a_forgotten_text_leaves_nothing_behind() -> None:
-    model, cache = network(), KeyValueCache(network().config, device=torch.device("cpu"))
+@both
+def test_a_forgotten_text_leaves_nothing_behind(shape) -> None:
+    model = network(**shape)
+    cache = KeyValueCache(model.config, device=model.device)
     with torch.no_grad():
         model.extend(text(32), cache)
         cache.length = 0
         torch.testing.assert_close(model.extend(text(9, 4), cache)[0], model(text(9, 4))[0, -1], atol=1e-5, rtol=0)
 
 
-def test_a_text_longer_than_the_block_is_refused_and_the_cache_stays_as_it_was() -> None:
-    model = network()
+@both
+def test_a_text_longer_than_the_block_is_refused_and_the_cache_stays_as_it_was(shape) -> None:
+    model = network(**shape)
     cache = KeyValueCache(model.config, device=model.device)
     with torch.no_grad():
         model.extend(text(30), cache)
@@ -131,19 +140,21 @@ def test_a_text_longer_than_the_block_is_refused_and_the_cache_stays_as_it_was()
     assert cache.length == 30
 
 
+@both
 @pytest.mark.parametrize("boundary_id", [None, END])
 @pytest.mark.parametrize("sampling", [Sampling(temperature=0), Sampling(temperature=0.8, top_k=20)])
-def test_within_a_block_the_stream_equals_full_passes(sampling, boundary_id) -> None:
-    model = network(boundary_id=boundary_id)
+def test_within_a_block_the_stream_equals_full_passes(shape, sampling, boundary_id) -> None:
+    model = network(boundary_id=boundary_id, **shape)
     settings = {"temperature": sampling.temperature, "top_k": sampling.top_k}
     stream = generate_stream(model, [5, END, 3], new_tokens=29, sampling=sampling, seed=2)
     assert list(stream) == generate(model, [5, END, 3], new_tokens=29, seed=2, **settings)
 
 
+@both
 @pytest.mark.parametrize("boundary_id", [None, END])
 @pytest.mark.parametrize("block_size", [1, 2, 7, 16])
-def test_beyond_the_block_the_stream_continues_from_the_newest_half(block_size, boundary_id) -> None:
-    model, prompt = network(block_size, boundary_id), [1, 2, END, 3, 9, 4, 12, 30, 8]
+def test_beyond_the_block_the_stream_continues_from_the_newest_half(shape, block_size, boundary_id) -> None:
+    model, prompt = network(block_size, boundary_id, **shape), [1, 2, END, 3, 9, 4, 12, 30, 8]
     expected, seen = [], prompt[-block_size:]
     with torch.no_grad():
         for _ in range(40):

@@ -1,4 +1,4 @@
-"""A model is loaded as it was trained: masked at documents where it was, not where it was not."""
+"""A model is loaded as it was trained: with its weights, masked at documents where it was, not where it was not."""
 
 from pathlib import Path
 
@@ -17,16 +17,22 @@ from tasks.trainer.tensor_exchange import to_group
 from tests.memory_store import MemoryStore
 from tests.storage.builders import trainer_document
 
-MODEL = ModelConfig(n_layer=1, n_head=1, n_embd=8, block_size=8)
+NETWORKS = {
+    "gpt2": ModelConfig(n_layer=1, n_head=1, n_embd=8, block_size=8),
+    "qwen3": ModelConfig(architecture="qwen3", n_layer=1, n_head=2, n_kv_head=1, n_embd=8, block_size=8),
+}
 
 
 @pytest.mark.parametrize("mask_documents", [True, False])
-def test_a_checkpoint_is_opened_with_the_masking_it_was_trained_with(tmp_path: Path, mask_documents: bool) -> None:
+@pytest.mark.parametrize("model", NETWORKS.values(), ids=NETWORKS)
+def test_a_checkpoint_is_opened_with_its_weights_and_the_masking_it_was_trained_with(
+    tmp_path: Path, model: ModelConfig, mask_documents: bool
+) -> None:
     (tmp_path / "a.txt").write_text("\n\n".join(f"paragraph {number} of the text" for number in range(60)))
     store, data = MemoryStore(), DataConfig(sources=("a.txt",), tokenizer="bytes")
     snapshot = build_snapshot(store, data, tmp_path)
     state = TrainState.create(
-        MODEL,
+        model,
         TrainingConfig(steps=1, precision="fp32", kernels="stock"),
         snapshot.manifest.vocab_size,
         torch.device("cpu"),
@@ -41,10 +47,12 @@ def test_a_checkpoint_is_opened_with_the_masking_it_was_trained_with(tmp_path: P
     opened = open_model(
         store,
         CheckpointReference(step=0, attempt=1, prefix="runs/r/c", manifest_sha256=staged.manifest_sha256),
-        model=MODEL,
+        model=model,
         snapshot_id=snapshot.snapshot_id,
         cache_dir=tmp_path / "cache",
         device=torch.device("cpu"),
         mask_documents=mask_documents,
     )
     assert opened.network.boundary_id == (snapshot.manifest.end_of_text_id if mask_documents else None)
+    weights = opened.network.state_dict()
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in state.model.state_dict().items())

@@ -51,10 +51,13 @@ class EvaluatorHere:
 Evaluate = Callable[..., tuple[EvaluationRecorded, EvaluatorHere]]
 
 
+both = pytest.mark.parametrize("made", ["gpt2", "qwen3"], indirect=True)
+
+
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> CommittedModel:
-    folder = tmp_path_factory.mktemp("evaluated")
-    return commit_model(LocalStore(folder / "store"), folder, small_configuration())
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> CommittedModel:
+    folder, model = tmp_path_factory.mktemp("evaluated"), {"architecture": getattr(request, "param", "gpt2")}
+    return commit_model(LocalStore(folder / "store"), folder, small_configuration(model=model))
 
 
 @pytest.fixture
@@ -99,6 +102,7 @@ def held_out(made: CommittedModel, folder: Path, split: str = "val", **slices: i
     return loss, count, sizes.bytes / sizes.tokens
 
 
+@both
 def test_the_loss_is_of_the_held_out_windows_that_the_suite_asks_for(
     made: CommittedModel, evaluate: Evaluate, tmp_path: Path
 ) -> None:
@@ -145,6 +149,7 @@ def test_samples_follow_from_prompts_length_and_seed(evaluate: Evaluate) -> None
     assert evaluate(sample_tokens=0)[0].samples == tuple(SUITE["prompts"])
 
 
+@both
 def test_the_evaluator_masks_documents_where_the_run_does(evaluate: Evaluate) -> None:
     masked, evaluator = evaluate(training={"mask_documents": True})
     assert evaluator.specs[0].mask_documents
