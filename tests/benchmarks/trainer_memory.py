@@ -34,6 +34,8 @@ class MemoryCase:
     vocab_size: int
     micro_batch: int
     global_batch: int
+    architecture: Any = "gpt2"
+    key_heads: int | None = None
     precision: Any = "fp32"
     kernels: Any = "stock"
     recompute: bool = False
@@ -46,7 +48,13 @@ class MemoryCase:
     def model(self) -> ModelConfig:
         """The network's shape."""
         return ModelConfig(
-            n_layer=self.layers, n_head=self.heads, n_embd=self.width, block_size=self.block, dropout=self.dropout
+            architecture=self.architecture,
+            n_layer=self.layers,
+            n_head=self.heads,
+            n_kv_head=self.key_heads or self.heads,
+            n_embd=self.width,
+            block_size=self.block,
+            dropout=self.dropout,
         )
 
     @property
@@ -77,7 +85,7 @@ class MemoryCase:
         )
 
 
-def _cases() -> dict[str, MemoryCase]:
+def _cases(architecture: str) -> dict[str, MemoryCase]:
     sizes = {
         "small": (dict(layers=4, heads=4, width=128, block=128, vocab_size=1024), 32, (32, 8)),
         "middle": (dict(layers=6, heads=6, width=384, block=256, vocab_size=8192), 16, (16, 4)),
@@ -86,28 +94,38 @@ def _cases() -> dict[str, MemoryCase]:
     modes = [(precision, kernels) for precision in ("fp32", "bf16") for kernels in ("stock", "fused")]
     cases = {
         f"{name} {precision} {kernels} {windows}": MemoryCase(
-            **shape, micro_batch=windows, global_batch=batch, precision=precision, kernels=kernels
+            **shape,
+            micro_batch=windows,
+            global_batch=batch,
+            architecture=architecture,
+            precision=precision,
+            kernels=kernels,
         )
         for name, (shape, batch, micro_batches) in sizes.items()
         for precision, kernels in modes
         for windows in micro_batches
     }
     recomputed = {f"{name} recomputed": replace(cases[name], recompute=True) for name in cases if name.endswith(" 16")}
-    middle = {**sizes["middle"][0], "micro_batch": 4, "global_batch": 4}
+    middle = replace(cases["middle fp32 stock 4"], global_batch=4)
+    wide = MemoryCase(layers=2, heads=8, width=1024, block=128, vocab_size=512, micro_batch=1, global_batch=1)
     others = {
-        "middle bf16 stock 4 masked": MemoryCase(**middle, precision="bf16", masked=True),
-        "middle bf16 fused 4 masked": MemoryCase(**middle, precision="bf16", kernels="fused", masked=True),
-        "middle fp32 stock 4 dropout": MemoryCase(**middle, dropout=0.1),
-        "middle bf16 stock 4 dropout": MemoryCase(**middle, precision="bf16", dropout=0.1),
-        "wide fp32 stock 1 probed": MemoryCase(
-            layers=2, heads=8, width=1024, block=128, vocab_size=512, micro_batch=1, global_batch=1, probed=True
-        ),
+        "middle bf16 stock 4 masked": replace(middle, precision="bf16", masked=True),
+        "middle bf16 fused 4 masked": replace(middle, precision="bf16", kernels="fused", masked=True),
+        "middle fp32 stock 4 dropout": replace(middle, dropout=0.1),
+        "middle bf16 stock 4 dropout": replace(middle, precision="bf16", dropout=0.1),
+        "wide fp32 stock 1 probed": replace(wide, architecture=architecture, probed=True),
     }
+    if architecture == "qwen3":
+        others["middle fp32 stock 4 grouped"] = replace(middle, key_heads=2)
+        others["middle bf16 fused 4 grouped"] = replace(middle, precision="bf16", kernels="fused", key_heads=2)
     return {**cases, **recomputed, **others}
 
 
-CASES = _cases()
-"""Three sizes of network in every mode, two micro-batches each; one also recomputed, masked, with dropout; a probe."""
+CASES = {**_cases("gpt2"), **{f"qwen3 {name}": case for name, case in _cases("qwen3").items()}}
+"""Three sizes of network in every mode, two micro-batches each; one also recomputed, masked, with dropout; a probe.
+
+GPT-2's layers first, then the same of Qwen3's, which also share keys.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,13 +1,15 @@
 """`cairn replay` on runs of the real command: the one nobody touched, and the one that met every fault."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
-from tests.commands import run_here
+from tests.commands import ROOT, run_here
 from tests.crash.training_command import RUN, STEPS, Command
 from tests.processes.waiting import patience_seconds
+from tests.text.shakespeare import TINY_SHAKESPEARE
 
 pytestmark = pytest.mark.xdist_group("scarred")  # no other worker waits for that run
 
@@ -39,8 +41,8 @@ def test_a_run_in_which_a_bit_was_flipped_ends_well_and_its_replay_says_where(tm
 
 
 @pytest.mark.slow  # its quicker witnesses are in tests/cairn/test_replay_command.py
-def test_a_run_that_was_killed_on_two_processes_is_computed_again_by_one(tmp_path: Path, api_url: str) -> None:
-    command = Command(tmp_path, api_url)
+@pytest.mark.parametrize("architecture", ["qwen3"])
+def test_a_run_that_was_killed_on_two_processes_is_computed_again_by_one(command: Command, tmp_path: Path) -> None:
     settings = ("--set", "training.steps=20", "--set", "training.processes=2", "--set", "training.micro_batch=2")
     command.train(*settings, CAIRN_FAULTS="kill@12")
     assert verdicts(command, tmp_path) == [(step, step + 5, "equal") for step in range(0, 20, 5)]
@@ -52,3 +54,13 @@ def test_a_run_on_s3_is_computed_again_with_nothing_cached(remote: Command, tmp_
     process = remote.start_verb("replay", RUN, CAIRN_CACHE=str(tmp_path / "nothing"))
     assert process.wait(timeout=patience_seconds()) == 0, remote.output()
     assert "4 committed segments, 4 equal" in remote.output()
+
+
+@pytest.mark.slow  # its quicker witnesses are the tests above; the names are read in tests/house/test_files.py
+@pytest.mark.parametrize("recipe", ["quickstart", "tiny-shakespeare", "fast-shakespeare"])
+def test_what_a_configuration_of_ours_trains_is_computed_again(command: Command, tmp_path: Path, recipe: str) -> None:
+    shutil.copy(ROOT / "deployments" / f"{recipe}.toml", command.folder / "run.toml")
+    few = ("training.steps=4", "training.warmup_steps=0", "checkpoint.every_steps=2")
+    settings = (f'data.sources=["{TINY_SHAKESPEARE}"]', *few)
+    command.train(*(word for setting in settings for word in ("--set", setting)))
+    assert verdicts(command, tmp_path) == [(0, 2, "equal"), (2, 4, "equal")]
