@@ -18,10 +18,9 @@ RUNTIME_BYTES = 380 * 2**20
 """A trainer on a CPU with a network of one layer, 8 wide: interpreter, torch and its libraries."""
 DEVICE_RUNTIME_BYTES = 600 * 2**20
 """Device memory that CUDA takes before training: the context, its kernels, cuBLAS's workspace."""
-POOL_HOLES = 8
-SHARDED_POOL_HOLES = 3
-"""One of this many bytes in the C library's pool is unused: measured with three sizes of network, and with one of 14
-million parameters on two sharded processes, which gather and free layers all the time.
+POOL_HOLES, AUTOCAST_POOL_HOLES, SHARDED_POOL_HOLES = 8, 4, 3
+"""One of this many bytes in the C library's pool is unused: measured with three sizes of two networks; with blocks of
+fp32 and of half precision between each other; and on two sharded processes, which gather and free layers all the time.
 """
 _MOMENTS: Mapping[OptimizerName, int] = {"adamw": 2, "adam": 2, "muon": 2, "momentum": 1, "sgd": 0}
 """Numbers that an optimizer keeps for each parameter; Muon, which has the layers' matrices, one for each of theirs."""
@@ -117,7 +116,8 @@ def estimate_memory(
     largest = LARGEST_POOLED_BYTES
     pooled = max(sum(piece.bytes for piece in pieces if piece.block_bytes < largest) for pieces in moments)
     mapped = max(sum(piece.bytes for piece in pieces if piece.block_bytes >= largest) for pieces in moments)
-    taken = at_once if on_cuda else pooled + pooled // (SHARDED_POOL_HOLES if shards > 1 else POOL_HOLES) + mapped
+    holes = AUTOCAST_POOL_HOLES if step.is_half and not step.is_block_fused else POOL_HOLES
+    taken = at_once if on_cuda else pooled + pooled // (SHARDED_POOL_HOLES if shards > 1 else holes) + mapped
 
     def of(name: str) -> int:
         return sum(piece.bytes for piece in fullest if piece.part == name)

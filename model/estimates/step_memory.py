@@ -53,8 +53,7 @@ class StepMemory:
         self.parameters, self.on_cuda, self.shards = parameters, on_cuda, shards
         self.is_fused = training.kernels == "fused"
         self.is_half = training.precision != "fp32"
-        is_bf16 = training.precision == "bf16"
-        self.is_block_fused = self.is_fused and is_bf16 and not (on_cuda or training.compile)
+        self.is_block_fused = self.is_fused and training.precision == "bf16" and not (on_cuda or training.compile)
         by_bounds = self.is_half and on_cuda and fits_flash(model.head_size) and not training.compile
         self.has_mask = training.mask_documents and not by_bounds
         # PyTorch's math kernel, which keeps all probabilities, in fp32.
@@ -160,10 +159,11 @@ class StepMemory:
             return
         if self.model.norm == "rms" and self.model.norm_gain:  # the normalised values before their gain
             yield Piece("activations", 2 * self.fp32, self.fp32)
-        if self.model.qk_norm:  # the same of queries and keys, and these in fp32
-            heads = self.model.attention_width + self.model.key_width
-            kept = FP32_BYTES * self.positions * heads * (2 if self.model.norm_gain else 1)
-            yield Piece("activations", kept, kept)
+        heads = self.positions * (self.model.attention_width + self.model.key_width)
+        if self.model.qk_norm or self.model.positions == "rotary":  # beside the joint product, which holds the values
+            yield Piece("activations", self.number * heads, self.number * heads)
+        if self.model.qk_norm:  # queries and keys in fp32, where they are not so anyway, and before their gain
+            yield Piece("activations", FP32_BYTES * heads * (self.is_half + self.model.norm_gain), FP32_BYTES * heads)
 
     def _head(self) -> Iterator[Piece]:
         if not self.is_fused:
