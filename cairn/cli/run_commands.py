@@ -66,7 +66,10 @@ def status(run: str, *, store: Url = "", json: Json = False) -> None:
 
 def attempts(run: str, *, store: Url = "", json: Json = False) -> None:
     """Show the receipt of every attempt: what it did, why it ended, what it cost, what was decided."""
-    receipts = read_receipts(open_run_log(store, run))
+    from reports.queries.run_lookup import read_beat
+
+    log = open_run_log(store, run)
+    receipts = read_receipts(log, read_beat(log))
     print_document(receipts) if json else print_rows(display_tables.receipts_table(receipts))
 
 

@@ -31,7 +31,8 @@ from reports.plots.run_curves import describe_run, gather_curves
 from reports.queries import display_tables as tables
 from reports.queries.evaluations import EvaluationComparison, list_evaluations
 from reports.queries.receipts import DecisionSummary, read_receipts
-from reports.queries.run_status import read_status
+from reports.queries.run_lookup import read_beat
+from reports.queries.run_status import make_status
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
 from storage.stores.document import project, sha256
@@ -88,13 +89,13 @@ def find_evaluation_form(client: SyncPrefectClient, kept: Mapping[str, Any]) -> 
 
 def overview_markdown(log: RunLog, curve: str, question: str = "", form: EvaluationForm | None = None) -> str:
     """Return the page: what the run is and its state, what a person is asked, the curve, the tables, and links."""
-    opened, status = log.state.opened, read_status(log)
+    opened, status = log.state.opened, make_status(log, beat := read_beat(log))
     parts = [f"# {tables.markdown_text(log.run_id)}"]
     if opened is not None:
         what = f"{tables.markdown_text(opened.model_family)}, {opened.total_steps:,} steps, data {opened.data_snapshot}"
         parts.append(f"{what}. **{status.state}** at step {status.step:,}: {tables.markdown_text(status.next)}")
     parts += [part for part in (question, curve) if part]
-    parts.append(f"## Attempts\n\n{_narrow(tables.receipts_table(read_receipts(log)[::-1]), _OF_ATTEMPTS)}")
+    parts.append(f"## Attempts\n\n{_narrow(tables.receipts_table(read_receipts(log, beat)[::-1]), _OF_ATTEMPTS)}")
     parts.append(f"## Budgets\n\n{tables.markdown_table(tables.budgets_table(status.budgets))}")
     if evaluations := list_evaluations(log.state):
         newest = evaluations[::-1][:200]

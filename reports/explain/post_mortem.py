@@ -9,15 +9,15 @@ from typing import Any
 
 from reports.errors import RunNotFound
 from reports.queries.evaluations import EvaluationSummary, list_evaluations
-from reports.queries.receipts import Receipt, failed_host, read_receipt
-from reports.queries.run_lookup import read_checkpoints
-from reports.queries.run_status import BudgetStatus, read_status
+from reports.queries.receipts import Receipt, failed_host, make_receipt
+from reports.queries.run_lookup import read_beat, read_checkpoints
+from reports.queries.run_status import BudgetStatus, make_status
 from storage.errors import StorageError
 from storage.logs.log_entry import Entry, Writer, utc_now
 from storage.logs.run_entries import AttemptEnded, CurveVerdict, DataQuarantined
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import AttemptRecord, CheckpointRecord, RunState
-from storage.logs.step_log import heartbeat_key, read_heartbeat, read_last_record
+from storage.logs.step_log import Heartbeat, heartbeat_key, read_last_record
 from storage.stores.document import flatten, project, stored_value
 from tasks.policy.termination import TerminationReason
 
@@ -169,26 +169,24 @@ class PostMortem:
 
 def gather_post_mortem(log: RunLog, number: int | None = None, *, now: datetime | None = None) -> PostMortem:
     """Return the facts of attempt `number` or `RunNotFound`; without one, the newest that did not complete."""
-    state, status, attempts = log.state, read_status(log), log.state.attempts
+    state, status, attempts = log.state, make_status(log, beat := read_beat(log)), log.state.attempts
     if number is not None and not 1 <= number <= len(attempts):
         there = f"attempts 1 to {len(attempts)}" if len(attempts) > 1 else "only attempt 1"
         raise RunNotFound(f"run {log.run_id} has no attempt {number}; it has {there if attempts else 'none yet'}")
     failed = (item for item in reversed(attempts) if item.ended and item.ended.reason != TerminationReason.COMPLETED)
     record = attempts[number - 1] if number else next(failed, attempts[-1] if attempts else None)
-    return PostMortem(
-        run_id=log.run_id,
+    return project(
+        status,
+        PostMortem,
         model_family=state.opened.model_family if state.opened else "",
         run_state=status.state,
         run_attempts=len(attempts),
-        total_steps=status.total_steps,
         opened_at=state.opened_at,
-        next=status.next,
-        budgets=status.budgets,
-        **(_of_attempt(log, record, now or utc_now()) if record else {}),
+        **(_of_attempt(log, record, beat, now or utc_now()) if record else {}),
     )
 
 
-def _of_attempt(log: RunLog, record: AttemptRecord, now: datetime) -> dict[str, Any]:
+def _of_attempt(log: RunLog, record: AttemptRecord, beat: Heartbeat | None, now: datetime) -> dict[str, Any]:
     state, number, ended = log.state, record.started.attempt, record.ended
     before = state.attempts[number - 2] if number > 1 else None
     after = state.attempts[number] if number < len(state.attempts) else None
@@ -197,9 +195,9 @@ def _of_attempt(log: RunLog, record: AttemptRecord, now: datetime) -> dict[str, 
     entries = log.read_entries() if needs_entries else ()
     mine = {item.committed.manifest_sha256 for item in state.checkpoints if item.committed.attempt == number}
     evaluations = tuple(item for item in list_evaluations(state) if item.manifest_sha256 in mine)
-    receipt, successor = read_receipt(log, record, before), None
+    receipt, successor = make_receipt(log.run_id, state, record, before, beat), None
     if after:
-        next_receipt = read_receipt(log, after, record)
+        next_receipt = make_receipt(log.run_id, state, after, record, beat)
         later = after.started_at - (record.ended_at or after.started_at)
         successor = project(
             next_receipt,
@@ -214,7 +212,7 @@ def _of_attempt(log: RunLog, record: AttemptRecord, now: datetime) -> dict[str, 
         "origin": _origin(log, record, before),
         "progress": _progress(log, record, receipt, now),
         "end": _end(record, ended, after, entries) if ended else None,
-        "open": None if ended else _open(log, record, now),
+        "open": None if ended else _open(log, record, beat, now),
         "successor": successor,
         "verdict": next((item.verdict for item in reversed(evaluations) if item.verdict), None),
         "changed": record.started.changed,
@@ -293,10 +291,9 @@ def _end(record: AttemptRecord, ended: AttemptEnded, after: AttemptRecord | None
     )
 
 
-def _open(log: RunLog, record: AttemptRecord, now: datetime) -> OpenAttempt:
+def _open(log: RunLog, record: AttemptRecord, beat: Heartbeat | None, now: datetime) -> OpenAttempt:
     from tasks.machine.placement import is_known_dead  # only an open attempt pays for it
 
-    beat = read_heartbeat(log.store, log.prefix, record.started.attempt)
     path = log.store.local_path(heartbeat_key(log.prefix, record.started.attempt))
     is_here = path is not None and path.exists()  # a local folder has this machine's clock
     return OpenAttempt(

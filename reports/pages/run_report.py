@@ -9,8 +9,8 @@ from reports.plots.run_curves import HeldOutPoint, RunCurves, gather_curves
 from reports.queries.alias_history import AliasDecision, list_decisions
 from reports.queries.evaluations import EvaluationSummary, list_evaluations
 from reports.queries.receipts import MachineRow, ReasonRow, Receipt, count_reasons, list_machines, read_receipts
-from reports.queries.run_lookup import CheckpointSummary, configuration_document, read_checkpoints
-from reports.queries.run_status import RunStatus, read_status
+from reports.queries.run_lookup import CheckpointSummary, configuration_document, read_beat, read_checkpoints
+from reports.queries.run_status import RunStatus, make_status
 from storage.checkpoints.checkpoint_documents import TrainerDocument
 from storage.errors import StorageError
 from storage.logs.run_entries import CurveVerdict, DataQuarantined
@@ -128,7 +128,9 @@ def gather_report(
     log: RunLog, environment: Mapping[str, str], *, lines: Sequence[StepRecord] | None = None
 ) -> tuple[RunReport, RunCurves]:
     """Return the report of a run that was read, and the curves of its plot; without `lines` step records are read."""
-    state, curves, attempts = log.state, gather_curves(log, lines=lines), read_receipts(log)
+    state, beat = log.state, read_beat(log)
+    attempts = read_receipts(log, beat)
+    curves = gather_curves(log, lines, attempts)
     newest, data = state.newest_committed, state.opened.config.get("data", {}) if state.opened else {}
     document: dict[str, Any] = dict(configuration_document(state).get("cost", {}))
     named = {"gpu_hour_price": environment.get(PRICE), "currency": environment.get(CURRENCY)}
@@ -142,7 +144,7 @@ def gather_report(
         newest_seq=log.seq,
         model_family=curves.model_family,
         opened_at=state.opened_at,
-        status=read_status(log),
+        status=make_status(log, beat),
         state_sha256=newest.committed.state_sha256 if newest else None,
         best=curves.best,
         verdict=next((item.verdict for item in reversed(state.evaluations) if item.verdict), None),

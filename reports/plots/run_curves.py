@@ -8,9 +8,9 @@ from itertools import groupby
 
 from reports.queries.alias_history import list_promotions
 from reports.queries.evaluations import VAL_LOSS, comparable_evaluations
-from reports.queries.receipts import read_receipts
-from reports.queries.run_lookup import tokens_per_step
-from reports.queries.run_status import read_status
+from reports.queries.receipts import Receipt, read_receipts
+from reports.queries.run_lookup import read_beat, tokens_per_step
+from reports.queries.run_status import standing_of
 from storage.logs.run_entries import RunFinished
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
@@ -21,6 +21,7 @@ from tasks.policy.termination import TerminationReason
 from tasks.text.format import format_count, short_digest
 
 _TITLE_CHARACTERS = 44
+Lines = Sequence[StepRecord]
 _UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 
 
@@ -105,9 +106,9 @@ class RunCurves:
         return min(finite, key=lambda point: (point.val_loss, point.step), default=None)
 
 
-def gather_curves(log: RunLog, *, lines: Sequence[StepRecord] | None = None) -> RunCurves:
-    """Return the curves of a run that was read; reads the registry too, and without `lines` the step records."""
-    state, status = log.state, read_status(log)
+def gather_curves(log: RunLog, lines: Lines | None = None, receipts: Sequence[Receipt] | None = None) -> RunCurves:
+    """Return the curves of a run that was read; reads the registry too, and records and receipts that are not given."""
+    state, receipts = log.state, read_receipts(log, read_beat(log)) if receipts is None else receipts
     lines = read_step_records(log.store, log.prefix) if lines is None else lines
     points, reached = splice(lines, state.attempts), Counter[int]()
     for line in lines:
@@ -118,13 +119,13 @@ def gather_curves(log: RunLog, *, lines: Sequence[StepRecord] | None = None) -> 
     return RunCurves(
         run_id=log.run_id,
         model_family=state.opened.model_family if state.opened else "",
-        state=status.state,
+        state=standing_of(state),
         verdict=newest.verdict.kind if newest and newest.verdict else "",
         snapshot_id=state.opened.data_snapshot if state.opened else "",
-        total_steps=status.total_steps,
+        total_steps=state.opened.total_steps if state.opened else 0,
         tokens_per_step=tokens_per_step(state),
         attempts=len(state.attempts),
-        gpu_seconds=sum(receipt.gpu_seconds for receipt in read_receipts(log)),
+        gpu_seconds=sum(receipt.gpu_seconds for receipt in receipts),
         points=points,
         interruptions=tuple(
             Interruption(step=max(item.last_step, reached[item.attempt]), attempt=item.attempt, reason=item.reason)

@@ -95,14 +95,8 @@ def compare_evaluations(found: FoundCheckpoint, outcomes: Sequence[Outcome]) -> 
         same_suite = (item for item in reversed(state.evaluations) if item.suite_sha256 == outcome.suite_sha256)
         earlier = (item for item in same_suite if item not in (outcome, best))
         rows += [_row("earlier", log.run_id, item) for item in islice(earlier, _MOST_EARLIER)]
-    failed = any(isinstance(item, EvaluationFailed) for item in outcomes)
-    return EvaluationComparison(
-        run_id=log.run_id,
-        step=found.reference.step,
-        manifest_sha256=found.reference.manifest_sha256,
-        status="failed" if failed else "recorded",
-        rows=tuple(rows),
-    )
+    status = "failed" if any(isinstance(item, EvaluationFailed) for item in outcomes) else "recorded"
+    return project(found.reference, EvaluationComparison, run_id=log.run_id, status=status, rows=tuple(rows))
 
 
 def _row(role: str, run_id: str, item: Outcome) -> ComparedEvaluation:

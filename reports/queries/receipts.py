@@ -9,11 +9,13 @@ from storage.logs.log_entry import DevicePeak
 from storage.logs.run_entries import AttemptEnded, Placement
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import AttemptRecord, RunState
-from storage.logs.step_log import read_heartbeat
+from storage.logs.step_log import Heartbeat
 from storage.stores.document import project
 from tasks.policy.termination import TerminationReason
 
 OPEN = "open"
+SECONDS = ("gpu_seconds", "useful_gpu_seconds", "wasted_gpu_seconds")
+_OF_PROGRESS = ("detail", "fingerprint", "useful_gpu_seconds", "wasted_gpu_seconds", "starting_seconds", "peak")
 PRACTISED = " (practised)"
 
 
@@ -87,9 +89,10 @@ class Receipt:
     decision: DecisionSummary | None
 
 
-def read_receipts(log: RunLog) -> tuple[Receipt, ...]:
-    """Return the receipts of a run that was read, oldest first."""
-    return tuple(read_receipt(log, record, before) for before, record in with_earlier(log.state))
+def read_receipts(log: RunLog, beat: Heartbeat | None) -> tuple[Receipt, ...]:
+    """Return the receipts of a run that was read, oldest first, with the heartbeat of its open attempt."""
+    state = log.state
+    return tuple(make_receipt(log.run_id, state, record, before, beat) for before, record in with_earlier(state))
 
 
 def with_earlier(state: RunState) -> Iterator[tuple[AttemptRecord | None, AttemptRecord]]:
@@ -98,49 +101,31 @@ def with_earlier(state: RunState) -> Iterator[tuple[AttemptRecord | None, Attemp
     return zip((None, *attempts), attempts, strict=False)
 
 
-def read_receipt(log: RunLog, record: AttemptRecord, before: AttemptRecord | None) -> Receipt:
-    """Return the receipt of one attempt of a run that was read; the progress of an open one is its heartbeat's."""
-    receipt = make_receipt(log.run_id, log.state, record, before)
-    beat = None if record.ended else read_heartbeat(log.store, log.prefix, receipt.attempt)
-    if beat is None:
-        return receipt
-    return replace(
-        receipt,
-        last_step=max(beat.step, receipt.last_step),
-        tokens=beat.tokens,
-        gpu_seconds=beat.gpu_seconds,
-        starting_seconds=beat.starting_seconds,
-        peak=beat.peak,
-    )
-
-
-def make_receipt(run_id: str, state: RunState, record: AttemptRecord, before: AttemptRecord | None) -> Receipt:
-    """Return the receipt of one attempt as the log alone has it; `before` is the attempt before it."""
+def make_receipt(
+    run_id: str, state: RunState, record: AttemptRecord, before: AttemptRecord | None, beat: Heartbeat | None = None
+) -> Receipt:
+    """Return the receipt of one attempt, `before` the one before it; of an open one with the progress of its `beat`."""
     started, resumed, ended, since = record.started, record.started.resumed_from, record.ended, state.opened_at
     if before is not None and before.ended is not None and before.ended_at is not None:
         since = min(max(before.ended.last_seen_at or before.ended_at, before.started_at), before.ended_at)
+    progress = ended or beat
     return project(
         started,
         Receipt,
+        **{name: getattr(progress, name, None) for name in _OF_PROGRESS},
         run_id=run_id,
         started_at=record.started_at,
         ended_at=record.ended_at,
         termination_reason=ended.reason if ended else None,
-        detail=ended.detail if ended else None,
-        fingerprint=ended.fingerprint if ended else None,
         data_snapshot=state.opened.data_snapshot if state.opened else "",
         placement=project(started.placement, PlacementSummary),
         resumed_from_step=resumed.step if resumed else None,
         resumed_from_manifest=resumed.manifest_sha256 if resumed else None,
-        last_step=record.last_known_step,
+        last_step=max(record.last_known_step, beat.step if beat and not ended else 0),
         last_committed_step=record.last_committed_step,
-        tokens=ended.tokens if ended else 0,
-        gpu_seconds=ended.gpu_seconds if ended else 0.0,
-        useful_gpu_seconds=ended.useful_gpu_seconds if ended else None,
-        wasted_gpu_seconds=ended.wasted_gpu_seconds if ended else None,
+        tokens=progress.tokens if progress else 0,
+        gpu_seconds=progress.gpu_seconds if progress else 0.0,
         waiting_seconds=max((record.started_at - since).total_seconds(), 0.0) if since else 0.0,
-        starting_seconds=ended.starting_seconds if ended else None,
-        peak=ended.peak if ended else None,
         practised=ended.practised if ended else (),
         failed_host=failed_host(started.placement, ended),
         decision=project(ended.decision, DecisionSummary) if ended else None,

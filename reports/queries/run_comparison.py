@@ -10,9 +10,9 @@ from typing import Any
 
 from reports.errors import RunNotFound
 from reports.queries.evaluations import VAL_LOSS, comparable_evaluations
-from reports.queries.receipts import read_receipts
-from reports.queries.run_lookup import configuration_document, find_run, tokens_per_step
-from reports.queries.run_status import read_status
+from reports.queries.receipts import SECONDS, read_receipts
+from reports.queries.run_lookup import configuration_document, find_run, read_beat, tokens_per_step
+from reports.queries.run_status import make_status
 from storage.logs.run_index import list_run_ids
 from storage.logs.run_log import RunLog
 from storage.logs.step_log import read_last_record
@@ -101,9 +101,10 @@ def compare_runs(logs: Sequence[RunLog]) -> RunComparison:
 
 
 def _compared(log: RunLog, settings: Mapping[str, Any]) -> ComparedRun:
-    state, status, receipts, each = log.state, read_status(log), read_receipts(log), tokens_per_step(log.state)
+    state, beat, each = log.state, read_beat(log), tokens_per_step(log.state)
+    status, receipts = make_status(log, beat), read_receipts(log, beat)
     last = read_last_record(log.store, log.prefix, state.latest_attempt) if state.attempts else None
-    gpu_seconds = sum(receipt.gpu_seconds for receipt in receipts)
+    seconds = {name: sum(getattr(receipt, name) or 0.0 for receipt in receipts) for name in SECONDS}
     price = stored_value(configuration_document(state), "cost", "gpu_hour_price", float)
     held_out = tuple(
         HeldOutLoss(step=item.step, tokens=item.step * each, val_loss=item.metrics[VAL_LOSS])
@@ -119,9 +120,7 @@ def _compared(log: RunLog, settings: Mapping[str, Any]) -> ComparedRun:
         best=min(finite, key=lambda item: (item.val_loss, item.step), default=None),
         metrics=state.evaluations[-1].metrics if state.evaluations else {},
         attempts=len(receipts),
-        gpu_seconds=gpu_seconds,
-        useful_gpu_seconds=sum(receipt.useful_gpu_seconds or 0.0 for receipt in receipts),
-        wasted_gpu_seconds=sum(receipt.wasted_gpu_seconds or 0.0 for receipt in receipts),
-        money=None if price is None else gpu_seconds / 3600 * price,
+        money=None if price is None else seconds["gpu_seconds"] / 3600 * price,
+        **seconds,
         settings=settings,
     )

@@ -16,6 +16,7 @@ from storage.logs.run_entries import RunOpened
 from storage.logs.run_index import list_run_ids
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import CheckpointRecord, CheckpointState, RunState
+from storage.logs.step_log import Heartbeat, read_heartbeat
 from storage.stores.document import project, stored_value
 from storage.stores.object_store import ObjectStore
 from tasks.errors import InvalidConfiguration
@@ -70,6 +71,12 @@ def find_checkpoint(store: ObjectStore, reference: str) -> FoundCheckpoint:
 def find_in_run(log: RunLog, step: int | None = None) -> CheckpointReference:
     """Return the run's newest committed checkpoint, or that of a step; raises as `find_checkpoint` does."""
     return _at_step(log.refresh(), log.run_id, "" if step is None else str(step))
+
+
+def read_beat(log: RunLog) -> Heartbeat | None:
+    """Return the heartbeat of a run's open attempt as it is now; None where there is none."""
+    owner = log.state.open_attempt
+    return read_heartbeat(log.store, log.prefix, owner.started.attempt) if owner else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from reports.queries.run_status import RunPhase, read_status, standing_of
+from reports.queries.run_lookup import read_beat
+from reports.queries.run_status import RunPhase, make_status, standing_of
 from storage.errors import IntegrityError, StorageError
 from storage.logs.run_index import RunIndex, is_empty
 from storage.logs.run_log import RunLog
-from storage.logs.step_log import read_heartbeat
 from storage.stores.object_store import ObjectStore
 from tasks.errors import InvalidConfiguration
 
@@ -110,8 +110,7 @@ def sample_run(log: RunLog, now: datetime) -> Iterator[RunSample]:
     """Yield the values of a run that was read; a value that is not known is left out."""
     state, owner = log.state, log.state.open_attempt
     newest, measured = state.newest_committed, state.evaluations[-1:]
-    beat = read_heartbeat(log.store, log.prefix, owner.started.attempt) if owner else None
-    status = read_status(log, beat)
+    status = make_status(log, beat := read_beat(log))
     ended = [record.ended for record in state.attempts if record.ended]
     tokens_per_second = 0.0
     if beat is not None and owner is not None and beat.gpu_seconds > 0:

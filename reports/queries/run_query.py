@@ -116,15 +116,21 @@ def gather_runs(store: ObjectStore, tables: frozenset[str], *, work: Path) -> Qu
     run_ids = [key.split("/")[1] for key in store.folders("runs")] if tables else []
     cache = TableCache(store, (work / "tables" / sha256(store.url.encode())[:32]).absolute())
 
+    def phase_of(state: RunState) -> RunPhase:
+        return RunPhase.RUNNING if state.open_attempt else standing_of(state)
+
+    def of_run(run_id: str, state: RunState) -> dict[str, list[Any]]:
+        return {"runs": [run_tables.make_run_row(run_id, state, phase_of(state))]}
+
     def of_log(run_id: str, state: RunState) -> dict[str, list[Any]]:
-        phase = RunPhase.RUNNING if state.open_attempt else standing_of(state)
-        return run_tables.make_log_rows(run_id, state, phase)
+        return run_tables.make_log_rows(run_id, state, phase_of(state))
 
     def of_steps(run_id: str, state: RunState) -> dict[str, list[Any]]:
         return {"steps": run_tables.make_step_rows(run_id, state, read_step_records(store, run_prefix(run_id)))}
 
-    version, log = run_tables.schema_digest(), {table: columns(table) for table in LOG_TABLES}
-    kinds = (
+    version, log = run_tables.schema_digest(), {table: columns(table) for table in LOG_TABLES if table != "runs"}
+    kinds = (  # a list of runs is asked for most often, and makes no other rows
+        TableKind(name="runs", version=version, tables={"runs": columns("runs")}, make=of_run),
         TableKind(name="log", version=version, tables=log, make=of_log),
         TableKind(name="steps", version=version, tables={"steps": columns("steps")}, make=of_steps, with_steps=True),
     )

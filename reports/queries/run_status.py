@@ -8,12 +8,12 @@ from enum import StrEnum
 from typing import Any
 
 from reports.queries.receipts import PlacementSummary
-from reports.queries.run_lookup import configuration_document
+from reports.queries.run_lookup import configuration_document, read_beat
 from storage.errors import IntegrityError
 from storage.logs.run_index import RunIndex, is_empty
 from storage.logs.run_log import RunLog
-from storage.logs.run_state import AttemptRecord, Charges, RunState
-from storage.logs.step_log import Heartbeat, read_heartbeat
+from storage.logs.run_state import Charges, RunState
+from storage.logs.step_log import Heartbeat
 from storage.stores.document import convert, project
 from storage.stores.object_store import ObjectStore
 from tasks.policy.termination import RESTARTABLE, DecisionAction, TerminationReason
@@ -86,10 +86,15 @@ class RunSummary:
     detail: str | None = None
 
 
-def read_status(log: RunLog, beat: Heartbeat | None = None) -> RunStatus:
-    """Return the status of a run that was read; `beat` is its open attempt's heartbeat where that was read too."""
+def read_status(log: RunLog) -> RunStatus:
+    """Return the status of a run that was read."""
+    return make_status(log, read_beat(log))
+
+
+def make_status(log: RunLog, beat: Heartbeat | None) -> RunStatus:
+    """Return the status of a run that was read, with this heartbeat of its open attempt."""
     state, standing = log.state, standing_of(log.state)
-    owner, beat = _owner(log, standing, beat)
+    owner, beat = (state.open_attempt, beat) if standing == RunPhase.RUNNING else (None, None)
     limits = configuration_document(state).get("budgets")
     if not limits:
         from tasks.configuration.settings import BudgetsConfig  # pydantic: only a run without an attempt pays for it
@@ -118,14 +123,6 @@ def read_status(log: RunLog, beat: Heartbeat | None = None) -> RunStatus:
     )
 
 
-def _owner(
-    log: RunLog, standing: RunPhase, beat: Heartbeat | None = None
-) -> tuple[AttemptRecord | None, Heartbeat | None]:
-    """Return the attempt that trains the run now, and its heartbeat, read unless it is given."""
-    owner = log.state.open_attempt if standing == RunPhase.RUNNING else None
-    return owner, (beat or read_heartbeat(log.store, log.prefix, owner.started.attempt)) if owner else None
-
-
 def bits_differ(state: RunState) -> str:
     """Return why the run's bits are not those of one that nobody disturbed; empty where they are."""
     size = state.smallest_micro_batch
@@ -144,7 +141,7 @@ def list_runs(store: ObjectStore) -> tuple[RunSummary, ...]:
         if is_empty(log):
             return None
         standing = standing_of(log.state)
-        return summarize_run(run_id, log.state, standing, _owner(log, standing)[1])
+        return summarize_run(run_id, log.state, standing, read_beat(log) if standing == RunPhase.RUNNING else None)
 
     with ThreadPoolExecutor(_READERS) as readers:
         return tuple(filter(None, readers.map(summarize, index.refresh())))
@@ -204,11 +201,9 @@ def count_budgets(state: RunState, limits: Mapping[str, Any]) -> dict[str, Budge
     for reason, document in sorted((name.replace("_", "-"), document) for name, document in limits.items()):
         limit = convert(document, _Limit, where="the run's log: budgets of the newest attempt")
         charges = state.charges.get(reason, Charges())
-        spent, left_total = len(charges.since_progress), None
-        left = max(limit.retries - spent, 0)
-        if limit.total is not None:
-            left_total = max(limit.total - charges.total, 0)
-            left = min(left, left_total)
+        spent = len(charges.since_progress)
+        left_total = None if limit.total is None else max(limit.total - charges.total, 0)
+        left = min(max(limit.retries - spent, 0), limit.retries if left_total is None else left_total)
         budgets[reason] = BudgetStatus(spent=spent, left=left, spent_total=charges.total, left_total=left_total)
     return budgets
 

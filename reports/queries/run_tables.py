@@ -14,7 +14,7 @@ import msgspec
 
 from reports.queries.alias_history import AliasDecision
 from reports.queries.evaluations import EvaluationSummary, list_evaluations
-from reports.queries.receipts import DecisionSummary, PlacementSummary, Receipt, make_receipt, with_earlier
+from reports.queries.receipts import SECONDS, DecisionSummary, PlacementSummary, Receipt, make_receipt, with_earlier
 from reports.queries.run_lookup import CheckpointSummary, summarize_checkpoint
 from reports.queries.run_status import RunPhase, RunSummary, summarize_run
 from storage.logs.fold_cache import FOLD_VERSION
@@ -232,9 +232,7 @@ def make_log_rows(run_id: str, state: RunState, standing: RunPhase) -> dict[str,
                 run_id=run_id,
                 model_family=family,
                 attempt=attempts.get(summary.manifest_sha256),
-                val_loss=summary.metrics.get("val_loss"),
-                perplexity=summary.metrics.get("perplexity"),
-                bits_per_byte=summary.metrics.get("bits_per_byte"),
+                **{name: summary.metrics.get(name) for name in ("val_loss", "perplexity", "bits_per_byte")},
                 verdict_kind=summary.verdict.kind if summary.verdict else None,
                 verdict_why=summary.verdict.why if summary.verdict else None,
             )
@@ -281,10 +279,7 @@ def make_run_row(run_id: str, state: RunState, standing: RunPhase) -> Any:
     return project(
         summarize_run(run_id, state, standing),
         ROWS["runs"],
-        tokens=sum(ended.tokens for ended in ends),
-        gpu_seconds=sum(ended.gpu_seconds for ended in ends),
-        useful_gpu_seconds=sum(ended.useful_gpu_seconds for ended in ends),
-        wasted_gpu_seconds=sum(ended.wasted_gpu_seconds for ended in ends),
+        **{name: sum(getattr(ended, name) for ended in ends) for name in ("tokens", *SECONDS)},
         waiting_seconds=sum(receipt.waiting_seconds for receipt in receipts),
         starting_seconds=sum(receipt.starting_seconds or 0.0 for receipt in receipts),
         practised_attempts=sum(bool(receipt.practised) for receipt in receipts),

@@ -14,6 +14,7 @@ from flows.run.progress import Progress
 from flows.run.run_promotion import describe
 from reports.queries.display_tables import Table, budgets_table, markdown_table, markdown_text, receipts_table
 from reports.queries.receipts import read_receipts
+from reports.queries.run_lookup import read_beat
 from reports.queries.run_status import read_status
 from storage.logs.registry import Promoted
 from storage.snapshots.snapshot_manifest import SnapshotManifest, SnapshotSource, SnapshotSplits, SplitSize
@@ -75,7 +76,7 @@ def test_a_receipt_the_orchestrator_shows_holds_an_attempts_last_words_as_text(f
     ended.append(replace(receipt, detail=TAGS + STEERING))
     last = replace(log.state.attempts[-1], ended=ended[0])
     log.state = replace(log.state, attempts=log.state.attempts.replace_last(last))
-    for table in (receipts_table(read_receipts(log)), budgets_table(read_status(log).budgets)):
+    for table in (receipts_table(read_receipts(log, read_beat(log))), budgets_table(read_status(log).budgets)):
         stays_text(markdown_table(table))
 
 

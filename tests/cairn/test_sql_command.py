@@ -14,7 +14,7 @@ import pytest
 from reports.errors import InvalidQuery
 from reports.queries.evaluations import list_evaluations
 from reports.queries.receipts import read_receipts
-from reports.queries.run_lookup import read_checkpoints
+from reports.queries.run_lookup import read_beat, read_checkpoints
 from reports.queries.run_query import answer_query, find_tables
 from reports.queries.run_tables import ROWS
 from storage.logs.registry import Refused, Registry, RolledBack
@@ -85,7 +85,7 @@ def test_the_query_of_the_contract_runs_as_it_stands(store: LocalStore, cairn: C
 
 
 def test_receipts_are_those_of_the_attempts_verb_field_by_field(bard: FabricatedRun, work: Path) -> None:
-    shown = list(msgspec.to_builtins(read_receipts(bard.log)))
+    shown = list(msgspec.to_builtins(read_receipts(bard.log, read_beat(bard.log))))
     names = ", ".join(shown[0])
     asked = ask(bard.log.store, f"select {names} from training_attempts order by attempt", work)
     assert msgspec.json.decode(msgspec.json.encode(asked)) == msgspec.json.decode(msgspec.json.encode(shown))

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from reports.queries.receipts import read_receipts
+from reports.queries.run_lookup import read_beat
 from storage.logs.run_log import RunLog
 from tests.crash.reference import reference_run
 from tests.crash.training_command import RUN, Command
@@ -55,7 +56,7 @@ def test_each_wait_for_a_machine_that_does_not_come_is_charged_to_a_budget_of_it
     assert [left_with(process) for process in machines.both()] == [0, 0], machines.command.output()
     log = RunLog(machines.command.store, RUN)
     log.refresh()
-    waited = read_receipts(log)[-1]
+    waited = read_receipts(log, read_beat(log))[-1]
     assert waited.gathering_seconds < waited.waiting_seconds
     assert machines.command.state_sha256() == reference_run(machines.command).state_sha256
 

@@ -9,7 +9,7 @@ from reports.explain.post_mortem_text import post_mortem_lines
 from reports.queries.alias_history import list_promotions
 from reports.queries.evaluations import list_evaluations
 from reports.queries.receipts import count_reasons, read_receipts
-from reports.queries.run_lookup import read_checkpoints
+from reports.queries.run_lookup import read_beat, read_checkpoints
 from reports.queries.run_status import read_status
 from storage.stores.document import encode
 from storage.stores.local_store import LocalStore
@@ -49,24 +49,24 @@ def printed(view: object) -> Any:
 
 
 def test_a_receipt_has_every_field_of_the_contract(bard: FabricatedRun) -> None:
-    assert [set(item) for item in printed(read_receipts(bard.log))] == [ATTEMPT, ATTEMPT]
+    assert [set(item) for item in printed(read_receipts(bard.log, read_beat(bard.log)))] == [ATTEMPT, ATTEMPT]
 
 
 def test_a_receipt_says_where_the_attempt_ran(bard: FabricatedRun) -> None:
-    placement = printed(read_receipts(bard.log))[0]["placement"]
+    placement = printed(read_receipts(bard.log, read_beat(bard.log)))[0]["placement"]
     machine = {"host": "elsewhere", "nodes": 5, "nodes_wanted": 6, "cores": 7, "threads": 3}
     machine |= {"continued_by": "prefect deployment train-gpt/weekly", "hosts": ["here", "n1"]}
     assert placement == {**machine, "pid": 11, "device": "cpu", "device_name": "a CPU", "world_size": 2}
 
 
 def test_a_receipt_says_what_mfu_is_a_share_of(bard: FabricatedRun) -> None:
-    ended, still_open = printed(read_receipts(bard.log))
+    ended, still_open = printed(read_receipts(bard.log, read_beat(bard.log)))
     assert ended["peak"] == {"flops": 3e12, "source": "measured"}
     assert still_open["peak"] == {"flops": 4e12, "source": "data sheet"}
 
 
 def test_a_receipt_books_the_wait_since_the_opening_or_the_last_sign_of_life(bard: FabricatedRun) -> None:
-    ended, still_open = printed(read_receipts(bard.log))
+    ended, still_open = printed(read_receipts(bard.log, read_beat(bard.log)))
     assert (ended["waiting_seconds"], ended["starting_seconds"]) == (1.0, 2.25)
     first, second = bard.log.state.attempts
     assert first.ended is not None and first.ended.last_seen_at is not None and first.ended_at is not None
@@ -78,7 +78,7 @@ def test_practice_is_marked_in_receipt_status_explanation_and_table(fresh: Fabri
     fresh.start(faults="preempt@7,kill@30")
     evidence = Evidence(exit_code=-9, practised=("kill@30",))
     fresh.end("lost", action="resume", detail=classify(evidence).detail, evidence=evidence_document(evidence))
-    (receipt,) = read_receipts(fresh.log)
+    (receipt,) = read_receipts(fresh.log, read_beat(fresh.log))
     assert receipt.practised == ("kill@30",) and (receipt.detail or "").startswith("practised (kill@30): ")
     assert read_status(fresh.log).practised.endswith("; kill@30 ended attempt 1")
     told = " ".join(post_mortem_lines(gather_post_mortem(fresh.log)))
@@ -104,12 +104,12 @@ def test_a_receipt_names_the_machine_that_was_lost_or_hung(
 ) -> None:
     fresh.start(placement=placement(nodes=nodes))
     fresh.end(reason, action="resume", evidence=evidence_document(evidence))
-    (receipt,) = read_receipts(fresh.log)
+    (receipt,) = read_receipts(fresh.log, read_beat(fresh.log))
     assert receipt.failed_host == host
 
 
 def test_a_receipt_says_what_was_decided(bard: FabricatedRun) -> None:
-    assert printed(read_receipts(bard.log))[0]["decision"] == {
+    assert printed(read_receipts(bard.log, read_beat(bard.log)))[0]["decision"] == {
         "action": "resume",
         "reason": "so it was decided",
         "charged": "preempted",
@@ -119,20 +119,20 @@ def test_a_receipt_says_what_was_decided(bard: FabricatedRun) -> None:
 
 
 def test_an_open_attempt_has_no_termination_reason(bard: FabricatedRun) -> None:
-    assert printed(read_receipts(bard.log))[1]["termination_reason"] is None
+    assert printed(read_receipts(bard.log, read_beat(bard.log)))[1]["termination_reason"] is None
 
 
 def test_an_open_attempt_is_as_far_as_its_heartbeat_says(bard: FabricatedRun) -> None:
-    assert read_receipts(bard.log)[1].last_step == 33
+    assert read_receipts(bard.log, read_beat(bard.log))[1].last_step == 33
 
 
 def test_a_resumed_attempt_sets_out_from_the_commit_it_resumed(bard: FabricatedRun) -> None:
-    second = read_receipts(bard.log)[1]
+    second = read_receipts(bard.log, read_beat(bard.log))[1]
     assert (second.first_step, second.resumed_from_step) == (20, 20)
 
 
 def test_times_are_iso_8601_in_utc(bard: FabricatedRun) -> None:
-    assert printed(read_receipts(bard.log))[0]["started_at"] == "2026-01-01T12:00:01Z"
+    assert printed(read_receipts(bard.log, read_beat(bard.log)))[0]["started_at"] == "2026-01-01T12:00:01Z"
 
 
 def test_a_checkpoint_has_every_field_of_the_contract(bard: FabricatedRun) -> None:

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from storage.errors import IntegrityError
+from storage.logs.log_entry import entry_name
 from storage.logs.step_log import StepLog
 from storage.stores.local_store import LocalStore
 from storage.stores.object_store import UnfinishedWrite
-from tests.storage.builders import run_with_commits
+from tests.storage.builders import LOG, entry_log, run_with_commits
 from tests.storage.store_operations import OPERATIONS
 
 READS = [
@@ -157,3 +158,17 @@ def test_a_store_gives_nobody_more_than_its_user_wishes(tmp_path: Path, umask: i
     run_with_commits(LocalStore(tmp_path / "store"), 5)
     modes = {path: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "store").rglob("*")}
     assert {path: oct(mode) for path, mode in modes.items() if mode & (umask | stat.S_IWOTH)} == {}
+
+
+@pytest.mark.parametrize("place", [0, 2])
+@pytest.mark.parametrize("what", ["link", "pipe"])
+@pytest.mark.timeout(20)
+def test_an_entry_of_a_log_that_is_no_ordinary_file_is_refused(tmp_path: Path, place: int, what: str) -> None:
+    store = LocalStore(tmp_path / "store")
+    run_with_commits(store, 5)
+    key = f"{LOG}/{entry_name(place)}"
+    path = store.local_path(key)
+    path.rename(tmp_path / "moved")
+    path.symlink_to(tmp_path / "moved") if what == "link" else os.mkfifo(path)
+    with pytest.raises(IntegrityError, match=r"a link leads out of the store|is not a regular file"):
+        list(entry_log(store).read_after(None))

@@ -15,8 +15,8 @@ REPORT_MUTANTS = (
     mutant(
         "sql-run-wastes-what-is-useful",
         ROWS,
-        "wasted_gpu_seconds=sum(ended.wasted_gpu_seconds",
-        "wasted_gpu_seconds=sum(ended.useful_gpu_seconds",
+        "sum(getattr(ended, name) for",
+        'sum(getattr(ended, name.replace("wasted", "useful")) for',
         COLUMNS,
     ),
     mutant(
@@ -29,8 +29,8 @@ REPORT_MUTANTS = (
     mutant(
         "sql-attempt-useful-is-all",
         RECEIPTS,
-        "useful_gpu_seconds=ended.useful_gpu_seconds",
-        "useful_gpu_seconds=ended.gpu_seconds",
+        "getattr(progress, name, None)",
+        'getattr(progress, name.replace("useful_", ""), None)',
         COLUMNS,
     ),
     mutant(
@@ -39,8 +39,8 @@ REPORT_MUTANTS = (
     mutant(
         "sql-attempt-reached-what-it-committed",
         RECEIPTS,
-        "last_step=record.last_known_step",
-        "last_step=record.last_committed_step or 0",
+        "last_step=max(record.last_known_step,",
+        "last_step=max(record.last_committed_step or 0,",
         COLUMNS,
     ),
     mutant(
@@ -82,8 +82,8 @@ REPORT_MUTANTS = (
     mutant(
         "sql-perplexity-is-the-loss",
         ROWS,
-        'perplexity=summary.metrics.get("perplexity")',
-        'perplexity=summary.metrics.get("val_loss")',
+        "summary.metrics.get(name) for",
+        'summary.metrics.get(name.replace("perplexity", "val_loss")) for',
         RECORDED,
     ),
     mutant(
