@@ -200,6 +200,8 @@ def watch(
         metrics_port: answer Prometheus on this port of 127.0.0.1 with the numbers of all runs [no port].
         otlp: send the same numbers by OpenTelemetry's protocol to where OTEL_EXPORTER_OTLP_ENDPOINT says.
     """
+    if once and (metrics_port or otlp):
+        raise InvalidConfiguration("--once looks once and ends: leave out --metrics-port and --otlp, or --once")
     from cairn.operations.prefect_session import quieten
     from flows.watching.run_pulse import WatchDisplay
     from flows.watching.run_watcher import WatchRequest, open_watcher, watch_until_stopped
@@ -209,8 +211,7 @@ def watch(
     request = WatchRequest(deployment=deployment, every_seconds=every, at_most=at_most, store=chosen)
     print_rows = print_document if json else print_watch
     if once:
-        watcher = open_watcher(request)
-        with watcher.telling(say):
+        with (watcher := open_watcher(request)).telling(say):
             rows = watcher.look_patiently()
         print_rows(rows)
     else:

@@ -404,6 +404,12 @@ def test_a_number_that_cannot_be_is_a_usage_error(cairn: Cairn, option: tuple[st
     assert cairn("watch", "--once", *option).code == 2
 
 
+@pytest.mark.parametrize("option", [("--metrics-port", "9"), ("--otlp",)])
+def test_numbers_of_a_single_look_are_refused(cairn: Cairn, option: tuple[str, ...]) -> None:
+    ended = cairn("watch", "--once", *option)
+    assert ended.code == 2 and "--once looks once and ends: leave out --metrics-port and --otlp" in ended.err
+
+
 def test_a_deployment_without_a_server_is_a_usage_error(cairn: Cairn) -> None:
     ended = cairn("watch", "--once", "--deployment", "train-gpt/train-gpt")
     assert ended.code == 2 and "PREFECT_API_URL" in ended.err
