@@ -14,15 +14,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from cairn.operations.replay_plan import (
-    Replay,
-    ReplayedSegment,
-    Segment,
-    Verdict,
-    committed_segments,
-    compare_steps,
-    find_obstacle,
-)
+from cairn.operations import replay_plan
+from cairn.operations.replay_plan import Replay, ReplayedSegment, Segment, Verdict
 from model.errors import NonFiniteLoss, TokenOutOfRange
 from model.training.determinism import make_deterministic, resolve_device
 from model.training.train_state import TrainState
@@ -129,7 +122,7 @@ class _SegmentReplayer:
             expected_sha256=end.state_sha256,
         )
         config, here = parse_stored_configuration(segment.started.config), library_versions()["torch"]
-        why = find_obstacle(segment.started, config, torch_version=here, has_cuda=torch.cuda.is_available())
+        why = replay_plan.find_obstacle(segment.started, config, torch_version=here, has_cuda=torch.cuda.is_available())
         lost = segment.start if segment.unloadable else None
         carried = self._reached.get(lost.prefix) if lost else None
         if lost and self._needed_until[lost.prefix] is segment:
@@ -164,7 +157,7 @@ class _SegmentReplayer:
             why = "two recomputations here differ from each other: this machine may be what is sick, ask another one"
             return replace(row, verdict=Verdict.UNDECIDED, computed_sha256=second.state_sha256, why=why)
         records = read_attempt_records(self._log.store, self._log.prefix, segment.started.attempt)
-        last, different = compare_steps(records, second.steps, from_step=segment.from_step)
+        last, different = replay_plan.compare_steps(records, second.steps, from_step=segment.from_step)
         what = f"the record of step {different} differs first" if different else "every step's record agrees"
         stopped = f"; the recomputation ends with: {second.problem}" if second.problem else ""
         if row.host != (here := socket.gethostname()):
@@ -183,7 +176,7 @@ def replay_run(
     log: RunLog, choose: Callable[[Sequence[Segment]], Sequence[Segment]], on_segment: Callable[[ReplayedSegment], None]
 ) -> Replay:
     """Recompute the committed segments that `choose` returns, in order; `SnapshotDamaged` where their data is."""
-    segments, found = committed_segments(log.state), list[ReplayedSegment]()
+    segments, found = replay_plan.committed_segments(log.state), list[ReplayedSegment]()
     chosen = choose(segments)
     with (
         tempfile.TemporaryDirectory(prefix="cairn-replay-") as folder,

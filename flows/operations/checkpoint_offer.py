@@ -10,15 +10,8 @@ from reports.queries.run_lookup import FoundCheckpoint, configuration_of
 from storage.logs.registry import Promoted, Refused, Registry, RegistryState, SuiteReference
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import CheckpointRecord, RunState
-from tasks.checkpoints.promotion import (
-    Approval,
-    Candidate,
-    Gate,
-    PromotionRules,
-    best_evaluated,
-    decision_on_record,
-    evaluations_of,
-)
+from tasks.checkpoints import promotion
+from tasks.checkpoints.promotion import Approval, Candidate, Gate, PromotionRules
 from tasks.checkpoints.promotion_offer import offer, preview_offer
 from tasks.configuration.run_configuration import RunConfig
 from tasks.configuration.settings import METRIC
@@ -50,7 +43,7 @@ def offer_as_person(found: FoundCheckpoint, alias: str, *, why: str = "") -> Reg
     candidate = Candidate(
         run_id=found.log.run_id,
         reference=found.reference,
-        evaluations=evaluations_of(state, found.reference.manifest_sha256),
+        evaluations=promotion.evaluations_of(state, found.reference.manifest_sha256),
         by=person,
         why=why,
         approval=Approval(is_given=True, by=person, why=why),
@@ -89,23 +82,23 @@ def last_checkpoint(state: RunState) -> CheckpointRecord | None:
 
 def missing_suites(state: RunState, manifest_sha256: str, suites: Iterable[str]) -> set[str]:
     """Return those of the suites, by hash, under which no evaluation of these weights is on record."""
-    return set(suites) - {item.suite_sha256 for item in evaluations_of(state, manifest_sha256)}
+    return set(suites) - {item.suite_sha256 for item in promotion.evaluations_of(state, manifest_sha256)}
 
 
 def best_candidate(run_id: str, state: RunState, rules: PromotionRules) -> Candidate | None:
     """Return the readable checkpoint with the lowest loss under the primary suite, or None without an evaluation."""
-    best = best_evaluated(state, rules.required[0].sha256)
+    best = promotion.best_evaluated(state, rules.required[0].sha256)
     if best is None:
         return None
     record = next(r for r in state.readable if r.committed.manifest_sha256 == best.manifest_sha256)
-    evaluations = evaluations_of(state, best.manifest_sha256)
+    evaluations = promotion.evaluations_of(state, best.manifest_sha256)
     return Candidate(run_id=run_id, reference=record.committed.reference, evaluations=evaluations, by=f"run {run_id}")
 
 
 def describe_earlier_decision(registry: Registry, candidate: Candidate, foreseen: Promoted | Refused | None) -> str:
     """Return what is on record about offering these weights; empty if they are to be offered."""
-    before, champion = decision_on_record(registry.state, candidate.reference.manifest_sha256), registry.state.champion
-    step = candidate.reference.step
+    before = promotion.decision_on_record(registry.state, candidate.reference.manifest_sha256)
+    champion, step = registry.state.champion, candidate.reference.step
     if champion is not None and champion.manifest_sha256 == candidate.reference.manifest_sha256:
         return f"{registry.alias} is step {step} with held-out loss {champion.metrics[METRIC]:.4f}"
     again = f"`cairn promote {candidate.run_id}@{step}` offers it again"

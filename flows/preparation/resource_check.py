@@ -7,13 +7,8 @@ from functools import partial
 from pathlib import Path
 
 from model.configuration.training import TrainingConfig
-from model.estimates.size_estimate import (
-    MemoryEstimate,
-    TrainingPlace,
-    checkpoint_bytes,
-    estimate_memory,
-    largest_micro_batch,
-)
+from model.estimates import size_estimate
+from model.estimates.size_estimate import MemoryEstimate, TrainingPlace, largest_micro_batch
 from storage.logs.run_state import RunState
 from storage.stores.object_store import ObjectStore
 from tasks.configuration.run_configuration import RunConfig
@@ -60,7 +55,7 @@ def estimate_trainer(
 ) -> MemoryEstimate:
     """Return the memory that one trainer of these sizes takes at its peak."""
     micro_batch, recompute, place = sizes.micro_batch, sizes.activation_checkpointing, memory.place
-    return estimate_memory(
+    return size_estimate.estimate_memory(
         config.model, config.training, vocab_size, micro_batch=micro_batch, recompute=recompute, place=place
     )
 
@@ -121,7 +116,7 @@ def store_room(store: ObjectStore, state: RunState, config: RunConfig, vocab_siz
     rules, total, folder = config.checkpoint, config.training.steps, store.local_path("runs")
     commits, milestones = -(-total // rules.every_steps), total // rules.keep_every if rules.keep_every else 0
     kept = min(commits, rules.keep_last + rules.keep_best + milestones)
-    each = checkpoint_bytes(config.model, config.training, vocab_size)
+    each = size_estimate.checkpoint_bytes(config.model, config.training, vocab_size)
     there = sum(record.committed.bytes for record in state.live_checkpoints)
     most = each * (kept + _BESIDE_KEPT if rules.every_seconds else min(commits, kept + _BESIDE_KEPT))
     disk = next(parent for parent in folder.parents if parent.is_dir()) if folder else None

@@ -6,14 +6,9 @@ from enum import StrEnum
 from pathlib import Path
 from statistics import median
 
+from flows.preparation import resource_check
 from flows.preparation.preflight import preview_sources, wanted_vocab_size
-from flows.preparation.resource_check import (
-    AvailableMemory,
-    StoreRoom,
-    choose_micro_batch,
-    estimate_trainer,
-    store_room,
-)
+from flows.preparation.resource_check import AvailableMemory, StoreRoom
 from model.estimates.size_estimate import MemoryEstimate, count_parameters
 from reports.queries.run_status import BudgetStatus, RunPhase, count_budgets, read_status
 from storage.logs.run_log import RunLog
@@ -171,7 +166,7 @@ def plan_training(log: RunLog, config: RunConfig, base_dir: Path, memory: Availa
             config.checkpoint,
             PlannedCheckpoints,
             ahead=_multiples(config.checkpoint.every_steps, first, total),
-            room=store_room(log.store, state, config, data.vocab_size),
+            room=resource_check.store_room(log.store, state, config, data.vocab_size),
         ),
         evaluated_commits=_multiples(evaluated_every, first, total),
         suites=(suite_of(config.evaluation).name, *(suite.name for suite in command_suites_of(config.evaluation))),
@@ -239,8 +234,8 @@ def _snapshot_data(snapshot_id: str, manifest: SnapshotManifest) -> PlannedData:
 
 
 def _memory(log: RunLog, config: RunConfig, vocab_size: int, memory: AvailableMemory) -> PlannedMemory:
-    sizes = next_sizes(log.state, config.training, chosen=choose_micro_batch(config, vocab_size, memory))
-    parts = estimate_trainer(config, vocab_size, sizes, memory)
+    sizes = next_sizes(log.state, config.training, chosen=resource_check.choose_micro_batch(config, vocab_size, memory))
+    parts = resource_check.estimate_trainer(config, vocab_size, sizes, memory)
     estimated = {"total_bytes": parts.total_bytes, "there_bytes": memory.bytes, "parts": parts}
     return project(config.training, PlannedMemory, **asdict(sizes), **estimated)
 

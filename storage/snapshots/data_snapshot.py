@@ -19,17 +19,10 @@ from storage.errors import IntegrityError, ObjectMissing, SnapshotDamaged, Stora
 from storage.snapshots.document_index import SplitName
 from storage.snapshots.snapshot_manifest import SnapshotManifest, SnapshotObject
 from storage.snapshots.token_shard import SHARD_SUFFIX, VerifiedShard, count_tokens
+from storage.stores import verified_object
 from storage.stores.document import decode, encode, project, sha256
 from storage.stores.object_store import ObjectStore
-from storage.stores.verified_object import (
-    ExpectedObject,
-    WrittenObject,
-    check_object,
-    describe_file,
-    find_damage,
-    save_verified,
-    upload_file,
-)
+from storage.stores.verified_object import ExpectedObject, WrittenObject
 
 TOKENIZER = "tokenizer.json"
 DOCUMENTS = "documents.parquet"
@@ -53,7 +46,7 @@ def publish_snapshot(store: ObjectStore, folder: Path, manifest: SnapshotManifes
     """Upload `folder`, `snapshot.json` last, idempotent; returns id and manifest. IntegrityError for other bytes."""
     objects = list[SnapshotObject]()
     for path in sorted(path for path in folder.iterdir() if path.is_file()):
-        found, tokens = describe_file(path), count_tokens(path) if path.suffix == SHARD_SUFFIX else None
+        found, tokens = verified_object.describe_file(path), count_tokens(path) if path.suffix == SHARD_SUFFIX else None
         objects.append(SnapshotObject(key=path.name, bytes=found.bytes, sha256=found.sha256, tokens=tokens))
     data = encode(full := replace(manifest, objects=tuple(objects)))
     snapshot_id = sha256(data)
@@ -88,7 +81,7 @@ def list_snapshots(store: ObjectStore) -> tuple[str, ...]:
 def find_damaged_objects(store: ObjectStore, snapshot_id: str) -> tuple[SnapshotObject, ...]:
     """Return the missing and damaged objects of a snapshot; reads every byte."""
     manifest = read_manifest(store, snapshot_id)
-    return tuple(item for item in manifest.objects if find_damage(store, _expected(snapshot_id, item)))
+    return tuple(item for item in manifest.objects if verified_object.find_damage(store, _expected(snapshot_id, item)))
 
 
 def drop_damaged_copies(cache_dir: Path, manifest: SnapshotManifest) -> tuple[str, ...]:
@@ -104,7 +97,7 @@ def drop_damaged_copies(cache_dir: Path, manifest: SnapshotManifest) -> tuple[st
 
 def replace_object(store: ObjectStore, snapshot_id: str, item: SnapshotObject, path: Path) -> None:
     """Upload `path` over a damaged object; raises SnapshotDamaged, before that, if the file is a different one."""
-    found, key = describe_file(path), _key(snapshot_id, item.key)
+    found, key = verified_object.describe_file(path), _key(snapshot_id, item.key)
     if found != project(item, WrittenObject):
         difference = f"sha256 {found.sha256[:12]}… instead of {item.sha256[:12]}…"
         raise SnapshotDamaged(f"{key}: damaged, and its sources give other bytes now: {difference}")
@@ -182,7 +175,7 @@ def _expected(snapshot_id: str, item: SnapshotObject) -> ExpectedObject:
 
 
 def _upload(store: ObjectStore, key: str, path: Path, item: SnapshotObject) -> None:
-    written = upload_file(store, key, path)
+    written = verified_object.upload_file(store, key, path)
     if written != project(item, WrittenObject):
         raise _damaged(key, written.sha256, item.sha256)
 
@@ -209,7 +202,7 @@ class SnapshotCache:
     def fetch(self, store: ObjectStore, expected: ExpectedObject) -> Path:
         """Return a verified file: a local store's own, else a copy, kept for an hour; raises IntegrityError."""
         if (own := store.local_path(expected.key)) is not None:
-            check_object(store, expected)
+            verified_object.check_object(store, expected)
             return own
         path, temporary = self._folder / expected.sha256, self._folder / f".{expected.sha256}-{uuid.uuid4().hex}"
         with _lock_folder(self._folder), suppress(FileNotFoundError):
@@ -218,7 +211,7 @@ class SnapshotCache:
             return path
         self._make_room(expected.bytes)
         try:
-            save_verified(store, expected, temporary)
+            verified_object.save_verified(store, expected, temporary)
             os.replace(temporary, path)
         finally:
             with suppress(OSError):
@@ -253,5 +246,5 @@ def _lock_folder(folder: Path) -> Iterator[None]:
 
 def _is_intact(path: Path, expected: ExpectedObject) -> bool:
     with suppress(FileNotFoundError):
-        return describe_file(path) == project(expected, WrittenObject)
+        return verified_object.describe_file(path) == project(expected, WrittenObject)
     return False

@@ -13,15 +13,9 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 
 from storage.errors import IntegrityError, ObjectMissing, StoreRefused, StoreUnavailable
+from storage.stores import object_store
 from storage.stores.multipart_upload import put, upload_stream
-from storage.stores.object_store import (
-    MAX_READ_BYTES,
-    READ_CHUNK_BYTES,
-    ObjectStore,
-    UnfinishedWrite,
-    check_key,
-    is_key,
-)
+from storage.stores.object_store import MAX_READ_BYTES, READ_CHUNK_BYTES, ObjectStore, UnfinishedWrite, is_key
 from storage.stores.retrying_store import RetryPolicy
 from storage.stores.s3_bucket import ConditionFailed, Fetched, S3Bucket, error_code
 
@@ -154,7 +148,7 @@ class S3Store(ObjectStore):
             self._bucket.request("discard", "abort_multipart_upload", Key=self._name(write.key), UploadId=write.token)
 
     def _name(self, key: str) -> str:
-        return self._below + check_key(key)
+        return self._below + object_store.check_key(key)
 
     def _key(self, name: str) -> str:
         return name[len(self._below) :]

@@ -15,15 +15,8 @@ from storage.logs.run_entries import EvaluationRecorded
 from storage.logs.run_log import RunLog
 from storage.logs.run_state import RunState
 from storage.stores.object_store import ObjectStore
-from tasks.checkpoints.promotion import (
-    Candidate,
-    PromotionRules,
-    compared_evaluation,
-    decide_promotion,
-    evaluations_of,
-    is_measured_like,
-    refuse_unreadable,
-)
+from tasks.checkpoints import promotion
+from tasks.checkpoints.promotion import Candidate, PromotionRules
 from tasks.configuration.stored_configuration import parse_stored_configuration
 from tasks.errors import GateRefused
 from tasks.machine.placement import this_placement
@@ -38,7 +31,7 @@ def offer(log: RunLog, registry: Registry, candidate: Candidate, rules: Promotio
     candidate = replace(candidate, hold_id=pin.hold_id)
     decide = partial(_decide, log.store, registry.alias, candidate, rules)
     is_pinned = pin_checkpoint(log, pin, writer=this_writer())
-    state = registry.append(decide if is_pinned else lambda _: refuse_unreadable(candidate, registry.alias))
+    state = registry.append(decide if is_pinned else lambda _: promotion.refuse_unreadable(candidate, registry.alias))
     if any(promoted.hold_id == pin.hold_id for _, promoted in reversed(state.champions)):
         return state
     unpin_checkpoint(log, pin, "the registry did not take it", writer=this_writer())
@@ -54,7 +47,7 @@ def preview_offer(
     """Return the decision that an offer would record now; None if the alias already points at the checkpoint."""
     record = log.refresh().find_live(candidate.reference.prefix)
     if record is None or record not in log.state.readable:
-        return refuse_unreadable(candidate, registry.alias)
+        return promotion.refuse_unreadable(candidate, registry.alias)
     return _decide(log.store, registry.alias, candidate, rules, registry.refresh())
 
 
@@ -77,11 +70,11 @@ def _decide(
     store: ObjectStore, alias: str, candidate: Candidate, rules: PromotionRules, state: RegistryState
 ) -> Promoted | Refused | None:
     champion, known = state.champion, tuple[EvaluationRecorded, ...]()
-    evaluation = compared_evaluation(candidate, rules, champion)
-    if champion is not None and evaluation is not None and not is_measured_like(evaluation, champion):
-        known = evaluations_of(RunLog(store, champion.run_id).refresh(), champion.manifest_sha256)
+    evaluation = promotion.compared_evaluation(candidate, rules, champion)
+    if champion is not None and evaluation is not None and not promotion.is_measured_like(evaluation, champion):
+        known = promotion.evaluations_of(RunLog(store, champion.run_id).refresh(), champion.manifest_sha256)
         wanted = (evaluation.suite_sha256, evaluation.data_snapshot)
         known = tuple(item for item in known if (item.suite_sha256, item.data_snapshot) == wanted)
     if candidate.hold_id is not None and candidate.hold_id in state.decided_pins:
         return None  # a sweep took this process for dead and decided: its pin may be over, so it comes too late
-    return decide_promotion(state, candidate, rules, alias=alias, champion_evaluation=next(iter(known), None))
+    return promotion.decide_promotion(state, candidate, rules, alias=alias, champion_evaluation=next(iter(known), None))

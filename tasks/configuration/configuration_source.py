@@ -19,16 +19,8 @@ from urllib.parse import unquote, urlsplit
 from pydantic import ValidationError
 
 from storage.stores.verified_object import describe_file
-from tasks.configuration.addresses import (
-    CONFIGURATIONS,
-    READABLE,
-    SUITES,
-    is_name,
-    known_names,
-    named_file,
-    why_unreadable,
-    wrong_scheme,
-)
+from tasks.configuration import addresses
+from tasks.configuration.addresses import CONFIGURATIONS, SUITES, is_name, known_names, named_file, why_unreadable
 from tasks.configuration.key_reference import BrokenRule, broken_rules, list_keys, section_meanings
 from tasks.configuration.run_configuration import RunConfig
 from tasks.configuration.settings import SUITE_KEYS, EvaluationConfig, EvaluatorConfig, NotifyConfig
@@ -48,8 +40,8 @@ def read_configuration(source: str, *, overrides: Sequence[str], environment: Ma
     if parts.password or parts.username:
         raise InvalidConfiguration("config: the URL carries credentials: put them into the environment")
     shown = parts._replace(query="", fragment="").geturl()  # a query can hold a signature
-    if problem := wrong_scheme(shown):
-        raise InvalidConfiguration(f"config {shown!r}: {problem}; rule: {READABLE}")
+    if problem := addresses.wrong_scheme(shown):
+        raise InvalidConfiguration(f"config {shown!r}: {problem}; rule: {addresses.READABLE}")
     import fsspec  # takes time to import, and only URLs need it
 
     try:

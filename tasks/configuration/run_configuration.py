@@ -8,22 +8,7 @@ from model.configuration.data import DataConfig
 from model.configuration.network import ModelConfig, Section
 from model.configuration.training import UNFROZEN_TRAINING, TrainingConfig
 from storage.stores.document import encode, sha256
-from tasks.configuration.settings import (
-    BudgetsConfig,
-    CheckpointConfig,
-    CostConfig,
-    DivergenceConfig,
-    EarlyStopConfig,
-    EvaluationConfig,
-    LeaseConfig,
-    MachinesConfig,
-    MirrorsConfig,
-    Name,
-    NotifyConfig,
-    PreemptionConfig,
-    PromotionConfig,
-    WatchdogConfig,
-)
+from tasks.configuration import settings
 
 FROZEN_SECTIONS = ("model_family", "data", "model", "training")
 """What decides which run it is; `UNFROZEN_TRAINING` is excepted."""
@@ -41,23 +26,23 @@ MACHINE_KEYS = (
 class RunConfig(Section):
     """All sections of a configuration."""
 
-    model_family: Name = Field("gpt2-tiny", description="label of the run in queries and reports")
+    model_family: settings.Name = Field("gpt2-tiny", description="label of the run in queries and reports")
     data: DataConfig
     model: ModelConfig = ModelConfig()
     training: TrainingConfig
-    checkpoint: CheckpointConfig = CheckpointConfig()
-    evaluation: EvaluationConfig = EvaluationConfig()
-    early_stop: EarlyStopConfig = EarlyStopConfig()
-    promotion: PromotionConfig = PromotionConfig()
-    budgets: BudgetsConfig = BudgetsConfig()
-    lease: LeaseConfig = LeaseConfig()
-    watchdog: WatchdogConfig = WatchdogConfig()
-    divergence: DivergenceConfig = DivergenceConfig()
-    preemption: PreemptionConfig = PreemptionConfig()
-    machines: MachinesConfig = MachinesConfig()
-    cost: CostConfig = CostConfig()
-    mirrors: MirrorsConfig = MirrorsConfig()
-    notify: NotifyConfig = Field(default=NotifyConfig(), exclude=True)
+    checkpoint: settings.CheckpointConfig = settings.CheckpointConfig()
+    evaluation: settings.EvaluationConfig = settings.EvaluationConfig()
+    early_stop: settings.EarlyStopConfig = settings.EarlyStopConfig()
+    promotion: settings.PromotionConfig = settings.PromotionConfig()
+    budgets: settings.BudgetsConfig = settings.BudgetsConfig()
+    lease: settings.LeaseConfig = settings.LeaseConfig()
+    watchdog: settings.WatchdogConfig = settings.WatchdogConfig()
+    divergence: settings.DivergenceConfig = settings.DivergenceConfig()
+    preemption: settings.PreemptionConfig = settings.PreemptionConfig()
+    machines: settings.MachinesConfig = settings.MachinesConfig()
+    cost: settings.CostConfig = settings.CostConfig()
+    mirrors: settings.MirrorsConfig = settings.MirrorsConfig()
+    notify: settings.NotifyConfig = Field(default=settings.NotifyConfig(), exclude=True)
     # A store can be moved: where a log lies is no part of what the log says.
     store: str = Field(
         "", exclude=True, description="folder or URL of the store, where neither --store nor CAIRN_STORE names one"

@@ -23,18 +23,10 @@ from typing import Any, BinaryIO, cast
 
 from storage.errors import IntegrityError
 from storage.stores.document import project, sha256
+from tasks.data import source_listing
 from tasks.data.document import Document, InvalidCorpus, Piece, Source, make_document
 from tasks.data.document_reader import ReadingRules, read_pieces
-from tasks.data.source_listing import (
-    CHUNK_BYTES,
-    DECOMPRESSION_ERRORS,
-    HELD_OUT_END,
-    ROW,
-    WHOLE_FILE,
-    TextFile,
-    decompress,
-    find_files,
-)
+from tasks.data.source_listing import CHUNK_BYTES, HELD_OUT_END, ROW, WHOLE_FILE, TextFile, decompress, find_files
 
 # A preview checks a corpus up to this size; of a larger one it only finds the files.
 PREVIEW_BYTES = 64 * 1024 * 1024
@@ -185,7 +177,7 @@ def _changed(file: TextFile) -> InvalidCorpus:
 def _convert_errors(file: TextFile) -> Iterator[None]:
     try:
         yield
-    except (OSError, IntegrityError, *DECOMPRESSION_ERRORS) as problem:
+    except (OSError, IntegrityError, *source_listing.DECOMPRESSION_ERRORS) as problem:
         raise file.invalid(f"cannot be read ({problem})", "every source is readable") from problem
 
 

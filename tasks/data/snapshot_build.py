@@ -19,42 +19,21 @@ from model.configuration.data import SMALLEST_BPE_VOCABULARY, DataConfig
 from model.data.tokenizer import Tokenizer
 from model.errors import InvalidInput
 from storage.errors import SnapshotDamaged
-from storage.snapshots.data_snapshot import (
-    TOKENIZER,
-    drop_damaged_copies,
-    find_damaged_objects,
-    publish_snapshot,
-    read_manifest,
-    replace_object,
-)
+from storage.snapshots import data_snapshot
+from storage.snapshots.data_snapshot import TOKENIZER, publish_snapshot, read_manifest
 from storage.snapshots.document_index import SPLITS
 from storage.snapshots.snapshot_manifest import SnapshotManifest
 from storage.snapshots.token_shard import DEFAULT_SHARD_TOKENS, MAX_VOCAB_SIZE
 from storage.stores.document import decode, encode
 from storage.stores.object_store import ObjectStore
+from tasks.data import snapshot_lookup, snapshot_writer
 from tasks.data.corpus import open_corpus
 from tasks.data.corpus_survey import Survey, TextSample, reject_duplicates, require_few_rejected, survey_corpus
 from tasks.data.document import InvalidCorpus, RejectionKind, Source, require_both_splits
 from tasks.data.document_reader import rules_of
 from tasks.data.foreign_tokenizer import read_tokenizer
-from tasks.data.snapshot_lookup import (
-    SnapshotReference,
-    find_by_id,
-    find_by_recipe,
-    make_recipe,
-    recipe_id,
-    save_recipe,
-    weighted_components,
-)
-from tasks.data.snapshot_writer import (
-    PartEncoder,
-    assemble,
-    find_finished_parts,
-    read_digests,
-    read_parts,
-    read_remaining_pieces,
-    write_parts,
-)
+from tasks.data.snapshot_lookup import SnapshotReference, find_by_id, find_by_recipe, make_recipe, recipe_id
+from tasks.data.snapshot_writer import PartEncoder, assemble, find_finished_parts, read_parts, write_parts
 
 _SURVEY = "survey.json"
 _ABANDONED_SECONDS = 14 * 24 * 3600.0
@@ -125,7 +104,7 @@ def build_snapshot(
         return known
     with build_folder(cache_dir, recipe_id(recipe)) as folder:
         snapshot_id, manifest = publish_snapshot(store, folder / "snapshot", _stage(folder, work))
-        save_recipe(store, recipe, snapshot_id)
+        snapshot_lookup.save_recipe(store, recipe, snapshot_id)
     return SnapshotReference(snapshot_id=snapshot_id, manifest=manifest)
 
 
@@ -147,8 +126,8 @@ def repair_snapshot(
     the store if there is none, or if the sources are gone or different, or are the snapshot.
     """
     manifest = read_manifest(store, snapshot_id)
-    dropped = drop_damaged_copies(cache_dir, manifest)
-    damaged = find_damaged_objects(store, snapshot_id)
+    dropped = data_snapshot.drop_damaged_copies(cache_dir, manifest)
+    damaged = data_snapshot.find_damaged_objects(store, snapshot_id)
     if not damaged:
         return dropped
     names = ", ".join(item.key for item in damaged)
@@ -166,7 +145,7 @@ def repair_snapshot(
         with tempfile.TemporaryDirectory(prefix="cairn-snapshot-") as staging:
             _stage(Path(staging), _work(data, base_dir, DEFAULT_SHARD_TOKENS, _DEFAULT_OPTIONS))
             for item in damaged:
-                replace_object(store, snapshot_id, item, Path(staging) / "snapshot" / item.key)
+                data_snapshot.replace_object(store, snapshot_id, item, Path(staging) / "snapshot" / item.key)
     except (InvalidCorpus, InvalidInput, OSError) as error:
         problem = f"{names} damaged, and its sources are not available: {error}"
         raise SnapshotDamaged(f"data/{snapshot_id}: {problem}") from error
@@ -182,7 +161,7 @@ def check_block_size(manifest: SnapshotManifest, block_size: int, data: DataConf
             f"model.block_size = {block_size}: the {name} split has {tokens} tokens; rule: block_size is at most "
             f"{tokens - 1}, one less than the tokens of each split. Lower model.block_size or add text to data.sources"
         )
-    weighted_components(manifest, data, block_size)
+    snapshot_lookup.weighted_components(manifest, data, block_size)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -226,9 +205,9 @@ def _stage(folder: Path, work: _Work) -> SnapshotManifest:
     """Write every file of the snapshot into `folder/snapshot`, and reuse what an earlier build finished."""
     survey, tokenizer = _survey(folder, work)
     done, options, val_fraction = find_finished_parts(folder), work.options, work.data.val_fraction
-    pieces = read_remaining_pieces(work.sources, done)
+    pieces = snapshot_writer.read_remaining_pieces(work.sources, done)
     if work.data.deduplicate:
-        pieces = reject_duplicates(pieces, read_digests(done))
+        pieces = reject_duplicates(pieces, snapshot_writer.read_digests(done))
     encoder = PartEncoder(tokenizer=tokenizer, val_fraction=val_fraction)
     batches = encoder.encode(pieces, workers=options.workers, batch_bytes=options.batch_bytes)
     counter = _StageCounter(options, BuildStage.TOKENIZING, survey.text_bytes, done.text_bytes, done.documents)

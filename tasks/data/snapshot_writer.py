@@ -20,25 +20,10 @@ import pyarrow.compute as compute
 from numpy.typing import NDArray
 
 from model.data.tokenizer import Tokenizer
+from storage.snapshots import document_index, snapshot_manifest
 from storage.snapshots.data_snapshot import DOCUMENTS, REJECTED, TOKENIZER
-from storage.snapshots.document_index import (
-    REJECTED_SCHEMA,
-    SPLITS,
-    DocumentIndexWriter,
-    DocumentRow,
-    RejectedRow,
-    RowWriter,
-    SplitName,
-)
-from storage.snapshots.snapshot_manifest import (
-    SNAPSHOT_VERSION,
-    RejectedCount,
-    SnapshotGroup,
-    SnapshotManifest,
-    SnapshotSource,
-    SnapshotSplits,
-    SplitSize,
-)
+from storage.snapshots.document_index import REJECTED_SCHEMA, SPLITS, DocumentRow, RejectedRow, RowWriter, SplitName
+from storage.snapshots.snapshot_manifest import SnapshotGroup, SnapshotManifest, SnapshotSource, SplitSize
 from storage.snapshots.token_shard import ShardSchema, ShardWriter, token_dtype
 from storage.stores.document import project
 from storage.stores.local_store import fsync_path
@@ -198,7 +183,7 @@ class SnapshotWriter:
 
     def __enter__(self) -> "SnapshotWriter":
         (self._folder / TOKENIZER).write_bytes(self._tokenizer.to_json().encode("utf-8"))
-        self._index = self._stack.enter_context(DocumentIndexWriter(self._folder / DOCUMENTS))
+        self._index = self._stack.enter_context(document_index.DocumentIndexWriter(self._folder / DOCUMENTS))
         schema = ShardSchema(tokenizer_sha256=self._tokenizer.sha256, vocab_size=self._tokenizer.vocab_size)
         self._shards = {
             split: self._stack.enter_context(ShardWriter(self._folder, split, schema, shard_tokens=self._shard_tokens))
@@ -232,14 +217,16 @@ class SnapshotWriter:
     ) -> SnapshotManifest:
         """Return the manifest without objects."""
         return SnapshotManifest(
-            version=SNAPSHOT_VERSION,
+            version=snapshot_manifest.SNAPSHOT_VERSION,
             tokenizer_sha256=self._tokenizer.sha256,
             vocab_size=self._tokenizer.vocab_size,
             end_of_text_id=self._tokenizer.end_of_text_id,
             val_fraction=val_fraction,
-            splits=SnapshotSplits(train=self._size("train"), val=self._size("val")),
+            splits=snapshot_manifest.SnapshotSplits(train=self._size("train"), val=self._size("val")),
             sources=tuple(sources),
-            rejected=tuple(RejectedCount(kind=kind, documents=n) for kind, n in sorted(self._rejected.items())),
+            rejected=tuple(
+                snapshot_manifest.RejectedCount(kind=kind, documents=n) for kind, n in sorted(self._rejected.items())
+            ),
             groups=groups or msgspec.UNSET,
         )
 

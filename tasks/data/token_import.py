@@ -14,17 +14,11 @@ from tokenizers import Tokenizer as TokenizerFile
 from model.data.tokenizer import END_OF_TEXT, Tokenizer
 from model.errors import InvalidInput
 from storage.errors import StorageError
+from storage.snapshots import token_file
 from storage.snapshots.data_snapshot import SnapshotFiles, publish_snapshot
 from storage.snapshots.document_index import SPLITS, DocumentRow, SplitName
 from storage.snapshots.snapshot_manifest import SnapshotManifest, SnapshotSource
-from storage.snapshots.token_file import (
-    MAX_TOKEN_ID,
-    TOKEN,
-    TokenFile,
-    TokenFileFormat,
-    inspect_token_file,
-    write_token_files,
-)
+from storage.snapshots.token_file import MAX_TOKEN_ID, TOKEN, TokenFile, TokenFileFormat
 from storage.snapshots.token_shard import DEFAULT_SHARD_TOKENS
 from storage.stores.document import sha256
 from storage.stores.object_store import ObjectStore
@@ -103,7 +97,7 @@ def export_tokens(snapshot: SnapshotFiles, folder: Path, form: TokenFileFormat) 
         )
     folder.mkdir(parents=True, exist_ok=True)
     shards = {split: [shard.tokens() for shard in snapshot.shards(split)] for split in SPLITS}
-    return tuple(path for split in SPLITS for path in write_token_files(folder, split, shards[split], form))
+    return tuple(path for split in SPLITS for path in token_file.write_token_files(folder, split, shards[split], form))
 
 
 class _Import:
@@ -120,7 +114,7 @@ class _Import:
         with SnapshotWriter(folder, self._tokenizer, shard_tokens=DEFAULT_SHARD_TOKENS) as writer:
             for split in reversed(SPLITS):
                 for path in files.of(split):
-                    self._add_file(inspect_token_file(path), split, writer)
+                    self._add_file(token_file.inspect_token_file(path), split, writer)
         for split in SPLITS:
             if not writer.bytes[split]:
                 raise InvalidCorpus(f"--{split}: holds nothing but ends of text; rule: each split has a document")

@@ -17,13 +17,8 @@ from pathlib import Path
 from model.configuration.network import ModelConfig
 from model.configuration.training import TrainingConfig
 from model.errors import ModelError
-from model.estimates.numerics import (
-    MachineSpeed,
-    NumericsChoice,
-    benefits_from_cpu_bf16,
-    choose_numerics,
-    has_auto_numerics,
-)
+from model.estimates import numerics
+from model.estimates.numerics import MachineSpeed, NumericsChoice, benefits_from_cpu_bf16, choose_numerics
 from storage.errors import IntegrityError
 from storage.stores.document import decode, encode, sha256
 from tasks.errors import InvalidConfiguration
@@ -44,7 +39,7 @@ def numerics_here(
     training: TrainingConfig, model: ModelConfig, folder: Path, *, keep: bool = True, ask: Ask = lambda: None
 ) -> NumericsChoice:
     """Return the numerics of a new run here; measures only if the choice needs it, and caches in `folder` if `keep`."""
-    if not has_auto_numerics(training):
+    if not numerics.has_auto_numerics(training):
         return choose_numerics(training, model, MachineSpeed())
     wants_half = training.precision == "auto" and benefits_from_cpu_bf16(training, model) and may_have_half(cpu_facts())
     needed = wants_half or trains_on_cuda(training.device)

@@ -13,19 +13,8 @@ from itertools import chain
 import numpy as np
 
 from storage.logs.run_entries import CurveVerdict
-from tasks.policy.curve_statistics import (
-    Curve,
-    Floats,
-    Level,
-    Spikes,
-    find_clipped_updates,
-    find_collapsed_throughput,
-    find_repeating_samples,
-    find_straggler,
-    level_of,
-    levels_at,
-    spikes_of,
-)
+from tasks.policy import curve_statistics
+from tasks.policy.curve_statistics import Curve, Floats, Level, Spikes
 from tasks.text.format import format_count
 
 
@@ -133,11 +122,11 @@ def judge(curve: Curve) -> CurveVerdict:
     seen = _Measured(
         curve=curve,
         losses=losses,
-        level=level_of(curve.steps, losses),
-        spikes=spikes_of(curve, losses, sigmas=_SPIKE_SIGMAS, share=_SPIKE_SHARE),
+        level=curve_statistics.level_of(curve.steps, losses),
+        spikes=curve_statistics.spikes_of(curve, losses, sigmas=_SPIKE_SIGMAS, share=_SPIKE_SHARE),
         uniform=math.log(curve.vocab_size) if curve.vocab_size > 1 else 0.0,
         val=tuple(val),
-        train_at_val=levels_at(curve, losses, [step for step, _ in val]),
+        train_at_val=curve_statistics.levels_at(curve, losses, [step for step, _ in val]),
     )
     symptoms = {kind: find(curve) for kind, find in _SYMPTOMS}
     for kind, why in chain(((kind, rule(seen)) for kind, rule in _RULES), symptoms.items()):
@@ -221,7 +210,7 @@ def _flat_train_loss(seen: _Measured) -> str:
     if len(seen.losses) < _FLAT_STEPS:
         return ""
     step = int(seen.curve.steps[len(seen.losses) // 3])
-    then = levels_at(seen.curve, seen.losses, [step])[0]
+    then = curve_statistics.levels_at(seen.curve, seen.losses, [step])[0]
     if seen.level.now <= then * (1 - _FLAT_SHARE):
         return ""
     return (
@@ -253,10 +242,10 @@ _RULES: tuple[tuple[VerdictKind, Callable[[_Measured], str]], ...] = (
     (VerdictKind.PLATEAU, _flat_val_loss),
 )
 _SYMPTOMS: tuple[tuple[VerdictKind, Callable[[Curve], str]], ...] = (
-    (VerdictKind.CLIPPING, find_clipped_updates),
-    (VerdictKind.REPEATING, find_repeating_samples),
-    (VerdictKind.SLOW, find_collapsed_throughput),
-    (VerdictKind.STRAGGLING, find_straggler),
+    (VerdictKind.CLIPPING, curve_statistics.find_clipped_updates),
+    (VerdictKind.REPEATING, curve_statistics.find_repeating_samples),
+    (VerdictKind.SLOW, curve_statistics.find_collapsed_throughput),
+    (VerdictKind.STRAGGLING, curve_statistics.find_straggler),
 )
 """From the worst on, the symptoms last; each returns the reason, or "" if it does not hold."""
 

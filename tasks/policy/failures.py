@@ -8,16 +8,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from model.errors import BadBatch, LossExploded, NonFiniteLoss, TokenOutOfRange
-from storage.errors import (
-    AppendUnknown,
-    Fenced,
-    IntegrityError,
-    NotDurable,
-    ObjectMissing,
-    SnapshotDamaged,
-    StoreRefused,
-    StoreUnavailable,
-)
+from storage import errors
 from storage.stores.document import sha256
 from tasks.policy.termination import ExitCode, TerminationReason
 
@@ -104,13 +95,13 @@ class Failure:
 
 
 _BY_TYPE: Mapping[type[BaseException] | tuple[type[BaseException], ...], ErrorKind] = {
-    StoreRefused: ErrorKind.REFUSED,
-    NotDurable: ErrorKind.NOT_DURABLE,
-    (StoreUnavailable, AppendUnknown): ErrorKind.UNAVAILABLE,
-    ObjectMissing: ErrorKind.MISSING,
-    (SnapshotDamaged, BadBatch, TokenOutOfRange): ErrorKind.BAD_DATA,
-    IntegrityError: ErrorKind.DAMAGED,
-    Fenced: ErrorKind.FENCED,
+    errors.StoreRefused: ErrorKind.REFUSED,
+    errors.NotDurable: ErrorKind.NOT_DURABLE,
+    (errors.StoreUnavailable, errors.AppendUnknown): ErrorKind.UNAVAILABLE,
+    errors.ObjectMissing: ErrorKind.MISSING,
+    (errors.SnapshotDamaged, BadBatch, TokenOutOfRange): ErrorKind.BAD_DATA,
+    errors.IntegrityError: ErrorKind.DAMAGED,
+    errors.Fenced: ErrorKind.FENCED,
     (NonFiniteLoss, LossExploded): ErrorKind.DIVERGED,
     MemoryError: ErrorKind.OUT_OF_MEMORY,
 }

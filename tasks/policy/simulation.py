@@ -11,14 +11,8 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 
-from storage.logs.run_entries import (
-    AttemptEnded,
-    AttemptStarted,
-    CheckpointCommitted,
-    DataQuarantined,
-    Decision,
-    Placement,
-)
+from storage.logs import run_entries
+from storage.logs.run_entries import DataQuarantined, Decision
 from storage.logs.run_log import end_attempt, refill
 from storage.logs.run_state import AttemptRecord, CheckpointRecord, RunState
 from storage.stores.document import project
@@ -232,9 +226,9 @@ def _with_attempt(run: SimulatedRun, stretch: Stretch) -> RunState:
     if last and decided:
         micro_batch = decided.micro_batch or last.started.micro_batch
         recomputing = decided.activation_checkpointing or last.started.activation_checkpointing
-    started = AttemptStarted(
+    started = run_entries.AttemptStarted(
         attempt=number,
-        placement=Placement(
+        placement=run_entries.Placement(
             host="", boot_id="", pid_namespace="", pid=1, start_ticks=0, device="", world_size=plan.devices, threads=1
         ),
         config={},
@@ -252,7 +246,7 @@ def _with_attempt(run: SimulatedRun, stretch: Stretch) -> RunState:
     state = replace(state, attempts=state.attempts.append(record))
     if not progress:
         return state
-    committed = CheckpointCommitted(
+    committed = run_entries.CheckpointCommitted(
         step=step,
         attempt=number,
         prefix=f"step-{step:08d}-attempt-{number:04d}",
@@ -273,7 +267,7 @@ def _with_receipt(
     used = steps * plan.step_seconds + stretch.commits * plan.checkpoint_seconds
     ended = project(
         failure,
-        AttemptEnded,
+        run_entries.AttemptEnded,
         attempt=len(state.attempts),
         last_step=stretch.last_step,
         tokens=0,
