@@ -160,8 +160,7 @@ def open_run_log(given_store: str, run: str) -> RunLog:
 
 def store_option(chosen: str, environment: Mapping[str, str]) -> str:
     """Return ` --store URL`, quoted for a shell, with which other commands find `chosen`; empty if it is not needed."""
-    found = ("", DEFAULT_STORE, environment.get("CAIRN_STORE"))
-    return "" if chosen in found else f" --store {shlex.quote(chosen)}"
+    return "" if chosen in ("", DEFAULT_STORE, environment.get("CAIRN_STORE")) else f" --store {shlex.quote(chosen)}"
 
 
 def find_record(line: str) -> tuple[type, bool]:

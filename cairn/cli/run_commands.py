@@ -31,8 +31,7 @@ def runs(*, archived: Flag = False, store: Url = "", json: Json = False) -> None
     """
     from reports.queries.run_status import RunPhase, list_runs
 
-    found = list_runs(open_chosen_store(store))
-    rows = tuple(row for row in found if (row.state == RunPhase.DELETED) is archived)
+    rows = tuple(row for row in list_runs(open_chosen_store(store)) if (row.state == RunPhase.DELETED) is archived)
     print_document(rows) if json else print_rows(display_tables.runs_table(rows, archived=archived))
 
 
@@ -48,7 +47,6 @@ def status(run: str, *, store: Url = "", json: Json = False) -> None:
     windows = f"{format_count(count, 'window')} of the data, never drawn again; `cairn log` says why" if count else ""
     notes = {"stopped early": view.stopped_early, "quarantined": windows}
     notes |= {"bits": view.bits, "warning": view.symptom, "practised": view.practised}
-    budgets = ", ".join(f"{reason} {b.left}" for reason, b in view.budgets.items())
     print_facts(
         [
             ("run", view.run_id),
@@ -57,7 +55,7 @@ def status(run: str, *, store: Url = "", json: Json = False) -> None:
             ("step", f"{view.step} of {view.total_steps}"),
             ("newest committed", view.newest_committed_step),
             ("owner", f"pid {owner.pid} on {owner.host} ({owner.device})" if owner else None),
-            ("retries left", budgets),
+            ("retries left", ", ".join(f"{reason} {budget.left}" for reason, budget in view.budgets.items())),
             *((name, text) for name, text in notes.items() if text),
             ("next", view.next),
         ]

@@ -208,16 +208,12 @@ def delete(
 
     found = open_run_log(store, run)
     view = preview_deletion(found)
+    if not (dry_run or yes) and found.state.deleted is None:
+        if not sys.stdin.isatty():
+            raise InvalidConfiguration(f"delete {run}: there is no terminal to ask on; add --yes, or --dry-run to look")
+        say("\n".join([*describe_deletion(view), f"type {run} to delete it:"]))
+        if (answer := sys.stdin.readline().strip()) != run:
+            raise InvalidConfiguration(f"{answer!r} is not {run!r}: nothing is deleted; the same command asks again")
     if not dry_run:
-        if not yes and found.state.deleted is None:
-            if not sys.stdin.isatty():
-                raise InvalidConfiguration(
-                    f"delete {run}: there is no terminal to ask on; add --yes, or --dry-run to look"
-                )
-            say("\n".join([*describe_deletion(view), f"type {run} to delete it:"]))
-            if (answer := sys.stdin.readline().strip()) != run:
-                raise InvalidConfiguration(
-                    f"{answer!r} is not {run!r}: nothing is deleted; the same command asks again"
-                )
         view = delete_as_person(found, view, why)
     print_document(view) if json else print_line("\n".join(describe_deletion(view)))

@@ -261,8 +261,7 @@ def describe_plan(plan: "TrainingPlan") -> Iterator[tuple[str, str]]:
     split = "" if train is None or val is None else f", {describe_split(train, val, unit, data.val_fraction)}"
     yield "data", begin + split
     shape = f"{format_count(model.layers, 'layer')}, {format_count(model.heads, 'head')}, width {model.width}"
-    asked = "" if data.snapshot_id else " at most"
-    vocabulary = f"{model.vocab_size:,} ids{asked}, block {model.block_size:,}"
+    vocabulary = f"{model.vocab_size:,} ids{'' if data.snapshot_id else ' at most'}, block {model.block_size:,}"
     yield "model", f"{model.family}: {model.parameters:,} parameters ({shape}, {vocabulary})"
     memory, shown = plan.memory, {name: plan.memory.parts.bytes_of(name) for name in PARTS}
     parts = ", ".join(f"{name.replace('_', ' ')} {_format_bytes(size)}" for name, size in shown.items() if size)

@@ -127,8 +127,7 @@ def fork(reference: Reference, new_run: str, *, set_: Overrides = (), store: Url
     """
     from cairn.operations.run_fork import fork_run
 
-    chosen = open_chosen_store(store)
-    made = fork_run(find_checkpoint(chosen, reference), new_run, set_, os.environ, Path.cwd())
+    made = fork_run(find_checkpoint(open_chosen_store(store), reference), new_run, set_, os.environ, Path.cwd())
     if json:
         print_document(made)
         return

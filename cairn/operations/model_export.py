@@ -49,8 +49,7 @@ def write_card(facts: ModelFacts) -> str:
         "time": format_value,
     }
     config = parse_stored_configuration(facts.opened.config)  # what is not frozen has its default
-    template = pages.get_template("model_card.md.j2")
-    return template.render(facts=facts, config=config, family=family_of(config.model))
+    return pages.get_template("model_card.md.j2").render(facts=facts, config=config, family=family_of(config.model))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,6 +92,5 @@ def export_model(found: FoundCheckpoint, folder: Path) -> ExportedModel:
         write_model_directory(folder, opened, card=write_card(facts))
     except (TaskError, InvalidInput) as error:
         raise InvalidConfiguration(str(error)) from error
-    written = sorted(folder.iterdir())
-    files = tuple(project(describe_file(path), ExportedModelFile, name=path.name) for path in written)
+    files = tuple(project(describe_file(path), ExportedModelFile, name=path.name) for path in sorted(folder.iterdir()))
     return project(found.reference, ExportedModel, folder=str(folder), files=files, run_id=found.log.run_id)

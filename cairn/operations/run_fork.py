@@ -66,8 +66,7 @@ def fork_run(
             f"training.steps = {config.training.steps}: the checkpoint is of step {record.committed.step} already; "
             f"rule: more steps than that. Add --set training.steps={2 * record.committed.step}"
         )
-    snapshot_id = _choose_data(found, config, changed, base_dir)
-    body = _opening(found, run_id, config, record.committed, snapshot_id)
+    body = _opening(found, run_id, config, record.committed, _choose_data(found, config, changed, base_dir))
     pin = new_pin(found.reference, this_placement(device="cpu", threads=1), fork=run_id)
     if not pin_checkpoint(parent, pin, writer=this_writer()):
         raise IntegrityError(f"{found.reference.prefix} was given up meanwhile; fork another step")

@@ -150,22 +150,20 @@ class _SegmentReplayer:
             return replace(row, why=f"its start, the checkpoint of step {segment.from_step}, is {record.state} by now")
         return replace(found, seconds=round(time.monotonic() - began, 3))
 
-    def _explain(
-        self, row: ReplayedSegment, segment: Segment, first: Recomputed, second: Recomputed
-    ) -> ReplayedSegment:
-        if first.state_sha256 != second.state_sha256:
+    def _explain(self, row: ReplayedSegment, segment: Segment, first: Recomputed, again: Recomputed) -> ReplayedSegment:
+        if first.state_sha256 != again.state_sha256:
             why = "two recomputations here differ from each other: this machine may be what is sick, ask another one"
-            return replace(row, verdict=Verdict.UNDECIDED, computed_sha256=second.state_sha256, why=why)
+            return replace(row, verdict=Verdict.UNDECIDED, computed_sha256=again.state_sha256, why=why)
         records = read_attempt_records(self._log.store, self._log.prefix, segment.started.attempt)
-        last, different = replay_plan.compare_steps(records, second.steps, from_step=segment.from_step)
+        last, different = replay_plan.compare_steps(records, again.steps, from_step=segment.from_step)
         what = f"the record of step {different} differs first" if different else "every step's record agrees"
-        stopped = f"; the recomputation ends with: {second.problem}" if second.problem else ""
+        stopped = f"; the recomputation ends with: {again.problem}" if again.problem else ""
         if row.host != (here := socket.gethostname()):
             stopped += f"; trained on {row.host}, this is {here}: bits differ between kinds of machines"
         return replace(
             row,
             verdict=Verdict.DIFFERENT,
-            computed_sha256=second.state_sha256,
+            computed_sha256=again.state_sha256,
             last_equal_step=last,
             first_different_step=different,
             why=f"{what}: what changed the run came after the record of step {last}{stopped}",

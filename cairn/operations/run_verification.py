@@ -39,8 +39,7 @@ def verify_run(store: ObjectStore, run_id: str) -> Verification:
         aliases = ", ".join(needing)
         raise IntegrityError(f"{log.prefix}: is gone, and alias {aliases} points at the run; restore its entries")
     if not listed:
-        runs = ", ".join(list_run_ids(store)) or "none"
-        raise RunNotFound(f"no run {run_id!r} in {store.url}; runs here: {runs}")
+        raise RunNotFound(f"no run {run_id!r} in {store.url}; runs here: {', '.join(list_run_ids(store)) or 'none'}")
     problems, entries, state = list[str](), list[Entry](), RunState()
     try:
         for read in log.read_after(None):

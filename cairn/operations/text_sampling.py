@@ -26,9 +26,8 @@ from tasks.text.output import say
 if TYPE_CHECKING:
     from tasks.evaluator.checkpoint_model import CheckpointModel
 
-_KEPT = "\n\t"
 _PICTURES = {
-    **{code: chr(0x2400 + code) for code in range(32) if chr(code) not in _KEPT},
+    **{code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\n\t"},
     0x7F: "\N{SYMBOL FOR DELETE}",
     **dict.fromkeys(range(0x80, 0xA0), "\N{REPLACEMENT CHARACTER}"),
 }

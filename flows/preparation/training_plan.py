@@ -46,11 +46,11 @@ class PlannedSource:
 class PlannedData:
     """The data; without a snapshot `vocab_size` is the one asked for, and bytes stand for tokens, if they are known."""
 
-    snapshot_id: str | None
+    snapshot_id: str | None = None
     sources: tuple[PlannedSource, ...]
     bytes: int
-    train_tokens: int | None
-    val_tokens: int | None
+    train_tokens: int | None = None
+    val_tokens: int | None = None
     train_bytes: int | None
     val_bytes: int | None
     val_fraction: float
@@ -139,7 +139,6 @@ def plan_training(log: RunLog, config: RunConfig, base_dir: Path, memory: Availa
     data = _data(log, config, base_dir)
     per_step = config.training.global_batch * config.model.block_size
     ahead = per_step * (total - first) if action is not PlanAction.NOTHING else 0
-    evaluated_every = config.checkpoint.every_steps * config.evaluation.every_commits
     return TrainingPlan(
         run_id=log.run_id,
         store=log.store.url,
@@ -168,7 +167,7 @@ def plan_training(log: RunLog, config: RunConfig, base_dir: Path, memory: Availa
             ahead=_multiples(config.checkpoint.every_steps, first, total),
             room=resource_check.store_room(log.store, state, config, data.vocab_size),
         ),
-        evaluated_commits=_multiples(evaluated_every, first, total),
+        evaluated_commits=_multiples(config.checkpoint.every_steps * config.evaluation.every_commits, first, total),
         suites=(suite_of(config.evaluation).name, *(suite.name for suite in command_suites_of(config.evaluation))),
         cost=_cost(log, config, ahead),
         budgets=count_budgets(state, config.budgets.model_dump(mode="json")),
@@ -206,11 +205,8 @@ def _data(log: RunLog, config: RunConfig, base_dir: Path) -> PlannedData:
         for split, size_bytes in (size for source in sources for size in source.sizes(data.val_fraction)):
             sizes[split] += size_bytes
     return PlannedData(
-        snapshot_id=None,
         sources=tuple(project(source, PlannedSource) for source in sources),
         bytes=sum(source.bytes for source in sources),
-        train_tokens=None,
-        val_tokens=None,
         train_bytes=sizes.get("train"),
         val_bytes=sizes.get("val"),
         val_fraction=data.val_fraction,

@@ -234,8 +234,7 @@ class RunWatcher:
                 if not is_empty(self._logs[run_id]):
                     rows.append(self._decide(run_id))
             except Exception as error:  # whatever is wrong with one run, the others are looked at
-                why = f"{error}" or type(error).__name__
-                rows.append(WatchRow(run_id=run_id, action=WatchAction.FAILED, why=why))
+                rows.append(WatchRow(run_id=run_id, action=WatchAction.FAILED, why=f"{error}" or type(error).__name__))
         self._memory.save()
         return tuple(rows)
 

@@ -191,8 +191,7 @@ def _of_attempt(log: RunLog, record: AttemptRecord, beat: Heartbeat | None, now:
     before = state.attempts[number - 2] if number > 1 else None
     after = state.attempts[number] if number < len(state.attempts) else None
     has_vanished = ended is not None and ended.evidence.get("exit_code") is None  # another process wrote its end
-    needs_entries = has_vanished or any(item.attempt == number for item in state.refused)
-    entries = log.read_entries() if needs_entries else ()
+    entries = log.read_entries() if has_vanished or any(item.attempt == number for item in state.refused) else ()
     mine = {item.committed.manifest_sha256 for item in state.checkpoints if item.committed.attempt == number}
     evaluations = tuple(item for item in list_evaluations(state) if item.manifest_sha256 in mine)
     receipt, successor = make_receipt(log.run_id, state, record, before, beat), None

@@ -261,10 +261,8 @@ def _progress(facts: PostMortem, receipt: Receipt) -> Iterator[str]:
     shown = steps if len(steps) <= _MOST_WINDOWS else [steps[0], "…", *steps[-3:]]
     plural = "" if len(steps) == 1 else "s"
     yield f"{format_count(len(steps), 'checkpoint')} committed, at step{plural} {', '.join(shown)}"
-    quarantined = [
-        f"{it.committed.step:,} is quarantined now" for it in progress.committed if it.state == "quarantined"
-    ]
-    yield format_list(quarantined, 3)
+    excluded = [f"{it.committed.step:,} is quarantined now" for it in progress.committed if it.state == "quarantined"]
+    yield format_list(excluded, 3)
 
 
 def _lost(facts: PostMortem, receipt: Receipt) -> str:

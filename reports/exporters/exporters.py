@@ -19,9 +19,7 @@ from tasks.configuration.settings import MirrorsConfig
 from tasks.errors import InvalidConfiguration
 from tasks.machine.process_scopes import running_beside
 
-_EVERY_SECONDS = 5.0
 _LONGEST_PAUSE_SECONDS = 300.0
-_FINAL_SECONDS = 10.0
 
 
 class Exporter(Protocol):
@@ -87,8 +85,8 @@ class ExporterThread:
         exporter: Exporter,
         say: Callable[[str], None],
         *,
-        every_seconds: float = _EVERY_SECONDS,
-        final_seconds: float = _FINAL_SECONDS,
+        every_seconds: float = 5.0,
+        final_seconds: float = 10.0,
     ) -> None:
         self._log, self._exporter, self._say = log, exporter, say
         self._every_seconds, self._final_seconds = every_seconds, final_seconds

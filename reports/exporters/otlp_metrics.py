@@ -22,10 +22,7 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
 _INTERVAL = "OTEL_METRIC_EXPORT_INTERVAL"
-_USUAL_MILLISECONDS = "60000"
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
-_USUAL_ENDPOINT = "http://localhost:4318"
-_LAST_SECONDS = 10.0
 
 
 @contextmanager
@@ -38,10 +35,10 @@ def sending_metrics(store: ObjectStore, environment: Mapping[str, str], say: Cal
         raise InvalidConfiguration(
             "--otlp: OpenTelemetry is not installed; `pip install 'cairn-train[otlp]'` installs it"
         )
-    given = environment.get(_INTERVAL, _USUAL_MILLISECONDS)
+    given = environment.get(_INTERVAL, "60000")
     if not given.isdecimal() or int(given) == 0:
         raise InvalidConfiguration(f"{_INTERVAL} is {given!r}; rule: milliseconds, at least 1; unset it for a minute")
-    where = next((environment[name] for name in _ENDPOINTS if environment.get(name)), _USUAL_ENDPOINT)
+    where = next((environment[name] for name in _ENDPOINTS if environment.get(name)), "http://localhost:4318")
     metrics, every_seconds = RunMetrics(store), int(given) / 1000
 
     def send_until(ended: Event) -> None:
@@ -60,7 +57,7 @@ def sending_metrics(store: ObjectStore, environment: Mapping[str, str], say: Cal
                 return
             is_last = ended.wait(every_seconds)
 
-    with running_beside(send_until, name="otlp", join_seconds=_LAST_SECONDS):
+    with running_beside(send_until, name="otlp", join_seconds=10.0):
         yield
 
 

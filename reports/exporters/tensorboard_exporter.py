@@ -33,7 +33,7 @@ class TensorBoardExporter:
         """Start a new file, and delete those of earlier processes."""
         from tensorboard.summary.writer.record_writer import RecordWriter
 
-        self._close()
+        self.end(state)  # that of an update which failed
         self._folder.mkdir(parents=True, exist_ok=True)
         earlier = [path for path in self._folder.iterdir() if path.name.endswith(self._suffix)]
         now = time.time()
@@ -60,7 +60,9 @@ class TensorBoardExporter:
 
     def end(self, state: RunState) -> None:
         """Close the file."""
-        self._close()
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
 
     def _drop_from(self, step: int) -> None:
         from tensorboard.compat.proto.event_pb2 import SessionLog
@@ -77,8 +79,3 @@ class TensorBoardExporter:
         from tensorboard.compat.proto.event_pb2 import Event
 
         self._records.write(Event(wall_time=at_seconds, step=step, **content).SerializeToString())
-
-    def _close(self) -> None:
-        file, self._file = self._file, None
-        if file is not None:
-            file.close()

@@ -25,8 +25,6 @@ from tasks.machine.http_request import open_directly
 from tasks.machine.process_scopes import running_beside
 from tasks.text.format import one_line
 
-EVERY_SECONDS = 5.0
-FINAL_SECONDS = 5.0
 _LONGEST_PAUSE_SECONDS = 60.0
 
 
@@ -149,8 +147,8 @@ def telling(
     find: Callable[[], Iterable[Notice]],
     say: Callable[[str], None],
     *,
-    every_seconds: float = EVERY_SECONDS,
-    final_seconds: float = FINAL_SECONDS,
+    every_seconds: float = 5.0,
+    final_seconds: float = 5.0,
 ) -> Iterator[None]:
     """Tell every receiver what `find` returns while the block runs; at its end it has `final_seconds` for the rest."""
     with ExitStack() as threads:

@@ -74,8 +74,7 @@ def read_manifest(store: ObjectStore, snapshot_id: str) -> SnapshotManifest:
 
 def list_snapshots(store: ObjectStore) -> tuple[str, ...]:
     """Return the ids of the store's snapshots, sorted, incomplete ones included."""
-    names = (key.rpartition("/")[2] for key in store.folders("data"))
-    return tuple(name for name in names if len(name) == 64)
+    return tuple(name for key in store.folders("data") if len(name := key.rpartition("/")[2]) == 64)
 
 
 def find_damaged_objects(store: ObjectStore, snapshot_id: str) -> tuple[SnapshotObject, ...]:
@@ -111,8 +110,7 @@ class SnapshotFiles:
         """Read the manifest; `limit_bytes` bounds the cache, by default CAIRN_CACHE_BYTES."""
         self.manifest, self.snapshot_id = read_manifest(store, snapshot_id), snapshot_id
         self._store, self._verified = store, dict[str, Path]()
-        limit = cache_bytes(os.environ) if limit_bytes is None else limit_bytes
-        self._cache = SnapshotCache(cache, limit_bytes=limit)
+        self._cache = SnapshotCache(cache, limit_bytes=cache_bytes(os.environ) if limit_bytes is None else limit_bytes)
         self._objects = {item.key: item for item in self.manifest.objects}
 
     def path(self, name: str) -> Path:

@@ -33,8 +33,7 @@ def practised_faults(store: ObjectStore, run_prefix: str, started: AttemptStarte
         markers = {key: decode(store.read(key), _Marker, where=key) for key in keys}
         mine = [key for key, marker in markers.items() if marker.attempt == started.attempt]
         named = (key.rpartition("/")[2].removesuffix(".json").rpartition("-") for key in mine)
-        faults = sorted((int(number), kind) for kind, _, number in named)
-        return tuple(f"{kind}@{number}" for number, kind in faults)
+        return tuple(f"{kind}@{number}" for number, kind in sorted((int(number), kind) for kind, _, number in named))
     return ()
 
 

@@ -31,9 +31,7 @@ class HeartbeatGap:
 def allowed_seconds(gaps: Iterable[float], config: WatchdogConfig) -> float:
     """Return the longest gap allowed after these gaps between heartbeats (seconds, oldest first)."""
     recent = tuple(gaps)[-_RECENT_GAPS:]
-    if len(recent) < 4:
-        return config.startup_seconds
-    return max(config.floor_seconds, config.factor * max(recent))
+    return config.startup_seconds if len(recent) < 4 else max(config.floor_seconds, config.factor * max(recent))
 
 
 class HangDetector:

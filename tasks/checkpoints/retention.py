@@ -89,8 +89,7 @@ def _standing(terms: RetentionTerms, state: RunState) -> _Standing:
         stopping = StopTerms(state.attempts[-1].started.config, terms.suite_sha256)
         awaited = outstanding(state, stopping) if stopping.config.early_stop.is_on else ()
     # Steps beyond an early stop are not part of the result, however good they are.
-    ends = stop.step if stop else math.inf
-    result = (record.committed for record in readable if record.committed.step <= ends)
+    result = (record.committed for record in readable if stop is None or record.committed.step <= stop.step)
     evaluated = (committed for committed in result if committed.manifest_sha256 in losses)
     ranked = sorted(evaluated, key=lambda committed: (losses[committed.manifest_sha256], committed.step))
     return _Standing(

@@ -51,8 +51,7 @@ def read_configuration(source: str, *, overrides: Sequence[str], environment: Ma
         raise InvalidConfiguration(f"{shown}: {why_unreadable(error, source)}; rule: a configuration file") from error
     if len(data) > MOST_BYTES:
         raise InvalidConfiguration(f"{shown}: more than {MOST_BYTES:,} bytes; rule: a TOML file written by people")
-    document = _parse_toml(data, shown)
-    return parse_configuration(document, overrides=overrides, environment=environment, name=shown)
+    return parse_configuration(_parse_toml(data, shown), overrides=overrides, environment=environment, name=shown)
 
 
 def load_configuration(path: Path | None, *, overrides: Sequence[str], environment: Mapping[str, str]) -> RunConfig:

@@ -27,8 +27,7 @@ def parse_stored_configuration(document: Mapping[str, Any]) -> RunConfig:
         cause = "a newer cairn wrote the log, or it was changed" if first.unknown else "the log was changed"
         raise IntegrityError(f"the configuration in the run's log is invalid: {first.text}; {cause}") from error
     evaluators = tuple(item.model_copy(update={"logged": True}) for item in config.evaluation.evaluators)
-    evaluation = config.evaluation.model_copy(update={"evaluators": evaluators})
-    return config.model_copy(update={"evaluation": evaluation})
+    return config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"evaluators": evaluators})})
 
 
 def left_out(document: Mapping[str, Any]) -> tuple[str, ...]:

@@ -112,8 +112,7 @@ def make_document(
 def split_of(content_sha256: str, val_fraction: float) -> "SplitName":
     """Return the split of the document with this hash; a greater fraction moves documents only from train to val."""
     # Python compares int with float exactly, so no rounding can make two machines disagree.
-    drawn = int(content_sha256[:16], 16)
-    return "val" if drawn < val_fraction * 2.0**64 else "train"
+    return "val" if int(content_sha256[:16], 16) < val_fraction * 2.0**64 else "train"
 
 
 def require_both_splits(

@@ -125,8 +125,7 @@ def repair_snapshot(
     `data` is what this machine's configuration names, None without one. Raises SnapshotDamaged and changes nothing in
     the store if there is none, or if the sources are gone or different, or are the snapshot.
     """
-    manifest = read_manifest(store, snapshot_id)
-    dropped = data_snapshot.drop_damaged_copies(cache_dir, manifest)
+    dropped = data_snapshot.drop_damaged_copies(cache_dir, read_manifest(store, snapshot_id))
     damaged = data_snapshot.find_damaged_objects(store, snapshot_id)
     if not damaged:
         return dropped

@@ -27,10 +27,8 @@ HELD_OUT_END = "text whose end is held out"
 LINE = "line"
 ROW = "row"
 DECOMPRESSION_ERRORS = (EOFError, zlib.error, pa.ArrowException)
-# Refused, because they would be read as prose.
-_UNSUPPORTED_SUFFIXES = frozenset(
-    {".bz2", ".xz", ".zip", ".tar", ".tgz", ".tzst", ".arrow", ".feather", ".orc", ".avro"}
-)
+# They would be read as prose.
+_REFUSED_SUFFIXES = frozenset({".bz2", ".xz", ".zip", ".tar", ".tgz", ".tzst", ".arrow", ".feather", ".orc", ".avro"})
 _UNITS = {".jsonl": LINE, ".ndjson": LINE, ".parquet": ROW}
 
 
@@ -99,11 +97,7 @@ def _find_local(source: str, base_dir: Path) -> list[TextFile]:
     matches = [path] if is_file else sorted(filter(os.path.isfile, glob.glob(path, recursive=True)))
     if not matches:
         raise _no_match(source, path)
-    return [_text_file(source, match, os.path.getsize(match), partial(_open_local, match)) for match in matches]
-
-
-def _open_local(path: str) -> BinaryIO:
-    return open(path, "rb")
+    return [_text_file(source, match, os.path.getsize(match), partial(open, match, "rb")) for match in matches]
 
 
 def _text_file(source: str, place: str, size_bytes: int, opener: Callable[[], BinaryIO]) -> TextFile:
@@ -111,7 +105,7 @@ def _text_file(source: str, place: str, size_bytes: int, opener: Callable[[], Bi
     packed, suffix = (suffixes[-1], suffixes[-2]) if suffixes[-1] in set(Compression) else ("", suffixes[-1])
     compression, unit = Compression(packed), _UNITS.get(suffix, WHOLE_FILE)
     file = TextFile(source=source, place=place, bytes=size_bytes, unit=unit, compression=compression, opener=opener)
-    if suffix in _UNSUPPORTED_SUFFIXES:
+    if suffix in _REFUSED_SUFFIXES:
         raise file.invalid(f"{suffix} files are not read", "plain text, .jsonl or .parquet, also as .gz or .zst")
     return file
 

@@ -21,9 +21,6 @@ from tasks.evaluator.evaluator_process import guard_group, run_command
 from tasks.trainer.fault_injection import IN_EVALUATOR, PAUSES, FaultPlan, inject_process_fault
 from tasks.trainer.trainer_group import watch_parent
 
-_NICENESS = 15
-"""Training has priority: on shared cores, waiting threads of both processes slow training by a factor of ten."""
-
 
 def _open(spec: EvaluationSpec, device: str) -> CheckpointModel:
     return open_model(
@@ -84,9 +81,8 @@ def main() -> None:
     faults = FaultPlan(open_store(spec.store_url), spec.run_prefix, spec.faults)
     for kind in faults.due(spec.number, IN_EVALUATOR):
         faults.pause(kind, spec.number) if kind in PAUSES else inject_process_fault(kind)
-    os.nice(_NICENESS)
-    seed = spec.suite.sample_seed if isinstance(spec.suite, Suite) else 0
-    make_deterministic(seed=seed, threads=spec.threads)
+    os.nice(15)  # on shared cores, waiting threads of both processes slow training by a factor of ten
+    make_deterministic(seed=spec.suite.sample_seed if isinstance(spec.suite, Suite) else 0, threads=spec.threads)
     try:
         if isinstance(spec.suite, CommandSuite):
             result = _measure_by_command(spec, spec.suite)

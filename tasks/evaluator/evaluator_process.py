@@ -211,8 +211,7 @@ def parse_metrics(name: str, printed: bytes) -> dict[str, float]:
     try:
         document = msgspec.json.decode(printed, type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError) as error:
-        start = printed[:60].decode(errors="replace")
-        problem = f"evaluator {name} printed nonsense: {error}: {start!r}"
+        problem = f"evaluator {name} printed nonsense: {error}: {printed[:60].decode(errors='replace')!r}"
         raise TaskError(f"{problem}; rule: stdout is one JSON object") from error
     metrics = dict(_numbers(name, document, ""))
     if not 1 <= len(metrics) <= MOST_METRICS:
@@ -225,9 +224,8 @@ def command_environment(environment: Mapping[str, str], spec: EvaluationSpec) ->
     assert spec.folder is not None
     passed = PASSED.union(environment.get("CAIRN_EVALUATOR_VARIABLES", "").replace(",", " ").split())
     kept = {name: value for name, value in environment.items() if name in passed}
-    path = [str(Path(sys.executable).parent), kept.get("PATH", os.defpath)]
     return kept | {
-        "PATH": os.pathsep.join(path),
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), kept.get("PATH", os.defpath)]),
         "OMP_NUM_THREADS": str(spec.threads),
         "TMPDIR": str(spec.folder / "scratch"),
         "CAIRN_MODEL_DIR": str(spec.folder / "model"),

@@ -157,8 +157,7 @@ def published_trace() -> FailureTrace:
 def parse_trace(text: str, *, name: str) -> FailureTrace:
     """Return the trace in a TOML or JSON text; raises `InvalidTrace` with one line per broken rule."""
     try:
-        document = json.loads(text) if text.lstrip().startswith("{") else tomllib.loads(text)
-        read = _TraceFile.model_validate(document)
+        read = _TraceFile.model_validate(json.loads(text) if text.lstrip().startswith("{") else tomllib.loads(text))
     except ValidationError as error:
         broken = [f"{name}: {_describe(item['type'], item['loc'], item['input'])}" for item in error.errors()]
         raise InvalidTrace("\n".join(broken)) from error
@@ -189,8 +188,7 @@ def recorded_trace(state: RunState, *, restart_device_seconds: float = 0.0) -> F
         if ended is None or ended.reason in _NO_FAILURES:
             continue
         # A reason of a newer version is treated as one that is never retried.
-        is_known = ended.reason in set(TerminationReason)
-        reason = TerminationReason(ended.reason) if is_known else TerminationReason.ERROR
+        reason = TerminationReason(ended.reason) if ended.reason in set(TerminationReason) else TerminationReason.ERROR
         samples = sum(len(item.windows) for item in state.quarantines if item.attempt == attempt.started.attempt)
         remedied = ended.decision.action == DecisionAction.RESUME and not samples
         failure = TraceFailure(

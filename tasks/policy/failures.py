@@ -106,9 +106,7 @@ _BY_TYPE: Mapping[type[BaseException] | tuple[type[BaseException], ...], ErrorKi
     MemoryError: ErrorKind.OUT_OF_MEMORY,
 }
 """A subclass stands before its base."""
-_BY_NUMBER = {errno.ENOMEM: ErrorKind.OUT_OF_MEMORY} | dict.fromkeys(
-    (errno.ENOSPC, errno.EDQUOT), ErrorKind.UNAVAILABLE
-)
+_BY_ERRNO = {errno.ENOMEM: ErrorKind.OUT_OF_MEMORY} | dict.fromkeys((errno.ENOSPC, errno.EDQUOT), ErrorKind.UNAVAILABLE)
 _PHRASES = {
     ErrorKind.OUT_OF_MEMORY: (
         *("can't allocate memory", "Cannot allocate memory", "out of memory", "ALLOC_FAILED", "MemoryError"),
@@ -160,7 +158,7 @@ def kind_of(error: BaseException) -> ErrorKind:
     """Return the kind of a caught exception; what is not known is a bug."""
     by_type = next((kind for known, kind in _BY_TYPE.items() if isinstance(error, known)), None)
     number = error.errno if isinstance(error, OSError) else None
-    return by_type or _BY_NUMBER.get(number or 0) or _kind_in(str(error)) or ErrorKind.BUG
+    return by_type or _BY_ERRNO.get(number or 0) or _kind_in(str(error)) or ErrorKind.BUG
 
 
 def _kind_in(text: str) -> ErrorKind | None:

@@ -143,9 +143,7 @@ def _finished(state: RunState, how: str, observed: Observed, now: float) -> Verd
     if observed.owner is Life.UNKNOWN:  # its process may still work on the last evaluation
         stored = parse_stored_configuration(state.attempts[-1].started.config)
         until += stored.lease.seconds + stored.evaluation.timeout_seconds
-    if now >= until:
-        return Continue(why=how)
-    return Wait(until=until, why=f"{how}; its own process may still do so")
+    return Continue(why=how) if now >= until else Wait(until=until, why=f"{how}; its own process may still do so")
 
 
 def _ended(state: RunState, last: AttemptRecord, observed: Observed, now: float) -> Verdict:

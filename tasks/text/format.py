@@ -85,9 +85,8 @@ def short_digest(digest: str | None) -> str:
 
 def sanitize(text: str, *, kept: str = "\n\t") -> str:
     """Return text without terminal commands and with other unprintable characters replaced, except those `kept`."""
-    if text.isascii() and text.isprintable():
-        return text
-    return replace_unprintable(_COMMANDS.sub("", text), kept=kept)
+    is_plain = text.isascii() and text.isprintable()
+    return text if is_plain else replace_unprintable(_COMMANDS.sub("", text), kept=kept)
 
 
 def sanitize_cell(text: str) -> str:

@@ -95,9 +95,7 @@ def discard_output(stream: TextIO) -> None:
 
 def output_columns() -> int | None:
     """Return the width of the terminal, or what COLUMNS says; None where the output is a file or a pipe."""
-    if not sys.stdout.isatty() and not os.environ.get("COLUMNS", ""):
-        return None
-    return shutil.get_terminal_size().columns
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() or os.environ.get("COLUMNS") else None
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str) -> None:
