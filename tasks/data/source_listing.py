@@ -97,7 +97,11 @@ def _find_local(source: str, base_dir: Path) -> list[TextFile]:
     matches = [path] if is_file else sorted(filter(os.path.isfile, glob.glob(path, recursive=True)))
     if not matches:
         raise _no_match(source, path)
-    return [_text_file(source, match, os.path.getsize(match), partial(open, match, "rb")) for match in matches]
+    return [_text_file(source, match, os.path.getsize(match), partial(_open_local, match)) for match in matches]
+
+
+def _open_local(path: str) -> BinaryIO:
+    return open(path, "rb")
 
 
 def _text_file(source: str, place: str, size_bytes: int, opener: Callable[[], BinaryIO]) -> TextFile:
