@@ -57,7 +57,7 @@ def end_on_record(log: RunLog, config: RunConfig) -> str:
     last, candidate = last_checkpoint(state), best_candidate(log.run_id, state, rules)
     if state.finished is None or state.open_attempt is not None or last is None or candidate is None:
         return ""
-    suites = [suite.sha256 for suite in (suite_of(config.evaluation), *command_suites_of(config.evaluation))]
+    suites = (suite_of(config.evaluation).sha256, *(suite.sha256 for suite in command_suites_of(config.evaluation)))
     required = (suite.sha256 for suite in rules.required)
     missing = missing_suites(state, last.committed.manifest_sha256, suites)
     if missing | missing_suites(state, candidate.reference.manifest_sha256, required):
