@@ -2,7 +2,7 @@
 
 Sources: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners" (pre-LayerNorm, tanh GELU, learned
 positions, tied head); Zhang and Sennrich 2019, "Root Mean Square Layer Normalization"; Shazeer 2020, "GLU Variants
-Improve Transformer".
+Improve Transformer"; Huang et al. 2025, "Over-Tokenized Transformer" (tables of n-grams).
 """
 
 from collections.abc import Callable
@@ -109,6 +109,7 @@ class GPT(nn.Module):
         """The end-of-text id, to keep attention within documents; None, as in GPT-2, lets attention cross documents."""
         self.wte = nn.Embedding(vocab_size, config.n_embd)
         self.wpe = nn.Embedding(config.block_size, config.n_embd) if config.positions == "learned" else None
+        self.ngrams = nn.ModuleList(nn.Embedding(rows, config.n_embd) for rows in config.ngram_rows)
         self.h = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         self.compiled_layers: list[Callable[..., Tensor]] | None = None
         """Compiled forms of `h` for training; evaluation has too many shapes to compile."""
@@ -157,11 +158,18 @@ class GPT(nn.Module):
         normed: Tensor = self.ln_f(x)
         return normed
 
-    def _embed(self, tokens: Tensor, begin: int) -> Tensor:
-        """Return the residual stream's first values: ids (B, T), the first at position `begin` -> (B, T, C)."""
-        x: Tensor = self.wte(tokens)
+    def _embed(self, text: Tensor, begin: int) -> Tensor:
+        """Return the residual stream's first values from position `begin` on: ids (B, S) -> (B, S - begin, C)."""
+        x: Tensor = self.wte(text[:, begin:])
         if self.wpe is not None:
-            x = x + self.wpe.weight[begin : begin + tokens.shape[1]]  # (B, T, C) + (T, C)
+            x = x + self.wpe.weight[begin : text.shape[1]]  # (B, T, C) + (T, C)
+        key = before = text
+        for table, rows in zip(self.ngrams, self.config.ngram_rows, strict=True):
+            before = F.pad(before, (1, 0))[:, :-1]  # (B, S), one token further back; 0 before the first
+            if self.boundary_id is not None:
+                before = before.masked_fill(text == self.boundary_id, 0)
+            key = key * self.vocab_size + before
+            x = x + table(key[:, begin:] % rows)  # (B, T) -> (B, T, C)
         return x
 
     def extend(self, tokens: Tensor, cache: KeyValueCache) -> Tensor:
@@ -173,7 +181,7 @@ class GPT(nn.Module):
         if begin + time > self.config.block_size:
             raise InvalidInput(f"text of {begin + time} tokens must be at most block_size={self.config.block_size}")
         text = cache.begin(tokens)  # (1, T) -> (1, S)
-        x, turned = self._embed(tokens, begin), rotations(self.config, begin, time, tokens.device)
+        x, turned = self._embed(text, begin), rotations(self.config, begin, time, tokens.device)
         is_plain = self.boundary_id is None and (begin == 0 or time == 1)
         visible = None if is_plain else same_document_mask(text, self.boundary_id, begin)
         for layer, block in enumerate(self.h):

@@ -164,7 +164,7 @@ def require_family(model: ModelConfig) -> Family:
     family = family_of(model)
     if family is None:
         preset = ModelConfig(architecture=model.architecture)
-        names = ("norm", "norm_gain", "positions", "feed_forward", "bias", "tied", "qk_norm")
+        names = ("norm", "norm_gain", "positions", "feed_forward", "bias", "tied", "qk_norm", "ngram_rows")
         other = [name for name in names if getattr(model, name) != getattr(preset, name)]
         said = ", ".join(f"model.{name} = {_toml(getattr(model, name))}" for name in other)
         raise InvalidInput(
@@ -200,7 +200,7 @@ def check_settings(found: HuggingFaceConfig, model: ModelConfig) -> None:
 
 
 def _toml(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return str(value).lower() if isinstance(value, bool) else str(list(value) if isinstance(value, tuple) else value)
 
 
 def to_hugging_face(weights: Arrays, model: ModelConfig, vocab_size: int) -> dict[str, NDArray[Any]]:

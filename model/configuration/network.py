@@ -89,6 +89,9 @@ class ModelConfig(Section):
         "width inside the feed-forward part",
     )
     bias: bool = _preset("bias", "linear layers and layer norms have a bias")
+    ngram_rows: tuple[Positive, ...] = Field(
+        (), description="rows of tables that add a vector for the last two tokens, the last three, and so on"
+    )
     tied: bool = Field(True, description="the head is the token embedding")
     zero_projections: bool = Field(
         False, description="projections back into the residual stream begin as zeros instead of small random numbers"
@@ -119,4 +122,4 @@ class ModelConfig(Section):
         """Whether a layer computes what GPT-2's does."""
         wanted = {name: value for name, value in _PRESETS["gpt2"].items() if name not in ("bias", "norm_epsilon")}
         plain = self.n_kv_head == self.n_head and self.attention_width == self.n_embd and self.norm_gain
-        return plain and all(getattr(self, name) == value for name, value in wanted.items())
+        return plain and not self.ngram_rows and all(getattr(self, name) == value for name, value in wanted.items())

@@ -12,7 +12,7 @@ from typing import Literal
 
 from model.configuration.network import ModelConfig
 
-Kind = Literal["embedding", "positions", "head", "matrix", "gain", "bias"]
+Kind = Literal["embedding", "positions", "ngrams", "head", "matrix", "gain", "bias"]
 INITIAL_STD = 0.02
 WIDENED = {"gelu": 1, "relu2": 1, "swiglu": 2}
 """How many matrices widen in a feed-forward part: a gated one has two."""
@@ -68,7 +68,7 @@ def family_of(model: ModelConfig) -> Family | None:
     if model.has_gpt2_layers:
         return "gpt2" if model.tied else None
     llama = model.norm == "rms" and model.positions == "rotary" and model.feed_forward == "swiglu"
-    if not llama or model.bias:
+    if not llama or model.bias or model.ngram_rows:
         return None
     return "qwen3" if model.qk_norm else "llama"
 
@@ -95,6 +95,8 @@ def _parts(model: ModelConfig, vocab_size: int) -> Iterator[_Row]:
     yield "wte.weight", "embedding", (vocab_size,), width
     if model.positions == "learned":
         yield "wpe.weight", "positions", (model.block_size,), width
+    for number, rows in enumerate(model.ngram_rows):
+        yield f"ngrams.{number}.weight", "ngrams", (rows,), width
     keys, widened = model.key_width, (model.n_inner,) * WIDENED[model.feed_forward]
     for layer in (f"h.{number}" for number in range(model.n_layer)):
         yield from _norm_parts(model, f"{layer}.ln_1", width)

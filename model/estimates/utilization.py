@@ -43,7 +43,7 @@ _WITHOUT_BF16: tuple[tuple[str, float], ...] = (("V100-PCIE", 112.0), ("V100", 1
 
 def flops_per_token(config: ModelConfig, vocab_size: int) -> int:
     """FLOPs to train on one token; tables that are only looked up do no matrix work."""
-    looked_up = {"positions"} if config.tied else {"positions", "embedding"}
+    looked_up = {"positions", "ngrams"} | (set() if config.tied else {"embedding"})
     working = sum(row.count for row in parameter_table(config, vocab_size) if row.kind not in looked_up)
     return 6 * working + 12 * config.n_layer * config.block_size * config.attention_width
 

@@ -25,6 +25,7 @@ NETWORKS: dict[str, dict[str, Any]] = {
         "architecture": "qwen3", "feed_forward": "relu2", "norm_gain": False, "zero_projections": True
     },
     "gpt2 with rotary positions": {"positions": "rotary", "feed_forward": "swiglu"},
+    "gpt2 with n-grams": {"ngram_rows": (37, 64)},
 }  # fmt: skip
 every_network = pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)
 
@@ -165,6 +166,8 @@ def test_turned_products_depend_on_the_distance_alone() -> None:
         ({"architecture": "qwen3", "feed_forward": "relu2"}, None),
         ({"architecture": "qwen3", "bias": True}, None),
         ({"positions": "rotary"}, None),
+        ({"ngram_rows": (8,)}, None),
+        ({"architecture": "qwen3", "ngram_rows": (8,)}, None),
     ],
 )
 def test_a_network_knows_its_name_elsewhere(network: dict[str, Any], family: str | None) -> None:

@@ -78,6 +78,12 @@ def projections_that_begin_as_zeros(bench: Bench) -> None:
     assert projections and not any(bool(found.any()) for found in projections)
 
 
+@acts("model.ngram_rows")
+def tables_of_pairs_and_triples(bench: Bench) -> None:
+    found = shapes(bench, ngram_rows=[5, 7])
+    assert found["ngrams.0.weight"] == (5, 12) and found["ngrams.1.weight"] == (7, 12)
+
+
 @acts("training.optimizer", "training.muon_lr", "training.momentum")
 def how_gradients_move_weights(bench: Bench) -> None:
     rate = {"optimizer": "muon", "warmup_steps": 1, "lr": 1e-9, "min_lr": 0.0, "weight_decay": 0.0}
