@@ -1,4 +1,4 @@
-"""Writes and reads a checkpoint's shards: every byte is hashed once on its way, every chunk verified before its use.
+"""Writes and reads a checkpoint's shards: every byte is hashed once, every chunk verified before its use.
 
 A chunk that does not verify is read again, from the store and not from a cache, before it counts as damaged.
 """

@@ -32,8 +32,8 @@ from tasks.trainer.trainer_channel import Rendezvous
 
 T = TypeVar("T")
 _HEARTBEAT_SECONDS = 2.0
-_UPLOADS = UploadOptions(at_once=2, thread_start=lower_thread_priority)
-"""Four shards at once keep a disk or a connection busy while others are hashed."""
+_UPLOADS = UploadOptions(at_once=4, thread_start=lower_thread_priority)
+"""Four shards at once keep a disk or a connection busy, and four threads hash beside them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
