@@ -233,8 +233,9 @@ class LocalStore(ObjectStore):
                 temporary.unlink(missing_ok=True)
 
     def _open_temporary(self, temporary: Path) -> BinaryIO:
-        # A concurrent `delete` of the last object may remove the folder between the two calls.
-        for _ in range(8):
+        # A concurrent `delete` of the last object may remove the folder between the two calls; eight of them, each as
+        # busy as this one, have done so nine times in a row.
+        for _ in range(100):
             self._make_folder(temporary.parent)
             with suppress(FileNotFoundError):
                 return open(temporary, "xb", opener=_open_0664)
