@@ -4,7 +4,7 @@ A server takes seconds to start; a text too small for every tokenizer is refused
 """
 
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -88,18 +88,27 @@ def prepare_early(
     """Make ready, while a temporary server starts, what the flow of a new run needs first: a small text, and numerics.
 
     The flow's own steps then find both; what fails here fails there again, and is reported there. It is done in a
-    thread that ends with the process; the function that is returned waits for it.
+    thread that ends with the process; the function that is returned waits for it. This one waits until the text is
+    read: Python would read and import by turns, but imports run beside the tokenizer, which is no Python.
     """
+    is_read = threading.Event()
 
     def prepare() -> None:
-        folder = work_folder(environment)
+        folder, sources = work_folder(environment), tuple[Source, ...]()
         with suppress(Exception):
-            if sum(source.bytes for source in preview_sources(config.data, resolved.base_dir)) <= _MOST_EARLY_BYTES:
+            sources = preview_sources(config.data, resolved.base_dir)
+            if sum(source.bytes for source in sources) <= _MOST_EARLY_BYTES:
+                for source in sources:
+                    deque(source.documents(), maxlen=0)
+        is_read.set()
+        with suppress(Exception):
+            if sum(source.bytes for source in sources) <= _MOST_EARLY_BYTES:
                 build_snapshot(open_store(resolved.store_url), config.data, resolved.base_dir, cache_dir=folder)
                 numerics_here(config.training, config.model, folder, ask=ask)
 
     thread = threading.Thread(target=prepare, name="early", daemon=True)
     thread.start()
+    is_read.wait()
     return thread.join
 
 

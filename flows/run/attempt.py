@@ -59,15 +59,15 @@ class Attempt:
         self._is_trainer_stopped = False
         self._problem: Exception | None = None
 
-    def begin(self, started: Callable[[], None]) -> None:
-        """Write heartbeats and train the first segment, for a flow that comes later; `started` is called in between."""
+    def begin(self) -> None:
+        """Write heartbeats and train the first segment, for a flow that comes later; returns after its first step."""
         self._beat()
         with suppress(TrainerGone):  # the flow finds out why
             trainer = self._start_trainer()
-            started()
             step = trainer.wait_ready().step
             self._ready_at = time.monotonic()
             self._begin_segment(trainer, step)
+            trainer.received.wait(lambda: trainer.received.last_step)
 
     def show_in(self, flow_run_id: str | None) -> ActiveRun:
         """Go on with what was begun in this flow run, which the log is told; returns the run."""

@@ -25,7 +25,7 @@ def begun_early() -> Attempt | None:
 
 @contextmanager
 def early_attempt(handed: HandedOver, warm: WarmTrainer, start_server: Callable[[], None]) -> Iterator[None]:
-    """Begin a run's next attempt, and the server once the trainer is at work; what no flow takes ends with the block.
+    """Begin a run's next attempt, and the server after its first step; what no flow takes over ends with the block.
 
     Raises as `open_run` and `claim_next_attempt` do.
     """
@@ -39,8 +39,8 @@ def early_attempt(handed: HandedOver, warm: WarmTrainer, start_server: Callable[
     name, why = "SIGTERM", "no flow took it over"
     try:
         with run.progress.showing():
-            attempt.begin(start_server)
-            start_server()  # the trainer may have ended before
+            attempt.begin()
+            start_server()  # not before: it would take a core from the first step for three seconds
             yield
     except BaseException as error:
         name = "SIGINT" if isinstance(error, KeyboardInterrupt) else name

@@ -94,6 +94,12 @@ def same_document_mask(tokens: Tensor, boundary_id: int | None, begin: int = 0) 
     return same.tril(begin)[:, None]
 
 
+def _table(rows: int, width: int) -> nn.Embedding:
+    # Drawing values on "meta", where there are none, would import torch's compiler: more than a second.
+    values = torch.empty(rows, width)
+    return nn.Embedding(rows, width, _weight=values if values.is_meta else None)
+
+
 class GPT(nn.Module):
     """A network that predicts each next token."""
 
@@ -107,9 +113,9 @@ class GPT(nn.Module):
         """The half precision in which sharded processes gather the layers, which run under autocast only."""
         self.boundary_id: int | None = None
         """The end-of-text id, to keep attention within documents; None, as in GPT-2, lets attention cross documents."""
-        self.wte = nn.Embedding(vocab_size, config.n_embd)
-        self.wpe = nn.Embedding(config.block_size, config.n_embd) if config.positions == "learned" else None
-        self.ngrams = nn.ModuleList(nn.Embedding(rows, config.n_embd) for rows in config.ngram_rows)
+        self.wte = _table(vocab_size, config.n_embd)
+        self.wpe = _table(config.block_size, config.n_embd) if config.positions == "learned" else None
+        self.ngrams = nn.ModuleList(_table(rows, config.n_embd) for rows in config.ngram_rows)
         self.h = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         self.compiled_layers: list[Callable[..., Tensor]] | None = None
         """Compiled forms of `h` for training; evaluation has too many shapes to compile."""

@@ -112,7 +112,12 @@ class TrainState:
         if training_config.compile and training_config.kernels == "fused":
             compile_layers(model)
         ranks.wrap(model, device, AUTOCAST_DTYPES.get(training_config.precision))
-        model.to_empty(device=device)
+        if ranks.is_sharded:
+            model.to_empty(device=device)
+        else:  # the same, but asking a tensor on "meta" for one like it would import half of torch's compiler
+            model._apply(  # type: ignore[no-untyped-call]
+                lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+            )
         if filled:
             with seeded_generators(training_config.seed, device):
                 model.fill(copy_into)

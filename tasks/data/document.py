@@ -89,7 +89,9 @@ class Source:
 
     def documents(self) -> Iterator[Document]:
         """Yield the documents of a new pass, without rejected ones."""
-        return (piece for piece in self.pieces() if isinstance(piece, Document))
+        for piece in self.pieces():  # not a generator expression: that would begin to read before it is asked
+            if isinstance(piece, Document):
+                yield piece
 
     def sizes(self, val_fraction: float) -> Iterator[tuple["SplitName", int]]:
         """Yield split and bytes of each document, or of the two parts of a text whose end is held out."""

@@ -1,10 +1,11 @@
 import hashlib
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.data.document import InvalidCorpus, require_both_splits, split_of
+from tasks.data.document import InvalidCorpus, Piece, Source, require_both_splits, split_of
 
 fractions = st.floats(min_value=0.001, max_value=0.999)
 
@@ -42,3 +43,10 @@ def test_the_split_of_known_digests_is_fixed_for_ever() -> None:
 def test_an_empty_split_is_refused_with_what_to_change(train: int, val: int, empty: str, remedy: str) -> None:
     with pytest.raises(InvalidCorpus, match=rf"data.val_fraction = 0.1: none of the 3 .* {empty} split.*{remedy} "):
         require_both_splits(train, val, 0.1)
+
+
+def test_no_document_is_read_before_its_size_is_asked_for() -> None:
+    def pieces() -> Iterator[Piece]:
+        raise AssertionError("a source was read that nobody has asked")
+
+    Source(name="later", bytes=1, sha256="", unit="module", pieces=pieces).sizes(0.1)
