@@ -119,7 +119,7 @@ def end_without_flow(log: RunLog, config: RunConfig, environment: Mapping[str, s
 def run_train_gpt(resolved: ResolvedRequest, config: RunConfig, log: RunLog, server: PrefectServer) -> FlowEnd:
     """Run the flow for a checked request to its end in this process; raises what the flow's body raises.
 
-    Beside a temporary server's start the run's attempt begins, and the flow goes on with it.
+    The run's attempt begins before a temporary server is started, and the flow goes on with it.
     """
     from flows.preparation.preflight import prepare_early
     from tasks.trainer.warm_trainer import warm_trainer

@@ -94,15 +94,16 @@ def prepare_early(
     is_read = threading.Event()
 
     def prepare() -> None:
-        folder, sources = work_folder(environment), tuple[Source, ...]()
+        folder = work_folder(environment)
         with suppress(Exception):
-            sources = preview_sources(config.data, resolved.base_dir)
-            if sum(source.bytes for source in sources) <= _MOST_EARLY_BYTES:
-                for source in sources:
+            try:
+                sources = preview_sources(config.data, resolved.base_dir)
+                is_small = sum(source.bytes for source in sources) <= _MOST_EARLY_BYTES
+                for source in sources if is_small else ():
                     deque(source.documents(), maxlen=0)
-        is_read.set()
-        with suppress(Exception):
-            if sum(source.bytes for source in sources) <= _MOST_EARLY_BYTES:
+            finally:
+                is_read.set()
+            if is_small:
                 build_snapshot(open_store(resolved.store_url), config.data, resolved.base_dir, cache_dir=folder)
                 numerics_here(config.training, config.model, folder, ask=ask)
 

@@ -171,6 +171,10 @@ class Attempt:
         limit = stall_seconds(until, config.checkpoint, total_steps=config.training.steps, decides=decides)
         trainer.begin_segment(until, stall_seconds=limit)
 
+    def _train_one(self, trainer: TrainerProcess, step: int) -> SegmentDone:
+        self._begin_segment(trainer, step)
+        return trainer.end_segment()
+
     def _is_ending(self) -> bool:
         return self._run.shutdown.signal is not None or self._is_trainer_stopped
 
@@ -209,14 +213,12 @@ class Attempt:
     def _train_to(self, trainer: TrainerProcess, first: int, until: int) -> SegmentDone:
         """Train to `until`, committing what is staged before it; a task run keeps its errors, so they are noted."""
         try:
-            self._begin_segment(trainer, first)
-            segment = trainer.end_segment()
+            segment = self._train_one(trainer, first)
             while segment.step < until and not segment.stopped and not self._is_ending():
                 if self._is_staged(segment):
                     self._wait_commits(sweeps=False)
                     self._commit(trainer, segment, self._submit_beside)
-                self._begin_segment(trainer, segment.step)
-                segment = trainer.end_segment()
+                segment = self._train_one(trainer, segment.step)
         except Exception as problem:
             self._problem = problem
             raise

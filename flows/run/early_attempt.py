@@ -1,4 +1,4 @@
-"""An attempt that a command begins while its temporary Prefect server still starts; the flow then goes on with it.
+"""An attempt that a command begins before it starts its temporary Prefect server; the flow then goes on with it.
 
 Training needs the log, not Prefect: claim, heartbeats and receipt are the same without a flow.
 """
