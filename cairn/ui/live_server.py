@@ -2,9 +2,11 @@
 
 import os
 import socket
+import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException
 from importlib.util import find_spec
 
 from storage.stores.object_store import ObjectStore
@@ -47,5 +49,14 @@ def serve(
         )
         host, chosen = listening.getsockname()
         announce(LiveAddress(address=f"http://{host}:{chosen}/", store=store.url))
+        threading.Thread(target=_visit, args=[host, chosen], daemon=True).start()
         with suppress(KeyboardInterrupt):
             uvicorn.Server(quiet).run(sockets=[listening])
+
+
+def _visit(host: str, port: int) -> None:
+    """Ask for the list as the first visitor: what is folded and imported once is there when somebody comes."""
+    with suppress(OSError, HTTPException):
+        visitor = HTTPConnection(host, port)
+        visitor.request("GET", "/")
+        visitor.getresponse().read()

@@ -70,11 +70,9 @@ class BackgroundSweep:
 
     def finish(self) -> None:
         """Sweep once more after the running sweep, when no attempt is open and no evaluation is outstanding."""
-        if self._future is not None:
-            self._future.wait()
+        self._idle.wait()  # not for the future, which is done a moment before its callback has run
         self.submit("at the end")
-        if self._future is not None:
-            self._future.wait()
+        self._idle.wait()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

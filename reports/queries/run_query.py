@@ -130,7 +130,7 @@ def gather_runs(store: ObjectStore, tables: frozenset[str], *, work: Path) -> Qu
 
     version, log = run_tables.schema_digest(), {table: columns(table) for table in LOG_TABLES if table != "runs"}
     kinds = (  # a list of runs is asked for most often, and makes no other rows
-        TableKind(name="runs", version=version, tables={"runs": columns("runs")}, make=of_run),
+        TableKind(name="runs", version=version, tables={"runs": columns("runs")}, make=of_run, packs=8),
         TableKind(name="log", version=version, tables=log, make=of_log),
         TableKind(name="steps", version=version, tables={"steps": columns("steps")}, make=of_steps, with_steps=True),
     )

@@ -135,7 +135,7 @@ def stage_checkpoint(
         run_id=target.run_id,
         attempt=target.attempt,
         step=trainer.step,
-        state_sha256=state_sha256([*(tensor for shard in shards for tensor in shard.tensors), *trainer.records()]),
+        state_sha256=state_sha256([*(tensor for shard in shards for tensor in shard.tensors), *trainer.tensors]),
         trainer=ManifestObject(name=TRAINER, bytes=len(document), sha256=sha256(document)),
         shards=shards,
     )
@@ -209,7 +209,7 @@ def open_checkpoint(store: ObjectStore, reference: CheckpointReference, *, looks
     expected = _expected(reference.prefix, manifest.trainer)
     document = looks.call(store, expected.key, lambda: read_verified(store, expected))
     trainer = decode(bytes(document), TrainerDocument, where=expected.key)
-    if state_sha256([*manifest.tensors, *trainer.records()]) != manifest.state_sha256:
+    if state_sha256([*manifest.tensors, *trainer.tensors]) != manifest.state_sha256:
         raise IntegrityError(f"{reference.prefix}: tensors do not digest to the manifest's state_sha256")
     return OpenedCheckpoint(reference=reference, manifest=manifest, trainer=trainer)
 
@@ -237,7 +237,7 @@ def load_checkpoint(
     specs = [tensor for shard in shards if shard.name.startswith(group) for tensor in shard.tensors]
     memories = (memoryview(np.empty(spec.bytes, np.uint8).data) for spec in specs)  # numpy asks for huge pages
     records = tuple(map(with_data, specs, memories))
-    parts = [WantedBytes(name=item.name, begin=0, end=item.bytes, memory=item.data) for item in records]
+    parts = [WantedBytes(name=item.name, begin=0, end=item.data.nbytes, memory=item.data) for item in records]
     read_tensors(store, opened, parts, looks=looks)
     return replace(opened, tensors=records)
 
@@ -251,7 +251,7 @@ def _at_once(sizes: Iterable[int]) -> int:
     return 4 if sum(sizes) >= _LARGE_BYTES else 1
 
 
-def _find_damage(store: ObjectStore, prefix: str, item: ManifestObject) -> ObjectDamaged | None:
+def _find_damage(store: ObjectStore, prefix: str, item: ManifestObject | ManifestShard) -> ObjectDamaged | None:
     try:
         if not isinstance(item, ManifestShard):
             return find_damage(store, _expected(prefix, item))
@@ -270,5 +270,5 @@ def _damage_of(key: str, expected: tuple[str, str], error: IntegrityError | Stor
     return error if isinstance(error, ObjectDamaged) else ObjectDamaged(key, expected=expected[1], found=str(error))
 
 
-def _expected(prefix: str, item: ManifestObject) -> ExpectedObject:
+def _expected(prefix: str, item: ManifestObject | ManifestShard) -> ExpectedObject:
     return ExpectedObject(key=f"{prefix}/{item.name}", bytes=item.bytes, sha256=item.sha256)

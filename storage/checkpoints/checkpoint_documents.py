@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TypedDict
 
@@ -21,6 +21,13 @@ class _Version(TypedDict):
 _NAME = re.compile(r"[a-z0-9][a-z0-9.-]*\Z")
 
 
+def _check_object(name: str, size_bytes: int) -> None:
+    if not _NAME.match(name):
+        raise ValueError(f"object name {name!r}: must match {_NAME.pattern}; it may not leave its folder")
+    if size_bytes < 0:
+        raise ValueError(f"object {name}: bytes {size_bytes}: must not be negative")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ManifestObject:
     """One payload object; `name` is a plain name inside the checkpoint's folder."""
@@ -30,21 +37,21 @@ class ManifestObject:
     sha256: str
 
     def __post_init__(self) -> None:
-        if not _NAME.match(self.name):
-            raise ValueError(f"object name {self.name!r}: must match {_NAME.pattern}; it may not leave its folder")
-        if self.bytes < 0:
-            raise ValueError(f"object {self.name}: bytes {self.bytes}: must not be negative")
+        _check_object(self.name, self.bytes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ManifestShard(ManifestObject):
+class ManifestShard:
     """A shard: its tensors in the order of their data, after the header; `sha256` is over header and chunk digests."""
 
+    name: str
+    bytes: int
+    sha256: str
     header_bytes: int
     tensors: tuple[TensorDigest, ...]
 
     def __post_init__(self) -> None:
-        ManifestObject.__post_init__(self)
+        _check_object(self.name, self.bytes)
         if not 0 <= self.header_bytes <= MAX_HEADER_BYTES + 8:
             raise ValueError(f"object {self.name}: header_bytes {self.header_bytes}: no header has this size")
         needed = self.header_bytes + sum(tensor.bytes for tensor in self.tensors)
@@ -79,7 +86,7 @@ class Manifest:
                 raise ValueError(f"{max(names, key=names.count)!r} is named twice")
 
     @property
-    def objects(self) -> tuple[ManifestObject, ...]:
+    def objects(self) -> tuple[ManifestObject | ManifestShard, ...]:
         """Every object beside the manifest."""
         return self.trainer, *self.shards
 
@@ -98,16 +105,6 @@ def decode_manifest(data: bytes, *, where: str) -> Manifest:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SmallTensor:
-    """A tensor small enough for JSON."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    data: bytes
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class TrainerDocument:
     """The step and everything small that the run needs to continue with the same bits."""
 
@@ -116,15 +113,9 @@ class TrainerDocument:
     cursor: int
     learning_rate: float
     versions: Mapping[str, str]
-    tensors: tuple[SmallTensor, ...]
-
-    def records(self) -> tuple[TensorRecord, ...]:
-        """Return the small tensors as records."""
-        return tuple(
-            TensorRecord(name=t.name, dtype=t.dtype, shape=t.shape, data=memoryview(t.data)) for t in self.tensors
-        )
+    tensors: tuple[TensorRecord, ...]
 
 
-def small_tensor(record: TensorRecord) -> SmallTensor:
-    """Return the record with a copy of its bytes, for JSON."""
-    return SmallTensor(name=record.name, dtype=record.dtype, shape=record.shape, data=bytes(record.data))
+def small_tensor(record: TensorRecord) -> TensorRecord:
+    """Return the record with a copy of its bytes, which training does not change."""
+    return replace(record, data=memoryview(bytes(record.data)))

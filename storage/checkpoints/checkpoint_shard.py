@@ -17,14 +17,15 @@ from storage.checkpoints.checkpoint_documents import ManifestShard
 from storage.checkpoints.tensor_record import (
     CHUNK_BYTES,
     DIGEST_BYTES,
+    TensorDigest,
     TensorRecord,
     chunks_of,
     parse_header,
     shard_chunks,
     shard_header,
-    with_digests,
 )
 from storage.errors import IntegrityError, ObjectDamaged, ObjectMissing
+from storage.stores.document import project
 from storage.stores.local_store import forget_cached_bytes
 from storage.stores.object_store import PAGE_BYTES, ObjectStore
 
@@ -206,7 +207,8 @@ def begin_shard(
     def wait() -> ManifestShard:
         size_bytes = written()
         tensors = tuple(
-            with_digests(record, [found() for found in own]) for record, own in zip(records, digests, strict=True)
+            project(record, TensorDigest, chunks=b"".join(found() for found in own))
+            for record, own in zip(records, digests, strict=True)
         )
         sha256 = shard_sha256(header, (tensor.chunks for tensor in tensors))
         name = key.rpartition("/")[2]
@@ -227,10 +229,10 @@ def shard_sha256(header: bytes | memoryview, digests: Iterable[bytes]) -> str:
 def cut_shards(records: Iterable[TensorRecord], shard_bytes: int) -> list[list[TensorRecord]]:
     """Return the records in name order, whole pages first, in shards of at most `shard_bytes` or one record."""
     shards, filled = [list[TensorRecord]()], 0
-    for record in sorted(records, key=lambda record: (record.bytes % PAGE_BYTES > 0, record.name)):
-        if filled and filled + record.bytes > shard_bytes:
+    for record in sorted(records, key=lambda record: (record.data.nbytes % PAGE_BYTES > 0, record.name)):
+        if filled and filled + record.data.nbytes > shard_bytes:
             shards.append([])
             filled = 0
         shards[-1].append(record)
-        filled += record.bytes
+        filled += record.data.nbytes
     return shards

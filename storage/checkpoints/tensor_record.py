@@ -38,42 +38,51 @@ class TensorSpec:
     shape: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        if self.dtype not in DTYPE_BYTES:
-            raise IntegrityError(f"tensor {self.name}: dtype {self.dtype!r} must be one of {sorted(DTYPE_BYTES)}")
-        if len(self.shape) > MOST_DIMENSIONS:
-            raise IntegrityError(f"tensor {self.name}: {len(self.shape):,} dimensions, at most {MOST_DIMENSIONS}")
-        if any(length < 0 for length in self.shape):
-            raise IntegrityError(f"tensor {self.name}: shape {self.shape}: no length may be negative")
+        _checked_bytes(self)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorRecord:
+    """A tensor over a flat buffer of little-endian values, which is not copied."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    data: memoryview
+
+    def __post_init__(self) -> None:
+        if self.data.nbytes != (needed := _checked_bytes(self)):
+            raise IntegrityError(f"tensor {self.name}: {self.data.nbytes} bytes, its shape and dtype need {needed}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorDigest:
+    """A tensor's SHA-256, one for each chunk, joined."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    chunks: bytes
+
+    def __post_init__(self) -> None:
+        if len(self.chunks) != (needed := -(-self.bytes // CHUNK_BYTES) * DIGEST_BYTES):
+            raise IntegrityError(f"tensor {self.name}: {len(self.chunks)} bytes of digests, its size needs {needed}")
 
     @property
     def bytes(self) -> int:
         """The size of all values."""
-        return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
+        return _checked_bytes(self)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TensorRecord(TensorSpec):
-    """A tensor over a flat buffer of little-endian values, which is not copied."""
-
-    data: memoryview
-
-    def __post_init__(self) -> None:
-        TensorSpec.__post_init__(self)
-        if self.data.nbytes != self.bytes:
-            raise IntegrityError(f"tensor {self.name}: {self.data.nbytes} bytes, its shape and dtype need {self.bytes}")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TensorDigest(TensorSpec):
-    """A tensor's SHA-256, one for each chunk, joined."""
-
-    chunks: bytes
-
-    def __post_init__(self) -> None:
-        TensorSpec.__post_init__(self)
-        needed = -(-self.bytes // CHUNK_BYTES) * DIGEST_BYTES
-        if len(self.chunks) != needed:
-            raise IntegrityError(f"tensor {self.name}: {len(self.chunks)} bytes of digests, its size needs {needed}")
+def _checked_bytes(tensor: TensorSpec | TensorRecord | TensorDigest) -> int:
+    """Return the size of all values; `IntegrityError` for a dtype or shape that no tensor has."""
+    if tensor.dtype not in DTYPE_BYTES:
+        raise IntegrityError(f"tensor {tensor.name}: dtype {tensor.dtype!r} must be one of {sorted(DTYPE_BYTES)}")
+    if len(tensor.shape) > MOST_DIMENSIONS:
+        raise IntegrityError(f"tensor {tensor.name}: {len(tensor.shape):,} dimensions, at most {MOST_DIMENSIONS}")
+    if any(length < 0 for length in tensor.shape):
+        raise IntegrityError(f"tensor {tensor.name}: shape {tensor.shape}: no length may be negative")
+    return math.prod(tensor.shape) * DTYPE_BYTES[tensor.dtype]
 
 
 def chunks_of(data: memoryview) -> Iterator[memoryview]:
@@ -82,12 +91,7 @@ def chunks_of(data: memoryview) -> Iterator[memoryview]:
     return (flat[begin : begin + CHUNK_BYTES] for begin in range(0, flat.nbytes, CHUNK_BYTES))
 
 
-def with_digests(tensor: TensorSpec, chunks: Iterable[bytes]) -> TensorDigest:
-    """Return the tensor with the digests of its chunks."""
-    return TensorDigest(name=tensor.name, dtype=tensor.dtype, shape=tensor.shape, chunks=b"".join(chunks))
-
-
-def with_data(tensor: TensorSpec, data: memoryview) -> TensorRecord:
+def with_data(tensor: TensorSpec | TensorDigest, data: memoryview) -> TensorRecord:
     """Return the tensor over this buffer."""
     return TensorRecord(name=tensor.name, dtype=tensor.dtype, shape=tensor.shape, data=data)
 
@@ -107,12 +111,12 @@ def state_sha256(tensors: Iterable[TensorRecord | TensorDigest]) -> str:
     return digest.hexdigest()
 
 
-def shard_header(tensors: Sequence[TensorSpec]) -> bytes:
+def shard_header(tensors: Sequence[TensorSpec | TensorRecord]) -> bytes:
     """Return what stands before the data of a safetensors file with these tensors in the given order."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for tensor in tensors:
-        end = offset + tensor.bytes
+        end = offset + _checked_bytes(tensor)
         header[tensor.name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": (offset, end)}
         offset = end
     encoded = msgspec.json.encode(header)
@@ -131,10 +135,11 @@ def parse_shard(data: bytes | memoryview, *, where: str) -> tuple[TensorRecord, 
     """Return the tensors of a safetensors file as views of `data`; `IntegrityError` for anything unsound in it."""
     view = memoryview(data)
     tensors = parse_header(view, total_bytes=len(view), where=where)
-    records, position = [], len(view) - sum(tensor.bytes for tensor in tensors)
+    records, position = [], len(view) - sum(map(_checked_bytes, tensors))
     for tensor in tensors:
-        records.append(with_data(tensor, view[position : position + tensor.bytes]))
-        position += tensor.bytes
+        end = position + _checked_bytes(tensor)
+        records.append(with_data(tensor, view[position:end]))
+        position = end
     return tuple(records)
 
 
@@ -154,7 +159,7 @@ def parse_header(begin: bytes | memoryview, *, total_bytes: int, where: str) -> 
             tensors.append(TensorSpec(name=name, dtype=field.dtype, shape=field.shape))
         except IntegrityError as error:
             raise IntegrityError(f"{where}: {error}") from error
-        if end - first != (needed := tensors[-1].bytes):
+        if end - first != (needed := _checked_bytes(tensors[-1])):
             raise IntegrityError(f"{where}: tensor {name}: {end - first} bytes, its shape and dtype need {needed}")
         position = end
     if position != total_bytes - 8 - length:

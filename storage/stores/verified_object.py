@@ -19,10 +19,12 @@ class WrittenObject:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ExpectedObject(WrittenObject):
+class ExpectedObject:
     """Key, size and hex SHA-256 that a manifest records for an object."""
 
     key: str
+    bytes: int
+    sha256: str
 
 
 def check_object(store: ObjectStore, expected: ExpectedObject) -> None:

@@ -36,8 +36,6 @@ PACK = "pack.json"
 Given = TypeVar("Given")
 Answer = TypeVar("Answer")
 _RunRows = Mapping[str, Sequence[Any]]
-PACKS = 32
-"""Packs of one kind, over which the runs are spread: few files to read, and little to write where a run has moved."""
 _READERS = 32
 _ROW_GROUP_ROWS = 122_880
 
@@ -94,10 +92,11 @@ class TableKind:
     tables: Mapping[str, Sequence[Column]]
     make: Callable[[str, RunState], _RunRows]
     with_steps: bool = False
+    packs: int = 32  # few files to read, and little to write where a run has moved
 
     def pack_of(self, run_id: str) -> str:
         """Return the name of the pack that has the rows of a run."""
-        return run_id if self.with_steps else f"{crc32(run_id.encode()) % PACKS:02d}"
+        return run_id if self.with_steps else f"{crc32(run_id.encode()) % self.packs:02d}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,7 +10,7 @@ from model.training.parallel import local_rows
 from model.training.train_state import NamedTensor
 from storage.checkpoints.checkpoint import TensorGroup
 from storage.checkpoints.checkpoint_shard import WantedBytes
-from storage.checkpoints.tensor_record import TensorRecord, TensorSpec
+from storage.checkpoints.tensor_record import TensorDigest, TensorRecord
 
 DTYPES: Mapping[str, torch.dtype] = {
     "BOOL": torch.bool,
@@ -54,7 +54,7 @@ def wanted_bytes(named: NamedTensor) -> WantedBytes:
     return replace(part, take=take)
 
 
-def without_values(tensors: Iterable[TensorSpec]) -> dict[str, Tensor]:
+def without_values(tensors: Iterable[TensorDigest]) -> dict[str, Tensor]:
     """Return tensors that have names, shapes and dtypes only."""
     return {item.name: torch.empty(item.shape, dtype=DTYPES[item.dtype], device="meta") for item in tensors}
 

@@ -111,7 +111,7 @@ class CheckpointLoad:
                 load_weights(state.model, {f"{WEIGHT_PREFIX}{name}": tensor for name, tensor in weights.items()})
             return None
         opened = self._opened.result()
-        manifest, trainer = opened.manifest, to_tensors(opened.trainer.records())
+        manifest, trainer = opened.manifest, to_tensors(opened.trainer.tensors)
         state.check_fits({**without_values(manifest.tensors), **trainer})
         ranks, live = state.ranks, [named for named in state.live_tensors() if named.group != "trainer"]
         readers = {} if ranks.is_sharded else assign_writers(live, ranks.size)

@@ -6,7 +6,8 @@ is the time between two steps, both in the middle of a segment, so that each seg
 long a start takes is told by `bench_start`. Beside the comparison stands what one run says of itself, which other work
 on the machine disturbs less: the time outside of steps, and the core seconds of all but the thread that trains (with
 `--set training.threads=2` its helpers are counted among the others). With `--observed` one run is looked at and tells
-everybody (tests/benchmarks/observers.py); every few seconds all of that stands still: what does a step win?
+everybody (tests/benchmarks/observers.py); many times a second all of that stands still: what does a step win?
+Its steps must be shorter than a turn: `--set model.n_layer=1 --set training.global_batch=2`.
 Linux only.
 """
 
@@ -20,10 +21,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from bisect import bisect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from pathlib import Path
 
 from flows.orchestrator import prefect_server
@@ -239,40 +240,58 @@ def measure(given: argparse.Namespace, folder: Path) -> None:
 
 
 def measure_observed(given: argparse.Namespace, step_seconds: float, folder: Path) -> None:
-    """In one run, let all but trainer and server work, and stand still, in turns of some seconds; print the medians.
+    """In one run, let all but trainer and server work, and stand still, in short turns; print the difference.
 
-    Two runs after each other differ by several per cent on a machine that others use too, so nothing under a per cent
-    would be seen between them. What works is the flow with its exporters and its hanging webhook, and the page.
+    Two runs after each other differ by several per cent on a machine that others use too, and so do two turns of
+    seconds; the shorter a turn, the more of that noise its neighbour shares. What works is the flow with its exporters
+    and its hanging webhook, and the page, which does the work of both turns in its own.
     """
     window, turns = given.window_seconds, 2 * given.rounds
     steps = math.ceil(3 * turns * window / step_seconds)  # one segment: between two the trainer would wait for the flow
     store, plan = folder / "store-observed", Plan(segment=steps, first=8, last=steps)
-    log, marks = store / PREFIX / "steps" / "attempt-0001.jsonl", list[tuple[bool, int]]()
+    log, borders = store / PREFIX / "steps" / "attempt-0001.jsonl", list[float]()
     with observing(store, "bench", folder) as observers, started(given, plan, folder, store, observers) as process:
         wait_for_step(process, log, plan.first, folder)
         page, began = observers.page_core_seconds(), time.monotonic()
         for turn in range(turns):
-            works = turn % 4 in (0, 3)  # neighbours change places, so that no drift counts for one of them
-            for pid in (process.pid, observers.page_pid):
-                os.kill(pid, signal.SIGCONT if works else signal.SIGSTOP)
-            marks.append((works, log.read_bytes().count(b"\n")))
+            let_work((process.pid, observers.page_pid), works=works_in(turn))
+            borders.append(time.time())
             time.sleep(window)
-        for pid in (process.pid, observers.page_pid):
-            os.kill(pid, signal.SIGCONT)
-        marks.append((True, log.read_bytes().count(b"\n")))
-        page_share = 2 * (observers.page_core_seconds() - page) / (time.monotonic() - began)
-    lines = {line.step: line.seconds for line in read_attempt_records(LocalStore(store), PREFIX, 1)}
-    means = [
-        (works, statistics.mean(lines[step] for step in range(first + 2, after)))  # not those that a border cuts
-        for (works, first), (_, after) in pairwise(marks)
-    ]
-    pairs = [dict(means[number : number + 2]) for number in range(0, turns, 2)]
-    slower = sorted(100 * (pair[True] / pair[False] - 1) for pair in pairs)
+        let_work((process.pid, observers.page_pid), works=True)
+        borders.append(time.time())
+        page_share = (observers.page_core_seconds() - page) / (time.monotonic() - began)
+    slower = differences(borders, read_attempt_records(LocalStore(store), PREFIX, 1))
     low, middle, high = statistics.quantiles(slower, n=4)
-    error = 1.25 * statistics.stdev(slower) / math.sqrt(len(slower))
-    print(f"steps of {1000 * statistics.mean(mean for _, mean in means):.0f} ms, {len(pairs)} pairs of {window:.0f} s")
-    print(f"with all that looks a step takes {middle:+.2f} % (quartiles {low:+.2f} to {high:+.2f}; error {error:.2f})")
+    error = 1.25 * (high - low) / 1.35 / math.sqrt(len(slower))  # of a median, from the quartiles
+    print(f"steps of {1000 * step_seconds:.0f} ms, {len(slower)} pairs of turns of {window:g} s")
+    print(f"with all that looks a step takes {middle:+.2f} % (error {error:.2f}; quartiles {low:+.2f} to {high:+.2f})")
     print(f"the page takes {100 * page_share:.2f} % of a core; load {os.getloadavg()[0]:.1f}")
+
+
+def works_in(turn: int) -> bool:
+    """Whether what looks works in a turn: neighbours change places, so that no drift counts for one of them."""
+    return turn % 4 in (0, 3)
+
+
+def let_work(processes: Sequence[int], *, works: bool) -> None:
+    """Let processes go on, or stand still."""
+    for pid in processes:
+        os.kill(pid, signal.SIGCONT if works else signal.SIGSTOP)
+
+
+def differences(borders: Sequence[float], steps: Sequence[StepRecord]) -> list[float]:
+    """Return by how many per cent a step took longer where all worked, of each pair of turns with whole steps."""
+    within: list[list[float]] = [[] for _ in borders]
+    for step in steps:
+        ended = step.at.timestamp() if step.at else 0.0
+        turn = bisect(borders, ended) - 1
+        if turn >= 0 and ended - step.seconds >= borders[turn]:  # not one that a border cuts
+            within[turn].append(step.seconds)
+    pairs = zip(range(0, len(borders), 2), within[::2], within[1::2], strict=False)
+    means = [
+        (works_in(turn), statistics.mean(one), statistics.mean(other)) for turn, one, other in pairs if one and other
+    ]
+    return [100 * ((one / other if works else other / one) - 1) for works, one, other in means]
 
 
 def report(rounds: Sequence[tuple[Share, Share]], plan: Plan) -> None:
@@ -307,7 +326,7 @@ def main() -> None:
     parser.add_argument(
         "--observed", action="store_true", help="what looking at a run adds to its steps; pairs: --rounds"
     )
-    parser.add_argument("--window-seconds", type=float, default=5.0, help="with --observed: how long a turn is")
+    parser.add_argument("--window-seconds", type=float, default=0.2, help="with --observed: how long a turn is")
     parser.add_argument("--bare", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--first", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--last", type=int, help=argparse.SUPPRESS)

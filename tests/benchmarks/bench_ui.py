@@ -6,6 +6,7 @@ thinning and drawing.
 """
 
 import argparse
+import gc
 import tempfile
 import time
 from collections.abc import Callable
@@ -81,6 +82,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         store = LocalStore(Path(folder) / "store")
         timed(f"making {chosen.runs} runs", lambda: make_runs(store, chosen.runs))
+        gc.freeze()  # what made the runs is not what is looked through while they are read
         open_run = fabricate(store, "open")
         open_run.start()
         with served(store, Path(folder) / "work") as live:

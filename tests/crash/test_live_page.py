@@ -12,6 +12,7 @@ import pytest
 from tests.crash.chromium import PAGE_MILLISECONDS, started_chromium
 from tests.crash.training_command import RUN, STEPS, Command
 from tests.crash.victims import kill_both
+from tests.fabricated_run import fabricate
 from tests.processes.waiting import patience_seconds, wait_for, wait_until
 
 if TYPE_CHECKING:
@@ -67,6 +68,14 @@ def page(browser: "Browser") -> "Iterator[Page]":
 
 
 def test_ctrl_c_ends_it_with_0(live: LivePage) -> None:
+    assert live.interrupt() == 0
+
+
+def test_the_runs_are_read_before_anybody_asks(command: Command) -> None:
+    fabricate(command.store, "bard").start()
+    live = LivePage(command)
+    packs = command.folder / "cache" / "tables"
+    wait_for(lambda: any(packs.rglob("pack.json")), live.process, "packed rows", command.output)
     assert live.interrupt() == 0
 
 

@@ -19,7 +19,6 @@ from storage.logs.run_state import RunState
 from storage.stores.document import decode, encode
 from storage.stores.local_store import LocalStore
 from storage.stores.object_store import ObjectStore
-from storage.tables import table_cache
 from storage.tables.table_cache import PACK, GatheredTables, TableCache, TableKind
 from tests.entries import ended, started
 from tests.memory_store import MemoryStore
@@ -61,11 +60,11 @@ def fill(store: ObjectStore) -> ObjectStore:
     return store
 
 
-def gather(store: ObjectStore, folder: Path) -> tuple[GatheredTables, list[str]]:
+def gather(store: ObjectStore, folder: Path, *, packs: int = 32) -> tuple[GatheredTables, list[str]]:
     """Return what a reader gathers, and the runs it had to fold."""
     folding = Folding()
     tables = {table: columns(table) for table in ("runs", "training_attempts")}
-    kind = TableKind(name="log", version=schema_digest(), tables=tables, make=folding)
+    kind = TableKind(name="log", version=schema_digest(), tables=tables, make=folding, packs=packs)
     cache = TableCache(store, folder / "packs")
     return cache.gather(kind, list_run_ids(store), list(tables)), folding.run_ids
 
@@ -164,17 +163,14 @@ DAMAGES = [
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
-def test_damage_costs_time_and_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Callable[[Path], None]
-) -> None:
-    monkeypatch.setattr(table_cache, "PACKS", 1)
+def test_damage_costs_time_and_changes_nothing(tmp_path: Path, damage: Callable[[Path], None]) -> None:
     store = fill(LocalStore(tmp_path / "store"))
-    before, _ = gather(store, tmp_path)
+    before, _ = gather(store, tmp_path, packs=1)
     expected = rows(before)
     damage(tmp_path / "packs")
-    found, folded = gather(store, tmp_path)
+    found, folded = gather(store, tmp_path, packs=1)
     assert (rows(found), sorted(folded)) == (expected, list(RUNS))
-    assert gather(store, tmp_path)[1] == [], "what was damaged is made again"
+    assert gather(store, tmp_path, packs=1)[1] == [], "what was damaged is made again"
 
 
 def test_two_writers_at_once_cost_time_and_change_nothing(tmp_path: Path) -> None:
