@@ -51,6 +51,7 @@ def test_a_build_on_a_full_disk_says_so_and_goes_on_to_the_same_snapshot_when_th
     assert build_snapshot(store, DATA, tmp_path, cache_dir=disk / "cache").snapshot_id == whole_snapshot
 
 
+@pytest.mark.slow  # quick witness: the test above, for what a build says and leaves
 def test_a_run_that_begins_on_a_full_disk_may_be_tried_again_and_is_no_misuse(tmp_path: Path, disk: Path) -> None:
     _fill(disk / "ballast", 0)
     command = Command(tmp_path, "", store=LocalStore(disk / "store"))

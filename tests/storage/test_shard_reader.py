@@ -1,6 +1,7 @@
 """Parts of a checkpoint's tensors are read by ranges, and whoever reads a byte that has changed is told."""
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -27,7 +28,14 @@ from storage.checkpoints.checkpoint_documents import (
     decode_manifest,
 )
 from storage.checkpoints.checkpoint_shard import Looks, WantedBytes, shard_sha256
-from storage.checkpoints.tensor_record import CHUNK_BYTES, TensorDigest, TensorRecord, parse_header, shard_header
+from storage.checkpoints.tensor_record import (
+    CHUNK_BYTES,
+    DTYPE_BYTES,
+    TensorDigest,
+    TensorRecord,
+    parse_header,
+    shard_header,
+)
 from storage.errors import IntegrityError, ObjectDamaged
 from storage.logs.log_entry import CheckpointReference
 from storage.stores.document import MAX_DOCUMENT_BYTES, encode, sha256
@@ -262,4 +270,4 @@ def test_a_changed_header_is_refused_or_names_tensors_that_fill_the_file(data: s
     except IntegrityError as error:
         assert str(error).startswith("here")
         return
-    assert sum(tensor.bytes for tensor in tensors) <= 12
+    assert sum(math.prod(tensor.shape) * DTYPE_BYTES[tensor.dtype] for tensor in tensors) <= 12
