@@ -48,9 +48,9 @@ def serve(
             app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=1, proxy_headers=False
         )
         host, chosen = listening.getsockname()
-        announce(LiveAddress(address=f"http://{host}:{chosen}/", store=store.url))
         threading.Thread(target=_visit, args=[host, chosen], daemon=True).start()
         with suppress(KeyboardInterrupt):
+            announce(LiveAddress(address=f"http://{host}:{chosen}/", store=store.url))
             uvicorn.Server(quiet).run(sockets=[listening])
 
 
