@@ -3,8 +3,8 @@
 `python -m tests.benchmarks.bench_time_to_loss --nanogpt DIR --text tinyshakespeare.txt`
 
 nanoGPT's train.py runs as its README says for a CPU, from DIR, a checkout of github.com/karpathy/nanoGPT; ours is a
-real `cairn train`, whose run stays in the store, so that `cairn replay` can check it. They take turns, each with seed
-after seed. Time is that of the training steps, without starts, evaluations and checkpoints; the loss is measured on the
+real `cairn train`, whose whole run `cairn replay` then trains again to the same digests. They take turns, seed after
+seed. Time is that of the training steps, without starts, evaluations and checkpoints; the loss is measured on the
 same windows of the last tenth of the text, all of them, by one function. `--recipe wide` takes nanoGPT's network 384
 wide instead, with a batch and a number of iterations that two cores can do.
 """
@@ -136,18 +136,18 @@ def train_nanogpt(given: argparse.Namespace, folder: Path, seed: int) -> Result:
 
 
 def train_ours(given: argparse.Namespace, store: Path, seed: int) -> Result:
-    """Run `cairn train` and measure its last checkpoint."""
-    run_id = f"{given.config.stem}-{seed}"
+    """Run `cairn train`, replay all of it, and measure its last checkpoint."""
+    run_id, program = f"{given.config.stem}-{seed}", [sys.executable, "-m", "cairn.cli.command"]
     settings = [f"data.sources={json.dumps([str(given.text.resolve())])}", f"training.seed={seed}", *given.set]
     options = [part for setting in settings for part in ("--set", setting)]
-    command = [sys.executable, "-m", "cairn.cli.command", "train", str(given.config), "--run-id", run_id]
-    subprocess.run(
-        [*command, "--store", str(store), *options],
-        check=True,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
+    for command in (["train", str(given.config), "--run-id", run_id, *options], ["replay", run_id]):
+        subprocess.run(
+            [*program, *command, "--store", str(store)],
+            check=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
     run = cairn.open(str(store)).run(run_id)
     opened, curve = run.open_checkpoint(), run.curve
     text = given.text.read_text(encoding="utf-8")
