@@ -74,9 +74,9 @@ def test_the_flow_goes_on_with_what_was_trained_before_its_server_answered(
     assert shown[0].startswith("tokenize-and-split") and shown[1].startswith("train-segment 0-")
 
 
+@pytest.mark.slow  # quick witnesses: the test above for the attempt, tests/tasks/test_failures.py for the signals
 @pytest.mark.parametrize(
-    ("number", "code", "reason"),
-    [(signal.SIGTERM, 75, "preempted"), pytest.param(signal.SIGINT, 130, "cancelled", marks=pytest.mark.slow)],
+    ("number", "code", "reason"), [(signal.SIGTERM, 75, "preempted"), (signal.SIGINT, 130, "cancelled")]
 )
 def test_a_notice_before_the_server_answers_is_in_the_receipt_and_the_same_command_continues(
     alone: Command, undisturbed_sha256: str, number: signal.Signals, code: int, reason: str
