@@ -8,9 +8,6 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-from prefect.futures import PrefectFuture
 
 from flows.orchestrator.cancellation import CancellationWatch
 from flows.orchestrator.run_notices import all_receivers, notices_of
@@ -57,20 +54,19 @@ class BackgroundSweep:
     def __init__(self, store: ObjectStore, run_id: str, policy: CheckpointConfig, suite_sha256: str) -> None:
         """Prepare without reading; the sweep has its own log reader, so that commits never wait for it."""
         self._sweep = partial(sweep_checkpoints.submit, RunLog(store, run_id), policy, suite_sha256)
-        self._future: PrefectFuture[Any] | None = None
         self._idle = threading.Event()
         self._idle.set()
 
     def submit(self, moment: str) -> None:
         """Start a sweep unless one is running; what that one misses, the next one deletes."""
         if self._idle.is_set():
-            self._idle.clear()
-            self._future = self._sweep(moment=moment)
-            self._future.add_done_callback(lambda _: self._idle.set())
+            future = self._sweep(moment=moment)
+            self._idle.clear()  # only now: a sweep that could not be submitted is not waited for
+            future.add_done_callback(lambda _: self._idle.set())
 
     def finish(self) -> None:
         """Sweep once more after the running sweep, when no attempt is open and no evaluation is outstanding."""
-        self._idle.wait()  # not for the future, which is done a moment before its callback has run
+        self._idle.wait()
         self.submit("at the end")
         self._idle.wait()
 
