@@ -130,18 +130,30 @@ def make_app(store: ObjectStore, *, environment: Mapping[str, str], work: Path, 
     return app
 
 
+def look_at_overview(store: ObjectStore, work: Path, cache: ViewCache) -> Look:
+    """Return every run as the list shows it."""
+    return cache.look("runs", lambda: partial(read_overview, store, work=work), partial(check_root, store))
+
+
+def check_root(store: ObjectStore) -> None:
+    """Raise `StoreUnavailable` where a local store's folder is gone, which else reads as a store without runs."""
+    runs = store.local_path("runs")
+    if runs is not None and not runs.parent.is_dir():
+        raise StoreUnavailable(f"{store.url}: there is no such folder; the first run makes it")
+
+
 class _LivePages:
     """Answers one store's requests, each in a thread of its own."""
 
     def __init__(self, store: ObjectStore, environment: Mapping[str, str], work: Path, cache: ViewCache) -> None:
-        self._store, self._environment, self._work = store, environment, work
-        self._look = partial(cache.look, check=self._check_root)
+        self._store, self._environment, self._work, self._cache = store, environment, work, cache
+        self._look = partial(cache.look, check=partial(check_root, store))
         self._metrics = RunMetrics(store)
 
     def runs(self, request: Request, q: str = "", sort: str = SORTS[0], down: bool = True) -> Response:
         """All runs, searched and sorted."""
         query = RunsQuery(search=q, sort=sort if sort in SORTS else SORTS[0], descending=down)
-        look = self._look("runs", lambda: partial(read_overview, self._store, work=self._work))
+        look = look_at_overview(self._store, self._work, self._cache)
         hourly = None  # the price of a device hour
         with suppress(KeyError, ValueError):
             hourly = float(self._environment[PRICE])
@@ -221,12 +233,6 @@ class _LivePages:
             return tuple(dict.fromkeys(names))
         listed = self._look("names", lambda: partial(list_run_ids, self._store)).value or ()
         return expand_names(listed, names)
-
-    def _check_root(self) -> None:
-        """Raise `StoreUnavailable` where a local store's folder is gone, which else reads as a store without runs."""
-        runs = self._store.local_path("runs")
-        if runs is not None and not runs.parent.is_dir():
-            raise StoreUnavailable(f"{self._store.url}: there is no such folder; the first run makes it")
 
     def _page(self, request: Request, look: Look, render: Callable[[Frame], str]) -> Response:
         """Return a page, or one that only says what the problem is."""

@@ -6,12 +6,13 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from http.client import HTTPConnection, HTTPException
 from importlib.util import find_spec
 
 from storage.stores.object_store import ObjectStore
 from tasks.errors import InvalidConfiguration
 from tasks.machine.placement import work_folder
+
+_MOST_READING_SECONDS = 2.0  # the logs of 1,000 runs take less where they were never folded
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,7 +26,7 @@ class LiveAddress:
 def serve(
     store: ObjectStore, *, port: int, environment: Mapping[str, str], announce: Callable[[LiveAddress], None]
 ) -> None:
-    """Listen on 127.0.0.1, any free port for 0, announce the address, and answer until Ctrl-C.
+    """Listen on 127.0.0.1, any free port for 0, announce the address once the runs were read, answer until Ctrl-C.
 
     Raises `InvalidConfiguration` where the port is taken or the plotting library is not installed. Training on this
     machine comes first: this process has a lower priority.
@@ -40,23 +41,17 @@ def serve(
     with listening:
         import uvicorn
 
-        from cairn.ui.live_app import ViewCache, make_app
+        from cairn.ui.live_app import ViewCache, look_at_overview, make_app
 
         os.nice(10)
-        app = make_app(store, environment=environment, work=work_folder(environment), cache=ViewCache())
+        cache, work = ViewCache(), work_folder(environment)
+        app = make_app(store, environment=environment, work=work, cache=cache)
         quiet = uvicorn.Config(
             app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=1, proxy_headers=False
         )
-        host, chosen = listening.getsockname()
-        threading.Thread(target=_visit, args=[host, chosen], daemon=True).start()
+        reading = threading.Thread(target=look_at_overview, args=[store, work, cache], daemon=True)
         with suppress(KeyboardInterrupt):
-            announce(LiveAddress(address=f"http://{host}:{chosen}/", store=store.url))
+            reading.start()
+            reading.join(_MOST_READING_SECONDS)
+            announce(LiveAddress(address="http://{}:{}/".format(*listening.getsockname()), store=store.url))
             uvicorn.Server(quiet).run(sockets=[listening])
-
-
-def _visit(host: str, port: int) -> None:
-    """Ask for the list as the first visitor: what is folded and imported once is there when somebody comes."""
-    with suppress(OSError, HTTPException):
-        visitor = HTTPConnection(host, port)
-        visitor.request("GET", "/")
-        visitor.getresponse().read()

@@ -58,5 +58,4 @@ def sweep_store(
         return StoreSweepRow(run_id=run_id, action=SweepOutcome.SWEPT, superseded=superseded, freed_bytes=freed)
 
     with ThreadPoolExecutor(4) as sweepers:
-        rows = sweepers.map(sweep_one, [*run_ids[first:], *run_ids[:first]])
-        return tuple(sorted(rows, key=lambda row: row.run_id))
+        return tuple(sorted(sweepers.map(sweep_one, run_ids[first:] + run_ids[:first]), key=lambda row: row.run_id))

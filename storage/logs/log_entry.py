@@ -10,10 +10,8 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from io import FileIO
 from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
@@ -154,12 +152,19 @@ class ReadEntry:
 
 
 def _read_plain_file(path: str) -> bytes:
-    """Return the bytes of an entry's file in a third of a store's time; none where the store must say what is there."""
-    with suppress(OSError), FileIO(path, opener=lambda name, flags: os.open(name, flags | _PLAIN)) as file:
-        size = os.fstat(file.fileno()).st_size  # 0 of a pipe or device
-        data = file.read(size + 1) if 0 < size <= MAX_DOCUMENT_BYTES else b""
-        return data if len(data) == size else b""
-    return b""
+    """Return an entry's bytes in a fifth of a store's time, none where the store must say; or `FileNotFoundError`."""
+    try:
+        descriptor = os.open(path, _PLAIN)
+        try:
+            size = os.fstat(descriptor).st_size  # 0 of a pipe or device
+            data = os.read(descriptor, size + 1) if 0 < size <= MAX_DOCUMENT_BYTES else b""
+            return data if len(data) == size else b""
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if isinstance(error, FileNotFoundError):
+            raise
+        return b""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -177,7 +182,7 @@ class EntryLog:
         key = f"{self.prefix}/{(name := entry_name(seq))}"
         try:
             data = (folder and _read_plain_file(f"{folder}/{name}")) or self.store.read(key)
-        except ObjectMissing:
+        except (ObjectMissing, FileNotFoundError):
             return None
         entry = decode_entry(data, self.kinds, where=key)
         if entry.seq != seq:
@@ -194,7 +199,8 @@ class EntryLog:
 
         Probes forward to the first absent number; after a few it asks for the newest name and reads with threads.
         """
-        folder: Path | None = None
+        is_refresh = last is not None  # most of them find nothing, and only what is found is worth the question
+        folder = None if is_refresh else self.store.local_path(self.prefix)
         for number in count():
             following = self._following(last, folder, ahead=number == _PROBES and folder is None)
             if not following:
@@ -207,7 +213,7 @@ class EntryLog:
                     )
                 yield read
                 last = read
-            folder = folder if number else self.store.local_path(self.prefix)  # most refreshes find nothing
+            folder = self.store.local_path(self.prefix) if is_refresh and not number else folder
 
     def _following(self, last: ReadEntry | None, folder: Path | None, *, ahead: bool) -> list[ReadEntry]:
         seq = 0 if last is None else last.entry.seq + 1

@@ -205,8 +205,7 @@ def _read_records(store: ObjectStore, keys: Sequence[str]) -> list[StepRecord]:
     if len(keys) < 2 or store.local_path(keys[0]) is not None:
         return [record for key in keys for record in parse_step_records(_read(store, key))]
     with ThreadPoolExecutor(_READERS) as readers:
-        objects = readers.map(lambda key: _read(store, key), keys)
-        return [record for data in objects for record in parse_step_records(data)]
+        return [line for data in readers.map(lambda key: _read(store, key), keys) for line in parse_step_records(data)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
