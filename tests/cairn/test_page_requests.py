@@ -97,9 +97,7 @@ def test_a_report_and_its_curves_are_of_one_heartbeat() -> None:
     assert sum("/heartbeats/" in item for item in store.asked) == 1
 
 
-def test_a_log_on_this_machine_is_read_past_the_store(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_log_on_this_machine_is_read_past_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, asked, read = fabricate(LocalStore(tmp_path / "store"), "ann"), list[str](), LocalStore.read
     run.start()
     run.commit(10)
