@@ -3,13 +3,11 @@
 import asyncio
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import pytest
 import yaml
-from prefect.server.events.schemas.automations import EventTrigger
-from prefect.server.events.schemas.events import ReceivedEvent
 from prefect.server.utilities.user_templates import render_user_template
 
 from flows.orchestrator.flow_end import FLOW_ENDED, reason_of, shown_state
@@ -19,19 +17,27 @@ from tasks.policy.termination import FlowEnd, FlowOutcome
 
 PREFECT_YAML = yaml.safe_load((Path(__file__).parents[2] / "prefect.yaml").read_text(encoding="utf-8"))
 DEPLOYMENTS = {item["name"]: item for item in PREFECT_YAML["deployments"]}
+if TYPE_CHECKING:
+    from prefect.server.events.schemas.automations import EventTrigger
+    from prefect.server.events.schemas.events import ReceivedEvent
+
 NOT_OF_THE_TRIGGER = ("name", "description", "parameters")
 CRASHED, HEARTBEAT = "prefect.flow-run.Crashed", "prefect.flow-run.heartbeat"
 NEXT = "preempted: SIGTERM; the same command continues; next: flow run 7 of train-gpt/train-gpt"
 
 
-def trigger(name: str) -> EventTrigger:
+def trigger(name: str) -> "EventTrigger":
+    from prefect.server.events.schemas.automations import EventTrigger
+
     (found,) = [
         item for item in DEPLOYMENTS["after-crash"]["triggers"] if item["name"] == f"cairn: continue what {name}"
     ]
     return EventTrigger.model_validate({key: value for key, value in found.items() if key not in NOT_OF_THE_TRIGGER})
 
 
-def event(name: str, *, flow: str = "train-gpt", **labels: str) -> ReceivedEvent:
+def event(name: str, *, flow: str = "train-gpt", **labels: str) -> "ReceivedEvent":
+    from prefect.server.events.schemas.events import ReceivedEvent
+
     resource = {"prefect.resource.id": f"prefect.flow-run.{uuid4()}", **labels}
     role = {"prefect.resource.role": "flow", "prefect.resource.name": flow}
     related: Any = [{"prefect.resource.id": f"prefect.flow.{uuid4()}", **role}]
@@ -88,6 +94,8 @@ def test_the_alert_knows_every_error_of_damaged_data() -> None:
 
 @pytest.mark.parametrize("reason", [*FlowOutcome, "integrity", "config-drift"])
 def test_the_alert_is_sent_for_what_a_person_must_look_at_and_for_nothing_else(reason: str) -> None:
+    from prefect.server.events.schemas.automations import EventTrigger
+
     alert = EventTrigger.model_validate(alert_automation(uuid4()).trigger.model_dump())
     assert alert.covers(event(FLOW_ENDED, **{"cairn.reason": reason})) == (reason in ALARMING)
 

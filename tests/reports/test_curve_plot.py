@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 
 from flows.orchestrator.run_overview import Drawing, curve_markdown, is_due
 from reports.plots.colors import reason_style
@@ -140,6 +139,8 @@ def test_the_line_of_a_fork_begins_with_its_parents_up_to_where_it_branches(
 def test_the_parents_line_is_drawn_whole() -> None:
     points = tuple(StepPoint(record=line(step, loss=9.0), replays=0) for step in range(1, 21))
     forked = curves([line(step) for step in range(21, 40)], parent="bard", inherited=points)
+    from matplotlib.figure import Figure
+
     panel = Figure().subplots()
     draw_loss(panel, PlotAxis(curves=forked, across="step", height_inches=3.0))
     legend = panel.get_legend()

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch._dynamo  # what an optimizer would import, here once for all scenes
 
 from model.configuration.network import ModelConfig
 from model.configuration.training import TrainingConfig
