@@ -65,7 +65,7 @@ choose_password() {
 # Each run is told once, also one the worker starts meanwhile: a second signal means impatience.
 stop_runs() {
     local runs run told=" " deadline=$((SECONDS + GRACE_SECONDS))
-    while runs="$(pgrep -P "$worker")" && ((SECONDS < deadline)); do
+    while runs="$(pgrep -P "$worker")"; do
         for run in $runs; do
             if [[ $told != *" $run "* ]]; then
                 echo "waiting for the run in process $run to commit"
@@ -73,6 +73,7 @@ stop_runs() {
                 told+="$run "
             fi
         done
+        if ((SECONDS > deadline)); then break; fi # whole seconds: the one it begins in may be over at once
         sleep 0.2
     done
     for run in ${runs:-}; do kill -KILL -- "-$run" 2>/dev/null || true; done

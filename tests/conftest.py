@@ -36,6 +36,7 @@ LONG = frozenset(
     }
 )
 """Files of which a worker would be at one for long when the other has nothing left."""
+FILES_BESIDE_A_COMMAND = 4
 LONGEST_ID = 60
 LOCAL_HOSTS = frozenset({"127.0.0.1", "::1", "localhost", "0.0.0.0", ""})
 
@@ -95,11 +96,11 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the suites that fork real commands or read /proc as needing Linux; skip on other systems what needs it.
 
-    Real commands come first, each test on its own, and long files next, so that both workers end together; only while
-    the session's server starts, for which one worker waits, the other runs a file that needs none. Of the other suites,
+    Real commands come first, each test on its own, and long files next, so that the workers end together; only while
+    the session's server starts, for which one worker waits, another runs a file that needs none. Of the other suites,
     whose tests are short, one worker runs a whole file: to hand out each test takes longer.
     """
-    items.sort(key=_place)
+    items[:] = _spread(sorted(items, key=_place))
     for item in items:
         if _suite(item) in LINUX_SUITES:
             item.add_marker(pytest.mark.linux)
@@ -120,6 +121,23 @@ def _place(item: pytest.Item) -> int:
     if _suite(item) in LINUX_SUITES:
         return 0 if _suite(item) == "chaos" else 2
     return 1 if item.path == NEEDS_NO_SERVER else 3 if item.path in LONG else 4
+
+
+def _spread(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Put files that only compute between real commands, which wait for much of their time: all cores stay busy."""
+    computing = [list(file) for _, file in itertools.groupby(filter(_computes, items), key=lambda item: item.path)]
+    spread, begun = list[pytest.Item](), set[str]()
+    for item in itertools.filterfalse(_computes, items):
+        group = item.get_closest_marker("xdist_group")
+        name = str(group.args[0]) if group else item.nodeid
+        spread += [*itertools.chain(*computing[:FILES_BESIDE_A_COMMAND]), item] if name not in begun else [item]
+        computing = computing[FILES_BESIDE_A_COMMAND if name not in begun else 0 :]
+        begun.add(name)
+    return [*spread, *itertools.chain(*computing)]
+
+
+def _computes(item: pytest.Item) -> bool:
+    return _place(item) > 2
 
 
 def _suite(item: pytest.Item) -> str:

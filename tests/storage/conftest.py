@@ -1,6 +1,7 @@
 """Every kind of store under one name; every test of the log and of checkpoints runs on each.
 
-`s3` is the emulator of the default suite, `ceph` the real gateway of `make test-s3`.
+`s3` is the emulator of the default suite, `ceph` the real gateway of `make test-s3`. Of files in which the kind of
+store decides little, the default suite tries one case in four on the emulator; the slow part and the gateway have all.
 """
 
 import uuid
@@ -13,8 +14,21 @@ from storage.stores.object_store import ObjectStore
 from storage.stores.retrying_store import RetryingStore
 from storage.stores.s3_bucket import S3Bucket
 from storage.stores.s3_store import S3Store
+from tests.full_amount import share_of
 from tests.memory_store import MemoryStore
 from tests.s3.servers import CEPH, S3Server, s3_server
+
+SHARED = frozenset({"test_sweep.py", "test_resume_point.py", "test_hostile_store.py"})
+
+
+@pytest.hookimpl(tryfirst=True)  # before the cases that are marked slow are left out
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what the default suite leaves to the slow part."""
+    here = [item for item in items if isinstance(item, pytest.Function) and item.path.parent == Path(__file__).parent]
+    known = [item for item in here if item.path.name in SHARED and hasattr(item, "callspec")]
+    for number, item in enumerate(item for item in known if item.callspec.params.get("store") == "s3"):
+        if number % share_of(4):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")
