@@ -14,8 +14,10 @@ from tests.processes.waiting import patience_seconds, prompt_seconds
 
 _LOOKED_AFTER_SECONDS = 0.25
 _LAST_COMMANDS = 4
-_SLICED = frozenset({Moment.COMMIT, Moment.SWEEP, Moment.PROMOTION})
+_SLICED = frozenset({Moment.COMMIT, Moment.EVALUATION, Moment.SWEEP, Moment.PROMOTION})
 _SLICE_SECONDS = 0.002
+_EVALUATOR_SECONDS = 10.0
+"""So long after its checkpoint an evaluator is there or was missed; a halted trainer is taken for hung much later."""
 _RARE_STEPS = 20
 """A moment that has not been seen within as many steps is given up, so that the next fault has its turn."""
 
@@ -79,10 +81,13 @@ def finish(environment: Environment) -> None:
 def _comes(environment: Environment, fault: Fault, after_attempt: int) -> bool:
     """Wait for the fault's moment; False where it will not come any more."""
     deadline, looked_after = time.monotonic() + patience_seconds(), 0.0
+    evaluated = _next_evaluation(fault.step)
     while time.monotonic() < deadline:
-        if fault.moment is Moment.EVALUATION and environment.observer.has_committed(_next_evaluation(fault.step)):
-            return _evaluates(environment)
-        if environment.observer.is_reached(fault, after_attempt):
+        if fault.moment is Moment.EVALUATION and environment.observer.has_committed(evaluated):
+            if _evaluates(environment):
+                return True
+            evaluated = _next_evaluation(environment.observer.trained_step(environment.observer.state()) + 1)
+        elif environment.observer.is_reached(fault, after_attempt):
             return True
         environment.wake()
         if _is_over(environment, fault):
@@ -111,7 +116,8 @@ def _is_near(environment: Environment, fault: Fault) -> bool:
     if fault.moment not in _SLICED:
         return False
     state = environment.observer.state()
-    return state.finished is not None or environment.observer.trained_step(state) >= fault.step - 1
+    before = EVALUATED_STEPS // 2 if fault.moment is Moment.EVALUATION else 1  # it passes while this process waits
+    return state.finished is not None or environment.observer.trained_step(state) >= fault.step - before
 
 
 def _inject_while_halted(environment: Environment, fault: Fault) -> InjectedFault:
@@ -138,14 +144,16 @@ def _await_own_server(environment: Environment) -> None:
 
 
 def _evaluates(environment: Environment) -> bool:
-    """Halt an evaluator as soon as there is one; the trainer, which is much faster, waits for it."""
-    environment.halt(Role.TRAINER)
-    deadline = time.monotonic() + prompt_seconds()
-    while not environment.processes.of(Role.EVALUATOR) and time.monotonic() < deadline:
-        time.sleep(0.005)
+    """Halt an evaluator as soon as there is one, and the trainer, which is much faster; False if it was missed."""
     environment.wake()
-    environment.halt(Role.EVALUATOR)
-    return bool(environment.processes.of(Role.EVALUATOR))
+    environment.halt(Role.TRAINER)
+    deadline = time.monotonic() + _EVALUATOR_SECONDS
+    while time.monotonic() < deadline:
+        environment.halt(Role.EVALUATOR)
+        if environment.processes.of(Role.EVALUATOR):
+            return True
+        time.sleep(0.005)
+    return False
 
 
 def _is_over(environment: Environment, fault: Fault) -> bool:
