@@ -130,8 +130,9 @@ def _spread(items: list[pytest.Item]) -> list[pytest.Item]:
     for item in itertools.filterfalse(_computes, items):
         group = item.get_closest_marker("xdist_group")
         name = str(group.args[0]) if group else item.nodeid
-        spread += [*itertools.chain(*computing[:FILES_BESIDE_A_COMMAND]), item] if name not in begun else [item]
-        computing = computing[FILES_BESIDE_A_COMMAND if name not in begun else 0 :]
+        beside = 0 if name in begun else FILES_BESIDE_A_COMMAND
+        spread += [*itertools.chain(*computing[:beside]), item]
+        computing = computing[beside:]
         begun.add(name)
     return [*spread, *itertools.chain(*computing)]
 
