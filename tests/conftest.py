@@ -96,9 +96,10 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the suites that fork real commands or read /proc as needing Linux; skip on other systems what needs it.
 
-    Real commands come first, each test on its own, and long files next, so that the workers end together; only while
-    the session's server starts, for which one worker waits, another runs a file that needs none. Of the other suites,
-    whose tests are short, one worker runs a whole file: to hand out each test takes longer.
+    Real commands come first, each test on its own, with files that only compute between them, the long ones first, so
+    that no core waits and the workers end together. While the session's server starts, for which one worker waits,
+    another runs a file that needs none. Of the other suites, whose tests are short, one worker runs a whole file: to
+    hand out each test takes longer.
     """
     items[:] = _spread(sorted(items, key=_place))
     for item in items:

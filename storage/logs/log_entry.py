@@ -161,9 +161,9 @@ def _read_plain_file(path: str) -> bytes:
             return data if len(data) == size else b""
         finally:
             os.close(descriptor)
-    except OSError as error:
-        if isinstance(error, FileNotFoundError):
-            raise
+    except FileNotFoundError:
+        raise
+    except OSError:
         return b""
 
 

@@ -116,7 +116,7 @@ def _is_near(environment: Environment, fault: Fault) -> bool:
     if fault.moment not in _SLICED:
         return False
     state = environment.observer.state()
-    before = EVALUATED_STEPS // 2 if fault.moment is Moment.EVALUATION else 1  # it passes while this process waits
+    before = EVALUATED_STEPS // 2 if fault.moment is Moment.EVALUATION else 1  # it may pass between two looks
     return state.finished is not None or environment.observer.trained_step(state) >= fault.step - before
 
 
@@ -145,7 +145,7 @@ def _await_own_server(environment: Environment) -> None:
 
 def _evaluates(environment: Environment) -> bool:
     """Halt an evaluator as soon as there is one, and the trainer, which is much faster; False if it was missed."""
-    environment.wake()
+    environment.wake()  # the flow, which starts it
     environment.halt(Role.TRAINER)
     deadline = time.monotonic() + _EVALUATOR_SECONDS
     while time.monotonic() < deadline:

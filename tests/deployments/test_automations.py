@@ -15,12 +15,12 @@ from flows.orchestrator.server_setup import ALARMING, QUEUES, alert_automation
 from storage.errors import IntegrityError
 from tasks.policy.termination import FlowEnd, FlowOutcome
 
-PREFECT_YAML = yaml.safe_load((Path(__file__).parents[2] / "prefect.yaml").read_text(encoding="utf-8"))
-DEPLOYMENTS = {item["name"]: item for item in PREFECT_YAML["deployments"]}
 if TYPE_CHECKING:
     from prefect.server.events.schemas.automations import EventTrigger
     from prefect.server.events.schemas.events import ReceivedEvent
 
+PREFECT_YAML = yaml.safe_load((Path(__file__).parents[2] / "prefect.yaml").read_text(encoding="utf-8"))
+DEPLOYMENTS = {item["name"]: item for item in PREFECT_YAML["deployments"]}
 NOT_OF_THE_TRIGGER = ("name", "description", "parameters")
 CRASHED, HEARTBEAT = "prefect.flow-run.Crashed", "prefect.flow-run.heartbeat"
 NEXT = "preempted: SIGTERM; the same command continues; next: flow run 7 of train-gpt/train-gpt"

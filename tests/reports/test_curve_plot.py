@@ -137,10 +137,10 @@ def test_the_line_of_a_fork_begins_with_its_parents_up_to_where_it_branches(
 
 
 def test_the_parents_line_is_drawn_whole() -> None:
-    points = tuple(StepPoint(record=line(step, loss=9.0), replays=0) for step in range(1, 21))
-    forked = curves([line(step) for step in range(21, 40)], parent="bard", inherited=points)
     from matplotlib.figure import Figure
 
+    points = tuple(StepPoint(record=line(step, loss=9.0), replays=0) for step in range(1, 21))
+    forked = curves([line(step) for step in range(21, 40)], parent="bard", inherited=points)
     panel = Figure().subplots()
     draw_loss(panel, PlotAxis(curves=forked, across="step", height_inches=3.0))
     legend = panel.get_legend()

@@ -18,15 +18,14 @@ from tests.full_amount import share_of
 from tests.memory_store import MemoryStore
 from tests.s3.servers import CEPH, S3Server, s3_server
 
-SHARED = frozenset({"test_sweep.py", "test_resume_point.py", "test_hostile_store.py"})
+SHARED = frozenset(map(Path(__file__).with_name, ("test_sweep.py", "test_resume_point.py", "test_hostile_store.py")))
 
 
 @pytest.hookimpl(tryfirst=True)  # before the cases that are marked slow are left out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what the default suite leaves to the slow part."""
-    here = [item for item in items if isinstance(item, pytest.Function) and item.path.parent == Path(__file__).parent]
-    known = [item for item in here if item.path.name in SHARED and hasattr(item, "callspec")]
-    for number, item in enumerate(item for item in known if item.callspec.params.get("store") == "s3"):
+    cases = [item for item in items if item.path in SHARED and hasattr(item, "callspec")]
+    for number, item in enumerate(item for item in cases if item.callspec.params.get("store") == "s3"):
         if number % share_of(4):
             item.add_marker(pytest.mark.slow)
 
