@@ -150,8 +150,10 @@ bench-store: $(DEVELOPER)  ## objects to and from a bucket beside bare requests;
 check: $(DEVELOPER)  ## ruff, mypy --strict, import linter
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+	@rm -rf .tree && mkdir -p .tree/cairn
+	@for part in $(wildcard cairn/*) flows model reports storage tasks; do ln -s "../../$$part" .tree/cairn/; done
 	@$(BIN)/mypy
-	@$(BIN)/lint-imports
+	@cd .tree && "$(CURDIR)/$(BIN)/lint-imports" --config ../pyproject.toml
 
 lock: $(DEVELOPER)  ## write constraints/ from pyproject.toml and constraints.txt, with the hashes of all files; needs uv
 	@$(BIN)/python constraints/renew.py
@@ -177,5 +179,5 @@ bench-install: $(DEVELOPER)  ## download, size and time of installing the wheel,
 	@$(BIN)/python -m tests.benchmarks.bench_install $(ARGS)
 
 clean:  ## remove the environment and every cache; never a store
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .tree build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find cairn deployments flows tasks model reports storage tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from model.architectures.gpt import GPT
-    from reports.queries.run_status import RunStatus
-    from storage.logs.run_log import RunLog
-    from storage.stores.object_store import ObjectStore
-    from tasks.evaluator.checkpoint_model import CheckpointModel
+    from cairn.model.architectures.gpt import GPT
+    from cairn.reports.queries.run_status import RunStatus
+    from cairn.storage.logs.run_log import RunLog
+    from cairn.storage.stores.object_store import ObjectStore
+    from cairn.tasks.evaluator.checkpoint_model import CheckpointModel
 
 
 class TrainingStopped(Exception):
@@ -45,7 +45,7 @@ class Run:
     @property
     def status(self) -> "RunStatus":
         """State, step, owner, budgets left, and what happens next, as in `cairn status`."""
-        from reports.queries.run_status import read_status
+        from cairn.reports.queries.run_status import read_status
 
         self.log.refresh()
         return read_status(self.log)
@@ -80,15 +80,15 @@ class Run:
     def open_checkpoint(self, step: int | None = None, *, device: str = "cpu") -> "CheckpointModel":
         """Return the same network with its tokenizer and data snapshot."""
         from cairn.operations.text_sampling import open_run_model
-        from reports.queries.run_lookup import find_in_run
+        from cairn.reports.queries.run_lookup import find_in_run
 
         return open_run_model(self.log, find_in_run(self.log, step), device)
 
     def _table(self, name: str) -> "pa.Table":
-        from reports.queries.run_status import standing_of
-        from reports.queries.run_tables import columns, make_log_rows, make_step_rows
-        from storage.logs.step_log import read_step_records
-        from storage.tables.table_cache import arrow_table
+        from cairn.reports.queries.run_status import standing_of
+        from cairn.reports.queries.run_tables import columns, make_log_rows, make_step_rows
+        from cairn.storage.logs.step_log import read_step_records
+        from cairn.storage.tables.table_cache import arrow_table
 
         state = self.log.refresh()
         if name == "steps":
@@ -111,7 +111,7 @@ class Store:
 
     def run(self, run_id: str) -> Run:
         """Return a run; raises `RunNotFound`, which lists the runs there are."""
-        from reports.queries.run_lookup import find_run
+        from cairn.reports.queries.run_lookup import find_run
 
         return Run(find_run(self.objects, run_id))
 
@@ -119,8 +119,8 @@ class Store:
         """Return the answer of `cairn sql`; raises `InvalidQuery` with the database's message."""
         import pyarrow as pa
 
-        from reports.queries.run_query import answer_query
-        from tasks.machine.placement import work_folder
+        from cairn.reports.queries.run_query import answer_query
+        from cairn.tasks.machine.placement import work_folder
 
         with answer_query(self.objects, query, work=work_folder(os.environ)) as found:
             rows = list(found.rows)
@@ -131,7 +131,7 @@ class Store:
     def load_model(self, reference: str, *, device: str = "cpu") -> "GPT":
         """Return the network of an alias such as `champion`, of RUN or RUN@STEP, in evaluation mode."""
         from cairn.operations.text_sampling import open_run_model
-        from reports.queries.run_lookup import find_checkpoint
+        from cairn.reports.queries.run_lookup import find_checkpoint
 
         found = find_checkpoint(self.objects, reference)
         return open_run_model(found.log, found.reference, device).network
@@ -139,8 +139,8 @@ class Store:
 
 def open(store: str | os.PathLike[str] = "") -> Store:
     """Return the store at a folder or URL; by default CAIRN_STORE, else ./cairn-store. Nothing is read yet."""
-    from storage.stores.open_store import open_store
-    from tasks.configuration.addresses import choose_store
+    from cairn.storage.stores.open_store import open_store
+    from cairn.tasks.configuration.addresses import choose_store
 
     return Store(open_store(choose_store(os.fspath(store), os.environ)))
 
@@ -159,7 +159,7 @@ def train(
     """
     from subprocess import DEVNULL, PIPE, Popen
 
-    from flows.preparation.training_request import TrainingRequest, resolve_request
+    from cairn.flows.preparation.training_request import TrainingRequest, resolve_request
 
     overrides = tuple(
         f"{key}={os.fspath(value) if isinstance(value, str | os.PathLike) else json.dumps(value)}"
@@ -168,7 +168,7 @@ def train(
     path = os.fspath(config)
     request = TrainingRequest(config=path, run_id=run_id, overrides=overrides, store=os.fspath(store))
     resolved = resolve_request(request, os.environ)
-    command = [sys.executable, "-m", "cairn.cli.command", "train", *filter(None, [path])]
+    command = [sys.executable, "-P", "-m", "cairn.cli.command", "train", *filter(None, [path])]
     command += [f"--run-id={resolved.run_id}", f"--store={resolved.store_url}", *(f"--set={one}" for one in overrides)]
     said = deque[str](maxlen=20)
     with Popen(command, stdout=DEVNULL, stderr=PIPE, text=True, errors="replace") as child:

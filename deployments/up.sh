@@ -127,7 +127,7 @@ trap 'exit 0' INT TERM HUP
 
 echo "starting the Prefect server on http://$HOST:$PORT"
 choose_password
-"$BIN/python" -m uvicorn --factory flows.orchestrator.prefect_server:create_guarded_app \
+"$BIN/python" -m uvicorn --factory cairn.flows.orchestrator.prefect_server:create_guarded_app \
     --host "$HOST" --port "$PORT" --log-level warning >/dev/null &
 server=$!
 deadline=$((SECONDS + START_SECONDS))
@@ -137,7 +137,7 @@ until server_answers; do
     sleep 0.5
 done
 
-quietly "$BIN/python" -m flows.orchestrator.server_setup --pool "$POOL" --job-template "$JOB_TEMPLATE" \
+quietly "$BIN/python" -m cairn.flows.orchestrator.server_setup --pool "$POOL" --job-template "$JOB_TEMPLATE" \
     --alert-block "${ALERT_BLOCK:-}" ${ACCELERATORS:+--accelerators "$ACCELERATORS"}
 quietly "$BIN/prefect" --no-prompt deploy --all
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 
-from tasks.configuration.key_reference import ConfigurationKey, list_keys, section_meanings
+from cairn.tasks.configuration.key_reference import ConfigurationKey, list_keys, section_meanings
 
 _HEAD = """# Configuration keys
 

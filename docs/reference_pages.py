@@ -11,11 +11,11 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from cairn.cli.app import EXAMPLES, RECORDS, find_record
 from cairn.cli.command import app
+from cairn.reports.queries.run_tables import ROWS, columns
+from cairn.storage.logs.log_entry import Entry
+from cairn.storage.logs.registry import MODEL_KINDS
+from cairn.storage.logs.run_entries import RUN_KINDS
 from docs.configuration_page import configuration_page
-from reports.queries.run_tables import ROWS, columns
-from storage.logs.log_entry import Entry
-from storage.logs.registry import MODEL_KINDS
-from storage.logs.run_entries import RUN_KINDS
 
 _WORDS = {"str": "text", "int": "integer", "float": "number", "bool": "boolean", "datetime": "time", "NoneType": "null"}
 _HEAD = "# {}\n\n`make docs` writes this page from the code.\n"

@@ -10,17 +10,22 @@ from prefect.client.schemas.actions import ArtifactCreate
 from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 
-from flows.operations.checkpoint_evaluation import plan_checkpoint
-from flows.orchestrator import run_parameters as form
-from flows.orchestrator.flow_end import add_tags, completed, ends_in_prefects_words
-from flows.orchestrator.run_overview import artifact_key, evaluation_markdown, find_evaluation_form, kept_parameters
-from flows.orchestrator.store_credentials import take_credentials
-from reports.queries.evaluations import compare_evaluations
-from reports.queries.run_lookup import find_checkpoint
-from storage.stores.open_store import open_store
-from tasks.configuration.addresses import choose_store
-from tasks.evaluate import evaluate, task_name
-from tasks.policy.termination import FlowEnd
+from cairn.flows.operations.checkpoint_evaluation import plan_checkpoint
+from cairn.flows.orchestrator import run_parameters as form
+from cairn.flows.orchestrator.flow_end import add_tags, completed, ends_in_prefects_words
+from cairn.flows.orchestrator.run_overview import (
+    artifact_key,
+    evaluation_markdown,
+    find_evaluation_form,
+    kept_parameters,
+)
+from cairn.flows.orchestrator.store_credentials import take_credentials
+from cairn.reports.queries.evaluations import compare_evaluations
+from cairn.reports.queries.run_lookup import find_checkpoint
+from cairn.storage.stores.open_store import open_store
+from cairn.tasks.configuration.addresses import choose_store
+from cairn.tasks.evaluate import evaluate, task_name
+from cairn.tasks.policy.termination import FlowEnd
 
 
 @flow(

@@ -7,13 +7,13 @@ from random import Random
 
 from prefect import flow, get_run_logger
 
-from flows.operations.store_sweep import SweepOutcome, sweep_store
-from flows.orchestrator import run_parameters as form
-from flows.orchestrator.flow_end import completed, ends_in_prefects_words
-from flows.orchestrator.store_credentials import take_credentials
-from storage.stores.open_store import open_store
-from tasks.configuration.addresses import choose_store
-from tasks.policy.termination import FlowEnd
+from cairn.flows.operations.store_sweep import SweepOutcome, sweep_store
+from cairn.flows.orchestrator import run_parameters as form
+from cairn.flows.orchestrator.flow_end import completed, ends_in_prefects_words
+from cairn.flows.orchestrator.store_credentials import take_credentials
+from cairn.storage.stores.open_store import open_store
+from cairn.tasks.configuration.addresses import choose_store
+from cairn.tasks.policy.termination import FlowEnd
 
 
 @flow(name="sweep-checkpoints", retries=0, validate_parameters=True, persist_result=False)

@@ -4,24 +4,24 @@ import os
 
 from prefect import flow, runtime
 
-from flows.orchestrator import run_parameters as form
-from flows.orchestrator.accelerator_slot import accelerator_slot
-from flows.orchestrator.flow_end import ends_in_prefects_words
-from flows.orchestrator.store_credentials import take_credentials
-from flows.preparation.preflight import check_before_start
-from flows.preparation.training_request import HANDED_OVER, TrainingRequest, resolve_request, with_settings
-from flows.run.active_run import ActiveRun, claim_next_attempt, gather_machines
-from flows.run.attempt import Attempt
-from flows.run.early_attempt import begun_early
-from flows.run.run_opening import open_run, show_preparation
-from flows.run.run_promotion import offer_best
-from flows.watching.deployed_continuation import name_successor
-from reports.explain.termination_text import describe_left
-from storage.errors import Fenced, NotDurable, StoreRefused
-from storage.logs.run_entries import AttemptEnded
-from tasks.attempt.shutdown_signal import ShutdownSignal
-from tasks.policy.termination import EXIT_CODES, DecisionAction, FlowEnd, FlowOutcome, flow_outcome
-from tasks.trainer.warm_trainer import warm_trainer
+from cairn.flows.orchestrator import run_parameters as form
+from cairn.flows.orchestrator.accelerator_slot import accelerator_slot
+from cairn.flows.orchestrator.flow_end import ends_in_prefects_words
+from cairn.flows.orchestrator.store_credentials import take_credentials
+from cairn.flows.preparation.preflight import check_before_start
+from cairn.flows.preparation.training_request import HANDED_OVER, TrainingRequest, resolve_request, with_settings
+from cairn.flows.run.active_run import ActiveRun, claim_next_attempt, gather_machines
+from cairn.flows.run.attempt import Attempt
+from cairn.flows.run.early_attempt import begun_early
+from cairn.flows.run.run_opening import open_run, show_preparation
+from cairn.flows.run.run_promotion import offer_best
+from cairn.flows.watching.deployed_continuation import name_successor
+from cairn.reports.explain.termination_text import describe_left
+from cairn.storage.errors import Fenced, NotDurable, StoreRefused
+from cairn.storage.logs.run_entries import AttemptEnded
+from cairn.tasks.attempt.shutdown_signal import ShutdownSignal
+from cairn.tasks.policy.termination import EXIT_CODES, DecisionAction, FlowEnd, FlowOutcome, flow_outcome
+from cairn.tasks.trainer.warm_trainer import warm_trainer
 
 
 @flow(name="train-gpt", retries=0, validate_parameters=True, persist_result=False)

@@ -7,13 +7,13 @@ from prefect.cache_policies import NO_CACHE
 from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound
 
-from flows.orchestrator import run_parameters as form
-from flows.orchestrator.flow_end import completed, ends_in_prefects_words
-from flows.orchestrator.run_overview import flow_run_name
-from flows.preparation.training_request import TrainingRequest, choose_run_id
-from tasks.configuration.configuration_source import SetMember, expand_set, read_configuration
-from tasks.errors import InvalidConfiguration
-from tasks.policy.termination import FlowEnd
+from cairn.flows.orchestrator import run_parameters as form
+from cairn.flows.orchestrator.flow_end import completed, ends_in_prefects_words
+from cairn.flows.orchestrator.run_overview import flow_run_name
+from cairn.flows.preparation.training_request import TrainingRequest, choose_run_id
+from cairn.tasks.configuration.configuration_source import SetMember, expand_set, read_configuration
+from cairn.tasks.errors import InvalidConfiguration
+from cairn.tasks.policy.termination import FlowEnd
 
 
 @flow(name="train-set", retries=0, validate_parameters=True, persist_result=False)

@@ -5,12 +5,12 @@ from collections import Counter
 
 from prefect import flow, get_run_logger
 
-from flows.orchestrator import run_parameters as form
-from flows.orchestrator.flow_end import completed, ends_in_prefects_words
-from flows.orchestrator.store_credentials import take_credentials
-from flows.watching.run_watcher import WatchAction, WatchRequest, open_watcher
-from tasks.configuration.addresses import choose_store
-from tasks.policy.termination import FlowEnd
+from cairn.flows.orchestrator import run_parameters as form
+from cairn.flows.orchestrator.flow_end import completed, ends_in_prefects_words
+from cairn.flows.orchestrator.store_credentials import take_credentials
+from cairn.flows.watching.run_watcher import WatchAction, WatchRequest, open_watcher
+from cairn.tasks.configuration.addresses import choose_store
+from cairn.tasks.policy.termination import FlowEnd
 
 
 @flow(name="watch-runs", retries=0, validate_parameters=True, persist_result=False)

@@ -6,14 +6,14 @@ from functools import partial
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from storage.checkpoints import checkpoint
-from storage.errors import AppendUnknown, StoreUnavailable
-from storage.logs.log_entry import CheckpointReference, Writer
-from storage.logs.run_log import RunLog
-from storage.stores.retrying_store import StoreRetry
-from tasks.evaluator.evaluation_run import EvaluationPlan, pin_for_evaluation
-from tasks.trainer.trainer_process import TrainerProcess
-from tasks.trainer.trainer_protocol import SegmentDone
+from cairn.storage.checkpoints import checkpoint
+from cairn.storage.errors import AppendUnknown, StoreUnavailable
+from cairn.storage.logs.log_entry import CheckpointReference, Writer
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.stores.retrying_store import StoreRetry
+from cairn.tasks.evaluator.evaluation_run import EvaluationPlan, pin_for_evaluation
+from cairn.tasks.trainer.trainer_process import TrainerProcess
+from cairn.tasks.trainer.trainer_protocol import SegmentDone
 
 
 @task(

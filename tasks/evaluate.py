@@ -8,12 +8,12 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.states import Cancelled
 
-from storage.logs.log_entry import CheckpointReference
-from storage.logs.run_entries import EvaluationFailed, EvaluationRecorded
-from storage.logs.run_log import RunLog
-from tasks.errors import EvaluationInterrupted
-from tasks.evaluator.evaluation_run import EvaluationPlan, record_evaluation
-from tasks.evaluator.evaluation_suite import CommandSuite
+from cairn.storage.logs.log_entry import CheckpointReference
+from cairn.storage.logs.run_entries import EvaluationFailed, EvaluationRecorded
+from cairn.storage.logs.run_log import RunLog
+from cairn.tasks.errors import EvaluationInterrupted
+from cairn.tasks.evaluator.evaluation_run import EvaluationPlan, record_evaluation
+from cairn.tasks.evaluator.evaluation_suite import CommandSuite
 
 
 @task(name="evaluate", task_run_name="evaluate {step}", cache_policy=NO_CACHE, persist_result=False)

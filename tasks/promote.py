@@ -7,12 +7,12 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
-from storage.logs.registry import Registry
-from storage.logs.run_log import RunLog
-from tasks.checkpoints.promotion import Candidate, PromotionRules
-from tasks.checkpoints.promotion_offer import offer
-from tasks.configuration.settings import METRIC
-from tasks.errors import GateRefused
+from cairn.storage.logs.registry import Registry
+from cairn.storage.logs.run_log import RunLog
+from cairn.tasks.checkpoints.promotion import Candidate, PromotionRules
+from cairn.tasks.checkpoints.promotion_offer import offer
+from cairn.tasks.configuration.settings import METRIC
+from cairn.tasks.errors import GateRefused
 
 
 @task(name="promote", task_run_name="promote step {step} to {alias}", cache_policy=NO_CACHE, persist_result=False)

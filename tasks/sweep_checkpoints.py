@@ -4,11 +4,11 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
 
-from storage.checkpoints.sweep import SweepReport
-from storage.errors import StorageError
-from storage.logs.run_log import RunLog
-from tasks.checkpoints.retention import sweep_run
-from tasks.configuration.settings import CheckpointConfig
+from cairn.storage.checkpoints.sweep import SweepReport
+from cairn.storage.errors import StorageError
+from cairn.storage.logs.run_log import RunLog
+from cairn.tasks.checkpoints.retention import sweep_run
+from cairn.tasks.configuration.settings import CheckpointConfig
 
 
 @task(name="sweep-checkpoints", task_run_name="sweep-checkpoints {moment}", cache_policy=NO_CACHE, persist_result=False)

@@ -5,10 +5,10 @@ from pathlib import Path
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from model.configuration.data import DataConfig
-from storage.stores.open_store import open_store
-from tasks.data.snapshot_build import BuildOptions, ProgressListener, build_snapshot, ignore_progress
-from tasks.data.snapshot_lookup import SnapshotReference
+from cairn.model.configuration.data import DataConfig
+from cairn.storage.stores.open_store import open_store
+from cairn.tasks.data.snapshot_build import BuildOptions, ProgressListener, build_snapshot, ignore_progress
+from cairn.tasks.data.snapshot_lookup import SnapshotReference
 
 
 @task(name="tokenize-and-split", cache_policy=NO_CACHE, persist_result=False)

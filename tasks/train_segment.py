@@ -8,11 +8,11 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
-from storage.errors import StorageError
-from tasks.errors import TrainerGone
-from tasks.policy.failures import Failure
-from tasks.policy.termination import TERMINATIONS, TerminationReason
-from tasks.trainer.trainer_protocol import SegmentDone
+from cairn.storage.errors import StorageError
+from cairn.tasks.errors import TrainerGone
+from cairn.tasks.policy.failures import Failure
+from cairn.tasks.policy.termination import TERMINATIONS, TerminationReason
+from cairn.tasks.trainer.trainer_protocol import SegmentDone
 
 
 @task(

@@ -8,10 +8,10 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from storage.logs.fold_cache import History
-from storage.logs.log_entry import CheckpointReference, DevicePeak, Writer
-from storage.logs.registry import MODEL_KINDS, DatedDecision, ModelDecision, Refused, RegistryState
-from storage.logs.run_entries import (
+from cairn.storage.logs.fold_cache import History
+from cairn.storage.logs.log_entry import CheckpointReference, DevicePeak, Writer
+from cairn.storage.logs.registry import MODEL_KINDS, DatedDecision, ModelDecision, Refused, RegistryState
+from cairn.storage.logs.run_entries import (
     AttemptEnded,
     AttemptStarted,
     Decision,
@@ -20,8 +20,8 @@ from storage.logs.run_entries import (
     RunFinished,
     RunOpened,
 )
-from tasks.configuration.run_configuration import RunConfig
-from tasks.machine.placement import this_placement
+from cairn.tasks.configuration.run_configuration import RunConfig
+from cairn.tasks.machine.placement import this_placement
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 CONFIG = RunConfig.model_validate({"data": {"sources": ["a.txt"]}, "training": {"steps": 100}}).document()

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from storage.checkpoints.checkpoint import (
+from cairn.storage.checkpoints.checkpoint import (
     TensorGroup,
     checkpoint_target,
     commit_checkpoint,
     stage_checkpoint,
 )
-from storage.checkpoints.checkpoint_documents import TrainerDocument
-from storage.checkpoints.tensor_record import TensorRecord
-from storage.logs.log_entry import CheckpointReference, DevicePeak, EntryLog, Writer
-from storage.logs.registry import Promoted, Registry, RegistryState
-from storage.logs.run_entries import (
+from cairn.storage.checkpoints.checkpoint_documents import TrainerDocument
+from cairn.storage.checkpoints.tensor_record import TensorRecord
+from cairn.storage.logs.log_entry import CheckpointReference, DevicePeak, EntryLog, Writer
+from cairn.storage.logs.registry import Promoted, Registry, RegistryState
+from cairn.storage.logs.run_entries import (
     RUN_KINDS,
     AttemptStarted,
     CheckpointCommitted,
@@ -27,13 +27,13 @@ from storage.logs.run_entries import (
     EvaluationRecorded,
     Placement,
 )
-from storage.logs.run_log import RunLog
-from storage.logs.run_state import RunState
-from storage.logs.step_log import Heartbeat, write_heartbeat
-from storage.stores.local_store import LocalStore
-from storage.stores.object_store import ObjectStore
-from tasks.configuration.configuration_source import parse_configuration
-from tasks.configuration.run_configuration import RunConfig
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.logs.run_state import RunState
+from cairn.storage.logs.step_log import Heartbeat, write_heartbeat
+from cairn.storage.stores.local_store import LocalStore
+from cairn.storage.stores.object_store import ObjectStore
+from cairn.tasks.configuration.configuration_source import parse_configuration
+from cairn.tasks.configuration.run_configuration import RunConfig
 from tests import entries
 from tests.entries import NOON
 

@@ -4,8 +4,8 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator
 
-from storage.errors import ObjectMissing
-from storage.stores.object_store import MAX_READ_BYTES, ObjectStore, check_key, too_large
+from cairn.storage.errors import ObjectMissing
+from cairn.storage.stores.object_store import MAX_READ_BYTES, ObjectStore, check_key, too_large
 
 
 class MemoryStore(ObjectStore):

@@ -2,11 +2,11 @@
 
 from datetime import UTC, datetime
 
-from storage.logs.log_entry import CheckpointReference
-from storage.logs.step_log import Heartbeat, write_heartbeat
-from storage.stores.object_store import ObjectStore
-from tasks.evaluator.evaluation_suite import suite_of
-from tasks.machine.placement import this_placement
+from cairn.storage.logs.log_entry import CheckpointReference
+from cairn.storage.logs.step_log import Heartbeat, write_heartbeat
+from cairn.storage.stores.object_store import ObjectStore
+from cairn.tasks.evaluator.evaluation_suite import suite_of
+from cairn.tasks.machine.placement import this_placement
 from tests.fabricated_run import FabricatedRun, configuration, fabricate, promote
 
 SUITE = suite_of(configuration().evaluation).sha256

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from storage.logs.run_entries import EvaluationFailed, EvaluationRecorded
-from storage.logs.step_log import read_heartbeat
-from storage.stores.local_store import LocalStore
+from cairn.storage.logs.run_entries import EvaluationFailed, EvaluationRecorded
+from cairn.storage.logs.step_log import read_heartbeat
+from cairn.storage.stores.local_store import LocalStore
 from tests import entries
 from tests.fabricated_run import FabricatedRun, fabricate
 from tests.storage.builders import committed

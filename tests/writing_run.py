@@ -6,23 +6,23 @@ from typing import Any
 
 import torch
 
-from model.training.train_state import TrainState
-from storage.checkpoints.checkpoint import (
+from cairn.model.training.train_state import TrainState
+from cairn.storage.checkpoints.checkpoint import (
     StagedCheckpoint,
     TensorGroup,
     checkpoint_target,
     commit_checkpoint,
     stage_checkpoint,
 )
-from storage.logs.log_entry import CheckpointReference, this_writer
-from storage.logs.run_entries import CheckpointSuperseded
-from storage.logs.run_log import RunLog
-from storage.snapshots.snapshot_manifest import SnapshotManifest
-from storage.stores.object_store import ObjectStore
-from tasks.configuration.configuration_source import parse_configuration
-from tasks.configuration.run_configuration import RunConfig
-from tasks.data.snapshot_build import build_snapshot
-from tasks.trainer.tensor_exchange import to_group
+from cairn.storage.logs.log_entry import CheckpointReference, this_writer
+from cairn.storage.logs.run_entries import CheckpointSuperseded
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.snapshots.snapshot_manifest import SnapshotManifest
+from cairn.storage.stores.object_store import ObjectStore
+from cairn.tasks.configuration.configuration_source import parse_configuration
+from cairn.tasks.configuration.run_configuration import RunConfig
+from cairn.tasks.data.snapshot_build import build_snapshot
+from cairn.tasks.trainer.tensor_exchange import to_group
 from tests import entries
 from tests.storage.builders import trainer_document
 

@@ -10,12 +10,12 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 from cyclopts import App, Group, Parameter
 
-from reports.queries.run_lookup import find_run
-from storage.logs.run_log import RunLog
-from storage.stores.object_store import ObjectStore
-from storage.stores.open_store import open_store
-from tasks.configuration.addresses import DEFAULT_STORE, choose_store
-from tasks.machine.placement import CAIRN_VERSION
+from cairn.reports.queries.run_lookup import find_run
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.stores.object_store import ObjectStore
+from cairn.storage.stores.open_store import open_store
+from cairn.tasks.configuration.addresses import DEFAULT_STORE, choose_store
+from cairn.tasks.machine.placement import CAIRN_VERSION
 
 START_HERE = """Start here:
   cairn train quickstart                    train a small model, or continue it
@@ -90,38 +90,38 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
 }
 
 RECORDS: Mapping[str, str] = {
-    "train": "reports.queries.run_status:RunStatus",
-    "train --dry-run": "flows.preparation.training_plan:TrainingPlan",
+    "train": "cairn.reports.queries.run_status:RunStatus",
+    "train --dry-run": "cairn.flows.preparation.training_plan:TrainingPlan",
     "train --overfit-one-batch": "cairn.operations.batch_overfit:BatchOverfit",
     "fork": "cairn.operations.run_fork:Fork",
-    "config": "tasks.configuration.key_reference:ConfigurationKey*",
-    "watch": "flows.watching.run_watcher:WatchRow*",
-    "runs": "reports.queries.run_status:RunSummary*",
-    "status": "reports.queries.run_status:RunStatus",
-    "explain": "reports.explain.post_mortem:PostMortem",
-    "report": "reports.pages.run_report:RunReport",
-    "attempts": "reports.queries.receipts:Receipt*",
-    "checkpoints": "reports.queries.run_lookup:CheckpointSummary*",
-    "evaluations": "reports.queries.evaluations:EvaluationSummary*",
-    "log": "storage.logs.log_entry:Entry*",
-    "plot": "reports.plots.run_plot:WrittenPlot",
-    "compare": "reports.queries.run_comparison:RunComparison",
+    "config": "cairn.tasks.configuration.key_reference:ConfigurationKey*",
+    "watch": "cairn.flows.watching.run_watcher:WatchRow*",
+    "runs": "cairn.reports.queries.run_status:RunSummary*",
+    "status": "cairn.reports.queries.run_status:RunStatus",
+    "explain": "cairn.reports.explain.post_mortem:PostMortem",
+    "report": "cairn.reports.pages.run_report:RunReport",
+    "attempts": "cairn.reports.queries.receipts:Receipt*",
+    "checkpoints": "cairn.reports.queries.run_lookup:CheckpointSummary*",
+    "evaluations": "cairn.reports.queries.evaluations:EvaluationSummary*",
+    "log": "cairn.storage.logs.log_entry:Entry*",
+    "plot": "cairn.reports.plots.run_plot:WrittenPlot",
+    "compare": "cairn.reports.queries.run_comparison:RunComparison",
     "ui": "cairn.ui.live_server:LiveAddress",
-    "diagnose": "reports.queries.run_diagnosis:Diagnosis",
-    "simulate": "reports.queries.run_simulation:SimulationSummary",
-    "models": "reports.queries.alias_history:AliasPromotion*",
-    "models --history": "reports.queries.alias_history:AliasDecision*",
+    "diagnose": "cairn.reports.queries.run_diagnosis:Diagnosis",
+    "simulate": "cairn.reports.queries.run_simulation:SimulationSummary",
+    "models": "cairn.reports.queries.alias_history:AliasPromotion*",
+    "models --history": "cairn.reports.queries.alias_history:AliasDecision*",
     "sample": "cairn.operations.text_sampling:Sample",
-    "evaluate": "reports.queries.evaluations:EvaluationComparison",
-    "promote": "reports.queries.alias_history:AliasPromotion",
-    "rollback": "reports.queries.alias_history:AliasPromotion",
+    "evaluate": "cairn.reports.queries.evaluations:EvaluationComparison",
+    "promote": "cairn.reports.queries.alias_history:AliasPromotion",
+    "rollback": "cairn.reports.queries.alias_history:AliasPromotion",
     "export": "cairn.operations.model_export:ExportedModel",
-    "data": "reports.queries.data_summary:DataSummary",
+    "data": "cairn.reports.queries.data_summary:DataSummary",
     "import-tokens": "cairn.cli.model_commands:ImportView",
     "export-tokens": "cairn.cli.model_commands:ExportedFile*",
     "verify": "cairn.operations.run_verification:Verification",
     "replay": "cairn.operations.replay_plan:Replay",
-    "sweep": "storage.checkpoints.sweep:SweepReport",
+    "sweep": "cairn.storage.checkpoints.sweep:SweepReport",
     "delete": "cairn.operations.person_decisions:RunDeletion",
     "doctor": "cairn.operations.machine_check:Check*",
     "completion": "cairn.cli.store_commands:CompletionView",

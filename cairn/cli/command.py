@@ -24,20 +24,20 @@ from cairn.cli import run_commands as run
 from cairn.cli import store_commands as store
 from cairn.cli import train_commands as training
 from cairn.cli.app import EXAMPLES, app, describe_fields
-from flows.errors import EXPECTED_ERRORS
-from model.errors import InvalidInput
-from reports.errors import InvalidQuery, RunNotFound
-from reports.queries.run_lookup import find_run
-from storage.errors import Fenced, IntegrityError, StorageError, StoreUnsound, WriterTooOld
-from storage.logs.registry import list_aliases
-from storage.logs.run_index import list_run_ids
-from storage.stores.open_store import open_store
-from tasks.attempt.shutdown_signal import exit_on_sigterm
-from tasks.configuration.addresses import CONFIGURATIONS, SUITES, choose_store, known_names
-from tasks.data.document import InvalidCorpus
-from tasks.errors import BudgetExhausted, ConfigDrift, GateRefused, InvalidConfiguration, LiveOwner
-from tasks.policy.termination import ExitCode
-from tasks.text.output import discard_output, escape_unencodable_output, guard_log, say
+from cairn.flows.errors import EXPECTED_ERRORS
+from cairn.model.errors import InvalidInput
+from cairn.reports.errors import InvalidQuery, RunNotFound
+from cairn.reports.queries.run_lookup import find_run
+from cairn.storage.errors import Fenced, IntegrityError, StorageError, StoreUnsound, WriterTooOld
+from cairn.storage.logs.registry import list_aliases
+from cairn.storage.logs.run_index import list_run_ids
+from cairn.storage.stores.open_store import open_store
+from cairn.tasks.attempt.shutdown_signal import exit_on_sigterm
+from cairn.tasks.configuration.addresses import CONFIGURATIONS, SUITES, choose_store, known_names
+from cairn.tasks.data.document import InvalidCorpus
+from cairn.tasks.errors import BudgetExhausted, ConfigDrift, GateRefused, InvalidConfiguration, LiveOwner
+from cairn.tasks.policy.termination import ExitCode
+from cairn.tasks.text.output import discard_output, escape_unencodable_output, guard_log, say
 
 if TYPE_CHECKING:
     from cyclopts.argument import Argument
@@ -253,7 +253,7 @@ def _values(typed: TypedLine, argument: "Argument", environment: Mapping[str, st
         if name != "--alias":
             yield from ((run_id, "run") for run_id in list_run_ids(store))
     elif name in ("--set", "--key"):
-        from tasks.configuration.key_reference import list_keys
+        from cairn.tasks.configuration.key_reference import list_keys
 
         ending = "=" if name == "--set" else ""
         yield from ((f"{key.key}{ending}", key.summary) for key in list_keys())

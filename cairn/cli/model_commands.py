@@ -11,12 +11,12 @@ from cyclopts import Parameter
 from cairn.cli.app import Flag, Json, Reference, Url, Why, open_chosen_store, store_option
 from cairn.cli.texts import print_data, print_rows
 from cairn.operations.text_sampling import RunSampler, SampleRequest, follow_run, read_prompt, show_text, write_samples
-from reports.queries.display_tables import comparison_table, decisions_table, promotions_table
-from reports.queries.run_lookup import find_checkpoint
-from tasks.machine.placement import work_folder
-from tasks.policy.termination import ExitCode
-from tasks.text.format import short_digest
-from tasks.text.output import print_document, print_line, say
+from cairn.reports.queries.display_tables import comparison_table, decisions_table, promotions_table
+from cairn.reports.queries.run_lookup import find_checkpoint
+from cairn.tasks.machine.placement import work_folder
+from cairn.tasks.policy.termination import ExitCode
+from cairn.tasks.text.format import short_digest
+from cairn.tasks.text.output import print_document, print_line, say
 
 Alias = Annotated[str, Parameter(name="--alias", help="the name that points at a checkpoint")]
 SnapshotName = Annotated[str, Parameter(help="a snapshot's id, at least 8 characters of it, or RUN")]
@@ -48,7 +48,7 @@ def models(*, history: Flag = False, store: Url = "", json: Json = False) -> Non
     Args:
         history: show every decision instead: promotions, also those gone back on, refusals with their gate, roll-backs.
     """
-    from reports.queries.alias_history import list_decisions, list_promotions
+    from cairn.reports.queries.alias_history import list_decisions, list_promotions
 
     if history:
         decisions = list_decisions(open_chosen_store(store))
@@ -69,8 +69,8 @@ def evaluate(
         suite: a suite file (TOML), or the name of one in deployments/suites [the suites of the checkpoint's run].
         again: evaluate also what is on record, and add a second row.
     """
-    from flows.operations.checkpoint_evaluation import measure
-    from reports.queries.evaluations import compare_evaluations
+    from cairn.flows.operations.checkpoint_evaluation import measure
+    from cairn.reports.queries.evaluations import compare_evaluations
 
     found = find_checkpoint(open_chosen_store(store), reference)
     view = compare_evaluations(found, measure(found, suite=suite, again=again))
@@ -85,8 +85,8 @@ def promote(
 
     If the run's configuration requires a person's approval, this command gives it.
     """
-    from flows.operations.checkpoint_offer import offer_as_person
-    from reports.queries.alias_history import list_alias_promotions
+    from cairn.flows.operations.checkpoint_offer import offer_as_person
+    from cairn.reports.queries.alias_history import list_alias_promotions
 
     state = offer_as_person(find_checkpoint(open_chosen_store(store), reference), alias, why=why)
     view = list_alias_promotions(alias, state)[0]
@@ -95,8 +95,8 @@ def promote(
 
 def rollback(*, alias: Alias = "champion", why: Why = "", store: Url = "", json: Json = False) -> None:
     """Point an alias back at what it pointed at before, and record it; repeated, it goes one further back."""
+    from cairn.flows.operations.checkpoint_offer import this_person
     from cairn.operations.person_decisions import roll_back
-    from flows.operations.checkpoint_offer import this_person
 
     view = roll_back(open_chosen_store(store), alias, by=this_person(), why=why)
     print_document(view) if json else print_rows(promotions_table([view]))
@@ -168,7 +168,7 @@ def data(
         split: the side the window is counted in.
         block_size: tokens of a window [the run's, else 256].
     """
-    from reports.queries.data_summary import WindowChoice, summarize_data
+    from cairn.reports.queries.data_summary import WindowChoice, summarize_data
 
     choice = WindowChoice(window=window, split=split, block_size=block_size)
     view = summarize_data(open_chosen_store(store), reference, choice, cache_dir=work_folder(os.environ) / "snapshots")
@@ -194,7 +194,7 @@ def import_tokens(
         end_of_text: without a tokenizer: the id that ends a document [the greatest].
         allow_shared: import although train and val share documents.
     """
-    from tasks.data import token_import
+    from cairn.tasks.data import token_import
 
     chosen = open_chosen_store(store)
     meaning = token_import.given_tokenizer(tokenizer, vocab_size, end_of_text)
@@ -221,10 +221,10 @@ def export_tokens(
         folder: where the files go; nothing there is overwritten.
         form: nanogpt writes train.bin and val.bin, llm.c files with its header.
     """
-    from reports.queries.data_summary import find_snapshot
-    from storage.snapshots.data_snapshot import SnapshotFiles
-    from storage.snapshots.token_file import TokenFileFormat, inspect_token_file
-    from tasks.data import token_import
+    from cairn.reports.queries.data_summary import find_snapshot
+    from cairn.storage.snapshots.data_snapshot import SnapshotFiles
+    from cairn.storage.snapshots.token_file import TokenFileFormat, inspect_token_file
+    from cairn.tasks.data import token_import
 
     chosen = open_chosen_store(store)
     files = SnapshotFiles(chosen, find_snapshot(chosen, reference).snapshot_id, work_folder(os.environ) / "snapshots")

@@ -9,13 +9,13 @@ from cyclopts import Parameter
 
 from cairn.cli.app import Flag, Json, Url, open_chosen_store, open_run_log
 from cairn.cli.texts import print_answer, print_json, print_rows, print_simulation
-from reports.queries import display_tables
-from reports.queries.receipts import read_receipts
-from reports.queries.simulation_options import SimulationOptions
-from tasks.errors import InvalidConfiguration
-from tasks.machine.placement import work_folder
-from tasks.text.format import format_count
-from tasks.text.output import output_columns, print_document, print_facts, print_line, print_table, say
+from cairn.reports.queries import display_tables
+from cairn.reports.queries.receipts import read_receipts
+from cairn.reports.queries.simulation_options import SimulationOptions
+from cairn.tasks.errors import InvalidConfiguration
+from cairn.tasks.machine.placement import work_folder
+from cairn.tasks.text.format import format_count
+from cairn.tasks.text.output import output_columns, print_document, print_facts, print_line, print_table, say
 
 Axis = Literal["step", "tokens"]
 ComparedAxis = Literal["step", "tokens", "time"]
@@ -29,7 +29,7 @@ def runs(*, archived: Flag = False, store: Url = "", json: Json = False) -> None
     Args:
         archived: list those that were deleted instead: their logs, receipts and curves are still there.
     """
-    from reports.queries.run_status import RunPhase, list_runs
+    from cairn.reports.queries.run_status import RunPhase, list_runs
 
     rows = tuple(row for row in list_runs(open_chosen_store(store)) if (row.state == RunPhase.DELETED) is archived)
     print_document(rows) if json else print_rows(display_tables.runs_table(rows, archived=archived))
@@ -37,7 +37,7 @@ def runs(*, archived: Flag = False, store: Url = "", json: Json = False) -> None
 
 def status(run: str, *, store: Url = "", json: Json = False) -> None:
     """Show where a run stands: state, step, owner, budgets left, what happens next."""
-    from reports.queries.run_status import read_status
+    from cairn.reports.queries.run_status import read_status
 
     view = read_status(open_run_log(store, run))
     if json:
@@ -64,7 +64,7 @@ def status(run: str, *, store: Url = "", json: Json = False) -> None:
 
 def attempts(run: str, *, store: Url = "", json: Json = False) -> None:
     """Show the receipt of every attempt: what it did, why it ended, what it cost, what was decided."""
-    from reports.queries.run_lookup import read_beat
+    from cairn.reports.queries.run_lookup import read_beat
 
     log = open_run_log(store, run)
     receipts = read_receipts(log, read_beat(log))
@@ -73,7 +73,7 @@ def attempts(run: str, *, store: Url = "", json: Json = False) -> None:
 
 def checkpoints(run: str, *, store: Url = "", json: Json = False) -> None:
     """Show every checkpoint with its state, those still being written too."""
-    from reports.queries.run_lookup import read_checkpoints
+    from cairn.reports.queries.run_lookup import read_checkpoints
 
     found = read_checkpoints(open_run_log(store, run))
     print_document(found) if json else print_rows(display_tables.checkpoints_table(found))
@@ -81,7 +81,7 @@ def checkpoints(run: str, *, store: Url = "", json: Json = False) -> None:
 
 def evaluations(run: str, *, store: Url = "", json: Json = False) -> None:
     """Show every evaluation, recorded or failed."""
-    from reports.queries.evaluations import list_evaluations
+    from cairn.reports.queries.evaluations import list_evaluations
 
     found = list_evaluations(open_run_log(store, run).state)
     print_document(found) if json else print_rows(display_tables.evaluations_table(found))
@@ -93,8 +93,8 @@ def explain(run: str, *, attempt: int | None = None, store: Url = "", json: Json
     Args:
         attempt: which one [the newest that did not complete, else the newest].
     """
-    from reports.explain.post_mortem import gather_post_mortem
-    from reports.explain.post_mortem_text import post_mortem_lines
+    from cairn.reports.explain.post_mortem import gather_post_mortem
+    from cairn.reports.explain.post_mortem_text import post_mortem_lines
 
     facts = gather_post_mortem(open_run_log(store, run), attempt)
     print_document(facts) if json else print_line("\n".join(post_mortem_lines(facts, output_columns())))
@@ -113,8 +113,8 @@ def report(run: str, *, html: str = "", store: Url = "", json: Json = False) -> 
         html: write one self-contained page to this file, with the plot of the run; it is replaced where it exists
             [Markdown on stdout].
     """
-    from reports.pages.report_pages import markdown_report, write_html_report
-    from reports.pages.run_report import gather_report
+    from cairn.reports.pages.report_pages import markdown_report, write_html_report
+    from cairn.reports.pages.run_report import gather_report
 
     gathered, curves = gather_report(open_run_log(store, run), os.environ)
     if html:
@@ -137,7 +137,7 @@ def plot(
         height: pixels [900].
         x: what the axis at the bottom counts; the other one is at the top [step].
     """
-    from reports.plots.run_plot import PlotRequest, plot_run
+    from cairn.reports.plots.run_plot import PlotRequest, plot_run
 
     request = PlotRequest(file=Path(file), width_px=width, height_px=height, across=x)
     view = plot_run(open_run_log(store, run), request)
@@ -152,8 +152,8 @@ def compare(*runs: str, png: str = "", x: ComparedAxis = "step", store: Url = ""
         png: draw the losses over each other into this .png or .svg; it is replaced where it exists.
         x: what the axis of the plot counts; time is that of training, without what was trained again [step].
     """
-    from reports.plots.run_plot import PlotRequest
-    from reports.queries.run_comparison import compare_runs, find_runs
+    from cairn.reports.plots.run_plot import PlotRequest
+    from cairn.reports.queries.run_comparison import compare_runs, find_runs
 
     if not runs:
         raise InvalidConfiguration("compare: names no run; `cairn runs` lists them")
@@ -161,7 +161,7 @@ def compare(*runs: str, png: str = "", x: ComparedAxis = "step", store: Url = ""
     logs = find_runs(open_chosen_store(store), runs)
     view = compare_runs(logs)
     if request is not None:
-        from reports.plots.comparison_plot import plot_comparison
+        from cairn.reports.plots.comparison_plot import plot_comparison
 
         say(f"{len(logs)} runs: {png} ({plot_comparison(logs, request, x):,} bytes)")
     if json:
@@ -178,7 +178,7 @@ def diagnose(run: str, *, store: Url = "", json: Json = False) -> None:
 
     The verdict is healthy, too-early, plateau, spiking, overfitting, stuck or diverging.
     """
-    from reports.queries.run_diagnosis import diagnose_run, print_diagnosis
+    from cairn.reports.queries.run_diagnosis import diagnose_run, print_diagnosis
 
     view = diagnose_run(open_run_log(store, run))
     print_document(view) if json else print_diagnosis(view)
@@ -190,7 +190,7 @@ def simulate(run: str = "", *, options: Options = SimulationOptions(), store: Ur
     Args:
         run: the run whose receipts are replayed and whose configuration is tried.
     """
-    from reports.queries.run_simulation import simulate_policies
+    from cairn.reports.queries.run_simulation import simulate_policies
 
     view = simulate_policies(options, state=open_run_log(store, run).state if run else None, environment=os.environ)
     print_document(view) if json else print_simulation(view)
@@ -209,7 +209,7 @@ def sql(query: Query = "", /, *, store: Url = "", json: Json = False) -> None:
     Args:
         query: one SELECT, or - to read it from standard input.
     """
-    from reports.queries.run_query import answer_query, describe_tables
+    from cairn.reports.queries.run_query import answer_query, describe_tables
 
     text = sys.stdin.read() if query == "-" else query
     if not text.strip():

@@ -12,10 +12,10 @@ from cyclopts import Parameter
 
 from cairn.cli.app import Flag, Json, Url, Why, open_chosen_store, open_run_log
 from cairn.cli.texts import print_replay
-from tasks.configuration.addresses import choose_store
-from tasks.errors import InvalidConfiguration
-from tasks.policy.termination import ExitCode
-from tasks.text.output import print_document, print_facts, print_line, print_table, say
+from cairn.tasks.configuration.addresses import choose_store
+from cairn.tasks.errors import InvalidConfiguration
+from cairn.tasks.policy.termination import ExitCode
+from cairn.tasks.text.output import print_document, print_facts, print_line, print_table, say
 
 Shell = Literal["bash", "zsh", "fish"]
 FromStep = Annotated[int, Parameter(name="--from")]
@@ -57,7 +57,7 @@ def config(key: str = "", *, json: Json = False) -> None:
     Args:
         key: a key such as training.lr, whose record --json prints alone, or a section such as training [all keys].
     """
-    from tasks.configuration.key_reference import list_keys, unknown_key
+    from cairn.tasks.configuration.key_reference import list_keys, unknown_key
 
     keys = [one for one in list_keys() if not key or f"{one.key}.".startswith(f"{key}.")]
     if not keys:
@@ -156,7 +156,7 @@ def replay(
     from rich.console import Console
 
     from cairn.operations.run_replay import replay_run  # torch is imported only now that there is such a run
-    from tasks.text.live_lines import LiveLines
+    from cairn.tasks.text.live_lines import LiveLines
 
     lines = LiveLines(Console(stderr=True), stays=False)
     with lines.show():
@@ -177,7 +177,7 @@ def sweep(run: str, *, dry_run: Flag = False, store: Url = "", json: Json = Fals
     Args:
         dry_run: say what would go, what stays, and why; change nothing.
     """
-    from flows.operations.store_sweep import sweep_run_by_id
+    from cairn.flows.operations.store_sweep import sweep_run_by_id
 
     report = sweep_run_by_id(open_chosen_store(store), run, dry_run=dry_run)
     if json:

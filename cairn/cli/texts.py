@@ -8,21 +8,21 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from cairn.cli.app import store_option
-from reports.queries.display_tables import Table
-from storage.logs.registry import Promoted, Refused, Registry
-from storage.logs.run_log import RunLog
-from storage.stores.document import decode, encode
-from tasks.data.document import describe_split
-from tasks.text.format import format_count, format_duration, format_list, replace_unprintable, short_digest
-from tasks.text.output import print_facts, print_line, print_table, say, write_json
+from cairn.reports.queries.display_tables import Table
+from cairn.storage.logs.registry import Promoted, Refused, Registry
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.stores.document import decode, encode
+from cairn.tasks.data.document import describe_split
+from cairn.tasks.text.format import format_count, format_duration, format_list, replace_unprintable, short_digest
+from cairn.tasks.text.output import print_facts, print_line, print_table, say, write_json
 
 if TYPE_CHECKING:
+    from cairn.flows.preparation.training_plan import TrainingPlan
+    from cairn.flows.watching.run_watcher import WatchRow
     from cairn.operations.replay_plan import Replay
-    from flows.preparation.training_plan import TrainingPlan
-    from flows.watching.run_watcher import WatchRow
-    from reports.queries.data_summary import DataSummary
-    from reports.queries.run_simulation import PolicyOutcome, SimulationSummary
-    from storage.tables.table_cache import Column
+    from cairn.reports.queries.data_summary import DataSummary
+    from cairn.reports.queries.run_simulation import PolicyOutcome, SimulationSummary
+    from cairn.storage.tables.table_cache import Column
 
 _MOST_SOURCES, _MOST_ROWS = 20, 1_000
 _LARGEST_INTEGER = 2**63
@@ -208,8 +208,8 @@ def _plain(value: Any, type_name: str) -> Any:
 
 def describe_finished_run(log: RunLog, alias: str, store_url: str, ending: str) -> Iterator[str]:
     """Yield the lines; the commands find the store, and can be pasted into a shell."""
-    from reports.queries.run_status import bits_differ
-    from tasks.checkpoints.promotion import Gate
+    from cairn.reports.queries.run_status import bits_differ
+    from cairn.tasks.checkpoints.promotion import Gate
 
     yield f"run {log.run_id}: {ending}"
     if differ := bits_differ(log.state):
@@ -238,7 +238,7 @@ def describe_finished_run(log: RunLog, alias: str, store_url: str, ending: str) 
 
 def describe_plan(plan: "TrainingPlan") -> Iterator[tuple[str, str]]:
     """Yield name and text of each line; estimates are marked as estimates."""
-    from model.estimates.size_estimate import PARTS
+    from cairn.model.estimates.size_estimate import PARTS
 
     origin = f"run {plan.run_id} from step {plan.from_step:,} of {plan.total_steps:,} as attempt {plan.attempt}"
     actions = {

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING
 
 from cairn.cli.app import Flag, Json, Overrides, Reference, Url, open_chosen_store, store_option
 from cairn.cli.texts import describe_finished_run, describe_plan, print_watch
-from reports.queries.run_lookup import find_checkpoint
-from storage.logs.run_log import RunLog
-from tasks.attempt.shutdown_signal import Terminated, exit_on_sigterm, raise_on_sigterm
-from tasks.configuration.addresses import choose_store
-from tasks.errors import InvalidConfiguration
-from tasks.machine.placement import work_folder
-from tasks.policy.termination import EXIT_CODES, ExitCode
-from tasks.text.output import print_document, print_facts, say
+from cairn.reports.queries.run_lookup import find_checkpoint
+from cairn.storage.logs.run_log import RunLog
+from cairn.tasks.attempt.shutdown_signal import Terminated, exit_on_sigterm, raise_on_sigterm
+from cairn.tasks.configuration.addresses import choose_store
+from cairn.tasks.errors import InvalidConfiguration
+from cairn.tasks.machine.placement import work_folder
+from cairn.tasks.policy.termination import EXIT_CODES, ExitCode
+from cairn.tasks.text.output import print_document, print_facts, say
 
 if TYPE_CHECKING:
+    from cairn.flows.preparation.training_request import ResolvedRequest
     from cairn.operations.prefect_session import PrefectServer
-    from flows.preparation.training_request import ResolvedRequest
 
 
 _LEAVING = (ExitCode.PREEMPTED, ExitCode.INTERRUPTED)  # no further run of a set is begun: this process has to leave
@@ -51,11 +51,11 @@ def train(
             nothing.
     """
     exit_on_sigterm(ExitCode.PREEMPTED)  # the imports take a second, and nothing has begun
+    from cairn.flows.preparation.training_request import TrainingRequest, choose_run_id, resolve_request
+    from cairn.flows.run.node_service import is_other_node
     from cairn.operations.prefect_session import PrefectServer, leave_undelivered
-    from flows.preparation.training_request import TrainingRequest, choose_run_id, resolve_request
-    from flows.run.node_service import is_other_node
-    from reports.queries.run_status import read_status
-    from tasks.configuration.configuration_source import expand_set
+    from cairn.reports.queries.run_status import read_status
+    from cairn.tasks.configuration.configuration_source import expand_set
 
     request = TrainingRequest(config=config, run_id=run_id, overrides=set_, store=store, start_over=start_over)
     members = expand_set(choose_run_id(request), set_)
@@ -92,8 +92,8 @@ def _train_run(
     resolved: "ResolvedRequest", server: "PrefectServer", *, is_read: bool
 ) -> tuple[ExitCode, RunLog | None, bool]:
     """Train one run and say how it ended: code, log unless it left before it was read, whether by a flow."""
+    from cairn.flows.preparation.preflight import check_before_start
     from cairn.operations.prefect_session import end_without_flow, run_train_gpt
-    from flows.preparation.preflight import check_before_start
 
     try:
         with raise_on_sigterm():
@@ -139,9 +139,9 @@ def fork(reference: Reference, new_run: str, *, set_: Overrides = (), store: Url
 
 def _serve_node(resolved: "ResolvedRequest") -> ExitCode:
     """Lend this machine to the run that the first of several machines trains; all were given the same command."""
-    from flows.preparation.preflight import check_before_start
-    from flows.run.node_service import NodeService
-    from tasks.trainer.trainer_group import trainer_group
+    from cairn.flows.preparation.preflight import check_before_start
+    from cairn.flows.run.node_service import NodeService
+    from cairn.tasks.trainer.trainer_group import trainer_group
 
     log = resolved.open_log()
     configuration = check_before_start(resolved, log, os.environ, writable=False)
@@ -151,12 +151,12 @@ def _serve_node(resolved: "ResolvedRequest") -> ExitCode:
 
 def _try_out(resolved: "ResolvedRequest", *, only_plan: bool, json: bool) -> ExitCode:
     """Say what would happen, or overfit one batch, with the numerics of this machine; writes nothing into the store."""
-    from flows.preparation.preflight import check_before_start
-    from flows.preparation.resource_check import available_memory, require_memory, require_room
-    from flows.preparation.training_plan import PlanAction, plan_training
-    from tasks.machine.machine_speed import numerics_here
-    from tasks.policy.attempt_sizes import next_sizes
-    from tasks.trainer.trainer_group import trainer_group
+    from cairn.flows.preparation.preflight import check_before_start
+    from cairn.flows.preparation.resource_check import available_memory, require_memory, require_room
+    from cairn.flows.preparation.training_plan import PlanAction, plan_training
+    from cairn.tasks.machine.machine_speed import numerics_here
+    from cairn.tasks.policy.attempt_sizes import next_sizes
+    from cairn.tasks.trainer.trainer_group import trainer_group
 
     log = resolved.open_log()
     configuration = check_before_start(resolved, log, os.environ, writable=False)
@@ -201,9 +201,9 @@ def watch(
     """
     if once and (metrics_port or otlp):
         raise InvalidConfiguration("--once looks once and ends: leave out --metrics-port and --otlp, or --once")
+    from cairn.flows.watching.run_pulse import WatchDisplay
+    from cairn.flows.watching.run_watcher import WatchRequest, open_watcher, watch_until_stopped
     from cairn.operations.prefect_session import quieten
-    from flows.watching.run_pulse import WatchDisplay
-    from flows.watching.run_watcher import WatchRequest, open_watcher, watch_until_stopped
 
     quieten(os.environ)
     chosen = choose_store(store, os.environ)
@@ -215,13 +215,13 @@ def watch(
         print_rows(rows)
     else:
         if metrics_port:
-            from reports.queries.run_metrics import serve_metrics
+            from cairn.reports.queries.run_metrics import serve_metrics
 
             say(f"metrics: http://127.0.0.1:{serve_metrics(open_chosen_store(store), metrics_port)}/metrics")
         display = WatchDisplay()
         with ExitStack() as beside:
             if otlp:
-                from reports.exporters.otlp_metrics import sending_metrics
+                from cairn.reports.exporters.otlp_metrics import sending_metrics
 
                 beside.enter_context(sending_metrics(open_chosen_store(store), os.environ, say))
             if not json:

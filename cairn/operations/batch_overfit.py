@@ -11,18 +11,18 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from model.errors import NonFiniteLoss
-from storage.logs.run_log import RunLog
-from storage.stores.document import project
-from storage.stores.local_store import LocalStore
-from storage.stores.object_store import ObjectStore
-from tasks.configuration.run_configuration import RunConfig
-from tasks.data.snapshot_lookup import find_by_id
-from tasks.machine.placement import settled_threads
-from tasks.trainer.trainer_protocol import TrainerSpec
+from cairn.model.errors import NonFiniteLoss
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.stores.document import project
+from cairn.storage.stores.local_store import LocalStore
+from cairn.storage.stores.object_store import ObjectStore
+from cairn.tasks.configuration.run_configuration import RunConfig
+from cairn.tasks.data.snapshot_lookup import find_by_id
+from cairn.tasks.machine.placement import settled_threads
+from cairn.tasks.trainer.trainer_protocol import TrainerSpec
 
 if TYPE_CHECKING:
-    from model.training.training_loop import StepResult
+    from cairn.model.training.training_loop import StepResult
 
 BY_HEART = 0.1  # nats a token: far below what any text allows a network that has not seen it
 WINDOWS, STEPS, WARMUP_STEPS = 4, 1000, 10
@@ -46,11 +46,11 @@ class BatchOverfit:
 
 def overfit_one_batch(config: RunConfig, log: RunLog, base_dir: Path, say: Callable[[str], None]) -> BatchOverfit:
     """Train on one batch until it is known by heart, at most `STEPS` steps; `config` has its numerics chosen."""
-    from model.data.sample_order import Component, SampleOrder
-    from model.training.determinism import make_deterministic, resolve_device
-    from model.training.training_loop import StepObserver, train_until
-    from tasks.trainer.trainer_channel import Place
-    from tasks.trainer.training_setup import fresh_state, open_training_data
+    from cairn.model.data.sample_order import Component, SampleOrder
+    from cairn.model.training.determinism import make_deterministic, resolve_device
+    from cairn.model.training.training_loop import StepObserver, train_until
+    from cairn.tasks.trainer.trainer_channel import Place
+    from cairn.tasks.trainer.training_setup import fresh_state, open_training_data
 
     problem, steps = "", list["StepResult"]()
 
@@ -97,8 +97,8 @@ def _find_text(config: RunConfig, log: RunLog, base_dir: Path, folder: Path) -> 
         return log.store, log.state.opened.data_snapshot
     if config.data.snapshot:
         return log.store, find_by_id(log.store, config.data.snapshot).snapshot_id
-    from flows.preparation.preflight import preview_sources
-    from tasks.data.snapshot_build import build_snapshot
+    from cairn.flows.preparation.preflight import preview_sources
+    from cairn.tasks.data.snapshot_build import build_snapshot
 
     tokenizer, beginning = config.data.tokenizer, folder / "beginning.txt"
     if tokenizer.endswith(".json"):

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from flows.orchestrator.prefect_server import authorization, server_address
-from storage.stores.open_store import open_store
-from storage.stores.store_probe import probe_store
-from tasks.machine.http_request import open_directly
-from tasks.machine.placement import CAIRN_VERSION, usable_cores, work_folder
+from cairn.flows.orchestrator.prefect_server import authorization, server_address
+from cairn.storage.stores.open_store import open_store
+from cairn.storage.stores.store_probe import probe_store
+from cairn.tasks.machine.http_request import open_directly
+from cairn.tasks.machine.placement import CAIRN_VERSION, usable_cores, work_folder
 
 _PACKAGES = ("torch", "prefect", "fastapi", "fsspec", "pydantic", "pyarrow", "tokenizers", "safetensors")
 PROBE_CREATORS, PROBE_ROUNDS = 32, 20
@@ -61,8 +61,8 @@ def _packages() -> str:
 def _device() -> str:
     import torch
 
-    from model.estimates.utilization import peak_flops_of_device
-    from model.kernels.head_loss import can_compile
+    from cairn.model.estimates.utilization import peak_flops_of_device
+    from cairn.model.kernels.head_loss import can_compile
 
     if not torch.cuda.is_available():
         return f"cpu ({torch.get_num_threads()} threads); no CUDA device"
@@ -78,8 +78,8 @@ def _device() -> str:
 
 
 def _numerics() -> str:
-    from model.estimates.numerics import describe_machine
-    from tasks.machine.machine_speed import machine_speed
+    from cairn.model.estimates.numerics import describe_machine
+    from cairn.tasks.machine.machine_speed import machine_speed
 
     return describe_machine(machine_speed(work_folder(os.environ)))
 

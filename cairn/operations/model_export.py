@@ -4,21 +4,21 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from cairn.model.configuration.parameter_table import family_of
+from cairn.model.errors import InvalidInput
 from cairn.operations.text_sampling import open_run_model
-from model.configuration.parameter_table import family_of
-from model.errors import InvalidInput
-from reports.queries.alias_history import AliasPromotion, list_promotions
-from reports.queries.display_tables import markdown_text
-from reports.queries.run_lookup import FoundCheckpoint
-from storage.logs.log_entry import CheckpointReference
-from storage.logs.run_entries import RunOpened
-from storage.logs.run_state import RunState
-from storage.snapshots.snapshot_manifest import SnapshotManifest
-from storage.stores.document import encode, project
-from storage.stores.verified_object import describe_file
-from tasks.configuration.stored_configuration import parse_stored_configuration
-from tasks.errors import InvalidConfiguration, TaskError
-from tasks.text.format import format_value, one_line
+from cairn.reports.queries.alias_history import AliasPromotion, list_promotions
+from cairn.reports.queries.display_tables import markdown_text
+from cairn.reports.queries.run_lookup import FoundCheckpoint
+from cairn.storage.logs.log_entry import CheckpointReference
+from cairn.storage.logs.run_entries import RunOpened
+from cairn.storage.logs.run_state import RunState
+from cairn.storage.snapshots.snapshot_manifest import SnapshotManifest
+from cairn.storage.stores.document import encode, project
+from cairn.storage.stores.verified_object import describe_file
+from cairn.tasks.configuration.stored_configuration import parse_stored_configuration
+from cairn.tasks.errors import InvalidConfiguration, TaskError
+from cairn.tasks.text.format import format_value, one_line
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,7 +74,7 @@ class ExportedModel:
 
 def export_model(found: FoundCheckpoint, folder: Path) -> ExportedModel:
     """Verify and write the checkpoint; raises `InvalidConfiguration` for a folder with files, and `IntegrityError`."""
-    from tasks.evaluator.checkpoint_model import require_empty, write_model_directory
+    from cairn.tasks.evaluator.checkpoint_model import require_empty, write_model_directory
 
     try:
         require_empty(folder)  # before the weights are read

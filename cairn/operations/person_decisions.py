@@ -3,23 +3,23 @@
 import time
 from dataclasses import dataclass, replace
 
-from flows.operations.checkpoint_offer import this_person
-from reports.errors import RunNotFound
-from reports.queries.alias_history import AliasPromotion, list_alias_promotions
-from reports.queries.run_lookup import configuration_of, read_checkpoints
-from storage.checkpoints.checkpoint import find_wrong_sizes, read_manifest
-from storage.checkpoints.sweep import SweepAction, SweepKind
-from storage.errors import IntegrityError
-from storage.logs.log_entry import this_writer
-from storage.logs.registry import Promoted, Registry, RegistryState, RolledBack
-from storage.logs.run_entries import RunDeleted
-from storage.logs.run_log import RunLog
-from storage.logs.run_state import CheckpointState
-from storage.stores.document import project
-from storage.stores.object_store import ObjectStore
-from tasks.attempt.attempt_claim import Claimant, refuse_live_owner
-from tasks.checkpoints.run_deletion import delete_run, withdrawn_aliases
-from tasks.text.format import format_count
+from cairn.flows.operations.checkpoint_offer import this_person
+from cairn.reports.errors import RunNotFound
+from cairn.reports.queries.alias_history import AliasPromotion, list_alias_promotions
+from cairn.reports.queries.run_lookup import configuration_of, read_checkpoints
+from cairn.storage.checkpoints.checkpoint import find_wrong_sizes, read_manifest
+from cairn.storage.checkpoints.sweep import SweepAction, SweepKind
+from cairn.storage.errors import IntegrityError
+from cairn.storage.logs.log_entry import this_writer
+from cairn.storage.logs.registry import Promoted, Registry, RegistryState, RolledBack
+from cairn.storage.logs.run_entries import RunDeleted
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.logs.run_state import CheckpointState
+from cairn.storage.stores.document import project
+from cairn.storage.stores.object_store import ObjectStore
+from cairn.tasks.attempt.attempt_claim import Claimant, refuse_live_owner
+from cairn.tasks.checkpoints.run_deletion import delete_run, withdrawn_aliases
+from cairn.tasks.text.format import format_count
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,24 +14,29 @@ from typing import Any
 
 from rich.console import Console
 
-from flows.operations.checkpoint_offer import end_on_record
-from flows.orchestrator.prefect_server import EphemeralServer, is_server_answering, is_server_named, server_address
-from flows.orchestrator.run_notices import all_receivers, notices_of
-from flows.preparation.training_request import HandedOver, ResolvedRequest, hand_over
-from reports.exporters.exporters import run_exporters
-from reports.notices.notice_delivery import telling
-from storage.errors import StorageError
-from storage.logs.run_log import RunLog
-from tasks.attempt.attempt_claim import refuse_live_owner
-from tasks.checkpoints.retention import sweep_run
-from tasks.configuration.run_configuration import RunConfig
-from tasks.errors import InvalidConfiguration
-from tasks.evaluator.evaluation_suite import suite_of
-from tasks.machine.placement import trainer_folder
-from tasks.machine.process_scopes import collecting_no_garbage
-from tasks.policy.termination import ExitCode, FlowEnd, FlowOutcome, flow_outcome
-from tasks.text.live_lines import LiveLines
-from tasks.text.output import say
+from cairn.flows.operations.checkpoint_offer import end_on_record
+from cairn.flows.orchestrator.prefect_server import (
+    EphemeralServer,
+    is_server_answering,
+    is_server_named,
+    server_address,
+)
+from cairn.flows.orchestrator.run_notices import all_receivers, notices_of
+from cairn.flows.preparation.training_request import HandedOver, ResolvedRequest, hand_over
+from cairn.reports.exporters.exporters import run_exporters
+from cairn.reports.notices.notice_delivery import telling
+from cairn.storage.errors import StorageError
+from cairn.storage.logs.run_log import RunLog
+from cairn.tasks.attempt.attempt_claim import refuse_live_owner
+from cairn.tasks.checkpoints.retention import sweep_run
+from cairn.tasks.configuration.run_configuration import RunConfig
+from cairn.tasks.errors import InvalidConfiguration
+from cairn.tasks.evaluator.evaluation_suite import suite_of
+from cairn.tasks.machine.placement import trainer_folder
+from cairn.tasks.machine.process_scopes import collecting_no_garbage
+from cairn.tasks.policy.termination import ExitCode, FlowEnd, FlowOutcome, flow_outcome
+from cairn.tasks.text.live_lines import LiveLines
+from cairn.tasks.text.output import say
 
 # A person sees our own progress; Prefect's log would show it twice, and every refusal as a traceback.
 QUIET = {
@@ -86,13 +91,13 @@ class PrefectServer:
         with self._waiting.show() if self.ephemeral else nullcontext(), collecting_no_garbage():
             from prefect.context import refresh_global_settings_context
 
-            import flows.train_gpt  # noqa: F401
+            import cairn.flows.train_gpt  # noqa: F401
 
             refresh_global_settings_context()  # they may have been read already, to ask whether a server is named
 
     def wait_ready(self) -> None:
         """Start a temporary server unless it was started, and wait until it answers."""
-        from flows.run.early_attempt import begun_early
+        from cairn.flows.run.early_attempt import begun_early
 
         if self.ephemeral is not None:
             self.ephemeral.start()
@@ -121,8 +126,8 @@ def run_train_gpt(resolved: ResolvedRequest, config: RunConfig, log: RunLog, ser
 
     The run's attempt begins before a temporary server is started, and the flow goes on with it.
     """
-    from flows.preparation.preflight import prepare_early
-    from tasks.trainer.warm_trainer import warm_trainer
+    from cairn.flows.preparation.preflight import prepare_early
+    from cairn.tasks.trainer.warm_trainer import warm_trainer
 
     quieten(os.environ)
     folder = trainer_folder(os.environ, log.run_id)
@@ -137,7 +142,7 @@ def run_train_gpt(resolved: ResolvedRequest, config: RunConfig, log: RunLog, ser
         before = log.state.latest_attempt
         if server.ephemeral is None:
             return _run_flow(handed, log, server, before)
-        from flows.run.early_attempt import early_attempt
+        from cairn.flows.run.early_attempt import early_attempt
 
         with early_attempt(handed, trainer, server.ephemeral.start):
             return _run_flow(handed, log, server, before)
@@ -146,7 +151,7 @@ def run_train_gpt(resolved: ResolvedRequest, config: RunConfig, log: RunLog, ser
 def _run_flow(handed: HandedOver, log: RunLog, server: PrefectServer, before: int, *, again: bool = True) -> FlowEnd:
     server.wait_ready()
     try:
-        from flows.train_gpt import train_gpt
+        from cairn.flows.train_gpt import train_gpt
 
         state = train_gpt(
             config=handed.resolved.request.config,
@@ -165,7 +170,7 @@ def _run_flow(handed: HandedOver, log: RunLog, server: PrefectServer, before: in
     except Exception as error:
         if (end := _end_without_prefect(error, log, before)) is not None:
             return end
-        from flows.run.early_attempt import begun_early
+        from cairn.flows.run.early_attempt import begun_early
 
         is_taken = begun_early() is None
         has_begun = is_taken and log.state.latest_attempt != before

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from storage.logs.log_entry import CheckpointReference
-from storage.logs.run_entries import AttemptStarted, CheckpointCommitted
-from storage.logs.run_state import CheckpointRecord, CheckpointState, RunState
-from tasks.configuration.run_configuration import RunConfig
-from tasks.errors import InvalidConfiguration
-from tasks.policy.termination import ExitCode
+from cairn.storage.logs.log_entry import CheckpointReference
+from cairn.storage.logs.run_entries import AttemptStarted, CheckpointCommitted
+from cairn.storage.logs.run_state import CheckpointRecord, CheckpointState, RunState
+from cairn.tasks.configuration.run_configuration import RunConfig
+from cairn.tasks.errors import InvalidConfiguration
+from cairn.tasks.policy.termination import ExitCode
 
 if TYPE_CHECKING:
-    from model.training.training_loop import StepResult
-    from storage.logs.step_log import StepRecord
+    from cairn.model.training.training_loop import StepResult
+    from cairn.storage.logs.step_log import StepRecord
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,22 +6,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from model.configuration.data import SNAPSHOT_SOURCE
-from reports.queries.run_lookup import FoundCheckpoint, configuration_of
-from storage.checkpoints.resume_point import new_pin, pin_checkpoint, unpin_checkpoint
-from storage.errors import IntegrityError
-from storage.logs.log_entry import ForkOrigin, this_writer
-from storage.logs.run_entries import CheckpointCommitted, RunOpened
-from storage.logs.run_log import RunLog
-from storage.snapshots.data_snapshot import TOKENIZER, read_manifest
-from storage.stores.document import project
-from tasks.attempt.attempt_claim import refuse_deleted
-from tasks.configuration.configuration_source import parse_configuration
-from tasks.configuration.run_configuration import RunConfig
-from tasks.configuration.stored_configuration import differing_keys, keep_numerics
-from tasks.data.snapshot_build import build_snapshot, check_block_size
-from tasks.errors import InvalidConfiguration
-from tasks.machine.placement import code_version, this_placement
+from cairn.model.configuration.data import SNAPSHOT_SOURCE
+from cairn.reports.queries.run_lookup import FoundCheckpoint, configuration_of
+from cairn.storage.checkpoints.resume_point import new_pin, pin_checkpoint, unpin_checkpoint
+from cairn.storage.errors import IntegrityError
+from cairn.storage.logs.log_entry import ForkOrigin, this_writer
+from cairn.storage.logs.run_entries import CheckpointCommitted, RunOpened
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.snapshots.data_snapshot import TOKENIZER, read_manifest
+from cairn.storage.stores.document import project
+from cairn.tasks.attempt.attempt_claim import refuse_deleted
+from cairn.tasks.configuration.configuration_source import parse_configuration
+from cairn.tasks.configuration.run_configuration import RunConfig
+from cairn.tasks.configuration.stored_configuration import differing_keys, keep_numerics
+from cairn.tasks.data.snapshot_build import build_snapshot, check_block_size
+from cairn.tasks.errors import InvalidConfiguration
+from cairn.tasks.machine.placement import code_version, this_placement
 
 _SHAPE_OF_STATE = "training.precision", "data.tokenizer"
 """Keys that decide what the state holds, with the network's own; another value could not be loaded."""

@@ -14,24 +14,24 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from cairn.model.errors import NonFiniteLoss, TokenOutOfRange
+from cairn.model.training.determinism import make_deterministic, resolve_device
+from cairn.model.training.train_state import TrainState
+from cairn.model.training.training_loop import StepObserver, StepResult, train_until
 from cairn.operations import replay_plan
 from cairn.operations.replay_plan import Replay, ReplayedSegment, Segment, Verdict
-from model.errors import NonFiniteLoss, TokenOutOfRange
-from model.training.determinism import make_deterministic, resolve_device
-from model.training.train_state import TrainState
-from model.training.training_loop import StepObserver, StepResult, train_until
-from storage.checkpoints.tensor_record import state_sha256
-from storage.errors import IntegrityError, SnapshotDamaged
-from storage.logs.run_log import RunLog
-from storage.logs.step_log import read_attempt_records
-from storage.stores.document import project
-from tasks.configuration.run_configuration import RunConfig
-from tasks.configuration.stored_configuration import parse_stored_configuration
-from tasks.machine.placement import library_versions
-from tasks.trainer.tensor_exchange import to_record
-from tasks.trainer.trainer_channel import Place
-from tasks.trainer.trainer_protocol import TrainerSpec
-from tasks.trainer.training_setup import CheckpointLoad, TrainingData, fresh_state, open_training_data
+from cairn.storage.checkpoints.tensor_record import state_sha256
+from cairn.storage.errors import IntegrityError, SnapshotDamaged
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.logs.step_log import read_attempt_records
+from cairn.storage.stores.document import project
+from cairn.tasks.configuration.run_configuration import RunConfig
+from cairn.tasks.configuration.stored_configuration import parse_stored_configuration
+from cairn.tasks.machine.placement import library_versions
+from cairn.tasks.trainer.tensor_exchange import to_record
+from cairn.tasks.trainer.trainer_channel import Place
+from cairn.tasks.trainer.trainer_protocol import TrainerSpec
+from cairn.tasks.trainer.training_setup import CheckpointLoad, TrainingData, fresh_state, open_training_data
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

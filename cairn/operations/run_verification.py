@@ -4,19 +4,19 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
-from reports.errors import RunNotFound
-from storage.checkpoints.checkpoint import verify_checkpoint
-from storage.errors import IntegrityError, ObjectMissing
-from storage.logs.log_entry import Entry, EntryLog, seq_of
-from storage.logs.registry import MODEL_KINDS, Registry, fold_decisions, list_aliases
-from storage.logs.run_entries import RUN_KINDS
-from storage.logs.run_index import list_run_ids
-from storage.logs.run_log import RunLog, fold, run_prefix
-from storage.logs.run_state import CheckpointState, RunState
-from storage.snapshots.data_snapshot import read_manifest
-from storage.stores.object_store import ObjectStore
-from storage.stores.verified_object import ExpectedObject, check_object, find_damage
-from tasks.machine.placement import is_known_dead, shares_pids
+from cairn.reports.errors import RunNotFound
+from cairn.storage.checkpoints.checkpoint import verify_checkpoint
+from cairn.storage.errors import IntegrityError, ObjectMissing
+from cairn.storage.logs.log_entry import Entry, EntryLog, seq_of
+from cairn.storage.logs.registry import MODEL_KINDS, Registry, fold_decisions, list_aliases
+from cairn.storage.logs.run_entries import RUN_KINDS
+from cairn.storage.logs.run_index import list_run_ids
+from cairn.storage.logs.run_log import RunLog, fold, run_prefix
+from cairn.storage.logs.run_state import CheckpointState, RunState
+from cairn.storage.snapshots.data_snapshot import read_manifest
+from cairn.storage.stores.object_store import ObjectStore
+from cairn.storage.stores.verified_object import ExpectedObject, check_object, find_damage
+from cairn.tasks.machine.placement import is_known_dead, shares_pids
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,7 +96,7 @@ def _data_problems(store: ObjectStore, state: RunState) -> Iterator[str]:
     except (ObjectMissing, IntegrityError) as error:
         yield str(error)
     if state.opened.initial_weights_sha256 is not None:
-        from tasks.trainer.initial_weights import promised_weights  # few runs have any
+        from cairn.tasks.trainer.initial_weights import promised_weights  # few runs have any
 
         try:
             check_object(store, promised_weights(store, state.opened.initial_weights_sha256))

@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal
 
 from cyclopts import Parameter
 
-from model.errors import InvalidInput, ModelError
-from reports.queries.run_lookup import configuration_of, find_run
-from storage.errors import IntegrityError, ObjectMissing, StoreRefused, StoreUnavailable
-from storage.logs.log_entry import CheckpointReference
-from storage.logs.run_log import RunLog
-from storage.logs.run_state import CheckpointRecord
-from storage.stores.document import project
-from storage.stores.object_store import ObjectStore
-from tasks.errors import InvalidConfiguration, TaskError
-from tasks.machine.placement import work_folder
-from tasks.text.output import say
+from cairn.model.errors import InvalidInput, ModelError
+from cairn.reports.queries.run_lookup import configuration_of, find_run
+from cairn.storage.errors import IntegrityError, ObjectMissing, StoreRefused, StoreUnavailable
+from cairn.storage.logs.log_entry import CheckpointReference
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.logs.run_state import CheckpointRecord
+from cairn.storage.stores.document import project
+from cairn.storage.stores.object_store import ObjectStore
+from cairn.tasks.errors import InvalidConfiguration, TaskError
+from cairn.tasks.machine.placement import work_folder
+from cairn.tasks.text.output import say
 
 if TYPE_CHECKING:
-    from tasks.evaluator.checkpoint_model import CheckpointModel
+    from cairn.tasks.evaluator.checkpoint_model import CheckpointModel
 
 _PICTURES = {
     **{code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\n\t"},
@@ -102,9 +102,9 @@ class RunSampler:
 
     def load(self, reference: CheckpointReference) -> None:
         """Load the verified weights of a checkpoint; keeps the present ones if it raises `IntegrityError`."""
-        from model.training.train_state import load_weights
-        from storage.checkpoints.checkpoint import load_checkpoint
-        from tasks.trainer.tensor_exchange import to_tensors
+        from cairn.model.training.train_state import load_weights
+        from cairn.storage.checkpoints.checkpoint import load_checkpoint
+        from cairn.tasks.trainer.tensor_exchange import to_tensors
 
         if self._opened is None:
             self._opened = open_run_model(self._log, reference, self._request.device)
@@ -115,7 +115,7 @@ class RunSampler:
 
     def write(self, seed: int, show: Callable[[str], None]) -> Sample:
         """Continue the prompt; calls `show` with the prompt, then with each piece of text as it is drawn."""
-        from model.inference.generation import Sampling, TextStream, generate_stream
+        from cairn.model.inference.generation import Sampling, TextStream, generate_stream
 
         opened, reference, request = self._opened, self._reference, self._request
         if opened is None or reference is None:
@@ -144,8 +144,8 @@ class RunSampler:
 
 def open_run_model(log: RunLog, reference: CheckpointReference, device: str = "cpu") -> "CheckpointModel":
     """Return the run's network with the verified weights of a checkpoint, as `open_model` does."""
-    from model.training.determinism import resolve_device
-    from tasks.evaluator.checkpoint_model import open_model
+    from cairn.model.training.determinism import resolve_device
+    from cairn.tasks.evaluator.checkpoint_model import open_model
 
     config, opened = configuration_of(log.state), log.state.opened
     assert opened is not None

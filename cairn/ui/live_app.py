@@ -19,20 +19,20 @@ from uuid import uuid4
 from fastapi import FastAPI, Query, Request, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from reports.errors import ReportError, RunNotFound
-from reports.explain.post_mortem import gather_post_mortem
-from reports.pages import live_pages
-from reports.pages.live_pages import SORTS, FollowedRun, Frame, RunsQuery, read_overview, render_page, select_rows
-from reports.pages.run_report import PRICE
-from reports.plots.plot_axis import TRACE_COLUMNS, view_curves
-from reports.queries.alias_history import list_decisions, list_promotions
-from reports.queries.run_comparison import compare_runs, expand_names
-from reports.queries.run_lookup import find_run
-from reports.queries.run_metrics import CONTENT_TYPE, RunMetrics
-from storage.errors import StorageError, StoreUnavailable
-from storage.logs.run_index import list_run_ids
-from storage.stores.document import encode, sha256
-from storage.stores.object_store import ObjectStore
+from cairn.reports.errors import ReportError, RunNotFound
+from cairn.reports.explain.post_mortem import gather_post_mortem
+from cairn.reports.pages import live_pages
+from cairn.reports.pages.live_pages import SORTS, FollowedRun, Frame, RunsQuery, read_overview, render_page, select_rows
+from cairn.reports.pages.run_report import PRICE
+from cairn.reports.plots.plot_axis import TRACE_COLUMNS, view_curves
+from cairn.reports.queries.alias_history import list_decisions, list_promotions
+from cairn.reports.queries.run_comparison import compare_runs, expand_names
+from cairn.reports.queries.run_lookup import find_run
+from cairn.reports.queries.run_metrics import CONTENT_TYPE, RunMetrics
+from cairn.storage.errors import StorageError, StoreUnavailable
+from cairn.storage.logs.run_index import list_run_ids
+from cairn.storage.stores.document import encode, sha256
+from cairn.storage.stores.object_store import ObjectStore
 
 MOST_COMPARED = 8  # runs on one page
 _Runs = Annotated[list[str], Query(alias="run")]

@@ -8,9 +8,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from storage.stores.object_store import ObjectStore
-from tasks.errors import InvalidConfiguration
-from tasks.machine.placement import work_folder
+from cairn.storage.stores.object_store import ObjectStore
+from cairn.tasks.errors import InvalidConfiguration
+from cairn.tasks.machine.placement import work_folder
 
 _MOST_READING_SECONDS = 2.0  # the logs of 1,000 runs take less where they were never folded
 

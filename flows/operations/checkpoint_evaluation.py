@@ -4,15 +4,15 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from reports.queries.evaluations import Outcome
-from reports.queries.run_lookup import FoundCheckpoint, configuration_of
-from tasks.configuration.addresses import SUITES, named_file
-from tasks.configuration.configuration_source import read_suite
-from tasks.configuration.run_configuration import RunConfig
-from tasks.errors import InvalidConfiguration, TaskError
-from tasks.evaluator.evaluation_run import EvaluationPlan, record_evaluation
-from tasks.evaluator.evaluation_suite import command_suites_of, suite_of
-from tasks.machine.placement import settled_threads, work_folder
+from cairn.reports.queries.evaluations import Outcome
+from cairn.reports.queries.run_lookup import FoundCheckpoint, configuration_of
+from cairn.tasks.configuration.addresses import SUITES, named_file
+from cairn.tasks.configuration.configuration_source import read_suite
+from cairn.tasks.configuration.run_configuration import RunConfig
+from cairn.tasks.errors import InvalidConfiguration, TaskError
+from cairn.tasks.evaluator.evaluation_run import EvaluationPlan, record_evaluation
+from cairn.tasks.evaluator.evaluation_suite import command_suites_of, suite_of
+from cairn.tasks.machine.placement import settled_threads, work_folder
 
 
 def plan_checkpoint(found: FoundCheckpoint, suite: str) -> EvaluationPlan:

@@ -6,16 +6,16 @@ import socket
 from collections.abc import Iterable
 from dataclasses import replace
 
-from reports.queries.run_lookup import FoundCheckpoint, configuration_of
-from storage.logs.registry import Promoted, Refused, Registry, RegistryState, SuiteReference
-from storage.logs.run_log import RunLog
-from storage.logs.run_state import CheckpointRecord, RunState
-from tasks.checkpoints import promotion
-from tasks.checkpoints.promotion import Approval, Candidate, Gate, PromotionRules
-from tasks.checkpoints.promotion_offer import offer, preview_offer
-from tasks.configuration.run_configuration import RunConfig
-from tasks.configuration.settings import METRIC
-from tasks.evaluator.evaluation_suite import command_suites_of, required_suites_of, suite_of
+from cairn.reports.queries.run_lookup import FoundCheckpoint, configuration_of
+from cairn.storage.logs.registry import Promoted, Refused, Registry, RegistryState, SuiteReference
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.logs.run_state import CheckpointRecord, RunState
+from cairn.tasks.checkpoints import promotion
+from cairn.tasks.checkpoints.promotion import Approval, Candidate, Gate, PromotionRules
+from cairn.tasks.checkpoints.promotion_offer import offer, preview_offer
+from cairn.tasks.configuration.run_configuration import RunConfig
+from cairn.tasks.configuration.settings import METRIC
+from cairn.tasks.evaluator.evaluation_suite import command_suites_of, required_suites_of, suite_of
 
 
 def this_person() -> str:

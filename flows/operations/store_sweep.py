@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
 
-from reports.queries.run_lookup import configuration_of, find_run
-from storage.checkpoints.sweep import SweepAction, SweepReport
-from storage.logs.run_index import list_run_ids
-from storage.stores.object_store import ObjectStore
-from tasks.checkpoints.retention import sweep_run
-from tasks.evaluator.evaluation_suite import suite_of
+from cairn.reports.queries.run_lookup import configuration_of, find_run
+from cairn.storage.checkpoints.sweep import SweepAction, SweepReport
+from cairn.storage.logs.run_index import list_run_ids
+from cairn.storage.stores.object_store import ObjectStore
+from cairn.tasks.checkpoints.retention import sweep_run
+from cairn.tasks.evaluator.evaluation_suite import suite_of
 
 
 class SweepOutcome(StrEnum):

@@ -15,7 +15,7 @@ from uuid import UUID
 
 from prefect.client.orchestration import get_client
 
-from tasks.attempt.shutdown_signal import ShutdownSignal
+from cairn.tasks.attempt.shutdown_signal import ShutdownSignal
 
 _POLL_SECONDS = 3.0
 

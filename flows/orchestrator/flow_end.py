@@ -20,9 +20,9 @@ from prefect.exceptions import Abort
 from prefect.runtime import deployment, flow_run
 from prefect.states import Cancelled, Completed, Crashed, Failed
 
-from flows.errors import EXPECTED_ERRORS
-from flows.orchestrator.prefect_server import is_ephemeral_server
-from tasks.policy.termination import FlowEnd, FlowOutcome
+from cairn.flows.errors import EXPECTED_ERRORS
+from cairn.flows.orchestrator.prefect_server import is_ephemeral_server
+from cairn.tasks.policy.termination import FlowEnd, FlowOutcome
 
 P = ParamSpec("P")
 FLOW_ENDED = "cairn.flow.ended"

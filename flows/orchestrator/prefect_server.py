@@ -1,7 +1,7 @@
 """Which Prefect server is named and whether it answers, a temporary one for one command, and the guarded application.
 
-Run as `python -m flows.orchestrator.prefect_server`, with a socket's number as its only argument, it is the temporary
-server. Only an application that is served imports Prefect.
+Run as `python -m cairn.flows.orchestrator.prefect_server`, with a socket's number as its only argument, it is the
+temporary server. Only an application that is served imports Prefect.
 """
 
 import atexit
@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from tasks.errors import InvalidConfiguration
-from tasks.machine.http_request import open_directly
-from tasks.machine.process_scopes import collecting_no_garbage
+from cairn.tasks.errors import InvalidConfiguration
+from cairn.tasks.machine.http_request import open_directly
+from cairn.tasks.machine.process_scopes import collecting_no_garbage
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -202,7 +202,13 @@ class EphemeralServer:
         with self._lock:
             if not self._stopping.is_set():
                 self._child = subprocess.Popen(
-                    [sys.executable, "-m", "flows.orchestrator.prefect_server", str(self._listening.fileno())],
+                    [
+                        sys.executable,
+                        "-P",
+                        "-m",
+                        "cairn.flows.orchestrator.prefect_server",
+                        str(self._listening.fileno()),
+                    ],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.DEVNULL,
                     pass_fds=(self._listening.fileno(),),

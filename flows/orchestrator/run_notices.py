@@ -4,11 +4,11 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from reports.notices.notice import Notice, find_notices
-from reports.notices.notice_delivery import Receiver, make_receivers
-from storage.logs.registry import Registry
-from storage.logs.run_log import RunLog
-from tasks.configuration.settings import NotifyConfig
+from cairn.reports.notices.notice import Notice, find_notices
+from cairn.reports.notices.notice_delivery import Receiver, make_receivers
+from cairn.storage.logs.registry import Registry
+from cairn.storage.logs.run_log import RunLog
+from cairn.tasks.configuration.settings import NotifyConfig
 
 
 class BlockReceiver:

@@ -26,18 +26,18 @@ from prefect.exceptions import ObjectNotFound
 from prefect.runtime import flow_run
 from prefect.states import Crashed
 
-from flows.orchestrator.flow_end import add_tags
-from reports.plots.run_curves import describe_run, gather_curves
-from reports.queries import display_tables as tables
-from reports.queries.evaluations import EvaluationComparison, list_evaluations
-from reports.queries.receipts import DecisionSummary, read_receipts
-from reports.queries.run_lookup import read_beat
-from reports.queries.run_status import make_status
-from storage.logs.run_log import RunLog
-from storage.logs.run_state import RunState
-from storage.stores.document import project, sha256
-from tasks.configuration.settings import METRIC
-from tasks.policy.termination import TERMINATIONS, TerminationReason
+from cairn.flows.orchestrator.flow_end import add_tags
+from cairn.reports.plots.run_curves import describe_run, gather_curves
+from cairn.reports.queries import display_tables as tables
+from cairn.reports.queries.evaluations import EvaluationComparison, list_evaluations
+from cairn.reports.queries.receipts import DecisionSummary, read_receipts
+from cairn.reports.queries.run_lookup import read_beat
+from cairn.reports.queries.run_status import make_status
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.logs.run_state import RunState
+from cairn.storage.stores.document import project, sha256
+from cairn.tasks.configuration.settings import METRIC
+from cairn.tasks.policy.termination import TERMINATIONS, TerminationReason
 
 MOST_LOST_FLOW_RUNS = 20
 ATTEMPT_ENDED = "cairn.attempt.ended"
@@ -169,7 +169,7 @@ def curve_markdown(log: RunLog) -> str | None:
     curves = gather_curves(log)
     if not curves.points:
         return None
-    from reports.plots.curve_plot import draw_png  # numpy and matplotlib: only where something is drawn
+    from cairn.reports.plots.curve_plot import draw_png  # numpy and matplotlib: only where something is drawn
 
     image = base64.b64encode(draw_png(curves, width_px=900, height_px=600)).decode()
     return f"![curves of {curves.run_id}](data:image/png;base64,{image})\n\n{describe_run(curves)}"

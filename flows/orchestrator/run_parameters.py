@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from tasks.configuration.key_reference import list_keys, meaning_of
+from cairn.tasks.configuration.key_reference import list_keys, meaning_of
 
 _RUN_ID = r"[A-Za-z0-9_][A-Za-z0-9_.=+-]*"
 _LOCATION = (r"^(|\S|\S.*\S)$", "a path or a URL without spaces around it")

@@ -1,6 +1,6 @@
 """Makes what the deployments need on a Prefect server: work pool, queues, a limit of accelerators, the alert, a block.
 
-    python -m flows.orchestrator.server_setup [--alert-block slack-webhook/mine] [--accelerators 2]
+    python -m cairn.flows.orchestrator.server_setup [--alert-block slack-webhook/mine] [--accelerators 2]
 
 A second call changes nothing. `make up` calls it; on a server of one's own it comes before `prefect deploy --all`.
 """
@@ -20,10 +20,10 @@ from prefect.events.actions import SendNotification
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 
-from flows.orchestrator.accelerator_slot import ACCELERATORS
-from flows.orchestrator.flow_end import FLOW_ENDED
-from flows.orchestrator.store_credentials import StoreCredentials
-from tasks.errors import InvalidConfiguration
+from cairn.flows.orchestrator.accelerator_slot import ACCELERATORS
+from cairn.flows.orchestrator.flow_end import FLOW_ENDED
+from cairn.flows.orchestrator.store_credentials import StoreCredentials
+from cairn.tasks.errors import InvalidConfiguration
 
 QUEUES: Mapping[str, int] = {"default": 1, "evaluate": 2, "train": 3}
 """Short work first: a look and a sweep take seconds, an evaluation minutes, and each would wait behind training for
@@ -105,7 +105,7 @@ async def _alert(client: PrefectClient, block: str) -> Sequence[str]:
 
 def main() -> None:
     """Set the named server up and print what was changed."""
-    parser = argparse.ArgumentParser(prog="python -m flows.orchestrator.server_setup", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m cairn.flows.orchestrator.server_setup", description=__doc__)
     parser.add_argument("--pool", default="cairn", help="work pool of the deployments")
     parser.add_argument("--type", default="process", help="type of the work pool, if it is created")
     parser.add_argument("--job-template", default="deployments/job-template.json", help="its base job template")

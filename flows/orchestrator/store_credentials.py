@@ -5,7 +5,7 @@ from collections.abc import MutableMapping
 from prefect.blocks.core import Block
 from pydantic import Field, SecretStr
 
-from tasks.errors import InvalidConfiguration
+from cairn.tasks.errors import InvalidConfiguration
 
 
 class StoreCredentials(Block):
@@ -31,7 +31,7 @@ def take_credentials(name: str, environment: MutableMapping[str, str]) -> None:
     except ValueError as error:
         raise InvalidConfiguration(
             f"store_credentials {name}: Prefect has no block `Cairn store credentials` of this name; make it under "
-            "Blocks, after `prefect block register -m flows.orchestrator.store_credentials`"
+            "Blocks, after `prefect block register -m cairn.flows.orchestrator.store_credentials`"
         ) from error
     for variable in ("AWS_PROFILE", "AWS_DEFAULT_PROFILE", "AWS_SESSION_TOKEN"):
         environment.pop(variable, None)

@@ -9,36 +9,36 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from flows.preparation.resource_check import available_memory, require_memory, require_room, store_room
-from flows.preparation.training_request import ResolvedRequest, configure_run
-from model.configuration.data import SMALLEST_BPE_VOCABULARY, DataConfig
-from model.errors import InvalidInput
-from model.estimates.numerics import MachineSpeed
-from reports.exporters.exporters import check_exporters
-from storage.errors import StoreRefused, StoreUnavailable
-from storage.logs.run_log import RunLog
-from storage.logs.run_state import RunState
-from storage.snapshots.data_snapshot import read_manifest
-from storage.snapshots.document_index import SPLITS
-from storage.stores.object_store import ObjectStore
-from storage.stores.open_store import open_store
-from storage.stores.store_probe import probe_store
-from tasks.attempt.attempt_claim import refuse_deleted
-from tasks.configuration.run_configuration import RunConfig
-from tasks.configuration.stored_configuration import check_drift
-from tasks.data.corpus import preview_corpus
-from tasks.data.document import InvalidCorpus, Rejected, Source, require_both_splits
-from tasks.data.document_reader import rules_of
-from tasks.data.foreign_tokenizer import read_tokenizer
-from tasks.data.snapshot_build import build_snapshot, check_block_size
-from tasks.data.snapshot_lookup import find_by_id, too_few_tokens
-from tasks.errors import InvalidConfiguration, TaskError
-from tasks.machine.machine_speed import numerics_here, require_device, trains_on_cuda
-from tasks.machine.placement import work_folder
-from tasks.policy.attempt_sizes import next_sizes
-from tasks.trainer.fault_injection import parse_faults
-from tasks.trainer.initial_weights import InitialDirectory, check_directory
-from tasks.trainer.trainer_group import trainer_group
+from cairn.flows.preparation.resource_check import available_memory, require_memory, require_room, store_room
+from cairn.flows.preparation.training_request import ResolvedRequest, configure_run
+from cairn.model.configuration.data import SMALLEST_BPE_VOCABULARY, DataConfig
+from cairn.model.errors import InvalidInput
+from cairn.model.estimates.numerics import MachineSpeed
+from cairn.reports.exporters.exporters import check_exporters
+from cairn.storage.errors import StoreRefused, StoreUnavailable
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.logs.run_state import RunState
+from cairn.storage.snapshots.data_snapshot import read_manifest
+from cairn.storage.snapshots.document_index import SPLITS
+from cairn.storage.stores.object_store import ObjectStore
+from cairn.storage.stores.open_store import open_store
+from cairn.storage.stores.store_probe import probe_store
+from cairn.tasks.attempt.attempt_claim import refuse_deleted
+from cairn.tasks.configuration.run_configuration import RunConfig
+from cairn.tasks.configuration.stored_configuration import check_drift
+from cairn.tasks.data.corpus import preview_corpus
+from cairn.tasks.data.document import InvalidCorpus, Rejected, Source, require_both_splits
+from cairn.tasks.data.document_reader import rules_of
+from cairn.tasks.data.foreign_tokenizer import read_tokenizer
+from cairn.tasks.data.snapshot_build import build_snapshot, check_block_size
+from cairn.tasks.data.snapshot_lookup import find_by_id, too_few_tokens
+from cairn.tasks.errors import InvalidConfiguration, TaskError
+from cairn.tasks.machine.machine_speed import numerics_here, require_device, trains_on_cuda
+from cairn.tasks.machine.placement import work_folder
+from cairn.tasks.policy.attempt_sizes import next_sizes
+from cairn.tasks.trainer.fault_injection import parse_faults
+from cairn.tasks.trainer.initial_weights import InitialDirectory, check_directory
+from cairn.tasks.trainer.trainer_group import trainer_group
 
 _MOST_EARLY_BYTES = 16 * 1024 * 1024
 """Of sources: more text takes longer than a server's start, and the flow shows how far it is."""

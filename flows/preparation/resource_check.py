@@ -6,17 +6,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from model.configuration.training import TrainingConfig
-from model.estimates import size_estimate
-from model.estimates.size_estimate import MemoryEstimate, TrainingPlace, largest_micro_batch
-from storage.logs.run_state import RunState
-from storage.stores.object_store import ObjectStore
-from tasks.configuration.run_configuration import RunConfig
-from tasks.errors import InvalidConfiguration
-from tasks.machine.machine_speed import free_device_bytes, trains_on_cuda
-from tasks.machine.process_memory import available_memory_bytes
-from tasks.policy.attempt_sizes import MARGIN, AttemptSizes, MemoryRoom
-from tasks.trainer.trainer_group import TrainerGroup
+from cairn.model.configuration.training import TrainingConfig
+from cairn.model.estimates import size_estimate
+from cairn.model.estimates.size_estimate import MemoryEstimate, TrainingPlace, largest_micro_batch
+from cairn.storage.logs.run_state import RunState
+from cairn.storage.stores.object_store import ObjectStore
+from cairn.tasks.configuration.run_configuration import RunConfig
+from cairn.tasks.errors import InvalidConfiguration
+from cairn.tasks.machine.machine_speed import free_device_bytes, trains_on_cuda
+from cairn.tasks.machine.process_memory import available_memory_bytes
+from cairn.tasks.policy.attempt_sizes import MARGIN, AttemptSizes, MemoryRoom
+from cairn.tasks.trainer.trainer_group import TrainerGroup
 
 _BESIDE_KEPT = 2
 """One checkpoint on its way, and one that is superseded and not yet deleted."""

@@ -6,22 +6,22 @@ from enum import StrEnum
 from pathlib import Path
 from statistics import median
 
-from flows.preparation import resource_check
-from flows.preparation.preflight import preview_sources, wanted_vocab_size
-from flows.preparation.resource_check import AvailableMemory, StoreRoom
-from model.estimates.size_estimate import MemoryEstimate, count_parameters
-from reports.queries.run_status import BudgetStatus, RunPhase, count_budgets, read_status
-from storage.logs.run_log import RunLog
-from storage.logs.step_log import read_attempt_records
-from storage.snapshots.data_snapshot import read_manifest
-from storage.snapshots.document_index import SPLITS, SplitName
-from storage.snapshots.snapshot_manifest import SnapshotManifest
-from storage.stores.document import project
-from tasks.configuration.run_configuration import RunConfig
-from tasks.data.snapshot_build import find_built
-from tasks.data.snapshot_lookup import find_by_id
-from tasks.evaluator.evaluation_suite import command_suites_of, suite_of
-from tasks.policy.attempt_sizes import next_sizes
+from cairn.flows.preparation import resource_check
+from cairn.flows.preparation.preflight import preview_sources, wanted_vocab_size
+from cairn.flows.preparation.resource_check import AvailableMemory, StoreRoom
+from cairn.model.estimates.size_estimate import MemoryEstimate, count_parameters
+from cairn.reports.queries.run_status import BudgetStatus, RunPhase, count_budgets, read_status
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.logs.step_log import read_attempt_records
+from cairn.storage.snapshots.data_snapshot import read_manifest
+from cairn.storage.snapshots.document_index import SPLITS, SplitName
+from cairn.storage.snapshots.snapshot_manifest import SnapshotManifest
+from cairn.storage.stores.document import project
+from cairn.tasks.configuration.run_configuration import RunConfig
+from cairn.tasks.data.snapshot_build import find_built
+from cairn.tasks.data.snapshot_lookup import find_by_id
+from cairn.tasks.evaluator.evaluation_suite import command_suites_of, suite_of
+from cairn.tasks.policy.attempt_sizes import next_sizes
 
 
 class PlanAction(StrEnum):

@@ -6,22 +6,22 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
-from reports.queries.run_lookup import configuration_of
-from storage.logs.run_log import RunLog
-from storage.logs.run_state import RunState
-from storage.stores.open_store import open_store
-from tasks.attempt.shutdown_signal import ShutdownSignal
-from tasks.configuration.addresses import choose_store
-from tasks.configuration.configuration_source import (
+from cairn.reports.queries.run_lookup import configuration_of
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.logs.run_state import RunState
+from cairn.storage.stores.open_store import open_store
+from cairn.tasks.attempt.shutdown_signal import ShutdownSignal
+from cairn.tasks.configuration.addresses import choose_store
+from cairn.tasks.configuration.configuration_source import (
     configuration_folder,
     configuration_name,
     parse_configuration,
     read_configuration,
 )
-from tasks.configuration.run_configuration import RunConfig
-from tasks.configuration.stored_configuration import keep_numerics
-from tasks.errors import InvalidConfiguration
-from tasks.policy.termination import FlowEnd
+from cairn.tasks.configuration.run_configuration import RunConfig
+from cairn.tasks.configuration.stored_configuration import keep_numerics
+from cairn.tasks.errors import InvalidConfiguration
+from cairn.tasks.policy.termination import FlowEnd
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,28 +9,28 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from flows.orchestrator.cancellation import CancellationWatch
-from flows.orchestrator.run_notices import all_receivers, notices_of
-from flows.orchestrator.run_overview import RunOverview
-from flows.run.progress import Progress
-from reports.exporters.exporters import run_exporters
-from reports.notices.notice_delivery import telling
-from storage.logs.log_entry import CheckpointReference, this_writer
-from storage.logs.run_entries import AttemptStarted
-from storage.logs.run_log import RunLog
-from storage.logs.run_state import CheckpointState, RunState
-from storage.stores.document import project
-from storage.stores.object_store import ObjectStore
-from storage.stores.retrying_store import StoreRetry
-from tasks.attempt.attempt_claim import Claimant, claim_attempt
-from tasks.attempt.attempt_end import DataOrigin
-from tasks.attempt.preemption_notice import kubernetes_reason, notice_sources, polling_notices
-from tasks.attempt.shutdown_signal import ShutdownSignal
-from tasks.configuration.run_configuration import RunConfig
-from tasks.configuration.settings import CheckpointConfig
-from tasks.evaluator.evaluation_run import EvaluationPlan
-from tasks.machine.machine_speed import device_name, trains_on_cuda
-from tasks.machine.placement import (
+from cairn.flows.orchestrator.cancellation import CancellationWatch
+from cairn.flows.orchestrator.run_notices import all_receivers, notices_of
+from cairn.flows.orchestrator.run_overview import RunOverview
+from cairn.flows.run.progress import Progress
+from cairn.reports.exporters.exporters import run_exporters
+from cairn.reports.notices.notice_delivery import telling
+from cairn.storage.logs.log_entry import CheckpointReference, this_writer
+from cairn.storage.logs.run_entries import AttemptStarted
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.logs.run_state import CheckpointState, RunState
+from cairn.storage.stores.document import project
+from cairn.storage.stores.object_store import ObjectStore
+from cairn.storage.stores.retrying_store import StoreRetry
+from cairn.tasks.attempt.attempt_claim import Claimant, claim_attempt
+from cairn.tasks.attempt.attempt_end import DataOrigin
+from cairn.tasks.attempt.preemption_notice import kubernetes_reason, notice_sources, polling_notices
+from cairn.tasks.attempt.shutdown_signal import ShutdownSignal
+from cairn.tasks.configuration.run_configuration import RunConfig
+from cairn.tasks.configuration.settings import CheckpointConfig
+from cairn.tasks.evaluator.evaluation_run import EvaluationPlan
+from cairn.tasks.machine.machine_speed import device_name, trains_on_cuda
+from cairn.tasks.machine.placement import (
     check_machine,
     code_version,
     library_versions,
@@ -38,14 +38,14 @@ from tasks.machine.placement import (
     this_placement,
     usable_cores,
 )
-from tasks.policy.attempt_sizes import next_sizes
-from tasks.policy.curve_statistics import ThroughputWatch
-from tasks.policy.termination import FlowEnd, FlowOutcome
-from tasks.sweep_checkpoints import sweep_checkpoints
-from tasks.text.format import format_count, one_line
-from tasks.trainer.machines import Machines
-from tasks.trainer.trainer_group import TrainerGroup, rendezvous_secret
-from tasks.trainer.warm_trainer import WarmTrainer
+from cairn.tasks.policy.attempt_sizes import next_sizes
+from cairn.tasks.policy.curve_statistics import ThroughputWatch
+from cairn.tasks.policy.termination import FlowEnd, FlowOutcome
+from cairn.tasks.sweep_checkpoints import sweep_checkpoints
+from cairn.tasks.text.format import format_count, one_line
+from cairn.tasks.trainer.machines import Machines
+from cairn.tasks.trainer.trainer_group import TrainerGroup, rendezvous_secret
+from cairn.tasks.trainer.warm_trainer import WarmTrainer
 
 
 class BackgroundSweep:

@@ -12,28 +12,28 @@ from typing import Any
 
 from prefect.futures import PrefectFuture
 
-from flows.orchestrator.run_overview import RunOverview
-from flows.preparation.resource_check import available_memory, memory_room
-from flows.run.active_run import ActiveRun
-from flows.run.attempt_evaluations import AttemptEvaluations
-from flows.run.trainer_observation import TrainerObservation
-from storage.errors import Fenced, StorageError
-from storage.logs.log_entry import CheckpointReference, Writer, utc_now
-from storage.logs.run_entries import AttemptEnded, AttemptShown, AttemptStarted, RunFinished
-from storage.logs.step_log import Heartbeat, StepRecord
-from storage.snapshots.data_snapshot import read_manifest
-from storage.stores.document import project
-from tasks.attempt.attempt_claim import writing_heartbeats
-from tasks.attempt.attempt_end import AttemptOver, Usage, end_attempt
-from tasks.attempt.practised_faults import practised_faults
-from tasks.commit_checkpoint import commit_checkpoint
-from tasks.errors import TrainerGone
-from tasks.policy.attempt_sizes import MemoryRoom, segment_end, stall_seconds, stretch_end
-from tasks.policy.failures import Evidence, classify
-from tasks.policy.termination import TerminationReason
-from tasks.train_segment import train_segment
-from tasks.trainer.trainer_process import ReceivedEvents, TrainerProcess
-from tasks.trainer.trainer_protocol import SegmentDone, TrainerSpec, Waiting
+from cairn.flows.orchestrator.run_overview import RunOverview
+from cairn.flows.preparation.resource_check import available_memory, memory_room
+from cairn.flows.run.active_run import ActiveRun
+from cairn.flows.run.attempt_evaluations import AttemptEvaluations
+from cairn.flows.run.trainer_observation import TrainerObservation
+from cairn.storage.errors import Fenced, StorageError
+from cairn.storage.logs.log_entry import CheckpointReference, Writer, utc_now
+from cairn.storage.logs.run_entries import AttemptEnded, AttemptShown, AttemptStarted, RunFinished
+from cairn.storage.logs.step_log import Heartbeat, StepRecord
+from cairn.storage.snapshots.data_snapshot import read_manifest
+from cairn.storage.stores.document import project
+from cairn.tasks.attempt.attempt_claim import writing_heartbeats
+from cairn.tasks.attempt.attempt_end import AttemptOver, Usage, end_attempt
+from cairn.tasks.attempt.practised_faults import practised_faults
+from cairn.tasks.commit_checkpoint import commit_checkpoint
+from cairn.tasks.errors import TrainerGone
+from cairn.tasks.policy.attempt_sizes import MemoryRoom, segment_end, stall_seconds, stretch_end
+from cairn.tasks.policy.failures import Evidence, classify
+from cairn.tasks.policy.termination import TerminationReason
+from cairn.tasks.train_segment import train_segment
+from cairn.tasks.trainer.trainer_process import ReceivedEvents, TrainerProcess
+from cairn.tasks.trainer.trainer_protocol import SegmentDone, TrainerSpec, Waiting
 
 Commit = PrefectFuture[CheckpointReference] | Future[CheckpointReference]
 

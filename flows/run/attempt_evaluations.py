@@ -6,14 +6,14 @@ from typing import Any
 
 from prefect.futures import PrefectFuture
 
-from flows.run.active_run import ActiveRun
-from storage.checkpoints.resume_point import quarantine_checkpoint
-from storage.logs.log_entry import CheckpointReference, Writer
-from storage.logs.run_entries import RunFinished
-from storage.stores.document import project
-from tasks.evaluate import evaluate, task_name
-from tasks.evaluator.evaluation_run import EvaluationPlan
-from tasks.policy.early_stop import Stop, StopTerms, find_stop, outstanding
+from cairn.flows.run.active_run import ActiveRun
+from cairn.storage.checkpoints.resume_point import quarantine_checkpoint
+from cairn.storage.logs.log_entry import CheckpointReference, Writer
+from cairn.storage.logs.run_entries import RunFinished
+from cairn.storage.stores.document import project
+from cairn.tasks.evaluate import evaluate, task_name
+from cairn.tasks.evaluator.evaluation_run import EvaluationPlan
+from cairn.tasks.policy.early_stop import Stop, StopTerms, find_stop, outstanding
 
 
 class AttemptEvaluations:

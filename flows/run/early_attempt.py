@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from flows.preparation.training_request import HandedOver
-from flows.run.active_run import ActiveRun, claim_next_attempt
-from flows.run.attempt import Attempt
-from flows.run.run_opening import open_run
-from tasks.attempt.shutdown_signal import Terminated
-from tasks.trainer.warm_trainer import WarmTrainer
+from cairn.flows.preparation.training_request import HandedOver
+from cairn.flows.run.active_run import ActiveRun, claim_next_attempt
+from cairn.flows.run.attempt import Attempt
+from cairn.flows.run.run_opening import open_run
+from cairn.tasks.attempt.shutdown_signal import Terminated
+from cairn.tasks.trainer.warm_trainer import WarmTrainer
 
 _BEGUN: ContextVar[Attempt | None] = ContextVar("begun", default=None)
 

@@ -15,16 +15,16 @@ from pathlib import Path
 
 import msgspec
 
-from storage.errors import StoreUnavailable
-from storage.logs.run_log import RunLog
-from tasks.attempt.preemption_notice import notice_sources, polling_notices
-from tasks.attempt.shutdown_signal import ShutdownSignal
-from tasks.configuration.run_configuration import RunConfig
-from tasks.machine.placement import check_machine
-from tasks.policy.termination import ExitCode
-from tasks.trainer.machines import RanksEnded, RunEnded, StartRanks, connect, receive
-from tasks.trainer.rendezvous import ConnectionEnded, NotAdmitted, SignedConnection
-from tasks.trainer.trainer_group import RENDEZVOUS, TrainerGroup, rendezvous_secret
+from cairn.storage.errors import StoreUnavailable
+from cairn.storage.logs.run_log import RunLog
+from cairn.tasks.attempt.preemption_notice import notice_sources, polling_notices
+from cairn.tasks.attempt.shutdown_signal import ShutdownSignal
+from cairn.tasks.configuration.run_configuration import RunConfig
+from cairn.tasks.machine.placement import check_machine
+from cairn.tasks.policy.termination import ExitCode
+from cairn.tasks.trainer.machines import RanksEnded, RunEnded, StartRanks, connect, receive
+from cairn.tasks.trainer.rendezvous import ConnectionEnded, NotAdmitted, SignedConnection
+from cairn.tasks.trainer.trainer_group import RENDEZVOUS, TrainerGroup, rendezvous_secret
 
 _OPENING_SECONDS = 900.0
 """The first machine may read and tokenize text for as long before it opens a run."""

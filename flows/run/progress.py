@@ -9,10 +9,10 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from rich.console import Console
 from rich.text import Text
 
-from storage.logs.step_log import StepRecord
-from tasks.data.snapshot_build import BuildProgress, BuildStage
-from tasks.text.format import format_bar, format_clock, sanitize
-from tasks.text.live_lines import LiveLines
+from cairn.storage.logs.step_log import StepRecord
+from cairn.tasks.data.snapshot_build import BuildProgress, BuildStage
+from cairn.tasks.text.format import format_bar, format_clock, sanitize
+from cairn.tasks.text.live_lines import LiveLines
 
 _PLAIN_EVERY_SECONDS = 10.0
 _MEGABYTE = 1e6

@@ -6,39 +6,39 @@ from pathlib import Path
 
 from prefect import get_run_logger, runtime
 
-from flows.operations.checkpoint_evaluation import plan_evaluation
-from flows.orchestrator.cancellation import CancellationWatch
-from flows.orchestrator.prefect_server import is_ephemeral_server
-from flows.orchestrator.run_overview import RunOverview
-from flows.preparation.resource_check import available_memory, choose_micro_batch
-from flows.preparation.training_request import HANDED_OVER, ResolvedRequest, configure_run
-from flows.run.active_run import ActiveRun, BackgroundSweep
-from flows.run.progress import Progress, TextProgress
-from model.estimates.numerics import choose_threads, thread_candidates
-from reports.queries.run_lookup import configuration_document
-from storage.logs.log_entry import this_writer
-from storage.logs.run_entries import RunOpened
-from storage.logs.run_log import RunLog
-from storage.logs.run_state import RunState
-from storage.snapshots.data_snapshot import TOKENIZER, SnapshotFiles, read_manifest
-from storage.stores.retrying_store import StoreRetry, run_retry_policy
-from storage.stores.store_probe import probe_store
-from tasks.attempt.attempt_end import DataOrigin
-from tasks.attempt.shutdown_signal import ShutdownSignal
-from tasks.configuration.run_configuration import RunConfig
-from tasks.configuration.stored_configuration import check_drift, keep_numerics, left_out
-from tasks.data.document import describe_split
-from tasks.data.snapshot_build import check_block_size
-from tasks.evaluator.evaluation_run import EvaluationPlan
-from tasks.evaluator.evaluator_process import refuse_command
-from tasks.machine.machine_speed import numerics_beside, trains_on_cuda
-from tasks.machine.placement import code_version, settled_threads, trainer_folder, usable_cores, work_folder
-from tasks.tokenize_and_split import tokenize_and_split
-from tasks.trainer.initial_weights import InitialDirectory, keep_initial_weights
-from tasks.trainer.machines import Machines
-from tasks.trainer.trainer_group import trainer_group
-from tasks.trainer.trainer_protocol import ThreadTrial
-from tasks.trainer.warm_trainer import WarmTrainer
+from cairn.flows.operations.checkpoint_evaluation import plan_evaluation
+from cairn.flows.orchestrator.cancellation import CancellationWatch
+from cairn.flows.orchestrator.prefect_server import is_ephemeral_server
+from cairn.flows.orchestrator.run_overview import RunOverview
+from cairn.flows.preparation.resource_check import available_memory, choose_micro_batch
+from cairn.flows.preparation.training_request import HANDED_OVER, ResolvedRequest, configure_run
+from cairn.flows.run.active_run import ActiveRun, BackgroundSweep
+from cairn.flows.run.progress import Progress, TextProgress
+from cairn.model.estimates.numerics import choose_threads, thread_candidates
+from cairn.reports.queries.run_lookup import configuration_document
+from cairn.storage.logs.log_entry import this_writer
+from cairn.storage.logs.run_entries import RunOpened
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.logs.run_state import RunState
+from cairn.storage.snapshots.data_snapshot import TOKENIZER, SnapshotFiles, read_manifest
+from cairn.storage.stores.retrying_store import StoreRetry, run_retry_policy
+from cairn.storage.stores.store_probe import probe_store
+from cairn.tasks.attempt.attempt_end import DataOrigin
+from cairn.tasks.attempt.shutdown_signal import ShutdownSignal
+from cairn.tasks.configuration.run_configuration import RunConfig
+from cairn.tasks.configuration.stored_configuration import check_drift, keep_numerics, left_out
+from cairn.tasks.data.document import describe_split
+from cairn.tasks.data.snapshot_build import check_block_size
+from cairn.tasks.evaluator.evaluation_run import EvaluationPlan
+from cairn.tasks.evaluator.evaluator_process import refuse_command
+from cairn.tasks.machine.machine_speed import numerics_beside, trains_on_cuda
+from cairn.tasks.machine.placement import code_version, settled_threads, trainer_folder, usable_cores, work_folder
+from cairn.tasks.tokenize_and_split import tokenize_and_split
+from cairn.tasks.trainer.initial_weights import InitialDirectory, keep_initial_weights
+from cairn.tasks.trainer.machines import Machines
+from cairn.tasks.trainer.trainer_group import trainer_group
+from cairn.tasks.trainer.trainer_protocol import ThreadTrial
+from cairn.tasks.trainer.warm_trainer import WarmTrainer
 
 
 def open_run(resolved: ResolvedRequest, shutdown: ShutdownSignal, warm: WarmTrainer) -> ActiveRun:

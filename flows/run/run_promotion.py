@@ -25,21 +25,21 @@ from prefect.states import Paused
 from prefect.utilities.urls import url_for
 from pydantic import BaseModel, ConfigDict, Field
 
-from flows.operations import checkpoint_offer
-from flows.orchestrator.flow_end import completed
-from flows.orchestrator.prefect_server import is_ephemeral_server
-from flows.run.active_run import ActiveRun
-from reports.queries.display_tables import markdown_text
-from storage.logs.log_entry import CheckpointReference
-from storage.logs.registry import Promoted, Registry
-from storage.stores.document import sha256
-from tasks.checkpoints.promotion import Approval, PromotionRules, decision_on_record
-from tasks.checkpoints.promotion_offer import preview_offer
-from tasks.errors import CheckpointGone, EvaluationInterrupted
-from tasks.evaluate import evaluate, task_name
-from tasks.evaluator.evaluation_run import EvaluationPlan
-from tasks.policy.termination import FlowEnd
-from tasks.promote import promote
+from cairn.flows.operations import checkpoint_offer
+from cairn.flows.orchestrator.flow_end import completed
+from cairn.flows.orchestrator.prefect_server import is_ephemeral_server
+from cairn.flows.run.active_run import ActiveRun
+from cairn.reports.queries.display_tables import markdown_text
+from cairn.storage.logs.log_entry import CheckpointReference
+from cairn.storage.logs.registry import Promoted, Registry
+from cairn.storage.stores.document import sha256
+from cairn.tasks.checkpoints.promotion import Approval, PromotionRules, decision_on_record
+from cairn.tasks.checkpoints.promotion_offer import preview_offer
+from cairn.tasks.errors import CheckpointGone, EvaluationInterrupted
+from cairn.tasks.evaluate import evaluate, task_name
+from cairn.tasks.evaluator.evaluation_run import EvaluationPlan
+from cairn.tasks.policy.termination import FlowEnd
+from cairn.tasks.promote import promote
 
 _POLL_SECONDS = 2.0
 _SLACK_SECONDS = 3600.0

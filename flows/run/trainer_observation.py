@@ -5,15 +5,15 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from flows.orchestrator.cancellation import CancellationWatch
-from storage.errors import Fenced, StorageError
-from tasks.attempt.shutdown_signal import ShutdownSignal
-from tasks.attempt.watchdog import HangDetector, HeartbeatGap, detecting_hangs
-from tasks.configuration.run_configuration import RunConfig
-from tasks.errors import TrainerGone
-from tasks.machine.process_memory import MemoryReading, MemoryWatch, sampling
-from tasks.policy.failures import Evidence, kind_of
-from tasks.trainer.trainer_process import TrainerProcess
+from cairn.flows.orchestrator.cancellation import CancellationWatch
+from cairn.storage.errors import Fenced, StorageError
+from cairn.tasks.attempt.shutdown_signal import ShutdownSignal
+from cairn.tasks.attempt.watchdog import HangDetector, HeartbeatGap, detecting_hangs
+from cairn.tasks.configuration.run_configuration import RunConfig
+from cairn.tasks.errors import TrainerGone
+from cairn.tasks.machine.process_memory import MemoryReading, MemoryWatch, sampling
+from cairn.tasks.policy.failures import Evidence, kind_of
+from cairn.tasks.trainer.trainer_process import TrainerProcess
 
 _LOST_SECONDS = 6.0
 """Longer than a rank waits until its exception was passed on."""

@@ -17,15 +17,15 @@ from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL
 from prefect.states import Scheduled
 
-from flows.orchestrator.run_overview import flow_run_name
-from flows.preparation.training_request import TrainingRequest, choose_run_id
-from flows.watching.run_continuation import Begun, Busy, StalledRun
-from storage.logs.run_log import RunLog
-from storage.logs.run_state import RunState
-from storage.stores.document import sha256
-from tasks.errors import InvalidConfiguration
-from tasks.policy.termination import DecisionAction, FlowEnd, FlowOutcome
-from tasks.text.format import one_line
+from cairn.flows.orchestrator.run_overview import flow_run_name
+from cairn.flows.preparation.training_request import TrainingRequest, choose_run_id
+from cairn.flows.watching.run_continuation import Begun, Busy, StalledRun
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.logs.run_state import RunState
+from cairn.storage.stores.document import sha256
+from cairn.tasks.errors import InvalidConfiguration
+from cairn.tasks.policy.termination import DecisionAction, FlowEnd, FlowOutcome
+from cairn.tasks.text.format import one_line
 
 MOST_FLOW_RUNS = 20
 """After so many flow runs that ended without claiming the run, a person has to look."""

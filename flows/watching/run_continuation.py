@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from storage.logs.run_state import RunState
+from cairn.storage.logs.run_state import RunState
 
-CAIRN = (sys.executable, "-m", "cairn.cli.command")
+CAIRN = (sys.executable, "-P", "-m", "cairn.cli.command")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
-from storage.errors import StorageError
-from storage.logs.run_log import RunLog
-from storage.logs.step_log import read_heartbeat
-from storage.stores.document import project
-from tasks.text.format import format_clock
-from tasks.text.live_lines import LiveLines
-from tasks.text.output import say
+from cairn.storage.errors import StorageError
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.logs.step_log import read_heartbeat
+from cairn.storage.stores.document import project
+from cairn.tasks.text.format import format_clock
+from cairn.tasks.text.live_lines import LiveLines
+from cairn.tasks.text.output import say
 
 _PLAIN_EVERY_SECONDS = 60.0
 

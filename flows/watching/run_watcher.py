@@ -14,25 +14,25 @@ from typing import NoReturn
 
 import psutil
 
-from flows.orchestrator.run_notices import all_receivers, notices_of
-from flows.watching.run_continuation import Begun, Busy, Continuation, ContinuationHere, StalledRun
-from flows.watching.run_pulse import RunPulse, pulse_of
-from reports.notices.notice import Notice, silent_notice
-from reports.notices.notice_delivery import telling
-from storage.errors import IntegrityError, StorageError
-from storage.logs.registry import Registry, RegistryState
-from storage.logs.run_index import RunIndex, is_empty
-from storage.logs.run_log import RunLog
-from storage.logs.step_log import read_heartbeat
-from storage.stores.document import decode, encode, project, sha256
-from storage.stores.object_store import ObjectStore
-from storage.stores.open_store import open_store
-from tasks.attempt.shutdown_signal import Terminated, raise_on_sigterm
-from tasks.checkpoints.promotion_offer import pending_offer
-from tasks.configuration.configuration_source import read_notify
-from tasks.errors import InvalidConfiguration
-from tasks.machine.placement import boot_id, is_known_dead, keep_file, shares_pids, work_folder
-from tasks.policy.run_watch import Continue, Leave, Life, Observed, Wait, decide_watch, is_over, lease_seconds
+from cairn.flows.orchestrator.run_notices import all_receivers, notices_of
+from cairn.flows.watching.run_continuation import Begun, Busy, Continuation, ContinuationHere, StalledRun
+from cairn.flows.watching.run_pulse import RunPulse, pulse_of
+from cairn.reports.notices.notice import Notice, silent_notice
+from cairn.reports.notices.notice_delivery import telling
+from cairn.storage.errors import IntegrityError, StorageError
+from cairn.storage.logs.registry import Registry, RegistryState
+from cairn.storage.logs.run_index import RunIndex, is_empty
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.logs.step_log import read_heartbeat
+from cairn.storage.stores.document import decode, encode, project, sha256
+from cairn.storage.stores.object_store import ObjectStore
+from cairn.storage.stores.open_store import open_store
+from cairn.tasks.attempt.shutdown_signal import Terminated, raise_on_sigterm
+from cairn.tasks.checkpoints.promotion_offer import pending_offer
+from cairn.tasks.configuration.configuration_source import read_notify
+from cairn.tasks.errors import InvalidConfiguration
+from cairn.tasks.machine.placement import boot_id, is_known_dead, keep_file, shares_pids, work_folder
+from cairn.tasks.policy.run_watch import Continue, Leave, Life, Observed, Wait, decide_watch, is_over, lease_seconds
 
 _READERS = 8
 _SHORTEST_PAUSE_SECONDS = 0.5
@@ -299,7 +299,7 @@ def open_watcher(request: WatchRequest) -> RunWatcher:
     folder = work_folder(os.environ) / "watch" / sha256(store.url.encode())[:12]
     continuation: Continuation = ContinuationHere(folder, store.url, at_most=request.at_most)
     if request.deployment:
-        from flows.watching.deployed_continuation import ContinuationByDeployment
+        from cairn.flows.watching.deployed_continuation import ContinuationByDeployment
 
         continuation = ContinuationByDeployment(request.deployment, store.url)
     return RunWatcher(

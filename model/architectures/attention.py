@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.configuration.network import ModelConfig
-from model.kernels.block_sizes import fits_flash
+from cairn.model.configuration.network import ModelConfig
+from cairn.model.kernels.block_sizes import fits_flash
 
 
 class KeyValueCache:

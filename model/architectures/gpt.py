@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from model.architectures.attention import Attention, KeyValueCache, rotations
-from model.configuration.network import ModelConfig
-from model.configuration.parameter_table import WIDENED, parameter_table
-from model.errors import InvalidInput
-from model.kernels.fused_block import fused_block, uses_fused_block
+from cairn.model.architectures.attention import Attention, KeyValueCache, rotations
+from cairn.model.configuration.network import ModelConfig
+from cairn.model.configuration.parameter_table import WIDENED, parameter_table
+from cairn.model.errors import InvalidInput
+from cairn.model.kernels.fused_block import fused_block, uses_fused_block
 
 
 class FeedForward(nn.Module):

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from model.configuration.network import ModelConfig
-from model.configuration.parameter_table import Family, Parameter, family_of, parameter_table
-from model.errors import InvalidInput
+from cairn.model.configuration.network import ModelConfig
+from cairn.model.configuration.parameter_table import Family, Parameter, family_of, parameter_table
+from cairn.model.errors import InvalidInput
 
 Arrays = Mapping[str, NDArray[Any]]
 

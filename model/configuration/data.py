@@ -8,8 +8,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from model.configuration.network import Positive, PositiveNumber, Section
-from model.errors import InvalidInput
+from cairn.model.configuration.network import Positive, PositiveNumber, Section
+from cairn.model.errors import InvalidInput
 
 SMALLEST_BPE_VOCABULARY = 257
 """Every byte and end-of-text: a byte-level vocabulary cannot be smaller."""

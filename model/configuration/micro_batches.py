@@ -9,8 +9,8 @@ smaller parts instead, because all of them must run every forward.
 from functools import cache
 from math import ceil
 
-from model.configuration.training import Parallel
-from model.errors import InvalidInput
+from cairn.model.configuration.training import Parallel
+from cairn.model.errors import InvalidInput
 
 
 @cache

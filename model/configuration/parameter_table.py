@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-from model.configuration.network import ModelConfig
+from cairn.model.configuration.network import ModelConfig
 
 Kind = Literal["embedding", "positions", "ngrams", "head", "matrix", "gain", "bias"]
 INITIAL_STD = 0.02

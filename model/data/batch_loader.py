@@ -12,9 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from model.data.sample_order import SampleOrder
-from model.data.token_windows import TokenWindows
-from model.errors import InvalidInput
+from cairn.model.data.sample_order import SampleOrder
+from cairn.model.data.token_windows import TokenWindows
+from cairn.model.errors import InvalidInput
 
 DRAWS_PER_CALL = 4096
 """Draws computed in one call of the order: for a few, a call costs more than gathering their tokens."""

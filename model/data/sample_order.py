@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from model.configuration.data import draw_shares, require_short_period
-from model.data.token_windows import first_tokens
-from model.errors import InvalidInput
+from cairn.model.configuration.data import draw_shares, require_short_period
+from cairn.model.data.token_windows import first_tokens
+from cairn.model.errors import InvalidInput
 
 ROUNDS = 8
 LARGEST_SIZE = 2**62

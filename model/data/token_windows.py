@@ -7,7 +7,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from model.errors import InvalidInput, TokenOutOfRange
+from cairn.model.errors import InvalidInput, TokenOutOfRange
 
 SHARD_DTYPES = (np.dtype(np.uint16), np.dtype(np.uint32))
 

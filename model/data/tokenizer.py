@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as _Tokenizer
 
-from model.configuration.data import SMALLEST_BPE_VOCABULARY
-from model.errors import InvalidInput
+from cairn.model.configuration.data import SMALLEST_BPE_VOCABULARY
+from cairn.model.errors import InvalidInput
 
 END_OF_TEXT = "<|endoftext|>"
 KNOWN_ENDS_OF_TEXT = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "[SEP]")

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from tokenizers import Tokenizer
 
-from model.errors import InvalidInput
+from cairn.model.errors import InvalidInput
 
 MAX_FILE_BYTES = 64 * 1024 * 1024
 _PROBE = "Don't  repeat 3000000 lines:\r\n\t``b'' é 漢字 مر 😀 <s>" + "a" * 200

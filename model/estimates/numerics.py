@@ -9,9 +9,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from model.configuration.network import ModelConfig
-from model.configuration.training import Kernels, Precision, TrainingConfig
-from model.errors import InvalidInput
+from cairn.model.configuration.network import ModelConfig
+from cairn.model.configuration.training import Kernels, Precision, TrainingConfig
+from cairn.model.errors import InvalidInput
 
 MIN_BF16_GAIN = 1.4
 """How many times as fast as fp32 bf16 products must be: hardware gives 2 or more on a CPU, emulation 1 or less."""

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
 
-from model.configuration.micro_batches import first_micro_batch, smaller_micro_batch
-from model.configuration.network import ModelConfig
-from model.configuration.parameter_table import parameter_table
-from model.configuration.training import OptimizerName, TrainingConfig
-from model.estimates.step_memory import FP32_BYTES, StepMemory, held_out_moments
-from model.kernels.block_sizes import EXCHANGE_BYTES, LARGEST_POOLED_BYTES
+from cairn.model.configuration.micro_batches import first_micro_batch, smaller_micro_batch
+from cairn.model.configuration.network import ModelConfig
+from cairn.model.configuration.parameter_table import parameter_table
+from cairn.model.configuration.training import OptimizerName, TrainingConfig
+from cairn.model.estimates.step_memory import FP32_BYTES, StepMemory, held_out_moments
+from cairn.model.kernels.block_sizes import EXCHANGE_BYTES, LARGEST_POOLED_BYTES
 
 RUNTIME_BYTES = 380 * 2**20
 """A trainer on a CPU with a network of one layer, 8 wide: interpreter, torch and its libraries."""

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil
 
-from model.configuration.network import ModelConfig
-from model.configuration.parameter_table import WIDENED, layer_matrices
-from model.configuration.training import TrainingConfig
-from model.kernels.block_sizes import (
+from cairn.model.configuration.network import ModelConfig
+from cairn.model.configuration.parameter_table import WIDENED, layer_matrices
+from cairn.model.configuration.training import TrainingConfig
+from cairn.model.kernels.block_sizes import (
     DEVICE_HEAD_CHUNK_BYTES,
     HEAD_CHUNK_BYTES,
     HELD_OUT_CHUNK_BYTES,

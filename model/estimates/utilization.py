@@ -13,10 +13,10 @@ import psutil
 import torch
 from torch import Tensor
 
-from model.configuration.network import ModelConfig
-from model.configuration.parameter_table import parameter_table
-from model.configuration.training import Precision
-from model.estimates.numerics import MachineSpeed
+from cairn.model.configuration.network import ModelConfig
+from cairn.model.configuration.parameter_table import parameter_table
+from cairn.model.configuration.training import Precision
+from cairn.model.estimates.numerics import MachineSpeed
 
 _PEAK_DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _MIN_FREE_BYTES = 2**31

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from model.architectures.gpt import GPT
-from model.data.token_windows import TokenWindows
-from model.errors import InvalidInput
-from model.kernels.block_sizes import HELD_OUT_TOKENS
-from model.kernels.head_loss import summed_loss
+from cairn.model.architectures.gpt import GPT
+from cairn.model.data.token_windows import TokenWindows
+from cairn.model.errors import InvalidInput
+from cairn.model.kernels.block_sizes import HELD_OUT_TOKENS
+from cairn.model.kernels.head_loss import summed_loss
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

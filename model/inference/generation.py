@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from model.architectures.attention import KeyValueCache
-from model.architectures.gpt import GPT
-from model.errors import InvalidInput, ModelError
-from model.inference.evaluation import evaluation_mode
+from cairn.model.architectures.attention import KeyValueCache
+from cairn.model.architectures.gpt import GPT
+from cairn.model.errors import InvalidInput, ModelError
+from cairn.model.inference.evaluation import evaluation_mode
 
 _MIN_TEMPERATURE = 1e-6
 """Below this temperature logits would overflow, so the likeliest token is taken."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from model.kernels.block_sizes import query_blocks
+from cairn.model.kernels.block_sizes import query_blocks
 
 _LEVELS = 2**15
 _MASKS_PER_DRAW = 4

@@ -14,8 +14,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.configuration.network import FeedForwardKind, ModelConfig
-from model.kernels.blocked_attention import SavedAttention, apply_keep_mask, attend, attend_backward, draw_keep_mask
+from cairn.model.configuration.network import FeedForwardKind, ModelConfig
+from cairn.model.kernels.blocked_attention import (
+    SavedAttention,
+    apply_keep_mask,
+    attend,
+    attend_backward,
+    draw_keep_mask,
+)
 
 HALF = torch.bfloat16
 _CHUNK_NUMBERS = 2**18

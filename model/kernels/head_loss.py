@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model.kernels.block_sizes import DEVICE_HEAD_CHUNK_BYTES, HEAD_CHUNK_BYTES, HELD_OUT_CHUNK_BYTES
+from cairn.model.kernels.block_sizes import DEVICE_HEAD_CHUNK_BYTES, HEAD_CHUNK_BYTES, HELD_OUT_CHUNK_BYTES
 
 _CACHED_NUMBERS = 2**19
 """Logits differentiated at a time: as many as a core's cache holds while they are read repeatedly."""

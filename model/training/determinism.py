@@ -17,8 +17,8 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from model.errors import InvalidInput
-from model.kernels.block_sizes import LARGEST_POOLED_BYTES
+from cairn.model.errors import InvalidInput
+from cairn.model.kernels.block_sizes import LARGEST_POOLED_BYTES
 
 
 def resolve_device(name: str) -> torch.device:

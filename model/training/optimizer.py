@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Muon, Optimizer
 
-from model.architectures.gpt import GPT
-from model.configuration.parameter_table import parameter_table
-from model.configuration.training import TrainingConfig
+from cairn.model.architectures.gpt import GPT
+from cairn.model.configuration.parameter_table import parameter_table
+from cairn.model.configuration.training import TrainingConfig
 
 
 def make_optimizers(model: GPT, training: TrainingConfig) -> tuple[Optimizer, ...]:

@@ -17,10 +17,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.distributed_c10d import Store
 
-from model.architectures.gpt import GPT
-from model.configuration.micro_batches import split_batch
-from model.configuration.training import Parallel
-from model.kernels.block_sizes import EXCHANGE_BYTES
+from cairn.model.architectures.gpt import GPT
+from cairn.model.configuration.micro_batches import split_batch
+from cairn.model.configuration.training import Parallel
+from cairn.model.kernels.block_sizes import EXCHANGE_BYTES
 
 _PEER_LOSS_MESSAGES = (
     *("closed by peer", "reset by peer", "Gloo connectFullMesh failed", "No route to host", "Connection timed out"),

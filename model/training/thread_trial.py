@@ -7,13 +7,13 @@ from statistics import median
 import numpy as np
 import torch
 
-from model.configuration.network import ModelConfig
-from model.configuration.training import TrainingConfig
-from model.data.sample_order import SampleOrder
-from model.data.token_windows import TokenWindows
-from model.training.determinism import keeping_generators
-from model.training.train_state import TrainState
-from model.training.training_step import StepInputs, take_step
+from cairn.model.configuration.network import ModelConfig
+from cairn.model.configuration.training import TrainingConfig
+from cairn.model.data.sample_order import SampleOrder
+from cairn.model.data.token_windows import TokenWindows
+from cairn.model.training.determinism import keeping_generators
+from cairn.model.training.train_state import TrainState
+from cairn.model.training.training_step import StepInputs, take_step
 
 _CPU = torch.device("cpu")
 _TOKENS, _VOCABULARY = 256, 1024

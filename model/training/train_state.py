@@ -11,14 +11,14 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor
 
-from model.architectures.gpt import GPT
-from model.configuration.network import ModelConfig
-from model.configuration.training import Precision, TrainingConfig
-from model.errors import InvalidInput, StateMismatch
-from model.kernels.head_loss import COMPILE_OPTIONS
-from model.training.determinism import seeded_generators
-from model.training.optimizer import make_optimizers, moments_of
-from model.training.parallel import SINGLE_RANK, Ranks, copy_into, gather_full
+from cairn.model.architectures.gpt import GPT
+from cairn.model.configuration.network import ModelConfig
+from cairn.model.configuration.training import Precision, TrainingConfig
+from cairn.model.errors import InvalidInput, StateMismatch
+from cairn.model.kernels.head_loss import COMPILE_OPTIONS
+from cairn.model.training.determinism import seeded_generators
+from cairn.model.training.optimizer import make_optimizers, moments_of
+from cairn.model.training.parallel import SINGLE_RANK, Ranks, copy_into, gather_full
 
 Group = Literal["weights", "optimizer", "trainer"]
 

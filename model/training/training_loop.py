@@ -10,14 +10,14 @@ from statistics import median_low
 
 import torch
 
-from model.architectures.gpt import GPT
-from model.data.token_windows import TokenWindows
-from model.errors import InvalidInput, NonFiniteLoss
-from model.estimates.utilization import flops_per_token, peak_flops, read_memory_bytes
-from model.inference.evaluation import held_out_loss
-from model.inference.generation import generate
-from model.training.train_state import TrainState
-from model.training.training_step import (
+from cairn.model.architectures.gpt import GPT
+from cairn.model.data.token_windows import TokenWindows
+from cairn.model.errors import InvalidInput, NonFiniteLoss
+from cairn.model.estimates.utilization import flops_per_token, peak_flops, read_memory_bytes
+from cairn.model.inference.evaluation import held_out_loss
+from cairn.model.inference.generation import generate
+from cairn.model.training.train_state import TrainState
+from cairn.model.training.training_step import (
     DeferredStep,
     StepInputs,
     UpdateGuard,

@@ -16,17 +16,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from model.architectures.attention import document_starts, takes_starts
-from model.configuration.training import TrainingConfig
-from model.data.batch_loader import Batch, BatchLoader, gather_batch
-from model.data.sample_order import SampleOrder
-from model.data.token_windows import TokenWindows
-from model.errors import InvalidInput, NonFiniteLoss, TokenOutOfRange
-from model.kernels.head_loss import head_loss, padded_head_loss, token_loss
-from model.training.determinism import dropout_seed, keeping_generators, seed_generators
-from model.training.optimizer import set_rate, update_weights
-from model.training.parallel import accumulate, gather_full
-from model.training.train_state import AUTOCAST_DTYPES, TrainState
+from cairn.model.architectures.attention import document_starts, takes_starts
+from cairn.model.configuration.training import TrainingConfig
+from cairn.model.data.batch_loader import Batch, BatchLoader, gather_batch
+from cairn.model.data.sample_order import SampleOrder
+from cairn.model.data.token_windows import TokenWindows
+from cairn.model.errors import InvalidInput, NonFiniteLoss, TokenOutOfRange
+from cairn.model.kernels.head_loss import head_loss, padded_head_loss, token_loss
+from cairn.model.training.determinism import dropout_seed, keeping_generators, seed_generators
+from cairn.model.training.optimizer import set_rate, update_weights
+from cairn.model.training.parallel import accumulate, gather_full
+from cairn.model.training.train_state import AUTOCAST_DTYPES, TrainState
 
 BASELINE_STEPS = 64
 """Losses whose median a spike stands above."""

@@ -7,19 +7,19 @@ from datetime import datetime
 from itertools import islice
 from typing import Any
 
-from reports.errors import RunNotFound
-from reports.queries.evaluations import EvaluationSummary, list_evaluations
-from reports.queries.receipts import Receipt, failed_host, make_receipt
-from reports.queries.run_lookup import read_beat, read_checkpoints
-from reports.queries.run_status import BudgetStatus, make_status
-from storage.errors import StorageError
-from storage.logs.log_entry import Entry, Writer, utc_now
-from storage.logs.run_entries import AttemptEnded, CurveVerdict, DataQuarantined
-from storage.logs.run_log import RunLog
-from storage.logs.run_state import AttemptRecord, CheckpointRecord, RunState
-from storage.logs.step_log import Heartbeat, heartbeat_key, read_last_record
-from storage.stores.document import flatten, project, stored_value
-from tasks.policy.termination import TerminationReason
+from cairn.reports.errors import RunNotFound
+from cairn.reports.queries.evaluations import EvaluationSummary, list_evaluations
+from cairn.reports.queries.receipts import Receipt, failed_host, make_receipt
+from cairn.reports.queries.run_lookup import read_beat, read_checkpoints
+from cairn.reports.queries.run_status import BudgetStatus, make_status
+from cairn.storage.errors import StorageError
+from cairn.storage.logs.log_entry import Entry, Writer, utc_now
+from cairn.storage.logs.run_entries import AttemptEnded, CurveVerdict, DataQuarantined
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.logs.run_state import AttemptRecord, CheckpointRecord, RunState
+from cairn.storage.logs.step_log import Heartbeat, heartbeat_key, read_last_record
+from cairn.storage.stores.document import flatten, project, stored_value
+from cairn.tasks.policy.termination import TerminationReason
 
 _ATTEMPTS_OF_HOSTS = 200
 """So many of the newest attempts say which machines failed often."""
@@ -291,7 +291,7 @@ def _end(record: AttemptRecord, ended: AttemptEnded, after: AttemptRecord | None
 
 
 def _open(log: RunLog, record: AttemptRecord, beat: Heartbeat | None, now: datetime) -> OpenAttempt:
-    from tasks.machine.placement import is_known_dead  # only an open attempt pays for it
+    from cairn.tasks.machine.placement import is_known_dead  # only an open attempt pays for it
 
     path = log.store.local_path(heartbeat_key(log.prefix, record.started.attempt))
     is_here = path is not None and path.exists()  # a local folder has this machine's clock

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable, Iterator
 
-from reports.explain import termination_text
-from reports.explain.post_mortem import PostMortem
-from reports.queries.receipts import Receipt
-from storage.logs.log_entry import DevicePeak
-from tasks.policy.termination import TERMINATIONS, TerminationReason
-from tasks.text.format import (
+from cairn.reports.explain import termination_text
+from cairn.reports.explain.post_mortem import PostMortem
+from cairn.reports.queries.receipts import Receipt
+from cairn.storage.logs.log_entry import DevicePeak
+from cairn.tasks.policy.termination import TERMINATIONS, TerminationReason
+from cairn.tasks.text.format import (
     format_count,
     format_duration,
     format_list,
@@ -18,7 +18,7 @@ from tasks.text.format import (
     sanitize,
     short_digest,
 )
-from tasks.text.table_layout import wrap, wrap_beside
+from cairn.tasks.text.table_layout import wrap, wrap_beside
 
 WIDTH = 110
 _LABEL = 12

@@ -4,11 +4,11 @@ import signal
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from reports.explain.post_mortem import PostMortem
-from reports.queries.evaluations import EvaluationSummary
-from reports.queries.receipts import Receipt
-from tasks.policy.termination import TERMINATIONS, DecisionAction, ExitCode, TerminationReason
-from tasks.text.format import format_count, format_duration, format_list, format_value, one_line
+from cairn.reports.explain.post_mortem import PostMortem
+from cairn.reports.queries.evaluations import EvaluationSummary
+from cairn.reports.queries.receipts import Receipt
+from cairn.tasks.policy.termination import TERMINATIONS, DecisionAction, ExitCode, TerminationReason
+from cairn.tasks.text.format import format_count, format_duration, format_list, format_value, one_line
 
 _MOST_WINDOWS = 8
 DETAIL_CHARACTERS = 280

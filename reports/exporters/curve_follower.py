@@ -1,13 +1,13 @@
 """Follows the curve of a run while it grows: yields each step of the surviving line once, and how far to go back.
 
-The records of an attempt count up to the step at which a later attempt resumed, as in `storage.logs.step_log`.
+The records of an attempt count up to the step at which a later attempt resumed, as in `cairn.storage.logs.step_log`.
 """
 
 from dataclasses import dataclass
 
-from storage.logs.run_entries import AttemptEnded, EvaluationRecorded
-from storage.logs.run_state import RunState
-from storage.logs.step_log import StepRecord, StepTail
+from cairn.storage.logs.run_entries import AttemptEnded, EvaluationRecorded
+from cairn.storage.logs.run_state import RunState
+from cairn.storage.logs.step_log import StepRecord, StepTail
 
 _STEP_VALUES = {
     "train/loss": "train_loss",

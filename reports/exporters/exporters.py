@@ -11,13 +11,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
 
-from reports.exporters.curve_follower import CurveFollower, CurveUpdate
-from storage.logs.run_log import RunLog
-from storage.logs.run_state import RunState
-from storage.logs.step_log import StepTail
-from tasks.configuration.settings import MirrorsConfig
-from tasks.errors import InvalidConfiguration
-from tasks.machine.process_scopes import running_beside
+from cairn.reports.exporters.curve_follower import CurveFollower, CurveUpdate
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.logs.run_state import RunState
+from cairn.storage.logs.step_log import StepTail
+from cairn.tasks.configuration.settings import MirrorsConfig
+from cairn.tasks.errors import InvalidConfiguration
+from cairn.tasks.machine.process_scopes import running_beside
 
 _LONGEST_PAUSE_SECONDS = 300.0
 
@@ -62,15 +62,15 @@ def run_exporters(
 
 def _make_exporters(log: RunLog, mirrors: MirrorsConfig, environment: Mapping[str, str]) -> Iterator[Exporter]:
     if mirrors.tensorboard:
-        from reports.exporters.tensorboard_exporter import TensorBoardExporter
+        from cairn.reports.exporters.tensorboard_exporter import TensorBoardExporter
 
         yield TensorBoardExporter(Path(mirrors.tensorboard), log.run_id, log.store.url)
     if mirrors.wandb:
-        from reports.exporters.wandb_exporter import WandbExporter
+        from cairn.reports.exporters.wandb_exporter import WandbExporter
 
         yield WandbExporter(Path(mirrors.wandb), log.run_id)
     if mirrors.mlflow:
-        from reports.exporters.mlflow_exporter import MlflowClient, MlflowExporter
+        from cairn.reports.exporters.mlflow_exporter import MlflowClient, MlflowExporter
 
         experiment = environment.get("MLFLOW_EXPERIMENT_NAME") or "cairn"
         yield MlflowExporter(MlflowClient(mirrors.mlflow, environment), log.run_id, experiment=experiment)

@@ -15,12 +15,12 @@ from contextlib import suppress
 from itertools import islice
 from typing import Any
 
-from reports.errors import ReportError
-from reports.exporters.curve_follower import CurveUpdate, TimedStep
-from storage.logs.run_state import RunState
-from storage.stores.document import flatten
-from tasks.machine.http_request import open_directly
-from tasks.policy.termination import DecisionAction
+from cairn.reports.errors import ReportError
+from cairn.reports.exporters.curve_follower import CurveUpdate, TimedStep
+from cairn.storage.logs.run_state import RunState
+from cairn.storage.stores.document import flatten
+from cairn.tasks.machine.http_request import open_directly
+from cairn.tasks.policy.termination import DecisionAction
 
 _AT_ONCE = {"params": 100, "metrics": 1000, "tags": 100}
 _MOST_CHARACTERS = 500

@@ -12,10 +12,10 @@ from importlib.util import find_spec
 from threading import Event
 from typing import TYPE_CHECKING
 
-from reports.queries.run_metrics import RunMetrics
-from storage.stores.object_store import ObjectStore
-from tasks.errors import InvalidConfiguration
-from tasks.machine.process_scopes import running_beside
+from cairn.reports.queries.run_metrics import RunMetrics
+from cairn.storage.stores.object_store import ObjectStore
+from cairn.tasks.errors import InvalidConfiguration
+from cairn.tasks.machine.process_scopes import running_beside
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.metrics.export import MetricsData

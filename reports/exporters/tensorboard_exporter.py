@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from reports.exporters.curve_follower import CurveUpdate
-from storage.logs.run_state import RunState
-from storage.stores.document import sha256
+from cairn.reports.exporters.curve_follower import CurveUpdate
+from cairn.storage.logs.run_state import RunState
+from cairn.storage.stores.document import sha256
 
 
 class TensorBoardExporter:

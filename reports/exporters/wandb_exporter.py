@@ -8,9 +8,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from reports.exporters.curve_follower import CurveUpdate, TimedStep
-from storage.logs.run_state import RunState
-from storage.stores.document import flatten, sha256
+from cairn.reports.exporters.curve_follower import CurveUpdate, TimedStep
+from cairn.storage.logs.run_state import RunState
+from cairn.storage.stores.document import flatten, sha256
 
 _STEP = "step"
 

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-from reports.queries.run_lookup import configuration_document
-from reports.queries.run_status import stopped_early
-from storage.logs.registry import RegistryState
-from storage.logs.run_state import CheckpointState, RunState
-from storage.stores.document import encode, stored_value
-from tasks.policy.termination import DecisionAction, FlowOutcome, flow_outcome
-from tasks.text.format import one_line
+from cairn.reports.queries.run_lookup import configuration_document
+from cairn.reports.queries.run_status import stopped_early
+from cairn.storage.logs.registry import RegistryState
+from cairn.storage.logs.run_state import CheckpointState, RunState
+from cairn.storage.stores.document import encode, stored_value
+from cairn.tasks.policy.termination import DecisionAction, FlowOutcome, flow_outcome
+from cairn.tasks.text.format import one_line
 
 _OLD = timedelta(days=1)
 """What was decided longer ago is history, not news: a store that gets its first watcher is not retold."""

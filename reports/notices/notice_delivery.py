@@ -14,16 +14,16 @@ from functools import partial
 from threading import Event
 from typing import Protocol
 
-from reports.errors import ReportError
-from reports.notices.notice import Notice
-from storage.errors import IntegrityError, ObjectMissing
-from storage.logs.run_log import run_prefix
-from storage.stores.document import decode, encode
-from storage.stores.object_store import ObjectStore
-from tasks.configuration.settings import NotifyConfig
-from tasks.machine.http_request import open_directly
-from tasks.machine.process_scopes import running_beside
-from tasks.text.format import one_line
+from cairn.reports.errors import ReportError
+from cairn.reports.notices.notice import Notice
+from cairn.storage.errors import IntegrityError, ObjectMissing
+from cairn.storage.logs.run_log import run_prefix
+from cairn.storage.stores.document import decode, encode
+from cairn.storage.stores.object_store import ObjectStore
+from cairn.tasks.configuration.settings import NotifyConfig
+from cairn.tasks.machine.http_request import open_directly
+from cairn.tasks.machine.process_scopes import running_beside
+from cairn.tasks.text.format import one_line
 
 _LONGEST_PAUSE_SECONDS = 60.0
 

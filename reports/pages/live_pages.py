@@ -9,18 +9,18 @@ from pathlib import Path
 from threading import Lock
 from urllib.parse import urlencode
 
-from reports.explain.post_mortem import PostMortem
-from reports.explain.post_mortem_text import post_mortem_answer, post_mortem_sections
-from reports.pages.report_pages import html_environment, place_bars
-from reports.pages.run_report import RunReport, gather_report
-from reports.plots.run_curves import RunCurves
-from reports.queries.receipts import group_receipts
-from reports.queries.run_lookup import find_run
-from reports.queries.run_query import answer_query
-from reports.queries.run_status import RunPhase
-from storage.logs.run_log import RunLog
-from storage.logs.step_log import StepRecord, StepTail, read_step_records
-from storage.stores.object_store import ObjectStore
+from cairn.reports.explain.post_mortem import PostMortem
+from cairn.reports.explain.post_mortem_text import post_mortem_answer, post_mortem_sections
+from cairn.reports.pages.report_pages import html_environment, place_bars
+from cairn.reports.pages.run_report import RunReport, gather_report
+from cairn.reports.plots.run_curves import RunCurves
+from cairn.reports.queries.receipts import group_receipts
+from cairn.reports.queries.run_lookup import find_run
+from cairn.reports.queries.run_query import answer_query
+from cairn.reports.queries.run_status import RunPhase
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.logs.step_log import StepRecord, StepTail, read_step_records
+from cairn.storage.stores.object_store import ObjectStore
 
 _templates = cache(html_environment)
 HEADINGS: Mapping[str, str] = {
@@ -152,7 +152,7 @@ def attempt_page(frame: Frame, facts: PostMortem) -> str:
 @cache
 def style_sheet() -> bytes:
     """Return the style of all pages."""
-    folder = files("reports.pages") / "templates"
+    folder = files("cairn.reports.pages") / "templates"
     return b"".join((folder / name).read_bytes() for name in ("report.css", "live.css"))
 
 

@@ -8,15 +8,23 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from reports.pages.run_report import RunReport
-from reports.plots.run_curves import RunCurves
-from reports.plots.run_plot import replace_file
-from reports.queries import display_tables
-from reports.queries.display_tables import Table, fence, format_cell, markdown_table, markdown_text
-from reports.queries.receipts import OPEN, PRACTISED, Receipt, group_receipts
-from tasks.policy.termination import TerminationReason
-from tasks.text.format import format_count, format_duration, format_list, format_time, format_value, one_line, sanitize
-from tasks.text.table_layout import lay_out, wrap
+from cairn.reports.pages.run_report import RunReport
+from cairn.reports.plots.run_curves import RunCurves
+from cairn.reports.plots.run_plot import replace_file
+from cairn.reports.queries import display_tables
+from cairn.reports.queries.display_tables import Table, fence, format_cell, markdown_table, markdown_text
+from cairn.reports.queries.receipts import OPEN, PRACTISED, Receipt, group_receipts
+from cairn.tasks.policy.termination import TerminationReason
+from cairn.tasks.text.format import (
+    format_count,
+    format_duration,
+    format_list,
+    format_time,
+    format_value,
+    one_line,
+    sanitize,
+)
+from cairn.tasks.text.table_layout import lay_out, wrap
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -48,7 +56,9 @@ def html_report(report: RunReport, curves: RunCurves) -> str:
     """Return the report as one HTML page with the plot inside; equal reports give equal bytes."""
     image = b""
     if report.curve:
-        from reports.plots.curve_plot import draw_png  # numpy and matplotlib: only where there is something to draw
+        from cairn.reports.plots.curve_plot import (
+            draw_png,  # numpy and matplotlib: only where there is something to draw
+        )
 
         image = draw_png(curves, width_px=_WIDTH_PX, height_px=_HEIGHT_PX)
     plot, bars = base64.b64encode(image).decode(), place_bars(report.attempts)
@@ -92,7 +102,7 @@ def _environment(*, autoescape: bool, **filters: Callable[..., object]) -> "Envi
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     pages = Environment(
-        loader=PackageLoader("reports.pages"),
+        loader=PackageLoader("cairn.reports.pages"),
         autoescape=autoescape,
         undefined=StrictUndefined,
         trim_blocks=True,

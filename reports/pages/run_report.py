@@ -5,19 +5,19 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from reports.plots.run_curves import HeldOutPoint, RunCurves, gather_curves
-from reports.queries.alias_history import AliasDecision, list_decisions
-from reports.queries.evaluations import EvaluationSummary, list_evaluations
-from reports.queries.receipts import MachineRow, ReasonRow, Receipt, count_reasons, list_machines, read_receipts
-from reports.queries.run_lookup import CheckpointSummary, configuration_document, read_beat, read_checkpoints
-from reports.queries.run_status import RunStatus, make_status
-from storage.checkpoints.checkpoint_documents import TrainerDocument
-from storage.errors import StorageError
-from storage.logs.run_entries import CurveVerdict, DataQuarantined
-from storage.logs.run_log import RunLog
-from storage.logs.step_log import StepRecord
-from storage.stores.document import decode
-from tasks.configuration.settings import CostConfig
+from cairn.reports.plots.run_curves import HeldOutPoint, RunCurves, gather_curves
+from cairn.reports.queries.alias_history import AliasDecision, list_decisions
+from cairn.reports.queries.evaluations import EvaluationSummary, list_evaluations
+from cairn.reports.queries.receipts import MachineRow, ReasonRow, Receipt, count_reasons, list_machines, read_receipts
+from cairn.reports.queries.run_lookup import CheckpointSummary, configuration_document, read_beat, read_checkpoints
+from cairn.reports.queries.run_status import RunStatus, make_status
+from cairn.storage.checkpoints.checkpoint_documents import TrainerDocument
+from cairn.storage.errors import StorageError
+from cairn.storage.logs.run_entries import CurveVerdict, DataQuarantined
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.logs.step_log import StepRecord
+from cairn.storage.stores.document import decode
+from cairn.tasks.configuration.settings import CostConfig
 
 _CURVE_POINTS = 200
 PRICE, CURRENCY = "CAIRN_COST__GPU_HOUR_PRICE", "CAIRN_COST__CURRENCY"

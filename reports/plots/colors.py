@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from tasks.policy.termination import TerminationReason
+from cairn.tasks.policy.termination import TerminationReason
 
 Dashes = Literal["solid", "dashed", "dotted"]
 

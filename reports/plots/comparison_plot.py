@@ -7,12 +7,12 @@ from typing import Literal
 
 import numpy as np
 
-from reports.plots.colors import BLACK, BLUE, GREEN, GREY, ORANGE, PALE, PURPLE, SKY, VERMILLION
-from reports.plots.curve_plot import disable_math
-from reports.plots.plot_axis import BASE_POINTS, SMALL_POINTS, Column, Series, smooth
-from reports.plots.run_curves import gather_curves
-from reports.plots.run_plot import PlotRequest, replace_file
-from storage.logs.run_log import RunLog
+from cairn.reports.plots.colors import BLACK, BLUE, GREEN, GREY, ORANGE, PALE, PURPLE, SKY, VERMILLION
+from cairn.reports.plots.curve_plot import disable_math
+from cairn.reports.plots.plot_axis import BASE_POINTS, SMALL_POINTS, Column, Series, smooth
+from cairn.reports.plots.run_curves import gather_curves
+from cairn.reports.plots.run_plot import PlotRequest, replace_file
+from cairn.storage.logs.run_log import RunLog
 
 ComparedAcross = Literal["step", "tokens", "time"]
 _COLORS = (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY, BLACK, GREY)

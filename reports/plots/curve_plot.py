@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from reports.plots import run_curves
-from reports.plots.colors import BLACK, BLUE, GREEN, GREY, PALE, VERMILLION, YELLOW, reason_style
-from reports.plots.plot_axis import BASE_POINTS, COLUMNS, SMALL_POINTS, Across, PlotAxis, Series, smooth, thin_out
-from reports.plots.run_curves import RunCurves, format_number, format_small_number
+from cairn.reports.plots import run_curves
+from cairn.reports.plots.colors import BLACK, BLUE, GREEN, GREY, PALE, VERMILLION, YELLOW, reason_style
+from cairn.reports.plots.plot_axis import BASE_POINTS, COLUMNS, SMALL_POINTS, Across, PlotAxis, Series, smooth, thin_out
+from cairn.reports.plots.run_curves import RunCurves, format_number, format_small_number
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

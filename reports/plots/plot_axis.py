@@ -10,9 +10,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from reports.plots.colors import Dashes, reason_style
-from reports.plots.run_curves import PromotedPoint, Replay, RunCurves
-from storage.stores.document import project
+from cairn.reports.plots.colors import Dashes, reason_style
+from cairn.reports.plots.run_curves import PromotedPoint, Replay, RunCurves
+from cairn.storage.stores.document import project
 
 Across = Literal["step", "tokens"]
 BASE_POINTS, SMALL_POINTS = 9.0, 8.0

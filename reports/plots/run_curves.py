@@ -6,19 +6,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from reports.queries.alias_history import list_promotions
-from reports.queries.evaluations import VAL_LOSS, comparable_evaluations
-from reports.queries.receipts import Receipt, read_receipts
-from reports.queries.run_lookup import read_beat, tokens_per_step
-from reports.queries.run_status import standing_of
-from storage.logs.run_entries import RunFinished
-from storage.logs.run_log import RunLog
-from storage.logs.run_state import RunState
-from storage.logs.step_log import StepPoint, StepRecord, read_step_records, splice
-from storage.stores.document import project
-from storage.stores.object_store import ObjectStore
-from tasks.policy.termination import TerminationReason
-from tasks.text.format import format_count, short_digest
+from cairn.reports.queries.alias_history import list_promotions
+from cairn.reports.queries.evaluations import VAL_LOSS, comparable_evaluations
+from cairn.reports.queries.receipts import Receipt, read_receipts
+from cairn.reports.queries.run_lookup import read_beat, tokens_per_step
+from cairn.reports.queries.run_status import standing_of
+from cairn.storage.logs.run_entries import RunFinished
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.logs.run_state import RunState
+from cairn.storage.logs.step_log import StepPoint, StepRecord, read_step_records, splice
+from cairn.storage.stores.document import project
+from cairn.storage.stores.object_store import ObjectStore
+from cairn.tasks.policy.termination import TerminationReason
+from cairn.tasks.text.format import format_count, short_digest
 
 _TITLE_CHARACTERS = 44
 Lines = Sequence[StepRecord]

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from reports.plots.run_curves import gather_curves
-from storage.logs.run_log import RunLog
-from storage.stores.document import project, sha256
-from tasks.errors import InvalidConfiguration
+from cairn.reports.plots.run_curves import gather_curves
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.stores.document import project, sha256
+from cairn.tasks.errors import InvalidConfiguration
 
 _SUFFIXES = (".png", ".svg")
 _LEAST_PX, _GREATEST_PX = 300, 10_000
@@ -53,7 +53,7 @@ class WrittenPlot:
 
 def plot_run(log: RunLog, request: PlotRequest) -> WrittenPlot:
     """Draw a run that was read into the file; raises `InvalidConfiguration` where the file cannot be written."""
-    from reports.plots.curve_plot import draw_png, draw_svg  # numpy and matplotlib: only where something is drawn
+    from cairn.reports.plots.curve_plot import draw_png, draw_svg  # numpy and matplotlib: only where something is drawn
 
     curves = gather_curves(log)
     draw = draw_svg if request.file.suffix.lower() == ".svg" else draw_png

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from storage.logs import registry
-from storage.logs.registry import Promoted, Refused, RegistryState, RolledBack, list_aliases
-from storage.stores.document import project
-from storage.stores.object_store import ObjectStore
+from cairn.storage.logs import registry
+from cairn.storage.logs.registry import Promoted, Refused, RegistryState, RolledBack, list_aliases
+from cairn.storage.stores.document import project
+from cairn.storage.stores.object_store import ObjectStore
 
 _DECISIONS: Mapping[type, str] = {record: kind for kind, record in registry.MODEL_KINDS.items()}
 

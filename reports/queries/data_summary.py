@@ -7,20 +7,20 @@ from pathlib import Path
 
 import numpy as np
 
-from model.configuration.data import SHORTEST_SNAPSHOT_ID, DataConfig
-from model.data.sample_order import window_range
-from model.data.token_windows import first_tokens
-from reports.errors import RunNotFound
-from reports.queries.run_lookup import find_run
-from storage.snapshots.data_snapshot import DOCUMENTS, TOKENIZER, SnapshotFiles, list_snapshots
-from storage.snapshots.document_index import SPLITS, SplitName, TokenSpan, documents_between
-from storage.snapshots.snapshot_manifest import SnapshotManifest, SnapshotSource
-from storage.snapshots.token_shard import slices_between
-from storage.stores.document import project
-from storage.stores.object_store import ObjectStore
-from tasks.data.foreign_tokenizer import parse_tokenizer
-from tasks.data.snapshot_lookup import weighted_groups
-from tasks.errors import InvalidConfiguration
+from cairn.model.configuration.data import SHORTEST_SNAPSHOT_ID, DataConfig
+from cairn.model.data.sample_order import window_range
+from cairn.model.data.token_windows import first_tokens
+from cairn.reports.errors import RunNotFound
+from cairn.reports.queries.run_lookup import find_run
+from cairn.storage.snapshots.data_snapshot import DOCUMENTS, TOKENIZER, SnapshotFiles, list_snapshots
+from cairn.storage.snapshots.document_index import SPLITS, SplitName, TokenSpan, documents_between
+from cairn.storage.snapshots.snapshot_manifest import SnapshotManifest, SnapshotSource
+from cairn.storage.snapshots.token_shard import slices_between
+from cairn.storage.stores.document import project
+from cairn.storage.stores.object_store import ObjectStore
+from cairn.tasks.data.foreign_tokenizer import parse_tokenizer
+from cairn.tasks.data.snapshot_lookup import weighted_groups
+from cairn.tasks.errors import InvalidConfiguration
 
 DEFAULT_BLOCK_SIZE = 256
 _MOST_LISTED = 20

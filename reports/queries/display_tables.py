@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from reports.queries.receipts import ReasonRow, Stretch, group_receipts
-from tasks.text.format import format_duration, format_list, format_value, one_line, sanitize, short_digest
+from cairn.reports.queries.receipts import ReasonRow, Stretch, group_receipts
+from cairn.tasks.text.format import format_duration, format_list, format_value, one_line, sanitize, short_digest
 
 if TYPE_CHECKING:  # a command that prints one list loads nothing for the others
-    from reports.queries.alias_history import AliasDecision, AliasPromotion
-    from reports.queries.evaluations import EvaluationComparison, EvaluationSummary
-    from reports.queries.receipts import MachineRow, Receipt
-    from reports.queries.run_comparison import ComparedRun, RunComparison
-    from reports.queries.run_lookup import CheckpointSummary
-    from reports.queries.run_status import BudgetStatus, RunSummary
-    from storage.logs.log_entry import Entry
-    from storage.logs.run_entries import DataQuarantined
+    from cairn.reports.queries.alias_history import AliasDecision, AliasPromotion
+    from cairn.reports.queries.evaluations import EvaluationComparison, EvaluationSummary
+    from cairn.reports.queries.receipts import MachineRow, Receipt
+    from cairn.reports.queries.run_comparison import ComparedRun, RunComparison
+    from cairn.reports.queries.run_lookup import CheckpointSummary
+    from cairn.reports.queries.run_status import BudgetStatus, RunSummary
+    from cairn.storage.logs.log_entry import Entry
+    from cairn.storage.logs.run_entries import DataQuarantined
 
 _NAMED_METRICS = ("val_loss", "perplexity", "bits_per_byte", "samples")
 _MOST_OTHERS = 4

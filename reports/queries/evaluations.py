@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import islice
 
-from reports.queries.run_lookup import FoundCheckpoint, configuration_of
-from storage.logs.registry import Registry
-from storage.logs.run_entries import CurveVerdict, EvaluationFailed, EvaluationRecorded
-from storage.logs.run_log import RunLog
-from storage.logs.run_state import RunState
-from storage.stores.document import project
+from cairn.reports.queries.run_lookup import FoundCheckpoint, configuration_of
+from cairn.storage.logs.registry import Registry
+from cairn.storage.logs.run_entries import CurveVerdict, EvaluationFailed, EvaluationRecorded
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.logs.run_state import RunState
+from cairn.storage.stores.document import project
 
 VAL_LOSS = "val_loss"
 _MOST_EARLIER = 20
@@ -79,7 +79,7 @@ class EvaluationComparison:
 
 def compare_evaluations(found: FoundCheckpoint, outcomes: Sequence[Outcome]) -> EvaluationComparison:
     """Return the outcomes with the run's other evaluations, newest first, and the champion's, suite by suite."""
-    from tasks.evaluator.evaluation_run import find_evaluation  # only where evaluations are compared
+    from cairn.tasks.evaluator.evaluation_run import find_evaluation  # only where evaluations are compared
 
     log, state, rows = found.log, found.log.refresh(), list[ComparedEvaluation]()
     alias = configuration_of(state).promotion.alias

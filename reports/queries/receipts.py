@@ -5,13 +5,13 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import groupby
 
-from storage.logs.log_entry import DevicePeak
-from storage.logs.run_entries import AttemptEnded, Placement
-from storage.logs.run_log import RunLog
-from storage.logs.run_state import AttemptRecord, RunState
-from storage.logs.step_log import Heartbeat
-from storage.stores.document import project
-from tasks.policy.termination import TerminationReason
+from cairn.storage.logs.log_entry import DevicePeak
+from cairn.storage.logs.run_entries import AttemptEnded, Placement
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.logs.run_state import AttemptRecord, RunState
+from cairn.storage.logs.step_log import Heartbeat
+from cairn.storage.stores.document import project
+from cairn.tasks.policy.termination import TerminationReason
 
 OPEN = "open"
 SECONDS = ("gpu_seconds", "useful_gpu_seconds", "wasted_gpu_seconds")

@@ -8,16 +8,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from reports.errors import RunNotFound
-from reports.queries.evaluations import VAL_LOSS, comparable_evaluations
-from reports.queries.receipts import SECONDS, read_receipts
-from reports.queries.run_lookup import configuration_document, find_run, read_beat, tokens_per_step
-from reports.queries.run_status import make_status
-from storage.logs.run_index import list_run_ids
-from storage.logs.run_log import RunLog
-from storage.logs.step_log import read_last_record
-from storage.stores.document import flatten, project, stored_value
-from storage.stores.object_store import ObjectStore
+from cairn.reports.errors import RunNotFound
+from cairn.reports.queries.evaluations import VAL_LOSS, comparable_evaluations
+from cairn.reports.queries.receipts import SECONDS, read_receipts
+from cairn.reports.queries.run_lookup import configuration_document, find_run, read_beat, tokens_per_step
+from cairn.reports.queries.run_status import make_status
+from cairn.storage.logs.run_index import list_run_ids
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.logs.step_log import read_last_record
+from cairn.storage.stores.document import flatten, project, stored_value
+from cairn.storage.stores.object_store import ObjectStore
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

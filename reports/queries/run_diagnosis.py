@@ -3,14 +3,14 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from reports.queries.run_status import stopped_early
-from storage.logs.run_log import RunLog
-from storage.stores.document import project
-from tasks.configuration.settings import METRIC
-from tasks.evaluator.evaluation_run import curve_suite, read_curve
-from tasks.policy.curve_verdict import judge
-from tasks.text.format import format_value
-from tasks.text.output import print_facts, print_table
+from cairn.reports.queries.run_status import stopped_early
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.stores.document import project
+from cairn.tasks.configuration.settings import METRIC
+from cairn.tasks.evaluator.evaluation_run import curve_suite, read_curve
+from cairn.tasks.policy.curve_verdict import judge
+from cairn.tasks.text.format import format_value
+from cairn.tasks.text.output import print_facts, print_table
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,22 +7,22 @@ from datetime import datetime
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
-from reports.errors import RunNotFound
-from storage.checkpoints.sweep import parse_checkpoint_folder
-from storage.errors import IntegrityError
-from storage.logs.log_entry import CheckpointReference
-from storage.logs.registry import Registry, list_aliases
-from storage.logs.run_entries import RunOpened
-from storage.logs.run_index import list_run_ids
-from storage.logs.run_log import RunLog
-from storage.logs.run_state import CheckpointRecord, CheckpointState, RunState
-from storage.logs.step_log import Heartbeat, read_heartbeat
-from storage.stores.document import project, stored_value
-from storage.stores.object_store import ObjectStore
-from tasks.errors import InvalidConfiguration
+from cairn.reports.errors import RunNotFound
+from cairn.storage.checkpoints.sweep import parse_checkpoint_folder
+from cairn.storage.errors import IntegrityError
+from cairn.storage.logs.log_entry import CheckpointReference
+from cairn.storage.logs.registry import Registry, list_aliases
+from cairn.storage.logs.run_entries import RunOpened
+from cairn.storage.logs.run_index import list_run_ids
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.logs.run_state import CheckpointRecord, CheckpointState, RunState
+from cairn.storage.logs.step_log import Heartbeat, read_heartbeat
+from cairn.storage.stores.document import project, stored_value
+from cairn.storage.stores.object_store import ObjectStore
+from cairn.tasks.errors import InvalidConfiguration
 
 if TYPE_CHECKING:
-    from tasks.configuration.run_configuration import RunConfig
+    from cairn.tasks.configuration.run_configuration import RunConfig
 
 _SHOWN = 20
 
@@ -119,7 +119,7 @@ def summarize_checkpoint(run_id: str, record: CheckpointRecord) -> CheckpointSum
 
 def configuration_of(state: RunState) -> "RunConfig":
     """Return the newest attempt's configuration, else a fork's own or the frozen part; raises `IntegrityError`."""
-    from tasks.configuration.stored_configuration import parse_stored_configuration
+    from cairn.tasks.configuration.stored_configuration import parse_stored_configuration
 
     return parse_stored_configuration(configuration_document(state))
 

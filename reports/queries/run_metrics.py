@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from reports.queries.run_lookup import read_beat
-from reports.queries.run_status import RunPhase, make_status, standing_of
-from storage.errors import IntegrityError, StorageError
-from storage.logs.run_index import RunIndex, is_empty
-from storage.logs.run_log import RunLog
-from storage.stores.object_store import ObjectStore
-from tasks.errors import InvalidConfiguration
+from cairn.reports.queries.run_lookup import read_beat
+from cairn.reports.queries.run_status import RunPhase, make_status, standing_of
+from cairn.storage.errors import IntegrityError, StorageError
+from cairn.storage.logs.run_index import RunIndex, is_empty
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.stores.object_store import ObjectStore
+from cairn.tasks.errors import InvalidConfiguration
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric

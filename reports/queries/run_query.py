@@ -15,17 +15,25 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from reports.errors import InvalidQuery, ReportError
-from reports.queries import run_tables
-from reports.queries.alias_history import list_decisions
-from reports.queries.run_status import RunPhase, standing_of
-from reports.queries.run_tables import LOG_TABLES, ROWS, columns
-from storage.logs.run_log import run_prefix
-from storage.logs.run_state import RunState
-from storage.logs.step_log import read_heartbeat, read_step_records
-from storage.stores.document import sha256
-from storage.stores.object_store import ObjectStore
-from storage.tables.table_cache import Column, FreshTable, GatheredTables, RunStamp, TableCache, TableKind, arrow_table
+from cairn.reports.errors import InvalidQuery, ReportError
+from cairn.reports.queries import run_tables
+from cairn.reports.queries.alias_history import list_decisions
+from cairn.reports.queries.run_status import RunPhase, standing_of
+from cairn.reports.queries.run_tables import LOG_TABLES, ROWS, columns
+from cairn.storage.logs.run_log import run_prefix
+from cairn.storage.logs.run_state import RunState
+from cairn.storage.logs.step_log import read_heartbeat, read_step_records
+from cairn.storage.stores.document import sha256
+from cairn.storage.stores.object_store import ObjectStore
+from cairn.storage.tables.table_cache import (
+    Column,
+    FreshTable,
+    GatheredTables,
+    RunStamp,
+    TableCache,
+    TableKind,
+    arrow_table,
+)
 
 if TYPE_CHECKING:
     import duckdb
@@ -161,7 +169,7 @@ def _fresh(store: ObjectStore, tables: frozenset[str], unreadable: dict[str, str
 
 def _open_attempt(store: ObjectStore, stamp: RunStamp) -> tuple[object, ...]:
     """Return the progress of an attempt that has not ended, by its heartbeat, and the state of its run."""
-    from tasks.machine.placement import is_known_dead  # only open attempts pay for it
+    from cairn.tasks.machine.placement import is_known_dead  # only open attempts pay for it
 
     phase = RunPhase.INTERRUPTED if stamp.owner and is_known_dead(stamp.owner) else RunPhase.RUNNING
     beat = read_heartbeat(store, run_prefix(stamp.run_id), stamp.latest_attempt)

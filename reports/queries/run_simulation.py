@@ -7,20 +7,20 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from reports.queries.run_lookup import configuration_of
-from reports.queries.simulation_options import SimulationOptions
-from storage.logs.run_state import RunState
-from storage.stores.document import project
-from tasks.configuration.settings import BudgetsConfig, CheckpointConfig
-from tasks.errors import InvalidConfiguration
-from tasks.policy import failure_trace
-from tasks.policy.attempt_sizes import next_sizes, segment_end
-from tasks.policy.checkpoint_interval import IntervalComparison, compare_intervals
-from tasks.policy.failure_trace import DAY_SECONDS, FailureTrace, InvalidTrace
-from tasks.policy.simulation import SimulatedRun, SimulationPlan, budget_policy, plain_retries, simulate
+from cairn.reports.queries.run_lookup import configuration_of
+from cairn.reports.queries.simulation_options import SimulationOptions
+from cairn.storage.logs.run_state import RunState
+from cairn.storage.stores.document import project
+from cairn.tasks.configuration.settings import BudgetsConfig, CheckpointConfig
+from cairn.tasks.errors import InvalidConfiguration
+from cairn.tasks.policy import failure_trace
+from cairn.tasks.policy.attempt_sizes import next_sizes, segment_end
+from cairn.tasks.policy.checkpoint_interval import IntervalComparison, compare_intervals
+from cairn.tasks.policy.failure_trace import DAY_SECONDS, FailureTrace, InvalidTrace
+from cairn.tasks.policy.simulation import SimulatedRun, SimulationPlan, budget_policy, plain_retries, simulate
 
 if TYPE_CHECKING:
-    from tasks.configuration.run_configuration import RunConfig
+    from cairn.tasks.configuration.run_configuration import RunConfig
 
 PLAIN_RETRIES = (3, 10)
 _SWEEP_SEEDS = 6
@@ -93,7 +93,7 @@ def simulate_policies(
     """Return how each policy ends, for the receipts of `state` or none; raises `InvalidConfiguration`."""
     config = configuration_of(state) if state and not options.config else None
     if options.config:
-        from tasks.configuration.configuration_source import load_configuration
+        from cairn.tasks.configuration.configuration_source import load_configuration
 
         config = load_configuration(Path(options.config), overrides=(), environment=environment)
     try:

@@ -7,16 +7,16 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from reports.queries.receipts import PlacementSummary
-from reports.queries.run_lookup import configuration_document, read_beat
-from storage.errors import IntegrityError
-from storage.logs.run_index import RunIndex, is_empty
-from storage.logs.run_log import RunLog
-from storage.logs.run_state import Charges, RunState
-from storage.logs.step_log import Heartbeat
-from storage.stores.document import convert, project
-from storage.stores.object_store import ObjectStore
-from tasks.policy.termination import RESTARTABLE, DecisionAction, TerminationReason
+from cairn.reports.queries.receipts import PlacementSummary
+from cairn.reports.queries.run_lookup import configuration_document, read_beat
+from cairn.storage.errors import IntegrityError
+from cairn.storage.logs.run_index import RunIndex, is_empty
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.logs.run_state import Charges, RunState
+from cairn.storage.logs.step_log import Heartbeat
+from cairn.storage.stores.document import convert, project
+from cairn.storage.stores.object_store import ObjectStore
+from cairn.tasks.policy.termination import RESTARTABLE, DecisionAction, TerminationReason
 
 _READERS = 8
 _RESUMABLE = {*RESTARTABLE, TerminationReason.FENCED}
@@ -97,7 +97,9 @@ def make_status(log: RunLog, beat: Heartbeat | None) -> RunStatus:
     owner, beat = (state.open_attempt, beat) if standing == RunPhase.RUNNING else (None, None)
     limits = configuration_document(state).get("budgets")
     if not limits:
-        from tasks.configuration.settings import BudgetsConfig  # pydantic: only a run without an attempt pays for it
+        from cairn.tasks.configuration.settings import (
+            BudgetsConfig,  # pydantic: only a run without an attempt pays for it
+        )
 
         limits = BudgetsConfig().model_dump(mode="json")
     newest, practised = state.attempts[-1] if state.attempts else None, ""
@@ -183,7 +185,7 @@ def standing_of(state: RunState) -> RunPhase:
     if not state.attempts:
         return RunPhase.OPENED
     if state.open_attempt is not None:
-        from tasks.machine.placement import is_known_dead  # only an open attempt pays for it
+        from cairn.tasks.machine.placement import is_known_dead  # only an open attempt pays for it
 
         is_gone = is_known_dead(state.open_attempt.started.placement)
         return RunPhase.INTERRUPTED if is_gone else RunPhase.RUNNING

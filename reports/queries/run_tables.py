@@ -12,17 +12,24 @@ from typing import Any, NewType, get_args, get_type_hints
 
 import msgspec
 
-from reports.queries.alias_history import AliasDecision
-from reports.queries.evaluations import EvaluationSummary, list_evaluations
-from reports.queries.receipts import SECONDS, DecisionSummary, PlacementSummary, Receipt, make_receipt, with_earlier
-from reports.queries.run_lookup import CheckpointSummary, summarize_checkpoint
-from reports.queries.run_status import RunPhase, RunSummary, summarize_run
-from storage.logs.fold_cache import FOLD_VERSION
-from storage.logs.log_entry import DevicePeak
-from storage.logs.run_state import AttemptRecord, RunState
-from storage.logs.step_log import StepRecord, splice
-from storage.stores.document import project, sha256, stored_value
-from storage.tables.table_cache import Column
+from cairn.reports.queries.alias_history import AliasDecision
+from cairn.reports.queries.evaluations import EvaluationSummary, list_evaluations
+from cairn.reports.queries.receipts import (
+    SECONDS,
+    DecisionSummary,
+    PlacementSummary,
+    Receipt,
+    make_receipt,
+    with_earlier,
+)
+from cairn.reports.queries.run_lookup import CheckpointSummary, summarize_checkpoint
+from cairn.reports.queries.run_status import RunPhase, RunSummary, summarize_run
+from cairn.storage.logs.fold_cache import FOLD_VERSION
+from cairn.storage.logs.log_entry import DevicePeak
+from cairn.storage.logs.run_state import AttemptRecord, RunState
+from cairn.storage.logs.step_log import StepRecord, splice
+from cairn.storage.stores.document import project, sha256, stored_value
+from cairn.storage.tables.table_cache import Column
 
 JsonText = NewType("JsonText", str)
 """A JSON document as text."""

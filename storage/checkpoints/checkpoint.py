@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from storage.checkpoints.checkpoint_documents import (
+from cairn.storage.checkpoints.checkpoint_documents import (
     MANIFEST_VERSION,
     TRAINER,
     Manifest,
@@ -16,16 +16,23 @@ from storage.checkpoints.checkpoint_documents import (
     TrainerDocument,
     decode_manifest,
 )
-from storage.checkpoints.checkpoint_shard import Looks, ShardReader, WantedBytes, begin_shard, cut_shards, transfers
-from storage.checkpoints.tensor_record import TensorRecord, state_sha256, with_data
-from storage.errors import IntegrityError, ObjectDamaged, ObjectMissing, StoreUnavailable
-from storage.logs.log_entry import CheckpointReference, Writer
-from storage.logs.run_entries import CheckpointCommitted
-from storage.logs.run_log import RunLog, run_prefix
-from storage.logs.run_state import RunState
-from storage.stores.document import decode, encode, project, sha256
-from storage.stores.object_store import ObjectStore
-from storage.stores.verified_object import ExpectedObject, find_damage, read_verified
+from cairn.storage.checkpoints.checkpoint_shard import (
+    Looks,
+    ShardReader,
+    WantedBytes,
+    begin_shard,
+    cut_shards,
+    transfers,
+)
+from cairn.storage.checkpoints.tensor_record import TensorRecord, state_sha256, with_data
+from cairn.storage.errors import IntegrityError, ObjectDamaged, ObjectMissing, StoreUnavailable
+from cairn.storage.logs.log_entry import CheckpointReference, Writer
+from cairn.storage.logs.run_entries import CheckpointCommitted
+from cairn.storage.logs.run_log import RunLog, run_prefix
+from cairn.storage.logs.run_state import RunState
+from cairn.storage.stores.document import decode, encode, project, sha256
+from cairn.storage.stores.object_store import ObjectStore
+from cairn.storage.stores.verified_object import ExpectedObject, find_damage, read_verified
 
 UNREADABLE = "cannot be read"
 """How the finding begins where the store had no answer for an object."""

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TypedDict
 
-from storage.checkpoints.tensor_record import MAX_HEADER_BYTES, TensorDigest, TensorRecord
-from storage.errors import IntegrityError
-from storage.stores.document import decode
+from cairn.storage.checkpoints.tensor_record import MAX_HEADER_BYTES, TensorDigest, TensorRecord
+from cairn.storage.errors import IntegrityError
+from cairn.storage.stores.document import decode
 
 MANIFEST_VERSION = 2
 TRAINER = "trainer.json"

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from itertools import count, repeat
 from typing import Any, TypeVar
 
-from storage.checkpoints.checkpoint_documents import ManifestShard
-from storage.checkpoints.tensor_record import (
+from cairn.storage.checkpoints.checkpoint_documents import ManifestShard
+from cairn.storage.checkpoints.tensor_record import (
     CHUNK_BYTES,
     DIGEST_BYTES,
     TensorDigest,
@@ -24,10 +24,10 @@ from storage.checkpoints.tensor_record import (
     shard_chunks,
     shard_header,
 )
-from storage.errors import IntegrityError, ObjectDamaged, ObjectMissing
-from storage.stores.document import project
-from storage.stores.local_store import forget_cached_bytes
-from storage.stores.object_store import PAGE_BYTES, ObjectStore
+from cairn.storage.errors import IntegrityError, ObjectDamaged, ObjectMissing
+from cairn.storage.stores.document import project
+from cairn.storage.stores.local_store import forget_cached_bytes
+from cairn.storage.stores.object_store import PAGE_BYTES, ObjectStore
 
 T = TypeVar("T")
 LOOKS = 3

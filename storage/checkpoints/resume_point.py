@@ -13,11 +13,11 @@ from collections.abc import Callable, Collection
 from dataclasses import asdict
 from functools import partial
 
-from storage.checkpoints.checkpoint import UNREADABLE, verify_checkpoint
-from storage.checkpoints.checkpoint_shard import LOOKS
-from storage.errors import IntegrityError, NothingReadable, ObjectDamaged
-from storage.logs.log_entry import CheckpointReference, Writer
-from storage.logs.run_entries import (
+from cairn.storage.checkpoints.checkpoint import UNREADABLE, verify_checkpoint
+from cairn.storage.checkpoints.checkpoint_shard import LOOKS
+from cairn.storage.errors import IntegrityError, NothingReadable, ObjectDamaged
+from cairn.storage.logs.log_entry import CheckpointReference, Writer
+from cairn.storage.logs.run_entries import (
     CheckpointCommitted,
     CheckpointPinned,
     CheckpointQuarantined,
@@ -26,10 +26,10 @@ from storage.logs.run_entries import (
     Placement,
     ReadEvidence,
 )
-from storage.logs.run_log import RunLog
-from storage.logs.run_state import CheckpointRecord, RunState
-from storage.stores.document import project
-from storage.stores.local_store import forget_cached_bytes
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.logs.run_state import CheckpointRecord, RunState
+from cairn.storage.stores.document import project
+from cairn.storage.stores.local_store import forget_cached_bytes
 
 _PAUSE_SECONDS = 0.5
 

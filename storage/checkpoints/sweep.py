@@ -10,14 +10,14 @@ from enum import StrEnum
 from functools import partial
 from typing import Any
 
-from storage.checkpoints.resume_point import fails_alike, look_again, restored_entry, unpin_entry
-from storage.errors import IntegrityError
-from storage.logs.log_entry import Writer, refuse_old_writer
-from storage.logs.run_entries import CheckpointDeleted, CheckpointSuperseded
-from storage.logs.run_index import INDEX_FOLDER
-from storage.logs.run_log import RunLog, fold, imagined_entry
-from storage.logs.run_state import CheckpointRecord, CheckpointState, RunState
-from storage.stores.object_store import UnfinishedWrite
+from cairn.storage.checkpoints.resume_point import fails_alike, look_again, restored_entry, unpin_entry
+from cairn.storage.errors import IntegrityError
+from cairn.storage.logs.log_entry import Writer, refuse_old_writer
+from cairn.storage.logs.run_entries import CheckpointDeleted, CheckpointSuperseded
+from cairn.storage.logs.run_index import INDEX_FOLDER
+from cairn.storage.logs.run_log import RunLog, fold, imagined_entry
+from cairn.storage.logs.run_state import CheckpointRecord, CheckpointState, RunState
+from cairn.storage.stores.object_store import UnfinishedWrite
 
 STALE_SECONDS = 86_400.0
 """Age, by the store's clock, at which an unfinished write that no attempt can need is discarded."""

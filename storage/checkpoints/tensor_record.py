@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from storage.errors import IntegrityError
-from storage.stores.object_store import PAGE_BYTES
+from cairn.storage.errors import IntegrityError
+from cairn.storage.stores.object_store import PAGE_BYTES
 
 _TITLE = b"cairn train state 2\n"
 CHUNK_BYTES = 8 * 1024 * 1024

@@ -13,9 +13,9 @@ from typing import Annotated, Any, Generic, Self, TypeVar, get_args, get_origin,
 
 import msgspec
 
-from storage.errors import IntegrityError, ObjectMissing, StorageError
-from storage.logs.log_entry import Entry, EntryLog, ReadEntry
-from storage.stores.document import MAX_DOCUMENT_BYTES, decode, encode, sha256
+from cairn.storage.errors import IntegrityError, ObjectMissing, StorageError
+from cairn.storage.logs.log_entry import Entry, EntryLog, ReadEntry
+from cairn.storage.stores.document import MAX_DOCUMENT_BYTES, decode, encode, sha256
 
 T = TypeVar("T")
 PART_ITEMS = 256

@@ -16,9 +16,16 @@ from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
-from storage.errors import AppendUnknown, IntegrityError, ObjectMissing, StoreRefused, StoreUnavailable, WriterTooOld
-from storage.stores.document import MAX_DOCUMENT_BYTES, convert, decode, encode, sha256
-from storage.stores.object_store import ObjectStore
+from cairn.storage.errors import (
+    AppendUnknown,
+    IntegrityError,
+    ObjectMissing,
+    StoreRefused,
+    StoreUnavailable,
+    WriterTooOld,
+)
+from cairn.storage.stores.document import MAX_DOCUMENT_BYTES, convert, decode, encode, sha256
+from cairn.storage.stores.object_store import ObjectStore
 
 FORMAT_VERSION = 1
 """The newest version of an entry that this program understands."""

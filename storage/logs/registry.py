@@ -7,11 +7,19 @@ from datetime import datetime
 from functools import reduce
 from typing import Any
 
-from storage.errors import StorageError
-from storage.logs.fold_cache import FoldCache, FoldedLog, History, Listed
-from storage.logs.log_entry import Entry, EntryLog, NewerEntry, ReadEntry, refuse_old_writer, this_writer, told_newer
-from storage.stores.document import project
-from storage.stores.object_store import ObjectStore, check_key, check_name
+from cairn.storage.errors import StorageError
+from cairn.storage.logs.fold_cache import FoldCache, FoldedLog, History, Listed
+from cairn.storage.logs.log_entry import (
+    Entry,
+    EntryLog,
+    NewerEntry,
+    ReadEntry,
+    refuse_old_writer,
+    this_writer,
+    told_newer,
+)
+from cairn.storage.stores.document import project
+from cairn.storage.stores.object_store import ObjectStore, check_key, check_name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

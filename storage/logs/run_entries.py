@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from storage.errors import StorageError
-from storage.logs.log_entry import WRITER_VERSION, CheckpointReference, DevicePeak, ForkOrigin
-from storage.stores.document import project
+from cairn.storage.errors import StorageError
+from cairn.storage.logs.log_entry import WRITER_VERSION, CheckpointReference, DevicePeak, ForkOrigin
+from cairn.storage.stores.document import project
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,13 +9,13 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import compress
 
-from storage.errors import StorageError
-from storage.logs.fold_cache import History, decode_history, encode_history
-from storage.logs.log_entry import entry_name
-from storage.logs.run_log import RunLog, run_prefix
-from storage.logs.run_state import RunState
-from storage.stores.document import decode, encode
-from storage.stores.object_store import ObjectStore
+from cairn.storage.errors import StorageError
+from cairn.storage.logs.fold_cache import History, decode_history, encode_history
+from cairn.storage.logs.log_entry import entry_name
+from cairn.storage.logs.run_log import RunLog, run_prefix
+from cairn.storage.logs.run_state import RunState
+from cairn.storage.stores.document import decode, encode
+from cairn.storage.stores.object_store import ObjectStore
 
 INDEX_FOLDER = "index/runs"
 RUNS_IN_OBJECT = 500

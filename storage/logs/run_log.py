@@ -11,10 +11,10 @@ from datetime import datetime
 from functools import reduce
 from typing import Any
 
-from storage.errors import Fenced, StorageError
-from storage.logs import run_entries as kinds
-from storage.logs.fold_cache import FoldCache, FoldedLog
-from storage.logs.log_entry import (
+from cairn.storage.errors import Fenced, StorageError
+from cairn.storage.logs import run_entries as kinds
+from cairn.storage.logs.fold_cache import FoldCache, FoldedLog
+from cairn.storage.logs.log_entry import (
     FORMAT_VERSION,
     Entry,
     EntryLog,
@@ -24,9 +24,16 @@ from storage.logs.log_entry import (
     refuse_old_writer,
     utc_now,
 )
-from storage.logs.run_state import AttemptRecord, Charges, CheckpointRecord, CheckpointState, RefusedEntry, RunState
-from storage.stores.document import project
-from storage.stores.object_store import ObjectStore, check_key, check_name
+from cairn.storage.logs.run_state import (
+    AttemptRecord,
+    Charges,
+    CheckpointRecord,
+    CheckpointState,
+    RefusedEntry,
+    RunState,
+)
+from cairn.storage.stores.document import project
+from cairn.storage.stores.object_store import ObjectStore, check_key, check_name
 
 
 def fold(entries: Iterable[Entry], state: RunState | None = None) -> RunState:

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
-from storage.logs import run_entries as entries
-from storage.logs.fold_cache import History
-from storage.logs.log_entry import WRITER_VERSION, CheckpointReference, ForkOrigin, NewerEntry, told_newer
+from cairn.storage.logs import run_entries as entries
+from cairn.storage.logs.fold_cache import History
+from cairn.storage.logs.log_entry import WRITER_VERSION, CheckpointReference, ForkOrigin, NewerEntry, told_newer
 
 
 class CheckpointState(StrEnum):

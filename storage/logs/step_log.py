@@ -15,11 +15,11 @@ from pathlib import Path
 
 import msgspec
 
-from storage.errors import IntegrityError, ObjectMissing
-from storage.logs.log_entry import DevicePeak
-from storage.logs.run_state import AttemptRecord
-from storage.stores.document import decode, encode
-from storage.stores.object_store import ObjectStore
+from cairn.storage.errors import IntegrityError, ObjectMissing
+from cairn.storage.logs.log_entry import DevicePeak
+from cairn.storage.logs.run_state import AttemptRecord
+from cairn.storage.stores.document import decode, encode
+from cairn.storage.stores.object_store import ObjectStore
 
 MOST_STEP_LOG_BYTES = 2 * 1024**3
 """About ten million steps of one attempt; such a file is read whole."""

@@ -11,7 +11,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import IO
 
-from storage.errors import IntegrityError
+from cairn.storage.errors import IntegrityError
 
 _LEAST_MEMORY_BYTES, _MEMORY_SHARE = 1 << 30, 16
 _OUT_OF_MEMORY = 3
@@ -32,7 +32,7 @@ def bounded_process(
     order = json.dumps([memory_bytes, core_seconds, module, arguments])
     kept = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
     child = subprocess.Popen(
-        [sys.executable, "-P", "-m", "storage.snapshots.bounded_process", order],
+        [sys.executable, "-P", "-m", "cairn.storage.snapshots.bounded_process", order],
         stdin=file,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

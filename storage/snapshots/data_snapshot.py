@@ -15,14 +15,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from storage.errors import IntegrityError, ObjectMissing, SnapshotDamaged, StorageError
-from storage.snapshots.document_index import SplitName
-from storage.snapshots.snapshot_manifest import SnapshotManifest, SnapshotObject
-from storage.snapshots.token_shard import SHARD_SUFFIX, VerifiedShard, count_tokens
-from storage.stores import verified_object
-from storage.stores.document import decode, encode, project, sha256
-from storage.stores.object_store import ObjectStore
-from storage.stores.verified_object import ExpectedObject, WrittenObject
+from cairn.storage.errors import IntegrityError, ObjectMissing, SnapshotDamaged, StorageError
+from cairn.storage.snapshots.document_index import SplitName
+from cairn.storage.snapshots.snapshot_manifest import SnapshotManifest, SnapshotObject
+from cairn.storage.snapshots.token_shard import SHARD_SUFFIX, VerifiedShard, count_tokens
+from cairn.storage.stores import verified_object
+from cairn.storage.stores.document import decode, encode, project, sha256
+from cairn.storage.stores.object_store import ObjectStore
+from cairn.storage.stores.verified_object import ExpectedObject, WrittenObject
 
 TOKENIZER = "tokenizer.json"
 DOCUMENTS = "documents.parquet"

@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as compute
 import pyarrow.parquet as parquet
 
-from storage.errors import IntegrityError
-from storage.snapshots.parquet_process import read_parquet
+from cairn.storage.errors import IntegrityError
+from cairn.storage.snapshots.parquet_process import read_parquet
 
 ROW_GROUP_ROWS = 32 * 1024
 STARTS = "cairn.token_starts"

@@ -13,8 +13,8 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.parquet as parquet
 
-from storage.errors import IntegrityError
-from storage.snapshots.bounded_process import bounded_process
+from cairn.storage.errors import IntegrityError
+from cairn.storage.snapshots.bounded_process import bounded_process
 
 ROWS = b"cairn.rows"
 _BATCH_ROWS, _BATCH_BYTES = 256, 8 << 20

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from storage.snapshots.document_index import SPLITS, SplitName
-from storage.snapshots.token_shard import ShardSchema
-from storage.stores.object_store import is_key
+from cairn.storage.snapshots.document_index import SPLITS, SplitName
+from cairn.storage.snapshots.token_shard import ShardSchema
+from cairn.storage.stores.object_store import is_key
 
 SNAPSHOT_VERSION = 1
 

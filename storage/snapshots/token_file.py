@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from storage.errors import StorageError
-from storage.snapshots.token_shard import slices_between
+from cairn.storage.errors import StorageError
+from cairn.storage.snapshots.token_shard import slices_between
 
 LLM_C_MAGIC = 20240520
 LLM_C_VERSION = 1

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from storage.errors import IntegrityError, SnapshotDamaged, StorageError
+from cairn.storage.errors import IntegrityError, SnapshotDamaged, StorageError
 
 SHARD_VERSION = 1
 SHARD_SUFFIX = ".arrow"

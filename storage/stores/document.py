@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from storage.errors import IntegrityError, StorageError
+from cairn.storage.errors import IntegrityError, StorageError
 
 T = TypeVar("T")
 MAX_DOCUMENT_BYTES = 16 * 1024 * 1024

@@ -20,8 +20,8 @@ from typing import BinaryIO
 
 import numpy as np
 
-from storage.errors import IntegrityError, NotDurable, ObjectMissing, StorageError, StoreRefused, StoreUnavailable
-from storage.stores.object_store import (
+from cairn.storage.errors import IntegrityError, NotDurable, ObjectMissing, StorageError, StoreRefused, StoreUnavailable
+from cairn.storage.stores.object_store import (
     MAX_READ_BYTES,
     PAGE_BYTES,
     READ_CHUNK_BYTES,

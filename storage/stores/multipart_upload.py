@@ -13,10 +13,10 @@ from contextlib import suppress
 from itertools import chain
 from typing import Any
 
-from storage.errors import ObjectMissing, StorageError, StoreRefused, StoreUnavailable
-from storage.stores.object_store import PART_BYTES
-from storage.stores.retrying_store import RetryPolicy
-from storage.stores.s3_bucket import S3Bucket
+from cairn.storage.errors import ObjectMissing, StorageError, StoreRefused, StoreUnavailable
+from cairn.storage.stores.object_store import PART_BYTES
+from cairn.storage.stores.retrying_store import RetryPolicy
+from cairn.storage.stores.s3_bucket import S3Bucket
 
 CONCURRENT_PARTS = 3
 _MAX_PARTS = 10_000

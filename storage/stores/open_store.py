@@ -4,10 +4,10 @@ import re
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from storage.errors import StorageError
-from storage.stores.local_store import LocalStore
-from storage.stores.object_store import ObjectStore
-from storage.stores.retrying_store import RetryingStore
+from cairn.storage.errors import StorageError
+from cairn.storage.stores.local_store import LocalStore
+from cairn.storage.stores.object_store import ObjectStore
+from cairn.storage.stores.retrying_store import RetryingStore
 
 _NOT_SPOKEN = {"Google Cloud Storage": ("gs", "gcs"), "Azure Blob Storage": ("az", "abfs", "abfss", "adl")}
 """Stores that could exclude, by their schemes; Cairn does not speak their APIs."""
@@ -34,8 +34,8 @@ def open_store(url: str) -> ObjectStore:
     if parts.scheme == "file":
         return _open_folder(Path(unquote(parts.path)))
     if parts.scheme in ("s3", "s3a"):
-        from storage.stores.s3_bucket import S3Bucket
-        from storage.stores.s3_store import S3Store
+        from cairn.storage.stores.s3_bucket import S3Bucket
+        from cairn.storage.stores.s3_store import S3Store
 
         if not parts.netloc or parts.query or parts.fragment:
             raise StorageError("store URL s3://: must be s3://bucket or s3://bucket/prefix, without ? and #")

@@ -12,8 +12,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
-from storage.errors import AppendUnknown, NotDurable, StorageError, StoreRefused, StoreUnavailable
-from storage.stores.object_store import ObjectStore
+from cairn.storage.errors import AppendUnknown, NotDurable, StorageError, StoreRefused, StoreUnavailable
+from cairn.storage.stores.object_store import ObjectStore
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from storage.errors import ObjectMissing, StorageError, StoreRefused, StoreUnavailable
-from storage.stores.object_store import MAX_READ_BYTES, too_large
+from cairn.storage.errors import ObjectMissing, StorageError, StoreRefused, StoreUnavailable
+from cairn.storage.stores.object_store import MAX_READ_BYTES, too_large
 
 T = TypeVar("T")
 _ADVICE = {

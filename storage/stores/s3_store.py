@@ -12,12 +12,12 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-from storage.errors import IntegrityError, ObjectMissing, StoreRefused, StoreUnavailable
-from storage.stores import object_store
-from storage.stores.multipart_upload import put, upload_stream
-from storage.stores.object_store import MAX_READ_BYTES, READ_CHUNK_BYTES, ObjectStore, UnfinishedWrite, is_key
-from storage.stores.retrying_store import RetryPolicy
-from storage.stores.s3_bucket import ConditionFailed, Fetched, S3Bucket, error_code
+from cairn.storage.errors import IntegrityError, ObjectMissing, StoreRefused, StoreUnavailable
+from cairn.storage.stores import object_store
+from cairn.storage.stores.multipart_upload import put, upload_stream
+from cairn.storage.stores.object_store import MAX_READ_BYTES, READ_CHUNK_BYTES, ObjectStore, UnfinishedWrite, is_key
+from cairn.storage.stores.retrying_store import RetryPolicy
+from cairn.storage.stores.s3_bucket import ConditionFailed, Fetched, S3Bucket, error_code
 
 PAGE_KEYS = 1000
 _READS_AHEAD = 2

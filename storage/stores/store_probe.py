@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
-from storage.errors import ObjectMissing, StorageError, StoreRefused, StoreUnavailable, StoreUnsound
-from storage.stores.object_store import ObjectStore
+from cairn.storage.errors import ObjectMissing, StorageError, StoreRefused, StoreUnavailable, StoreUnsound
+from cairn.storage.stores.object_store import ObjectStore
 
 _STEP_SECONDS = 0.02
 """How long one of two creators in step waits for the other, which may be waiting for a lock that the first one has."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from storage.errors import ObjectDamaged, ObjectMissing
-from storage.stores.object_store import MAX_READ_BYTES, READ_CHUNK_BYTES, ObjectStore
+from cairn.storage.errors import ObjectDamaged, ObjectMissing
+from cairn.storage.stores.object_store import MAX_READ_BYTES, READ_CHUNK_BYTES, ObjectStore
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,16 +18,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from zlib import crc32
 
-from storage.errors import IntegrityError, StorageError
-from storage.logs.fold_cache import FoldedLog
-from storage.logs.log_entry import entry_name
-from storage.logs.run_entries import Placement
-from storage.logs.run_log import RunLog, run_prefix
-from storage.logs.run_state import RunState
-from storage.logs.step_log import step_log_bytes
-from storage.stores.document import decode, encode, project, sha256
-from storage.stores.object_store import ObjectStore
-from storage.stores.verified_object import WrittenObject, describe_file
+from cairn.storage.errors import IntegrityError, StorageError
+from cairn.storage.logs.fold_cache import FoldedLog
+from cairn.storage.logs.log_entry import entry_name
+from cairn.storage.logs.run_entries import Placement
+from cairn.storage.logs.run_log import RunLog, run_prefix
+from cairn.storage.logs.run_state import RunState
+from cairn.storage.logs.step_log import step_log_bytes
+from cairn.storage.stores.document import decode, encode, project, sha256
+from cairn.storage.stores.object_store import ObjectStore
+from cairn.storage.stores.verified_object import WrittenObject, describe_file
 
 if TYPE_CHECKING:
     import pyarrow as pa

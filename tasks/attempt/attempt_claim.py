@@ -11,23 +11,23 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 
-from storage.checkpoints.resume_point import newest_verified
-from storage.errors import NothingReadable, StorageError
-from storage.logs.log_entry import CheckpointReference, Writer
-from storage.logs.run_entries import AttemptEnded, AttemptStarted
-from storage.logs.run_log import RunLog
-from storage.logs.run_state import AttemptRecord, RunState
-from storage.logs.step_log import Heartbeat, read_heartbeat, silent_seconds, write_heartbeat
-from storage.stores.document import project
-from storage.stores.object_store import ObjectStore
-from tasks.attempt.attempt_end import AttemptOver, Usage, write_receipt
-from tasks.attempt.practised_faults import practised_faults
-from tasks.configuration.settings import BudgetsConfig, LeaseConfig
-from tasks.errors import BudgetExhausted, InvalidConfiguration, LiveOwner
-from tasks.machine.placement import is_known_alive, is_known_dead
-from tasks.machine.process_scopes import running_beside
-from tasks.policy.failures import Evidence, classify
-from tasks.policy.termination import DecisionAction
+from cairn.storage.checkpoints.resume_point import newest_verified
+from cairn.storage.errors import NothingReadable, StorageError
+from cairn.storage.logs.log_entry import CheckpointReference, Writer
+from cairn.storage.logs.run_entries import AttemptEnded, AttemptStarted
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.logs.run_state import AttemptRecord, RunState
+from cairn.storage.logs.step_log import Heartbeat, read_heartbeat, silent_seconds, write_heartbeat
+from cairn.storage.stores.document import project
+from cairn.storage.stores.object_store import ObjectStore
+from cairn.tasks.attempt.attempt_end import AttemptOver, Usage, write_receipt
+from cairn.tasks.attempt.practised_faults import practised_faults
+from cairn.tasks.configuration.settings import BudgetsConfig, LeaseConfig
+from cairn.tasks.errors import BudgetExhausted, InvalidConfiguration, LiveOwner
+from cairn.tasks.machine.placement import is_known_alive, is_known_dead
+from cairn.tasks.machine.process_scopes import running_beside
+from cairn.tasks.policy.failures import Evidence, classify
+from cairn.tasks.policy.termination import DecisionAction
 
 _DEAD_SILENT_BEATS = 1.5
 """Heartbeats for which an owner whose process is gone must be silent: a heartbeat that moves outvotes a missing pid."""

@@ -9,19 +9,19 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from model.configuration.data import DataConfig
-from storage.checkpoints.resume_point import quarantine_checkpoint
-from storage.errors import Fenced, IntegrityError, ObjectMissing
-from storage.logs.log_entry import DevicePeak, Writer
-from storage.logs.run_entries import AttemptEnded, DataQuarantined
-from storage.logs.run_log import RunLog
-from storage.logs.run_state import RunState
-from storage.stores.document import decode, encode, project
-from tasks.configuration.settings import BudgetsConfig
-from tasks.policy.attempt_sizes import AttemptSizes, MemoryRoom, choose_lighter, lighter_sizes
-from tasks.policy.budgets import FailureImpact, decide
-from tasks.policy.failures import Evidence, ExceptionReport, Failure, classify
-from tasks.policy.termination import DecisionAction, TerminationReason
+from cairn.model.configuration.data import DataConfig
+from cairn.storage.checkpoints.resume_point import quarantine_checkpoint
+from cairn.storage.errors import Fenced, IntegrityError, ObjectMissing
+from cairn.storage.logs.log_entry import DevicePeak, Writer
+from cairn.storage.logs.run_entries import AttemptEnded, DataQuarantined
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.logs.run_state import RunState
+from cairn.storage.stores.document import decode, encode, project
+from cairn.tasks.configuration.settings import BudgetsConfig
+from cairn.tasks.policy.attempt_sizes import AttemptSizes, MemoryRoom, choose_lighter, lighter_sizes
+from cairn.tasks.policy.budgets import FailureImpact, decide
+from cairn.tasks.policy.failures import Evidence, ExceptionReport, Failure, classify
+from cairn.tasks.policy.termination import DecisionAction, TerminationReason
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,7 +101,9 @@ def end_attempt(
 def _find_remedy(log: RunLog, failure: Failure, report: ExceptionReport | None, origin: DataOrigin) -> Remedy:
     """Damaged objects are rebuilt at once, because that changes no correct byte."""
     if failure.reason is TerminationReason.BAD_DATA:
-        from tasks.data.snapshot_build import repair_snapshot  # takes time to import, and only damaged data needs it
+        from cairn.tasks.data.snapshot_build import (
+            repair_snapshot,  # takes time to import, and only damaged data needs it
+        )
 
         repaired = repair_snapshot(log.store, origin.snapshot_id, origin.data, origin.base_dir, origin.cache_dir)
         return Remedy(repaired_objects=repaired, windows=report.windows if report and not repaired else ())

@@ -3,10 +3,10 @@
 from contextlib import suppress
 from dataclasses import dataclass
 
-from storage.errors import StorageError
-from storage.logs.run_entries import AttemptStarted
-from storage.stores.document import decode, encode
-from storage.stores.object_store import ObjectStore
+from cairn.storage.errors import StorageError
+from cairn.storage.logs.run_entries import AttemptStarted
+from cairn.storage.stores.document import decode, encode
+from cairn.storage.stores.object_store import ObjectStore
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

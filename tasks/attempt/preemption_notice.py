@@ -17,11 +17,11 @@ from urllib.request import Request
 
 import msgspec
 
-from tasks.attempt.shutdown_signal import ShutdownSignal
-from tasks.configuration.settings import PreemptionConfig
-from tasks.errors import TaskError
-from tasks.machine.http_request import open_directly
-from tasks.machine.process_scopes import running_beside
+from cairn.tasks.attempt.shutdown_signal import ShutdownSignal
+from cairn.tasks.configuration.settings import PreemptionConfig
+from cairn.tasks.errors import TaskError
+from cairn.tasks.machine.http_request import open_directly
+from cairn.tasks.machine.process_scopes import running_beside
 
 _AWS_ADDRESS, _GCP_HOST = "http://169.254.169.254", "metadata.google.internal"
 _TIMEOUT_SECONDS = 2.0

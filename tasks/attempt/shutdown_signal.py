@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from tasks.policy.termination import ExitCode
+from cairn.tasks.policy.termination import ExitCode
 
 
 class ShutdownSignal:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from tasks.configuration.settings import WatchdogConfig
-from tasks.machine.process_scopes import running_beside
+from cairn.tasks.configuration.settings import WatchdogConfig
+from cairn.tasks.machine.process_scopes import running_beside
 
 _RECENT_GAPS = 64
 _LATE_SHARE = 0.25

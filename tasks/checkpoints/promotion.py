@@ -5,12 +5,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from storage.logs.log_entry import CheckpointReference
-from storage.logs.registry import Promoted, Refused, RegistryState, SuiteReference
-from storage.logs.run_entries import EvaluationRecorded
-from storage.logs.run_state import RunState
-from storage.stores.document import project
-from tasks.configuration.settings import METRIC
+from cairn.storage.logs.log_entry import CheckpointReference
+from cairn.storage.logs.registry import Promoted, Refused, RegistryState, SuiteReference
+from cairn.storage.logs.run_entries import EvaluationRecorded
+from cairn.storage.logs.run_state import RunState
+from cairn.storage.stores.document import project
+from cairn.tasks.configuration.settings import METRIC
 
 
 class Gate(StrEnum):

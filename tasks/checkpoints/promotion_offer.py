@@ -8,18 +8,18 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from storage.checkpoints.resume_point import new_pin, pin_checkpoint, unpin_checkpoint
-from storage.logs.log_entry import this_writer
-from storage.logs.registry import Promoted, Refused, Registry, RegistryState
-from storage.logs.run_entries import EvaluationRecorded
-from storage.logs.run_log import RunLog
-from storage.logs.run_state import RunState
-from storage.stores.object_store import ObjectStore
-from tasks.checkpoints import promotion
-from tasks.checkpoints.promotion import Candidate, PromotionRules
-from tasks.configuration.stored_configuration import parse_stored_configuration
-from tasks.errors import GateRefused
-from tasks.machine.placement import this_placement
+from cairn.storage.checkpoints.resume_point import new_pin, pin_checkpoint, unpin_checkpoint
+from cairn.storage.logs.log_entry import this_writer
+from cairn.storage.logs.registry import Promoted, Refused, Registry, RegistryState
+from cairn.storage.logs.run_entries import EvaluationRecorded
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.logs.run_state import RunState
+from cairn.storage.stores.object_store import ObjectStore
+from cairn.tasks.checkpoints import promotion
+from cairn.tasks.checkpoints.promotion import Candidate, PromotionRules
+from cairn.tasks.configuration.stored_configuration import parse_stored_configuration
+from cairn.tasks.errors import GateRefused
+from cairn.tasks.machine.placement import this_placement
 
 
 def offer(log: RunLog, registry: Registry, candidate: Candidate, rules: PromotionRules) -> RegistryState:

@@ -11,18 +11,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from storage.checkpoints.sweep import SweepPlan, SweepReport, Verdict, parse_checkpoint_folder, sweep
-from storage.errors import IntegrityError, WriterTooOld
-from storage.logs.log_entry import refuse_old_writer, this_writer
-from storage.logs.registry import Refused, Registry, RegistryState, list_aliases
-from storage.logs.run_entries import CheckpointPinned, Placement
-from storage.logs.run_log import RunLog
-from storage.logs.run_state import CheckpointRecord, CheckpointState, RunState
-from storage.stores.document import project
-from tasks.checkpoints.promotion import Gate
-from tasks.configuration.settings import METRIC, CheckpointConfig
-from tasks.machine.placement import is_known_dead
-from tasks.policy.early_stop import StopTerms, find_stop, outstanding
+from cairn.storage.checkpoints.sweep import SweepPlan, SweepReport, Verdict, parse_checkpoint_folder, sweep
+from cairn.storage.errors import IntegrityError, WriterTooOld
+from cairn.storage.logs.log_entry import refuse_old_writer, this_writer
+from cairn.storage.logs.registry import Refused, Registry, RegistryState, list_aliases
+from cairn.storage.logs.run_entries import CheckpointPinned, Placement
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.logs.run_state import CheckpointRecord, CheckpointState, RunState
+from cairn.storage.stores.document import project
+from cairn.tasks.checkpoints.promotion import Gate
+from cairn.tasks.configuration.settings import METRIC, CheckpointConfig
+from cairn.tasks.machine.placement import is_known_dead
+from cairn.tasks.policy.early_stop import StopTerms, find_stop, outstanding
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,20 +8,20 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 
-from storage.checkpoints.resume_point import unpin_entry
-from storage.checkpoints.sweep import SweepReport
-from storage.errors import StorageError
-from storage.logs.log_entry import refuse_old_writer
-from storage.logs.registry import Registry, RegistryState, Withdrawn, list_aliases
-from storage.logs.run_entries import Placement, RunDeleted
-from storage.logs.run_index import RunIndex
-from storage.logs.run_log import RunLog
-from storage.logs.run_state import RunState
-from tasks.attempt.attempt_claim import Claimant, end_lost_attempt
-from tasks.checkpoints.retention import RetentionTerms, plan_retention, retention_terms, sweep_run
-from tasks.configuration.settings import CheckpointConfig
-from tasks.errors import BudgetExhausted, GateRefused, LiveOwner
-from tasks.machine.placement import is_known_dead
+from cairn.storage.checkpoints.resume_point import unpin_entry
+from cairn.storage.checkpoints.sweep import SweepReport
+from cairn.storage.errors import StorageError
+from cairn.storage.logs.log_entry import refuse_old_writer
+from cairn.storage.logs.registry import Registry, RegistryState, Withdrawn, list_aliases
+from cairn.storage.logs.run_entries import Placement, RunDeleted
+from cairn.storage.logs.run_index import RunIndex
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.logs.run_state import RunState
+from cairn.tasks.attempt.attempt_claim import Claimant, end_lost_attempt
+from cairn.tasks.checkpoints.retention import RetentionTerms, plan_retention, retention_terms, sweep_run
+from cairn.tasks.configuration.settings import CheckpointConfig
+from cairn.tasks.errors import BudgetExhausted, GateRefused, LiveOwner
+from cairn.tasks.machine.placement import is_known_dead
 
 _ROLLBACK_REACH = 2
 """What an alias points at and what its next rollback goes to are kept; anything older can be given up."""

@@ -18,13 +18,13 @@ from urllib.parse import unquote, urlsplit
 
 from pydantic import ValidationError
 
-from storage.stores.verified_object import describe_file
-from tasks.configuration import addresses
-from tasks.configuration.addresses import CONFIGURATIONS, SUITES, is_name, known_names, named_file, why_unreadable
-from tasks.configuration.key_reference import BrokenRule, broken_rules, list_keys, section_meanings
-from tasks.configuration.run_configuration import RunConfig
-from tasks.configuration.settings import SUITE_KEYS, EvaluationConfig, EvaluatorConfig, NotifyConfig
-from tasks.errors import InvalidConfiguration, TaskError
+from cairn.storage.stores.verified_object import describe_file
+from cairn.tasks.configuration import addresses
+from cairn.tasks.configuration.addresses import CONFIGURATIONS, SUITES, is_name, known_names, named_file, why_unreadable
+from cairn.tasks.configuration.key_reference import BrokenRule, broken_rules, list_keys, section_meanings
+from cairn.tasks.configuration.run_configuration import RunConfig
+from cairn.tasks.configuration.settings import SUITE_KEYS, EvaluationConfig, EvaluatorConfig, NotifyConfig
+from cairn.tasks.errors import InvalidConfiguration, TaskError
 
 MOST_BYTES = 1024 * 1024
 COMMAND = "command"

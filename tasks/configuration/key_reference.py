@@ -10,8 +10,8 @@ from typing import Any, cast
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, PydanticUndefined
 
-from model.configuration.training import UNFROZEN_TRAINING
-from tasks.configuration.run_configuration import FROZEN_SECTIONS, RunConfig
+from cairn.model.configuration.training import UNFROZEN_TRAINING
+from cairn.tasks.configuration.run_configuration import FROZEN_SECTIONS, RunConfig
 
 _MOST_CHARACTERS = 80
 _UNIT_SUFFIXES = {"gpu_seconds": "device seconds"} | {

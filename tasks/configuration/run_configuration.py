@@ -4,11 +4,11 @@ from typing import Any, Self
 
 from pydantic import Field
 
-from model.configuration.data import DataConfig
-from model.configuration.network import ModelConfig, Section
-from model.configuration.training import UNFROZEN_TRAINING, TrainingConfig
-from storage.stores.document import encode, sha256
-from tasks.configuration import settings
+from cairn.model.configuration.data import DataConfig
+from cairn.model.configuration.network import ModelConfig, Section
+from cairn.model.configuration.training import UNFROZEN_TRAINING, TrainingConfig
+from cairn.storage.stores.document import encode, sha256
+from cairn.tasks.configuration import settings
 
 FROZEN_SECTIONS = ("model_family", "data", "model", "training")
 """What decides which run it is; `UNFROZEN_TRAINING` is excepted."""

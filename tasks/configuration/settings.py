@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, ConfigDict, Field, SecretStr, field_validator, model_validator
 
-from model.configuration.network import NotNegative, NotNegativeNumber, Positive, PositiveNumber, Section
+from cairn.model.configuration.network import NotNegative, NotNegativeNumber, Positive, PositiveNumber, Section
 
 
 def key(default: Any, description: str, **schema: Any) -> Any:

@@ -5,11 +5,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from storage.errors import IntegrityError
-from storage.stores.document import flatten
-from tasks.configuration.key_reference import broken_rules
-from tasks.configuration.run_configuration import MACHINE_KEYS, RunConfig
-from tasks.errors import ConfigDrift
+from cairn.storage.errors import IntegrityError
+from cairn.storage.stores.document import flatten
+from cairn.tasks.configuration.key_reference import broken_rules
+from cairn.tasks.configuration.run_configuration import MACHINE_KEYS, RunConfig
+from cairn.tasks.errors import ConfigDrift
 
 
 def parse_stored_configuration(document: Mapping[str, Any]) -> RunConfig:

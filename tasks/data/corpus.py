@@ -21,12 +21,12 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from storage.errors import IntegrityError
-from storage.stores.document import project, sha256
-from tasks.data import source_listing
-from tasks.data.document import Document, InvalidCorpus, Piece, Source, make_document
-from tasks.data.document_reader import ReadingRules, read_pieces
-from tasks.data.source_listing import CHUNK_BYTES, HELD_OUT_END, ROW, WHOLE_FILE, TextFile, decompress, find_files
+from cairn.storage.errors import IntegrityError
+from cairn.storage.stores.document import project, sha256
+from cairn.tasks.data import source_listing
+from cairn.tasks.data.document import Document, InvalidCorpus, Piece, Source, make_document
+from cairn.tasks.data.document_reader import ReadingRules, read_pieces
+from cairn.tasks.data.source_listing import CHUNK_BYTES, HELD_OUT_END, ROW, WHOLE_FILE, TextFile, decompress, find_files
 
 # A preview checks a corpus up to this size; of a larger one it only finds the files.
 PREVIEW_BYTES = 64 * 1024 * 1024

@@ -5,9 +5,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from storage.snapshots.document_index import SplitName
-from storage.stores.document import project
-from tasks.data.document import Document, InvalidCorpus, Piece, Rejected, RejectionKind, Source
+from cairn.storage.snapshots.document_index import SplitName
+from cairn.storage.stores.document import project
+from cairn.tasks.data.document import Document, InvalidCorpus, Piece, Rejected, RejectionKind, Source
 
 _REPORT_EVERY_PIECES = 1024
 

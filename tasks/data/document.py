@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, TypeAlias
 
-from storage.stores.document import sha256
-from tasks.errors import TaskError
+from cairn.storage.stores.document import sha256
+from cairn.tasks.errors import TaskError
 
 if TYPE_CHECKING:  # every command loads this module, and the index loads pyarrow
-    from storage.snapshots.document_index import SplitName
+    from cairn.storage.snapshots.document_index import SplitName
 
 _FAR = 1.5
 """How many times more, or less, than asked is told: one long document can be most of a text."""

@@ -11,12 +11,12 @@ from typing import Any, BinaryIO, cast
 import msgspec
 import pyarrow as pa
 
-from model.configuration.data import DataConfig
-from storage.snapshots.document_index import SplitName
-from storage.snapshots.parquet_process import ROWS, read_parquet
-from storage.stores.document import project
-from tasks.data.document import Piece, Rejected, RejectionKind, make_document
-from tasks.data.source_listing import CHUNK_BYTES, HELD_OUT_END, LINE, ROW, Compression, TextFile, decompress
+from cairn.model.configuration.data import DataConfig
+from cairn.storage.snapshots.document_index import SplitName
+from cairn.storage.snapshots.parquet_process import ROWS, read_parquet
+from cairn.storage.stores.document import project
+from cairn.tasks.data.document import Piece, Rejected, RejectionKind, make_document
+from cairn.tasks.data.source_listing import CHUNK_BYTES, HELD_OUT_END, LINE, ROW, Compression, TextFile, decompress
 
 LONGEST_LINE_BYTES = 64 * 1024 * 1024
 _DETAIL_CHARACTERS = 200

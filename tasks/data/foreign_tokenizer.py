@@ -6,11 +6,11 @@ from pathlib import Path
 
 from tokenizers import Tokenizer as LibraryTokenizer
 
-from model.data.tokenizer import Tokenizer
-from model.data.tokenizer_file import MAX_FILE_BYTES, load_tokenizer
-from model.errors import InvalidInput
-from storage.errors import IntegrityError
-from storage.snapshots.bounded_process import bounded_process
+from cairn.model.data.tokenizer import Tokenizer
+from cairn.model.data.tokenizer_file import MAX_FILE_BYTES, load_tokenizer
+from cairn.model.errors import InvalidInput
+from cairn.storage.errors import IntegrityError
+from cairn.storage.snapshots.bounded_process import bounded_process
 
 _CORE_SECONDS = 120
 _REMEDY = "Take another tokenizer, or bytes, or bpe:<size>"
@@ -26,7 +26,7 @@ def load_library_tokenizer(text: str) -> LibraryTokenizer:
             file.seek(0)
             try:
                 with bounded_process(
-                    "model.data.tokenizer_file", file=file, remedy=_REMEDY, core_seconds=_CORE_SECONDS
+                    "cairn.model.data.tokenizer_file", file=file, remedy=_REMEDY, core_seconds=_CORE_SECONDS
                 ) as stdout:
                     stdout.read()
             except IntegrityError as error:

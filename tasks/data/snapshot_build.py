@@ -15,25 +15,25 @@ from typing import TypeAlias
 import pyarrow as pa
 import pyarrow.compute as compute
 
-from model.configuration.data import SMALLEST_BPE_VOCABULARY, DataConfig
-from model.data.tokenizer import Tokenizer
-from model.errors import InvalidInput
-from storage.errors import SnapshotDamaged
-from storage.snapshots import data_snapshot
-from storage.snapshots.data_snapshot import TOKENIZER, publish_snapshot, read_manifest
-from storage.snapshots.document_index import SPLITS
-from storage.snapshots.snapshot_manifest import SnapshotManifest
-from storage.snapshots.token_shard import DEFAULT_SHARD_TOKENS, MAX_VOCAB_SIZE
-from storage.stores.document import decode, encode
-from storage.stores.object_store import ObjectStore
-from tasks.data import snapshot_lookup, snapshot_writer
-from tasks.data.corpus import open_corpus
-from tasks.data.corpus_survey import Survey, TextSample, reject_duplicates, require_few_rejected, survey_corpus
-from tasks.data.document import InvalidCorpus, RejectionKind, Source, require_both_splits
-from tasks.data.document_reader import rules_of
-from tasks.data.foreign_tokenizer import read_tokenizer
-from tasks.data.snapshot_lookup import SnapshotReference, find_by_id, find_by_recipe, make_recipe, recipe_id
-from tasks.data.snapshot_writer import PartEncoder, assemble, find_finished_parts, read_parts, write_parts
+from cairn.model.configuration.data import SMALLEST_BPE_VOCABULARY, DataConfig
+from cairn.model.data.tokenizer import Tokenizer
+from cairn.model.errors import InvalidInput
+from cairn.storage.errors import SnapshotDamaged
+from cairn.storage.snapshots import data_snapshot
+from cairn.storage.snapshots.data_snapshot import TOKENIZER, publish_snapshot, read_manifest
+from cairn.storage.snapshots.document_index import SPLITS
+from cairn.storage.snapshots.snapshot_manifest import SnapshotManifest
+from cairn.storage.snapshots.token_shard import DEFAULT_SHARD_TOKENS, MAX_VOCAB_SIZE
+from cairn.storage.stores.document import decode, encode
+from cairn.storage.stores.object_store import ObjectStore
+from cairn.tasks.data import snapshot_lookup, snapshot_writer
+from cairn.tasks.data.corpus import open_corpus
+from cairn.tasks.data.corpus_survey import Survey, TextSample, reject_duplicates, require_few_rejected, survey_corpus
+from cairn.tasks.data.document import InvalidCorpus, RejectionKind, Source, require_both_splits
+from cairn.tasks.data.document_reader import rules_of
+from cairn.tasks.data.foreign_tokenizer import read_tokenizer
+from cairn.tasks.data.snapshot_lookup import SnapshotReference, find_by_id, find_by_recipe, make_recipe, recipe_id
+from cairn.tasks.data.snapshot_writer import PartEncoder, assemble, find_finished_parts, read_parts, write_parts
 
 _SURVEY = "survey.json"
 _ABANDONED_SECONDS = 14 * 24 * 3600.0

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 
 import msgspec
 
-from model.configuration.data import SNAPSHOT_SOURCE, DataConfig
-from model.data.sample_order import Component, cut_components
-from model.data.tokenizer import Tokenizer
-from model.errors import InvalidInput
-from storage.errors import IntegrityError, ObjectMissing
-from storage.snapshots.data_snapshot import list_snapshots, read_manifest
-from storage.snapshots.snapshot_manifest import SnapshotGroup, SnapshotManifest
-from storage.stores.document import decode, encode, project, sha256
-from storage.stores.object_store import ObjectStore
-from tasks.data.document import InvalidCorpus, Source
+from cairn.model.configuration.data import SNAPSHOT_SOURCE, DataConfig
+from cairn.model.data.sample_order import Component, cut_components
+from cairn.model.data.tokenizer import Tokenizer
+from cairn.model.errors import InvalidInput
+from cairn.storage.errors import IntegrityError, ObjectMissing
+from cairn.storage.snapshots.data_snapshot import list_snapshots, read_manifest
+from cairn.storage.snapshots.snapshot_manifest import SnapshotGroup, SnapshotManifest
+from cairn.storage.stores.document import decode, encode, project, sha256
+from cairn.storage.stores.object_store import ObjectStore
+from cairn.tasks.data.document import InvalidCorpus, Source
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -19,16 +19,23 @@ import pyarrow as pa
 import pyarrow.compute as compute
 from numpy.typing import NDArray
 
-from model.data.tokenizer import Tokenizer
-from storage.snapshots import document_index, snapshot_manifest
-from storage.snapshots.data_snapshot import DOCUMENTS, REJECTED, TOKENIZER
-from storage.snapshots.document_index import REJECTED_SCHEMA, SPLITS, DocumentRow, RejectedRow, RowWriter, SplitName
-from storage.snapshots.snapshot_manifest import SnapshotGroup, SnapshotManifest, SnapshotSource, SplitSize
-from storage.snapshots.token_shard import ShardSchema, ShardWriter, token_dtype
-from storage.stores.document import project
-from storage.stores.local_store import fsync_path
-from tasks.data.corpus_survey import remembered
-from tasks.data.document import Document, Piece, Rejected, Source
+from cairn.model.data.tokenizer import Tokenizer
+from cairn.storage.snapshots import document_index, snapshot_manifest
+from cairn.storage.snapshots.data_snapshot import DOCUMENTS, REJECTED, TOKENIZER
+from cairn.storage.snapshots.document_index import (
+    REJECTED_SCHEMA,
+    SPLITS,
+    DocumentRow,
+    RejectedRow,
+    RowWriter,
+    SplitName,
+)
+from cairn.storage.snapshots.snapshot_manifest import SnapshotGroup, SnapshotManifest, SnapshotSource, SplitSize
+from cairn.storage.snapshots.token_shard import ShardSchema, ShardWriter, token_dtype
+from cairn.storage.stores.document import project
+from cairn.storage.stores.local_store import fsync_path
+from cairn.tasks.data.corpus_survey import remembered
+from cairn.tasks.data.document import Document, Piece, Rejected, Source
 
 _COLUMNS = ("source", "offset_bytes", "kind", "detail", "bytes", "split", "sha256")
 _BATCH_PIECES = 4096

@@ -17,9 +17,9 @@ from typing import Any, BinaryIO, cast
 
 import pyarrow as pa
 
-from storage.snapshots.parquet_process import most_bytes
-from tasks.configuration.addresses import READABLE, why_unreadable, wrong_scheme
-from tasks.data.document import InvalidCorpus
+from cairn.storage.snapshots.parquet_process import most_bytes
+from cairn.tasks.configuration.addresses import READABLE, why_unreadable, wrong_scheme
+from cairn.tasks.data.document import InvalidCorpus
 
 CHUNK_BYTES = 1 << 20
 WHOLE_FILE = "whole file"

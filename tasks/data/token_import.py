@@ -11,24 +11,24 @@ from numpy.typing import NDArray
 from tokenizers import AddedToken, models, pre_tokenizers
 from tokenizers import Tokenizer as TokenizerFile
 
-from model.data.tokenizer import END_OF_TEXT, Tokenizer
-from model.errors import InvalidInput
-from storage.errors import StorageError
-from storage.snapshots import token_file
-from storage.snapshots.data_snapshot import SnapshotFiles, publish_snapshot
-from storage.snapshots.document_index import SPLITS, DocumentRow, SplitName
-from storage.snapshots.snapshot_manifest import SnapshotManifest, SnapshotSource
-from storage.snapshots.token_file import MAX_TOKEN_ID, TOKEN, TokenFile, TokenFileFormat
-from storage.snapshots.token_shard import DEFAULT_SHARD_TOKENS
-from storage.stores.document import sha256
-from storage.stores.object_store import ObjectStore
-from storage.stores.verified_object import describe_file
-from tasks.data.corpus_survey import remembered
-from tasks.data.document import InvalidCorpus
-from tasks.data.foreign_tokenizer import read_tokenizer
-from tasks.data.snapshot_lookup import SnapshotReference
-from tasks.data.snapshot_writer import SnapshotWriter
-from tasks.errors import InvalidConfiguration
+from cairn.model.data.tokenizer import END_OF_TEXT, Tokenizer
+from cairn.model.errors import InvalidInput
+from cairn.storage.errors import StorageError
+from cairn.storage.snapshots import token_file
+from cairn.storage.snapshots.data_snapshot import SnapshotFiles, publish_snapshot
+from cairn.storage.snapshots.document_index import SPLITS, DocumentRow, SplitName
+from cairn.storage.snapshots.snapshot_manifest import SnapshotManifest, SnapshotSource
+from cairn.storage.snapshots.token_file import MAX_TOKEN_ID, TOKEN, TokenFile, TokenFileFormat
+from cairn.storage.snapshots.token_shard import DEFAULT_SHARD_TOKENS
+from cairn.storage.stores.document import sha256
+from cairn.storage.stores.object_store import ObjectStore
+from cairn.storage.stores.verified_object import describe_file
+from cairn.tasks.data.corpus_survey import remembered
+from cairn.tasks.data.document import InvalidCorpus
+from cairn.tasks.data.foreign_tokenizer import read_tokenizer
+from cairn.tasks.data.snapshot_lookup import SnapshotReference
+from cairn.tasks.data.snapshot_writer import SnapshotWriter
+from cairn.tasks.errors import InvalidConfiguration
 
 DOCUMENT_TOKENS = 1 << 20
 _UNIT = "document of tokens"

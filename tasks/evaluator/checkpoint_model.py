@@ -13,21 +13,21 @@ from typing import Any
 
 import torch
 
-from model.architectures.gpt import GPT
-from model.architectures.hugging_face import config_of, to_hugging_face
-from model.configuration.network import ModelConfig
-from model.data.tokenizer import Tokenizer
-from model.training.train_state import load_weights
-from storage.checkpoints.checkpoint import load_checkpoint
-from storage.checkpoints.tensor_record import shard_chunks
-from storage.logs.log_entry import CheckpointReference
-from storage.snapshots.data_snapshot import OpenSnapshot, open_snapshot
-from storage.stores.document import encode
-from storage.stores.object_store import ObjectStore
-from tasks.data.foreign_tokenizer import load_library_tokenizer, parse_tokenizer
-from tasks.errors import TaskError
-from tasks.trainer.initial_weights import CONFIG, TOKENIZER, WEIGHTS
-from tasks.trainer.tensor_exchange import to_record, to_tensors
+from cairn.model.architectures.gpt import GPT
+from cairn.model.architectures.hugging_face import config_of, to_hugging_face
+from cairn.model.configuration.network import ModelConfig
+from cairn.model.data.tokenizer import Tokenizer
+from cairn.model.training.train_state import load_weights
+from cairn.storage.checkpoints.checkpoint import load_checkpoint
+from cairn.storage.checkpoints.tensor_record import shard_chunks
+from cairn.storage.logs.log_entry import CheckpointReference
+from cairn.storage.snapshots.data_snapshot import OpenSnapshot, open_snapshot
+from cairn.storage.stores.document import encode
+from cairn.storage.stores.object_store import ObjectStore
+from cairn.tasks.data.foreign_tokenizer import load_library_tokenizer, parse_tokenizer
+from cairn.tasks.errors import TaskError
+from cairn.tasks.trainer.initial_weights import CONFIG, TOKENIZER, WEIGHTS
+from cairn.tasks.trainer.tensor_exchange import to_record, to_tensors
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,25 +18,25 @@ from typing import Any
 import msgspec
 import psutil
 
-from model.configuration.network import ModelConfig
-from storage.checkpoints.resume_point import new_pin, pin_checkpoint, unpin_entry
-from storage.errors import StorageError
-from storage.logs.log_entry import CheckpointReference, this_writer, utc_now
-from storage.logs.run_entries import CheckpointUnpinned, EvaluationFailed, EvaluationRecorded
-from storage.logs.run_log import RunLog
-from storage.logs.run_state import RunState
-from storage.logs.step_log import StepRecord, read_step_records, splice
-from storage.stores.document import decode, project, stored_value
-from tasks.attempt.practised_faults import practised_evaluation
-from tasks.configuration.settings import METRIC, BudgetConfig
-from tasks.errors import CheckpointGone
-from tasks.evaluator.evaluation_suite import AnySuite, CommandSuite, EvaluationResult, EvaluationSpec
-from tasks.evaluator.evaluator_process import Outcome, refuse_command, run_evaluator
-from tasks.machine.placement import pid_namespace, this_placement
-from tasks.policy.budgets import backoff_seconds, evaluator_budget
-from tasks.policy.curve_statistics import Curve
-from tasks.policy.curve_verdict import judge
-from tasks.policy.failures import as_practice
+from cairn.model.configuration.network import ModelConfig
+from cairn.storage.checkpoints.resume_point import new_pin, pin_checkpoint, unpin_entry
+from cairn.storage.errors import StorageError
+from cairn.storage.logs.log_entry import CheckpointReference, this_writer, utc_now
+from cairn.storage.logs.run_entries import CheckpointUnpinned, EvaluationFailed, EvaluationRecorded
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.logs.run_state import RunState
+from cairn.storage.logs.step_log import StepRecord, read_step_records, splice
+from cairn.storage.stores.document import decode, project, stored_value
+from cairn.tasks.attempt.practised_faults import practised_evaluation
+from cairn.tasks.configuration.settings import METRIC, BudgetConfig
+from cairn.tasks.errors import CheckpointGone
+from cairn.tasks.evaluator.evaluation_suite import AnySuite, CommandSuite, EvaluationResult, EvaluationSpec
+from cairn.tasks.evaluator.evaluator_process import Outcome, refuse_command, run_evaluator
+from cairn.tasks.machine.placement import pid_namespace, this_placement
+from cairn.tasks.policy.budgets import backoff_seconds, evaluator_budget
+from cairn.tasks.policy.curve_statistics import Curve
+from cairn.tasks.policy.curve_verdict import judge
+from cairn.tasks.policy.failures import as_practice
 
 Measure = Callable[[bytes, float], Outcome]
 _POLL_SECONDS = 0.5

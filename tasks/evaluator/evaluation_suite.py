@@ -6,10 +6,10 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from model.configuration.network import ModelConfig
-from storage.logs.log_entry import CheckpointReference
-from storage.stores.document import encode, project, sha256
-from tasks.configuration.settings import EvaluationConfig
+from cairn.model.configuration.network import ModelConfig
+from cairn.storage.logs.log_entry import CheckpointReference
+from cairn.storage.stores.document import encode, project, sha256
+from cairn.tasks.configuration.settings import EvaluationConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

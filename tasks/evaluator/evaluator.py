@@ -1,4 +1,4 @@
-"""The evaluator process (`python -m tasks.evaluator.evaluator`): reads a spec on stdin and prints one JSON line."""
+"""The evaluator process (`python -m cairn.tasks.evaluator.evaluator`): a spec on stdin, one JSON line on stdout."""
 
 import math
 import os
@@ -7,19 +7,19 @@ from dataclasses import asdict
 
 import msgspec
 
-from model.data.sample_order import window_range
-from model.data.token_windows import TokenWindows
-from model.inference.evaluation import evaluate, held_out_loss
-from model.inference.generation import generate
-from model.training.determinism import make_deterministic, resolve_device
-from storage.stores.open_store import open_store
-from tasks.configuration.settings import METRIC
-from tasks.errors import TaskError
-from tasks.evaluator.checkpoint_model import CheckpointModel, open_model, write_model_directory
-from tasks.evaluator.evaluation_suite import CommandSuite, EvaluationResult, EvaluationSpec, Suite
-from tasks.evaluator.evaluator_process import guard_group, run_command
-from tasks.trainer.fault_injection import IN_EVALUATOR, PAUSES, FaultPlan, inject_process_fault
-from tasks.trainer.trainer_group import watch_parent
+from cairn.model.data.sample_order import window_range
+from cairn.model.data.token_windows import TokenWindows
+from cairn.model.inference.evaluation import evaluate, held_out_loss
+from cairn.model.inference.generation import generate
+from cairn.model.training.determinism import make_deterministic, resolve_device
+from cairn.storage.stores.open_store import open_store
+from cairn.tasks.configuration.settings import METRIC
+from cairn.tasks.errors import TaskError
+from cairn.tasks.evaluator.checkpoint_model import CheckpointModel, open_model, write_model_directory
+from cairn.tasks.evaluator.evaluation_suite import CommandSuite, EvaluationResult, EvaluationSpec, Suite
+from cairn.tasks.evaluator.evaluator_process import guard_group, run_command
+from cairn.tasks.trainer.fault_injection import IN_EVALUATOR, PAUSES, FaultPlan, inject_process_fault
+from cairn.tasks.trainer.trainer_group import watch_parent
 
 
 def _open(spec: EvaluationSpec, device: str) -> CheckpointModel:

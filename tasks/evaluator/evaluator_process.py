@@ -21,12 +21,12 @@ from typing import IO, Any
 
 import msgspec
 
-from storage.stores.verified_object import describe_file
-from tasks.errors import EvaluationInterrupted, TaskError
-from tasks.evaluator import confinement
-from tasks.evaluator.evaluation_suite import AnySuite, CommandSuite, EvaluationResult, EvaluationSpec
+from cairn.storage.stores.verified_object import describe_file
+from cairn.tasks.errors import EvaluationInterrupted, TaskError
+from cairn.tasks.evaluator import confinement
+from cairn.tasks.evaluator.evaluation_suite import AnySuite, CommandSuite, EvaluationResult, EvaluationSpec
 
-EVALUATOR_COMMAND = (sys.executable, "-m", "tasks.evaluator.evaluator")
+EVALUATOR_COMMAND = (sys.executable, "-P", "-m", "cairn.tasks.evaluator.evaluator")
 MOST_STDOUT_BYTES = 8 * 1024 * 1024
 _TAIL_BYTES = 64 * 1024
 _POLL_SECONDS = 0.1

@@ -1,6 +1,6 @@
 """The arithmetic speed of this machine, cached in the work folder, and the free memory of its accelerator.
 
-A child measures, and imports torch: `python -m tasks.machine.machine_speed` prints JSON, for a device free bytes.
+A child measures, and imports torch: `python -m cairn.tasks.machine.machine_speed` prints JSON, for a device free bytes.
 """
 
 import os
@@ -14,15 +14,15 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
-from model.configuration.network import ModelConfig
-from model.configuration.training import TrainingConfig
-from model.errors import ModelError
-from model.estimates import numerics
-from model.estimates.numerics import MachineSpeed, NumericsChoice, benefits_from_cpu_bf16, choose_numerics
-from storage.errors import IntegrityError
-from storage.stores.document import decode, encode, sha256
-from tasks.errors import InvalidConfiguration
-from tasks.machine.placement import keep_file
+from cairn.model.configuration.network import ModelConfig
+from cairn.model.configuration.training import TrainingConfig
+from cairn.model.errors import ModelError
+from cairn.model.estimates import numerics
+from cairn.model.estimates.numerics import MachineSpeed, NumericsChoice, benefits_from_cpu_bf16, choose_numerics
+from cairn.storage.errors import IntegrityError
+from cairn.storage.stores.document import decode, encode, sha256
+from cairn.tasks.errors import InvalidConfiguration
+from cairn.tasks.machine.placement import keep_file
 
 _TIMEOUT_SECONDS = 60.0
 _HALF_FLAGS = frozenset({"amx_bf16", "avx512_bf16", "avx10_2", "bf16"})
@@ -141,7 +141,7 @@ def _measure() -> MachineSpeed:
 
 
 def _run_child(*arguments: str) -> bytes:
-    command = [sys.executable, "-m", "tasks.machine.machine_speed", *arguments]
+    command = [sys.executable, "-P", "-m", "cairn.tasks.machine.machine_speed", *arguments]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=_TIMEOUT_SECONDS)
     return done.stdout
 
@@ -149,7 +149,7 @@ def _run_child(*arguments: str) -> bytes:
 def main() -> None:
     """Print the speed of this machine as JSON, or the free bytes of a device: nothing if it is not a CUDA device."""
     if not sys.argv[1:]:
-        from model.estimates.utilization import measure_machine
+        from cairn.model.estimates.utilization import measure_machine
 
         sys.stdout.buffer.write(encode(measure_machine()))
         return

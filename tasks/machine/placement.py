@@ -15,11 +15,11 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from storage.logs.run_entries import Placement
-from tasks.text.format import one_line
+from cairn.storage.logs.run_entries import Placement
+from cairn.tasks.text.format import one_line
 
 if TYPE_CHECKING:
-    from tasks.configuration.settings import MachinesConfig
+    from cairn.tasks.configuration.settings import MachinesConfig
 
 CAIRN_VERSION = "0.1.0"
 _PROC = Path("/proc")

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 
 import psutil
 
-from tasks.machine.process_scopes import running_beside
+from cairn.tasks.machine.process_scopes import running_beside
 
 _ROOT = Path("/")
 _LIMITS = {"memory.max": "memory.current", "memory.limit_in_bytes": "memory.usage_in_bytes"}

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from model.configuration.micro_batches import first_micro_batch, smaller_micro_batch, split_batch
-from model.configuration.training import Parallel, TrainingConfig
-from model.errors import InvalidInput
-from storage.logs.run_state import RunState
-from tasks.configuration.settings import CheckpointConfig
-from tasks.errors import TaskError
+from cairn.model.configuration.micro_batches import first_micro_batch, smaller_micro_batch, split_batch
+from cairn.model.configuration.training import Parallel, TrainingConfig
+from cairn.model.errors import InvalidInput
+from cairn.storage.logs.run_state import RunState
+from cairn.tasks.configuration.settings import CheckpointConfig
+from cairn.tasks.errors import TaskError
 
 STRETCH_SECONDS = 15.0
 """Of training in one task run, at least, and with its commit and a sweep: a server that gets a task run more often than

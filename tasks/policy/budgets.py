@@ -9,15 +9,15 @@ from itertools import islice
 from math import floor
 from typing import TYPE_CHECKING
 
-from storage.logs.run_entries import Decision, EvaluationFailed
-from storage.logs.run_state import Charges, RunState
-from tasks.policy.attempt_sizes import AttemptSizes
-from tasks.policy.failures import WAITS_FOR_A_PERSON, ErrorKind, Failure
-from tasks.policy.termination import DecisionAction, TerminationReason
-from tasks.text.format import format_list
+from cairn.storage.logs.run_entries import Decision, EvaluationFailed
+from cairn.storage.logs.run_state import Charges, RunState
+from cairn.tasks.policy.attempt_sizes import AttemptSizes
+from cairn.tasks.policy.failures import WAITS_FOR_A_PERSON, ErrorKind, Failure
+from cairn.tasks.policy.termination import DecisionAction, TerminationReason
+from cairn.tasks.text.format import format_list
 
 if TYPE_CHECKING:
-    from tasks.configuration.settings import BudgetConfig, BudgetsConfig
+    from cairn.tasks.configuration.settings import BudgetConfig, BudgetsConfig
 
 _UNCHARGED = {
     TerminationReason.COMPLETED: DecisionAction.FINISH,

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain, islice, repeat
 
-from tasks.policy.failure_trace import FailureTrace
-from tasks.policy.simulation import SimulationPlan, train_until
-from tasks.policy.termination import TerminationReason
+from cairn.tasks.policy.failure_trace import FailureTrace
+from cairn.tasks.policy.simulation import SimulationPlan, train_until
+from cairn.tasks.policy.termination import TerminationReason
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.text.format import format_steps
+from cairn.tasks.text.format import format_steps
 
 Floats = NDArray[np.float64]
 

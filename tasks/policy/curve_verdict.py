@@ -12,10 +12,10 @@ from itertools import chain
 
 import numpy as np
 
-from storage.logs.run_entries import CurveVerdict
-from tasks.policy import curve_statistics
-from tasks.policy.curve_statistics import Curve, Floats, Level, Spikes
-from tasks.text.format import format_count
+from cairn.storage.logs.run_entries import CurveVerdict
+from cairn.tasks.policy import curve_statistics
+from cairn.tasks.policy.curve_statistics import Curve, Floats, Level, Spikes
+from cairn.tasks.text.format import format_count
 
 
 class VerdictKind(StrEnum):

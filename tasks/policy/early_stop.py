@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
-from storage.logs.run_entries import EvaluationRecorded
-from storage.logs.run_state import CheckpointRecord, RunState
-from tasks.configuration.settings import METRIC, EarlyStopConfig
-from tasks.configuration.stored_configuration import parse_stored_configuration
-from tasks.policy.budgets import evaluator_budget
-from tasks.policy.curve_verdict import VerdictKind
+from cairn.storage.logs.run_entries import EvaluationRecorded
+from cairn.storage.logs.run_state import CheckpointRecord, RunState
+from cairn.tasks.configuration.settings import METRIC, EarlyStopConfig
+from cairn.tasks.configuration.stored_configuration import parse_stored_configuration
+from cairn.tasks.policy.budgets import evaluator_budget
+from cairn.tasks.policy.curve_verdict import VerdictKind
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

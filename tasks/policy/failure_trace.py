@@ -27,10 +27,10 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from storage.logs.run_state import AttemptRecord, RunState
-from storage.stores.document import project
-from tasks.errors import TaskError
-from tasks.policy.termination import DecisionAction, TerminationReason
+from cairn.storage.logs.run_state import AttemptRecord, RunState
+from cairn.storage.stores.document import project
+from cairn.tasks.errors import TaskError
+from cairn.tasks.policy.termination import DecisionAction, TerminationReason
 
 DAY_SECONDS = 86_400.0
 _NO_FAILURES = frozenset({TerminationReason.COMPLETED, TerminationReason.FENCED, TerminationReason.CANCELLED})

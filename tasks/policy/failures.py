@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from model.errors import BadBatch, LossExploded, NonFiniteLoss, TokenOutOfRange
-from storage import errors
-from storage.stores.document import sha256
-from tasks.policy.termination import ExitCode, TerminationReason
+from cairn.model.errors import BadBatch, LossExploded, NonFiniteLoss, TokenOutOfRange
+from cairn.storage import errors
+from cairn.storage.stores.document import sha256
+from cairn.tasks.policy.termination import ExitCode, TerminationReason
 
 ORPHANED_EXIT_CODE = 76
 """Exit code of a trainer whose parent has died."""

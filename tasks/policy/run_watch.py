@@ -6,10 +6,10 @@ Times are the watcher's monotonic clock's. A wrong answer costs a useless start:
 from dataclasses import dataclass
 from enum import Enum
 
-from storage.logs.run_state import AttemptRecord, RunState
-from tasks.configuration.settings import LeaseConfig
-from tasks.configuration.stored_configuration import parse_stored_configuration
-from tasks.policy.termination import DecisionAction, TerminationReason
+from cairn.storage.logs.run_state import AttemptRecord, RunState
+from cairn.tasks.configuration.settings import LeaseConfig
+from cairn.tasks.configuration.stored_configuration import parse_stored_configuration
+from cairn.tasks.policy.termination import DecisionAction, TerminationReason
 
 _SCHEDULERS = ("slurm ", "kubernetes ")
 """With these begins the name of a scheduler that restarts a job itself, so that a second one would train elsewhere."""

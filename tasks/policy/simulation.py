@@ -11,17 +11,17 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 
-from storage.logs import run_entries
-from storage.logs.run_entries import DataQuarantined, Decision
-from storage.logs.run_log import end_attempt, refill
-from storage.logs.run_state import AttemptRecord, CheckpointRecord, RunState
-from storage.stores.document import project
-from tasks.configuration.settings import BudgetsConfig
-from tasks.policy.attempt_sizes import AttemptSizes, lighter_sizes
-from tasks.policy.budgets import FailureImpact, decide
-from tasks.policy.failure_trace import TraceFailure
-from tasks.policy.failures import Failure
-from tasks.policy.termination import DecisionAction, TerminationReason
+from cairn.storage.logs import run_entries
+from cairn.storage.logs.run_entries import DataQuarantined, Decision
+from cairn.storage.logs.run_log import end_attempt, refill
+from cairn.storage.logs.run_state import AttemptRecord, CheckpointRecord, RunState
+from cairn.storage.stores.document import project
+from cairn.tasks.configuration.settings import BudgetsConfig
+from cairn.tasks.policy.attempt_sizes import AttemptSizes, lighter_sizes
+from cairn.tasks.policy.budgets import FailureImpact, decide
+from cairn.tasks.policy.failure_trace import TraceFailure
+from cairn.tasks.policy.failures import Failure
+from cairn.tasks.policy.termination import DecisionAction, TerminationReason
 
 MOST_ATTEMPTS = 10_000
 _TIME = datetime(2000, 1, 1, tzinfo=UTC)

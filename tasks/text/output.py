@@ -14,9 +14,9 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TextIO
 
-from storage.stores.document import encode
-from tasks.errors import TaskError
-from tasks.text.format import format_value, sanitize, sanitize_cell, sanitize_json
+from cairn.storage.stores.document import encode
+from cairn.tasks.errors import TaskError
+from cairn.tasks.text.format import format_value, sanitize, sanitize_cell, sanitize_json
 
 _PIPE_COLUMNS = 200
 _MARKS = ("CI", "GITHUB_ACTIONS", "TF_BUILD", "TEAMCITY_VERSION")
@@ -100,7 +100,7 @@ def output_columns() -> int | None:
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str) -> None:
     """Print rows under headings, as wide as the terminal; without rows, print `empty` on stderr."""
-    from tasks.text.table_layout import lay_out
+    from cairn.tasks.text.table_layout import lay_out
 
     cells = [[sanitize_cell(format_value(value)).expandtabs() for value in row] for row in rows]
     if not cells:
@@ -116,7 +116,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, emp
 
 def print_facts(facts: Iterable[tuple[str, object]]) -> None:
     """Print names and values, aligned; a value wider than the terminal takes several lines."""
-    from tasks.text.table_layout import wrap_beside
+    from cairn.tasks.text.table_layout import wrap_beside
 
     lines = [(name, sanitize_cell(format_value(value))) for name, value in facts]
     size = max(len(name) for name, _ in lines) + 2
@@ -127,7 +127,7 @@ def print_facts(facts: Iterable[tuple[str, object]]) -> None:
 
 def print_line(text: str) -> None:
     """Print text on stdout, its lines wrapped where the terminal is narrower."""
-    from tasks.text.table_layout import wrap
+    from cairn.tasks.text.table_layout import wrap
 
     columns = output_columns()
     for line in sanitize(text).split("\n"):

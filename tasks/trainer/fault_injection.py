@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 
-from storage.snapshots.token_shard import VerifiedShard
-from storage.stores.object_store import ObjectStore
-from tasks.attempt.practised_faults import fault_marker, mark_fault
-from tasks.errors import TaskError
+from cairn.storage.snapshots.token_shard import VerifiedShard
+from cairn.storage.stores.object_store import ObjectStore
+from cairn.tasks.attempt.practised_faults import fault_marker, mark_fault
+from cairn.tasks.errors import TaskError
 
 _POLL_SECONDS = 0.02
 

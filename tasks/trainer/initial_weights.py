@@ -16,15 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from model.architectures.hugging_face import HuggingFaceConfig, check_settings, from_hugging_face, parse_config
-from model.configuration.network import ModelConfig
-from model.errors import InvalidInput
-from storage.checkpoints.tensor_record import TensorRecord, parse_shard, shard_chunks
-from storage.errors import IntegrityError
-from storage.stores.document import decode
-from storage.stores.object_store import ObjectStore
-from storage.stores.verified_object import ExpectedObject, check_object, read_verified, write_hashed
-from tasks.data.foreign_tokenizer import load_library_tokenizer, read_library_tokenizer
+from cairn.model.architectures.hugging_face import HuggingFaceConfig, check_settings, from_hugging_face, parse_config
+from cairn.model.configuration.network import ModelConfig
+from cairn.model.errors import InvalidInput
+from cairn.storage.checkpoints.tensor_record import TensorRecord, parse_shard, shard_chunks
+from cairn.storage.errors import IntegrityError
+from cairn.storage.stores.document import decode
+from cairn.storage.stores.object_store import ObjectStore
+from cairn.storage.stores.verified_object import ExpectedObject, check_object, read_verified, write_hashed
+from cairn.tasks.data.foreign_tokenizer import load_library_tokenizer, read_library_tokenizer
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import msgspec
 
-from tasks.trainer.rendezvous import ConnectionEnded, NotAdmitted, SignedConnection, admit, greet, listening
+from cairn.tasks.trainer.rendezvous import ConnectionEnded, NotAdmitted, SignedConnection, admit, greet, listening
 
 _POLL_SECONDS = 0.2
 _CONNECT_SECONDS = 2.0

@@ -1,4 +1,4 @@
-"""Starts and watches this machine's ranks of one trainer (`python -m tasks.trainer.rank_launcher`).
+"""Starts and watches this machine's ranks of one trainer (`python -m cairn.tasks.trainer.rank_launcher`).
 
 If one rank exits badly, all are ended within seconds and the parent learns which one; nothing is restarted. Rank 0
 inherits this process's stdin and stdout. On one machine the ranks meet in a file that only this user can reach.
@@ -18,9 +18,9 @@ from types import FrameType
 
 import psutil
 
-from tasks.policy.failures import PEER_LOST_EXIT_CODE
-from tasks.trainer.rendezvous import serving_rendezvous
-from tasks.trainer.trainer_group import (
+from cairn.tasks.policy.failures import PEER_LOST_EXIT_CODE
+from cairn.tasks.trainer.rendezvous import serving_rendezvous
+from cairn.tasks.trainer.trainer_group import (
     RANK_STORE,
     RENDEZVOUS,
     STACKS_SIGNAL,
@@ -29,7 +29,7 @@ from tasks.trainer.trainer_group import (
     rendezvous_secret,
     watch_parent,
 )
-from tasks.trainer.trainer_protocol import Listening, RankEnded, encode_message
+from cairn.tasks.trainer.trainer_protocol import Listening, RankEnded, encode_message
 
 _POLL_SECONDS = 0.1
 _GRACE_SECONDS = 2.0

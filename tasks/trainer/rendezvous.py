@@ -18,7 +18,7 @@ from typing import Literal
 
 import msgspec
 
-from tasks.errors import TaskError
+from cairn.tasks.errors import TaskError
 
 LARGEST_MESSAGE_BYTES = 16 * 1024 * 1024
 _GREETING_SECONDS = 10.0

@@ -14,21 +14,21 @@ from typing import TypeVar
 import msgspec
 import torch
 
-from model.training.parallel import Ranks
-from model.training.train_state import NamedTensor
-from storage.checkpoints.checkpoint import (
+from cairn.model.training.parallel import Ranks
+from cairn.model.training.train_state import NamedTensor
+from cairn.storage.checkpoints.checkpoint import (
     CheckpointTarget,
     StagedCheckpoint,
     UploadOptions,
     stage_checkpoint,
     stage_share,
 )
-from storage.checkpoints.checkpoint_documents import ManifestShard, TrainerDocument
-from storage.stores.object_store import ObjectStore
-from storage.stores.retrying_store import run_retry_policy
-from tasks.trainer.staging_buffer import StagingBuffer, lower_thread_priority
-from tasks.trainer.tensor_exchange import to_group
-from tasks.trainer.trainer_channel import Rendezvous
+from cairn.storage.checkpoints.checkpoint_documents import ManifestShard, TrainerDocument
+from cairn.storage.stores.object_store import ObjectStore
+from cairn.storage.stores.retrying_store import run_retry_policy
+from cairn.tasks.trainer.staging_buffer import StagingBuffer, lower_thread_priority
+from cairn.tasks.trainer.tensor_exchange import to_group
+from cairn.tasks.trainer.trainer_channel import Rendezvous
 
 T = TypeVar("T")
 _HEARTBEAT_SECONDS = 2.0

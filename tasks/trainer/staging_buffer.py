@@ -15,8 +15,8 @@ from itertools import accumulate
 import numpy as np
 import torch
 
-from model.training.parallel import gather_to
-from model.training.train_state import NamedTensor
+from cairn.model.training.parallel import gather_to
+from cairn.model.training.train_state import NamedTensor
 
 _PAGE_BYTES = 4096
 _BACKGROUND_NICENESS = 10

@@ -6,11 +6,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from model.training.parallel import local_rows
-from model.training.train_state import NamedTensor
-from storage.checkpoints.checkpoint import TensorGroup
-from storage.checkpoints.checkpoint_shard import WantedBytes
-from storage.checkpoints.tensor_record import TensorDigest, TensorRecord
+from cairn.model.training.parallel import local_rows
+from cairn.model.training.train_state import NamedTensor
+from cairn.storage.checkpoints.checkpoint import TensorGroup
+from cairn.storage.checkpoints.checkpoint_shard import WantedBytes
+from cairn.storage.checkpoints.tensor_record import TensorDigest, TensorRecord
 
 DTYPES: Mapping[str, torch.dtype] = {
     "BOOL": torch.bool,

@@ -1,4 +1,4 @@
-"""The trainer process (`python -m tasks.trainer.trainer`): holds the tensors of one attempt, trains and stages.
+"""The trainer process (`python -m cairn.tasks.trainer.trainer`): holds the tensors of one attempt, trains and stages.
 
 Only the parent commits, so that work counts. It exits when its stdin ends; a launcher starts one for each rank.
 """
@@ -21,30 +21,30 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from model.data.sample_order import SampleOrder
-from model.errors import BadBatch, LossExploded, NonFiniteLoss, TokenOutOfRange
-from model.estimates.utilization import peak_flops, peak_source
-from model.training.determinism import make_deterministic
-from model.training.parallel import Ranks
-from model.training.train_state import TrainState
-from model.training.training_loop import StepObserver, StepResult, default_fetch_schedule, train_until
-from model.training.training_step import BASELINE_STEPS, StepInputs, find_bad_windows, find_spike
-from storage.checkpoints.checkpoint import checkpoint_target
-from storage.checkpoints.checkpoint_documents import TrainerDocument, small_tensor
-from storage.logs.log_entry import DevicePeak, utc_now
-from storage.logs.run_log import run_prefix
-from storage.logs.step_log import StepLog, StepRecord
-from storage.stores.object_store import ObjectStore
-from storage.stores.open_store import open_store
-from tasks.configuration.settings import DivergenceConfig
-from tasks.trainer.fault_injection import IN_LOAD, FaultKind, FaultPlan, inject_process_fault
-from tasks.trainer.staging import HostCheckpoint, SharedStaging, Staging, StagingCallbacks
-from tasks.trainer.staging_buffer import StagingBuffer
-from tasks.trainer.tensor_exchange import to_group
-from tasks.trainer.trainer_channel import Channel, Place, exit_on_error, open_channel
-from tasks.trainer.trainer_group import STACKS_SIGNAL
-from tasks.trainer.trainer_protocol import Ready, SegmentDone, StepDone, TrainerSpec, TrainUntil, Waiting
-from tasks.trainer.training_setup import CheckpointLoad, fresh_state, open_training_data
+from cairn.model.data.sample_order import SampleOrder
+from cairn.model.errors import BadBatch, LossExploded, NonFiniteLoss, TokenOutOfRange
+from cairn.model.estimates.utilization import peak_flops, peak_source
+from cairn.model.training.determinism import make_deterministic
+from cairn.model.training.parallel import Ranks
+from cairn.model.training.train_state import TrainState
+from cairn.model.training.training_loop import StepObserver, StepResult, default_fetch_schedule, train_until
+from cairn.model.training.training_step import BASELINE_STEPS, StepInputs, find_bad_windows, find_spike
+from cairn.storage.checkpoints.checkpoint import checkpoint_target
+from cairn.storage.checkpoints.checkpoint_documents import TrainerDocument, small_tensor
+from cairn.storage.logs.log_entry import DevicePeak, utc_now
+from cairn.storage.logs.run_log import run_prefix
+from cairn.storage.logs.step_log import StepLog, StepRecord
+from cairn.storage.stores.object_store import ObjectStore
+from cairn.storage.stores.open_store import open_store
+from cairn.tasks.configuration.settings import DivergenceConfig
+from cairn.tasks.trainer.fault_injection import IN_LOAD, FaultKind, FaultPlan, inject_process_fault
+from cairn.tasks.trainer.staging import HostCheckpoint, SharedStaging, Staging, StagingCallbacks
+from cairn.tasks.trainer.staging_buffer import StagingBuffer
+from cairn.tasks.trainer.tensor_exchange import to_group
+from cairn.tasks.trainer.trainer_channel import Channel, Place, exit_on_error, open_channel
+from cairn.tasks.trainer.trainer_group import STACKS_SIGNAL
+from cairn.tasks.trainer.trainer_protocol import Ready, SegmentDone, StepDone, TrainerSpec, TrainUntil, Waiting
+from cairn.tasks.trainer.training_setup import CheckpointLoad, fresh_state, open_training_data
 
 _SHOWN_CALLS = 3
 

@@ -22,15 +22,15 @@ import msgspec
 import torch
 from torch.distributed import DistNetworkError, FileStore, PrefixStore, Store  # type: ignore[attr-defined]
 
-from model.estimates.utilization import measure_machine
-from model.training.determinism import resolve_device
-from model.training.parallel import SINGLE_RANK, Ranks, is_peer_loss, join_ranks
-from model.training.thread_trial import time_steps
-from tasks.errors import TaskError
-from tasks.policy.failures import ORPHANED_EXIT_CODE, PEER_LOST_EXIT_CODE, ErrorKind, ExceptionReport, kind_of
-from tasks.trainer.rendezvous import Answer, ConnectionEnded, Request, greet
-from tasks.trainer.trainer_group import RANK_STORE, RENDEZVOUS, kill_with_parent, rank_stderr, rendezvous_secret
-from tasks.trainer.trainer_protocol import (
+from cairn.model.estimates.utilization import measure_machine
+from cairn.model.training.determinism import resolve_device
+from cairn.model.training.parallel import SINGLE_RANK, Ranks, is_peer_loss, join_ranks
+from cairn.model.training.thread_trial import time_steps
+from cairn.tasks.errors import TaskError
+from cairn.tasks.policy.failures import ORPHANED_EXIT_CODE, PEER_LOST_EXIT_CODE, ErrorKind, ExceptionReport, kind_of
+from cairn.tasks.trainer.rendezvous import Answer, ConnectionEnded, Request, greet
+from cairn.tasks.trainer.trainer_group import RANK_STORE, RENDEZVOUS, kill_with_parent, rank_stderr, rendezvous_secret
+from cairn.tasks.trainer.trainer_protocol import (
     FIRST_LINES,
     Command,
     Event,

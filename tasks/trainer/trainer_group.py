@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from model.configuration.training import TrainingConfig
-from tasks.errors import TaskError
+from cairn.model.configuration.training import TrainingConfig
+from cairn.tasks.errors import TaskError
 
-TRAINER_COMMAND = (sys.executable, "-m", "tasks.trainer.trainer")
+TRAINER_COMMAND = (sys.executable, "-P", "-m", "cairn.tasks.trainer.trainer")
 STACKS_SIGNAL = signal.SIGQUIT
 """Has every process of a trainer write where its threads are to its stderr."""
 RANK_STORE, RENDEZVOUS, RENDEZVOUS_SECRET = "CAIRN_RANK_STORE", "CAIRN_RENDEZVOUS", "CAIRN_RENDEZVOUS_SECRET"
@@ -65,7 +65,7 @@ class TrainerGroup:
             return list(TRAINER_COMMAND)
         rendezvous = self.rendezvous if self.node_rank else f"{self.host}:0"
         several = ("--nodes", str(self.nodes), "--node-rank", str(self.node_rank), "--rendezvous", rendezvous)
-        launcher = [sys.executable, "-m", "tasks.trainer.rank_launcher", "--processes", str(self.processes)]
+        launcher = [sys.executable, "-P", "-m", "cairn.tasks.trainer.rank_launcher", "--processes", str(self.processes)]
         return [*launcher, *(several if self.nodes > 1 else ())]
 
 

@@ -10,13 +10,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from storage.checkpoints.checkpoint import StagedCheckpoint
-from storage.logs.step_log import StepRecord
-from tasks.attempt.watchdog import HangDetector
-from tasks.errors import TrainerGone
-from tasks.policy.failures import ExceptionReport
-from tasks.trainer.trainer_group import STACKS_SIGNAL, rank_stderr
-from tasks.trainer.trainer_protocol import (
+from cairn.storage.checkpoints.checkpoint import StagedCheckpoint
+from cairn.storage.logs.step_log import StepRecord
+from cairn.tasks.attempt.watchdog import HangDetector
+from cairn.tasks.errors import TrainerGone
+from cairn.tasks.policy.failures import ExceptionReport
+from cairn.tasks.trainer.trainer_group import STACKS_SIGNAL, rank_stderr
+from cairn.tasks.trainer.trainer_protocol import (
     Command,
     Event,
     Finish,
@@ -31,7 +31,7 @@ from tasks.trainer.trainer_protocol import (
     decode_message,
     encode_message,
 )
-from tasks.trainer.warm_trainer import TrainerChild
+from cairn.tasks.trainer.warm_trainer import TrainerChild
 
 T = TypeVar("T")
 _TAIL_BYTES = 64 * 1024  # a library may write gigabytes of warnings

@@ -8,16 +8,16 @@ from typing import get_args
 import msgspec
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
-from model.configuration.data import DataConfig
-from model.configuration.network import ModelConfig
-from model.configuration.training import TrainingConfig
-from model.estimates.numerics import MachineSpeed
-from storage.checkpoints.checkpoint import StagedCheckpoint
-from storage.logs.log_entry import CheckpointReference, DevicePeak
-from storage.logs.step_log import StepRecord
-from tasks.configuration.settings import DivergenceConfig
-from tasks.errors import TaskError
-from tasks.policy.failures import ExceptionReport
+from cairn.model.configuration.data import DataConfig
+from cairn.model.configuration.network import ModelConfig
+from cairn.model.configuration.training import TrainingConfig
+from cairn.model.estimates.numerics import MachineSpeed
+from cairn.storage.checkpoints.checkpoint import StagedCheckpoint
+from cairn.storage.logs.log_entry import CheckpointReference, DevicePeak
+from cairn.storage.logs.step_log import StepRecord
+from cairn.tasks.configuration.settings import DivergenceConfig
+from cairn.tasks.errors import TaskError
+from cairn.tasks.policy.failures import ExceptionReport
 
 
 class TrainerSpec(BaseModel):

@@ -3,26 +3,26 @@
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from model.data.batch_loader import BatchLoader
-from model.data.sample_order import SampleOrder
-from model.data.token_windows import TokenWindows
-from model.training.train_state import WEIGHT_PREFIX, TrainState, load_weights
-from model.training.training_loop import Probe
-from model.training.training_step import StepInputs
-from storage.checkpoints.checkpoint import OpenedCheckpoint, open_checkpoint, read_tensors
-from storage.errors import IntegrityError, ObjectMissing, SnapshotDamaged
-from storage.logs.log_entry import CheckpointReference
-from storage.snapshots.data_snapshot import open_snapshot
-from storage.snapshots.token_shard import VerifiedShard, prefetch_shards
-from storage.stores.object_store import ObjectStore
-from tasks.data.foreign_tokenizer import parse_tokenizer
-from tasks.data.snapshot_lookup import weighted_components
-from tasks.trainer.fault_injection import flip_token
-from tasks.trainer.initial_weights import read_initial_weights
-from tasks.trainer.staging import assign_writers
-from tasks.trainer.tensor_exchange import to_tensors, wanted_bytes, without_values
-from tasks.trainer.trainer_channel import Place
-from tasks.trainer.trainer_protocol import TrainerSpec
+from cairn.model.data.batch_loader import BatchLoader
+from cairn.model.data.sample_order import SampleOrder
+from cairn.model.data.token_windows import TokenWindows
+from cairn.model.training.train_state import WEIGHT_PREFIX, TrainState, load_weights
+from cairn.model.training.training_loop import Probe
+from cairn.model.training.training_step import StepInputs
+from cairn.storage.checkpoints.checkpoint import OpenedCheckpoint, open_checkpoint, read_tensors
+from cairn.storage.errors import IntegrityError, ObjectMissing, SnapshotDamaged
+from cairn.storage.logs.log_entry import CheckpointReference
+from cairn.storage.snapshots.data_snapshot import open_snapshot
+from cairn.storage.snapshots.token_shard import VerifiedShard, prefetch_shards
+from cairn.storage.stores.object_store import ObjectStore
+from cairn.tasks.data.foreign_tokenizer import parse_tokenizer
+from cairn.tasks.data.snapshot_lookup import weighted_components
+from cairn.tasks.trainer.fault_injection import flip_token
+from cairn.tasks.trainer.initial_weights import read_initial_weights
+from cairn.tasks.trainer.staging import assign_writers
+from cairn.tasks.trainer.tensor_exchange import to_tensors, wanted_bytes, without_values
+from cairn.tasks.trainer.trainer_channel import Place
+from cairn.tasks.trainer.trainer_protocol import TrainerSpec
 
 _DOWNLOADS = 4
 _PROBE_WINDOWS = 8

@@ -11,10 +11,10 @@ from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
 
-from model.estimates.numerics import MachineSpeed
-from tasks.errors import TaskError
-from tasks.trainer.trainer_group import TRAINER_COMMAND
-from tasks.trainer.trainer_protocol import SpeedTrial, ThreadTrial, TrialDone, decode_message
+from cairn.model.estimates.numerics import MachineSpeed
+from cairn.tasks.errors import TaskError
+from cairn.tasks.trainer.trainer_group import TRAINER_COMMAND
+from cairn.tasks.trainer.trainer_protocol import SpeedTrial, ThreadTrial, TrialDone, decode_message
 
 _IMPORT_SECONDS = 5.0
 """About the time a trainer's imports take; one that waits for longer only uses memory."""

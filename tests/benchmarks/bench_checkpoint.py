@@ -23,16 +23,16 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from model.configuration.network import ModelConfig
-from model.configuration.training import TrainingConfig
-from model.data.sample_order import SampleOrder
-from model.data.token_windows import TokenWindows
-from model.training.determinism import make_deterministic
-from model.training.train_state import TrainState
-from model.training.training_step import StepInputs, take_step
-from storage.logs.run_log import RunLog
-from storage.stores.open_store import open_store
-from tasks.trainer.training_setup import CheckpointLoad
+from cairn.model.configuration.network import ModelConfig
+from cairn.model.configuration.training import TrainingConfig
+from cairn.model.data.sample_order import SampleOrder
+from cairn.model.data.token_windows import TokenWindows
+from cairn.model.training.determinism import make_deterministic
+from cairn.model.training.train_state import TrainState
+from cairn.model.training.training_step import StepInputs, take_step
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.stores.open_store import open_store
+from cairn.tasks.trainer.training_setup import CheckpointLoad
 from tests.benchmarks import large_state
 from tests.benchmarks.checkpoint_savers import RUN, SAVERS, CairnSaver, Saved, state_bytes
 from tests.s3.ceph_server import PROGRAMS

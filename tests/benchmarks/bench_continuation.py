@@ -14,7 +14,7 @@ import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 
-from storage.logs.run_state import AttemptRecord
+from cairn.storage.logs.run_state import AttemptRecord
 from tests.deployments.started_up import StartedUp
 from tests.processes.waiting import wait_until
 from tests.session_folder import close_session, open_session

@@ -16,13 +16,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from storage.logs.fold_cache import FoldedLog
-from storage.logs.log_entry import FORMAT_VERSION, Entry, EntryLog, ReadEntry, entry_name
-from storage.logs.run_entries import RUN_KINDS, CheckpointCommitted, CheckpointDeleted, CheckpointSuperseded
-from storage.logs.run_log import FOLD_EVERY_ENTRIES, RunLog, fold, run_fold_cache
-from storage.logs.run_state import RunState
-from storage.stores.document import encode, sha256
-from storage.stores.local_store import LocalStore
+from cairn.storage.logs.fold_cache import FoldedLog
+from cairn.storage.logs.log_entry import FORMAT_VERSION, Entry, EntryLog, ReadEntry, entry_name
+from cairn.storage.logs.run_entries import RUN_KINDS, CheckpointCommitted, CheckpointDeleted, CheckpointSuperseded
+from cairn.storage.logs.run_log import FOLD_EVERY_ENTRIES, RunLog, fold, run_fold_cache
+from cairn.storage.logs.run_state import RunState
+from cairn.storage.stores.document import encode, sha256
+from cairn.storage.stores.local_store import LocalStore
 from tests.entries import NOON, ended, evaluated, opened, started, writer
 
 RUN, KEPT, ATTEMPTS = "long", 3, 100

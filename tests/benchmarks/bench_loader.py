@@ -16,17 +16,17 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from model.configuration.network import ModelConfig
-from model.configuration.training import TrainingConfig
-from model.data.batch_loader import BatchLoader, gather_batch
-from model.data.sample_order import Component, SampleOrder
-from model.data.token_windows import TokenWindows
-from model.estimates.numerics import choose_numerics
-from model.estimates.utilization import measure_machine
-from model.training.determinism import make_deterministic
-from model.training.train_state import TrainState
-from model.training.training_step import StepInputs, take_step
-from tasks.configuration.configuration_source import load_configuration
+from cairn.model.configuration.network import ModelConfig
+from cairn.model.configuration.training import TrainingConfig
+from cairn.model.data.batch_loader import BatchLoader, gather_batch
+from cairn.model.data.sample_order import Component, SampleOrder
+from cairn.model.data.token_windows import TokenWindows
+from cairn.model.estimates.numerics import choose_numerics
+from cairn.model.estimates.utilization import measure_machine
+from cairn.model.training.determinism import make_deterministic
+from cairn.model.training.train_state import TrainState
+from cairn.model.training.training_step import StepInputs, take_step
+from cairn.tasks.configuration.configuration_source import load_configuration
 
 QUICKSTART = Path(__file__).parents[2] / "deployments" / "quickstart.toml"
 VOCAB, END_OF_TEXT = 1024, 0

@@ -7,7 +7,7 @@ says. The table is for BENCHMARKS.md; the run fails where an estimate is further
 import argparse
 import sys
 
-from model.estimates.size_estimate import PARTS, MemoryEstimate
+from cairn.model.estimates.size_estimate import PARTS, MemoryEstimate
 from tests.benchmarks.trainer_memory import CASES, measure
 
 WITHIN = 0.15

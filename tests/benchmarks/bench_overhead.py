@@ -27,9 +27,9 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from flows.orchestrator import prefect_server
-from storage.logs.step_log import StepRecord, read_attempt_records
-from storage.stores.local_store import LocalStore
+from cairn.flows.orchestrator import prefect_server
+from cairn.storage.logs.step_log import StepRecord, read_attempt_records
+from cairn.storage.stores.local_store import LocalStore
 from tests.benchmarks.observers import Observers, observing
 from tests.benchmarks.process_times import (
     children,
@@ -152,7 +152,7 @@ def wait_for_step(process: subprocess.Popen[bytes], log: Path, step: int, folder
             raise SystemExit(f"the command left with {process.returncode}:\n{(folder / 'command.txt').read_text()}")
         time.sleep(LOOK_SECONDS)
     below = {command_line(child): child for child in children(process.pid)}
-    trainer = next(pid for line, pid in below.items() if "tasks.trainer.trainer" in line)
+    trainer = next(pid for line, pid in below.items() if "cairn.tasks.trainer.trainer" in line)
     server = next(pid for line, pid in below.items() if prefect_server.__name__ in line)
     return Reading(
         at=time.monotonic(),
@@ -167,15 +167,15 @@ def bare(given: argparse.Namespace) -> Share:
     """Train the same steps in this process, and nothing else."""
     import torch
 
-    from model.data.batch_loader import BatchLoader
-    from model.data.sample_order import SampleOrder
-    from model.data.token_windows import TokenWindows
-    from model.training.determinism import make_deterministic
-    from model.training.train_state import TrainState
-    from model.training.training_loop import StepObserver, train_until
-    from model.training.training_step import StepInputs
-    from storage.snapshots.data_snapshot import list_snapshots, open_snapshot
-    from tasks.configuration.configuration_source import load_configuration
+    from cairn.model.data.batch_loader import BatchLoader
+    from cairn.model.data.sample_order import SampleOrder
+    from cairn.model.data.token_windows import TokenWindows
+    from cairn.model.training.determinism import make_deterministic
+    from cairn.model.training.train_state import TrainState
+    from cairn.model.training.training_loop import StepObserver, train_until
+    from cairn.model.training.training_step import StepInputs
+    from cairn.storage.snapshots.data_snapshot import list_snapshots, open_snapshot
+    from cairn.tasks.configuration.configuration_source import load_configuration
 
     config = load_configuration(given.config, overrides=[*ALWAYS, *given.set], environment={})
     store = LocalStore(given.data)

@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-from reports.exporters.exporters import Exporter
-from reports.exporters.mlflow_exporter import MlflowClient, MlflowExporter
-from reports.exporters.tensorboard_exporter import TensorBoardExporter
-from reports.exporters.wandb_exporter import WandbExporter
-from reports.notices.notice import find_notices
-from reports.queries.run_metrics import RunMetrics
-from storage.logs.registry import RegistryState
-from storage.stores.local_store import LocalStore
+from cairn.reports.exporters.exporters import Exporter
+from cairn.reports.exporters.mlflow_exporter import MlflowClient, MlflowExporter
+from cairn.reports.exporters.tensorboard_exporter import TensorBoardExporter
+from cairn.reports.exporters.wandb_exporter import WandbExporter
+from cairn.reports.notices.notice import find_notices
+from cairn.reports.queries.run_metrics import RunMetrics
+from cairn.storage.logs.registry import RegistryState
+from cairn.storage.stores.local_store import LocalStore
 from tests.entries import NOON
 from tests.fabricated_run import fabricate
 from tests.reports.exported_run import ExportedRun, following

@@ -22,17 +22,17 @@ from typing import Any
 
 import pyarrow as pa
 
-from reports.queries.run_query import answer_query
-from reports.queries.run_status import RunPhase
-from reports.queries.run_tables import LOG_TABLES, columns, make_log_rows, schema_digest
-from storage.logs.fold_cache import FoldedLog, History
-from storage.logs.log_entry import FORMAT_VERSION, Entry, EntryLog, ReadEntry, Writer, entry_name
-from storage.logs.run_entries import RUN_KINDS, CheckpointCommitted, Decision, Placement, RunOpened
-from storage.logs.run_log import run_fold_cache
-from storage.logs.run_state import AttemptRecord, CheckpointRecord, RunState
-from storage.stores.document import encode, sha256
-from storage.stores.local_store import LocalStore
-from storage.tables.table_cache import Pack, RunStamp, TableKind, arrow_table, stamp_run, write_pack, write_tables
+from cairn.reports.queries.run_query import answer_query
+from cairn.reports.queries.run_status import RunPhase
+from cairn.reports.queries.run_tables import LOG_TABLES, columns, make_log_rows, schema_digest
+from cairn.storage.logs.fold_cache import FoldedLog, History
+from cairn.storage.logs.log_entry import FORMAT_VERSION, Entry, EntryLog, ReadEntry, Writer, entry_name
+from cairn.storage.logs.run_entries import RUN_KINDS, CheckpointCommitted, Decision, Placement, RunOpened
+from cairn.storage.logs.run_log import run_fold_cache
+from cairn.storage.logs.run_state import AttemptRecord, CheckpointRecord, RunState
+from cairn.storage.stores.document import encode, sha256
+from cairn.storage.stores.local_store import LocalStore
+from cairn.storage.tables.table_cache import Pack, RunStamp, TableKind, arrow_table, stamp_run, write_pack, write_tables
 from tests import entries
 
 CONTRACT = """select termination_reason, count(*) as attempts, sum(gpu_seconds) / 3600 as gpu_hours

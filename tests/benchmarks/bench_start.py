@@ -22,8 +22,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from storage.snapshots.data_snapshot import list_snapshots
-from storage.stores.local_store import LocalStore
+from cairn.storage.snapshots.data_snapshot import list_snapshots
+from cairn.storage.stores.local_store import LocalStore
 from tests.benchmarks.process_times import children, command_line, tree_core_seconds
 
 ROOT = Path(__file__).parents[2]
@@ -122,7 +122,7 @@ def note_children(pid: int, began: float, seconds: dict[str, float]) -> None:
             command = command_line(child)
             if "prefect_server" in command or "uvicorn" in command:
                 seconds.setdefault(SERVER, time.monotonic() - began)
-            elif "tasks.trainer.trainer" in command:
+            elif "cairn.tasks.trainer.trainer" in command:
                 seconds.setdefault(TRAINER, time.monotonic() - began)
         time.sleep(0.05)
 

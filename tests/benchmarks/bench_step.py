@@ -25,17 +25,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from model.configuration.network import ModelConfig
-from model.configuration.training import TrainingConfig
-from model.data.batch_loader import BatchLoader
-from model.data.sample_order import SampleOrder
-from model.data.token_windows import TokenWindows
-from model.estimates.size_estimate import count_parameters
-from model.estimates.utilization import flops_per_token, measure_peak_flops
-from model.training.determinism import make_deterministic
-from model.training.parallel import SINGLE_RANK, Ranks
-from model.training.train_state import TrainState
-from model.training.training_step import StepInputs, take_step
+from cairn.model.configuration.network import ModelConfig
+from cairn.model.configuration.training import TrainingConfig
+from cairn.model.data.batch_loader import BatchLoader
+from cairn.model.data.sample_order import SampleOrder
+from cairn.model.data.token_windows import TokenWindows
+from cairn.model.estimates.size_estimate import count_parameters
+from cairn.model.estimates.utilization import flops_per_token, measure_peak_flops
+from cairn.model.training.determinism import make_deterministic
+from cairn.model.training.parallel import SINGLE_RANK, Ranks
+from cairn.model.training.train_state import TrainState
+from cairn.model.training.training_step import StepInputs, take_step
 
 LEARNING_RATE, WARM_STEPS = 1e-3, 2
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from storage.stores.open_store import open_store
+from cairn.storage.stores.open_store import open_store
 from tests.benchmarks.bench_checkpoint import CEPH_BYTES, PROGRAMS, _is_installed
 from tests.s3.servers import BUCKET, s3_server
 

@@ -17,9 +17,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from model.data.token_windows import TokenWindows
-from model.training import training_step
-from model.training.parallel import SINGLE_RANK, Ranks, accumulate, join_ranks
+from cairn.model.data.token_windows import TokenWindows
+from cairn.model.training import training_step
+from cairn.model.training.parallel import SINGLE_RANK, Ranks, accumulate, join_ranks
 from tests.benchmarks.bench_step import OURS, RECIPES, WARM_STEPS, our_step, text_tokens
 
 CPU = torch.device("cpu")

@@ -26,10 +26,10 @@ import numpy as np
 import torch
 
 import cairn
-from model.architectures.gpt import GPT
-from model.configuration.network import ModelConfig
-from model.data.token_windows import TokenWindows
-from model.inference.evaluation import held_out_loss
+from cairn.model.architectures.gpt import GPT
+from cairn.model.configuration.network import ModelConfig
+from cairn.model.data.token_windows import TokenWindows
+from cairn.model.inference.evaluation import held_out_loss
 
 ROOT = Path(__file__).parents[2]
 EVERY = ("--device=cpu", "--compile=False", "--log_interval=1")

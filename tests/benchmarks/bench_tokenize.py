@@ -21,11 +21,11 @@ from pathlib import Path
 from tokenizers import AddedToken, models, pre_tokenizers
 from tokenizers import Tokenizer as LibraryTokenizer
 
-from model.configuration.data import DataConfig
-from model.data.tokenizer import Tokenizer
-from storage.stores.local_store import LocalStore
-from tasks.data.corpus import open_corpus
-from tasks.data.snapshot_build import build_snapshot
+from cairn.model.configuration.data import DataConfig
+from cairn.model.data.tokenizer import Tokenizer
+from cairn.storage.stores.local_store import LocalStore
+from cairn.tasks.data.corpus import open_corpus
+from cairn.tasks.data.snapshot_build import build_snapshot
 
 MEGABYTE = 1_000_000
 DOCUMENT_CHARACTERS = 4000

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import msgspec
 
-from reports.plots.plot_axis import view_curves
-from reports.plots.run_curves import gather_curves
-from storage.logs.step_log import StepRecord, step_log_key
-from storage.stores.local_store import LocalStore
+from cairn.reports.plots.plot_axis import view_curves
+from cairn.reports.plots.run_curves import gather_curves
+from cairn.storage.logs.step_log import StepRecord, step_log_key
+from cairn.storage.stores.local_store import LocalStore
 from tests.cairn.live_server import served
 from tests.crash.chromium import started_chromium
 from tests.fabricated_run import FabricatedRun, fabricate

@@ -18,16 +18,16 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
-from model.training.train_state import TrainState
-from storage.checkpoints.checkpoint import StagedCheckpoint, checkpoint_target, commit_checkpoint
-from storage.checkpoints.checkpoint_documents import TrainerDocument, small_tensor
-from storage.logs.log_entry import CheckpointReference
-from storage.logs.run_log import RunLog
-from storage.stores.object_store import ObjectStore
-from storage.stores.open_store import open_store
-from tasks.trainer.staging import HostCheckpoint, Staging, StagingCallbacks
-from tasks.trainer.staging_buffer import StagingBuffer
-from tasks.trainer.tensor_exchange import to_group
+from cairn.model.training.train_state import TrainState
+from cairn.storage.checkpoints.checkpoint import StagedCheckpoint, checkpoint_target, commit_checkpoint
+from cairn.storage.checkpoints.checkpoint_documents import TrainerDocument, small_tensor
+from cairn.storage.logs.log_entry import CheckpointReference
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.stores.object_store import ObjectStore
+from cairn.storage.stores.open_store import open_store
+from cairn.tasks.trainer.staging import HostCheckpoint, Staging, StagingCallbacks
+from cairn.tasks.trainer.staging_buffer import StagingBuffer
+from cairn.tasks.trainer.tensor_exchange import to_group
 from tests.entries import started, writer
 from tests.storage.builders import opened
 

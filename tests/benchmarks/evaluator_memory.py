@@ -29,11 +29,11 @@ def main() -> None:
     """Be the process that is measured."""
     import torch
 
-    from model.architectures.gpt import GPT
-    from model.data.token_windows import TokenWindows
-    from model.inference.evaluation import evaluate
-    from model.inference.generation import generate
-    from model.training.determinism import make_deterministic
+    from cairn.model.architectures.gpt import GPT
+    from cairn.model.data.token_windows import TokenWindows
+    from cairn.model.inference.evaluation import evaluate
+    from cairn.model.inference.generation import generate
+    from cairn.model.training.determinism import make_deterministic
 
     case = MemoryCase(**json.loads(sys.argv[1]))
     device = torch.device(case.device)

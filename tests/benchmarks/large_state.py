@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
-from model.configuration.network import ModelConfig
-from model.configuration.training import TrainingConfig
-from model.training.train_state import NamedTensor, TrainState
-from storage.logs.run_log import RunLog
-from storage.stores.open_store import open_store
-from tasks.trainer.training_setup import CheckpointLoad
+from cairn.model.configuration.network import ModelConfig
+from cairn.model.configuration.training import TrainingConfig
+from cairn.model.training.train_state import NamedTensor, TrainState
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.stores.open_store import open_store
+from cairn.tasks.trainer.training_setup import CheckpointLoad
 from tests.benchmarks.checkpoint_savers import RUN, CairnSaver, state_bytes
 
 CPU = torch.device("cpu")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from tasks.machine.process_scopes import running_beside
+from cairn.tasks.machine.process_scopes import running_beside
 from tests.benchmarks.process_times import tree_core_seconds
 from tests.reports.tracking_server import tracking_server
 from tests.reports.webhook import serving_hook

@@ -16,9 +16,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from model.configuration.network import ModelConfig
-from model.configuration.training import TrainingConfig
-from model.estimates.size_estimate import MemoryEstimate, TrainingPlace, estimate_memory
+from cairn.model.configuration.network import ModelConfig
+from cairn.model.configuration.training import TrainingConfig
+from cairn.model.estimates.size_estimate import MemoryEstimate, TrainingPlace, estimate_memory
 
 STEPS_BEFORE, STEPS_BESIDE = 2, 2
 
@@ -153,20 +153,20 @@ def train(case: MemoryCase, folder: Path) -> Measured:
     """Do in this process what the trainer does, and return what it took."""
     import torch
 
-    from model.data.batch_loader import BatchLoader
-    from model.data.sample_order import SampleOrder
-    from model.data.token_windows import TokenWindows
-    from model.training.determinism import make_deterministic
-    from model.training.train_state import TrainState
-    from model.training.training_loop import StepObserver, train_until
-    from model.training.training_step import StepInputs
-    from storage.stores.open_store import open_store
-    from tasks.trainer.staging import Staging, StagingCallbacks
-    from tasks.trainer.staging_buffer import StagingBuffer
+    from cairn.model.data.batch_loader import BatchLoader
+    from cairn.model.data.sample_order import SampleOrder
+    from cairn.model.data.token_windows import TokenWindows
+    from cairn.model.training.determinism import make_deterministic
+    from cairn.model.training.train_state import TrainState
+    from cairn.model.training.training_loop import StepObserver, train_until
+    from cairn.model.training.training_step import StepInputs
+    from cairn.storage.stores.open_store import open_store
+    from cairn.tasks.trainer.staging import Staging, StagingCallbacks
+    from cairn.tasks.trainer.staging_buffer import StagingBuffer
 
     threads, device = int(os.environ.get("OMP_NUM_THREADS", "2")), torch.device(case.device)
     make_deterministic(seed=1, threads=threads)
-    import tasks.trainer.trainer  # noqa: F401 - all that the trainer imports
+    import cairn.tasks.trainer.trainer  # noqa: F401 - all that the trainer imports
 
     imported = _resident("VmRSS")
     tokens = np.arange(case.global_batch * case.block * 8 + 1, dtype=np.int64) * 7919 % case.vocab_size
@@ -215,8 +215,8 @@ def device_peak_bytes(device: Any) -> int:
 
 
 def _probe(case: MemoryCase) -> Any:
-    from model.data.token_windows import TokenWindows
-    from model.training.training_loop import Probe
+    from cairn.model.data.token_windows import TokenWindows
+    from cairn.model.training.training_loop import Probe
 
     if not case.probed:
         return None
@@ -234,10 +234,10 @@ def _probe(case: MemoryCase) -> Any:
 
 
 def _checkpoint(tensors: Any, cursor: int) -> Any:
-    from storage.checkpoints.checkpoint import checkpoint_target
-    from storage.checkpoints.checkpoint_documents import TrainerDocument, small_tensor
-    from tasks.trainer.staging import HostCheckpoint
-    from tasks.trainer.tensor_exchange import to_group
+    from cairn.storage.checkpoints.checkpoint import checkpoint_target
+    from cairn.storage.checkpoints.checkpoint_documents import TrainerDocument, small_tensor
+    from cairn.tasks.trainer.staging import HostCheckpoint
+    from cairn.tasks.trainer.tensor_exchange import to_group
 
     document = TrainerDocument(
         version=1,

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from storage.stores.local_store import LocalStore
+from cairn.storage.stores.local_store import LocalStore
 from tests.fabricated_run import store_bard
 
 TEXT = "".join(f"line {number} of a text\n\n" for number in range(200))

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from cairn.cli.command import run_command
-from storage.logs.log_entry import entry_name
-from storage.stores.local_store import LocalStore
+from cairn.storage.logs.log_entry import entry_name
+from cairn.storage.stores.local_store import LocalStore
 from tests.fabricated_run import FabricatedRun, fabricate, promote
 
 VERBS = [

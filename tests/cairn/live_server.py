@@ -10,8 +10,8 @@ from pathlib import Path
 
 import uvicorn
 
+from cairn.storage.stores.object_store import ObjectStore
 from cairn.ui.live_app import ViewCache, make_app
-from storage.stores.object_store import ObjectStore
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from reports.errors import RunNotFound
-from reports.queries.run_lookup import find_checkpoint
-from storage.errors import IntegrityError
-from storage.logs.log_entry import Writer
-from storage.logs.registry import Registry
-from storage.logs.run_entries import CheckpointQuarantined, CheckpointSuperseded
-from storage.stores.local_store import LocalStore
-from tasks.errors import InvalidConfiguration
+from cairn.reports.errors import RunNotFound
+from cairn.reports.queries.run_lookup import find_checkpoint
+from cairn.storage.errors import IntegrityError
+from cairn.storage.logs.log_entry import Writer
+from cairn.storage.logs.registry import Registry
+from cairn.storage.logs.run_entries import CheckpointQuarantined, CheckpointSuperseded
+from cairn.storage.stores.local_store import LocalStore
+from cairn.tasks.errors import InvalidConfiguration
 from tests.commands import Cairn
 from tests.fabricated_run import FabricatedRun
 

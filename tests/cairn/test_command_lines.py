@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.errors import TaskError
-from tasks.machine.machine_speed import may_have_cuda
+from cairn.tasks.errors import TaskError
+from cairn.tasks.machine.machine_speed import may_have_cuda
 from tests.cairn.command_folder import furnish
 from tests.cairn.command_lines import READING, TRAINING, WITHOUT_CUDA
 from tests.commands import Ended, chosen_folders, run_here
@@ -81,7 +81,7 @@ def test_a_refused_command_leaves_no_run(folder: Path) -> None:
 def test_an_error_nobody_foresaw_has_its_traceback_and_its_own_code(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("reports.queries.run_status.list_runs", lambda store: 1 / 0)
+    monkeypatch.setattr("cairn.reports.queries.run_status.list_runs", lambda store: 1 / 0)
     ended = typed("runs", folder)
     assert ended.code == 1 and "ZeroDivisionError" in ended.err
 
@@ -92,7 +92,7 @@ def test_an_error_nobody_foresaw_has_its_traceback_and_its_own_code(
 def test_a_dry_run_a_command_and_a_deployed_run_say_the_same(
     folder: Path, override: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from flows.train_gpt import train_gpt
+    from cairn.flows.train_gpt import train_gpt
 
     line = f"train run.toml --set '{override}'"
     told = [typed(spoken, folder).err.splitlines()[-1] for spoken in (line, f"{line} --dry-run")]

@@ -6,8 +6,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from storage.logs.step_log import StepRecord, step_log_key
-from storage.stores.local_store import LocalStore
+from cairn.storage.logs.step_log import StepRecord, step_log_key
+from cairn.storage.stores.local_store import LocalStore
 from tests.commands import Cairn
 from tests.fabricated_run import FabricatedRun, fabricate
 

@@ -8,18 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model.configuration.data import DataConfig
-from model.data.tokenizer import Tokenizer
-from reports.errors import RunNotFound
-from reports.queries.data_summary import DataSummary, WindowChoice, find_snapshot, summarize_data
-from storage.logs.log_entry import Writer
-from storage.logs.run_entries import RunOpened
-from storage.logs.run_log import RunLog
-from storage.snapshots.data_snapshot import open_snapshot
-from storage.snapshots.document_index import SplitName
-from storage.stores.local_store import LocalStore
-from tasks.data.snapshot_build import build_snapshot
-from tasks.data.snapshot_lookup import weighted_components
+from cairn.model.configuration.data import DataConfig
+from cairn.model.data.tokenizer import Tokenizer
+from cairn.reports.errors import RunNotFound
+from cairn.reports.queries.data_summary import DataSummary, WindowChoice, find_snapshot, summarize_data
+from cairn.storage.logs.log_entry import Writer
+from cairn.storage.logs.run_entries import RunOpened
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.snapshots.data_snapshot import open_snapshot
+from cairn.storage.snapshots.document_index import SplitName
+from cairn.storage.stores.local_store import LocalStore
+from cairn.tasks.data.snapshot_build import build_snapshot
+from cairn.tasks.data.snapshot_lookup import weighted_components
 from tests.commands import Cairn
 from tests.fabricated_run import FabricatedRun
 

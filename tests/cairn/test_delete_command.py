@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from storage.logs.step_log import Heartbeat, write_heartbeat
-from storage.stores.local_store import LocalStore
-from tasks.machine.placement import this_placement
+from cairn.storage.logs.step_log import Heartbeat, write_heartbeat
+from cairn.storage.stores.local_store import LocalStore
+from cairn.tasks.machine.placement import this_placement
 from tests.commands import ROOT, Cairn, Ended
 from tests.fabricated_run import FabricatedRun, fabricate
 
@@ -23,7 +23,7 @@ CHECKPOINTS = "runs/old/checkpoints"
 KILLED = """
 import os, signal
 from cairn.cli.command import main
-from storage.stores.local_store import LocalStore
+from cairn.storage.stores.local_store import LocalStore
 
 delete, deleted = LocalStore.delete, []
 

@@ -6,12 +6,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from reports.queries.run_diagnosis import diagnose_run
-from reports.queries.run_status import list_runs, read_status
-from storage.logs.log_entry import Writer
-from storage.logs.run_entries import CurveVerdict, RunFinished
-from storage.logs.step_log import StepRecord, step_log_key
-from storage.stores.local_store import LocalStore
+from cairn.reports.queries.run_diagnosis import diagnose_run
+from cairn.reports.queries.run_status import list_runs, read_status
+from cairn.storage.logs.log_entry import Writer
+from cairn.storage.logs.run_entries import CurveVerdict, RunFinished
+from cairn.storage.logs.step_log import StepRecord, step_log_key
+from cairn.storage.stores.local_store import LocalStore
 from tests.commands import Cairn
 from tests.fabricated_run import FabricatedRun
 

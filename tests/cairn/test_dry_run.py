@@ -9,14 +9,14 @@ import pytest
 
 from cairn.cli.command import run_command
 from cairn.cli.texts import describe_plan
-from flows.preparation.resource_check import AvailableMemory, StoreRoom, require_room, store_room
-from flows.preparation.training_plan import TrainingPlan, plan_training
-from model.estimates.size_estimate import TrainingPlace
-from storage.logs.run_log import RunLog
-from storage.logs.run_state import RunState
-from storage.logs.step_log import StepRecord, step_log_key
-from storage.stores.local_store import LocalStore
-from tasks.configuration.run_configuration import RunConfig
+from cairn.flows.preparation.resource_check import AvailableMemory, StoreRoom, require_room, store_room
+from cairn.flows.preparation.training_plan import TrainingPlan, plan_training
+from cairn.model.estimates.size_estimate import TrainingPlace
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.logs.run_state import RunState
+from cairn.storage.logs.step_log import StepRecord, step_log_key
+from cairn.storage.stores.local_store import LocalStore
+from cairn.tasks.configuration.run_configuration import RunConfig
 from tests.commands import Cairn
 from tests.memory_store import MemoryStore
 from tests.writing_run import WritingRun, configuration, open_writing_run

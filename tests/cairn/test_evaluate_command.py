@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from model.training.train_state import TrainState
-from storage.checkpoints.checkpoint import checkpoint_target, commit_checkpoint, stage_checkpoint
-from storage.logs.log_entry import this_writer
-from storage.logs.run_log import RunLog
-from storage.stores.local_store import LocalStore
-from tasks.configuration.configuration_source import parse_configuration
-from tasks.configuration.run_configuration import RunConfig
-from tasks.data.snapshot_build import build_snapshot
-from tasks.trainer.tensor_exchange import to_group
+from cairn.model.training.train_state import TrainState
+from cairn.storage.checkpoints.checkpoint import checkpoint_target, commit_checkpoint, stage_checkpoint
+from cairn.storage.logs.log_entry import this_writer
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.stores.local_store import LocalStore
+from cairn.tasks.configuration.configuration_source import parse_configuration
+from cairn.tasks.configuration.run_configuration import RunConfig
+from cairn.tasks.data.snapshot_build import build_snapshot
+from cairn.tasks.trainer.tensor_exchange import to_group
 from tests import entries
 from tests.commands import run_here
 from tests.processes.fork_server import fork_server

@@ -4,9 +4,9 @@ import sys
 import pytest
 
 from cairn.cli.command import code_of_error
-from model.errors import InvalidInput
-from reports.errors import InvalidQuery, ReportError, RunNotFound
-from storage.errors import (
+from cairn.model.errors import InvalidInput
+from cairn.reports.errors import InvalidQuery, ReportError, RunNotFound
+from cairn.storage.errors import (
     AppendUnknown,
     Fenced,
     IntegrityError,
@@ -15,8 +15,8 @@ from storage.errors import (
     StoreUnavailable,
     StoreUnsound,
 )
-from tasks.data.document import InvalidCorpus
-from tasks.errors import (
+from cairn.tasks.data.document import InvalidCorpus
+from cairn.tasks.errors import (
     BudgetExhausted,
     ConfigDrift,
     GateRefused,
@@ -25,7 +25,7 @@ from tasks.errors import (
     TaskError,
     TrainerGone,
 )
-from tasks.policy.termination import EXIT_CODES, ExitCode
+from cairn.tasks.policy.termination import EXIT_CODES, ExitCode
 
 OUTCOMES = {
     "completed": 0,

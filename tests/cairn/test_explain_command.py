@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from reports.errors import RunNotFound
-from reports.explain.post_mortem import gather_post_mortem
-from reports.explain.post_mortem_text import post_mortem_lines
-from storage.checkpoints.resume_point import quarantine_checkpoint
-from storage.logs.fold_cache import History
-from storage.logs.log_entry import Writer
-from storage.logs.run_entries import AttemptEnded, DataQuarantined, Decision
-from storage.logs.run_state import RefusedEntry
-from storage.stores.local_store import LocalStore
-from tasks.attempt.attempt_end import AttemptOver, Usage, write_receipt
-from tasks.configuration.settings import BudgetsConfig
-from tasks.policy.failures import ErrorKind, Evidence, ExceptionReport, classify
+from cairn.reports.errors import RunNotFound
+from cairn.reports.explain.post_mortem import gather_post_mortem
+from cairn.reports.explain.post_mortem_text import post_mortem_lines
+from cairn.storage.checkpoints.resume_point import quarantine_checkpoint
+from cairn.storage.logs.fold_cache import History
+from cairn.storage.logs.log_entry import Writer
+from cairn.storage.logs.run_entries import AttemptEnded, DataQuarantined, Decision
+from cairn.storage.logs.run_state import RefusedEntry
+from cairn.storage.stores.local_store import LocalStore
+from cairn.tasks.attempt.attempt_end import AttemptOver, Usage, write_receipt
+from cairn.tasks.configuration.settings import BudgetsConfig
+from cairn.tasks.policy.failures import ErrorKind, Evidence, ExceptionReport, classify
 from tests import entries
 from tests.commands import Cairn
 from tests.fabricated_run import FabricatedRun

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from storage.stores.local_store import LocalStore
+from cairn.storage.stores.local_store import LocalStore
 from tests.commands import Cairn
 from tests.fabricated_run import promote
 from tests.tasks.committed_model import CommittedModel, commit_model, small_configuration

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from cairn.cli.texts import describe_finished_run
-from storage.logs.registry import Refused, Registry
-from storage.stores.local_store import LocalStore
+from cairn.storage.logs.registry import Refused, Registry
+from cairn.storage.stores.local_store import LocalStore
 from tests.commands import Cairn
 from tests.fabricated_run import FabricatedRun, fabricate, store_bard
 

@@ -3,19 +3,19 @@ from pathlib import Path
 import pytest
 
 from cairn.operations.run_fork import fork_run
-from reports.queries.run_lookup import configuration_of, find_checkpoint
-from storage.checkpoints.resume_point import new_pin, newest_verified, pin_checkpoint
-from storage.errors import NothingReadable
-from storage.logs.log_entry import this_writer
-from storage.logs.run_entries import DataQuarantined
-from storage.logs.run_log import RunLog
-from storage.logs.run_state import RunState
-from storage.snapshots.data_snapshot import read_manifest
-from storage.stores.local_store import LocalStore
-from tasks.checkpoints.retention import sweep_run
-from tasks.configuration.settings import CheckpointConfig
-from tasks.configuration.stored_configuration import check_drift
-from tasks.errors import ConfigDrift, InvalidConfiguration
+from cairn.reports.queries.run_lookup import configuration_of, find_checkpoint
+from cairn.storage.checkpoints.resume_point import new_pin, newest_verified, pin_checkpoint
+from cairn.storage.errors import NothingReadable
+from cairn.storage.logs.log_entry import this_writer
+from cairn.storage.logs.run_entries import DataQuarantined
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.logs.run_state import RunState
+from cairn.storage.snapshots.data_snapshot import read_manifest
+from cairn.storage.stores.local_store import LocalStore
+from cairn.tasks.checkpoints.retention import sweep_run
+from cairn.tasks.configuration.settings import CheckpointConfig
+from cairn.tasks.configuration.stored_configuration import check_drift
+from cairn.tasks.errors import ConfigDrift, InvalidConfiguration
 from tests import entries
 from tests.writing_run import WritingRun, open_writing_run
 

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.logs.log_entry import entry_name
-from storage.stores.local_store import LocalStore
+from cairn.storage.logs.log_entry import entry_name
+from cairn.storage.stores.local_store import LocalStore
 from tests.cairn.hostile_store import AS_JSON, ESCAPES, VALUES, VERBS, HostileStore, change, places
 from tests.fabricated_run import fabricate
 

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from cairn.flows.run.progress import Progress
+from cairn.flows.run.run_promotion import describe
 from cairn.operations.model_export import ModelFacts, write_card
-from flows.run.progress import Progress
-from flows.run.run_promotion import describe
-from reports.queries.display_tables import Table, budgets_table, markdown_table, markdown_text, receipts_table
-from reports.queries.receipts import read_receipts
-from reports.queries.run_lookup import read_beat
-from reports.queries.run_status import read_status
-from storage.logs.registry import Promoted
-from storage.snapshots.snapshot_manifest import SnapshotManifest, SnapshotSource, SnapshotSplits, SplitSize
-from tasks.text.format import sanitize, sanitize_json
-from tasks.text.output import print_document, print_facts, print_table, say
+from cairn.reports.queries.display_tables import Table, budgets_table, markdown_table, markdown_text, receipts_table
+from cairn.reports.queries.receipts import read_receipts
+from cairn.reports.queries.run_lookup import read_beat
+from cairn.reports.queries.run_status import read_status
+from cairn.storage.logs.registry import Promoted
+from cairn.storage.snapshots.snapshot_manifest import SnapshotManifest, SnapshotSource, SnapshotSplits, SplitSize
+from cairn.tasks.text.format import sanitize, sanitize_json
+from cairn.tasks.text.output import print_document, print_facts, print_table, say
 from tests.fabricated_run import FabricatedRun
 
 TAGS = (

@@ -10,13 +10,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from cairn.reports.pages.live_pages import OverviewRow, select_rows
+from cairn.storage.logs.log_entry import ForkOrigin
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.logs.step_log import StepRecord, step_log_key
+from cairn.storage.stores.local_store import LocalStore
+from cairn.tasks.errors import InvalidConfiguration
 from cairn.ui.live_server import serve
-from reports.pages.live_pages import OverviewRow, select_rows
-from storage.logs.log_entry import ForkOrigin
-from storage.logs.run_log import RunLog
-from storage.logs.step_log import StepRecord, step_log_key
-from storage.stores.local_store import LocalStore
-from tasks.errors import InvalidConfiguration
 from tests.cairn.live_server import LiveServer, served
 from tests.entries import NOON, opened, writer
 from tests.fabricated_run import FabricatedRun, configuration, fabricate

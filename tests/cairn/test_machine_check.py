@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from cairn.model.kernels import head_loss
 from cairn.operations.machine_check import _device
-from model.kernels import head_loss
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 
-from storage.stores.local_store import LocalStore
+from cairn.storage.stores.local_store import LocalStore
 from tests.commands import Ended, run_here
 from tests.fabricated_run import store_bard
 

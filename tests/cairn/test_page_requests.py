@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from reports.pages.run_report import gather_report
-from storage.stores.local_store import LocalStore
-from storage.stores.object_store import MAX_READ_BYTES
+from cairn.reports.pages.run_report import gather_report
+from cairn.storage.stores.local_store import LocalStore
+from cairn.storage.stores.object_store import MAX_READ_BYTES
 from tests.cairn.live_server import served
 from tests.fabricated_run import fabricate, store_bard
 from tests.memory_store import MemoryStore

@@ -9,11 +9,11 @@ import pytest
 from prefect import State
 from prefect.states import Completed, Failed
 
-import flows.train_gpt  # noqa: F401
+import cairn.flows.train_gpt  # noqa: F401
+from cairn.flows.preparation.training_request import HandedOver, ResolvedRequest, TrainingRequest, hand_over
 from cairn.operations import prefect_session
 from cairn.operations.prefect_session import PrefectServer, explain_outside_state
-from flows.preparation.training_request import HandedOver, ResolvedRequest, TrainingRequest, hand_over
-from tasks.policy.termination import FlowEnd, FlowOutcome
+from cairn.tasks.policy.termination import FlowEnd, FlowOutcome
 from tests.fabricated_run import FabricatedRun
 
 
@@ -78,6 +78,8 @@ def test_a_run_that_loses_its_server_between_two_attempts_goes_on_with_another(
         base_dir=Path(),
     )
     with hand_over(resolved) as handed:
-        monkeypatch.setattr(sys.modules["flows.train_gpt"], "train_gpt", LosingServer(fresh, handed, attempts=attempts))
+        monkeypatch.setattr(
+            sys.modules["cairn.flows.train_gpt"], "train_gpt", LosingServer(fresh, handed, attempts=attempts)
+        )
         end = prefect_session._run_flow(handed, fresh.log, server, before=0)
     assert (end.message, len(chosen)) == ("it went on", attempts)

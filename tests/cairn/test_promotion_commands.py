@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
+from cairn.flows.run.run_promotion import PromotionApproval, ask, describe
 from cairn.operations.person_decisions import roll_back
-from flows.run.run_promotion import PromotionApproval, ask, describe
-from reports.queries.alias_history import list_decisions, list_promotions
-from storage.checkpoints.resume_point import quarantine_checkpoint
-from storage.errors import IntegrityError
-from storage.logs.log_entry import Writer
-from storage.logs.registry import Promoted, Registry
-from storage.stores.local_store import LocalStore
+from cairn.reports.queries.alias_history import list_decisions, list_promotions
+from cairn.storage.checkpoints.resume_point import quarantine_checkpoint
+from cairn.storage.errors import IntegrityError
+from cairn.storage.logs.log_entry import Writer
+from cairn.storage.logs.registry import Promoted, Registry
+from cairn.storage.stores.local_store import LocalStore
 from tests.commands import Cairn
 from tests.fabricated_run import FabricatedRun, promote
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 import cairn
-from reports.errors import RunNotFound
-from reports.queries.run_tables import columns
-from storage.errors import IntegrityError
-from storage.logs.step_log import StepRecord, step_log_key
-from storage.stores.document import encode
-from storage.stores.local_store import LocalStore
+from cairn.reports.errors import RunNotFound
+from cairn.reports.queries.run_tables import columns
+from cairn.storage.errors import IntegrityError
+from cairn.storage.logs.step_log import StepRecord, step_log_key
+from cairn.storage.stores.document import encode
+from cairn.storage.stores.local_store import LocalStore
 from tests.commands import ROOT, chosen_folders
 from tests.writing_run import RUN, WritingRun, open_writing_run
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cairn.cli.app import EXAMPLES
-from storage.stores.local_store import LocalStore
+from cairn.storage.stores.local_store import LocalStore
 from tests.commands import ROOT
 from tests.fabricated_run import fabricate, store_bard
 from tests.settled_run import hold, store_done

@@ -10,8 +10,8 @@ import torch
 
 from cairn.operations.replay_plan import Segment
 from cairn.operations.run_replay import replay_run
-from storage.logs.run_log import RunLog
-from tasks.machine.placement import this_placement
+from cairn.storage.logs.run_log import RunLog
+from cairn.tasks.machine.placement import this_placement
 from tests.cairn.trained_run import RUN, TrainedRun
 from tests.commands import Cairn
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from reports.pages.report_pages import html_report, markdown_report
-from reports.pages.run_report import gather_report
-from reports.queries.run_status import list_runs, read_status
-from storage.logs.log_entry import Writer
-from storage.logs.run_entries import DataQuarantined, EvaluationRecorded
-from storage.logs.step_log import StepRecord
-from storage.stores.local_store import LocalStore
+from cairn.reports.pages.report_pages import html_report, markdown_report
+from cairn.reports.pages.run_report import gather_report
+from cairn.reports.queries.run_status import list_runs, read_status
+from cairn.storage.logs.log_entry import Writer
+from cairn.storage.logs.run_entries import DataQuarantined, EvaluationRecorded
+from cairn.storage.logs.step_log import StepRecord
+from cairn.storage.stores.local_store import LocalStore
 from tests.commands import Cairn
 from tests.entries import NOON
 from tests.fabricated_run import FabricatedRun, fabricate

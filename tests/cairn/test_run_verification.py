@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from cairn.operations.run_verification import verify_run
-from storage.checkpoints.resume_point import new_pin, pin_checkpoint
-from storage.errors import IntegrityError
-from storage.logs.log_entry import entry_name
-from storage.logs.run_log import RunLog
-from storage.stores.object_store import MAX_READ_BYTES
+from cairn.storage.checkpoints.resume_point import new_pin, pin_checkpoint
+from cairn.storage.errors import IntegrityError
+from cairn.storage.logs.log_entry import entry_name
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.stores.object_store import MAX_READ_BYTES
 from tests.entries import placement, writer
 from tests.fabricated_run import FabricatedRun, fabricate, promote
 from tests.memory_store import MemoryStore

@@ -12,11 +12,11 @@ import pytest
 
 from cairn.cli.command import run_command
 from cairn.operations.text_sampling import CheckpointFollower, RunSampler, SampleRequest, read_prompt, show_text
-from storage.errors import IntegrityError, StoreRefused, StoreUnavailable
-from storage.logs.log_entry import CheckpointReference
-from storage.logs.run_log import RunLog
-from storage.stores.local_store import LocalStore
-from tasks.errors import InvalidConfiguration
+from cairn.storage.errors import IntegrityError, StoreRefused, StoreUnavailable
+from cairn.storage.logs.log_entry import CheckpointReference
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.stores.local_store import LocalStore
+from cairn.tasks.errors import InvalidConfiguration
 from tests.commands import ROOT, chosen_folders
 from tests.processes.fork_server import fork_server
 from tests.writing_run import RUN, WritingRun, open_writing_run
@@ -112,7 +112,7 @@ def test_a_new_text_is_not_over_before_it_has_begun_and_a_prompt_may_be_the_whol
     bard: WritingRun, here: None, monkeypatch: pytest.MonkeyPatch, prompt: str, text: str, tokens: int
 ) -> None:
     drawn = [bard.manifest.end_of_text_id, *b"ab", bard.manifest.end_of_text_id, *b"c"]
-    monkeypatch.setattr("model.inference.generation.generate_stream", lambda *arguments, **settings: iter(drawn))
+    monkeypatch.setattr("cairn.model.inference.generation.generate_stream", lambda *arguments, **settings: iter(drawn))
     sampler = RunSampler(bard.log, SampleRequest(prompt=prompt))
     sampler.load(bard.commit(10))
     written = sampler.write(0, lambda piece: None)

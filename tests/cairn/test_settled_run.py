@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from flows.operations.checkpoint_offer import end_on_record
-from storage.stores.local_store import LocalStore
-from storage.stores.object_store import ObjectStore
-from storage.stores.retrying_store import RetryingStore
-from storage.stores.s3_store import S3Store
+from cairn.flows.operations.checkpoint_offer import end_on_record
+from cairn.storage.stores.local_store import LocalStore
+from cairn.storage.stores.object_store import ObjectStore
+from cairn.storage.stores.retrying_store import RetryingStore
+from cairn.storage.stores.s3_store import S3Store
 from tests.commands import Cairn
 from tests.fabricated_run import configuration, fabricate
 from tests.file_ceilings import slowness

@@ -11,18 +11,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from reports.errors import InvalidQuery
-from reports.queries.evaluations import list_evaluations
-from reports.queries.receipts import read_receipts
-from reports.queries.run_lookup import read_beat, read_checkpoints
-from reports.queries.run_query import answer_query, find_tables
-from reports.queries.run_tables import ROWS
-from storage.logs.registry import Refused, Registry, RolledBack
-from storage.logs.run_entries import DataQuarantined
-from storage.logs.step_log import StepRecord, step_log_key
-from storage.stores.document import encode, sha256
-from storage.stores.local_store import LocalStore
-from storage.stores.object_store import ObjectStore
+from cairn.reports.errors import InvalidQuery
+from cairn.reports.queries.evaluations import list_evaluations
+from cairn.reports.queries.receipts import read_receipts
+from cairn.reports.queries.run_lookup import read_beat, read_checkpoints
+from cairn.reports.queries.run_query import answer_query, find_tables
+from cairn.reports.queries.run_tables import ROWS
+from cairn.storage.logs.registry import Refused, Registry, RolledBack
+from cairn.storage.logs.run_entries import DataQuarantined
+from cairn.storage.logs.step_log import StepRecord, step_log_key
+from cairn.storage.stores.document import encode, sha256
+from cairn.storage.stores.local_store import LocalStore
+from cairn.storage.stores.object_store import ObjectStore
 from tests.commands import Cairn
 from tests.entries import placement
 from tests.fabricated_run import HUMAN, FabricatedRun, fabricate
@@ -341,9 +341,9 @@ def test_an_owner_that_is_gone_interrupts_its_run(
     store: LocalStore, work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fabricate(store, "left").start()
-    monkeypatch.setattr("tasks.machine.placement.is_known_dead", lambda placement: placement.host == "elsewhere")
+    monkeypatch.setattr("cairn.tasks.machine.placement.is_known_dead", lambda placement: placement.host == "elsewhere")
     assert ask(store, "select state from runs", work) == [{"state": "interrupted"}]
-    monkeypatch.setattr("tasks.machine.placement.is_known_dead", lambda placement: False)
+    monkeypatch.setattr("cairn.tasks.machine.placement.is_known_dead", lambda placement: False)
     assert ask(store, "select state from runs", work) == [{"state": "running"}]
 
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from storage.logs.registry import Registry
-from storage.stores.local_store import LocalStore
+from cairn.storage.logs.registry import Registry
+from cairn.storage.stores.local_store import LocalStore
 from tests.commands import Cairn
 from tests.fabricated_run import FabricatedRun
 

@@ -13,13 +13,13 @@ from typing import Any
 import psutil
 import pytest
 
-from flows.watching.run_continuation import Begun, Busy, Continuation, ContinuationHere, StalledRun
-from flows.watching.run_watcher import RunWatcher, WatcherMemory, WatchRow
-from storage.errors import StoreUnavailable
-from storage.logs.log_entry import Writer
-from storage.logs.registry import Registry, RegistryState
-from storage.stores.local_store import LocalStore
-from tasks.machine.placement import boot_id, this_placement
+from cairn.flows.watching.run_continuation import Begun, Busy, Continuation, ContinuationHere, StalledRun
+from cairn.flows.watching.run_watcher import RunWatcher, WatcherMemory, WatchRow
+from cairn.storage.errors import StoreUnavailable
+from cairn.storage.logs.log_entry import Writer
+from cairn.storage.logs.registry import Registry, RegistryState
+from cairn.storage.stores.local_store import LocalStore
+from cairn.tasks.machine.placement import boot_id, this_placement
 from tests import fabricated_run
 from tests.commands import Cairn
 from tests.entries import gone_placement

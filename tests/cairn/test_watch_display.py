@@ -4,10 +4,10 @@ from collections.abc import Sequence
 import pytest
 from rich.console import Console
 
-from flows.watching.run_pulse import RunPulse, WatchDisplay, pulse_line, pulse_of
-from storage.logs.run_log import RunLog
-from storage.logs.step_log import Heartbeat, write_heartbeat
-from storage.stores.local_store import LocalStore
+from cairn.flows.watching.run_pulse import RunPulse, WatchDisplay, pulse_line, pulse_of
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.logs.step_log import Heartbeat, write_heartbeat
+from cairn.storage.stores.local_store import LocalStore
 from tests.fabricated_run import FabricatedRun, fabricate
 
 

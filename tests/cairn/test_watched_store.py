@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from flows.watching.run_continuation import Begun, StalledRun
-from flows.watching.run_watcher import RunWatcher, WatcherMemory, WatchRow
-from storage.logs import run_index
-from storage.logs.log_entry import entry_name
-from storage.logs.run_index import INDEX_FOLDER, RunIndex
-from storage.stores.object_store import ObjectStore
+from cairn.flows.watching.run_continuation import Begun, StalledRun
+from cairn.flows.watching.run_watcher import RunWatcher, WatcherMemory, WatchRow
+from cairn.storage.logs import run_index
+from cairn.storage.logs.log_entry import entry_name
+from cairn.storage.logs.run_index import INDEX_FOLDER, RunIndex
+from cairn.storage.stores.object_store import ObjectStore
 from tests.fabricated_run import FabricatedRun, fabricate, promote
 from tests.memory_store import MemoryStore
 from tests.storage.faulty_store import FaultyStore

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from storage.checkpoints.checkpoint import StagedCheckpoint, commit_checkpoint
-from storage.logs.run_entries import CheckpointSuperseded, DataQuarantined
-from storage.logs.run_log import RunLog
-from tasks.configuration.run_configuration import RunConfig
-from tasks.machine.placement import library_versions, this_placement
+from cairn.storage.checkpoints.checkpoint import StagedCheckpoint, commit_checkpoint
+from cairn.storage.logs.run_entries import CheckpointSuperseded, DataQuarantined
+from cairn.storage.logs.run_log import RunLog
+from cairn.tasks.configuration.run_configuration import RunConfig
+from cairn.tasks.machine.placement import library_versions, this_placement
 from tests.entries import decided, ended, opened, started, writer
 from tests.tasks.trainer_in_process import TrainingWorld
 

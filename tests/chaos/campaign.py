@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from reports.queries.run_lookup import configuration_of
-from storage.errors import StorageError
-from storage.logs.run_log import RunLog
+from cairn.reports.queries.run_lookup import configuration_of
+from cairn.storage.errors import StorageError
+from cairn.storage.logs.run_log import RunLog
 from tests.chaos.disturbed_run import Course, disturb, finish
 from tests.chaos.environment import Environment
 from tests.chaos.judge import Reference, judge, reference_of

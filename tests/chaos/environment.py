@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from storage.logs.run_log import RunLog
-from storage.stores.local_store import LocalStore
-from storage.stores.object_store import ObjectStore
-from storage.stores.retrying_store import RetryingStore
-from storage.stores.s3_store import S3Store
-from tasks.configuration.configuration_source import load_configuration
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.stores.local_store import LocalStore
+from cairn.storage.stores.object_store import ObjectStore
+from cairn.storage.stores.retrying_store import RetryingStore
+from cairn.storage.stores.s3_store import S3Store
+from cairn.tasks.configuration.configuration_source import load_configuration
 from tests.chaos.deployed import DEPLOYMENT, Deployed
 from tests.chaos.observer import RUN, Observer
 from tests.chaos.plan import COMMAND, COMMITS_PER_EVALUATION, STEPS, WORKER, Skipped

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from storage.logs.run_state import RunState
+from cairn.storage.logs.run_state import RunState
 from tests.chaos.environment import Environment
 from tests.chaos.flips import flip_checkpoint, flip_data
 from tests.chaos.observer import RUN

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from reports.queries.run_lookup import configuration_of
-from storage.errors import StorageError
-from storage.logs.run_log import RunLog, fold
-from storage.logs.run_state import RunState
-from storage.logs.step_log import read_step_records, splice
-from storage.stores.object_store import ObjectStore
+from cairn.reports.queries.run_lookup import configuration_of
+from cairn.storage.errors import StorageError
+from cairn.storage.logs.run_log import RunLog, fold
+from cairn.storage.logs.run_state import RunState
+from cairn.storage.logs.step_log import read_step_records, splice
+from cairn.storage.stores.object_store import ObjectStore
 from tests.chaos.environment import Environment, Started
 from tests.chaos.faults import InjectedFault
 from tests.chaos.observer import RUN

@@ -5,10 +5,10 @@ Owns the reading and the memory of it: what was once seen in the log must be the
 
 from pathlib import Path
 
-from storage.logs.run_log import RunLog
-from storage.logs.run_state import CheckpointState, RunState
-from storage.logs.step_log import read_heartbeat
-from storage.stores.object_store import ObjectStore
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.logs.run_state import CheckpointState, RunState
+from cairn.storage.logs.step_log import read_heartbeat
+from cairn.storage.stores.object_store import ObjectStore
 from tests.chaos.plan import Fault, Moment
 from tests.chaos.processes import Processes, Role
 

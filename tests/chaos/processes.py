@@ -88,13 +88,13 @@ class Processes:
 
 def role_of(words: list[str]) -> Role:
     """Return what a process with this command line is for."""
-    if "tasks.trainer.trainer" in words:
+    if "cairn.tasks.trainer.trainer" in words:
         return Role.TRAINER
-    if "tasks.evaluator.evaluator" in words:
+    if "cairn.tasks.evaluator.evaluator" in words:
         return Role.EVALUATOR
     if any(word.startswith(_ENGINES) for word in words):  # the flow run of a worker
         return Role.FLOW
-    if "flows.orchestrator.prefect_server" in words:
+    if "cairn.flows.orchestrator.prefect_server" in words:
         return Role.SERVER
     if "tests.chaos.waiting_sweep" in words:
         return Role.SWEEPER

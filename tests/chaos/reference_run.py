@@ -7,20 +7,20 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
-from model.data.sample_order import SampleOrder
-from model.data.token_windows import TokenWindows
-from model.training.determinism import make_deterministic, resolve_device
-from model.training.train_state import TrainState
-from model.training.training_loop import StepObserver, StepResult, train_until
-from model.training.training_step import StepInputs
-from storage.checkpoints.tensor_record import state_sha256
-from storage.logs.run_state import RunState
-from storage.logs.step_log import StepPoint
-from storage.snapshots.data_snapshot import open_snapshot
-from storage.stores.object_store import ObjectStore
-from tasks.configuration.run_configuration import RunConfig
-from tasks.data.snapshot_lookup import weighted_components
-from tasks.trainer.tensor_exchange import to_record
+from cairn.model.data.sample_order import SampleOrder
+from cairn.model.data.token_windows import TokenWindows
+from cairn.model.training.determinism import make_deterministic, resolve_device
+from cairn.model.training.train_state import TrainState
+from cairn.model.training.training_loop import StepObserver, StepResult, train_until
+from cairn.model.training.training_step import StepInputs
+from cairn.storage.checkpoints.tensor_record import state_sha256
+from cairn.storage.logs.run_state import RunState
+from cairn.storage.logs.step_log import StepPoint
+from cairn.storage.snapshots.data_snapshot import open_snapshot
+from cairn.storage.stores.object_store import ObjectStore
+from cairn.tasks.configuration.run_configuration import RunConfig
+from cairn.tasks.data.snapshot_lookup import weighted_components
+from cairn.tasks.trainer.tensor_exchange import to_record
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

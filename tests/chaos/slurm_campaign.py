@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from storage.logs.run_entries import AttemptStarted
-from storage.stores.document import encode
+from cairn.storage.logs.run_entries import AttemptStarted
+from cairn.storage.stores.document import encode
 from tests.chaos.environment import Environment
 from tests.chaos.judge import Reference, reference_of, violations_of
 from tests.chaos.plan import COMMAND

@@ -7,10 +7,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 
-from storage.logs.run_log import RunLog
-from storage.logs.run_state import RunState
-from storage.logs.step_log import read_step_records
-from storage.stores.object_store import ObjectStore
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.logs.run_state import RunState
+from cairn.storage.logs.step_log import read_step_records
+from cairn.storage.stores.object_store import ObjectStore
 
 RUNNING = "RUNNING"
 _LOOKED_AFTER_SECONDS = 0.5

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from storage.logs.run_log import fold
+from cairn.storage.logs.run_log import fold
 from tests.chaos.environment import CommandEnd, Started
 from tests.chaos.judge import _ends
 from tests.chaos.plan import Kind

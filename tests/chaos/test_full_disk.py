@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from model.configuration.data import DataConfig
-from storage.errors import StorageError
-from storage.stores.local_store import LocalStore
-from tasks.data.snapshot_build import build_snapshot
+from cairn.model.configuration.data import DataConfig
+from cairn.storage.errors import StorageError
+from cairn.storage.stores.local_store import LocalStore
+from cairn.tasks.data.snapshot_build import build_snapshot
 from tests.chaos.environment import mount
 from tests.crash.training_command import Command
 from tests.memory_store import MemoryStore

@@ -73,9 +73,9 @@ def test_one_bit_is_flipped() -> None:
         (["python", "-m", "tests.chaos.waiting_sweep", "bard", "store"], Role.SWEEPER),
         (["python", "-m", "prefect", "worker", "start", "--pool", "cairn"], Role.WORKER),
         (["python", "-m", "prefect.engine"], Role.FLOW),
-        (["python", "-m", "flows.orchestrator.prefect_server", "7"], Role.SERVER),
-        (["python", "-m", "tasks.trainer.trainer"], Role.TRAINER),
-        (["python", "-m", "tasks.evaluator.evaluator"], Role.EVALUATOR),
+        (["python", "-m", "cairn.flows.orchestrator.prefect_server", "7"], Role.SERVER),
+        (["python", "-m", "cairn.tasks.trainer.trainer"], Role.TRAINER),
+        (["python", "-m", "cairn.tasks.evaluator.evaluator"], Role.EVALUATOR),
         (["sh", "-c", "true"], Role.OTHER),
     ],
 )

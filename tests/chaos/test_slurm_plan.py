@@ -5,8 +5,8 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 
-from storage.logs.run_log import RunLog
-from storage.logs.step_log import StepRecord, step_log_key
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.logs.step_log import StepRecord, step_log_key
 from tests.chaos.slurm_campaign import REASONS, plan_run
 from tests.chaos.slurm_times import Idle, JobStates, idle_times
 from tests.crash import slurm_job

@@ -5,8 +5,8 @@ Run as `python -m tests.chaos.waiting_sweep RUN STORE`; does what `cairn sweep R
 
 import sys
 
-from flows.operations.store_sweep import sweep_run_by_id
-from storage.stores.open_store import open_store
+from cairn.flows.operations.store_sweep import sweep_run_by_id
+from cairn.storage.stores.open_store import open_store
 
 
 def main(run_id: str, url: str) -> None:

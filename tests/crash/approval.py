@@ -4,7 +4,7 @@ import re
 import subprocess
 from typing import Any
 
-from storage.logs.registry import Registry, RegistryState
+from cairn.storage.logs.registry import Registry, RegistryState
 from tests.crash.prefect_api import ask
 from tests.crash.training_command import Command
 from tests.processes.waiting import wait_for

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from storage.stores.retrying_store import RetryingStore
-from storage.stores.s3_store import S3Store
+from cairn.storage.stores.retrying_store import RetryingStore
+from cairn.storage.stores.s3_store import S3Store
 from tests.crash.prefect_api import JOB_TEMPLATE, Prefect, prefect_command
 from tests.crash.prefect_server import shared_server
 from tests.crash.session_runs import scarred_run, undisturbed_run

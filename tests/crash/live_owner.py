@@ -4,7 +4,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from storage.logs.step_log import Heartbeat, write_heartbeat
+from cairn.storage.logs.step_log import Heartbeat, write_heartbeat
 from tests.fabricated_run import FabricatedRun
 
 QUICK_BEATS = ("--set", "lease.seconds=60", "--set", "lease.heartbeat_seconds=0.3")

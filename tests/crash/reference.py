@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from reports.queries.run_lookup import configuration_of
-from storage.logs.step_log import read_step_records, splice
+from cairn.reports.queries.run_lookup import configuration_of
+from cairn.storage.logs.step_log import read_step_records, splice
 from tests.chaos.reference_run import ReferenceRun, schedule_of, train_reference_run
 from tests.crash.training_command import RUN, Command
 

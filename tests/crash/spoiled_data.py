@@ -5,17 +5,17 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 
-from model.data.sample_order import SampleOrder
-from model.data.token_windows import TokenWindows
-from storage.logs.log_entry import this_writer
-from storage.logs.run_entries import RunOpened
-from storage.logs.run_log import RunLog
-from storage.snapshots.data_snapshot import open_snapshot, read_manifest
-from storage.snapshots.token_shard import VerifiedShard
-from storage.stores.document import encode, sha256
-from storage.stores.object_store import ObjectStore
-from tasks.configuration.run_configuration import RunConfig
-from tasks.data.snapshot_build import build_snapshot
+from cairn.model.data.sample_order import SampleOrder
+from cairn.model.data.token_windows import TokenWindows
+from cairn.storage.logs.log_entry import this_writer
+from cairn.storage.logs.run_entries import RunOpened
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.snapshots.data_snapshot import open_snapshot, read_manifest
+from cairn.storage.snapshots.token_shard import VerifiedShard
+from cairn.storage.stores.document import encode, sha256
+from cairn.storage.stores.object_store import ObjectStore
+from cairn.tasks.configuration.run_configuration import RunConfig
+from cairn.tasks.data.snapshot_build import build_snapshot
 
 ARITHMETIC = ("training.precision=fp32", "training.kernels=stock")
 """Who opens a run decides it; nothing is left open in a log."""

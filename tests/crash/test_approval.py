@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from storage.logs.registry import Promoted
+from cairn.storage.logs.registry import Promoted
 from tests.crash.approval import answer, asked, offering, registry
 from tests.crash.prefect_api import ask, log_of
 from tests.crash.shown_run import flow_run_of

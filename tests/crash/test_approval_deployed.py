@@ -2,7 +2,7 @@
 
 import pytest
 
-from storage.logs.registry import Registry
+from cairn.storage.logs.registry import Registry
 from tests.crash.approval import answer, offering
 from tests.crash.prefect_api import Prefect, flow_runs, log_of, run_page
 from tests.crash.training_command import Command

@@ -15,14 +15,14 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterDeploymen
 from prefect.client.schemas.objects import FlowRun
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from flows.orchestrator.accelerator_slot import ACCELERATORS, accelerator_slot
-from flows.orchestrator.server_setup import QUEUES, set_up
-from flows.orchestrator.store_credentials import StoreCredentials
-from flows.watching.deployed_continuation import name_successor
-from storage.logs.run_log import RunLog
-from storage.stores.local_store import LocalStore
-from tasks.errors import InvalidConfiguration
-from tasks.policy.termination import FlowEnd, FlowOutcome
+from cairn.flows.orchestrator.accelerator_slot import ACCELERATORS, accelerator_slot
+from cairn.flows.orchestrator.server_setup import QUEUES, set_up
+from cairn.flows.orchestrator.store_credentials import StoreCredentials
+from cairn.flows.watching.deployed_continuation import name_successor
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.stores.local_store import LocalStore
+from cairn.tasks.errors import InvalidConfiguration
+from cairn.tasks.policy.termination import FlowEnd, FlowOutcome
 from tests import entries
 from tests.processes.waiting import wait_until
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from storage.logs.run_state import AttemptRecord
+from cairn.storage.logs.run_state import AttemptRecord
 from tests.crash.prefect_server import copy_untouched_database
 from tests.crash.training_command import Command
 from tests.crash.victims import descendants_with, kill_flow, trainers_of
@@ -30,7 +30,7 @@ def server_of(process: "subprocess.Popen[bytes]", but: psutil.Process | None = N
     found = list[psutil.Process]()
 
     def is_there() -> bool:
-        servers = descendants_with(process, "flows.orchestrator.prefect_server")
+        servers = descendants_with(process, "cairn.flows.orchestrator.prefect_server")
         return bool(found.extend(server for server in servers if server != but) or found)
 
     wait_for(is_there, process, "a server that starts")

@@ -32,7 +32,7 @@ def forked(tmp_path: Path) -> Command:
 
 def servers_of(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
     """Return the command's temporary servers."""
-    return descendants_with(process, "flows.orchestrator.prefect_server")
+    return descendants_with(process, "cairn.flows.orchestrator.prefect_server")
 
 
 def kill_server(process: subprocess.Popen[bytes]) -> psutil.Process:

@@ -6,7 +6,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from storage.logs.run_log import RunLog
+from cairn.storage.logs.run_log import RunLog
 from tests.crash.session_runs import undisturbed_run
 from tests.crash.training_command import ARCHITECTURES, STEPS, Command
 from tests.processes.waiting import patience_seconds, wait_for

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from storage.checkpoints.checkpoint import verify_checkpoint
+from cairn.storage.checkpoints.checkpoint import verify_checkpoint
 from tests.crash.training_command import Command
 from tests.processes.fork_server import SYNCS
 from tests.processes.waiting import patience_seconds, wait_until

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from storage.logs.run_log import RunLog
-from storage.logs.run_state import RunState
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.logs.run_state import RunState
 from tests.commands import run_here
 from tests.crash.training_command import RUN, STEPS, Command
 from tests.processes.waiting import patience_seconds

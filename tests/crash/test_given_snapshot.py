@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from storage.logs.run_entries import RunOpened
+from cairn.storage.logs.run_entries import RunOpened
 from tests.crash.training_command import Command
 from tests.processes.waiting import patience_seconds
 

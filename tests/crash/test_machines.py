@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from reports.queries.receipts import read_receipts
-from reports.queries.run_lookup import read_beat
-from storage.logs.run_log import RunLog
+from cairn.reports.queries.receipts import read_receipts
+from cairn.reports.queries.run_lookup import read_beat
+from cairn.storage.logs.run_log import RunLog
 from tests.crash.reference import reference_run
 from tests.crash.training_command import RUN, Command
 from tests.crash.two_machines import PAUSE, TwoMachines

@@ -4,9 +4,9 @@ import pytest
 from prefect.blocks.notifications import CustomWebhookNotificationBlock
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from flows.orchestrator.run_notices import all_receivers
-from reports.notices.notice import silent_notice
-from tasks.configuration.settings import NotifyConfig
+from cairn.flows.orchestrator.run_notices import all_receivers
+from cairn.reports.notices.notice import silent_notice
+from cairn.tasks.configuration.settings import NotifyConfig
 from tests.reports.webhook import Hook, serving_hook
 
 pytestmark = pytest.mark.slow

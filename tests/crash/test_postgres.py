@@ -15,9 +15,9 @@ import psutil
 import pytest
 
 from cairn.operations.run_verification import verify_run
-from storage.logs.run_log import RunLog
-from storage.logs.run_state import RunState
-from storage.stores.local_store import LocalStore
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.logs.run_state import RunState
+from cairn.storage.stores.local_store import LocalStore
 from tests.crash.postgres import missing_program, postgres
 from tests.crash.prefect_api import JOB_TEMPLATE, flow_runs, prefect_command
 from tests.crash.prefect_server import Server
@@ -77,7 +77,7 @@ class Deployed:
         return psutil.Process(claims[-1].writer.pid)
 
     def trainer(self, run: str) -> psutil.Process:
-        (trainer,) = [child for child in self.flow(run).children() if "tasks.trainer.trainer" in child.cmdline()]
+        (trainer,) = [child for child in self.flow(run).children() if "cairn.tasks.trainer.trainer" in child.cmdline()]
         return trainer
 
     def wait_for_all(self, pause: str) -> None:

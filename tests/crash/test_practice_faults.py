@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.logs.run_entries import AttemptEnded
+from cairn.storage.logs.run_entries import AttemptEnded
 from tests.crash.reference import reference_run
 from tests.crash.training_command import ARCHITECTURES, STEPS, Command
 

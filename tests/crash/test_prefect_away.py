@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.logs.registry import Registry
+from cairn.storage.logs.registry import Registry
 from tests.crash.prefect_server import Server
 from tests.crash.training_command import STEPS, Command
 from tests.processes.waiting import patience_seconds, wait_for

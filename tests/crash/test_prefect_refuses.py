@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.logs.registry import Registry
+from cairn.storage.logs.registry import Registry
 from tests.crash.prefect_api import ask
 from tests.crash.refusing_api import RefusingApi
 from tests.crash.shown_run import flow_run_of

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from storage.logs.log_entry import this_writer
-from storage.logs.run_entries import DataQuarantined
-from storage.logs.run_log import RunLog
-from storage.stores.local_store import LocalStore
-from tasks.configuration.configuration_source import load_configuration
+from cairn.storage.logs.log_entry import this_writer
+from cairn.storage.logs.run_entries import DataQuarantined
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.stores.local_store import LocalStore
+from cairn.tasks.configuration.configuration_source import load_configuration
 from tests.crash.reference import reference_run
 from tests.crash.spoiled_data import ARITHMETIC, open_run, spoil
 from tests.crash.training_command import Command

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from reports.queries.run_metrics import serve_metrics
-from tasks.machine.process_scopes import running_beside
+from cairn.reports.queries.run_metrics import serve_metrics
+from cairn.tasks.machine.process_scopes import running_beside
 from tests.crash.reference import reference_run
 from tests.crash.training_command import Command
 from tests.crash.victims import kill_both

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from storage.stores.object_store import ObjectStore
-from storage.stores.retrying_store import RetryingStore
-from storage.stores.s3_store import S3Store
+from cairn.storage.stores.object_store import ObjectStore
+from cairn.storage.stores.retrying_store import RetryingStore
+from cairn.storage.stores.s3_store import S3Store
 from tests.crash.training_command import Command
 from tests.s3.servers import BUCKET, CEPH, S3Server, s3_server
 from tests.session_folder import session_folder

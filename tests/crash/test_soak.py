@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from storage.logs.run_log import RunLog
+from cairn.storage.logs.run_log import RunLog
 from tests.crash.training_command import Command
 from tests.crash.victims import trainers_of
 

@@ -2,10 +2,10 @@ from pathlib import Path
 
 import numpy as np
 
-from model.data.sample_order import SampleOrder
-from storage.snapshots.data_snapshot import open_snapshot
-from storage.stores.local_store import LocalStore
-from tasks.configuration.configuration_source import load_configuration
+from cairn.model.data.sample_order import SampleOrder
+from cairn.storage.snapshots.data_snapshot import open_snapshot
+from cairn.storage.stores.local_store import LocalStore
+from cairn.tasks.configuration.configuration_source import load_configuration
 from tests.crash.spoiled_data import spoil
 from tests.crash.training_command import configuration
 

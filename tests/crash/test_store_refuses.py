@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.logs.registry import Registry
+from cairn.storage.logs.registry import Registry
 from tests.crash.training_command import RUN, Command
 from tests.processes.waiting import patience_seconds, wait_for
 from tests.s3.fault_proxy import FaultProxy, NetworkFault

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from reports.queries.run_status import list_runs
+from cairn.reports.queries.run_status import list_runs
 from tests.crash.prefect_api import Prefect, flow_runs
 from tests.crash.training_command import Command
 from tests.processes.waiting import patience_seconds

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from storage.logs.registry import Registry
-from storage.logs.run_log import RunLog
-from storage.logs.run_state import RunState
-from storage.stores.local_store import LocalStore
+from cairn.storage.logs.registry import Registry
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.logs.run_state import RunState
+from cairn.storage.stores.local_store import LocalStore
 from tests.commands import ROOT
 from tests.crash.training_command import PROGRAM
 from tests.documented_commands import DocumentedCommand, documented_commands, documented_configurations

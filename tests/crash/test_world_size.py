@@ -8,9 +8,9 @@ import psutil
 import pytest
 from torch import Tensor
 
-from storage.checkpoints.checkpoint import load_checkpoint
-from storage.logs.step_log import read_step_records
-from tasks.trainer.tensor_exchange import to_tensors
+from cairn.storage.checkpoints.checkpoint import load_checkpoint
+from cairn.storage.logs.step_log import read_step_records
+from cairn.tasks.trainer.tensor_exchange import to_tensors
 from tests.crash.reference import reference_run
 from tests.crash.training_command import Command
 from tests.crash.victims import kill, kill_both, kill_flow, trainers_of
@@ -43,7 +43,7 @@ def by(processes: int, *more: str) -> Settings:
 
 def launchers_of(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
     children = psutil.Process(process.pid).children(recursive=True)
-    return [child for child in children if "tasks.trainer.rank_launcher" in child.cmdline()]
+    return [child for child in children if "cairn.tasks.trainer.rank_launcher" in child.cmdline()]
 
 
 def ranks_of(process: subprocess.Popen[bytes]) -> dict[int, psutil.Process]:

@@ -6,11 +6,11 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from storage.logs.run_log import RunLog
-from storage.logs.run_state import RunState
-from storage.logs.step_log import read_step_records
-from storage.stores.local_store import LocalStore
-from storage.stores.object_store import ObjectStore
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.logs.run_state import RunState
+from cairn.storage.logs.step_log import read_step_records
+from cairn.storage.stores.local_store import LocalStore
+from cairn.storage.stores.object_store import ObjectStore
 from tests.processes.fork_server import fork_server
 from tests.processes.waiting import patience_seconds, wait_for
 from tests.text.shakespeare import TINY_SHAKESPEARE

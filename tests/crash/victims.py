@@ -23,7 +23,7 @@ def descendants_with(process: "subprocess.Popen[bytes]", word: str) -> list[psut
 
 def trainers_of(process: "subprocess.Popen[bytes]") -> list[psutil.Process]:
     """Return the trainer processes below the command."""
-    return descendants_with(process, "tasks.trainer.trainer")
+    return descendants_with(process, "cairn.tasks.trainer.trainer")
 
 
 def kill(pid: int) -> None:

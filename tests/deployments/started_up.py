@@ -15,9 +15,9 @@ from typing import Any
 
 import psutil
 
-from storage.logs.run_log import RunLog
-from storage.logs.run_state import RunState
-from storage.stores.local_store import LocalStore
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.logs.run_state import RunState
+from cairn.storage.stores.local_store import LocalStore
 from tests.crash.training_command import configuration
 from tests.processes.waiting import wait_for
 

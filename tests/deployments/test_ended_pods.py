@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from tasks.attempt.preemption_notice import kubernetes_reason
+from cairn.tasks.attempt.preemption_notice import kubernetes_reason
 
 PROGRAM = Path(__file__).parents[2] / "deployments" / "kubernetes" / "ended_pods.py"
 

@@ -12,9 +12,9 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from model.estimates.size_estimate import checkpoint_bytes
-from tasks.configuration.configuration_source import load_configuration
-from tasks.policy.termination import ExitCode
+from cairn.model.estimates.size_estimate import checkpoint_bytes
+from cairn.tasks.configuration.configuration_source import load_configuration
+from cairn.tasks.policy.termination import ExitCode
 
 FOLDER = Path(__file__).parents[2] / "deployments" / "kubernetes"
 TEMPLATE = json.loads((FOLDER / "job-template.json").read_text(encoding="utf-8"))

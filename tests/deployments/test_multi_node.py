@@ -7,9 +7,9 @@ from typing import Any
 
 import yaml
 
-from tasks.configuration.configuration_source import load_configuration
-from tasks.policy.termination import ExitCode
-from tasks.trainer.trainer_group import trainer_group
+from cairn.tasks.configuration.configuration_source import load_configuration
+from cairn.tasks.policy.termination import ExitCode
+from cairn.tasks.trainer.trainer_group import trainer_group
 
 FOLDER = Path(__file__).parents[2] / "deployments"
 SCRIPT = FOLDER / "slurm" / "multi_node.sbatch"

@@ -94,7 +94,7 @@ def test_a_run_whose_budget_is_spent_tells_by_the_block_which_run_why_and_what_t
 ) -> None:
     url, got = receiver
     make_block(up, url)
-    set_up = ("-m", "flows.orchestrator.server_setup", "--alert-block", "custom-webhook/mine")
+    set_up = ("-m", "cairn.flows.orchestrator.server_setup", "--alert-block", "custom-webhook/mine")
     first, second = python(up, *set_up), python(up, *set_up)
     assert ("alert: sent by custom-webhook/mine" in first, second) == (True, "nothing to change\n")
     begin(up, "spent", "-p", 'overrides=["training.steps=100000", "budgets.lost.retries=0"]')

@@ -34,7 +34,7 @@ def test_make_lets_the_run_commit_and_what_is_asked_for_meanwhile_begins_after_t
         path, headers = f"api/deployments/{deployments['train-gpt']}/create_flow_run", up.credentials()
         up.ask(path, asked_for(up, "bard", 100_000), headers)
         wait_until(lambda: len(up.state("bard").checkpoints) > 1, "a commit", up.output)
-        (trainer,) = [process for process in up.processes() if "tasks.trainer.trainer" in process.cmdline()]
+        (trainer,) = [process for process in up.processes() if "cairn.tasks.trainer.trainer" in process.cmdline()]
         trainer.suspend()  # so that the run cannot leave before it was asked for the next one
         up.send(signal.SIGTERM)
         wait_until(lambda: "waiting for the run" in up.output(), "that the run is told", up.output)

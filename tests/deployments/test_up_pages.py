@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from PIL import Image
 
-from storage.logs.registry import Registry
-from storage.stores.local_store import LocalStore
+from cairn.storage.logs.registry import Registry
+from cairn.storage.stores.local_store import LocalStore
 from tests.crash.chromium import PAGE_MILLISECONDS, started_chromium
 from tests.deployments.started_up import StartedUp
 from tests.processes.waiting import wait_until

@@ -17,7 +17,7 @@ from tests.environment_allow_list import restrict
 ROOT = Path(__file__).parents[2]
 READ = """
 from pathlib import Path
-from tasks.configuration.configuration_source import configuration_folder, read_configuration
+from cairn.tasks.configuration.configuration_source import configuration_folder, read_configuration
 config = read_configuration("quickstart", overrides=["evaluation.suite=repetition"], environment={})
 print(config.training.steps, config.evaluation.evaluators[0].name, configuration_folder("quickstart"))
 """
@@ -57,16 +57,16 @@ def test_the_wheel_is_called_cairn_train_and_runs_on_any_system(wheel: Path) -> 
 
 def test_the_wheel_holds_every_module_page_configuration_and_suite(names: frozenset[str]) -> None:
     here = {
-        str(path.relative_to(ROOT))
+        str(path.relative_to(ROOT) if part == "cairn" else Path("cairn") / path.relative_to(ROOT))
         for part in PARTS
         for path in (ROOT / part).rglob("*")
         if path.suffix in COPIED and "__pycache__" not in path.parts
     }
-    assert {name for name in here - names if not name.startswith("deployments/kubernetes/")} == set()
+    assert {name for name in here - names if not name.startswith("cairn/deployments/kubernetes/")} == set()
 
 
-def test_the_wheel_installs_nothing_beside_the_seven_packages(names: frozenset[str]) -> None:
-    assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == set(PARTS)
+def test_the_wheel_installs_one_name(names: frozenset[str]) -> None:
+    assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == {"cairn"}
 
 
 def test_what_developers_need_is_asked_for_by_extras_alone(wheel: Path) -> None:
@@ -81,7 +81,7 @@ def test_the_installed_quickstart_is_found_by_its_name_in_an_empty_folder(instal
     (tmp_path / "empty").mkdir()
     environment = {**restrict(os.environ), "PYTHONPATH": str(installed)}
     printed = quietly(sys.executable, "-P", "-c", READ, folder=tmp_path / "empty", environment=environment)
-    assert printed.split() == ["500", "repetition", str(installed / "deployments")]
+    assert printed.split() == ["500", "repetition", str(installed / "cairn" / "deployments")]
 
 
 def test_an_installed_cairn_does_not_take_a_commit_of_somebody_elses_checkout_for_its_own(
@@ -90,7 +90,7 @@ def test_an_installed_cairn_does_not_take_a_commit_of_somebody_elses_checkout_fo
     quietly("git", "init", "--quiet", folder=tmp_path)
     author = ("-c", "user.name=somebody", "-c", "user.email=somebody@example.org")
     quietly("git", *author, "commit", "--quiet", "--allow-empty", "--message", "something else", folder=tmp_path)
-    code = "from tasks.machine.placement import code_version; print(code_version())"
+    code = "from cairn.tasks.machine.placement import code_version; print(code_version())"
     environment = {**restrict(os.environ), "PYTHONPATH": str(installed)}
     printed = quietly(sys.executable, "-P", "-c", code, folder=tmp_path, environment=environment)
     assert printed.endswith("+unknown\n")

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from flows.run.attempt_evaluations import AttemptEvaluations
-from model.configuration.network import ModelConfig
-from storage.logs.log_entry import Writer
-from storage.logs.run_state import CheckpointState
-from tasks.attempt.shutdown_signal import ShutdownSignal
-from tasks.configuration.settings import EvaluationConfig
-from tasks.evaluator.evaluation_run import EvaluationPlan
-from tasks.evaluator.evaluation_suite import suite_of
+from cairn.flows.run.attempt_evaluations import AttemptEvaluations
+from cairn.model.configuration.network import ModelConfig
+from cairn.storage.logs.log_entry import Writer
+from cairn.storage.logs.run_state import CheckpointState
+from cairn.tasks.attempt.shutdown_signal import ShutdownSignal
+from cairn.tasks.configuration.settings import EvaluationConfig
+from cairn.tasks.evaluator.evaluation_run import EvaluationPlan
+from cairn.tasks.evaluator.evaluation_suite import suite_of
 from tests.fabricated_run import FabricatedRun, configuration
 
 SUITE = suite_of(EvaluationConfig())

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from flows.preparation import preflight
-from flows.preparation.preflight import prepare_early
-from flows.preparation.training_request import ResolvedRequest, TrainingRequest, resolve_request
-from model.estimates.numerics import MachineSpeed
-from storage.snapshots.data_snapshot import list_snapshots
-from storage.stores.local_store import LocalStore
-from tasks.data.snapshot_build import build_snapshot
+from cairn.flows.preparation import preflight
+from cairn.flows.preparation.preflight import prepare_early
+from cairn.flows.preparation.training_request import ResolvedRequest, TrainingRequest, resolve_request
+from cairn.model.estimates.numerics import MachineSpeed
+from cairn.storage.snapshots.data_snapshot import list_snapshots
+from cairn.storage.stores.local_store import LocalStore
+from cairn.tasks.data.snapshot_build import build_snapshot
 from tests.cairn.command_folder import CONFIGURATION, TEXT
 
 

@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 
-from flows.orchestrator import prefect_server
-from flows.orchestrator.prefect_server import EphemeralServer, authorization
+from cairn.flows.orchestrator import prefect_server
+from cairn.flows.orchestrator.prefect_server import EphemeralServer, authorization
 from tests.processes.waiting import wait_until
 
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from flows.orchestrator.flow_end import completed, reason_of, shown_state
-from flows.orchestrator.run_overview import artifact_key, flow_run_name
-from storage.errors import IntegrityError
-from tasks.errors import BudgetExhausted, ConfigDrift, InvalidConfiguration
-from tasks.policy.termination import FlowEnd, FlowOutcome
+from cairn.flows.orchestrator.flow_end import completed, reason_of, shown_state
+from cairn.flows.orchestrator.run_overview import artifact_key, flow_run_name
+from cairn.storage.errors import IntegrityError
+from cairn.tasks.errors import BudgetExhausted, ConfigDrift, InvalidConfiguration
+from cairn.tasks.policy.termination import FlowEnd, FlowOutcome
 
 NAMES_OF_PREFECTS_PAGES = {"Completed", "Cancelled", "Crashed", "Failed", "TimedOut"}
 """The names of ended flow runs for which the deployment page of both pages asks."""

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from storage.logs.log_entry import decode_entry
-from storage.logs.run_entries import RUN_KINDS, RunOpened
-from storage.logs.run_log import RunLog
-from storage.stores.local_store import LocalStore
+from cairn.storage.logs.log_entry import decode_entry
+from cairn.storage.logs.run_entries import RUN_KINDS, RunOpened
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.stores.local_store import LocalStore
 from tests.commands import Cairn
 from tests.tasks.committed_model import commit_model, small_configuration
 

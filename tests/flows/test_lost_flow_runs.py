@@ -3,9 +3,9 @@
 from datetime import UTC, datetime
 from uuid import UUID
 
-from flows.orchestrator.run_overview import MOST_LOST_FLOW_RUNS, lost_flow_runs
-from storage.logs.fold_cache import History
-from storage.logs.run_state import AttemptRecord, RunState
+from cairn.flows.orchestrator.run_overview import MOST_LOST_FLOW_RUNS, lost_flow_runs
+from cairn.storage.logs.fold_cache import History
+from cairn.storage.logs.run_state import AttemptRecord, RunState
 from tests import entries
 
 MINE = UUID(int=999)

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from flows.preparation.training_request import TrainingRequest, configure_run, resolve_request
-from storage.stores.document import encode, sha256
-from tasks.configuration.configuration_source import parse_configuration
-from tasks.configuration.run_configuration import RunConfig
-from tasks.configuration.stored_configuration import check_drift, keep_numerics
-from tasks.errors import ConfigDrift
+from cairn.flows.preparation.training_request import TrainingRequest, configure_run, resolve_request
+from cairn.storage.stores.document import encode, sha256
+from cairn.tasks.configuration.configuration_source import parse_configuration
+from cairn.tasks.configuration.run_configuration import RunConfig
+from cairn.tasks.configuration.stored_configuration import check_drift, keep_numerics
+from cairn.tasks.errors import ConfigDrift
 from tests.fabricated_run import FabricatedRun
 
 BY_ID = resolve_request(TrainingRequest(run_id="bard"), {})

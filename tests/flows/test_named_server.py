@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.orchestrator.prefect_server import is_server_named
+from cairn.flows.orchestrator.prefect_server import is_server_named
 
 
 def never() -> str | None:

@@ -7,11 +7,11 @@ from pathlib import Path
 from urllib.parse import unquote
 from uuid import UUID
 
-from flows.evaluate_promoted import evaluate_promoted
-from flows.orchestrator.run_overview import EvaluationForm, evaluation_markdown, overview_markdown
-from reports.queries.evaluations import compare_evaluations
-from reports.queries.run_lookup import find_checkpoint
-from storage.stores.local_store import LocalStore
+from cairn.flows.evaluate_promoted import evaluate_promoted
+from cairn.flows.orchestrator.run_overview import EvaluationForm, evaluation_markdown, overview_markdown
+from cairn.reports.queries.evaluations import compare_evaluations
+from cairn.reports.queries.run_lookup import find_checkpoint
+from cairn.storage.stores.local_store import LocalStore
 from tests.fabricated_run import FabricatedRun
 
 FORM = EvaluationForm(

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import pytest
 from rich.console import Console
 
-from flows.run.progress import Progress, TimeLeft
-from storage.logs.step_log import StepRecord
-from tasks.text.format import format_bar, format_clock
+from cairn.flows.run.progress import Progress, TimeLeft
+from cairn.storage.logs.step_log import StepRecord
+from cairn.tasks.text.format import format_bar, format_clock
 
 
 class Clock:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from flows.preparation.resource_check import (
+from cairn.flows.preparation.resource_check import (
     MARGIN,
     AvailableMemory,
     available_memory,
@@ -14,14 +14,14 @@ from flows.preparation.resource_check import (
     memory_room,
     require_memory,
 )
-from model.estimates.size_estimate import TrainingPlace, estimate_memory
-from storage.logs.fold_cache import History
-from storage.logs.run_log import end_attempt
-from storage.logs.run_state import AttemptRecord, RunState
-from tasks.configuration.run_configuration import RunConfig
-from tasks.errors import InvalidConfiguration
-from tasks.policy.attempt_sizes import AttemptSizes, next_sizes
-from tasks.trainer.trainer_group import TrainerGroup
+from cairn.model.estimates.size_estimate import TrainingPlace, estimate_memory
+from cairn.storage.logs.fold_cache import History
+from cairn.storage.logs.run_log import end_attempt
+from cairn.storage.logs.run_state import AttemptRecord, RunState
+from cairn.tasks.configuration.run_configuration import RunConfig
+from cairn.tasks.errors import InvalidConfiguration
+from cairn.tasks.policy.attempt_sizes import AttemptSizes, next_sizes
+from cairn.tasks.trainer.trainer_group import TrainerGroup
 from tests.entries import ended, started
 from tests.storage.builders import clock
 

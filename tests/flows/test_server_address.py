@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from flows.orchestrator.prefect_server import authorization, is_server_answering, server_address
-from tasks.errors import InvalidConfiguration
+from cairn.flows.orchestrator.prefect_server import authorization, is_server_answering, server_address
+from cairn.tasks.errors import InvalidConfiguration
 from tests.commands import Cairn
 
 PASSWORD = "admin:canary-of-auth"

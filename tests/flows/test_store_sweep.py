@@ -4,8 +4,8 @@ from itertools import count
 from random import Random
 from typing import Any
 
-from flows.operations.store_sweep import StoreSweepRow, SweepOutcome, sweep_store
-from storage.stores.local_store import LocalStore
+from cairn.flows.operations.store_sweep import StoreSweepRow, SweepOutcome, sweep_store
+from cairn.storage.stores.local_store import LocalStore
 from tests.fabricated_run import fabricate
 
 KEEP_ONE = ("checkpoint.keep_last=1", "checkpoint.keep_best=0")

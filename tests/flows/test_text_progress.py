@@ -2,8 +2,8 @@ import io
 
 from rich.console import Console
 
-from flows.run.progress import TextProgress
-from tasks.data.snapshot_build import BuildProgress, BuildStage
+from cairn.flows.run.progress import TextProgress
+from cairn.tasks.data.snapshot_build import BuildProgress, BuildStage
 
 
 class Clock:

@@ -11,7 +11,7 @@ import fsspec
 import pytest
 
 from cairn.cli.app import store_option
-from flows.preparation.training_request import (
+from cairn.flows.preparation.training_request import (
     HANDED_OVER,
     ResolvedRequest,
     TrainingRequest,
@@ -20,9 +20,9 @@ from flows.preparation.training_request import (
     resolve_request,
     with_settings,
 )
-from storage.logs.run_state import RunState
-from tasks.configuration.configuration_source import load_configuration
-from tasks.errors import InvalidConfiguration
+from cairn.storage.logs.run_state import RunState
+from cairn.tasks.configuration.configuration_source import load_configuration
+from cairn.tasks.errors import InvalidConfiguration
 from tests.fabricated_run import FabricatedRun
 
 CONFIG = """
@@ -107,7 +107,7 @@ def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 def steps_in_flow(monkeypatch: pytest.MonkeyPatch, url: str) -> int:
     """Call the body of the flow `train-gpt` up to the run's opening; returns the steps it would train."""
-    import flows.train_gpt as module
+    import cairn.flows.train_gpt as module
 
     class Reached(Exception):
         pass

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import torch
 
-from model.errors import NonFiniteLoss
-from model.training.training_loop import DEFERRED_STEPS, FETCH_EVERY_STEP, FetchSchedule
+from cairn.model.errors import NonFiniteLoss
+from cairn.model.training.training_loop import DEFERRED_STEPS, FETCH_EVERY_STEP, FetchSchedule
 from tests.gpu.rows import say
 from tests.gpu.training import CONTENDERS, Task, Training
 

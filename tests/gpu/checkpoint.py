@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 import torch
 
-from model.training.determinism import make_deterministic
-from model.training.train_state import TrainState
+from cairn.model.training.determinism import make_deterministic
+from cairn.model.training.train_state import TrainState
 from tests.benchmarks import bench_checkpoint
 from tests.benchmarks.checkpoint_savers import SAVERS, Saved, Watch, state_bytes
 from tests.gpu.rows import say

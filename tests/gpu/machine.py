@@ -7,8 +7,8 @@ import time
 
 import torch
 
-from model.estimates.utilization import measure_peak_flops, peak_flops_of_device
-from model.kernels.head_loss import can_compile
+from cairn.model.estimates.utilization import measure_peak_flops, peak_flops_of_device
+from cairn.model.kernels.head_loss import can_compile
 from tests.gpu.rows import say
 
 PACKAGES = ("torch", "triton", "numpy", "pydantic", "msgspec", "pyarrow", "tokenizers", "prefect", "pytest")

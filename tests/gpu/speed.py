@@ -14,9 +14,14 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from model.estimates.size_estimate import count_parameters
-from model.estimates.utilization import flops_per_token, measure_peak_flops, peak_flops_of_device, read_memory_bytes
-from model.training.determinism import resolve_device
+from cairn.model.estimates.size_estimate import count_parameters
+from cairn.model.estimates.utilization import (
+    flops_per_token,
+    measure_peak_flops,
+    peak_flops_of_device,
+    read_memory_bytes,
+)
+from cairn.model.training.determinism import resolve_device
 from tests.gpu.rows import say
 from tests.gpu.training import (
     CONTENDERS,

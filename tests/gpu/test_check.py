@@ -24,7 +24,7 @@ import sys
 for name in {NOT_ON_A_BARE_MACHINE!r}.split():
     sys.modules[name] = None
 import tests.gpu.check, tests.gpu.bits, tests.gpu.speed, tests.gpu.two_processes, tests.gpu.machine
-import tasks.trainer.staging_buffer
+import cairn.tasks.trainer.staging_buffer
 """
 
 LIKE_NANOGPT = """

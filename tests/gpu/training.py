@@ -14,15 +14,21 @@ from typing import Any
 
 import torch
 
-from model.configuration.network import ModelConfig
-from model.configuration.training import TrainingConfig
-from model.data.batch_loader import BatchLoader
-from model.data.sample_order import SampleOrder
-from model.data.token_windows import TokenWindows
-from model.training.determinism import make_deterministic, resolve_device
-from model.training.train_state import TrainState
-from model.training.training_loop import DEFERRED_STEPS, FETCH_EVERY_STEP, FetchSchedule, StepObserver, train_until
-from model.training.training_step import StepInputs
+from cairn.model.configuration.network import ModelConfig
+from cairn.model.configuration.training import TrainingConfig
+from cairn.model.data.batch_loader import BatchLoader
+from cairn.model.data.sample_order import SampleOrder
+from cairn.model.data.token_windows import TokenWindows
+from cairn.model.training.determinism import make_deterministic, resolve_device
+from cairn.model.training.train_state import TrainState
+from cairn.model.training.training_loop import (
+    DEFERRED_STEPS,
+    FETCH_EVERY_STEP,
+    FetchSchedule,
+    StepObserver,
+    train_until,
+)
+from cairn.model.training.training_step import StepInputs
 from tests.benchmarks.bench_step import NANOGPT_FIELDS, text_tokens
 
 NANOGPT, NANOGPT_COMPILED = "nanogpt", "nanogpt-compiled"

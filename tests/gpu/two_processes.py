@@ -15,8 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from model.training.determinism import make_deterministic, resolve_device
-from model.training.parallel import SINGLE_RANK, Ranks, join_ranks
+from cairn.model.training.determinism import make_deterministic, resolve_device
+from cairn.model.training.parallel import SINGLE_RANK, Ranks, join_ranks
 from tests.gpu.rows import say
 from tests.model.tiny_run import TinyRun
 

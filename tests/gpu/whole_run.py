@@ -21,12 +21,12 @@ from pathlib import Path
 
 import torch
 
-from model.configuration.network import ModelConfig
-from model.configuration.training import TrainingConfig
-from model.estimates.size_estimate import TrainingPlace, estimate_memory
-from storage.logs.run_log import RunLog
-from storage.logs.run_state import AttemptRecord
-from storage.stores.local_store import LocalStore
+from cairn.model.configuration.network import ModelConfig
+from cairn.model.configuration.training import TrainingConfig
+from cairn.model.estimates.size_estimate import TrainingPlace, estimate_memory
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.logs.run_state import AttemptRecord
+from cairn.storage.stores.local_store import LocalStore
 from tests.gpu.rows import say
 
 RUN, POLL_SECONDS = "run", 0.25

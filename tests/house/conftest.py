@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.house.packages import folder_of
+
 
 @pytest.fixture(scope="session")
 def root() -> Path:
@@ -25,12 +27,12 @@ def project(root: Path) -> dict[str, Any]:
 def packages(project: dict[str, Any]) -> tuple[str, ...]:
     """Every package of Cairn's own code that is shipped; `deployments` is files beside them."""
     listed = project["tool"]["setuptools"]["packages"]
-    return tuple(package for package in listed if not package.startswith("deployments"))
+    return tuple(package for package in listed if not package.startswith("cairn.deployments"))
 
 
 @pytest.fixture(scope="session")
 def modules(root: Path, packages: tuple[str, ...]) -> Mapping[str, ast.Module]:
     """Path from the root → syntax tree, for every shipped module."""
-    top_level = sorted({package.split(".")[0] for package in packages})
-    paths = [path for package in top_level for path in sorted((root / package).rglob("*.py"))]
+    top_level = sorted({folder_of(package).parts[0] for package in packages})
+    paths = [path for folder in top_level for path in sorted((root / folder).rglob("*.py"))]
     return {str(path.relative_to(root)): ast.parse(path.read_text(encoding="utf-8")) for path in paths}

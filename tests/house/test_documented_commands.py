@@ -15,9 +15,9 @@ import pytest
 from cyclopts import CycloptsError, MissingArgumentError
 
 from cairn.cli.command import app
-from tasks.configuration.configuration_source import expand_set, parse_configuration
-from tasks.configuration.key_reference import list_keys
-from tasks.errors import InvalidConfiguration
+from cairn.tasks.configuration.configuration_source import expand_set, parse_configuration
+from cairn.tasks.configuration.key_reference import list_keys
+from cairn.tasks.errors import InvalidConfiguration
 from tests.commands import run_here
 from tests.documented_commands import DocumentedCommand, documented_commands, documented_configurations
 

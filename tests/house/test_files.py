@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.configuration.configuration_source import load_configuration
+from cairn.tasks.configuration.configuration_source import load_configuration
 
 # Spelled so that this file does not find itself.
 MACHINE_PATH = re.compile(r"(?<![\w.:/~$}-])/(?:home|root|Users|work|tmp|opt/(?:pypi|wheels))" + r"/\w")
@@ -52,10 +52,10 @@ def test_every_run_configuration_is_accepted(root: Path) -> None:
 def test_the_deployments_name_their_flows_by_dotted_path(root: Path) -> None:
     text = (root / "prefect.yaml").read_text(encoding="utf-8")
     assert re.findall(r"entrypoint: (\S+)", text) == [
-        "flows.train_gpt.train_gpt",
-        "flows.train_set.train_set",
-        "flows.watch_runs.watch_runs",
-        "flows.watch_runs.watch_runs",
-        "flows.sweep_checkpoints.sweep_checkpoints",
-        "flows.evaluate_promoted.evaluate_promoted",
+        "cairn.flows.train_gpt.train_gpt",
+        "cairn.flows.train_set.train_set",
+        "cairn.flows.watch_runs.watch_runs",
+        "cairn.flows.watch_runs.watch_runs",
+        "cairn.flows.sweep_checkpoints.sweep_checkpoints",
+        "cairn.flows.evaluate_promoted.evaluate_promoted",
     ]

@@ -32,23 +32,29 @@ def import_all(package: str, root: Path) -> tuple[int, frozenset[str]]:
     return int(threads), frozenset(loaded)
 
 
+def beside(package: str) -> tuple[str, ...]:
+    """Every other package, and the folders of `cairn`."""
+    names = ("cli", "flows", "model", "operations", "reports", "storage", "tasks", "ui")
+    return tuple(f"cairn.{name}" for name in names if name != package)
+
+
 @pytest.mark.parametrize(
     ("package", "unwanted"),
     [
-        pytest.param("storage", ("torch", "prefect", "model", "tasks", "reports", "flows", "cairn"), id="storage"),
-        pytest.param("model", ("prefect", "fsspec", "s3fs", "storage", "tasks", "reports", "flows"), id="model"),
-        pytest.param("reports", ("torch", "prefect", "flows", "cairn"), id="reports"),
+        pytest.param("storage", ("torch", "prefect", *beside("storage")), id="storage"),
+        pytest.param("model", ("prefect", "fsspec", "s3fs", *beside("model")), id="model"),
+        pytest.param("reports", ("torch", "prefect", "cairn.flows", "cairn.cli", "cairn.ui"), id="reports"),
     ],
 )
 def test_the_lower_packages_import_nothing_above_or_beside_them(
     package: str, unwanted: tuple[str, ...], root: Path
 ) -> None:
     # torch imports fsspec by itself where it is installed; what model does is the import linter's to hold.
-    found = set(unwanted) & import_all(package, root)[1]
+    found = set(unwanted) & import_all(f"cairn.{package}", root)[1]
     assert found - ({"fsspec"} if package == "model" else set()) == set()
 
 
-@pytest.mark.parametrize("module", ["storage.logs.run_log", "model.configuration.training"])
+@pytest.mark.parametrize("module", ["cairn.storage.logs.run_log", "cairn.model.configuration.training"])
 def test_reading_needs_neither_torch_nor_prefect(module: str, root: Path) -> None:
     code = f"import sys, {module}; print(*sorted({{'torch', 'prefect'}} & set(sys.modules)))"
     assert printed_by(code, root) == ""
@@ -62,7 +68,7 @@ def test_no_command_needs_them_for_its_help(root: Path) -> None:
 
 @pytest.mark.parametrize("package", ["storage", "model"])
 def test_importing_a_package_prints_nothing_and_starts_no_thread(package: str, root: Path) -> None:
-    assert import_all(package, root)[0] == 1
+    assert import_all(f"cairn.{package}", root)[0] == 1
 
 
 def test_no_test_imports_another_test_or_a_conftest(root: Path) -> None:
@@ -88,3 +94,34 @@ def test_no_test_and_no_fixture_takes_or_returns_any(root: Path) -> None:
         if (names := taken.findall(takes) + returned.findall(returns))
     }
     assert found == {}
+
+
+OLD = "deployments|flows|model|reports|storage|tasks"
+OLD_IMPORT = re.compile(rf"^\s*(?:from|import) (?:{OLD})\b", re.MULTILINE)
+OLD_DOTTED = re.compile(rf"(?<![\w./-])(?:{OLD})(?:\.[a-z_]+){{2,}}")
+
+
+def old_names(root: Path, text: str) -> list[str]:
+    """Imports of an old name, and dotted names of a module that begin with one."""
+    modules = [root.joinpath(*found.split(".")[:2]) for found in OLD_DOTTED.findall(text)]
+    named = [str(path) for path in modules if path.is_dir() or path.with_suffix(".py").is_file()]
+    return OLD_IMPORT.findall(text) + named
+
+
+def test_no_file_imports_or_names_a_package_by_what_stands_at_the_top_level(root: Path) -> None:
+    listed = subprocess.run(["git", "ls-files", "*.py", "*.yaml", "*.sh"], cwd=root, capture_output=True, text=True)
+    paths = [root / name for name in listed.stdout.split()] or [*root.rglob("*.py")]
+    found = {
+        str(path.relative_to(root)): names
+        for path in paths
+        if path.is_file() and (names := old_names(root, path.read_text(encoding="utf-8")))
+    }
+    assert found == {}
+
+
+def test_only_cairn_is_importable_outside_the_checkouts_root(tmp_path: Path) -> None:
+    names = OLD.split("|")
+    code = (
+        f"from importlib.util import find_spec; print(*[n for n in {names} if find_spec(n)], bool(find_spec('cairn')))"
+    )
+    assert printed_by(code, tmp_path) == "True"

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.house.packages import folder_of
+
 PACKAGES = "cairn|flows|reports|tasks|model|storage|tests|deployments|docs"
 FILE = re.compile(rf"(?<![\w/.-])((?:{PACKAGES})/[\w./-]*\w\.(?:py|toml|md|yaml|sh|json|png|sbatch))\b")
 FOLDER = re.compile(rf"`((?:{PACKAGES})(?:/[\w-]+)*)/?`")
@@ -62,7 +64,7 @@ def is_module_like(name: str) -> bool:
 
 def leads_to_a_module(root: Path, name: str) -> bool:
     """Whether the name is a module, a package, or a name within a module."""
-    parts = name.split(".")
+    parts = folder_of(name).parts
     return (
         any(root.joinpath(*parts[:length]).with_suffix(".py").is_file() for length in (len(parts), len(parts) - 1))
         or root.joinpath(*parts).is_dir()

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from storage.stores.local_store import LocalStore
+from cairn.storage.stores.local_store import LocalStore
+from tests.house.packages import folder_of
 from tests.storage.builders import RUN, run_with_commits
 
 PICKLING = re.compile(
@@ -31,12 +32,12 @@ BEGINNINGS = tuple(pickle.PROTO + bytes([protocol]) for protocol in range(2, pic
 def shipped(root: Path, project: Mapping[str, Any], packages: tuple[str, ...]) -> Iterator[tuple[str, bytes]]:
     """What the wheel holds: every module of the listed packages, and what they declare as data."""
     for package in packages:
-        for path in sorted((root / package.replace(".", "/")).glob("*.py")):
+        for path in sorted((root / folder_of(package)).glob("*.py")):
             yield str(path.relative_to(root)), path.read_bytes()
     declared = project["tool"]["setuptools"].get("package-data", {})
     for package, patterns in declared.items():
         for pattern in patterns:
-            for path in sorted((root / package.replace(".", "/")).glob(pattern)):
+            for path in sorted((root / folder_of(package)).glob(pattern)):
                 yield str(path.relative_to(root)), path.read_bytes()
 
 

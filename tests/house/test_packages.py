@@ -4,12 +4,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tests.house.packages import module_of
+
 VAGUE_NAMES = frozenset({"utils", "util", "helpers", "helper", "common", "manager", "handler", "misc"})
 
 
 def test_every_folder_with_an_init_is_a_listed_package(root: Path, packages: tuple[str, ...]) -> None:
     found = {
-        str(init.parent.relative_to(root)).replace("/", ".")
+        module_of(str(init.relative_to(root)))
         for name in ("cairn", "flows", "reports", "tasks", "model", "storage")
         for init in (root / name).rglob("__init__.py")
     }

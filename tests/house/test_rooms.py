@@ -7,29 +7,27 @@ from collections.abc import Mapping
 
 import pytest
 
+from tests.house.packages import folder_of, module_of
+
 Arrows = dict[str, set[str]]
-
-
-def module_name(path: str) -> str:
-    return path.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
 
 
 def room(module: str) -> str:
     """The folder of a module; a package's root is one room, but for `errors`, which every room may import."""
-    parts = module.split(".")
+    parts = folder_of(module).parts
     return ".".join(parts[:2]) if len(parts) > 2 or parts[-1] == "errors" else f"{parts[0]} (root)"
 
 
 @pytest.fixture(scope="module")
 def imports(modules: Mapping[str, ast.Module]) -> Arrows:
     """Module → the project's modules that it imports, also inside functions."""
-    known = {module_name(path) for path in modules if not path.endswith("__init__.py")}
+    known = {module_of(path) for path in modules if not path.endswith("__init__.py")}
     arrows: Arrows = defaultdict(set)
     for path, tree in modules.items():
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and node.module:
                 targets = {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
-                arrows[module_name(path)] |= (targets & known) - {module_name(path)}
+                arrows[module_of(path)] |= (targets & known) - {module_of(path)}
     return arrows
 
 

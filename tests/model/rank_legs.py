@@ -19,9 +19,9 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from model.training.determinism import make_deterministic
-from model.training.parallel import SINGLE_RANK, join_ranks
-from model.training.training_loop import Probe
+from cairn.model.training.determinism import make_deterministic
+from cairn.model.training.parallel import SINGLE_RANK, join_ranks
+from cairn.model.training.training_loop import Probe
 from tests.model.tiny_run import CPU, TinyRun
 from tests.processes.fork_server import fork_server
 

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 import torch
 
-from model.architectures.attention import KeyValueCache, rotate, rotations
-from model.architectures.gpt import GPT
-from model.configuration.network import ModelConfig
-from model.configuration.parameter_table import family_of, layer_matrices, parameter_table
-from model.kernels.head_loss import token_loss
+from cairn.model.architectures.attention import KeyValueCache, rotate, rotations
+from cairn.model.architectures.gpt import GPT
+from cairn.model.configuration.network import ModelConfig
+from cairn.model.configuration.parameter_table import family_of, layer_matrices, parameter_table
+from cairn.model.kernels.head_loss import token_loss
 
 VOCAB, END = 61, 60
 SHAPE: dict[str, Any] = {"n_layer": 2, "n_head": 4, "n_embd": 24, "block_size": 16}

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from model.data import batch_loader
-from model.data.batch_loader import BatchLoader, gather_batch
-from model.data.sample_order import Component, SampleOrder
-from model.data.token_windows import TokenWindows
-from model.errors import InvalidInput, TokenOutOfRange
+from cairn.model.data import batch_loader
+from cairn.model.data.batch_loader import BatchLoader, gather_batch
+from cairn.model.data.sample_order import Component, SampleOrder
+from cairn.model.data.token_windows import TokenWindows
+from cairn.model.errors import InvalidInput, TokenOutOfRange
 from tests.model.tiny_run import TinyRun
 
 CPU = torch.device("cpu")

@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from model.architectures.gpt import same_document_mask
-from model.kernels.blocked_attention import attend, attend_backward
+from cairn.model.architectures.gpt import same_document_mask
+from cairn.model.kernels.blocked_attention import attend, attend_backward
 
 HEADS, DEPTH = 3, 16
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from model.kernels.head_loss import can_compile
-from model.training.train_state import compile_layers
+from cairn.model.kernels.head_loss import can_compile
+from cairn.model.training.train_state import compile_layers
 from tests.model.tiny_run import CPU, TinyRun
 
 FUSED = {"precision": "fp32", "kernels": "fused"}

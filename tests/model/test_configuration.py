@@ -6,13 +6,13 @@ import sys
 import pytest
 from pydantic import ValidationError
 
-from model.configuration.data import DataConfig
-from model.configuration.network import ModelConfig
-from model.configuration.training import UNFROZEN_TRAINING, TrainingConfig
+from cairn.model.configuration.data import DataConfig
+from cairn.model.configuration.network import ModelConfig
+from cairn.model.configuration.training import UNFROZEN_TRAINING, TrainingConfig
 
 
 def test_reading_the_configuration_module_does_not_import_torch() -> None:
-    code = "import sys, model.configuration; sys.exit('torch' in sys.modules)"
+    code = "import sys, cairn.model.configuration; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

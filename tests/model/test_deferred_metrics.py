@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from model.data.token_windows import TokenWindows
-from model.errors import InvalidInput, NonFiniteLoss, TokenOutOfRange
-from model.training.training_loop import (
+from cairn.model.data.token_windows import TokenWindows
+from cairn.model.errors import InvalidInput, NonFiniteLoss, TokenOutOfRange
+from cairn.model.training.training_loop import (
     FETCH_EVERY_STEP,
     FetchSchedule,
     Probe,

@@ -6,12 +6,12 @@ import sys
 import pytest
 import torch
 
-from model.errors import InvalidInput
-from model.training.determinism import resolve_device
+from cairn.model.errors import InvalidInput
+from cairn.model.training.determinism import resolve_device
 
 SETTINGS = """
 import random, numpy, torch
-from model.training.determinism import make_deterministic
+from cairn.model.training.determinism import make_deterministic
 make_deterministic(seed=5, threads=1)
 assert torch.are_deterministic_algorithms_enabled() and torch.get_num_threads() == 1
 first = random.random(), numpy.random.random(), torch.rand(1).item()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from model.estimates.utilization import peak_flops_of_device
+from cairn.model.estimates.utilization import peak_flops_of_device
 
 AS_DRIVERS_SAY = {
     "NVIDIA H200": 989.4,

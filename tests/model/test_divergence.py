@@ -6,10 +6,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.data.token_windows import TokenWindows
-from model.kernels.head_loss import head_loss
-from model.training import training_step
-from model.training.training_step import BASELINE_STEPS, find_bad_windows, find_spike
+from cairn.model.data.token_windows import TokenWindows
+from cairn.model.kernels.head_loss import head_loss
+from cairn.model.training import training_step
+from cairn.model.training.training_step import BASELINE_STEPS, find_bad_windows, find_spike
 from tests.model.tiny_run import TinyRun
 
 

@@ -6,10 +6,10 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.architectures.attention import document_starts, takes_starts
-from model.architectures.gpt import Block, same_document_mask
-from model.configuration.network import ModelConfig
-from model.training.training_step import mean_loss
+from cairn.model.architectures.attention import document_starts, takes_starts
+from cairn.model.architectures.gpt import Block, same_document_mask
+from cairn.model.configuration.network import ModelConfig
+from cairn.model.training.training_step import mean_loss
 from tests.model.tiny_run import TinyRun
 
 END, HEADS, DEPTH = 3, 2, 8

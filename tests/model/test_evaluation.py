@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
-from model.data.token_windows import TokenWindows
-from model.errors import InvalidInput
-from model.inference.evaluation import evaluate, held_out_loss
-from model.kernels import head_loss
+from cairn.model.data.token_windows import TokenWindows
+from cairn.model.errors import InvalidInput
+from cairn.model.inference.evaluation import evaluate, held_out_loss
+from cairn.model.kernels import head_loss
 from tests.model.tiny_run import TinyRun
 
 NETWORKS = {"gpt2": {}, "qwen3": {"architecture": "qwen3", "n_kv_head": 1}}

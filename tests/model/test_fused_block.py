@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from model.architectures.attention import rotations
-from model.architectures.gpt import Block, same_document_mask
-from model.configuration.network import ModelConfig
-from model.kernels.fused_block import _tables
+from cairn.model.architectures.attention import rotations
+from cairn.model.architectures.gpt import Block, same_document_mask
+from cairn.model.configuration.network import ModelConfig
+from cairn.model.kernels.fused_block import _tables
 from tests.model.tiny_run import TinyRun
 
 WIDTH, TIME = 48, 70

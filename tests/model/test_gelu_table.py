@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from model.kernels.fused_block import activate, activate_backward
+from cairn.model.kernels.fused_block import activate, activate_backward
 
 
 def every_number():

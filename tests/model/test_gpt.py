@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 
-from model.architectures.gpt import GPT, same_document_mask
-from model.configuration.network import ModelConfig
-from model.errors import InvalidInput
-from model.estimates.size_estimate import count_parameters
-from model.kernels.head_loss import token_loss
+from cairn.model.architectures.gpt import GPT, same_document_mask
+from cairn.model.configuration.network import ModelConfig
+from cairn.model.errors import InvalidInput
+from cairn.model.estimates.size_estimate import count_parameters
+from cairn.model.kernels.head_loss import token_loss
 
 CONFIG = ModelConfig(n_layer=2, n_head=2, n_embd=32, block_size=16)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from model.training.parallel import TreeSum, accumulate
+from cairn.model.training.parallel import TreeSum, accumulate
 
 
 def leaves(count: int) -> list[Tensor]:

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from model.kernels.head_loss import (
+from cairn.model.kernels.head_loss import (
     TILE,
     chunk_rows,
     head_loss,

@@ -8,7 +8,7 @@ import pytest
 MEASURED = """
 import resource, sys
 import torch
-from model.training.determinism import keep_freed_memory
+from cairn.model.training.determinism import keep_freed_memory
 kept = keep_freed_memory()
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

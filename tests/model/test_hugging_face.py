@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 import torch
 
-from model.architectures.gpt import GPT
-from model.architectures.hugging_face import (
+from cairn.model.architectures.gpt import GPT
+from cairn.model.architectures.hugging_face import (
     HuggingFaceConfig,
     check_settings,
     config_of,
     from_hugging_face,
     parse_config,
 )
-from model.architectures.hugging_face import to_hugging_face as converted
-from model.configuration.network import ModelConfig
-from model.errors import InvalidInput
+from cairn.model.architectures.hugging_face import to_hugging_face as converted
+from cairn.model.configuration.network import ModelConfig
+from cairn.model.errors import InvalidInput
 
 VOCAB = 31
 CONFIG = ModelConfig(n_layer=2, n_head=2, n_embd=8, block_size=6)

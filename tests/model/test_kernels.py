@@ -12,7 +12,7 @@ from tests.model.tiny_run import TinyRun
 IN_ANOTHER_PROCESS = """
 import sys
 import torch
-from model.training.determinism import make_deterministic
+from cairn.model.training.determinism import make_deterministic
 from tests.model.tiny_run import TinyRun
 make_deterministic(seed=1, threads=1)
 run = TinyRun(kernels="fused", precision="bf16", model={"dropout": 0.1, "block_size": 70})

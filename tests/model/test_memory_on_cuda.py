@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from model.estimates.size_estimate import TrainingPlace, estimate_memory
+from cairn.model.estimates.size_estimate import TrainingPlace, estimate_memory
 from tests.benchmarks.evaluator_memory import measure_evaluator
 from tests.benchmarks.trainer_memory import MemoryCase, measure
 from tests.device import device_under_test

@@ -4,8 +4,8 @@ from itertools import chain
 
 import pytest
 
-from model.configuration.micro_batches import possible_processes, smaller_micro_batch, split_batch
-from model.errors import InvalidInput
+from cairn.model.configuration.micro_batches import possible_processes, smaller_micro_batch, split_batch
+from cairn.model.errors import InvalidInput
 
 
 def rows(parts: tuple[tuple[slice, ...], ...], batch: int) -> list[int]:

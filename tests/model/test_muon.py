@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.optim import Muon
 
-from model.training.optimizer import orthogonalize, update_matrices
+from cairn.model.training.optimizer import orthogonalize, update_matrices
 
 SHAPES = [(24, 8), (8, 24), (12, 12), (12, 12)]
 

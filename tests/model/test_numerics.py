@@ -5,13 +5,19 @@ import itertools
 import pytest
 import torch
 
-from model.configuration.network import ModelConfig
-from model.configuration.training import TrainingConfig
-from model.errors import InvalidInput
-from model.estimates import utilization
-from model.estimates.numerics import MIN_BF16_GAIN, MIN_BF16_WIDTH, MachineSpeed, choose_numerics, describe_machine
-from model.estimates.utilization import GAIN_PRODUCTS, GAIN_TURNS, measure_cpu_half_gain
-from model.training.train_state import TrainState
+from cairn.model.configuration.network import ModelConfig
+from cairn.model.configuration.training import TrainingConfig
+from cairn.model.errors import InvalidInput
+from cairn.model.estimates import utilization
+from cairn.model.estimates.numerics import (
+    MIN_BF16_GAIN,
+    MIN_BF16_WIDTH,
+    MachineSpeed,
+    choose_numerics,
+    describe_machine,
+)
+from cairn.model.estimates.utilization import GAIN_PRODUCTS, GAIN_TURNS, measure_cpu_half_gain
+from cairn.model.training.train_state import TrainState
 
 HALF = MachineSpeed(cpu_half_gain=2.3)
 EMULATED = MachineSpeed(cpu_half_gain=0.7)

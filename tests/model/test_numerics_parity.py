@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from model.configuration.network import ModelConfig
-from model.configuration.training import TrainingConfig
-from model.data.sample_order import SampleOrder
-from model.data.token_windows import TokenWindows
-from model.training.train_state import TrainState
-from model.training.training_step import StepInputs, take_step
+from cairn.model.configuration.network import ModelConfig
+from cairn.model.configuration.training import TrainingConfig
+from cairn.model.data.sample_order import SampleOrder
+from cairn.model.data.token_windows import TokenWindows
+from cairn.model.training.train_state import TrainState
+from cairn.model.training.training_step import StepInputs, take_step
 from tests.text.shakespeare import TINY_SHAKESPEARE
 
 pytestmark = pytest.mark.xdist_group("numerics-parity")  # its runs are made once for all its tests

@@ -10,17 +10,17 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from model.architectures.attention import attend_documents, document_starts
-from model.architectures.gpt import same_document_mask
-from model.configuration.network import ModelConfig
-from model.configuration.training import TrainingConfig
-from model.data.batch_loader import BatchLoader
-from model.errors import NonFiniteLoss
-from model.estimates.numerics import choose_numerics
-from model.estimates.utilization import measure_machine, measure_peak_flops
-from model.kernels.head_loss import can_compile, padded_head_loss, token_loss
-from model.training.determinism import make_deterministic
-from model.training.training_loop import (
+from cairn.model.architectures.attention import attend_documents, document_starts
+from cairn.model.architectures.gpt import same_document_mask
+from cairn.model.configuration.network import ModelConfig
+from cairn.model.configuration.training import TrainingConfig
+from cairn.model.data.batch_loader import BatchLoader
+from cairn.model.errors import NonFiniteLoss
+from cairn.model.estimates.numerics import choose_numerics
+from cairn.model.estimates.utilization import measure_machine, measure_peak_flops
+from cairn.model.kernels.head_loss import can_compile, padded_head_loss, token_loss
+from cairn.model.training.determinism import make_deterministic
+from cairn.model.training.training_loop import (
     DEFERRED_STEPS,
     FETCH_EVERY_STEP,
     FetchSchedule,
@@ -29,7 +29,7 @@ from model.training.training_loop import (
     default_fetch_schedule,
     train_until,
 )
-from model.training.training_step import UpdateGuard, launch_step
+from cairn.model.training.training_step import UpdateGuard, launch_step
 from tests.device import device_under_test
 from tests.model.tiny_run import TinyRun
 

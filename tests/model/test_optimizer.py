@@ -8,10 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.architectures.gpt import GPT
-from model.configuration.network import ModelConfig
-from model.configuration.training import TrainingConfig
-from model.training.optimizer import learning_rate, make_optimizers, moments_of, set_rate, update_weights
+from cairn.model.architectures.gpt import GPT
+from cairn.model.configuration.network import ModelConfig
+from cairn.model.configuration.training import TrainingConfig
+from cairn.model.training.optimizer import learning_rate, make_optimizers, moments_of, set_rate, update_weights
 
 
 def make():

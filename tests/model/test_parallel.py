@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from model.training.parallel import SINGLE_RANK, copy_into, gather_full, is_peer_loss
+from cairn.model.training.parallel import SINGLE_RANK, copy_into, gather_full, is_peer_loss
 
 
 def test_a_single_rank_exchanges_nothing_and_changes_no_bit() -> None:

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.data.sample_order import Permutation
-from model.errors import InvalidInput
+from cairn.model.data.sample_order import Permutation
+from cairn.model.errors import InvalidInput
 
 
 @settings(max_examples=60, deadline=None)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from model.errors import InvalidInput
-from model.training.training_loop import Probe
+from cairn.model.errors import InvalidInput
+from cairn.model.training.training_loop import Probe
 from tests.model.tiny_run import TinyRun
 
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.data.sample_order import Component, SampleOrder
-from model.data.token_windows import first_tokens
-from model.errors import InvalidInput
+from cairn.model.data.sample_order import Component, SampleOrder
+from cairn.model.data.token_windows import first_tokens
+from cairn.model.errors import InvalidInput
 
 SIZES = {"window_count": 50, "seed": 9, "global_batch": 7}
 

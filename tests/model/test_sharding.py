@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from model.estimates.size_estimate import count_parameters
+from cairn.model.estimates.size_estimate import count_parameters
 from tests.model.rank_legs import Leg, probe, read_seen, read_state, train_legs
 from tests.model.tiny_run import VOCAB, TinyRun
 

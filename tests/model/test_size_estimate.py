@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from model.architectures.gpt import GPT
-from model.configuration.network import ModelConfig
-from model.configuration.training import Kernels, Precision, TrainingConfig
-from model.estimates.size_estimate import (
+from cairn.model.architectures.gpt import GPT
+from cairn.model.configuration.network import ModelConfig
+from cairn.model.configuration.training import Kernels, Precision, TrainingConfig
+from cairn.model.estimates.size_estimate import (
     DEVICE_RUNTIME_BYTES,
     PARTS,
     RUNTIME_BYTES,
@@ -17,10 +17,10 @@ from model.estimates.size_estimate import (
     estimate_memory,
     largest_micro_batch,
 )
-from model.kernels.block_sizes import saved_probabilities
-from model.kernels.blocked_attention import attend
-from model.kernels.head_loss import token_loss
-from model.training.train_state import TrainState
+from cairn.model.kernels.block_sizes import saved_probabilities
+from cairn.model.kernels.blocked_attention import attend
+from cairn.model.kernels.head_loss import token_loss
+from cairn.model.training.train_state import TrainState
 
 SHAPES = [
     ModelConfig(n_layer=1, n_head=1, n_embd=8, block_size=8),

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.configuration.data import draw_shares, require_short_period
-from model.data.sample_order import Component, cut_components, split_draws
-from model.data.token_windows import TokenWindows
-from model.errors import InvalidInput
+from cairn.model.configuration.data import draw_shares, require_short_period
+from cairn.model.data.sample_order import Component, cut_components, split_draws
+from cairn.model.data.token_windows import TokenWindows
+from cairn.model.errors import InvalidInput
 
 WEIGHTS = st.lists(st.decimals(min_value="0.01", max_value=9, places=2).map(float), min_size=1, max_size=6)
 SMALL_WEIGHTS = st.lists(st.integers(1, 9).map(float), min_size=1, max_size=6)

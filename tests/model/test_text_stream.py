@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Library
 from tokenizers import decoders, models
 
-from model.data.tokenizer import Tokenizer
-from model.inference.generation import TextStream
+from cairn.model.data.tokenizer import Tokenizer
+from cairn.model.inference.generation import TextStream
 
 BYTES = Tokenizer.bytes()
 

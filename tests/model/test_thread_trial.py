@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import pytest
 import torch
 
-from model.estimates.numerics import choose_threads, thread_candidates
-from model.training.thread_trial import time_steps
+from cairn.model.estimates.numerics import choose_threads, thread_candidates
+from cairn.model.training.thread_trial import time_steps
 from tests.model.tiny_run import TinyRun
 
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.data.token_windows import TokenWindows
-from model.errors import InvalidInput, TokenOutOfRange
+from cairn.model.data.token_windows import TokenWindows
+from cairn.model.errors import InvalidInput, TokenOutOfRange
 
 
 @settings(max_examples=60, deadline=None)

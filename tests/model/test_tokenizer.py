@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.data.tokenizer import END_OF_TEXT, Tokenizer
-from model.data.tokenizer_file import load_tokenizer
-from model.errors import InvalidInput
+from cairn.model.data.tokenizer import END_OF_TEXT, Tokenizer
+from cairn.model.data.tokenizer_file import load_tokenizer
+from cairn.model.errors import InvalidInput
 
 TEXTS = [f"The {a} {b} sat on the {c}mat, didn't it?\n\n" for a in "abcdef" for b in ("cat", "dög") for c in "xyz"]
 BPE = Tokenizer.train_bpe(TEXTS, 280)

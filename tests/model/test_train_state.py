@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from model.architectures.gpt import GPT
-from model.errors import StateMismatch
-from model.training.determinism import seeded_generators
-from model.training.train_state import TrainState, load_weights
+from cairn.model.architectures.gpt import GPT
+from cairn.model.errors import StateMismatch
+from cairn.model.training.determinism import seeded_generators
+from cairn.model.training.train_state import TrainState, load_weights
 from tests.device import device_under_test
 from tests.model.tiny_run import TinyRun
 

@@ -5,12 +5,12 @@ import math
 import numpy as np
 import pytest
 
-from model.configuration.training import TrainingConfig
-from model.data.sample_order import SampleOrder
-from model.data.token_windows import TokenWindows
-from model.errors import InvalidInput
-from model.training.optimizer import learning_rate
-from model.training.training_loop import StepObserver, train_until
+from cairn.model.configuration.training import TrainingConfig
+from cairn.model.data.sample_order import SampleOrder
+from cairn.model.data.token_windows import TokenWindows
+from cairn.model.errors import InvalidInput
+from cairn.model.training.optimizer import learning_rate
+from cairn.model.training.training_loop import StepObserver, train_until
 from tests.model.tiny_run import TinyRun
 
 

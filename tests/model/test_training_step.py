@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from model.errors import InvalidInput, NonFiniteLoss, TokenOutOfRange
-from model.training.training_step import take_step
+from cairn.model.errors import InvalidInput, NonFiniteLoss, TokenOutOfRange
+from cairn.model.training.training_step import take_step
 from tests.model.tiny_run import TinyRun
 
 

@@ -2,8 +2,8 @@
 
 import torch
 
-from model.configuration.network import ModelConfig
-from model.estimates.utilization import (
+from cairn.model.configuration.network import ModelConfig
+from cairn.model.estimates.utilization import (
     flops_per_token,
     measure_peak_flops,
     peak_flops,

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from model.training.parallel import Ranks
-from model.training.training_loop import FetchSchedule, StepObserver, train_until
+from cairn.model.training.parallel import Ranks
+from cairn.model.training.training_loop import FetchSchedule, StepObserver, train_until
 from tests.model.tiny_run import TinyRun
 
 

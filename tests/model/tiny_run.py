@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from model.configuration.network import ModelConfig
-from model.configuration.training import TrainingConfig
-from model.data.sample_order import SampleOrder
-from model.data.token_windows import TokenWindows
-from model.training.parallel import SINGLE_RANK, Ranks
-from model.training.train_state import TrainState
-from model.training.training_loop import StepObserver, StepResult, train_until
-from model.training.training_step import StepInputs
+from cairn.model.configuration.network import ModelConfig
+from cairn.model.configuration.training import TrainingConfig
+from cairn.model.data.sample_order import SampleOrder
+from cairn.model.data.token_windows import TokenWindows
+from cairn.model.training.parallel import SINGLE_RANK, Ranks
+from cairn.model.training.train_state import TrainState
+from cairn.model.training.training_loop import StepObserver, StepResult, train_until
+from cairn.model.training.training_step import StepInputs
 
 VOCAB = 61
 CPU = torch.device("cpu")

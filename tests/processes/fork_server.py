@@ -23,10 +23,10 @@ from typing import Any
 PROGRAMS = frozenset(
     {
         "cairn.cli.command",
-        "flows.orchestrator.prefect_server",
-        "tasks.evaluator.evaluator",
-        "tasks.trainer.rank_launcher",
-        "tasks.trainer.trainer",
+        "cairn.flows.orchestrator.prefect_server",
+        "cairn.tasks.evaluator.evaluator",
+        "cairn.tasks.trainer.rank_launcher",
+        "cairn.tasks.trainer.trainer",
         "tests.model.rank_legs",
         "tests.tasks.rank_resume",
         "tests.tasks.waiting_rank",

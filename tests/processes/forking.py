@@ -32,11 +32,11 @@ _IMPORTS = (
     "cairn.operations.prefect_session",
     "encodings.idna",
     "fastapi",
-    "flows.preparation.preflight",
-    "flows.run.node_service",
-    "flows.train_gpt",
-    "flows.watch_runs",
-    "flows.watching.run_watcher",
+    "cairn.flows.preparation.preflight",
+    "cairn.flows.run.node_service",
+    "cairn.flows.train_gpt",
+    "cairn.flows.watch_runs",
+    "cairn.flows.watching.run_watcher",
     "graphviz",
     "matplotlib.backends.backend_agg",
     "matplotlib.figure",
@@ -45,13 +45,13 @@ _IMPORTS = (
     "prefect.flow_engine",
     "prefect.server.api.server",
     "prefect.task_engine",
-    "reports.plots.curve_plot",
+    "cairn.reports.plots.curve_plot",
     "s3fs",
-    "storage.stores.s3_store",
+    "cairn.storage.stores.s3_store",
     "torch._dynamo",
     "uvicorn",
 )
-_STARTERS = ("cairn.cli.command", "tasks.trainer.rank_launcher")
+_STARTERS = ("cairn.cli.command", "cairn.tasks.trainer.rank_launcher")
 """The programs that start others of `PROGRAMS`."""
 _process = ctypes.PyDLL(None, use_errno=True)
 """Keeps the interpreter's lock in its calls: a released one would stay so in the new process."""

@@ -26,7 +26,7 @@ def test_a_forked_command_prints_what_a_started_one_prints_and_leaves_with_the_s
 
 
 def test_it_is_a_child_of_its_starter_with_its_own_command_line_session_and_folder(tmp_path: Path) -> None:
-    words = (sys.executable, "-m", "tasks.trainer.trainer")
+    words = (sys.executable, "-m", "cairn.tasks.trainer.trainer")
     pipe = subprocess.PIPE
     given = {"env": {"RANK": "7"}, "cwd": tmp_path, "start_new_session": True}
     child = fork_server().popen(words, stdin=pipe, stdout=pipe, stderr=pipe, **given)
@@ -53,7 +53,7 @@ def test_what_is_not_a_program_of_the_fork_server_is_started_as_always() -> None
 
 
 def test_a_process_that_waits_says_in_which_line_it_stands() -> None:
-    words = (sys.executable, "-m", "tasks.trainer.trainer")
+    words = (sys.executable, "-m", "cairn.tasks.trainer.trainer")
     child = fork_server().popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     wait_until(lambda: "trainer.py" in stacks_of(child.pid), "its stacks")
     child.kill()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
 
-from storage.stores.object_store import ObjectStore
+from cairn.storage.stores.object_store import ObjectStore
 from tests.full_amount import share_of
 from tests.protocol import processes
 from tests.protocol.invariants import continue_run, examine

@@ -6,12 +6,12 @@ single entries and single deletions are in `raw_history`.
 
 from typing import Any
 
-from storage.checkpoints.checkpoint import checkpoint_target
-from storage.errors import StorageError
-from storage.logs.registry import Registry
-from storage.logs.run_log import RunLog, fold
-from storage.stores.object_store import ObjectStore
-from tasks.errors import LiveOwner, TaskError
+from cairn.storage.checkpoints.checkpoint import checkpoint_target
+from cairn.storage.errors import StorageError
+from cairn.storage.logs.registry import Registry
+from cairn.storage.logs.run_log import RunLog, fold
+from cairn.storage.stores.object_store import ObjectStore
+from cairn.tasks.errors import LiveOwner, TaskError
 from tests.protocol.processes import PREFIX, Process, claim_and_load, commit, delete, end_attempt, stage
 from tests.protocol.raw_history import (
     BROKEN,

@@ -12,18 +12,18 @@ from uuid import uuid4
 
 import pytest
 
-import storage.checkpoints.checkpoint as checkpoint
-import storage.checkpoints.resume_point as resume_point
-import storage.checkpoints.sweep as sweep
-import tasks.attempt.attempt_claim as attempt_claim
-import tasks.checkpoints.promotion_offer as promotion_offer
-import tasks.checkpoints.retention as retention
-import tasks.evaluator.evaluation_run as evaluation_run
-from storage.checkpoints.checkpoint import StagedCheckpoint
-from storage.checkpoints.sweep import Verdict
-from storage.errors import NotDurable, ObjectMissing, StoreUnavailable
-from storage.logs.fold_cache import FoldCache, FoldedLog, decode_history
-from storage.logs.log_entry import (
+import cairn.storage.checkpoints.checkpoint as checkpoint
+import cairn.storage.checkpoints.resume_point as resume_point
+import cairn.storage.checkpoints.sweep as sweep
+import cairn.tasks.attempt.attempt_claim as attempt_claim
+import cairn.tasks.checkpoints.promotion_offer as promotion_offer
+import cairn.tasks.checkpoints.retention as retention
+import cairn.tasks.evaluator.evaluation_run as evaluation_run
+from cairn.storage.checkpoints.checkpoint import StagedCheckpoint
+from cairn.storage.checkpoints.sweep import Verdict
+from cairn.storage.errors import NotDurable, ObjectMissing, StoreUnavailable
+from cairn.storage.logs.fold_cache import FoldCache, FoldedLog, decode_history
+from cairn.storage.logs.log_entry import (
     FORMAT_VERSION,
     CheckpointReference,
     Entry,
@@ -32,10 +32,10 @@ from storage.logs.log_entry import (
     decode_entry,
     entry_name,
 )
-from storage.logs.run_entries import CheckpointCommitted, CheckpointPinned, Placement
-from storage.logs.run_state import RunState
-from storage.stores.document import decode, encode, sha256
-from storage.stores.object_store import ObjectStore
+from cairn.storage.logs.run_entries import CheckpointCommitted, CheckpointPinned, Placement
+from cairn.storage.logs.run_state import RunState
+from cairn.storage.stores.document import decode, encode, sha256
+from cairn.storage.stores.object_store import ObjectStore
 from tests.memory_store import MemoryStore
 
 Patch = Callable[[pytest.MonkeyPatch], None]

@@ -1,6 +1,6 @@
 """What the processes of Cairn do to a store, without tensors and without an orchestrator: the product's own functions.
 
-Owns the order of calls as `flows.run.attempt` and the `cairn` verbs make them. Every function notes in the ledger
+Owns the order of calls as `cairn.flows.run.attempt` and the `cairn` verbs make them. Every function notes in the ledger
 what it was answered, at once: what dies later has still been promised.
 """
 
@@ -14,37 +14,37 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import storage.checkpoints.checkpoint as checkpoint
-import tasks.attempt.attempt_claim as attempt_claim
-import tasks.checkpoints.promotion_offer as promotion_offer
-import tasks.checkpoints.retention as retention
-import tasks.checkpoints.run_deletion as run_deletion
-import tasks.evaluator.evaluation_run as evaluation_run
+import cairn.storage.checkpoints.checkpoint as checkpoint
+import cairn.tasks.attempt.attempt_claim as attempt_claim
+import cairn.tasks.checkpoints.promotion_offer as promotion_offer
+import cairn.tasks.checkpoints.retention as retention
+import cairn.tasks.checkpoints.run_deletion as run_deletion
+import cairn.tasks.evaluator.evaluation_run as evaluation_run
+from cairn.model.configuration.network import ModelConfig
 from cairn.operations.person_decisions import roll_back
-from model.configuration.network import ModelConfig
-from reports.errors import RunNotFound
-from storage.checkpoints.checkpoint import (
+from cairn.reports.errors import RunNotFound
+from cairn.storage.checkpoints.checkpoint import (
     StagedCheckpoint,
     TensorGroup,
     UploadOptions,
     checkpoint_target,
 )
-from storage.checkpoints.checkpoint_shard import Looks
-from storage.errors import AppendUnknown, Fenced, IntegrityError, NotDurable, StorageError
-from storage.logs.log_entry import CheckpointReference, Writer, entry_name
-from storage.logs.registry import Registry, SuiteReference
-from storage.logs.run_entries import AttemptStarted, EvaluationFailed, Placement, RunDeleted, RunFinished
-from storage.logs.run_log import RunLog
-from storage.logs.run_state import RunState
-from storage.logs.step_log import Heartbeat, write_heartbeat
-from storage.stores.document import encode, sha256
-from storage.stores.object_store import ObjectStore
-from tasks.checkpoints.promotion import Candidate, PromotionRules, evaluations_of
-from tasks.configuration.settings import BudgetsConfig, CheckpointConfig, LeaseConfig
-from tasks.errors import CheckpointGone, GateRefused, TaskError
-from tasks.evaluator.evaluation_run import EvaluationPlan
-from tasks.evaluator.evaluation_suite import Suite
-from tasks.evaluator.evaluator_process import Outcome
+from cairn.storage.checkpoints.checkpoint_shard import Looks
+from cairn.storage.errors import AppendUnknown, Fenced, IntegrityError, NotDurable, StorageError
+from cairn.storage.logs.log_entry import CheckpointReference, Writer, entry_name
+from cairn.storage.logs.registry import Registry, SuiteReference
+from cairn.storage.logs.run_entries import AttemptStarted, EvaluationFailed, Placement, RunDeleted, RunFinished
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.logs.run_state import RunState
+from cairn.storage.logs.step_log import Heartbeat, write_heartbeat
+from cairn.storage.stores.document import encode, sha256
+from cairn.storage.stores.object_store import ObjectStore
+from cairn.tasks.checkpoints.promotion import Candidate, PromotionRules, evaluations_of
+from cairn.tasks.configuration.settings import BudgetsConfig, CheckpointConfig, LeaseConfig
+from cairn.tasks.errors import CheckpointGone, GateRefused, TaskError
+from cairn.tasks.evaluator.evaluation_run import EvaluationPlan
+from cairn.tasks.evaluator.evaluation_suite import Suite
+from cairn.tasks.evaluator.evaluator_process import Outcome
 from tests.entries import CONFIG, NOON, ended
 from tests.protocol.raw_history import read_raw, require, tell_run
 from tests.protocol.world import Ledger, as_store

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-import storage.logs.log_entry
-import storage.logs.run_log
-import tasks.attempt.attempt_claim
-import tasks.checkpoints.promotion_offer
-import tasks.evaluator.evaluation_run
-from storage.logs.log_entry import EntryLog, ReadEntry
+import cairn.storage.logs.log_entry
+import cairn.storage.logs.run_log
+import cairn.tasks.attempt.attempt_claim
+import cairn.tasks.checkpoints.promotion_offer
+import cairn.tasks.evaluator.evaluation_run
+from cairn.storage.logs.log_entry import EntryLog, ReadEntry
 from tests.protocol.processes import present_belief, present_placement
 from tests.protocol.world import Ledger
 from tests.storage.builders import clock, no_sleep
@@ -49,9 +49,9 @@ def quick_world() -> Iterator[pytest.MonkeyPatch]:
         patch.setattr(os, "fsync", lambda descriptor: None)
         patch.setattr(EntryLog.__init__, "__kwdefaults__", {"sleep": no_sleep, "clock": clock})
         patch.setattr(EntryLog, "append", noted)
-        patch.setattr(storage.logs.log_entry, "ThreadPoolExecutor", InlineExecutor)
-        patch.setattr(storage.logs.run_log, "FOLD_EVERY_ENTRIES", 3)
-        patch.setattr(tasks.evaluator.evaluation_run, "this_placement", present_placement)
-        patch.setattr(tasks.checkpoints.promotion_offer, "this_placement", present_placement)
-        patch.setattr(tasks.attempt.attempt_claim, "is_known_dead", present_belief)
+        patch.setattr(cairn.storage.logs.log_entry, "ThreadPoolExecutor", InlineExecutor)
+        patch.setattr(cairn.storage.logs.run_log, "FOLD_EVERY_ENTRIES", 3)
+        patch.setattr(cairn.tasks.evaluator.evaluation_run, "this_placement", present_placement)
+        patch.setattr(cairn.tasks.checkpoints.promotion_offer, "this_placement", present_placement)
+        patch.setattr(cairn.tasks.attempt.attempt_claim, "is_known_dead", present_belief)
         yield patch

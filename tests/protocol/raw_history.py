@@ -14,9 +14,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from storage.errors import StorageError
-from storage.logs.log_entry import entry_name
-from storage.stores.object_store import ObjectStore
+from cairn.storage.errors import StorageError
+from cairn.storage.logs.log_entry import entry_name
+from cairn.storage.stores.object_store import ObjectStore
 from tests.memory_store import MemoryStore
 
 READABLE, BROKEN, GIVEN_UP, GONE = "committed", "quarantined", "superseded", "deleted"

@@ -10,15 +10,15 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import count
 
-import storage.checkpoints.resume_point as resume_point
-from storage.checkpoints.checkpoint import checkpoint_target
-from storage.errors import WriterTooOld
-from storage.logs.registry import Registry
-from storage.logs.run_entries import ReadEvidence
-from storage.logs.run_index import list_run_ids
-from storage.logs.run_log import RunLog
-from tasks.errors import LiveOwner
-from tasks.evaluator.evaluation_run import Outcome
+import cairn.storage.checkpoints.resume_point as resume_point
+from cairn.storage.checkpoints.checkpoint import checkpoint_target
+from cairn.storage.errors import WriterTooOld
+from cairn.storage.logs.registry import Registry
+from cairn.storage.logs.run_entries import ReadEvidence
+from cairn.storage.logs.run_index import list_run_ids
+from cairn.storage.logs.run_log import RunLog
+from cairn.tasks.errors import LiveOwner
+from cairn.tasks.evaluator.evaluation_run import Outcome
 from tests.memory_store import MemoryStore
 from tests.protocol import processes
 from tests.protocol.processes import PREFIX, EventfulClock, Process, measured

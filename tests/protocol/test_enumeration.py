@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from storage.logs.registry import MODEL_KINDS
-from storage.logs.run_entries import RUN_KINDS
-from storage.stores.object_store import ObjectStore
+from cairn.storage.logs.registry import MODEL_KINDS
+from cairn.storage.logs.run_entries import RUN_KINDS
+from cairn.storage.stores.object_store import ObjectStore
 from tests.full_amount import FULL, share_of
 from tests.protocol.enumeration import default_cases, operations, run_case
 from tests.protocol.invariants import continue_run, examine

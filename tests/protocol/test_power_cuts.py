@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-import storage.stores.local_store as local_store
-from storage.errors import StorageError
-from storage.stores.local_store import LocalStore
+import cairn.storage.stores.local_store as local_store
+from cairn.storage.errors import StorageError
+from cairn.storage.stores.local_store import LocalStore
 from tests.full_amount import share_of
 from tests.protocol import processes
 from tests.protocol.invariants import continue_run, examine

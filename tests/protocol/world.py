@@ -11,8 +11,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from storage.stores.local_store import LocalStore
-from storage.stores.object_store import ObjectStore, UnfinishedWrite
+from cairn.storage.stores.local_store import LocalStore
+from cairn.storage.stores.object_store import ObjectStore, UnfinishedWrite
 from tests.memory_store import MemoryStore
 from tests.protocol.raw_history import prove_deletable
 from tests.storage.faulty_store import Death

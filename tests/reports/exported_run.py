@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 import msgspec
 
-from reports.exporters.curve_follower import CurveFollower
-from reports.exporters.exporters import Exporter
-from storage.logs.run_state import RunState
-from storage.logs.step_log import StepRecord, StepTail, read_step_records, splice, step_log_key
-from storage.stores.object_store import ObjectStore
+from cairn.reports.exporters.curve_follower import CurveFollower
+from cairn.reports.exporters.exporters import Exporter
+from cairn.storage.logs.run_state import RunState
+from cairn.storage.logs.step_log import StepRecord, StepTail, read_step_records, splice, step_log_key
+from cairn.storage.stores.object_store import ObjectStore
 from tests.fabricated_run import FabricatedRun, fabricate
 
 

@@ -1,10 +1,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reports.exporters.curve_follower import CurveFollower
-from storage.logs.run_entries import CheckpointQuarantined
-from storage.logs.run_state import RunState
-from storage.logs.step_log import StepTail
+from cairn.reports.exporters.curve_follower import CurveFollower
+from cairn.storage.logs.run_entries import CheckpointQuarantined
+from cairn.storage.logs.run_state import RunState
+from cairn.storage.logs.step_log import StepTail
 from tests.fabricated_run import HUMAN, fabricate
 from tests.memory_store import MemoryStore
 from tests.reports.exported_run import ExportedRun, interrupted_run

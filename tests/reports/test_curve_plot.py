@@ -14,11 +14,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from flows.orchestrator.run_overview import Drawing, curve_markdown, is_due
-from reports.plots.colors import reason_style
-from reports.plots.curve_plot import draw_loss, draw_png, draw_svg
-from reports.plots.plot_axis import PlotAxis, Series, smooth, thin_out
-from reports.plots.run_curves import (
+from cairn.flows.orchestrator.run_overview import Drawing, curve_markdown, is_due
+from cairn.reports.plots.colors import reason_style
+from cairn.reports.plots.curve_plot import draw_loss, draw_png, draw_svg
+from cairn.reports.plots.plot_axis import PlotAxis, Series, smooth, thin_out
+from cairn.reports.plots.run_curves import (
     HeldOutPoint,
     Interruption,
     PromotedPoint,
@@ -31,13 +31,13 @@ from reports.plots.run_curves import (
     format_title,
     gather_curves,
 )
-from storage.logs.log_entry import ForkOrigin
-from storage.logs.run_entries import RunFinished
-from storage.logs.run_log import RunLog
-from storage.logs.step_log import StepPoint, StepRecord, step_log_key
-from storage.stores.local_store import LocalStore
-from storage.stores.object_store import ObjectStore
-from tasks.policy.termination import TerminationReason
+from cairn.storage.logs.log_entry import ForkOrigin
+from cairn.storage.logs.run_entries import RunFinished
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.logs.step_log import StepPoint, StepRecord, step_log_key
+from cairn.storage.stores.local_store import LocalStore
+from cairn.storage.stores.object_store import ObjectStore
+from cairn.tasks.policy.termination import TerminationReason
 from tests import entries
 from tests.fabricated_run import FabricatedRun
 

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from reports.exporters.curve_follower import CurveUpdate, TimedStep
-from reports.exporters.exporters import Exporter, ExporterThread, check_exporters, run_exporters
-from reports.exporters.mlflow_exporter import MlflowClient, MlflowExporter, MlflowRefused
-from reports.exporters.tensorboard_exporter import TensorBoardExporter
-from storage.logs.run_state import RunState
-from storage.stores.local_store import LocalStore
-from tasks.configuration.configuration_source import parse_configuration
-from tasks.configuration.settings import MirrorsConfig
-from tasks.errors import InvalidConfiguration
+from cairn.reports.exporters.curve_follower import CurveUpdate, TimedStep
+from cairn.reports.exporters.exporters import Exporter, ExporterThread, check_exporters, run_exporters
+from cairn.reports.exporters.mlflow_exporter import MlflowClient, MlflowExporter, MlflowRefused
+from cairn.reports.exporters.tensorboard_exporter import TensorBoardExporter
+from cairn.storage.logs.run_state import RunState
+from cairn.storage.stores.local_store import LocalStore
+from cairn.tasks.configuration.configuration_source import parse_configuration
+from cairn.tasks.configuration.settings import MirrorsConfig
+from cairn.tasks.errors import InvalidConfiguration
 from tests.entries import NOON
 from tests.fabricated_run import DOCUMENT, fabricate
 from tests.reports.exported_run import ExportedRun, following, interrupted_run, step_line
@@ -348,7 +348,7 @@ def test_what_cannot_be_a_exporter_is_refused(override: str, words: str) -> None
 
 
 def test_a_missing_library_is_refused_with_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("reports.exporters.exporters.find_spec", lambda name: None)
+    monkeypatch.setattr("cairn.reports.exporters.exporters.find_spec", lambda name: None)
     with pytest.raises(InvalidConfiguration, match=r"pip install 'cairn-train\[tensorboard\]'"):
         check_exporters(MirrorsConfig(tensorboard="board"))
     check_exporters(MirrorsConfig(mlflow="http://127.0.0.1:9"))

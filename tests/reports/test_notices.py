@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from flows.orchestrator.run_notices import notices_of
-from reports.errors import ReportError
-from reports.notices.notice import Notice, find_notices
-from reports.notices.notice_delivery import (
+from cairn.flows.orchestrator.run_notices import notices_of
+from cairn.reports.errors import ReportError
+from cairn.reports.notices.notice import Notice, find_notices
+from cairn.reports.notices.notice_delivery import (
     CommandReceiver,
     NoticeDelivery,
     Receiver,
@@ -22,13 +22,13 @@ from reports.notices.notice_delivery import (
     make_receivers,
     telling,
 )
-from storage.logs.registry import Registry, RegistryState
-from storage.logs.run_entries import CheckpointQuarantined
-from storage.stores.document import project
-from storage.stores.local_store import LocalStore
-from tasks.configuration.configuration_source import read_notify
-from tasks.configuration.settings import NotifyConfig
-from tasks.errors import InvalidConfiguration
+from cairn.storage.logs.registry import Registry, RegistryState
+from cairn.storage.logs.run_entries import CheckpointQuarantined
+from cairn.storage.stores.document import project
+from cairn.storage.stores.local_store import LocalStore
+from cairn.tasks.configuration.configuration_source import read_notify
+from cairn.tasks.configuration.settings import NotifyConfig
+from cairn.tasks.errors import InvalidConfiguration
 from tests.entries import NOON
 from tests.fabricated_run import HUMAN, FabricatedRun, fabricate
 from tests.reports.webhook import PATIENCE_SECONDS, Hook, serving_hook

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
-from reports.exporters.otlp_metrics import sending_metrics
-from reports.queries.run_metrics import RUN_METRICS, STORE_METRICS
-from storage.stores.local_store import LocalStore
-from tasks.errors import InvalidConfiguration
+from cairn.reports.exporters.otlp_metrics import sending_metrics
+from cairn.reports.queries.run_metrics import RUN_METRICS, STORE_METRICS
+from cairn.storage.stores.local_store import LocalStore
+from cairn.tasks.errors import InvalidConfiguration
 from tests.fabricated_run import FabricatedRun
 from tests.processes.waiting import patience_seconds
 

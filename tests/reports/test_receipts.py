@@ -4,17 +4,17 @@ from typing import Any
 
 import pytest
 
-from reports.explain.post_mortem import gather_post_mortem
-from reports.explain.post_mortem_text import post_mortem_lines
-from reports.queries.alias_history import list_promotions
-from reports.queries.evaluations import list_evaluations
-from reports.queries.receipts import count_reasons, read_receipts
-from reports.queries.run_lookup import read_beat, read_checkpoints
-from reports.queries.run_status import read_status
-from storage.stores.document import encode
-from storage.stores.local_store import LocalStore
-from tasks.attempt.attempt_end import evidence_document
-from tasks.policy.failures import Evidence, classify
+from cairn.reports.explain.post_mortem import gather_post_mortem
+from cairn.reports.explain.post_mortem_text import post_mortem_lines
+from cairn.reports.queries.alias_history import list_promotions
+from cairn.reports.queries.evaluations import list_evaluations
+from cairn.reports.queries.receipts import count_reasons, read_receipts
+from cairn.reports.queries.run_lookup import read_beat, read_checkpoints
+from cairn.reports.queries.run_status import read_status
+from cairn.storage.stores.document import encode
+from cairn.storage.stores.local_store import LocalStore
+from cairn.tasks.attempt.attempt_end import evidence_document
+from cairn.tasks.policy.failures import Evidence, classify
 from tests.entries import placement
 from tests.fabricated_run import FabricatedRun
 

@@ -9,10 +9,10 @@ import pytest
 import yaml
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from reports.queries.run_metrics import RUN_METRICS, STORE_METRICS, RunMetrics, serve_metrics
-from storage.errors import StoreUnavailable
-from storage.stores.local_store import LocalStore
-from tasks.errors import InvalidConfiguration
+from cairn.reports.queries.run_metrics import RUN_METRICS, STORE_METRICS, RunMetrics, serve_metrics
+from cairn.storage.errors import StoreUnavailable
+from cairn.storage.stores.local_store import LocalStore
+from cairn.tasks.errors import InvalidConfiguration
 from tests.entries import NOON
 from tests.fabricated_run import FabricatedRun
 from tests.memory_store import MemoryStore

@@ -1,7 +1,7 @@
 import pytest
 
-from reports.queries.run_status import list_runs, read_status
-from storage.stores.local_store import LocalStore
+from cairn.reports.queries.run_status import list_runs, read_status
+from cairn.storage.stores.local_store import LocalStore
 from tests.entries import gone_placement
 from tests.fabricated_run import FabricatedRun
 

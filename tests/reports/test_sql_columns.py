@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from reports.queries.alias_history import list_alias_decisions
-from reports.queries.run_tables import ROWS, PromotionRow, make_log_rows, make_step_rows, promotion_row
-from storage.logs.log_entry import CheckpointReference, DevicePeak, ForkOrigin
-from storage.logs.registry import ModelDecision, Promoted, Refused, RolledBack, Withdrawn
-from storage.logs.run_entries import CurveVerdict, DataQuarantined, EvaluationFailed, RunFinished
-from storage.logs.run_log import fold
-from storage.logs.run_state import RunState
-from storage.logs.step_log import StepRecord
+from cairn.reports.queries.alias_history import list_alias_decisions
+from cairn.reports.queries.run_tables import ROWS, PromotionRow, make_log_rows, make_step_rows, promotion_row
+from cairn.storage.logs.log_entry import CheckpointReference, DevicePeak, ForkOrigin
+from cairn.storage.logs.registry import ModelDecision, Promoted, Refused, RolledBack, Withdrawn
+from cairn.storage.logs.run_entries import CurveVerdict, DataQuarantined, EvaluationFailed, RunFinished
+from cairn.storage.logs.run_log import fold
+from cairn.storage.logs.run_state import RunState
+from cairn.storage.logs.step_log import StepRecord
 from tests.entries import NOON, decided, ended, evaluated, placement, registry_of, started
 from tests.fabricated_run import configuration
 from tests.storage.builders import committed, entry, opened

@@ -6,9 +6,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from reports.queries import run_tables
-from reports.queries.alias_history import list_alias_decisions
-from reports.queries.run_tables import (
+from cairn.reports.queries import run_tables
+from cairn.reports.queries.alias_history import list_alias_decisions
+from cairn.reports.queries.run_tables import (
     ROWS,
     columns,
     make_attempt_row,
@@ -17,12 +17,12 @@ from reports.queries.run_tables import (
     make_unreadable_row,
     promotion_row,
 )
-from storage.logs.log_entry import CheckpointReference
-from storage.logs.registry import Promoted, RolledBack
-from storage.logs.run_entries import CheckpointSuperseded, RunFinished
-from storage.logs.run_log import fold
-from storage.logs.run_state import RunState
-from storage.tables.table_cache import arrow_table
+from cairn.storage.logs.log_entry import CheckpointReference
+from cairn.storage.logs.registry import Promoted, RolledBack
+from cairn.storage.logs.run_entries import CheckpointSuperseded, RunFinished
+from cairn.storage.logs.run_log import fold
+from cairn.storage.logs.run_state import RunState
+from cairn.storage.tables.table_cache import arrow_table
 from tests.entries import NOON, ended, evaluated, registry_of, started
 from tests.storage.builders import committed, entry, opened
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from reports.exporters.wandb_exporter import WandbExporter
-from storage.stores.local_store import LocalStore
+from cairn.reports.exporters.wandb_exporter import WandbExporter
+from cairn.storage.stores.local_store import LocalStore
 from tests.fabricated_run import fabricate
 from tests.processes.waiting import wait_until
 from tests.reports.exported_run import ExportedRun, following, interrupted_run

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from storage.stores.retrying_store import RetryingStore, RetryPolicy
-from storage.stores.s3_bucket import S3Bucket
-from storage.stores.s3_store import S3Store
+from cairn.storage.stores.retrying_store import RetryingStore, RetryPolicy
+from cairn.storage.stores.s3_bucket import S3Bucket
+from cairn.storage.stores.s3_store import S3Store
 from tests.s3.fault_proxy import FaultProxy
 from tests.s3.servers import CEPH, S3Server, s3_server
 from tests.storage.builders import no_sleep
@@ -73,7 +73,7 @@ def part_bytes(server: S3Server) -> int:
 @pytest.fixture
 def bare(proxied_bucket: S3Bucket, proxy: FaultProxy, part_bytes: int, monkeypatch: pytest.MonkeyPatch) -> S3Store:
     """An empty store behind the proxy that repeats small pieces, but no whole operation."""
-    monkeypatch.setattr("storage.stores.multipart_upload.PART_BYTES", part_bytes)
+    monkeypatch.setattr("cairn.storage.stores.multipart_upload.PART_BYTES", part_bytes)
     return S3Store(proxied_bucket, uuid.uuid4().hex, retry_policy=QUICK)
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.stores.s3_bucket import S3Bucket, Timeouts
+from cairn.storage.stores.s3_bucket import S3Bucket, Timeouts
 from tests.s3.ceph_server import PROGRAMS
 
 HERE = Path(__file__).parent

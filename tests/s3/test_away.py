@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from storage.errors import StoreUnavailable, StoreUnsound
-from storage.stores.retrying_store import RetryingStore, RetryPolicy
-from storage.stores.s3_bucket import S3Bucket
-from storage.stores.s3_store import S3Store
-from storage.stores.store_probe import probe_store
+from cairn.storage.errors import StoreUnavailable, StoreUnsound
+from cairn.storage.stores.retrying_store import RetryingStore, RetryPolicy
+from cairn.storage.stores.s3_bucket import S3Bucket
+from cairn.storage.stores.s3_store import S3Store
+from cairn.storage.stores.store_probe import probe_store
 from tests.processes.waiting import wait_for
 from tests.s3.ceph_server import free_ports
 from tests.s3.fault_proxy import FaultProxy, NetworkFault

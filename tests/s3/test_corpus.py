@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.data.corpus import open_corpus
-from tasks.data.document import InvalidCorpus
+from cairn.tasks.data.corpus import open_corpus
+from cairn.tasks.data.document import InvalidCorpus
 from tests.s3.servers import BUCKET, S3Server, aws_environment
 from tests.tasks.corpus_files import packed, shaped
 

@@ -6,12 +6,12 @@ import re
 
 import pytest
 
-from storage.checkpoints.resume_point import newest_verified
-from storage.errors import IntegrityError, StoreRefused, StoreUnavailable, StoreUnsound
-from storage.stores.retrying_store import RetryingStore, run_retry_policy
-from storage.stores.s3_store import S3Store
-from storage.stores.store_probe import probe_store
-from storage.stores.verified_object import write_hashed
+from cairn.storage.checkpoints.resume_point import newest_verified
+from cairn.storage.errors import IntegrityError, StoreRefused, StoreUnavailable, StoreUnsound
+from cairn.storage.stores.retrying_store import RetryingStore, run_retry_policy
+from cairn.storage.stores.s3_store import S3Store
+from cairn.storage.stores.store_probe import probe_store
+from cairn.storage.stores.verified_object import write_hashed
 from tests.entries import evaluated, writer
 from tests.s3.fault_proxy import FaultProxy, NetworkFault
 from tests.s3.servers import S3Server
@@ -167,7 +167,7 @@ def test_a_torn_download_is_never_used(bare: S3Store, store: RetryingStore, prox
 def test_a_torn_download_goes_on_where_it_broke(
     bare: S3Store, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("storage.stores.s3_store.READ_CHUNK_BYTES", 50_000)
+    monkeypatch.setattr("cairn.storage.stores.s3_store.READ_CHUNK_BYTES", 50_000)
     data = os.urandom(5 * 50_000)
     bare.write("a/b", data)
     proxy.requests.clear()

@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from storage.errors import SnapshotDamaged
-from storage.snapshots.data_snapshot import DOCUMENTS, TOKENIZER, open_snapshot, publish_snapshot
-from storage.snapshots.document_index import DocumentIndexWriter
-from storage.snapshots.snapshot_manifest import SnapshotManifest, SnapshotSource, SnapshotSplits, SplitSize
-from storage.snapshots.token_shard import ShardWriter
-from storage.stores.document import sha256
-from storage.stores.s3_bucket import S3Bucket
-from storage.stores.s3_store import S3Store
+from cairn.storage.errors import SnapshotDamaged
+from cairn.storage.snapshots.data_snapshot import DOCUMENTS, TOKENIZER, open_snapshot, publish_snapshot
+from cairn.storage.snapshots.document_index import DocumentIndexWriter
+from cairn.storage.snapshots.snapshot_manifest import SnapshotManifest, SnapshotSource, SnapshotSplits, SplitSize
+from cairn.storage.snapshots.token_shard import ShardWriter
+from cairn.storage.stores.document import sha256
+from cairn.storage.stores.s3_bucket import S3Bucket
+from cairn.storage.stores.s3_store import S3Store
 from tests.s3.servers import S3Server
 
 TOKENS = 200_000
@@ -36,8 +36,8 @@ MANIFEST = SnapshotManifest(
 READS_ALL = """
 import sys
 from pathlib import Path
-from storage.snapshots.data_snapshot import open_snapshot
-from storage.stores.open_store import open_store
+from cairn.storage.snapshots.data_snapshot import open_snapshot
+from cairn.storage.stores.open_store import open_store
 opened = open_snapshot(open_store(sys.argv[1]), sys.argv[2], Path(sys.argv[3]), eager_bytes=0, limit_bytes=50_000)
 print(sum(int(shard.tokens().sum(dtype="int64")) for shard in opened.train))
 """

@@ -8,7 +8,7 @@ from typing import Any
 import psutil
 import pytest
 
-from flows.orchestrator.prefect_server import authorization
+from cairn.flows.orchestrator.prefect_server import authorization
 from tests.crash.training_command import Command
 from tests.crash.victims import descendants_with
 from tests.processes.waiting import patience_seconds
@@ -28,7 +28,7 @@ def test_a_stranger_cannot_cancel_a_run_and_one_cancelled_all_the_same_ends_as_i
 ) -> None:
     command = command_with_own_server
     process = command.train_until(6)
-    (server,) = descendants_with(process, "flows.orchestrator.prefect_server")
+    (server,) = descendants_with(process, "cairn.flows.orchestrator.prefect_server")
     password = psutil.Process(server.pid).environ().get("PREFECT_SERVER_API_AUTH_STRING", "")
     (port,) = {item.laddr.port for item in server.net_connections(kind="inet") if item.status == psutil.CONN_LISTEN}
     flow_run = command.state().attempts[-1].started.flow_run_id

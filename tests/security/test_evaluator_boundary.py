@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tasks.configuration.configuration_source import resolve_evaluation
-from tasks.configuration.settings import EvaluationConfig
-from tasks.evaluator import confinement
-from tasks.evaluator.evaluation_suite import CommandSuite, EvaluationSpec, command_suites_of
-from tasks.evaluator.evaluator_process import command_environment, run_command
+from cairn.tasks.configuration.configuration_source import resolve_evaluation
+from cairn.tasks.configuration.settings import EvaluationConfig
+from cairn.tasks.evaluator import confinement
+from cairn.tasks.evaluator.evaluation_suite import CommandSuite, EvaluationSpec, command_suites_of
+from cairn.tasks.evaluator.evaluator_process import command_environment, run_command
 from tests.tasks.evaluation_spec import evaluation_spec
 
 pytestmark = pytest.mark.linux

@@ -14,12 +14,18 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
-from storage.errors import IntegrityError
-from storage.snapshots.document_index import STARTS, DocumentIndexWriter, DocumentRow, TokenSpan, documents_between
-from storage.snapshots.parquet_process import read_parquet
-from storage.snapshots.token_shard import ShardSchema, map_shard
-from tasks.data.corpus import open_corpus
-from tasks.data.document import InvalidCorpus
+from cairn.storage.errors import IntegrityError
+from cairn.storage.snapshots.document_index import (
+    STARTS,
+    DocumentIndexWriter,
+    DocumentRow,
+    TokenSpan,
+    documents_between,
+)
+from cairn.storage.snapshots.parquet_process import read_parquet
+from cairn.storage.snapshots.token_shard import ShardSchema, map_shard
+from cairn.tasks.data.corpus import open_corpus
+from cairn.tasks.data.document import InvalidCorpus
 
 pytestmark = pytest.mark.linux
 MEGABYTE = 1_000_000

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer as Library
 
-from model.data.tokenizer import Tokenizer
-from model.data.tokenizer_file import load_tokenizer
-from model.errors import InvalidInput
-from storage.errors import IntegrityError
-from storage.snapshots import bounded_process
-from storage.stores.local_store import LocalStore
-from tasks.data.foreign_tokenizer import parse_tokenizer, read_tokenizer
-from tasks.data.token_import import TokenFiles, import_tokens
+from cairn.model.data.tokenizer import Tokenizer
+from cairn.model.data.tokenizer_file import load_tokenizer
+from cairn.model.errors import InvalidInput
+from cairn.storage.errors import IntegrityError
+from cairn.storage.snapshots import bounded_process
+from cairn.storage.stores.local_store import LocalStore
+from cairn.tasks.data.foreign_tokenizer import parse_tokenizer, read_tokenizer
+from cairn.tasks.data.token_import import TokenFiles, import_tokens
 from tests.commands import run_here
 from tests.file_ceilings import slowness
 from tests.security.tokenizer_shapes import BYTE_LEVEL, HOSTILE, KNOWN, PATTERNS, document, sequence, split

@@ -8,7 +8,7 @@ import pytest
 from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.testclient import TestClient
 
-from flows.orchestrator.prefect_server import guard, without_new_work_after_sigusr1
+from cairn.flows.orchestrator.prefect_server import guard, without_new_work_after_sigusr1
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,7 +29,7 @@ def test_every_other_name_is_refused(host: str) -> None:
 
 def test_what_make_up_starts_is_the_guarded_server() -> None:
     text = (ROOT / "deployments" / "up.sh").read_text(encoding="utf-8")
-    assert "--factory flows.orchestrator.prefect_server:create_guarded_app" in text
+    assert "--factory cairn.flows.orchestrator.prefect_server:create_guarded_app" in text
     assert "prefect server start" not in text and '/prefect" server start' not in text
 
 

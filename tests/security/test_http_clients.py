@@ -6,9 +6,9 @@ from contextlib import suppress
 import pytest
 
 from cairn.operations.machine_check import _prefect
-from reports.errors import ReportError
-from reports.exporters.mlflow_exporter import MlflowClient
-from tasks.attempt.preemption_notice import AwsMetadata, MetadataUnavailable, read_gcp_notice
+from cairn.reports.errors import ReportError
+from cairn.reports.exporters.mlflow_exporter import MlflowClient
+from cairn.tasks.attempt.preemption_notice import AwsMetadata, MetadataUnavailable, read_gcp_notice
 from tests.security.recording_server import recording_server
 
 CANARY = "canary-of-a-client"

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from tasks.configuration.run_configuration import RunConfig
-from tasks.configuration.stored_configuration import parse_stored_configuration
+from cairn.tasks.configuration.run_configuration import RunConfig
+from cairn.tasks.configuration.stored_configuration import parse_stored_configuration
 
 SCHEMA = RunConfig.model_json_schema()
 OF_THE_MACHINE = {

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cairn.storage.stores.local_store import LocalStore
 from cairn.ui.live_app import find_user
-from storage.stores.local_store import LocalStore
 from tests.cairn.hostile_store import VALUES, HostileStore, change, places
 from tests.cairn.live_server import LiveServer, served
 from tests.crash.chromium import PAGE_MILLISECONDS, started_chromium
@@ -106,7 +106,7 @@ def test_another_user_of_the_machine_is_not_answered(tmp_path: Path) -> None:
     import sys
 
     program = (
-        "import os, sys, threading; from pathlib import Path; from storage.stores.local_store import LocalStore\n"
+        "import os, sys, threading; from pathlib import Path; from cairn.storage.stores.local_store import LocalStore\n"
         "from tests.cairn.live_server import served\n"
         "with served(LocalStore(Path('/nowhere')), Path('/nowhere')) as live:\n"
         "    live.ask('/')\n"  # imports what only root may read here

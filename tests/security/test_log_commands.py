@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cairn.cli.command import run_command
-from tasks.text.output import CommandFreeStream, break_commands, guard_log, print_facts, print_table
+from cairn.tasks.text.output import CommandFreeStream, break_commands, guard_log, print_facts, print_table
 from tests.cairn.hostile_store import AS_JSON, VERBS, HostileStore
 from tests.commands import run_process
 

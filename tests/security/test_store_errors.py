@@ -2,7 +2,7 @@
 
 import pytest
 
-from storage.stores.s3_bucket import convert_error
+from cairn.storage.stores.s3_bucket import convert_error
 
 SAID = [
     "cannot reach https://somebody:canary@host/bucket",

@@ -13,17 +13,17 @@ from typing import Any
 
 import pytest
 
-from flows.operations.checkpoint_evaluation import measure
-from flows.run.active_run import claim_next_attempt
-from flows.run.attempt import Attempt
-from model.data.tokenizer import Tokenizer
-from reports.queries.run_lookup import find_checkpoint
-from storage.logs.registry import Registry
-from storage.logs.run_entries import AttemptEnded, EvaluationFailed
-from tasks.configuration.stored_configuration import parse_stored_configuration
-from tasks.evaluator.evaluation_suite import CommandSuite
-from tasks.evaluator.evaluator_process import refuse_command
-from tasks.policy.failures import ErrorKind, Evidence, ExceptionReport
+from cairn.flows.operations.checkpoint_evaluation import measure
+from cairn.flows.run.active_run import claim_next_attempt
+from cairn.flows.run.attempt import Attempt
+from cairn.model.data.tokenizer import Tokenizer
+from cairn.reports.queries.run_lookup import find_checkpoint
+from cairn.storage.logs.registry import Registry
+from cairn.storage.logs.run_entries import AttemptEnded, EvaluationFailed
+from cairn.tasks.configuration.stored_configuration import parse_stored_configuration
+from cairn.tasks.evaluator.evaluation_suite import CommandSuite
+from cairn.tasks.evaluator.evaluator_process import refuse_command
+from cairn.tasks.policy.failures import ErrorKind, Evidence, ExceptionReport
 from tests.entries import refusals
 from tests.security.recording_server import RecordingServer, recording_server
 from tests.wiring.flow_in_process import CONFIG, RUN, FlowWorld, call_tasks_directly

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from storage.checkpoints.checkpoint import (
+from cairn.storage.checkpoints.checkpoint import (
     StagedCheckpoint,
     TensorGroup,
     UploadOptions,
@@ -17,15 +17,15 @@ from storage.checkpoints.checkpoint import (
     commit_checkpoint,
     stage_checkpoint,
 )
-from storage.checkpoints.checkpoint import verify_checkpoint as verify
-from storage.checkpoints.checkpoint_documents import TrainerDocument, small_tensor
-from storage.checkpoints.tensor_record import TensorRecord
-from storage.logs.log_entry import FORMAT_VERSION, Entry, EntryLog, ReadEntry, entry_name
-from storage.logs.run_entries import RUN_KINDS, AttemptEnded, CheckpointCommitted, RunOpened
-from storage.logs.run_log import RunLog
-from storage.logs.run_state import RunState
-from storage.stores.document import encode
-from storage.stores.object_store import ObjectStore
+from cairn.storage.checkpoints.checkpoint import verify_checkpoint as verify
+from cairn.storage.checkpoints.checkpoint_documents import TrainerDocument, small_tensor
+from cairn.storage.checkpoints.tensor_record import TensorRecord
+from cairn.storage.logs.log_entry import FORMAT_VERSION, Entry, EntryLog, ReadEntry, entry_name
+from cairn.storage.logs.run_entries import RUN_KINDS, AttemptEnded, CheckpointCommitted, RunOpened
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.logs.run_state import RunState
+from cairn.storage.stores.document import encode
+from cairn.storage.stores.object_store import ObjectStore
 from tests import entries
 from tests.entries import NOON, ended, started, writer
 from tests.memory_store import MemoryStore

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from storage.stores.local_store import LocalStore
-from storage.stores.object_store import ObjectStore
-from storage.stores.retrying_store import RetryingStore
-from storage.stores.s3_bucket import S3Bucket
-from storage.stores.s3_store import S3Store
+from cairn.storage.stores.local_store import LocalStore
+from cairn.storage.stores.object_store import ObjectStore
+from cairn.storage.stores.retrying_store import RetryingStore
+from cairn.storage.stores.s3_bucket import S3Bucket
+from cairn.storage.stores.s3_store import S3Store
 from tests.full_amount import share_of
 from tests.memory_store import MemoryStore
 from tests.s3.servers import CEPH, S3Server, s3_server

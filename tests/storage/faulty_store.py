@@ -11,8 +11,8 @@ from functools import partial
 from inspect import isgeneratorfunction
 from typing import Any
 
-from storage.errors import NotDurable, StoreUnavailable
-from storage.stores.object_store import ObjectStore
+from cairn.storage.errors import NotDurable, StoreUnavailable
+from cairn.storage.stores.object_store import ObjectStore
 
 
 class Death(BaseException):

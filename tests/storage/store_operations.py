@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from storage.errors import StorageError
-from storage.stores.object_store import UnfinishedWrite
+from cairn.storage.errors import StorageError
+from cairn.storage.stores.object_store import UnfinishedWrite
 
 OPERATIONS: dict[str, Callable[[Any, str], object]] = {
     "read": lambda store, key: store.read(key),

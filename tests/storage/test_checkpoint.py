@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from storage.checkpoints.checkpoint import (
+from cairn.storage.checkpoints.checkpoint import (
     CheckpointTarget,
     TensorGroup,
     UploadOptions,
@@ -16,13 +16,13 @@ from storage.checkpoints.checkpoint import (
     stage_checkpoint,
     verify_checkpoint,
 )
-from storage.checkpoints.checkpoint_documents import MANIFEST_VERSION, Manifest, ManifestObject, decode_manifest
-from storage.checkpoints.checkpoint_shard import Looks, begin_shard, cut_shards, transfers
-from storage.checkpoints.tensor_record import TensorRecord, parse_shard
-from storage.errors import IntegrityError
-from storage.logs.log_entry import CheckpointReference
-from storage.stores.document import encode, sha256
-from storage.stores.object_store import PAGE_BYTES, ObjectStore
+from cairn.storage.checkpoints.checkpoint_documents import MANIFEST_VERSION, Manifest, ManifestObject, decode_manifest
+from cairn.storage.checkpoints.checkpoint_shard import Looks, begin_shard, cut_shards, transfers
+from cairn.storage.checkpoints.tensor_record import TensorRecord, parse_shard
+from cairn.storage.errors import IntegrityError
+from cairn.storage.logs.log_entry import CheckpointReference
+from cairn.storage.stores.document import encode, sha256
+from cairn.storage.stores.object_store import PAGE_BYTES, ObjectStore
 from tests.memory_store import MemoryStore
 from tests.storage.builders import (
     commit,

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from reports.queries.run_lookup import find_run
-from reports.queries.run_status import list_runs, read_status
-from storage.logs.log_entry import Entry, EntryLog, entry_name
-from storage.logs.run_entries import RUN_KINDS, CheckpointDeleted, CheckpointSuperseded, EvaluationRecorded
-from storage.logs.run_log import FOLD_EVERY_ENTRIES, fold
-from storage.logs.run_state import RunState
-from storage.stores.document import encode, sha256
-from storage.stores.local_store import LocalStore
-from storage.stores.object_store import MAX_READ_BYTES, ObjectStore
+from cairn.reports.queries.run_lookup import find_run
+from cairn.reports.queries.run_status import list_runs, read_status
+from cairn.storage.logs.log_entry import Entry, EntryLog, entry_name
+from cairn.storage.logs.run_entries import RUN_KINDS, CheckpointDeleted, CheckpointSuperseded, EvaluationRecorded
+from cairn.storage.logs.run_log import FOLD_EVERY_ENTRIES, fold
+from cairn.storage.logs.run_state import RunState
+from cairn.storage.stores.document import encode, sha256
+from cairn.storage.stores.local_store import LocalStore
+from cairn.storage.stores.object_store import MAX_READ_BYTES, ObjectStore
 from tests.entries import ended, evaluated, started, writer
 from tests.memory_store import MemoryStore
 from tests.storage.builders import LOG, RUN, committed, entry, opened, run_log

@@ -5,10 +5,10 @@ import numpy as np
 import pyarrow.parquet as parquet
 import pytest
 
-from storage.errors import IntegrityError, ObjectMissing
-from storage.snapshots.data_snapshot import DOCUMENTS, TOKENIZER, open_snapshot, publish_snapshot, read_manifest
-from storage.snapshots.document_index import DocumentIndexWriter, DocumentRow
-from storage.snapshots.snapshot_manifest import (
+from cairn.storage.errors import IntegrityError, ObjectMissing
+from cairn.storage.snapshots.data_snapshot import DOCUMENTS, TOKENIZER, open_snapshot, publish_snapshot, read_manifest
+from cairn.storage.snapshots.document_index import DocumentIndexWriter, DocumentRow
+from cairn.storage.snapshots.snapshot_manifest import (
     SNAPSHOT_VERSION,
     SnapshotGroup,
     SnapshotManifest,
@@ -17,10 +17,10 @@ from storage.snapshots.snapshot_manifest import (
     SnapshotSplits,
     SplitSize,
 )
-from storage.snapshots.token_shard import ShardWriter
-from storage.stores.document import decode, encode, sha256
-from storage.stores.local_store import LocalStore
-from storage.stores.object_store import ObjectStore
+from cairn.storage.snapshots.token_shard import ShardWriter
+from cairn.storage.stores.document import decode, encode, sha256
+from cairn.storage.stores.local_store import LocalStore
+from cairn.storage.stores.object_store import ObjectStore
 from tests.memory_store import MemoryStore
 
 ROW = DocumentRow(source="a.txt", offset_bytes=3, bytes=400, tokens=100, split="train", sha256="ab" * 32)

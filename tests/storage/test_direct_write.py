@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from storage.stores.local_store import BLOCK_BYTES, write_stream
+from cairn.storage.stores.local_store import BLOCK_BYTES, write_stream
 
 LONG = bytes(range(251)) * (2 * BLOCK_BYTES // 251 + 77)
 """More than two blocks, and no whole number of them."""

@@ -2,8 +2,8 @@
 
 import pytest
 
-from storage.logs.log_entry import CheckpointReference
-from storage.stores.document import project
+from cairn.storage.logs.log_entry import CheckpointReference
+from cairn.storage.stores.document import project
 from tests.storage.builders import committed
 
 

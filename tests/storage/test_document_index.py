@@ -4,9 +4,9 @@ from pathlib import Path
 import pyarrow.parquet as parquet
 import pytest
 
-from storage.errors import IntegrityError
-from storage.snapshots import document_index
-from storage.snapshots.document_index import (
+from cairn.storage.errors import IntegrityError
+from cairn.storage.snapshots import document_index
+from cairn.storage.snapshots.document_index import (
     REJECTED_SCHEMA,
     SPLITS,
     DocumentIndexWriter,
@@ -18,7 +18,7 @@ from storage.snapshots.document_index import (
     TokenSpan,
     documents_between,
 )
-from storage.snapshots.parquet_process import read_parquet
+from cairn.storage.snapshots.parquet_process import read_parquet
 
 
 def row(number: int, *, split: str = "train") -> DocumentRow:
@@ -32,7 +32,7 @@ ROWS = [row(number, split="val" if number % 5 == 4 else "train") for number in r
 
 @pytest.fixture(autouse=True)
 def small_row_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("storage.snapshots.document_index.ROW_GROUP_ROWS", 4)
+    monkeypatch.setattr("cairn.storage.snapshots.document_index.ROW_GROUP_ROWS", 4)
 
 
 def write(path: Path, rows: Iterable[DocumentRow] = ROWS) -> Path:

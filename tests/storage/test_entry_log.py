@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from storage.errors import (
+from cairn.storage.errors import (
     AppendUnknown,
     Fenced,
     IntegrityError,
@@ -15,13 +15,13 @@ from storage.errors import (
     StoreUnavailable,
     WriterTooOld,
 )
-from storage.logs.log_entry import FORMAT_VERSION, WRITER_VERSION, EntryLog, entry_name
-from storage.logs.registry import MODEL_KINDS, Registry, RolledBack
-from storage.logs.run_entries import CheckpointCommitted
-from storage.logs.run_state import RunState
-from storage.stores.document import encode
-from storage.stores.object_store import ObjectStore
-from storage.stores.retrying_store import RetryPolicy
+from cairn.storage.logs.log_entry import FORMAT_VERSION, WRITER_VERSION, EntryLog, entry_name
+from cairn.storage.logs.registry import MODEL_KINDS, Registry, RolledBack
+from cairn.storage.logs.run_entries import CheckpointCommitted
+from cairn.storage.logs.run_state import RunState
+from cairn.storage.stores.document import encode
+from cairn.storage.stores.object_store import ObjectStore
+from cairn.storage.stores.retrying_store import RetryPolicy
 from tests.entries import ended, evaluated, writer
 from tests.memory_store import MemoryStore
 from tests.storage.builders import (

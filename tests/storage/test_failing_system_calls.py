@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.stores.local_store import LocalStore
+from cairn.storage.stores.local_store import LocalStore
 from tests.processes.waiting import patience_seconds
 from tests.storage.builders import RUN, check_invariants, claim, commit, run_log, run_with_commits, stage
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from storage.checkpoints.checkpoint import StagedCheckpoint
-from storage.errors import Fenced
-from storage.stores.object_store import ObjectStore
+from cairn.storage.checkpoints.checkpoint import StagedCheckpoint
+from cairn.storage.errors import Fenced
+from cairn.storage.stores.object_store import ObjectStore
 from tests.entries import ended, started, writer
 from tests.storage.builders import LOG, claim, commit, committed, forge, laid_out, opened, run_log, stage
 

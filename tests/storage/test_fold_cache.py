@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from storage.errors import IntegrityError, StoreUnavailable
-from storage.logs import run_log as run_log_module
-from storage.logs.fold_cache import FoldedLog
-from storage.logs.log_entry import entry_name
-from storage.logs.run_log import fold, run_fold_cache
-from storage.logs.run_state import RunState
-from storage.stores.object_store import ObjectStore
+from cairn.storage.errors import IntegrityError, StoreUnavailable
+from cairn.storage.logs import run_log as run_log_module
+from cairn.storage.logs.fold_cache import FoldedLog
+from cairn.storage.logs.log_entry import entry_name
+from cairn.storage.logs.run_log import fold, run_fold_cache
+from cairn.storage.logs.run_state import RunState
+from cairn.storage.stores.object_store import ObjectStore
 from tests.entries import ended, evaluated, writer
 from tests.memory_store import MemoryStore
 from tests.storage.builders import LOG, RUN, claim, commit, copy_objects, entry_log, open_run, run_log, stage

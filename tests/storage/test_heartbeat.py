@@ -1,7 +1,7 @@
 """A heartbeat says "still here" and is never trusted with more."""
 
-from storage.logs.step_log import Heartbeat, heartbeat_key, read_heartbeat, write_heartbeat
-from storage.stores.object_store import ObjectStore
+from cairn.storage.logs.step_log import Heartbeat, heartbeat_key, read_heartbeat, write_heartbeat
+from cairn.storage.stores.object_store import ObjectStore
 
 BEAT = Heartbeat(attempt=1, beat=3, step=7, train_loss=2.5, tokens=70, gpu_seconds=1.5)
 

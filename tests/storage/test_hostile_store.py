@@ -6,20 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from storage.checkpoints.checkpoint import load_checkpoint, read_manifest
-from storage.checkpoints.checkpoint_documents import MANIFEST_VERSION
-from storage.checkpoints.checkpoint_shard import Looks
-from storage.checkpoints.sweep import SweepPlan, Verdict, sweep
-from storage.errors import IntegrityError, StorageError
-from storage.logs.log_entry import CheckpointReference, EntryLog, entry_name
-from storage.logs.registry import list_aliases
-from storage.logs.run_entries import RUN_KINDS, CheckpointSuperseded
-from storage.logs.run_index import list_run_ids
-from storage.logs.run_state import RunState
-from storage.logs.step_log import heartbeat_key, parse_step_records, read_attempt_records, read_heartbeat
-from storage.stores.document import encode, sha256
-from storage.stores.local_store import LocalStore
-from storage.stores.object_store import MAX_READ_BYTES, ObjectStore, check_key
+from cairn.storage.checkpoints.checkpoint import load_checkpoint, read_manifest
+from cairn.storage.checkpoints.checkpoint_documents import MANIFEST_VERSION
+from cairn.storage.checkpoints.checkpoint_shard import Looks
+from cairn.storage.checkpoints.sweep import SweepPlan, Verdict, sweep
+from cairn.storage.errors import IntegrityError, StorageError
+from cairn.storage.logs.log_entry import CheckpointReference, EntryLog, entry_name
+from cairn.storage.logs.registry import list_aliases
+from cairn.storage.logs.run_entries import RUN_KINDS, CheckpointSuperseded
+from cairn.storage.logs.run_index import list_run_ids
+from cairn.storage.logs.run_state import RunState
+from cairn.storage.logs.step_log import heartbeat_key, parse_step_records, read_attempt_records, read_heartbeat
+from cairn.storage.stores.document import encode, sha256
+from cairn.storage.stores.local_store import LocalStore
+from cairn.storage.stores.object_store import MAX_READ_BYTES, ObjectStore, check_key
 from tests.entries import writer
 from tests.memory_store import MemoryStore
 from tests.storage.builders import (

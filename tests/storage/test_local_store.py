@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from storage.errors import IntegrityError, StorageError, StoreRefused, StoreUnavailable
-from storage.stores.local_store import LocalStore
-from storage.stores.object_store import UnfinishedWrite
+from cairn.storage.errors import IntegrityError, StorageError, StoreRefused, StoreUnavailable
+from cairn.storage.stores.local_store import LocalStore
+from cairn.storage.stores.object_store import UnfinishedWrite
 from tests.storage.store_operations import OPERATIONS
 
 

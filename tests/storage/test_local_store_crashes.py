@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from storage.stores.local_store import LocalStore
+from cairn.storage.stores.local_store import LocalStore
 from tests.storage.builders import RUN, check_invariants, claim, commit, run_log, run_with_commits, stage
 from tests.storage.faulty_store import Death
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from storage.errors import IntegrityError
-from storage.logs.log_entry import entry_name
-from storage.logs.step_log import StepLog
-from storage.stores.local_store import LocalStore
-from storage.stores.object_store import UnfinishedWrite
+from cairn.storage.errors import IntegrityError
+from cairn.storage.logs.log_entry import entry_name
+from cairn.storage.logs.step_log import StepLog
+from cairn.storage.stores.local_store import LocalStore
+from cairn.storage.stores.object_store import UnfinishedWrite
 from tests.storage.builders import LOG, entry_log, run_with_commits
 from tests.storage.store_operations import OPERATIONS
 

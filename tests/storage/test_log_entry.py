@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.errors import IntegrityError
-from storage.logs.log_entry import LAST_SEQ, Entry, decode_entry, entry_name, seq_of
-from storage.logs.run_entries import RUN_KINDS
-from storage.stores.document import MAX_DOCUMENT_BYTES, encode
+from cairn.storage.errors import IntegrityError
+from cairn.storage.logs.log_entry import LAST_SEQ, Entry, decode_entry, entry_name, seq_of
+from cairn.storage.logs.run_entries import RUN_KINDS
+from cairn.storage.stores.document import MAX_DOCUMENT_BYTES, encode
 from tests.entries import ended, evaluated, started
 from tests.storage.builders import committed, entry, opened
 

@@ -5,13 +5,13 @@ from dataclasses import asdict
 
 import pytest
 
-from storage.checkpoints.resume_point import newest_verified
-from storage.logs import fold_cache
-from storage.logs import run_log as run_log_module
-from storage.logs.run_entries import CheckpointDeleted, CheckpointSuperseded
-from storage.logs.run_log import RunLog, fold
-from storage.logs.run_state import RunState
-from storage.stores.object_store import MAX_READ_BYTES, ObjectStore
+from cairn.storage.checkpoints.resume_point import newest_verified
+from cairn.storage.logs import fold_cache
+from cairn.storage.logs import run_log as run_log_module
+from cairn.storage.logs.run_entries import CheckpointDeleted, CheckpointSuperseded
+from cairn.storage.logs.run_log import RunLog, fold
+from cairn.storage.logs.run_state import RunState
+from cairn.storage.stores.object_store import MAX_READ_BYTES, ObjectStore
 from tests.entries import ended, evaluated, started, writer
 from tests.memory_store import MemoryStore
 from tests.storage.builders import RUN, claim, commit, committed, copy_objects, open_run, run_log, stage

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from storage.logs import fold_cache
-from storage.logs.registry import Promoted, Refused, Registry, RolledBack
-from storage.stores.object_store import ObjectStore
-from tasks.checkpoints.retention import sweep_run
-from tasks.configuration.settings import CheckpointConfig
+from cairn.storage.logs import fold_cache
+from cairn.storage.logs.registry import Promoted, Refused, Registry, RolledBack
+from cairn.storage.stores.object_store import ObjectStore
+from cairn.tasks.checkpoints.retention import sweep_run
+from cairn.tasks.configuration.settings import CheckpointConfig
 from tests.memory_store import MemoryStore
 from tests.storage.builders import commit, copy_objects, run_log, run_with_commits, stage
 from tests.storage.faulty_store import FaultyStore

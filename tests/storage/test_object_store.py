@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from storage.errors import ObjectMissing
-from storage.stores.local_store import LocalStore
-from storage.stores.object_store import ObjectStore, check_key
-from storage.stores.verified_object import write_hashed
+from cairn.storage.errors import ObjectMissing
+from cairn.storage.stores.local_store import LocalStore
+from cairn.storage.stores.object_store import ObjectStore, check_key
+from cairn.storage.stores.verified_object import write_hashed
 from tests.memory_store import MemoryStore
 from tests.processes.waiting import patience_seconds
 from tests.storage.store_operations import OPERATIONS, refuse_bad_keys
@@ -58,7 +58,7 @@ def test_an_object_is_as_old_as_the_store_says(store: ObjectStore, tmp_path: Pat
 def test_many_objects_are_deleted_at_once_whether_they_are_there_or_not(
     store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("storage.stores.s3_store.PAGE_KEYS", 2)
+    monkeypatch.setattr("cairn.storage.stores.s3_store.PAGE_KEYS", 2)
     for name in "abcde":
         store.write(f"a/{name}", b"1")
     store.delete_all(["a/a", "a/b", "a/none", "a/c", "a/e"])

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from storage.errors import StorageError
-from storage.stores.local_store import LocalStore
-from storage.stores.open_store import open_store
-from storage.stores.retrying_store import RetryingStore
+from cairn.storage.errors import StorageError
+from cairn.storage.stores.local_store import LocalStore
+from cairn.storage.stores.open_store import open_store
+from cairn.storage.stores.retrying_store import RetryingStore
 
 
 @pytest.mark.parametrize(

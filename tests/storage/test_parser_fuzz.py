@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.checkpoints.checkpoint_documents import (
+from cairn.storage.checkpoints.checkpoint_documents import (
     MANIFEST_VERSION,
     Manifest,
     ManifestObject,
@@ -22,16 +22,16 @@ from storage.checkpoints.checkpoint_documents import (
     TrainerDocument,
     decode_manifest,
 )
-from storage.checkpoints.tensor_record import TensorDigest
-from storage.errors import IntegrityError
-from storage.logs.fold_cache import decode_history, encode_history
-from storage.logs.log_entry import decode_entry
-from storage.logs.registry import MODEL_KINDS, Promoted
-from storage.logs.run_entries import RUN_KINDS
-from storage.logs.run_log import fold
-from storage.logs.run_state import RunState
-from storage.logs.step_log import Heartbeat
-from storage.snapshots.snapshot_manifest import (
+from cairn.storage.checkpoints.tensor_record import TensorDigest
+from cairn.storage.errors import IntegrityError
+from cairn.storage.logs.fold_cache import decode_history, encode_history
+from cairn.storage.logs.log_entry import decode_entry
+from cairn.storage.logs.registry import MODEL_KINDS, Promoted
+from cairn.storage.logs.run_entries import RUN_KINDS
+from cairn.storage.logs.run_log import fold
+from cairn.storage.logs.run_state import RunState
+from cairn.storage.logs.step_log import Heartbeat
+from cairn.storage.snapshots.snapshot_manifest import (
     RejectedCount,
     SnapshotGroup,
     SnapshotManifest,
@@ -40,7 +40,7 @@ from storage.snapshots.snapshot_manifest import (
     SnapshotSplits,
     SplitSize,
 )
-from storage.stores.document import decode, encode
+from cairn.storage.stores.document import decode, encode
 from tests.entries import ended, evaluated, started
 from tests.storage.builders import committed, entry, opened, trainer_document
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from storage.errors import StoreUnsound
-from storage.logs.log_entry import Writer
-from storage.logs.run_state import RunState
-from storage.stores.local_store import LocalStore
-from storage.stores.object_store import ObjectStore
-from storage.stores.store_probe import probe_store
+from cairn.storage.errors import StoreUnsound
+from cairn.storage.logs.log_entry import Writer
+from cairn.storage.logs.run_state import RunState
+from cairn.storage.stores.local_store import LocalStore
+from cairn.storage.stores.object_store import ObjectStore
+from cairn.storage.stores.store_probe import probe_store
 from tests.entries import evaluated, started, writer
 from tests.memory_store import MemoryStore
 from tests.processes.waiting import patience_seconds

@@ -5,9 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from storage.errors import StorageError
-from storage.logs.registry import Promoted, Refused, Registry, RegistryState, RolledBack, list_aliases
-from storage.stores.object_store import ObjectStore
+from cairn.storage.errors import StorageError
+from cairn.storage.logs.registry import Promoted, Refused, Registry, RegistryState, RolledBack, list_aliases
+from cairn.storage.stores.object_store import ObjectStore
 from tests.entries import refusals
 
 

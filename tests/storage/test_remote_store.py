@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
-from storage.errors import IntegrityError, StorageError, StoreRefused, StoreUnavailable
-from storage.stores.multipart_upload import CONCURRENT_PARTS, upload_stream
-from storage.stores.object_store import PART_BYTES
-from storage.stores.open_store import open_store
-from storage.stores.retrying_store import RetryingStore, RetryPolicy
-from storage.stores.s3_bucket import S3Bucket, Timeouts, convert_error
-from storage.stores.s3_store import S3Store
-from storage.stores.verified_object import write_hashed
+from cairn.storage.errors import IntegrityError, StorageError, StoreRefused, StoreUnavailable
+from cairn.storage.stores.multipart_upload import CONCURRENT_PARTS, upload_stream
+from cairn.storage.stores.object_store import PART_BYTES
+from cairn.storage.stores.open_store import open_store
+from cairn.storage.stores.retrying_store import RetryingStore, RetryPolicy
+from cairn.storage.stores.s3_bucket import S3Bucket, Timeouts, convert_error
+from cairn.storage.stores.s3_store import S3Store
+from cairn.storage.stores.verified_object import write_hashed
 from tests.entries import evaluated, writer
 from tests.s3.servers import CEPH, S3Server, aws_environment
 from tests.storage.builders import check_invariants, open_run, run_log
@@ -42,8 +42,8 @@ def bucket(request: pytest.FixtureRequest) -> S3Bucket:
 @pytest.fixture
 def remote(bucket: S3Bucket, monkeypatch: pytest.MonkeyPatch) -> S3Store:
     """A prefix of its own for each test, without retries, in the smallest parts S3 allows and in small pieces."""
-    monkeypatch.setattr("storage.stores.multipart_upload.PART_BYTES", SMALL_PART_BYTES)
-    monkeypatch.setattr("storage.stores.s3_store.READ_CHUNK_BYTES", SMALL_READ_BYTES)
+    monkeypatch.setattr("cairn.storage.stores.multipart_upload.PART_BYTES", SMALL_PART_BYTES)
+    monkeypatch.setattr("cairn.storage.stores.s3_store.READ_CHUNK_BYTES", SMALL_READ_BYTES)
     return S3Store(bucket, uuid.uuid4().hex, retry_policy=RetryPolicy(tries=1))
 
 
@@ -96,7 +96,7 @@ def test_of_32_racing_creators_exactly_one_wins(remote: S3Store) -> None:
 
 
 def test_a_listing_of_many_pages_is_whole(remote: S3Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("storage.stores.s3_store.PAGE_KEYS", 10)
+    monkeypatch.setattr("cairn.storage.stores.s3_store.PAGE_KEYS", 10)
     keys = [f"a/{number:04}" for number in range(43)]
     for key in keys:
         remote.write(key, b"")
@@ -205,8 +205,8 @@ def test_memory_that_a_try_given_up_may_still_be_sending_is_not_used_for_another
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     spare = deque[bytearray]()
-    monkeypatch.setattr("storage.stores.multipart_upload._SPARE", spare)
-    monkeypatch.setattr("storage.stores.multipart_upload.PART_BYTES", 1024)
+    monkeypatch.setattr("cairn.storage.stores.multipart_upload._SPARE", spare)
+    monkeypatch.setattr("cairn.storage.stores.multipart_upload.PART_BYTES", 1024)
     bucket: Any = LosingBucket()
     upload_stream(bucket, "a", [bytes(3 * 1024)], policy=RetryPolicy(tries=2, sleep=lambda seconds: None))
     twice, *once = bucket.memory[:3]
@@ -217,7 +217,7 @@ def test_memory_that_a_try_given_up_may_still_be_sending_is_not_used_for_another
 @pytest.mark.slow
 def test_a_stream_of_300_mb_needs_the_memory_of_a_few_parts(environment: dict[str, str]) -> None:
     code = (
-        "import resource, sys; from storage.stores.open_store import open_store\n"
+        "import resource, sys; from cairn.storage.stores.open_store import open_store\n"
         "store = open_store(sys.argv[1]); store.write_stream('a/b', [b'1'])\n"
         "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024\n"
         "before, chunk = peak(), bytes(1 << 20)\n"

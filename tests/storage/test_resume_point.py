@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from storage.checkpoints.resume_point import newest_verified
-from storage.errors import IntegrityError, NothingReadable, StoreUnavailable
-from storage.logs.log_entry import CheckpointReference
-from storage.logs.run_log import RunLog
-from storage.stores.local_store import LocalStore
-from storage.stores.object_store import ObjectStore
+from cairn.storage.checkpoints.resume_point import newest_verified
+from cairn.storage.errors import IntegrityError, NothingReadable, StoreUnavailable
+from cairn.storage.logs.log_entry import CheckpointReference
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.stores.local_store import LocalStore
+from cairn.storage.stores.object_store import ObjectStore
 from tests.entries import ended, started, writer
 from tests.storage.builders import check_invariants, laid_out, no_sleep, run_log
 
@@ -253,6 +253,6 @@ def test_a_second_look_does_not_come_from_memory(tmp_path: Path, monkeypatch: py
     key = f"{prefix(store)}/trainer.json"
     flip(store, key)
     forgotten: list[Path] = []
-    monkeypatch.setattr("storage.checkpoints.resume_point.forget_cached_bytes", forgotten.append)
+    monkeypatch.setattr("cairn.storage.checkpoints.resume_point.forget_cached_bytes", forgotten.append)
     start(store)
     assert forgotten == [tmp_path / key] * 2

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from storage.errors import ObjectMissing, StorageError, StoreRefused, StoreUnavailable
-from storage.stores.object_store import ObjectStore, UnfinishedWrite
-from storage.stores.retrying_store import RetryingStore, RetryPolicy
+from cairn.storage.errors import ObjectMissing, StorageError, StoreRefused, StoreUnavailable
+from cairn.storage.stores.object_store import ObjectStore, UnfinishedWrite
+from cairn.storage.stores.retrying_store import RetryingStore, RetryPolicy
 from tests.memory_store import MemoryStore
 from tests.storage.store_operations import OPERATIONS
 

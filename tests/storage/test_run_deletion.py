@@ -9,23 +9,23 @@ from typing import Any
 
 import pytest
 
-from reports.queries.alias_history import list_decisions
-from reports.queries.run_status import list_runs, standing_of
-from storage.checkpoints.resume_point import new_pin, pin_checkpoint
-from storage.checkpoints.sweep import SweepReport
-from storage.errors import Fenced, IntegrityError
-from storage.logs.log_entry import ForkOrigin, Writer
-from storage.logs.registry import Registry
-from storage.logs.run_entries import RunDeleted
-from storage.logs.run_index import RunIndex
-from storage.logs.run_log import RunLog
-from storage.logs.run_state import RunState
-from storage.logs.step_log import Heartbeat, write_heartbeat
-from storage.stores.object_store import ObjectStore
-from tasks.attempt.attempt_claim import Claimant, claim_attempt
-from tasks.checkpoints.run_deletion import delete_run, withdrawn_aliases
-from tasks.configuration.settings import BudgetsConfig, LeaseConfig
-from tasks.errors import GateRefused, InvalidConfiguration, LiveOwner
+from cairn.reports.queries.alias_history import list_decisions
+from cairn.reports.queries.run_status import list_runs, standing_of
+from cairn.storage.checkpoints.resume_point import new_pin, pin_checkpoint
+from cairn.storage.checkpoints.sweep import SweepReport
+from cairn.storage.errors import Fenced, IntegrityError
+from cairn.storage.logs.log_entry import ForkOrigin, Writer
+from cairn.storage.logs.registry import Registry
+from cairn.storage.logs.run_entries import RunDeleted
+from cairn.storage.logs.run_index import RunIndex
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.logs.run_state import RunState
+from cairn.storage.logs.step_log import Heartbeat, write_heartbeat
+from cairn.storage.stores.object_store import ObjectStore
+from cairn.tasks.attempt.attempt_claim import Claimant, claim_attempt
+from cairn.tasks.checkpoints.run_deletion import delete_run, withdrawn_aliases
+from cairn.tasks.configuration.settings import BudgetsConfig, LeaseConfig
+from cairn.tasks.errors import GateRefused, InvalidConfiguration, LiveOwner
 from tests import entries
 from tests.entries import ended, gone_placement, placement, started, writer
 from tests.fabricated_run import fabricate, promote
@@ -102,7 +102,7 @@ def test_deleting_it_again_changes_nothing(log: RunLog) -> None:
 
 
 def test_a_cached_fold_remembers_that_it_was_deleted(log: RunLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("storage.logs.run_log.FOLD_EVERY_ENTRIES", 1)
+    monkeypatch.setattr("cairn.storage.logs.run_log.FOLD_EVERY_ENTRIES", 1)
     delete(log)
     reader = run_log(log.store)
     assert reader.refresh() == log.state and log.state.deleted is not None
@@ -227,7 +227,7 @@ def test_a_watchers_index_takes_it_for_deleted_at_once(log: RunLog, monkeypatch:
     index.refresh()
     index.note(log, is_over=True)
     index.save()
-    monkeypatch.setattr("storage.logs.run_index.ASKED_OVER_RUNS", 0)
+    monkeypatch.setattr("cairn.storage.logs.run_index.ASKED_OVER_RUNS", 0)
     assert [row.state for row in list_runs(log.store)] == ["interrupted"]
     delete(log)
     assert [(row.state, row.step) for row in list_runs(log.store)] == [("deleted", 20)]

@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.logs.log_entry import Entry
-from storage.logs.run_entries import AttemptShown, CheckpointQuarantined, RunFinished
-from storage.logs.run_log import fold
+from cairn.storage.logs.log_entry import Entry
+from cairn.storage.logs.run_entries import AttemptShown, CheckpointQuarantined, RunFinished
+from cairn.storage.logs.run_log import fold
 from tests.entries import ended, evaluated, started
 from tests.storage.builders import committed, entry, opened
 

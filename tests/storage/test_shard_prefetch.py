@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from storage.errors import SnapshotDamaged
-from storage.snapshots.token_shard import ShardSchema, VerifiedShard, prefetch_shards, write_shard
+from cairn.storage.errors import SnapshotDamaged
+from cairn.storage.snapshots.token_shard import ShardSchema, VerifiedShard, prefetch_shards, write_shard
 
 SCHEMA = ShardSchema(tokenizer_sha256="ab" * 32, vocab_size=1000)
 PATIENCE_SECONDS = 240

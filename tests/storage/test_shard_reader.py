@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.checkpoints.checkpoint import (
+from cairn.storage.checkpoints.checkpoint import (
     CheckpointTarget,
     StagedCheckpoint,
     TensorGroup,
@@ -20,15 +20,15 @@ from storage.checkpoints.checkpoint import (
     stage_checkpoint,
     verify_checkpoint,
 )
-from storage.checkpoints.checkpoint_documents import (
+from cairn.storage.checkpoints.checkpoint_documents import (
     MANIFEST_VERSION,
     Manifest,
     ManifestObject,
     ManifestShard,
     decode_manifest,
 )
-from storage.checkpoints.checkpoint_shard import Looks, WantedBytes, shard_sha256
-from storage.checkpoints.tensor_record import (
+from cairn.storage.checkpoints.checkpoint_shard import Looks, WantedBytes, shard_sha256
+from cairn.storage.checkpoints.tensor_record import (
     CHUNK_BYTES,
     DTYPE_BYTES,
     TensorDigest,
@@ -36,9 +36,9 @@ from storage.checkpoints.tensor_record import (
     parse_header,
     shard_header,
 )
-from storage.errors import IntegrityError, ObjectDamaged
-from storage.logs.log_entry import CheckpointReference
-from storage.stores.document import MAX_DOCUMENT_BYTES, encode, sha256
+from cairn.storage.errors import IntegrityError, ObjectDamaged
+from cairn.storage.logs.log_entry import CheckpointReference
+from cairn.storage.stores.document import MAX_DOCUMENT_BYTES, encode, sha256
 from tests.memory_store import MemoryStore
 from tests.storage.builders import floats, no_sleep, stage, trainer_document
 
@@ -91,7 +91,7 @@ def big(
     staged_big: tuple[CountedStore, CheckpointReference], monkeypatch: pytest.MonkeyPatch
 ) -> tuple[CountedStore, CheckpointReference]:
     """The same, which several threads read."""
-    monkeypatch.setattr("storage.checkpoints.checkpoint._LARGE_BYTES", 0)
+    monkeypatch.setattr("cairn.storage.checkpoints.checkpoint._LARGE_BYTES", 0)
     return staged_big
 
 
@@ -146,7 +146,7 @@ def test_any_range_of_a_tensor_is_read_as_it_was_written(
     into_memory = WantedBytes(name="big", begin=begin, end=end, memory=memoryview(memory))
     for wanted in (into_memory, replace(into_memory, memory=None, take=take)):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("storage.checkpoints.checkpoint._LARGE_BYTES", 0)  # several threads read
+            patch.setattr("cairn.storage.checkpoints.checkpoint._LARGE_BYTES", 0)  # several threads read
             read_tensors(store, opened, [wanted])
     assert memory == taken == BIG.data[begin:end]
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from storage.errors import IntegrityError, StorageError
-from storage.snapshots.data_snapshot import DEFAULT_CACHE_BYTES, SnapshotCache, cache_bytes
-from storage.stores.document import sha256
-from storage.stores.verified_object import ExpectedObject
+from cairn.storage.errors import IntegrityError, StorageError
+from cairn.storage.snapshots.data_snapshot import DEFAULT_CACHE_BYTES, SnapshotCache, cache_bytes
+from cairn.storage.stores.document import sha256
+from cairn.storage.stores.verified_object import ExpectedObject
 from tests.memory_store import MemoryStore
 
 SIZE_BYTES = 1000

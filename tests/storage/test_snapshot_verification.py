@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from model.data.token_windows import TokenWindows
-from storage.errors import IntegrityError, SnapshotDamaged
-from storage.snapshots.data_snapshot import (
+from cairn.model.data.token_windows import TokenWindows
+from cairn.storage.errors import IntegrityError, SnapshotDamaged
+from cairn.storage.snapshots.data_snapshot import (
     DOCUMENTS,
     TOKENIZER,
     OpenSnapshot,
@@ -17,12 +17,12 @@ from storage.snapshots.data_snapshot import (
     open_snapshot,
     publish_snapshot,
 )
-from storage.snapshots.document_index import DocumentIndexWriter, DocumentRow
-from storage.snapshots.snapshot_manifest import SnapshotManifest, SnapshotSource, SnapshotSplits, SplitSize
-from storage.snapshots.token_shard import ShardWriter
-from storage.stores.document import sha256
-from storage.stores.local_store import LocalStore
-from storage.stores.object_store import ObjectStore
+from cairn.storage.snapshots.document_index import DocumentIndexWriter, DocumentRow
+from cairn.storage.snapshots.snapshot_manifest import SnapshotManifest, SnapshotSource, SnapshotSplits, SplitSize
+from cairn.storage.snapshots.token_shard import ShardWriter
+from cairn.storage.stores.document import sha256
+from cairn.storage.stores.local_store import LocalStore
+from cairn.storage.stores.object_store import ObjectStore
 from tests.memory_store import MemoryStore
 
 BLOCK = 8

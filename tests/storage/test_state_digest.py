@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.checkpoints.tensor_record import TensorRecord, state_sha256
-from storage.errors import IntegrityError
+from cairn.storage.checkpoints.tensor_record import TensorRecord, state_sha256
+from cairn.storage.errors import IntegrityError
 from tests.storage.builders import floats
 
 

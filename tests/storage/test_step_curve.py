@@ -6,9 +6,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.logs.log_entry import CheckpointReference
-from storage.logs.run_state import AttemptRecord
-from storage.logs.step_log import StepRecord, splice
+from cairn.storage.logs.log_entry import CheckpointReference
+from cairn.storage.logs.run_state import AttemptRecord
+from cairn.storage.logs.step_log import StepRecord, splice
 from tests import entries
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)

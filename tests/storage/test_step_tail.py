@@ -5,8 +5,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from storage.errors import StoreUnavailable
-from storage.logs.step_log import (
+from cairn.storage.errors import StoreUnavailable
+from cairn.storage.logs.step_log import (
     StepLog,
     StepRecord,
     StepTail,
@@ -16,8 +16,8 @@ from storage.logs.step_log import (
     step_log_bytes,
     step_log_key,
 )
-from storage.stores.local_store import LocalStore
-from storage.stores.object_store import ObjectStore
+from cairn.storage.stores.local_store import LocalStore
+from cairn.storage.stores.object_store import ObjectStore
 from tests.memory_store import MemoryStore
 
 RUN = "runs/bard"

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from storage.errors import ObjectMissing, StoreRefused, StoreUnavailable, StoreUnsound
-from storage.stores.object_store import ObjectStore
-from storage.stores.store_probe import probe_store
+from cairn.storage.errors import ObjectMissing, StoreRefused, StoreUnavailable, StoreUnsound
+from cairn.storage.stores.object_store import ObjectStore
+from cairn.storage.stores.store_probe import probe_store
 from tests.memory_store import MemoryStore
 from tests.storage.fsspec_store import FsspecStore
 

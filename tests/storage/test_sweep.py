@@ -12,21 +12,21 @@ from typing import Any
 
 import pytest
 
-from storage.checkpoints.checkpoint import checkpoint_target, verify_checkpoint
-from storage.checkpoints.resume_point import pin_checkpoint, quarantine_checkpoint
-from storage.checkpoints.sweep import SweepReport, sweep
-from storage.errors import IntegrityError, StorageError
-from storage.logs.log_entry import CheckpointReference, EntryLog
-from storage.logs.registry import MODEL_KINDS, Promoted, Registry, RolledBack
-from storage.logs.run_entries import CheckpointPinned, CheckpointQuarantined, Placement, ReadEvidence
-from storage.logs.run_log import RunLog
-from storage.logs.run_state import RunState
-from storage.stores.local_store import LocalStore
-from storage.stores.object_store import ObjectStore
-from tasks.checkpoints.promotion import Candidate, PromotionRules
-from tasks.checkpoints.promotion_offer import offer
-from tasks.checkpoints.retention import RetentionTerms, plan_retention, sweep_run
-from tasks.configuration.settings import CheckpointConfig
+from cairn.storage.checkpoints.checkpoint import checkpoint_target, verify_checkpoint
+from cairn.storage.checkpoints.resume_point import pin_checkpoint, quarantine_checkpoint
+from cairn.storage.checkpoints.sweep import SweepReport, sweep
+from cairn.storage.errors import IntegrityError, StorageError
+from cairn.storage.logs.log_entry import CheckpointReference, EntryLog
+from cairn.storage.logs.registry import MODEL_KINDS, Promoted, Registry, RolledBack
+from cairn.storage.logs.run_entries import CheckpointPinned, CheckpointQuarantined, Placement, ReadEvidence
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.logs.run_state import RunState
+from cairn.storage.stores.local_store import LocalStore
+from cairn.storage.stores.object_store import ObjectStore
+from cairn.tasks.checkpoints.promotion import Candidate, PromotionRules
+from cairn.tasks.checkpoints.promotion_offer import offer
+from cairn.tasks.checkpoints.retention import RetentionTerms, plan_retention, sweep_run
+from cairn.tasks.configuration.settings import CheckpointConfig
 from tests.entries import ended, evaluated, refusals, started, writer
 from tests.full_amount import share_of
 from tests.memory_store import MemoryStore
@@ -63,7 +63,7 @@ def registry_that_does_not_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
             store, alias, log=EntryLog(store=store, prefix=prefix, kinds=MODEL_KINDS, clock=clock, sleep=no_sleep)
         )
 
-    monkeypatch.setattr("tasks.checkpoints.retention.Registry", opened)
+    monkeypatch.setattr("cairn.tasks.checkpoints.retention.Registry", opened)
 
 
 def is_dead(holder: Placement) -> bool:
@@ -405,7 +405,7 @@ def cases(base: MemoryStore, fault: Fault, *, share: int = 1) -> Iterator[tuple[
 @pytest.fixture
 def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read entries one after the other: so quick a store needs no threads."""
-    monkeypatch.setattr("storage.logs.log_entry.ThreadPoolExecutor", InlineExecutor)
+    monkeypatch.setattr("cairn.storage.logs.log_entry.ThreadPoolExecutor", InlineExecutor)
 
 
 @pytest.mark.usefixtures("no_threads")

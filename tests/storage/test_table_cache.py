@@ -9,17 +9,17 @@ from typing import Any
 import pyarrow.parquet as parquet
 import pytest
 
-from reports.queries.run_query import answer_query
-from reports.queries.run_tables import columns, make_log_rows, schema_digest
-from storage.errors import StoreRefused
-from storage.logs.log_entry import Writer
-from storage.logs.run_index import list_run_ids
-from storage.logs.run_log import RunLog
-from storage.logs.run_state import RunState
-from storage.stores.document import decode, encode
-from storage.stores.local_store import LocalStore
-from storage.stores.object_store import ObjectStore
-from storage.tables.table_cache import PACK, GatheredTables, TableCache, TableKind
+from cairn.reports.queries.run_query import answer_query
+from cairn.reports.queries.run_tables import columns, make_log_rows, schema_digest
+from cairn.storage.errors import StoreRefused
+from cairn.storage.logs.log_entry import Writer
+from cairn.storage.logs.run_index import list_run_ids
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.logs.run_state import RunState
+from cairn.storage.stores.document import decode, encode
+from cairn.storage.stores.local_store import LocalStore
+from cairn.storage.stores.object_store import ObjectStore
+from cairn.storage.tables.table_cache import PACK, GatheredTables, TableCache, TableKind
 from tests.entries import ended, started
 from tests.memory_store import MemoryStore
 from tests.storage.builders import opened

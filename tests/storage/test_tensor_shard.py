@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.checkpoints import tensor_record
-from storage.checkpoints.tensor_record import DTYPE_BYTES, TensorRecord, parse_shard, shard_chunks
-from storage.errors import IntegrityError
+from cairn.storage.checkpoints import tensor_record
+from cairn.storage.checkpoints.tensor_record import DTYPE_BYTES, TensorRecord, parse_shard, shard_chunks
+from cairn.storage.errors import IntegrityError
 
 
 def record(name: str, dtype: str, *shape: int) -> TensorRecord:

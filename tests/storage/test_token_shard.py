@@ -4,8 +4,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from storage.errors import IntegrityError, StorageError
-from storage.snapshots.token_shard import (
+from cairn.storage.errors import IntegrityError, StorageError
+from cairn.storage.snapshots.token_shard import (
     ShardSchema,
     ShardWriter,
     count_tokens,
@@ -115,7 +115,7 @@ def test_a_shard_made_for_something_else_is_refused(shard: Path, expected: Shard
 
 
 def test_a_shard_of_another_version_is_refused(shard: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("storage.snapshots.token_shard.SHARD_VERSION", 2)
+    monkeypatch.setattr("cairn.storage.snapshots.token_shard.SHARD_VERSION", 2)
     with pytest.raises(IntegrityError, match=r"cairn\.shard_version is '1', expected '2'"):
         map_shard(shard, SCHEMA, where="shard")
 

@@ -4,8 +4,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from storage.errors import IntegrityError, SnapshotDamaged
-from storage.snapshots.token_shard import ShardSchema, VerifiedShard, write_shard
+from cairn.storage.errors import IntegrityError, SnapshotDamaged
+from cairn.storage.snapshots.token_shard import ShardSchema, VerifiedShard, write_shard
 
 SCHEMA = ShardSchema(tokenizer_sha256="ab" * 32, vocab_size=1000)
 TOKENS = np.arange(500, dtype=np.uint16)

@@ -3,9 +3,9 @@
 import sys
 from pathlib import Path
 
-from storage.checkpoints.resume_point import new_pin, pin_checkpoint
-from storage.stores.local_store import LocalStore
-from tasks.machine.placement import this_placement
+from cairn.storage.checkpoints.resume_point import new_pin, pin_checkpoint
+from cairn.storage.stores.local_store import LocalStore
+from cairn.tasks.machine.placement import this_placement
 from tests.crash.live_owner import beating
 from tests.entries import writer
 from tests.fabricated_run import fabricate

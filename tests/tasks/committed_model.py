@@ -7,15 +7,15 @@ from typing import Any
 
 import torch
 
-from model.training.train_state import TrainState
-from storage.checkpoints.checkpoint import checkpoint_target, commit_checkpoint, stage_checkpoint
-from storage.logs.log_entry import CheckpointReference, Writer
-from storage.logs.run_log import RunLog
-from storage.stores.object_store import ObjectStore
-from tasks.configuration.configuration_source import parse_configuration
-from tasks.configuration.run_configuration import RunConfig
-from tasks.data.snapshot_build import build_snapshot
-from tasks.trainer.tensor_exchange import to_group
+from cairn.model.training.train_state import TrainState
+from cairn.storage.checkpoints.checkpoint import checkpoint_target, commit_checkpoint, stage_checkpoint
+from cairn.storage.logs.log_entry import CheckpointReference, Writer
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.stores.object_store import ObjectStore
+from cairn.tasks.configuration.configuration_source import parse_configuration
+from cairn.tasks.configuration.run_configuration import RunConfig
+from cairn.tasks.data.snapshot_build import build_snapshot
+from cairn.tasks.trainer.tensor_exchange import to_group
 from tests import entries
 from tests.storage.builders import trainer_document
 from tests.tasks.corpus_files import shaped

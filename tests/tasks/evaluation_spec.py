@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from storage.logs.log_entry import CheckpointReference
-from tasks.evaluator.evaluation_suite import EvaluationSpec
+from cairn.storage.logs.log_entry import CheckpointReference
+from cairn.tasks.evaluator.evaluation_suite import EvaluationSpec
 
 
 def evaluation_spec(folder: Path) -> EvaluationSpec:

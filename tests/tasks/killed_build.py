@@ -8,9 +8,9 @@ import signal
 import sys
 from pathlib import Path
 
-from model.configuration.data import DataConfig
-from storage.stores.local_store import LocalStore
-from tasks.data.snapshot_build import BuildOptions, BuildProgress, BuildStage, build_snapshot
+from cairn.model.configuration.data import DataConfig
+from cairn.storage.stores.local_store import LocalStore
+from cairn.tasks.data.snapshot_build import BuildOptions, BuildProgress, BuildStage, build_snapshot
 
 
 def main() -> None:

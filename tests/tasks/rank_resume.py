@@ -17,19 +17,19 @@ from typing import Any, Literal
 import torch
 from torch.distributed import FileStore  # type: ignore[attr-defined]
 
-from model.configuration.network import ModelConfig
-from model.configuration.training import TrainingConfig
-from model.training.parallel import SINGLE_RANK, is_peer_loss, join_ranks
-from model.training.train_state import NamedTensor, TrainState
-from storage.checkpoints.checkpoint import checkpoint_target, stage_checkpoint
-from storage.checkpoints.checkpoint_documents import TrainerDocument, small_tensor
-from storage.checkpoints.tensor_record import state_sha256
-from storage.logs.log_entry import CheckpointReference
-from storage.stores.local_store import LocalStore
-from tasks.trainer.staging import SharedStaging
-from tasks.trainer.staging_buffer import StagingBuffer
-from tasks.trainer.tensor_exchange import to_group, to_record
-from tasks.trainer.training_setup import CheckpointLoad
+from cairn.model.configuration.network import ModelConfig
+from cairn.model.configuration.training import TrainingConfig
+from cairn.model.training.parallel import SINGLE_RANK, is_peer_loss, join_ranks
+from cairn.model.training.train_state import NamedTensor, TrainState
+from cairn.storage.checkpoints.checkpoint import checkpoint_target, stage_checkpoint
+from cairn.storage.checkpoints.checkpoint_documents import TrainerDocument, small_tensor
+from cairn.storage.checkpoints.tensor_record import state_sha256
+from cairn.storage.logs.log_entry import CheckpointReference
+from cairn.storage.stores.local_store import LocalStore
+from cairn.tasks.trainer.staging import SharedStaging
+from cairn.tasks.trainer.staging_buffer import StagingBuffer
+from cairn.tasks.trainer.tensor_exchange import to_group, to_record
+from cairn.tasks.trainer.training_setup import CheckpointLoad
 from tests.processes.fork_server import fork_server
 
 CPU, VOCABULARY = torch.device("cpu"), 509

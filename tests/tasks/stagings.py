@@ -1,12 +1,12 @@
 """A staging of checkpoints as tests use it: what it staged is kept, and read back."""
 
-from model.training.train_state import NamedTensor
-from storage.checkpoints.checkpoint import OpenedCheckpoint, StagedCheckpoint, checkpoint_target, load_checkpoint
-from storage.checkpoints.checkpoint_documents import TrainerDocument, small_tensor
-from storage.logs.log_entry import CheckpointReference
-from storage.stores.object_store import ObjectStore
-from tasks.trainer.staging import HostCheckpoint, Staging, StagingCallbacks
-from tasks.trainer.tensor_exchange import to_group
+from cairn.model.training.train_state import NamedTensor
+from cairn.storage.checkpoints.checkpoint import OpenedCheckpoint, StagedCheckpoint, checkpoint_target, load_checkpoint
+from cairn.storage.checkpoints.checkpoint_documents import TrainerDocument, small_tensor
+from cairn.storage.logs.log_entry import CheckpointReference
+from cairn.storage.stores.object_store import ObjectStore
+from cairn.tasks.trainer.staging import HostCheckpoint, Staging, StagingCallbacks
+from cairn.tasks.trainer.tensor_exchange import to_group
 from tests.storage.builders import RUN, trainer_document
 
 

@@ -1,12 +1,12 @@
 import pytest
 
-from storage.logs.log_entry import DevicePeak, Writer
-from storage.logs.run_entries import AttemptStarted
-from storage.logs.run_log import RunLog
-from tasks.attempt.attempt_claim import Claimant, claim_attempt
-from tasks.attempt.practised_faults import fault_marker, mark_fault
-from tasks.configuration.settings import BudgetsConfig, LeaseConfig
-from tasks.errors import LiveOwner
+from cairn.storage.logs.log_entry import DevicePeak, Writer
+from cairn.storage.logs.run_entries import AttemptStarted
+from cairn.storage.logs.run_log import RunLog
+from cairn.tasks.attempt.attempt_claim import Claimant, claim_attempt
+from cairn.tasks.attempt.practised_faults import fault_marker, mark_fault
+from cairn.tasks.configuration.settings import BudgetsConfig, LeaseConfig
+from cairn.tasks.errors import LiveOwner
 from tests import entries
 from tests.entries import NOON
 from tests.fabricated_run import FabricatedRun, fabricate

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from model.configuration.data import DataConfig
-from storage.errors import Fenced
-from storage.logs.run_log import RunLog
-from storage.stores.local_store import LocalStore
-from tasks.attempt.attempt_end import AttemptOver, DataOrigin, Usage, end_attempt
-from tasks.configuration.settings import BudgetsConfig
-from tasks.data.snapshot_build import build_snapshot
-from tasks.policy.failures import ErrorKind, Evidence, ExceptionReport
+from cairn.model.configuration.data import DataConfig
+from cairn.storage.errors import Fenced
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.stores.local_store import LocalStore
+from cairn.tasks.attempt.attempt_end import AttemptOver, DataOrigin, Usage, end_attempt
+from cairn.tasks.configuration.settings import BudgetsConfig
+from cairn.tasks.data.snapshot_build import build_snapshot
+from cairn.tasks.policy.failures import ErrorKind, Evidence, ExceptionReport
 from tests.entries import writer
 from tests.storage.builders import claim, commit, open_run, run_log, stage
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from model.configuration.training import TrainingConfig
-from storage.logs.run_log import fold
-from tasks.configuration.settings import CheckpointConfig
-from tasks.errors import TaskError
-from tasks.policy.attempt_sizes import STRETCH_SECONDS, next_sizes, segment_end, stall_seconds, stretch_end
+from cairn.model.configuration.training import TrainingConfig
+from cairn.storage.logs.run_log import fold
+from cairn.tasks.configuration.settings import CheckpointConfig
+from cairn.tasks.errors import TaskError
+from cairn.tasks.policy.attempt_sizes import STRETCH_SECONDS, next_sizes, segment_end, stall_seconds, stretch_end
 from tests.entries import decided, ended, started
 from tests.storage.builders import entry, opened
 

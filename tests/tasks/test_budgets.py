@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.logs.run_entries import DataQuarantined, Decision, EvaluationFailed
-from storage.logs.run_log import fold
-from storage.logs.run_state import Charges, RunState
-from tasks.configuration.settings import BudgetConfig, BudgetsConfig
-from tasks.policy.attempt_sizes import AttemptSizes, lighter_sizes
-from tasks.policy.budgets import FailureImpact, decide, evaluator_budget
-from tasks.policy.failures import Evidence, Failure, classify
-from tasks.policy.termination import TerminationReason
+from cairn.storage.logs.run_entries import DataQuarantined, Decision, EvaluationFailed
+from cairn.storage.logs.run_log import fold
+from cairn.storage.logs.run_state import Charges, RunState
+from cairn.tasks.configuration.settings import BudgetConfig, BudgetsConfig
+from cairn.tasks.policy.attempt_sizes import AttemptSizes, lighter_sizes
+from cairn.tasks.policy.budgets import FailureImpact, decide, evaluator_budget
+from cairn.tasks.policy.failures import Evidence, Failure, classify
+from cairn.tasks.policy.termination import TerminationReason
 from tests.entries import NOON, ended, started
 from tests.storage.builders import committed, entry, opened
 

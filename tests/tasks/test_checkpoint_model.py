@@ -5,15 +5,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from model.configuration.data import DataConfig
-from model.configuration.network import ModelConfig
-from model.configuration.training import TrainingConfig
-from model.training.train_state import TrainState
-from storage.checkpoints.checkpoint import CheckpointTarget, stage_checkpoint
-from storage.logs.log_entry import CheckpointReference
-from tasks.data.snapshot_build import build_snapshot
-from tasks.evaluator.checkpoint_model import open_model
-from tasks.trainer.tensor_exchange import to_group
+from cairn.model.configuration.data import DataConfig
+from cairn.model.configuration.network import ModelConfig
+from cairn.model.configuration.training import TrainingConfig
+from cairn.model.training.train_state import TrainState
+from cairn.storage.checkpoints.checkpoint import CheckpointTarget, stage_checkpoint
+from cairn.storage.logs.log_entry import CheckpointReference
+from cairn.tasks.data.snapshot_build import build_snapshot
+from cairn.tasks.evaluator.checkpoint_model import open_model
+from cairn.tasks.trainer.tensor_exchange import to_group
 from tests.memory_store import MemoryStore
 from tests.storage.builders import trainer_document
 

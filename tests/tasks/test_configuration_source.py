@@ -10,13 +10,13 @@ from typing import Any
 import fsspec
 import pytest
 
-from tasks.configuration.configuration_source import (
+from cairn.tasks.configuration.configuration_source import (
     MOST_BYTES,
     configuration_folder,
     configuration_name,
     read_configuration,
 )
-from tasks.errors import InvalidConfiguration
+from cairn.tasks.errors import InvalidConfiguration
 
 TEXT = """
 model_family = "far-away"

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from tasks.data import corpus
-from tasks.data.corpus import open_corpus, preview_corpus
-from tasks.data.document import InvalidCorpus
-from tasks.data.document_reader import ReadingRules
-from tasks.data.source_listing import CHUNK_BYTES
+from cairn.tasks.data import corpus
+from cairn.tasks.data.corpus import open_corpus, preview_corpus
+from cairn.tasks.data.document import InvalidCorpus
+from cairn.tasks.data.document_reader import ReadingRules
+from cairn.tasks.data.source_listing import CHUNK_BYTES
 from tests.tasks.corpus_files import shaped
 
 

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from tasks.policy.curve_statistics import Curve, level_of, spikes_of
-from tasks.policy.curve_verdict import CURES, VerdictKind, judge
+from cairn.tasks.policy.curve_statistics import Curve, level_of, spikes_of
+from cairn.tasks.policy.curve_verdict import CURES, VerdictKind, judge
 
 VOCAB = 257
 UNIFORM = math.log(VOCAB)

@@ -6,16 +6,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from model.configuration.data import DataConfig
-from model.data.batch_loader import BatchLoader
-from model.data.sample_order import SampleOrder
-from model.data.token_windows import TokenWindows
-from storage.errors import SnapshotDamaged
-from storage.snapshots.data_snapshot import open_snapshot
-from storage.stores.local_store import LocalStore
-from tasks.data.snapshot_build import build_snapshot, repair_snapshot
-from tasks.policy.failures import Evidence, ExceptionReport, classify, kind_of
-from tasks.policy.termination import TerminationReason
+from cairn.model.configuration.data import DataConfig
+from cairn.model.data.batch_loader import BatchLoader
+from cairn.model.data.sample_order import SampleOrder
+from cairn.model.data.token_windows import TokenWindows
+from cairn.storage.errors import SnapshotDamaged
+from cairn.storage.snapshots.data_snapshot import open_snapshot
+from cairn.storage.stores.local_store import LocalStore
+from cairn.tasks.data.snapshot_build import build_snapshot, repair_snapshot
+from cairn.tasks.policy.failures import Evidence, ExceptionReport, classify, kind_of
+from cairn.tasks.policy.termination import TerminationReason
 
 BLOCK = 16
 SHARD_TOKENS = 512
@@ -84,7 +84,7 @@ def test_the_trainers_last_words_become_bad_data_with_the_shards_name(
 def test_a_damaged_shard_of_a_large_snapshot_is_made_anew_from_its_sources(
     store: LocalStore, snapshot_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tasks.data.snapshot_build.DEFAULT_SHARD_TOKENS", SHARD_TOKENS)
+    monkeypatch.setattr("cairn.tasks.data.snapshot_build.DEFAULT_SHARD_TOKENS", SHARD_TOKENS)
     sound = store.read(f"data/{snapshot_id}/train-00002.arrow")
     flip(store, f"data/{snapshot_id}/train-00002.arrow")
     assert repair_snapshot(store, snapshot_id, DATA, tmp_path, tmp_path / "cache") == ("train-00002.arrow",)

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.data.corpus import open_corpus
-from tasks.data.document import Document, InvalidCorpus, Rejected
-from tasks.data.document_reader import ReadingRules, lines_of
+from cairn.tasks.data.corpus import open_corpus
+from cairn.tasks.data.document import Document, InvalidCorpus, Rejected
+from cairn.tasks.data.document_reader import ReadingRules, lines_of
 from tests.tasks.corpus_files import COMPRESSIONS, SHAPES, packed, shaped
 
 TEXTS = [f"Document {number} is about stone {number * 7 % 11} — höher." for number in range(20)]

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.data.document import InvalidCorpus, Piece, Source, require_both_splits, split_of
+from cairn.tasks.data.document import InvalidCorpus, Piece, Source, require_both_splits, split_of
 
 fractions = st.floats(min_value=0.001, max_value=0.999)
 

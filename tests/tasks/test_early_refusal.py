@@ -4,9 +4,9 @@ from datetime import timedelta
 
 import pytest
 
-from tasks.attempt.attempt_claim import refuse_live_owner
-from tasks.configuration.settings import LeaseConfig
-from tasks.errors import LiveOwner
+from cairn.tasks.attempt.attempt_claim import refuse_live_owner
+from cairn.tasks.configuration.settings import LeaseConfig
+from cairn.tasks.errors import LiveOwner
 from tests import entries
 from tests.entries import NOON
 from tests.fabricated_run import FabricatedRun, fabricate

@@ -7,19 +7,19 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from storage.errors import IntegrityError
-from storage.logs.run_entries import (
+from cairn.storage.errors import IntegrityError
+from cairn.storage.logs.run_entries import (
     CheckpointQuarantined,
     CheckpointSuperseded,
     CurveVerdict,
     EvaluationFailed,
     EvaluationRecorded,
 )
-from storage.logs.run_log import fold
-from storage.logs.run_state import RunState
-from tasks.checkpoints.retention import RetentionTerms, plan_retention
-from tasks.configuration.settings import CheckpointConfig, EarlyStopConfig
-from tasks.policy.early_stop import Stop, StopTerms, decide, find_stop, outstanding
+from cairn.storage.logs.run_log import fold
+from cairn.storage.logs.run_state import RunState
+from cairn.tasks.checkpoints.retention import RetentionTerms, plan_retention
+from cairn.tasks.configuration.settings import CheckpointConfig, EarlyStopConfig
+from cairn.tasks.policy.early_stop import Stop, StopTerms, decide, find_stop, outstanding
 from tests.entries import CONFIG, NOON, evaluated, started
 from tests.storage.builders import committed, entry, opened
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from torch.distributed import DistNetworkError
 
-import storage.errors
-from model.errors import BadBatch, InvalidInput, LossExploded, NonFiniteLoss, TokenOutOfRange
-from storage.errors import (
+import cairn.storage.errors
+from cairn.model.errors import BadBatch, InvalidInput, LossExploded, NonFiniteLoss, TokenOutOfRange
+from cairn.storage.errors import (
     AppendUnknown,
     Fenced,
     IntegrityError,
@@ -22,13 +22,13 @@ from storage.errors import (
     StoreUnavailable,
     WriterTooOld,
 )
-from storage.logs.run_log import fold
-from tasks.configuration.settings import BudgetsConfig
-from tasks.policy.attempt_sizes import AttemptSizes
-from tasks.policy.budgets import FailureImpact, decide
-from tasks.policy.failures import ErrorKind, Evidence, ExceptionReport, classify, kind_of
-from tasks.policy.termination import EXIT_CODES, flow_outcome
-from tasks.trainer.trainer_channel import exit_on_error
+from cairn.storage.logs.run_log import fold
+from cairn.tasks.configuration.settings import BudgetsConfig
+from cairn.tasks.policy.attempt_sizes import AttemptSizes
+from cairn.tasks.policy.budgets import FailureImpact, decide
+from cairn.tasks.policy.failures import ErrorKind, Evidence, ExceptionReport, classify, kind_of
+from cairn.tasks.policy.termination import EXIT_CODES, flow_outcome
+from cairn.tasks.trainer.trainer_channel import exit_on_error
 from tests.entries import ended, started
 from tests.storage.builders import committed, entry, opened
 from tests.tasks.trainer_in_process import ParentEnd
@@ -153,5 +153,5 @@ def test_what_only_a_person_can_mend_says_that_the_same_command_continues(kind: 
 def test_no_error_of_the_store_is_forgotten() -> None:
     never_in_an_attempt = {"StoreUnsound", "NothingReadable", "StorageError"}
     known = {type(error).__name__ for error, _ in KINDS}
-    named = {name for name, item in vars(storage.errors).items() if isinstance(item, type)}
+    named = {name for name, item in vars(cairn.storage.errors).items() if isinstance(item, type)}
     assert named - known == never_in_an_attempt - {"StorageError"}

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tasks.configuration.configuration_source import resolve_evaluation
-from tasks.configuration.settings import EvaluationConfig
-from tasks.errors import TaskError
-from tasks.evaluator import evaluator_process
-from tasks.evaluator.evaluation_run import evaluation_folder
-from tasks.evaluator.evaluation_suite import CommandSuite, EvaluationSpec, command_suites_of
-from tasks.evaluator.evaluator_process import command_environment, parse_metrics, refuse_command, run_command
+from cairn.tasks.configuration.configuration_source import resolve_evaluation
+from cairn.tasks.configuration.settings import EvaluationConfig
+from cairn.tasks.errors import TaskError
+from cairn.tasks.evaluator import evaluator_process
+from cairn.tasks.evaluator.evaluation_run import evaluation_folder
+from cairn.tasks.evaluator.evaluation_suite import CommandSuite, EvaluationSpec, command_suites_of
+from cairn.tasks.evaluator.evaluator_process import command_environment, parse_metrics, refuse_command, run_command
 from tests.tasks.evaluation_spec import evaluation_spec
 
 Script = Callable[..., CommandSuite]

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from model.configuration.network import ModelConfig
-from storage.logs.log_entry import CheckpointReference
-from storage.logs.run_entries import EvaluationFailed, EvaluationRecorded
-from storage.logs.run_log import RunLog
-from tasks.configuration.settings import BudgetConfig, EvaluationConfig
-from tasks.errors import CheckpointGone, EvaluationInterrupted
-from tasks.evaluator.evaluation_run import EvaluationPlan, find_evaluation, record_evaluation
-from tasks.evaluator.evaluation_suite import CommandSuite, suite_of
-from tasks.evaluator.evaluator_process import Outcome
+from cairn.model.configuration.network import ModelConfig
+from cairn.storage.logs.log_entry import CheckpointReference
+from cairn.storage.logs.run_entries import EvaluationFailed, EvaluationRecorded
+from cairn.storage.logs.run_log import RunLog
+from cairn.tasks.configuration.settings import BudgetConfig, EvaluationConfig
+from cairn.tasks.errors import CheckpointGone, EvaluationInterrupted
+from cairn.tasks.evaluator.evaluation_run import EvaluationPlan, find_evaluation, record_evaluation
+from cairn.tasks.evaluator.evaluation_suite import CommandSuite, suite_of
+from cairn.tasks.evaluator.evaluator_process import Outcome
 from tests.memory_store import MemoryStore
 from tests.storage.builders import run_with_commits
 

@@ -6,16 +6,16 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from tasks.configuration.configuration_source import (
+from cairn.tasks.configuration.configuration_source import (
     load_configuration,
     parse_configuration,
     read_suite,
     resolve_evaluation,
 )
-from tasks.configuration.run_configuration import RunConfig
-from tasks.configuration.settings import EvaluationConfig
-from tasks.errors import InvalidConfiguration, TaskError
-from tasks.evaluator.evaluation_suite import command_suites_of, required_suites_of, suite_of
+from cairn.tasks.configuration.run_configuration import RunConfig
+from cairn.tasks.configuration.settings import EvaluationConfig
+from cairn.tasks.errors import InvalidConfiguration, TaskError
+from cairn.tasks.evaluator.evaluation_suite import command_suites_of, required_suites_of, suite_of
 
 MINIMAL: dict[str, Any] = {
     "data": {"sources": ["text.txt"], "tokenizer": "bytes"},

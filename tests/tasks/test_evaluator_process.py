@@ -9,9 +9,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tasks.errors import EvaluationInterrupted
-from tasks.evaluator import evaluator_process
-from tasks.evaluator.evaluator_process import Outcome, run_evaluator
+from cairn.tasks.errors import EvaluationInterrupted
+from cairn.tasks.evaluator import evaluator_process
+from cairn.tasks.evaluator.evaluator_process import Outcome, run_evaluator
 from tests.processes.waiting import wait_until
 
 PATIENCE_SECONDS = 240.0
@@ -115,7 +115,7 @@ def test_an_exception_in_the_parent_ends_it_too(tmp_path: Path) -> None:
 GUARDED = (
     """
 import pathlib, subprocess, sys, time
-from tasks.evaluator.evaluator_process import guard_group
+from cairn.tasks.evaluator.evaluator_process import guard_group
 guard = guard_group()
 """
     + LEAVE_A_CHILD

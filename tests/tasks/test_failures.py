@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.policy.failures import ErrorKind, Evidence, ExceptionReport, Failure, classify
-from tasks.policy.termination import TerminationReason
+from cairn.tasks.policy.failures import ErrorKind, Evidence, ExceptionReport, Failure, classify
+from cairn.tasks.policy.termination import TerminationReason
 from tests.device import device_under_test
 from tests.tasks.real_ends.ends import (
     BAD_ALLOC,

@@ -12,23 +12,24 @@ from pathlib import Path
 
 import pytest
 
-from storage.logs.run_entries import Placement
-from storage.logs.run_log import RunLog
-from storage.stores.document import encode
-from storage.stores.local_store import LocalStore
-from tasks.attempt.attempt_claim import Claimant, claim_attempt
-from tasks.checkpoints.retention import sweep_run
-from tasks.configuration.settings import BudgetsConfig, CheckpointConfig, LeaseConfig
-from tasks.errors import LiveOwner
-from tasks.machine.placement import is_known_dead, this_placement
+from cairn.storage.logs.run_entries import Placement
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.stores.document import encode
+from cairn.storage.stores.local_store import LocalStore
+from cairn.tasks.attempt.attempt_claim import Claimant, claim_attempt
+from cairn.tasks.checkpoints.retention import sweep_run
+from cairn.tasks.configuration.settings import BudgetsConfig, CheckpointConfig, LeaseConfig
+from cairn.tasks.errors import LiveOwner
+from cairn.tasks.machine.placement import is_known_dead, this_placement
 from tests.entries import started, writer
 
 pytestmark = pytest.mark.linux
 
 ROOT = Path(__file__).parents[2]
 JUDGE = (
-    "import sys; from storage.logs.run_entries import Placement; from storage.stores.document import decode\n"
-    "from tasks.machine.placement import is_known_dead\n"
+    "import sys; from cairn.storage.logs.run_entries import Placement\n"
+    "from cairn.storage.stores.document import decode\n"
+    "from cairn.tasks.machine.placement import is_known_dead\n"
     "print(is_known_dead(decode(sys.stdin.buffer.read(), Placement, where='stdin')))"
 )
 
@@ -110,7 +111,7 @@ def test_a_living_process_is_not_known_dead_in_another_pid_namespace(unshare: pa
 def test_a_living_process_is_not_known_dead_where_proc_is_of_another_pid_namespace(
     unshare: partial[list[str]],
 ) -> None:
-    code = "import os; from tests.entries import *; from tasks.machine.placement import is_known_dead\n"
+    code = "import os; from tests.entries import *; from cairn.tasks.machine.placement import is_known_dead\n"
     code += "print(is_known_dead(this_placement(device='cpu', threads=1)))"
     command = [*unshare("--pid", "--fork"), sys.executable, "-c", code]
     assert subprocess.run(command, capture_output=True, cwd=ROOT, check=True).stdout == b"False\n"

@@ -3,8 +3,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from storage.snapshots.token_shard import ShardSchema, ShardWriter, VerifiedShard, map_shard
-from tasks.trainer.fault_injection import flip_token
+from cairn.storage.snapshots.token_shard import ShardSchema, ShardWriter, VerifiedShard, map_shard
+from cairn.tasks.trainer.fault_injection import flip_token
 
 SHARD_TOKENS = 10
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from model.data.tokenizer import Tokenizer
-from model.errors import InvalidInput
-from tasks.data.foreign_tokenizer import load_library_tokenizer, read_tokenizer
+from cairn.model.data.tokenizer import Tokenizer
+from cairn.model.errors import InvalidInput
+from cairn.tasks.data.foreign_tokenizer import load_library_tokenizer, read_tokenizer
 from tests.security.tokenizer_shapes import KNOWN
 
 

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from model.errors import InvalidInput
-from storage.checkpoints.checkpoint_documents import ManifestObject
-from storage.errors import StorageError
-from storage.logs.registry import Registry
-from storage.logs.run_log import RunLog, run_prefix
-from storage.snapshots.snapshot_manifest import SnapshotObject
-from tasks.configuration.settings import EvaluationConfig, EvaluatorConfig, PromotionConfig
-from tasks.trainer.initial_weights import _weight_files
+from cairn.model.errors import InvalidInput
+from cairn.storage.checkpoints.checkpoint_documents import ManifestObject
+from cairn.storage.errors import StorageError
+from cairn.storage.logs.registry import Registry
+from cairn.storage.logs.run_log import RunLog, run_prefix
+from cairn.storage.snapshots.snapshot_manifest import SnapshotObject
+from cairn.tasks.configuration.settings import EvaluationConfig, EvaluatorConfig, PromotionConfig
+from cairn.tasks.trainer.initial_weights import _weight_files
 from tests.memory_store import MemoryStore
 
 NAMES = [

@@ -11,20 +11,20 @@ import numpy as np
 import pytest
 import torch
 
-from model.data.tokenizer import Tokenizer
-from model.errors import InvalidInput
-from storage.checkpoints.checkpoint import StagedCheckpoint
-from storage.checkpoints.tensor_record import TensorRecord, parse_shard, shard_chunks
-from storage.errors import IntegrityError
-from storage.snapshots.data_snapshot import open_snapshot
-from storage.stores.local_store import LocalStore
-from tasks.data.token_import import numbered_vocabulary
-from tasks.evaluator.checkpoint_model import open_model, write_model_directory
-from tasks.trainer.initial_weights import InitialDirectory, keep_initial_weights, read_initial_weights
-from tasks.trainer.tensor_exchange import to_tensors
-from tasks.trainer.trainer import Trainer
-from tasks.trainer.trainer_channel import ParentChannel, Place
-from tasks.trainer.trainer_protocol import Event, Ready, TrainerSpec
+from cairn.model.data.tokenizer import Tokenizer
+from cairn.model.errors import InvalidInput
+from cairn.storage.checkpoints.checkpoint import StagedCheckpoint
+from cairn.storage.checkpoints.tensor_record import TensorRecord, parse_shard, shard_chunks
+from cairn.storage.errors import IntegrityError
+from cairn.storage.snapshots.data_snapshot import open_snapshot
+from cairn.storage.stores.local_store import LocalStore
+from cairn.tasks.data.token_import import numbered_vocabulary
+from cairn.tasks.evaluator.checkpoint_model import open_model, write_model_directory
+from cairn.tasks.trainer.initial_weights import InitialDirectory, keep_initial_weights, read_initial_weights
+from cairn.tasks.trainer.tensor_exchange import to_tensors
+from cairn.tasks.trainer.trainer import Trainer
+from cairn.tasks.trainer.trainer_channel import ParentChannel, Place
+from cairn.tasks.trainer.trainer_protocol import Event, Ready, TrainerSpec
 from tests.tasks.committed_model import CommittedModel, commit_model, small_configuration
 
 

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from storage.errors import IntegrityError
-from tasks.configuration.configuration_source import parse_configuration
-from tasks.configuration.key_reference import ConfigurationKey, find_key, list_keys, section_meanings, suggest_key
-from tasks.configuration.run_configuration import RunConfig
-from tasks.configuration.stored_configuration import parse_stored_configuration
-from tasks.errors import InvalidConfiguration
+from cairn.storage.errors import IntegrityError
+from cairn.tasks.configuration.configuration_source import parse_configuration
+from cairn.tasks.configuration.key_reference import ConfigurationKey, find_key, list_keys, section_meanings, suggest_key
+from cairn.tasks.configuration.run_configuration import RunConfig
+from cairn.tasks.configuration.stored_configuration import parse_stored_configuration
+from cairn.tasks.errors import InvalidConfiguration
 
 PYDANTIC_WORDS = ("Input should", "Value error", "PydanticUndefined", "String should", "Field required", "^[")
 BROKEN: dict[str, Any] = {

@@ -2,7 +2,7 @@ import io
 
 from rich.console import Console
 
-from tasks.text.live_lines import LiveLines
+from cairn.tasks.text.live_lines import LiveLines
 
 
 def test_seconds_are_counted_on_a_terminal_from_when_the_words_are_given() -> None:

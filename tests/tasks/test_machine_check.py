@@ -4,8 +4,8 @@ import socket
 
 import pytest
 
-from tasks.configuration.settings import MachinesConfig
-from tasks.machine.placement import check_machine
+from cairn.tasks.configuration.settings import MachinesConfig
+from cairn.tasks.machine.placement import check_machine
 
 
 @pytest.mark.parametrize("command", ["", "true"])

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-import tasks.machine.machine_speed as machine
-from model.configuration.network import ModelConfig
-from model.configuration.training import TrainingConfig
-from model.estimates.numerics import MachineSpeed
-from tasks.errors import InvalidConfiguration
-from tasks.machine.machine_speed import (
+import cairn.tasks.machine.machine_speed as machine
+from cairn.model.configuration.network import ModelConfig
+from cairn.model.configuration.training import TrainingConfig
+from cairn.model.estimates.numerics import MachineSpeed
+from cairn.tasks.errors import InvalidConfiguration
+from cairn.tasks.machine.machine_speed import (
     cpu_facts,
     device_name,
     machine_speed,
@@ -198,7 +198,7 @@ def test_the_real_measurement_is_made_kept_and_read_again(really: tuple[MachineS
 @pytest.mark.slow
 def test_who_asks_imports_no_torch(really: tuple[MachineSpeed, Path]) -> None:
     code = (
-        "import sys; from pathlib import Path; from tasks.machine.machine_speed import machine_speed;"
+        "import sys; from pathlib import Path; from cairn.tasks.machine.machine_speed import machine_speed;"
         "print(machine_speed(Path(sys.argv[1])).cpu_half_gain, 'torch' in sys.modules)"
     )
     command = [sys.executable, "-c", code, str(really[1])]

@@ -7,8 +7,8 @@ from contextlib import closing
 import msgspec
 import pytest
 
-from tasks.trainer.machines import Machines, RanksEnded, RunEnded, StartRanks, connect, receive
-from tasks.trainer.rendezvous import SignedConnection
+from cairn.tasks.trainer.machines import Machines, RanksEnded, RunEnded, StartRanks, connect, receive
+from cairn.tasks.trainer.rendezvous import SignedConnection
 from tests.processes.waiting import wait_until
 
 SECRET = b"0123456789abcdef"

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from model.configuration.network import ModelConfig
-from model.configuration.training import TrainingConfig
-from model.estimates.size_estimate import TrainingPlace, estimate_memory
-from tasks.policy.attempt_sizes import MARGIN, AttemptSizes, MemoryRoom, choose_lighter, lighter_sizes
+from cairn.model.configuration.network import ModelConfig
+from cairn.model.configuration.training import TrainingConfig
+from cairn.model.estimates.size_estimate import TrainingPlace, estimate_memory
+from cairn.tasks.policy.attempt_sizes import MARGIN, AttemptSizes, MemoryRoom, choose_lighter, lighter_sizes
 
 NETWORK = ModelConfig(n_layer=6, n_head=6, n_embd=384, block_size=256)
 TRAINING = TrainingConfig(steps=1, global_batch=32, precision="fp32", kernels="stock", probe_every_steps=0)

@@ -14,24 +14,24 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from model.architectures.gpt import GPT
-from model.architectures.hugging_face import check_settings, parse_config, to_hugging_face
-from model.configuration.data import DataConfig
-from model.configuration.network import ModelConfig
-from model.configuration.parameter_table import parameter_table
-from model.data.tokenizer import Tokenizer
-from model.errors import InvalidInput
-from model.estimates.size_estimate import count_parameters
-from model.inference.generation import generate
-from model.kernels.head_loss import token_loss
-from storage.snapshots.data_snapshot import open_snapshot
-from tasks.data.foreign_tokenizer import parse_tokenizer
-from tasks.data.snapshot_build import build_snapshot
-from tasks.data.token_import import numbered_vocabulary
-from tasks.errors import TaskError
-from tasks.evaluator.checkpoint_model import CheckpointModel, write_model_directory
-from tasks.trainer.initial_weights import InitialDirectory, keep_initial_weights, read_initial_weights
-from tasks.trainer.tensor_exchange import to_tensors
+from cairn.model.architectures.gpt import GPT
+from cairn.model.architectures.hugging_face import check_settings, parse_config, to_hugging_face
+from cairn.model.configuration.data import DataConfig
+from cairn.model.configuration.network import ModelConfig
+from cairn.model.configuration.parameter_table import parameter_table
+from cairn.model.data.tokenizer import Tokenizer
+from cairn.model.errors import InvalidInput
+from cairn.model.estimates.size_estimate import count_parameters
+from cairn.model.inference.generation import generate
+from cairn.model.kernels.head_loss import token_loss
+from cairn.storage.snapshots.data_snapshot import open_snapshot
+from cairn.tasks.data.foreign_tokenizer import parse_tokenizer
+from cairn.tasks.data.snapshot_build import build_snapshot
+from cairn.tasks.data.token_import import numbered_vocabulary
+from cairn.tasks.errors import TaskError
+from cairn.tasks.evaluator.checkpoint_model import CheckpointModel, write_model_directory
+from cairn.tasks.trainer.initial_weights import InitialDirectory, keep_initial_weights, read_initial_weights
+from cairn.tasks.trainer.tensor_exchange import to_tensors
 from tests.memory_store import MemoryStore
 
 TEXT = "\n\n".join(f"Zeile {number} über Ünïcode, 東京 and 🪨 stones;\n\tthe {number}th cairn." for number in range(80))

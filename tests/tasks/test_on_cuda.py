@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from model.training.train_state import NamedTensor
-from tasks.machine.machine_speed import device_name, free_device_bytes, machine_speed, may_have_cuda
-from tasks.trainer.staging_buffer import StagingBuffer
+from cairn.model.training.train_state import NamedTensor
+from cairn.tasks.machine.machine_speed import device_name, free_device_bytes, machine_speed, may_have_cuda
+from cairn.tasks.trainer.staging_buffer import StagingBuffer
 from tests.device import device_under_test
 
 pytestmark = pytest.mark.gpu

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from storage.logs.log_entry import CheckpointReference
-from storage.logs.registry import Refused, Registry
-from storage.stores.object_store import ObjectStore
-from tasks.checkpoints.promotion_offer import pending_offer
+from cairn.storage.logs.log_entry import CheckpointReference
+from cairn.storage.logs.registry import Refused, Registry
+from cairn.storage.stores.object_store import ObjectStore
+from cairn.tasks.checkpoints.promotion_offer import pending_offer
 from tests.fabricated_run import FabricatedRun, fabricate, promote
 from tests.memory_store import MemoryStore
 

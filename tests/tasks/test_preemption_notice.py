@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.attempt.preemption_notice import (
+from cairn.tasks.attempt.preemption_notice import (
     AwsMetadata,
     MetadataUnavailable,
     NoticeSource,
@@ -20,8 +20,8 @@ from tasks.attempt.preemption_notice import (
     read_gcp_notice,
     read_notice_file,
 )
-from tasks.attempt.shutdown_signal import ShutdownSignal
-from tasks.configuration.settings import PreemptionConfig
+from cairn.tasks.attempt.shutdown_signal import ShutdownSignal
+from cairn.tasks.configuration.settings import PreemptionConfig
 from tests.tasks.metadata_service import ACTION, GOOGLE, QUIET, TERMINATE, Cloud, served
 
 REBALANCE = "/latest/meta-data/events/recommendations/rebalance"

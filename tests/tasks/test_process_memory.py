@@ -8,8 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tasks.attempt.preemption_notice import kubernetes_reason
-from tasks.machine.process_memory import (
+from cairn.tasks.attempt.preemption_notice import kubernetes_reason
+from cairn.tasks.machine.process_memory import (
     MemoryReading,
     MemoryWatch,
     available_memory_bytes,

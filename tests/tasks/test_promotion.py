@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from storage.logs.fold_cache import History
-from storage.logs.log_entry import CheckpointReference
-from storage.logs.registry import DatedDecision, Promoted, Refused, RegistryState, RolledBack, SuiteReference
-from storage.logs.run_entries import CurveVerdict, EvaluationRecorded
-from tasks.checkpoints.promotion import (
+from cairn.storage.logs.fold_cache import History
+from cairn.storage.logs.log_entry import CheckpointReference
+from cairn.storage.logs.registry import DatedDecision, Promoted, Refused, RegistryState, RolledBack, SuiteReference
+from cairn.storage.logs.run_entries import CurveVerdict, EvaluationRecorded
+from cairn.tasks.checkpoints.promotion import (
     GATES,
     Approval,
     Candidate,

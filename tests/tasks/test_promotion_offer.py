@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from storage.logs.registry import ModelDecision, Promoted, Refused, Registry, RegistryState, SuiteReference
-from storage.logs.run_log import RunLog
-from storage.stores.local_store import LocalStore
-from storage.stores.object_store import ObjectStore
-from tasks.checkpoints.promotion import Candidate, PromotionRules, evaluations_of
-from tasks.checkpoints.promotion_offer import offer, preview_offer
-from tasks.errors import GateRefused
+from cairn.storage.logs.registry import ModelDecision, Promoted, Refused, Registry, RegistryState, SuiteReference
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.stores.local_store import LocalStore
+from cairn.storage.stores.object_store import ObjectStore
+from cairn.tasks.checkpoints.promotion import Candidate, PromotionRules, evaluations_of
+from cairn.tasks.checkpoints.promotion_offer import offer, preview_offer
+from cairn.tasks.errors import GateRefused
 from tests.entries import evaluated, refusals, writer
 from tests.memory_store import MemoryStore
 from tests.storage.builders import RUN, run_with_commits
@@ -194,7 +194,7 @@ def test_an_offer_that_a_sweep_took_for_a_dead_ones_promotes_nothing_that_may_be
 
 
 def test_a_refused_gate_completes_the_task_under_a_name_of_its_own_with_the_reason() -> None:
-    from tasks.promote import promote  # Prefect, for which the processes above would wait as well
+    from cairn.tasks.promote import promote  # Prefect, for which the processes above would wait as well
 
     store = MemoryStore("test")
     log = measured(store, step_10=2.0, step_20=2.5)

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.data.corpus import DOCSTRINGS, TOPICS, docstrings_source, module_text, open_python_source
-from tasks.data.document import InvalidCorpus
+from cairn.tasks.data.corpus import DOCSTRINGS, TOPICS, docstrings_source, module_text, open_python_source
+from cairn.tasks.data.document import InvalidCorpus
 
 MODULE = b'''
 """About the module."""

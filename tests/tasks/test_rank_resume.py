@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from model.configuration.network import ModelConfig
+from cairn.model.configuration.network import ModelConfig
 from tests.tasks.rank_resume import Mode, resume_by, stage_by_one
 
 SMALL = ModelConfig(n_layer=2, n_head=2, n_embd=10, block_size=8)

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from torch.distributed import DistNetworkError, FileStore, Store
 
-from model.training.parallel import is_peer_loss
-from tasks.errors import TaskError
-from tasks.trainer.rendezvous import serving_rendezvous
-from tasks.trainer.trainer_channel import RemoteRankStore, open_rank_store
+from cairn.model.training.parallel import is_peer_loss
+from cairn.tasks.errors import TaskError
+from cairn.tasks.trainer.rendezvous import serving_rendezvous
+from cairn.tasks.trainer.trainer_channel import RemoteRankStore, open_rank_store
 
 SECRET = b"0123456789abcdef"
 

@@ -8,17 +8,17 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from model.configuration.network import ModelConfig
-from model.configuration.training import TrainingConfig
-from model.data.sample_order import SampleOrder
-from model.data.token_windows import TokenWindows
-from model.inference.evaluation import held_out_loss
-from model.training.train_state import TrainState
-from model.training.training_loop import StepObserver, StepResult, train_until
-from model.training.training_step import StepInputs
-from storage.logs.run_entries import CurveVerdict
-from tasks.policy.curve_statistics import Curve
-from tasks.policy.curve_verdict import VerdictKind, judge
+from cairn.model.configuration.network import ModelConfig
+from cairn.model.configuration.training import TrainingConfig
+from cairn.model.data.sample_order import SampleOrder
+from cairn.model.data.token_windows import TokenWindows
+from cairn.model.inference.evaluation import held_out_loss
+from cairn.model.training.train_state import TrainState
+from cairn.model.training.training_loop import StepObserver, StepResult, train_until
+from cairn.model.training.training_step import StepInputs
+from cairn.storage.logs.run_entries import CurveVerdict
+from cairn.tasks.policy.curve_statistics import Curve
+from cairn.tasks.policy.curve_verdict import VerdictKind, judge
 from tests.text.shakespeare import TINY_SHAKESPEARE
 
 VOCAB, BLOCK, BATCH, EVALUATIONS = 257, 32, 8, 12

@@ -8,19 +8,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from storage.checkpoints.sweep import SweepPlan, Verdict
-from storage.logs.log_entry import CheckpointReference
-from storage.logs.run_entries import (
+from cairn.storage.checkpoints.sweep import SweepPlan, Verdict
+from cairn.storage.logs.log_entry import CheckpointReference
+from cairn.storage.logs.run_entries import (
     CheckpointCommitted,
     CheckpointPinned,
     CheckpointQuarantined,
     CheckpointSuperseded,
     CheckpointUnpinned,
 )
-from storage.logs.run_log import fold
-from storage.logs.run_state import RunState
-from tasks.checkpoints.retention import AliasReach, RetentionTerms, plan_retention
-from tasks.configuration.settings import CheckpointConfig
+from cairn.storage.logs.run_log import fold
+from cairn.storage.logs.run_state import RunState
+from cairn.tasks.checkpoints.retention import AliasReach, RetentionTerms, plan_retention
+from cairn.tasks.configuration.settings import CheckpointConfig
 from tests.entries import ended, evaluated, started
 from tests.storage.builders import committed, entry, opened
 

@@ -1,7 +1,7 @@
 import pytest
 
-from tasks.configuration.configuration_source import SetMember, expand_set
-from tasks.errors import InvalidConfiguration
+from cairn.tasks.configuration.configuration_source import SetMember, expand_set
+from cairn.tasks.errors import InvalidConfiguration
 
 
 def names(*overrides: str) -> list[str]:

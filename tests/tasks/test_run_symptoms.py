@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from storage.logs.run_entries import CurveVerdict
-from tasks.policy.curve_statistics import Curve, ThroughputWatch
-from tasks.policy.curve_verdict import VerdictKind, judge
+from cairn.storage.logs.run_entries import CurveVerdict
+from cairn.tasks.policy.curve_statistics import Curve, ThroughputWatch
+from cairn.tasks.policy.curve_verdict import VerdictKind, judge
 from tests.text.shakespeare import TINY_SHAKESPEARE
 
 ENGLISH = TINY_SHAKESPEARE.read_text(encoding="utf-8")

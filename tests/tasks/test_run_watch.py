@@ -2,11 +2,11 @@ from typing import Any
 
 import pytest
 
-from storage.errors import IntegrityError
-from storage.logs.log_entry import Writer
-from storage.logs.run_entries import RunDeleted
-from storage.logs.run_state import RunState
-from tasks.policy.run_watch import Continue, Leave, Life, Observed, Verdict, Wait, decide_watch, lease_seconds
+from cairn.storage.errors import IntegrityError
+from cairn.storage.logs.log_entry import Writer
+from cairn.storage.logs.run_entries import RunDeleted
+from cairn.storage.logs.run_state import RunState
+from cairn.tasks.policy.run_watch import Continue, Leave, Life, Observed, Verdict, Wait, decide_watch, lease_seconds
 from tests import entries
 from tests.fabricated_run import FabricatedRun, fabricate
 from tests.memory_store import MemoryStore

@@ -9,11 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from model.configuration.network import ModelConfig
-from model.configuration.training import TrainingConfig
-from model.training.parallel import Ranks
-from model.training.train_state import NamedTensor, TrainState
-from storage.checkpoints.checkpoint import (
+from cairn.model.configuration.network import ModelConfig
+from cairn.model.configuration.training import TrainingConfig
+from cairn.model.training.parallel import Ranks
+from cairn.model.training.train_state import NamedTensor, TrainState
+from cairn.storage.checkpoints.checkpoint import (
     CheckpointTarget,
     StagedCheckpoint,
     UploadOptions,
@@ -21,12 +21,12 @@ from storage.checkpoints.checkpoint import (
     stage_checkpoint,
     stage_share,
 )
-from storage.checkpoints.checkpoint_documents import TrainerDocument, small_tensor
-from storage.logs.log_entry import CheckpointReference
-from storage.stores.local_store import LocalStore
-from tasks.trainer.staging import SharedStaging, assign_writers
-from tasks.trainer.staging_buffer import StagingBuffer
-from tasks.trainer.tensor_exchange import to_group
+from cairn.storage.checkpoints.checkpoint_documents import TrainerDocument, small_tensor
+from cairn.storage.logs.log_entry import CheckpointReference
+from cairn.storage.stores.local_store import LocalStore
+from cairn.tasks.trainer.staging import SharedStaging, assign_writers
+from cairn.tasks.trainer.staging_buffer import StagingBuffer
+from cairn.tasks.trainer.tensor_exchange import to_group
 
 WRITERS = 3
 PREFIX = "runs/r/checkpoints/step-00000000-attempt-0001"

@@ -3,7 +3,7 @@ import signal
 
 import pytest
 
-from tasks.attempt.shutdown_signal import ShutdownSignal
+from cairn.tasks.attempt.shutdown_signal import ShutdownSignal
 
 
 def raised(number: signal.Signals, extra: str = "") -> ShutdownSignal:

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.logs.run_entries import Decision
-from storage.logs.run_state import RunState
-from tasks.configuration.settings import BudgetConfig, BudgetsConfig
-from tasks.policy.budgets import FailureImpact, decide
-from tasks.policy.checkpoint_interval import compare_intervals, daly_seconds, measure_interval, young_seconds
-from tasks.policy.failure_trace import (
+from cairn.storage.logs.run_entries import Decision
+from cairn.storage.logs.run_state import RunState
+from cairn.tasks.configuration.settings import BudgetConfig, BudgetsConfig
+from cairn.tasks.policy.budgets import FailureImpact, decide
+from cairn.tasks.policy.checkpoint_interval import compare_intervals, daly_seconds, measure_interval, young_seconds
+from cairn.tasks.policy.failure_trace import (
     Aftershocks,
     FailureTrace,
     InvalidTrace,
@@ -24,8 +24,8 @@ from tasks.policy.failure_trace import (
     published_trace,
     recorded_trace,
 )
-from tasks.policy.failures import Failure
-from tasks.policy.simulation import (
+from cairn.tasks.policy.failures import Failure
+from cairn.tasks.policy.simulation import (
     MOST_ATTEMPTS,
     SimulatedRun,
     SimulationPlan,
@@ -34,7 +34,7 @@ from tasks.policy.simulation import (
     simulate,
     train_until,
 )
-from tasks.policy.termination import DecisionAction, TerminationReason
+from cairn.tasks.policy.termination import DecisionAction, TerminationReason
 from tests.call_count import count_calls
 from tests.fabricated_run import fabricate
 from tests.memory_store import MemoryStore

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.orchestrator.cancellation import CancellationWatch, is_cancelled, is_cancelled_in_slurm
-from tasks.attempt.shutdown_signal import ShutdownSignal
+from cairn.flows.orchestrator.cancellation import CancellationWatch, is_cancelled, is_cancelled_in_slurm
+from cairn.tasks.attempt.shutdown_signal import ShutdownSignal
 
 CANCELLED = (
     "JobId=6 JobName=cairn JobState=COMPLETING Reason=None Restarts=0 ExitCode=0:15 RunTime=00:00:04 "

@@ -7,16 +7,16 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
-from model.configuration.data import DataConfig
-from model.data.tokenizer import Tokenizer
-from storage.errors import ObjectMissing, StorageError
-from storage.snapshots.data_snapshot import OpenSnapshot, open_snapshot
-from storage.stores.local_store import LocalStore
-from storage.stores.object_store import ObjectStore
-from tasks.data.document import InvalidCorpus
-from tasks.data.foreign_tokenizer import parse_tokenizer
-from tasks.data.snapshot_build import build_snapshot, check_block_size
-from tasks.data.snapshot_lookup import SnapshotReference
+from cairn.model.configuration.data import DataConfig
+from cairn.model.data.tokenizer import Tokenizer
+from cairn.storage.errors import ObjectMissing, StorageError
+from cairn.storage.snapshots.data_snapshot import OpenSnapshot, open_snapshot
+from cairn.storage.stores.local_store import LocalStore
+from cairn.storage.stores.object_store import ObjectStore
+from cairn.tasks.data.document import InvalidCorpus
+from cairn.tasks.data.foreign_tokenizer import parse_tokenizer
+from cairn.tasks.data.snapshot_build import build_snapshot, check_block_size
+from cairn.tasks.data.snapshot_lookup import SnapshotReference
 from tests.memory_store import MemoryStore
 from tests.tasks.corpus_files import shaped
 from tests.text.shakespeare import TINY_SHAKESPEARE

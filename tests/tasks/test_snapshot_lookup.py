@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from model.configuration.data import DataConfig
-from storage.errors import SnapshotDamaged
-from storage.stores.local_store import LocalStore
-from tasks.data.document import InvalidCorpus
-from tasks.data.snapshot_build import build_snapshot, repair_snapshot
+from cairn.model.configuration.data import DataConfig
+from cairn.storage.errors import SnapshotDamaged
+from cairn.storage.stores.local_store import LocalStore
+from cairn.tasks.data.document import InvalidCorpus
+from cairn.tasks.data.snapshot_build import build_snapshot, repair_snapshot
 
 
 @pytest.fixture

@@ -13,13 +13,13 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
-from model.configuration.data import DataConfig
-from model.data.tokenizer import Tokenizer
-from storage.snapshots.snapshot_manifest import SnapshotManifest
-from tasks.data.corpus_survey import TextSample
-from tasks.data.document import Document, InvalidCorpus, make_document, split_of
-from tasks.data.snapshot_build import BuildOptions, BuildProgress, BuildStage, build_folder, build_snapshot
-from tasks.data.snapshot_lookup import SnapshotReference
+from cairn.model.configuration.data import DataConfig
+from cairn.model.data.tokenizer import Tokenizer
+from cairn.storage.snapshots.snapshot_manifest import SnapshotManifest
+from cairn.tasks.data.corpus_survey import TextSample
+from cairn.tasks.data.document import Document, InvalidCorpus, make_document, split_of
+from cairn.tasks.data.snapshot_build import BuildOptions, BuildProgress, BuildStage, build_folder, build_snapshot
+from cairn.tasks.data.snapshot_lookup import SnapshotReference
 from tests.memory_store import MemoryStore
 from tests.tasks import killed_build
 from tests.tasks.corpus_files import packed, shaped

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from model.training.train_state import NamedTensor
-from storage.checkpoints.checkpoint import StagedCheckpoint, checkpoint_target
-from storage.errors import StoreRefused, StoreUnavailable
-from tasks.trainer.staging import HostCheckpoint, Staging, StagingCallbacks
+from cairn.model.training.train_state import NamedTensor
+from cairn.storage.checkpoints.checkpoint import StagedCheckpoint, checkpoint_target
+from cairn.storage.errors import StoreRefused, StoreUnavailable
+from cairn.tasks.trainer.staging import HostCheckpoint, Staging, StagingCallbacks
 from tests.memory_store import MemoryStore
 from tests.storage.builders import RUN, trainer_document
 

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from model.configuration.network import ModelConfig
-from model.configuration.training import TrainingConfig
-from model.training.train_state import NamedTensor, TrainState
-from storage.checkpoints.tensor_record import state_sha256
-from storage.stores.object_store import PAGE_BYTES
-from tasks.trainer.staging_buffer import StagingBuffer
-from tasks.trainer.tensor_exchange import to_record
-from tasks.trainer.training_setup import CheckpointLoad
+from cairn.model.configuration.network import ModelConfig
+from cairn.model.configuration.training import TrainingConfig
+from cairn.model.training.train_state import NamedTensor, TrainState
+from cairn.storage.checkpoints.tensor_record import state_sha256
+from cairn.storage.stores.object_store import PAGE_BYTES
+from cairn.tasks.trainer.staging_buffer import StagingBuffer
+from cairn.tasks.trainer.tensor_exchange import to_record
+from cairn.tasks.trainer.training_setup import CheckpointLoad
 from tests.memory_store import MemoryStore
 from tests.tasks.stagings import Stagings, checkpoint
 
@@ -143,11 +143,11 @@ PEAK = textwrap.dedent("""
     import sys
     import torch
     from pathlib import Path
-    from model.training.train_state import NamedTensor
-    from storage.checkpoints.checkpoint import load_checkpoint
-    from storage.stores.local_store import LocalStore
-    from storage.checkpoints.checkpoint import open_checkpoint, read_tensors
-    from tasks.trainer.tensor_exchange import wanted_bytes
+    from cairn.model.training.train_state import NamedTensor
+    from cairn.storage.checkpoints.checkpoint import load_checkpoint
+    from cairn.storage.stores.local_store import LocalStore
+    from cairn.storage.checkpoints.checkpoint import open_checkpoint, read_tensors
+    from cairn.tasks.trainer.tensor_exchange import wanted_bytes
     from tests.tasks.stagings import Stagings, checkpoint
 
     def resident(field):  # getrusage's maximum would begin with that of the process that started this one

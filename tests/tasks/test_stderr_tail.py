@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tasks.trainer.trainer_process import tail_of
+from cairn.tasks.trainer.trainer_process import tail_of
 
 
 def test_of_gigabytes_of_complaints_only_the_end_is_read(tmp_path: Path) -> None:

@@ -4,15 +4,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from model.data.token_windows import TokenWindows
-from model.data.tokenizer import Tokenizer
-from storage.snapshots.data_snapshot import DOCUMENTS, SnapshotFiles, open_snapshot
-from storage.snapshots.document_index import DocumentRow, TokenSpan, documents_between
-from storage.snapshots.token_file import TokenFileFormat
-from storage.stores.local_store import LocalStore
-from tasks.data.document import InvalidCorpus
-from tasks.data.foreign_tokenizer import parse_tokenizer
-from tasks.data.token_import import TokenFiles, export_tokens, import_tokens, numbered_vocabulary
+from cairn.model.data.token_windows import TokenWindows
+from cairn.model.data.tokenizer import Tokenizer
+from cairn.storage.snapshots.data_snapshot import DOCUMENTS, SnapshotFiles, open_snapshot
+from cairn.storage.snapshots.document_index import DocumentRow, TokenSpan, documents_between
+from cairn.storage.snapshots.token_file import TokenFileFormat
+from cairn.storage.stores.local_store import LocalStore
+from cairn.tasks.data.document import InvalidCorpus
+from cairn.tasks.data.foreign_tokenizer import parse_tokenizer
+from cairn.tasks.data.token_import import TokenFiles, export_tokens, import_tokens, numbered_vocabulary
 
 BYTES = Tokenizer.bytes()
 END = BYTES.end_of_text_id
@@ -114,8 +114,8 @@ def test_importing_twice_gives_the_same_snapshot(store: LocalStore, files: Token
 def test_without_an_end_of_text_a_file_is_cut_into_documents_that_fit_into_memory(
     store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tasks.data.token_import.DOCUMENT_TOKENS", 10)
-    monkeypatch.setattr("tasks.data.token_import._PEEK_TOKENS", 16)
+    monkeypatch.setattr("cairn.tasks.data.token_import.DOCUMENT_TOKENS", 10)
+    monkeypatch.setattr("cairn.tasks.data.token_import._PEEK_TOKENS", 16)
     content = np.arange(64, 64 + 47, dtype="<u2").tobytes()
     given = TokenFiles(train=(write(tmp_path, "train.bin", content),), val=(write(tmp_path, "val.bin", stream(VAL)),))
     snapshot = opened(store, given, tmp_path)
@@ -180,7 +180,7 @@ def test_a_snapshot_of_wider_ids_is_not_exported(
     store: LocalStore, files: TokenFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     snapshot = opened(store, files, tmp_path)
-    monkeypatch.setattr("tasks.data.token_import.MAX_TOKEN_ID", 255)
+    monkeypatch.setattr("cairn.tasks.data.token_import.MAX_TOKEN_ID", 255)
     with pytest.raises(InvalidCorpus, match="its vocabulary has 257 ids; rule: nanogpt files hold 16-bit ids"):
         export_tokens(snapshot, tmp_path / "out", TokenFileFormat.NANOGPT)
     assert not (tmp_path / "out").exists()

@@ -1,9 +1,9 @@
 from pathlib import Path
 
-from model.configuration.data import DataConfig
-from storage.snapshots.data_snapshot import open_snapshot
-from storage.stores.open_store import open_store
-from tasks.tokenize_and_split import tokenize_and_split
+from cairn.model.configuration.data import DataConfig
+from cairn.storage.snapshots.data_snapshot import open_snapshot
+from cairn.storage.stores.open_store import open_store
+from cairn.tasks.tokenize_and_split import tokenize_and_split
 
 
 def test_the_task_publishes_a_snapshot_that_opens(tmp_path: Path) -> None:

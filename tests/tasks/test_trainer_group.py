@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from model.configuration.data import DataConfig
-from model.configuration.network import ModelConfig
-from model.configuration.training import TrainingConfig
-from tasks.configuration.run_configuration import RunConfig
-from tasks.errors import TaskError
-from tasks.trainer.rank_launcher import find_failed_rank, watch
-from tasks.trainer.trainer_group import TrainerGroup, trainer_group
-from tasks.trainer.trainer_protocol import RankEnded
+from cairn.model.configuration.data import DataConfig
+from cairn.model.configuration.network import ModelConfig
+from cairn.model.configuration.training import TrainingConfig
+from cairn.tasks.configuration.run_configuration import RunConfig
+from cairn.tasks.errors import TaskError
+from cairn.tasks.trainer.rank_launcher import find_failed_rank, watch
+from cairn.tasks.trainer.trainer_group import TrainerGroup, trainer_group
+from cairn.tasks.trainer.trainer_protocol import RankEnded
 
 SECRET = {"CAIRN_RENDEZVOUS_SECRET": "0123456789abcdef"}
 
@@ -28,8 +28,8 @@ def processes(tmp_path: Path, device: str = "auto", **environment: str) -> int:
 
 
 def test_one_process_is_the_trainer_itself_and_more_are_started_by_the_launcher() -> None:
-    assert TrainerGroup().command() == [sys.executable, "-m", "tasks.trainer.trainer"]
-    launcher = [sys.executable, "-m", "tasks.trainer.rank_launcher", "--processes", "4"]
+    assert TrainerGroup().command() == [sys.executable, "-P", "-m", "cairn.tasks.trainer.trainer"]
+    launcher = [sys.executable, "-P", "-m", "cairn.tasks.trainer.rank_launcher", "--processes", "4"]
     assert TrainerGroup(processes=4).command() == launcher
     several = TrainerGroup(processes=4, nodes=2, node_rank=1, rendezvous="node-0:29500")
     assert several.command() == [*launcher, "--nodes", "2", "--node-rank", "1", "--rendezvous", "node-0:29500"]

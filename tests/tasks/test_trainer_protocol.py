@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.checkpoints.checkpoint import StagedCheckpoint
-from storage.logs.step_log import StepRecord
-from tasks.errors import TaskError
-from tasks.policy.failures import ErrorKind, ExceptionReport
-from tasks.trainer.trainer_protocol import (
+from cairn.storage.checkpoints.checkpoint import StagedCheckpoint
+from cairn.storage.logs.step_log import StepRecord
+from cairn.tasks.errors import TaskError
+from cairn.tasks.policy.failures import ErrorKind, ExceptionReport
+from cairn.tasks.trainer.trainer_protocol import (
     Command,
     Event,
     Finish,

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.attempt.watchdog import HangDetector, HeartbeatGap, allowed_seconds, detecting_hangs
-from tasks.configuration.settings import WatchdogConfig
+from cairn.tasks.attempt.watchdog import HangDetector, HeartbeatGap, allowed_seconds, detecting_hangs
+from cairn.tasks.configuration.settings import WatchdogConfig
 
 CONFIG = WatchdogConfig(factor=10.0, floor_seconds=60.0, startup_seconds=900.0)
 seconds = st.floats(min_value=0, max_value=1e6)

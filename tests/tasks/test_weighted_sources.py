@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from model.configuration.data import DataConfig
-from model.data.sample_order import SampleOrder
-from storage.snapshots.data_snapshot import OpenSnapshot, open_snapshot
-from storage.stores.document import encode, sha256
-from tasks.data.corpus import open_corpus
-from tasks.data.document import InvalidCorpus
-from tasks.data.foreign_tokenizer import parse_tokenizer
-from tasks.data.snapshot_build import BuildOptions, build_snapshot, check_block_size
-from tasks.data.snapshot_lookup import SnapshotReference, weighted_components
+from cairn.model.configuration.data import DataConfig
+from cairn.model.data.sample_order import SampleOrder
+from cairn.storage.snapshots.data_snapshot import OpenSnapshot, open_snapshot
+from cairn.storage.stores.document import encode, sha256
+from cairn.tasks.data.corpus import open_corpus
+from cairn.tasks.data.document import InvalidCorpus
+from cairn.tasks.data.foreign_tokenizer import parse_tokenizer
+from cairn.tasks.data.snapshot_build import BuildOptions, build_snapshot, check_block_size
+from cairn.tasks.data.snapshot_lookup import SnapshotReference, weighted_components
 from tests.memory_store import MemoryStore
 from tests.tasks import killed_build
 from tests.tasks.corpus_files import shaped

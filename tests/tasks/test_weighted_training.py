@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from model.data.token_windows import TokenWindows
-from tasks.trainer.trainer_protocol import Ready
+from cairn.model.data.token_windows import TokenWindows
+from cairn.tasks.trainer.trainer_protocol import Ready
 from tests.tasks.trainer_in_process import TrainingWorld
 
 WEIGHTS = (5.0, 1.0, 2.0)

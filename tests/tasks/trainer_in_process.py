@@ -8,19 +8,19 @@ from typing import Any, TypeVar
 
 import torch
 
-from model.configuration.data import DataConfig
-from model.configuration.network import ModelConfig
-from model.configuration.training import TrainingConfig
-from storage.checkpoints.checkpoint import StagedCheckpoint
-from storage.logs.log_entry import CheckpointReference
-from storage.logs.step_log import StepRecord
-from storage.snapshots.snapshot_manifest import SnapshotManifest
-from storage.stores.local_store import LocalStore
-from tasks.configuration.settings import DivergenceConfig
-from tasks.data.snapshot_build import build_snapshot
-from tasks.trainer.trainer import Trainer
-from tasks.trainer.trainer_channel import Place
-from tasks.trainer.trainer_protocol import Event, StepDone, TrainerSpec
+from cairn.model.configuration.data import DataConfig
+from cairn.model.configuration.network import ModelConfig
+from cairn.model.configuration.training import TrainingConfig
+from cairn.storage.checkpoints.checkpoint import StagedCheckpoint
+from cairn.storage.logs.log_entry import CheckpointReference
+from cairn.storage.logs.step_log import StepRecord
+from cairn.storage.snapshots.snapshot_manifest import SnapshotManifest
+from cairn.storage.stores.local_store import LocalStore
+from cairn.tasks.configuration.settings import DivergenceConfig
+from cairn.tasks.data.snapshot_build import build_snapshot
+from cairn.tasks.trainer.trainer import Trainer
+from cairn.tasks.trainer.trainer_channel import Place
+from cairn.tasks.trainer.trainer_protocol import Event, StepDone, TrainerSpec
 from tests.tasks.corpus_files import shaped
 
 T = TypeVar("T")

@@ -6,7 +6,7 @@ import signal
 import torch
 import torch.distributed as dist
 
-from tasks.trainer.trainer import write_collectives_at
+from cairn.tasks.trainer.trainer import write_collectives_at
 
 
 def main() -> None:

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from storage.snapshots.data_snapshot import read_manifest
-from storage.snapshots.snapshot_manifest import SnapshotManifest
-from tasks.data.document import InvalidCorpus
+from cairn.storage.snapshots.data_snapshot import read_manifest
+from cairn.storage.snapshots.snapshot_manifest import SnapshotManifest
+from cairn.tasks.data.document import InvalidCorpus
 from tests.tasks.corpus_files import shaped
 from tests.wiring.bench import Bench
 from tests.wiring.flow_in_process import TEXT, FlowWorld

@@ -19,23 +19,23 @@ from typing import Any
 import pytest
 from prefect.client.schemas.objects import State
 
-from flows.preparation.preflight import check_before_start
-from flows.preparation.training_request import ResolvedRequest, TrainingRequest, resolve_request
-from flows.run import active_run, attempt_evaluations, run_opening, run_promotion
-from flows.run import attempt as attempt_flow
-from flows.run.active_run import ActiveRun
-from flows.run.run_opening import open_run
-from flows.train_gpt import train_gpt
-from storage.logs.run_log import RunLog
-from storage.stores.local_store import LocalStore
-from tasks import sweep_checkpoints
-from tasks.attempt.shutdown_signal import ShutdownSignal
-from tasks.configuration.run_configuration import RunConfig
-from tasks.evaluator import evaluation_run
-from tasks.evaluator.evaluator_process import Outcome
-from tasks.trainer import warm_trainer
-from tasks.trainer.trainer_protocol import Finish, ThreadTrial, TrainerSpec, TrainUntil, decode_message
-from tasks.trainer.warm_trainer import TrainerChild, WarmTrainer
+from cairn.flows.preparation.preflight import check_before_start
+from cairn.flows.preparation.training_request import ResolvedRequest, TrainingRequest, resolve_request
+from cairn.flows.run import active_run, attempt_evaluations, run_opening, run_promotion
+from cairn.flows.run import attempt as attempt_flow
+from cairn.flows.run.active_run import ActiveRun
+from cairn.flows.run.run_opening import open_run
+from cairn.flows.train_gpt import train_gpt
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.stores.local_store import LocalStore
+from cairn.tasks import sweep_checkpoints
+from cairn.tasks.attempt.shutdown_signal import ShutdownSignal
+from cairn.tasks.configuration.run_configuration import RunConfig
+from cairn.tasks.evaluator import evaluation_run
+from cairn.tasks.evaluator.evaluator_process import Outcome
+from cairn.tasks.trainer import warm_trainer
+from cairn.tasks.trainer.trainer_protocol import Finish, ThreadTrial, TrainerSpec, TrainUntil, decode_message
+from cairn.tasks.trainer.warm_trainer import TrainerChild, WarmTrainer
 from tests.wiring.tensorless_trainer import heard_by
 
 ROOT = Path(__file__).parents[2]

@@ -6,21 +6,21 @@ from typing import Any
 
 import pytest
 
-from flows.operations.checkpoint_offer import promotion_rules
-from flows.preparation import preflight
-from flows.preparation.resource_check import AvailableMemory
-from flows.run import active_run
-from flows.run import attempt as attempt_flow
-from flows.run.active_run import claim_next_attempt, gather_machines
-from flows.run.attempt import Attempt
-from flows.run.trainer_observation import TrainerObservation
-from model.estimates.size_estimate import TrainingPlace
-from storage.logs.run_entries import EvaluationFailed
-from storage.logs.run_log import RunLog
-from tasks.errors import InvalidConfiguration
-from tasks.evaluator.evaluation_suite import CommandSuite
-from tasks.policy.failures import ErrorKind, Evidence, ExceptionReport
-from tasks.trainer.trainer_protocol import TrainUntil
+from cairn.flows.operations.checkpoint_offer import promotion_rules
+from cairn.flows.preparation import preflight
+from cairn.flows.preparation.resource_check import AvailableMemory
+from cairn.flows.run import active_run
+from cairn.flows.run import attempt as attempt_flow
+from cairn.flows.run.active_run import claim_next_attempt, gather_machines
+from cairn.flows.run.attempt import Attempt
+from cairn.flows.run.trainer_observation import TrainerObservation
+from cairn.model.estimates.size_estimate import TrainingPlace
+from cairn.storage.logs.run_entries import EvaluationFailed
+from cairn.storage.logs.run_log import RunLog
+from cairn.tasks.errors import InvalidConfiguration
+from cairn.tasks.evaluator.evaluation_suite import CommandSuite
+from cairn.tasks.policy.failures import ErrorKind, Evidence, ExceptionReport
+from cairn.tasks.trainer.trainer_protocol import TrainUntil
 from tests.wiring.bench import Bench
 from tests.wiring.key_table import acts, seen_by
 

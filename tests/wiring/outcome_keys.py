@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from flows.orchestrator.run_notices import all_receivers
-from flows.run import active_run, run_promotion
-from reports.exporters import exporters
-from reports.notices.notice import silent_notice
-from reports.pages.report_pages import markdown_report
-from reports.pages.run_report import gather_report
-from storage.logs.registry import Registry
-from storage.logs.run_log import RunLog
-from storage.stores.local_store import LocalStore
+from cairn.flows.orchestrator.run_notices import all_receivers
+from cairn.flows.run import active_run, run_promotion
+from cairn.reports.exporters import exporters
+from cairn.reports.notices.notice import silent_notice
+from cairn.reports.pages.report_pages import markdown_report
+from cairn.reports.pages.run_report import gather_report
+from cairn.storage.logs.registry import Registry
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.stores.local_store import LocalStore
 from tests.processes.waiting import patience_seconds
 from tests.reports.tracking_server import tracking_server
 from tests.reports.webhook import serving_hook

@@ -16,14 +16,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from storage.checkpoints.checkpoint import StagedCheckpoint, TensorGroup, checkpoint_target, stage_checkpoint
-from storage.checkpoints.checkpoint_documents import TrainerDocument
-from storage.checkpoints.tensor_record import TensorRecord
-from storage.logs.log_entry import DevicePeak
-from storage.logs.run_log import RunLog, run_prefix
-from storage.logs.step_log import StepLog, StepRecord
-from storage.stores.open_store import open_store
-from tasks.trainer.trainer_protocol import (
+from cairn.storage.checkpoints.checkpoint import StagedCheckpoint, TensorGroup, checkpoint_target, stage_checkpoint
+from cairn.storage.checkpoints.checkpoint_documents import TrainerDocument
+from cairn.storage.checkpoints.tensor_record import TensorRecord
+from cairn.storage.logs.log_entry import DevicePeak
+from cairn.storage.logs.run_log import RunLog, run_prefix
+from cairn.storage.logs.step_log import StepLog, StepRecord
+from cairn.storage.stores.open_store import open_store
+from cairn.tasks.trainer.trainer_protocol import (
     Event,
     Ready,
     SegmentDone,

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.configuration.key_reference import list_keys
-from tasks.errors import InvalidConfiguration
+from cairn.tasks.configuration.key_reference import list_keys
+from cairn.tasks.errors import InvalidConfiguration
 from tests.tasks.trainer_in_process import TrainingWorld
 from tests.wiring import data_keys, flow_keys, outcome_keys, training_keys
 from tests.wiring.bench import Bench

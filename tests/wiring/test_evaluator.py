@@ -9,16 +9,16 @@ import msgspec
 import numpy as np
 import pytest
 
-from flows.operations.checkpoint_evaluation import plan_evaluation
-from model.data.token_windows import TokenWindows
-from model.inference.evaluation import held_out_loss
-from storage.logs.run_entries import EvaluationFailed, EvaluationRecorded
-from storage.snapshots.data_snapshot import open_snapshot
-from storage.stores.local_store import LocalStore
-from tasks.evaluator.evaluation_run import EvaluationPlan, record_evaluation
-from tasks.evaluator.evaluation_suite import EvaluationSpec, Suite
-from tasks.evaluator.evaluator import _open, measure_held_out
-from tasks.evaluator.evaluator_process import Outcome
+from cairn.flows.operations.checkpoint_evaluation import plan_evaluation
+from cairn.model.data.token_windows import TokenWindows
+from cairn.model.inference.evaluation import held_out_loss
+from cairn.storage.logs.run_entries import EvaluationFailed, EvaluationRecorded
+from cairn.storage.snapshots.data_snapshot import open_snapshot
+from cairn.storage.stores.local_store import LocalStore
+from cairn.tasks.evaluator.evaluation_run import EvaluationPlan, record_evaluation
+from cairn.tasks.evaluator.evaluation_suite import EvaluationSpec, Suite
+from cairn.tasks.evaluator.evaluator import _open, measure_held_out
+from cairn.tasks.evaluator.evaluator_process import Outcome
 from tests.tasks.committed_model import CommittedModel, commit_model, small_configuration
 from tests.tasks.corpus_files import shaped
 

@@ -10,23 +10,23 @@ from importlib.metadata import version
 
 import pytest
 
-from flows.preparation.resource_check import AvailableMemory
-from flows.run import attempt as attempt_flow
-from flows.run.active_run import claim_next_attempt
-from flows.run.attempt import Attempt, _trainer_spec
-from model.estimates.size_estimate import TrainingPlace
-from storage.checkpoints.resume_point import quarantine_checkpoint
-from storage.errors import Fenced
-from storage.logs.log_entry import this_writer
-from storage.logs.run_entries import DataQuarantined
-from storage.logs.step_log import Heartbeat, read_heartbeat
-from tasks.attempt.shutdown_signal import ShutdownSignal
-from tasks.errors import BudgetExhausted, TrainerGone
-from tasks.machine.machine_speed import device_name
-from tasks.machine.placement import resolved_device, usable_cores
-from tasks.policy.failures import Evidence
-from tasks.trainer.trainer_process import TrainerProcess
-from tasks.trainer.trainer_protocol import Finish, SegmentDone, TrainUntil
+from cairn.flows.preparation.resource_check import AvailableMemory
+from cairn.flows.run import attempt as attempt_flow
+from cairn.flows.run.active_run import claim_next_attempt
+from cairn.flows.run.attempt import Attempt, _trainer_spec
+from cairn.model.estimates.size_estimate import TrainingPlace
+from cairn.storage.checkpoints.resume_point import quarantine_checkpoint
+from cairn.storage.errors import Fenced
+from cairn.storage.logs.log_entry import this_writer
+from cairn.storage.logs.run_entries import DataQuarantined
+from cairn.storage.logs.step_log import Heartbeat, read_heartbeat
+from cairn.tasks.attempt.shutdown_signal import ShutdownSignal
+from cairn.tasks.errors import BudgetExhausted, TrainerGone
+from cairn.tasks.machine.machine_speed import device_name
+from cairn.tasks.machine.placement import resolved_device, usable_cores
+from cairn.tasks.policy.failures import Evidence
+from cairn.tasks.trainer.trainer_process import TrainerProcess
+from cairn.tasks.trainer.trainer_protocol import Finish, SegmentDone, TrainUntil
 from tests.wiring.flow_in_process import RUN, FlowWorld, NotedWarmTrainer, call_tasks_directly
 from tests.wiring.tensorless_trainer import PEAK, STEP_GPU_SECONDS, STEP_TOKENS, loss_of
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.house.packages import TOP_LEVEL
 from tests.wiring.mutant import Mutant
 from tests.wiring.mutants import LEAST, MUTANTS
 
@@ -26,6 +27,8 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("mutants")
     for name in COPIED:
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in TOP_LEVEL[1:]:  # an installed checkout finds its own packages by itself, a copy of one by these
+        (folder / "cairn" / name).symlink_to(folder / name)
     for path in ROOT.glob("*"):
         if path.is_file():
             shutil.copy2(path, folder / path.name)

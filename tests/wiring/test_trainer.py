@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 import torch
 
-from model.data.token_windows import TokenWindows
-from model.errors import BadBatch, LossExploded
-from model.inference.evaluation import held_out_loss
-from model.training.parallel import Ranks
-from storage.checkpoints.checkpoint import StagedCheckpoint, load_checkpoint
-from storage.logs.step_log import read_step_records
-from storage.snapshots.data_snapshot import open_snapshot
-from tasks.configuration.settings import DivergenceConfig
-from tasks.policy.failures import ExceptionReport, kind_of
-from tasks.trainer.trainer import StepReporter
-from tasks.trainer.trainer_channel import exit_on_error
-from tasks.trainer.trainer_protocol import SegmentDone, StepDone
+from cairn.model.data.token_windows import TokenWindows
+from cairn.model.errors import BadBatch, LossExploded
+from cairn.model.inference.evaluation import held_out_loss
+from cairn.model.training.parallel import Ranks
+from cairn.storage.checkpoints.checkpoint import StagedCheckpoint, load_checkpoint
+from cairn.storage.logs.step_log import read_step_records
+from cairn.storage.snapshots.data_snapshot import open_snapshot
+from cairn.tasks.configuration.settings import DivergenceConfig
+from cairn.tasks.policy.failures import ExceptionReport, kind_of
+from cairn.tasks.trainer.trainer import StepReporter
+from cairn.tasks.trainer.trainer_channel import exit_on_error
+from cairn.tasks.trainer.trainer_protocol import SegmentDone, StepDone
 from tests.tasks.trainer_in_process import MODEL, TRAINING, ParentEnd, TrainingWorld, reference_of
 
 STEP_TOKENS = TRAINING["global_batch"] * MODEL["block_size"]

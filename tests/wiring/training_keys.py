@@ -8,16 +8,16 @@ from typing import Any, cast
 import pytest
 import torch
 
-from flows.run import run_opening
-from model.data.token_windows import TokenWindows
-from model.errors import InvalidInput
-from model.training.parallel import SINGLE_RANK
-from tasks.machine import placement as placement_module
-from tasks.trainer import trainer as trainer_module
-from tasks.trainer import trainer_channel
-from tasks.trainer.trainer import Trainer
-from tasks.trainer.trainer_channel import ParentChannel, Place, RankChannel
-from tasks.trainer.trainer_protocol import Finish, StepDone, TrainerSpec
+from cairn.flows.run import run_opening
+from cairn.model.data.token_windows import TokenWindows
+from cairn.model.errors import InvalidInput
+from cairn.model.training.parallel import SINGLE_RANK
+from cairn.tasks.machine import placement as placement_module
+from cairn.tasks.trainer import trainer as trainer_module
+from cairn.tasks.trainer import trainer_channel
+from cairn.tasks.trainer.trainer import Trainer
+from cairn.tasks.trainer.trainer_channel import ParentChannel, Place, RankChannel
+from cairn.tasks.trainer.trainer_protocol import Finish, StepDone, TrainerSpec
 from tests.tasks.trainer_in_process import MODEL, TRAINING, ParentEnd
 from tests.wiring.bench import Bench
 from tests.wiring.flow_in_process import NotedWarmTrainer
@@ -284,7 +284,7 @@ def several_processes(bench: Bench) -> None:
     warm = NotedWarmTrainer()
     with bench.flow.opened("training.processes=2", warm=warm) as run:
         assert run.group.size == 2
-        assert warm._command[1:] == ("-m", "tasks.trainer.rank_launcher", "--processes", "2")
+        assert warm._command[1:] == ("-P", "-m", "cairn.tasks.trainer.rank_launcher", "--processes", "2")
 
 
 @acts("training.parallel")

@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from storage.errors import Fenced, StoreUnavailable
-from storage.stores.local_store import LocalStore
-from tasks.attempt.preemption_notice import kubernetes_reason
-from tasks.attempt.watchdog import HangDetector, HeartbeatGap, detecting_hangs
-from tasks.configuration.settings import WatchdogConfig
-from tasks.machine.process_memory import MemoryWatch
-from tasks.policy.failures import Evidence, ExceptionReport
-from tasks.trainer.machines import Machines
-from tasks.trainer.trainer_process import tail_of
-from tasks.trainer.trainer_protocol import decode_message
+from cairn.storage.errors import Fenced, StoreUnavailable
+from cairn.storage.stores.local_store import LocalStore
+from cairn.tasks.attempt.preemption_notice import kubernetes_reason
+from cairn.tasks.attempt.watchdog import HangDetector, HeartbeatGap, detecting_hangs
+from cairn.tasks.configuration.settings import WatchdogConfig
+from cairn.tasks.machine.process_memory import MemoryWatch
+from cairn.tasks.policy.failures import Evidence, ExceptionReport
+from cairn.tasks.trainer.machines import Machines
+from cairn.tasks.trainer.trainer_process import tail_of
+from cairn.tasks.trainer.trainer_protocol import decode_message
 from tests.memory_store import MemoryStore
 from tests.storage.builders import claim, commit, run_log, run_with_commits, stage
 
@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[3]
 DEADLINE_SECONDS = 240
 LISTENER = """
 import sys, time
-from tasks.attempt.shutdown_signal import ShutdownSignal
+from cairn.tasks.attempt.shutdown_signal import ShutdownSignal
 notice = ShutdownSignal()
 with notice.listening(extra_signal=sys.argv[1]):
     print("ready", flush=True)

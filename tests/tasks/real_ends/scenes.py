@@ -16,27 +16,27 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from model.configuration.network import ModelConfig
-from model.configuration.training import TrainingConfig
-from model.data.sample_order import SampleOrder
-from model.data.token_windows import TokenWindows
-from model.errors import BadBatch, LossExploded, NonFiniteLoss
-from model.training.train_state import TrainState
-from model.training.training_step import StepInputs, find_bad_windows, find_spike, take_step
-from storage.checkpoints.checkpoint import load_checkpoint
-from storage.snapshots.data_snapshot import TOKENIZER, open_snapshot, publish_snapshot
-from storage.snapshots.snapshot_manifest import (
+from cairn.model.configuration.network import ModelConfig
+from cairn.model.configuration.training import TrainingConfig
+from cairn.model.data.sample_order import SampleOrder
+from cairn.model.data.token_windows import TokenWindows
+from cairn.model.errors import BadBatch, LossExploded, NonFiniteLoss
+from cairn.model.training.train_state import TrainState
+from cairn.model.training.training_step import StepInputs, find_bad_windows, find_spike, take_step
+from cairn.storage.checkpoints.checkpoint import load_checkpoint
+from cairn.storage.snapshots.data_snapshot import TOKENIZER, open_snapshot, publish_snapshot
+from cairn.storage.snapshots.snapshot_manifest import (
     SNAPSHOT_VERSION,
     SnapshotManifest,
     SnapshotSource,
     SnapshotSplits,
     SplitSize,
 )
-from storage.snapshots.token_shard import ShardSchema, ShardWriter
-from storage.stores.document import sha256
-from storage.stores.local_store import LocalStore
-from tasks.trainer.trainer_channel import ParentChannel, exit_on_error
-from tasks.trainer.trainer_protocol import Ready
+from cairn.storage.snapshots.token_shard import ShardSchema, ShardWriter
+from cairn.storage.stores.document import sha256
+from cairn.storage.stores.local_store import LocalStore
+from cairn.tasks.trainer.trainer_channel import ParentChannel, exit_on_error
+from cairn.tasks.trainer.trainer_protocol import Ready
 from tests.storage.builders import run_with_commits
 from tests.tasks.trainer_in_process import TrainingWorld
 
@@ -75,7 +75,7 @@ def missing_module(folder: Path) -> None:
 
 
 def missing_name(folder: Path) -> None:
-    from storage.stores.document import no_such_name  # noqa: F401
+    from cairn.storage.stores.document import no_such_name  # noqa: F401
 
 
 def snapshot(folder: Path, *, shards_for: str = "{}") -> tuple[LocalStore, str]:
@@ -232,8 +232,8 @@ def missing_data(folder: Path) -> None:
 
 
 def closed_port(folder: Path) -> None:
-    from storage.stores.s3_bucket import S3Bucket
-    from storage.stores.s3_store import S3Store
+    from cairn.storage.stores.s3_bucket import S3Bucket
+    from cairn.storage.stores.s3_store import S3Store
 
     os.environ.update(
         AWS_ENDPOINT_URL="http://127.0.0.1:9", AWS_ACCESS_KEY_ID="a", AWS_SECRET_ACCESS_KEY="b", AWS_REGION="us-east-1"
