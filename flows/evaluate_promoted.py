@@ -11,17 +11,10 @@ from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 
 from cairn.flows.operations.checkpoint_evaluation import plan_checkpoint
+from cairn.flows.orchestrator import flow_end, run_overview
 from cairn.flows.orchestrator import run_parameters as form
-from cairn.flows.orchestrator.flow_end import add_tags, completed, ends_in_prefects_words
-from cairn.flows.orchestrator.run_overview import (
-    artifact_key,
-    evaluation_markdown,
-    find_evaluation_form,
-    kept_parameters,
-)
 from cairn.flows.orchestrator.store_credentials import take_credentials
-from cairn.reports.queries.evaluations import compare_evaluations
-from cairn.reports.queries.run_lookup import find_checkpoint
+from cairn.reports.queries import evaluations, run_lookup
 from cairn.storage.stores.open_store import open_store
 from cairn.tasks.configuration.addresses import choose_store
 from cairn.tasks.evaluate import evaluate, task_name
@@ -35,7 +28,7 @@ from cairn.tasks.policy.termination import FlowEnd
     validate_parameters=True,
     persist_result=False,
 )
-@ends_in_prefects_words
+@flow_end.ends_in_prefects_words
 def evaluate_promoted(
     reference: form.Reference = "champion",
     suite: form.Suite = "",
@@ -54,29 +47,31 @@ def evaluate_promoted(
     """
     logger = get_run_logger()
     take_credentials(store_credentials, os.environ)
-    found = find_checkpoint(open_store(choose_store(store, os.environ)), reference)
+    found = run_lookup.find_checkpoint(open_store(choose_store(store, os.environ)), reference)
     ended = [
         evaluate.with_options(task_run_name=task_name(found.reference.step, one))(
             found.log, lambda: found.reference, one, step=found.reference.step, again=again, on_request=True
         )
         for one in plan_checkpoint(found, suite).all
     ]
-    view = compare_evaluations(found, [one for one in ended if not isinstance(one, State)])
+    view = evaluations.compare_evaluations(found, [one for one in ended if not isinstance(one, State)])
     words = "; ".join(
         f"{item.suite} of {view.run_id}@{view.step}: "
         + (item.detail or ", ".join(f"{name} {value:.4g}" for name, value in sorted(item.metrics.items())[:8]))
         for item in (row.evaluation for row in view.rows if row.role == "this")
     )
     with suppress(Exception), get_client(sync_client=True) as client:  # an API that fails costs the table in the UI
-        add_tags(client, UUID(flow_run.get_id()), {f"run:{view.run_id}"})
+        flow_end.add_tags(client, UUID(flow_run.get_id()), {f"run:{view.run_id}"})
         client.create_artifact(
             ArtifactCreate(
-                key=artifact_key(view.run_id, "evaluations"),
+                key=run_overview.artifact_key(view.run_id, "evaluations"),
                 type="markdown",
                 description=f"step {view.step} of run {view.run_id} beside others under the same suites",
-                data=evaluation_markdown(view, words, find_evaluation_form(client, kept_parameters())),
+                data=run_overview.evaluation_markdown(
+                    view, words, run_overview.find_evaluation_form(client, run_overview.kept_parameters())
+                ),
                 flow_run_id=UUID(flow_run.get_id()),
             )
         )
     logger.info("%s", words)
-    return FlowEnd(reason="evaluator-failed", message=words) if view.status == "failed" else completed(words)
+    return FlowEnd(reason="evaluator-failed", message=words) if view.status == "failed" else flow_end.completed(words)

@@ -8,8 +8,8 @@ from random import Random
 from prefect import flow, get_run_logger
 
 from cairn.flows.operations.store_sweep import SweepOutcome, sweep_store
+from cairn.flows.orchestrator import flow_end
 from cairn.flows.orchestrator import run_parameters as form
-from cairn.flows.orchestrator.flow_end import completed, ends_in_prefects_words
 from cairn.flows.orchestrator.store_credentials import take_credentials
 from cairn.storage.stores.open_store import open_store
 from cairn.tasks.configuration.addresses import choose_store
@@ -17,7 +17,7 @@ from cairn.tasks.policy.termination import FlowEnd
 
 
 @flow(name="sweep-checkpoints", retries=0, validate_parameters=True, persist_result=False)
-@ends_in_prefects_words
+@flow_end.ends_in_prefects_words
 def sweep_checkpoints(
     store: form.Store = "",
     store_credentials: form.Credentials = "",
@@ -49,4 +49,4 @@ def sweep_checkpoints(
     total = f"{sum(row.freed_bytes for row in rows):,} bytes {'would be freed' if dry_run else 'freed'}"
     failed = [f"{row.run_id}: {row.why}" for row in rows if row.action == SweepOutcome.FAILED]
     message = "; ".join([counts or "no runs", total, *failed])
-    return FlowEnd(reason="sweep-failed", message=message) if failed else completed(message)
+    return FlowEnd(reason="sweep-failed", message=message) if failed else flow_end.completed(message)

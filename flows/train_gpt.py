@@ -4,17 +4,14 @@ import os
 
 from prefect import flow, runtime
 
+from cairn.flows.orchestrator import flow_end
 from cairn.flows.orchestrator import run_parameters as form
 from cairn.flows.orchestrator.accelerator_slot import accelerator_slot
-from cairn.flows.orchestrator.flow_end import ends_in_prefects_words
 from cairn.flows.orchestrator.store_credentials import take_credentials
 from cairn.flows.preparation.preflight import check_before_start
 from cairn.flows.preparation.training_request import HANDED_OVER, TrainingRequest, resolve_request, with_settings
-from cairn.flows.run.active_run import ActiveRun, claim_next_attempt, gather_machines
+from cairn.flows.run import active_run, early_attempt, run_opening, run_promotion
 from cairn.flows.run.attempt import Attempt
-from cairn.flows.run.early_attempt import begun_early
-from cairn.flows.run.run_opening import open_run, show_preparation
-from cairn.flows.run.run_promotion import offer_best
 from cairn.flows.watching.deployed_continuation import name_successor
 from cairn.reports.explain.termination_text import describe_left
 from cairn.storage.errors import Fenced, NotDurable, StoreRefused
@@ -25,7 +22,7 @@ from cairn.tasks.trainer.warm_trainer import warm_trainer
 
 
 @flow(name="train-gpt", retries=0, validate_parameters=True, persist_result=False)
-@ends_in_prefects_words
+@flow_end.ends_in_prefects_words
 def train_gpt(
     config: form.Config = "",
     run_id: form.RunId = "",
@@ -52,21 +49,21 @@ def train_gpt(
         overrides: `section.key=value` on top of the configuration, one each; a key with a field above only there.
         start_over: begin again at step 0 where commits exist and none can be read any more.
     """
-    early, handed = begun_early(), HANDED_OVER.get()
+    early, handed = early_attempt.begun_early(), HANDED_OVER.get()
     shutdown = handed.shutdown if handed else ShutdownSignal()
     with shutdown.listening(), warm_trainer() as trainer:
         if early is not None:
             run = early.show_in(runtime.flow_run.get_id())
-            show_preparation(run)
+            run_opening.show_preparation(run)
         elif handed is not None:
-            run = open_run(handed.resolved, shutdown, trainer)
+            run = run_opening.open_run(handed.resolved, shutdown, trainer)
         else:  # no command in this process has resolved and checked it
             take_credentials(store_credentials, os.environ)
             asked = with_settings(overrides, steps=steps, learning_rate=learning_rate, micro_batch=micro_batch)
             request = TrainingRequest(config=config, run_id=run_id, overrides=asked, store=store, start_over=start_over)
             resolved = resolve_request(request, os.environ)
             check_before_start(resolved, resolved.open_log(), os.environ)
-            run = open_run(resolved, shutdown, trainer)
+            run = run_opening.open_run(resolved, shutdown, trainer)
         with run.running_services(), accelerator_slot(run.say, is_stopping=run.is_shutting_down):
             end = name_successor(_train(run, early), run.log, run.say)
             run.machines.end(EXIT_CODES[end.reason])
@@ -75,15 +72,15 @@ def train_gpt(
     return end
 
 
-def _train(run: ActiveRun, early: Attempt | None) -> FlowEnd:
+def _train(run: active_run.ActiveRun, early: Attempt | None) -> FlowEnd:
     while run.log.refresh().finished is None or run.log.state.open_attempt is not None:
         attempt, early = early, None
         if attempt is None:
-            gathered = gather_machines(run)
+            gathered = active_run.gather_machines(run)
             if gathered is None:
                 return run.interrupted_end("it waited for other machines")
             run = gathered
-            attempt = Attempt(run, claim_next_attempt(run))
+            attempt = Attempt(run, active_run.claim_next_attempt(run))
         try:
             ended = _run_attempt(run, attempt)
         except Fenced as fenced:
@@ -96,14 +93,14 @@ def _train(run: ActiveRun, early: Attempt | None) -> FlowEnd:
                 return stopped
             run.warm.back_off(ended.decision.delay_seconds, run.work_dir)
     try:
-        end = offer_best(run)
+        end = run_promotion.offer_best(run)
     except (StoreRefused, NotDurable) as error:
         return FlowEnd(reason=FlowOutcome.STORAGE, message=f"{error}; the same command continues")
     run.sweep.finish()
     return end
 
 
-def _run_attempt(run: ActiveRun, attempt: Attempt) -> AttemptEnded:
+def _run_attempt(run: active_run.ActiveRun, attempt: Attempt) -> AttemptEnded:
     run.overview.change()
     try:
         ended = attempt.run()
@@ -115,7 +112,7 @@ def _run_attempt(run: ActiveRun, attempt: Attempt) -> AttemptEnded:
     return ended
 
 
-def _stopped_end(run: ActiveRun, ended: AttemptEnded) -> FlowEnd | None:
+def _stopped_end(run: active_run.ActiveRun, ended: AttemptEnded) -> FlowEnd | None:
     """Return the end if the run stops after an attempt that did not finish it, or None if it goes on."""
     decision = ended.decision
     if run.cancellation.is_cancelling():

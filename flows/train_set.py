@@ -7,9 +7,8 @@ from prefect.cache_policies import NO_CACHE
 from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound
 
+from cairn.flows.orchestrator import flow_end, run_overview
 from cairn.flows.orchestrator import run_parameters as form
-from cairn.flows.orchestrator.flow_end import completed, ends_in_prefects_words
-from cairn.flows.orchestrator.run_overview import flow_run_name
 from cairn.flows.preparation.training_request import TrainingRequest, choose_run_id
 from cairn.tasks.configuration.configuration_source import SetMember, expand_set, read_configuration
 from cairn.tasks.errors import InvalidConfiguration
@@ -17,7 +16,7 @@ from cairn.tasks.policy.termination import FlowEnd
 
 
 @flow(name="train-set", retries=0, validate_parameters=True, persist_result=False)
-@ends_in_prefects_words
+@flow_end.ends_in_prefects_words
 def train_set(
     config: form.Config = "quickstart",
     name: form.RunId = "",
@@ -42,7 +41,7 @@ def train_set(
     given = {"config": config, "store": store, "store_credentials": store_credentials}
     started = start_run.map(list(members), given=[given] * len(members), deployment=[deployment] * len(members))
     started.result()
-    return completed(f"{len(members)} runs started: {', '.join(member.run_id for member in members)}")
+    return flow_end.completed(f"{len(members)} runs started: {', '.join(member.run_id for member in members)}")
 
 
 @task(name="start-run", task_run_name="start {member.run_id}", cache_policy=NO_CACHE, persist_result=False)
@@ -52,7 +51,7 @@ def start_run(member: SetMember, given: dict[str, str], deployment: str) -> None
         run_deployment(
             deployment,
             parameters={**given, "run_id": member.run_id, "overrides": list(member.overrides)},
-            flow_run_name=flow_run_name(member.run_id, 1),
+            flow_run_name=run_overview.flow_run_name(member.run_id, 1),
             timeout=0,
         )
     except ObjectNotFound as error:

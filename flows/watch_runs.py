@@ -5,8 +5,8 @@ from collections import Counter
 
 from prefect import flow, get_run_logger
 
+from cairn.flows.orchestrator import flow_end
 from cairn.flows.orchestrator import run_parameters as form
-from cairn.flows.orchestrator.flow_end import completed, ends_in_prefects_words
 from cairn.flows.orchestrator.store_credentials import take_credentials
 from cairn.flows.watching.run_watcher import WatchAction, WatchRequest, open_watcher
 from cairn.tasks.configuration.addresses import choose_store
@@ -14,7 +14,7 @@ from cairn.tasks.policy.termination import FlowEnd
 
 
 @flow(name="watch-runs", retries=0, validate_parameters=True, persist_result=False)
-@ends_in_prefects_words
+@flow_end.ends_in_prefects_words
 def watch_runs(
     store: form.Store = "",
     store_credentials: form.Credentials = "",
@@ -36,4 +36,4 @@ def watch_runs(
         logger.info("%s: %s: %s %s", row.run_id, row.action, row.why, row.how)
     counts = ", ".join(f"{action} {count}" for action, count in sorted(Counter(row.action for row in rows).items()))
     continued = ", ".join(row.run_id for row in rows if row.action == WatchAction.CONTINUED)
-    return completed(f"{counts or 'no runs'}{f'; continued: {continued}' if continued else ''}")
+    return flow_end.completed(f"{counts or 'no runs'}{f'; continued: {continued}' if continued else ''}")

@@ -8,12 +8,10 @@ from prefect.cache_policies import NO_CACHE
 
 from cairn.storage.checkpoints import checkpoint
 from cairn.storage.errors import AppendUnknown, StoreUnavailable
-from cairn.storage.logs.log_entry import CheckpointReference, Writer
-from cairn.storage.logs.run_log import RunLog
+from cairn.storage.logs import log_entry, run_log
 from cairn.storage.stores.retrying_store import StoreRetry
 from cairn.tasks.evaluator.evaluation_run import EvaluationPlan, pin_for_evaluation
-from cairn.tasks.trainer.trainer_process import TrainerProcess
-from cairn.tasks.trainer.trainer_protocol import SegmentDone
+from cairn.tasks.trainer import trainer_process, trainer_protocol
 
 
 @task(
@@ -23,16 +21,16 @@ from cairn.tasks.trainer.trainer_protocol import SegmentDone
     persist_result=False,
 )
 def commit_checkpoint(
-    trainer: TrainerProcess,
-    log: RunLog,
-    writer: Writer,
-    segment: SegmentDone,
+    trainer: trainer_process.TrainerProcess,
+    log: run_log.RunLog,
+    writer: log_entry.Writer,
+    segment: trainer_protocol.SegmentDone,
     *,
     attempt: int,
     step: int,
     retry: StoreRetry,
     evaluation: EvaluationPlan | None = None,
-) -> CheckpointReference:
+) -> log_entry.CheckpointReference:
     """Wait until it is staged; check, commit and pin it. Raises `TrainerGone`, `IntegrityError` or `Fenced`."""
     staged = trainer.wait_staged(step)
     tokens, gpu_seconds = segment.tokens, segment.gpu_seconds

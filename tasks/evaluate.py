@@ -8,9 +8,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.states import Cancelled
 
-from cairn.storage.logs.log_entry import CheckpointReference
-from cairn.storage.logs.run_entries import EvaluationFailed, EvaluationRecorded
-from cairn.storage.logs.run_log import RunLog
+from cairn.storage.logs import log_entry, run_entries, run_log
 from cairn.tasks.errors import EvaluationInterrupted
 from cairn.tasks.evaluator.evaluation_run import EvaluationPlan, record_evaluation
 from cairn.tasks.evaluator.evaluation_suite import CommandSuite
@@ -18,8 +16,8 @@ from cairn.tasks.evaluator.evaluation_suite import CommandSuite
 
 @task(name="evaluate", task_run_name="evaluate {step}", cache_policy=NO_CACHE, persist_result=False)
 def evaluate(
-    log: RunLog,
-    committed: Callable[[], CheckpointReference],
+    log: run_log.RunLog,
+    committed: Callable[[], log_entry.CheckpointReference],
     plan: EvaluationPlan,
     *,
     step: int,
@@ -27,7 +25,7 @@ def evaluate(
     again: bool = False,
     on_request: bool = False,
     stopping: Callable[[], bool] = lambda: False,
-) -> EvaluationRecorded | EvaluationFailed | State[Any]:
+) -> run_entries.EvaluationRecorded | run_entries.EvaluationFailed | State[Any]:
     """Wait for `committed`, then record the evaluation or the evaluator's failure, as `record_evaluation` does.
 
     An interrupted evaluation returns the state Cancelled: for an exception Prefect logs a traceback. `committed` is no

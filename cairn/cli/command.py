@@ -29,8 +29,7 @@ from cairn.model.errors import InvalidInput
 from cairn.reports.errors import InvalidQuery, RunNotFound
 from cairn.reports.queries.run_lookup import find_run
 from cairn.storage.errors import Fenced, IntegrityError, StorageError, StoreUnsound, WriterTooOld
-from cairn.storage.logs.registry import list_aliases
-from cairn.storage.logs.run_index import list_run_ids
+from cairn.storage.logs import registry, run_index
 from cairn.storage.stores.open_store import open_store
 from cairn.tasks.attempt.shutdown_signal import exit_on_sigterm
 from cairn.tasks.configuration.addresses import CONFIGURATIONS, SUITES, choose_store, known_names
@@ -249,9 +248,9 @@ def _values(typed: TypedLine, argument: "Argument", environment: Mapping[str, st
             yield from ((f"{run_id}@{step}", "checkpoint") for step in steps)
             return
         if name in ("--reference", "--alias") and not names_snapshot:
-            yield from ((alias, "alias") for alias in list_aliases(store))
+            yield from ((alias, "alias") for alias in registry.list_aliases(store))
         if name != "--alias":
-            yield from ((run_id, "run") for run_id in list_run_ids(store))
+            yield from ((run_id, "run") for run_id in run_index.list_run_ids(store))
     elif name in ("--set", "--key"):
         from cairn.tasks.configuration.key_reference import list_keys
 

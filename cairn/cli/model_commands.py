@@ -11,8 +11,7 @@ from cyclopts import Parameter
 from cairn.cli.app import Flag, Json, Reference, Url, Why, open_chosen_store, store_option
 from cairn.cli.texts import print_data, print_rows
 from cairn.operations.text_sampling import RunSampler, SampleRequest, follow_run, read_prompt, show_text, write_samples
-from cairn.reports.queries.display_tables import comparison_table, decisions_table, promotions_table
-from cairn.reports.queries.run_lookup import find_checkpoint
+from cairn.reports.queries import display_tables, run_lookup
 from cairn.tasks.machine.placement import work_folder
 from cairn.tasks.policy.termination import ExitCode
 from cairn.tasks.text.format import short_digest
@@ -52,10 +51,10 @@ def models(*, history: Flag = False, store: Url = "", json: Json = False) -> Non
 
     if history:
         decisions = list_decisions(open_chosen_store(store))
-        print_document(decisions) if json else print_rows(decisions_table(decisions))
+        print_document(decisions) if json else print_rows(display_tables.decisions_table(decisions))
     else:
         views = list_promotions(open_chosen_store(store))
-        print_document(views) if json else print_rows(promotions_table(views))
+        print_document(views) if json else print_rows(display_tables.promotions_table(views))
 
 
 def evaluate(
@@ -72,9 +71,9 @@ def evaluate(
     from cairn.flows.operations.checkpoint_evaluation import measure
     from cairn.reports.queries.evaluations import compare_evaluations
 
-    found = find_checkpoint(open_chosen_store(store), reference)
+    found = run_lookup.find_checkpoint(open_chosen_store(store), reference)
     view = compare_evaluations(found, measure(found, suite=suite, again=again))
-    print_document(view) if json else print_rows(comparison_table(view))
+    print_document(view) if json else print_rows(display_tables.comparison_table(view))
     return ExitCode.DONE if view.status == "recorded" else ExitCode.ERROR
 
 
@@ -88,9 +87,9 @@ def promote(
     from cairn.flows.operations.checkpoint_offer import offer_as_person
     from cairn.reports.queries.alias_history import list_alias_promotions
 
-    state = offer_as_person(find_checkpoint(open_chosen_store(store), reference), alias, why=why)
+    state = offer_as_person(run_lookup.find_checkpoint(open_chosen_store(store), reference), alias, why=why)
     view = list_alias_promotions(alias, state)[0]
-    print_document(view) if json else print_rows(promotions_table([view]))
+    print_document(view) if json else print_rows(display_tables.promotions_table([view]))
 
 
 def rollback(*, alias: Alias = "champion", why: Why = "", store: Url = "", json: Json = False) -> None:
@@ -99,7 +98,7 @@ def rollback(*, alias: Alias = "champion", why: Why = "", store: Url = "", json:
     from cairn.operations.person_decisions import roll_back
 
     view = roll_back(open_chosen_store(store), alias, by=this_person(), why=why)
-    print_document(view) if json else print_rows(promotions_table([view]))
+    print_document(view) if json else print_rows(display_tables.promotions_table([view]))
 
 
 def sample(
@@ -125,7 +124,7 @@ def sample(
         if follow:
             follow_run(open_chosen_store(store), reference, request, every_seconds=every, json=json)
             return ExitCode.DONE
-        found = find_checkpoint(open_chosen_store(store), reference)
+        found = run_lookup.find_checkpoint(open_chosen_store(store), reference)
         sampler = RunSampler(found.log, request)
         sampler.load(found.reference)
         written = write_samples(sampler, request, show=(lambda piece: None) if json else show_text)
@@ -147,7 +146,7 @@ def export(reference: Reference, folder: str, *, store: Url = "", json: Json = F
     """
     from cairn.operations.model_export import export_model
 
-    written = export_model(find_checkpoint(open_chosen_store(store), reference), Path(folder))
+    written = export_model(run_lookup.find_checkpoint(open_chosen_store(store), reference), Path(folder))
     lines = (f"{Path(written.folder) / file.name}  {file.bytes:,} bytes" for file in written.files)
     print_document(written) if json else print_line("\n".join(lines))
 

@@ -7,12 +7,8 @@ from pathlib import Path
 from cairn.model.configuration.parameter_table import family_of
 from cairn.model.errors import InvalidInput
 from cairn.operations.text_sampling import open_run_model
-from cairn.reports.queries.alias_history import AliasPromotion, list_promotions
-from cairn.reports.queries.display_tables import markdown_text
-from cairn.reports.queries.run_lookup import FoundCheckpoint
-from cairn.storage.logs.log_entry import CheckpointReference
-from cairn.storage.logs.run_entries import RunOpened
-from cairn.storage.logs.run_state import RunState
+from cairn.reports.queries import alias_history, display_tables, run_lookup
+from cairn.storage.logs import log_entry, run_entries, run_state
 from cairn.storage.snapshots.snapshot_manifest import SnapshotManifest
 from cairn.storage.stores.document import encode, project
 from cairn.storage.stores.verified_object import describe_file
@@ -25,13 +21,13 @@ from cairn.tasks.text.format import format_value, one_line
 class ModelFacts:
     """The records of one committed model."""
 
-    state: RunState
-    opened: RunOpened
-    reference: CheckpointReference
+    state: run_state.RunState
+    opened: run_entries.RunOpened
+    reference: log_entry.CheckpointReference
     manifest: SnapshotManifest
     parameters: int
     end_of_text: str
-    promotions: tuple[AliasPromotion, ...]
+    promotions: tuple[alias_history.AliasPromotion, ...]
 
 
 def write_card(facts: ModelFacts) -> str:
@@ -44,7 +40,7 @@ def write_card(facts: ModelFacts) -> str:
         "code": lambda text: "`{}`".format(one_line(text).replace("`", "'").replace("|", "\\|")),  # stays in its cell
         "document": lambda document: encode(document).decode(),
         "json": json.dumps,
-        "markdown": markdown_text,
+        "markdown": display_tables.markdown_text,
         "number": lambda number: f"{number:,}",
         "time": format_value,
     }
@@ -72,14 +68,14 @@ class ExportedModel:
     manifest_sha256: str
 
 
-def export_model(found: FoundCheckpoint, folder: Path) -> ExportedModel:
+def export_model(found: run_lookup.FoundCheckpoint, folder: Path) -> ExportedModel:
     """Verify and write the checkpoint; raises `InvalidConfiguration` for a folder with files, and `IntegrityError`."""
     from cairn.tasks.evaluator.checkpoint_model import require_empty, write_model_directory
 
     try:
         require_empty(folder)  # before the weights are read
         opened = open_run_model(found.log, found.reference)
-        promotions = list_promotions(found.log.store)
+        promotions = alias_history.list_promotions(found.log.store)
         facts = project(
             found,
             ModelFacts,

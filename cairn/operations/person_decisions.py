@@ -5,8 +5,7 @@ from dataclasses import dataclass, replace
 
 from cairn.flows.operations.checkpoint_offer import this_person
 from cairn.reports.errors import RunNotFound
-from cairn.reports.queries.alias_history import AliasPromotion, list_alias_promotions
-from cairn.reports.queries.run_lookup import configuration_of, read_checkpoints
+from cairn.reports.queries import alias_history, run_lookup
 from cairn.storage.checkpoints.checkpoint import find_wrong_sizes, read_manifest
 from cairn.storage.checkpoints.sweep import SweepAction, SweepKind
 from cairn.storage.errors import IntegrityError
@@ -15,8 +14,7 @@ from cairn.storage.logs.registry import Promoted, Registry, RegistryState, Rolle
 from cairn.storage.logs.run_entries import RunDeleted
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.logs.run_state import CheckpointState
-from cairn.storage.stores.document import project
-from cairn.storage.stores.object_store import ObjectStore
+from cairn.storage.stores import document, object_store
 from cairn.tasks.attempt.attempt_claim import Claimant, refuse_live_owner
 from cairn.tasks.checkpoints.run_deletion import delete_run, withdrawn_aliases
 from cairn.tasks.text.format import format_count
@@ -40,8 +38,8 @@ class RunDeletion:
 def preview_deletion(log: RunLog) -> RunDeletion:
     """Return what would go; raises `GateRefused` for what an alias or a fork needs, `LiveOwner` for a living owner."""
     aliases = withdrawn_aliases(log)
-    refuse_live_owner(log, configuration_of(log.state).lease, monotonic=time.monotonic, sleep=time.sleep)
-    there = [item for item in read_checkpoints(log) if item.state != CheckpointState.DELETED]
+    refuse_live_owner(log, run_lookup.configuration_of(log.state).lease, monotonic=time.monotonic, sleep=time.sleep)
+    there = [item for item in run_lookup.read_checkpoints(log) if item.state != CheckpointState.DELETED]
     return RunDeletion(
         run_id=log.run_id,
         checkpoints=len(there),
@@ -53,8 +51,8 @@ def preview_deletion(log: RunLog) -> RunDeletion:
 
 def delete_as_person(log: RunLog, view: RunDeletion, why: str) -> RunDeletion:
     """Delete the run and return what went; raises as `delete_run` does."""
-    config = configuration_of(log.state)
-    claimant = project(config, Claimant, writer=this_writer(), monotonic=time.monotonic, sleep=time.sleep)
+    config = run_lookup.configuration_of(log.state)
+    claimant = document.project(config, Claimant, writer=this_writer(), monotonic=time.monotonic, sleep=time.sleep)
     report = delete_run(log, RunDeleted(by=this_person(), why=why), claimant)
     gone = [item for item in report.items if item.action == SweepAction.DELETE and item.kind != SweepKind.UNFINISHED]
     return replace(view, checkpoints=len(gone), bytes=sum(item.bytes for item in gone), freed_bytes=report.freed_bytes)
@@ -70,7 +68,7 @@ def describe_deletion(deletion: RunDeletion) -> list[str]:
     return [*lines, f"its log, receipts and curve stay (`cairn runs --archived`), and {kept}"]
 
 
-def roll_back(store: ObjectStore, alias: str, *, by: str, why: str = "") -> AliasPromotion:
+def roll_back(store: object_store.ObjectStore, alias: str, *, by: str, why: str = "") -> alias_history.AliasPromotion:
     """Point the alias at the last readable promotion before and return it; raises `RunNotFound` or `IntegrityError`."""
 
     def decide(state: RegistryState) -> RolledBack:
@@ -84,7 +82,7 @@ def roll_back(store: ObjectStore, alias: str, *, by: str, why: str = "") -> Alia
             if not (problem := _find_problem(store, before)):
                 facts = f"from {leaving.run_id}@{leaving.step} back to {before.run_id}@{before.step}"
                 facts += f": {why}" if why else ""
-                return project(
+                return document.project(
                     before, RolledBack, alias=alias, by=by, why=facts, left_manifest_sha256=leaving.manifest_sha256
                 )
             problems.append(f"{before.run_id}@{before.step} {problem}")
@@ -93,10 +91,10 @@ def roll_back(store: ObjectStore, alias: str, *, by: str, why: str = "") -> Alia
             "`cairn promote RUN@STEP --alias NAME` points another alias at what is left"
         )
 
-    return list_alias_promotions(alias, Registry(store, alias).append(decide))[0]
+    return alias_history.list_alias_promotions(alias, Registry(store, alias).append(decide))[0]
 
 
-def _find_problem(store: ObjectStore, promoted: Promoted) -> str:
+def _find_problem(store: object_store.ObjectStore, promoted: Promoted) -> str:
     """Return why these weights cannot be used; empty where they are committed and all their bytes are there."""
     record = RunLog(store, promoted.run_id).refresh().find(promoted.prefix)
     if record is None or not record.is_committed:

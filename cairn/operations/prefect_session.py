@@ -15,13 +15,7 @@ from typing import Any
 from rich.console import Console
 
 from cairn.flows.operations.checkpoint_offer import end_on_record
-from cairn.flows.orchestrator.prefect_server import (
-    EphemeralServer,
-    is_server_answering,
-    is_server_named,
-    server_address,
-)
-from cairn.flows.orchestrator.run_notices import all_receivers, notices_of
+from cairn.flows.orchestrator import prefect_server, run_notices
 from cairn.flows.preparation.training_request import HandedOver, ResolvedRequest, hand_over
 from cairn.reports.exporters.exporters import run_exporters
 from cairn.reports.notices.notice_delivery import telling
@@ -32,11 +26,9 @@ from cairn.tasks.checkpoints.retention import sweep_run
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.errors import InvalidConfiguration
 from cairn.tasks.evaluator.evaluation_suite import suite_of
-from cairn.tasks.machine.placement import trainer_folder
-from cairn.tasks.machine.process_scopes import collecting_no_garbage
+from cairn.tasks.machine import placement, process_scopes
 from cairn.tasks.policy.termination import ExitCode, FlowEnd, FlowOutcome, flow_outcome
-from cairn.tasks.text.live_lines import LiveLines
-from cairn.tasks.text.output import say
+from cairn.tasks.text import live_lines, output
 
 # A person sees our own progress; Prefect's log would show it twice, and every refusal as a traceback.
 QUIET = {
@@ -60,8 +52,8 @@ class PrefectServer:
 
     def __init__(self, environment: MutableMapping[str, str], *, say: Callable[[str], None]) -> None:
         self._environment, self._say = environment, say
-        self.ephemeral: EphemeralServer | None = None
-        self._waiting = LiveLines(Console(file=sys.stderr, highlight=False), stays=False)
+        self.ephemeral: prefect_server.EphemeralServer | None = None
+        self._waiting = live_lines.LiveLines(Console(file=sys.stderr, highlight=False), stays=False)
 
     def choose(self) -> None:
         """Decide on the server, again if it was lost: the named one if it answers, else a new temporary one."""
@@ -70,17 +62,17 @@ class PrefectServer:
             self.ephemeral.forget_in(self._environment)
             self.ephemeral = None
         environment, began = self._environment, time.monotonic()
-        url = server_address(environment)
-        while url and not is_server_answering(url, timeout_seconds=3.0, proxies=True):
+        url = prefect_server.server_address(environment)
+        while url and not prefect_server.is_server_answering(url, timeout_seconds=3.0, proxies=True):
             if time.monotonic() - began >= _ABSENT_SECONDS:
                 self._say(f"{url} does not answer: this run is not shown there")
                 del environment["PREFECT_API_URL"]
                 break
             time.sleep(1.0)
-        if is_server_named(environment, Path.cwd(), ask_prefect=_ask_prefect):
+        if prefect_server.is_server_named(environment, Path.cwd(), ask_prefect=_ask_prefect):
             return
         quieten(environment)
-        self.ephemeral = EphemeralServer(environment, say=self._say)
+        self.ephemeral = prefect_server.EphemeralServer(environment, say=self._say)
         self.ephemeral.name_in(environment)
         self._waiting.count_seconds(_STARTING)
         if not self._waiting.can_be_shown:
@@ -88,7 +80,7 @@ class PrefectServer:
 
     def import_flow(self) -> None:
         """Import the flow, and Prefect with it: a second or two, as the server takes."""
-        with self._waiting.show() if self.ephemeral else nullcontext(), collecting_no_garbage():
+        with self._waiting.show() if self.ephemeral else nullcontext(), process_scopes.collecting_no_garbage():
             from prefect.context import refresh_global_settings_context
 
             import cairn.flows.train_gpt  # noqa: F401
@@ -112,8 +104,8 @@ def end_without_flow(log: RunLog, config: RunConfig, environment: Mapping[str, s
     if not (ended := end_on_record(log, config)):
         return None
     with (
-        run_exporters(log, config.mirrors, environment, say),
-        telling(log.store, all_receivers(config.notify), partial(notices_of, log), say),
+        run_exporters(log, config.mirrors, environment, output.say),
+        telling(log.store, run_notices.all_receivers(config.notify), partial(run_notices.notices_of, log), output.say),
         suppress(StorageError),
     ):
         sweep_run(log, config.checkpoint, suite_of(config.evaluation).sha256)
@@ -130,7 +122,7 @@ def run_train_gpt(resolved: ResolvedRequest, config: RunConfig, log: RunLog, ser
     from cairn.tasks.trainer.warm_trainer import warm_trainer
 
     quieten(os.environ)
-    folder = trainer_folder(os.environ, log.run_id)
+    folder = placement.trainer_folder(os.environ, log.run_id)
     with warm_trainer() as trainer, hand_over(resolved) as handed:
         server.choose()
         if log.refresh().finished is None:

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from cairn.storage.logs.log_entry import CheckpointReference
-from cairn.storage.logs.run_entries import AttemptStarted, CheckpointCommitted
-from cairn.storage.logs.run_state import CheckpointRecord, CheckpointState, RunState
+from cairn.storage.logs import log_entry, run_entries, run_state
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.errors import InvalidConfiguration
 from cairn.tasks.policy.termination import ExitCode
@@ -24,9 +22,9 @@ if TYPE_CHECKING:
 class Segment:
     """The steps of one attempt from `start`, None for step 0, to `end`; `unloadable` says why `start` is gone."""
 
-    start: CheckpointReference | None
-    end: CheckpointCommitted
-    started: AttemptStarted
+    start: log_entry.CheckpointReference | None
+    end: run_entries.CheckpointCommitted
+    started: run_entries.AttemptStarted
     quarantined: tuple[int, ...]
     unloadable: str = ""
 
@@ -88,7 +86,7 @@ class Replay:
         return ExitCode.INTEGRITY if self.failed else ExitCode.DONE
 
 
-def committed_segments(state: RunState) -> tuple[Segment, ...]:
+def committed_segments(state: run_state.RunState) -> tuple[Segment, ...]:
     """Return every segment that was committed, by attempt; those that later attempts trained again are included."""
     records = {record.committed.prefix: record for record in state.checkpoints}
     segments = list[Segment]()
@@ -125,7 +123,7 @@ def choose_segments(
     return tuple(segment for segment in loadable if segment in drawn)
 
 
-def find_obstacle(started: AttemptStarted, config: RunConfig, *, torch_version: str, has_cuda: bool) -> str:
+def find_obstacle(started: run_entries.AttemptStarted, config: RunConfig, *, torch_version: str, has_cuda: bool) -> str:
     """Return why bits of this attempt are not promised on this machine in one process; empty if they are."""
     placement, training = started.placement, config.training
     kind, torch_then = placement.device.partition(":")[0], started.versions.get("torch", "an unknown version")
@@ -158,9 +156,9 @@ def _evidence(step: "StepRecord | StepResult") -> tuple[float, float | None, str
     return step.train_loss, norm, step.weights_digest
 
 
-def _why_unloadable(start: CheckpointRecord | None) -> str:
-    if start is None or start.state == CheckpointState.COMMITTED:
+def _why_unloadable(start: run_state.CheckpointRecord | None) -> str:
+    if start is None or start.state == run_state.CheckpointState.COMMITTED:
         return ""
-    if start.state == CheckpointState.QUARANTINED:
+    if start.state == run_state.CheckpointState.QUARANTINED:
         return "" if not start.evidence else f"its start, step {start.committed.step}, is quarantined as unreadable"
     return f"retention has removed its start, the checkpoint of step {start.committed.step}"

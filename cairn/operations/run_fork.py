@@ -10,9 +10,7 @@ from cairn.model.configuration.data import SNAPSHOT_SOURCE
 from cairn.reports.queries.run_lookup import FoundCheckpoint, configuration_of
 from cairn.storage.checkpoints.resume_point import new_pin, pin_checkpoint, unpin_checkpoint
 from cairn.storage.errors import IntegrityError
-from cairn.storage.logs.log_entry import ForkOrigin, this_writer
-from cairn.storage.logs.run_entries import CheckpointCommitted, RunOpened
-from cairn.storage.logs.run_log import RunLog
+from cairn.storage.logs import log_entry, run_entries, run_log
 from cairn.storage.snapshots.data_snapshot import TOKENIZER, read_manifest
 from cairn.storage.stores.document import project
 from cairn.tasks.attempt.attempt_claim import refuse_deleted
@@ -45,7 +43,7 @@ def fork_run(
     found: FoundCheckpoint, run_id: str, overrides: Sequence[str], environment: Mapping[str, str], base_dir: Path
 ) -> Fork:
     """Open `run_id` at the checkpoint, with overrides; `InvalidConfiguration` or `IntegrityError` if it cannot be."""
-    log, parent = RunLog(found.log.store, run_id), found.log
+    log, parent = run_log.RunLog(found.log.store, run_id), found.log
     refuse_deleted(log.refresh())
     if log.state.opened is not None:
         raise InvalidConfiguration(f"run {run_id} exists in {log.store.url}: name another, or train it")
@@ -68,11 +66,11 @@ def fork_run(
         )
     body = _opening(found, run_id, config, record.committed, _choose_data(found, config, changed, base_dir))
     pin = new_pin(found.reference, this_placement(device="cpu", threads=1), fork=run_id)
-    if not pin_checkpoint(parent, pin, writer=this_writer()):
+    if not pin_checkpoint(parent, pin, writer=log_entry.this_writer()):
         raise IntegrityError(f"{found.reference.prefix} was given up meanwhile; fork another step")
-    opened = log.append(lambda state: body if state.opened is None else None, writer=this_writer()).opened
+    opened = log.append(lambda state: body if state.opened is None else None, writer=log_entry.this_writer()).opened
     if opened != body:
-        unpin_checkpoint(parent, pin, "another process opened the run first", writer=this_writer())
+        unpin_checkpoint(parent, pin, "another process opened the run first", writer=log_entry.this_writer())
         raise InvalidConfiguration(f"run {run_id} was opened by another process meanwhile: name another")
     begin = found.reference
     return project(
@@ -121,11 +119,11 @@ def _choose_data(found: FoundCheckpoint, config: RunConfig, changed: Mapping[str
 
 
 def _opening(
-    found: FoundCheckpoint, run_id: str, config: RunConfig, committed: CheckpointCommitted, snapshot_id: str
-) -> RunOpened:
+    found: FoundCheckpoint, run_id: str, config: RunConfig, committed: run_entries.CheckpointCommitted, snapshot_id: str
+) -> run_entries.RunOpened:
     opened, state = found.opened, found.log.state
     windows = state.windows_quarantined_before(committed.attempt) if snapshot_id == opened.data_snapshot else ()
-    return RunOpened(
+    return run_entries.RunOpened(
         run_id=run_id,
         model_family=config.model_family,
         config=config.frozen(),
@@ -134,7 +132,7 @@ def _opening(
         total_steps=config.training.steps,
         code_version=code_version(),
         threads_why=f"those of run {found.log.run_id}",
-        forked_from=ForkOrigin(
+        forked_from=log_entry.ForkOrigin(
             run_id=found.log.run_id,
             checkpoint=committed.reference,
             state_sha256=committed.state_sha256,

@@ -15,9 +15,7 @@ import torch
 from torch import Tensor
 
 from cairn.model.errors import NonFiniteLoss, TokenOutOfRange
-from cairn.model.training.determinism import make_deterministic, resolve_device
-from cairn.model.training.train_state import TrainState
-from cairn.model.training.training_loop import StepObserver, StepResult, train_until
+from cairn.model.training import determinism, train_state, training_loop
 from cairn.operations import replay_plan
 from cairn.operations.replay_plan import Replay, ReplayedSegment, Segment, Verdict
 from cairn.storage.checkpoints.tensor_record import state_sha256
@@ -28,17 +26,14 @@ from cairn.storage.stores.document import project
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.configuration.stored_configuration import parse_stored_configuration
 from cairn.tasks.machine.placement import library_versions
-from cairn.tasks.trainer.tensor_exchange import to_record
-from cairn.tasks.trainer.trainer_channel import Place
-from cairn.tasks.trainer.trainer_protocol import TrainerSpec
-from cairn.tasks.trainer.training_setup import CheckpointLoad, TrainingData, fresh_state, open_training_data
+from cairn.tasks.trainer import tensor_exchange, trainer_channel, trainer_protocol, training_setup
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recomputed:
     """What a segment comes to: the digest and tensors of its last state and its steps, or why it could not go on."""
 
-    steps: Sequence[StepResult]
+    steps: Sequence[training_loop.StepResult]
     state_sha256: str | None = None
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     problem: str = ""
@@ -51,43 +46,45 @@ class _SegmentReplayer:
         """Open nothing yet; `folder`, which starts empty, holds what is read of a remote store."""
         self._log, self._folder = log, folder
         self._attempt = 0
-        self._data: TrainingData | None = None
-        self._state: TrainState | None = None
+        self._data: training_setup.TrainingData | None = None
+        self._state: train_state.TrainState | None = None
         self._needed_until = {item.start.prefix: item for item in segments if item.unloadable and item.start}
         self._reached: dict[str, Mapping[str, Tensor]] = {}
 
     def _recompute(self, segment: Segment, carried: Mapping[str, Tensor] | None = None) -> Recomputed:
         """Train from the stored start, or from its tensors `carried`; `IntegrityError` if start or data are damaged."""
         config = parse_stored_configuration(segment.started.config)
-        place = Place(device=resolve_device(segment.started.placement.device.partition(":")[0]))
-        make_deterministic(seed=config.training.seed, threads=segment.started.placement.threads)
+        place = trainer_channel.Place(
+            device=determinism.resolve_device(segment.started.placement.device.partition(":")[0])
+        )
+        determinism.make_deterministic(seed=config.training.seed, threads=segment.started.placement.threads)
         spec = self._spec(segment, config)
-        load = CheckpointLoad(self._log.store, None if carried else spec.resume)
+        load = training_setup.CheckpointLoad(self._log.store, None if carried else spec.resume)
         if self._data is None or self._attempt != segment.started.attempt:
             self.close()
-            self._data, self._attempt = open_training_data(self._log.store, spec, place), spec.attempt
+            self._data, self._attempt = training_setup.open_training_data(self._log.store, spec, place), spec.attempt
         if self._state is None or spec.resume is None:
-            self._state = fresh_state(spec, self._data, place)
+            self._state = training_setup.fresh_state(spec, self._data, place)
         if carried:
             self._state.load(carried)
         else:
             load.into(self._state, spec.initial_weights_sha256)
-        steps = list[StepResult]()
-        observer = StepObserver(on_step=steps.append, stop_requested=lambda: False)
+        steps = list[training_loop.StepResult]()
+        observer = training_loop.StepObserver(on_step=steps.append, stop_requested=lambda: False)
         try:
-            train_until(self._state, self._data.inputs, observer, until_step=segment.end.step)
+            training_loop.train_until(self._state, self._data.inputs, observer, until_step=segment.end.step)
         except (NonFiniteLoss, TokenOutOfRange) as error:
             return Recomputed(steps=steps, problem=str(error))
         tensors = {named.name: named.tensor for named in self._state.named_tensors()}
-        digest = state_sha256(to_record(name, tensor) for name, tensor in tensors.items())
+        digest = state_sha256(tensor_exchange.to_record(name, tensor) for name, tensor in tensors.items())
         return Recomputed(steps=steps, state_sha256=digest, tensors=tensors)
 
-    def _spec(self, segment: Segment, config: RunConfig) -> TrainerSpec:
+    def _spec(self, segment: Segment, config: RunConfig) -> trainer_protocol.TrainerSpec:
         opened, started = self._log.state.opened, segment.started
         assert opened is not None
         return project(
             config,
-            TrainerSpec,
+            trainer_protocol.TrainerSpec,
             run_id=self._log.run_id,
             attempt=started.attempt,
             store_url=self._log.store.url,

@@ -7,12 +7,7 @@ from dataclasses import dataclass
 from cairn.reports.errors import RunNotFound
 from cairn.storage.checkpoints.checkpoint import verify_checkpoint
 from cairn.storage.errors import IntegrityError, ObjectMissing
-from cairn.storage.logs.log_entry import Entry, EntryLog, seq_of
-from cairn.storage.logs.registry import MODEL_KINDS, Registry, fold_decisions, list_aliases
-from cairn.storage.logs.run_entries import RUN_KINDS
-from cairn.storage.logs.run_index import list_run_ids
-from cairn.storage.logs.run_log import RunLog, fold, run_prefix
-from cairn.storage.logs.run_state import CheckpointState, RunState
+from cairn.storage.logs import log_entry, registry, run_entries, run_index, run_log, run_state
 from cairn.storage.snapshots.data_snapshot import read_manifest
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.storage.stores.verified_object import ExpectedObject, check_object, find_damage
@@ -33,14 +28,16 @@ class Verification:
 
 def verify_run(store: ObjectStore, run_id: str) -> Verification:
     """Re-hash everything the run has committed; raises `RunNotFound`."""
-    log = EntryLog(store=store, prefix=f"{run_prefix(run_id)}/log", kinds=RUN_KINDS)
+    log = log_entry.EntryLog(store=store, prefix=f"{run_log.run_prefix(run_id)}/log", kinds=run_entries.RUN_KINDS)
     listed = store.keys(log.prefix)
     if not listed and (needing := aliases_that_need(store, run_id)):
         aliases = ", ".join(needing)
         raise IntegrityError(f"{log.prefix}: is gone, and alias {aliases} points at the run; restore its entries")
     if not listed:
-        raise RunNotFound(f"no run {run_id!r} in {store.url}; runs here: {', '.join(list_run_ids(store)) or 'none'}")
-    problems, entries, state = list[str](), list[Entry](), RunState()
+        raise RunNotFound(
+            f"no run {run_id!r} in {store.url}; runs here: {', '.join(run_index.list_run_ids(store)) or 'none'}"
+        )
+    problems, entries, state = list[str](), list[log_entry.Entry](), run_state.RunState()
     try:
         for read in log.read_after(None):
             entries.append(read.entry)
@@ -49,7 +46,7 @@ def verify_run(store: ObjectStore, run_id: str) -> Verification:
     else:
         problems += sequence_problems(listed, len(entries))
     for entry in entries:
-        state = fold([entry], state)
+        state = run_log.fold([entry], state)
         if entry.resume != state.resume:
             problems.append(f"seq {entry.seq}: its resume list is not what the entries up to it lead to")
     if not problems:
@@ -70,12 +67,12 @@ def verify_run(store: ObjectStore, run_id: str) -> Verification:
     )
 
 
-def _cache_problems(store: ObjectStore, run_id: str, state: RunState, folded: int) -> Iterator[str]:
-    log = RunLog(store, run_id)
+def _cache_problems(store: ObjectStore, run_id: str, state: run_state.RunState, folded: int) -> Iterator[str]:
+    log = run_log.RunLog(store, run_id)
     try:
         cached = log.refresh()
         if log.seq >= folded:  # the run is at work
-            state = fold(log.read_entries()[folded : log.seq + 1], state)
+            state = run_log.fold(log.read_entries()[folded : log.seq + 1], state)
     except IntegrityError as error:
         yield str(error)
         return
@@ -83,7 +80,7 @@ def _cache_problems(store: ObjectStore, run_id: str, state: RunState, folded: in
         yield f"{log.fold_key}: leads to another state than the entries do; delete it, it is only a cache"
 
 
-def _data_problems(store: ObjectStore, state: RunState) -> Iterator[str]:
+def _data_problems(store: ObjectStore, state: run_state.RunState) -> Iterator[str]:
     """Yield the problems of the data snapshot and of the initial weights."""
     if state.opened is None:
         return
@@ -104,9 +101,9 @@ def _data_problems(store: ObjectStore, state: RunState) -> Iterator[str]:
             yield str(error)
 
 
-def registry_problems(store: ObjectStore, run_id: str, state: RunState) -> Iterator[str]:
+def registry_problems(store: ObjectStore, run_id: str, state: run_state.RunState) -> Iterator[str]:
     """Yield what is wrong with the aliases, and what they and the run's pins say to be missing."""
-    aliases = list_aliases(store)
+    aliases = registry.list_aliases(store)
     for alias in aliases:
         yield from _alias_problems(store, alias, run_id, state)
     for pin in state.pins:
@@ -122,7 +119,7 @@ def sequence_problems(listed: list[str], read: int) -> Iterator[str]:
     """Yield the entries beyond a hole: a reader stops at the first absent number."""
     for key in listed:
         try:
-            seq = seq_of(key.rsplit("/", 1)[1])
+            seq = log_entry.seq_of(key.rsplit("/", 1)[1])
         except IntegrityError as error:
             yield str(error)
             continue
@@ -133,23 +130,23 @@ def sequence_problems(listed: list[str], read: int) -> Iterator[str]:
 def aliases_that_need(store: ObjectStore, run_id: str) -> list[str]:
     """Return the aliases that point at the run or could be rolled back to it, without those that cannot be read."""
     needing = []
-    for alias in list_aliases(store):
+    for alias in registry.list_aliases(store):
         with suppress(IntegrityError):
-            if any(promoted.run_id == run_id for _, promoted in Registry(store, alias).refresh().champions):
+            if any(promoted.run_id == run_id for _, promoted in registry.Registry(store, alias).refresh().champions):
                 needing.append(alias)
     return needing
 
 
-def _alias_problems(store: ObjectStore, alias: str, run_id: str, state: RunState) -> Iterator[str]:
-    log = EntryLog(store=store, prefix=f"models/{alias}/log", kinds=MODEL_KINDS)
+def _alias_problems(store: ObjectStore, alias: str, run_id: str, state: run_state.RunState) -> Iterator[str]:
+    log = log_entry.EntryLog(store=store, prefix=f"models/{alias}/log", kinds=registry.MODEL_KINDS)
     try:
         entries = [read.entry for read in log.read_after(None)]
-        cached = Registry(store, alias).refresh()
+        cached = registry.Registry(store, alias).refresh()
     except IntegrityError as error:
         yield str(error)
         return
     yield from sequence_problems(store.keys(log.prefix), len(entries))
-    decided = fold_decisions(entries)
+    decided = registry.fold_decisions(entries)
     if cached != decided:
         yield f"models/{alias}/fold.json: leads to another state than the entries do; delete it, it is only a cache"
     known = {record.committed.manifest_sha256: record.state for record in state.checkpoints}
@@ -160,5 +157,5 @@ def _alias_problems(store: ObjectStore, alias: str, run_id: str, state: RunState
         named = f"models/{alias}/log: points at step {promoted.step} of run {run_id}, or could be rolled back to it"
         if standing is None:
             yield f"{named}, but the run's log has no such commit: its end is gone or was replaced; restore its entries"
-        elif standing in (CheckpointState.SUPERSEDED, CheckpointState.DELETED):
+        elif standing in (run_state.CheckpointState.SUPERSEDED, run_state.CheckpointState.DELETED):
             yield f"{named}, but that checkpoint is {standing}; promote another one"

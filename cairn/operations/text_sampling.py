@@ -14,9 +14,7 @@ from cyclopts import Parameter
 from cairn.model.errors import InvalidInput, ModelError
 from cairn.reports.queries.run_lookup import configuration_of, find_run
 from cairn.storage.errors import IntegrityError, ObjectMissing, StoreRefused, StoreUnavailable
-from cairn.storage.logs.log_entry import CheckpointReference
-from cairn.storage.logs.run_log import RunLog
-from cairn.storage.logs.run_state import CheckpointRecord
+from cairn.storage.logs import log_entry, run_log, run_state
 from cairn.storage.stores.document import project
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.errors import InvalidConfiguration, TaskError
@@ -95,12 +93,12 @@ class Sample:
 class RunSampler:
     """The network of one run: `load` a checkpoint into it, then `write` text."""
 
-    def __init__(self, log: RunLog, request: SampleRequest) -> None:
+    def __init__(self, log: run_log.RunLog, request: SampleRequest) -> None:
         self._log, self._request = log, request
         self._opened: CheckpointModel | None = None
-        self._reference: CheckpointReference | None = None
+        self._reference: log_entry.CheckpointReference | None = None
 
-    def load(self, reference: CheckpointReference) -> None:
+    def load(self, reference: log_entry.CheckpointReference) -> None:
         """Load the verified weights of a checkpoint; keeps the present ones if it raises `IntegrityError`."""
         from cairn.model.training.train_state import load_weights
         from cairn.storage.checkpoints.checkpoint import load_checkpoint
@@ -142,7 +140,9 @@ class RunSampler:
         )
 
 
-def open_run_model(log: RunLog, reference: CheckpointReference, device: str = "cpu") -> "CheckpointModel":
+def open_run_model(
+    log: run_log.RunLog, reference: log_entry.CheckpointReference, device: str = "cpu"
+) -> "CheckpointModel":
     """Return the run's network with the verified weights of a checkpoint, as `open_model` does."""
     from cairn.model.training.determinism import resolve_device
     from cairn.tasks.evaluator.checkpoint_model import open_model
@@ -192,7 +192,7 @@ def write_samples(sampler: RunSampler, request: SampleRequest, *, show: Callable
     return tuple(samples)
 
 
-def checkpoint_heading(reference: CheckpointReference) -> str:
+def checkpoint_heading(reference: log_entry.CheckpointReference) -> str:
     """Return the heading of one checkpoint's text."""
     return f"step {reference.step} · attempt {reference.attempt}"
 
@@ -201,8 +201,8 @@ def checkpoint_heading(reference: CheckpointReference) -> str:
 class CheckpointFollower:
     """Calls `use` with a run's newest checkpoint, then with each later one; again with one if the store was away."""
 
-    log: RunLog
-    use: Callable[[CheckpointReference], None]
+    log: run_log.RunLog
+    use: Callable[[log_entry.CheckpointReference], None]
     every_seconds: float
     say: Callable[[str], None]
     sleep: Callable[[float], None]
@@ -232,7 +232,7 @@ class CheckpointFollower:
                 self._say_once(f"the store is away, asking again every {self.every_seconds:g} s: {error}")
             self.sleep(self.every_seconds)
 
-    def _use_or_skip(self, record: CheckpointRecord) -> None:
+    def _use_or_skip(self, record: run_state.CheckpointRecord) -> None:
         reference, problem = record.committed.reference, ""
         try:
             if record.is_committed:
@@ -269,7 +269,7 @@ def follow_run(store: ObjectStore, run: str, request: SampleRequest, *, every_se
     log = find_run(store, run_id)
     sampler = RunSampler(log, request)
 
-    def use(reference: CheckpointReference) -> None:
+    def use(reference: log_entry.CheckpointReference) -> None:
         sampler.load(reference)
         show_text(f"{checkpoint_heading(reference)}\n")
         write_samples(sampler, request, show=show_text)

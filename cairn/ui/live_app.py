@@ -21,9 +21,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cairn.reports.errors import ReportError, RunNotFound
 from cairn.reports.explain.post_mortem import gather_post_mortem
-from cairn.reports.pages import live_pages
+from cairn.reports.pages import live_pages, run_report
 from cairn.reports.pages.live_pages import SORTS, FollowedRun, Frame, RunsQuery, read_overview, render_page, select_rows
-from cairn.reports.pages.run_report import PRICE
 from cairn.reports.plots.plot_axis import TRACE_COLUMNS, view_curves
 from cairn.reports.queries.alias_history import list_decisions, list_promotions
 from cairn.reports.queries.run_comparison import compare_runs, expand_names
@@ -156,7 +155,7 @@ class _LivePages:
         look = look_at_overview(self._store, self._work, self._cache)
         hourly = None  # the price of a device hour
         with suppress(KeyError, ValueError):
-            hourly = float(self._environment[PRICE])
+            hourly = float(self._environment[run_report.PRICE])
 
         def render(frame: Frame) -> str:
             rows = select_rows(look.value, search=query.search, sort=query.sort, descending=query.descending)

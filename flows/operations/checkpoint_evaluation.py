@@ -4,23 +4,21 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from cairn.reports.queries.evaluations import Outcome
-from cairn.reports.queries.run_lookup import FoundCheckpoint, configuration_of
-from cairn.tasks.configuration.addresses import SUITES, named_file
-from cairn.tasks.configuration.configuration_source import read_suite
-from cairn.tasks.configuration.run_configuration import RunConfig
+from cairn.reports.queries import evaluations, run_lookup
+from cairn.tasks.configuration import addresses, configuration_source, run_configuration
 from cairn.tasks.errors import InvalidConfiguration, TaskError
-from cairn.tasks.evaluator.evaluation_run import EvaluationPlan, record_evaluation
-from cairn.tasks.evaluator.evaluation_suite import command_suites_of, suite_of
+from cairn.tasks.evaluator import evaluation_run, evaluation_suite
 from cairn.tasks.machine.placement import settled_threads, work_folder
 
 
-def plan_checkpoint(found: FoundCheckpoint, suite: str) -> EvaluationPlan:
+def plan_checkpoint(found: run_lookup.FoundCheckpoint, suite: str) -> evaluation_run.EvaluationPlan:
     """Return the plan: the run's suites, or those of a file; raises `InvalidConfiguration` for an invalid file."""
-    config = configuration_of(found.log.state)
+    config = run_lookup.configuration_of(found.log.state)
     if suite:
         try:
-            evaluation = read_suite(named_file(suite, SUITES, folder=Path()), config.evaluation)
+            evaluation = configuration_source.read_suite(
+                addresses.named_file(suite, addresses.SUITES, folder=Path()), config.evaluation
+            )
         except TaskError as error:
             raise InvalidConfiguration(str(error)) from error
         config = config.model_copy(update={"evaluation": evaluation})
@@ -28,18 +26,18 @@ def plan_checkpoint(found: FoundCheckpoint, suite: str) -> EvaluationPlan:
     return plan_evaluation(config, found.opened.data_snapshot, work_folder(os.environ), threads=threads)
 
 
-def measure(found: FoundCheckpoint, *, suite: str, again: bool) -> tuple[Outcome, ...]:
+def measure(found: run_lookup.FoundCheckpoint, *, suite: str, again: bool) -> tuple[evaluations.Outcome, ...]:
     """Evaluate under the run's suites, or those of a suite file, in turn; what is on record only if `again`."""
     plan = plan_checkpoint(found, suite)
-    return tuple(record_evaluation(found.log, found.reference, one, again=again) for one in plan.all)
+    return tuple(evaluation_run.record_evaluation(found.log, found.reference, one, again=again) for one in plan.all)
 
 
 def plan_evaluation(
-    config: RunConfig, snapshot_id: str, work_dir: Path, *, threads: int, faults: str = ""
-) -> EvaluationPlan:
+    config: run_configuration.RunConfig, snapshot_id: str, work_dir: Path, *, threads: int, faults: str = ""
+) -> evaluation_run.EvaluationPlan:
     """Return the plan of the held-out suite, followed by those of the user's evaluators; files go to `work_dir`."""
-    plan = EvaluationPlan(
-        suite=suite_of(config.evaluation),
+    plan = evaluation_run.EvaluationPlan(
+        suite=evaluation_suite.suite_of(config.evaluation),
         model=config.model,
         snapshot_id=snapshot_id,
         cache_dir=work_dir / "snapshots",
@@ -52,6 +50,6 @@ def plan_evaluation(
     )
     following = tuple(
         replace(plan, suite=suite, timeout_seconds=suite.timeout_seconds)
-        for suite in command_suites_of(config.evaluation)
+        for suite in evaluation_suite.command_suites_of(config.evaluation)
     )
     return replace(plan, following=following)

@@ -7,14 +7,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from cairn.reports.queries.run_lookup import FoundCheckpoint, configuration_of
+from cairn.storage.logs import run_log, run_state
 from cairn.storage.logs.registry import Promoted, Refused, Registry, RegistryState, SuiteReference
-from cairn.storage.logs.run_log import RunLog
-from cairn.storage.logs.run_state import CheckpointRecord, RunState
 from cairn.tasks.checkpoints import promotion
 from cairn.tasks.checkpoints.promotion import Approval, Candidate, Gate, PromotionRules
 from cairn.tasks.checkpoints.promotion_offer import offer, preview_offer
-from cairn.tasks.configuration.run_configuration import RunConfig
-from cairn.tasks.configuration.settings import METRIC
+from cairn.tasks.configuration import run_configuration, settings
 from cairn.tasks.evaluator.evaluation_suite import command_suites_of, required_suites_of, suite_of
 
 
@@ -26,7 +24,7 @@ def this_person() -> str:
         return f"uid {os.getuid()}@{socket.gethostname()}"
 
 
-def promotion_rules(config: RunConfig) -> PromotionRules:
+def promotion_rules(config: run_configuration.RunConfig) -> PromotionRules:
     """Return the gates that the configuration asks for."""
     required = required_suites_of(config.evaluation)
     return PromotionRules(
@@ -51,7 +49,7 @@ def offer_as_person(found: FoundCheckpoint, alias: str, *, why: str = "") -> Reg
     return offer(found.log, Registry(found.log.store, alias), candidate, promotion_rules(configuration_of(state)))
 
 
-def end_on_record(log: RunLog, config: RunConfig) -> str:
+def end_on_record(log: run_log.RunLog, config: run_configuration.RunConfig) -> str:
     """Return how a finished run ended whose evaluations and decision are on record, or "": there is something to do."""
     state, rules = log.state, promotion_rules(config)
     last, candidate = last_checkpoint(state), best_candidate(log.run_id, state, rules)
@@ -68,23 +66,23 @@ def end_on_record(log: RunLog, config: RunConfig) -> str:
     return f"{describe_training(state)}; {before}" if before else ""
 
 
-def describe_training(state: RunState) -> str:
+def describe_training(state: run_state.RunState) -> str:
     """Return how the training of a finished run ended."""
     return f"stopped early: {state.finished.stopped}" if state.finished and state.finished.stopped else "trained"
 
 
-def last_checkpoint(state: RunState) -> CheckpointRecord | None:
+def last_checkpoint(state: run_state.RunState) -> run_state.CheckpointRecord | None:
     """Return the checkpoint that the run finished with, else the newest one that can be read, or None."""
     finished = state.finished.manifest_sha256 if state.finished else None
     return next((r for r in state.readable if r.committed.manifest_sha256 == finished), state.newest_committed)
 
 
-def missing_suites(state: RunState, manifest_sha256: str, suites: Iterable[str]) -> set[str]:
+def missing_suites(state: run_state.RunState, manifest_sha256: str, suites: Iterable[str]) -> set[str]:
     """Return those of the suites, by hash, under which no evaluation of these weights is on record."""
     return set(suites) - {item.suite_sha256 for item in promotion.evaluations_of(state, manifest_sha256)}
 
 
-def best_candidate(run_id: str, state: RunState, rules: PromotionRules) -> Candidate | None:
+def best_candidate(run_id: str, state: run_state.RunState, rules: PromotionRules) -> Candidate | None:
     """Return the readable checkpoint with the lowest loss under the primary suite, or None without an evaluation."""
     best = promotion.best_evaluated(state, rules.required[0].sha256)
     if best is None:
@@ -99,7 +97,7 @@ def describe_earlier_decision(registry: Registry, candidate: Candidate, foreseen
     before = promotion.decision_on_record(registry.state, candidate.reference.manifest_sha256)
     champion, step = registry.state.champion, candidate.reference.step
     if champion is not None and champion.manifest_sha256 == candidate.reference.manifest_sha256:
-        return f"{registry.alias} is step {step} with held-out loss {champion.metrics[METRIC]:.4f}"
+        return f"{registry.alias} is step {step} with held-out loss {champion.metrics[settings.METRIC]:.4f}"
     again = f"`cairn promote {candidate.run_id}@{step}` offers it again"
     if isinstance(before, Promoted):
         return f"step {step} has been {registry.alias} before and is not now; {again}"

@@ -27,8 +27,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from cairn.tasks.errors import InvalidConfiguration
-from cairn.tasks.machine.http_request import open_directly
-from cairn.tasks.machine.process_scopes import collecting_no_garbage
+from cairn.tasks.machine import http_request, process_scopes
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -93,7 +92,7 @@ def is_server_answering(api_url: str, *, timeout_seconds: float, proxies: bool) 
     """Whether a server answers at all; an error status and a bad certificate are answers too."""
     request = urllib.request.Request(f"{api_url.rstrip('/')}/health")
     try:
-        with open_directly(request, timeout_seconds=timeout_seconds, proxies=proxies):
+        with http_request.open_directly(request, timeout_seconds=timeout_seconds, proxies=proxies):
             return True
     except urllib.error.HTTPError:
         return True
@@ -293,7 +292,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     served: list[Server] = []
     threading.Thread(target=_end_with_parent, args=(served,), name="parent", daemon=True).start()
-    with collecting_no_garbage():
+    with process_scopes.collecting_no_garbage():
         import uvicorn
 
         server = uvicorn.Server(uvicorn.Config(create_guarded_app(), log_level="error", lifespan="on"))

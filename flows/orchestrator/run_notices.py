@@ -6,8 +6,7 @@ from typing import Any
 
 from cairn.reports.notices.notice import Notice, find_notices
 from cairn.reports.notices.notice_delivery import Receiver, make_receivers
-from cairn.storage.logs.registry import Registry
-from cairn.storage.logs.run_log import RunLog
+from cairn.storage.logs import registry, run_log
 from cairn.tasks.configuration.settings import NotifyConfig
 
 
@@ -32,7 +31,7 @@ def all_receivers(notify: NotifyConfig) -> Sequence[Receiver]:
     return [*make_receivers(notify), *([BlockReceiver(notify.block)] if notify.block else [])]
 
 
-def notices_of(log: RunLog) -> Iterator[Notice]:
+def notices_of(log: run_log.RunLog) -> Iterator[Notice]:
     """Return what the log that was read says now that is worth telling; an alias is read where it has to be."""
     now = datetime.now(UTC)
-    return find_notices(log.run_id, log.state, lambda alias: Registry(log.store, alias).refresh(), now=now)
+    return find_notices(log.run_id, log.state, lambda alias: registry.Registry(log.store, alias).refresh(), now=now)

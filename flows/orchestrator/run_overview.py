@@ -29,12 +29,9 @@ from prefect.states import Crashed
 from cairn.flows.orchestrator.flow_end import add_tags
 from cairn.reports.plots.run_curves import describe_run, gather_curves
 from cairn.reports.queries import display_tables as tables
+from cairn.reports.queries import receipts, run_lookup, run_status
 from cairn.reports.queries.evaluations import EvaluationComparison, list_evaluations
-from cairn.reports.queries.receipts import DecisionSummary, read_receipts
-from cairn.reports.queries.run_lookup import read_beat
-from cairn.reports.queries.run_status import make_status
-from cairn.storage.logs.run_log import RunLog
-from cairn.storage.logs.run_state import RunState
+from cairn.storage.logs import run_log, run_state
 from cairn.storage.stores.document import project, sha256
 from cairn.tasks.configuration.settings import METRIC
 from cairn.tasks.policy.termination import TERMINATIONS, TerminationReason
@@ -87,15 +84,17 @@ def find_evaluation_form(client: SyncPrefectClient, kept: Mapping[str, Any]) -> 
     return None
 
 
-def overview_markdown(log: RunLog, curve: str, question: str = "", form: EvaluationForm | None = None) -> str:
+def overview_markdown(log: run_log.RunLog, curve: str, question: str = "", form: EvaluationForm | None = None) -> str:
     """Return the page: what the run is and its state, what a person is asked, the curve, the tables, and links."""
-    opened, status = log.state.opened, make_status(log, beat := read_beat(log))
+    opened, status = log.state.opened, run_status.make_status(log, beat := run_lookup.read_beat(log))
     parts = [f"# {tables.markdown_text(log.run_id)}"]
     if opened is not None:
         what = f"{tables.markdown_text(opened.model_family)}, {opened.total_steps:,} steps, data {opened.data_snapshot}"
         parts.append(f"{what}. **{status.state}** at step {status.step:,}: {tables.markdown_text(status.next)}")
     parts += [part for part in (question, curve) if part]
-    parts.append(f"## Attempts\n\n{_narrow(tables.receipts_table(read_receipts(log, beat)[::-1]), _OF_ATTEMPTS)}")
+    parts.append(
+        f"## Attempts\n\n{_narrow(tables.receipts_table(receipts.read_receipts(log, beat)[::-1]), _OF_ATTEMPTS)}"
+    )
     parts.append(f"## Budgets\n\n{tables.markdown_table(tables.budgets_table(status.budgets))}")
     if evaluations := list_evaluations(log.state):
         newest = evaluations[::-1][:200]
@@ -162,7 +161,7 @@ def is_due(before: Drawing | None, *, now_seconds: float, age_seconds: float, en
     return now_seconds - before.at_seconds >= wait
 
 
-def curve_markdown(log: RunLog) -> str | None:
+def curve_markdown(log: run_log.RunLog) -> str | None:
     """Return the plot, as Markdown with the PNG inside, and a line about the run; None before the first step."""
     if log.state.high_water_step > _GREATEST_STEP:
         return f"A run of more than {_GREATEST_STEP:,} steps is not drawn here: `cairn plot {log.run_id} curve.png`"
@@ -178,7 +177,7 @@ def curve_markdown(log: RunLog) -> str | None:
 class RunOverview:
     """Publishes a run's page after each change of its log, if there is a flow run; the newest state wins."""
 
-    def __init__(self, log: RunLog, flow_run_id: str | None) -> None:
+    def __init__(self, log: run_log.RunLog, flow_run_id: str | None) -> None:
         self._log, self._flow_run_id = log, flow_run_id
         self._changed, self._ended = threading.Event(), threading.Event()
         self._began = time.monotonic()
@@ -277,7 +276,7 @@ class RunOverview:
                     "reason": ended.reason,
                     "detail": ended.detail,
                     "last_step": ended.last_step,
-                    "decision": asdict(project(ended.decision, DecisionSummary)),
+                    "decision": asdict(project(ended.decision, receipts.DecisionSummary)),
                     "device_seconds": {"all": ended.gpu_seconds, "wasted": ended.wasted_gpu_seconds},
                 },
             )
@@ -296,14 +295,14 @@ class RunOverview:
             self._name = name
 
 
-def lost_flow_runs(state: RunState, but: UUID) -> tuple[UUID, ...]:
+def lost_flow_runs(state: run_state.RunState, but: UUID) -> tuple[UUID, ...]:
     """Return the flow runs, newest first, whose newest attempt was lost: they are dead or fenced."""
     newest = {a.started.flow_run_id: a.ended for a in state.attempts if a.started.flow_run_id}
     lost = [UUID(name) for name, end in newest.items() if end is not None and end.reason == TerminationReason.LOST]
     return tuple(flow_run_id for flow_run_id in reversed(lost) if flow_run_id != but)[:MOST_LOST_FLOW_RUNS]
 
 
-def _end_lost(client: SyncPrefectClient, state: RunState, flow_run_id: UUID) -> None:
+def _end_lost(client: SyncPrefectClient, state: run_state.RunState, flow_run_id: UUID) -> None:
     """End as `Crashed` what lost attempts have left unfinished in Prefect; raises the API's errors."""
     if not (lost := list(lost_flow_runs(state, flow_run_id))):
         return

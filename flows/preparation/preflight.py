@@ -20,21 +20,14 @@ from cairn.storage.logs.run_log import RunLog
 from cairn.storage.logs.run_state import RunState
 from cairn.storage.snapshots.data_snapshot import read_manifest
 from cairn.storage.snapshots.document_index import SPLITS
-from cairn.storage.stores.object_store import ObjectStore
+from cairn.storage.stores import object_store, store_probe
 from cairn.storage.stores.open_store import open_store
-from cairn.storage.stores.store_probe import probe_store
 from cairn.tasks.attempt.attempt_claim import refuse_deleted
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.configuration.stored_configuration import check_drift
-from cairn.tasks.data.corpus import preview_corpus
-from cairn.tasks.data.document import InvalidCorpus, Rejected, Source, require_both_splits
-from cairn.tasks.data.document_reader import rules_of
-from cairn.tasks.data.foreign_tokenizer import read_tokenizer
-from cairn.tasks.data.snapshot_build import build_snapshot, check_block_size
-from cairn.tasks.data.snapshot_lookup import find_by_id, too_few_tokens
+from cairn.tasks.data import corpus, document, document_reader, foreign_tokenizer, snapshot_build, snapshot_lookup
 from cairn.tasks.errors import InvalidConfiguration, TaskError
-from cairn.tasks.machine.machine_speed import numerics_here, require_device, trains_on_cuda
-from cairn.tasks.machine.placement import work_folder
+from cairn.tasks.machine import machine_speed, placement
 from cairn.tasks.policy.attempt_sizes import next_sizes
 from cairn.tasks.trainer.fault_injection import parse_faults
 from cairn.tasks.trainer.initial_weights import InitialDirectory, check_directory
@@ -59,7 +52,7 @@ def check_before_start(
         check_drift(opened.config, wanted, run_id=log.run_id)
     try:
         parse_faults(environment.get("CAIRN_FAULTS", ""))
-        require_device(wanted.training.device)
+        machine_speed.require_device(wanted.training.device)
         group = trainer_group(wanted.training, environment)
         next_sizes(log.state, wanted.training, processes=group.size)
     except TaskError as error:
@@ -71,7 +64,7 @@ def check_before_start(
         return wanted
     if writable:
         try:
-            probe_store(log.store)
+            store_probe.probe_store(log.store)
         except StoreRefused as error:  # one that is unavailable or full for now may work in a minute
             rule = "rule: a folder or bucket this user may write to, chosen with --store or CAIRN_STORE"
             raise InvalidConfiguration(f"store {log.store.url}: cannot be written: {error}; {rule}") from error
@@ -94,7 +87,7 @@ def prepare_early(
     is_read = threading.Event()
 
     def prepare() -> None:
-        folder = work_folder(environment)
+        folder = placement.work_folder(environment)
         with suppress(Exception):
             try:
                 sources = preview_sources(config.data, resolved.base_dir)
@@ -104,8 +97,10 @@ def prepare_early(
             finally:
                 is_read.set()
             if is_small:
-                build_snapshot(open_store(resolved.store_url), config.data, resolved.base_dir, cache_dir=folder)
-                numerics_here(config.training, config.model, folder, ask=ask)
+                snapshot_build.build_snapshot(
+                    open_store(resolved.store_url), config.data, resolved.base_dir, cache_dir=folder
+                )
+                machine_speed.numerics_here(config.training, config.model, folder, ask=ask)
 
     thread = threading.Thread(target=prepare, name="early", daemon=True)
     thread.start()
@@ -113,30 +108,32 @@ def prepare_early(
     return thread.join
 
 
-def preview_sources(data: DataConfig, base_dir: Path) -> tuple[Source, ...]:
+def preview_sources(data: DataConfig, base_dir: Path) -> tuple[document.Source, ...]:
     """Return the sources of text, none read yet; raises `InvalidCorpus`."""
-    return preview_corpus(data.sources, base_dir, rules_of(data), groups=data.source_names if data.weights else ())
+    return corpus.preview_corpus(
+        data.sources, base_dir, document_reader.rules_of(data), groups=data.source_names if data.weights else ()
+    )
 
 
 def wanted_vocab_size(data: DataConfig, base_dir: Path) -> int:
     """Return how many ids the tokenizer that the configuration asks for has."""
     if data.tokenizer.endswith(".json"):
-        return read_tokenizer(base_dir / Path(data.tokenizer).expanduser()).vocab_size
+        return foreign_tokenizer.read_tokenizer(base_dir / Path(data.tokenizer).expanduser()).vocab_size
     return data.bpe_vocab_size or SMALLEST_BPE_VOCABULARY
 
 
-def _check_data(store: ObjectStore, config: RunConfig, base_dir: Path) -> int:
+def _check_data(store: object_store.ObjectStore, config: RunConfig, base_dir: Path) -> int:
     """Check a new run's data and initial weights; returns the vocabulary size."""
     if config.data.snapshot:
-        manifest = find_by_id(store, config.data.snapshot).manifest
-        check_block_size(manifest, config.model.block_size, config.data)
+        manifest = snapshot_lookup.find_by_id(store, config.data.snapshot).manifest
+        snapshot_build.check_block_size(manifest, config.model.block_size, config.data)
         vocab_size = manifest.vocab_size
     elif config.data.tokenizer.endswith(".json"):
         try:
             vocab_size = wanted_vocab_size(config.data, base_dir)
         except InvalidInput as error:
             rule = "rule: bytes, bpe:<size> or a tokenizer.json"
-            raise InvalidCorpus(f"data.tokenizer = {config.data.tokenizer!r}: {error}; {rule}") from error
+            raise document.InvalidCorpus(f"data.tokenizer = {config.data.tokenizer!r}: {error}; {rule}") from error
         preview_sources(config.data, base_dir)
     else:  # a token of our own byte-level tokenizers is known to hold at least a byte
         _check_sizes(config, base_dir)
@@ -148,7 +145,7 @@ def _check_data(store: ObjectStore, config: RunConfig, base_dir: Path) -> int:
 
 def _check_memory(config: RunConfig, state: RunState, vocab_size: int, environment: Mapping[str, str]) -> None:
     # Asking a device takes a process with torch; a run that has attempts has trained on its device before.
-    is_known_to_fit = bool(state.attempts) and trains_on_cuda(config.training.device)
+    is_known_to_fit = bool(state.attempts) and machine_speed.trains_on_cuda(config.training.device)
     if config.training.memory_check and not is_known_to_fit:
         group = trainer_group(config.training, environment)
         sizes = next_sizes(state, config.training, processes=group.size, chosen=1)
@@ -175,21 +172,21 @@ def _check_sizes(config: RunConfig, base_dir: Path) -> None:
             documents[split] += 1
             train_tokens_of[source.group] += most_tokens if split == "train" else 0
     if not is_enough():
-        rejected = (piece for source in sources for piece in source.pieces() if isinstance(piece, Rejected))
+        rejected = (piece for source in sources for piece in source.pieces() if isinstance(piece, document.Rejected))
         first = None if documents.total() else next(rejected, None)
-        require_both_splits(documents["train"], documents["val"], data.val_fraction, first)
+        document.require_both_splits(documents["train"], documents["val"], data.val_fraction, first)
         scarce = min(tokens, key=lambda name: tokens[name])
         if window > tokens[scarce]:
-            raise InvalidCorpus(
+            raise document.InvalidCorpus(
                 f"model.block_size = {config.model.block_size}: the {scarce} split has at most {tokens[scarce]} "
                 f"tokens; rule: block_size is at most {tokens[scarce] - 1}, one less than the tokens of each split. "
                 "Lower model.block_size or add text to data.sources"
             )
-        raise InvalidCorpus(
+        raise document.InvalidCorpus(
             f"data.tokenizer = {data.tokenizer!r}: vocabulary too big: {tokens['train']} bytes of train text "
             f"give at most {tokens['train'] + SMALLEST_BPE_VOCABULARY} ids, {vocabulary} are asked for; rule: the text "
             "fills the vocabulary. Ask for less or add text to data.sources"
         )
     for name, entry in zip(data.source_names, data.sources, strict=True) if data.weights else ():
         if train_tokens_of[name] < window:
-            raise too_few_tokens(entry, train_tokens_of[name], config.model.block_size)
+            raise snapshot_lookup.too_few_tokens(entry, train_tokens_of[name], config.model.block_size)

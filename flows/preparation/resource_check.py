@@ -13,8 +13,7 @@ from cairn.storage.logs.run_state import RunState
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.errors import InvalidConfiguration
-from cairn.tasks.machine.machine_speed import free_device_bytes, trains_on_cuda
-from cairn.tasks.machine.process_memory import available_memory_bytes
+from cairn.tasks.machine import machine_speed, process_memory
 from cairn.tasks.policy.attempt_sizes import MARGIN, AttemptSizes, MemoryRoom
 from cairn.tasks.trainer.trainer_group import TrainerGroup
 
@@ -32,11 +31,11 @@ class AvailableMemory:
 
 def available_memory(training: TrainingConfig, group: TrainerGroup, *, root: Path = Path("/")) -> AvailableMemory:
     """Return the memory of the system, or of the CUDA device; the processes of one machine share it."""
-    on_cuda = trains_on_cuda(training.device)
+    on_cuda = machine_speed.trains_on_cuda(training.device)
     place = TrainingPlace(on_cuda=on_cuda, processes=group.size, evaluates=True)
     if on_cuda:
-        return AvailableMemory(bytes=free_device_bytes(training.device), place=place)
-    free = available_memory_bytes(os.getpid(), root=root)
+        return AvailableMemory(bytes=machine_speed.free_device_bytes(training.device), place=place)
+    free = process_memory.available_memory_bytes(os.getpid(), root=root)
     return AvailableMemory(bytes=None if free is None else free // group.processes, place=place)
 
 

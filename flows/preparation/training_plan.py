@@ -6,20 +6,15 @@ from enum import StrEnum
 from pathlib import Path
 from statistics import median
 
-from cairn.flows.preparation import resource_check
-from cairn.flows.preparation.preflight import preview_sources, wanted_vocab_size
+from cairn.flows.preparation import preflight, resource_check
 from cairn.flows.preparation.resource_check import AvailableMemory, StoreRoom
 from cairn.model.estimates.size_estimate import MemoryEstimate, count_parameters
 from cairn.reports.queries.run_status import BudgetStatus, RunPhase, count_budgets, read_status
-from cairn.storage.logs.run_log import RunLog
-from cairn.storage.logs.step_log import read_attempt_records
-from cairn.storage.snapshots.data_snapshot import read_manifest
-from cairn.storage.snapshots.document_index import SPLITS, SplitName
-from cairn.storage.snapshots.snapshot_manifest import SnapshotManifest
+from cairn.storage.logs import run_log, step_log
+from cairn.storage.snapshots import data_snapshot, document_index, snapshot_manifest
 from cairn.storage.stores.document import project
 from cairn.tasks.configuration.run_configuration import RunConfig
-from cairn.tasks.data.snapshot_build import find_built
-from cairn.tasks.data.snapshot_lookup import find_by_id
+from cairn.tasks.data import snapshot_build, snapshot_lookup
 from cairn.tasks.evaluator.evaluation_suite import command_suites_of, suite_of
 from cairn.tasks.policy.attempt_sizes import next_sizes
 
@@ -131,7 +126,7 @@ class TrainingPlan:
     budgets: Mapping[str, BudgetStatus]
 
 
-def plan_training(log: RunLog, config: RunConfig, base_dir: Path, memory: AvailableMemory) -> TrainingPlan:
+def plan_training(log: run_log.RunLog, config: RunConfig, base_dir: Path, memory: AvailableMemory) -> TrainingPlan:
     """Return the plan for a checked configuration and a log that was read."""
     state, total = log.state, config.training.steps
     action, why = _action(log)
@@ -174,7 +169,7 @@ def plan_training(log: RunLog, config: RunConfig, base_dir: Path, memory: Availa
     )
 
 
-def _action(log: RunLog) -> tuple[PlanAction, str]:
+def _action(log: run_log.RunLog) -> tuple[PlanAction, str]:
     if log.state.opened is None:
         return PlanAction.OPEN, "there is no run of this name in the store"
     status = read_status(log)
@@ -188,20 +183,20 @@ def _action(log: RunLog) -> tuple[PlanAction, str]:
     return PlanAction.OPEN if status.state == RunPhase.OPENED else PlanAction.CONTINUE, status.next
 
 
-def _data(log: RunLog, config: RunConfig, base_dir: Path) -> PlannedData:
+def _data(log: run_log.RunLog, config: RunConfig, base_dir: Path) -> PlannedData:
     """Return the data of a run, or of one that would be opened; raises `InvalidCorpus` for unusable sources."""
     opened, data = log.state.opened, config.data
     if opened is not None:
-        return _snapshot_data(opened.data_snapshot, read_manifest(log.store, opened.data_snapshot))
+        return _snapshot_data(opened.data_snapshot, data_snapshot.read_manifest(log.store, opened.data_snapshot))
     if data.snapshot:
-        chosen = find_by_id(log.store, data.snapshot)
+        chosen = snapshot_lookup.find_by_id(log.store, data.snapshot)
         return _snapshot_data(chosen.snapshot_id, chosen.manifest)
-    sources = preview_sources(data, base_dir)
-    if built := find_built(log.store, data, base_dir, sources):
+    sources = preflight.preview_sources(data, base_dir)
+    if built := snapshot_build.find_built(log.store, data, base_dir, sources):
         return _snapshot_data(built.snapshot_id, built.manifest)
-    sizes: dict[SplitName, int] = {}
+    sizes: dict[document_index.SplitName, int] = {}
     if all(source.sha256 or source.border is not None for source in sources):  # else there is much, not looked at
-        sizes = dict.fromkeys(SPLITS, 0)
+        sizes = dict.fromkeys(document_index.SPLITS, 0)
         for split, size_bytes in (size for source in sources for size in source.sizes(data.val_fraction)):
             sizes[split] += size_bytes
     return PlannedData(
@@ -210,11 +205,11 @@ def _data(log: RunLog, config: RunConfig, base_dir: Path) -> PlannedData:
         train_bytes=sizes.get("train"),
         val_bytes=sizes.get("val"),
         val_fraction=data.val_fraction,
-        vocab_size=wanted_vocab_size(data, base_dir),
+        vocab_size=preflight.wanted_vocab_size(data, base_dir),
     )
 
 
-def _snapshot_data(snapshot_id: str, manifest: SnapshotManifest) -> PlannedData:
+def _snapshot_data(snapshot_id: str, manifest: snapshot_manifest.SnapshotManifest) -> PlannedData:
     train, val = manifest.split("train"), manifest.split("val")
     return project(
         manifest,
@@ -229,16 +224,16 @@ def _snapshot_data(snapshot_id: str, manifest: SnapshotManifest) -> PlannedData:
     )
 
 
-def _memory(log: RunLog, config: RunConfig, vocab_size: int, memory: AvailableMemory) -> PlannedMemory:
+def _memory(log: run_log.RunLog, config: RunConfig, vocab_size: int, memory: AvailableMemory) -> PlannedMemory:
     sizes = next_sizes(log.state, config.training, chosen=resource_check.choose_micro_batch(config, vocab_size, memory))
     parts = resource_check.estimate_trainer(config, vocab_size, sizes, memory)
     estimated = {"total_bytes": parts.total_bytes, "there_bytes": memory.bytes, "parts": parts}
     return project(config.training, PlannedMemory, **asdict(sizes), **estimated)
 
 
-def _cost(log: RunLog, config: RunConfig, tokens: int) -> PlannedCost:
+def _cost(log: run_log.RunLog, config: RunConfig, tokens: int) -> PlannedCost:
     """Use the median of the newest steps: one slow step is no prediction."""
-    attempts = (read_attempt_records(log.store, log.prefix, n) for n in range(log.state.latest_attempt, 0, -1))
+    attempts = (step_log.read_attempt_records(log.store, log.prefix, n) for n in range(log.state.latest_attempt, 0, -1))
     lines, price = next(filter(None, attempts), [])[-200:], config.cost.gpu_hour_price
     speed = median(line.tokens_per_second for line in lines) if lines else None
     seconds = tokens / speed if speed else None

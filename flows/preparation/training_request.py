@@ -7,19 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cairn.reports.queries.run_lookup import configuration_of
-from cairn.storage.logs.run_log import RunLog
-from cairn.storage.logs.run_state import RunState
+from cairn.storage.logs import run_log, run_state
 from cairn.storage.stores.open_store import open_store
 from cairn.tasks.attempt.shutdown_signal import ShutdownSignal
-from cairn.tasks.configuration.addresses import choose_store
-from cairn.tasks.configuration.configuration_source import (
-    configuration_folder,
-    configuration_name,
-    parse_configuration,
-    read_configuration,
-)
-from cairn.tasks.configuration.run_configuration import RunConfig
-from cairn.tasks.configuration.stored_configuration import keep_numerics
+from cairn.tasks.configuration import addresses, configuration_source, run_configuration, stored_configuration
 from cairn.tasks.errors import InvalidConfiguration
 from cairn.tasks.policy.termination import FlowEnd
 
@@ -43,11 +34,11 @@ class ResolvedRequest:
     run_id: str
     store_url: str
     base_dir: Path
-    configuration: RunConfig | None
+    configuration: run_configuration.RunConfig | None
 
-    def open_log(self) -> RunLog:
+    def open_log(self) -> run_log.RunLog:
         """Return the run's log, not read yet."""
-        return RunLog(open_store(self.store_url), self.run_id)
+        return run_log.RunLog(open_store(self.store_url), self.run_id)
 
 
 def with_settings(overrides: tuple[str, ...], *, steps: int, learning_rate: float, micro_batch: int) -> tuple[str, ...]:
@@ -62,10 +53,12 @@ def with_settings(overrides: tuple[str, ...], *, steps: int, learning_rate: floa
 
 def resolve_request(request: TrainingRequest, environment: Mapping[str, str]) -> ResolvedRequest:
     """Read the configuration and choose run and store; raises `InvalidConfiguration`."""
-    run_id, base_dir = choose_run_id(request), configuration_folder(request.config)
+    run_id, base_dir = choose_run_id(request), configuration_source.configuration_folder(request.config)
     config, configured_store = None, ""
     if request.config:
-        config = read_configuration(request.config, overrides=request.overrides, environment=environment)
+        config = configuration_source.read_configuration(
+            request.config, overrides=request.overrides, environment=environment
+        )
         configured_store = config.store or ""
         if configured_store and "://" not in configured_store:  # a folder starts at `base_dir`, as other paths do
             configured_store = str(base_dir / Path(configured_store).expanduser())
@@ -74,7 +67,7 @@ def resolve_request(request: TrainingRequest, environment: Mapping[str, str]) ->
     return ResolvedRequest(
         request=request,
         run_id=run_id,
-        store_url=choose_store(request.store, environment, configured_store),
+        store_url=addresses.choose_store(request.store, environment, configured_store),
         base_dir=base_dir,
         configuration=config,
     )
@@ -86,19 +79,23 @@ def choose_run_id(request: TrainingRequest) -> str:
         return request.run_id
     if not request.config:
         raise InvalidConfiguration("neither a configuration file nor --run-id: say which run to train or continue")
-    return configuration_name(request.config)
+    return configuration_source.configuration_name(request.config)
 
 
-def configure_run(resolved: ResolvedRequest, state: RunState, environment: Mapping[str, str]) -> RunConfig:
+def configure_run(
+    resolved: ResolvedRequest, state: run_state.RunState, environment: Mapping[str, str]
+) -> run_configuration.RunConfig:
     """Return the file's configuration, else the newest attempt's in the log, with overrides; `auto` as frozen."""
     config, overrides = resolved.configuration, resolved.request.overrides
     if state.opened is not None:
         if config is None:
             document, name = configuration_of(state).document(), f"run {state.opened.run_id}"
-            config = parse_configuration(document, overrides=overrides, environment=environment, name=name)
-        return keep_numerics(config, state.opened.config)
+            config = configuration_source.parse_configuration(
+                document, overrides=overrides, environment=environment, name=name
+            )
+        return stored_configuration.keep_numerics(config, state.opened.config)
     try:
-        return config or read_configuration("", overrides=overrides, environment=environment)
+        return config or configuration_source.read_configuration("", overrides=overrides, environment=environment)
     except InvalidConfiguration as error:
         missing = f"run {resolved.request.run_id!r} is not in this store, and no configuration file says what to train"
         # Without overrides, the likely mistake is the store or the name, not a missing key.

@@ -15,45 +15,29 @@ from cairn.flows.orchestrator.run_overview import RunOverview
 from cairn.flows.run.progress import Progress
 from cairn.reports.exporters.exporters import run_exporters
 from cairn.reports.notices.notice_delivery import telling
-from cairn.storage.logs.log_entry import CheckpointReference, this_writer
-from cairn.storage.logs.run_entries import AttemptStarted
-from cairn.storage.logs.run_log import RunLog
-from cairn.storage.logs.run_state import CheckpointState, RunState
-from cairn.storage.stores.document import project
-from cairn.storage.stores.object_store import ObjectStore
-from cairn.storage.stores.retrying_store import StoreRetry
-from cairn.tasks.attempt.attempt_claim import Claimant, claim_attempt
-from cairn.tasks.attempt.attempt_end import DataOrigin
-from cairn.tasks.attempt.preemption_notice import kubernetes_reason, notice_sources, polling_notices
-from cairn.tasks.attempt.shutdown_signal import ShutdownSignal
-from cairn.tasks.configuration.run_configuration import RunConfig
-from cairn.tasks.configuration.settings import CheckpointConfig
+from cairn.storage.logs import log_entry, run_entries, run_log, run_state
+from cairn.storage.stores import document, object_store, retrying_store
+from cairn.tasks.attempt import attempt_claim, attempt_end, preemption_notice, shutdown_signal
+from cairn.tasks.configuration import run_configuration, settings
 from cairn.tasks.evaluator.evaluation_run import EvaluationPlan
-from cairn.tasks.machine.machine_speed import device_name, trains_on_cuda
-from cairn.tasks.machine.placement import (
-    check_machine,
-    code_version,
-    library_versions,
-    resolved_device,
-    this_placement,
-    usable_cores,
-)
+from cairn.tasks.machine import machine_speed, placement
 from cairn.tasks.policy.attempt_sizes import next_sizes
 from cairn.tasks.policy.curve_statistics import ThroughputWatch
 from cairn.tasks.policy.termination import FlowEnd, FlowOutcome
 from cairn.tasks.sweep_checkpoints import sweep_checkpoints
 from cairn.tasks.text.format import format_count, one_line
+from cairn.tasks.trainer import trainer_group, warm_trainer
 from cairn.tasks.trainer.machines import Machines
-from cairn.tasks.trainer.trainer_group import TrainerGroup, rendezvous_secret
-from cairn.tasks.trainer.warm_trainer import WarmTrainer
 
 
 class BackgroundSweep:
     """Sweeps of one run beside its training, as Prefect tasks, never two at once; none delays or fails the run."""
 
-    def __init__(self, store: ObjectStore, run_id: str, policy: CheckpointConfig, suite_sha256: str) -> None:
+    def __init__(
+        self, store: object_store.ObjectStore, run_id: str, policy: settings.CheckpointConfig, suite_sha256: str
+    ) -> None:
         """Prepare without reading; the sweep has its own log reader, so that commits never wait for it."""
-        self._sweep = partial(sweep_checkpoints.submit, RunLog(store, run_id), policy, suite_sha256)
+        self._sweep = partial(sweep_checkpoints.submit, run_log.RunLog(store, run_id), policy, suite_sha256)
         self._idle = threading.Event()
         self._idle.set()
 
@@ -79,24 +63,24 @@ class ActiveRun:
     other machines, `too_few_machines` that it was in vain.
     """
 
-    log: RunLog
-    config: RunConfig
+    log: run_log.RunLog
+    config: run_configuration.RunConfig
     flow_run_id: str | None
     continued_by: str
     start_over: bool
     micro_batch: int | None
     evaluation: EvaluationPlan
-    origin: DataOrigin
-    warm: WarmTrainer
-    group: TrainerGroup
+    origin: attempt_end.DataOrigin
+    warm: warm_trainer.WarmTrainer
+    group: trainer_group.TrainerGroup
     work_dir: Path
     threads: int
     progress: Progress
     sweep: BackgroundSweep
     overview: RunOverview
     cancellation: CancellationWatch
-    shutdown: ShutdownSignal
-    retry: StoreRetry
+    shutdown: shutdown_signal.ShutdownSignal
+    retry: retrying_store.StoreRetry
     machines: Machines
     gathering_seconds: float = 0.0
     too_few_machines: str = ""
@@ -121,9 +105,9 @@ class ActiveRun:
     def running_services(self) -> Iterator[None]:
         """Run the services and listen for every preemption notice while the block runs."""
         rules, group = self.config.preemption, self.group
-        sources = notice_sources(rules, os.environ)
+        sources = preemption_notice.notice_sources(rules, os.environ)
         with (
-            self.machines.serving(group.rendezvous, rendezvous_secret(os.environ))
+            self.machines.serving(group.rendezvous, trainer_group.rendezvous_secret(os.environ))
             if group.nodes > 1
             else nullcontext(),
             self.progress.showing(),
@@ -132,28 +116,30 @@ class ActiveRun:
             telling(self.log.store, all_receivers(self.config.notify), partial(notices_of, self.log), self.say),
             self.cancellation.watching(),
             self.shutdown.listening(rules.signal),
-            polling_notices(self.shutdown, sources, poll_seconds=rules.poll_seconds, on_problem=self.say),
+            preemption_notice.polling_notices(
+                self.shutdown, sources, poll_seconds=rules.poll_seconds, on_problem=self.say
+            ),
         ):
             yield
 
 
-def claim_next_attempt(run: ActiveRun) -> AttemptStarted:
+def claim_next_attempt(run: ActiveRun) -> run_entries.AttemptStarted:
     """Append attempt-started, say how the attempt begins, and return it; raises as `claim_attempt` does."""
-    claimant = Claimant(
+    claimant = attempt_claim.Claimant(
         lease=run.config.lease,
         budgets=run.config.budgets,
-        writer=replace(this_writer(), flow_run_id=run.flow_run_id),
+        writer=replace(log_entry.this_writer(), flow_run_id=run.flow_run_id),
         monotonic=time.monotonic,
         sleep=time.sleep,
         start_over=run.start_over,
-        kubernetes_reason=partial(kubernetes_reason, os.environ),
+        kubernetes_reason=partial(preemption_notice.kubernetes_reason, os.environ),
     )
-    started = run.retry.call(lambda: claim_attempt(run.log, claimant, partial(_claim, run)))
+    started = run.retry.call(lambda: attempt_claim.claim_attempt(run.log, claimant, partial(_claim, run)))
     opened, place = run.log.state.opened, started.placement
     origin = f"resumes from step {started.resumed_from.step}" if started.resumed_from else "starts at step 0"
     run.say(f"attempt {started.attempt} {origin} of {run.config.training.steps}")
     for record in run.log.state.checkpoints:
-        if record.state == CheckpointState.QUARANTINED and record.committed.step > started.first_step:
+        if record.state == run_state.CheckpointState.QUARANTINED and record.committed.step > started.first_step:
             run.say(f"  not from step {record.committed.step}, which is quarantined: {one_line(record.detail, 200)}")
     if started.attempt == 1 and opened is not None:
         run.say(f"  {format_count(place.threads, 'thread')}, frozen with the run: {opened.threads_why}")
@@ -168,7 +154,7 @@ def gather_machines(run: ActiveRun) -> ActiveRun | None:
     if wanted == 1:
         return run
     here, seconds = 1, 0.0
-    if not (failed := check_machine(rules)):
+    if not (failed := placement.check_machine(rules)):
         began = time.monotonic()
         if run.machines.gather(0.0, is_stopping=run.is_shutting_down) < wanted:
             run.say(f"waits for {wanted} machines, with this one, at {run.group.rendezvous} …")
@@ -187,20 +173,24 @@ def gather_machines(run: ActiveRun) -> ActiveRun | None:
     return replace(run, group=group, gathering_seconds=seconds, too_few_machines=failed)
 
 
-def _claim(run: ActiveRun, number: int, reference: CheckpointReference | None, state: RunState) -> AttemptStarted:
+def _claim(
+    run: ActiveRun, number: int, reference: log_entry.CheckpointReference | None, state: run_state.RunState
+) -> run_entries.AttemptStarted:
     ends = [attempt.ended for attempt in state.attempts if attempt.ended is not None]
     training, nodes, processes = run.config.training, run.group.nodes, run.group.size
     sizes = next_sizes(state, training, processes=processes, chosen=run.micro_batch)
-    device = resolved_device(training.device, on_cuda=trains_on_cuda(training.device), processes=processes)
-    place = this_placement(device=device, threads=run.threads, world_size=processes)
-    return project(
+    device = placement.resolved_device(
+        training.device, on_cuda=machine_speed.trains_on_cuda(training.device), processes=processes
+    )
+    place = placement.this_placement(device=device, threads=run.threads, world_size=processes)
+    return document.project(
         sizes,
-        AttemptStarted,
+        run_entries.AttemptStarted,
         attempt=number,
         placement=replace(
             place,
-            device_name=device_name(device),
-            cores=usable_cores(),
+            device_name=machine_speed.device_name(device),
+            cores=placement.usable_cores(),
             nodes=nodes,
             nodes_wanted=run.machines.nodes,
             hosts=(place.host, *run.machines.hosts(nodes)) if nodes > 1 else (),
@@ -208,11 +198,11 @@ def _claim(run: ActiveRun, number: int, reference: CheckpointReference | None, s
         ),
         config=run.config.document(),
         config_sha256=run.config.frozen_sha256(),
-        code_version=code_version(),
+        code_version=placement.code_version(),
         flow_run_id=run.flow_run_id,
         resumed_from=reference,
         quarantined_samples=len(state.quarantined_windows),
-        versions=library_versions(),
+        versions=placement.library_versions(),
         faults=run.evaluation.faults,
         gathering_seconds=run.gathering_seconds,
         changed=": ".join(filter(None, (f"after {ends[-1].reason}", ends[-1].decision.changed))) if ends else "",

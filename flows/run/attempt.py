@@ -14,13 +14,9 @@ from prefect.futures import PrefectFuture
 
 from cairn.flows.orchestrator.run_overview import RunOverview
 from cairn.flows.preparation.resource_check import available_memory, memory_room
-from cairn.flows.run.active_run import ActiveRun
-from cairn.flows.run.attempt_evaluations import AttemptEvaluations
-from cairn.flows.run.trainer_observation import TrainerObservation
+from cairn.flows.run import active_run, attempt_evaluations, trainer_observation
 from cairn.storage.errors import Fenced, StorageError
-from cairn.storage.logs.log_entry import CheckpointReference, Writer, utc_now
-from cairn.storage.logs.run_entries import AttemptEnded, AttemptShown, AttemptStarted, RunFinished
-from cairn.storage.logs.step_log import Heartbeat, StepRecord
+from cairn.storage.logs import log_entry, run_entries, step_log
 from cairn.storage.snapshots.data_snapshot import read_manifest
 from cairn.storage.stores.document import project
 from cairn.tasks.attempt.attempt_claim import writing_heartbeats
@@ -35,21 +31,21 @@ from cairn.tasks.train_segment import train_segment
 from cairn.tasks.trainer.trainer_process import ReceivedEvents, TrainerProcess
 from cairn.tasks.trainer.trainer_protocol import SegmentDone, TrainerSpec, Waiting
 
-Commit = PrefectFuture[CheckpointReference] | Future[CheckpointReference]
+Commit = PrefectFuture[log_entry.CheckpointReference] | Future[log_entry.CheckpointReference]
 
 
 class Attempt:
     """A claimed attempt while it runs; `is_taken` once a flow runs it."""
 
-    def __init__(self, run: ActiveRun, started: AttemptStarted) -> None:
+    def __init__(self, run: active_run.ActiveRun, started: run_entries.AttemptStarted) -> None:
         self._run, self._started = run, started
         self.is_taken = self._is_beating = False
         self._beating, self._observed = ExitStack(), ExitStack()
-        self._writer = Writer(
+        self._writer = log_entry.Writer(
             host=started.placement.host, pid=started.placement.pid, attempt=started.attempt, flow_run_id=run.flow_run_id
         )
-        self.evaluations = AttemptEvaluations(run, started.attempt)
-        self._observation = TrainerObservation(run.config, run.shutdown, run.cancellation)
+        self.evaluations = attempt_evaluations.AttemptEvaluations(run, started.attempt)
+        self._observation = trainer_observation.TrainerObservation(run.config, run.shutdown, run.cancellation)
         self._trainer: TrainerProcess | None = None
         self._symptom = self._behind = ""
         self._began, self._ready_at = time.monotonic(), math.inf
@@ -69,18 +65,18 @@ class Attempt:
             self._begin_segment(trainer, step)
             trainer.received.wait(lambda: trainer.received.last_step)
 
-    def show_in(self, flow_run_id: str | None) -> ActiveRun:
+    def show_in(self, flow_run_id: str | None) -> active_run.ActiveRun:
         """Go on with what was begun in this flow run, which the log is told; returns the run."""
         log, number = self._run.log, self._started.attempt
         self._run = replace(self._run, flow_run_id=flow_run_id, overview=RunOverview(log, flow_run_id))
         self._writer = replace(self._writer, flow_run_id=flow_run_id)
         if flow_run_id is not None:
-            shown = AttemptShown(attempt=number, flow_run_id=flow_run_id)
+            shown = run_entries.AttemptShown(attempt=number, flow_run_id=flow_run_id)
             with suppress(StorageError):  # what follows meets the same store, and has patience
                 log.append(lambda state: None if state.fences(number) else shown, writer=self._writer)
         return self._run
 
-    def run(self) -> AttemptEnded:
+    def run(self) -> run_entries.AttemptEnded:
         """Train until something ends it; append and return the receipt. `Fenced` or `AppendUnknown` if that fails."""
         self.is_taken = True
         with self._beating:
@@ -253,7 +249,7 @@ class Attempt:
         state = self._run.log.refresh()
         newest = state.newest_committed
         if newest and newest.committed.step >= self._run.config.training.steps and state.finished is None:
-            body = project(newest.committed, RunFinished, attempt=self._started.attempt)
+            body = project(newest.committed, run_entries.RunFinished, attempt=self._started.attempt)
             self._run.log.append(lambda state: body, writer=self._writer)
 
     def _evidence(self, problem: BaseException | None) -> Evidence:
@@ -266,7 +262,7 @@ class Attempt:
             stopped_early=f"stopped early at step {end.step}: {end.stopped}" if end and end.stopped else "",
         )
 
-    def _end(self, evidence: Evidence) -> AttemptEnded:
+    def _end(self, evidence: Evidence) -> run_entries.AttemptEnded:
         if evidence.fenced is not None:
             raise Fenced(evidence.fenced)
         run, last = self._run, self._heartbeat(0)
@@ -285,7 +281,7 @@ class Attempt:
         if waiting.why:
             self._run.say(f"  step {waiting.step} has waited {waiting.seconds:.0f} s for the store: {waiting.why}")
 
-    def _note_step(self, record: StepRecord) -> None:
+    def _note_step(self, record: step_log.StepRecord) -> None:
         self._run.progress.step(record)
         before, self._symptom = self._symptom, self._run.throughput.add(record.tokens_per_second, record.seconds)
         if self._symptom and not before:
@@ -295,24 +291,24 @@ class Attempt:
         elif before and not self._symptom:
             self._run.say(f"  step {record.step}: back to {record.tokens_per_second:,.0f} tokens/s")
 
-    def _heartbeat(self, beat: int) -> Heartbeat:
+    def _heartbeat(self, beat: int) -> step_log.Heartbeat:
         received = self._trainer.received if self._trainer else ReceivedEvents()
         last, ready = received.last_step, received.ready
-        return Heartbeat(
+        return step_log.Heartbeat(
             attempt=self._started.attempt,
             beat=beat,
             step=last.record.step if last else self._started.first_step,
             train_loss=last.record.train_loss if last else None,
             tokens=last.tokens if last else 0,
             gpu_seconds=last.gpu_seconds if last else 0.0,
-            at=utc_now(),
+            at=log_entry.utc_now(),
             peak=ready.peak if ready else None,
             starting_seconds=min(self._ready_at, time.monotonic()) - self._began,
             symptom=self._symptom or self._behind,
         )
 
 
-def _room(run: ActiveRun) -> MemoryRoom | None:
+def _room(run: active_run.ActiveRun) -> MemoryRoom | None:
     """Return the memory that the next attempt has, now that the trainer is gone; None if nobody knows."""
     try:
         vocab_size = read_manifest(run.log.store, run.origin.snapshot_id).vocab_size
@@ -321,7 +317,7 @@ def _room(run: ActiveRun) -> MemoryRoom | None:
     return memory_room(run.config, vocab_size, available_memory(run.config.training, run.group))
 
 
-def _trainer_spec(run: ActiveRun, started: AttemptStarted) -> TrainerSpec:
+def _trainer_spec(run: active_run.ActiveRun, started: run_entries.AttemptStarted) -> TrainerSpec:
     config, state = run.config, run.log.state
     return project(
         config,

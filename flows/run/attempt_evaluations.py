@@ -8,8 +8,7 @@ from prefect.futures import PrefectFuture
 
 from cairn.flows.run.active_run import ActiveRun
 from cairn.storage.checkpoints.resume_point import quarantine_checkpoint
-from cairn.storage.logs.log_entry import CheckpointReference, Writer
-from cairn.storage.logs.run_entries import RunFinished
+from cairn.storage.logs import log_entry, run_entries
 from cairn.storage.stores.document import project
 from cairn.tasks.evaluate import evaluate, task_name
 from cairn.tasks.evaluator.evaluation_run import EvaluationPlan
@@ -30,12 +29,12 @@ class AttemptEvaluations:
         """Submit the evaluations that were due in earlier attempts and have no outcome."""
         for plan, reference in self.missing():
 
-            def committed(reference: CheckpointReference = reference) -> CheckpointReference:
+            def committed(reference: log_entry.CheckpointReference = reference) -> log_entry.CheckpointReference:
                 return reference
 
             self._submit(plan, committed, reference.step)
 
-    def missing(self) -> Iterator[tuple[EvaluationPlan, CheckpointReference]]:
+    def missing(self) -> Iterator[tuple[EvaluationPlan, log_entry.CheckpointReference]]:
         """Yield the evaluations that are due and have no outcome, in step order."""
         state, plans = self._run.log.state, self._run.evaluation.all
         lost = [(record.committed, plan) for plan in plans for record in outstanding(state, self._terms(plan))]
@@ -46,7 +45,7 @@ class AttemptEvaluations:
         """Whether the checkpoint of this step is evaluated."""
         return step == self._run.config.training.steps or self._terms(self._run.evaluation).is_due(step)
 
-    def follow_commit(self, step: int, committed: Callable[[], CheckpointReference]) -> None:
+    def follow_commit(self, step: int, committed: Callable[[], log_entry.CheckpointReference]) -> None:
         """Evaluate the checkpoint of `step` if that is due; `committed` waits for its commit."""
         self._earlier = len(self._futures)
         if self.is_due(step):
@@ -71,7 +70,7 @@ class AttemptEvaluations:
                 run.say(f"  stops early at step {self._stop.step}: {self._stop.why} (early_stop.{self._stop.rule})")
         return self._stop is not None
 
-    def finish_early(self, writer: Writer) -> bool:
+    def finish_early(self, writer: log_entry.Writer) -> bool:
         """Append run-finished where the run stops early, and quarantine what is later; returns False if it does not."""
         log = self._run.log
         state = log.refresh()
@@ -83,7 +82,7 @@ class AttemptEvaluations:
         for record in state.readable:
             if record.committed.step > stop.step:
                 quarantine_checkpoint(log, record.committed, why, writer=writer)
-        body = project(last, RunFinished, attempt=self._attempt, stopped=stop.why, rule=stop.rule)
+        body = project(last, run_entries.RunFinished, attempt=self._attempt, stopped=stop.why, rule=stop.rule)
         log.append(lambda state: body if state.finished is None else None, writer=writer)
         return True
 
@@ -96,7 +95,7 @@ class AttemptEvaluations:
         for future in self._futures:
             future.wait()
 
-    def _submit(self, plan: EvaluationPlan, committed: Callable[[], CheckpointReference], step: int) -> None:
+    def _submit(self, plan: EvaluationPlan, committed: Callable[[], log_entry.CheckpointReference], step: int) -> None:
         named = evaluate.with_options(task_run_name=task_name(step, plan))
         self._futures.append(
             # Prefect's stubs know `wait_for` only where they know no other parameter.

@@ -8,9 +8,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 from cairn.flows.preparation.training_request import HandedOver
-from cairn.flows.run.active_run import ActiveRun, claim_next_attempt
+from cairn.flows.run import active_run, run_opening
 from cairn.flows.run.attempt import Attempt
-from cairn.flows.run.run_opening import open_run
 from cairn.tasks.attempt.shutdown_signal import Terminated
 from cairn.tasks.trainer.warm_trainer import WarmTrainer
 
@@ -29,12 +28,12 @@ def early_attempt(handed: HandedOver, warm: WarmTrainer, start_server: Callable[
 
     Raises as `open_run` and `claim_next_attempt` do.
     """
-    run = open_run(handed.resolved, handed.shutdown, warm)
+    run = run_opening.open_run(handed.resolved, handed.shutdown, warm)
     if not _may_begin(run):
         start_server()
         yield
         return
-    attempt = Attempt(run, claim_next_attempt(run))
+    attempt = Attempt(run, active_run.claim_next_attempt(run))
     token = _BEGUN.set(attempt)
     name, why = "SIGTERM", "no flow took it over"
     try:
@@ -52,7 +51,7 @@ def early_attempt(handed: HandedOver, warm: WarmTrainer, start_server: Callable[
             attempt.give_up(name, why)
 
 
-def _may_begin(run: ActiveRun) -> bool:
+def _may_begin(run: active_run.ActiveRun) -> bool:
     """Whether nothing is due before the next step but one trainer of this machine."""
     state, config = run.log.state, run.config
     has_steps = state.finished is None and state.resume_step < config.training.steps

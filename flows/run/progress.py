@@ -11,8 +11,7 @@ from rich.text import Text
 
 from cairn.storage.logs.step_log import StepRecord
 from cairn.tasks.data.snapshot_build import BuildProgress, BuildStage
-from cairn.tasks.text.format import format_bar, format_clock, sanitize
-from cairn.tasks.text.live_lines import LiveLines
+from cairn.tasks.text import format, live_lines
 
 _PLAIN_EVERY_SECONDS = 10.0
 _MEGABYTE = 1e6
@@ -32,7 +31,7 @@ class Progress:
         """Show progress towards `total_steps`; `echo` gets every message, but no steps."""
         self._total, self._echo, self._clock = total_steps, echo, clock
         self._console = console or Console(file=sys.stderr, highlight=False)
-        self._live = LiveLines(self._console, stays=True)
+        self._live = live_lines.LiveLines(self._console, stays=True)
         self._left = TimeLeft()
         self._printed_at = float("-inf")
 
@@ -56,7 +55,7 @@ class Progress:
             fitting = ([done, loss, speed, eta], [done, loss, eta], [done, eta])
             line = next((line for parts in fitting if len(line := " · ".join(parts)) <= self._console.width), done)
             cells = min(20, self._console.width - len(line) - 1)
-            self._live.write([f"{format_bar(record.step / self._total, cells)} {line}" if cells >= 6 else line])
+            self._live.write([f"{format.format_bar(record.step / self._total, cells)} {line}" if cells >= 6 else line])
         elif now - self._printed_at >= _PLAIN_EVERY_SECONDS:
             self._printed_at = now
             self._print(" · ".join(self._parts(record)))
@@ -66,14 +65,14 @@ class Progress:
 
     def _print(self, message: str) -> None:
         with suppress(OSError):  # a closed terminal or pipe costs the message, never the run
-            self._console.print(Text(sanitize(message)), soft_wrap=True)
+            self._console.print(Text(format.sanitize(message)), soft_wrap=True)
 
     def _parts(self, record: StepRecord) -> tuple[str, str, str, str]:
         return (
             f"step {record.step}/{self._total} ({100 * record.step // self._total} %)",
             f"loss {record.train_loss:.3f}",
             f"{record.tokens_per_second:,.0f} tokens/s",
-            f"ETA {format_clock(self._left.seconds(self._total))}",
+            f"ETA {format.format_clock(self._left.seconds(self._total))}",
         )
 
 
@@ -83,7 +82,7 @@ class TextProgress:
     def __init__(self, *, clock: Callable[[], float] = time.monotonic, console: Console | None = None) -> None:
         self._clock = clock
         self._console = console or Console(file=sys.stderr, highlight=False)
-        self._live = LiveLines(self._console, stays=False)
+        self._live = live_lines.LiveLines(self._console, stays=False)
         self._stage: BuildStage | None = None
         self._begun: tuple[float, int] = (0.0, 0)
         self._printed_at = clock()
@@ -108,14 +107,14 @@ class TextProgress:
 
     def _line(self, progress: BuildProgress, now: float, *, drawn: bool) -> str:
         share = progress.bytes_done / progress.bytes_total if progress.bytes_total else 0.0
-        cells = f" {format_bar(share, 24)}" if drawn else ""
+        cells = f" {format.format_bar(share, 24)}" if drawn else ""
         seconds, done = now - self._begun[0], progress.bytes_done - self._begun[1]
         left = (progress.bytes_total - progress.bytes_done) * seconds / done if done else None
         documents = f"{progress.documents:,} documents · " if progress.documents else ""
         return (
             f"{progress.stage.value} text{cells} {100 * share:.0f} % · {progress.bytes_done / _MEGABYTE:,.1f} of "
             f"{progress.bytes_total / _MEGABYTE:,.1f} MB · {documents}"
-            f"{done / seconds / _MEGABYTE if seconds > 0 else 0.0:,.1f} MB/s · ETA {format_clock(left)}"
+            f"{done / seconds / _MEGABYTE if seconds > 0 else 0.0:,.1f} MB/s · ETA {format.format_clock(left)}"
         )
 
 

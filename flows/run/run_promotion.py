@@ -26,15 +26,13 @@ from prefect.utilities.urls import url_for
 from pydantic import BaseModel, ConfigDict, Field
 
 from cairn.flows.operations import checkpoint_offer
-from cairn.flows.orchestrator.flow_end import completed
-from cairn.flows.orchestrator.prefect_server import is_ephemeral_server
+from cairn.flows.orchestrator import flow_end, prefect_server
 from cairn.flows.run.active_run import ActiveRun
 from cairn.reports.queries.display_tables import markdown_text
 from cairn.storage.logs.log_entry import CheckpointReference
 from cairn.storage.logs.registry import Promoted, Registry
 from cairn.storage.stores.document import sha256
-from cairn.tasks.checkpoints.promotion import Approval, PromotionRules, decision_on_record
-from cairn.tasks.checkpoints.promotion_offer import preview_offer
+from cairn.tasks.checkpoints import promotion, promotion_offer
 from cairn.tasks.errors import CheckpointGone, EvaluationInterrupted
 from cairn.tasks.evaluate import evaluate, task_name
 from cairn.tasks.evaluator.evaluation_run import EvaluationPlan
@@ -67,11 +65,11 @@ def offer_best(run: ActiveRun) -> FlowEnd:
     how = checkpoint_offer.describe_training(state)
     candidate = checkpoint_offer.best_candidate(run.log.run_id, state, rules)
     if candidate is None:
-        return completed(f"{how}; nothing to promote: no evaluation succeeded")
+        return flow_end.completed(f"{how}; nothing to promote: no evaluation succeeded")
     registry = Registry(run.log.store, run.config.promotion.alias)
-    foreseen = preview_offer(run.log, registry, candidate, replace(rules, needs_approval=False))
+    foreseen = promotion_offer.preview_offer(run.log, registry, candidate, replace(rules, needs_approval=False))
     if before := checkpoint_offer.describe_earlier_decision(registry, candidate, foreseen):
-        return completed(f"{how}; {before}")
+        return flow_end.completed(f"{how}; {before}")
     if rules.needs_approval and isinstance(foreseen, Promoted):
         answer = ask(run, registry, foreseen, run.config.promotion.approval_timeout_seconds)
         run.overview.show_question("")
@@ -82,15 +80,15 @@ def offer_best(run: ActiveRun) -> FlowEnd:
                 f"`cairn promote {named}`, typed by a person, approves it, the same command asks again"
             )
             message = f"{how}; {left}"
-            return run.interrupted_end(message) if run.is_shutting_down() else completed(message)
+            return run.interrupted_end(message) if run.is_shutting_down() else flow_end.completed(message)
         candidate = replace(candidate, approval=answer)
     step = candidate.reference.step
     ended = promote(run.log, registry, candidate, rules, alias=registry.alias, step=step, return_state=True)
     run.say(f"  {ended.message}")
-    return completed(f"{how}; {ended.message}")
+    return flow_end.completed(f"{how}; {ended.message}")
 
 
-def _evaluate_candidates(run: ActiveRun, rules: PromotionRules) -> None:
+def _evaluate_candidates(run: ActiveRun, rules: promotion.PromotionRules) -> None:
     """Evaluate the last checkpoint under every suite, then the best one under the suites that promotion requires."""
     last = checkpoint_offer.last_checkpoint(run.log.refresh())
     if last is not None:
@@ -114,9 +112,9 @@ def _evaluate_missing(run: ActiveRun, reference: CheckpointReference, plans: Seq
                 raise EvaluationInterrupted(ended.message)
 
 
-def ask(run: ActiveRun, registry: Registry, proposal: Promoted, timeout_seconds: float) -> Approval | str:
+def ask(run: ActiveRun, registry: Registry, proposal: Promoted, timeout_seconds: float) -> promotion.Approval | str:
     """Return the answer, or why there is none; in a deployed flow run the first call ends the process."""
-    if not PREFECT_API_URL.value() or is_ephemeral_server(os.environ) or run.flow_run_id is None:
+    if not PREFECT_API_URL.value() or prefect_server.is_ephemeral_server(os.environ) or run.flow_run_id is None:
         return "no Prefect server is named (PREFECT_API_URL) where a person could be asked"
     form: Any = run_input_subclass_from_type(PromotionApproval)
     form = form.with_initial_data(description=describe(proposal, registry.state.champion))
@@ -179,7 +177,7 @@ def _announce(run: ActiveRun, proposal: Promoted, timeout_seconds: float) -> Non
 
 def _wait(client: SyncPrefectClient, run: ActiveRun, registry: Registry, proposal: Promoted, seconds: float) -> str:
     """Wait for the answer in this process; return why there is none, or "" for one."""
-    known = decision_on_record(registry.state, proposal.manifest_sha256)
+    known = promotion.decision_on_record(registry.state, proposal.manifest_sha256)
     deadline, woken = time.monotonic() + seconds, threading.Event()
     with run.shutdown.on_shutdown(woken.set):
         while not woken.is_set():
@@ -187,7 +185,7 @@ def _wait(client: SyncPrefectClient, run: ActiveRun, registry: Registry, proposa
                 state = client.read_flow_run(UUID(run.flow_run_id)).state
                 if state is not None and state.is_running():
                     return ""
-            if decision_on_record(registry.refresh(), proposal.manifest_sha256) is not known:
+            if promotion.decision_on_record(registry.refresh(), proposal.manifest_sha256) is not known:
                 return "it was decided elsewhere meanwhile"
             if time.monotonic() >= deadline:
                 return f"nobody answered in Prefect within {seconds:g} s"
@@ -195,6 +193,6 @@ def _wait(client: SyncPrefectClient, run: ActiveRun, registry: Registry, proposa
     return f"{run.shutdown.signal} came before an answer"
 
 
-def _approval(answer: BaseModel) -> Approval:
+def _approval(answer: BaseModel) -> promotion.Approval:
     given = PromotionApproval.model_validate(answer.model_dump())
-    return Approval(is_given=given.approve, by=given.by, why=given.why)
+    return promotion.Approval(is_given=given.approve, by=given.by, why=given.why)

@@ -20,8 +20,7 @@ from prefect.states import Scheduled
 from cairn.flows.orchestrator.run_overview import flow_run_name
 from cairn.flows.preparation.training_request import TrainingRequest, choose_run_id
 from cairn.flows.watching.run_continuation import Begun, Busy, StalledRun
-from cairn.storage.logs.run_log import RunLog
-from cairn.storage.logs.run_state import RunState
+from cairn.storage.logs import run_log, run_state
 from cairn.storage.stores.document import sha256
 from cairn.tasks.errors import InvalidConfiguration
 from cairn.tasks.policy.termination import DecisionAction, FlowEnd, FlowOutcome
@@ -100,7 +99,7 @@ class ContinuationByDeployment:
         return Busy(why=f"{many}; look at flow run {flow_run.id} in Prefect")
 
 
-def name_successor(end: FlowEnd, log: RunLog, say: Callable[[str], None]) -> FlowEnd:
+def name_successor(end: FlowEnd, log: run_log.RunLog, say: Callable[[str], None]) -> FlowEnd:
     """Have this deployment's next flow run continue a preempted run after its back-off, and name it; never raises."""
     if end.reason != FlowOutcome.PREEMPTED:
         return end
@@ -120,7 +119,7 @@ def name_successor(end: FlowEnd, log: RunLog, say: Callable[[str], None]) -> Flo
     return end
 
 
-def _last_launch(client: SyncPrefectClient, deployment_id: UUID, state: RunState) -> FlowRun | None:
+def _last_launch(client: SyncPrefectClient, deployment_id: UUID, state: run_state.RunState) -> FlowRun | None:
     """Return this deployment's flow run that, by the log, trained the run last; no other's is believed."""
     names = dict.fromkeys(attempt.started.flow_run_id for attempt in reversed(state.attempts[-10:]))
     for name in filter(None, names):

@@ -9,12 +9,9 @@ from dataclasses import dataclass
 from rich.console import Console
 
 from cairn.storage.errors import StorageError
-from cairn.storage.logs.run_log import RunLog
-from cairn.storage.logs.step_log import read_heartbeat
+from cairn.storage.logs import run_log, step_log
 from cairn.storage.stores.document import project
-from cairn.tasks.text.format import format_clock
-from cairn.tasks.text.live_lines import LiveLines
-from cairn.tasks.text.output import say
+from cairn.tasks.text import format, live_lines, output
 
 _PLAIN_EVERY_SECONDS = 60.0
 
@@ -31,12 +28,12 @@ class RunPulse:
     seconds_left: float | None
 
 
-def pulse_of(log: RunLog) -> RunPulse | None:
+def pulse_of(log: run_log.RunLog) -> RunPulse | None:
     """Return the pulse of a run that was read; None without an open attempt or a readable heartbeat."""
     owner, opened, beat = log.state.open_attempt, log.state.opened, None
     if owner is not None:
         with suppress(StorageError):  # reading the log reports what is wrong with the store
-            beat = read_heartbeat(log.store, log.prefix, owner.started.attempt)
+            beat = step_log.read_heartbeat(log.store, log.prefix, owner.started.attempt)
     if owner is None or opened is None or beat is None:
         return None
     trained, ahead = beat.step - owner.started.first_step, max(opened.total_steps - beat.step, 0)
@@ -48,7 +45,7 @@ def pulse_line(pulse: RunPulse) -> str:
     """Return the pulse on one line."""
     so_far = f"step {pulse.step}/{pulse.total_steps} ({100 * pulse.step // pulse.total_steps} %)"
     loss = "" if pulse.train_loss is None else f" · loss {pulse.train_loss:.3f}"
-    return f"{pulse.run_id}: {so_far}{loss} · attempt {pulse.attempt} · ETA {format_clock(pulse.seconds_left)}"
+    return f"{pulse.run_id}: {so_far}{loss} · attempt {pulse.attempt} · ETA {format.format_clock(pulse.seconds_left)}"
 
 
 class WatchDisplay:
@@ -59,11 +56,11 @@ class WatchDisplay:
         *,
         clock: Callable[[], float] = time.monotonic,
         console: Console | None = None,
-        say: Callable[[str], None] = say,
+        say: Callable[[str], None] = output.say,
     ) -> None:
         """Show live lines if stdout is a terminal, else print them with `say`."""
         # News goes to stdout, so the live lines have to be on the same terminal.
-        self._live = LiveLines(console or Console(file=sys.stdout, highlight=False), stays=False)
+        self._live = live_lines.LiveLines(console or Console(file=sys.stdout, highlight=False), stays=False)
         self._clock, self._say = clock, say
         self._printed: dict[str, tuple[int, float]] = {}
 

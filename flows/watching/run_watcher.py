@@ -17,15 +17,11 @@ import psutil
 from cairn.flows.orchestrator.run_notices import all_receivers, notices_of
 from cairn.flows.watching.run_continuation import Begun, Busy, Continuation, ContinuationHere, StalledRun
 from cairn.flows.watching.run_pulse import RunPulse, pulse_of
-from cairn.reports.notices.notice import Notice, silent_notice
-from cairn.reports.notices.notice_delivery import telling
+from cairn.reports.notices import notice, notice_delivery
 from cairn.storage.errors import IntegrityError, StorageError
+from cairn.storage.logs import run_index, run_log, step_log
 from cairn.storage.logs.registry import Registry, RegistryState
-from cairn.storage.logs.run_index import RunIndex, is_empty
-from cairn.storage.logs.run_log import RunLog
-from cairn.storage.logs.step_log import read_heartbeat
-from cairn.storage.stores.document import decode, encode, project, sha256
-from cairn.storage.stores.object_store import ObjectStore
+from cairn.storage.stores import document, object_store
 from cairn.storage.stores.open_store import open_store
 from cairn.tasks.attempt.shutdown_signal import Terminated, raise_on_sigterm
 from cairn.tasks.checkpoints.promotion_offer import pending_offer
@@ -101,15 +97,15 @@ class WatcherMemory:
         self._path, self._monotonic = path, monotonic
         self._runs: dict[str, Sighting] = {}
         with suppress(OSError, IntegrityError):
-            remembered = decode(path.read_bytes(), _Remembered, where=str(path))
+            remembered = document.decode(path.read_bytes(), _Remembered, where=str(path))
             self._runs |= remembered.runs if remembered.boot_id == boot_id() else {}
 
-    def observe(self, log: RunLog) -> Observed:
+    def observe(self, log: run_log.RunLog) -> Observed:
         """Return what is known of a run whose log was just read."""
         state, owner = log.state, log.state.open_attempt
         mark = f"ended {state.latest_attempt}" if state.attempts else "opened"
         if owner is not None:  # what changes whenever the run moves: a commit is a sign of life like a heartbeat
-            heartbeat = read_heartbeat(log.store, log.prefix, owner.started.attempt)
+            heartbeat = step_log.read_heartbeat(log.store, log.prefix, owner.started.attempt)
             mark = f"open {owner.started.attempt} committed {owner.last_committed_step} {heartbeat}"
         before = seen = self._runs.get(log.run_id)
         if seen is None or seen.mark != mark:
@@ -117,7 +113,7 @@ class WatcherMemory:
             self._runs[log.run_id] = seen
         moved = before is not None and before is not seen and before.attempt == state.latest_attempt
         shows_life = moved and owner is not None
-        return project(seen, Observed, owner=_life(log), unchanged_since=seen.since, shows_life=shows_life)
+        return document.project(seen, Observed, owner=_life(log), unchanged_since=seen.since, shows_life=shows_life)
 
     def note_continued(self, run_id: str) -> None:
         """Remember that a continuation of the run was begun."""
@@ -126,10 +122,10 @@ class WatcherMemory:
 
     def save(self) -> None:
         """Replace the file; a folder that cannot be written costs only the memory."""
-        keep_file(self._path, encode(_Remembered(boot_id=boot_id(), runs=self._runs)))
+        keep_file(self._path, document.encode(_Remembered(boot_id=boot_id(), runs=self._runs)))
 
 
-def _life(log: RunLog) -> Life:
+def _life(log: run_log.RunLog) -> Life:
     """Judge by the newest attempt, else by the opening entry; a process that began later only has the same pid."""
     if log.state.attempts:
         placement = log.state.attempts[-1].started.placement
@@ -153,7 +149,7 @@ class RunWatcher:
 
     def __init__(
         self,
-        store: ObjectStore,
+        store: object_store.ObjectStore,
         continuation: Continuation,
         memory: WatcherMemory,
         *,
@@ -162,13 +158,13 @@ class RunWatcher:
     ) -> None:
         self._store, self._continuation, self._memory = store, continuation, memory
         self._monotonic, self._sleep = monotonic, sleep
-        self._index = RunIndex(store)
-        self._logs: dict[str, RunLog] = {}
+        self._index = run_index.RunIndex(store)
+        self._logs: dict[str, run_log.RunLog] = {}
         self._untils: dict[str, float] = {}
         self._offered = set[str]()
         self._registries: dict[str, Registry] = {}
         self._read_aliases = set[str]()
-        self._silent: dict[str, Notice] = {}
+        self._silent: dict[str, notice.Notice] = {}
 
     def look(self) -> tuple[WatchRow, ...]:
         """Look once at every run; raises `StorageError` if the store cannot list them."""
@@ -193,14 +189,14 @@ class RunWatcher:
 
     def telling(self, say: Callable[[str], None]) -> AbstractContextManager[None]:
         """Tell whom the environment of this machine names what the looks of this block see."""
-        return telling(self._store, all_receivers(read_notify(os.environ)), self.notices, say)
+        return notice_delivery.telling(self._store, all_receivers(read_notify(os.environ)), self.notices, say)
 
     def pulses(self) -> tuple[RunPulse, ...]:
         """Return the progress of the runs that trained at the last look."""
         with ThreadPoolExecutor(_READERS) as readers:
             return tuple(pulse for pulse in readers.map(pulse_of, self._logs.values()) if pulse is not None)
 
-    def notices(self) -> Iterator[Notice]:
+    def notices(self) -> Iterator[notice.Notice]:
         """Yield the decisions that the last look saw, and the attempts that were silent for two leases; any thread."""
         for log in tuple(self._logs.values()):
             yield from notices_of(log)
@@ -231,7 +227,7 @@ class RunWatcher:
         for run_id, read in zip(run_ids, reads, strict=True):
             try:
                 read.result()
-                if not is_empty(self._logs[run_id]):
+                if not run_index.is_empty(self._logs[run_id]):
                     rows.append(self._decide(run_id))
             except Exception as error:  # whatever is wrong with one run, the others are looked at
                 rows.append(WatchRow(run_id=run_id, action=WatchAction.FAILED, why=f"{error}" or type(error).__name__))
@@ -259,7 +255,7 @@ class RunWatcher:
         if owner is None or seconds < 2 * lease_seconds(log.state):
             self._silent.pop(run_id, None)
         else:
-            self._silent[run_id] = silent_notice(run_id, owner.started.attempt, owner.last_known_step, seconds)
+            self._silent[run_id] = notice.silent_notice(run_id, owner.started.attempt, owner.last_known_step, seconds)
         match verdict:
             case Leave(why=why):
                 return row(action=WatchAction.LEFT, why=why)
@@ -275,7 +271,7 @@ class RunWatcher:
                         self._memory.note_continued(run_id)
                         return row(action=WatchAction.CONTINUED, why=why, how=how)
 
-    def _observe(self, log: RunLog) -> Observed:
+    def _observe(self, log: run_log.RunLog) -> Observed:
         observed = self._memory.observe(log)
         if log.state.finished is None or log.run_id in self._offered or self._index.is_over(log):
             return observed
@@ -296,7 +292,7 @@ class RunWatcher:
 def open_watcher(request: WatchRequest) -> RunWatcher:
     """Return a watcher for the request; raises `InvalidConfiguration`."""
     store = open_store(request.store)
-    folder = work_folder(os.environ) / "watch" / sha256(store.url.encode())[:12]
+    folder = work_folder(os.environ) / "watch" / document.sha256(store.url.encode())[:12]
     continuation: Continuation = ContinuationHere(folder, store.url, at_most=request.at_most)
     if request.deployment:
         from cairn.flows.watching.deployed_continuation import ContinuationByDeployment

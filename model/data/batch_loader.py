@@ -12,8 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cairn.model.data.sample_order import SampleOrder
-from cairn.model.data.token_windows import TokenWindows
+from cairn.model.data import sample_order, token_windows
 from cairn.model.errors import InvalidInput
 
 DRAWS_PER_CALL = 4096
@@ -31,7 +30,7 @@ class Batch:
 
 
 def gather_batch(
-    windows: TokenWindows, drawn: NDArray[np.int64], *, rows: slice = slice(None), pin: bool = False
+    windows: token_windows.TokenWindows, drawn: NDArray[np.int64], *, rows: slice = slice(None), pin: bool = False
 ) -> Batch:
     """Gather the `rows` of windows `drawn` (B,), page-locked if `pin`; TokenOutOfRange names the first bad window."""
     own = drawn[rows]
@@ -45,8 +44,8 @@ class BatchLoader:
 
     def __init__(
         self,
-        windows: TokenWindows,
-        order: SampleOrder,
+        windows: token_windows.TokenWindows,
+        order: sample_order.SampleOrder,
         device: torch.device,
         *,
         end_step: int,

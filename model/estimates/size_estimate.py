@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
 
-from cairn.model.configuration.micro_batches import first_micro_batch, smaller_micro_batch
-from cairn.model.configuration.network import ModelConfig
+from cairn.model.configuration import micro_batches, network
 from cairn.model.configuration.parameter_table import parameter_table
 from cairn.model.configuration.training import OptimizerName, TrainingConfig
 from cairn.model.estimates.step_memory import FP32_BYTES, StepMemory, held_out_moments
@@ -71,12 +70,12 @@ class TrainingPlace:
 ON_CPU = TrainingPlace()
 
 
-def count_parameters(model: ModelConfig, vocab_size: int) -> int:
+def count_parameters(model: network.ModelConfig, vocab_size: int) -> int:
     """Return the number of parameters, the position table included; exact."""
     return sum(row.count for row in parameter_table(model, vocab_size))
 
 
-def moment_bytes(model: ModelConfig, training: TrainingConfig, vocab_size: int) -> int:
+def moment_bytes(model: network.ModelConfig, training: TrainingConfig, vocab_size: int) -> int:
     """Return the size of what the optimizer keeps, but for its counters, in fp32."""
     each = _MOMENTS[training.optimizer]
     table = parameter_table(model, vocab_size)
@@ -84,13 +83,13 @@ def moment_bytes(model: ModelConfig, training: TrainingConfig, vocab_size: int) 
     return FP32_BYTES * (each * sum(row.count for row in table) - halved)
 
 
-def checkpoint_bytes(model: ModelConfig, training: TrainingConfig, vocab_size: int) -> int:
+def checkpoint_bytes(model: network.ModelConfig, training: TrainingConfig, vocab_size: int) -> int:
     """Return the size of a committed checkpoint within a few KB: weights and moments, in fp32."""
     return FP32_BYTES * count_parameters(model, vocab_size) + moment_bytes(model, training, vocab_size)
 
 
 def estimate_memory(
-    model: ModelConfig,
+    model: network.ModelConfig,
     training: TrainingConfig,
     vocab_size: int,
     *,
@@ -143,7 +142,7 @@ def estimate_memory(
 
 
 def largest_micro_batch(
-    model: ModelConfig,
+    model: network.ModelConfig,
     training: TrainingConfig,
     vocab_size: int,
     *,
@@ -153,10 +152,10 @@ def largest_micro_batch(
 ) -> int | None:
     """Halve a process's share of the batch until it fits `memory_bytes`; returns windows, None if none does."""
     batch, processes, mode = training.global_batch, place.processes, training.parallel
-    windows = first_micro_batch(batch, processes=processes, mode=mode)
+    windows = micro_batches.first_micro_batch(batch, processes=processes, mode=mode)
     while windows:
         estimate = estimate_memory(model, training, vocab_size, micro_batch=windows, recompute=recompute, place=place)
         if estimate.total_bytes <= memory_bytes:
             return windows
-        windows = smaller_micro_batch(batch, windows, processes=processes, mode=mode)
+        windows = micro_batches.smaller_micro_batch(batch, windows, processes=processes, mode=mode)
     return None

@@ -11,8 +11,7 @@ import torch
 from cairn.model.architectures.gpt import GPT
 from cairn.model.data.token_windows import TokenWindows
 from cairn.model.errors import InvalidInput
-from cairn.model.kernels.block_sizes import HELD_OUT_TOKENS
-from cairn.model.kernels.head_loss import summed_loss
+from cairn.model.kernels import block_sizes, head_loss
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,10 +50,10 @@ def held_out_loss(
     total, count = 0.0, min(batches * batch_size, len(among))
     chosen = among.start + np.arange(count, dtype=np.int64) * len(among) // count
     with evaluation_mode(model):
-        at_once = max(1, HELD_OUT_TOKENS // windows.block_size)
+        at_once = max(1, block_sizes.HELD_OUT_TOKENS // windows.block_size)
         for start in range(0, len(chosen), at_once):
             tokens = torch.from_numpy(windows.gather(chosen[start : start + at_once])).to(model.device)  # (b, T+1)
-            total += float(summed_loss(model.hidden(tokens[:, :-1]), model.head_weight, tokens[:, 1:]))
+            total += float(head_loss.summed_loss(model.hidden(tokens[:, :-1]), model.head_weight, tokens[:, 1:]))
     return total / (count * windows.block_size), count
 
 

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cairn.model.architectures.attention import KeyValueCache
-from cairn.model.architectures.gpt import GPT
+from cairn.model.architectures import attention, gpt
 from cairn.model.errors import InvalidInput, ModelError
 from cairn.model.inference.evaluation import evaluation_mode
 
@@ -55,7 +54,7 @@ class Sampling:
 
 
 def generate(
-    model: GPT,
+    model: gpt.GPT,
     prompt_ids: Sequence[int],
     *,
     new_tokens: int,
@@ -81,7 +80,7 @@ def generate(
 
 
 def generate_stream(
-    model: GPT, prompt_ids: Sequence[int], *, new_tokens: int, sampling: Sampling, seed: int = 0
+    model: gpt.GPT, prompt_ids: Sequence[int], *, new_tokens: int, sampling: Sampling, seed: int = 0
 ) -> Iterator[int]:
     """Return an iterator over the `new_tokens` ids that follow `prompt_ids` (not empty), each drawn on demand.
 
@@ -94,10 +93,10 @@ def generate_stream(
 
 
 def _sample_with_cache(
-    model: GPT, ids: list[int], new_tokens: int, sampling: Sampling, generator: torch.Generator
+    model: gpt.GPT, ids: list[int], new_tokens: int, sampling: Sampling, generator: torch.Generator
 ) -> Iterator[int]:
     block_size = model.config.block_size
-    cache = KeyValueCache(model.config, device=model.device, dtype=model.wte.weight.dtype)
+    cache = attention.KeyValueCache(model.config, device=model.device, dtype=model.wte.weight.dtype)
     new_ids = ids = ids[-block_size:]
     for _ in range(new_tokens):
         if cache.length + len(new_ids) > block_size:
@@ -112,7 +111,7 @@ def _sample_with_cache(
         ids.append(token)
 
 
-def _check(model: GPT, prompt_ids: Sequence[int], *, new_tokens: int) -> None:
+def _check(model: gpt.GPT, prompt_ids: Sequence[int], *, new_tokens: int) -> None:
     if not prompt_ids:
         raise InvalidInput("prompt_ids is empty; start from the end-of-text id to sample without a prompt")
     if not all(0 <= token < model.vocab_size for token in prompt_ids):

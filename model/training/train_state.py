@@ -16,9 +16,7 @@ from cairn.model.configuration.network import ModelConfig
 from cairn.model.configuration.training import Precision, TrainingConfig
 from cairn.model.errors import InvalidInput, StateMismatch
 from cairn.model.kernels.head_loss import COMPILE_OPTIONS
-from cairn.model.training.determinism import seeded_generators
-from cairn.model.training.optimizer import make_optimizers, moments_of
-from cairn.model.training.parallel import SINGLE_RANK, Ranks, copy_into, gather_full
+from cairn.model.training import determinism, optimizer, parallel
 
 Group = Literal["weights", "optimizer", "trainer"]
 
@@ -83,7 +81,7 @@ class TrainState:
     scaler: torch.amp.GradScaler | None
     global_batch: int
     network: Callable[[Tensor, Tensor | None], Tensor]
-    ranks: Ranks
+    ranks: parallel.Ranks
     own_time: OwnTime
     step: int = field(default=0, init=False)
 
@@ -94,7 +92,7 @@ class TrainState:
         training_config: TrainingConfig,
         vocab_size: int,
         device: torch.device,
-        ranks: Ranks = SINGLE_RANK,
+        ranks: parallel.Ranks = parallel.SINGLE_RANK,
         *,
         filled: bool = True,
     ) -> Self:
@@ -119,12 +117,12 @@ class TrainState:
                 lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
             )
         if filled:
-            with seeded_generators(training_config.seed, device):
-                model.fill(copy_into)
+            with determinism.seeded_generators(training_config.seed, device):
+                model.fill(parallel.copy_into)
         compiles_whole = training_config.compile and training_config.kernels == "stock"
         return cls(
             model=model,
-            optimizers=make_optimizers(model, training_config),
+            optimizers=optimizer.make_optimizers(model, training_config),
             scaler=torch.amp.GradScaler(device.type) if training_config.precision == "fp16" else None,
             global_batch=training_config.global_batch,
             network=torch.compile(model, options=COMPILE_OPTIONS) if compiles_whole else model,
@@ -161,7 +159,9 @@ class TrainState:
     def named_tensors(self) -> tuple[NamedTensor, ...]:
         """Copy the full state to contiguous host memory, sorted by name."""
         live = self.live_tensors()
-        return tuple(replace(one, tensor=gather_full(one.tensor).to("cpu", copy=True).contiguous()) for one in live)
+        return tuple(
+            replace(one, tensor=parallel.gather_full(one.tensor).to("cpu", copy=True).contiguous()) for one in live
+        )
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
@@ -169,7 +169,7 @@ class TrainState:
         self.check_fits(tensors)
         for name, group, tensor in self._live():
             if group != "trainer":
-                copy_into(tensor, tensors[name])
+                parallel.copy_into(tensor, tensors[name])
         self.load_trainer(tensors)
 
     def check_fits(self, tensors: Mapping[str, Tensor]) -> None:
@@ -194,7 +194,7 @@ class TrainState:
     def _live(self) -> Iterator[tuple[str, Group, Tensor]]:
         for name, parameter in self.model.named_parameters():
             yield f"{WEIGHT_PREFIX}{name}", "weights", parameter
-            for moment, tensor in sorted(moments_of(self.optimizers, parameter).items()):
+            for moment, tensor in sorted(optimizer.moments_of(self.optimizers, parameter).items()):
                 yield f"optimizer.{name}.{moment}", "optimizer", tensor
         yield "step", "trainer", torch.tensor(self.step, dtype=torch.int64)
         yield "cursor", "trainer", torch.tensor(self.cursor, dtype=torch.int64)
@@ -241,4 +241,4 @@ def load_weights(model: GPT, tensors: Mapping[str, Tensor]) -> None:
     if difference := describe_mismatch(expected, offered):
         raise StateMismatch(f"weights do not fit the model ({difference}); use the config the checkpoint was made with")
     for name, parameter in expected.items():
-        copy_into(parameter, offered[name])
+        parallel.copy_into(parameter, offered[name])

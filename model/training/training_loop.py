@@ -14,8 +14,7 @@ from cairn.model.architectures.gpt import GPT
 from cairn.model.data.token_windows import TokenWindows
 from cairn.model.errors import InvalidInput, NonFiniteLoss
 from cairn.model.estimates.utilization import flops_per_token, peak_flops, read_memory_bytes
-from cairn.model.inference.evaluation import held_out_loss
-from cairn.model.inference.generation import generate
+from cairn.model.inference import evaluation, generation
 from cairn.model.training.train_state import TrainState
 from cairn.model.training.training_step import (
     DeferredStep,
@@ -81,10 +80,10 @@ class Probe:
 
     def measure(self, model: GPT) -> tuple[float, str | None]:
         """Return loss in nats per token, and text unless `sample_tokens` is 0; mode and generators stay unchanged."""
-        loss, _ = held_out_loss(model, self.windows, batches=self.batches, batch_size=self.batch_size)
+        loss, _ = evaluation.held_out_loss(model, self.windows, batches=self.batches, batch_size=self.batch_size)
         if self.sample_tokens == 0:
             return loss, None
-        ids = generate(model, self.prompt_ids, new_tokens=self.sample_tokens, temperature=0.8, top_k=50)
+        ids = generation.generate(model, self.prompt_ids, new_tokens=self.sample_tokens, temperature=0.8, top_k=50)
         return loss, self.decode(ids)
 
 

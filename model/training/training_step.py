@@ -18,9 +18,7 @@ from torch import Tensor
 
 from cairn.model.architectures.attention import document_starts, takes_starts
 from cairn.model.configuration.training import TrainingConfig
-from cairn.model.data.batch_loader import Batch, BatchLoader, gather_batch
-from cairn.model.data.sample_order import SampleOrder
-from cairn.model.data.token_windows import TokenWindows
+from cairn.model.data import batch_loader, sample_order, token_windows
 from cairn.model.errors import InvalidInput, NonFiniteLoss, TokenOutOfRange
 from cairn.model.kernels.head_loss import head_loss, padded_head_loss, token_loss
 from cairn.model.training.determinism import dropout_seed, keeping_generators, seed_generators
@@ -36,11 +34,11 @@ BASELINE_STEPS = 64
 class StepInputs:
     """What every step reads; `micro_batch` in windows. A `loader` of the same windows prefetches and changes no bit."""
 
-    windows: TokenWindows
-    order: SampleOrder
+    windows: token_windows.TokenWindows
+    order: sample_order.SampleOrder
     training: TrainingConfig
     micro_batch: int
-    loader: BatchLoader | None = None
+    loader: batch_loader.BatchLoader | None = None
 
     def __post_init__(self) -> None:
         most = self.order.global_batch
@@ -174,14 +172,14 @@ def require_finite_norm(grad_norm: float, *, step: int, windows: Sequence[int]) 
         raise NonFiniteLoss(step=step, quantity="grad_norm", value=grad_norm, windows=windows)
 
 
-def _gather(state: TrainState, inputs: StepInputs) -> Batch:
+def _gather(state: TrainState, inputs: StepInputs) -> batch_loader.Batch:
     """Gather this rank's rows, with the windows of all; an invalid token in any row raises TokenOutOfRange on all."""
     ranks, order, batch, failed = state.ranks, inputs.order, None, False
     try:
         with state.own_time.reading():
             if inputs.loader is None:
                 rows = ranks.rows(order.global_batch, inputs.micro_batch)
-                batch = gather_batch(inputs.windows, order.windows_of(state.step), rows=rows)
+                batch = batch_loader.gather_batch(inputs.windows, order.windows_of(state.step), rows=rows)
             else:
                 batch = inputs.loader.batch(state.step)
     except TokenOutOfRange:
@@ -189,12 +187,12 @@ def _gather(state: TrainState, inputs: StepInputs) -> Batch:
             raise
         failed = True
     if ranks.any(failed):
-        gather_batch(inputs.windows, order.windows_of(state.step))
+        batch_loader.gather_batch(inputs.windows, order.windows_of(state.step))
     assert batch is not None
     return batch
 
 
-def _accumulate(state: TrainState, inputs: StepInputs) -> tuple[Batch, Tensor, Tensor]:
+def _accumulate(state: TrainState, inputs: StepInputs) -> tuple[batch_loader.Batch, Tensor, Tensor]:
     """Leave the gradient of the next batch's mean loss in the parameters; return it and what `gather_losses` does."""
     batch = _gather(state, inputs)
     state.model.zero_grad(set_to_none=True)
@@ -212,7 +210,9 @@ def _accumulate(state: TrainState, inputs: StepInputs) -> tuple[Batch, Tensor, T
     return batch, *ranks.gather_losses(torch.stack(losses), state.own_time.seconds)
 
 
-def _backward(state: TrainState, inputs: StepInputs, batch: Batch, number: int, losses: list[Tensor]) -> None:
+def _backward(
+    state: TrainState, inputs: StepInputs, batch: batch_loader.Batch, number: int, losses: list[Tensor]
+) -> None:
     """Run one of this rank's micro-batches forward and backward, and append its share of the batch's loss."""
     ranks, training = state.ranks, inputs.training
     parts = ranks.micro_batches(state.global_batch, inputs.micro_batch)
@@ -278,7 +278,7 @@ def find_spike(losses: Sequence[float], *, patience: int, rise: float) -> tuple[
 
 
 def find_bad_windows(
-    state: TrainState, windows: TokenWindows, drawn: NDArray[np.int64], *, training: TrainingConfig
+    state: TrainState, windows: token_windows.TokenWindows, drawn: NDArray[np.int64], *, training: TrainingConfig
 ) -> tuple[int, ...]:
     """Return the windows of `drawn` (B,) that fail alone in the run's numerics; if all do, the weights diverged."""
     state.model.eval()  # no dropout: the trial must not draw from the run's generators
@@ -288,7 +288,7 @@ def find_bad_windows(
     return tuple(bad)
 
 
-def _is_sound(state: TrainState, windows: TokenWindows, window: int, training: TrainingConfig) -> bool:
+def _is_sound(state: TrainState, windows: token_windows.TokenWindows, window: int, training: TrainingConfig) -> bool:
     try:
         gathered = windows.gather(np.array([window], dtype=np.int64))
     except TokenOutOfRange:

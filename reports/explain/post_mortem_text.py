@@ -2,8 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from cairn.reports.explain import termination_text
-from cairn.reports.explain.post_mortem import PostMortem
+from cairn.reports.explain import post_mortem, termination_text
 from cairn.reports.queries.receipts import Receipt
 from cairn.storage.logs.log_entry import DevicePeak
 from cairn.tasks.policy.termination import TERMINATIONS, TerminationReason
@@ -26,7 +25,7 @@ _MOST_CHANGES, _MOST_WINDOWS, _MOST_QUARANTINES, _MOST_LINES, _MOST_PASSED_OVER 
 _AFTER_BLANK = frozenset({"trying", "ended", "then"})
 
 
-def post_mortem_lines(facts: PostMortem, columns: int | None = None) -> list[str]:
+def post_mortem_lines(facts: post_mortem.PostMortem, columns: int | None = None) -> list[str]:
     """Return the lines of the post-mortem, none longer than 110 characters or the terminal's columns."""
     width = min(columns or WIDTH, WIDTH)
     tail = [line for line in (sanitize(item, kept="").rstrip() for item in facts.stderr_tail) if line.strip()]
@@ -44,7 +43,7 @@ def post_mortem_lines(facts: PostMortem, columns: int | None = None) -> list[str
     return lines
 
 
-def post_mortem_answer(facts: PostMortem) -> str:
+def post_mortem_answer(facts: post_mortem.PostMortem) -> str:
     """Return what happened in two or three sentences, on one line."""
     if facts.receipt is None:
         aim = f"to train {facts.model_family} for {format_count(facts.total_steps, 'step')}, and nothing was tried"
@@ -53,7 +52,7 @@ def post_mortem_answer(facts: PostMortem) -> str:
     return one_line(" ".join(_answer(facts, facts.receipt)))
 
 
-def post_mortem_sections(facts: PostMortem) -> Iterator[tuple[str, str]]:
+def post_mortem_sections(facts: post_mortem.PostMortem) -> Iterator[tuple[str, str]]:
     """Yield the label and the text of each section behind the answer; none without an attempt."""
     for label, found in _sections(facts, facts.receipt) if facts.receipt else ():
         sentences = [one_line(sentence) for sentence in found if sentence]
@@ -62,7 +61,7 @@ def post_mortem_sections(facts: PostMortem) -> Iterator[tuple[str, str]]:
             yield label, " ".join(item if item.endswith((".", "!", "?", "`")) else f"{item}." for item in sentences)
 
 
-def _answer(facts: PostMortem, receipt: Receipt) -> Iterator[str]:
+def _answer(facts: post_mortem.PostMortem, receipt: Receipt) -> Iterator[str]:
     name = f"Attempt {receipt.attempt} of {facts.run_attempts} of run {facts.run_id}"
     if facts.open is not None:
         yield f"{name} {_standing(facts, receipt)}."
@@ -80,14 +79,14 @@ def _answer(facts: PostMortem, receipt: Receipt) -> Iterator[str]:
     yield f"{_afterwards(facts, receipt)}."
 
 
-def _reached(facts: PostMortem) -> int:
+def _reached(facts: post_mortem.PostMortem) -> int:
     """Return the last step that is known to be done: step records may reach further than the last heartbeat."""
     assert facts.receipt is not None and facts.progress is not None
     receipt = facts.receipt
     return max(receipt.last_step, receipt.last_committed_step or 0, facts.progress.recorded_step or 0)
 
 
-def _standing(facts: PostMortem, receipt: Receipt) -> str:
+def _standing(facts: post_mortem.PostMortem, receipt: Receipt) -> str:
     open_attempt = facts.open
     assert open_attempt is not None
     where = f"step {_reached(facts):,} of {facts.total_steps:,}"
@@ -101,7 +100,7 @@ def _standing(facts: PostMortem, receipt: Receipt) -> str:
     return f"has not ended: it is at {where}{seen}"
 
 
-def _cost(facts: PostMortem, receipt: Receipt) -> str:
+def _cost(facts: post_mortem.PostMortem, receipt: Receipt) -> str:
     assert facts.progress is not None
     lost, seconds = facts.progress.lost_steps, receipt.wasted_gpu_seconds or 0.0
     if not lost and seconds < 0.05:
@@ -115,7 +114,7 @@ def _cost(facts: PostMortem, receipt: Receipt) -> str:
     return f"{' and '.join(steps + times)} {'was' if lost == 1 and not times else 'were'} lost; {kept}"
 
 
-def _afterwards(facts: PostMortem, receipt: Receipt) -> str:
+def _afterwards(facts: post_mortem.PostMortem, receipt: Receipt) -> str:
     after = facts.successor
     if after is None:
         return f"Now: {facts.next.removeprefix(f'attempt {receipt.attempt} ended: {receipt.termination_reason}; ')}"
@@ -130,7 +129,7 @@ def _afterwards(facts: PostMortem, receipt: Receipt) -> str:
     return f"Attempt {after.attempt} went on from step {after.first_step:,}{how} and {became}{state}"
 
 
-def _sections(facts: PostMortem, receipt: Receipt) -> Iterator[tuple[str, Iterable[str]]]:
+def _sections(facts: post_mortem.PostMortem, receipt: Receipt) -> Iterator[tuple[str, Iterable[str]]]:
     steps = f"this attempt was to do steps {receipt.first_step + 1:,} to {facts.total_steps:,}"
     yield (
         "trying",
@@ -162,7 +161,7 @@ def _sections(facts: PostMortem, receipt: Receipt) -> Iterator[tuple[str, Iterab
     yield "no effect", (f"its entry {it.seq} ({it.kind}) had no effect because {it.why}" for it in facts.refused)
 
 
-def _config(facts: PostMortem, receipt: Receipt) -> str:
+def _config(facts: post_mortem.PostMortem, receipt: Receipt) -> str:
     digest, before = f"configuration {short_digest(receipt.config_sha256)}", f"attempt {receipt.attempt - 1}"
     if receipt.attempt == 1:
         return f"{digest}; this was the first attempt, there is none to compare with"
@@ -177,7 +176,7 @@ def _config(facts: PostMortem, receipt: Receipt) -> str:
     return f"{digest}; different from {before}: {format_list(changes, _MOST_CHANGES)}{by}"
 
 
-def _data(facts: PostMortem, receipt: Receipt) -> Iterator[str]:
+def _data(facts: post_mortem.PostMortem, receipt: Receipt) -> Iterator[str]:
     yield f"snapshot {short_digest(receipt.data_snapshot)}, the same for the whole run"
     windows = {window for item in facts.quarantines for window in item.windows}
     if not windows:
@@ -192,7 +191,7 @@ def _data(facts: PostMortem, receipt: Receipt) -> Iterator[str]:
         yield f"And {len(facts.quarantines) - _MOST_QUARANTINES} earlier: cairn log {facts.run_id}"
 
 
-def _where(facts: PostMortem, peak: DevicePeak | None) -> Iterator[str]:
+def _where(facts: post_mortem.PostMortem, peak: DevicePeak | None) -> Iterator[str]:
     where = facts.where
     assert where is not None
     many = f" × {where.world_size}" if where.world_size > 1 else ""
@@ -209,7 +208,7 @@ def _where(facts: PostMortem, peak: DevicePeak | None) -> Iterator[str]:
         yield f"MFU is of {peak.flops / 1e12:.4g} TFLOP/s a device ({peak.source})"
 
 
-def _origin(facts: PostMortem, receipt: Receipt) -> Iterator[str]:
+def _origin(facts: post_mortem.PostMortem, receipt: Receipt) -> Iterator[str]:
     origin = facts.origin
     assert origin is not None
     if origin.prefix is None:
@@ -238,7 +237,7 @@ def _origin(facts: PostMortem, receipt: Receipt) -> Iterator[str]:
     yield f"Started {format_duration(receipt.waiting_seconds)} after {since}{ready}"
 
 
-def _progress(facts: PostMortem, receipt: Receipt) -> Iterator[str]:
+def _progress(facts: post_mortem.PostMortem, receipt: Receipt) -> Iterator[str]:
     progress = facts.progress
     assert progress is not None
     reached, took = _reached(facts), format_duration(progress.seconds)
@@ -265,7 +264,7 @@ def _progress(facts: PostMortem, receipt: Receipt) -> Iterator[str]:
     yield format_list(excluded, 3)
 
 
-def _lost(facts: PostMortem, receipt: Receipt) -> str:
+def _lost(facts: post_mortem.PostMortem, receipt: Receipt) -> str:
     assert facts.progress is not None
     lost, wasted = facts.progress.lost_steps, receipt.wasted_gpu_seconds or 0.0
     of_all = f"{format_duration(wasted)} of its {format_duration(receipt.gpu_seconds)} device time"
@@ -275,7 +274,7 @@ def _lost(facts: PostMortem, receipt: Receipt) -> str:
     return f"{format_count(lost, 'step')} ({which}), trained but not committed; {of_all}, as far as is known"
 
 
-def _then(facts: PostMortem) -> list[str]:
+def _then(facts: post_mortem.PostMortem) -> list[str]:
     after = facts.successor
     if after is None:
         return [] if facts.open is not None else [f"nothing has happened since; the run is {facts.run_state}"]

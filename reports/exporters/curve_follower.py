@@ -5,9 +5,7 @@ The records of an attempt count up to the step at which a later attempt resumed,
 
 from dataclasses import dataclass
 
-from cairn.storage.logs.run_entries import AttemptEnded, EvaluationRecorded
-from cairn.storage.logs.run_state import RunState
-from cairn.storage.logs.step_log import StepRecord, StepTail
+from cairn.storage.logs import run_entries, run_state, step_log
 
 _STEP_VALUES = {
     "train/loss": "train_loss",
@@ -24,7 +22,7 @@ class TimedStep:
     """A step record and its time in seconds since 1970: the attempt's start plus the seconds of its steps."""
 
     at_seconds: float
-    record: StepRecord
+    record: step_log.StepRecord
 
     @property
     def values(self) -> dict[str, float]:
@@ -43,8 +41,8 @@ class CurveUpdate:
 
     rewind_to: int | None = None
     steps: tuple[TimedStep, ...] = ()
-    evaluations: tuple[EvaluationRecorded, ...] = ()
-    ends: tuple[AttemptEnded, ...] = ()
+    evaluations: tuple[run_entries.EvaluationRecorded, ...] = ()
+    ends: tuple[run_entries.AttemptEnded, ...] = ()
     settled_step: int = 0
     more: bool = False
 
@@ -52,14 +50,14 @@ class CurveUpdate:
 class CurveFollower:
     """Reads a run's attempts in order and stays at the newest."""
 
-    def __init__(self, tail: StepTail) -> None:
+    def __init__(self, tail: step_log.StepTail) -> None:
         self._tail = tail
         self._position = 0
         self._sent_step = 0
         self._elapsed_seconds = 0.0
         self._sent_evaluations = self._sent_ends = 0
 
-    def follow(self, state: RunState) -> CurveUpdate:
+    def follow(self, state: run_state.RunState) -> CurveUpdate:
         """Return what is new since the last call; `state` must not be older than that of the last call."""
         if not state.attempts:
             return CurveUpdate()

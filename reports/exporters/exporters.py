@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from cairn.reports.exporters.curve_follower import CurveFollower, CurveUpdate
-from cairn.storage.logs.run_log import RunLog
-from cairn.storage.logs.run_state import RunState
-from cairn.storage.logs.step_log import StepTail
+from cairn.storage.logs import run_log, run_state, step_log
 from cairn.tasks.configuration.settings import MirrorsConfig
 from cairn.tasks.errors import InvalidConfiguration
 from cairn.tasks.machine.process_scopes import running_beside
@@ -29,13 +27,13 @@ class Exporter(Protocol):
     def name(self) -> str:
         """The tool's name for messages."""
 
-    def begin(self, state: RunState) -> None:
+    def begin(self, state: run_state.RunState) -> None:
         """Prepare for the whole curve from its first step, whatever was exported before."""
 
     def write(self, update: CurveUpdate) -> None:
         """Export what is new."""
 
-    def end(self, state: RunState) -> None:
+    def end(self, state: run_state.RunState) -> None:
         """Record that no process trains the run now; no call follows."""
 
 
@@ -51,7 +49,7 @@ def check_exporters(mirrors: MirrorsConfig) -> None:
 
 @contextmanager
 def run_exporters(
-    log: RunLog, mirrors: MirrorsConfig, environment: Mapping[str, str], say: Callable[[str], None]
+    log: run_log.RunLog, mirrors: MirrorsConfig, environment: Mapping[str, str], say: Callable[[str], None]
 ) -> Iterator[None]:
     """Export the run while the block runs; an exporter that fails does not affect the block."""
     with ExitStack() as threads:
@@ -60,7 +58,7 @@ def run_exporters(
         yield
 
 
-def _make_exporters(log: RunLog, mirrors: MirrorsConfig, environment: Mapping[str, str]) -> Iterator[Exporter]:
+def _make_exporters(log: run_log.RunLog, mirrors: MirrorsConfig, environment: Mapping[str, str]) -> Iterator[Exporter]:
     if mirrors.tensorboard:
         from cairn.reports.exporters.tensorboard_exporter import TensorBoardExporter
 
@@ -81,7 +79,7 @@ class ExporterThread:
 
     def __init__(
         self,
-        log: RunLog,
+        log: run_log.RunLog,
         exporter: Exporter,
         say: Callable[[str], None],
         *,
@@ -115,7 +113,7 @@ class ExporterThread:
         try:
             if self._follower is None:
                 self._exporter.begin(self._log.state)
-                self._follower = CurveFollower(StepTail(self._log.store, self._log.prefix))
+                self._follower = CurveFollower(step_log.StepTail(self._log.store, self._log.prefix))
             update = CurveUpdate(more=True)
             while update.more:
                 update = self._follower.follow(self._log.state)

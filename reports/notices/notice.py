@@ -5,10 +5,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-from cairn.reports.queries.run_lookup import configuration_document
-from cairn.reports.queries.run_status import stopped_early
-from cairn.storage.logs.registry import RegistryState
-from cairn.storage.logs.run_state import CheckpointState, RunState
+from cairn.reports.queries import run_lookup, run_status
+from cairn.storage.logs import registry, run_state
 from cairn.storage.stores.document import encode, stored_value
 from cairn.tasks.policy.termination import DecisionAction, FlowOutcome, flow_outcome
 from cairn.tasks.text.format import one_line
@@ -56,11 +54,11 @@ class Notice:
 
 
 def find_notices(
-    run_id: str, state: RunState, read_registry: Callable[[str], RegistryState], *, now: datetime
+    run_id: str, state: run_state.RunState, read_registry: Callable[[str], registry.RegistryState], *, now: datetime
 ) -> Iterator[Notice]:
     """Yield the decisions of the last day; `read_registry` is asked only where an approval may be wanted."""
     for record in state.checkpoints:
-        if record.state == CheckpointState.QUARANTINED:
+        if record.state == run_state.CheckpointState.QUARANTINED:
             prefix = record.committed.prefix.rpartition("/")[2]
             text = f"checkpoint {prefix} is quarantined: {record.detail}"
             yield _notice(run_id, f"quarantined-{prefix}", NoticeKind.INTEGRITY, record.committed.step, None, text)
@@ -70,9 +68,9 @@ def find_notices(
     number, at, ended = f"{last.started.attempt:04d}", last.ended_at, last.ended
     if state.finished is not None:
         step = state.finished.step
-        text = stopped_early(state) or f"it is finished, at step {step}"
+        text = run_status.stopped_early(state) or f"it is finished, at step {step}"
         yield _notice(run_id, f"finished-{number}", NoticeKind.FINISHED, step, at, text)
-        config = configuration_document(state)
+        config = run_lookup.configuration_document(state)
         alias = stored_value(config, "promotion", "alias", str)
         if alias and stored_value(config, "promotion", "require_approval", bool):
             decided = [item.promoted or item.refused for item in read_registry(alias).history]

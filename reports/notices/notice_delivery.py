@@ -18,8 +18,7 @@ from cairn.reports.errors import ReportError
 from cairn.reports.notices.notice import Notice
 from cairn.storage.errors import IntegrityError, ObjectMissing
 from cairn.storage.logs.run_log import run_prefix
-from cairn.storage.stores.document import decode, encode
-from cairn.storage.stores.object_store import ObjectStore
+from cairn.storage.stores import document, object_store
 from cairn.tasks.configuration.settings import NotifyConfig
 from cairn.tasks.machine.http_request import open_directly
 from cairn.tasks.machine.process_scopes import running_beside
@@ -102,7 +101,7 @@ class ToldNotices:
 class NoticeDelivery:
     """Tells one receiver what it was not told before, by this process or another."""
 
-    def __init__(self, store: ObjectStore, receiver: Receiver) -> None:
+    def __init__(self, store: object_store.ObjectStore, receiver: Receiver) -> None:
         self._store, self._receiver = store, receiver
         self._told: dict[str, tuple[str, ...]] = {}
 
@@ -113,11 +112,11 @@ class NoticeDelivery:
                 continue
             key, told = f"{run_prefix(notice.run_id)}/notices/{self._receiver.name}.json", tuple[str, ...]()
             with suppress(ObjectMissing, IntegrityError):  # told again rather than never
-                told = decode(self._store.read(key), ToldNotices, where=key).told
+                told = document.decode(self._store.read(key), ToldNotices, where=key).told
             if notice.key not in told:
                 self._receiver.receive(notice)
                 told = (*told, notice.key)
-                self._store.write(key, encode(ToldNotices(told=told)))
+                self._store.write(key, document.encode(ToldNotices(told=told)))
             self._told[notice.run_id] = told
 
     def deliver_until(
@@ -142,7 +141,7 @@ class NoticeDelivery:
 
 @contextmanager
 def telling(
-    store: ObjectStore,
+    store: object_store.ObjectStore,
     receivers: Sequence[Receiver],
     find: Callable[[], Iterable[Notice]],
     say: Callable[[str], None],

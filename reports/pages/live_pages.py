@@ -9,20 +9,15 @@ from pathlib import Path
 from threading import Lock
 from urllib.parse import urlencode
 
-from cairn.reports.explain.post_mortem import PostMortem
-from cairn.reports.explain.post_mortem_text import post_mortem_answer, post_mortem_sections
-from cairn.reports.pages.report_pages import html_environment, place_bars
-from cairn.reports.pages.run_report import RunReport, gather_report
+from cairn.reports.explain import post_mortem, post_mortem_text
+from cairn.reports.pages import report_pages, run_report
 from cairn.reports.plots.run_curves import RunCurves
-from cairn.reports.queries.receipts import group_receipts
-from cairn.reports.queries.run_lookup import find_run
-from cairn.reports.queries.run_query import answer_query
-from cairn.reports.queries.run_status import RunPhase
+from cairn.reports.queries import receipts, run_lookup, run_query, run_status
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.logs.step_log import StepRecord, StepTail, read_step_records
 from cairn.storage.stores.object_store import ObjectStore
 
-_templates = cache(html_environment)
+_templates = cache(report_pages.html_environment)
 HEADINGS: Mapping[str, str] = {
     "run_id": "run",
     "state": "state",
@@ -65,8 +60,8 @@ class OverviewRow:
 def read_overview(store: ObjectStore, *, work: Path) -> tuple[OverviewRow, ...]:
     """Return every run that is not deleted, as SQL has it; `work` is this machine's folder."""
     names = list(OverviewRow.__annotations__)
-    sql = f"select {', '.join(names)} from runs where state <> '{RunPhase.DELETED}'"
-    with answer_query(store, sql, work=work) as found:
+    sql = f"select {', '.join(names)} from runs where state <> '{run_status.RunPhase.DELETED}'"
+    with run_query.answer_query(store, sql, work=work) as found:
         return tuple(OverviewRow(**dict(zip(names, row, strict=True))) for row in found.rows)
 
 
@@ -86,7 +81,7 @@ def select_rows(rows: Sequence[OverviewRow], *, search: str, sort: str, descendi
 class RunView:
     """A run as it was found: its report, the curves of its plot, and its log."""
 
-    report: RunReport
+    report: run_report.RunReport
     curves: RunCurves
     log: RunLog
 
@@ -96,7 +91,7 @@ class FollowedRun:
 
     def __init__(self, store: ObjectStore, run_id: str, environment: Mapping[str, str]) -> None:
         """Raise `RunNotFound`; prices come from the environment where it names them."""
-        self._log = find_run(store, run_id)
+        self._log = run_lookup.find_run(store, run_id)
         self._environment = environment
         self._tail = StepTail(store, self._log.prefix)
         self._lines: list[StepRecord] | None = None
@@ -116,7 +111,7 @@ class FollowedRun:
             for attempt in growing:
                 while fresh := self._tail.read(attempt):
                     self._lines += fresh
-            report, curves = gather_report(self._log, self._environment, lines=self._lines)
+            report, curves = run_report.gather_report(self._log, self._environment, lines=self._lines)
             self._view = RunView(report=report, curves=curves, log=self._log)
             return self._view
 
@@ -143,9 +138,9 @@ class RunsQuery:
         return f"/?{urlencode({'q': self.search, 'sort': sort, 'down': int(down)})}"
 
 
-def attempt_page(frame: Frame, facts: PostMortem) -> str:
+def attempt_page(frame: Frame, facts: post_mortem.PostMortem) -> str:
     """Return the post-mortem of one attempt."""
-    answer, sections = post_mortem_answer(facts), list(post_mortem_sections(facts))
+    answer, sections = post_mortem_text.post_mortem_answer(facts), list(post_mortem_text.post_mortem_sections(facts))
     return render_page("attempt", frame, facts=facts, answer=answer, sections=sections)
 
 
@@ -159,7 +154,7 @@ def style_sheet() -> bytes:
 def run_page(frame: Frame, view: RunView) -> str:
     """Return one run: the sections of its report, the plot drawn by the browser."""
     report = view.report
-    stretches, bars = group_receipts(report.attempts), place_bars(report.attempts)
+    stretches, bars = receipts.group_receipts(report.attempts), report_pages.place_bars(report.attempts)
     return render_page("run", frame, report=report, stretches=stretches, bars=bars, view=view)
 
 

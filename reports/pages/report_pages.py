@@ -9,22 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cairn.reports.pages.run_report import RunReport
-from cairn.reports.plots.run_curves import RunCurves
-from cairn.reports.plots.run_plot import replace_file
-from cairn.reports.queries import display_tables
+from cairn.reports.plots import run_curves, run_plot
+from cairn.reports.queries import display_tables, receipts
 from cairn.reports.queries.display_tables import Table, fence, format_cell, markdown_table, markdown_text
-from cairn.reports.queries.receipts import OPEN, PRACTISED, Receipt, group_receipts
 from cairn.tasks.policy.termination import TerminationReason
-from cairn.tasks.text.format import (
-    format_count,
-    format_duration,
-    format_list,
-    format_time,
-    format_value,
-    one_line,
-    sanitize,
-)
-from cairn.tasks.text.table_layout import lay_out, wrap
+from cairn.tasks.text import format, table_layout
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -33,7 +22,7 @@ _WIDTH_PX, _HEIGHT_PX = 1200, 820
 _BARS_WIDTH = 1000
 _LEAST_BAR_WIDTH = 1.5
 _MOST_BARS = 600
-_KNOWN: frozenset[str] = frozenset({*TerminationReason, OPEN})
+_KNOWN: frozenset[str] = frozenset({*TerminationReason, receipts.OPEN})
 
 
 def markdown_report(report: RunReport, *, columns: int | None = None) -> str:
@@ -43,16 +32,16 @@ def markdown_report(report: RunReport, *, columns: int | None = None) -> str:
     parts = _render(pages, "report.md.j2", report).split("```")
     if columns:  # every second part is between fences
         for place, part in list(enumerate(parts))[::2]:
-            parts[place] = "\n".join(piece for line in part.split("\n") for piece in wrap(line, columns))
+            parts[place] = "\n".join(piece for line in part.split("\n") for piece in table_layout.wrap(line, columns))
     return "```".join(parts)
 
 
 def _lay_out_table(table: Table, columns: int) -> str:
     rows = [[format_cell(value) for value in row] for row in table.rows]
-    return "\n".join(line for lines in lay_out(table.columns, rows, columns) for line in lines)
+    return "\n".join(line for lines in table_layout.lay_out(table.columns, rows, columns) for line in lines)
 
 
-def html_report(report: RunReport, curves: RunCurves) -> str:
+def html_report(report: RunReport, curves: run_curves.RunCurves) -> str:
     """Return the report as one HTML page with the plot inside; equal reports give equal bytes."""
     image = b""
     if report.curve:
@@ -67,14 +56,14 @@ def html_report(report: RunReport, curves: RunCurves) -> str:
 
 def _render(pages: "Environment", name: str, report: RunReport, **context: object) -> str:
     title = f"Run {report.run_id} · {report.model_family}"
-    stretches = group_receipts(report.attempts)
+    stretches = receipts.group_receipts(report.attempts)
     return pages.get_template(name).render(report=report, title=title, stretches=stretches, **context)
 
 
-def write_html_report(report: RunReport, curves: RunCurves, file: str) -> int:
+def write_html_report(report: RunReport, curves: run_curves.RunCurves, file: str) -> int:
     """Write the page and return its bytes; raises `InvalidConfiguration` where the file cannot be written."""
     content = html_report(report, curves).encode()
-    replace_file(Path(file), content)
+    run_plot.replace_file(Path(file), content)
     return len(content)
 
 
@@ -83,13 +72,13 @@ def html_environment() -> "Environment":
 
     def commands(text: str) -> list[str]:
         """Return the text between backquotes at the odd places; text with an unpaired backquote stays whole."""
-        parts = one_line(text).split("`")
-        return parts if len(parts) % 2 else [one_line(text)]
+        parts = format.one_line(text).split("`")
+        return parts if len(parts) % 2 else [format.one_line(text)]
 
     def number_columns(table: Table) -> list[bool]:
         """Return for each column whether all its cells are numbers or nothing."""
         columns = zip(*table.rows, strict=True) if table.rows else [()] * len(table.columns)
-        texts = [[format_value(cell) for cell in cells if cell is not None] for cells in columns]
+        texts = [[format.format_value(cell) for cell in cells if cell is not None] for cells in columns]
         return [
             bool(table.rows) and all(text.replace(",", "").replace(".", "", 1).isdigit() for text in some)
             for some in texts
@@ -111,13 +100,13 @@ def _environment(*, autoescape: bool, **filters: Callable[..., object]) -> "Envi
     )
     pages.filters |= {name: getattr(display_tables, name) for name in dir(display_tables) if name.endswith("_table")}
     pages.filters |= filters | {
-        "count": format_count,
-        "duration": format_duration,
-        "line": one_line,
-        "listing": format_list,
+        "count": format.format_count,
+        "duration": format.format_duration,
+        "line": format.one_line,
+        "listing": format.format_list,
         "plain": format_cell,
-        "sanitize": sanitize,
-        "time": format_time,
+        "sanitize": format.sanitize,
+        "time": format.format_time,
     }
     return pages
 
@@ -145,20 +134,20 @@ class AttemptBars:
     bar_height: int = 34
 
 
-def place_bars(attempts: Sequence[Receipt]) -> AttemptBars | None:
+def place_bars(attempts: Sequence[receipts.Receipt]) -> AttemptBars | None:
     """Return one bar an attempt, above 600 attempts one for each stretch of equal ends; None without attempts."""
     if not attempts:
         return None
     spans = []
     if len(attempts) <= _MOST_BARS:
         for receipt in attempts:
-            last, reason = _end_of(receipt), receipt.termination_reason or OPEN
+            last, reason = _end_of(receipt), receipt.termination_reason or receipts.OPEN
             steps = f"steps {receipt.first_step:,} to {receipt.last_step:,}"
-            lasted = format_duration((last - receipt.started_at).total_seconds())
+            lasted = format.format_duration((last - receipt.started_at).total_seconds())
             title = f"attempt {receipt.attempt}: {reason}, {steps}, {lasted}"
             spans.append((receipt.started_at, last, reason, title))
     else:
-        for item in group_receipts(attempts):
+        for item in receipts.group_receipts(attempts):
             title = f"attempts {item.first.attempt} to {item.last.attempt}: {item.reason}"
             spans.append((item.first.started_at, _end_of(item.last), item.reason, title))
     begin, end = spans[0][0], max(span[1] for span in spans)
@@ -173,11 +162,11 @@ def place_bars(attempts: Sequence[Receipt]) -> AttemptBars | None:
 
 def css_class(reason: str) -> str:
     """Return the CSS class that colours a reason, also of `preempted × 214`; `r-other` where it is unknown."""
-    name = reason.split(" × ")[0].removesuffix(PRACTISED)
+    name = reason.split(" × ")[0].removesuffix(receipts.PRACTISED)
     return f"r-{name}" if name in _KNOWN else "r-other"
 
 
-def _end_of(receipt: Receipt) -> datetime:
+def _end_of(receipt: receipts.Receipt) -> datetime:
     """Return when the attempt ended; of an open one, up to when it is known to have trained."""
     trained = timedelta(seconds=receipt.gpu_seconds / receipt.placement.world_size)
     return receipt.ended_at or receipt.started_at + trained

@@ -6,16 +6,11 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from cairn.reports.plots.run_curves import HeldOutPoint, RunCurves, gather_curves
-from cairn.reports.queries.alias_history import AliasDecision, list_decisions
+from cairn.reports.queries import alias_history, receipts, run_lookup, run_status
 from cairn.reports.queries.evaluations import EvaluationSummary, list_evaluations
-from cairn.reports.queries.receipts import MachineRow, ReasonRow, Receipt, count_reasons, list_machines, read_receipts
-from cairn.reports.queries.run_lookup import CheckpointSummary, configuration_document, read_beat, read_checkpoints
-from cairn.reports.queries.run_status import RunStatus, make_status
 from cairn.storage.checkpoints.checkpoint_documents import TrainerDocument
 from cairn.storage.errors import StorageError
-from cairn.storage.logs.run_entries import CurveVerdict, DataQuarantined
-from cairn.storage.logs.run_log import RunLog
-from cairn.storage.logs.step_log import StepRecord
+from cairn.storage.logs import run_entries, run_log, step_log
 from cairn.storage.stores.document import decode
 from cairn.tasks.configuration.settings import CostConfig
 
@@ -38,7 +33,7 @@ class DataFacts:
     snapshot: str
     sources: tuple[str, ...]
     tokenizer: str
-    quarantines: tuple[DataQuarantined, ...]
+    quarantines: tuple[run_entries.DataQuarantined, ...]
 
     @property
     def quarantined_windows(self) -> int:
@@ -90,20 +85,20 @@ class RunReport:
     newest_seq: int
     model_family: str
     opened_at: datetime | None
-    status: RunStatus
+    status: run_status.RunStatus
     state_sha256: str | None
     best: HeldOutPoint | None
-    verdict: CurveVerdict | None
+    verdict: run_entries.CurveVerdict | None
     cost: RunCost
-    reasons: tuple[ReasonRow, ...]
-    attempts: tuple[Receipt, ...]
+    reasons: tuple[receipts.ReasonRow, ...]
+    attempts: tuple[receipts.Receipt, ...]
     curve: tuple[TrainPoint, ...]
     held_out: tuple[HeldOutPoint, ...]
     evaluations: tuple[EvaluationSummary, ...]
-    checkpoints: tuple[CheckpointSummary, ...]
-    promotions: tuple[AliasDecision, ...]
+    checkpoints: tuple[run_lookup.CheckpointSummary, ...]
+    promotions: tuple[alias_history.AliasDecision, ...]
     data: DataFacts
-    machines: tuple[MachineRow, ...]
+    machines: tuple[receipts.MachineRow, ...]
     versions: Mapping[str, str]
 
     @property
@@ -125,14 +120,14 @@ class RunReport:
 
 
 def gather_report(
-    log: RunLog, environment: Mapping[str, str], *, lines: Sequence[StepRecord] | None = None
+    log: run_log.RunLog, environment: Mapping[str, str], *, lines: Sequence[step_log.StepRecord] | None = None
 ) -> tuple[RunReport, RunCurves]:
     """Return the report of a run that was read, and the curves of its plot; without `lines` step records are read."""
-    state, beat = log.state, read_beat(log)
-    attempts = read_receipts(log, beat)
+    state, beat = log.state, run_lookup.read_beat(log)
+    attempts = receipts.read_receipts(log, beat)
     curves = gather_curves(log, lines, attempts)
     newest, data = state.newest_committed, state.opened.config.get("data", {}) if state.opened else {}
-    document: dict[str, Any] = dict(configuration_document(state).get("cost", {}))
+    document: dict[str, Any] = dict(run_lookup.configuration_document(state).get("cost", {}))
     named = {"gpu_hour_price": environment.get(PRICE), "currency": environment.get(CURRENCY)}
     price = CostConfig.model_validate(document | {key: value for key, value in named.items() if value})
     signs = [record.committed_at for record in state.checkpoints]
@@ -144,31 +139,31 @@ def gather_report(
         newest_seq=log.seq,
         model_family=curves.model_family,
         opened_at=state.opened_at,
-        status=make_status(log, beat),
+        status=run_status.make_status(log, beat),
         state_sha256=newest.committed.state_sha256 if newest else None,
         best=curves.best,
         verdict=next((item.verdict for item in reversed(state.evaluations) if item.verdict), None),
         cost=count_cost(attempts, replayed_steps=replayed, price=price, until=max(signs, default=None)),
-        reasons=count_reasons(attempts),
+        reasons=receipts.count_reasons(attempts),
         attempts=attempts,
         curve=tuple(TrainPoint(step=item.record.step, train_loss=item.record.train_loss) for item in drawn),
         held_out=curves.held_out,
         evaluations=list_evaluations(state),
-        checkpoints=read_checkpoints(log),
-        promotions=tuple(item for item in list_decisions(log.store) if item.run_id == log.run_id),
+        checkpoints=run_lookup.read_checkpoints(log),
+        promotions=tuple(item for item in alias_history.list_decisions(log.store) if item.run_id == log.run_id),
         data=DataFacts(
             snapshot=state.opened.data_snapshot if state.opened else "",
             sources=tuple(map(str, data.get("sources", ()))),
             tokenizer=str(data.get("tokenizer", "")),
             quarantines=state.quarantines,
         ),
-        machines=list_machines(attempts),
+        machines=receipts.list_machines(attempts),
         versions=_versions(log),
     )
     return report, curves
 
 
-def _versions(log: RunLog) -> Mapping[str, str]:
+def _versions(log: run_log.RunLog) -> Mapping[str, str]:
     """Return the library versions of the newest readable checkpoint; empty where they cannot be read."""
     newest = log.state.newest_committed
     key = f"{newest.committed.prefix}/trainer.json" if newest else ""
@@ -179,7 +174,7 @@ def _versions(log: RunLog) -> Mapping[str, str]:
 
 
 def count_cost(
-    attempts: Sequence[Receipt], *, replayed_steps: int, price: CostConfig, until: datetime | None
+    attempts: Sequence[receipts.Receipt], *, replayed_steps: int, price: CostConfig, until: datetime | None
 ) -> RunCost:
     """Return the cost of these attempts; an open one counts until `until`."""
     gpu = sum(receipt.gpu_seconds for receipt in attempts)
@@ -206,7 +201,7 @@ def count_cost(
     )
 
 
-def _seen_before(receipt: Receipt) -> datetime:
+def _seen_before(receipt: receipts.Receipt) -> datetime:
     """Return when the wait for the attempt began; the first moment there is, where a log says that it was before."""
     start, waited = receipt.started_at, timedelta(seconds=receipt.waiting_seconds)
     return start - min(waited, start - datetime.min.replace(tzinfo=start.tzinfo))

@@ -10,8 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from cairn.reports.plots.colors import Dashes, reason_style
-from cairn.reports.plots.run_curves import PromotedPoint, Replay, RunCurves
+from cairn.reports.plots import colors, run_curves
 from cairn.storage.stores.document import project
 
 Across = Literal["step", "tokens"]
@@ -82,7 +81,7 @@ def _running(values: Column, half: int, middle: Callable[[Column], Any]) -> Colu
 class PlotAxis:
     """The curves of a run over steps or tokens; all values are in units of the axis."""
 
-    curves: RunCurves
+    curves: run_curves.RunCurves
     across: Across
     height_inches: float
 
@@ -128,7 +127,7 @@ class EndedAttempts:
     reason: str
     count: int
     color: str
-    dashes: Dashes
+    dashes: colors.Dashes
     trace: Trace
 
 
@@ -143,12 +142,12 @@ class CurveView:
     parent: str
     traces: Mapping[str, Trace]
     ends: tuple[EndedAttempts, ...]
-    replays: tuple[Replay, ...]
-    promotions: tuple[PromotedPoint, ...]
+    replays: tuple[run_curves.Replay, ...]
+    promotions: tuple[run_curves.PromotedPoint, ...]
     end_step: int | None
 
 
-def view_curves(curves: RunCurves, *, columns: int = TRACE_COLUMNS) -> CurveView:
+def view_curves(curves: run_curves.RunCurves, *, columns: int = TRACE_COLUMNS) -> CurveView:
     """Return the curves as a browser draws them, each thinned to what so many columns can show."""
     axis, records = PlotAxis(curves=curves, across="step", height_inches=0), [point.record for point in curves.points]
     steps = np.array([records[0].step - 1 if records else 0, *(record.step for record in records)], dtype=np.float64)
@@ -163,7 +162,7 @@ def view_curves(curves: RunCurves, *, columns: int = TRACE_COLUMNS) -> CurveView
     drawn["val_loss"] = Series(steps=steps, values=values).finite
     ends = []
     for reason, count in curves.reasons:
-        (color, dashes), places = reason_style(reason), np.array(axis.places(reason), dtype=np.float64)
+        (color, dashes), places = colors.reason_style(reason), np.array(axis.places(reason), dtype=np.float64)
         trace = _trace(Series(steps=places, values=np.zeros(len(places))), clock)
         ends.append(EndedAttempts(reason=reason, count=count, color=color, dashes=dashes, trace=trace))
     return project(

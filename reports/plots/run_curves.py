@@ -6,22 +6,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from cairn.reports.queries.alias_history import list_promotions
-from cairn.reports.queries.evaluations import VAL_LOSS, comparable_evaluations
+from cairn.reports.queries import alias_history, evaluations, run_lookup, run_status
 from cairn.reports.queries.receipts import Receipt, read_receipts
-from cairn.reports.queries.run_lookup import read_beat, tokens_per_step
-from cairn.reports.queries.run_status import standing_of
-from cairn.storage.logs.run_entries import RunFinished
-from cairn.storage.logs.run_log import RunLog
-from cairn.storage.logs.run_state import RunState
-from cairn.storage.logs.step_log import StepPoint, StepRecord, read_step_records, splice
-from cairn.storage.stores.document import project
-from cairn.storage.stores.object_store import ObjectStore
+from cairn.storage.logs import run_entries, run_log, run_state, step_log
+from cairn.storage.stores import document, object_store
 from cairn.tasks.policy.termination import TerminationReason
 from cairn.tasks.text.format import format_count, short_digest
 
 _TITLE_CHARACTERS = 44
-Lines = Sequence[StepRecord]
+Lines = Sequence[step_log.StepRecord]
 _UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 
 
@@ -78,14 +71,14 @@ class RunCurves:
     tokens_per_step: int
     attempts: int
     gpu_seconds: float
-    points: tuple[StepPoint, ...]
+    points: tuple[step_log.StepPoint, ...]
     interruptions: tuple[Interruption, ...]
     replays: tuple[Replay, ...]
     held_out: tuple[HeldOutPoint, ...]
     promotions: tuple[PromotedPoint, ...]
-    end: RunFinished | None
+    end: run_entries.RunFinished | None
     parent: str = ""
-    inherited: tuple[StepPoint, ...] = ()
+    inherited: tuple[step_log.StepPoint, ...] = ()
 
     @property
     def last_step(self) -> int:
@@ -106,24 +99,26 @@ class RunCurves:
         return min(finite, key=lambda point: (point.val_loss, point.step), default=None)
 
 
-def gather_curves(log: RunLog, lines: Lines | None = None, receipts: Sequence[Receipt] | None = None) -> RunCurves:
+def gather_curves(
+    log: run_log.RunLog, lines: Lines | None = None, receipts: Sequence[Receipt] | None = None
+) -> RunCurves:
     """Return the curves of a run that was read; reads the registry too, and records and receipts that are not given."""
-    state, receipts = log.state, read_receipts(log, read_beat(log)) if receipts is None else receipts
-    lines = read_step_records(log.store, log.prefix) if lines is None else lines
-    points, reached = splice(lines, state.attempts), Counter[int]()
+    state, receipts = log.state, read_receipts(log, run_lookup.read_beat(log)) if receipts is None else receipts
+    lines = step_log.read_step_records(log.store, log.prefix) if lines is None else lines
+    points, reached = step_log.splice(lines, state.attempts), Counter[int]()
     for line in lines:
         reached[line.attempt] = max(line.step, reached[line.attempt])
-    promotions = (item for item in reversed(list_promotions(log.store)) if item.run_id == log.run_id)
+    promotions = (item for item in reversed(alias_history.list_promotions(log.store)) if item.run_id == log.run_id)
     promoted = {(item.alias, item.step): item for item in promotions}  # one point a step, however often it was promoted
     newest = max(state.evaluations, key=lambda item: item.step, default=None)
     return RunCurves(
         run_id=log.run_id,
         model_family=state.opened.model_family if state.opened else "",
-        state=standing_of(state),
+        state=run_status.standing_of(state),
         verdict=newest.verdict.kind if newest and newest.verdict else "",
         snapshot_id=state.opened.data_snapshot if state.opened else "",
         total_steps=state.opened.total_steps if state.opened else 0,
-        tokens_per_step=tokens_per_step(state),
+        tokens_per_step=run_lookup.tokens_per_step(state),
         attempts=len(state.attempts),
         gpu_seconds=sum(receipt.gpu_seconds for receipt in receipts),
         points=points,
@@ -134,11 +129,13 @@ def gather_curves(log: RunLog, lines: Lines | None = None, receipts: Sequence[Re
         ),
         replays=tuple(_replays(points)),
         held_out=tuple(
-            HeldOutPoint(step=item.step, val_loss=item.metrics[VAL_LOSS], manifest_sha256=item.manifest_sha256)
-            for item in comparable_evaluations(state)
+            HeldOutPoint(
+                step=item.step, val_loss=item.metrics[evaluations.VAL_LOSS], manifest_sha256=item.manifest_sha256
+            )
+            for item in evaluations.comparable_evaluations(state)
         ),
         promotions=tuple(
-            project(item, PromotedPoint, val_loss=item.evaluation.metrics.get(VAL_LOSS))
+            document.project(item, PromotedPoint, val_loss=item.evaluation.metrics.get(evaluations.VAL_LOSS))
             for _, item in sorted(promoted.items(), key=lambda pair: pair[0])
         ),
         end=state.finished,
@@ -147,19 +144,19 @@ def gather_curves(log: RunLog, lines: Lines | None = None, receipts: Sequence[Re
     )
 
 
-def _inherited(store: ObjectStore, state: RunState) -> Iterator[StepPoint]:
+def _inherited(store: object_store.ObjectStore, state: run_state.RunState) -> Iterator[step_log.StepPoint]:
     """Yield the steps of the runs that this one was forked from, in order, each up to where the next one begins."""
     if state.origin is None:
         return
-    parent, step = RunLog(store, state.origin.run_id), state.origin.checkpoint.step
+    parent, step = run_log.RunLog(store, state.origin.run_id), state.origin.checkpoint.step
     before = parent.refresh()
     if before.beginning is None or before.beginning.step < step:  # a log that was tampered with cannot lead in circles
         yield from _inherited(store, before)
-    points = splice(read_step_records(store, parent.prefix), before.attempts)
+    points = step_log.splice(step_log.read_step_records(store, parent.prefix), before.attempts)
     yield from (point for point in points if point.record.step <= step)
 
 
-def _replays(points: Sequence[StepPoint]) -> Iterator[Replay]:
+def _replays(points: Sequence[step_log.StepPoint]) -> Iterator[Replay]:
     """Yield the runs of neighbouring steps that were trained more than once."""
     again = ((place, point.record.step) for place, point in enumerate(point for point in points if point.replays))
     for _, group in groupby(again, key=lambda pair: pair[1] - pair[0]):

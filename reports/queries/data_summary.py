@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from cairn.model.configuration.data import SHORTEST_SNAPSHOT_ID, DataConfig
-from cairn.model.data.sample_order import window_range
-from cairn.model.data.token_windows import first_tokens
+from cairn.model.data import sample_order, token_windows
 from cairn.reports.errors import RunNotFound
 from cairn.reports.queries.run_lookup import find_run
 from cairn.storage.snapshots.data_snapshot import DOCUMENTS, TOKENIZER, SnapshotFiles, list_snapshots
@@ -18,8 +17,7 @@ from cairn.storage.snapshots.snapshot_manifest import SnapshotManifest, Snapshot
 from cairn.storage.snapshots.token_shard import slices_between
 from cairn.storage.stores.document import project
 from cairn.storage.stores.object_store import ObjectStore
-from cairn.tasks.data.foreign_tokenizer import parse_tokenizer
-from cairn.tasks.data.snapshot_lookup import weighted_groups
+from cairn.tasks.data import foreign_tokenizer, snapshot_lookup
 from cairn.tasks.errors import InvalidConfiguration
 
 DEFAULT_BLOCK_SIZE = 256
@@ -153,13 +151,13 @@ def summarize_data(store: ObjectStore, reference: str, choice: WindowChoice, *, 
 
 
 def _summarize_groups(manifest: SnapshotManifest, found: FoundSnapshot, block_size: int) -> Iterator[GroupSummary]:
-    weighted = weighted_groups(manifest, found.data) if found.data else ()
+    weighted = snapshot_lookup.weighted_groups(manifest, found.data) if found.data else ()
     weights = {item.group.name: item.weight for item in weighted}
     start = 0
     for group in manifest.known_groups:
         weight = weights.get(group.name)
         share = None if weight is None else weight / sum(weights.values())
-        _, windows = window_range(start, group.train_tokens, block_size)
+        _, windows = sample_order.window_range(start, group.train_tokens, block_size)
         yield project(group, GroupSummary, windows=windows, weight=weight, share=share)
         start += group.train_tokens
 
@@ -190,7 +188,7 @@ def find_snapshot(store: ObjectStore, reference: str) -> FoundSnapshot:
 def _summarize_windows(
     files: SnapshotFiles, spans: list[tuple[int, TokenSpan]], found: FoundSnapshot
 ) -> Iterator[WindowSummary]:
-    tokenizer = parse_tokenizer(files.path(TOKENIZER).read_text(encoding="utf-8"))
+    tokenizer = foreign_tokenizer.parse_tokenizer(files.path(TOKENIZER).read_text(encoding="utf-8"))
     is_weighted = found.data is None or bool(found.data.weights)
     places = documents_between(files.path(DOCUMENTS), [span for _, span in spans])
     for (window, span), documents in zip(spans, places, strict=True):
@@ -219,7 +217,7 @@ def _choose_windows(
 
     def place(split: SplitName, window: int) -> tuple[int, TokenSpan]:
         count = splits[split].windows
-        start = int(first_tokens(np.array([window]), window_count=count, block_size=block_size)[0])
+        start = int(token_windows.first_tokens(np.array([window]), window_count=count, block_size=block_size)[0])
         return window, TokenSpan(split=split, start=start, stop=start + block_size)
 
     if choice.window is None:

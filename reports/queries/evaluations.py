@@ -6,15 +6,12 @@ from datetime import datetime
 from itertools import islice
 
 from cairn.reports.queries.run_lookup import FoundCheckpoint, configuration_of
-from cairn.storage.logs.registry import Registry
-from cairn.storage.logs.run_entries import CurveVerdict, EvaluationFailed, EvaluationRecorded
-from cairn.storage.logs.run_log import RunLog
-from cairn.storage.logs.run_state import RunState
+from cairn.storage.logs import registry, run_entries, run_log, run_state
 from cairn.storage.stores.document import project
 
 VAL_LOSS = "val_loss"
 _MOST_EARLIER = 20
-Outcome = EvaluationRecorded | EvaluationFailed
+Outcome = run_entries.EvaluationRecorded | run_entries.EvaluationFailed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,16 +31,16 @@ class EvaluationSummary:
     started_at: datetime
     seconds: float
     detail: str | None = None
-    verdict: CurveVerdict | None = None
+    verdict: run_entries.CurveVerdict | None = None
 
 
-def list_evaluations(state: RunState) -> tuple[EvaluationSummary, ...]:
+def list_evaluations(state: run_state.RunState) -> tuple[EvaluationSummary, ...]:
     """Return recorded and failed evaluations in the order in which they started."""
     found: list[Outcome] = [*state.evaluations, *state.failed_evaluations]
     return tuple(sorted(map(summarize_evaluation, found), key=lambda summary: summary.started_at))
 
 
-def comparable_evaluations(state: RunState) -> tuple[EvaluationRecorded, ...]:
+def comparable_evaluations(state: run_state.RunState) -> tuple[run_entries.EvaluationRecorded, ...]:
     """Return those of the surviving checkpoints in step order, all measured by one suite: the one used most often."""
     kept = {record.committed.manifest_sha256 for record in state.surviving_checkpoints}
     measured = [item for item in state.evaluations if item.manifest_sha256 in kept and VAL_LOSS in item.metrics]
@@ -53,7 +50,7 @@ def comparable_evaluations(state: RunState) -> tuple[EvaluationRecorded, ...]:
 
 def summarize_evaluation(item: Outcome) -> EvaluationSummary:
     """Return one evaluation; a failed one has a detail and no metrics."""
-    status = "failed" if isinstance(item, EvaluationFailed) else "recorded"
+    status = "failed" if isinstance(item, run_entries.EvaluationFailed) else "recorded"
     return project(item, EvaluationSummary, status=status, boundary=getattr(item, "boundary", None) or None)
 
 
@@ -83,19 +80,19 @@ def compare_evaluations(found: FoundCheckpoint, outcomes: Sequence[Outcome]) -> 
 
     log, state, rows = found.log, found.log.refresh(), list[ComparedEvaluation]()
     alias = configuration_of(state).promotion.alias
-    champion = Registry(log.store, alias).refresh().champion
+    champion = registry.Registry(log.store, alias).refresh().champion
     for outcome in outcomes:
         rows.append(_row("this", log.run_id, outcome))
         best = None
         if champion is not None:
-            champion_log = log if champion.run_id == log.run_id else RunLog(log.store, champion.run_id)
+            champion_log = log if champion.run_id == log.run_id else run_log.RunLog(log.store, champion.run_id)
             best = find_evaluation(champion_log.refresh(), champion.manifest_sha256, outcome.suite_sha256)
             if best is not None and best != outcome:
                 rows.append(_row(alias, champion.run_id, best))
         same_suite = (item for item in reversed(state.evaluations) if item.suite_sha256 == outcome.suite_sha256)
         earlier = (item for item in same_suite if item not in (outcome, best))
         rows += [_row("earlier", log.run_id, item) for item in islice(earlier, _MOST_EARLIER)]
-    status = "failed" if any(isinstance(item, EvaluationFailed) for item in outcomes) else "recorded"
+    status = "failed" if any(isinstance(item, run_entries.EvaluationFailed) for item in outcomes) else "recorded"
     return project(found.reference, EvaluationComparison, run_id=log.run_id, status=status, rows=tuple(rows))
 
 

@@ -5,11 +5,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import groupby
 
-from cairn.storage.logs.log_entry import DevicePeak
-from cairn.storage.logs.run_entries import AttemptEnded, Placement
-from cairn.storage.logs.run_log import RunLog
-from cairn.storage.logs.run_state import AttemptRecord, RunState
-from cairn.storage.logs.step_log import Heartbeat
+from cairn.storage.logs import log_entry, run_entries, run_log, run_state, step_log
 from cairn.storage.stores.document import project
 from cairn.tasks.policy.termination import TerminationReason
 
@@ -82,27 +78,31 @@ class Receipt:
     waiting_seconds: float
     gathering_seconds: float
     starting_seconds: float | None
-    peak: DevicePeak | None
+    peak: log_entry.DevicePeak | None
     practised: tuple[str, ...]
     failed_host: str | None
     micro_batch: int
     decision: DecisionSummary | None
 
 
-def read_receipts(log: RunLog, beat: Heartbeat | None) -> tuple[Receipt, ...]:
+def read_receipts(log: run_log.RunLog, beat: step_log.Heartbeat | None) -> tuple[Receipt, ...]:
     """Return the receipts of a run that was read, oldest first, with the heartbeat of its open attempt."""
     state = log.state
     return tuple(make_receipt(log.run_id, state, record, before, beat) for before, record in with_earlier(state))
 
 
-def with_earlier(state: RunState) -> Iterator[tuple[AttemptRecord | None, AttemptRecord]]:
+def with_earlier(state: run_state.RunState) -> Iterator[tuple[run_state.AttemptRecord | None, run_state.AttemptRecord]]:
     """Yield every attempt with the one before it, None for the first."""
     attempts = tuple(state.attempts)
     return zip((None, *attempts), attempts, strict=False)
 
 
 def make_receipt(
-    run_id: str, state: RunState, record: AttemptRecord, before: AttemptRecord | None, beat: Heartbeat | None = None
+    run_id: str,
+    state: run_state.RunState,
+    record: run_state.AttemptRecord,
+    before: run_state.AttemptRecord | None,
+    beat: step_log.Heartbeat | None = None,
 ) -> Receipt:
     """Return the receipt of one attempt, `before` the one before it; of an open one with the progress of its `beat`."""
     started, resumed, ended, since = record.started, record.started.resumed_from, record.ended, state.opened_at
@@ -132,7 +132,7 @@ def make_receipt(
     )
 
 
-def failed_host(placement: Placement, ended: AttemptEnded | None) -> str | None:
+def failed_host(placement: run_entries.Placement, ended: run_entries.AttemptEnded | None) -> str | None:
     """Return the machine that an attempt was lost with: another one that was seen to fail, else that of the command."""
     if ended is None or ended.practised or ended.reason not in (TerminationReason.LOST, TerminationReason.HUNG):
         return None
@@ -218,7 +218,7 @@ class MachineRow:
     world_size: int
     threads: int
     cores: int
-    peak: DevicePeak | None
+    peak: log_entry.DevicePeak | None
     code_version: str
     attempts: int
 

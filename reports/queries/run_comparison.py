@@ -9,15 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from cairn.reports.errors import RunNotFound
-from cairn.reports.queries.evaluations import VAL_LOSS, comparable_evaluations
+from cairn.reports.queries import evaluations, run_lookup, run_status
 from cairn.reports.queries.receipts import SECONDS, read_receipts
-from cairn.reports.queries.run_lookup import configuration_document, find_run, read_beat, tokens_per_step
-from cairn.reports.queries.run_status import make_status
-from cairn.storage.logs.run_index import list_run_ids
-from cairn.storage.logs.run_log import RunLog
-from cairn.storage.logs.step_log import read_last_record
-from cairn.storage.stores.document import flatten, project, stored_value
-from cairn.storage.stores.object_store import ObjectStore
+from cairn.storage.logs import run_index, run_log, step_log
+from cairn.storage.stores import document, object_store
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,17 +61,17 @@ class RunComparison:
         return tuple(sorted(self.runs, key=lambda run: run.best.val_loss if run.best else math.inf))
 
 
-def find_runs(store: ObjectStore, names: Sequence[str]) -> list[RunLog]:
+def find_runs(store: object_store.ObjectStore, names: Sequence[str]) -> list[run_log.RunLog]:
     """Return the logs of runs, and of all runs of a set where no run has the name or it is the only one given.
 
     Raises `RunNotFound` for a name that is neither.
     """
-    listed = list_run_ids(store)
+    listed = run_index.list_run_ids(store)
     wanted = expand_names(listed, names)
     if len(wanted) == 1 and len(names) == 1:
-        find_run(store, names[0])
+        run_lookup.find_run(store, names[0])
         raise RunNotFound(f"{names[0]} is one run and no set of runs: name another run to compare it with")
-    return [find_run(store, run_id) for run_id in wanted]
+    return [run_lookup.find_run(store, run_id) for run_id in wanted]
 
 
 def expand_names(listed: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
@@ -91,27 +86,27 @@ def expand_names(listed: Sequence[str], names: Sequence[str]) -> tuple[str, ...]
     return tuple(wanted)
 
 
-def compare_runs(logs: Sequence[RunLog]) -> RunComparison:
+def compare_runs(logs: Sequence[run_log.RunLog]) -> RunComparison:
     """Return the comparison of runs that were read."""
-    settings = [flatten(configuration_document(log.state)) for log in logs]
+    settings = [document.flatten(run_lookup.configuration_document(log.state)) for log in logs]
     keys = dict.fromkeys(key for one in settings for key in one)
     differing = tuple(key for key in keys if any(one.get(key) != settings[0].get(key) for one in settings))
     runs = (_compared(log, {key: one.get(key) for key in differing}) for log, one in zip(logs, settings, strict=True))
     return RunComparison(differing=differing, runs=tuple(runs))
 
 
-def _compared(log: RunLog, settings: Mapping[str, Any]) -> ComparedRun:
-    state, beat, each = log.state, read_beat(log), tokens_per_step(log.state)
-    status, receipts = make_status(log, beat), read_receipts(log, beat)
-    last = read_last_record(log.store, log.prefix, state.latest_attempt) if state.attempts else None
+def _compared(log: run_log.RunLog, settings: Mapping[str, Any]) -> ComparedRun:
+    state, beat, each = log.state, run_lookup.read_beat(log), run_lookup.tokens_per_step(log.state)
+    status, receipts = run_status.make_status(log, beat), read_receipts(log, beat)
+    last = step_log.read_last_record(log.store, log.prefix, state.latest_attempt) if state.attempts else None
     seconds = {name: sum(getattr(receipt, name) or 0.0 for receipt in receipts) for name in SECONDS}
-    price = stored_value(configuration_document(state), "cost", "gpu_hour_price", float)
+    price = document.stored_value(run_lookup.configuration_document(state), "cost", "gpu_hour_price", float)
     held_out = tuple(
-        HeldOutLoss(step=item.step, tokens=item.step * each, val_loss=item.metrics[VAL_LOSS])
-        for item in comparable_evaluations(state)
+        HeldOutLoss(step=item.step, tokens=item.step * each, val_loss=item.metrics[evaluations.VAL_LOSS])
+        for item in evaluations.comparable_evaluations(state)
     )
     finite = [item for item in held_out if math.isfinite(item.val_loss)]
-    return project(
+    return document.project(
         status,
         ComparedRun,
         tokens=status.step * each,

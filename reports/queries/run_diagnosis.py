@@ -9,8 +9,7 @@ from cairn.storage.stores.document import project
 from cairn.tasks.configuration.settings import METRIC
 from cairn.tasks.evaluator.evaluation_run import curve_suite, read_curve
 from cairn.tasks.policy.curve_verdict import judge
-from cairn.tasks.text.format import format_value
-from cairn.tasks.text.output import print_facts, print_table
+from cairn.tasks.text import format, output
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +67,7 @@ def diagnose_run(log: RunLog) -> Diagnosis:
 
 def print_diagnosis(diagnosis: Diagnosis) -> None:
     """Print the verdict, its numbers and its cures, and a row for each evaluation."""
-    numbers = ", ".join(f"{name} {format_value(value)}" for name, value in diagnosis.numbers.items())
+    numbers = ", ".join(f"{name} {format.format_value(value)}" for name, value in diagnosis.numbers.items())
     facts: list[tuple[str, object]] = [
         ("run", diagnosis.run_id),
         ("step", f"{diagnosis.step} of {diagnosis.total_steps}"),
@@ -79,7 +78,7 @@ def print_diagnosis(diagnosis: Diagnosis) -> None:
     ]
     if diagnosis.stopped_early:
         facts.append(("ended", diagnosis.stopped_early))
-    print_facts(facts)
+    output.print_facts(facts)
     print()
     rows = [(item.step, item.val_loss, item.train_loss, item.kind, item.why) for item in diagnosis.evaluations]
-    print_table(("step", "val_loss", "train_loss", "verdict", "why"), rows, empty="no evaluations yet")
+    output.print_table(("step", "val_loss", "train_loss", "verdict", "why"), rows, empty="no evaluations yet")

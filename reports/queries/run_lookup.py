@@ -10,15 +10,8 @@ from typing import TYPE_CHECKING, Any
 from cairn.reports.errors import RunNotFound
 from cairn.storage.checkpoints.sweep import parse_checkpoint_folder
 from cairn.storage.errors import IntegrityError
-from cairn.storage.logs.log_entry import CheckpointReference
-from cairn.storage.logs.registry import Registry, list_aliases
-from cairn.storage.logs.run_entries import RunOpened
-from cairn.storage.logs.run_index import list_run_ids
-from cairn.storage.logs.run_log import RunLog
-from cairn.storage.logs.run_state import CheckpointRecord, CheckpointState, RunState
-from cairn.storage.logs.step_log import Heartbeat, read_heartbeat
-from cairn.storage.stores.document import project, stored_value
-from cairn.storage.stores.object_store import ObjectStore
+from cairn.storage.logs import log_entry, registry, run_entries, run_index, run_log, run_state, step_log
+from cairn.storage.stores import document, object_store
 from cairn.tasks.errors import InvalidConfiguration
 
 if TYPE_CHECKING:
@@ -31,27 +24,27 @@ _SHOWN = 20
 class FoundCheckpoint:
     """A committed checkpoint and the log of its run."""
 
-    log: RunLog
-    reference: CheckpointReference
+    log: run_log.RunLog
+    reference: log_entry.CheckpointReference
 
     @property
-    def opened(self) -> RunOpened:
+    def opened(self) -> run_entries.RunOpened:
         """The run's opening entry."""
         assert self.log.state.opened is not None
         return self.log.state.opened
 
 
-def find_run(store: ObjectStore, run_id: str) -> RunLog:
+def find_run(store: object_store.ObjectStore, run_id: str) -> run_log.RunLog:
     """Return the run's log, read to its end; raises `RunNotFound`, which lists the runs of the store."""
-    log = RunLog(store, run_id)
+    log = run_log.RunLog(store, run_id)
     if log.refresh().opened is None:
-        raise RunNotFound(f"no run {run_id!r} in {store.url}; {_listed('runs', list_run_ids(store), run_id)}")
+        raise RunNotFound(f"no run {run_id!r} in {store.url}; {_listed('runs', run_index.list_run_ids(store), run_id)}")
     return log
 
 
-def find_checkpoint(store: ObjectStore, reference: str) -> FoundCheckpoint:
+def find_checkpoint(store: object_store.ObjectStore, reference: str) -> FoundCheckpoint:
     """Resolve alias, `RUN` (its newest) or `RUN@STEP`; `RunNotFound`, or `IntegrityError` if it is quarantined."""
-    champion = None if "@" in reference else Registry(store, reference).refresh().champion
+    champion = None if "@" in reference else registry.Registry(store, reference).refresh().champion
     if champion is not None:
         log = find_run(store, champion.run_id)
         found = [r for r in log.state.checkpoints if r.committed.manifest_sha256 == champion.manifest_sha256]
@@ -64,19 +57,19 @@ def find_checkpoint(store: ObjectStore, reference: str) -> FoundCheckpoint:
     try:
         log = find_run(store, run_id)
     except RunNotFound as missing:
-        raise RunNotFound(f"{missing}; {_listed('aliases', list_aliases(store), reference)}") from missing
+        raise RunNotFound(f"{missing}; {_listed('aliases', registry.list_aliases(store), reference)}") from missing
     return FoundCheckpoint(log=log, reference=_at_step(log.state, run_id, step))
 
 
-def find_in_run(log: RunLog, step: int | None = None) -> CheckpointReference:
+def find_in_run(log: run_log.RunLog, step: int | None = None) -> log_entry.CheckpointReference:
     """Return the run's newest committed checkpoint, or that of a step; raises as `find_checkpoint` does."""
     return _at_step(log.refresh(), log.run_id, "" if step is None else str(step))
 
 
-def read_beat(log: RunLog) -> Heartbeat | None:
+def read_beat(log: run_log.RunLog) -> step_log.Heartbeat | None:
     """Return the heartbeat of a run's open attempt as it is now; None where there is none."""
     owner = log.state.open_attempt
-    return read_heartbeat(log.store, log.prefix, owner.started.attempt) if owner else None
+    return step_log.read_heartbeat(log.store, log.prefix, owner.started.attempt) if owner else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,7 +87,7 @@ class CheckpointSummary:
     committed_at: datetime | None = None
 
 
-def read_checkpoints(log: RunLog) -> tuple[CheckpointSummary, ...]:
+def read_checkpoints(log: run_log.RunLog) -> tuple[CheckpointSummary, ...]:
     """Return every checkpoint in commit order, then the staged ones; the log is read again after the listing."""
     staged = Counter[str]()
     for key, size in log.store.sizes(f"{log.prefix}/checkpoints").items():
@@ -110,21 +103,21 @@ def read_checkpoints(log: RunLog) -> tuple[CheckpointSummary, ...]:
     return tuple(known)
 
 
-def summarize_checkpoint(run_id: str, record: CheckpointRecord) -> CheckpointSummary:
+def summarize_checkpoint(run_id: str, record: run_state.CheckpointRecord) -> CheckpointSummary:
     """Return the summary of a checkpoint that the log names."""
-    return project(
+    return document.project(
         record.committed, CheckpointSummary, run_id=run_id, state=record.state, committed_at=record.committed_at
     )
 
 
-def configuration_of(state: RunState) -> "RunConfig":
+def configuration_of(state: run_state.RunState) -> "RunConfig":
     """Return the newest attempt's configuration, else a fork's own or the frozen part; raises `IntegrityError`."""
     from cairn.tasks.configuration.stored_configuration import parse_stored_configuration
 
     return parse_stored_configuration(configuration_document(state))
 
 
-def configuration_document(state: RunState) -> Mapping[str, Any]:
+def configuration_document(state: run_state.RunState) -> Mapping[str, Any]:
     """Return what `configuration_of` validates, as it stands in the log."""
     if state.attempts:
         return state.attempts[-1].started.config
@@ -133,14 +126,14 @@ def configuration_document(state: RunState) -> Mapping[str, Any]:
     return state.opened.config if state.opened else {}
 
 
-def tokens_per_step(state: RunState) -> int:
+def tokens_per_step(state: run_state.RunState) -> int:
     """Return the tokens of one step; 0 where the configuration is of another version."""
     config = configuration_document(state)
-    windows = stored_value(config, "training", "global_batch", int) or 0
-    return windows * (stored_value(config, "model", "block_size", int) or 0)
+    windows = document.stored_value(config, "training", "global_batch", int) or 0
+    return windows * (document.stored_value(config, "model", "block_size", int) or 0)
 
 
-def _at_step(state: RunState, run_id: str, step: str) -> CheckpointReference:
+def _at_step(state: run_state.RunState, run_id: str, step: str) -> log_entry.CheckpointReference:
     if deleted := state.closed_to_training():
         raise RunNotFound(deleted)
     if not step:
@@ -155,7 +148,7 @@ def _at_step(state: RunState, run_id: str, step: str) -> CheckpointReference:
     if not of_step:
         raise RunNotFound(f"run {run_id} has no checkpoint at step {step}; {steps}")
     newest = of_step[0]
-    if newest.state == CheckpointState.QUARANTINED:
+    if newest.state == run_state.CheckpointState.QUARANTINED:
         raise IntegrityError(f"{newest.committed.prefix} is quarantined: {newest.detail}; {steps}")
     why = f" ({newest.detail})" if newest.detail else ""
     raise RunNotFound(f"the checkpoint of step {step} of run {run_id} is {newest.state}{why}; {steps}")

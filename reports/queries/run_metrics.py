@@ -11,11 +11,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from cairn.reports.queries.run_lookup import read_beat
-from cairn.reports.queries.run_status import RunPhase, make_status, standing_of
+from cairn.reports.queries import run_lookup, run_status
 from cairn.storage.errors import IntegrityError, StorageError
-from cairn.storage.logs.run_index import RunIndex, is_empty
-from cairn.storage.logs.run_log import RunLog
+from cairn.storage.logs import run_index, run_log
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.errors import InvalidConfiguration
 
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
 CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
-_OVER = (RunPhase.FINISHED, RunPhase.DELETING, RunPhase.DELETED)
+_OVER = (run_status.RunPhase.FINISHED, run_status.RunPhase.DELETING, run_status.RunPhase.DELETED)
 _READERS = 8
 RUN_METRICS: dict[str, tuple[str, str]] = {
     "cairn_run_step": ("", "Newest step of the run that is known."),
@@ -61,7 +59,7 @@ class RunMetrics:
 
     def __init__(self, store: ObjectStore, *, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
         self._store, self._now = store, now
-        self._index, self._logs = RunIndex(store), dict[str, RunLog]()
+        self._index, self._logs = run_index.RunIndex(store), dict[str, run_log.RunLog]()
         self._lock = threading.Lock()
 
     def text(self) -> bytes:
@@ -93,24 +91,24 @@ class RunMetrics:
             log = self._logs.get(run_id) or self._index.look(run_id)
             if run_id in self._logs:
                 log.refresh()
-            elif is_empty(log):
+            elif run_index.is_empty(log):
                 return None
-            elif (phase := standing_of(log.state)) in _OVER:
+            elif (phase := run_status.standing_of(log.state)) in _OVER:
                 self._index.note(log, is_over=True)
                 return phase, ()
             else:
                 log.refresh()
                 self._logs[run_id] = log
         except IntegrityError:
-            return RunPhase.UNREADABLE, ()
-        return standing_of(log.state), tuple(sample_run(log, now))
+            return run_status.RunPhase.UNREADABLE, ()
+        return run_status.standing_of(log.state), tuple(sample_run(log, now))
 
 
-def sample_run(log: RunLog, now: datetime) -> Iterator[RunSample]:
+def sample_run(log: run_log.RunLog, now: datetime) -> Iterator[RunSample]:
     """Yield the values of a run that was read; a value that is not known is left out."""
     state, owner = log.state, log.state.open_attempt
     newest, measured = state.newest_committed, state.evaluations[-1:]
-    status = make_status(log, beat := read_beat(log))
+    status = run_status.make_status(log, beat := run_lookup.read_beat(log))
     ended = [record.ended for record in state.attempts if record.ended]
     tokens_per_second = 0.0
     if beat is not None and owner is not None and beat.gpu_seconds > 0:

@@ -16,24 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cairn.reports.errors import InvalidQuery, ReportError
-from cairn.reports.queries import run_tables
-from cairn.reports.queries.alias_history import list_decisions
-from cairn.reports.queries.run_status import RunPhase, standing_of
+from cairn.reports.queries import alias_history, run_status, run_tables
 from cairn.reports.queries.run_tables import LOG_TABLES, ROWS, columns
 from cairn.storage.logs.run_log import run_prefix
 from cairn.storage.logs.run_state import RunState
 from cairn.storage.logs.step_log import read_heartbeat, read_step_records
-from cairn.storage.stores.document import sha256
-from cairn.storage.stores.object_store import ObjectStore
-from cairn.storage.tables.table_cache import (
-    Column,
-    FreshTable,
-    GatheredTables,
-    RunStamp,
-    TableCache,
-    TableKind,
-    arrow_table,
-)
+from cairn.storage.stores import document, object_store
+from cairn.storage.tables import table_cache
 
 if TYPE_CHECKING:
     import duckdb
@@ -104,8 +93,8 @@ _VIEWS = {
 class QueriedRuns:
     """The rows of the tables that a query needs: in files, in memory, and what open attempts add to them."""
 
-    gathered: tuple[GatheredTables, ...]
-    fresh: tuple[FreshTable, ...]
+    gathered: tuple[table_cache.GatheredTables, ...]
+    fresh: tuple[table_cache.FreshTable, ...]
     open_attempts: tuple[tuple[object, ...], ...]
     unreadable: tuple[str, ...]
 
@@ -119,13 +108,13 @@ def find_tables(sql: str) -> frozenset[str]:
     return frozenset(needed for table in named for needed in _NEEDS.get(table, (table,)))
 
 
-def gather_runs(store: ObjectStore, tables: frozenset[str], *, work: Path) -> QueriedRuns:
+def gather_runs(store: object_store.ObjectStore, tables: frozenset[str], *, work: Path) -> QueriedRuns:
     """Return the rows of these tables over all runs of the store; `work` is this machine's folder."""
     run_ids = [key.split("/")[1] for key in store.folders("runs")] if tables else []
-    cache = TableCache(store, (work / "tables" / sha256(store.url.encode())[:32]).absolute())
+    cache = table_cache.TableCache(store, (work / "tables" / document.sha256(store.url.encode())[:32]).absolute())
 
-    def phase_of(state: RunState) -> RunPhase:
-        return RunPhase.RUNNING if state.open_attempt else standing_of(state)
+    def phase_of(state: RunState) -> run_status.RunPhase:
+        return run_status.RunPhase.RUNNING if state.open_attempt else run_status.standing_of(state)
 
     def of_run(run_id: str, state: RunState) -> dict[str, list[Any]]:
         return {"runs": [run_tables.make_run_row(run_id, state, phase_of(state))]}
@@ -138,9 +127,11 @@ def gather_runs(store: ObjectStore, tables: frozenset[str], *, work: Path) -> Qu
 
     version, log = run_tables.schema_digest(), {table: columns(table) for table in LOG_TABLES if table != "runs"}
     kinds = (  # a list of runs is asked for most often, and makes no other rows
-        TableKind(name="runs", version=version, tables={"runs": columns("runs")}, make=of_run, packs=8),
-        TableKind(name="log", version=version, tables=log, make=of_log),
-        TableKind(name="steps", version=version, tables={"steps": columns("steps")}, make=of_steps, with_steps=True),
+        table_cache.TableKind(name="runs", version=version, tables={"runs": columns("runs")}, make=of_run, packs=8),
+        table_cache.TableKind(name="log", version=version, tables=log, make=of_log),
+        table_cache.TableKind(
+            name="steps", version=version, tables={"steps": columns("steps")}, make=of_steps, with_steps=True
+        ),
     )
     wanted = ((kind, sorted(tables & set(kind.tables))) for kind in kinds)
     gathered = [cache.gather(kind, run_ids, named) for kind, named in wanted if named]
@@ -156,22 +147,26 @@ def gather_runs(store: ObjectStore, tables: frozenset[str], *, work: Path) -> Qu
     )
 
 
-def _fresh(store: ObjectStore, tables: frozenset[str], unreadable: dict[str, str]) -> Iterator[FreshTable]:
+def _fresh(
+    store: object_store.ObjectStore, tables: frozenset[str], unreadable: dict[str, str]
+) -> Iterator[table_cache.FreshTable]:
     rows: dict[str, list[Any]] = {}
     if "runs" in tables:
         rows["runs"] = [run_tables.make_unreadable_row(run_id, why) for run_id, why in sorted(unreadable.items())]
     if "promotions" in tables:
-        rows["promotions"] = [run_tables.promotion_row(decision) for decision in list_decisions(store)]
+        rows["promotions"] = [run_tables.promotion_row(decision) for decision in alias_history.list_decisions(store)]
     for table, listed in rows.items():
         if listed:
-            yield FreshTable(table=table, rows=arrow_table(columns(table), listed))
+            yield table_cache.FreshTable(table=table, rows=table_cache.arrow_table(columns(table), listed))
 
 
-def _open_attempt(store: ObjectStore, stamp: RunStamp) -> tuple[object, ...]:
+def _open_attempt(store: object_store.ObjectStore, stamp: table_cache.RunStamp) -> tuple[object, ...]:
     """Return the progress of an attempt that has not ended, by its heartbeat, and the state of its run."""
     from cairn.tasks.machine.placement import is_known_dead  # only open attempts pay for it
 
-    phase = RunPhase.INTERRUPTED if stamp.owner and is_known_dead(stamp.owner) else RunPhase.RUNNING
+    phase = (
+        run_status.RunPhase.INTERRUPTED if stamp.owner and is_known_dead(stamp.owner) else run_status.RunPhase.RUNNING
+    )
     beat = read_heartbeat(store, run_prefix(stamp.run_id), stamp.latest_attempt)
     if beat is None:
         return (stamp.run_id, stamp.latest_attempt, phase, 0, 0, 0.0, *[None] * 5)
@@ -184,13 +179,13 @@ def _open_attempt(store: ObjectStore, stamp: RunStamp) -> tuple[object, ...]:
 class QueryResult:
     """An answer: its columns, its rows, fetched as they are read, and the runs that could not be read."""
 
-    columns: tuple[Column, ...]
+    columns: tuple[table_cache.Column, ...]
     rows: Iterator[tuple[Any, ...]]
     unreadable: tuple[str, ...]
 
 
 @contextmanager
-def answer_query(store: ObjectStore, sql: str, *, work: Path) -> Iterator[QueryResult]:
+def answer_query(store: object_store.ObjectStore, sql: str, *, work: Path) -> Iterator[QueryResult]:
     """Run the query over all runs; rows can be read until the context ends. `InvalidQuery` names the tables."""
     import duckdb
 
@@ -205,7 +200,9 @@ def answer_query(store: ObjectStore, sql: str, *, work: Path) -> Iterator[QueryR
                 number = sum(other == name or other.startswith(f"{name}_") for other in names)
                 names.append(f"{name}_{number + 1}" if name in names else name)
             yield QueryResult(
-                columns=tuple(Column(name=name, type=str(it[1])) for name, it in zip(names, described, strict=True)),
+                columns=tuple(
+                    table_cache.Column(name=name, type=str(it[1])) for name, it in zip(names, described, strict=True)
+                ),
                 rows=chain.from_iterable(iter(partial(base.fetchmany, _FETCHED_ROWS), [])),
                 unreadable=runs.unreadable,
             )

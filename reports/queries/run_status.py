@@ -10,10 +10,7 @@ from typing import Any
 from cairn.reports.queries.receipts import PlacementSummary
 from cairn.reports.queries.run_lookup import configuration_document, read_beat
 from cairn.storage.errors import IntegrityError
-from cairn.storage.logs.run_index import RunIndex, is_empty
-from cairn.storage.logs.run_log import RunLog
-from cairn.storage.logs.run_state import Charges, RunState
-from cairn.storage.logs.step_log import Heartbeat
+from cairn.storage.logs import run_index, run_log, run_state, step_log
 from cairn.storage.stores.document import convert, project
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.policy.termination import RESTARTABLE, DecisionAction, TerminationReason
@@ -86,12 +83,12 @@ class RunSummary:
     detail: str | None = None
 
 
-def read_status(log: RunLog) -> RunStatus:
+def read_status(log: run_log.RunLog) -> RunStatus:
     """Return the status of a run that was read."""
     return make_status(log, read_beat(log))
 
 
-def make_status(log: RunLog, beat: Heartbeat | None) -> RunStatus:
+def make_status(log: run_log.RunLog, beat: step_log.Heartbeat | None) -> RunStatus:
     """Return the status of a run that was read, with this heartbeat of its open attempt."""
     state, standing = log.state, standing_of(log.state)
     owner, beat = (state.open_attempt, beat) if standing == RunPhase.RUNNING else (None, None)
@@ -125,7 +122,7 @@ def make_status(log: RunLog, beat: Heartbeat | None) -> RunStatus:
     )
 
 
-def bits_differ(state: RunState) -> str:
+def bits_differ(state: run_state.RunState) -> str:
     """Return why the run's bits are not those of one that nobody disturbed; empty where they are."""
     size = state.smallest_micro_batch
     return f"differ since an out-of-memory death halved the micro-batch to {size}" if size is not None else ""
@@ -133,14 +130,14 @@ def bits_differ(state: RunState) -> str:
 
 def list_runs(store: ObjectStore) -> tuple[RunSummary, ...]:
     """Return one summary for each run of the store, also for a run whose log does not verify."""
-    index = RunIndex(store)
+    index = run_index.RunIndex(store)
 
     def summarize(run_id: str) -> RunSummary | None:
         try:
             log = index.look(run_id)
         except IntegrityError as error:
             return RunSummary(run_id=run_id, state=RunPhase.UNREADABLE, detail=str(error))
-        if is_empty(log):
+        if run_index.is_empty(log):
             return None
         standing = standing_of(log.state)
         return summarize_run(run_id, log.state, standing, read_beat(log) if standing == RunPhase.RUNNING else None)
@@ -149,7 +146,9 @@ def list_runs(store: ObjectStore) -> tuple[RunSummary, ...]:
         return tuple(filter(None, readers.map(summarize, index.refresh())))
 
 
-def summarize_run(run_id: str, state: RunState, standing: RunPhase, beat: Heartbeat | None = None) -> RunSummary:
+def summarize_run(
+    run_id: str, state: run_state.RunState, standing: RunPhase, beat: step_log.Heartbeat | None = None
+) -> RunSummary:
     """Return the summary of a run; `standing` is its state, because the log does not say whether an owner is gone."""
     newest, ended = state.newest_committed, state.attempts[-1].ended if state.attempts else None
     detail = stopped_early(state)
@@ -172,13 +171,13 @@ def summarize_run(run_id: str, state: RunState, standing: RunPhase, beat: Heartb
     )
 
 
-def stopped_early(state: RunState) -> str | None:
+def stopped_early(state: run_state.RunState) -> str | None:
     """Return where and why a finished run ended before its last step, None where it did not."""
     end = state.finished
     return f"stopped early at step {end.step}: {end.stopped} (early_stop.{end.rule})" if end and end.stopped else None
 
 
-def standing_of(state: RunState) -> RunPhase:
+def standing_of(state: run_state.RunState) -> RunPhase:
     """Return the run's phase; an open attempt is interrupted where this machine knows that its owner is gone."""
     if state.deleted is not None:
         return RunPhase.DELETING if state.live_checkpoints else RunPhase.DELETED
@@ -197,12 +196,12 @@ def standing_of(state: RunState) -> RunPhase:
     return RunPhase.INTERRUPTED if is_resumable else RunPhase.STOPPED
 
 
-def count_budgets(state: RunState, limits: Mapping[str, Any]) -> dict[str, BudgetStatus]:
+def count_budgets(state: run_state.RunState, limits: Mapping[str, Any]) -> dict[str, BudgetStatus]:
     """Return what each budget has spent and has left under `limits`, a configuration's budgets as JSON."""
     budgets = {}
     for reason, document in sorted((name.replace("_", "-"), document) for name, document in limits.items()):
         limit = convert(document, _Limit, where="the run's log: budgets of the newest attempt")
-        charges = state.charges.get(reason, Charges())
+        charges = state.charges.get(reason, run_state.Charges())
         spent = len(charges.since_progress)
         left_total = None if limit.total is None else max(limit.total - charges.total, 0)
         left = min(max(limit.retries - spent, 0), limit.retries if left_total is None else left_total)
@@ -210,7 +209,7 @@ def count_budgets(state: RunState, limits: Mapping[str, Any]) -> dict[str, Budge
     return budgets
 
 
-def _next(run_id: str, state: RunState, standing: RunPhase) -> str:
+def _next(run_id: str, state: run_state.RunState, standing: RunPhase) -> str:
     again = f"`cairn train --run-id {run_id}`"
     if standing == RunPhase.DELETING:
         return f"deleting it did not come to its end: `cairn delete {run_id}` goes on"

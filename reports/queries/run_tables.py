@@ -12,8 +12,7 @@ from typing import Any, NewType, get_args, get_type_hints
 
 import msgspec
 
-from cairn.reports.queries.alias_history import AliasDecision
-from cairn.reports.queries.evaluations import EvaluationSummary, list_evaluations
+from cairn.reports.queries import alias_history, evaluations, run_lookup, run_status
 from cairn.reports.queries.receipts import (
     SECONDS,
     DecisionSummary,
@@ -22,12 +21,7 @@ from cairn.reports.queries.receipts import (
     make_receipt,
     with_earlier,
 )
-from cairn.reports.queries.run_lookup import CheckpointSummary, summarize_checkpoint
-from cairn.reports.queries.run_status import RunPhase, RunSummary, summarize_run
-from cairn.storage.logs.fold_cache import FOLD_VERSION
-from cairn.storage.logs.log_entry import DevicePeak
-from cairn.storage.logs.run_state import AttemptRecord, RunState
-from cairn.storage.logs.step_log import StepRecord, splice
+from cairn.storage.logs import fold_cache, log_entry, run_state, step_log
 from cairn.storage.stores.document import project, sha256, stored_value
 from cairn.storage.tables.table_cache import Column
 
@@ -123,7 +117,7 @@ ROWS: Mapping[str, type] = {
         "TrainingAttemptRow",
         (Receipt, ""),
         (PlacementSummary, "placement_"),
-        (DevicePeak, "peak_"),
+        (log_entry.DevicePeak, "peak_"),
         (DecisionSummary, "decision_"),
         total_steps=int,
         activation_checkpointing=bool,
@@ -133,11 +127,13 @@ ROWS: Mapping[str, type] = {
         config=JsonText,
     ),
     # A committed checkpoint, in whatever state it is now; one that is still being written has no row.
-    "checkpoints": _row_type("CheckpointRow", (CheckpointSummary, ""), tokens=int, gpu_seconds=float, detail=str),
+    "checkpoints": _row_type(
+        "CheckpointRow", (run_lookup.CheckpointSummary, ""), tokens=int, gpu_seconds=float, detail=str
+    ),
     # One evaluation, recorded or failed, and the verdict on the loss curve up to its checkpoint.
     "evaluations": _row_type(
         "EvaluationRow",
-        (EvaluationSummary, ""),
+        (evaluations.EvaluationSummary, ""),
         attempt=int,
         val_loss=float,
         perplexity=float,
@@ -147,14 +143,14 @@ ROWS: Mapping[str, type] = {
     ),
     "promotions": PromotionRow,
     # One surviving step; `replays` counts earlier attempts that trained it, `tokens` all tokens up to it.
-    "steps": _row_type("StepRow", (StepRecord, ""), replays=int),
+    "steps": _row_type("StepRow", (step_log.StepRecord, ""), replays=int),
     "hosts": HostRow,
     # One run; `finished_at` is when its last step was committed, `deleted_at` when a person deleted its checkpoints,
     # `last_seen_at` the newest sign of life; `train_loss` only of an open attempt. An unreadable run has only a state,
     # and a detail.
     "runs": _row_type(
         "RunRow",
-        (RunSummary, ""),
+        (run_status.RunSummary, ""),
         tokens=int,
         gpu_seconds=float,
         useful_gpu_seconds=float,
@@ -184,7 +180,7 @@ LOG_TABLES = ("runs", "training_attempts", "checkpoints", "evaluations")
 """Tables made from a run's log alone, except for the progress of an open attempt."""
 
 
-def promotion_row(decision: AliasDecision) -> PromotionRow:
+def promotion_row(decision: alias_history.AliasDecision) -> PromotionRow:
     """Return the row of a decision on an alias; queries take the family from the run."""
     measured = decision.evaluation
     return project(
@@ -211,10 +207,10 @@ def columns(table: str) -> tuple[Column, ...]:
 def schema_digest() -> str:
     """Return the digest of versions and columns; packs with another digest are not used."""
     listed = [f"{table}.{column.name} {column.type}" for table in ROWS for column in columns(table)]
-    return sha256("\n".join([str(TABLES_VERSION), str(FOLD_VERSION), *listed]).encode())
+    return sha256("\n".join([str(TABLES_VERSION), str(fold_cache.FOLD_VERSION), *listed]).encode())
 
 
-def make_log_rows(run_id: str, state: RunState, standing: RunPhase) -> dict[str, list[Any]]:
+def make_log_rows(run_id: str, state: run_state.RunState, standing: run_status.RunPhase) -> dict[str, list[Any]]:
     """Return the rows of one run in every table that follows from its log."""
     family = state.opened.model_family if state.opened else None
     attempts = {record.committed.manifest_sha256: record.committed.attempt for record in state.checkpoints}
@@ -223,7 +219,7 @@ def make_log_rows(run_id: str, state: RunState, standing: RunPhase) -> dict[str,
         "training_attempts": [make_attempt_row(run_id, state, *attempts) for attempts in with_earlier(state)],
         "checkpoints": [
             project(
-                summarize_checkpoint(run_id, record),
+                run_lookup.summarize_checkpoint(run_id, record),
                 ROWS["checkpoints"],
                 model_family=family,
                 tokens=record.committed.tokens,
@@ -243,12 +239,14 @@ def make_log_rows(run_id: str, state: RunState, standing: RunPhase) -> dict[str,
                 verdict_kind=summary.verdict.kind if summary.verdict else None,
                 verdict_why=summary.verdict.why if summary.verdict else None,
             )
-            for summary in list_evaluations(state)
+            for summary in evaluations.list_evaluations(state)
         ],
     }
 
 
-def make_attempt_row(run_id: str, state: RunState, before: AttemptRecord | None, record: AttemptRecord) -> Any:
+def make_attempt_row(
+    run_id: str, state: run_state.RunState, before: run_state.AttemptRecord | None, record: run_state.AttemptRecord
+) -> Any:
     """Return a receipt as a row: placement, peak and decision become columns."""
     receipt, started = make_receipt(run_id, state, record, before), record.started
     return project(
@@ -256,7 +254,7 @@ def make_attempt_row(run_id: str, state: RunState, before: AttemptRecord | None,
         ROWS["training_attempts"],
         **_columns("placement_", PlacementSummary, receipt.placement),
         **_columns("decision_", DecisionSummary, receipt.decision),
-        **_columns("peak_", DevicePeak, receipt.peak),
+        **_columns("peak_", log_entry.DevicePeak, receipt.peak),
         model_family=state.opened.model_family if state.opened else None,
         total_steps=state.opened.total_steps if state.opened else None,
         activation_checkpointing=started.activation_checkpointing,
@@ -272,7 +270,7 @@ def _columns(prefix: str, record_type: type, record: object) -> dict[str, Any]:
     return {f"{prefix}{name}": getattr(record, name, None) for name in record_type.__annotations__}
 
 
-def make_run_row(run_id: str, state: RunState, standing: RunPhase) -> Any:
+def make_run_row(run_id: str, state: run_state.RunState, standing: run_status.RunPhase) -> Any:
     """Return the run's own row."""
     opened, finished = state.opened, state.finished
     config = opened.config if opened else {}
@@ -284,7 +282,7 @@ def make_run_row(run_id: str, state: RunState, standing: RunPhase) -> Any:
     evaluated = [item for item in state.evaluations if "val_loss" in item.metrics]
     farthest = max(evaluated, key=lambda item: (item.step, item.started_at), default=None)
     return project(
-        summarize_run(run_id, state, standing),
+        run_status.summarize_run(run_id, state, standing),
         ROWS["runs"],
         **{name: sum(getattr(ended, name) for ended in ends) for name in ("tokens", *SECONDS)},
         waiting_seconds=sum(receipt.waiting_seconds for receipt in receipts),
@@ -315,10 +313,10 @@ def make_unreadable_row(run_id: str, why: str) -> Any:
     return ROWS["runs"](**nothing | {"run_id": run_id, "state": "unreadable", "detail": why})
 
 
-def make_step_rows(run_id: str, state: RunState, records: Iterable[StepRecord]) -> list[Any]:
+def make_step_rows(run_id: str, state: run_state.RunState, records: Iterable[step_log.StepRecord]) -> list[Any]:
     """Return the surviving line: every step once, in order."""
     run = {"run_id": run_id, "model_family": state.opened.model_family if state.opened else None}
-    points = splice(records, state.attempts)
+    points = step_log.splice(records, state.attempts)
     return [project(point.record, ROWS["steps"], **run, replays=point.replays) for point in points]
 
 

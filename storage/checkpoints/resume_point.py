@@ -13,8 +13,7 @@ from collections.abc import Callable, Collection
 from dataclasses import asdict
 from functools import partial
 
-from cairn.storage.checkpoints.checkpoint import UNREADABLE, verify_checkpoint
-from cairn.storage.checkpoints.checkpoint_shard import LOOKS
+from cairn.storage.checkpoints import checkpoint, checkpoint_shard
 from cairn.storage.errors import IntegrityError, NothingReadable, ObjectDamaged
 from cairn.storage.logs.log_entry import CheckpointReference, Writer
 from cairn.storage.logs.run_entries import (
@@ -28,8 +27,7 @@ from cairn.storage.logs.run_entries import (
 )
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.logs.run_state import CheckpointRecord, RunState
-from cairn.storage.stores.document import project
-from cairn.storage.stores.local_store import forget_cached_bytes
+from cairn.storage.stores import document, local_store
 
 _PAUSE_SECONDS = 0.5
 
@@ -51,7 +49,7 @@ def newest_verified(
         record = next((item for item in state.candidates if item.committed.prefix not in known), None)
         if record is None:
             return _verified_beginning(log, state, sleep)
-        reference, looks = record.committed.reference, LOOKS if record.is_committed else 1
+        reference, looks = record.committed.reference, checkpoint_shard.LOOKS if record.is_committed else 1
         trusted = record.is_committed and not quarantined and not state.is_doubted(reference)
         evidence = look_again(log, reference, record.suspects, looks=looks, sizes_only=trusted, sleep=sleep)
         if not evidence:
@@ -77,7 +75,7 @@ def look_again(
     reference: CheckpointReference,
     suspects: tuple[str, ...] = (),
     *,
-    looks: int = LOOKS,
+    looks: int = checkpoint_shard.LOOKS,
     sizes_only: bool = False,
     sleep: Callable[[float], None],
 ) -> tuple[ReadEvidence, ...]:
@@ -91,14 +89,14 @@ def look_again(
         if number:
             sleep(_PAUSE_SECONDS * 2**number)
         for path in filter(None, map(log.store.local_path, suspects)):
-            forget_cached_bytes(path)
-        damaged = verify_checkpoint(log.store, reference, only=suspects) if suspects else ()
-        damaged = damaged or verify_checkpoint(log.store, reference, sizes_only=sizes_only)
+            local_store.forget_cached_bytes(path)
+        damaged = checkpoint.verify_checkpoint(log.store, reference, only=suspects) if suspects else ()
+        damaged = damaged or checkpoint.verify_checkpoint(log.store, reference, sizes_only=sizes_only)
         if not damaged:
             return ()
         suspects = tuple(item.key for item in damaged)
         log.refresh()
-    return tuple(project(item, ReadEvidence, looks=looks, host=socket.gethostname()) for item in damaged)
+    return tuple(document.project(item, ReadEvidence, looks=looks, host=socket.gethostname()) for item in damaged)
 
 
 def quarantine_checkpoint(
@@ -123,8 +121,8 @@ def restored_entry(committed: CheckpointCommitted, state: RunState) -> Checkpoin
 
 def fails_alike(fresh: Collection[ReadEvidence], before: Collection[ReadEvidence]) -> bool:
     """Whether fresh looks have failed in the same way: at the same object, and read or not read as it was then."""
-    unreadable = {item.key: item.found.startswith(UNREADABLE) for item in before}
-    return any(unreadable.get(item.key) is item.found.startswith(UNREADABLE) for item in fresh)
+    unreadable = {item.key: item.found.startswith(checkpoint.UNREADABLE) for item in before}
+    return any(unreadable.get(item.key) is item.found.startswith(checkpoint.UNREADABLE) for item in fresh)
 
 
 def new_pin(

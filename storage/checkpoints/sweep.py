@@ -12,11 +12,7 @@ from typing import Any
 
 from cairn.storage.checkpoints.resume_point import fails_alike, look_again, restored_entry, unpin_entry
 from cairn.storage.errors import IntegrityError
-from cairn.storage.logs.log_entry import Writer, refuse_old_writer
-from cairn.storage.logs.run_entries import CheckpointDeleted, CheckpointSuperseded
-from cairn.storage.logs.run_index import INDEX_FOLDER
-from cairn.storage.logs.run_log import RunLog, fold, imagined_entry
-from cairn.storage.logs.run_state import CheckpointRecord, CheckpointState, RunState
+from cairn.storage.logs import log_entry, run_entries, run_index, run_log, run_state
 from cairn.storage.stores.object_store import UnfinishedWrite
 
 STALE_SECONDS = 86_400.0
@@ -61,7 +57,7 @@ class SweepPlan:
     staged: tuple[Verdict, ...]
 
 
-Plan = Callable[[RunState, Sequence[str]], SweepPlan]
+Plan = Callable[[run_state.RunState, Sequence[str]], SweepPlan]
 """Pure; the folders were listed before the state was read."""
 
 
@@ -94,7 +90,7 @@ def parse_checkpoint_folder(prefix: str) -> tuple[int, int] | None:
     return (int(named[1]), int(named[2])) if named else None
 
 
-def sweep(log: RunLog, plan: Plan, *, writer: Writer, dry_run: bool = False) -> SweepReport:
+def sweep(log: run_log.RunLog, plan: Plan, *, writer: log_entry.Writer, dry_run: bool = False) -> SweepReport:
     """Unpin, supersede, delete and discard what the plan gives up; with `dry_run` only report it.
 
     The writer belongs to no attempt. The next sweep completes one that was killed. Raises `StoreUnavailable` or
@@ -106,18 +102,18 @@ def sweep(log: RunLog, plan: Plan, *, writer: Writer, dry_run: bool = False) -> 
 class _Sweep:
     """One sweep; a dry run folds the entries that it would append onto its own state."""
 
-    def __init__(self, log: RunLog, plan: Plan, writer: Writer, dry_run: bool) -> None:
+    def __init__(self, log: run_log.RunLog, plan: Plan, writer: log_entry.Writer, dry_run: bool) -> None:
         self._log, self._plan, self._writer, self._dry_run = log, plan, writer, dry_run
         self._store, self._folder = log.store, f"{log.prefix}/checkpoints"
-        self._state, self._items, self._confirmed = RunState(), list[SweepItem](), set[str]()
+        self._state, self._items, self._confirmed = run_state.RunState(), list[SweepItem](), set[str]()
 
     def run(self) -> SweepReport:
         folders = self._store.folders(self._folder)  # before the log: a commit after it is no orphan
         # The index of runs is everybody's: what a killed watcher left there, any sweep discards.
-        unfinished = [*self._store.unfinished(self._log.prefix), *self._store.unfinished(INDEX_FOLDER)]
+        unfinished = [*self._store.unfinished(self._log.prefix), *self._store.unfinished(run_index.INDEX_FOLDER)]
         self._state = self._log.refresh()
         if not self._dry_run:
-            refuse_old_writer(self._state.closed_to_writers(), f"run {self._log.run_id}")
+            log_entry.refuse_old_writer(self._state.closed_to_writers(), f"run {self._log.run_id}")
         pins = {pin.hold_id: pin for pin in self._state.pins}
         for verdict in self._plan(self._state, ()).pins:
             pin = pins[verdict.key]
@@ -132,7 +128,7 @@ class _Sweep:
                 self._note(SweepKind.STAGED, verdict, SweepAction.DELETE, size=sum(sizes.values()))
         self._discard_unfinished(unfinished)
         for record in self._state.live_checkpoints:  # last: a run that is deleted has nothing else left then
-            if record.state == CheckpointState.SUPERSEDED:
+            if record.state == run_state.CheckpointState.SUPERSEDED:
                 self._delete_checkpoint(record)
         freed = sum(item.bytes for item in self._items if item.action in (SweepAction.DELETE, SweepAction.DISCARD))
         return SweepReport(run_id=self._log.run_id, dry_run=self._dry_run, items=tuple(self._items), freed_bytes=freed)
@@ -151,7 +147,7 @@ class _Sweep:
             decided = replace(newest or verdict, is_over=not record.is_kept)
             self._note(SweepKind.CHECKPOINT, decided, SweepAction.SUPERSEDE, size=record.committed.bytes)
 
-    def _reason_to_spare(self, record: CheckpointRecord) -> str:
+    def _reason_to_spare(self, record: run_state.CheckpointRecord) -> str:
         """Look afresh at a quarantined checkpoint before it is given up for good; one that verifies is taken back."""
         if not record.may_be_restored:
             return ""
@@ -165,26 +161,26 @@ class _Sweep:
         self._confirmed.add(record.committed.prefix)
         return ""
 
-    def _superseding(self, prefix: str, state: RunState) -> CheckpointSuperseded | None:
+    def _superseding(self, prefix: str, state: run_state.RunState) -> run_entries.CheckpointSuperseded | None:
         """Decide again on the newest state: it may be pinned, resumed from, needed or quarantined by now."""
         record, verdict = state.find_live(prefix), self._verdict(prefix, state)
         if record is None or verdict is None or not verdict.is_over or state.is_needed(prefix):
             return None
         if record.may_be_restored and prefix not in self._confirmed:
             return None
-        return CheckpointSuperseded(why=verdict.why, **asdict(record.committed.reference))
+        return run_entries.CheckpointSuperseded(why=verdict.why, **asdict(record.committed.reference))
 
-    def _verdict(self, prefix: str, state: RunState) -> Verdict | None:
+    def _verdict(self, prefix: str, state: run_state.RunState) -> Verdict | None:
         return next((verdict for verdict in self._plan(state, ()).checkpoints if verdict.key == prefix), None)
 
-    def _delete_checkpoint(self, record: CheckpointRecord) -> None:
+    def _delete_checkpoint(self, record: run_state.CheckpointRecord) -> None:
         prefix, size = record.committed.prefix, record.committed.bytes
         if not self._dry_run:
             self._state = self._log.refresh()
         if not _is_superseded(prefix, self._state):
             return  # another sweep has deleted it
         self._delete_bytes(prefix)
-        body = CheckpointDeleted(bytes=size, **asdict(record.committed.reference))
+        body = run_entries.CheckpointDeleted(bytes=size, **asdict(record.committed.reference))
         self._append(lambda state: body if _is_superseded(prefix, state) else None)
         verdict = Verdict(key=prefix, is_over=True, why=f"superseded: {record.detail}")
         self._note(SweepKind.CHECKPOINT, verdict, SweepAction.DELETE, size=size)
@@ -193,7 +189,7 @@ class _Sweep:
         """Delete everything under the folder, the manifest last."""
         self._check_own(prefix)
         if not self._dry_run:
-            refuse_old_writer(self._state.closed_to_writers(), f"run {self._log.run_id}")
+            log_entry.refuse_old_writer(self._state.closed_to_writers(), f"run {self._log.run_id}")
         keys, manifest = [] if self._dry_run else self._store.keys(prefix), f"{prefix}/manifest.json"
         self._store.delete_all([key for key in keys if key != manifest])
         self._store.delete_all([key for key in keys if key == manifest])
@@ -214,7 +210,10 @@ class _Sweep:
             record = self._state.find(folder) if folder else None
             if folder in staged:
                 is_over, why = staged[folder].is_over, staged[folder].why
-            elif record is not None and record.state in (CheckpointState.SUPERSEDED, CheckpointState.DELETED):
+            elif record is not None and record.state in (
+                run_state.CheckpointState.SUPERSEDED,
+                run_state.CheckpointState.DELETED,
+            ):
                 is_over, why = True, f"its checkpoint is {record.state}"
             else:
                 is_over = write.age_seconds > STALE_SECONDS
@@ -228,13 +227,13 @@ class _Sweep:
         folder, separator, _ = key.removeprefix(f"{self._folder}/").partition("/")
         return f"{self._folder}/{folder}" if separator and key.startswith(f"{self._folder}/") else None
 
-    def _append(self, decide: Callable[[RunState], Any]) -> None:
+    def _append(self, decide: Callable[[run_state.RunState], Any]) -> None:
         if not self._dry_run:
             self._state = self._log.append(decide, writer=self._writer)
         elif (body := decide(self._state)) is not None:
-            self._state = fold([imagined_entry(body, self._writer)], self._state)
+            self._state = run_log.fold([run_log.imagined_entry(body, self._writer)], self._state)
 
-    def _record(self, prefix: str) -> CheckpointRecord:
+    def _record(self, prefix: str) -> run_state.CheckpointRecord:
         record = self._state.find(prefix)
         assert record is not None  # no entry makes the log forget a checkpoint
         return record
@@ -248,6 +247,6 @@ class _Sweep:
         )
 
 
-def _is_superseded(prefix: str, state: RunState) -> bool:
+def _is_superseded(prefix: str, state: run_state.RunState) -> bool:
     record = state.find_live(prefix)
-    return record is not None and record.state == CheckpointState.SUPERSEDED
+    return record is not None and record.state == run_state.CheckpointState.SUPERSEDED

@@ -16,16 +16,8 @@ from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
-from cairn.storage.errors import (
-    AppendUnknown,
-    IntegrityError,
-    ObjectMissing,
-    StoreRefused,
-    StoreUnavailable,
-    WriterTooOld,
-)
-from cairn.storage.stores.document import MAX_DOCUMENT_BYTES, convert, decode, encode, sha256
-from cairn.storage.stores.object_store import ObjectStore
+from cairn.storage import errors
+from cairn.storage.stores import document, object_store
 
 FORMAT_VERSION = 1
 """The newest version of an entry that this program understands."""
@@ -111,7 +103,9 @@ def told_newer(newer: NewerEntry | None) -> str:
 def refuse_old_writer(why: str, what: str) -> None:
     """Raise `WriterTooOld` if there is a reason why this program may not write."""
     if why:
-        raise WriterTooOld(f"{what}: {why}; it can be read here, but only a newer Cairn may go on with it: update it")
+        raise errors.WriterTooOld(
+            f"{what}: {why}; it can be read here, but only a newer Cairn may go on with it: update it"
+        )
 
 
 def entry_name(seq: int) -> str:
@@ -123,15 +117,15 @@ def seq_of(name: str) -> int:
     """Return the sequence number of an object name; raise `IntegrityError` on any other name."""
     digits = name.removesuffix(".json")
     if not (name.endswith(".json") and len(digits) == 10 and digits.isascii() and digits.isdigit()):
-        raise IntegrityError(f"log object {name!r}: must be ten digits and .json; another program writes here")
+        raise errors.IntegrityError(f"log object {name!r}: must be ten digits and .json; another program writes here")
     return LAST_SEQ - int(digits)
 
 
 def decode_entry(data: bytes, kinds: Mapping[str, type], *, where: str) -> Entry:
     """Return the entry in `data`; raise `IntegrityError` naming `where` on anything malformed."""
-    entry = decode(data, Entry, where=where)
+    entry = document.decode(data, Entry, where=where)
     known = kinds.get(entry.kind, dict) if entry.version <= FORMAT_VERSION else dict
-    return replace(entry, body=convert(entry.body, known, where=f"{where} body"))
+    return replace(entry, body=document.convert(entry.body, known, where=f"{where} body"))
 
 
 _PLAIN = os.O_NOFOLLOW | os.O_NONBLOCK
@@ -164,7 +158,7 @@ def _read_plain_file(path: str) -> bytes:
         descriptor = os.open(path, _PLAIN)
         try:
             size = os.fstat(descriptor).st_size  # 0 of a pipe or device
-            data = os.read(descriptor, size + 1) if 0 < size <= MAX_DOCUMENT_BYTES else b""
+            data = os.read(descriptor, size + 1) if 0 < size <= document.MAX_DOCUMENT_BYTES else b""
             return data if len(data) == size else b""
         finally:
             os.close(descriptor)
@@ -178,7 +172,7 @@ def _read_plain_file(path: str) -> bytes:
 class EntryLog:
     """The log under `prefix`; `kinds` gives the record of each kind's body."""
 
-    store: ObjectStore
+    store: object_store.ObjectStore
     prefix: str
     kinds: Mapping[str, type]
     clock: Callable[[], datetime] = utc_now
@@ -189,12 +183,12 @@ class EntryLog:
         key = f"{self.prefix}/{(name := entry_name(seq))}"
         try:
             data = (folder and _read_plain_file(f"{folder}/{name}")) or self.store.read(key)
-        except (ObjectMissing, FileNotFoundError):
+        except (errors.ObjectMissing, FileNotFoundError):
             return None
         entry = decode_entry(data, self.kinds, where=key)
         if entry.seq != seq:
-            raise IntegrityError(f"{key}: holds seq {entry.seq}, must hold {seq}")
-        return ReadEntry(entry=entry, sha256=sha256(data))
+            raise errors.IntegrityError(f"{key}: holds seq {entry.seq}, must hold {seq}")
+        return ReadEntry(entry=entry, sha256=document.sha256(data))
 
     def newest(self) -> ReadEntry | None:
         """Return the newest entry in two requests however long the log is, or None for an empty log."""
@@ -214,7 +208,7 @@ class EntryLog:
                 return
             for read in following:
                 if read.entry.prev != (expected := last.sha256 if last else None):
-                    raise IntegrityError(
+                    raise errors.IntegrityError(
                         f"{self.prefix}/{entry_name(read.entry.seq)}: prev is {read.entry.prev}, must be {expected}: "
                         "an entry before it was changed"
                     )
@@ -252,12 +246,12 @@ class EntryLog:
             resume=resume,
             body=body,
         )
-        data, key = encode(entry), f"{self.prefix}/{entry_name(entry.seq)}"
+        data, key = document.encode(entry), f"{self.prefix}/{entry_name(entry.seq)}"
         readable = decode_entry(data, self.kinds, where=f"{key}, not written")
-        return ReadEntry(entry=readable, sha256=sha256(data)) if self._put(key, data, entry.write_id) else None
+        return ReadEntry(entry=readable, sha256=document.sha256(data)) if self._put(key, data, entry.write_id) else None
 
     def _put(self, key: str, data: bytes, write_id: str) -> bool:
-        problem: StoreUnavailable | None = None
+        problem: errors.StoreUnavailable | None = None
         may_be_written = False
         for number in range(_TRIES):
             if number:
@@ -266,19 +260,19 @@ class EntryLog:
                 if self.store.create(key, data):
                     return True
                 may_be_written = True  # a 412 may answer a PUT that was sent twice
-            except StoreUnavailable as error:
+            except errors.StoreUnavailable as error:
                 problem = error
-                may_be_written |= not isinstance(error, StoreRefused)
+                may_be_written |= not isinstance(error, errors.StoreRefused)
             try:
                 return decode_entry(self.store.read(key), {}, where=key).write_id == write_id
-            except ObjectMissing:
+            except errors.ObjectMissing:
                 pass
-            except StoreUnavailable as error:
-                problem = problem if isinstance(problem, StoreRefused) else error
-            if isinstance(problem, StoreRefused):
+            except errors.StoreUnavailable as error:
+                problem = problem if isinstance(problem, errors.StoreRefused) else error
+            if isinstance(problem, errors.StoreRefused):
                 if not may_be_written:
                     raise problem
                 break
-        raise AppendUnknown(
+        raise errors.AppendUnknown(
             f"{key}: not settled in {number + 1} tries, nothing is acknowledged; run the same command again: {problem}"
         ) from problem

@@ -8,18 +8,8 @@ from functools import reduce
 from typing import Any
 
 from cairn.storage.errors import StorageError
-from cairn.storage.logs.fold_cache import FoldCache, FoldedLog, History, Listed
-from cairn.storage.logs.log_entry import (
-    Entry,
-    EntryLog,
-    NewerEntry,
-    ReadEntry,
-    refuse_old_writer,
-    this_writer,
-    told_newer,
-)
-from cairn.storage.stores.document import project
-from cairn.storage.stores.object_store import ObjectStore, check_key, check_name
+from cairn.storage.logs import fold_cache, log_entry
+from cairn.storage.stores import document, object_store
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,11 +115,11 @@ class RegistryState:
     ids and `reached`, the manifests of the champions (sha256): they are always in memory.
     """
 
-    champions: History[tuple[datetime, Promoted]] = field(default_factory=History)
-    history: History[DatedDecision] = field(default_factory=History)
-    reached: Listed[str] = field(default_factory=Listed)
-    decided_pins: Listed[str] = field(default_factory=Listed)
-    newer: NewerEntry | None = None
+    champions: fold_cache.History[tuple[datetime, Promoted]] = field(default_factory=fold_cache.History)
+    history: fold_cache.History[DatedDecision] = field(default_factory=fold_cache.History)
+    reached: fold_cache.Listed[str] = field(default_factory=fold_cache.Listed)
+    decided_pins: fold_cache.Listed[str] = field(default_factory=fold_cache.Listed)
+    newer: log_entry.NewerEntry | None = None
 
     @property
     def champion(self) -> Promoted | None:
@@ -138,17 +128,19 @@ class RegistryState:
 
     def closed_to_writers(self) -> str:
         """Return why this program may not append here, nor delete what the alias might need; empty if it may."""
-        return told_newer(self.newer)
+        return log_entry.told_newer(self.newer)
 
 
 class Registry:
     """The log of one alias with its folded state; nothing is read before `refresh`."""
 
-    def __init__(self, store: ObjectStore, alias: str, *, log: EntryLog | None = None) -> None:
-        self.alias, prefix = alias, check_key(f"models/{check_name('alias', alias)}/log")
-        self._log = log or EntryLog(store=store, prefix=prefix, kinds=MODEL_KINDS)
-        self._cache = FoldCache(log=self._log, folder=f"models/{alias}", state_type=RegistryState, fold=fold_decisions)
-        self._head: ReadEntry | None = None
+    def __init__(self, store: object_store.ObjectStore, alias: str, *, log: log_entry.EntryLog | None = None) -> None:
+        self.alias, prefix = alias, object_store.check_key(f"models/{object_store.check_name('alias', alias)}/log")
+        self._log = log or log_entry.EntryLog(store=store, prefix=prefix, kinds=MODEL_KINDS)
+        self._cache = fold_cache.FoldCache(
+            log=self._log, folder=f"models/{alias}", state_type=RegistryState, fold=fold_decisions
+        )
+        self._head: log_entry.ReadEntry | None = None
         self._cached_seq, self.state = -1, RegistryState()
 
     def refresh(self) -> RegistryState:
@@ -162,10 +154,10 @@ class Registry:
     def append(self, decide: Callable[[RegistryState], ModelDecision | None]) -> RegistryState:
         """Append what `decide` returns for the newest state, and call it again each time a race is lost."""
         while True:
-            refuse_old_writer(self.refresh().closed_to_writers(), f"alias {self.alias}")
+            log_entry.refuse_old_writer(self.refresh().closed_to_writers(), f"alias {self.alias}")
             if (body := decide(self.state)) is None:
                 return self.state
-            if (read := self._log.append(body, after=self._head, writer=this_writer())) is not None:
+            if (read := self._log.append(body, after=self._head, writer=log_entry.this_writer())) is not None:
                 self._accept(read)
                 self.cache()
                 return self.state
@@ -175,24 +167,24 @@ class Registry:
         if self._head is not None and self._head.entry.seq - self._cached_seq >= FOLD_EVERY_ENTRIES:
             with suppress(StorageError):
                 self._cached_seq = self._head.entry.seq
-                self._cache.write(FoldedLog(head=self._head, state=self.state))
+                self._cache.write(fold_cache.FoldedLog(head=self._head, state=self.state))
 
-    def _accept(self, read: ReadEntry) -> None:
+    def _accept(self, read: log_entry.ReadEntry) -> None:
         self._head = read
         self.state = _apply(self.state, read.entry)
 
 
-def list_aliases(store: ObjectStore) -> list[str]:
+def list_aliases(store: object_store.ObjectStore) -> list[str]:
     """Return the store's aliases, sorted."""
     return [key.split("/")[1] for key in store.folders("models")]
 
 
-def fold_decisions(entries: Iterable[Entry]) -> RegistryState:
+def fold_decisions(entries: Iterable[log_entry.Entry]) -> RegistryState:
     """Return the state of an alias after `entries`."""
     return reduce(_apply, entries, RegistryState())
 
 
-def _apply(state: RegistryState, entry: Entry) -> RegistryState:
+def _apply(state: RegistryState, entry: log_entry.Entry) -> RegistryState:
     at, champions, reached, decided = entry.at, state.champions, state.reached, state.decided_pins
     match body := entry.body:
         case Promoted():
@@ -207,10 +199,12 @@ def _apply(state: RegistryState, entry: Entry) -> RegistryState:
             champions, reached = champions.cut(left), reached.cut(left)
         case Withdrawn():
             decision, current = DatedDecision(at=at, withdrawn=body), state.champion
-            champions = History(item for item in champions if item[1] is current or item[1].run_id != body.run_id)
-            reached = Listed(promoted.manifest_sha256 for _, promoted in champions)
+            champions = fold_cache.History(
+                item for item in champions if item[1] is current or item[1].run_id != body.run_id
+            )
+            reached = fold_cache.Listed(promoted.manifest_sha256 for _, promoted in champions)
         case _:
-            return state if state.newer else replace(state, newer=project(entry, NewerEntry))
+            return state if state.newer else replace(state, newer=document.project(entry, log_entry.NewerEntry))
     if isinstance(body, Promoted | Refused) and body.hold_id:
         decided = decided.append(body.hold_id)
     history = state.history.append(decision)

@@ -10,10 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import compress
 
 from cairn.storage.errors import StorageError
-from cairn.storage.logs.fold_cache import History, decode_history, encode_history
-from cairn.storage.logs.log_entry import entry_name
-from cairn.storage.logs.run_log import RunLog, run_prefix
-from cairn.storage.logs.run_state import RunState
+from cairn.storage.logs import fold_cache, log_entry, run_log, run_state
 from cairn.storage.stores.document import decode, encode
 from cairn.storage.stores.object_store import ObjectStore
 
@@ -31,7 +28,7 @@ class Sketch:
     """A run up to entry `seq`: its newest attempt, checkpoint, evaluation; without configuration if it `is_over`."""
 
     seq: int
-    state: RunState
+    state: run_state.RunState
     is_over: bool
 
 
@@ -56,7 +53,7 @@ class RunIndex:
             self._listed = self._store.keys(INDEX_FOLDER)
         for key in self._listed:
             with suppress(StorageError):
-                stored.append(decode(self._store.read(key), _Stored, where=key, hook=decode_history))
+                stored.append(decode(self._store.read(key), _Stored, where=key, hook=fold_cache.decode_history))
         if stored := [part for part in stored if part.version == _VERSION]:
             self._turn = max(part.turn for part in stored)
             self._runs = {run_id: sketch for part in stored for run_id, sketch in part.runs.items()}
@@ -67,23 +64,23 @@ class RunIndex:
         self._asked = frozenset((*over, *over)[first : first + ASKED_OVER_RUNS])
         return run_ids
 
-    def look(self, run_id: str) -> RunLog:
+    def look(self, run_id: str) -> run_log.RunLog:
         """Return a run's log: with the state of its sketch and `folded` None if it has not moved, else refreshed."""
-        log, sketch = RunLog(self._store, run_id), self._runs.get(run_id)
+        log, sketch = run_log.RunLog(self._store, run_id), self._runs.get(run_id)
         if sketch is not None and self._is_current(log, sketch):
             log.state = sketch.state
         else:
             log.refresh()
         return log
 
-    def note(self, log: RunLog, *, is_over: bool) -> None:
+    def note(self, log: run_log.RunLog, *, is_over: bool) -> None:
         """Remember a run as it is in a log that was looked at."""
         before = self._runs.get(log.run_id)
         seq = before.seq if before is not None and log.folded is None else log.seq
         if not is_empty(log) and (before is None or (before.seq, before.is_over) != (seq, is_over)):
             self._runs[log.run_id] = Sketch(seq=seq, state=_sketch(log.state, is_over), is_over=is_over)
 
-    def is_over(self, log: RunLog) -> bool:
+    def is_over(self, log: run_log.RunLog) -> bool:
         """Whether the log has the state of its sketch, and that says that nothing is left to do."""
         return log.folded is None and log.run_id in self._runs and self._runs[log.run_id].is_over
 
@@ -95,20 +92,20 @@ class RunIndex:
                 runs = dict(sketches[first : first + RUNS_IN_OBJECT])
                 stored = _Stored(version=_VERSION, turn=self._turn + 1, runs=runs)
                 written.append(f"{INDEX_FOLDER}/{number:05d}.json")
-                self._store.write(written[-1], encode(stored, hook=encode_history))
+                self._store.write(written[-1], encode(stored, hook=fold_cache.encode_history))
             for key in set(self._listed) - set(written):
                 self._store.delete(key)
 
-    def _is_current(self, log: RunLog, sketch: Sketch) -> bool:
+    def _is_current(self, log: run_log.RunLog, sketch: Sketch) -> bool:
         """Whether the log still ends with the sketch's entry; a log that was replaced by a shorter one does not."""
         folder = f"{log.prefix}/log"
         if not sketch.is_over:
-            return self._store.size(f"{folder}/{entry_name(sketch.seq + 1)}") is None
+            return self._store.size(f"{folder}/{log_entry.entry_name(sketch.seq + 1)}") is None
         if log.run_id not in self._asked:
             return True
         if self._store.local_path(folder) is None:
-            return self._store.first(folder) == f"{folder}/{entry_name(sketch.seq)}"
-        sizes = [self._store.size(f"{folder}/{entry_name(seq)}") for seq in (sketch.seq, sketch.seq + 1)]
+            return self._store.first(folder) == f"{folder}/{log_entry.entry_name(sketch.seq)}"
+        sizes = [self._store.size(f"{folder}/{log_entry.entry_name(seq)}") for seq in (sketch.seq, sketch.seq + 1)]
         return sizes[0] is not None and sizes[1] is None
 
 
@@ -116,8 +113,8 @@ def list_run_ids(store: ObjectStore) -> list[str]:
     """Return the ids of the store's runs, sorted."""
 
     def has_log(run_id: str) -> bool:
-        folder = f"{run_prefix(run_id)}/log"
-        if store.local_path(folder) is not None and store.size(f"{folder}/{entry_name(0)}") is not None:
+        folder = f"{run_log.run_prefix(run_id)}/log"
+        if store.local_path(folder) is not None and store.size(f"{folder}/{log_entry.entry_name(0)}") is not None:
             return True  # a local disk lists a whole log for its first name
         return store.first(folder) is not None
 
@@ -126,7 +123,7 @@ def list_run_ids(store: ObjectStore) -> list[str]:
         return list(compress(found, readers.map(has_log, found)))
 
 
-def is_empty(log: RunLog) -> bool:
+def is_empty(log: run_log.RunLog) -> bool:
     """Whether a log that was looked at has no entry."""
     return log.folded is None and log.state.opened is None and not log.state.attempts
 
@@ -135,12 +132,12 @@ def _folders(store: ObjectStore) -> list[str]:
     return [key.split("/")[1] for key in store.folders("runs") if "@" not in key]  # no run's: another program's
 
 
-def _sketch(state: RunState, is_over: bool) -> RunState:
+def _sketch(state: run_state.RunState, is_over: bool) -> run_state.RunState:
     live = (state.readable or state.live_checkpoints)[:1]
-    sketch = RunState(
+    sketch = run_state.RunState(
         opened=state.opened,
         opened_at=state.opened_at,
-        attempts=History(state.attempts[-1:]),
+        attempts=fold_cache.History(state.attempts[-1:]),
         live_checkpoints=tuple(replace(record, evaluations=()) for record in live),
         finished=state.finished,
         high_water_step=state.high_water_step,
@@ -148,10 +145,10 @@ def _sketch(state: RunState, is_over: bool) -> RunState:
         deleted_at=state.deleted_at,
     )
     if not is_over:
-        recorded, failed = History(state.evaluations[-1:]), History(state.failed_evaluations[-1:])
+        recorded, failed = fold_cache.History(state.evaluations[-1:]), fold_cache.History(state.failed_evaluations[-1:])
         return replace(sketch, evaluations=recorded, failed_evaluations=failed)
     last = state.attempts[-1]
     ended = replace(last.ended, stderr_tail=(), evidence={}) if last.ended else None
     last = replace(last, started=replace(last.started, config={}), ended=ended)
     opened = replace(state.opened, config={}) if state.opened else None
-    return replace(sketch, opened=opened, attempts=History([last]))
+    return replace(sketch, opened=opened, attempts=fold_cache.History([last]))

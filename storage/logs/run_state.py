@@ -5,9 +5,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
+from cairn.storage.logs import fold_cache, log_entry
 from cairn.storage.logs import run_entries as entries
-from cairn.storage.logs.fold_cache import History
-from cairn.storage.logs.log_entry import WRITER_VERSION, CheckpointReference, ForkOrigin, NewerEntry, told_newer
 
 
 class CheckpointState(StrEnum):
@@ -103,18 +102,18 @@ class RunState:
 
     opened: entries.RunOpened | None = None
     opened_at: datetime | None = None
-    attempts: History[AttemptRecord] = field(default_factory=History)
+    attempts: fold_cache.History[AttemptRecord] = field(default_factory=fold_cache.History)
     live_checkpoints: tuple[CheckpointRecord, ...] = ()
-    deleted_checkpoints: History[CheckpointRecord] = field(default_factory=History)
-    evaluations: History[entries.EvaluationRecorded] = field(default_factory=History)
-    failed_evaluations: History[entries.EvaluationFailed] = field(default_factory=History)
+    deleted_checkpoints: fold_cache.History[CheckpointRecord] = field(default_factory=fold_cache.History)
+    evaluations: fold_cache.History[entries.EvaluationRecorded] = field(default_factory=fold_cache.History)
+    failed_evaluations: fold_cache.History[entries.EvaluationFailed] = field(default_factory=fold_cache.History)
     pins: tuple[entries.CheckpointPinned, ...] = ()
     quarantines: tuple[entries.DataQuarantined, ...] = ()
     finished: entries.RunFinished | None = None
     deleted: entries.RunDeleted | None = None
     deleted_at: datetime | None = None
-    newer: NewerEntry | None = None
-    refused: History[RefusedEntry] = field(default_factory=History)
+    newer: log_entry.NewerEntry | None = None
+    refused: fold_cache.History[RefusedEntry] = field(default_factory=fold_cache.History)
     high_water_step: int = 0
     charges: Mapping[str, Charges] = field(default_factory=dict)
     smallest_micro_batch: int | None = None
@@ -152,12 +151,12 @@ class RunState:
         return frozenset(inherited).union(*own)
 
     @property
-    def origin(self) -> ForkOrigin | None:
+    def origin(self) -> log_entry.ForkOrigin | None:
         """The checkpoint of another run that this run begins with."""
         return self.opened.forked_from if self.opened else None
 
     @property
-    def beginning(self) -> CheckpointReference | None:
+    def beginning(self) -> log_entry.CheckpointReference | None:
         """What a start without a commit resumes from: None at step 0, a checkpoint of another run for a fork."""
         return self.origin.checkpoint if self.origin else None
 
@@ -199,7 +198,7 @@ class RunState:
         """What a resume may look at, newest commit first: readable checkpoints, and those that may be restored."""
         return tuple(item for item in reversed(self.live_checkpoints) if item.is_committed or item.may_be_restored)
 
-    def is_doubted(self, reference: CheckpointReference) -> bool:
+    def is_doubted(self, reference: log_entry.CheckpointReference) -> bool:
         """Whether an attempt that resumed from this checkpoint ended for the store before it trained a step."""
         resumed = (attempt.ended for attempt in self.attempts if attempt.started.resumed_from == reference)
         return any(ended and ended.reason == "storage" and ended.last_step <= reference.step for ended in resumed)
@@ -210,7 +209,7 @@ class RunState:
         return next(iter(self.readable), None)
 
     @property
-    def resume(self) -> tuple[CheckpointReference, ...]:
+    def resume(self) -> tuple[log_entry.CheckpointReference, ...]:
         """The newest eight readable checkpoints, newest first: the `resume` field of the next entry."""
         return tuple(record.committed.reference for record in self.readable[:8])
 
@@ -256,10 +255,10 @@ class RunState:
 
     def closed_to_writers(self) -> str:
         """Return why this program may not append to the run, supersede or delete in it; empty if it may."""
-        smallest = self.opened.smallest_writer_version if self.opened else WRITER_VERSION
-        if smallest > WRITER_VERSION:
-            return f"its run-opened asks for writer version {smallest}, this program has {WRITER_VERSION}"
-        return told_newer(self.newer)
+        smallest = self.opened.smallest_writer_version if self.opened else log_entry.WRITER_VERSION
+        if smallest > log_entry.WRITER_VERSION:
+            return f"its run-opened asks for writer version {smallest}, this program has {log_entry.WRITER_VERSION}"
+        return log_entry.told_newer(self.newer)
 
     @property
     def binding_pins(self) -> tuple[entries.CheckpointPinned, ...]:

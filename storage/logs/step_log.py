@@ -16,10 +16,8 @@ from pathlib import Path
 import msgspec
 
 from cairn.storage.errors import IntegrityError, ObjectMissing
-from cairn.storage.logs.log_entry import DevicePeak
-from cairn.storage.logs.run_state import AttemptRecord
-from cairn.storage.stores.document import decode, encode
-from cairn.storage.stores.object_store import ObjectStore
+from cairn.storage.logs import log_entry, run_state
+from cairn.storage.stores import document, object_store
 
 MOST_STEP_LOG_BYTES = 2 * 1024**3
 """About ten million steps of one attempt; such a file is read whole."""
@@ -70,7 +68,7 @@ class StepPoint:
     replays: int
 
 
-def splice(records: Iterable[StepRecord], attempts: Sequence[AttemptRecord]) -> tuple[StepPoint, ...]:
+def splice(records: Iterable[StepRecord], attempts: Sequence[run_state.AttemptRecord]) -> tuple[StepPoint, ...]:
     """Return every surviving step once, in order: an attempt's records count up to where a later one resumed."""
     of_attempt, trained = dict[int, dict[int, StepRecord]](), Counter[int]()
     for record in records:
@@ -89,7 +87,7 @@ def splice(records: Iterable[StepRecord], attempts: Sequence[AttemptRecord]) -> 
 class StepLog:
     """The step records of one attempt, open for appending."""
 
-    def __init__(self, store: ObjectStore, run_prefix: str, attempt: int, *, spool_dir: Path) -> None:
+    def __init__(self, store: object_store.ObjectStore, run_prefix: str, attempt: int, *, spool_dir: Path) -> None:
         """Open the file for the lines and make its folder; a symbolic link in its place is refused."""
         self._store, self._key, self._published_bytes = store, step_log_key(run_prefix, attempt), 0
         local = store.local_path(self._key)
@@ -118,7 +116,7 @@ class StepLog:
 class StepTail:
     """Reads the step records of a run's attempts as they grow, each from where the last read stopped."""
 
-    def __init__(self, store: ObjectStore, run_prefix: str, *, most_bytes: int = _MOST_TAIL_BYTES) -> None:
+    def __init__(self, store: object_store.ObjectStore, run_prefix: str, *, most_bytes: int = _MOST_TAIL_BYTES) -> None:
         """Start at the beginning of every attempt; one `read` takes at most `most_bytes`."""
         self._store, self._prefix, self._most_bytes = store, run_prefix, most_bytes
         self._offsets: dict[int, int] = {}
@@ -151,24 +149,24 @@ def step_log_key(run_prefix: str, attempt: int) -> str:
     return f"{run_prefix}/steps/attempt-{attempt:04d}.jsonl"
 
 
-def read_step_records(store: ObjectStore, run_prefix: str) -> list[StepRecord]:
+def read_step_records(store: object_store.ObjectStore, run_prefix: str) -> list[StepRecord]:
     """Return every attempt's records in attempt order, without malformed lines."""
     return _read_records(store, store.keys(f"{run_prefix}/steps"))
 
 
-def read_attempt_records(store: ObjectStore, run_prefix: str, attempt: int) -> list[StepRecord]:
+def read_attempt_records(store: object_store.ObjectStore, run_prefix: str, attempt: int) -> list[StepRecord]:
     """Return one attempt's records, none if it left none, without malformed lines."""
     return _read_records(store, [key for _, key in _pieces(store, run_prefix, attempt)[0]])
 
 
-def read_last_record(store: ObjectStore, run_prefix: str, attempt: int) -> StepRecord | None:
+def read_last_record(store: object_store.ObjectStore, run_prefix: str, attempt: int) -> StepRecord | None:
     """Return the attempt's newest whole record, None if it left none."""
     pieces, _ = _pieces(store, run_prefix, attempt)
     lines = _read(store, pieces[-1][1]).splitlines() if pieces else []
     return next((record for raw in reversed(lines[-2:]) for record in parse_step_records(raw)), None)
 
 
-def step_log_bytes(store: ObjectStore, run_prefix: str, attempt: int) -> int:
+def step_log_bytes(store: object_store.ObjectStore, run_prefix: str, attempt: int) -> int:
     """Return the size of an attempt's records, which grows with each of them."""
     return _pieces(store, run_prefix, attempt)[1]
 
@@ -186,11 +184,11 @@ def _open_0664(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW, 0o664)
 
 
-def _read(store: ObjectStore, key: str) -> bytes:
+def _read(store: object_store.ObjectStore, key: str) -> bytes:
     return store.read(key, at_most_bytes=MOST_STEP_LOG_BYTES)
 
 
-def _pieces(store: ObjectStore, run_prefix: str, attempt: int) -> tuple[list[tuple[int, str]], int]:
+def _pieces(store: object_store.ObjectStore, run_prefix: str, attempt: int) -> tuple[list[tuple[int, str]], int]:
     """Return the objects of an attempt's records with the number of bytes before each, and of all bytes."""
     key = step_log_key(run_prefix, attempt)
     if (size := store.size(key)) is not None:
@@ -200,7 +198,7 @@ def _pieces(store: ObjectStore, run_prefix: str, attempt: int) -> tuple[list[tup
     return pieces, pieces[-1][0] + (store.size(pieces[-1][1]) or 0) if pieces else 0
 
 
-def _read_records(store: ObjectStore, keys: Sequence[str]) -> list[StepRecord]:
+def _read_records(store: object_store.ObjectStore, keys: Sequence[str]) -> list[StepRecord]:
     """Read several objects at once, unless they are local files."""
     if len(keys) < 2 or store.local_path(keys[0]) is not None:
         return [record for key in keys for record in parse_step_records(_read(store, key))]
@@ -222,7 +220,7 @@ class Heartbeat:
     tokens: int
     gpu_seconds: float
     at: datetime | None = None
-    peak: DevicePeak | None = None
+    peak: log_entry.DevicePeak | None = None
     starting_seconds: float | None = None
     symptom: str = ""
 
@@ -232,18 +230,18 @@ def heartbeat_key(run_prefix: str, attempt: int) -> str:
     return f"{run_prefix}/heartbeats/attempt-{attempt:04d}.json"
 
 
-def write_heartbeat(store: ObjectStore, run_prefix: str, heartbeat: Heartbeat) -> None:
+def write_heartbeat(store: object_store.ObjectStore, run_prefix: str, heartbeat: Heartbeat) -> None:
     """Rewrite the attempt's heartbeat."""
-    store.write(heartbeat_key(run_prefix, heartbeat.attempt), encode(heartbeat))
+    store.write(heartbeat_key(run_prefix, heartbeat.attempt), document.encode(heartbeat))
 
 
-def silent_seconds(store: ObjectStore, run_prefix: str, attempt: int) -> float | None:
+def silent_seconds(store: object_store.ObjectStore, run_prefix: str, attempt: int) -> float | None:
     """Return for how long the attempt has written no heartbeat, by the store's clock; None if that cannot be told."""
     return store.age_seconds(heartbeat_key(run_prefix, attempt))
 
 
-def read_heartbeat(store: ObjectStore, run_prefix: str, attempt: int) -> Heartbeat | None:
+def read_heartbeat(store: object_store.ObjectStore, run_prefix: str, attempt: int) -> Heartbeat | None:
     """Return the attempt's last heartbeat, or None if it is missing or unreadable."""
     with suppress(ObjectMissing, IntegrityError):
-        return decode(store.read(key := heartbeat_key(run_prefix, attempt)), Heartbeat, where=key)
+        return document.decode(store.read(key := heartbeat_key(run_prefix, attempt)), Heartbeat, where=key)
     return None

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from cairn.storage.snapshots.document_index import SPLITS, SplitName
-from cairn.storage.snapshots.token_shard import ShardSchema
+from cairn.storage.snapshots import document_index, token_shard
 from cairn.storage.stores.object_store import is_key
 
 SNAPSHOT_VERSION = 1
@@ -77,7 +76,7 @@ class SnapshotGroup:
     train_tokens: int
     val_tokens: int
 
-    def tokens(self, split: SplitName) -> int:
+    def tokens(self, split: document_index.SplitName) -> int:
         """Return its tokens of a split."""
         return self.train_tokens if split == "train" else self.val_tokens
 
@@ -103,7 +102,7 @@ class SnapshotManifest:
             raise ValueError(f"version = {self.version}: only {SNAPSHOT_VERSION} is read; update cairn")
         if not 0 <= self.end_of_text_id < self.vocab_size:
             raise ValueError(f"end_of_text_id = {self.end_of_text_id}: must be below vocab_size = {self.vocab_size}")
-        for split in SPLITS if self.known_groups else ():
+        for split in document_index.SPLITS if self.known_groups else ():
             held, promised = sum(group.tokens(split) for group in self.known_groups), self.split(split).tokens
             if held != promised:
                 raise ValueError(f"groups hold {held} tokens of {split}: must be all of its {promised}")
@@ -114,14 +113,14 @@ class SnapshotManifest:
         return () if isinstance(self.groups, msgspec.UnsetType) else self.groups
 
     @property
-    def shard_schema(self) -> ShardSchema:
+    def shard_schema(self) -> token_shard.ShardSchema:
         """The schema of every shard."""
-        return ShardSchema(tokenizer_sha256=self.tokenizer_sha256, vocab_size=self.vocab_size)
+        return token_shard.ShardSchema(tokenizer_sha256=self.tokenizer_sha256, vocab_size=self.vocab_size)
 
-    def split(self, name: SplitName) -> SplitSize:
+    def split(self, name: document_index.SplitName) -> SplitSize:
         """Return the size of a split."""
         return self.splits.train if name == "train" else self.splits.val
 
-    def bytes_per_token(self, name: SplitName) -> float:
+    def bytes_per_token(self, name: document_index.SplitName) -> float:
         """Return UTF-8 bytes of text per token of a split, end-of-text tokens included."""
         return self.split(name).bytes / self.split(name).tokens

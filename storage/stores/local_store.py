@@ -21,16 +21,7 @@ from typing import BinaryIO
 import numpy as np
 
 from cairn.storage.errors import IntegrityError, NotDurable, ObjectMissing, StorageError, StoreRefused, StoreUnavailable
-from cairn.storage.stores.object_store import (
-    MAX_READ_BYTES,
-    PAGE_BYTES,
-    READ_CHUNK_BYTES,
-    ObjectStore,
-    UnfinishedWrite,
-    check_key,
-    is_key,
-    too_large,
-)
+from cairn.storage.stores import object_store
 
 BLOCK_BYTES = 4 * 1024 * 1024
 """Enough for one request to keep a disk busy; a multiple of every disk's block."""
@@ -45,7 +36,7 @@ def forget_cached_bytes(path: Path) -> None:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-class LocalStore(ObjectStore):
+class LocalStore(object_store.ObjectStore):
     """An `ObjectStore` over files below one root folder."""
 
     def __init__(self, root: Path) -> None:
@@ -56,18 +47,20 @@ class LocalStore(ObjectStore):
     def url(self) -> str:
         return f"file://{self._root}"
 
-    def read(self, key: str, *, at_most_bytes: int = MAX_READ_BYTES) -> bytes:
+    def read(self, key: str, *, at_most_bytes: int = object_store.MAX_READ_BYTES) -> bytes:
         data = bytearray()
         for chunk in self.read_chunks(key):
             data += chunk
             if len(data) > at_most_bytes:
-                raise too_large(f"{self.url}/{key}", at_most_bytes)
+                raise object_store.too_large(f"{self.url}/{key}", at_most_bytes)
         return bytes(data)
 
     def read_chunks(self, key: str) -> Iterator[bytes]:
         """Yield the object's bytes in chunks; raises ObjectMissing."""
         with self._reading(key) as file:
-            most_bytes = min(os.fstat(file.fileno()).st_size + 1, READ_CHUNK_BYTES)  # a large buffer costs more
+            most_bytes = min(
+                os.fstat(file.fileno()).st_size + 1, object_store.READ_CHUNK_BYTES
+            )  # a large buffer costs more
             while chunk := file.read(most_bytes):
                 yield chunk
 
@@ -127,7 +120,9 @@ class LocalStore(ObjectStore):
         return size_bytes
 
     def keys(self, prefix: str) -> list[str]:
-        return sorted(f"{folder}/{name}" for folder, names in self._walk(prefix) for name in names if is_key(name))
+        return sorted(
+            f"{folder}/{name}" for folder, names in self._walk(prefix) for name in names if object_store.is_key(name)
+        )
 
     def folders(self, prefix: str) -> list[str]:
         return sorted(f"{prefix}/{entry.name}" for entry in self._scan(prefix) if entry.is_dir())
@@ -157,18 +152,20 @@ class LocalStore(ObjectStore):
         """Delete the object if it exists, and its folder if that is now empty."""
         self._unlink(self._writable_path(key), f"{self.url}/{key}: cannot delete")
 
-    def unfinished(self, prefix: str) -> list[UnfinishedWrite]:
+    def unfinished(self, prefix: str) -> list[object_store.UnfinishedWrite]:
         """Return the temporary files below the folder `prefix`; their age is by this machine's clock."""
-        found: list[UnfinishedWrite] = []
+        found: list[object_store.UnfinishedWrite] = []
         for folder, name in ((folder, name) for folder, names in self._walk(prefix) for name in names):
-            if name.startswith(".") and is_key(key := f"{folder}/{name[1:].rpartition('.')[0]}"):
+            if name.startswith(".") and object_store.is_key(key := f"{folder}/{name[1:].rpartition('.')[0]}"):
                 with suppress(FileNotFoundError):
                     status = os.lstat(self._root / folder / name)
                     age_seconds = max(0.0, time.time() - status.st_mtime)
-                    found.append(UnfinishedWrite(key=key, bytes=status.st_size, age_seconds=age_seconds, token=name))
+                    found.append(
+                        object_store.UnfinishedWrite(key=key, bytes=status.st_size, age_seconds=age_seconds, token=name)
+                    )
         return sorted(found, key=lambda write: (write.key, write.token))
 
-    def discard(self, write: UnfinishedWrite) -> None:
+    def discard(self, write: object_store.UnfinishedWrite) -> None:
         """Delete a temporary file if it still exists."""
         path = self._writable_path(write.key).with_name(Path(write.token).name)
         if not path.name.startswith("."):
@@ -177,14 +174,14 @@ class LocalStore(ObjectStore):
 
     def local_path(self, key: str) -> Path:
         """Return the object's file; raises IntegrityError if a link leads out of the store."""
-        path = self._root / check_key(key)
+        path = self._root / object_store.check_key(key)
         if self._first_link(key) is not None and not path.resolve().is_relative_to(self._root.resolve()):
             raise IntegrityError(f"{path}: a link leads out of the store; put the object itself there")
         return path
 
     def _writable_path(self, key: str) -> Path:
         # The object itself may be a link: then the link is created, replaced or deleted, and not its target.
-        path = self._root / check_key(key)
+        path = self._root / object_store.check_key(key)
         if link := self._first_link(key.rpartition("/")[0]):
             raise IntegrityError(f"{link}: is a link, and nothing is written through one; put the folder itself there")
         return path
@@ -196,7 +193,7 @@ class LocalStore(ObjectStore):
     def _scan(self, prefix: str) -> list[os.DirEntry[str]]:
         try:
             with suppress(FileNotFoundError, NotADirectoryError), os.scandir(self.local_path(prefix)) as entries:
-                return [entry for entry in entries if is_key(entry.name)]
+                return [entry for entry in entries if object_store.is_key(entry.name)]
         except OSError as error:
             raise _store_error(error, f"{self.url}/{prefix}: cannot list") from error
         return []
@@ -208,7 +205,7 @@ class LocalStore(ObjectStore):
                 raise _store_error(error, f"{self.url}: cannot list {error.filename}") from error
 
         for folder, folders, names in os.walk(self.local_path(prefix), onerror=refuse):
-            folders[:] = filter(is_key, folders)
+            folders[:] = filter(object_store.is_key, folders)
             yield Path(folder).relative_to(self._root).as_posix(), names
 
     def _unlink(self, path: Path, problem: str) -> None:
@@ -301,7 +298,7 @@ def write_stream(descriptor: int, chunks: Iterable[bytes | memoryview]) -> int:
     block = np.frombuffer(mmap.mmap(-1, BLOCK_BYTES), np.uint8)
     for chunk in chunks:
         source = np.frombuffer(chunk, np.uint8)
-        if source.size >= _ALONE_BYTES and not (filled | source.size | source.ctypes.data) % PAGE_BYTES:
+        if source.size >= _ALONE_BYTES and not (filled | source.size | source.ctypes.data) % object_store.PAGE_BYTES:
             is_direct = _write(descriptor, (block.data[:filled], source.data), is_direct)
             written_bytes, filled = written_bytes + filled + source.size, 0
             continue

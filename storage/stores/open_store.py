@@ -5,15 +5,13 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from cairn.storage.errors import StorageError
-from cairn.storage.stores.local_store import LocalStore
-from cairn.storage.stores.object_store import ObjectStore
-from cairn.storage.stores.retrying_store import RetryingStore
+from cairn.storage.stores import local_store, object_store, retrying_store
 
 _NOT_SPOKEN = {"Google Cloud Storage": ("gs", "gcs"), "Azure Blob Storage": ("az", "abfs", "abfss", "adl")}
 """Stores that could exclude, by their schemes; Cairn does not speak their APIs."""
 
 
-def open_store(url: str) -> ObjectStore:
+def open_store(url: str) -> object_store.ObjectStore:
     """Open `./folder`, `file://…` or `s3://bucket/prefix`.
 
     A remote store retries idempotent operations for some seconds. Raises StorageError for an empty URL, any other
@@ -39,7 +37,7 @@ def open_store(url: str) -> ObjectStore:
 
         if not parts.netloc or parts.query or parts.fragment:
             raise StorageError("store URL s3://: must be s3://bucket or s3://bucket/prefix, without ? and #")
-        return RetryingStore(S3Store(S3Bucket(parts.netloc), parts.path))
+        return retrying_store.RetryingStore(S3Store(S3Bucket(parts.netloc), parts.path))
     why = "no store of this kind is known to have a create-if-absent that excludes"
     if name := next((name for name, schemes in _NOT_SPOKEN.items() if parts.scheme in schemes), ""):
         why = f"{name} is not supported, and an S3-compatible endpoint of it (s3://, AWS_ENDPOINT_URL) was never tried"
@@ -48,7 +46,7 @@ def open_store(url: str) -> ObjectStore:
     raise StorageError(f"store {parts.scheme}://: {why}; choose another --store: {rule}")
 
 
-def _open_folder(path: Path) -> LocalStore:
+def _open_folder(path: Path) -> local_store.LocalStore:
     if path.exists() and not path.is_dir():
         raise StorageError(f"store {path}: is not a folder, cannot be written or read; choose another --store")
-    return LocalStore(path)
+    return local_store.LocalStore(path)

@@ -13,11 +13,8 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 
 from cairn.storage.errors import IntegrityError, ObjectMissing, StoreRefused, StoreUnavailable
-from cairn.storage.stores import object_store
-from cairn.storage.stores.multipart_upload import put, upload_stream
+from cairn.storage.stores import multipart_upload, object_store, retrying_store, s3_bucket
 from cairn.storage.stores.object_store import MAX_READ_BYTES, READ_CHUNK_BYTES, ObjectStore, UnfinishedWrite, is_key
-from cairn.storage.stores.retrying_store import RetryPolicy
-from cairn.storage.stores.s3_bucket import ConditionFailed, Fetched, S3Bucket, error_code
 
 PAGE_KEYS = 1000
 _READS_AHEAD = 2
@@ -27,13 +24,15 @@ _MARKERS = {
     "list_parts": ("PartNumberMarker",),
 }
 """The parameters that say where the next page begins; an answer gives each with `Next` before its name."""
-_RETRY_POLICY = RetryPolicy()
+_RETRY_POLICY = retrying_store.RetryPolicy()
 
 
 class S3Store(ObjectStore):
     """An `ObjectStore` below one prefix of a bucket."""
 
-    def __init__(self, bucket: S3Bucket, prefix: str = "", *, retry_policy: RetryPolicy = _RETRY_POLICY) -> None:
+    def __init__(
+        self, bucket: s3_bucket.S3Bucket, prefix: str = "", *, retry_policy: retrying_store.RetryPolicy = _RETRY_POLICY
+    ) -> None:
         """Use the objects below `prefix`; only ranges and parts of large objects are retried."""
         self._bucket, self._retry_policy = bucket, retry_policy
         self._below = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
@@ -65,17 +64,17 @@ class S3Store(ObjectStore):
 
     def create(self, key: str, data: bytes) -> bool:
         """Create the object if it is absent, in one PUT; returns False if it exists."""
-        with suppress(ConditionFailed):
+        with suppress(s3_bucket.ConditionFailed):
             self._bucket.request("create", "put_object", Key=self._name(key), Body=data, IfNoneMatch="*")
             return True
         return False
 
     def write(self, key: str, data: bytes) -> None:
-        put(self._bucket, self._name(key), data)
+        multipart_upload.put(self._bucket, self._name(key), data)
 
     def write_stream(self, key: str, chunks: Iterable[bytes | memoryview]) -> int:
         """Write chunks as one object, in parts above 16 MiB; returns its bytes."""
-        return upload_stream(self._bucket, self._name(key), chunks, policy=self._retry_policy)
+        return multipart_upload.upload_stream(self._bucket, self._name(key), chunks, policy=self._retry_policy)
 
     def keys(self, prefix: str) -> list[str]:
         """Return all keys below the folder `prefix`, sorted, in one request per thousand."""
@@ -153,19 +152,19 @@ class S3Store(ObjectStore):
     def _key(self, name: str) -> str:
         return name[len(self._below) :]
 
-    def _fetch_range(self, name: str, start: int, etag: str | None = None, size: int = 0) -> Fetched:
+    def _fetch_range(self, name: str, start: int, etag: str | None = None, size: int = 0) -> s3_bucket.Fetched:
         condition: dict[str, Any] = {} if etag is None else {"IfMatch": etag}
         size = size or READ_CHUNK_BYTES
         try:
             return self._bucket.fetch(name, at_most_bytes=size, Range=f"bytes={start}-{start + size - 1}", **condition)
-        except ConditionFailed as changed:
+        except s3_bucket.ConditionFailed as changed:
             raise IntegrityError(f"s3://{self._bucket.name}/{name}: was replaced while it was read") from changed
         except StoreUnavailable as error:
-            if etag or error_code(error.__cause__ or error) not in {"InvalidRange", "416"}:
+            if etag or s3_bucket.error_code(error.__cause__ or error) not in {"InvalidRange", "416"}:
                 raise
-            return Fetched(data=b"", etag="", total_bytes=0)  # an answer, not a fault to wait out
+            return s3_bucket.Fetched(data=b"", etag="", total_bytes=0)  # an answer, not a fault to wait out
 
-    def _read_ahead(self, name: str, starts: range, first: Fetched) -> Iterator[bytes]:
+    def _read_ahead(self, name: str, starts: range, first: s3_bucket.Fetched) -> Iterator[bytes]:
         def fetch(start: int) -> bytes:
             data = self._retry_policy.call(lambda: self._fetch_range(name, start, first.etag)).data
             expected = min(READ_CHUNK_BYTES, first.total_bytes - start)

@@ -19,12 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from zlib import crc32
 
 from cairn.storage.errors import IntegrityError, StorageError
-from cairn.storage.logs.fold_cache import FoldedLog
-from cairn.storage.logs.log_entry import entry_name
-from cairn.storage.logs.run_entries import Placement
-from cairn.storage.logs.run_log import RunLog, run_prefix
-from cairn.storage.logs.run_state import RunState
-from cairn.storage.logs.step_log import step_log_bytes
+from cairn.storage.logs import fold_cache, log_entry, run_entries, run_log, run_state, step_log
 from cairn.storage.stores.document import decode, encode, project, sha256
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.storage.stores.verified_object import WrittenObject, describe_file
@@ -57,7 +52,7 @@ class RunStamp:
     entry_sha256: str
     latest_attempt: int
     steps_bytes: int | None
-    owner: Placement | None
+    owner: run_entries.Placement | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,7 +85,7 @@ class TableKind:
     name: str
     version: str
     tables: Mapping[str, Sequence[Column]]
-    make: Callable[[str, RunState], _RunRows]
+    make: Callable[[str, run_state.RunState], _RunRows]
     with_steps: bool = False
     packs: int = 32  # few files to read, and little to write where a run has moved
 
@@ -148,7 +143,7 @@ class TableCache:
         folder, here = self._folder / kind.name, set(run_ids)
         packs = {name: read_pack(folder / name, kind.version) for name in sorted(members)}
         stamps = [stamp for pack in packs.values() if pack for stamp in pack.runs if stamp.run_id in here]
-        answers = self._each(lambda stamp: is_current(self._store, run_prefix(stamp.run_id), stamp), stamps)
+        answers = self._each(lambda stamp: is_current(self._store, run_log.run_prefix(stamp.run_id), stamp), stamps)
         current = frozenset(stamp.run_id for stamp in compress(stamps, answers))
         gather_pack = partial(self._gather_pack, kind, current=current, wanted=wanted)
         found = [gather_pack(folder / name, pack, members[name]) for name, pack in packs.items()]
@@ -195,7 +190,7 @@ class TableCache:
 
     def _fold(self, kind: TableKind, run_id: str) -> tuple[RunStamp, _RunRows] | UnreadableRun | None:
         """Return a run's rows with their stamp, or why its log does not verify; None if it has no log."""
-        log = RunLog(self._store, run_id)
+        log = run_log.RunLog(self._store, run_id)
         try:
             log.refresh()
         except IntegrityError as error:
@@ -241,7 +236,12 @@ def find_files(folder: Path, pack: Pack, tables: Collection[str]) -> Mapping[str
 
 
 def stamp_run(
-    store: ObjectStore, run_prefix: str, run_id: str, folded: FoldedLog[RunState], *, with_steps: bool
+    store: ObjectStore,
+    run_prefix: str,
+    run_id: str,
+    folded: fold_cache.FoldedLog[run_state.RunState],
+    *,
+    with_steps: bool,
 ) -> RunStamp:
     """Return the stamp of rows that are yet to be made: an entry written meanwhile makes them stale, never wrong."""
     attempt, owner = folded.state.latest_attempt, folded.state.open_attempt
@@ -250,7 +250,7 @@ def stamp_run(
         seq=folded.head.entry.seq,
         entry_sha256=folded.head.sha256,
         latest_attempt=attempt,
-        steps_bytes=step_log_bytes(store, run_prefix, attempt) if with_steps else None,
+        steps_bytes=step_log.step_log_bytes(store, run_prefix, attempt) if with_steps else None,
         owner=owner.started.placement if owner else None,
     )
 
@@ -260,9 +260,9 @@ def is_current(store: ObjectStore, run_prefix: str, stamp: RunStamp) -> bool:
     folder, steps_bytes = f"{run_prefix}/log", stamp.steps_bytes
     with suppress(StorageError):
         return (
-            sha256(store.read(f"{folder}/{entry_name(stamp.seq)}")) == stamp.entry_sha256
-            and store.size(f"{folder}/{entry_name(stamp.seq + 1)}") is None
-            and (steps_bytes is None or step_log_bytes(store, run_prefix, stamp.latest_attempt) == steps_bytes)
+            sha256(store.read(f"{folder}/{log_entry.entry_name(stamp.seq)}")) == stamp.entry_sha256
+            and store.size(f"{folder}/{log_entry.entry_name(stamp.seq + 1)}") is None
+            and (steps_bytes is None or step_log.step_log_bytes(store, run_prefix, stamp.latest_attempt) == steps_bytes)
         )
     return False
 

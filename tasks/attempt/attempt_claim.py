@@ -13,11 +13,7 @@ from functools import partial
 
 from cairn.storage.checkpoints.resume_point import newest_verified
 from cairn.storage.errors import NothingReadable, StorageError
-from cairn.storage.logs.log_entry import CheckpointReference, Writer
-from cairn.storage.logs.run_entries import AttemptEnded, AttemptStarted
-from cairn.storage.logs.run_log import RunLog
-from cairn.storage.logs.run_state import AttemptRecord, RunState
-from cairn.storage.logs.step_log import Heartbeat, read_heartbeat, silent_seconds, write_heartbeat
+from cairn.storage.logs import log_entry, run_entries, run_log, run_state, step_log
 from cairn.storage.stores.document import project
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.attempt.attempt_end import AttemptOver, Usage, write_receipt
@@ -32,7 +28,7 @@ from cairn.tasks.policy.termination import DecisionAction
 _DEAD_SILENT_BEATS = 1.5
 """Heartbeats for which an owner whose process is gone must be silent: a heartbeat that moves outvotes a missing pid."""
 
-Start = Callable[[int, CheckpointReference | None, RunState], AttemptStarted]
+Start = Callable[[int, log_entry.CheckpointReference | None, run_state.RunState], run_entries.AttemptStarted]
 """Makes the entry from attempt number, resume point and state."""
 
 
@@ -42,14 +38,14 @@ class Claimant:
 
     lease: LeaseConfig
     budgets: BudgetsConfig
-    writer: Writer
+    writer: log_entry.Writer
     monotonic: Callable[[], float]
     sleep: Callable[[float], None]
     start_over: bool = False
     kubernetes_reason: Callable[[str], str] = lambda host: ""
 
 
-def claim_attempt(log: RunLog, claimant: Claimant, start: Start) -> AttemptStarted:
+def claim_attempt(log: run_log.RunLog, claimant: Claimant, start: Start) -> run_entries.AttemptStarted:
     """Append the next attempt-started and return it; it resumes from the newest committed checkpoint that verifies.
 
     A fork without a commit resumes from the checkpoint it was forked from. Raises `LiveOwner` if another attempt is
@@ -73,7 +69,7 @@ def claim_attempt(log: RunLog, claimant: Claimant, start: Start) -> AttemptStart
 
 
 def refuse_live_owner(
-    log: RunLog,
+    log: run_log.RunLog,
     lease: LeaseConfig,
     *,
     monotonic: Callable[[], float],
@@ -89,33 +85,33 @@ def refuse_live_owner(
     if owner is None or is_known_dead(owner.started.placement):
         return
     patience = 2 * lease.heartbeat_seconds
-    seen, until = read_heartbeat(log.store, log.prefix, owner.started.attempt), monotonic() + patience
+    seen, until = step_log.read_heartbeat(log.store, log.prefix, owner.started.attempt), monotonic() + patience
     age = datetime.now(UTC) - seen.at if seen and seen.at else timedelta.max
     if timedelta() <= age < timedelta(seconds=patience) and is_known_alive(owner.started.placement):
         raise _live_owner(log, owner, "is at work")
-    silent = silent_seconds(log.store, log.prefix, owner.started.attempt) if is_asked_by_person else None
+    silent = step_log.silent_seconds(log.store, log.prefix, owner.started.attempt) if is_asked_by_person else None
     if silent is not None and abs(silent) < _DEAD_SILENT_BEATS * lease.heartbeat_seconds:
         raise _live_owner(log, owner, f"wrote its heartbeat {max(0.0, silent):.0f} s ago by the store's clock")
     while monotonic() < until:
         sleep(min(0.25, lease.heartbeat_seconds))
-        if read_heartbeat(log.store, log.prefix, owner.started.attempt) != seen:
+        if step_log.read_heartbeat(log.store, log.prefix, owner.started.attempt) != seen:
             raise _live_owner(log, owner, "still writes its heartbeat")
 
 
-def end_lost_attempt(log: RunLog, claimant: Claimant) -> None:
+def end_lost_attempt(log: run_log.RunLog, claimant: Claimant) -> None:
     """End the open attempt, if there is one, as lost once its owner is dead; raises as `claim_attempt` does."""
     owner = log.refresh().open_attempt
     if owner is None:
         return
     number, beat_seconds = owner.started.attempt, claimant.lease.heartbeat_seconds
-    seen, unchanged_since = read_heartbeat(log.store, log.prefix, number), claimant.monotonic()
+    seen, unchanged_since = step_log.read_heartbeat(log.store, log.prefix, number), claimant.monotonic()
     while True:
         is_dead = is_known_dead(owner.started.placement)
         patience = _DEAD_SILENT_BEATS * beat_seconds if is_dead else claimant.lease.seconds
         if claimant.monotonic() - unchanged_since >= patience:
             break
         claimant.sleep(min(0.5, beat_seconds))
-        if read_heartbeat(log.store, log.prefix, number) != seen:
+        if step_log.read_heartbeat(log.store, log.prefix, number) != seen:
             raise _live_owner(log, owner, "still writes its heartbeat")
         now = log.refresh().open_attempt
         if now is None or now.started.attempt != number:
@@ -125,14 +121,14 @@ def end_lost_attempt(log: RunLog, claimant: Claimant) -> None:
     _end_as_lost(log, owner, claimant)
 
 
-def refuse_deleted(state: RunState) -> None:
+def refuse_deleted(state: run_state.RunState) -> None:
     """Raise `InvalidConfiguration` if the run was deleted: it is not trained any more."""
     if deleted := state.closed_to_training():
         raise InvalidConfiguration(f"{deleted}; choose another run id")
 
 
 def writing_heartbeats(
-    store: ObjectStore, run_prefix: str, progress: Callable[[int], Heartbeat], *, every_seconds: float
+    store: ObjectStore, run_prefix: str, progress: Callable[[int], step_log.Heartbeat], *, every_seconds: float
 ) -> AbstractContextManager[None]:
     """Write `progress(number)` at once, every `every_seconds`, and at the end; a silent store costs one heartbeat."""
 
@@ -140,7 +136,7 @@ def writing_heartbeats(
         number = 0
         while True:
             with suppress(StorageError):
-                write_heartbeat(store, run_prefix, progress(number))
+                step_log.write_heartbeat(store, run_prefix, progress(number))
             if stop.is_set():
                 return
             stop.wait(every_seconds)
@@ -150,8 +146,8 @@ def writing_heartbeats(
 
 
 def _next_attempt(
-    log: RunLog, reference: CheckpointReference | None, start: Start, state: RunState
-) -> AttemptStarted | None:
+    log: run_log.RunLog, reference: log_entry.CheckpointReference | None, start: Start, state: run_state.RunState
+) -> run_entries.AttemptStarted | None:
     if state.open_attempt is not None:
         raise _live_owner(log, state.open_attempt, "claimed the run first")
     newest = state.newest_committed
@@ -160,8 +156,8 @@ def _next_attempt(
     return start(state.latest_attempt + 1, reference, state)
 
 
-def _end_as_lost(log: RunLog, owner: AttemptRecord, claimant: Claimant) -> None:
-    heartbeat = read_heartbeat(log.store, log.prefix, owner.started.attempt)
+def _end_as_lost(log: run_log.RunLog, owner: run_state.AttemptRecord, claimant: Claimant) -> None:
+    heartbeat = step_log.read_heartbeat(log.store, log.prefix, owner.started.attempt)
     usage = Usage(last_step=owner.started.first_step, tokens=0, gpu_seconds=0.0, last_seen_at=owner.started_at)
     if heartbeat is not None:
         usage = project(heartbeat, Usage, last_step=heartbeat.step, last_seen_at=heartbeat.at or owner.started_at)
@@ -172,7 +168,7 @@ def _end_as_lost(log: RunLog, owner: AttemptRecord, claimant: Claimant) -> None:
     )
     over = AttemptOver(attempt=owner.started.attempt, evidence=evidence, usage=usage)
 
-    def decide(state: RunState) -> AttemptEnded | None:
+    def decide(state: run_state.RunState) -> run_entries.AttemptEnded | None:
         if state.open_attempt is None or state.open_attempt.started.attempt != over.attempt:
             return None
         return write_receipt(state, classify(evidence), over, budgets=claimant.budgets)
@@ -183,7 +179,7 @@ def _end_as_lost(log: RunLog, owner: AttemptRecord, claimant: Claimant) -> None:
         raise BudgetExhausted(f"run {log.run_id}: {ended.decision.reason}")
 
 
-def _live_owner(log: RunLog, owner: AttemptRecord, why: str) -> LiveOwner:
+def _live_owner(log: run_log.RunLog, owner: run_state.AttemptRecord, why: str) -> LiveOwner:
     placement = owner.started.placement
     return LiveOwner(
         f"run {log.run_id}: attempt {owner.started.attempt} on {placement.host} (pid {placement.pid}) {why}; "

@@ -18,10 +18,8 @@ from cairn.storage.logs.run_log import RunLog
 from cairn.storage.logs.run_state import RunState
 from cairn.storage.stores.document import decode, encode, project
 from cairn.tasks.configuration.settings import BudgetsConfig
-from cairn.tasks.policy.attempt_sizes import AttemptSizes, MemoryRoom, choose_lighter, lighter_sizes
+from cairn.tasks.policy import attempt_sizes, failures, termination
 from cairn.tasks.policy.budgets import FailureImpact, decide
-from cairn.tasks.policy.failures import Evidence, ExceptionReport, Failure, classify
-from cairn.tasks.policy.termination import DecisionAction, TerminationReason
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,10 +39,10 @@ class AttemptOver:
     """What is known of an ended attempt; `jitter` in [0, 1) shortens the next delay, `room` is the memory for it."""
 
     attempt: int
-    evidence: Evidence
+    evidence: failures.Evidence
     usage: Usage
     jitter: float = 0.0
-    room: MemoryRoom | None = None
+    room: attempt_sizes.MemoryRoom | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,13 +76,13 @@ def end_attempt(
         return written
     if log.state.fences(over.attempt):
         raise Fenced(f"run {log.run_id}: attempt {over.attempt} was ended by another process; it writes nothing more")
-    failure, remedy = classify(over.evidence), NO_REMEDY
+    failure, remedy = failures.classify(over.evidence), NO_REMEDY
     try:
         remedy = _find_remedy(log, failure, over.evidence.last_words, origin)
     except (IntegrityError, ObjectMissing) as error:  # no remedy: the manifest or the sources are damaged or gone
         failure = replace(failure, detail=f"{failure.detail}; {error}")
     receipt = write_receipt(log.refresh(), failure, over, budgets=budgets, remedy=remedy)
-    if receipt.decision.action == DecisionAction.RESUME:
+    if receipt.decision.action == termination.DecisionAction.RESUME:
         if remedy.windows:
             windows = tuple(sorted(set(remedy.windows)))
             body = DataQuarantined(attempt=over.attempt, reason=failure.reason, windows=windows, detail=failure.detail)
@@ -98,22 +96,24 @@ def end_attempt(
     return receipt
 
 
-def _find_remedy(log: RunLog, failure: Failure, report: ExceptionReport | None, origin: DataOrigin) -> Remedy:
+def _find_remedy(
+    log: RunLog, failure: failures.Failure, report: failures.ExceptionReport | None, origin: DataOrigin
+) -> Remedy:
     """Damaged objects are rebuilt at once, because that changes no correct byte."""
-    if failure.reason is TerminationReason.BAD_DATA:
+    if failure.reason is termination.TerminationReason.BAD_DATA:
         from cairn.tasks.data.snapshot_build import (
             repair_snapshot,  # takes time to import, and only damaged data needs it
         )
 
         repaired = repair_snapshot(log.store, origin.snapshot_id, origin.data, origin.base_dir, origin.cache_dir)
         return Remedy(repaired_objects=repaired, windows=report.windows if report and not repaired else ())
-    if failure.reason is TerminationReason.DIVERGED and report is not None:
+    if failure.reason is termination.TerminationReason.DIVERGED and report is not None:
         return Remedy(windows=report.windows, before_step=report.spike_step or report.step)
     return NO_REMEDY
 
 
 def write_receipt(
-    state: RunState, failure: Failure, over: AttemptOver, *, budgets: BudgetsConfig, remedy: Remedy = NO_REMEDY
+    state: RunState, failure: failures.Failure, over: AttemptOver, *, budgets: BudgetsConfig, remedy: Remedy = NO_REMEDY
 ) -> AttemptEnded:
     """Return the entry that ends the open attempt of `state`, including the decision on what follows."""
     owner, number, usage = state.open_attempt, over.attempt, over.usage
@@ -123,8 +123,8 @@ def write_receipt(
     gpu_seconds = max(usage.gpu_seconds, useful)
     last_step = max(usage.last_step, owner.last_committed_step or 0)
     before = {window for item in state.quarantines if item.attempt != number for window in item.windows}
-    sizes, training = project(owner.started, AttemptSizes), owner.started.config.get("training", {})
-    lighter = lighter_sizes(
+    sizes, training = project(owner.started, attempt_sizes.AttemptSizes), owner.started.config.get("training", {})
+    lighter = attempt_sizes.lighter_sizes(
         sizes,
         global_batch=training.get("global_batch", sizes.micro_batch),
         processes=owner.started.placement.world_size,
@@ -134,7 +134,7 @@ def write_receipt(
     impact = FailureImpact(
         last_step=last_step,
         sizes=sizes,
-        lighter=choose_lighter(sizes, lighter, over.room),
+        lighter=attempt_sizes.choose_lighter(sizes, lighter, over.room),
         wasted_gpu_seconds=gpu_seconds - useful,
         quarantined_samples=len(set(remedy.windows) - before),
         repaired_objects=remedy.repaired_objects,
@@ -157,6 +157,6 @@ def write_receipt(
     )
 
 
-def evidence_document(evidence: Evidence) -> dict[str, Any]:
+def evidence_document(evidence: failures.Evidence) -> dict[str, Any]:
     """Return the evidence as JSON for the receipt; the last lines of stderr are a separate field there."""
     return decode(encode(replace(evidence, stderr_tail=())), dict, where="evidence")

@@ -5,10 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from cairn.storage.logs.log_entry import CheckpointReference
+from cairn.storage.logs import log_entry, run_entries, run_state
 from cairn.storage.logs.registry import Promoted, Refused, RegistryState, SuiteReference
-from cairn.storage.logs.run_entries import EvaluationRecorded
-from cairn.storage.logs.run_state import RunState
 from cairn.storage.stores.document import project
 from cairn.tasks.configuration.settings import METRIC
 
@@ -41,8 +39,8 @@ class Candidate:
     """A checkpoint offered to an alias by a person or flow; `evaluations` are of these very weights, newest first."""
 
     run_id: str
-    reference: CheckpointReference
-    evaluations: tuple[EvaluationRecorded, ...]
+    reference: log_entry.CheckpointReference
+    evaluations: tuple[run_entries.EvaluationRecorded, ...]
     by: str
     why: str = ""
     approval: Approval | None = None
@@ -74,16 +72,16 @@ class _Offer:
     candidate: Candidate
     rules: PromotionRules
     champion: Promoted | None
-    evaluation: EvaluationRecorded | None
+    evaluation: run_entries.EvaluationRecorded | None
     champion_loss: float | None
 
 
-def evaluations_of(state: RunState, manifest_sha256: str) -> tuple[EvaluationRecorded, ...]:
+def evaluations_of(state: run_state.RunState, manifest_sha256: str) -> tuple[run_entries.EvaluationRecorded, ...]:
     """Return every evaluation of exactly these weights, newest first."""
     return tuple(reversed(state.evaluations_of(manifest_sha256)))
 
 
-def best_evaluated(state: RunState, suite_sha256: str) -> EvaluationRecorded | None:
+def best_evaluated(state: run_state.RunState, suite_sha256: str) -> run_entries.EvaluationRecorded | None:
     """Return the evaluation with the lowest finite loss among readable checkpoints of the suite."""
     known = (item for record in state.readable for item in reversed(record.evaluations))
     fitting = (item for item in known if item.suite_sha256 == suite_sha256)
@@ -93,7 +91,7 @@ def best_evaluated(state: RunState, suite_sha256: str) -> EvaluationRecorded | N
 
 def compared_evaluation(
     candidate: Candidate, rules: PromotionRules, champion: Promoted | None
-) -> EvaluationRecorded | None:
+) -> run_entries.EvaluationRecorded | None:
     """Return the evaluation to compare: one measured like the champion, else the primary suite's, else None."""
     suites = [suite.sha256 for suite in rules.required[:1]] or [item.suite_sha256 for item in candidate.evaluations[:1]]
     suites += [champion.suite_sha256] if champion else []
@@ -102,7 +100,7 @@ def compared_evaluation(
     return next(iter([*alike, *found]), None)
 
 
-def is_measured_like(evaluation: EvaluationRecorded, champion: Promoted) -> bool:
+def is_measured_like(evaluation: run_entries.EvaluationRecorded, champion: Promoted) -> bool:
     """Whether two losses are comparable: the same suite on the same data."""
     return (evaluation.suite_sha256, evaluation.data_snapshot) == (champion.suite_sha256, champion.data_snapshot)
 
@@ -113,7 +111,7 @@ def decide_promotion(
     rules: PromotionRules,
     *,
     alias: str,
-    champion_evaluation: EvaluationRecorded | None = None,
+    champion_evaluation: run_entries.EvaluationRecorded | None = None,
 ) -> Promoted | Refused | None:
     """Return the entry to append, or None if the alias already points at these weights.
 
@@ -260,7 +258,7 @@ def _promoted(offer: _Offer, alias: str) -> Promoted:
 
 
 def _refused(
-    candidate: Candidate, alias: str, gate: Gate, detail: str, evaluation: EvaluationRecorded | None
+    candidate: Candidate, alias: str, gate: Gate, detail: str, evaluation: run_entries.EvaluationRecorded | None
 ) -> Refused:
     finite = {name: value for name, value in evaluation.metrics.items() if math.isfinite(value)} if evaluation else {}
     return project(

@@ -9,11 +9,8 @@ from dataclasses import replace
 from functools import partial
 
 from cairn.storage.checkpoints.resume_point import new_pin, pin_checkpoint, unpin_checkpoint
-from cairn.storage.logs.log_entry import this_writer
+from cairn.storage.logs import log_entry, run_entries, run_log, run_state
 from cairn.storage.logs.registry import Promoted, Refused, Registry, RegistryState
-from cairn.storage.logs.run_entries import EvaluationRecorded
-from cairn.storage.logs.run_log import RunLog
-from cairn.storage.logs.run_state import RunState
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.checkpoints import promotion
 from cairn.tasks.checkpoints.promotion import Candidate, PromotionRules
@@ -22,7 +19,7 @@ from cairn.tasks.errors import GateRefused
 from cairn.tasks.machine.placement import this_placement
 
 
-def offer(log: RunLog, registry: Registry, candidate: Candidate, rules: PromotionRules) -> RegistryState:
+def offer(log: run_log.RunLog, registry: Registry, candidate: Candidate, rules: PromotionRules) -> RegistryState:
     """Append the gates' decision and return the registry; raises `GateRefused` after recording a refusal."""
     state, reference = registry.refresh(), candidate.reference
     if state.champion is not None and state.champion.manifest_sha256 == reference.manifest_sha256:
@@ -30,11 +27,11 @@ def offer(log: RunLog, registry: Registry, candidate: Candidate, rules: Promotio
     pin = new_pin(reference, this_placement(device="cpu", threads=1), alias=registry.alias)
     candidate = replace(candidate, hold_id=pin.hold_id)
     decide = partial(_decide, log.store, registry.alias, candidate, rules)
-    is_pinned = pin_checkpoint(log, pin, writer=this_writer())
+    is_pinned = pin_checkpoint(log, pin, writer=log_entry.this_writer())
     state = registry.append(decide if is_pinned else lambda _: promotion.refuse_unreadable(candidate, registry.alias))
     if any(promoted.hold_id == pin.hold_id for _, promoted in reversed(state.champions)):
         return state
-    unpin_checkpoint(log, pin, "the registry did not take it", writer=this_writer())
+    unpin_checkpoint(log, pin, "the registry did not take it", writer=log_entry.this_writer())
     refusals = (item.refused for item in reversed(state.history) if item.refused is not None)
     if own := next((refused for refused in refusals if refused.hold_id == pin.hold_id), None):
         raise GateRefused(f"gate {own.gate!r} refused step {reference.step}: {own.detail}")
@@ -42,7 +39,7 @@ def offer(log: RunLog, registry: Registry, candidate: Candidate, rules: Promotio
 
 
 def preview_offer(
-    log: RunLog, registry: Registry, candidate: Candidate, rules: PromotionRules
+    log: run_log.RunLog, registry: Registry, candidate: Candidate, rules: PromotionRules
 ) -> Promoted | Refused | None:
     """Return the decision that an offer would record now; None if the alias already points at the checkpoint."""
     record = log.refresh().find_live(candidate.reference.prefix)
@@ -51,7 +48,7 @@ def preview_offer(
     return _decide(log.store, registry.alias, candidate, rules, registry.refresh())
 
 
-def pending_offer(state: RunState, read_registry: Callable[[str], RegistryState]) -> str:
+def pending_offer(state: run_state.RunState, read_registry: Callable[[str], RegistryState]) -> str:
     """Return the alias that a finished run's best checkpoint was never offered to, or "" if no offer is missing.
 
     A flow that was killed between `run-finished` and its offer leaves no decision in the registry. A run that needs an
@@ -69,10 +66,10 @@ def pending_offer(state: RunState, read_registry: Callable[[str], RegistryState]
 def _decide(
     store: ObjectStore, alias: str, candidate: Candidate, rules: PromotionRules, state: RegistryState
 ) -> Promoted | Refused | None:
-    champion, known = state.champion, tuple[EvaluationRecorded, ...]()
+    champion, known = state.champion, tuple[run_entries.EvaluationRecorded, ...]()
     evaluation = promotion.compared_evaluation(candidate, rules, champion)
     if champion is not None and evaluation is not None and not promotion.is_measured_like(evaluation, champion):
-        known = promotion.evaluations_of(RunLog(store, champion.run_id).refresh(), champion.manifest_sha256)
+        known = promotion.evaluations_of(run_log.RunLog(store, champion.run_id).refresh(), champion.manifest_sha256)
         wanted = (evaluation.suite_sha256, evaluation.data_snapshot)
         known = tuple(item for item in known if (item.suite_sha256, item.data_snapshot) == wanted)
     if candidate.hold_id is not None and candidate.hold_id in state.decided_pins:

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 
-from cairn.storage.checkpoints.resume_point import unpin_entry
-from cairn.storage.checkpoints.sweep import SweepReport
+from cairn.storage.checkpoints import resume_point, sweep
 from cairn.storage.errors import StorageError
 from cairn.storage.logs.log_entry import refuse_old_writer
 from cairn.storage.logs.registry import Registry, RegistryState, Withdrawn, list_aliases
@@ -48,7 +47,7 @@ def withdrawn_aliases(log: RunLog, *, is_dead: Callable[[Placement], bool] = is_
 
 def delete_run(
     log: RunLog, body: RunDeleted, claimant: Claimant, *, is_dead: Callable[[Placement], bool] = is_known_dead
-) -> SweepReport:
+) -> sweep.SweepReport:
     """Close the run for good and delete its checkpoints; on a run that is closed, delete what is left of them.
 
     Raises `LiveOwner`, or `GateRefused` as `withdrawn_aliases` does, before anything is deleted.
@@ -63,7 +62,7 @@ def delete_run(
         pins = {pin.hold_id: pin for pin in log.state.pins}
         for verdict in plan_retention(terms, log.state, ()).pins:
             if verdict.is_over:
-                log.append(partial(unpin_entry, pins[verdict.key], verdict.why), writer=claimant.writer)
+                log.append(partial(resume_point.unpin_entry, pins[verdict.key], verdict.why), writer=claimant.writer)
         _refuse(log.run_id, _reasons_of_pins(terms, log.state))
         log.append(partial(_close, log.run_id, body), writer=claimant.writer)
     report = sweep_run(log, CheckpointConfig(), _NO_SUITE, is_dead=is_dead)

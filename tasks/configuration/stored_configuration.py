@@ -7,23 +7,22 @@ from pydantic import ValidationError
 
 from cairn.storage.errors import IntegrityError
 from cairn.storage.stores.document import flatten
-from cairn.tasks.configuration.key_reference import broken_rules
-from cairn.tasks.configuration.run_configuration import MACHINE_KEYS, RunConfig
+from cairn.tasks.configuration import key_reference, run_configuration
 from cairn.tasks.errors import ConfigDrift
 
 
-def parse_stored_configuration(document: Mapping[str, Any]) -> RunConfig:
+def parse_stored_configuration(document: Mapping[str, Any]) -> run_configuration.RunConfig:
     """Return it validated, without `MACHINE_KEYS`, evaluators marked as logged; `IntegrityError` names a bad key."""
     said = {
-        name: {key: item for key, item in section.items() if f"{name}.{key}" not in MACHINE_KEYS}
+        name: {key: item for key, item in section.items() if f"{name}.{key}" not in run_configuration.MACHINE_KEYS}
         if isinstance(section, Mapping)
         else section
         for name, section in document.items()
     }
     try:
-        config = RunConfig.model_validate(said)
+        config = run_configuration.RunConfig.model_validate(said)
     except ValidationError as error:
-        first = next(broken_rules(error, said))
+        first = next(key_reference.broken_rules(error, said))
         cause = "a newer cairn wrote the log, or it was changed" if first.unknown else "the log was changed"
         raise IntegrityError(f"the configuration in the run's log is invalid: {first.text}; {cause}") from error
     evaluators = tuple(item.model_copy(update={"logged": True}) for item in config.evaluation.evaluators)
@@ -32,11 +31,11 @@ def parse_stored_configuration(document: Mapping[str, Any]) -> RunConfig:
 
 def left_out(document: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the keys that the log sets and that are not taken from it."""
-    pairs = ((key, document.get(key.partition(".")[0])) for key in MACHINE_KEYS)
+    pairs = ((key, document.get(key.partition(".")[0])) for key in run_configuration.MACHINE_KEYS)
     return tuple(key for key, said in pairs if isinstance(said, Mapping) and said.get(key.partition(".")[2]))
 
 
-def keep_numerics(config: RunConfig, opened: Mapping[str, Any]) -> RunConfig:
+def keep_numerics(config: run_configuration.RunConfig, opened: Mapping[str, Any]) -> run_configuration.RunConfig:
     """Return the configuration with precision, kernels and threads of the opened run where its own are `auto`."""
     training = parse_stored_configuration(opened).training
     return config.with_mode(precision=training.precision, kernels=training.kernels, threads=training.threads)
@@ -52,7 +51,7 @@ def differing_keys(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[st
     }
 
 
-def check_drift(opened: Mapping[str, Any], config: RunConfig, *, run_id: str) -> None:
+def check_drift(opened: Mapping[str, Any], config: run_configuration.RunConfig, *, run_id: str) -> None:
     """Raise `ConfigDrift` with the difference when `config` would be another run than the opened one."""
     lines = [
         f"  {key}: run has {before!r}, this command has {now!r}"

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer as LibraryTokenizer
 
-from cairn.model.data.tokenizer import Tokenizer
-from cairn.model.data.tokenizer_file import MAX_FILE_BYTES, load_tokenizer
+from cairn.model.data import tokenizer, tokenizer_file
 from cairn.model.errors import InvalidInput
 from cairn.storage.errors import IntegrityError
 from cairn.storage.snapshots.bounded_process import bounded_process
@@ -20,7 +19,7 @@ _tried: set[str] = set()
 def load_library_tokenizer(text: str) -> LibraryTokenizer:
     """Return the tokenizer that `text` is; raises InvalidInput in one line. A child process tries each text once."""
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-    if digest not in _tried and text != Tokenizer.bytes().to_json():
+    if digest not in _tried and text != tokenizer.Tokenizer.bytes().to_json():
         with tempfile.TemporaryFile() as file:
             file.write(text.encode("utf-8", "surrogatepass"))
             file.seek(0)
@@ -33,24 +32,24 @@ def load_library_tokenizer(text: str) -> LibraryTokenizer:
                 where = "" if "tokenizer.json" in str(error) else "tokenizer.json: "
                 raise InvalidInput(f"{where}{error}") from error
         _tried.add(digest)
-    return load_tokenizer(text)
+    return tokenizer_file.load_tokenizer(text)
 
 
 def read_library_tokenizer(path: Path) -> LibraryTokenizer:
     """Return what `load_library_tokenizer` does of a file; raises OSError and UnicodeDecodeError too."""
     with path.open(encoding="utf-8") as file:
-        return load_library_tokenizer(file.read(MAX_FILE_BYTES + 1))
+        return load_library_tokenizer(file.read(tokenizer_file.MAX_FILE_BYTES + 1))
 
 
-def parse_tokenizer(text: str) -> Tokenizer:
+def parse_tokenizer(text: str) -> tokenizer.Tokenizer:
     """Return what `load_library_tokenizer` does, as a tokenizer with an end of text; raises InvalidInput."""
-    return Tokenizer(load_library_tokenizer(text))
+    return tokenizer.Tokenizer(load_library_tokenizer(text))
 
 
-def read_tokenizer(path: Path) -> Tokenizer:
+def read_tokenizer(path: Path) -> tokenizer.Tokenizer:
     """Return the tokenizer of a file; InvalidInput names the file and what is wrong with it."""
     try:
-        return Tokenizer(read_library_tokenizer(path))
+        return tokenizer.Tokenizer(read_library_tokenizer(path))
     except (OSError, UnicodeDecodeError, InvalidInput) as error:
         problem = error.strerror if isinstance(error, OSError) else error
         raise InvalidInput(f"tokenizer file {path}: {problem}") from error

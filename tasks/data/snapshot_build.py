@@ -19,11 +19,8 @@ from cairn.model.configuration.data import SMALLEST_BPE_VOCABULARY, DataConfig
 from cairn.model.data.tokenizer import Tokenizer
 from cairn.model.errors import InvalidInput
 from cairn.storage.errors import SnapshotDamaged
-from cairn.storage.snapshots import data_snapshot
+from cairn.storage.snapshots import data_snapshot, document_index, snapshot_manifest, token_shard
 from cairn.storage.snapshots.data_snapshot import TOKENIZER, publish_snapshot, read_manifest
-from cairn.storage.snapshots.document_index import SPLITS
-from cairn.storage.snapshots.snapshot_manifest import SnapshotManifest
-from cairn.storage.snapshots.token_shard import DEFAULT_SHARD_TOKENS, MAX_VOCAB_SIZE
 from cairn.storage.stores.document import decode, encode
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.data import snapshot_lookup, snapshot_writer
@@ -83,7 +80,7 @@ def build_snapshot(
     data: DataConfig,
     base_dir: Path,
     *,
-    shard_tokens: int = DEFAULT_SHARD_TOKENS,
+    shard_tokens: int = token_shard.DEFAULT_SHARD_TOKENS,
     cache_dir: Path | None = None,
     options: BuildOptions = _DEFAULT_OPTIONS,
 ) -> SnapshotReference:
@@ -114,7 +111,9 @@ def find_built(
     """Return the snapshot that a build from these previewed sources would reuse; None for unchecked sources."""
     if not all(source.sha256 for source in sources):
         return None
-    return find_by_recipe(store, make_recipe(data, sources, _given_tokenizer(data, base_dir), DEFAULT_SHARD_TOKENS))
+    return find_by_recipe(
+        store, make_recipe(data, sources, _given_tokenizer(data, base_dir), token_shard.DEFAULT_SHARD_TOKENS)
+    )
 
 
 def repair_snapshot(
@@ -142,7 +141,7 @@ def repair_snapshot(
         )
     try:
         with tempfile.TemporaryDirectory(prefix="cairn-snapshot-") as staging:
-            _stage(Path(staging), _work(data, base_dir, DEFAULT_SHARD_TOKENS, _DEFAULT_OPTIONS))
+            _stage(Path(staging), _work(data, base_dir, token_shard.DEFAULT_SHARD_TOKENS, _DEFAULT_OPTIONS))
             for item in damaged:
                 data_snapshot.replace_object(store, snapshot_id, item, Path(staging) / "snapshot" / item.key)
     except (InvalidCorpus, InvalidInput, OSError) as error:
@@ -151,9 +150,9 @@ def repair_snapshot(
     return tuple(dict.fromkeys([*dropped, *(item.key for item in damaged)]))
 
 
-def check_block_size(manifest: SnapshotManifest, block_size: int, data: DataConfig) -> None:
+def check_block_size(manifest: snapshot_manifest.SnapshotManifest, block_size: int, data: DataConfig) -> None:
     """Raise InvalidCorpus if a split or a weighted source has no whole window of block_size + 1 tokens."""
-    name = min(SPLITS, key=lambda split: manifest.split(split).tokens)
+    name = min(document_index.SPLITS, key=lambda split: manifest.split(split).tokens)
     tokens = manifest.split(name).tokens
     if block_size + 1 > tokens:
         raise InvalidCorpus(
@@ -194,13 +193,13 @@ def _given_tokenizer(data: DataConfig, base_dir: Path) -> Tokenizer | None:
             problem = f"data.tokenizer = {spec!r}: {error}; rule: bytes, bpe:<size> or a tokenizer.json"
             raise InvalidCorpus(problem) from error
         size, smallest = tokenizer.vocab_size, 2
-    if not smallest <= size <= MAX_VOCAB_SIZE:
-        rule = f"from {smallest} to {MAX_VOCAB_SIZE}"
+    if not smallest <= size <= token_shard.MAX_VOCAB_SIZE:
+        rule = f"from {smallest} to {token_shard.MAX_VOCAB_SIZE}"
         raise InvalidCorpus(f"data.tokenizer = {spec!r}: the vocabulary has {size} ids; rule: {rule}")
     return tokenizer
 
 
-def _stage(folder: Path, work: _Work) -> SnapshotManifest:
+def _stage(folder: Path, work: _Work) -> snapshot_manifest.SnapshotManifest:
     """Write every file of the snapshot into `folder/snapshot`, and reuse what an earlier build finished."""
     survey, tokenizer = _survey(folder, work)
     done, options, val_fraction = find_finished_parts(folder), work.options, work.data.val_fraction

@@ -15,8 +15,7 @@ from cairn.model.errors import InvalidInput
 from cairn.storage.errors import IntegrityError, ObjectMissing
 from cairn.storage.snapshots.data_snapshot import list_snapshots, read_manifest
 from cairn.storage.snapshots.snapshot_manifest import SnapshotGroup, SnapshotManifest
-from cairn.storage.stores.document import decode, encode, project, sha256
-from cairn.storage.stores.object_store import ObjectStore
+from cairn.storage.stores import document, object_store
 from cairn.tasks.data.document import InvalidCorpus, Source
 
 
@@ -73,33 +72,33 @@ class RecipeResult:
 
 def make_recipe(data: DataConfig, sources: Sequence[Source], given: Tokenizer | None, shard_tokens: int) -> Recipe:
     """Return the recipe, with the hash of a given tokenizer, or how it is trained."""
-    listed = tuple(project(item, RecipeSource, group=item.group or msgspec.UNSET) for item in sources)
+    listed = tuple(document.project(item, RecipeSource, group=item.group or msgspec.UNSET) for item in sources)
     tokenizer = f"sha256:{given.sha256}" if given else data.tokenizer
-    return project(data, Recipe, version=3, sources=listed, tokenizer=tokenizer, shard_tokens=shard_tokens)
+    return document.project(data, Recipe, version=3, sources=listed, tokenizer=tokenizer, shard_tokens=shard_tokens)
 
 
 def recipe_id(recipe: Recipe) -> str:
     """Return the SHA-256 of the recipe."""
-    return sha256(encode(recipe))
+    return document.sha256(document.encode(recipe))
 
 
-def find_by_recipe(store: ObjectStore, recipe: Recipe) -> SnapshotReference | None:
+def find_by_recipe(store: object_store.ObjectStore, recipe: Recipe) -> SnapshotReference | None:
     """Return the snapshot that the recipe gave before, if it still exists."""
     key = _key(recipe)
     try:
-        snapshot_id = decode(store.read(key), RecipeResult, where=key).snapshot_id
+        snapshot_id = document.decode(store.read(key), RecipeResult, where=key).snapshot_id
         manifest = read_manifest(store, snapshot_id)
     except (ObjectMissing, IntegrityError):
         return None
     return SnapshotReference(snapshot_id=snapshot_id, manifest=manifest, reused=True)
 
 
-def save_recipe(store: ObjectStore, recipe: Recipe, snapshot_id: str) -> None:
+def save_recipe(store: object_store.ObjectStore, recipe: Recipe, snapshot_id: str) -> None:
     """Record the snapshot that the recipe gave."""
-    store.write(_key(recipe), encode(RecipeResult(recipe=recipe, snapshot_id=snapshot_id)))
+    store.write(_key(recipe), document.encode(RecipeResult(recipe=recipe, snapshot_id=snapshot_id)))
 
 
-def find_by_id(store: ObjectStore, beginning: str) -> SnapshotReference:
+def find_by_id(store: object_store.ObjectStore, beginning: str) -> SnapshotReference:
     """Return the snapshot whose id begins with `beginning`; raises InvalidCorpus if there is not exactly one."""
     existing = list_snapshots(store)
     found = [snapshot_id for snapshot_id in existing if snapshot_id.startswith(beginning)]

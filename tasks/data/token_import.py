@@ -20,14 +20,9 @@ from cairn.storage.snapshots.document_index import SPLITS, DocumentRow, SplitNam
 from cairn.storage.snapshots.snapshot_manifest import SnapshotManifest, SnapshotSource
 from cairn.storage.snapshots.token_file import MAX_TOKEN_ID, TOKEN, TokenFile, TokenFileFormat
 from cairn.storage.snapshots.token_shard import DEFAULT_SHARD_TOKENS
-from cairn.storage.stores.document import sha256
-from cairn.storage.stores.object_store import ObjectStore
-from cairn.storage.stores.verified_object import describe_file
-from cairn.tasks.data.corpus_survey import remembered
+from cairn.storage.stores import document, object_store, verified_object
+from cairn.tasks.data import corpus_survey, foreign_tokenizer, snapshot_lookup, snapshot_writer
 from cairn.tasks.data.document import InvalidCorpus
-from cairn.tasks.data.foreign_tokenizer import read_tokenizer
-from cairn.tasks.data.snapshot_lookup import SnapshotReference
-from cairn.tasks.data.snapshot_writer import SnapshotWriter
 from cairn.tasks.errors import InvalidConfiguration
 
 DOCUMENT_TOKENS = 1 << 20
@@ -69,8 +64,8 @@ def numbered_vocabulary(vocab_size: int, end_of_text_id: int) -> Tokenizer:
 
 
 def import_tokens(
-    store: ObjectStore, files: TokenFiles, tokenizer: Tokenizer, *, allow_shared: bool = False
-) -> SnapshotReference:
+    store: object_store.ObjectStore, files: TokenFiles, tokenizer: Tokenizer, *, allow_shared: bool = False
+) -> snapshot_lookup.SnapshotReference:
     """Publish the snapshot of these tokens; InvalidCorpus also for a document in both splits, if not `allow_shared`."""
     with tempfile.TemporaryDirectory(prefix="cairn-import-") as staging:
         importing = _Import(tokenizer)
@@ -84,7 +79,7 @@ def import_tokens(
                 "train and val share no document. Give other files, or --allow-shared to measure on text trained on"
             )
         snapshot_id, manifest = publish_snapshot(store, Path(staging), manifest)
-    return SnapshotReference(snapshot_id=snapshot_id, manifest=manifest)
+    return snapshot_lookup.SnapshotReference(snapshot_id=snapshot_id, manifest=manifest)
 
 
 def export_tokens(snapshot: SnapshotFiles, folder: Path, form: TokenFileFormat) -> tuple[Path, ...]:
@@ -111,7 +106,7 @@ class _Import:
 
     def run(self, files: TokenFiles, folder: Path) -> SnapshotManifest:
         """Write the snapshot's files; val first, so that train is compared with its few documents."""
-        with SnapshotWriter(folder, self._tokenizer, shard_tokens=DEFAULT_SHARD_TOKENS) as writer:
+        with snapshot_writer.SnapshotWriter(folder, self._tokenizer, shard_tokens=DEFAULT_SHARD_TOKENS) as writer:
             for split in reversed(SPLITS):
                 for path in files.of(split):
                     self._add_file(token_file.inspect_token_file(path), split, writer)
@@ -123,7 +118,7 @@ class _Import:
             val_fraction=writer.tokens["val"] / writer.tokens.total(),
         )
 
-    def _add_file(self, file: TokenFile, split: SplitName, writer: SnapshotWriter) -> None:
+    def _add_file(self, file: TokenFile, split: SplitName, writer: snapshot_writer.SnapshotWriter) -> None:
         before, tokens, documents = file.path.stat(), file.map(), 0
         for start, stop in _documents(tokens, self._tokenizer.end_of_text_id):
             try:
@@ -138,17 +133,17 @@ class _Import:
                 bytes=len(text),
                 tokens=stop - start,
                 split=split,
-                sha256=sha256(text),
+                sha256=document.sha256(text),
             )
             writer.add_document(split, row)
-            digest = remembered(row.sha256)
+            digest = corpus_survey.remembered(row.sha256)
             if split == "val" and row.bytes:  # an end of text at the start of a file is not a document
                 self._val_digests.add(digest)
             elif split == "train" and digest in self._val_digests:
                 self.first_shared = self.first_shared or f"{row.source}, byte {row.offset_bytes}"
                 self.shared += 1
             documents += 1
-        found, after = describe_file(file.path), file.path.stat()
+        found, after = verified_object.describe_file(file.path), file.path.stat()
         if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
             raise InvalidCorpus(f"{file.path}: changed while it was read; import it again when it is still")
         self._sources.append(
@@ -177,6 +172,6 @@ def given_tokenizer(path: str, vocab_size: int, end_of_text_id: int) -> Tokenize
     if not path:
         return numbered_vocabulary(vocab_size, vocab_size - 1 if end_of_text_id < 0 else end_of_text_id)
     try:
-        return read_tokenizer(Path(path))
+        return foreign_tokenizer.read_tokenizer(Path(path))
     except InvalidInput as error:
         raise InvalidCorpus(f"--tokenizer: {error}") from error

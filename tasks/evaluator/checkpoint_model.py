@@ -13,13 +13,11 @@ from typing import Any
 
 import torch
 
-from cairn.model.architectures.gpt import GPT
-from cairn.model.architectures.hugging_face import config_of, to_hugging_face
+from cairn.model.architectures import gpt, hugging_face
 from cairn.model.configuration.network import ModelConfig
 from cairn.model.data.tokenizer import Tokenizer
 from cairn.model.training.train_state import load_weights
-from cairn.storage.checkpoints.checkpoint import load_checkpoint
-from cairn.storage.checkpoints.tensor_record import shard_chunks
+from cairn.storage.checkpoints import checkpoint, tensor_record
 from cairn.storage.logs.log_entry import CheckpointReference
 from cairn.storage.snapshots.data_snapshot import OpenSnapshot, open_snapshot
 from cairn.storage.stores.document import encode
@@ -34,7 +32,7 @@ from cairn.tasks.trainer.tensor_exchange import to_record, to_tensors
 class CheckpointModel:
     """A network in evaluation mode with the data snapshot and tokenizer it was trained on."""
 
-    network: GPT
+    network: gpt.GPT
     tokenizer: Tokenizer
     snapshot: OpenSnapshot
 
@@ -52,10 +50,10 @@ def open_model(
     """Load the weights on `device`, with `mask_documents` as in training; raises `IntegrityError` if a byte differs."""
     snapshot = open_snapshot(store, snapshot_id, cache_dir)
     with torch.device("meta"):
-        network = GPT(model, snapshot.manifest.vocab_size)
+        network = gpt.GPT(model, snapshot.manifest.vocab_size)
     network.to_empty(device=device)
     network.boundary_id = snapshot.manifest.end_of_text_id if mask_documents else None
-    load_weights(network, to_tensors(load_checkpoint(store, reference, group="weights").tensors))
+    load_weights(network, to_tensors(checkpoint.load_checkpoint(store, reference, group="weights").tensors))
     tokenizer = parse_tokenizer(snapshot.tokenizer_json)
     return CheckpointModel(network=network.eval(), tokenizer=tokenizer, snapshot=snapshot)
 
@@ -76,10 +74,10 @@ def write_model_directory(folder: Path, opened: CheckpointModel, *, card: str) -
         (staging / TOKENIZER).write_text(tokenizer, encoding="utf-8")
         (staging / "README.md").write_text(card, encoding="utf-8")
         weights = {name: tensor.detach().cpu().float().numpy() for name, tensor in opened.network.named_parameters()}
-        renamed = to_hugging_face(weights, opened.network.config, opened.network.vocab_size)
+        renamed = hugging_face.to_hugging_face(weights, opened.network.config, opened.network.vocab_size)
         records = [to_record(name, torch.from_numpy(renamed[name])) for name in sorted(renamed)]
         with (staging / WEIGHTS).open("xb") as file:
-            for chunk in shard_chunks(records):
+            for chunk in tensor_record.shard_chunks(records):
                 file.write(chunk)
         staging.rename(target)  # replaces an empty folder, and fails if it was filled meanwhile
     except OSError as error:
@@ -98,7 +96,7 @@ def require_empty(folder: Path) -> None:
 
 def _documents(opened: CheckpointModel) -> Iterator[tuple[str, Mapping[str, Any]]]:
     network, end_id = opened.network, opened.tokenizer.end_of_text_id
-    config = config_of(network.config, vocab_size=network.vocab_size, end_of_text_id=end_id)
+    config = hugging_face.config_of(network.config, vocab_size=network.vocab_size, end_of_text_id=end_id)
     yield CONFIG, config.model_dump(mode="json", exclude_none=True)
     yield "generation_config.json", {"bos_token_id": end_id, "eos_token_id": end_id, "pad_token_id": end_id}
     end_of_text = load_library_tokenizer(opened.snapshot.tokenizer_json).id_to_token(end_id)

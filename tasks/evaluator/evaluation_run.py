@@ -21,11 +21,7 @@ import psutil
 from cairn.model.configuration.network import ModelConfig
 from cairn.storage.checkpoints.resume_point import new_pin, pin_checkpoint, unpin_entry
 from cairn.storage.errors import StorageError
-from cairn.storage.logs.log_entry import CheckpointReference, this_writer, utc_now
-from cairn.storage.logs.run_entries import CheckpointUnpinned, EvaluationFailed, EvaluationRecorded
-from cairn.storage.logs.run_log import RunLog
-from cairn.storage.logs.run_state import RunState
-from cairn.storage.logs.step_log import StepRecord, read_step_records, splice
+from cairn.storage.logs import log_entry, run_entries, run_log, run_state, step_log
 from cairn.storage.stores.document import decode, project, stored_value
 from cairn.tasks.attempt.practised_faults import practised_evaluation
 from cairn.tasks.configuration.settings import METRIC, BudgetConfig
@@ -33,10 +29,7 @@ from cairn.tasks.errors import CheckpointGone
 from cairn.tasks.evaluator.evaluation_suite import AnySuite, CommandSuite, EvaluationResult, EvaluationSpec
 from cairn.tasks.evaluator.evaluator_process import Outcome, refuse_command, run_evaluator
 from cairn.tasks.machine.placement import pid_namespace, this_placement
-from cairn.tasks.policy.budgets import backoff_seconds, evaluator_budget
-from cairn.tasks.policy.curve_statistics import Curve
-from cairn.tasks.policy.curve_verdict import judge
-from cairn.tasks.policy.failures import as_practice
+from cairn.tasks.policy import budgets, curve_statistics, curve_verdict, failures
 
 Measure = Callable[[bytes, float], Outcome]
 _POLL_SECONDS = 0.5
@@ -65,8 +58,8 @@ class EvaluationPlan:
 
 
 def find_evaluation(
-    state: RunState, manifest_sha256: str, suite_sha256: str, data_snapshot: str | None = None
-) -> EvaluationRecorded | None:
+    state: run_state.RunState, manifest_sha256: str, suite_sha256: str, data_snapshot: str | None = None
+) -> run_entries.EvaluationRecorded | None:
     """Return the newest evaluation of these weights under this suite, on any snapshot if none is named, or None."""
     known = reversed(state.evaluations_of(manifest_sha256))
     found = (item for item in known if item.suite_sha256 == suite_sha256)
@@ -74,7 +67,11 @@ def find_evaluation(
 
 
 def pin_for_evaluation(
-    log: RunLog, reference: CheckpointReference, plan: EvaluationPlan, *, during_attempt: int | None = None
+    log: run_log.RunLog,
+    reference: log_entry.CheckpointReference,
+    plan: EvaluationPlan,
+    *,
+    during_attempt: int | None = None,
 ) -> str | None:
     """Pin the checkpoint until this evaluation is recorded; returns the pin's id, or None if it is not committed.
 
@@ -87,22 +84,22 @@ def pin_for_evaluation(
         if (pin.prefix, pin.suite_sha256, pin.during_attempt, pin.holder) == wanted:
             return pin.hold_id
     pin = new_pin(reference, holder, suite_sha256=suite_sha256, during_attempt=during_attempt)
-    return pin.hold_id if pin_checkpoint(log, pin, writer=this_writer()) else None
+    return pin.hold_id if pin_checkpoint(log, pin, writer=log_entry.this_writer()) else None
 
 
 def record_evaluation(
-    log: RunLog,
-    reference: CheckpointReference,
+    log: run_log.RunLog,
+    reference: log_entry.CheckpointReference,
     plan: EvaluationPlan,
     *,
     during_attempt: int | None = None,
     again: bool = False,
     on_request: bool = True,
     stopping: Callable[[], bool] = lambda: False,
-    clock: Callable[[], datetime] = utc_now,
+    clock: Callable[[], datetime] = log_entry.utc_now,
     measure: Measure | None = None,
     sleep: Callable[[float], None] = time.sleep,
-) -> EvaluationRecorded | EvaluationFailed:
+) -> run_entries.EvaluationRecorded | run_entries.EvaluationFailed:
     """Return the recorded evaluation, measuring the checkpoint if there is none; a failed evaluator does not raise.
 
     `again` measures once more even if there is a record. A failed evaluator is retried within its budget, after its
@@ -120,9 +117,9 @@ def record_evaluation(
         if not on_request and (failed := trial.failed(log.state)) and not trial.may_retry(log.state):
             return failed[-1]
         body = _measure_once(trial, measure)
-        if isinstance(body, EvaluationRecorded) or body.refused or not trial.may_retry(log.refresh()):
+        if isinstance(body, run_entries.EvaluationRecorded) or body.refused or not trial.may_retry(log.refresh()):
             return body
-        delay = backoff_seconds(plan.budget, len(trial.failed(log.state)) - 1)
+        delay = budgets.backoff_seconds(plan.budget, len(trial.failed(log.state)) - 1)
         while delay > 0 and not stopping():
             sleep(min(delay, _POLL_SECONDS))
             delay -= _POLL_SECONDS
@@ -131,27 +128,27 @@ def record_evaluation(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Trial:
-    log: RunLog
-    reference: CheckpointReference
+    log: run_log.RunLog
+    reference: log_entry.CheckpointReference
     plan: EvaluationPlan
     during_attempt: int | None
     again: bool
     clock: Callable[[], datetime]
 
-    def known(self, state: RunState) -> EvaluationRecorded | None:
+    def known(self, state: run_state.RunState) -> run_entries.EvaluationRecorded | None:
         wanted = (self.reference.manifest_sha256, self.plan.suite.sha256, self.plan.snapshot_id)
         return None if self.again else find_evaluation(state, *wanted)
 
-    def failed(self, state: RunState) -> list[EvaluationFailed]:
+    def failed(self, state: run_state.RunState) -> list[run_entries.EvaluationFailed]:
         known = state.failed_evaluations_of(self.reference.manifest_sha256)
         return [item for item in known if item.suite_sha256 == self.plan.suite.sha256 and not item.refused]
 
-    def may_retry(self, state: RunState) -> bool:
+    def may_retry(self, state: run_state.RunState) -> bool:
         charged = [item for item in state.failed_evaluations if not item.refused]
-        return len(self.failed(state)) <= evaluator_budget(self.plan.budget, charged).retries
+        return len(self.failed(state)) <= budgets.evaluator_budget(self.plan.budget, charged).retries
 
 
-def _measure_once(trial: _Trial, measure: Measure) -> EvaluationRecorded | EvaluationFailed:
+def _measure_once(trial: _Trial, measure: Measure) -> run_entries.EvaluationRecorded | run_entries.EvaluationFailed:
     log, reference, plan = trial.log, trial.reference, trial.plan
     pin_id = pin_for_evaluation(log, reference, plan, during_attempt=trial.during_attempt)
     if pin_id is None:
@@ -172,18 +169,18 @@ def _measure_once(trial: _Trial, measure: Measure) -> EvaluationRecorded | Evalu
         )
         outcome = measure(spec.model_dump_json().encode(), plan.timeout_seconds)
     if outcome.problem and (practice := practised_evaluation(log.store, log.prefix, plan.faults, number)):
-        outcome = replace(outcome, problem=as_practice(outcome.problem, practice))
+        outcome = replace(outcome, problem=failures.as_practice(outcome.problem, practice))
     body = _body(outcome, reference, plan, started_at=started_at, seconds=time.monotonic() - started, hold_id=pin_id)
-    if isinstance(body, EvaluationRecorded):
+    if isinstance(body, run_entries.EvaluationRecorded):
         body = with_verdict(log, body)
-    state = log.append(partial(_unless_recorded, body, trial), writer=this_writer())
-    return (trial.known(state) or body) if isinstance(body, EvaluationRecorded) else body
+    state = log.append(partial(_unless_recorded, body, trial), writer=log_entry.this_writer())
+    return (trial.known(state) or body) if isinstance(body, run_entries.EvaluationRecorded) else body
 
 
 @contextmanager
 def evaluation_folder(parent: Path) -> Iterator[Path]:
     """Make a folder under `parent` for the block, and remove it afterwards; and those of processes known to be dead."""
-    writer = this_writer()
+    writer = log_entry.this_writer()
     parent.mkdir(parents=True, exist_ok=True)
     here = f"{writer.host}+{pid_namespace().strip('pid:[]')}"
     for abandoned in parent.glob(f"{here}+*+*"):
@@ -198,8 +195,8 @@ def evaluation_folder(parent: Path) -> Iterator[Path]:
 
 
 def _body(
-    outcome: Outcome, reference: CheckpointReference, plan: EvaluationPlan, **common: Any
-) -> EvaluationRecorded | EvaluationFailed:
+    outcome: Outcome, reference: log_entry.CheckpointReference, plan: EvaluationPlan, **common: Any
+) -> run_entries.EvaluationRecorded | run_entries.EvaluationFailed:
     common |= {
         "step": reference.step,
         "manifest_sha256": reference.manifest_sha256,
@@ -208,23 +205,23 @@ def _body(
         "data_snapshot": plan.snapshot_id,
     }
     if outcome.problem:
-        return EvaluationFailed(detail=outcome.problem, refused=outcome.refused, **common)
+        return run_entries.EvaluationFailed(detail=outcome.problem, refused=outcome.refused, **common)
     try:
         result = msgspec.json.decode(outcome.result, type=EvaluationResult)
     except (msgspec.DecodeError, RecursionError) as error:
-        return EvaluationFailed(detail=f"the evaluator printed nonsense: {error}", **common)
-    return EvaluationRecorded(evaluator_version=plan.suite.evaluator_version, **asdict(result), **common)
+        return run_entries.EvaluationFailed(detail=f"the evaluator printed nonsense: {error}", **common)
+    return run_entries.EvaluationRecorded(evaluator_version=plan.suite.evaluator_version, **asdict(result), **common)
 
 
 def _unless_recorded(
-    body: EvaluationRecorded | EvaluationFailed, trial: _Trial, state: RunState
-) -> EvaluationRecorded | EvaluationFailed | CheckpointUnpinned | None:
+    body: run_entries.EvaluationRecorded | run_entries.EvaluationFailed, trial: _Trial, state: run_state.RunState
+) -> run_entries.EvaluationRecorded | run_entries.EvaluationFailed | run_entries.CheckpointUnpinned | None:
     record, manifest_sha256 = state.find_live(trial.reference.prefix), trial.reference.manifest_sha256
-    if isinstance(body, EvaluationFailed) and (record is None or not record.is_committed):
+    if isinstance(body, run_entries.EvaluationFailed) and (record is None or not record.is_committed):
         return None  # its pin had ended and the bytes were deleted, so the evaluator is not at fault
     if body in (*state.evaluations_of(manifest_sha256), *state.failed_evaluations_of(manifest_sha256)):
         return None
-    if isinstance(body, EvaluationRecorded) and trial.known(state) is not None:
+    if isinstance(body, run_entries.EvaluationRecorded) and trial.known(state) is not None:
         pin = next((pin for pin in state.pins if pin.hold_id == body.hold_id), None)
         return unpin_entry(pin, "another evaluator was sooner: one outcome is enough", state) if pin else None
     return body
@@ -235,20 +232,22 @@ class _Vocabulary:
     vocab_size: int
 
 
-def with_verdict(log: RunLog, body: EvaluationRecorded) -> EvaluationRecorded:
+def with_verdict(log: run_log.RunLog, body: run_entries.EvaluationRecorded) -> run_entries.EvaluationRecorded:
     """Return the evaluation with the verdict on the curve up to its step, if it has a held-out loss to judge."""
     with suppress(StorageError, ValueError, LookupError, ArithmeticError):
         loss = body.metrics[METRIC]
         curve = read_curve(log, suite_sha256=body.suite_sha256, until_step=body.step)
         val = [point for point in curve.val if point[0] != body.step]
-        return replace(body, verdict=judge(replace(curve, val=(*val, (body.step, loss)))))
+        return replace(body, verdict=curve_verdict.judge(replace(curve, val=(*val, (body.step, loss)))))
     return body
 
 
-def read_curve(log: RunLog, *, suite_sha256: str | None, until_step: int | None = None) -> Curve:
+def read_curve(
+    log: run_log.RunLog, *, suite_sha256: str | None, until_step: int | None = None
+) -> curve_statistics.Curve:
     """Return the curve of a refreshed log up to `until_step`, with a suite's losses or none; raises `StorageError`."""
     state, last = log.state, until_step if until_step is not None else float("inf")
-    points = splice(read_step_records(log.store, log.prefix), state.attempts)
+    points = step_log.splice(step_log.read_step_records(log.store, log.prefix), state.attempts)
     records = [point.record for point in points if point.record.step <= last]
     measured = (item for item in state.surviving_evaluations(suite_sha256) if METRIC in item.metrics)
     vocab_size = 0  # where the run's snapshot cannot be read
@@ -256,7 +255,7 @@ def read_curve(log: RunLog, *, suite_sha256: str | None, until_step: int | None 
         key = f"data/{state.opened.data_snapshot}/snapshot.json"
         with suppress(StorageError):
             vocab_size = decode(log.store.read(key), _Vocabulary, where=key).vocab_size
-    return Curve(
+    return curve_statistics.Curve(
         steps=[record.step for record in records],
         train_losses=[record.train_loss for record in records],
         grad_norms=[record.grad_norm for record in records],
@@ -272,7 +271,7 @@ def read_curve(log: RunLog, *, suite_sha256: str | None, until_step: int | None 
     )
 
 
-def _slowest_rank(state: RunState, record: StepRecord) -> tuple[str, float] | None:
+def _slowest_rank(state: run_state.RunState, record: step_log.StepRecord) -> tuple[str, float] | None:
     """Return the rank that the others waited for, with its host where that is known, and how much longer it worked."""
     if record.slowest_rank is None or not record.slowest_rank_seconds or not record.median_rank_seconds:
         return None
@@ -281,6 +280,6 @@ def _slowest_rank(state: RunState, record: StepRecord) -> tuple[str, float] | No
     return f"rank {record.slowest_rank}{on}", record.slowest_rank_seconds / record.median_rank_seconds
 
 
-def curve_suite(state: RunState) -> str | None:
+def curve_suite(state: run_state.RunState) -> str | None:
     """Return the suite of the newest recorded held-out loss, or None before the first."""
     return next((item.suite_sha256 for item in reversed(state.evaluations) if METRIC in item.metrics), None)

@@ -10,12 +10,9 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
-from cairn.storage.logs.run_entries import EvaluationRecorded
-from cairn.storage.logs.run_state import CheckpointRecord, RunState
-from cairn.tasks.configuration.settings import METRIC, EarlyStopConfig
-from cairn.tasks.configuration.stored_configuration import parse_stored_configuration
-from cairn.tasks.policy.budgets import evaluator_budget
-from cairn.tasks.policy.curve_verdict import VerdictKind
+from cairn.storage.logs import run_entries, run_state
+from cairn.tasks.configuration import settings, stored_configuration
+from cairn.tasks.policy import budgets, curve_verdict
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,14 +29,14 @@ class StopTerms:
 
     def __init__(self, config: Mapping[str, Any], suite_sha256: str) -> None:
         """Validate the configuration; raises `IntegrityError` if it is invalid."""
-        self.config, self.suite_sha256 = parse_stored_configuration(config), suite_sha256
+        self.config, self.suite_sha256 = stored_configuration.parse_stored_configuration(config), suite_sha256
 
     def is_due(self, step: int) -> bool:
         """Whether an evaluation is scheduled at this step."""
         return step % (self.config.checkpoint.every_steps * self.config.evaluation.every_commits) == 0
 
 
-def find_stop(state: RunState, suite_sha256: str) -> Stop | None:
+def find_stop(state: run_state.RunState, suite_sha256: str) -> Stop | None:
     """Return where the run stops early under the policy of its newest attempt, or None."""
     if not state.attempts or state.opened is None or state.finished is not None:
         return None
@@ -53,10 +50,10 @@ def find_stop(state: RunState, suite_sha256: str) -> Stop | None:
     return decide(terms.config.early_stop, [known[manifest] for manifest in answered if manifest in known])
 
 
-def outstanding(state: RunState, terms: StopTerms) -> tuple[CheckpointRecord, ...]:
+def outstanding(state: run_state.RunState, terms: StopTerms) -> tuple[run_state.CheckpointRecord, ...]:
     """Return the checkpoints whose scheduled evaluation is missing but still possible, in step order."""
     known = _recorded(state, terms.suite_sha256)
-    budget = evaluator_budget(terms.config.budgets.evaluator_failed, state.failed_evaluations)
+    budget = budgets.evaluator_budget(terms.config.budgets.evaluator_failed, state.failed_evaluations)
     return tuple(
         record
         for record in state.surviving_checkpoints
@@ -66,20 +63,20 @@ def outstanding(state: RunState, terms: StopTerms) -> tuple[CheckpointRecord, ..
     )
 
 
-def decide(policy: EarlyStopConfig, evaluations: Iterable[EvaluationRecorded]) -> Stop | None:
+def decide(policy: settings.EarlyStopConfig, evaluations: Iterable[run_entries.EvaluationRecorded]) -> Stop | None:
     """Return the first stop among the evaluations (in step order), or None."""
     best, best_step, waited, overfit = math.inf, 0, 0, 0
     for item in evaluations:
-        step, loss = item.step, item.metrics.get(METRIC, math.nan)
+        step, loss = item.step, item.metrics.get(settings.METRIC, math.nan)
         kind, why = (item.verdict.kind, item.verdict.why) if item.verdict else ("", "")
         waited += 1
         if loss < best - policy.min_delta:
             best, best_step, waited = loss, step, 0
         train = item.verdict.numbers.get("train_loss") if item.verdict else None
         overfit = overfit + 1 if train is not None and loss >= policy.overfit_ratio * train else 0
-        if policy.on_divergence and kind == VerdictKind.DIVERGING:
+        if policy.on_divergence and kind == curve_verdict.VerdictKind.DIVERGING:
             return Stop(step=step, rule="on_divergence", why=f"diverging: {why}")
-        if policy.on_stuck and kind == VerdictKind.STUCK:
+        if policy.on_stuck and kind == curve_verdict.VerdictKind.STUCK:
             return Stop(step=step, rule="on_stuck", why=f"stuck: {why}")
         if policy.overfit_ratio and overfit >= policy.overfit_patience:
             ratio = f"{loss / max(train or 0.0, 1e-9):.2f} × train loss {train or 0.0:.4f}"
@@ -92,6 +89,6 @@ def decide(policy: EarlyStopConfig, evaluations: Iterable[EvaluationRecorded]) -
     return None
 
 
-def _recorded(state: RunState, suite_sha256: str) -> dict[str, EvaluationRecorded]:
+def _recorded(state: run_state.RunState, suite_sha256: str) -> dict[str, run_entries.EvaluationRecorded]:
     # The first result counts; a later one that a person asked for moves no stop.
     return {item.manifest_sha256: item for item in reversed(state.evaluations) if item.suite_sha256 == suite_sha256}

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from cairn.storage.logs.run_state import AttemptRecord, RunState
-from cairn.tasks.configuration.settings import LeaseConfig
-from cairn.tasks.configuration.stored_configuration import parse_stored_configuration
+from cairn.tasks.configuration import settings, stored_configuration
 from cairn.tasks.policy.termination import DecisionAction, TerminationReason
 
 _SCHEDULERS = ("slurm ", "kubernetes ")
@@ -96,8 +95,8 @@ def is_over(state: RunState, observed: Observed) -> bool:
 def lease_seconds(state: RunState) -> float:
     """Return how long the newest attempt's heartbeat may stay the same before it counts as lost."""
     if not state.attempts:
-        return LeaseConfig().seconds
-    return parse_stored_configuration(state.attempts[-1].started.config).lease.seconds
+        return settings.LeaseConfig().seconds
+    return stored_configuration.parse_stored_configuration(state.attempts[-1].started.config).lease.seconds
 
 
 def _verdict(state: RunState, observed: Observed, now: float) -> Verdict:
@@ -141,7 +140,7 @@ def _finished(state: RunState, how: str, observed: Observed, now: float) -> Verd
         return Leave(why=f"{how}: its process is alive")
     until = observed.unchanged_since
     if observed.owner is Life.UNKNOWN:  # its process may still work on the last evaluation
-        stored = parse_stored_configuration(state.attempts[-1].started.config)
+        stored = stored_configuration.parse_stored_configuration(state.attempts[-1].started.config)
         until += stored.lease.seconds + stored.evaluation.timeout_seconds
     return Continue(why=how) if now >= until else Wait(until=until, why=f"{how}; its own process may still do so")
 

@@ -11,10 +11,8 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 
-from cairn.storage.logs import run_entries
+from cairn.storage.logs import run_entries, run_log, run_state
 from cairn.storage.logs.run_entries import DataQuarantined, Decision
-from cairn.storage.logs.run_log import end_attempt, refill
-from cairn.storage.logs.run_state import AttemptRecord, CheckpointRecord, RunState
 from cairn.storage.stores.document import project
 from cairn.tasks.configuration.settings import BudgetsConfig
 from cairn.tasks.policy.attempt_sizes import AttemptSizes, lighter_sizes
@@ -26,7 +24,7 @@ from cairn.tasks.policy.termination import DecisionAction, TerminationReason
 MOST_ATTEMPTS = 10_000
 _TIME = datetime(2000, 1, 1, tzinfo=UTC)
 """Every time in the state; no policy reads one."""
-Policy = Callable[[RunState, Failure, FailureImpact], Decision]
+Policy = Callable[[run_state.RunState, Failure, FailureImpact], Decision]
 """Decides what follows the end of the open attempt of a state."""
 
 
@@ -106,7 +104,7 @@ class SimulatedRun:
     """How a run ended under a policy and where its time went; `state` has every receipt with its decision."""
 
     plan: SimulationPlan
-    state: RunState = field(default_factory=RunState)
+    state: run_state.RunState = field(default_factory=run_state.RunState)
     step: int = 0
     commits: int = 0
     restart_seconds: float = 0.0
@@ -151,7 +149,7 @@ def budget_policy(budgets: BudgetsConfig) -> Policy:
 def plain_retries(most: int) -> Policy:
     """Return the policy of a plain retry counter: at most `most` retries in total, for any reason."""
 
-    def policy(state: RunState, failure: Failure, impact: FailureImpact) -> Decision:
+    def policy(state: run_state.RunState, failure: Failure, impact: FailureImpact) -> Decision:
         if len(state.attempts) > most:
             return Decision(action=DecisionAction.STOP, reason=f"{failure.reason} after {most} retries for any reason")
         return Decision(action=DecisionAction.RESUME, reason=f"retry {len(state.attempts)} of {most}")
@@ -203,7 +201,7 @@ def _after(run: SimulatedRun, stretch: Stretch, event: TraceFailure | None, poli
     return replace(spent, state=state, waiting_seconds=run.waiting_seconds + waited)
 
 
-def _impact(event: TraceFailure, stretch: Stretch, plan: SimulationPlan, state: RunState) -> FailureImpact:
+def _impact(event: TraceFailure, stretch: Stretch, plan: SimulationPlan, state: run_state.RunState) -> FailureImpact:
     """For failures in the data, the samples of one step unless the trace gives a number."""
     is_in_data = event.reason in (TerminationReason.BAD_DATA, TerminationReason.DIVERGED)
     samples, sizes = event.quarantined_samples, project(state.attempts[-1].started, AttemptSizes)
@@ -217,7 +215,7 @@ def _impact(event: TraceFailure, stretch: Stretch, plan: SimulationPlan, state: 
     )
 
 
-def _with_attempt(run: SimulatedRun, stretch: Stretch) -> RunState:
+def _with_attempt(run: SimulatedRun, stretch: Stretch) -> run_state.RunState:
     """The state with the attempt open and its newest commit; older commits are superseded."""
     state, plan, number = run.state, run.plan, len(run.state.attempts) + 1
     last = state.attempts[-1] if state.attempts else None
@@ -240,7 +238,7 @@ def _with_attempt(run: SimulatedRun, stretch: Stretch) -> RunState:
         activation_checkpointing=recomputing,
     )
     step, progress = stretch.committed_step, stretch.committed_step > run.step
-    record = AttemptRecord(
+    record = run_state.AttemptRecord(
         started=started, started_at=_TIME, last_committed_step=step if progress else None, made_progress=progress
     )
     state = replace(state, attempts=state.attempts.append(record))
@@ -256,13 +254,13 @@ def _with_attempt(run: SimulatedRun, stretch: Stretch) -> RunState:
         tokens=0,
         gpu_seconds=0.0,
     )
-    commits = (CheckpointRecord(committed=committed, committed_at=_TIME),)
-    return replace(state, live_checkpoints=commits, high_water_step=step, charges=refill(state.charges))
+    commits = (run_state.CheckpointRecord(committed=committed, committed_at=_TIME),)
+    return replace(state, live_checkpoints=commits, high_water_step=step, charges=run_log.refill(state.charges))
 
 
 def _with_receipt(
-    state: RunState, run: SimulatedRun, stretch: Stretch, failure: Failure, decision: Decision
-) -> RunState:
+    state: run_state.RunState, run: SimulatedRun, stretch: Stretch, failure: Failure, decision: Decision
+) -> run_state.RunState:
     plan, steps = run.plan, stretch.committed_step - run.step
     used = steps * plan.step_seconds + stretch.commits * plan.checkpoint_seconds
     ended = project(
@@ -277,4 +275,4 @@ def _with_receipt(
         stderr_tail=(),
         decision=decision,
     )
-    return end_attempt(state, ended, _TIME)
+    return run_log.end_attempt(state, ended, _TIME)

@@ -19,17 +19,7 @@ from types import FrameType
 import psutil
 
 from cairn.tasks.policy.failures import PEER_LOST_EXIT_CODE
-from cairn.tasks.trainer.rendezvous import serving_rendezvous
-from cairn.tasks.trainer.trainer_group import (
-    RANK_STORE,
-    RENDEZVOUS,
-    STACKS_SIGNAL,
-    TRAINER_COMMAND,
-    TrainerGroup,
-    rendezvous_secret,
-    watch_parent,
-)
-from cairn.tasks.trainer.trainer_protocol import Listening, RankEnded, encode_message
+from cairn.tasks.trainer import rendezvous, trainer_group, trainer_protocol
 
 _POLL_SECONDS = 0.1
 _GRACE_SECONDS = 2.0
@@ -39,22 +29,25 @@ _LOOPBACK = {"linux": "lo", "darwin": "lo0"}
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run this machine's ranks to their end; if one failed, send which one to the parent and exit with 1."""
-    watch_parent(os.getppid())
+    trainer_group.watch_parent(os.getppid())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, STACKS_SIGNAL):
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, trainer_group.STACKS_SIGNAL):
         signal.signal(number, _forward_signal)
     parser = argparse.ArgumentParser(prog="rank_launcher")
     parser.add_argument("--processes", type=int, required=True)
     parser.add_argument("--nodes", type=int, default=1)
     parser.add_argument("--node-rank", type=int, default=0)
     parser.add_argument("--rendezvous", default="")
-    group, ranks = TrainerGroup(**vars(parser.parse_args(arguments))), dict[int, subprocess.Popen[bytes]]()
+    group, ranks = (
+        trainer_group.TrainerGroup(**vars(parser.parse_args(arguments))),
+        dict[int, subprocess.Popen[bytes]](),
+    )
     with meeting_place(group) as variables:
         for local in range(group.processes):
             rank = group.node_rank * group.processes + local
             own = {"RANK": str(rank), "LOCAL_RANK": str(local), "WORLD_SIZE": str(group.size)}
             ranks[rank] = subprocess.Popen(
-                TRAINER_COMMAND,
+                trainer_group.TRAINER_COMMAND,
                 env={**os.environ, **variables, **own},
                 stdin=subprocess.DEVNULL if rank else None,
                 stdout=sys.stderr.fileno() if rank else None,
@@ -63,19 +56,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if ended is None:
         os._exit(0)
     with contextlib.suppress(OSError):
-        os.write(1, encode_message(ended))
+        os.write(1, trainer_protocol.encode_message(ended))
     os._exit(1)
 
 
 def watch(
     ranks: Mapping[int, "subprocess.Popen[bytes]"], *, sleep: Callable[[float], None] = time.sleep
-) -> RankEnded | None:
+) -> trainer_protocol.RankEnded | None:
     """Wait until all ranks have ended; two seconds after the first that failed the rest are killed."""
-    ends, grace = list[RankEnded](), _GRACE_SECONDS
+    ends, grace = list[trainer_protocol.RankEnded](), _GRACE_SECONDS
     while len(ends) < len(ranks):
         known = {end.rank for end in ends}
         codes = {rank: process.poll() for rank, process in ranks.items() if rank not in known}
-        ends += [RankEnded(rank=rank, exit_code=code) for rank, code in codes.items() if code is not None]
+        ends += [
+            trainer_protocol.RankEnded(rank=rank, exit_code=code) for rank, code in codes.items() if code is not None
+        ]
         if grace <= 0:
             for process in ranks.values():
                 process.kill()
@@ -87,22 +82,25 @@ def watch(
 
 
 @contextlib.contextmanager
-def meeting_place(group: TrainerGroup) -> Iterator[dict[str, str]]:
+def meeting_place(group: trainer_group.TrainerGroup) -> Iterator[dict[str, str]]:
     """Yield the variables that tell the ranks where they meet."""
     if group.nodes == 1:
         with tempfile.TemporaryDirectory(prefix="cairn-ranks-") as folder:  # mode 0700
             loopback = _LOOPBACK.get(sys.platform, "")
             kept = {name: os.environ.get(name, loopback) for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")}
-            yield {RANK_STORE: str(Path(folder) / "store"), **{name: value for name, value in kept.items() if value}}
+            yield {
+                trainer_group.RANK_STORE: str(Path(folder) / "store"),
+                **{name: value for name, value in kept.items() if value},
+            }
     elif group.node_rank == 0:
-        with serving_rendezvous(group.rendezvous, rendezvous_secret(os.environ)) as port:
-            os.write(1, encode_message(Listening(port=port)))
-            yield {RENDEZVOUS: f"{group.host}:{port}"}
+        with rendezvous.serving_rendezvous(group.rendezvous, trainer_group.rendezvous_secret(os.environ)) as port:
+            os.write(1, trainer_protocol.encode_message(trainer_protocol.Listening(port=port)))
+            yield {trainer_group.RENDEZVOUS: f"{group.host}:{port}"}
     else:
-        yield {RENDEZVOUS: group.rendezvous}
+        yield {trainer_group.RENDEZVOUS: group.rendezvous}
 
 
-def find_failed_rank(ends: Sequence[RankEnded]) -> RankEnded | None:
+def find_failed_rank(ends: Sequence[trainer_protocol.RankEnded]) -> trainer_protocol.RankEnded | None:
     """Return the end that is the cause, of those that no one here brought about: not one that only lost a peer."""
     failed = [end for end in ends if end.exit_code]
     own = [end for end in failed if end.exit_code != PEER_LOST_EXIT_CODE]

@@ -15,8 +15,7 @@ from itertools import accumulate
 import numpy as np
 import torch
 
-from cairn.model.training.parallel import gather_to
-from cairn.model.training.train_state import NamedTensor
+from cairn.model.training import parallel, train_state
 
 _PAGE_BYTES = 4096
 _BACKGROUND_NICENESS = 10
@@ -30,7 +29,7 @@ class StagingBuffer:
         """Allocate nothing yet; `device` is where the state is."""
         self._device = device
         self._block = torch.empty(0, dtype=torch.uint8)
-        self._copies: tuple[NamedTensor, ...] = ()
+        self._copies: tuple[train_state.NamedTensor, ...] = ()
         self._preparing: threading.Thread | None = None
 
     @property
@@ -39,15 +38,15 @@ class StagingBuffer:
         self._wait_prepared()
         return self._block.nbytes
 
-    def prepare(self, tensors: Sequence[NamedTensor]) -> None:
+    def prepare(self, tensors: Sequence[train_state.NamedTensor]) -> None:
         """Allocate the memory for these tensors in the background, while the first segment trains."""
         if self.bytes < (needed := sum(_rounded(named.tensor.nbytes) for named in tensors)):
             self._preparing = threading.Thread(target=self._run, args=(needed,), name="staging-buffer")
             self._preparing.start()
 
     def copy(
-        self, tensors: Sequence[NamedTensor], writer: Callable[[str], int] = lambda _: 0, rank: int = 0
-    ) -> tuple[NamedTensor, ...]:
+        self, tensors: Sequence[train_state.NamedTensor], writer: Callable[[str], int] = lambda _: 0, rank: int = 0
+    ) -> tuple[train_state.NamedTensor, ...]:
         """Copy the tensors into the block, over its old content, and return the copies, which are views of it.
 
         Only tensors of which this `rank` is the `writer` are kept; sharded ones are gathered by it, so every rank must
@@ -68,7 +67,7 @@ class StagingBuffer:
         on_cuda = self._device.type == "cuda"
         with torch.no_grad():
             for named in tensors:
-                values = gather_to(named.tensor, writer(named.name))
+                values = parallel.gather_to(named.tensor, writer(named.name))
                 if named.name in targets:
                     targets[named.name].copy_(values, non_blocking=on_cuda)
         if on_cuda:
@@ -109,7 +108,7 @@ def lower_thread_priority() -> None:
         os.setpriority(os.PRIO_PROCESS, thread, niceness)
 
 
-def _layout(named: NamedTensor) -> tuple[str, torch.dtype, torch.Size]:
+def _layout(named: train_state.NamedTensor) -> tuple[str, torch.dtype, torch.Size]:
     return named.name, named.tensor.dtype, named.tensor.shape
 
 

@@ -6,11 +6,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from cairn.model.training.parallel import local_rows
-from cairn.model.training.train_state import NamedTensor
-from cairn.storage.checkpoints.checkpoint import TensorGroup
-from cairn.storage.checkpoints.checkpoint_shard import WantedBytes
-from cairn.storage.checkpoints.tensor_record import TensorDigest, TensorRecord
+from cairn.model.training import parallel, train_state
+from cairn.storage.checkpoints import checkpoint, checkpoint_shard, tensor_record
 
 DTYPES: Mapping[str, torch.dtype] = {
     "BOOL": torch.bool,
@@ -27,24 +24,26 @@ DTYPES: Mapping[str, torch.dtype] = {
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
-def to_record(name: str, tensor: Tensor) -> TensorRecord:
+def to_record(name: str, tensor: Tensor) -> tensor_record.TensorRecord:
     """Return a view of a contiguous host tensor's bytes as a record."""
     data = tensor.detach().reshape(-1).view(torch.uint8).numpy()  # (bytes,)
-    return TensorRecord(name=name, dtype=_NAMES[tensor.dtype], shape=tuple(tensor.shape), data=memoryview(data.data))
+    return tensor_record.TensorRecord(
+        name=name, dtype=_NAMES[tensor.dtype], shape=tuple(tensor.shape), data=memoryview(data.data)
+    )
 
 
-def to_group(name: str, tensors: Iterable[NamedTensor]) -> TensorGroup:
+def to_group(name: str, tensors: Iterable[train_state.NamedTensor]) -> checkpoint.TensorGroup:
     """Return the tensors of the group `name` as one shard group."""
     own = (item for item in tensors if item.group == name)
-    return TensorGroup(name=name, records=tuple(to_record(item.name, item.tensor) for item in own))
+    return checkpoint.TensorGroup(name=name, records=tuple(to_record(item.name, item.tensor) for item in own))
 
 
-def wanted_bytes(named: NamedTensor) -> WantedBytes:
+def wanted_bytes(named: train_state.NamedTensor) -> checkpoint_shard.WantedBytes:
     """Return which bytes of a stored tensor this process needs: they go straight into `named`, or to its device."""
-    local, first_row = local_rows(named.tensor)
+    local, first_row = parallel.local_rows(named.tensor)
     flat = local.detach().reshape(-1).view(torch.uint8)  # its shape -> (bytes,)
     begin = first_row * (named.tensor.nbytes // max(1, named.tensor.shape[0])) if first_row else 0
-    part = WantedBytes(name=named.name, begin=begin, end=begin + flat.nbytes)
+    part = checkpoint_shard.WantedBytes(name=named.name, begin=begin, end=begin + flat.nbytes)
     if flat.device.type == "cpu":
         return replace(part, memory=memoryview(flat.numpy().data))
 
@@ -54,17 +53,17 @@ def wanted_bytes(named: NamedTensor) -> WantedBytes:
     return replace(part, take=take)
 
 
-def without_values(tensors: Iterable[TensorDigest]) -> dict[str, Tensor]:
+def without_values(tensors: Iterable[tensor_record.TensorDigest]) -> dict[str, Tensor]:
     """Return tensors that have names, shapes and dtypes only."""
     return {item.name: torch.empty(item.shape, dtype=DTYPES[item.dtype], device="meta") for item in tensors}
 
 
-def to_tensors(records: Iterable[TensorRecord]) -> dict[str, Tensor]:
+def to_tensors(records: Iterable[tensor_record.TensorRecord]) -> dict[str, Tensor]:
     """Return the records as tensors, by name: views of the records' memory, or copies if it is read-only."""
     return {record.name: _to_tensor(record) for record in records}
 
 
-def _to_tensor(record: TensorRecord) -> Tensor:
+def _to_tensor(record: tensor_record.TensorRecord) -> Tensor:
     dtype = DTYPES[record.dtype]
     if not record.data.nbytes:
         return torch.empty(record.shape, dtype=dtype)

@@ -31,9 +31,7 @@ from cairn.model.training.training_loop import StepObserver, StepResult, default
 from cairn.model.training.training_step import BASELINE_STEPS, StepInputs, find_bad_windows, find_spike
 from cairn.storage.checkpoints.checkpoint import checkpoint_target
 from cairn.storage.checkpoints.checkpoint_documents import TrainerDocument, small_tensor
-from cairn.storage.logs.log_entry import DevicePeak, utc_now
-from cairn.storage.logs.run_log import run_prefix
-from cairn.storage.logs.step_log import StepLog, StepRecord
+from cairn.storage.logs import log_entry, run_log, step_log
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.storage.stores.open_store import open_store
 from cairn.tasks.configuration.settings import DivergenceConfig
@@ -56,7 +54,7 @@ class StepReporter:
         """Open the step log; GPU-seconds count from now."""
         self._attempt, self._channel, self._ranks = spec.attempt, channel, ranks
         self._step_tokens = spec.training.global_batch * spec.model.block_size
-        self._log = StepLog(store, run_prefix, spec.attempt, spool_dir=spec.work_dir)
+        self._log = step_log.StepLog(store, run_prefix, spec.attempt, spool_dir=spec.work_dir)
         self._started, self._tokens, self.learning_rate = time.monotonic(), 0, 0.0
 
     def report(self, result: StepResult) -> None:
@@ -65,7 +63,9 @@ class StepReporter:
         self._tokens += self._step_tokens
         if self._ranks.is_first:
             fields = asdict(result) | {"grad_norm": result.grad_norm if math.isfinite(result.grad_norm) else None}
-            record = StepRecord(**fields, attempt=self._attempt, at=utc_now(), world_size=self._ranks.size)
+            record = step_log.StepRecord(
+                **fields, attempt=self._attempt, at=log_entry.utc_now(), world_size=self._ranks.size
+            )
             self._log.write(record)
             self._channel.send(StepDone(record=record, tokens=self._tokens, gpu_seconds=self._gpu_seconds()))
 
@@ -122,7 +122,7 @@ class Trainer:
     def __init__(self, spec: TrainerSpec, channel: Channel, stop: threading.Event, place: Place) -> None:
         """Open data and state; training stops after the step in which `stop` is set."""
         self._spec, self._channel, self._stop = spec, channel, stop
-        self._ranks, self._store, prefix = place.ranks, open_store(spec.store_url), run_prefix(spec.run_id)
+        self._ranks, self._store, prefix = place.ranks, open_store(spec.store_url), run_log.run_prefix(spec.run_id)
         self._reporter = StepReporter(spec, self._store, prefix, channel, place.ranks)
         self._load = CheckpointLoad(self._store, spec.resume)
         self._data = open_training_data(self._store, spec, place)
@@ -148,7 +148,7 @@ class Trainer:
         digest = self._load.into(self._state, self._spec.initial_weights_sha256)
         step, parameters = self._state.step, self._state.model.parameter_count
         device, precision = self._state.device, self._spec.training.precision
-        peak = DevicePeak(flops=peak_flops(device, precision), source=peak_source(device, precision))
+        peak = log_entry.DevicePeak(flops=peak_flops(device, precision), source=peak_source(device, precision))
         self._channel.send(Ready(step=step, state_sha256=digest, parameters=parameters, device=str(device), peak=peak))
 
     def train_segment(self, until_step: int, stall_seconds: float | None = None) -> None:

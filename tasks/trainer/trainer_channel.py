@@ -23,26 +23,11 @@ import torch
 from torch.distributed import DistNetworkError, FileStore, PrefixStore, Store  # type: ignore[attr-defined]
 
 from cairn.model.estimates.utilization import measure_machine
-from cairn.model.training.determinism import resolve_device
-from cairn.model.training.parallel import SINGLE_RANK, Ranks, is_peer_loss, join_ranks
-from cairn.model.training.thread_trial import time_steps
+from cairn.model.training import determinism, parallel, thread_trial
 from cairn.tasks.errors import TaskError
 from cairn.tasks.policy.failures import ORPHANED_EXIT_CODE, PEER_LOST_EXIT_CODE, ErrorKind, ExceptionReport, kind_of
+from cairn.tasks.trainer import trainer_group, trainer_protocol
 from cairn.tasks.trainer.rendezvous import Answer, ConnectionEnded, Request, greet
-from cairn.tasks.trainer.trainer_group import RANK_STORE, RENDEZVOUS, kill_with_parent, rank_stderr, rendezvous_secret
-from cairn.tasks.trainer.trainer_protocol import (
-    FIRST_LINES,
-    Command,
-    Event,
-    Finish,
-    SpeedTrial,
-    ThreadTrial,
-    TrainerSpec,
-    TrainUntil,
-    TrialDone,
-    decode_message,
-    encode_message,
-)
 
 _SPEC, _EXCEPTION, _EXCEPTION_SENT = "spec", "exception", "exception-sent"
 _EXCEPTION_SECONDS = 5.0
@@ -128,9 +113,9 @@ class RemoteRankStore(Store):
 
 def open_rank_store(environment: Mapping[str, str], *, rank: int, size: int) -> Store:
     """Return the store that the launcher named in the environment."""
-    if path := environment.get(RANK_STORE):
+    if path := environment.get(trainer_group.RANK_STORE):
         return FileStore(path, size)
-    return RemoteRankStore(environment[RENDEZVOUS], rendezvous_secret(environment), rank)
+    return RemoteRankStore(environment[trainer_group.RENDEZVOUS], trainer_group.rendezvous_secret(environment), rank)
 
 
 def _bytes(value: bytes | str) -> bytes:
@@ -163,7 +148,7 @@ class Place:
     """This process among those that train one model: its device, the ranks and, if several, their rendezvous."""
 
     device: torch.device
-    ranks: Ranks = SINGLE_RANK
+    ranks: parallel.Ranks = parallel.SINGLE_RANK
     rendezvous: Rendezvous | None = None
 
 
@@ -175,41 +160,45 @@ class ParentChannel:
         self._out = os.fdopen(os.dup(1), "wb", buffering=0)
         os.dup2(2, 1)
         self._lock = threading.Lock()
-        self._commands: queue.Queue[Command] = queue.Queue()
+        self._commands: queue.Queue[trainer_protocol.Command] = queue.Queue()
 
-    def read_spec(self) -> TrainerSpec:
+    def read_spec(self) -> trainer_protocol.TrainerSpec:
         """Wait for the spec, then read commands in the background; exits if stdin ends before."""
         while line := sys.stdin.buffer.readline():
-            match FIRST_LINES.validate_json(line):
-                case ThreadTrial() as trial:
-                    self.send(TrialDone(step_seconds=time_steps(trial.model, trial.training, trial.candidates)))
-                case SpeedTrial():
+            match trainer_protocol.FIRST_LINES.validate_json(line):
+                case trainer_protocol.ThreadTrial() as trial:
+                    self.send(
+                        trainer_protocol.TrialDone(
+                            step_seconds=thread_trial.time_steps(trial.model, trial.training, trial.candidates)
+                        )
+                    )
+                case trainer_protocol.SpeedTrial():
                     self.send(measure_machine())
                 case spec:
                     threading.Thread(target=self._read_commands, name="commands", daemon=True).start()
                     return spec
         os._exit(ORPHANED_EXIT_CODE)  # started ahead for a run that did not begin
 
-    def join(self, spec: TrainerSpec) -> Place:
+    def join(self, spec: trainer_protocol.TrainerSpec) -> Place:
         """Return the place of the only process."""
-        return Place(device=resolve_device(spec.training.device))
+        return Place(device=determinism.resolve_device(spec.training.device))
 
-    def next_command(self) -> Command:
+    def next_command(self) -> trainer_protocol.Command:
         """Wait for the parent's next command."""
         return self._commands.get()
 
-    def send(self, event: Event) -> None:
+    def send(self, event: trainer_protocol.Event) -> None:
         """Send an event; exits if the parent is gone."""
         try:
             with self._lock:
-                self._out.write(encode_message(event))
+                self._out.write(trainer_protocol.encode_message(event))
         except BrokenPipeError:
             os._exit(ORPHANED_EXIT_CODE)
 
     def _read_commands(self) -> None:
         for line in sys.stdin.buffer:
-            message = decode_message(line)
-            if isinstance(message, TrainUntil | Finish):
+            message = trainer_protocol.decode_message(line)
+            if isinstance(message, trainer_protocol.TrainUntil | trainer_protocol.Finish):
                 self._commands.put(message)
         os._exit(ORPHANED_EXIT_CODE)
 
@@ -219,17 +208,17 @@ class RankChannel:
 
     def __init__(self, rank: int, size: int) -> None:
         """Connect to the other ranks and, as rank 0, to the parent."""
-        kill_with_parent(os.getppid())
-        self._rank, self._size, self._ranks, self._commands = rank, size, SINGLE_RANK, 0
+        trainer_group.kill_with_parent(os.getppid())
+        self._rank, self._size, self._ranks, self._commands = rank, size, parallel.SINGLE_RANK, 0
         self._parent = ParentChannel() if rank == 0 else None
         if self._parent is None:
             os.dup2(2, 1)  # stdout belongs to rank 0's events
         self._rendezvous = Rendezvous(rank, size)
 
-    def read_spec(self) -> TrainerSpec:
+    def read_spec(self) -> trainer_protocol.TrainerSpec:
         """Wait for the spec, which rank 0 passes on; from then on each rank has its own stderr file."""
         if self._parent is None:
-            spec = TrainerSpec.model_validate_json(self._rendezvous.get(_SPEC))
+            spec = trainer_protocol.TrainerSpec.model_validate_json(self._rendezvous.get(_SPEC))
         else:
             spec = self._parent.read_spec()
             self._rendezvous.put(_SPEC, spec.model_dump_json().encode())
@@ -238,42 +227,42 @@ class RankChannel:
             work_dir = Path(folder) / "work" / spec.run_id
             spec = spec.model_copy(update={"cache_dir": Path(folder) / "snapshots", "work_dir": work_dir})
         spec.work_dir.mkdir(parents=True, exist_ok=True)
-        with rank_stderr(spec.work_dir, spec.attempt, self._rank).open("ab") as stderr:
+        with trainer_group.rank_stderr(spec.work_dir, spec.attempt, self._rank).open("ab") as stderr:
             os.dup2(stderr.fileno(), 2)
         return spec
 
-    def join(self, spec: TrainerSpec) -> Place:
+    def join(self, spec: trainer_protocol.TrainerSpec) -> Place:
         """Join the other ranks, which all have the spec by then; each rank of a machine gets its own GPU."""
-        device = resolve_device(spec.training.device)
+        device = determinism.resolve_device(spec.training.device)
         if device.type == "cuda":
             device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
             torch.cuda.set_device(device)
         mode, store = spec.training.parallel, self._rendezvous.store
-        self._ranks = join_ranks(self._rank, self._size, mode=mode, device=device, store=store)
+        self._ranks = parallel.join_ranks(self._rank, self._size, mode=mode, device=device, store=store)
         return Place(device=device, ranks=self._ranks, rendezvous=self._rendezvous)
 
-    def next_command(self) -> Command:
+    def next_command(self) -> trainer_protocol.Command:
         """Wait for the parent's next command; every rank must call it and gets the same command."""
         self._commands += 1
         name = f"command/{self._commands}"
         if self._parent is not None:
             command = self._parent.next_command()
-            self._rendezvous.put(name, encode_message(command))
+            self._rendezvous.put(name, trainer_protocol.encode_message(command))
             return command
-        message = decode_message(self._rendezvous.get(name))
-        assert isinstance(message, TrainUntil | Finish)
+        message = trainer_protocol.decode_message(self._rendezvous.get(name))
+        assert isinstance(message, trainer_protocol.TrainUntil | trainer_protocol.Finish)
         return message
 
-    def send(self, event: Event) -> None:
+    def send(self, event: trainer_protocol.Event) -> None:
         """Send an event; of a rank other than 0 only an exception is sent, and waited for until rank 0 forwarded it."""
         if self._parent is not None:
             self._parent.send(event)
         elif isinstance(event, ExceptionReport):
-            self._rendezvous.put(_EXCEPTION, encode_message(event))
+            self._rendezvous.put(_EXCEPTION, trainer_protocol.encode_message(event))
             self._rendezvous.get(_EXCEPTION_SENT, timeout_seconds=_EXCEPTION_SECONDS)
 
     def _forward_exception(self) -> None:
-        event = decode_message(self._rendezvous.get(_EXCEPTION))
+        event = trainer_protocol.decode_message(self._rendezvous.get(_EXCEPTION))
         if self._parent is not None and isinstance(event, ExceptionReport):
             self._parent.send(event)
         self._rendezvous.put(_EXCEPTION_SENT, b"")
@@ -293,11 +282,11 @@ def exit_on_error(channel: Channel, error: BaseException) -> NoReturn:
     trace = traceback.format_exception(error)
     sys.stderr.write("".join(trace))
     sys.stderr.flush()
-    if isinstance(channel, RankChannel) and is_peer_loss(error):
+    if isinstance(channel, RankChannel) and parallel.is_peer_loss(error):
         os._exit(PEER_LOST_EXIT_CODE)
     channel.send(
         ExceptionReport(
-            kind=ErrorKind.DEVICE_LOST if is_peer_loss(error) else kind_of(error),
+            kind=ErrorKind.DEVICE_LOST if parallel.is_peer_loss(error) else kind_of(error),
             exception=type(error).__name__,
             message=str(error),
             traceback=tuple(trace),

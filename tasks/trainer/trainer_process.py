@@ -15,23 +15,7 @@ from cairn.storage.logs.step_log import StepRecord
 from cairn.tasks.attempt.watchdog import HangDetector
 from cairn.tasks.errors import TrainerGone
 from cairn.tasks.policy.failures import ExceptionReport
-from cairn.tasks.trainer.trainer_group import STACKS_SIGNAL, rank_stderr
-from cairn.tasks.trainer.trainer_protocol import (
-    Command,
-    Event,
-    Finish,
-    Listening,
-    RankEnded,
-    Ready,
-    SegmentDone,
-    StepDone,
-    TrainerSpec,
-    TrainUntil,
-    Waiting,
-    decode_message,
-    encode_message,
-)
-from cairn.tasks.trainer.warm_trainer import TrainerChild
+from cairn.tasks.trainer import trainer_group, trainer_protocol, warm_trainer
 
 T = TypeVar("T")
 _TAIL_BYTES = 64 * 1024  # a library may write gigabytes of warnings
@@ -44,31 +28,31 @@ class ReceivedEvents:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._closed = False
-        self.ready: Ready | None = None
-        self.segments: list[SegmentDone] = []
+        self.ready: trainer_protocol.Ready | None = None
+        self.segments: list[trainer_protocol.SegmentDone] = []
         self.staged: dict[int, StagedCheckpoint] = {}
-        self.last_step: StepDone | None = None
+        self.last_step: trainer_protocol.StepDone | None = None
         self.exception: ExceptionReport | None = None
-        self.rank_ended: RankEnded | None = None
-        self.listening: Listening | None = None
+        self.rank_ended: trainer_protocol.RankEnded | None = None
+        self.listening: trainer_protocol.Listening | None = None
 
-    def add(self, event: Command | Event) -> None:
+    def add(self, event: trainer_protocol.Command | trainer_protocol.Event) -> None:
         """Keep an event and wake those who wait."""
         with self._changed:
             match event:
-                case Ready():
+                case trainer_protocol.Ready():
                     self.ready = event
-                case StepDone():
+                case trainer_protocol.StepDone():
                     self.last_step = event
-                case SegmentDone():
+                case trainer_protocol.SegmentDone():
                     self.segments.append(event)
                 case StagedCheckpoint():
                     self.staged[event.step] = event
                 case ExceptionReport() if self.exception is None:  # of several ranks, the first report has the cause
                     self.exception = event
-                case RankEnded():
+                case trainer_protocol.RankEnded():
                     self.rank_ended = event
-                case Listening():
+                case trainer_protocol.Listening():
                     self.listening = event
             self._changed.notify_all()
 
@@ -90,11 +74,11 @@ class TrainerProcess:
 
     def __init__(
         self,
-        spec: TrainerSpec,
-        child: TrainerChild,
+        spec: trainer_protocol.TrainerSpec,
+        child: warm_trainer.TrainerChild,
         *,
         on_step: Callable[[StepRecord], None],
-        on_waiting: Callable[[Waiting], None],
+        on_waiting: Callable[[trainer_protocol.Waiting], None],
         detector: HangDetector,
     ) -> None:
         """Send `child` its spec; a thread calls `on_step` and `on_waiting`, and `detector` learns of every event."""
@@ -117,7 +101,7 @@ class TrainerProcess:
         """Whether the child still runs."""
         return self._child.poll() is None
 
-    def wait_ready(self) -> Ready:
+    def wait_ready(self) -> trainer_protocol.Ready:
         """Wait until the child has loaded its state; raises `TrainerGone` if it exits before."""
         return self._wait(lambda: self.received.ready)
 
@@ -135,9 +119,11 @@ class TrainerProcess:
         if not self.is_in_segment:
             self._begun += 1
             self._detector.resume()
-            self._write(encode_message(TrainUntil(step=step, stall_seconds=stall_seconds)))
+            self._write(
+                trainer_protocol.encode_message(trainer_protocol.TrainUntil(step=step, stall_seconds=stall_seconds))
+            )
 
-    def end_segment(self) -> SegmentDone:
+    def end_segment(self) -> trainer_protocol.SegmentDone:
         """Wait for the segment that was begun; raises `TrainerGone` if the child exits before."""
         segments, number = self.received.segments, self._begun
         segment = self._wait(lambda: segments[number - 1] if len(segments) >= number else None)
@@ -156,7 +142,7 @@ class TrainerProcess:
     def finish(self, limit_seconds: float) -> None:
         """Have the child exit, for everything is committed; it is killed if it has not done so in this time."""
         with suppress(TrainerGone):
-            self._write(encode_message(Finish()))
+            self._write(trainer_protocol.encode_message(trainer_protocol.Finish()))
         with suppress(subprocess.TimeoutExpired):
             self._child.wait(limit_seconds)
         self.kill()
@@ -167,7 +153,7 @@ class TrainerProcess:
         A process that the kernel holds writes nothing, so the wait is limited.
         """
         before = grown = self._stderr_bytes()
-        self.notify(STACKS_SIGNAL)
+        self.notify(trainer_group.STACKS_SIGNAL)
         for _ in range(_STACKS_POLLS):
             sleep(_STACKS_POLL_SECONDS)
             last, grown = grown, self._stderr_bytes()
@@ -197,11 +183,11 @@ class TrainerProcess:
     def stderr_tail(self) -> tuple[str, ...]:
         """Return the last lines of the child's stderr; of several ranks, of the one that ended them all."""
         ended, spec = self.received.rank_ended, self._spec
-        own = tail_of(rank_stderr(spec.work_dir, spec.attempt, ended.rank)) if ended else ()
+        own = tail_of(trainer_group.rank_stderr(spec.work_dir, spec.attempt, ended.rank)) if ended else ()
         return own or tail_of(self._stderr_path)
 
     def _rank_files(self) -> dict[int, Path]:
-        any_rank = rank_stderr(self._spec.work_dir, self._spec.attempt, "*")
+        any_rank = trainer_group.rank_stderr(self._spec.work_dir, self._spec.attempt, "*")
         return {int(path.name.split("-")[-1].split(".")[0]): path for path in any_rank.parent.glob(any_rank.name)}
 
     def _stderr_bytes(self) -> list[int]:
@@ -224,14 +210,14 @@ class TrainerProcess:
         assert self._child.stdout is not None
         try:
             for line in self._child.stdout:
-                event = decode_message(line)
+                event = trainer_protocol.decode_message(line)
                 self._detector.record_heartbeat()
-                if isinstance(event, SegmentDone):
+                if isinstance(event, trainer_protocol.SegmentDone):
                     self._detector.pause()
                 self.received.add(event)
-                if isinstance(event, StepDone):
+                if isinstance(event, trainer_protocol.StepDone):
                     self._on_step(event.record)
-                elif isinstance(event, Waiting):
+                elif isinstance(event, trainer_protocol.Waiting):
                     self._on_waiting(event)
         finally:
             self.received.close()  # whatever ended this loop, no other thread may wait for ever

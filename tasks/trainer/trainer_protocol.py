@@ -13,8 +13,7 @@ from cairn.model.configuration.network import ModelConfig
 from cairn.model.configuration.training import TrainingConfig
 from cairn.model.estimates.numerics import MachineSpeed
 from cairn.storage.checkpoints.checkpoint import StagedCheckpoint
-from cairn.storage.logs.log_entry import CheckpointReference, DevicePeak
-from cairn.storage.logs.step_log import StepRecord
+from cairn.storage.logs import log_entry, step_log
 from cairn.tasks.configuration.settings import DivergenceConfig
 from cairn.tasks.errors import TaskError
 from cairn.tasks.policy.failures import ExceptionReport
@@ -38,7 +37,7 @@ class TrainerSpec(BaseModel):
     divergence: DivergenceConfig
     patience_seconds: float
     threads: int
-    resume: CheckpointReference | None
+    resume: log_entry.CheckpointReference | None
     initial_weights_sha256: str | None = None
     cache_dir: Path
     work_dir: Path
@@ -90,14 +89,14 @@ class Ready:
     state_sha256: str | None
     parameters: int
     device: str
-    peak: DevicePeak | None = None
+    peak: log_entry.DevicePeak | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepDone:
     """Event: a step is complete; `tokens` and `gpu_seconds` count from the attempt's start."""
 
-    record: StepRecord
+    record: step_log.StepRecord
     tokens: int
     gpu_seconds: float
 

@@ -3,20 +3,16 @@
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from cairn.model.data.batch_loader import BatchLoader
-from cairn.model.data.sample_order import SampleOrder
-from cairn.model.data.token_windows import TokenWindows
+from cairn.model.data import batch_loader, sample_order, token_windows
 from cairn.model.training.train_state import WEIGHT_PREFIX, TrainState, load_weights
 from cairn.model.training.training_loop import Probe
 from cairn.model.training.training_step import StepInputs
 from cairn.storage.checkpoints.checkpoint import OpenedCheckpoint, open_checkpoint, read_tensors
 from cairn.storage.errors import IntegrityError, ObjectMissing, SnapshotDamaged
 from cairn.storage.logs.log_entry import CheckpointReference
-from cairn.storage.snapshots.data_snapshot import open_snapshot
-from cairn.storage.snapshots.token_shard import VerifiedShard, prefetch_shards
+from cairn.storage.snapshots import data_snapshot, token_shard
 from cairn.storage.stores.object_store import ObjectStore
-from cairn.tasks.data.foreign_tokenizer import parse_tokenizer
-from cairn.tasks.data.snapshot_lookup import weighted_components
+from cairn.tasks.data import foreign_tokenizer, snapshot_lookup
 from cairn.tasks.trainer.fault_injection import flip_token
 from cairn.tasks.trainer.initial_weights import read_initial_weights
 from cairn.tasks.trainer.staging import assign_writers
@@ -37,7 +33,7 @@ class TrainingData:
     probe: Probe | None
     vocab_size: int
     end_of_text_id: int
-    shards: tuple[VerifiedShard, ...]
+    shards: tuple[token_shard.VerifiedShard, ...]
 
     def corrupt_next_batch(self, step: int) -> None:
         """Flip a bit on disk in the first sample of step `step` + 1, for fault injection."""
@@ -50,28 +46,28 @@ class TrainingData:
 def open_training_data(store: ObjectStore, spec: TrainerSpec, place: Place) -> TrainingData:
     """Open the spec's snapshot; its shards are verified ahead, in the background."""
     try:
-        snapshot = open_snapshot(store, spec.snapshot_id, spec.cache_dir)
+        snapshot = data_snapshot.open_snapshot(store, spec.snapshot_id, spec.cache_dir)
     except (ObjectMissing, IntegrityError) as error:  # of data, which has a remedy of its own
         raise SnapshotDamaged(str(error)) from error
-    prefetch_shards(snapshot.train, threads=_DOWNLOADS)
+    token_shard.prefetch_shards(snapshot.train, threads=_DOWNLOADS)
     manifest, training = snapshot.manifest, spec.training
-    windows = TokenWindows(snapshot.train, spec.model.block_size, manifest.vocab_size)
-    order = SampleOrder(
+    windows = token_windows.TokenWindows(snapshot.train, spec.model.block_size, manifest.vocab_size)
+    order = sample_order.SampleOrder(
         window_count=windows.window_count,
         seed=training.seed,
         global_batch=training.global_batch,
         block_size=spec.model.block_size,
         quarantined=frozenset(spec.quarantined),
-        components=weighted_components(manifest, spec.data, spec.model.block_size),
+        components=snapshot_lookup.weighted_components(manifest, spec.data, spec.model.block_size),
     )
     rows = place.ranks.rows(training.global_batch, spec.micro_batch)
-    loader = BatchLoader(windows, order, place.device, end_step=training.steps, rows=rows)
+    loader = batch_loader.BatchLoader(windows, order, place.device, end_step=training.steps, rows=rows)
     probe = None
     # A forward through a sharded model needs all ranks; otherwise only rank 0 measures and the others wait.
     if training.probe_every_steps and (place.ranks.is_first or place.ranks.is_sharded):
-        tokenizer = parse_tokenizer(snapshot.tokenizer_json)
+        tokenizer = foreign_tokenizer.parse_tokenizer(snapshot.tokenizer_json)
         probe = Probe(
-            windows=TokenWindows(snapshot.val, spec.model.block_size, manifest.vocab_size),
+            windows=token_windows.TokenWindows(snapshot.val, spec.model.block_size, manifest.vocab_size),
             every_steps=spec.training.probe_every_steps,
             batches=spec.training.probe_batches,
             batch_size=_PROBE_WINDOWS,

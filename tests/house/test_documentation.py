@@ -18,7 +18,7 @@ def classes(modules: Mapping[str, ast.Module]) -> Iterator[ast.ClassDef]:
 
 def described_by_interfaces(modules: Mapping[str, ast.Module]) -> set[ast.AST]:
     """Return the methods of classes that inherit from one of our protocols, or have all of its methods."""
-    bases = {node: {base.id for base in node.bases if isinstance(base, ast.Name)} for node in classes(modules)}
+    bases = {node: {ast.unparse(base).rpartition(".")[2] for base in node.bases} for node in classes(modules)}
     found = set[ast.AST]()
     for protocol in (node for node in bases if "Protocol" in bases[node]):
         wanted = {method.name for method in public_names(protocol)}

@@ -173,8 +173,8 @@ FLOW_MUTANTS = (
     mutant(
         "start-without-faults",
         CLAIM,
-        "versions=library_versions(),\n        faults=run.evaluation.faults",
-        'versions=library_versions(),\n        faults=""',
+        "versions=placement.library_versions(),\n        faults=run.evaluation.faults",
+        'versions=placement.library_versions(),\n        faults=""',
         f"{TESTS}::test_a_receipt_names_the_device_and_counts_cores_and_the_faults_to_practise",
     ),
     mutant(
@@ -187,15 +187,15 @@ FLOW_MUTANTS = (
     mutant(
         "heartbeat-without-device-time",
         ATTEMPT,
-        "gpu_seconds=last.gpu_seconds if last else 0.0,\n            at=utc_now()",
-        "gpu_seconds=0.0,\n            at=utc_now()",
+        "gpu_seconds=last.gpu_seconds if last else 0.0,\n            at=log_entry.utc_now()",
+        "gpu_seconds=0.0,\n            at=log_entry.utc_now()",
         HEARTBEAT,
     ),
     mutant(
         "finished-with-the-digest-of-the-manifest",
         ATTEMPT,
-        "newest.committed, RunFinished",
-        "newest.committed, RunFinished, state_sha256=newest.committed.manifest_sha256",
+        "newest.committed, run_entries.RunFinished",
+        "newest.committed, run_entries.RunFinished, state_sha256=newest.committed.manifest_sha256",
         f"{TESTS}::test_the_run_ends_with_the_digest_of_its_last_checkpoint",
     ),
     mutant(
@@ -276,7 +276,7 @@ FLOW_MUTANTS = (
     mutant(
         "no-machine-is-checked",
         CLAIM,
-        "failed := check_machine(rules)",
+        "failed := placement.check_machine(rules)",
         'failed := ""',
         key("what_a_machine_passes_before_it_joins"),
     ),

@@ -22,7 +22,7 @@ STORAGE_MUTANTS = (
     mutant(
         "refused-append-unknown",
         "storage/logs/log_entry.py",
-        "may_be_written |= not isinstance(error, StoreRefused)",
+        "may_be_written |= not isinstance(error, errors.StoreRefused)",
         "may_be_written = True",
         f"{ENTRY_LOG}::test_an_append_that_the_store_refuses_is_tried_once_however_long_the_run_waits",
     ),

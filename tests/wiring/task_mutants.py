@@ -43,8 +43,8 @@ TASK_MUTANTS = (
     mutant(
         "a-log-names-servers",
         "tasks/configuration/stored_configuration.py",
-        'if f"{name}.{key}" not in MACHINE_KEYS}',
-        "if key}",
+        'if f"{name}.{key}" not in run_configuration.MACHINE_KEYS',
+        "if key",
         f"{LOG}::test_a_server_that_only_the_log_names_is_not_contacted",
     ),
     mutant(
@@ -87,7 +87,7 @@ TASK_MUTANTS = (
     mutant(
         "evaluators-run-again-at-once",
         "tasks/evaluator/evaluation_run.py",
-        "delay = backoff_seconds(plan.budget, len(trial.failed(log.state)) - 1)",
+        "delay = budgets.backoff_seconds(plan.budget, len(trial.failed(log.state)) - 1)",
         "delay = 0.0",
         key("what_failing_evaluators_may_spend"),
     ),
@@ -129,14 +129,14 @@ TASK_MUTANTS = (
     mutant(
         "claim-ignores-the-heartbeat",
         CLAIM,
-        "if read_heartbeat(log.store, log.prefix, number) != seen:",
+        "if step_log.read_heartbeat(log.store, log.prefix, number) != seen:",
         "if False:",
         "tests/tasks/test_attempt_claim.py::test_an_owner_that_writes_its_heartbeat_is_left_alone",
     ),
     mutant(
         "watch-by-the-default-lease",
         WATCH,
-        "return parse_stored_configuration(state.attempts[-1].started.config).lease.seconds",
+        "return stored_configuration.parse_stored_configuration(state.attempts[-1].started.config).lease.seconds",
         "return LeaseConfig().seconds",
         "tests/tasks/test_run_watch.py::test_the_lease_is_the_one_of_the_attempt_itself",
     ),

@@ -131,7 +131,7 @@ TRAINING_MUTANTS = (
     mutant(
         "probe-of-the-train-split",
         SETUP,
-        "windows=TokenWindows(snapshot.val,",
+        "windows=token_windows.TokenWindows(snapshot.val,",
         "windows=TokenWindows(snapshot.train,",
         PROBE,
     ),
