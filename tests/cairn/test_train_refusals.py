@@ -31,7 +31,7 @@ def train(tmp_path: Path, cairn: Cairn) -> Callable[..., Ended]:
 def test_what_the_text_or_the_memory_refuses_is_refused_before_a_server_is_started(
     train: Callable[..., Ended], cairn: Cairn, override: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr(prefect_session, "EphemeralServer")
+    monkeypatch.delattr(prefect_session.prefect_server, "EphemeralServer")
     assert cairn("train", "run.toml", "--set", override, PREFECT_API_URL="").code == 2
 
 

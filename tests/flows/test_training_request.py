@@ -115,7 +115,7 @@ def steps_in_flow(monkeypatch: pytest.MonkeyPatch, url: str) -> int:
     def open_run(resolved: ResolvedRequest, *services: object) -> None:
         raise Reached(configure_run(resolved, RunState(), {}).training.steps)
 
-    monkeypatch.setattr(module, "open_run", open_run)
+    monkeypatch.setattr(module.run_opening, "open_run", open_run)
     monkeypatch.setattr(module, "check_before_start", lambda *arguments: None)
     with pytest.raises(Reached) as reached:
         module.train_gpt.fn(config=url)

@@ -128,7 +128,7 @@ def promote_without_hold(patch: pytest.MonkeyPatch) -> None:
 
 def resume_without_verification(patch: pytest.MonkeyPatch) -> None:
     """The newest committed checkpoint is believed."""
-    patch.setattr(resume_point, "verify_checkpoint", lambda store, reference, **how: ())
+    patch.setattr(resume_point.checkpoint, "verify_checkpoint", lambda store, reference, **how: ())
 
 
 def no_read_back(patch: pytest.MonkeyPatch) -> None:
@@ -208,7 +208,7 @@ def fsync_error_swallowed(patch: pytest.MonkeyPatch) -> None:
 
 def quarantine_without_reread(patch: pytest.MonkeyPatch) -> None:
     """What failed one look is condemned."""
-    patch.setattr(resume_point, "LOOKS", 1)
+    patch.setattr(resume_point.checkpoint_shard, "LOOKS", 1)
 
 
 def deletion_without_a_look(patch: pytest.MonkeyPatch) -> None:

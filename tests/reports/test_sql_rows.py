@@ -124,8 +124,8 @@ def test_after_a_roll_back_to_nothing_the_alias_points_nowhere() -> None:
 def test_packs_of_other_rows_or_another_fold_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     before = run_tables.schema_digest()
     digests = {before}
-    for name in ("FOLD_VERSION", "TABLES_VERSION"):
-        monkeypatch.setattr(run_tables, name, 99)
+    for module, name in ((run_tables.fold_cache, "FOLD_VERSION"), (run_tables, "TABLES_VERSION")):
+        monkeypatch.setattr(module, name, 99)
         run_tables.schema_digest.cache_clear()
         digests.add(run_tables.schema_digest())
         monkeypatch.undo()

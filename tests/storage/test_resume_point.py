@@ -253,6 +253,6 @@ def test_a_second_look_does_not_come_from_memory(tmp_path: Path, monkeypatch: py
     key = f"{prefix(store)}/trainer.json"
     flip(store, key)
     forgotten: list[Path] = []
-    monkeypatch.setattr("cairn.storage.checkpoints.resume_point.forget_cached_bytes", forgotten.append)
+    monkeypatch.setattr("cairn.storage.stores.local_store.forget_cached_bytes", forgotten.append)
     start(store)
     assert forgotten == [tmp_path / key] * 2

@@ -84,7 +84,7 @@ def test_the_trainers_last_words_become_bad_data_with_the_shards_name(
 def test_a_damaged_shard_of_a_large_snapshot_is_made_anew_from_its_sources(
     store: LocalStore, snapshot_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cairn.tasks.data.snapshot_build.DEFAULT_SHARD_TOKENS", SHARD_TOKENS)
+    monkeypatch.setattr("cairn.storage.snapshots.token_shard.DEFAULT_SHARD_TOKENS", SHARD_TOKENS)
     sound = store.read(f"data/{snapshot_id}/train-00002.arrow")
     flip(store, f"data/{snapshot_id}/train-00002.arrow")
     assert repair_snapshot(store, snapshot_id, DATA, tmp_path, tmp_path / "cache") == ("train-00002.arrow",)

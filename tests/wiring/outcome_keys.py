@@ -94,13 +94,13 @@ def a_person_is_asked(bench: Bench) -> None:
 @acts("preemption.notice_file", "preemption.poll_seconds")
 def notices_besides_signals(bench: Bench) -> None:
     polled: list[float] = []
-    poll = active_run.polling_notices
+    poll = active_run.preemption_notice.polling_notices
 
     def noting(*arguments: Any, poll_seconds: float, **rest: Any) -> Any:
         polled.append(poll_seconds)
         return poll(*arguments, poll_seconds=0.01, **rest)
 
-    bench.patch.setattr(active_run, "polling_notices", noting)
+    bench.patch.setattr(active_run.preemption_notice, "polling_notices", noting)
     notice = bench.flow.folder / "leave"
     notice.write_text("now")
     with bench.flow.opened(f"preemption.notice_file={notice}", "preemption.poll_seconds=2.5") as run:

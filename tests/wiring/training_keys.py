@@ -290,7 +290,9 @@ def several_processes(bench: Bench) -> None:
 @acts("training.parallel")
 def how_they_share_the_network(bench: Bench) -> None:
     asked: list[Any] = []
-    bench.patch.setattr(trainer_channel, "join_ranks", lambda *_, mode, **rest: asked.append(mode) or SINGLE_RANK)
+    bench.patch.setattr(
+        trainer_channel.parallel, "join_ranks", lambda *_, mode, **rest: asked.append(mode) or SINGLE_RANK
+    )
     channel = RankChannel.__new__(RankChannel)
     channel._rank, channel._size, channel._rendezvous = 0, 2, cast(Any, type("Meeting", (), {"store": None}))
     for mode in ("ddp", "fsdp"):
