@@ -23,8 +23,8 @@ MEANT: Mapping[str, frozenset[str]] = {
     "RunOpened": frozenset({"initial_weights_sha256", "smallest_writer_version", "forked_from"}),
     "AttemptStarted": frozenset({"flow_run_id", "resumed_from", "activation_checkpointing", "faults"}),
     "Decision": frozenset({"charged", "micro_batch", "activation_checkpointing"}),
-    "EvaluationRecorded": frozenset({"hold_id", "verdict"}),
-    "EvaluationFailed": frozenset({"hold_id"}),
+    "EvaluationRecorded": frozenset({"pin_id", "verdict"}),
+    "EvaluationFailed": frozenset({"pin_id"}),
 }
 """Fields that change what follows in a run, so that only a test whose claim they are sets them."""
 RECORDS = (

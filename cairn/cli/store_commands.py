@@ -21,7 +21,7 @@ Shell = Literal["bash", "zsh", "fish"]
 FromStep = Annotated[int, Parameter(name="--from")]
 ToStep = Annotated[int | None, Parameter(name="--to")]
 Place = Annotated[str, Parameter(name="STORE")]
-_DONE = {"keep": "kept", "release": "released", "supersede": "superseded", "delete": "deleted", "discard": "discarded"}
+_DONE = {"keep": "kept", "unpin": "unpinned", "supersede": "superseded", "delete": "deleted", "discard": "discarded"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

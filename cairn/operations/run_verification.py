@@ -107,7 +107,7 @@ def registry_problems(store: ObjectStore, run_id: str, state: run_state.RunState
     for alias in aliases:
         yield from _alias_problems(store, alias, run_id, state)
     for pin in state.pins:
-        may_still_decide = shares_pids(pin.holder) and not is_known_dead(pin.holder)
+        may_still_decide = shares_pids(pin.pinned_by) and not is_known_dead(pin.pinned_by)
         if pin.alias and pin.alias not in aliases and not may_still_decide:
             yield (
                 f"models/{pin.alias}/log: is gone, or another host is just promoting: step {pin.step} of run {run_id} "

@@ -127,7 +127,7 @@ def fails_alike(fresh: Collection[ReadEvidence], before: Collection[ReadEvidence
 
 def new_pin(
     reference: CheckpointReference,
-    holder: Placement,
+    pinned_by: Placement,
     *,
     alias: str | None = None,
     suite_sha256: str | None = None,
@@ -137,8 +137,8 @@ def new_pin(
     """Return a pin with a new id, for an alias, an evaluation or a fork; it counts once it is appended."""
     return CheckpointPinned(
         **asdict(reference),
-        hold_id=uuid.uuid4().hex,
-        holder=holder,
+        pin_id=uuid.uuid4().hex,
+        pinned_by=pinned_by,
         alias=alias,
         suite_sha256=suite_sha256,
         during_attempt=during_attempt,
@@ -164,11 +164,11 @@ def unpin_checkpoint(log: RunLog, pin: CheckpointPinned, why: str, *, writer: Wr
 
 def unpin_entry(pin: CheckpointPinned, why: str, state: RunState) -> CheckpointUnpinned | None:
     """Return the entry that ends the pin, or None when it is over already."""
-    return CheckpointUnpinned(hold_id=pin.hold_id, prefix=pin.prefix, why=why) if _is_in_force(pin, state) else None
+    return CheckpointUnpinned(pin_id=pin.pin_id, prefix=pin.prefix, why=why) if _is_in_force(pin, state) else None
 
 
 def _is_in_force(pin: CheckpointPinned, state: RunState) -> bool:
-    return any(other.hold_id == pin.hold_id for other in state.pins)
+    return any(other.pin_id == pin.pin_id for other in state.pins)
 
 
 def _told(evidence: tuple[ReadEvidence, ...]) -> str:

@@ -26,7 +26,7 @@ class SweepAction(StrEnum):
     KEEP = "keep"
     SUPERSEDE = "supersede"
     DELETE = "delete"
-    UNPIN = "release"
+    UNPIN = "unpin"
     DISCARD = "discard"
 
 
@@ -36,7 +36,7 @@ class SweepKind(StrEnum):
     CHECKPOINT = "checkpoint"
     STAGED = "staged"
     UNFINISHED = "unfinished"
-    PIN = "hold"
+    PIN = "pin"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,7 +114,7 @@ class _Sweep:
         self._state = self._log.refresh()
         if not self._dry_run:
             log_entry.refuse_old_writer(self._state.closed_to_writers(), f"run {self._log.run_id}")
-        pins = {pin.hold_id: pin for pin in self._state.pins}
+        pins = {pin.pin_id: pin for pin in self._state.pins}
         for verdict in self._plan(self._state, ()).pins:
             pin = pins[verdict.key]
             if verdict.is_over:

@@ -38,7 +38,7 @@ class Promoted:
     by: str
     why: str
     previous: str | None
-    hold_id: str | None = None
+    pin_id: str | None = None
     data_snapshot: str
     required: tuple[SuiteReference, ...] = ()
     verdict: str | None = None
@@ -55,7 +55,7 @@ class Refused:
     gate: str
     detail: str
     by: str
-    hold_id: str | None = None
+    pin_id: str | None = None
     why: str = ""
     suite_sha256: str | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -205,7 +205,7 @@ def _apply(state: RegistryState, entry: log_entry.Entry) -> RegistryState:
             reached = fold_cache.Listed(promoted.manifest_sha256 for _, promoted in champions)
         case _:
             return state if state.newer else replace(state, newer=document.project(entry, log_entry.NewerEntry))
-    if isinstance(body, Promoted | Refused) and body.hold_id:
-        decided = decided.append(body.hold_id)
+    if isinstance(body, Promoted | Refused) and body.pin_id:
+        decided = decided.append(body.pin_id)
     history = state.history.append(decision)
     return replace(state, champions=champions, history=history, reached=reached, decided_pins=decided)

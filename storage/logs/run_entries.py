@@ -183,7 +183,7 @@ class EvaluationRecorded:
     evaluator_version: str
     started_at: datetime
     seconds: float
-    hold_id: str | None = None
+    pin_id: str | None = None
     verdict: CurveVerdict | None = None
     boundary: str = ""
 
@@ -200,7 +200,7 @@ class EvaluationFailed:
     detail: str
     started_at: datetime
     seconds: float
-    hold_id: str | None = None
+    pin_id: str | None = None
     refused: bool = False
 
 
@@ -258,30 +258,30 @@ class CheckpointPinned:
 
     A pin and a checkpoint-superseded entry share one sequence, so nothing can come between the check and the deletion.
     An evaluation's pin ends with its outcome or, if it was part of an attempt, when the next attempt starts. Every
-    other pin ends with a checkpoint-released entry.
+    other pin ends with a checkpoint-unpinned entry.
     """
 
     step: int
     attempt: int
     prefix: str
     manifest_sha256: str
-    hold_id: str
-    holder: Placement
+    pin_id: str
+    pinned_by: Placement
     alias: str | None = None
     suite_sha256: str | None = None
     during_attempt: int | None = None
     fork: str | None = None
 
     def __post_init__(self) -> None:
-        if (holders := [self.alias, self.suite_sha256, self.fork]).count(None) != 2:
-            raise StorageError(f"checkpoint-held: alias, suite_sha256, fork {holders}: exactly one must be named")
+        if (purposes := [self.alias, self.suite_sha256, self.fork]).count(None) != 2:
+            raise StorageError(f"checkpoint-pinned: alias, suite_sha256, fork {purposes}: exactly one must be named")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointUnpinned:
     """A pin is over, and how that is known."""
 
-    hold_id: str
+    pin_id: str
     prefix: str
     why: str
 
@@ -340,8 +340,8 @@ RUN_KINDS: Mapping[str, type] = {
     "data-quarantined": DataQuarantined,
     "checkpoint-quarantined": CheckpointQuarantined,
     "checkpoint-restored": CheckpointRestored,
-    "checkpoint-held": CheckpointPinned,
-    "checkpoint-released": CheckpointUnpinned,
+    "checkpoint-pinned": CheckpointPinned,
+    "checkpoint-unpinned": CheckpointUnpinned,
     "checkpoint-superseded": CheckpointSuperseded,
     "checkpoint-deleted": CheckpointDeleted,
     "run-finished": RunFinished,

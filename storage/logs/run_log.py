@@ -87,7 +87,7 @@ def _apply(state: RunState, entry: Entry) -> RunState:
                 return _refuse(state, entry)
             return replace(state, pins=(*state.pins, body))
         case kinds.CheckpointUnpinned():
-            return replace(state, pins=_without_pin(state.pins, body.hold_id))
+            return replace(state, pins=_without_pin(state.pins, body.pin_id))
     return state
 
 
@@ -126,7 +126,7 @@ def _evaluate(state: RunState, body: kinds.EvaluationRecorded | kinds.Evaluation
             outcomes: dict[str, Any] = {name: (*getattr(record, name), body)}
             live[place] = replace(record, **outcomes)
     history: dict[str, Any] = {name: getattr(state, name).append(body)}
-    return replace(state, live_checkpoints=tuple(live), pins=_without_pin(state.pins, body.hold_id), **history)
+    return replace(state, live_checkpoints=tuple(live), pins=_without_pin(state.pins, body.pin_id), **history)
 
 
 def _commit(state: RunState, entry: Entry, body: kinds.CheckpointCommitted) -> RunState:
@@ -150,8 +150,8 @@ def _commit(state: RunState, entry: Entry, body: kinds.CheckpointCommitted) -> R
     )
 
 
-def _without_pin(pins: tuple[kinds.CheckpointPinned, ...], hold_id: str | None) -> tuple[kinds.CheckpointPinned, ...]:
-    return tuple(pin for pin in pins if pin.hold_id != hold_id)
+def _without_pin(pins: tuple[kinds.CheckpointPinned, ...], pin_id: str | None) -> tuple[kinds.CheckpointPinned, ...]:
+    return tuple(pin for pin in pins if pin.pin_id != pin_id)
 
 
 def _move_checkpoint(state: RunState, entry: Entry, body: kinds.CheckpointMoved) -> RunState:

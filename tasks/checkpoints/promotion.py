@@ -44,7 +44,7 @@ class Candidate:
     by: str
     why: str = ""
     approval: Approval | None = None
-    hold_id: str | None = None
+    pin_id: str | None = None
 
     @property
     def named(self) -> str:
@@ -253,7 +253,7 @@ def _promoted(offer: _Offer, alias: str) -> Promoted:
         by=approval.by if approval else candidate.by,
         why=": ".join(dict.fromkeys(filter(None, words))),
         previous=offer.champion.manifest_sha256 if offer.champion else None,
-        hold_id=candidate.hold_id,
+        pin_id=candidate.pin_id,
     )
 
 
@@ -272,5 +272,5 @@ def _refused(
         why=candidate.why,
         suite_sha256=evaluation.suite_sha256 if evaluation else None,
         metrics=finite,
-        hold_id=candidate.hold_id,
+        pin_id=candidate.pin_id,
     )

@@ -25,15 +25,15 @@ def offer(log: run_log.RunLog, registry: Registry, candidate: Candidate, rules: 
     if state.champion is not None and state.champion.manifest_sha256 == reference.manifest_sha256:
         return state
     pin = new_pin(reference, this_placement(device="cpu", threads=1), alias=registry.alias)
-    candidate = replace(candidate, hold_id=pin.hold_id)
+    candidate = replace(candidate, pin_id=pin.pin_id)
     decide = partial(_decide, log.store, registry.alias, candidate, rules)
     is_pinned = pin_checkpoint(log, pin, writer=log_entry.this_writer())
     state = registry.append(decide if is_pinned else lambda _: promotion.refuse_unreadable(candidate, registry.alias))
-    if any(promoted.hold_id == pin.hold_id for _, promoted in reversed(state.champions)):
+    if any(promoted.pin_id == pin.pin_id for _, promoted in reversed(state.champions)):
         return state
     unpin_checkpoint(log, pin, "the registry did not take it", writer=log_entry.this_writer())
     refusals = (item.refused for item in reversed(state.history) if item.refused is not None)
-    if own := next((refused for refused in refusals if refused.hold_id == pin.hold_id), None):
+    if own := next((refused for refused in refusals if refused.pin_id == pin.pin_id), None):
         raise GateRefused(f"gate {own.gate!r} refused step {reference.step}: {own.detail}")
     return state
 
@@ -72,6 +72,6 @@ def _decide(
         known = promotion.evaluations_of(run_log.RunLog(store, champion.run_id).refresh(), champion.manifest_sha256)
         wanted = (evaluation.suite_sha256, evaluation.data_snapshot)
         known = tuple(item for item in known if (item.suite_sha256, item.data_snapshot) == wanted)
-    if candidate.hold_id is not None and candidate.hold_id in state.decided_pins:
+    if candidate.pin_id is not None and candidate.pin_id in state.decided_pins:
         return None  # a sweep took this process for dead and decided: its pin may be over, so it comes too late
     return promotion.decide_promotion(state, candidate, rules, alias=alias, champion_evaluation=next(iter(known), None))

@@ -125,7 +125,7 @@ def _needed(terms: RetentionTerms, standing: _Standing, record: CheckpointRecord
     yield from (f"alias {alias}" for alias in reaching)
     for pin in standing.state.pins:
         if pin.prefix == committed.prefix and pin.alias not in reaching:
-            yield f"pinned {_for(pin)} on host {pin.holder.host} (pid {pin.holder.pid})"
+            yield f"pinned {_for(pin)} on host {pin.pinned_by.host} (pid {pin.pinned_by.pid})"
     if committed.step == standing.stop_step:
         yield "the run stops early here"
     if committed.prefix in standing.awaited:
@@ -154,23 +154,23 @@ def _newer(standing: _Standing, step: int) -> int:
 
 
 def _judge_pin(terms: RetentionTerms, pin: CheckpointPinned) -> Verdict:
-    holder = f"its holder on host {pin.holder.host} (pid {pin.holder.pid})"
-    is_dead = pin.hold_id in terms.dead_pins
+    process = f"process {pin.pinned_by.pid} on host {pin.pinned_by.host}, which pinned it,"
+    is_dead = pin.pin_id in terms.dead_pins
     if pin.fork is not None:
         is_over = pin.fork in terms.grown_forks or (is_dead and pin.fork not in terms.young_forks)
         why = "needs it no more" if is_over else "has no checkpoint of its own yet"
-        return Verdict(key=pin.hold_id, is_over=is_over, why=f"run {pin.fork}, which was forked from it, {why}")
+        return Verdict(key=pin.pin_id, is_over=is_over, why=f"run {pin.fork}, which was forked from it, {why}")
     if pin.alias is None:
-        why = f"{holder} {'has died' if is_dead else 'may still read it'}"
-        return Verdict(key=pin.hold_id, is_over=is_dead, why=f"{_for(pin)}: {why}")
+        why = f"{process} {'has died' if is_dead else 'may still read it'}"
+        return Verdict(key=pin.pin_id, is_over=is_dead, why=f"{_for(pin)}: {why}")
     facts = next((facts for facts in terms.aliases if facts.alias == pin.alias), None)
-    if facts is not None and pin.hold_id in facts.decided_pins:
+    if facts is not None and pin.pin_id in facts.decided_pins:
         is_over = pin.manifest_sha256 not in facts.reached
         why = "has decided, and does not point there" if is_over else "points at it, or a rollback could take it there"
     else:
         is_over = is_dead and facts is not None
-        why = f"is undecided, and {holder} {'has died' if is_over else 'may still offer it'}"
-    return Verdict(key=pin.hold_id, is_over=is_over, why=f"alias {pin.alias} {why}")
+        why = f"is undecided, and {process} {'has died' if is_over else 'may still offer it'}"
+    return Verdict(key=pin.pin_id, is_over=is_over, why=f"alias {pin.alias} {why}")
 
 
 def _for(pin: CheckpointPinned) -> str:
@@ -214,7 +214,7 @@ def retention_terms(
 ) -> RetentionTerms:
     """Return what a plan needs; without `dry_run`, the undecided offers of dead processes are refused meanwhile."""
     pins = log.refresh().pins
-    dead = tuple(pin for pin in pins if is_dead(pin.holder))
+    dead = tuple(pin for pin in pins if is_dead(pin.pinned_by))
     aliases = sorted({*list_aliases(log.store), *(pin.alias for pin in pins if pin.alias)})
     forks = {pin.fork: RunLog(log.store, pin.fork).refresh() for pin in pins if pin.fork}
     grown = frozenset(name for name, state in forks.items() if state.readable or state.finished or state.deleted)
@@ -222,7 +222,7 @@ def retention_terms(
         policy=policy,
         suite_sha256=suite_sha256,
         aliases=tuple(_reach(log, alias, () if dry_run else dead, dry_run=dry_run) for alias in aliases),
-        dead_pins=frozenset(pin.hold_id for pin in dead),
+        dead_pins=frozenset(pin.pin_id for pin in dead),
         grown_forks=grown,
         young_forks=frozenset(name for name, state in forks.items() if state.opened) - grown,
     )
@@ -247,7 +247,7 @@ def _reach(log: RunLog, alias: str, dead: Iterable[CheckpointPinned], *, dry_run
 
 def _abandoned(run_id: str, pin: CheckpointPinned, state: RegistryState) -> Refused | None:
     """Refuse the offer of a dead process; its last request may still arrive, but then it comes too late."""
-    if pin.hold_id in state.decided_pins:
+    if pin.pin_id in state.decided_pins:
         return None
     return project(
         pin,
@@ -255,6 +255,6 @@ def _abandoned(run_id: str, pin: CheckpointPinned, state: RegistryState) -> Refu
         alias=pin.alias or "",
         run_id=run_id,
         gate=Gate.ABANDONED.value,
-        detail=f"the process that offered it, pid {pin.holder.pid} on {pin.holder.host}, died before the gates decided",
+        detail=f"process {pin.pinned_by.pid} on {pin.pinned_by.host}, which offered it, died before the gates decided",
         by="sweep",
     )

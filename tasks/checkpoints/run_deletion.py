@@ -59,7 +59,7 @@ def delete_run(
         for alias in list_aliases(log.store):
             Registry(log.store, alias).append(partial(_withdraw, alias, log.run_id, body))
         terms = retention_terms(log, CheckpointConfig(), _NO_SUITE, dry_run=False, is_dead=is_dead)
-        pins = {pin.hold_id: pin for pin in log.state.pins}
+        pins = {pin.pin_id: pin for pin in log.state.pins}
         for verdict in plan_retention(terms, log.state, ()).pins:
             if verdict.is_over:
                 log.append(partial(resume_point.unpin_entry, pins[verdict.key], verdict.why), writer=claimant.writer)
@@ -96,8 +96,8 @@ def _reasons_of_alias(alias: str, run_id: str, known: RegistryState) -> Iterator
 
 def _reasons_of_pins(terms: RetentionTerms, state: RunState) -> Iterator[str]:
     """Yield why a fork, or an offer that is not decided, needs the run; aliases that have decided say so themselves."""
-    decided = {hold_id for facts in terms.aliases for hold_id in facts.decided_pins}
-    pins = {pin.hold_id: pin for pin in state.binding_pins}
+    decided = {pin_id for facts in terms.aliases for pin_id in facts.decided_pins}
+    pins = {pin.pin_id: pin for pin in state.binding_pins}
     for verdict in plan_retention(terms, state, ()).pins:
         pin = pins.get(verdict.key)
         if pin is None or verdict.is_over or verdict.key in decided:

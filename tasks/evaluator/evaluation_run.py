@@ -78,13 +78,13 @@ def pin_for_evaluation(
     With `during_attempt` the pin also ends when a later attempt starts, which fences that attempt; and a pin from the
     commit is taken over, because an attempt evaluates a checkpoint under a suite only once at a time.
     """
-    suite_sha256, holder = plan.suite.sha256, this_placement(device=plan.device, threads=plan.threads)
-    wanted = (reference.prefix, suite_sha256, during_attempt, holder)
+    suite_sha256, pinned_by = plan.suite.sha256, this_placement(device=plan.device, threads=plan.threads)
+    wanted = (reference.prefix, suite_sha256, during_attempt, pinned_by)
     for pin in log.refresh().pins if during_attempt is not None else ():
-        if (pin.prefix, pin.suite_sha256, pin.during_attempt, pin.holder) == wanted:
-            return pin.hold_id
-    pin = new_pin(reference, holder, suite_sha256=suite_sha256, during_attempt=during_attempt)
-    return pin.hold_id if pin_checkpoint(log, pin, writer=log_entry.this_writer()) else None
+        if (pin.prefix, pin.suite_sha256, pin.during_attempt, pin.pinned_by) == wanted:
+            return pin.pin_id
+    pin = new_pin(reference, pinned_by, suite_sha256=suite_sha256, during_attempt=during_attempt)
+    return pin.pin_id if pin_checkpoint(log, pin, writer=log_entry.this_writer()) else None
 
 
 def record_evaluation(
@@ -170,7 +170,7 @@ def _measure_once(trial: _Trial, measure: Measure) -> run_entries.EvaluationReco
         outcome = measure(spec.model_dump_json().encode(), plan.timeout_seconds)
     if outcome.problem and (practice := practised_evaluation(log.store, log.prefix, plan.faults, number)):
         outcome = replace(outcome, problem=failures.as_practice(outcome.problem, practice))
-    body = _body(outcome, reference, plan, started_at=started_at, seconds=time.monotonic() - started, hold_id=pin_id)
+    body = _body(outcome, reference, plan, started_at=started_at, seconds=time.monotonic() - started, pin_id=pin_id)
     if isinstance(body, run_entries.EvaluationRecorded):
         body = with_verdict(log, body)
     state = log.append(partial(_unless_recorded, body, trial), writer=log_entry.this_writer())
@@ -222,7 +222,7 @@ def _unless_recorded(
     if body in (*state.evaluations_of(manifest_sha256), *state.failed_evaluations_of(manifest_sha256)):
         return None
     if isinstance(body, run_entries.EvaluationRecorded) and trial.known(state) is not None:
-        pin = next((pin for pin in state.pins if pin.hold_id == body.hold_id), None)
+        pin = next((pin for pin in state.pins if pin.pin_id == body.pin_id), None)
         return unpin_entry(pin, "another evaluator was sooner: one outcome is enough", state) if pin else None
     return body
 

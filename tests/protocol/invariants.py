@@ -94,8 +94,8 @@ def _require_readers_agree(store: ObjectStore, told: RawRun) -> None:
     require(readable == told.readable, "nothing uncommitted is visible", f"{readable} is not {told.readable}")
     states = {record.committed.prefix: record.state for record in state.checkpoints}
     require(states == told.status, "readers agree", f"{states} is not {told.status}")
-    holds = {hold.hold_id for hold in state.pins}
-    require(holds == told.holds.keys(), "readers agree", f"holds {holds} are not {told.holds.keys()}")
+    pins = {pin.pin_id for pin in state.pins}
+    require(pins == told.pins.keys(), "readers agree", f"pins {pins} are not {told.pins.keys()}")
     for folder, stack in tell_aliases(store).items():
         champion = Registry(store, folder.split("/")[1]).refresh().champion
         last = stack[-1]["manifest_sha256"] if stack else None

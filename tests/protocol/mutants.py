@@ -121,9 +121,9 @@ def delete_before_supersede(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(sweep._Sweep, "_supersede", delete_first)
 
 
-def promote_without_hold(patch: pytest.MonkeyPatch) -> None:
+def promote_without_pin(patch: pytest.MonkeyPatch) -> None:
     """The registry is asked without the run's log being told first."""
-    patch.setattr(promotion_offer, "pin_checkpoint", lambda log, hold, *, writer: True)
+    patch.setattr(promotion_offer, "pin_checkpoint", lambda log, pin, *, writer: True)
 
 
 def resume_without_verification(patch: pytest.MonkeyPatch) -> None:
@@ -172,12 +172,12 @@ def fold_cache_trusted(patch: pytest.MonkeyPatch) -> None:
 
 
 def holds_of_the_living_released(patch: pytest.MonkeyPatch) -> None:
-    """A sweep takes an undecided hold for a forgotten one."""
+    """A sweep takes an undecided pin for a forgotten one."""
     judge = retention._judge_pin
 
-    def judge_as_dead(terms: retention.RetentionTerms, hold: Any) -> Verdict:
-        decided = any(hold.hold_id in facts.decided_pins for facts in terms.aliases)
-        return judge(terms, hold) if decided else Verdict(key=hold.hold_id, is_over=True, why="mutant")
+    def judge_as_dead(terms: retention.RetentionTerms, pin: Any) -> Verdict:
+        decided = any(pin.pin_id in facts.decided_pins for facts in terms.aliases)
+        return judge(terms, pin) if decided else Verdict(key=pin.pin_id, is_over=True, why="mutant")
 
     patch.setattr(retention, "_judge_pin", judge_as_dead)
 
@@ -227,10 +227,10 @@ def heartbeat_ignored(patch: pytest.MonkeyPatch) -> None:
 
 
 def shared_pin(patch: pytest.MonkeyPatch) -> None:
-    """A pin is named after its checkpoint, so two evaluators share it and the first to end releases it."""
+    """A pin is named after its checkpoint, so two evaluators share it and the first to end unpins it."""
 
-    def new_pin(reference: CheckpointReference, holder: Placement, **named: Any) -> CheckpointPinned:
-        return replace(resume_point.new_pin(reference, holder, **named), hold_id=sha256(reference.prefix.encode()))
+    def new_pin(reference: CheckpointReference, pinned_by: Placement, **named: Any) -> CheckpointPinned:
+        return replace(resume_point.new_pin(reference, pinned_by, **named), pin_id=sha256(reference.prefix.encode()))
 
     patch.setattr(evaluation_run, "new_pin", new_pin)
 
@@ -242,7 +242,7 @@ MUTANTS = (
     Mutant(
         "delete-before-supersede", delete_before_supersede, ("supersede-and-delete",), ("nothing referenced deleted",)
     ),
-    Mutant("promote-without-hold", promote_without_hold, ("promote-oldest",), ("nothing needed is superseded",)),
+    Mutant("promote-without-pin", promote_without_pin, ("promote-oldest",), ("nothing needed is superseded",)),
     Mutant(
         "resume-without-verification",
         resume_without_verification,
@@ -259,7 +259,7 @@ MUTANTS = (
         ("the cache agrees with the entries", "readers agree", "content"),
     ),
     Mutant(
-        "holds-of-the-living-released",
+        "pins-of-the-living-unpinned",
         holds_of_the_living_released,
         ("promote-oldest",),
         ("nothing needed is superseded",),
@@ -271,7 +271,7 @@ MUTANTS = (
         ("claim-from-a-beating-owner",),
         ("a heartbeat outvotes a missing pid",),
     ),
-    Mutant("shared-pin", shared_pin, ("evaluate-beside-another",), ("what is held stays",)),
+    Mutant("shared-pin", shared_pin, ("evaluate-beside-another",), ("what is pinned stays",)),
     Mutant("claim-on-an-old-look", claim_on_an_old_look, (), ("resumes from the newest",), first_seed=380),
     Mutant("quarantine-without-reread", quarantine_without_reread, ("resume",), ("no verdict on one look",)),
     Mutant("deletion-without-a-look", deletion_without_a_look, ("sweep-of-quarantined",), ("no verdict on one look",)),

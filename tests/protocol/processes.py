@@ -134,7 +134,7 @@ _PRESENT: ContextVar[Process] = ContextVar("present")
 
 @contextmanager
 def being(process: Process) -> Iterator[None]:
-    """Within this, holds are taken, and others believed dead, in the name of the process."""
+    """Within this, pins are taken, and others believed dead, in the name of the process."""
     token = _PRESENT.set(process)
     try:
         yield
@@ -318,7 +318,7 @@ def _require_gone_for_a_reason(process: Process, prefix: str, during: int | None
     told = tell_run(process.store.inner, PREFIX)
     is_over = told.deleted or (during is not None and during != told.claims)
     gone = is_over or prefix in process.ledger.broken or process.pid in process.ledger.mourned
-    require(gone, "what is held stays", f"{prefix}: {error}")
+    require(gone, "what is pinned stays", f"{prefix}: {error}")
     raise CheckpointGone(prefix) from error
 
 

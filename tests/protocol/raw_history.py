@@ -48,7 +48,7 @@ class RawRun:
     order: list[str] = field(default_factory=list)
     commits: dict[str, dict[str, Any]] = field(default_factory=dict)
     status: dict[str, str] = field(default_factory=dict)
-    holds: dict[str, dict[str, Any]] = field(default_factory=dict)
+    pins: dict[str, dict[str, Any]] = field(default_factory=dict)
     ended: set[int] = field(default_factory=set)
     condemned: set[str] = field(default_factory=set)
     unreadable: set[str] = field(default_factory=set)
@@ -87,7 +87,7 @@ class RawRun:
         self.resumed = body["resumed_from"]["prefix"] if body["resumed_from"] else None
         newest = next(iter(self.readable), None)
         require(self.resumed == newest, "resumes from the newest", f"{self.resumed}, newest is {newest}")
-        self.holds = {name: hold for name, hold in self.holds.items() if hold["during_attempt"] is None}
+        self.pins = {name: pin for name, pin in self.pins.items() if pin["during_attempt"] is None}
 
     def _attempt_ended(self, body: dict[str, Any], raw: dict[str, Any]) -> None:
         require(body["attempt"] == self.owner, "one end", f"attempt {body['attempt']} ends while {self.owner} is open")
@@ -114,7 +114,7 @@ class RawRun:
 
     def _checkpoint_superseded(self, body: dict[str, Any], raw: dict[str, Any]) -> None:
         prefix, step = body["prefix"], body["step"]
-        require(not self.holders(prefix), "nothing needed is superseded", f"{prefix} is held")
+        require(not self.pins_of(prefix), "nothing needed is superseded", f"{prefix} is pinned")
         require(self.resumed != prefix, "nothing needed is superseded", f"{prefix} is resumed from")
         newer = any(self.commits[other]["step"] > step for other in self.readable)
         require(newer, "nothing needed is superseded", f"{prefix} is the newest readable one")
@@ -124,16 +124,16 @@ class RawRun:
         self._move(body, (GIVEN_UP,), GONE)
 
     def _checkpoint_held(self, body: dict[str, Any], raw: dict[str, Any]) -> None:
-        require(self.status.get(body["prefix"]) == READABLE, "only what is committed is held", body["prefix"])
-        require(body["during_attempt"] in (None, self.claims), "fencing", "a hold by an attempt that is not the latest")
-        self.holds[body["hold_id"]] = body
+        require(self.status.get(body["prefix"]) == READABLE, "only what is committed is pinned", body["prefix"])
+        require(body["during_attempt"] in (None, self.claims), "fencing", "a pin by an attempt that is not the latest")
+        self.pins[body["pin_id"]] = body
 
     def _checkpoint_released(self, body: dict[str, Any], raw: dict[str, Any]) -> None:
-        require(body["hold_id"] in self.holds, "no entry twice", f"hold {body['hold_id']} is released again")
-        del self.holds[body["hold_id"]]
+        require(body["pin_id"] in self.pins, "no entry twice", f"pin {body['pin_id']} is unpinned again")
+        del self.pins[body["pin_id"]]
 
     def _evaluation_recorded(self, body: dict[str, Any], raw: dict[str, Any]) -> None:
-        self.holds.pop(body["hold_id"], None)  # its own: somebody else may still read the same bytes
+        self.pins.pop(body["pin_id"], None)  # its own: somebody else may still read the same bytes
 
     _evaluation_failed = _evaluation_recorded
 
@@ -144,17 +144,17 @@ class RawRun:
     def _run_deleted(self, body: dict[str, Any], raw: dict[str, Any]) -> None:
         require(self.opened and not self.deleted, "no entry twice", "a run is deleted once")
         require(self.owner is None, "nothing needed is superseded", f"attempt {self.owner} is open")
-        needing = [hold for hold in self.holds.values() if hold["alias"] or hold["fork"]]
+        needing = [pin for pin in self.pins.values() if pin["alias"] or pin["fork"]]
         require(not needing, "nothing needed is superseded", needing)
-        self.deleted, self.holds = True, {}
+        self.deleted, self.pins = True, {}
         self.condemned.clear()  # a person decides, whatever state they are in
         for prefix, status in self.status.items():
             if status in (READABLE, BROKEN):
                 self._set(prefix, GIVEN_UP)
 
-    def holders(self, prefix: str) -> list[str]:
-        """Return the ids of the holds in force on a checkpoint."""
-        return [name for name, hold in self.holds.items() if hold["prefix"] == prefix]
+    def pins_of(self, prefix: str) -> list[str]:
+        """Return the ids of the pins in force on a checkpoint."""
+        return [name for name, pin in self.pins.items() if pin["prefix"] == prefix]
 
     def _move(self, body: dict[str, Any], before: tuple[str, ...], after: str) -> None:
         prefix = body["prefix"]
@@ -308,6 +308,6 @@ def _prove_checkpoint_deletable(store: ObjectStore, told: RawRun, prefix: str, r
     require(status in (GIVEN_UP, GONE), rule, f"{prefix}: is {status}")
     sound = prefix in told.condemned and find_damage(store, told.commits[prefix]) is None
     require(not sound, "no verdict on one look", f"{prefix}: was quarantined, verifies, and is deleted")
-    require(not told.holders(prefix), rule, f"{prefix}: is held")
+    require(not told.pins_of(prefix), rule, f"{prefix}: is pinned")
     require(told.resumed != prefix, rule, f"{prefix}: an attempt resumes from it")
     require(all(body["prefix"] != prefix for body in reached(store)), rule, f"{prefix}: an alias reaches it")

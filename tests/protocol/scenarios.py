@@ -194,7 +194,7 @@ def promote_foreign(process: Process, step: int) -> None:
     champion = registry.refresh().champion
     assert champion is not None
     foreign = {"run_id": "r2", "step": step, "prefix": at(step).replace(RUN, "r2"), "manifest_sha256": f"{step:064x}"}
-    body = replace(champion, **foreign, hold_id=None, previous=champion.manifest_sha256)
+    body = replace(champion, **foreign, pin_id=None, previous=champion.manifest_sha256)
     registry.append(lambda state: body)
 
 

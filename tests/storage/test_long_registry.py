@@ -31,7 +31,7 @@ def decided(store: ObjectStore, decisions: int) -> Registry:
     """Promote, refuse and, at every tenth decision, go back by one."""
     registry = Registry(store, "champion")
     for number in range(decisions):
-        named = {"manifest_sha256": f"m{number}", "hold_id": f"hold-{number}"}
+        named = {"manifest_sha256": f"m{number}", "pin_id": f"pin-{number}"}
         body: Promoted | Refused | RolledBack = replace(PROMOTED if number % 3 else REFUSED, **named)
         if number % 10 == 9:
             back = registry.state.champions[-2][1].manifest_sha256

@@ -151,7 +151,7 @@ def test_an_older_promotion_is_withdrawn_and_a_rollback_passes_it_by(log: RunLog
 def test_an_offer_that_is_not_decided_is_needed(log: RunLog) -> None:
     reference = log.state.readable[-1].committed.reference
     pin_checkpoint(log, new_pin(reference, placement(host="elsewhere"), alias="next"), writer=writer())
-    with pytest.raises(GateRefused, match=r"alias next is undecided, and its holder .* may still offer it"):
+    with pytest.raises(GateRefused, match=r"alias next is undecided, and process .* may still offer it"):
         delete(log)
 
 

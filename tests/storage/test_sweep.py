@@ -66,8 +66,8 @@ def registry_that_does_not_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cairn.tasks.checkpoints.retention.Registry", opened)
 
 
-def is_dead(holder: Placement) -> bool:
-    return holder.pid == DEAD_PID
+def is_dead(pinned_by: Placement) -> bool:
+    return pinned_by.pid == DEAD_PID
 
 
 def swept(store: ObjectStore, *, policy: CheckpointConfig = KEEP_TWO, dry_run: bool = False) -> SweepReport:
@@ -78,18 +78,18 @@ def prefix_of(step: int, attempt: int = 1) -> str:
     return checkpoint_target(RUN, step=step, attempt=attempt).prefix
 
 
-def pin(log: RunLog, step: int, hold_id: str, *, pid: int = 1, alias: str | None = None) -> None:
+def pin(log: RunLog, step: int, pin_id: str, *, pid: int = 1, alias: str | None = None) -> None:
     record = log.state.find(prefix_of(step))
     assert record is not None
     of, here = record.committed.reference, started(1).placement
-    holder = Placement(**{name: getattr(here, name) for name in here.__slots__} | {"pid": pid})
+    pinned_by = Placement(**{name: getattr(here, name) for name in here.__slots__} | {"pid": pid})
     body = CheckpointPinned(
         step=of.step,
         attempt=of.attempt,
         prefix=of.prefix,
         manifest_sha256=of.manifest_sha256,
-        hold_id=hold_id,
-        holder=holder,
+        pin_id=pin_id,
+        pinned_by=pinned_by,
         alias=alias,
         suite_sha256=None if alias else "s",
     )
@@ -107,7 +107,7 @@ def promote(log: RunLog, step: int, *, loss: float) -> CheckpointReference:
 
 @cache
 def made_of_everything() -> MemoryStore:
-    """Six commits and an orphan of a first attempt, holds of the living and the dead, a champion, a live attempt."""
+    """Six commits and an orphan of a first attempt, pins of the living and the dead, a champion, a live attempt."""
     store = MemoryStore("everything")
     log = run_with_commits(store, 10, 20, 30, 40, 50, 60)
     pin(log, 10, "dead-evaluation", pid=DEAD_PID)
@@ -333,7 +333,7 @@ def test_what_a_dead_offerer_still_had_on_its_way_comes_too_late(store: ObjectSt
         by="a ghost",
         why="",
         previous=None,
-        hold_id="dead-offer",
+        pin_id="dead-offer",
     )
     assert entries.append(promoted, after=head, writer=writer()) is None
     assert [refused.gate for refused in refusals(Registry(store, "champion").refresh())] == ["abandoned"]

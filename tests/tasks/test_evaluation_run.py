@@ -117,7 +117,7 @@ def test_nonsense_is_a_failure_on_record(log: RunLog, plan: EvaluationPlan) -> N
     assert isinstance(failed, EvaluationFailed) and failed.detail.startswith("the evaluator printed nonsense")
 
 
-def test_two_evaluators_of_the_same_leave_one_outcome_and_no_hold(log: RunLog, plan: EvaluationPlan) -> None:
+def test_two_evaluators_of_the_same_leave_one_outcome_and_no_pin(log: RunLog, plan: EvaluationPlan) -> None:
     def outrun(spec: bytes, timeout_seconds: float) -> Outcome:
         record_evaluation(RunLog(log.store, log.run_id), newest(log), plan, measure=Evaluator(2.0))
         return Evaluator(9.0)(spec, timeout_seconds)
@@ -132,10 +132,10 @@ def test_the_end_of_one_evaluation_leaves_the_pin_of_another(log: RunLog, plan: 
     pins = []
 
     def outlast(spec: bytes, timeout_seconds: float) -> Outcome:
-        own = {pin.hold_id for pin in log.refresh().pins}
+        own = {pin.pin_id for pin in log.refresh().pins}
         beside = plan if other == "the same suite" else of_command(plan)
         record_evaluation(RunLog(log.store, log.run_id), newest(log), beside, measure=Evaluator(2.0))
-        pins.append((own, {pin.hold_id for pin in log.refresh().pins}))
+        pins.append((own, {pin.pin_id for pin in log.refresh().pins}))
         return Evaluator(9.0)(spec, timeout_seconds)
 
     record_evaluation(log, newest(log), plan, measure=outlast)

@@ -1,4 +1,4 @@
-"""Offers at once: one is promoted, every other one is judged against it; what is reached is held, nothing else."""
+"""Offers at once: one is promoted, every other one is judged against it; what is reached is pinned, nothing else."""
 
 import multiprocessing
 import threading
@@ -112,8 +112,10 @@ def test_of_many_threads_the_best_ends_as_champion_and_every_promotion_was_bette
     taken = [body for _, body in state.champions]
     assert taken[-1].step == 80 and len(state.history) == 8 and answers.count(True) == len(taken)
     assert [body.previous for body in taken] == [None, *(body.manifest_sha256 for body in taken[:-1])]
-    held = {hold.manifest_sha256 for hold in RunLog(store, RUN).refresh().pins}
-    assert held == {body.manifest_sha256 for body in taken}, "what a rollback reaches is held, what was refused is not"
+    pinned = {pin.manifest_sha256 for pin in RunLog(store, RUN).refresh().pins}
+    assert pinned == {body.manifest_sha256 for body in taken}, (
+        "what a rollback reaches is pinned, what was refused is not"
+    )
 
 
 def offer_in_a_process(folder: Path, step: int, starter: "Connection[str, str]") -> None:
@@ -178,7 +180,7 @@ class Mourned(Registry):
                 decision = decide(state)
                 assert isinstance(decision, Promoted)
                 named = {name: getattr(decision, name) for name in ("alias", "run_id", "step", "manifest_sha256", "by")}
-                abandoned = Refused(**named, hold_id=decision.hold_id, gate="abandoned", detail="it died")
+                abandoned = Refused(**named, pin_id=decision.pin_id, gate="abandoned", detail="it died")
                 Registry(self._store, "champion").append(lambda _: abandoned)
                 return decision
             return decide(state)

@@ -55,10 +55,10 @@ def identity(body: CheckpointCommitted) -> dict[str, object]:
     return {name: getattr(body, name) for name in ("step", "attempt", "prefix", "manifest_sha256")}
 
 
-def hold(step: int, hold_id: str = "h", *, alias: str | None = None, suite: str | None = None) -> CheckpointPinned:
-    holder = started(1).placement
+def new_pin(step: int, pin_id: str = "h", *, alias: str | None = None, suite: str | None = None) -> CheckpointPinned:
+    placement = started(1).placement
     return CheckpointPinned(
-        **identity(committed(step, 1)), hold_id=hold_id, holder=holder, alias=alias, suite_sha256=suite
+        **identity(committed(step, 1)), pin_id=pin_id, pinned_by=placement, alias=alias, suite_sha256=suite
     )
 
 
@@ -122,7 +122,7 @@ def test_what_an_alias_reaches_is_kept() -> None:
 
 
 def test_what_is_held_is_kept_even_where_its_hold_is_over() -> None:
-    state = run_of(1, 2, more=[hold(1, suite=SUITE)])
+    state = run_of(1, 2, more=[new_pin(1, suite=SUITE)])
     found = verdict_on(state, 1, terms(dead=["h"]))
     assert (found.is_over, found.why) == (False, "pinned by an evaluation on host here (pid 11)")
 
@@ -169,21 +169,23 @@ UNDECIDED = AliasReach(alias="champion", reached=frozenset(), decided_pins=froze
 
 
 @pytest.mark.parametrize(
-    ("held", "aliases", "dead", "is_over"),
+    ("pin", "aliases", "dead", "is_over"),
     [
-        pytest.param(hold(1, suite=SUITE), [], [], False, id="evaluation, holder perhaps alive"),
-        pytest.param(hold(1, suite=SUITE), [], ["h"], True, id="evaluation, holder dead"),
-        pytest.param(hold(1, alias="champion"), [REACHES], ["h"], False, id="alias points at it, holder dead"),
-        pytest.param(hold(1, alias="champion"), [LEFT], [], True, id="alias decided and left it"),
-        pytest.param(hold(1, alias="champion"), [UNDECIDED], [], False, id="alias undecided, holder perhaps alive"),
-        pytest.param(hold(1, alias="champion"), [UNDECIDED], ["h"], True, id="alias undecided, holder dead"),
-        pytest.param(hold(1, alias="champion"), [], ["h"], False, id="alias nobody read"),
+        pytest.param(new_pin(1, suite=SUITE), [], [], False, id="evaluation, its process perhaps alive"),
+        pytest.param(new_pin(1, suite=SUITE), [], ["h"], True, id="evaluation, its process dead"),
+        pytest.param(new_pin(1, alias="champion"), [REACHES], ["h"], False, id="alias points at it, its process dead"),
+        pytest.param(new_pin(1, alias="champion"), [LEFT], [], True, id="alias decided and left it"),
+        pytest.param(
+            new_pin(1, alias="champion"), [UNDECIDED], [], False, id="alias undecided, its process perhaps alive"
+        ),
+        pytest.param(new_pin(1, alias="champion"), [UNDECIDED], ["h"], True, id="alias undecided, its process dead"),
+        pytest.param(new_pin(1, alias="champion"), [], ["h"], False, id="alias nobody read"),
     ],
 )
 def test_a_hold_is_over_only_on_proof(
-    held: CheckpointPinned, aliases: list[AliasReach], dead: list[str], is_over: bool
+    pin: CheckpointPinned, aliases: list[AliasReach], dead: list[str], is_over: bool
 ) -> None:
-    (found,) = plan_retention(terms(aliases=aliases, dead=dead), run_of(1, 2, more=[held]), ()).pins
+    (found,) = plan_retention(terms(aliases=aliases, dead=dead), run_of(1, 2, more=[pin]), ()).pins
     assert found.is_over is is_over, found.why
 
 
@@ -224,7 +226,7 @@ def test_the_defaults_keep_three_and_the_best() -> None:
 
 @st.composite
 def runs(draw: st.DrawFn) -> RunState:
-    """Attempts that resume anywhere, commit at any step, are quarantined, evaluated and held."""
+    """Attempts that resume anywhere, commit at any step, are quarantined, evaluated and pinned."""
     state = fold([entry(opened())])
     for _ in range(draw(st.integers(1, 3))):
         number = state.latest_attempt + 1
@@ -243,12 +245,12 @@ def runs(draw: st.DrawFn) -> RunState:
 
 
 def said_of(body: CheckpointCommitted, loss: float) -> list[object]:
-    holder, named = started(1).placement, identity(body)
+    placement, named = started(1).placement, identity(body)
     return [
         CheckpointQuarantined(**named, detail="flipped"),
         replace(evaluated(body.step, loss), manifest_sha256=body.manifest_sha256),
-        CheckpointPinned(**named, hold_id=f"{body.prefix}-e", holder=holder, suite_sha256=SUITE),
-        CheckpointPinned(**named, hold_id=f"{body.prefix}-a", holder=holder, alias="champion"),
+        CheckpointPinned(**named, pin_id=f"{body.prefix}-e", pinned_by=placement, suite_sha256=SUITE),
+        CheckpointPinned(**named, pin_id=f"{body.prefix}-a", pinned_by=placement, alias="champion"),
     ]
 
 
@@ -287,7 +289,7 @@ def test_nothing_held_reached_or_resumed_from_is_given_up(state: RunState, by: R
         record.committed.reference
         for record in state.checkpoints
         if record.committed.manifest_sha256 in by.aliases[0].reached
-        or any(held.prefix == record.committed.prefix for held in state.pins)
+        or any(pin.prefix == record.committed.prefix for pin in state.pins)
     }
     needed |= {state.open_attempt.started.resumed_from} if state.open_attempt else set()
     assert gone & needed == set()
@@ -311,6 +313,6 @@ def test_the_newest_that_can_be_read_are_all_kept(state: RunState, by: Retention
 
 @given(runs(), terms_of_any_kind())
 def test_ending_a_hold_never_saves_a_checkpoint(state: RunState, by: RetentionTerms) -> None:
-    released = [CheckpointUnpinned(hold_id=held.hold_id, prefix=held.prefix, why="") for held in state.pins]
-    freed = fold([entry(body) for body in released], state)
+    unpinned = [CheckpointUnpinned(pin_id=pin.pin_id, prefix=pin.prefix, why="") for pin in state.pins]
+    freed = fold([entry(body) for body in unpinned], state)
     assert set(over(plan_retention(by, state, ()))) <= set(over(plan_retention(by, freed, ())))
