@@ -18,7 +18,7 @@ from cairn.storage.stores.local_store import LocalStore
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.data.snapshot_lookup import find_by_id
-from cairn.tasks.machine.placement import settled_threads
+from cairn.tasks.machine.placement import resolve_threads
 from cairn.tasks.trainer.trainer_protocol import TrainerSpec
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def overfit_one_batch(config: RunConfig, log: RunLog, base_dir: Path, say: Calla
 
     with tempfile.TemporaryDirectory(prefix="cairn-overfit-") as name:
         store, snapshot_id = _find_text(config, log, base_dir, Path(name))
-        place, threads = Place(device=resolve_device(config.training.device)), settled_threads(config.training.threads)
+        place, threads = Place(device=resolve_device(config.training.device)), resolve_threads(config.training.threads)
         make_deterministic(seed=config.training.seed, threads=threads)
         spec = _spec(config, store, snapshot_id, Path(name), threads)
         data = open_training_data(store, spec, place)

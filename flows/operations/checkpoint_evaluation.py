@@ -8,7 +8,7 @@ from cairn.reports.queries import evaluations, run_lookup
 from cairn.tasks.configuration import addresses, configuration_source, run_configuration
 from cairn.tasks.errors import InvalidConfiguration, TaskError
 from cairn.tasks.evaluator import evaluation_run, evaluation_suite
-from cairn.tasks.machine.placement import settled_threads, work_folder
+from cairn.tasks.machine.placement import resolve_threads, work_folder
 
 
 def plan_checkpoint(found: run_lookup.FoundCheckpoint, suite: str) -> evaluation_run.EvaluationPlan:
@@ -22,7 +22,7 @@ def plan_checkpoint(found: run_lookup.FoundCheckpoint, suite: str) -> evaluation
         except TaskError as error:
             raise InvalidConfiguration(str(error)) from error
         config = config.model_copy(update={"evaluation": evaluation})
-    threads = settled_threads(config.training.threads)
+    threads = resolve_threads(config.training.threads)
     return plan_evaluation(config, found.opened.data_snapshot, work_folder(os.environ), threads=threads)
 
 

@@ -32,7 +32,7 @@ from cairn.tasks.data.snapshot_build import check_block_size
 from cairn.tasks.evaluator.evaluation_run import EvaluationPlan
 from cairn.tasks.evaluator.evaluator_process import refuse_command
 from cairn.tasks.machine.machine_speed import numerics_beside, trains_on_cuda
-from cairn.tasks.machine.placement import code_version, settled_threads, trainer_folder, usable_cores, work_folder
+from cairn.tasks.machine.placement import code_version, resolve_threads, trainer_folder, usable_cores, work_folder
 from cairn.tasks.tokenize_and_split import tokenize_and_split
 from cairn.tasks.trainer.initial_weights import InitialDirectory, keep_initial_weights
 from cairn.tasks.trainer.machines import Machines
@@ -58,7 +58,7 @@ def open_run(resolved: ResolvedRequest, shutdown: ShutdownSignal, warm: WarmTrai
     check_drift(opened.config, config, run_id=log.run_id)
     manifest = read_manifest(log.store, opened.data_snapshot) if is_new or memory else None
     warm.set_command(group.command())
-    threads, faults = settled_threads(config.training.threads), os.environ.get("CAIRN_FAULTS", "")
+    threads, faults = resolve_threads(config.training.threads), os.environ.get("CAIRN_FAULTS", "")
     evaluation = plan_evaluation(config, opened.data_snapshot, folder, threads=max(1, threads // 2), faults=faults)
     progress = Progress(config.training.steps, echo=get_run_logger().info if flow_run_id else None)
     if is_new and manifest:

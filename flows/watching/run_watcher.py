@@ -27,7 +27,7 @@ from cairn.tasks.attempt.shutdown_signal import Terminated, raise_on_sigterm
 from cairn.tasks.checkpoints.promotion_offer import pending_offer
 from cairn.tasks.configuration.configuration_source import read_notify
 from cairn.tasks.errors import InvalidConfiguration
-from cairn.tasks.machine.placement import boot_id, is_known_dead, keep_file, shares_pids, work_folder
+from cairn.tasks.machine.placement import boot_id, is_known_dead, replace_file, shares_pids, work_folder
 from cairn.tasks.policy.run_watch import Continue, Leave, Life, Observed, Wait, decide_watch, is_over, lease_seconds
 
 _READERS = 8
@@ -122,7 +122,7 @@ class WatcherMemory:
 
     def save(self) -> None:
         """Replace the file; a folder that cannot be written costs only the memory."""
-        keep_file(self._path, document.encode(_Remembered(boot_id=boot_id(), runs=self._runs)))
+        replace_file(self._path, document.encode(_Remembered(boot_id=boot_id(), runs=self._runs)))
 
 
 def _life(log: run_log.RunLog) -> Life:

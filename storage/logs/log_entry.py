@@ -93,7 +93,7 @@ class NewerEntry:
     version: int
 
 
-def told_newer(newer: NewerEntry | None) -> str:
+def describe_newer(newer: NewerEntry | None) -> str:
     """Return in words why a log with this entry is closed to this program's writers; empty for None."""
     if newer is None:
         return ""

@@ -128,7 +128,7 @@ class RegistryState:
 
     def closed_to_writers(self) -> str:
         """Return why this program may not append here, nor delete what the alias might need; empty if it may."""
-        return log_entry.told_newer(self.newer)
+        return log_entry.describe_newer(self.newer)
 
 
 class Registry:

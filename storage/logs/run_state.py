@@ -258,7 +258,7 @@ class RunState:
         smallest = self.opened.smallest_writer_version if self.opened else log_entry.WRITER_VERSION
         if smallest > log_entry.WRITER_VERSION:
             return f"its run-opened asks for writer version {smallest}, this program has {log_entry.WRITER_VERSION}"
-        return log_entry.told_newer(self.newer)
+        return log_entry.describe_newer(self.newer)
 
     @property
     def binding_pins(self) -> tuple[entries.CheckpointPinned, ...]:

@@ -22,7 +22,7 @@ from cairn.model.estimates.numerics import MachineSpeed, NumericsChoice, benefit
 from cairn.storage.errors import IntegrityError
 from cairn.storage.stores.document import decode, encode, sha256
 from cairn.tasks.errors import InvalidConfiguration
-from cairn.tasks.machine.placement import keep_file
+from cairn.tasks.machine.placement import replace_file
 
 _TIMEOUT_SECONDS = 60.0
 _HALF_FLAGS = frozenset({"amx_bf16", "avx512_bf16", "avx10_2", "bf16"})
@@ -69,7 +69,7 @@ def machine_speed(folder: Path, *, keep: bool = True, ask: Ask = lambda: None) -
     except (OSError, subprocess.SubprocessError, IntegrityError, ModelError):
         return MachineSpeed()
     if keep:
-        keep_file(path, encode(speed))
+        replace_file(path, encode(speed))
     return speed
 
 

@@ -51,7 +51,7 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def settled_threads(threads: int | Literal["auto"]) -> int:
+def resolve_threads(threads: int | Literal["auto"]) -> int:
     """Return `training.threads`, or this process's cores where no run has settled it."""
     return usable_cores() if threads == "auto" else threads
 
@@ -168,7 +168,7 @@ def trainer_folder(environment: Mapping[str, str], run_id: str) -> Path:
     return work_folder(environment) / "work" / run_id
 
 
-def keep_file(path: Path, content: bytes) -> None:
+def replace_file(path: Path, content: bytes) -> None:
     """Replace the file atomically; a folder that cannot be written costs only what would be remembered."""
     beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     with suppress(OSError):

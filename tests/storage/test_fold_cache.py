@@ -70,7 +70,7 @@ def halve(data: bytes) -> bytes:
 
 
 def foretell(data: bytes) -> bytes:
-    return data.replace(b'"version": 5', b'"version": 6', 1)
+    return data.replace(b'"version": 6', b'"version": 7', 1)
 
 
 def garble(data: bytes) -> bytes:
