@@ -14,7 +14,8 @@ FOLDER = re.compile(rf"`((?:{PACKAGES})(?:/[\w-]+)*)/?`")
 MODULE = re.compile(rf"(?<![\w/.-])((?:{PACKAGES})(?:\.[a-z_]+)+)\b(?!\()")
 TARGET = re.compile(r"`make ([a-z][a-z0-9-]*)|^ {4}make ([a-z][a-z0-9-]*)", re.MULTILINE)
 LINK = re.compile(r"\]\(([^)#:\s]+)\)")
-HISTORY = {"CHANGELOG.md"}  # what is told of earlier versions named the files of then
+HISTORY = {"CHANGELOG.md"}  # its lines name the files of earlier versions
+CEILINGS = {"BENCHMARKS.md": 2500, "CHANGELOG.md": 700}  # words, as `wc -w` counts them; history is git's
 
 
 @pytest.fixture(scope="module")
@@ -75,3 +76,8 @@ def test_every_make_target_that_a_document_names_exists(root: Path, documents: d
     targets = set(re.findall(r"^([.a-z0-9-]+):", (root / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     named = {name for text in documents.values() for found in TARGET.findall(text) for name in found if name}
     assert named - targets == set()
+
+
+@pytest.mark.parametrize(("name", "ceiling"), CEILINGS.items())
+def test_a_document_that_could_grow_for_ever_keeps_its_ceiling(root: Path, name: str, ceiling: int) -> None:
+    assert len((root / name).read_text(encoding="utf-8").split()) <= ceiling
