@@ -8,9 +8,9 @@ from cairn.model.configuration.parameter_table import family_of
 from cairn.model.errors import InvalidInput
 from cairn.operations.text_sampling import open_run_model
 from cairn.reports.queries import alias_history, display_tables, run_lookup
-from cairn.storage.logs import log_entry, run_entries, run_state
+from cairn.storage.logs import log_entry, run_state
 from cairn.storage.snapshots.snapshot_manifest import SnapshotManifest
-from cairn.storage.stores.document import encode, project
+from cairn.storage.stores.document import encode
 from cairn.storage.stores.verified_object import describe_file
 from cairn.tasks.configuration.stored_configuration import parse_stored_configuration
 from cairn.tasks.errors import InvalidConfiguration, TaskError
@@ -22,7 +22,6 @@ class ModelFacts:
     """The records of one committed model."""
 
     state: run_state.RunState
-    opened: run_entries.RunOpened
     reference: log_entry.CheckpointReference
     manifest: SnapshotManifest
     parameters: int
@@ -44,7 +43,8 @@ def write_card(facts: ModelFacts) -> str:
         "number": lambda number: f"{number:,}",
         "time": format_value,
     }
-    config = parse_stored_configuration(facts.opened.config)  # what is not frozen has its default
+    assert facts.state.opened is not None
+    config = parse_stored_configuration(facts.state.opened.config)  # what is not frozen has its default
     return pages.get_template("model_card.md.j2").render(facts=facts, config=config, family=family_of(config.model))
 
 
@@ -76,10 +76,9 @@ def export_model(found: run_lookup.FoundCheckpoint, folder: Path) -> ExportedMod
         require_empty(folder)  # before the weights are read
         opened = open_run_model(found.log, found.reference)
         promotions = alias_history.list_promotions(found.log.store)
-        facts = project(
-            found,
-            ModelFacts,
+        facts = ModelFacts(
             state=found.log.state,
+            reference=found.reference,
             manifest=opened.snapshot.manifest,
             parameters=opened.network.parameter_count,
             end_of_text=opened.tokenizer.decode([opened.tokenizer.end_of_text_id]),
@@ -88,5 +87,11 @@ def export_model(found: run_lookup.FoundCheckpoint, folder: Path) -> ExportedMod
         write_model_directory(folder, opened, card=write_card(facts))
     except (TaskError, InvalidInput) as error:
         raise InvalidConfiguration(str(error)) from error
-    files = tuple(project(describe_file(path), ExportedModelFile, name=path.name) for path in sorted(folder.iterdir()))
-    return project(found.reference, ExportedModel, folder=str(folder), files=files, run_id=found.log.run_id)
+    written = {path.name: describe_file(path) for path in sorted(folder.iterdir())}
+    return ExportedModel(
+        folder=str(folder),
+        files=tuple(ExportedModelFile(name=name, bytes=f.bytes, sha256=f.sha256) for name, f in written.items()),
+        run_id=found.log.run_id,
+        step=found.reference.step,
+        manifest_sha256=found.reference.manifest_sha256,
+    )

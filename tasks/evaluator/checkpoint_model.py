@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.numpy import save_file
 
 from cairn.model.architectures import gpt, hugging_face
 from cairn.model.configuration.network import ModelConfig
 from cairn.model.data.tokenizer import Tokenizer
 from cairn.model.training.train_state import load_weights
-from cairn.storage.checkpoints import checkpoint, tensor_record
+from cairn.storage.checkpoints.checkpoint import load_checkpoint
 from cairn.storage.logs.log_entry import CheckpointReference
 from cairn.storage.snapshots.data_snapshot import OpenSnapshot, open_snapshot
 from cairn.storage.stores.document import encode
@@ -25,7 +26,7 @@ from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.data.foreign_tokenizer import load_library_tokenizer, parse_tokenizer
 from cairn.tasks.errors import TaskError
 from cairn.tasks.trainer.initial_weights import CONFIG, TOKENIZER, WEIGHTS
-from cairn.tasks.trainer.tensor_exchange import to_record, to_tensors
+from cairn.tasks.trainer.tensor_exchange import to_tensors
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +54,7 @@ def open_model(
         network = gpt.GPT(model, snapshot.manifest.vocab_size)
     network.to_empty(device=device)
     network.boundary_id = snapshot.manifest.end_of_text_id if mask_documents else None
-    load_weights(network, to_tensors(checkpoint.load_checkpoint(store, reference, group="weights").tensors))
+    load_weights(network, to_tensors(load_checkpoint(store, reference, group="weights").tensors))
     tokenizer = parse_tokenizer(snapshot.tokenizer_json)
     return CheckpointModel(network=network.eval(), tokenizer=tokenizer, snapshot=snapshot)
 
@@ -75,10 +76,7 @@ def write_model_directory(folder: Path, opened: CheckpointModel, *, card: str) -
         (staging / "README.md").write_text(card, encoding="utf-8")
         weights = {name: tensor.detach().cpu().float().numpy() for name, tensor in opened.network.named_parameters()}
         renamed = hugging_face.to_hugging_face(weights, opened.network.config, opened.network.vocab_size)
-        records = [to_record(name, torch.from_numpy(renamed[name])) for name in sorted(renamed)]
-        with (staging / WEIGHTS).open("xb") as file:
-            for chunk in tensor_record.shard_chunks(records):
-                file.write(chunk)
+        save_file(renamed, staging / WEIGHTS, {"format": "pt"})
         staging.rename(target)  # replaces an empty folder, and fails if it was filled meanwhile
     except OSError as error:
         raise TaskError(f"{folder}: cannot be written: {error}; name a folder this user may write to") from error

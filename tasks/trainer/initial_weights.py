@@ -1,13 +1,13 @@
-"""Reads the weights a run starts from out of a Hugging Face directory and keeps them in the store.
+"""Reads the weights that a run starts from out of a Hugging Face directory, and keeps them in the store.
 
-They are stored as `initial/<sha256>/`, so every start uses exactly those bytes and the directory is not needed again.
+They are stored as `initial/<sha256>/`: every start uses exactly those bytes and needs the directory no more.
 Refuses pickles. Imports no torch, because the process that opens a run holds no tensors.
 Source: the layout of `PreTrainedModel.save_pretrained`, whole or in shards.
 """
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,15 +15,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
+from safetensors import SafetensorError, deserialize
+from safetensors.numpy import load, save
 
 from cairn.model.architectures.hugging_face import HuggingFaceConfig, check_settings, from_hugging_face, parse_config
 from cairn.model.configuration.network import ModelConfig
 from cairn.model.errors import InvalidInput
-from cairn.storage.checkpoints.tensor_record import TensorRecord, parse_shard, shard_chunks
+from cairn.storage.checkpoints.tensor_record import chunks_of
 from cairn.storage.errors import IntegrityError
 from cairn.storage.stores.document import decode
 from cairn.storage.stores.object_store import ObjectStore
-from cairn.storage.stores.verified_object import ExpectedObject, check_object, read_verified, write_hashed
+from cairn.storage.stores.verified_object import ExpectedObject, check_object, read_verified
 from cairn.tasks.data.foreign_tokenizer import load_library_tokenizer, read_library_tokenizer
 
 CONFIG = "config.json"
@@ -57,14 +59,13 @@ class _Index:
 
 def check_directory(directory: InitialDirectory, model: ModelConfig, vocab_size: int) -> None:
     """Raise InvalidInput if the weights do not fit this model and vocabulary; reads no weights."""
-    try:
+    with _naming(directory):
         found = _config(directory.folder)
         check_settings(found, model)
         _weight_files(directory.folder)
-    except InvalidInput as error:
-        raise _refusal(directory, str(error)) from error
-    if found.vocab_size != vocab_size:
-        raise _other_vocabulary(directory, f"the tokenizer has {vocab_size} ids, the weights have {found.vocab_size}")
+        if found.vocab_size != vocab_size:
+            problem = f"the tokenizer has {vocab_size} ids, the weights have {found.vocab_size}"
+            raise _other_vocabulary(directory, problem)
 
 
 def keep_initial_weights(
@@ -72,31 +73,25 @@ def keep_initial_weights(
 ) -> str:
     """Check the weights against model and tokenizer, store them once and return their sha256; raises InvalidInput."""
     check_directory(directory, model, vocab_size)
-    _check_tokenizer(directory, tokenizer_json)
-    try:
+    with _naming(directory):
+        _check_tokenizer(directory, tokenizer_json)
         arrays = dict(pair for path in _weight_files(directory.folder) for pair in _file_arrays(path))
-        weights = from_hugging_face(arrays, model, vocab_size)
-    except InvalidInput as error:
-        raise _refusal(directory, str(error)) from error
-    records = [
-        TensorRecord(name=name, dtype="F32", shape=array.shape, data=array.reshape(-1).view(np.uint8).data)
-        for name, array in sorted(weights.items())  # data: its shape -> (bytes,)
-    ]
-    digest = hashlib.sha256()
-    for chunk in shard_chunks(records):
-        digest.update(chunk)
-    sha256, key = digest.hexdigest(), _key(digest.hexdigest())
+        content = save(from_hugging_face(arrays, model, vocab_size), {"format": "pt"})
+    sha256 = hashlib.sha256(content).hexdigest()
     with suppress(IntegrityError):  # missing or damaged
         check_object(store, promised_weights(store, sha256))
         return sha256
-    if (written := write_hashed(store, key, shard_chunks(records))).sha256 != sha256:
-        raise IntegrityError(f"{key}: the store was sent other bytes, sha256 {written.sha256}; try again")
+    store.write_stream(_key(sha256), chunks_of(memoryview(content)))
     return sha256
 
 
-def read_initial_weights(store: ObjectStore, sha256: str) -> tuple[TensorRecord, ...]:
+def read_initial_weights(store: ObjectStore, sha256: str) -> dict[str, NDArray[np.float32]]:
     """Return the stored weights by the network's names; raises IntegrityError if a byte has changed."""
-    return parse_shard(read_verified(store, promised_weights(store, sha256)), where=_key(sha256))
+    content = bytes(read_verified(store, promised_weights(store, sha256)))
+    try:
+        return load(content)
+    except SafetensorError as error:
+        raise IntegrityError(f"{_key(sha256)}: {error}") from error
 
 
 def promised_weights(store: ObjectStore, sha256: str) -> ExpectedObject:
@@ -148,14 +143,16 @@ def _weight_files(folder: Path) -> tuple[Path, ...]:
 
 def _file_arrays(path: Path) -> Iterator[tuple[str, NDArray[Any]]]:
     try:
-        records = parse_shard(np.fromfile(path, dtype=np.uint8).data, where=path.name)
-    except (OSError, IntegrityError) as error:
+        # The library's own reader for numpy has no bfloat16.
+        for name, tensor in deserialize(path.read_bytes()):  # type: ignore[no-untyped-call]
+            if tensor["dtype"] not in _NUMPY:
+                raise InvalidInput(f"{name} is {tensor['dtype']}; rule: one of {', '.join(_NUMPY)}")
+            flat = np.frombuffer(tensor["data"], dtype=_NUMPY[tensor["dtype"]])
+            if tensor["dtype"] == "BF16":  # the upper half of a float32
+                flat = (flat.astype("<u4") << 16).view("<f4")
+            yield name, flat.reshape(tensor["shape"])  # (values,) -> its shape
+    except (OSError, SafetensorError, ValueError, InvalidInput) as error:
         raise InvalidInput(f"{path.name} cannot be read: {error}") from error
-    for record in records:
-        flat = np.frombuffer(record.data, dtype=_NUMPY[record.dtype])
-        if record.dtype == "BF16":  # the upper half of a float32
-            flat = (flat.astype("<u4") << 16).view("<f4")
-        yield record.name, flat.reshape(record.shape)  # (values,) -> its shape
 
 
 def _check_tokenizer(directory: InitialDirectory, tokenizer_json: str) -> None:
@@ -165,7 +162,7 @@ def _check_tokenizer(directory: InitialDirectory, tokenizer_json: str) -> None:
     try:
         theirs = read_library_tokenizer(directory.folder / TOKENIZER)
     except (OSError, UnicodeDecodeError, InvalidInput) as error:
-        raise _refusal(directory, f"{TOKENIZER} cannot be read: {error}; repair it or remove it") from error
+        raise InvalidInput(f"{TOKENIZER} cannot be read: {error}; repair it or remove it") from error
     ours = load_library_tokenizer(tokenizer_json).get_vocab(with_added_tokens=True)
     # Tokens that were imported without their tokenizer have a placeholder, in which only end-of-text has a name.
     is_placeholder = sum(text != str(number) for text, number in ours.items()) <= 1
@@ -177,8 +174,13 @@ def _other_vocabulary(directory: InitialDirectory, problem: str) -> InvalidInput
     rule = "rule: the tokens mean what they meant to the weights"
     there = (directory.folder / TOKENIZER).is_file()
     use = f"; use data.tokenizer = {str(Path(directory.named) / TOKENIZER)!r}" if there else ""
-    return _refusal(directory, f"{problem}; {rule}{use}")
+    return InvalidInput(f"{problem}; {rule}{use}")
 
 
-def _refusal(directory: InitialDirectory, problem: str) -> InvalidInput:
-    return InvalidInput(f"training.init_from = {directory.named!r}: {problem}")
+@contextmanager
+def _naming(directory: InitialDirectory) -> Iterator[None]:
+    """Name the key and the directory in each refusal of the block."""
+    try:
+        yield
+    except InvalidInput as error:
+        raise InvalidInput(f"training.init_from = {directory.named!r}: {error}") from error

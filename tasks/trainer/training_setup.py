@@ -3,6 +3,8 @@
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
+import torch
+
 from cairn.model.data import batch_loader, sample_order, token_windows
 from cairn.model.training.train_state import WEIGHT_PREFIX, TrainState, load_weights
 from cairn.model.training.training_loop import Probe
@@ -103,8 +105,10 @@ class CheckpointLoad:
         """
         if self._opened is None:
             if initial_weights_sha256 is not None:
-                weights = to_tensors(read_initial_weights(self._store, initial_weights_sha256))
-                load_weights(state.model, {f"{WEIGHT_PREFIX}{name}": tensor for name, tensor in weights.items()})
+                weights = read_initial_weights(self._store, initial_weights_sha256).items()
+                load_weights(
+                    state.model, {f"{WEIGHT_PREFIX}{name}": torch.from_numpy(array) for name, array in weights}
+                )
             return None
         opened = self._opened.result()
         manifest, trainer = opened.manifest, to_tensors(opened.trainer.tensors)

@@ -101,8 +101,7 @@ def test_a_model_cards_front_matter_cannot_be_ended_from_inside(bard: Fabricated
     family = 'x"\n---\n<script>'
     card = write_card(
         ModelFacts(
-            state=state,
-            opened=replace(state.opened, model_family=family),
+            state=replace(state, opened=replace(state.opened, model_family=family)),
             reference=state.newest_committed.committed.reference,
             manifest=manifest,
             parameters=1,

@@ -7,21 +7,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from cairn.model.data.tokenizer import Tokenizer
 from cairn.model.errors import InvalidInput
 from cairn.storage.checkpoints.checkpoint import StagedCheckpoint
-from cairn.storage.checkpoints.tensor_record import TensorRecord, parse_shard, shard_chunks
 from cairn.storage.errors import IntegrityError
 from cairn.storage.snapshots.data_snapshot import open_snapshot
 from cairn.storage.stores.local_store import LocalStore
 from cairn.tasks.data.token_import import numbered_vocabulary
 from cairn.tasks.evaluator.checkpoint_model import open_model, write_model_directory
 from cairn.tasks.trainer.initial_weights import InitialDirectory, keep_initial_weights, read_initial_weights
-from cairn.tasks.trainer.tensor_exchange import to_tensors
 from cairn.tasks.trainer.trainer import Trainer
 from cairn.tasks.trainer.trainer_channel import ParentChannel, Place
 from cairn.tasks.trainer.trainer_protocol import Event, Ready, TrainerSpec
@@ -67,12 +65,12 @@ def keep(store: LocalStore, model: CommittedModel, folder: Path, **changes: Any)
     return keep_initial_weights(store, InitialDirectory("out", folder), wanted.pop("model"), **wanted)
 
 
-def altered(folder: Path, change: Callable[[dict[str, TensorRecord]], None]) -> None:
+def altered(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
     """Rewrite the directory's weights."""
     path = folder / "out" / "model.safetensors"
-    records = {record.name: record for record in parse_shard(path.read_bytes(), where="")}
-    change(records)
-    path.write_bytes(b"".join(shard_chunks(list(records.values()))))
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path)
 
 
 class Heard(ParentChannel):
@@ -159,8 +157,10 @@ def test_a_run_that_names_no_weights_draws_its_own(store: LocalStore, model: Com
 def test_equal_weights_are_kept_once_and_read_back(store: LocalStore, model: CommittedModel, tmp_path: Path) -> None:
     first, second = keep(store, model, tmp_path), keep(store, model, tmp_path)
     assert first == second and store.keys("initial") == [f"initial/{first}/weights.safetensors"]
-    kept = to_tensors(read_initial_weights(store, first))
-    assert all(kept[name].equal(parameter) for name, parameter in model.state.model.named_parameters())
+    kept = read_initial_weights(store, first)
+    assert all(
+        torch.from_numpy(kept[name]).equal(parameter) for name, parameter in model.state.model.named_parameters()
+    )
 
 
 @pytest.mark.parametrize("damage", ["flipped", "gone"])
@@ -178,30 +178,28 @@ def test_kept_weights_that_do_not_verify_are_not_used_and_can_be_kept_again(
 
 def test_weights_in_shards_and_in_bfloat16_are_read(store: LocalStore, model: CommittedModel, tmp_path: Path) -> None:
     folder = tmp_path / "out"
-    records = parse_shard((folder / "model.safetensors").read_bytes(), where="")
-    halves = [_upper_half(record) for record in records]
+    halves = {name: tensor.bfloat16() for name, tensor in load_file(folder / "model.safetensors").items()}
     names = {}
-    for number, part in enumerate((halves[::2], halves[1::2])):
+    for number in range(2):
         file = f"model-0000{number}-of-00002.safetensors"
-        (folder / file).write_bytes(b"".join(shard_chunks(part)))
-        names |= {record.name: file for record in part}
+        part = dict(list(halves.items())[number::2])
+        save_file(part, folder / file)
+        names |= dict.fromkeys(part, file)
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": names}))
-    kept = to_tensors(read_initial_weights(store, keep(store, model, tmp_path)))
-    embedding = model.state.model.wte.weight.detach()
-    truncated = torch.from_numpy((embedding.numpy().view(np.uint32) & 0xFFFF0000).view(np.float32))
-    assert kept["wte.weight"].equal(truncated) and kept["wte.weight"].dtype == torch.float32
-
-
-def _upper_half(record: TensorRecord) -> TensorRecord:
-    data = (np.frombuffer(record.data, dtype="<u4") >> 16).astype("<u2").tobytes()
-    return TensorRecord(name=record.name, dtype="BF16", shape=record.shape, data=memoryview(data))
+    kept = torch.from_numpy(read_initial_weights(store, keep(store, model, tmp_path))["wte.weight"])
+    assert kept.equal(model.state.model.wte.weight.detach().bfloat16().float()) and kept.dtype == torch.float32
 
 
 def test_a_pickle_is_refused_by_name(store: LocalStore, model: CommittedModel, tmp_path: Path) -> None:
     (tmp_path / "out" / "model.safetensors").rename(tmp_path / "out" / "pytorch_model.bin")
     with pytest.raises(InvalidInput, match=r"training.init_from = 'out': pytorch_model.bin is a pickle"):
         keep(store, model, tmp_path)
+
+
+def _header(dtype: str, shape: list[int], begin: int = 0) -> bytes:
+    tensor = {"dtype": dtype, "shape": shape, "data_offsets": [begin, begin + 4]}
+    return json.dumps({"transformer.wte.weight": tensor}).encode()
 
 
 @pytest.mark.parametrize("name", ["../out/model.safetensors", "absent.safetensors", "model.bin"])
@@ -220,6 +218,31 @@ def test_a_file_that_is_torn_is_named(store: LocalStore, model: CommittedModel, 
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(InvalidInput, match=rf"training.init_from = 'out': {file}"):
         keep(store, model, tmp_path)
+
+
+HEADERS = {
+    "longer than the file": (2**62, b"{}"),
+    "no JSON": (2, b"{,"),
+    "a million dimensions": (None, _header("F32", [1] * 1_000_000)),
+    "an overflow": (None, _header("F32", [2**32] * 9)),
+    "a type that numpy has not": (None, _header("F8_E4M3", [4])),
+    "a gap": (None, _header("F32", [1], begin=4)),
+}
+"""Headers of a file of four bytes of data, and the length that it claims for them, None: the true one."""
+
+
+@pytest.mark.parametrize("damage", HEADERS)
+def test_a_hostile_header_is_refused_with_the_file_s_name(
+    store: LocalStore, model: CommittedModel, tmp_path: Path, damage: str
+) -> None:
+    length, header = HEADERS[damage]
+    claimed = len(header) if length is None else length
+    (tmp_path / "out" / "model.safetensors").write_bytes(claimed.to_bytes(8, "little") + header + bytes(4))
+    with pytest.raises(
+        InvalidInput, match=r"training.init_from = 'out': model.safetensors cannot be read: "
+    ) as refused:
+        keep(store, model, tmp_path)
+    assert len(str(refused.value)) < 500
 
 
 def test_weights_of_another_vocabulary_are_refused_with_the_tokenizer_to_use(
@@ -248,6 +271,6 @@ def test_tokens_imported_without_their_tokenizer_are_taken_at_their_word(
 def test_a_shape_that_config_and_weights_disagree_on_is_refused(
     store: LocalStore, model: CommittedModel, tmp_path: Path
 ) -> None:
-    altered(tmp_path, lambda records: records.pop("transformer.h.1.ln_1.weight"))  # type: ignore[arg-type,return-value]
+    altered(tmp_path, lambda records: records.pop("transformer.h.1.ln_1.weight"))
     with pytest.raises(InvalidInput, match=r"training.init_from = 'out': missing weights: transformer.h.1.ln_1.weight"):
         keep(store, model, tmp_path)

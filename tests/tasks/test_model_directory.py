@@ -31,7 +31,6 @@ from cairn.tasks.data.token_import import numbered_vocabulary
 from cairn.tasks.errors import TaskError
 from cairn.tasks.evaluator.checkpoint_model import CheckpointModel, write_model_directory
 from cairn.tasks.trainer.initial_weights import InitialDirectory, keep_initial_weights, read_initial_weights
-from cairn.tasks.trainer.tensor_exchange import to_tensors
 from tests.memory_store import MemoryStore
 
 TEXT = "\n\n".join(f"Zeile {number} über Ünïcode, 東京 and 🪨 stones;\n\tthe {number}th cairn." for number in range(80))
@@ -191,7 +190,8 @@ def test_what_transformers_saves_begins_a_run_with_its_logits(
     directory, numbers = InitialDirectory(".", tmp_path), numbered_vocabulary(53, 0).to_json()
     sha256 = keep_initial_weights(store, directory, config, tokenizer_json=numbers, vocab_size=53)
     ours, ids = GPT(config, 53).eval(), torch.arange(32).view(2, 16)
-    ours.load_state_dict(to_tensors(read_initial_weights(store, sha256)))
+    arrays = read_initial_weights(store, sha256)
+    ours.load_state_dict({name: torch.from_numpy(array) for name, array in arrays.items()})
     with torch.no_grad():
         assert torch.allclose(ours(ids), theirs(ids).logits, rtol=0, atol=1e-5)
     assert (len(list(tmp_path.glob("*.safetensors"))) > 1) == (shard == "5KB")
