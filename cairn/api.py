@@ -85,7 +85,7 @@ class Run:
         return open_run_model(self.log, find_in_run(self.log, step), device)
 
     def _table(self, name: str) -> "pa.Table":
-        from cairn.reports.queries.run_status import standing_of
+        from cairn.reports.queries.run_status import phase_of
         from cairn.reports.queries.run_tables import columns, make_log_rows, make_step_rows
         from cairn.storage.logs.step_log import read_step_records
         from cairn.storage.tables.table_cache import arrow_table
@@ -94,7 +94,7 @@ class Run:
         if name == "steps":
             rows = make_step_rows(self.run_id, state, read_step_records(self.log.store, self.log.prefix))
         else:
-            rows = make_log_rows(self.run_id, state, standing_of(state))[name]
+            rows = make_log_rows(self.run_id, state, phase_of(state))[name]
         return arrow_table(columns(name), rows)
 
 

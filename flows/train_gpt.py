@@ -13,7 +13,7 @@ from cairn.flows.preparation.training_request import HANDED_OVER, TrainingReques
 from cairn.flows.run import active_run, early_attempt, run_opening, run_promotion
 from cairn.flows.run.attempt import Attempt
 from cairn.flows.watching.deployed_continuation import name_successor
-from cairn.reports.explain.termination_text import describe_left
+from cairn.reports.explain.termination_text import describe_end, describe_left
 from cairn.storage.errors import Fenced, NotDurable, StoreRefused
 from cairn.storage.logs.run_entries import AttemptEnded
 from cairn.tasks.attempt.shutdown_signal import ShutdownSignal
@@ -122,5 +122,5 @@ def _stopped_end(run: active_run.ActiveRun, ended: AttemptEnded) -> FlowEnd | No
         run.say(f"  {decision.reason}; left: {describe_left(decision.left)}")
         return None
     is_given_again = outcome in (FlowOutcome.PREEMPTED, FlowOutcome.INTERRUPTED)
-    follows = "the same command continues" if is_given_again else decision.reason
-    return FlowEnd(reason=outcome, message=f"{ended.detail}; {follows}")
+    message = f"{ended.detail}; the same command continues" if is_given_again else describe_end(ended)
+    return FlowEnd(reason=outcome, message=message)

@@ -30,7 +30,7 @@ def watch_runs(
     logger = get_run_logger()
     take_credentials(store_credentials, os.environ)
     watcher = open_watcher(WatchRequest(store=choose_store(store, os.environ), deployment=deployment))
-    with watcher.telling(logger.warning):
+    with watcher.delivering_notices(logger.warning):
         rows = watcher.look_patiently()
     for row in rows:
         logger.info("%s: %s: %s %s", row.run_id, row.action, row.why, row.how)

@@ -201,7 +201,7 @@ def watch(
     """
     if once and (metrics_port or otlp):
         raise InvalidConfiguration("--once looks once and ends: leave out --metrics-port and --otlp, or --once")
-    from cairn.flows.watching.run_pulse import WatchDisplay
+    from cairn.flows.watching.run_progress import WatchDisplay
     from cairn.flows.watching.run_watcher import WatchRequest, open_watcher, watch_until_stopped
     from cairn.operations.prefect_session import quieten
 
@@ -210,7 +210,7 @@ def watch(
     request = WatchRequest(deployment=deployment, every_seconds=every, at_most=at_most, store=chosen)
     print_rows = print_document if json else print_watch
     if once:
-        with (watcher := open_watcher(request)).telling(say):
+        with (watcher := open_watcher(request)).delivering_notices(say):
             rows = watcher.look_patiently()
         print_rows(rows)
     else:
@@ -226,5 +226,5 @@ def watch(
                 beside.enter_context(sending_metrics(open_chosen_store(store), os.environ, say))
             if not json:
                 beside.enter_context(display.showing())
-            show = (lambda pulses: None) if json else display.show
+            show = (lambda runs: None) if json else display.show
             watch_until_stopped(request, print_rows=print_rows, show=show, say=say)

@@ -18,7 +18,7 @@ from cairn.flows.operations.checkpoint_offer import end_on_record
 from cairn.flows.orchestrator import prefect_server, run_notices
 from cairn.flows.preparation.training_request import HandedOver, ResolvedRequest, hand_over
 from cairn.reports.exporters.exporters import run_exporters
-from cairn.reports.notices.notice_delivery import telling
+from cairn.reports.notices.notice_delivery import delivering_notices
 from cairn.storage.errors import StorageError
 from cairn.storage.logs.run_log import RunLog
 from cairn.tasks.attempt.attempt_claim import refuse_live_owner
@@ -105,7 +105,9 @@ def end_without_flow(log: RunLog, config: RunConfig, environment: Mapping[str, s
         return None
     with (
         run_exporters(log, config.mirrors, environment, output.say),
-        telling(log.store, run_notices.all_receivers(config.notify), partial(run_notices.notices_of, log), output.say),
+        delivering_notices(
+            log.store, run_notices.all_receivers(config.notify), partial(run_notices.notices_of, log), output.say
+        ),
         suppress(StorageError),
     ):
         sweep_run(log, config.checkpoint, suite_of(config.evaluation).sha256)

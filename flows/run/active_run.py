@@ -14,7 +14,7 @@ from cairn.flows.orchestrator.run_notices import all_receivers, notices_of
 from cairn.flows.orchestrator.run_overview import RunOverview
 from cairn.flows.run.progress import Progress
 from cairn.reports.exporters.exporters import run_exporters
-from cairn.reports.notices.notice_delivery import telling
+from cairn.reports.notices.notice_delivery import delivering_notices
 from cairn.storage.logs import log_entry, run_entries, run_log, run_state
 from cairn.storage.stores import document, object_store, retrying_store
 from cairn.tasks.attempt import attempt_claim, attempt_end, preemption_notice, shutdown_signal
@@ -113,7 +113,9 @@ class ActiveRun:
             self.progress.showing(),
             self.overview.published(),
             run_exporters(self.log, self.config.mirrors, os.environ, self.say),
-            telling(self.log.store, all_receivers(self.config.notify), partial(notices_of, self.log), self.say),
+            delivering_notices(
+                self.log.store, all_receivers(self.config.notify), partial(notices_of, self.log), self.say
+            ),
             self.cancellation.watching(),
             self.shutdown.listening(rules.signal),
             preemption_notice.polling_notices(

@@ -16,7 +16,7 @@ import psutil
 
 from cairn.flows.orchestrator.run_notices import all_receivers, notices_of
 from cairn.flows.watching.run_continuation import Begun, Busy, Continuation, ContinuationHere, StalledRun
-from cairn.flows.watching.run_pulse import RunPulse, pulse_of
+from cairn.flows.watching.run_progress import RunProgress, read_progress
 from cairn.reports.notices import notice, notice_delivery
 from cairn.storage.errors import IntegrityError, StorageError
 from cairn.storage.logs import run_index, run_log, step_log
@@ -73,7 +73,7 @@ class WatchRow:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sighting:
+class Observation:
     """The state of one run when last seen, since when it is unchanged, and what was tried since."""
 
     attempt: int
@@ -86,7 +86,7 @@ class Sighting:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Remembered:
     boot_id: str
-    runs: Mapping[str, Sighting]
+    runs: Mapping[str, Observation]
 
 
 class WatcherMemory:
@@ -95,7 +95,7 @@ class WatcherMemory:
     def __init__(self, path: Path, *, monotonic: Callable[[], float]) -> None:
         """Read the file; one of another boot, or a damaged one, is ignored."""
         self._path, self._monotonic = path, monotonic
-        self._runs: dict[str, Sighting] = {}
+        self._runs: dict[str, Observation] = {}
         with suppress(OSError, IntegrityError):
             remembered = document.decode(path.read_bytes(), _Remembered, where=str(path))
             self._runs |= remembered.runs if remembered.boot_id == boot_id() else {}
@@ -109,7 +109,7 @@ class WatcherMemory:
             mark = f"open {owner.started.attempt} committed {owner.last_committed_step} {heartbeat}"
         before = seen = self._runs.get(log.run_id)
         if seen is None or seen.mark != mark:
-            seen = Sighting(attempt=state.latest_attempt, mark=mark, since=self._monotonic())
+            seen = Observation(attempt=state.latest_attempt, mark=mark, since=self._monotonic())
             self._runs[log.run_id] = seen
         moved = before is not None and before is not seen and before.attempt == state.latest_attempt
         shows_life = moved and owner is not None
@@ -187,14 +187,15 @@ class RunWatcher:
             rows.update((row.run_id, row) for row in self._look_at(near))
         return tuple(rows.values())
 
-    def telling(self, say: Callable[[str], None]) -> AbstractContextManager[None]:
+    def delivering_notices(self, say: Callable[[str], None]) -> AbstractContextManager[None]:
         """Tell whom the environment of this machine names what the looks of this block see."""
-        return notice_delivery.telling(self._store, all_receivers(read_notify(os.environ)), self.notices, say)
+        receivers = all_receivers(read_notify(os.environ))
+        return notice_delivery.delivering_notices(self._store, receivers, self.notices, say)
 
-    def pulses(self) -> tuple[RunPulse, ...]:
+    def progress(self) -> tuple[RunProgress, ...]:
         """Return the progress of the runs that trained at the last look."""
         with ThreadPoolExecutor(_READERS) as readers:
-            return tuple(pulse for pulse in readers.map(pulse_of, self._logs.values()) if pulse is not None)
+            return tuple(filter(None, readers.map(read_progress, self._logs.values())))
 
     def notices(self) -> Iterator[notice.Notice]:
         """Yield the decisions that the last look saw, and the attempts that were silent for two leases; any thread."""
@@ -311,7 +312,7 @@ def watch_until_stopped(
     request: WatchRequest,
     *,
     print_rows: Callable[[tuple[WatchRow, ...]], None],
-    show: Callable[[tuple[RunPulse, ...]], None],
+    show: Callable[[tuple[RunProgress, ...]], None],
     say: Callable[[str], None],
 ) -> None:
     """Look again and again until SIGTERM or Ctrl-C: print what is new, and show how far the runs are."""
@@ -322,9 +323,9 @@ def watch_until_stopped(
             def report(rows: tuple[WatchRow, ...]) -> None:
                 if rows:
                     print_rows(rows)
-                show(watcher.pulses())
+                show(watcher.progress())
 
-            with watcher.telling(say):
+            with watcher.delivering_notices(say):
                 watcher.watch(every_seconds=request.every_seconds, report=report, say=say)
     except (Terminated, KeyboardInterrupt):
         say("stopped watching; what was continued goes on")

@@ -7,6 +7,7 @@ from typing import Any
 from cairn.reports.explain.post_mortem import PostMortem
 from cairn.reports.queries.evaluations import EvaluationSummary
 from cairn.reports.queries.receipts import Receipt
+from cairn.storage.logs.run_entries import AttemptEnded
 from cairn.tasks.policy.termination import TERMINATIONS, DecisionAction, ExitCode, TerminationReason
 from cairn.tasks.text.format import format_count, format_duration, format_list, format_value, one_line
 
@@ -143,6 +144,11 @@ def describe_left(left: Mapping[str, int | None]) -> str:
     """Return what is left of a budget, limit by limit."""
     limits = (f"{format_value(value)} {_LIMITS.get(name, name)}" for name, value in left.items() if value is not None)
     return ", ".join(limits) or "no limit is set"
+
+
+def describe_end(ended: AttemptEnded) -> str:
+    """Return the detail of an end and the reason of its decision, once where both are the same."""
+    return "; ".join(dict.fromkeys((ended.detail, ended.decision.reason)))
 
 
 def decision_sentences(receipt: Receipt) -> list[str]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 
+from cairn.reports.explain.termination_text import describe_end
 from cairn.reports.queries import run_lookup, run_status
 from cairn.storage.logs import registry, run_state
 from cairn.storage.stores.document import encode, stored_value
@@ -81,7 +82,7 @@ def find_notices(
     elif ended.decision.action == DecisionAction.STOP:
         outcome = flow_outcome(ended.reason, ended.decision.action, ended.decision.charged)
         if outcome in _KINDS:
-            text = f"attempt {last.started.attempt} ended: {ended.reason}: {ended.detail}; {ended.decision.reason}"
+            text = f"attempt {last.started.attempt} ended: {ended.reason}: {describe_end(ended)}"
             yield _notice(run_id, f"ended-{number}", _KINDS[outcome], ended.last_step, at, text)
 
 

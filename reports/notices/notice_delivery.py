@@ -1,6 +1,6 @@
-"""Tells receivers (a command, a webhook, others) what is new; a document beside the run keeps what each was told.
+"""Delivers notices to receivers (a command, a webhook, others); a document beside the run lists the delivered ones.
 
-A notice is told at least once: again where a process died between telling and writing that down.
+Delivery is at least once: a notice is repeated if the process dies between its delivery and that record.
 """
 
 import shlex
@@ -32,7 +32,7 @@ class Receiver(Protocol):
 
     @property
     def name(self) -> str:
-        """What it is, for messages and for the record of what it was told."""
+        """Its name in messages, and in the record of delivered notices."""
 
     def receive(self, notice: Notice) -> None:
         """Pass the notice on; returning says that it arrived."""
@@ -91,38 +91,38 @@ def make_receivers(notify: NotifyConfig) -> Iterator[Receiver]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ToldNotices:
-    """The keys of what one receiver was told of one run."""
+class DeliveredNotices:
+    """The keys of one run's notices that one receiver has."""
 
     version: int = 1
-    told: tuple[str, ...] = ()
+    delivered: tuple[str, ...] = ()
 
 
 class NoticeDelivery:
-    """Tells one receiver what it was not told before, by this process or another."""
+    """Delivers to one receiver the notices that neither this process nor another has delivered."""
 
     def __init__(self, store: object_store.ObjectStore, receiver: Receiver) -> None:
         self._store, self._receiver = store, receiver
-        self._told: dict[str, tuple[str, ...]] = {}
+        self._delivered: dict[str, tuple[str, ...]] = {}
 
     def deliver(self, notices: Iterable[Notice]) -> None:
-        """Tell what is new, in order; raises the receiver's error or the store's, and the next call goes on there."""
+        """Deliver new notices in order; raises the receiver's error or the store's, and the next call goes on there."""
         for notice in notices:
-            if notice.key in self._told.get(notice.run_id, ()):
+            if notice.key in self._delivered.get(notice.run_id, ()):
                 continue
-            key, told = f"{run_prefix(notice.run_id)}/notices/{self._receiver.name}.json", tuple[str, ...]()
-            with suppress(ObjectMissing, IntegrityError):  # told again rather than never
-                told = document.decode(self._store.read(key), ToldNotices, where=key).told
-            if notice.key not in told:
+            key, delivered = f"{run_prefix(notice.run_id)}/notices/{self._receiver.name}.json", tuple[str, ...]()
+            with suppress(ObjectMissing, IntegrityError):  # delivered again rather than never
+                delivered = document.decode(self._store.read(key), DeliveredNotices, where=key).delivered
+            if notice.key not in delivered:
                 self._receiver.receive(notice)
-                told = (*told, notice.key)
-                self._store.write(key, document.encode(ToldNotices(told=told)))
-            self._told[notice.run_id] = told
+                delivered = (*delivered, notice.key)
+                self._store.write(key, document.encode(DeliveredNotices(delivered=delivered)))
+            self._delivered[notice.run_id] = delivered
 
     def deliver_until(
         self, find: Callable[[], Iterable[Notice]], say: Callable[[str], None], every_seconds: float, stop: Event
     ) -> None:
-        """Tell what `find` returns again and again, and once more after `stop`; the first of failures is reported."""
+        """Deliver the notices of `find` repeatedly, and once more after `stop`; the first of failures is reported."""
         failures = 0
         while True:
             is_last = stop.is_set()
@@ -133,14 +133,14 @@ class NoticeDelivery:
                 failures += 1
                 if failures == 1:
                     why = one_line(f"{type(error).__name__}: {error}", 200)
-                    say(f"notify.{self._receiver.name} is told again later, training goes on: {why}")
+                    say(f"notify.{self._receiver.name} is tried again later, training goes on: {why}")
             if is_last:
                 return
             stop.wait(min(every_seconds * 2**failures, _LONGEST_PAUSE_SECONDS) if failures else every_seconds)
 
 
 @contextmanager
-def telling(
+def delivering_notices(
     store: object_store.ObjectStore,
     receivers: Sequence[Receiver],
     find: Callable[[], Iterable[Notice]],
@@ -149,7 +149,7 @@ def telling(
     every_seconds: float = 5.0,
     final_seconds: float = 5.0,
 ) -> Iterator[None]:
-    """Tell every receiver what `find` returns while the block runs; at its end it has `final_seconds` for the rest."""
+    """Deliver the notices of `find` while the block runs; at its end each receiver has `final_seconds` for the rest."""
     with ExitStack() as threads:
         for receiver in receivers:
             body = partial(NoticeDelivery(store, receiver).deliver_until, find, say, every_seconds)

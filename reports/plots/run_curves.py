@@ -114,7 +114,7 @@ def gather_curves(
     return RunCurves(
         run_id=log.run_id,
         model_family=state.opened.model_family if state.opened else "",
-        state=run_status.standing_of(state),
+        state=run_status.phase_of(state),
         verdict=newest.verdict.kind if newest and newest.verdict else "",
         snapshot_id=state.opened.data_snapshot if state.opened else "",
         total_steps=state.opened.total_steps if state.opened else 0,

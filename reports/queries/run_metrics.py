@@ -93,7 +93,7 @@ class RunMetrics:
                 log.refresh()
             elif run_index.is_empty(log):
                 return None
-            elif (phase := run_status.standing_of(log.state)) in _OVER:
+            elif (phase := run_status.phase_of(log.state)) in _OVER:
                 self._index.note(log, is_over=True)
                 return phase, ()
             else:
@@ -101,7 +101,7 @@ class RunMetrics:
                 self._logs[run_id] = log
         except IntegrityError:
             return run_status.RunPhase.UNREADABLE, ()
-        return run_status.standing_of(log.state), tuple(sample_run(log, now))
+        return run_status.phase_of(log.state), tuple(sample_run(log, now))
 
 
 def sample_run(log: run_log.RunLog, now: datetime) -> Iterator[RunSample]:

@@ -113,14 +113,14 @@ def gather_runs(store: object_store.ObjectStore, tables: frozenset[str], *, work
     run_ids = [key.split("/")[1] for key in store.folders("runs")] if tables else []
     cache = table_cache.TableCache(store, (work / "tables" / document.sha256(store.url.encode())[:32]).absolute())
 
-    def phase_of(state: RunState) -> run_status.RunPhase:
-        return run_status.RunPhase.RUNNING if state.open_attempt else run_status.standing_of(state)
+    def phase(state: RunState) -> run_status.RunPhase:
+        return run_status.RunPhase.RUNNING if state.open_attempt else run_status.phase_of(state)
 
     def of_run(run_id: str, state: RunState) -> dict[str, list[Any]]:
-        return {"runs": [run_tables.make_run_row(run_id, state, phase_of(state))]}
+        return {"runs": [run_tables.make_run_row(run_id, state, phase(state))]}
 
     def of_log(run_id: str, state: RunState) -> dict[str, list[Any]]:
-        return run_tables.make_log_rows(run_id, state, phase_of(state))
+        return run_tables.make_log_rows(run_id, state, phase(state))
 
     def of_steps(run_id: str, state: RunState) -> dict[str, list[Any]]:
         return {"steps": run_tables.make_step_rows(run_id, state, read_step_records(store, run_prefix(run_id)))}

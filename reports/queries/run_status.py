@@ -90,7 +90,7 @@ def read_status(log: run_log.RunLog) -> RunStatus:
 
 def make_status(log: run_log.RunLog, beat: step_log.Heartbeat | None) -> RunStatus:
     """Return the status of a run that was read, with this heartbeat of its open attempt."""
-    state, standing = log.state, standing_of(log.state)
+    state, standing = log.state, phase_of(log.state)
     owner, beat = (state.open_attempt, beat) if standing == RunPhase.RUNNING else (None, None)
     limits = configuration_document(state).get("budgets")
     if not limits:
@@ -139,7 +139,7 @@ def list_runs(store: ObjectStore) -> tuple[RunSummary, ...]:
             return RunSummary(run_id=run_id, state=RunPhase.UNREADABLE, detail=str(error))
         if run_index.is_empty(log):
             return None
-        standing = standing_of(log.state)
+        standing = phase_of(log.state)
         return summarize_run(run_id, log.state, standing, read_beat(log) if standing == RunPhase.RUNNING else None)
 
     with ThreadPoolExecutor(_READERS) as readers:
@@ -177,7 +177,7 @@ def stopped_early(state: run_state.RunState) -> str | None:
     return f"stopped early at step {end.step}: {end.stopped} (early_stop.{end.rule})" if end and end.stopped else None
 
 
-def standing_of(state: run_state.RunState) -> RunPhase:
+def phase_of(state: run_state.RunState) -> RunPhase:
     """Return the run's phase; an open attempt is interrupted where this machine knows that its owner is gone."""
     if state.deleted is not None:
         return RunPhase.DELETING if state.live_checkpoints else RunPhase.DELETED

@@ -61,12 +61,12 @@ def newest_verified(
             if quarantined == quarantines_at_most:
                 steps = " and ".join(str(item.committed.step) for item in failed[-2:])
                 raise IntegrityError(
-                    f"run {log.run_id}: the checkpoints of steps {steps} cannot be read here ({_told(evidence)}). Host "
-                    f"{evidence[0].host} or its way to the store may be what is sick, so only the first is "
-                    "quarantined: start on another host, which takes it back if it verifies there. Where they are "
-                    "damaged indeed, run the same command again; each start gives up one"
+                    f"run {log.run_id}: the checkpoints of steps {steps} cannot be read here "
+                    f"({_describe_evidence(evidence)}). Host {evidence[0].host} or its way to the store may be "
+                    "what is sick, so only the first is quarantined: start on another host, which takes it back if it "
+                    "verifies there. Where they are damaged indeed, run the same command again; each start gives up one"
                 )
-            quarantine_checkpoint(log, record.committed, _told(evidence), evidence=evidence, writer=writer)
+            quarantine_checkpoint(log, record.committed, _describe_evidence(evidence), evidence=evidence, writer=writer)
             quarantined += 1
 
 
@@ -171,7 +171,7 @@ def _is_in_force(pin: CheckpointPinned, state: RunState) -> bool:
     return any(other.pin_id == pin.pin_id for other in state.pins)
 
 
-def _told(evidence: tuple[ReadEvidence, ...]) -> str:
+def _describe_evidence(evidence: tuple[ReadEvidence, ...]) -> str:
     return "; ".join(f"{item.key}: {item.found}, must be {item.expected}" for item in evidence)
 
 
@@ -189,6 +189,7 @@ def _verified_beginning(log: RunLog, state: RunState, sleep: Callable[[float], N
         if evidence := look_again(log, state.origin.checkpoint, sizes_only=trusted, sleep=sleep):
             raise NothingReadable(
                 f"run {log.run_id} begins with step {state.origin.checkpoint.step} of run {state.origin.run_id}, which "
-                f"cannot be read: {_told(evidence)}. Start on another host, restore its objects, or fork another step"
+                f"cannot be read: {_describe_evidence(evidence)}. "
+                "Start on another host, restore its objects, or fork another step"
             )
     return state.beginning

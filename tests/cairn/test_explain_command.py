@@ -10,6 +10,7 @@ import pytest
 from cairn.reports.errors import RunNotFound
 from cairn.reports.explain.post_mortem import gather_post_mortem
 from cairn.reports.explain.post_mortem_text import post_mortem_lines
+from cairn.reports.explain.termination_text import describe_end
 from cairn.storage.checkpoints.resume_point import quarantine_checkpoint
 from cairn.storage.logs.fold_cache import History
 from cairn.storage.logs.log_entry import Writer
@@ -106,6 +107,13 @@ def test_an_attempt_that_reached_no_step_says_so(fresh: FabricatedRun) -> None:
     text = explained(fresh)
     assert "It had trained no step yet, so nothing was lost." in text
     assert "it ended before its first step was done" in text and "error costs no retry" in text
+
+
+def test_the_decision_about_an_error_does_not_repeat_its_detail(fresh: FabricatedRun) -> None:
+    fresh.start()
+    words = ExceptionReport(kind=ErrorKind.BUG, exception="FileNotFoundError", message="no text.txt", traceback=())
+    ended = end_by(fresh, Evidence(exit_code=1, last_words=words), step=0)
+    assert describe_end(ended) == "FileNotFoundError: no text.txt"
 
 
 def test_out_of_memory_tells_the_kernels_count_and_the_limit(fresh: FabricatedRun) -> None:

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 import pytest
 from rich.console import Console
 
-from cairn.flows.watching.run_pulse import RunPulse, WatchDisplay, pulse_line, pulse_of
+from cairn.flows.watching.run_progress import RunProgress, WatchDisplay, format_progress, read_progress
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.logs.step_log import Heartbeat, write_heartbeat
 from cairn.storage.stores.local_store import LocalStore
+from tests.entries import placement
 from tests.fabricated_run import FabricatedRun, fabricate
 
 
@@ -16,10 +17,10 @@ def beat(run: FabricatedRun, attempt: int, step: int, gpu_seconds: float) -> Non
     write_heartbeat(run.log.store, run.log.prefix, heartbeat)
 
 
-def read(run: FabricatedRun) -> RunPulse | None:
+def read(run: FabricatedRun) -> RunProgress | None:
     log = RunLog(run.log.store, run.log.run_id)
     log.refresh()
-    return pulse_of(log)
+    return read_progress(log)
 
 
 @pytest.fixture
@@ -31,19 +32,26 @@ def test_a_pulse_is_how_far_the_heartbeat_is_and_how_long_the_rest_takes_at_its_
     run.start()
     run.commit(10)
     run.end("preempted", action="resume")
-    run.start()
+    run.start(placement=placement(world_size=1))
     beat(run, 2, 20, 50.0)
-    pulse = read(run)
-    assert pulse is not None and (pulse.attempt, pulse.step, pulse.total_steps) == (2, 20, 40)
-    assert pulse.seconds_left == 100.0, "ten steps since it resumed took fifty seconds"
-    assert pulse_line(pulse) == "bard: step 20/40 (50 %) · loss 2.500 · attempt 2 · ETA 1:40"
+    progress = read(run)
+    assert progress is not None and (progress.attempt, progress.step, progress.total_steps) == (2, 20, 40)
+    assert progress.seconds_left == 100.0, "ten steps since it resumed took fifty seconds"
+    assert format_progress(progress) == "bard: step 20/40 (50 %) · loss 2.500 · attempt 2 · ETA 1:40"
+
+
+def test_the_time_left_of_several_ranks_is_not_multiplied_by_their_number(run: FabricatedRun) -> None:
+    run.start(placement=placement(world_size=4))
+    beat(run, 1, 10, 40.0)
+    progress = read(run)
+    assert progress is not None and progress.seconds_left == 30.0, "four devices took ten seconds for ten steps"
 
 
 def test_before_the_first_step_the_time_left_is_not_known(run: FabricatedRun) -> None:
     run.start()
     beat(run, 1, 0, 0.0)
-    pulse = read(run)
-    assert pulse is not None and pulse.seconds_left is None and pulse_line(pulse).endswith("ETA –")
+    progress = read(run)
+    assert progress is not None and progress.seconds_left is None and format_progress(progress).endswith("ETA –")
 
 
 def test_a_run_nobody_trains_has_no_pulse(run: FabricatedRun) -> None:
@@ -55,9 +63,9 @@ def test_a_run_nobody_trains_has_no_pulse(run: FabricatedRun) -> None:
     assert read(run) is None
 
 
-def pulses(*steps: int) -> Sequence[RunPulse]:
+def running(*steps: int) -> Sequence[RunProgress]:
     return [
-        RunPulse(run_id=f"run-{number}", attempt=1, step=step, total_steps=100, train_loss=None, seconds_left=9.0)
+        RunProgress(run_id=f"run-{number}", attempt=1, step=step, total_steps=100, train_loss=None, seconds_left=9.0)
         for number, step in enumerate(steps)
     ]
 
@@ -68,7 +76,7 @@ def test_elsewhere_than_on_a_terminal_a_run_that_moved_has_a_line_at_most_once_a
     with display.showing():
         for at, steps in ((0.0, (1, 5)), (30.0, (2, 5)), (60.0, (3, 5)), (120.0, (3, 6))):
             now[0] = at
-            display.show(pulses(*steps))
+            display.show(running(*steps))
     assert [line.split(" (")[0] for line in said] == [
         "run-0: step 1/100",
         "run-1: step 5/100",
@@ -82,6 +90,6 @@ def test_on_a_terminal_the_lines_are_renewed_in_place_and_gone_at_the_end() -> N
     console = Console(file=screen, force_terminal=True, width=100, color_system=None, legacy_windows=False)
     display = WatchDisplay(console=console, say=said.append)
     with display.showing():
-        display.show(pulses(1, 2))
+        display.show(running(1, 2))
     assert "run-0: step 1/100 (1 %) · attempt 1 · ETA 0:09" in screen.getvalue() and said == []
     assert screen.getvalue().rstrip().endswith("\x1b[2K"), "wiped"

@@ -19,8 +19,8 @@ from cairn.reports.notices.notice_delivery import (
     NoticeDelivery,
     Receiver,
     WebhookReceiver,
+    delivering_notices,
     make_receivers,
-    telling,
 )
 from cairn.storage.logs.registry import Registry, RegistryState
 from cairn.storage.logs.run_entries import CheckpointQuarantined
@@ -29,6 +29,7 @@ from cairn.storage.stores.local_store import LocalStore
 from cairn.tasks.configuration.configuration_source import read_notify
 from cairn.tasks.configuration.settings import NotifyConfig
 from cairn.tasks.errors import InvalidConfiguration
+from tests import entries
 from tests.entries import NOON
 from tests.fabricated_run import HUMAN, FabricatedRun, fabricate
 from tests.reports.webhook import PATIENCE_SECONDS, Hook, serving_hook
@@ -158,7 +159,7 @@ def test_a_damaged_record_of_what_was_told_tells_again(store: LocalStore, hook: 
 
 
 def told(store: LocalStore, receiver: Receiver, notices: list[Notice], said: list[str], **options: float) -> Any:
-    return telling(store, [receiver], lambda: notices, said.append, **{"every_seconds": 0.01, **options})
+    return delivering_notices(store, [receiver], lambda: notices, said.append, **{"every_seconds": 0.01, **options})
 
 
 def test_a_webhook_that_comes_back_is_told_while_the_block_runs(store: LocalStore, hook: Hook) -> None:
@@ -195,6 +196,15 @@ def test_a_webhook_that_is_no_address_is_refused_and_not_shown() -> None:
 
 def test_a_configuration_shows_no_address() -> None:
     assert "hidden" not in repr(NotifyConfig(webhook=SecretStr("http://127.0.0.1/hidden")))
+
+
+def test_the_notice_of_an_error_says_its_detail_once(store: LocalStore) -> None:
+    run = fabricate(store, "bard")
+    run.start()
+    decision = entries.decided(action="stop", reason="no text.txt", charged=None)
+    body = entries.ended(1, "error", detail="no text.txt", decision=decision)
+    run.log.append(lambda state: body, writer=HUMAN)
+    assert [notice.text for notice in found(run)] == ["cairn run bard: attempt 1 ended: error: no text.txt"]
 
 
 def test_a_damaged_checkpoint_is_told(bard: FabricatedRun) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cairn.reports.queries.alias_history import list_decisions
-from cairn.reports.queries.run_status import list_runs, standing_of
+from cairn.reports.queries.run_status import list_runs, phase_of
 from cairn.storage.checkpoints.resume_point import new_pin, pin_checkpoint
 from cairn.storage.checkpoints.sweep import SweepReport
 from cairn.storage.errors import Fenced, IntegrityError
@@ -217,9 +217,9 @@ def test_an_alias_that_cannot_be_read_keeps_it(log: RunLog) -> None:
 
 def test_a_half_deleted_run_says_so_until_it_is_deleted_again(log: RunLog) -> None:
     log.append(lambda state: RunDeleted(by="me", why=""), writer=writer())
-    assert standing_of(log.state) == "deleting"
+    assert phase_of(log.state) == "deleting"
     delete(log)
-    assert standing_of(log.state) == "deleted"
+    assert phase_of(log.state) == "deleted"
 
 
 def test_a_watchers_index_takes_it_for_deleted_at_once(log: RunLog, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,14 +10,13 @@ from rich.console import Console
 
 from cairn.storage.errors import StorageError
 from cairn.storage.logs import run_log, step_log
-from cairn.storage.stores.document import project
 from cairn.tasks.text import format, live_lines, output
 
 _PLAIN_EVERY_SECONDS = 60.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RunPulse:
+class RunProgress:
     """The progress of a run with an open attempt; None stands for what is not known yet."""
 
     run_id: str
@@ -28,8 +27,8 @@ class RunPulse:
     seconds_left: float | None
 
 
-def pulse_of(log: run_log.RunLog) -> RunPulse | None:
-    """Return the pulse of a run that was read; None without an open attempt or a readable heartbeat."""
+def read_progress(log: run_log.RunLog) -> RunProgress | None:
+    """Return the progress of a run that was read; None without an open attempt or a readable heartbeat."""
     owner, opened, beat = log.state.open_attempt, log.state.opened, None
     if owner is not None:
         with suppress(StorageError):  # reading the log reports what is wrong with the store
@@ -37,19 +36,29 @@ def pulse_of(log: run_log.RunLog) -> RunPulse | None:
     if owner is None or opened is None or beat is None:
         return None
     trained, ahead = beat.step - owner.started.first_step, max(opened.total_steps - beat.step, 0)
-    seconds_left = beat.gpu_seconds / trained * ahead if trained > 0 and beat.gpu_seconds > 0 else None
-    return project(beat, RunPulse, run_id=log.run_id, total_steps=opened.total_steps, seconds_left=seconds_left)
+    seconds_left = None
+    if trained > 0 and beat.gpu_seconds > 0:  # the device time of all ranks
+        seconds_left = beat.gpu_seconds / owner.started.placement.world_size / trained * ahead
+    return RunProgress(
+        run_id=log.run_id,
+        attempt=beat.attempt,
+        step=beat.step,
+        total_steps=opened.total_steps,
+        train_loss=beat.train_loss,
+        seconds_left=seconds_left,
+    )
 
 
-def pulse_line(pulse: RunPulse) -> str:
-    """Return the pulse on one line."""
-    so_far = f"step {pulse.step}/{pulse.total_steps} ({100 * pulse.step // pulse.total_steps} %)"
-    loss = "" if pulse.train_loss is None else f" · loss {pulse.train_loss:.3f}"
-    return f"{pulse.run_id}: {so_far}{loss} · attempt {pulse.attempt} · ETA {format.format_clock(pulse.seconds_left)}"
+def format_progress(progress: RunProgress) -> str:
+    """Return the progress on one line."""
+    so_far = f"step {progress.step}/{progress.total_steps} ({100 * progress.step // progress.total_steps} %)"
+    loss = "" if progress.train_loss is None else f" · loss {progress.train_loss:.3f}"
+    eta = format.format_clock(progress.seconds_left)
+    return f"{progress.run_id}: {so_far}{loss} · attempt {progress.attempt} · ETA {eta}"
 
 
 class WatchDisplay:
-    """Shows the pulses of runs."""
+    """Shows the progress of runs."""
 
     def __init__(
         self,
@@ -68,14 +77,14 @@ class WatchDisplay:
         """Keep the lines at the bottom of a terminal while the block runs."""
         return self._live.show()
 
-    def show(self, pulses: Sequence[RunPulse]) -> None:
+    def show(self, runs: Sequence[RunProgress]) -> None:
         """Show the progress of the runs that train now."""
         if self._live.are_shown:
-            self._live.write([pulse_line(pulse) for pulse in pulses])
+            self._live.write([format_progress(progress) for progress in runs])
             return
         now = self._clock()
-        for pulse in pulses:
-            step, at = self._printed.get(pulse.run_id, (-1, float("-inf")))
-            if pulse.step != step and now - at >= _PLAIN_EVERY_SECONDS:
-                self._printed[pulse.run_id] = (pulse.step, now)
-                self._say(pulse_line(pulse))
+        for progress in runs:
+            step, at = self._printed.get(progress.run_id, (-1, float("-inf")))
+            if progress.step != step and now - at >= _PLAIN_EVERY_SECONDS:
+                self._printed[progress.run_id] = (progress.step, now)
+                self._say(format_progress(progress))
