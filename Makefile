@@ -162,7 +162,7 @@ audit: $(DEVELOPER)  ## known holes in the packages of constraints/; says whethe
 	@$(BIN)/python constraints/audit.py
 
 docs: $(DEVELOPER)  ## write docs/reference/ from the code: configuration, commands, JSON, log entries, SQL tables
-	@PYTHONPATH=. $(BIN)/python -m docs.reference_pages docs/reference
+	@PYTHONPATH=. $(BIN)/python -m docs.generate.reference_pages docs/reference
 
 format: $(DEVELOPER)  ## let ruff put the code in shape
 	@$(BIN)/ruff check --fix .

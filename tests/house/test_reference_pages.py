@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cairn.cli.app import EXAMPLES, RECORDS
-from docs.reference_pages import reference_pages
+from docs.generate.reference_pages import reference_pages
 
 
 @pytest.fixture(scope="module")

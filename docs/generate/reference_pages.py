@@ -15,7 +15,7 @@ from cairn.reports.queries.run_tables import ROWS, columns
 from cairn.storage.logs.log_entry import Entry
 from cairn.storage.logs.registry import MODEL_KINDS
 from cairn.storage.logs.run_entries import RUN_KINDS
-from docs.configuration_page import configuration_page
+from docs.generate.configuration_page import configuration_page
 
 _WORDS = {"str": "text", "int": "integer", "float": "number", "bool": "boolean", "datetime": "time", "NoneType": "null"}
 _HEAD = "# {}\n\n`make docs` writes this page from the code.\n"
