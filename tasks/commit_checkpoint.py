@@ -9,7 +9,7 @@ from prefect.cache_policies import NO_CACHE
 from cairn.storage.checkpoints import checkpoint
 from cairn.storage.errors import AppendUnknown, StoreUnavailable
 from cairn.storage.logs import log_entry, run_log
-from cairn.storage.stores.retrying_store import StoreRetry
+from cairn.storage.stores.retrying_store import RetryPolicy
 from cairn.tasks.evaluator.evaluation_run import EvaluationPlan, pin_for_evaluation
 from cairn.tasks.trainer import trainer_process, trainer_protocol
 
@@ -28,7 +28,7 @@ def commit_checkpoint(
     *,
     attempt: int,
     step: int,
-    retry: StoreRetry,
+    retry: RetryPolicy,
     evaluation: EvaluationPlan | None = None,
 ) -> log_entry.CheckpointReference:
     """Wait until it is staged; check, commit and pin it. Raises `TrainerGone`, `IntegrityError` or `Fenced`."""

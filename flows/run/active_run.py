@@ -80,7 +80,7 @@ class ActiveRun:
     overview: RunOverview
     cancellation: CancellationWatch
     shutdown: shutdown_signal.ShutdownSignal
-    retry: retrying_store.StoreRetry
+    retry: retrying_store.RetryPolicy
     machines: Machines
     gathering_seconds: float = 0.0
     too_few_machines: str = ""

@@ -247,10 +247,8 @@ class EntryLog:
             body=body,
         )
         data, key = document.encode(entry), f"{self.prefix}/{entry_name(entry.seq)}"
-        readable = decode_entry(data, self.kinds, where=f"{key}, not written")
-        return ReadEntry(entry=readable, sha256=document.sha256(data)) if self._put(key, data, entry.write_id) else None
-
-    def _put(self, key: str, data: bytes, write_id: str) -> bool:
+        written = decode_entry(data, self.kinds, where=f"{key}, not written")
+        appended = ReadEntry(entry=written, sha256=document.sha256(data))
         problem: errors.StoreUnavailable | None = None
         may_be_written = False
         for number in range(_TRIES):
@@ -258,13 +256,14 @@ class EntryLog:
                 self.sleep(min(0.1 * 2**number, 5.0))
             try:
                 if self.store.create(key, data):
-                    return True
+                    return appended
                 may_be_written = True  # a 412 may answer a PUT that was sent twice
             except errors.StoreUnavailable as error:
                 problem = error
                 may_be_written |= not isinstance(error, errors.StoreRefused)
             try:
-                return decode_entry(self.store.read(key), {}, where=key).write_id == write_id
+                found = decode_entry(self.store.read(key), {}, where=key)
+                return appended if found.write_id == entry.write_id else None
             except errors.ObjectMissing:
                 pass
             except errors.StoreUnavailable as error:

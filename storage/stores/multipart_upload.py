@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -32,7 +33,7 @@ def upload_stream(bucket: S3Bucket, key: str, chunks: Iterable[bytes | memoryvie
     if len(first_parts) == 2:
         # pop() keeps no reference to a part that is sent.
         return _Upload(bucket, key, policy).send(chain(map(first_parts.pop, (0, 0)), parts))
-    policy.call(lambda: put(bucket, key, bytes(first_parts[0])))
+    policy.call(put, bucket, key, bytes(first_parts[0]))
     return len(first_parts[0])
 
 
@@ -114,7 +115,8 @@ class _Upload:
                 answer.cancel()
                 raise
 
-        etag = str(self._retry_policy.call(send, on_retry=lambda error, seconds: failed.append(error))["ETag"])
+        policy = replace(self._retry_policy, on_retry=lambda error, seconds: failed.append(error))
+        etag = str(policy.call(send)["ETag"])
         self._sent.popleft()
         if isinstance(data, bytearray) and not failed:  # a try that was given up may still be reading it
             _SPARE.append(data)
@@ -136,4 +138,4 @@ class _Upload:
                 raise StoreUnavailable(f"s3://{self._bucket.name}/{self._key}: cannot upload: {unknown}") from unknown
 
     def _request(self, action: str, method: str, **parameters: Any) -> dict[str, Any]:
-        return self._retry_policy.call(lambda: self._bucket.request(action, method, Key=self._key, **parameters))
+        return self._retry_policy.call(self._bucket.request, action, method, Key=self._key, **parameters)

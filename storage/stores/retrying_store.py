@@ -1,7 +1,7 @@
 """Retries with exponential back-off and jitter (Brooker 2015), and a store whose idempotent operations are retried.
 
-Libraries would log the call's arguments, here data. `create` is not retried, because only the log tells a lost race
-from a second try; nor is `write_stream`: its chunks are consumed. A run waits as its checkpoint.patience_seconds says.
+Retry libraries log the call's arguments, which are data here. `create` is not retried, because only the log can tell a
+lost race from a second try; `write_stream` is not retried, because its chunks are consumed.
 """
 
 import random
@@ -21,12 +21,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RetryPolicy:
-    """At most `tries` tries; no try begins after `total_seconds`."""
+    """At most `tries` tries; none begins after `total_seconds`. `on_retry` gets the error and the seconds so far."""
 
     tries: int = 6
     total_seconds: float = 10.0
     first_pause_seconds: float = 0.2
     longest_pause_seconds: float = 3.0
+    on_retry: Callable[[StorageError, float], None] = lambda error, seconds: None
     sleep: Callable[[float], None] = time.sleep
     clock: Callable[[], float] = time.monotonic
     random: Callable[[], float] = random.random
@@ -35,16 +36,16 @@ class RetryPolicy:
         if self.tries < 1:
             raise StorageError(f"tries {self.tries}: must be at least 1")
 
-    def call(self, operation: Callable[[], T], *, on_retry: Callable[[StorageError, float], None] | None = None) -> T:
+    def call(self, operation: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         """Return the operation's result; the operation must be idempotent. Raises its last error when tries run out.
 
         Retries StoreUnavailable (but not StoreRefused) and AppendUnknown (but not NotDurable), because appends are
-        idempotent by write_id; calls on_retry(error, seconds since the first try) before each retry.
+        idempotent by write_id.
         """
         began = self.clock()
         for number in range(self.tries):
             try:
-                return operation()
+                return operation(*arguments, **named)
             except (StoreRefused, NotDurable):
                 raise
             except (StoreUnavailable, AppendUnknown) as error:
@@ -53,32 +54,20 @@ class RetryPolicy:
                 elapsed_seconds = self.clock() - began
                 if elapsed_seconds + pause_seconds >= self.total_seconds or number == self.tries - 1:
                     raise
-                if on_retry:
-                    on_retry(error, elapsed_seconds)
+                self.on_retry(error, elapsed_seconds)
             self.sleep(pause_seconds)
         raise AssertionError("the last try returns or raises")
 
 
-def run_retry_policy(total_seconds: float) -> RetryPolicy:
-    """Return the policy of a run that waits `total_seconds` for its store."""
-    tries = 1_000_000  # the time limit ends the retries, not the count
-    return RetryPolicy(tries=tries, total_seconds=total_seconds, first_pause_seconds=0.5, longest_pause_seconds=15.0)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StoreRetry:
-    """A run's retry policy, and where each retry is printed."""
-
-    policy: RetryPolicy
-    say: Callable[[str], None]
-
-    def call(self, operation: Callable[[], T]) -> T:
-        """Return the operation's result; raises its last error when the retries run out."""
-
-        def report(error: StorageError, seconds: float) -> None:
-            self.say(f"  the store has not answered for {seconds:.0f} s, trying again: {error}")
-
-        return self.policy.call(operation, on_retry=report)
+def run_retry_policy(total_seconds: float, say: Callable[[str], None] = lambda message: None) -> RetryPolicy:
+    """Return the policy of a run that waits `total_seconds` for its store and prints each retry with `say`."""
+    return RetryPolicy(
+        tries=1_000_000,  # the time limit ends the retries, not the count
+        total_seconds=total_seconds,
+        first_pause_seconds=0.5,
+        longest_pause_seconds=15.0,
+        on_retry=lambda error, seconds: say(f"  the store has not answered for {seconds:.0f} s, trying again: {error}"),
+    )
 
 
 _DEFAULT = RetryPolicy()
@@ -89,7 +78,7 @@ def _retried(method: Callable[Concatenate[ObjectStore, P], T]) -> "Callable[Conc
 
     def call(self: "RetryingStore", /, *arguments: P.args, **named: P.kwargs) -> T:
         inner: Callable[P, T] = getattr(self.inner, method.__name__)
-        return self.retry_policy.call(lambda: inner(*arguments, **named))
+        return self.retry_policy.call(inner, *arguments, **named)
 
     return call
 

@@ -48,7 +48,7 @@ class S3Store(ObjectStore):
     def read_chunks(self, key: str) -> Iterator[bytes]:
         """Yield ranged GETs, a few ahead, each with retries; IntegrityError if the object is replaced meanwhile."""
         name = self._name(key)
-        first = self._retry_policy.call(lambda: self._fetch_range(name, 0))
+        first = self._retry_policy.call(self._fetch_range, name, 0)
         if first.data:
             yield first.data
         if starts := range(len(first.data), first.total_bytes, READ_CHUNK_BYTES):
@@ -58,7 +58,7 @@ class S3Store(ObjectStore):
         """Fill `into` from `start` with one ranged GET, with retries; raises ObjectMissing."""
         if not into.nbytes:
             return 0
-        data = self._retry_policy.call(lambda: self._fetch_range(self._name(key), start, size=into.nbytes)).data
+        data = self._retry_policy.call(self._fetch_range, self._name(key), start, size=into.nbytes).data
         into[: len(data)] = data
         return len(data)
 
@@ -166,7 +166,7 @@ class S3Store(ObjectStore):
 
     def _read_ahead(self, name: str, starts: range, first: s3_bucket.Fetched) -> Iterator[bytes]:
         def fetch(start: int) -> bytes:
-            data = self._retry_policy.call(lambda: self._fetch_range(name, start, first.etag)).data
+            data = self._retry_policy.call(self._fetch_range, name, start, first.etag).data
             expected = min(READ_CHUNK_BYTES, first.total_bytes - start)
             if len(data) != expected:
                 raise IntegrityError(f"s3://{self._bucket.name}/{name}: {len(data)} bytes at {start}, not {expected}")

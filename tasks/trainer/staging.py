@@ -7,9 +7,8 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
 
 import msgspec
 import torch
@@ -24,13 +23,13 @@ from cairn.storage.checkpoints.checkpoint import (
     stage_share,
 )
 from cairn.storage.checkpoints.checkpoint_documents import ManifestShard, TrainerDocument
+from cairn.storage.errors import StorageError
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.storage.stores.retrying_store import run_retry_policy
 from cairn.tasks.trainer.staging_buffer import StagingBuffer, lower_thread_priority
 from cairn.tasks.trainer.tensor_exchange import to_group
 from cairn.tasks.trainer.trainer_channel import Rendezvous
 
-T = TypeVar("T")
 _HEARTBEAT_SECONDS = 2.0
 _UPLOADS = UploadOptions(at_once=4, thread_start=lower_thread_priority)
 """Four shards at once keep a disk or a connection busy, and four threads hash beside them."""
@@ -148,9 +147,10 @@ class Staging:
         lower_thread_priority()
         shared, target, document = self._shared, checkpoint.target, checkpoint.document
 
-        def with_retries(stage: Callable[[], T]) -> T:
-            waiting = partial(self._callbacks.on_waiting, document.step)
-            return self._retry_policy.call(stage, on_retry=lambda error, seconds: waiting(str(error), seconds))
+        def on_retry(error: StorageError, seconds: float) -> None:
+            self._callbacks.on_waiting(document.step, str(error), seconds)
+
+        policy = replace(self._retry_policy, on_retry=on_retry)
 
         def complete() -> StagedCheckpoint:
             before()
@@ -160,12 +160,12 @@ class Staging:
             groups = to_group("weights", checkpoint.tensors), to_group("optimizer", checkpoint.tensors)
             if shared is not None and not shared.ranks.is_first:
                 share = partial(stage_share, self._store, target.prefix, groups, writer=shared.ranks.rank)
-                shards = with_retries(partial(share, writers=shared.ranks.size, uploads=_UPLOADS))
+                shards = policy.call(share, writers=shared.ranks.size, uploads=_UPLOADS)
                 shared.publish_shards(document.step, shards)
                 return
             upload = partial(stage_checkpoint, self._store, target, groups, document, uploads=_UPLOADS)
             if shared is not None:
                 upload = partial(upload, writers=shared.ranks.size, others=partial(shared.other_shards, document.step))
-            self._callbacks.on_staged(with_retries(complete))
+            self._callbacks.on_staged(policy.call(complete))
         except Exception as error:
             self._callbacks.on_failed(error)

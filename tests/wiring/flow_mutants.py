@@ -262,8 +262,8 @@ FLOW_MUTANTS = (
     mutant(
         "flow-of-default-patience",
         OPENING,
-        "run_retry_policy(config.checkpoint.patience_seconds)",
-        "run_retry_policy(600.0)",
+        "run_retry_policy(config.checkpoint.patience_seconds, progress.say)",
+        "run_retry_policy(600.0, progress.say)",
         key("how_long_the_store_is_waited_for"),
     ),
     mutant(
