@@ -17,7 +17,7 @@ from cairn.storage.checkpoints.checkpoint_documents import (
     decode_manifest,
 )
 from cairn.storage.checkpoints.checkpoint_shard import (
-    Looks,
+    ReadPolicy,
     ShardReader,
     WantedBytes,
     begin_shard,
@@ -30,7 +30,7 @@ from cairn.storage.logs.log_entry import CheckpointReference, Writer
 from cairn.storage.logs.run_entries import CheckpointCommitted
 from cairn.storage.logs.run_log import RunLog, run_prefix
 from cairn.storage.logs.run_state import RunState
-from cairn.storage.stores.document import decode, encode, project, sha256
+from cairn.storage.stores.document import decode, encode, sha256
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.storage.stores.verified_object import ExpectedObject, find_damage, read_verified
 
@@ -38,7 +38,7 @@ UNREADABLE = "cannot be read"
 """How the finding begins where the store had no answer for an object."""
 _LARGE_BYTES = 64 * 1024 * 1024
 """Below this, starting threads takes longer than reading."""
-_LOOKS = Looks()
+_READ_POLICY = ReadPolicy()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,8 +148,14 @@ def stage_checkpoint(
     )
     data = encode(manifest)
     store.write(f"{prefix}/manifest.json", data)
-    size_bytes = sum(item.bytes for item in manifest.objects) + len(data)
-    return project(manifest, StagedCheckpoint, prefix=prefix, manifest_sha256=sha256(data), bytes=size_bytes)
+    return StagedCheckpoint(
+        step=manifest.step,
+        attempt=manifest.attempt,
+        prefix=prefix,
+        manifest_sha256=sha256(data),
+        state_sha256=manifest.state_sha256,
+        bytes=sum(item.bytes for item in manifest.objects) + len(data),
+    )
 
 
 def commit_checkpoint(
@@ -159,7 +165,16 @@ def commit_checkpoint(
     manifest = read_manifest(log.store, staged.prefix, staged.manifest_sha256)
     if wrong := find_wrong_sizes(log.store, staged.prefix, manifest):
         raise wrong[0]
-    body = project(staged, CheckpointCommitted, tokens=tokens, gpu_seconds=gpu_seconds)
+    body = CheckpointCommitted(
+        step=staged.step,
+        attempt=staged.attempt,
+        prefix=staged.prefix,
+        manifest_sha256=staged.manifest_sha256,
+        state_sha256=staged.state_sha256,
+        bytes=staged.bytes,
+        tokens=tokens,
+        gpu_seconds=gpu_seconds,
+    )
     return log.append(partial(_unless_committed, body), writer=writer)
 
 
@@ -207,14 +222,16 @@ def verify_checkpoint(
         return tuple(damage for check in checks if (damage := check()) is not None)
 
 
-def open_checkpoint(store: ObjectStore, reference: CheckpointReference, *, looks: Looks = _LOOKS) -> OpenedCheckpoint:
+def open_checkpoint(
+    store: ObjectStore, reference: CheckpointReference, *, read_policy: ReadPolicy = _READ_POLICY
+) -> OpenedCheckpoint:
     """Read and verify manifest and trainer document; `IntegrityError` names what does not verify."""
     key = f"{reference.prefix}/manifest.json"
-    manifest = looks.call(store, key, lambda: read_manifest(store, reference.prefix, reference.manifest_sha256))
+    manifest = read_policy.call(store, key, lambda: read_manifest(store, reference.prefix, reference.manifest_sha256))
     if manifest.step != reference.step:
         raise IntegrityError(f"{reference.prefix}: manifest is of step {manifest.step}, the log says {reference.step}")
     expected = _expected(reference.prefix, manifest.trainer)
-    document = looks.call(store, expected.key, lambda: read_verified(store, expected))
+    document = read_policy.call(store, expected.key, lambda: read_verified(store, expected))
     trainer = decode(bytes(document), TrainerDocument, where=expected.key)
     if state_sha256([*manifest.tensors, *trainer.tensors]) != manifest.state_sha256:
         raise IntegrityError(f"{reference.prefix}: tensors do not digest to the manifest's state_sha256")
@@ -222,30 +239,34 @@ def open_checkpoint(store: ObjectStore, reference: CheckpointReference, *, looks
 
 
 def read_tensors(
-    store: ObjectStore, opened: OpenedCheckpoint, wanted: Iterable[WantedBytes], *, looks: Looks = _LOOKS
+    store: ObjectStore,
+    opened: OpenedCheckpoint,
+    wanted: Iterable[WantedBytes],
+    *,
+    read_policy: ReadPolicy = _READ_POLICY,
 ) -> None:
-    """Read and verify parts of a checkpoint's tensors; raises `ObjectDamaged` for what fails every look."""
+    """Read and verify parts of a checkpoint's tensors; raises `ObjectDamaged` for what fails every read."""
     by_name, scratch, reads = {item.name: item for item in wanted}, threading.local(), list[Callable[[], None]]()
     with transfers(_at_once(item.end - item.begin for item in by_name.values())) as run:
         for shard in opened.manifest.shards:
             if parts := [by_name[tensor.name] for tensor in shard.tensors if tensor.name in by_name]:
-                reader = ShardReader(store, opened.reference.prefix, shard, looks=looks, scratch=scratch)
+                reader = ShardReader(store, opened.reference.prefix, shard, read_policy=read_policy, scratch=scratch)
                 reads += reader.begin(run, parts)
         for read in reads:
             read()
 
 
 def load_checkpoint(
-    store: ObjectStore, reference: CheckpointReference, *, group: str = "", looks: Looks = _LOOKS
+    store: ObjectStore, reference: CheckpointReference, *, group: str = "", read_policy: ReadPolicy = _READ_POLICY
 ) -> OpenedCheckpoint:
     """Read and verify a checkpoint, or a `group` of its shards, into new memory; `IntegrityError` names a bad one."""
-    opened = open_checkpoint(store, reference, looks=looks)
+    opened = open_checkpoint(store, reference, read_policy=read_policy)
     shards = sorted(opened.manifest.shards, key=lambda shard: shard.name)
     specs = [tensor for shard in shards if shard.name.startswith(group) for tensor in shard.tensors]
     memories = (memoryview(np.empty(spec.bytes, np.uint8).data) for spec in specs)  # numpy asks for huge pages
     records = tuple(map(with_data, specs, memories))
     parts = [WantedBytes(name=item.name, begin=0, end=item.data.nbytes, memory=item.data) for item in records]
-    read_tensors(store, opened, parts, looks=looks)
+    read_tensors(store, opened, parts, read_policy=read_policy)
     return replace(opened, tensors=records)
 
 
@@ -264,7 +285,9 @@ def _find_damage(store: ObjectStore, prefix: str, item: ManifestObject | Manifes
             return find_damage(store, _expected(prefix, item))
         whole = [WantedBytes(name=tensor.name, begin=0, end=tensor.bytes) for tensor in item.tensors]
         with transfers(1) as run:
-            ShardReader(store, prefix, item, looks=Looks(count=1), scratch=threading.local()).begin(run, whole)
+            ShardReader(store, prefix, item, read_policy=ReadPolicy(tries=1), scratch=threading.local()).begin(
+                run, whole
+            )
     except (IntegrityError, StoreUnavailable) as error:
         return _damage_of(f"{prefix}/{item.name}", (item.sha256, "the tensors of the manifest"), error)
     return None

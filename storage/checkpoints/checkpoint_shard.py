@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import count, repeat
+from itertools import repeat
 from typing import Any, TypeVar
 
 from cairn.storage.checkpoints.checkpoint_documents import ManifestShard
@@ -25,12 +25,11 @@ from cairn.storage.checkpoints.tensor_record import (
     shard_header,
 )
 from cairn.storage.errors import IntegrityError, ObjectDamaged, ObjectMissing
-from cairn.storage.stores.document import project
 from cairn.storage.stores.local_store import forget_cached_bytes
 from cairn.storage.stores.object_store import PAGE_BYTES, ObjectStore
 
 T = TypeVar("T")
-LOOKS = 3
+READ_TRIES = 3
 """How often something is read before it counts as damaged."""
 _ALONE_BYTES = 1024 * 1024
 """Smaller chunks that lie side by side are read together: a request costs more than copying them."""
@@ -64,25 +63,25 @@ class WantedBytes:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Looks:
+class ReadPolicy:
     """How often something is read before it counts as damaged, and how the reader waits in between."""
 
-    count: int = LOOKS
+    tries: int = READ_TRIES
     sleep: Callable[[float], None] = time.sleep
 
     def call(self, store: ObjectStore, key: str, read: Callable[[], T]) -> T:
-        """Return what `read` returns; its ObjectDamaged is raised only when it raised that at every look."""
-        for number in count(1):
+        """Return what `read` returns; its ObjectDamaged is raised only when it raised that at every read."""
+        for number in range(1, self.tries + 1):
             try:
                 return read()
             except ObjectDamaged:
-                if number >= self.count:
+                if number == self.tries:
                     raise
             self.sleep(0.1 * 2**number)
             with suppress(IntegrityError):
                 if path := store.local_path(key):
                     forget_cached_bytes(path)
-        raise AssertionError("the last look returns or raises")
+        raise AssertionError("the last read returns or raises")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,11 +117,17 @@ class ShardReader:
     """Reads from one shard of a checkpoint."""
 
     def __init__(
-        self, store: ObjectStore, prefix: str, shard: ManifestShard, *, looks: Looks, scratch: threading.local
+        self,
+        store: ObjectStore,
+        prefix: str,
+        shard: ManifestShard,
+        *,
+        read_policy: ReadPolicy,
+        scratch: threading.local,
     ) -> None:
         """Use `scratch`, which several readers may share, for one buffer a thread."""
         self._store, self._key, self._shard = store, f"{prefix}/{shard.name}", shard
-        self._looks, self._scratch = looks, scratch
+        self._read_policy, self._scratch = read_policy, scratch
 
     def begin(self, run: Run, wanted: Iterable[WantedBytes]) -> list[Callable[[], None]]:
         """Start to read the header and what is wanted; return a wait for each read, which raises ObjectDamaged."""
@@ -133,7 +138,7 @@ class ShardReader:
                     first = begin // CHUNK_BYTES * DIGEST_BYTES
                     size, sha256 = min(CHUNK_BYTES, tensor.bytes - begin), tensor.chunks[first : first + DIGEST_BYTES]
                     chunks.append(_Chunk(wanted=part, begin=begin, size=size, position=position + begin, sha256=sha256))
-        return [run(self._look, self._check_header), *(run(self._read_group, group) for group in _groups(chunks))]
+        return [run(self._retry, self._check_header), *(run(self._read_group, group) for group in _groups(chunks))]
 
     def _check_header(self) -> None:
         shard = self._shard
@@ -151,17 +156,17 @@ class ShardReader:
 
     def _read_group(self, group: Sequence[_Chunk]) -> None:
         if len(group) == 1 and (place := group[0].place) is not None:
-            self._look(self._read_chunks, group, place)
+            self._retry(self._read_chunks, group, place)
             return
         if not hasattr(self._scratch, "buffer"):
             self._scratch.buffer = memoryview(bytearray(CHUNK_BYTES))
         into: memoryview = self._scratch.buffer[: sum(chunk.size for chunk in group)]
-        self._look(self._read_chunks, group, into)
+        self._retry(self._read_chunks, group, into)
         for chunk in group:
             chunk.deliver(into[chunk.position - group[0].position :][: chunk.size])
 
-    def _look(self, read: Callable[..., None], *arguments: Any) -> None:
-        self._looks.call(self._store, self._key, lambda: read(*arguments))
+    def _retry(self, read: Callable[..., None], *arguments: Any) -> None:
+        self._read_policy.call(self._store, self._key, lambda: read(*arguments))
 
     def _read_chunks(self, group: Sequence[_Chunk], into: memoryview) -> None:
         self._fill(group[0].position, into, group[0].sha256.hex())
@@ -207,8 +212,8 @@ def begin_shard(
     def wait() -> ManifestShard:
         size_bytes = written()
         tensors = tuple(
-            project(record, TensorDigest, chunks=b"".join(found() for found in own))
-            for record, own in zip(records, digests, strict=True)
+            TensorDigest(name=item.name, dtype=item.dtype, shape=item.shape, chunks=b"".join(found() for found in own))
+            for item, own in zip(records, digests, strict=True)
         )
         sha256 = shard_sha256(header, (tensor.chunks for tensor in tensors))
         name = key.rpartition("/")[2]

@@ -1,9 +1,8 @@
-"""The checkpoint that a start resumes from: the newest one that verifies, and no verdict on one look.
+"""The checkpoint that a start resumes from: the newest one that verifies; and the pins of checkpoints.
 
-A start checks manifest and sizes and leaves the bytes to those who load them. Where an attempt could not load them,
-they are read, again from the store and not from a cache. What fails every look is quarantined with the evidence, one
-checkpoint a start, for the host that reads may be the sick one. What verifies later is taken back. A pin keeps the
-bytes of a checkpoint while an evaluation, an attempt, an alias or a fork needs them.
+A start checks manifest and sizes; the bytes are verified when they are loaded. If an attempt could not load them, a
+start reads them, from the store and not from a cache. A checkpoint that fails every read is quarantined with the
+evidence, at most one a start, because this host may be at fault. If it verifies later, it is taken back.
 """
 
 import socket
@@ -27,7 +26,7 @@ from cairn.storage.logs.run_entries import (
 )
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.logs.run_state import CheckpointRecord, RunState
-from cairn.storage.stores import document, local_store
+from cairn.storage.stores import local_store
 
 _PAUSE_SECONDS = 0.5
 
@@ -49,9 +48,9 @@ def newest_verified(
         record = next((item for item in state.candidates if item.committed.prefix not in known), None)
         if record is None:
             return _verified_beginning(log, state, sleep)
-        reference, looks = record.committed.reference, checkpoint_shard.LOOKS if record.is_committed else 1
+        reference, reads = record.committed.reference, checkpoint_shard.READ_TRIES if record.is_committed else 1
         trusted = record.is_committed and not quarantined and not state.is_doubted(reference)
-        evidence = look_again(log, reference, record.suspects, looks=looks, sizes_only=trusted, sleep=sleep)
+        evidence = collect_evidence(log, reference, record.suspects, reads=reads, sizes_only=trusted, sleep=sleep)
         if not evidence:
             if not record.is_committed:
                 log.append(partial(restored_entry, record.committed), writer=writer)
@@ -61,31 +60,31 @@ def newest_verified(
             if quarantined == quarantines_at_most:
                 steps = " and ".join(str(item.committed.step) for item in failed[-2:])
                 raise IntegrityError(
-                    f"run {log.run_id}: the checkpoints of steps {steps} cannot be read here "
-                    f"({_describe_evidence(evidence)}). Host {evidence[0].host} or its way to the store may be "
-                    "what is sick, so only the first is quarantined: start on another host, which takes it back if it "
-                    "verifies there. Where they are damaged indeed, run the same command again; each start gives up one"
+                    f"run {log.run_id}: the checkpoints of steps {steps} cannot be read here ({_describe(evidence)}), "
+                    f"so host {evidence[0].host} or its way to the store may be at fault and only the first is "
+                    "quarantined. Start on another host, which takes it back if it verifies there; if they are "
+                    "damaged, run the same command again: each start gives up one"
                 )
-            quarantine_checkpoint(log, record.committed, _describe_evidence(evidence), evidence=evidence, writer=writer)
+            quarantine_checkpoint(log, record.committed, _describe(evidence), evidence=evidence, writer=writer)
             quarantined += 1
 
 
-def look_again(
+def collect_evidence(
     log: RunLog,
     reference: CheckpointReference,
     suspects: tuple[str, ...] = (),
     *,
-    looks: int = checkpoint_shard.LOOKS,
+    reads: int = checkpoint_shard.READ_TRIES,
     sizes_only: bool = False,
     sleep: Callable[[float], None],
 ) -> tuple[ReadEvidence, ...]:
-    """Return the evidence against a checkpoint that failed every look, or none as soon as one look succeeds.
+    """Return the evidence against a checkpoint that fails every read, or none as soon as one read succeeds.
 
-    The objects in `suspects` are read first. After a look that fails the log is read: where that fails too, the store
-    is away and nothing is said of the checkpoint.
+    The objects in `suspects` are read first. After a failed read the log is read: if that fails too, the store is
+    unavailable and its error is raised.
     """
     damaged: tuple[ObjectDamaged, ...] = ()
-    for number in range(looks):
+    for number in range(reads):
         if number:
             sleep(_PAUSE_SECONDS * 2**number)
         for path in filter(None, map(log.store.local_path, suspects)):
@@ -96,7 +95,10 @@ def look_again(
             return ()
         suspects = tuple(item.key for item in damaged)
         log.refresh()
-    return tuple(document.project(item, ReadEvidence, looks=looks, host=socket.gethostname()) for item in damaged)
+    return tuple(
+        ReadEvidence(key=item.key, expected=item.expected, found=item.found, reads=reads, host=socket.gethostname())
+        for item in damaged
+    )
 
 
 def quarantine_checkpoint(
@@ -120,7 +122,7 @@ def restored_entry(committed: CheckpointCommitted, state: RunState) -> Checkpoin
 
 
 def fails_alike(fresh: Collection[ReadEvidence], before: Collection[ReadEvidence]) -> bool:
-    """Whether fresh looks have failed in the same way: at the same object, and read or not read as it was then."""
+    """Whether a fresh read failed as before: at the same object, again unreadable or again with other bytes."""
     unreadable = {item.key: item.found.startswith(checkpoint.UNREADABLE) for item in before}
     return any(unreadable.get(item.key) is item.found.startswith(checkpoint.UNREADABLE) for item in fresh)
 
@@ -171,7 +173,7 @@ def _is_in_force(pin: CheckpointPinned, state: RunState) -> bool:
     return any(other.pin_id == pin.pin_id for other in state.pins)
 
 
-def _describe_evidence(evidence: tuple[ReadEvidence, ...]) -> str:
+def _describe(evidence: tuple[ReadEvidence, ...]) -> str:
     return "; ".join(f"{item.key}: {item.found}, must be {item.expected}" for item in evidence)
 
 
@@ -186,10 +188,10 @@ def _verified_beginning(log: RunLog, state: RunState, sleep: Callable[[float], N
         )
     if state.origin is not None:
         trusted = not state.is_doubted(state.origin.checkpoint)
-        if evidence := look_again(log, state.origin.checkpoint, sizes_only=trusted, sleep=sleep):
+        if evidence := collect_evidence(log, state.origin.checkpoint, sizes_only=trusted, sleep=sleep):
             raise NothingReadable(
                 f"run {log.run_id} begins with step {state.origin.checkpoint.step} of run {state.origin.run_id}, which "
-                f"cannot be read: {_describe_evidence(evidence)}. "
-                "Start on another host, restore its objects, or fork another step"
+                f"cannot be read: {_describe(evidence)}. Start on another host, restore its objects, or fork another "
+                "step"
             )
     return state.beginning

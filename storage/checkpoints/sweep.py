@@ -10,7 +10,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Any
 
-from cairn.storage.checkpoints.resume_point import fails_alike, look_again, restored_entry, unpin_entry
+from cairn.storage.checkpoints.resume_point import collect_evidence, fails_alike, restored_entry, unpin_entry
 from cairn.storage.errors import IntegrityError
 from cairn.storage.logs import log_entry, run_entries, run_index, run_log, run_state
 from cairn.storage.stores.object_store import UnfinishedWrite
@@ -31,7 +31,7 @@ class SweepAction(StrEnum):
 
 
 class SweepKind(StrEnum):
-    """What a sweep looks at: checkpoints, staged folders, unfinished writes, pins."""
+    """The things that a sweep checks: checkpoints, staged folders, unfinished writes, pins."""
 
     CHECKPOINT = "checkpoint"
     STAGED = "staged"
@@ -40,7 +40,7 @@ class SweepKind(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Verdict:
+class Finding:
     """Whether one thing is no longer needed, and why; `key` is a checkpoint's folder or a pin's id."""
 
     key: str
@@ -50,11 +50,11 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SweepPlan:
-    """The verdicts on one state: on its pins, on its readable or quarantined checkpoints, on all other folders."""
+    """The findings on one state: its pins, its readable or quarantined checkpoints, and all other folders."""
 
-    pins: tuple[Verdict, ...]
-    checkpoints: tuple[Verdict, ...]
-    staged: tuple[Verdict, ...]
+    pins: tuple[Finding, ...]
+    checkpoints: tuple[Finding, ...]
+    staged: tuple[Finding, ...]
 
 
 Plan = Callable[[run_state.RunState, Sequence[str]], SweepPlan]
@@ -115,17 +115,17 @@ class _Sweep:
         if not self._dry_run:
             log_entry.refuse_old_writer(self._state.closed_to_writers(), f"run {self._log.run_id}")
         pins = {pin.pin_id: pin for pin in self._state.pins}
-        for verdict in self._plan(self._state, ()).pins:
-            pin = pins[verdict.key]
-            if verdict.is_over:
-                self._append(partial(unpin_entry, pin, verdict.why))
-            self._note(SweepKind.PIN, replace(verdict, key=pin.prefix), SweepAction.UNPIN)
+        for finding in self._plan(self._state, ()).pins:
+            pin = pins[finding.key]
+            if finding.is_over:
+                self._append(partial(unpin_entry, pin, finding.why))
+            self._note(SweepKind.PIN, replace(finding, key=pin.prefix), SweepAction.UNPIN)
         self._supersede()
-        for verdict in self._plan(self._state, folders).staged:
-            if sizes := self._store.sizes(verdict.key):
-                if verdict.is_over:
-                    self._delete_bytes(verdict.key)
-                self._note(SweepKind.STAGED, verdict, SweepAction.DELETE, size=sum(sizes.values()))
+        for finding in self._plan(self._state, folders).staged:
+            if sizes := self._store.sizes(finding.key):
+                if finding.is_over:
+                    self._delete_bytes(finding.key)
+                self._note(SweepKind.STAGED, finding, SweepAction.DELETE, size=sum(sizes.values()))
         self._discard_unfinished(unfinished)
         for record in self._state.live_checkpoints:  # last: a run that is deleted has nothing else left then
             if record.state == run_state.CheckpointState.SUPERSEDED:
@@ -134,44 +134,44 @@ class _Sweep:
         return SweepReport(run_id=self._log.run_id, dry_run=self._dry_run, items=tuple(self._items), freed_bytes=freed)
 
     def _supersede(self) -> None:
-        for verdict in self._plan(self._state, ()).checkpoints:
-            if verdict.is_over:
-                self._check_own(verdict.key)
-                if kept := self._reason_to_spare(self._record(verdict.key)):
-                    self._note(SweepKind.CHECKPOINT, replace(verdict, is_over=False, why=kept), SweepAction.KEEP)
+        for finding in self._plan(self._state, ()).checkpoints:
+            if finding.is_over:
+                self._check_own(finding.key)
+                if kept := self._reason_to_spare(self._record(finding.key)):
+                    self._note(SweepKind.CHECKPOINT, replace(finding, is_over=False, why=kept), SweepAction.KEEP)
                     continue
-                self._append(partial(self._superseding, verdict.key))
-            record = self._record(verdict.key)
+                self._append(partial(self._superseding, finding.key))
+            record = self._record(finding.key)
             # It may have been needed again since this began: then the reason comes from the newest state.
-            newest = self._verdict(verdict.key, self._state) if record.is_kept and verdict.is_over else None
-            decided = replace(newest or verdict, is_over=not record.is_kept)
+            newest = self._finding(finding.key, self._state) if record.is_kept and finding.is_over else None
+            decided = replace(newest or finding, is_over=not record.is_kept)
             self._note(SweepKind.CHECKPOINT, decided, SweepAction.SUPERSEDE, size=record.committed.bytes)
 
     def _reason_to_spare(self, record: run_state.CheckpointRecord) -> str:
-        """Look afresh at a quarantined checkpoint before it is given up for good; one that verifies is taken back."""
+        """Read a quarantined checkpoint again before it is given up for good; one that verifies is taken back."""
         if not record.may_be_restored:
             return ""
-        fresh = look_again(self._log, record.committed.reference, record.suspects, sleep=lambda seconds: None)
+        fresh = collect_evidence(self._log, record.committed.reference, record.suspects, sleep=lambda seconds: None)
         if not fresh:
             self._append(partial(restored_entry, record.committed))
             return "was quarantined, and verifies again: taken back"
         if not fails_alike(fresh, record.evidence):
             found = f"{fresh[0].key}: {fresh[0].found}"
-            return f"quarantined ({record.detail}), and fresh looks fail in another way: {found}"
+            return f"quarantined ({record.detail}), and fresh reads fail in another way: {found}"
         self._confirmed.add(record.committed.prefix)
         return ""
 
     def _superseding(self, prefix: str, state: run_state.RunState) -> run_entries.CheckpointSuperseded | None:
         """Decide again on the newest state: it may be pinned, resumed from, needed or quarantined by now."""
-        record, verdict = state.find_live(prefix), self._verdict(prefix, state)
-        if record is None or verdict is None or not verdict.is_over or state.is_needed(prefix):
+        record, finding = state.find_live(prefix), self._finding(prefix, state)
+        if record is None or finding is None or not finding.is_over or state.is_needed(prefix):
             return None
         if record.may_be_restored and prefix not in self._confirmed:
             return None
-        return run_entries.CheckpointSuperseded(why=verdict.why, **asdict(record.committed.reference))
+        return run_entries.CheckpointSuperseded(why=finding.why, **asdict(record.committed.reference))
 
-    def _verdict(self, prefix: str, state: run_state.RunState) -> Verdict | None:
-        return next((verdict for verdict in self._plan(state, ()).checkpoints if verdict.key == prefix), None)
+    def _finding(self, prefix: str, state: run_state.RunState) -> Finding | None:
+        return next((finding for finding in self._plan(state, ()).checkpoints if finding.key == prefix), None)
 
     def _delete_checkpoint(self, record: run_state.CheckpointRecord) -> None:
         prefix, size = record.committed.prefix, record.committed.bytes
@@ -182,8 +182,8 @@ class _Sweep:
         self._delete_bytes(prefix)
         body = run_entries.CheckpointDeleted(bytes=size, **asdict(record.committed.reference))
         self._append(lambda state: body if _is_superseded(prefix, state) else None)
-        verdict = Verdict(key=prefix, is_over=True, why=f"superseded: {record.detail}")
-        self._note(SweepKind.CHECKPOINT, verdict, SweepAction.DELETE, size=size)
+        finding = Finding(key=prefix, is_over=True, why=f"superseded: {record.detail}")
+        self._note(SweepKind.CHECKPOINT, finding, SweepAction.DELETE, size=size)
 
     def _delete_bytes(self, prefix: str) -> None:
         """Delete everything under the folder, the manifest last."""
@@ -204,7 +204,7 @@ class _Sweep:
 
     def _discard_unfinished(self, writes: Sequence[UnfinishedWrite]) -> None:
         folders = sorted({folder for write in writes if (folder := self._checkpoint_folder(write.key))})
-        staged = {verdict.key: verdict for verdict in self._plan(self._state, folders).staged}
+        staged = {finding.key: finding for finding in self._plan(self._state, folders).staged}
         for write in writes:
             folder = self._checkpoint_folder(write.key)
             record = self._state.find(folder) if folder else None
@@ -220,8 +220,8 @@ class _Sweep:
                 why = f"unfinished for {write.age_seconds / 3600:.0f} h" if is_over else "may still be written"
             if is_over and not self._dry_run:
                 self._store.discard(write)
-            verdict = Verdict(key=write.key, is_over=is_over, why=why)
-            self._note(SweepKind.UNFINISHED, verdict, SweepAction.DISCARD, size=write.bytes)
+            finding = Finding(key=write.key, is_over=is_over, why=why)
+            self._note(SweepKind.UNFINISHED, finding, SweepAction.DISCARD, size=write.bytes)
 
     def _checkpoint_folder(self, key: str) -> str | None:
         folder, separator, _ = key.removeprefix(f"{self._folder}/").partition("/")
@@ -238,12 +238,12 @@ class _Sweep:
         assert record is not None  # no entry makes the log forget a checkpoint
         return record
 
-    def _note(self, kind: SweepKind, verdict: Verdict, action: SweepAction, *, size: int = 0) -> None:
+    def _note(self, kind: SweepKind, finding: Finding, action: SweepAction, *, size: int = 0) -> None:
         """Report the action, or KEEP if the thing is still needed."""
-        step, attempt = parse_checkpoint_folder(self._checkpoint_folder(f"{verdict.key}/") or "") or (None, None)
-        done = action if verdict.is_over else SweepAction.KEEP
+        step, attempt = parse_checkpoint_folder(self._checkpoint_folder(f"{finding.key}/") or "") or (None, None)
+        done = action if finding.is_over else SweepAction.KEEP
         self._items.append(
-            SweepItem(kind=kind, key=verdict.key, step=step, attempt=attempt, action=done, why=verdict.why, bytes=size)
+            SweepItem(kind=kind, key=finding.key, step=step, attempt=attempt, action=done, why=finding.why, bytes=size)
         )
 
 

@@ -93,6 +93,11 @@ class NewerEntry:
     version: int
 
 
+def newer_entry(entry: Entry) -> NewerEntry:
+    """Return the record of an entry that this program does not understand."""
+    return NewerEntry(seq=entry.seq, kind=entry.kind, version=entry.version)
+
+
 def describe_newer(newer: NewerEntry | None) -> str:
     """Return in words why a log with this entry is closed to this program's writers; empty for None."""
     if newer is None:

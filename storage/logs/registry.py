@@ -9,7 +9,7 @@ from typing import Any
 
 from cairn.storage.errors import StorageError
 from cairn.storage.logs import fold_cache, log_entry
-from cairn.storage.stores import document, object_store
+from cairn.storage.stores import object_store
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -204,7 +204,7 @@ def _apply(state: RegistryState, entry: log_entry.Entry) -> RegistryState:
             )
             reached = fold_cache.Listed(promoted.manifest_sha256 for _, promoted in champions)
         case _:
-            return state if state.newer else replace(state, newer=document.project(entry, log_entry.NewerEntry))
+            return state if state.newer else replace(state, newer=log_entry.newer_entry(entry))
     if isinstance(body, Promoted | Refused) and body.pin_id:
         decided = decided.append(body.pin_id)
     history = state.history.append(decision)

@@ -7,7 +7,6 @@ from typing import Any
 
 from cairn.storage.errors import StorageError
 from cairn.storage.logs.log_entry import WRITER_VERSION, CheckpointReference, DevicePeak, ForkOrigin
-from cairn.storage.stores.document import project
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,7 +126,9 @@ class CheckpointCommitted:
     @property
     def reference(self) -> CheckpointReference:
         """The reference that a resume needs."""
-        return project(self, CheckpointReference)
+        return CheckpointReference(
+            step=self.step, attempt=self.attempt, prefix=self.prefix, manifest_sha256=self.manifest_sha256
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -225,7 +226,7 @@ class ReadEvidence:
     key: str
     expected: str
     found: str
-    looks: int
+    reads: int
     host: str
 
 
@@ -256,9 +257,8 @@ class CheckpointRestored:
 class CheckpointPinned:
     """A checkpoint is pinned: an evaluation reads it, an alias is about to point at it, or a fork begins with it.
 
-    A pin and a checkpoint-superseded entry share one sequence, so nothing can come between the check and the deletion.
-    An evaluation's pin ends with its outcome or, if it was part of an attempt, when the next attempt starts. Every
-    other pin ends with a checkpoint-unpinned entry.
+    Pins and checkpoint-superseded entries share one sequence, so nothing comes between the check and the deletion. An
+    evaluation's pin ends with its outcome, or at the next attempt's start; others end with checkpoint-unpinned.
     """
 
     step: int

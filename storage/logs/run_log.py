@@ -18,9 +18,9 @@ from cairn.storage.logs.log_entry import (
     FORMAT_VERSION,
     Entry,
     EntryLog,
-    NewerEntry,
     ReadEntry,
     Writer,
+    newer_entry,
     refuse_old_writer,
     utc_now,
 )
@@ -32,7 +32,6 @@ from cairn.storage.logs.run_state import (
     RefusedEntry,
     RunState,
 )
-from cairn.storage.stores.document import project
 from cairn.storage.stores.object_store import ObjectStore, check_key, check_name
 
 
@@ -44,7 +43,7 @@ def fold(entries: Iterable[Entry], state: RunState | None = None) -> RunState:
 def _apply(state: RunState, entry: Entry) -> RunState:
     body, owner = entry.body, state.open_attempt
     if isinstance(body, dict):
-        return state if state.newer else replace(state, newer=project(entry, NewerEntry))
+        return state if state.newer else replace(state, newer=newer_entry(entry))
     if isinstance(body, kinds.AttemptStarted):
         if body.attempt != state.latest_attempt + 1 or owner is not None or state.deleted is not None:
             return _refuse(state, entry)

@@ -60,12 +60,12 @@ class CheckpointRecord:
 
     @property
     def may_be_restored(self) -> bool:
-        """Whether it is quarantined because it could not be read: a look that succeeds takes it back."""
+        """Whether it is quarantined because it could not be read: a read that succeeds takes it back."""
         return self.state == CheckpointState.QUARANTINED and bool(self.evidence)
 
     @property
     def suspects(self) -> tuple[str, ...]:
-        """The objects that could not be read, of a checkpoint that a look may take back."""
+        """The objects that could not be read, of a checkpoint that a successful read takes back."""
         return tuple(item.key for item in self.evidence) if self.may_be_restored else ()
 
     @property
@@ -195,7 +195,7 @@ class RunState:
 
     @property
     def candidates(self) -> tuple[CheckpointRecord, ...]:
-        """What a resume may look at, newest commit first: readable checkpoints, and those that may be restored."""
+        """The checkpoints a resume may try, newest commit first: readable ones, and those that may be restored."""
         return tuple(item for item in reversed(self.live_checkpoints) if item.is_committed or item.may_be_restored)
 
     def is_doubted(self, reference: log_entry.CheckpointReference) -> bool:

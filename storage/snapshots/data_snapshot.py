@@ -20,7 +20,7 @@ from cairn.storage.snapshots.document_index import SplitName
 from cairn.storage.snapshots.snapshot_manifest import SnapshotManifest, SnapshotObject
 from cairn.storage.snapshots.token_shard import SHARD_SUFFIX, VerifiedShard, count_tokens
 from cairn.storage.stores import verified_object
-from cairn.storage.stores.document import decode, encode, project, sha256
+from cairn.storage.stores.document import decode, encode, sha256
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.storage.stores.verified_object import ExpectedObject, WrittenObject
 
@@ -97,7 +97,7 @@ def drop_damaged_copies(cache_dir: Path, manifest: SnapshotManifest) -> tuple[st
 def replace_object(store: ObjectStore, snapshot_id: str, item: SnapshotObject, path: Path) -> None:
     """Upload `path` over a damaged object; raises SnapshotDamaged, before that, if the file is a different one."""
     found, key = verified_object.describe_file(path), _key(snapshot_id, item.key)
-    if found != project(item, WrittenObject):
+    if found != WrittenObject(bytes=item.bytes, sha256=item.sha256):
         difference = f"sha256 {found.sha256[:12]}… instead of {item.sha256[:12]}…"
         raise SnapshotDamaged(f"{key}: damaged, and its sources give other bytes now: {difference}")
     _upload(store, key, path, item)
@@ -174,7 +174,7 @@ def _expected(snapshot_id: str, item: SnapshotObject) -> ExpectedObject:
 
 def _upload(store: ObjectStore, key: str, path: Path, item: SnapshotObject) -> None:
     written = verified_object.upload_file(store, key, path)
-    if written != project(item, WrittenObject):
+    if written != WrittenObject(bytes=item.bytes, sha256=item.sha256):
         raise _damaged(key, written.sha256, item.sha256)
 
 
@@ -244,5 +244,5 @@ def _lock_folder(folder: Path) -> Iterator[None]:
 
 def _is_intact(path: Path, expected: ExpectedObject) -> bool:
     with suppress(FileNotFoundError):
-        return verified_object.describe_file(path) == project(expected, WrittenObject)
+        return verified_object.describe_file(path) == WrittenObject(bytes=expected.bytes, sha256=expected.sha256)
     return False

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from cairn.storage.checkpoints.sweep import SweepPlan, SweepReport, Verdict, parse_checkpoint_folder, sweep
+from cairn.storage.checkpoints.sweep import Finding, SweepPlan, SweepReport, parse_checkpoint_folder, sweep
 from cairn.storage.errors import IntegrityError, WriterTooOld
 from cairn.storage.logs.log_entry import refuse_old_writer, this_writer
 from cairn.storage.logs.registry import Refused, Registry, RegistryState, list_aliases
@@ -52,12 +52,12 @@ class RetentionTerms:
 
 
 def plan_retention(terms: RetentionTerms, state: RunState, folders: Sequence[str]) -> SweepPlan:
-    """Return the verdicts on pins, kept checkpoints and other `folders`, which were listed before `state` was read."""
+    """Return the findings on pins, kept checkpoints and other `folders`, which were listed before `state` was read."""
     standing, checkpoints = _standing(terms, state), []
     for record in (record for record in state.live_checkpoints if record.is_kept):
         reasons = [*_wanted(terms.policy, standing, record), *_needed(terms, standing, record)]
         why = "; ".join(reasons) or _unwanted(terms.policy, standing, record)
-        checkpoints.append(Verdict(key=record.committed.prefix, is_over=not reasons, why=why))
+        checkpoints.append(Finding(key=record.committed.prefix, is_over=not reasons, why=why))
     live = {record.committed.prefix for record in state.live_checkpoints}
     staged = tuple(_judge_staged(state, folder) for folder in folders if folder not in live)
     pins = tuple(_judge_pin(terms, pin) for pin in state.pins)
@@ -66,7 +66,7 @@ def plan_retention(terms: RetentionTerms, state: RunState, folders: Sequence[str
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Standing:
-    """Facts shared by the verdicts on one state."""
+    """Facts shared by the findings on one state."""
 
     state: RunState
     readable_steps: tuple[int, ...]
@@ -153,16 +153,16 @@ def _newer(standing: _Standing, step: int) -> int:
     return len(standing.readable_steps) - bisect_right(standing.readable_steps, step)
 
 
-def _judge_pin(terms: RetentionTerms, pin: CheckpointPinned) -> Verdict:
+def _judge_pin(terms: RetentionTerms, pin: CheckpointPinned) -> Finding:
     process = f"process {pin.pinned_by.pid} on host {pin.pinned_by.host}, which pinned it,"
     is_dead = pin.pin_id in terms.dead_pins
     if pin.fork is not None:
         is_over = pin.fork in terms.grown_forks or (is_dead and pin.fork not in terms.young_forks)
         why = "needs it no more" if is_over else "has no checkpoint of its own yet"
-        return Verdict(key=pin.pin_id, is_over=is_over, why=f"run {pin.fork}, which was forked from it, {why}")
+        return Finding(key=pin.pin_id, is_over=is_over, why=f"run {pin.fork}, which was forked from it, {why}")
     if pin.alias is None:
         why = f"{process} {'has died' if is_dead else 'may still read it'}"
-        return Verdict(key=pin.pin_id, is_over=is_dead, why=f"{_for(pin)}: {why}")
+        return Finding(key=pin.pin_id, is_over=is_dead, why=f"{_for(pin)}: {why}")
     facts = next((facts for facts in terms.aliases if facts.alias == pin.alias), None)
     if facts is not None and pin.pin_id in facts.decided_pins:
         is_over = pin.manifest_sha256 not in facts.reached
@@ -170,7 +170,7 @@ def _judge_pin(terms: RetentionTerms, pin: CheckpointPinned) -> Verdict:
     else:
         is_over = is_dead and facts is not None
         why = f"is undecided, and {process} {'has died' if is_over else 'may still offer it'}"
-    return Verdict(key=pin.pin_id, is_over=is_over, why=f"alias {pin.alias} {why}")
+    return Finding(key=pin.pin_id, is_over=is_over, why=f"alias {pin.alias} {why}")
 
 
 def _for(pin: CheckpointPinned) -> str:
@@ -179,18 +179,18 @@ def _for(pin: CheckpointPinned) -> str:
     return "by an evaluation" if pin.alias is None else f"for alias {pin.alias}"
 
 
-def _judge_staged(state: RunState, folder: str) -> Verdict:
+def _judge_staged(state: RunState, folder: str) -> Finding:
     named = parse_checkpoint_folder(folder)
     if named is None:
-        return Verdict(key=folder, is_over=False, why="not a checkpoint's folder")
+        return Finding(key=folder, is_over=False, why="not a checkpoint's folder")
     step, attempt = named
     owner = state.open_attempt
     if attempt < state.latest_attempt or (owner is None and attempt == state.latest_attempt):
-        return Verdict(key=folder, is_over=True, why=f"attempt {attempt} has ended without committing it")
+        return Finding(key=folder, is_over=True, why=f"attempt {attempt} has ended without committing it")
     last = owner.last_committed_step if owner else None
     if last is not None and step <= last and state.find(folder) is not None:
-        return Verdict(key=folder, is_over=True, why="left over from a checkpoint that is deleted")
-    return Verdict(key=folder, is_over=False, why=f"attempt {attempt} may still commit it")
+        return Finding(key=folder, is_over=True, why="left over from a checkpoint that is deleted")
+    return Finding(key=folder, is_over=False, why=f"attempt {attempt} may still commit it")
 
 
 def sweep_run(

@@ -259,7 +259,7 @@ def _condemned(injected: tuple[InjectedFault, ...], store: ObjectStore) -> Itera
     raw = read_raw(mirrored(store), f"{PREFIX}/log")
     said = {entry["body"]["prefix"] for entry in raw if entry["kind"] == "checkpoint-quarantined"}
     if len(said) > flips:
-        yield f"no verdict on one look: {sorted(said)} are quarantined, {flips} were damaged"
+        yield f"no quarantine on one read: {sorted(said)} are quarantined, {flips} were damaged"
 
 
 def _commands(ended: list[Started], injected: tuple[InjectedFault, ...]) -> Iterator[str]:

@@ -35,5 +35,5 @@ def test_a_changed_byte_is_found_by_the_trainer_that_loads_it_and_costs_one_chec
     resumed = [attempt.started.resumed_from for attempt in state.attempts]
     assert [reference.step for reference in resumed if reference] == [10, 5]
     quarantined = next(record for record in state.checkpoints if record.committed == damaged)
-    assert [(item.key, item.looks) for item in quarantined.evidence] == [(key, 3)]
+    assert [(item.key, item.reads) for item in quarantined.evidence] == [(key, 3)]
     assert command.state_sha256() == reference_run(command).state_sha256

@@ -123,7 +123,7 @@ def _require_bytes(store: ObjectStore, told: RawRun, ledger: Ledger) -> None:
         if status == BROKEN:
             require(
                 prefix in ledger.broken | ledger.condemned | told.unreadable,
-                "no verdict on one look",
+                "no quarantine on one read",
                 f"{prefix} is quarantined and sound",
             )
         if status == GONE:

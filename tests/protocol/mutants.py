@@ -20,7 +20,7 @@ import cairn.tasks.checkpoints.promotion_offer as promotion_offer
 import cairn.tasks.checkpoints.retention as retention
 import cairn.tasks.evaluator.evaluation_run as evaluation_run
 from cairn.storage.checkpoints.checkpoint import StagedCheckpoint
-from cairn.storage.checkpoints.sweep import Verdict
+from cairn.storage.checkpoints.sweep import Finding
 from cairn.storage.errors import NotDurable, ObjectMissing, StoreUnavailable
 from cairn.storage.logs.fold_cache import FoldCache, FoldedLog, decode_history
 from cairn.storage.logs.log_entry import (
@@ -75,23 +75,28 @@ def marker_before_payload(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(checkpoint, "commit_checkpoint", commit_first)
 
 
+def encode_entry(log: EntryLog, body: Any, *, after: Any, writer: Any, resume: Any = ()) -> tuple[str, bytes]:
+    """Return the key and the bytes of the entry that holds `body` right after `after`."""
+    entry = Entry(
+        version=FORMAT_VERSION,
+        seq=after.entry.seq + 1 if after else 0,
+        kind=next(kind for kind, record in log.kinds.items() if record is type(body)),
+        at=log.clock(),
+        write_id=uuid4().hex,
+        prev=after.sha256 if after else None,
+        writer=writer,
+        resume=resume,
+        body=body,
+    )
+    return f"{log.prefix}/{entry_name(entry.seq)}", encode(entry)
+
+
 def blind_retry(patch: pytest.MonkeyPatch) -> None:
     """An append without a clean answer is put again behind whatever is there now."""
 
-    def append(self: EntryLog, body: Any, *, after: Any, writer: Any, resume: Any = ()) -> ReadEntry | None:
+    def append(self: EntryLog, body: Any, *, after: Any, **named: Any) -> ReadEntry | None:
         while True:
-            entry = Entry(
-                version=FORMAT_VERSION,
-                seq=after.entry.seq + 1 if after else 0,
-                kind=next(kind for kind, record in self.kinds.items() if record is type(body)),
-                at=self.clock(),
-                write_id=uuid4().hex,
-                prev=after.sha256 if after else None,
-                writer=writer,
-                resume=resume,
-                body=body,
-            )
-            data, key = encode(entry), f"{self.prefix}/{entry_name(entry.seq)}"
+            key, data = encode_entry(self, body, after=after, **named)
             try:
                 made = self.store.create(key, data)
             except StoreUnavailable:
@@ -134,15 +139,17 @@ def resume_without_verification(patch: pytest.MonkeyPatch) -> None:
 def no_read_back(patch: pytest.MonkeyPatch) -> None:
     """A lost answer is taken for a failure: the same PUT again, and whoever is there is somebody else."""
 
-    def put(self: EntryLog, key: str, data: bytes, write_id: str) -> bool:
+    def append(self: EntryLog, body: Any, **named: Any) -> ReadEntry | None:
+        key, data = encode_entry(self, body, **named)
         for _ in range(6):
             try:
-                return self.store.create(key, data)
+                made = self.store.create(key, data)
             except StoreUnavailable:
                 continue
+            return ReadEntry(entry=decode_entry(data, self.kinds, where=key), sha256=sha256(data)) if made else None
         raise StoreUnavailable(key)
 
-    patch.setattr(EntryLog, "_put", put)
+    patch.setattr(EntryLog, "append", append)
 
 
 def commit_not_idempotent(patch: pytest.MonkeyPatch) -> None:
@@ -152,7 +159,7 @@ def commit_not_idempotent(patch: pytest.MonkeyPatch) -> None:
 
 def sweep_of_a_live_attempt(patch: pytest.MonkeyPatch) -> None:
     """Whatever is staged and not committed counts as an orphan."""
-    patch.setattr(retention, "_judge_staged", lambda state, folder: Verdict(key=folder, is_over=True, why="mutant"))
+    patch.setattr(retention, "_judge_staged", lambda state, folder: Finding(key=folder, is_over=True, why="mutant"))
 
 
 def fold_cache_trusted(patch: pytest.MonkeyPatch) -> None:
@@ -171,19 +178,19 @@ def fold_cache_trusted(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(FoldCache, "read", read)
 
 
-def holds_of_the_living_released(patch: pytest.MonkeyPatch) -> None:
+def pins_of_the_living_unpinned(patch: pytest.MonkeyPatch) -> None:
     """A sweep takes an undecided pin for a forgotten one."""
     judge = retention._judge_pin
 
-    def judge_as_dead(terms: retention.RetentionTerms, pin: Any) -> Verdict:
+    def judge_as_dead(terms: retention.RetentionTerms, pin: Any) -> Finding:
         decided = any(pin.pin_id in facts.decided_pins for facts in terms.aliases)
-        return judge(terms, pin) if decided else Verdict(key=pin.pin_id, is_over=True, why="mutant")
+        return judge(terms, pin) if decided else Finding(key=pin.pin_id, is_over=True, why="mutant")
 
     patch.setattr(retention, "_judge_pin", judge_as_dead)
 
 
-def claim_on_an_old_look(patch: pytest.MonkeyPatch) -> None:
-    """The claim does not look again what is newest when it has waited for its turn."""
+def claim_on_an_old_state(patch: pytest.MonkeyPatch) -> None:
+    """The claim does not read again what is newest when it has waited for its turn."""
 
     def next_attempt(log: Any, reference: CheckpointReference | None, start: Any, state: RunState) -> Any:
         if state.open_attempt is not None:
@@ -195,23 +202,23 @@ def claim_on_an_old_look(patch: pytest.MonkeyPatch) -> None:
 
 def fsync_error_swallowed(patch: pytest.MonkeyPatch) -> None:
     """After a failed fsync of the folder, reading the entry back from the page cache counts as committed."""
-    put = EntryLog._put
+    append = EntryLog.append
 
-    def read_back(self: EntryLog, key: str, data: bytes, write_id: str) -> bool:
+    def read_back(self: EntryLog, body: Any, *, after: Any, **named: Any) -> ReadEntry | None:
         try:
-            return put(self, key, data, write_id)
+            return append(self, body, after=after, **named)
         except NotDurable:
-            return decode_entry(self.store.read(key), {}, where=key).write_id == write_id
+            return self.read(after.entry.seq + 1 if after else 0)
 
-    patch.setattr(EntryLog, "_put", read_back)
+    patch.setattr(EntryLog, "append", read_back)
 
 
 def quarantine_without_reread(patch: pytest.MonkeyPatch) -> None:
-    """What failed one look is condemned."""
-    patch.setattr(resume_point.checkpoint_shard, "LOOKS", 1)
+    """A checkpoint that failed one read is quarantined."""
+    patch.setattr(resume_point.checkpoint_shard, "READ_TRIES", 1)
 
 
-def deletion_without_a_look(patch: pytest.MonkeyPatch) -> None:
+def deletion_without_a_check(patch: pytest.MonkeyPatch) -> None:
     """A quarantined checkpoint is given up on the old evidence."""
     patch.setattr(sweep._Sweep, "_reason_to_spare", lambda self, record: self._confirmed.add(record.committed.prefix))
 
@@ -222,7 +229,7 @@ def no_version_gate(patch: pytest.MonkeyPatch) -> None:
 
 
 def heartbeat_ignored(patch: pytest.MonkeyPatch) -> None:
-    """An owner that seems to be gone is not looked at."""
+    """An owner that seems to be gone is not observed."""
     patch.setattr(attempt_claim, "_DEAD_SILENT_BEATS", 0.0)
 
 
@@ -260,7 +267,7 @@ MUTANTS = (
     ),
     Mutant(
         "pins-of-the-living-unpinned",
-        holds_of_the_living_released,
+        pins_of_the_living_unpinned,
         ("promote-oldest",),
         ("nothing needed is superseded",),
     ),
@@ -272,8 +279,10 @@ MUTANTS = (
         ("a heartbeat outvotes a missing pid",),
     ),
     Mutant("shared-pin", shared_pin, ("evaluate-beside-another",), ("what is pinned stays",)),
-    Mutant("claim-on-an-old-look", claim_on_an_old_look, (), ("resumes from the newest",), first_seed=380),
-    Mutant("quarantine-without-reread", quarantine_without_reread, ("resume",), ("no verdict on one look",)),
-    Mutant("deletion-without-a-look", deletion_without_a_look, ("sweep-of-quarantined",), ("no verdict on one look",)),
+    Mutant("claim-on-an-old-state", claim_on_an_old_state, (), ("resumes from the newest",), first_seed=380),
+    Mutant("quarantine-without-reread", quarantine_without_reread, ("resume",), ("no quarantine on one read",)),
+    Mutant(
+        "deletion-without-a-check", deletion_without_a_check, ("sweep-of-quarantined",), ("no quarantine on one read",)
+    ),
     Mutant("no-version-gate", no_version_gate, ("commit-after-a-newer-program",), ("an old writer stops",)),
 )

@@ -29,7 +29,7 @@ from cairn.storage.checkpoints.checkpoint import (
     UploadOptions,
     checkpoint_target,
 )
-from cairn.storage.checkpoints.checkpoint_shard import Looks
+from cairn.storage.checkpoints.checkpoint_shard import ReadPolicy
 from cairn.storage.errors import AppendUnknown, Fenced, IntegrityError, NotDurable, StorageError
 from cairn.storage.logs.log_entry import CheckpointReference, Writer, entry_name
 from cairn.storage.logs.registry import Registry, SuiteReference
@@ -193,8 +193,8 @@ def load(process: Process, reference: CheckpointReference | None) -> int:
     """Load what an attempt resumes from and return its step; the content must be what was once staged."""
     if reference is None:
         return 0
-    looks = Looks(sleep=process.clock.sleep)
-    loaded = checkpoint.load_checkpoint(as_store(process.store), reference, looks=looks)
+    read_policy = ReadPolicy(sleep=process.clock.sleep)
+    loaded = checkpoint.load_checkpoint(as_store(process.store), reference, read_policy=read_policy)
     expected = process.ledger.committed.get(reference.prefix, loaded.manifest.state_sha256)
     require(loaded.manifest.state_sha256 == expected, "content", f"{reference.prefix} is not what was committed")
     require(loaded.trainer.step == reference.step, "content", f"{reference.prefix} is of step {loaded.trainer.step}")

@@ -123,12 +123,12 @@ class RawRun:
     def _checkpoint_deleted(self, body: dict[str, Any], raw: dict[str, Any]) -> None:
         self._move(body, (GIVEN_UP,), GONE)
 
-    def _checkpoint_held(self, body: dict[str, Any], raw: dict[str, Any]) -> None:
+    def _checkpoint_pinned(self, body: dict[str, Any], raw: dict[str, Any]) -> None:
         require(self.status.get(body["prefix"]) == READABLE, "only what is committed is pinned", body["prefix"])
         require(body["during_attempt"] in (None, self.claims), "fencing", "a pin by an attempt that is not the latest")
         self.pins[body["pin_id"]] = body
 
-    def _checkpoint_released(self, body: dict[str, Any], raw: dict[str, Any]) -> None:
+    def _checkpoint_unpinned(self, body: dict[str, Any], raw: dict[str, Any]) -> None:
         require(body["pin_id"] in self.pins, "no entry twice", f"pin {body['pin_id']} is unpinned again")
         del self.pins[body["pin_id"]]
 
@@ -307,7 +307,7 @@ def _prove_checkpoint_deletable(store: ObjectStore, told: RawRun, prefix: str, r
         return
     require(status in (GIVEN_UP, GONE), rule, f"{prefix}: is {status}")
     sound = prefix in told.condemned and find_damage(store, told.commits[prefix]) is None
-    require(not sound, "no verdict on one look", f"{prefix}: was quarantined, verifies, and is deleted")
+    require(not sound, "no quarantine on one read", f"{prefix}: was quarantined, verifies, and is deleted")
     require(not told.pins_of(prefix), rule, f"{prefix}: is pinned")
     require(told.resumed != prefix, rule, f"{prefix}: an attempt resumes from it")
     require(all(body["prefix"] != prefix for body in reached(store)), rule, f"{prefix}: an alias reaches it")

@@ -112,7 +112,7 @@ def condemn(process: Process, prefix: str) -> None:
     record = log.refresh().find(prefix)
     assert record is not None
     key = f"{prefix}/trainer.json"
-    evidence = (ReadEvidence(key=key, expected="a", found="sha256 is b", looks=3, host="sick"),)
+    evidence = (ReadEvidence(key=key, expected="a", found="sha256 is b", reads=3, host="sick"),)
     resume_point.quarantine_checkpoint(log, record.committed, "b", evidence=evidence, writer=process.writer())
 
 

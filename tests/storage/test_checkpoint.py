@@ -17,7 +17,7 @@ from cairn.storage.checkpoints.checkpoint import (
     verify_checkpoint,
 )
 from cairn.storage.checkpoints.checkpoint_documents import MANIFEST_VERSION, Manifest, ManifestObject, decode_manifest
-from cairn.storage.checkpoints.checkpoint_shard import Looks, begin_shard, cut_shards, transfers
+from cairn.storage.checkpoints.checkpoint_shard import ReadPolicy, begin_shard, cut_shards, transfers
 from cairn.storage.checkpoints.tensor_record import TensorRecord, parse_shard
 from cairn.storage.errors import IntegrityError
 from cairn.storage.logs.log_entry import CheckpointReference
@@ -43,7 +43,7 @@ NAMES = (
 )
 
 
-ONE_LOOK = Looks(count=1)
+ONE_READ = ReadPolicy(tries=1)
 
 
 def newest_prefix(store: ObjectStore) -> str:
@@ -112,7 +112,7 @@ def test_loading_refuses_a_flipped_bit_in_any_object(store: ObjectStore, name: s
     reference = run_log(store).refresh().resume[0]
     flip(store, f"{reference.prefix}/{name}")
     with pytest.raises(IntegrityError, match=name):
-        load_checkpoint(store, reference, looks=ONE_LOOK)
+        load_checkpoint(store, reference, read_policy=ONE_READ)
 
 
 def planted(store: ObjectStore, manifest: bytes) -> CheckpointReference:

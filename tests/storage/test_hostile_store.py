@@ -8,8 +8,8 @@ import pytest
 
 from cairn.storage.checkpoints.checkpoint import load_checkpoint, read_manifest
 from cairn.storage.checkpoints.checkpoint_documents import MANIFEST_VERSION
-from cairn.storage.checkpoints.checkpoint_shard import Looks
-from cairn.storage.checkpoints.sweep import SweepPlan, Verdict, sweep
+from cairn.storage.checkpoints.checkpoint_shard import ReadPolicy
+from cairn.storage.checkpoints.sweep import Finding, SweepPlan, sweep
 from cairn.storage.errors import IntegrityError, StorageError
 from cairn.storage.logs.log_entry import CheckpointReference, EntryLog, entry_name
 from cairn.storage.logs.registry import list_aliases
@@ -78,7 +78,7 @@ def test_a_manifest_cannot_make_memory_out_of_a_number(tmp_path: Path) -> None:
         store.write(f"{prefix}/manifest.json", data)
         reference = CheckpointReference(step=1, attempt=1, prefix=prefix, manifest_sha256=sha256(data))
         with pytest.raises(IntegrityError, match=problem):
-            load_checkpoint(store, reference, looks=Looks(count=1))
+            load_checkpoint(store, reference, read_policy=ReadPolicy(tries=1))
 
 
 @pytest.mark.parametrize("prefix", ["../elsewhere", "/etc", "runs/../../etc", "runs//r1", "runs/r1\0", ""])
@@ -198,9 +198,9 @@ def test_a_sweep_deletes_nothing_but_checkpoints_of_its_own_run(
 
 def give_up_all(state: RunState, folders: object) -> SweepPlan:
     """The plan of who wants everything gone."""
-    verdicts = tuple(
-        Verdict(key=record.committed.prefix, is_over=record.committed.step == 7, why="away")
+    findings = tuple(
+        Finding(key=record.committed.prefix, is_over=record.committed.step == 7, why="away")
         for record in state.checkpoints
         if record.state in ("committed", "quarantined")
     )
-    return SweepPlan(pins=(), checkpoints=verdicts, staged=())
+    return SweepPlan(pins=(), checkpoints=findings, staged=())

@@ -1,4 +1,4 @@
-"""No verdict on one look: what a start resumes from where reads fail once, on one host, or for good."""
+"""No quarantine on one read: what a start resumes from where reads fail once, on one host, or for good."""
 
 import errno
 import os
@@ -169,7 +169,7 @@ def test_a_quarantine_names_object_hashes_looks_and_host(store: ObjectStore) -> 
     flip(store, key)
     start(store)
     (evidence,) = run_log(store).refresh().checkpoints[-1].evidence
-    assert (evidence.key, evidence.looks, evidence.host) == (key, 3, os.uname().nodename)
+    assert (evidence.key, evidence.reads, evidence.host) == (key, 3, os.uname().nodename)
     assert len(evidence.expected) == 64 and evidence.found.startswith("sha256 is ")
     assert evidence.expected not in evidence.found
 
@@ -178,7 +178,7 @@ def test_a_host_that_reads_everything_wrongly_condemns_one_checkpoint_and_says_t
     store: ObjectStore,
 ) -> None:
     laid_out(store, 1, 2, 3, 4, 5)
-    with pytest.raises(IntegrityError, match=r"may be what is sick.*start on another host"):
+    with pytest.raises(IntegrityError, match=r"may be at fault.*Start on another host"):
         start(SickReader(store))
     assert states(store) == ["committed"] * 4 + ["quarantined"]
 

@@ -27,7 +27,7 @@ from cairn.storage.checkpoints.checkpoint_documents import (
     ManifestShard,
     decode_manifest,
 )
-from cairn.storage.checkpoints.checkpoint_shard import Looks, WantedBytes, shard_sha256
+from cairn.storage.checkpoints.checkpoint_shard import ReadPolicy, WantedBytes, shard_sha256
 from cairn.storage.checkpoints.tensor_record import (
     CHUNK_BYTES,
     DTYPE_BYTES,
@@ -42,8 +42,8 @@ from cairn.storage.stores.document import MAX_DOCUMENT_BYTES, encode, sha256
 from tests.memory_store import MemoryStore
 from tests.storage.builders import floats, no_sleep, stage, trainer_document
 
-ONE_LOOK = Looks(count=1)
-QUICK = Looks(sleep=no_sleep)
+ONE_READ = ReadPolicy(tries=1)
+QUICK = ReadPolicy(sleep=no_sleep)
 BIG = np.random.default_rng(1).integers(0, 256, 2 * CHUNK_BYTES + 12_345, dtype=np.uint8)
 
 
@@ -106,7 +106,7 @@ def test_one_flipped_bit_anywhere_in_a_checkpoint_is_found_by_whoever_loads_it()
             flipped[position] ^= 1 << position % 8
             store.write(key, bytes(flipped))
             with pytest.raises(IntegrityError, match=key.rsplit("/", 1)[1]):
-                load_checkpoint(store, reference, looks=ONE_LOOK)
+                load_checkpoint(store, reference, read_policy=ONE_READ)
             positions += 1
         store.write(key, sound)
     assert load_checkpoint(store, reference).trainer.step == 5 and positions > 1000
@@ -126,7 +126,7 @@ def test_damage_is_told_with_object_tensor_and_bytes(
     (damage,) = verify_checkpoint(store, reference)
     assert damage.key == key and f"for bytes {first} to {min(first + CHUNK_BYTES, len(BIG))} of big" in damage.found
     with pytest.raises(ObjectDamaged, match="of big"):
-        load_checkpoint(store, reference, looks=ONE_LOOK)
+        load_checkpoint(store, reference, read_policy=ONE_READ)
 
 
 @settings(max_examples=25)
@@ -181,7 +181,7 @@ def test_what_reads_right_at_a_later_look_is_used(wrong: int) -> None:
     store = CountedStore()
     reference = reference_to(stage(store, step=5, attempt=1))
     store.wrong = wrong
-    assert load_checkpoint(store, reference, looks=QUICK).trainer.step == 5
+    assert load_checkpoint(store, reference, read_policy=QUICK).trainer.step == 5
 
 
 def test_what_fails_three_looks_is_damaged() -> None:
@@ -189,7 +189,7 @@ def test_what_fails_three_looks_is_damaged() -> None:
     reference = reference_to(stage(store, step=5, attempt=1))
     store.wrong = 3
     with pytest.raises(ObjectDamaged, match=r"safetensors: sha256 of header"):
-        load_checkpoint(store, reference, looks=QUICK)
+        load_checkpoint(store, reference, read_policy=QUICK)
 
 
 def test_a_header_that_names_other_tensors_than_the_manifest_is_refused() -> None:
@@ -206,7 +206,7 @@ def test_a_header_that_names_other_tensors_than_the_manifest_is_refused() -> Non
     data = encode(replace(manifest, shards=(forged, *others)))
     store.write(f"{reference.prefix}/manifest.json", data)
     with pytest.raises(IntegrityError, match="names other tensors than the manifest"):
-        load_checkpoint(store, replace(reference, manifest_sha256=sha256(data)), looks=ONE_LOOK)
+        load_checkpoint(store, replace(reference, manifest_sha256=sha256(data)), read_policy=ONE_READ)
 
 
 @pytest.mark.parametrize("change", [lambda data: data + b"\0", lambda data: data[:-1]], ids=["longer", "shorter"])
@@ -216,7 +216,7 @@ def test_a_shard_of_another_size_is_refused(change: Callable[[bytes], bytes]) ->
     key = next(key for key in store.keys(reference.prefix) if "weights" in key)
     store.write(key, change(store.read(key)))
     with pytest.raises(ObjectDamaged, match="bytes, must be"):
-        load_checkpoint(store, reference, looks=ONE_LOOK)
+        load_checkpoint(store, reference, read_policy=ONE_READ)
 
 
 def test_the_manifest_of_seventy_billion_parameters_is_a_document_that_is_read() -> None:

@@ -204,7 +204,7 @@ def condemn(log: RunLog, step: int, found: str = "sha256 is 0") -> str:
     record = log.refresh().find(prefix_of(step))
     assert record is not None
     key = f"{prefix_of(step)}/trainer.json"
-    evidence = (ReadEvidence(key=key, expected="1", found=found, looks=3, host="sick"),)
+    evidence = (ReadEvidence(key=key, expected="1", found=found, reads=3, host="sick"),)
     quarantine_checkpoint(log, record.committed, "flipped", evidence=evidence, writer=writer())
     return key
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from cairn.storage.checkpoints.sweep import SweepPlan, Verdict
+from cairn.storage.checkpoints.sweep import Finding, SweepPlan
 from cairn.storage.logs.log_entry import CheckpointReference
 from cairn.storage.logs.run_entries import (
     CheckpointCommitted,
@@ -68,12 +68,12 @@ def manifest(step: int) -> str:
 
 def over(plan: SweepPlan) -> list[int]:
     """Steps of the checkpoints that go."""
-    return [int(verdict.key.split("-")[1]) for verdict in plan.checkpoints if verdict.is_over]
+    return [int(finding.key.split("-")[1]) for finding in plan.checkpoints if finding.is_over]
 
 
-def verdict_on(state: RunState, step: int, by: RetentionTerms) -> Verdict:
+def finding_on(state: RunState, step: int, by: RetentionTerms) -> Finding:
     prefix = committed(step, 1).prefix
-    return next(verdict for verdict in plan_retention(by, state, ()).checkpoints if verdict.key == prefix)
+    return next(finding for finding in plan_retention(by, state, ()).checkpoints if finding.key == prefix)
 
 
 def test_the_newest_are_kept_and_the_others_go() -> None:
@@ -117,13 +117,13 @@ def test_every_so_many_steps_one_is_kept() -> None:
 def test_what_an_alias_reaches_is_kept() -> None:
     reach = AliasReach(alias="champion", reached=frozenset({manifest(1)}), decided_pins=frozenset())
     state = run_of(1, 2, 3)
-    assert verdict_on(state, 1, terms(aliases=[reach])).why == "alias champion"
+    assert finding_on(state, 1, terms(aliases=[reach])).why == "alias champion"
     assert over(plan_retention(terms(aliases=[reach]), state, ())) == [2]
 
 
 def test_what_is_held_is_kept_even_where_its_hold_is_over() -> None:
     state = run_of(1, 2, more=[new_pin(1, suite=SUITE)])
-    found = verdict_on(state, 1, terms(dead=["h"]))
+    found = finding_on(state, 1, terms(dead=["h"]))
     assert (found.is_over, found.why) == (False, "pinned by an evaluation on host here (pid 11)")
 
 
@@ -131,7 +131,7 @@ def test_what_the_open_attempt_resumed_from_is_kept() -> None:
     second = replace(started(2), resumed_from=committed(1, 1).reference)
     state = run_of(1, more=[ended(1), second])
     state = fold([entry(committed(step, 2), attempt=2) for step in (2, 3)], state)
-    assert verdict_on(state, 1, terms()).why == "attempt 2 resumed from it"
+    assert finding_on(state, 1, terms()).why == "attempt 2 resumed from it"
 
 
 def test_what_an_ended_attempt_resumed_from_is_kept_no_longer() -> None:
@@ -143,8 +143,8 @@ def test_what_an_ended_attempt_resumed_from_is_kept_no_longer() -> None:
 
 def test_a_quarantined_checkpoint_goes_once_enough_newer_ones_can_be_read() -> None:
     state = run_of(1, 2, 3, more=[quarantine(1)])
-    assert verdict_on(state, 1, terms(keep_last=2)).why == "quarantined (flipped), and 2 newer ones can be read"
-    assert verdict_on(state, 1, terms(keep_last=3)).why == "quarantined, and fewer than 3 newer ones can be read"
+    assert finding_on(state, 1, terms(keep_last=2)).why == "quarantined (flipped), and 2 newer ones can be read"
+    assert finding_on(state, 1, terms(keep_last=3)).why == "quarantined, and fewer than 3 newer ones can be read"
 
 
 def test_a_quarantined_checkpoint_with_nothing_newer_stays_for_a_person_to_look_at() -> None:
@@ -153,13 +153,13 @@ def test_a_quarantined_checkpoint_with_nothing_newer_stays_for_a_person_to_look_
 
 def test_why_a_checkpoint_goes_names_every_rule_that_did_not_keep_it() -> None:
     state = run_of(1, 2, 3, more=[evaluated(1, 2.5), evaluated(2, 1.5)])
-    why = verdict_on(state, 1, terms(keep_last=1, keep_best=1, keep_every=2)).why
+    why = finding_on(state, 1, terms(keep_last=1, keep_best=1, keep_every=2)).why
     assert why == "older than the newest 1, val_loss 2.5 is not the best 1, not at a multiple of 2 steps"
 
 
 def test_why_a_checkpoint_stays_names_every_rule_that_keeps_it() -> None:
     state = run_of(1, 2, more=[evaluated(2, 1.5)])
-    why = verdict_on(state, 2, terms(keep_last=1, keep_best=1, keep_every=2)).why
+    why = finding_on(state, 2, terms(keep_last=1, keep_best=1, keep_every=2)).why
     assert why == "newest 1; best 1 (val_loss 1.5); every 2 steps; nothing newer to resume from"
 
 
@@ -190,7 +190,7 @@ def test_a_hold_is_over_only_on_proof(
 
 
 def staged(state: RunState, *names: str) -> list[bool]:
-    return [verdict.is_over for verdict in plan_retention(terms(), state, [f"{FOLDER}/{n}" for n in names]).staged]
+    return [finding.is_over for finding in plan_retention(terms(), state, [f"{FOLDER}/{n}" for n in names]).staged]
 
 
 def test_a_staged_folder_of_an_ended_attempt_is_an_orphan() -> None:
@@ -264,10 +264,10 @@ def terms_of_any_kind(draw: st.DrawFn) -> RetentionTerms:
 
 def applied(state: RunState, plan: SweepPlan) -> RunState:
     """The state after the plan's supersedings, each of them accepted by the fold."""
-    for verdict in plan.checkpoints:
-        record = state.find(verdict.key)
-        if verdict.is_over and record is not None:
-            state = fold([entry(CheckpointSuperseded(**identity(record.committed), why=verdict.why))], state)
+    for finding in plan.checkpoints:
+        record = state.find(finding.key)
+        if finding.is_over and record is not None:
+            state = fold([entry(CheckpointSuperseded(**identity(record.committed), why=finding.why))], state)
     return state
 
 
