@@ -5,13 +5,13 @@ import json
 import os
 import resource
 import signal
-import subprocess
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import IO
 
 from cairn.storage.errors import IntegrityError
+from cairn.storage.stores import child_process
 
 _LEAST_MEMORY_BYTES, _MEMORY_SHARE = 1 << 30, 16
 _OUT_OF_MEMORY = 3
@@ -31,14 +31,8 @@ def bounded_process(
     memory_bytes = _LEAST_MEMORY_BYTES + _MEMORY_SHARE * os.fstat(file.fileno()).st_size
     order = json.dumps([memory_bytes, core_seconds, module, arguments])
     kept = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
-    child = subprocess.Popen(
-        [sys.executable, "-P", "-m", "cairn.storage.snapshots.bounded_process", order],
-        stdin=file,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=kept | _SETTINGS,
-        start_new_session=True,
-    )
+    command = child_process.child_command("cairn.storage.snapshots.bounded_process", order)
+    child = child_process.start_child(command, stdin=file, environment=kept | _SETTINGS)
     assert child.stdout is not None and child.stderr is not None
     try:
         with child.stdout, child.stderr:
@@ -46,8 +40,7 @@ def bounded_process(
             said = child.stderr.read().decode("utf-8", "replace").strip().rpartition("\n")[2]
         child.wait()
     finally:
-        child.kill()
-        child.wait()
+        child_process.end_child(child)
     if child.returncode == -signal.SIGXCPU:
         said = f"it takes more than {core_seconds} s of a core. {remedy}"
     elif child.returncode == _OUT_OF_MEMORY or child.returncode < 0:

@@ -19,7 +19,6 @@ from cairn.tasks.evaluator.checkpoint_model import CheckpointModel, open_model, 
 from cairn.tasks.evaluator.evaluation_suite import CommandSuite, EvaluationResult, EvaluationSpec, Suite
 from cairn.tasks.evaluator.evaluator_process import guard_group, run_command
 from cairn.tasks.trainer.fault_injection import IN_EVALUATOR, PAUSES, FaultPlan, inject_process_fault
-from cairn.tasks.trainer.trainer_group import watch_parent
 
 
 def _open(spec: EvaluationSpec, device: str) -> CheckpointModel:
@@ -76,7 +75,6 @@ def main() -> None:
     """Read the spec from stdin, and print the result as the only line on stdout."""
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    watch_parent(os.getppid(), kill_group=True)
     spec = EvaluationSpec.model_validate_json(sys.stdin.buffer.read())
     faults = FaultPlan(open_store(spec.store_url), spec.run_prefix, spec.faults)
     for kind in faults.due(spec.number, IN_EVALUATOR):

@@ -8,7 +8,6 @@ environment is an allow-list, and it is kept from looking into other processes (
 import math
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -21,12 +20,13 @@ from typing import IO, Any
 
 import msgspec
 
+from cairn.storage.stores.child_process import child_command, end_child, start_child
 from cairn.storage.stores.verified_object import describe_file
 from cairn.tasks.errors import EvaluationInterrupted, TaskError
 from cairn.tasks.evaluator import confinement
 from cairn.tasks.evaluator.evaluation_suite import AnySuite, CommandSuite, EvaluationResult, EvaluationSpec
 
-EVALUATOR_COMMAND = (sys.executable, "-P", "-m", "cairn.tasks.evaluator.evaluator")
+EVALUATOR_COMMAND = child_command("cairn.tasks.evaluator.evaluator")
 MOST_STDOUT_BYTES = 8 * 1024 * 1024
 _TAIL_BYTES = 64 * 1024
 _POLL_SECONDS = 0.1
@@ -102,9 +102,7 @@ def run_evaluator(
 ) -> Outcome:
     """Return the outcome of an evaluator with an encoded spec, failed or not; `EvaluationInterrupted` if `stopping`."""
     try:
-        child = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
-        )
+        child = start_child(command)
     except OSError as error:  # for example no memory or no process left
         return Outcome(result=b"", problem=f"the evaluator could not be started: {error}")
     assert child.stdin is not None and child.stdout is not None and child.stderr is not None
@@ -120,9 +118,7 @@ def run_evaluator(
     try:
         problem = _wait(child, stdout, timeout_seconds, stopping)
     finally:
-        with suppress(ProcessLookupError, PermissionError):  # the latter: only zombies are left, on some systems
-            os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
+        end_child(child)
     if not problem and child.returncode != 0:
         problem = f"the evaluator exited with {child.returncode}: {stderr.last_line()}"
     return Outcome(result=b"" if problem else stdout.read(), problem=problem)

@@ -20,6 +20,7 @@ from cairn.model.errors import ModelError
 from cairn.model.estimates import numerics
 from cairn.model.estimates.numerics import MachineSpeed, NumericsChoice, benefits_from_cpu_bf16, choose_numerics
 from cairn.storage.errors import IntegrityError
+from cairn.storage.stores.child_process import child_command, child_environment
 from cairn.storage.stores.document import decode, encode, sha256
 from cairn.tasks.errors import InvalidConfiguration
 from cairn.tasks.machine.placement import replace_file
@@ -141,8 +142,10 @@ def _measure() -> MachineSpeed:
 
 
 def _run_child(*arguments: str) -> bytes:
-    command = [sys.executable, "-P", "-m", "cairn.tasks.machine.machine_speed", *arguments]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=_TIMEOUT_SECONDS)
+    command, variables = child_command("cairn.tasks.machine.machine_speed", *arguments), child_environment(os.environ)
+    done = subprocess.run(
+        command, env=variables, stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=_TIMEOUT_SECONDS
+    )
     return done.stdout
 
 

@@ -3,6 +3,7 @@
 import errno
 import re
 import signal
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -159,6 +160,19 @@ def kind_of(error: BaseException) -> ErrorKind:
     by_type = next((kind for known, kind in _BY_TYPE.items() if isinstance(error, known)), None)
     number = error.errno if isinstance(error, OSError) else None
     return by_type or _BY_ERRNO.get(number or 0) or _kind_in(str(error)) or ErrorKind.BUG
+
+
+def describe_exception(error: BaseException, kind: ErrorKind | None = None) -> ExceptionReport:
+    """Return the report on a caught exception, whose kind is `kind_of` it unless another is given."""
+    return ExceptionReport(
+        kind=kind or kind_of(error),
+        exception=type(error).__name__,
+        message=str(error),
+        traceback=tuple(traceback.format_exception(error)),
+        step=getattr(error, "step", None),
+        windows=tuple(getattr(error, "windows", ())),
+        spike_step=getattr(error, "spike_step", None),
+    )
 
 
 def _kind_in(text: str) -> ErrorKind | None:

@@ -8,16 +8,17 @@ import argparse
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from subprocess import Popen
 from types import FrameType
 
 import psutil
 
+from cairn.storage.stores import child_process
 from cairn.tasks.policy.failures import PEER_LOST_EXIT_CODE
 from cairn.tasks.trainer import rendezvous, trainer_group, trainer_protocol
 
@@ -29,7 +30,6 @@ _LOOPBACK = {"linux": "lo", "darwin": "lo0"}
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run this machine's ranks to their end; if one failed, send which one to the parent and exit with 1."""
-    trainer_group.watch_parent(os.getppid())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, trainer_group.STACKS_SIGNAL):
         signal.signal(number, _forward_signal)
@@ -38,19 +38,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--nodes", type=int, default=1)
     parser.add_argument("--node-rank", type=int, default=0)
     parser.add_argument("--rendezvous", default="")
-    group, ranks = (
-        trainer_group.TrainerGroup(**vars(parser.parse_args(arguments))),
-        dict[int, subprocess.Popen[bytes]](),
-    )
+    group, ranks = trainer_group.TrainerGroup(**vars(parser.parse_args(arguments))), dict[int, "Popen[bytes]"]()
     with meeting_place(group) as variables:
         for local in range(group.processes):
             rank = group.node_rank * group.processes + local
             own = {"RANK": str(rank), "LOCAL_RANK": str(local), "WORLD_SIZE": str(group.size)}
-            ranks[rank] = subprocess.Popen(
+            ranks[rank] = child_process.start_child(
                 trainer_group.TRAINER_COMMAND,
-                env={**os.environ, **variables, **own},
-                stdin=subprocess.DEVNULL if rank else None,
+                stdin=child_process.DEVNULL if rank else None,
                 stdout=sys.stderr.fileno() if rank else None,
+                stderr=None,
+                environment={**os.environ, **variables, **own},
+                own_group=False,
             )
         ended = watch(ranks)
     if ended is None:
@@ -61,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def watch(
-    ranks: Mapping[int, "subprocess.Popen[bytes]"], *, sleep: Callable[[float], None] = time.sleep
+    ranks: Mapping[int, "Popen[bytes]"], *, sleep: Callable[[float], None] = time.sleep
 ) -> trainer_protocol.RankEnded | None:
     """Wait until all ranks have ended; two seconds after the first that failed the rest are killed."""
     ends, grace = list[trainer_protocol.RankEnded](), _GRACE_SECONDS

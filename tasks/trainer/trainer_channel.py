@@ -24,8 +24,15 @@ from torch.distributed import DistNetworkError, FileStore, PrefixStore, Store  #
 
 from cairn.model.estimates.utilization import measure_machine
 from cairn.model.training import determinism, parallel, thread_trial
+from cairn.storage.stores.child_process import die_with_starting_thread
 from cairn.tasks.errors import TaskError
-from cairn.tasks.policy.failures import ORPHANED_EXIT_CODE, PEER_LOST_EXIT_CODE, ErrorKind, ExceptionReport, kind_of
+from cairn.tasks.policy.failures import (
+    ORPHANED_EXIT_CODE,
+    PEER_LOST_EXIT_CODE,
+    ErrorKind,
+    ExceptionReport,
+    describe_exception,
+)
 from cairn.tasks.trainer import trainer_group, trainer_protocol
 from cairn.tasks.trainer.rendezvous import Answer, ConnectionEnded, Request, greet
 
@@ -208,7 +215,7 @@ class RankChannel:
 
     def __init__(self, rank: int, size: int) -> None:
         """Connect to the other ranks and, as rank 0, to the parent."""
-        trainer_group.kill_with_parent(os.getppid())
+        die_with_starting_thread()  # the launcher's main thread
         self._rank, self._size, self._ranks, self._commands = rank, size, parallel.SINGLE_RANK, 0
         self._parent = ParentChannel() if rank == 0 else None
         if self._parent is None:
@@ -279,20 +286,9 @@ def open_channel() -> Channel:
 
 def exit_on_error(channel: Channel, error: BaseException) -> NoReturn:
     """Send the exception to the parent and exit with 1 at once; a rank that only lost a peer exits 77 in silence."""
-    trace = traceback.format_exception(error)
-    sys.stderr.write("".join(trace))
+    traceback.print_exception(error)
     sys.stderr.flush()
     if isinstance(channel, RankChannel) and parallel.is_peer_loss(error):
         os._exit(PEER_LOST_EXIT_CODE)
-    channel.send(
-        ExceptionReport(
-            kind=ErrorKind.DEVICE_LOST if parallel.is_peer_loss(error) else kind_of(error),
-            exception=type(error).__name__,
-            message=str(error),
-            traceback=tuple(trace),
-            step=getattr(error, "step", None),
-            windows=tuple(getattr(error, "windows", ())),
-            spike_step=getattr(error, "spike_step", None),
-        )
-    )
+    channel.send(describe_exception(error, ErrorKind.DEVICE_LOST if parallel.is_peer_loss(error) else None))
     os._exit(1)

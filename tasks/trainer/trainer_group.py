@@ -1,32 +1,23 @@
-"""How many processes on how many machines train one model, the command that starts this machine's part, and its end.
+"""How many processes on how many machines train one model, and the command that starts this machine's part."""
 
-A process ends with its parent: on Linux by the kernel (prctl(2), PR_SET_PDEATHSIG), else by polling.
-"""
-
-import ctypes
-import os
 import re
 import signal
-import sys
-import threading
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from cairn.model.configuration.training import TrainingConfig
+from cairn.storage.stores.child_process import child_command
 from cairn.tasks.errors import TaskError
 
-TRAINER_COMMAND = (sys.executable, "-P", "-m", "cairn.tasks.trainer.trainer")
+TRAINER_COMMAND = child_command("cairn.tasks.trainer.trainer")
 STACKS_SIGNAL = signal.SIGQUIT
 """Has every process of a trainer write where its threads are to its stderr."""
 RANK_STORE, RENDEZVOUS, RENDEZVOUS_SECRET = "CAIRN_RANK_STORE", "CAIRN_RENDEZVOUS", "CAIRN_RENDEZVOUS_SECRET"
 """Variables: the file where the ranks of one machine meet; where those of several do, and what shows that they may."""
 _DEVICES = Path("/dev")
 _SECRET_CHARACTERS = 16
-_POLL_SECONDS = 0.5
-_SET_DEATH_SIGNAL = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,14 +50,14 @@ class TrainerGroup:
         """The first machine's host."""
         return self.rendezvous.rpartition(":")[0]
 
-    def command(self) -> list[str]:
+    def command(self) -> tuple[str, ...]:
         """Return the command that starts this machine's part: the trainer itself, or a launcher of several."""
         if self.size == 1:
-            return list(TRAINER_COMMAND)
+            return TRAINER_COMMAND
         rendezvous = self.rendezvous if self.node_rank else f"{self.host}:0"
-        several = ("--nodes", str(self.nodes), "--node-rank", str(self.node_rank), "--rendezvous", rendezvous)
-        launcher = [sys.executable, "-P", "-m", "cairn.tasks.trainer.rank_launcher", "--processes", str(self.processes)]
-        return [*launcher, *(several if self.nodes > 1 else ())]
+        several = ("--nodes", self.nodes, "--node-rank", self.node_rank, "--rendezvous", rendezvous)
+        options = ("--processes", self.processes, *(several if self.nodes > 1 else ()))
+        return child_command("cairn.tasks.trainer.rank_launcher", *options)
 
 
 def trainer_group(
@@ -122,23 +113,3 @@ def _usable_gpus(device: str, environment: Mapping[str, str], devices: Path) -> 
         names = [name.strip() for name in visible.split(",")]
         return max(1, len(names[: names.index("-1")] if "-1" in names else [name for name in names if name]))
     return max(1, sum(re.fullmatch(r"nvidia\d+", path.name) is not None for path in devices.glob("nvidia*")))
-
-
-def kill_with_parent(parent_pid: int) -> None:
-    """Have this process killed as soon as its parent `parent_pid` has ended, at once if it already has."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
-    watch_parent(parent_pid)
-
-
-def watch_parent(parent_pid: int, *, kill_group: bool = False) -> None:
-    """Poll in a thread whether the parent still runs; when it does not, kill this process, or the group it leads."""
-
-    def poll() -> None:
-        while os.getppid() == parent_pid:
-            time.sleep(_POLL_SECONDS)
-        if kill_group and os.getpgrp() == os.getpid():
-            os.killpg(0, signal.SIGKILL)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    threading.Thread(target=poll, name="parent", daemon=True).start()

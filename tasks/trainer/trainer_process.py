@@ -12,13 +12,16 @@ from typing import TypeVar
 
 from cairn.storage.checkpoints.checkpoint import StagedCheckpoint
 from cairn.storage.logs.step_log import StepRecord
+from cairn.storage.stores.child_process import end_child
 from cairn.tasks.attempt.watchdog import HangDetector
 from cairn.tasks.errors import TrainerGone
-from cairn.tasks.policy.failures import ExceptionReport
+from cairn.tasks.policy.failures import ExceptionReport, describe_exception
 from cairn.tasks.trainer import trainer_group, trainer_protocol, warm_trainer
 
 T = TypeVar("T")
 _TAIL_BYTES = 64 * 1024  # a library may write gigabytes of warnings
+_EXIT_SECONDS = 30.0
+"""A large process dies slowly: it may write a core dump, and the kernel unmaps its memory."""
 _STACKS_POLLS, _STACKS_POLL_SECONDS, _STACK_LINES = 20, 0.1, 40
 
 
@@ -119,9 +122,8 @@ class TrainerProcess:
         if not self.is_in_segment:
             self._begun += 1
             self._detector.resume()
-            self._write(
-                trainer_protocol.encode_message(trainer_protocol.TrainUntil(step=step, stall_seconds=stall_seconds))
-            )
+            command = trainer_protocol.TrainUntil(step=step, stall_seconds=stall_seconds)
+            self._write(trainer_protocol.encode_message(command))
 
     def end_segment(self) -> trainer_protocol.SegmentDone:
         """Wait for the segment that was begun; raises `TrainerGone` if the child exits before."""
@@ -140,7 +142,7 @@ class TrainerProcess:
             self._child.send_signal(number)
 
     def finish(self, limit_seconds: float) -> None:
-        """Have the child exit, for everything is committed; it is killed if it has not done so in this time."""
+        """Have the child exit, because everything is committed; it is killed if it has not done so in this time."""
         with suppress(TrainerGone):
             self._write(trainer_protocol.encode_message(trainer_protocol.Finish()))
         with suppress(subprocess.TimeoutExpired):
@@ -168,17 +170,20 @@ class TrainerProcess:
         )
 
     def kill(self) -> int:
-        """Kill the child's process group and return the exit code."""
-        if self.is_alive:
-            os.killpg(self._child.pid, 9)
-        return self.reap()
+        """Kill the child's group, unless it has exited; return its exit code, negative for a signal.
 
-    def reap(self) -> int:
-        """Wait for the child and return its exit code, negative for a signal; of several ranks, that of the culprit."""
-        code = self._child.wait()
+        Of several ranks, the code is that of the rank that ended them all.
+        """
+        code = end_child(self._child)
         self._listener.join()
         ended = self.received.rank_ended
         return ended.exit_code if ended else code
+
+    def reap(self) -> int:
+        """Return the exit code as `kill` does; a child that sends no more events gets 30 s to exit by itself."""
+        with suppress(subprocess.TimeoutExpired):
+            self._child.wait(_EXIT_SECONDS)
+        return self.kill()
 
     def stderr_tail(self) -> tuple[str, ...]:
         """Return the last lines of the child's stderr; of several ranks, of the one that ended them all."""
@@ -210,6 +215,8 @@ class TrainerProcess:
         assert self._child.stdout is not None
         try:
             for line in self._child.stdout:
+                if not line.endswith(b"\n"):
+                    break  # the child was killed while it wrote
                 event = trainer_protocol.decode_message(line)
                 self._detector.record_heartbeat()
                 if isinstance(event, trainer_protocol.SegmentDone):
@@ -219,8 +226,11 @@ class TrainerProcess:
                     self._on_step(event.record)
                 elif isinstance(event, trainer_protocol.Waiting):
                     self._on_waiting(event)
+        except Exception as error:  # nobody listens to the child any more: it ends with this as its reason
+            self.received.add(describe_exception(error))
+            end_child(self._child)
         finally:
-            self.received.close()  # whatever ended this loop, no other thread may wait for ever
+            self.received.close()  # no other thread may wait for ever
 
 
 def tail_of(path: Path, lines: int = 20) -> tuple[str, ...]:

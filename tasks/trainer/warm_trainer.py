@@ -1,17 +1,17 @@
 """Starts trainers ahead of their spec, for their imports take seconds; at most one waits, and none is left behind."""
 
 import os
-import subprocess
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
 
 from cairn.model.estimates.numerics import MachineSpeed
+from cairn.storage.stores.child_process import end_child, start_child
 from cairn.tasks.errors import TaskError
 from cairn.tasks.trainer.trainer_group import TRAINER_COMMAND
 from cairn.tasks.trainer.trainer_protocol import SpeedTrial, ThreadTrial, TrialDone, decode_message
@@ -30,9 +30,7 @@ class TrainerChild:
         descriptor, name = tempfile.mkstemp(prefix="waiting-", suffix=".stderr", dir=work_dir)
         self.stderr_path = Path(name)
         with os.fdopen(descriptor, "wb") as stderr:
-            self.process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True
-            )
+            self.process = start_child(command, stderr=stderr)
 
     def move_stderr(self, path: Path) -> None:
         """Rename the stderr file to `path`, on the same file system."""
@@ -42,9 +40,7 @@ class TrainerChild:
 
     def discard(self) -> None:
         """Kill the process and delete its stderr file."""
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, 9)
-        self.process.wait()
+        end_child(self.process)
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None:
                 pipe.close()
@@ -55,16 +51,13 @@ class WarmTrainer:
     """At most one trainer process without a spec."""
 
     def __init__(self, start: Callable[[Path], TrainerChild] = TrainerChild) -> None:
-        self._start = start
+        self._start, self._command, self._starting = start, TRAINER_COMMAND, threading.Lock()
         self._child: TrainerChild | None = None
-        self._command: tuple[str, ...] = TRAINER_COMMAND
-        self._starting = threading.Lock()
 
-    def set_command(self, command: Sequence[str]) -> None:
+    def set_command(self, command: tuple[str, ...]) -> None:
         """Start trainers by this command from now on, and discard one that was started by another."""
-        if tuple(command) != self._command:
-            self._command = tuple(command)
-            self._start = partial(TrainerChild, command=self._command)
+        if command != self._command:
+            self._command, self._start = command, partial(TrainerChild, command=command)
             self.discard()
 
     def start(self, work_dir: Path) -> None:

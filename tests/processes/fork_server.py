@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+CHILD = "cairn.storage.stores.child_process"
+"""Runs the program that its first argument names, for as long as its parent runs."""
 PROGRAMS = frozenset(
     {
         "cairn.cli.command",
@@ -122,7 +124,7 @@ class ForkExec:
     def __call__(self, words: Sequence[Any], *arguments: Any) -> int:
         """Start a process and return its id; the arguments are those of `_posixsubprocess.fork_exec`."""
         command = [os.fsdecode(word) for word in words]
-        if command[:2] != [sys.executable, "-m"] or command[2] not in PROGRAMS:
+        if next(iter(words_of_program(command)), None) not in PROGRAMS:
             return int(self._exec_process(words, *arguments))
         _, _, kept, folder, environment, stdin, _, _, stdout, _, stderr, _, error_pipe, _, new_session = arguments[:15]
         own = [number for number in kept if number != error_pipe]
@@ -141,6 +143,14 @@ class ForkExec:
         if answer < 0:
             raise OSError(-answer, f"the fork server was refused a process: {os.strerror(-answer)}")
         return answer
+
+
+def words_of_program(command: Sequence[str]) -> Sequence[str]:
+    """Return a program's module and arguments, without the child's own part; none for another kind of command."""
+    if command[0] != sys.executable or "-m" not in command[1:3]:
+        return ()
+    words = command[command.index("-m") + 1 :]
+    return words[1:] if words[0] == CHILD else words
 
 
 def receive_request(server: socket.socket) -> tuple[ForkRequest, list[int]] | None:

@@ -19,8 +19,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from cairn.storage.stores.child_process import watch_parent
 from tests.processes import stacks
-from tests.processes.fork_server import PROGRAMS, SYNCS, ForkExec, ForkRequest, receive_request
+from tests.processes.fork_server import CHILD, PROGRAMS, SYNCS, ForkExec, ForkRequest, receive_request, words_of_program
 
 _CLONE_PARENT = 0x8000
 _SYSCALL_CLONE = {"x86_64": 56, "aarch64": 220}[platform.machine()]
@@ -175,7 +176,7 @@ def become(request: ForkRequest, files: list[int]) -> None:
     if SYNCS not in request.environment:
         os.fsync = lambda descriptor: None  # type: ignore[assignment]
     show_as(request.words, request.environment)
-    sys.argv = [request.words[2], *request.words[3:]]
+    sys.argv = list(words_of_program(request.words))
 
 
 def show_as(words: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -193,7 +194,7 @@ def show_as(words: Sequence[str], environment: Mapping[str, str]) -> None:
 
 def run(request: ForkRequest) -> None:
     """Run the program to its end, as `python -m` would; one that starts others gets a fork server of its own first."""
-    if request.words[2] in _STARTERS:
+    if words_of_program(request.words)[0] in _STARTERS:
         serve_children()
     stacks.listen()
     from prefect.context import refresh_global_settings_context
@@ -201,7 +202,9 @@ def run(request: ForkRequest) -> None:
 
     refresh_global_settings_context()
     setup_logging(incremental=False)
-    program: Callable[[], None] = importlib.import_module(request.words[2]).main
+    program: Callable[[], None] = importlib.import_module(sys.argv[0]).main
+    if CHILD in request.words:
+        watch_parent()
     program()
 
 

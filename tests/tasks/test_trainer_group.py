@@ -1,7 +1,6 @@
 """How many processes there are, where that is said, and what is refused."""
 
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 from cairn.model.configuration.data import DataConfig
 from cairn.model.configuration.network import ModelConfig
 from cairn.model.configuration.training import TrainingConfig
+from cairn.storage.stores.child_process import child_command
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.errors import TaskError
 from cairn.tasks.trainer.rank_launcher import find_failed_rank, watch
@@ -28,11 +28,11 @@ def processes(tmp_path: Path, device: str = "auto", **environment: str) -> int:
 
 
 def test_one_process_is_the_trainer_itself_and_more_are_started_by_the_launcher() -> None:
-    assert TrainerGroup().command() == [sys.executable, "-P", "-m", "cairn.tasks.trainer.trainer"]
-    launcher = [sys.executable, "-P", "-m", "cairn.tasks.trainer.rank_launcher", "--processes", "4"]
+    assert TrainerGroup().command() == child_command("cairn.tasks.trainer.trainer")
+    launcher = child_command("cairn.tasks.trainer.rank_launcher", "--processes", 4)
     assert TrainerGroup(processes=4).command() == launcher
     several = TrainerGroup(processes=4, nodes=2, node_rank=1, rendezvous="node-0:29500")
-    assert several.command() == [*launcher, "--nodes", "2", "--node-rank", "1", "--rendezvous", "node-0:29500"]
+    assert several.command() == (*launcher, "--nodes", "2", "--node-rank", "1", "--rendezvous", "node-0:29500")
     assert several.size == 8
 
 

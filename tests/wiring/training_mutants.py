@@ -285,9 +285,9 @@ TRAINING_MUTANTS = (
     ),
     mutant(
         "every-error-a-bug",
-        "tasks/trainer/trainer_channel.py",
-        "else kind_of(error)",
-        "else ErrorKind.BUG",
+        "tasks/policy/failures.py",
+        "kind=kind or kind_of(error)",
+        "kind=kind or ErrorKind.BUG",
         "tests/tasks/test_error_kind.py::test_the_kind_crosses_the_channel",
     ),
     mutant(
@@ -299,7 +299,7 @@ TRAINING_MUTANTS = (
     ),
     mutant(
         "error-without-its-windows",
-        "tasks/trainer/trainer_channel.py",
+        "tasks/policy/failures.py",
         'windows=tuple(getattr(error, "windows", ()))',
         "windows=()",
         f"{TESTS}::test_an_error_reaches_the_parent_with_its_step_and_windows",
