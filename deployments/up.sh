@@ -6,23 +6,14 @@ set -euo pipefail -o monitor
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 readonly HOST=127.0.0.1 PORT="${PORT:-4200}" POOL=cairn GRACE_SECONDS="${GRACE_SECONDS:-60}"
-readonly BIN="${BIN:-.venv/bin}" START_SECONDS="${START_SECONDS:-180}" STOP_SECONDS=20
+readonly URL="http://$HOST:$PORT/api" BIN="${BIN:-.venv/bin}" START_SECONDS="${START_SECONDS:-180}" STOP_SECONDS=20
 # What a flow run may choose of its process: nothing. job-template-open.json lets it choose its command and environment.
 readonly JOB_TEMPLATE="${JOB_TEMPLATE:-deployments/job-template.json}"
-readonly KEY="${PREFECT_HOME:-$HOME/.prefect}/cairn-$PORT/shell"
-export PREFECT_API_URL="http://$HOST:$PORT/api"
-export PREFECT_SERVER_ANALYTICS_ENABLED=false DO_NOT_TRACK=1 PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT=false
-# The page asks whom it came from, also through an ssh tunnel to another port.
-export PREFECT_SERVER_UI_API_URL=/api
-# Leases kept in memory would be lost when the server restarts.
-export PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE=prefect.server.concurrency.lease_storage.filesystem
-# Events are most of the database: after three days they are deleted, unless the operator says otherwise.
-export PREFECT_SERVER_EVENTS_RETENTION_PERIOD="${PREFECT_SERVER_EVENTS_RETENTION_PERIOD:-P3D}"
 # The worker asks every two seconds, for a preempted run waits for it; the flow runs show life twice a minute, for which
 # an automation waits (prefect.yaml).
 export PREFECT_WORKER_QUERY_SECONDS="${PREFECT_WORKER_QUERY_SECONDS:-2}" PREFECT_FLOWS_HEARTBEAT_FREQUENCY=30
-# No other site's page may read an answer, and what changes something needs a token that must be asked for first.
-export PREFECT_SERVER_CORS_ALLOWED_ORIGINS="http://$HOST:$PORT" PREFECT_SERVER_CSRF_PROTECTION_ENABLED=true
+# No process that is started here, and none of theirs, imports a module from the folder it is started in.
+export PYTHONSAFEPATH=1
 
 server=""
 worker=""
@@ -38,28 +29,7 @@ stop_all() {
         stop_group "$worker"
     fi
     if [[ -n $server ]]; then stop_group "$server"; fi
-    rm -f "$KEY"
     echo "stopped"
-}
-
-# Without a password of the operator's there is a new one at every start, in a file that only this user can read.
-choose_password() {
-    if [[ -n ${PREFECT_SERVER_API_AUTH_STRING:-} ]]; then
-        shell="export PREFECT_API_URL=$PREFECT_API_URL PREFECT_API_AUTH_STRING=…"
-        password="PREFECT_SERVER_API_AUTH_STRING"
-    else
-        password="cairn:$("$BIN/python" -c 'import secrets; print(secrets.token_urlsafe(24))')"
-        export PREFECT_SERVER_API_AUTH_STRING="$password"
-        (
-            umask 077
-            mkdir -p "${KEY%/*}"
-            chmod 700 "${KEY%/*}"
-            rm -f "$KEY"
-            echo "export PREFECT_API_URL=$PREFECT_API_URL PREFECT_API_AUTH_STRING=$password" >"$KEY"
-        )
-        shell=". $(printf %q "$KEY")"
-    fi
-    export PREFECT_API_AUTH_STRING="$PREFECT_SERVER_API_AUTH_STRING"
 }
 
 # Each run is told once, also one the worker starts meanwhile: a second signal means impatience.
@@ -88,7 +58,7 @@ stop_group() {
 
 # No proxy, and no password: health is the one thing a server tells everybody.
 server_answers() {
-    "$BIN/python" - "$PREFECT_API_URL/health" 2>/dev/null <<'PYTHON'
+    "$BIN/python" - "$URL/health" 2>/dev/null <<'PYTHON'
 import json
 import sys
 import urllib.request
@@ -115,7 +85,7 @@ if ! [[ $PORT =~ ^[0-9]+$ ]] || ((PORT < 1 || PORT > 65535)); then
     exit 2
 fi
 if server_answers; then
-    echo "a Prefect server already answers on $PREFECT_API_URL; stop it, or choose another port: make up PORT=4300" >&2
+    echo "a Prefect server already answers on $URL; stop it, or choose another port: make up PORT=4300" >&2
     exit 1
 fi
 if port_is_taken; then
@@ -126,9 +96,8 @@ trap stop_all EXIT
 trap 'exit 0' INT TERM HUP
 
 echo "starting the Prefect server on http://$HOST:$PORT"
-choose_password
-"$BIN/python" -m uvicorn --factory cairn.flows.orchestrator.prefect_server:create_guarded_app \
-    --host "$HOST" --port "$PORT" --log-level warning >/dev/null &
+# Its settings, home, database and password: flows/orchestrator/prefect_server.py.
+"$BIN/python" -m cairn.flows.orchestrator.prefect_server --port "$PORT" >/dev/null &
 server=$!
 deadline=$((SECONDS + START_SECONDS))
 until server_answers; do
@@ -136,6 +105,14 @@ until server_answers; do
     ((SECONDS < deadline)) || { echo "the server did not answer within $START_SECONDS s" >&2; exit 1; }
     sleep 0.5
 done
+
+# Its address and password, in a file that only this user can read, until it stops; and no other setting of the user's.
+key="$("$BIN/python" -m cairn.flows.orchestrator.server_home)"
+# shellcheck disable=SC1090
+. "$key"
+password="$PREFECT_API_AUTH_STRING"
+if [[ -n ${PREFECT_SERVER_API_AUTH_STRING:-} ]]; then password="PREFECT_SERVER_API_AUTH_STRING"; fi
+eval "$("$BIN/python" -m cairn.flows.orchestrator.prefect_settings)"
 
 quietly "$BIN/python" -m cairn.flows.orchestrator.server_setup --pool "$POOL" --job-template "$JOB_TEMPLATE" \
     --alert-block "${ALERT_BLOCK:-}" ${ACCELERATORS:+--accelerators "$ACCELERATORS"}
@@ -147,7 +124,7 @@ cat <<EOF
 
   the UI          http://$HOST:$PORT
   its password    $password
-  in a shell      $shell
+  in a shell      . $(printf %q "$key")
   start a run     $BIN/prefect deployment run train-gpt/train-gpt -p config=quickstart
   measure again   $BIN/prefect deployment run evaluate-promoted/evaluate-promoted -p reference=champion
   stop it all     Ctrl-C (runs commit first; the next start continues them)

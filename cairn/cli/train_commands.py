@@ -18,8 +18,8 @@ from cairn.tasks.policy.termination import EXIT_CODES, ExitCode
 from cairn.tasks.text.output import print_document, print_facts, say
 
 if TYPE_CHECKING:
+    from cairn.flows.orchestrator.session_server import SessionServer
     from cairn.flows.preparation.training_request import ResolvedRequest
-    from cairn.operations.prefect_session import PrefectServer
 
 
 _LEAVING = (ExitCode.PREEMPTED, ExitCode.INTERRUPTED)  # no further run of a set is begun: this process has to leave
@@ -51,9 +51,10 @@ def train(
             nothing.
     """
     exit_on_sigterm(ExitCode.PREEMPTED)  # the imports take a second, and nothing has begun
+    from cairn.flows.orchestrator.session_server import SessionServer
     from cairn.flows.preparation.training_request import TrainingRequest, choose_run_id, resolve_request
     from cairn.flows.run.node_service import is_other_node
-    from cairn.operations.prefect_session import PrefectServer, leave_undelivered
+    from cairn.operations.prefect_session import leave_undelivered
     from cairn.reports.queries.run_status import read_status
     from cairn.tasks.configuration.configuration_source import expand_set
 
@@ -66,7 +67,7 @@ def train(
         return _try_out(resolve_request(request, os.environ), only_plan=dry_run, json=json)
     if is_other_node(os.environ):
         return _serve_node(resolve_request(request, os.environ))
-    server = PrefectServer(os.environ, say=say)
+    server = SessionServer(os.environ, say=say)
     resolved = [resolve_request(one, os.environ) for one in requests]  # a value that is refused stops all of them
     codes, logs, has_flow = list[ExitCode](), list[RunLog](), False
     for one in resolved:
@@ -89,7 +90,7 @@ def train(
 
 
 def _train_run(
-    resolved: "ResolvedRequest", server: "PrefectServer", *, is_read: bool
+    resolved: "ResolvedRequest", server: "SessionServer", *, is_read: bool
 ) -> tuple[ExitCode, RunLog | None, bool]:
     """Train one run and say how it ended: code, log unless it left before it was read, whether by a flow."""
     from cairn.flows.preparation.preflight import check_before_start
@@ -201,11 +202,13 @@ def watch(
     """
     if once and (metrics_port or otlp):
         raise InvalidConfiguration("--once looks once and ends: leave out --metrics-port and --otlp, or --once")
+    from cairn.flows.orchestrator.prefect_settings import quieten_prefect
+    from cairn.flows.orchestrator.session_server import settle_client
     from cairn.flows.watching.run_progress import WatchDisplay
     from cairn.flows.watching.run_watcher import WatchRequest, open_watcher, watch_until_stopped
-    from cairn.operations.prefect_session import quieten
 
-    quieten(os.environ)
+    settle_client(os.environ, say=say)
+    quieten_prefect(os.environ)
     chosen = choose_store(store, os.environ)
     request = WatchRequest(deployment=deployment, every_seconds=every, at_most=at_most, store=chosen)
     print_rows = print_document if json else print_watch

@@ -3,17 +3,15 @@
 import os
 import platform
 import shutil
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from cairn.flows.orchestrator.prefect_server import authorization, server_address
+from cairn.flows.orchestrator.prefect_settings import ask_server, server_address
+from cairn.flows.orchestrator.session_server import settle_client
 from cairn.storage.stores.open_store import open_store
 from cairn.storage.stores.store_probe import probe_store
-from cairn.tasks.machine.http_request import open_directly
 from cairn.tasks.machine.placement import CAIRN_VERSION, usable_cores, work_folder
 
 _PACKAGES = ("torch", "prefect", "fastapi", "fsspec", "pydantic", "pyarrow", "tokenizers", "safetensors")
@@ -92,18 +90,12 @@ def _store(url: str) -> str:
 
 
 def _prefect() -> str:
-    url = server_address(os.environ)
-    if not url:
-        return "PREFECT_API_URL is not set: `cairn train` starts a temporary Prefect server while it runs"
-    request = urllib.request.Request(f"{url.rstrip('/')}/admin/version", headers=authorization(os.environ))
-    try:
-        with open_directly(request, timeout_seconds=3.0) as answer:
-            return f"{url} answers {answer.status}"
-    except urllib.error.HTTPError as error:
-        if error.code not in (401, 403):  # a server, but an older or newer one
-            return f"{url} answers {error.code}"
-        why = "set PREFECT_API_AUTH_STRING or PREFECT_API_KEY to the server's"
-        raise RuntimeError(f"{url} refuses, {error.code}: {why}") from error
+    environment, told = dict(os.environ), list[str]()
+    settle_client(environment, say=told.append)
+    if not (url := server_address(environment)):
+        none = "PREFECT_API_URL is not set: `cairn train` starts a temporary Prefect server while it runs"
+        return "; ".join([none, *told])
+    return f"{url} answers {ask_server(environment, timeout_seconds=3.0)}"
 
 
 def _disk(store_url: str) -> str:

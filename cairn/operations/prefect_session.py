@@ -6,16 +6,14 @@ Without a server that answers, the run gets a temporary one; with no API at the 
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, MutableMapping
-from contextlib import nullcontext, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from cairn.flows.operations.checkpoint_offer import end_on_record
-from cairn.flows.orchestrator import prefect_server, run_notices
+from cairn.flows.orchestrator import prefect_settings, run_notices
+from cairn.flows.orchestrator.session_server import SessionServer
 from cairn.flows.preparation.training_request import HandedOver, ResolvedRequest, hand_over
 from cairn.reports.exporters.exporters import run_exporters
 from cairn.reports.notices.notice_delivery import delivering_notices
@@ -24,77 +22,10 @@ from cairn.storage.logs.run_log import RunLog
 from cairn.tasks.attempt.attempt_claim import refuse_live_owner
 from cairn.tasks.checkpoints.retention import sweep_run
 from cairn.tasks.configuration.run_configuration import RunConfig
-from cairn.tasks.errors import InvalidConfiguration
 from cairn.tasks.evaluator.evaluation_suite import suite_of
 from cairn.tasks.machine import placement, process_scopes
 from cairn.tasks.policy.termination import ExitCode, FlowEnd, FlowOutcome, flow_outcome
-from cairn.tasks.text import live_lines, output
-
-# A person sees our own progress; Prefect's log would show it twice, and every refusal as a traceback.
-QUIET = {
-    "PREFECT_LOGGING_LEVEL": "CRITICAL",
-    "PREFECT_LOGGING_ROOT_LEVEL": "CRITICAL",
-    "PREFECT_INTERNAL_LOGGING_LEVEL": "CRITICAL",
-    "PREFECT_LOGGING_TO_API_ENABLED": "false",
-    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",
-    "DO_NOT_TRACK": "1",
-    # A request to a server that is gone is given up after 15 s, longer than a restart takes; by default after half a
-    # minute, for each of many requests.
-    "PREFECT_CLIENT_MAX_RETRIES": "4",
-}
-_ABSENT_SECONDS = 10.0  # a server that restarts is back in about this time; starting a temporary one takes as long
-_STARTING = "starting a temporary Prefect server, about ten seconds (PREFECT_API_URL names a running one) …"
-
-
-class PrefectServer:
-    """The server that shows a run: the named one, else a temporary one, which `ephemeral` is then."""
-
-    def __init__(self, environment: MutableMapping[str, str], *, say: Callable[[str], None]) -> None:
-        self._environment, self._say = environment, say
-        self.ephemeral: prefect_server.EphemeralServer | None = None
-        self._waiting = live_lines.LiveLines(Console(file=sys.stderr, highlight=False), stays=False)
-
-    def choose(self) -> None:
-        """Decide on the server, again if it was lost: the named one if it answers, else a new temporary one."""
-        if self.ephemeral is not None:
-            self.ephemeral.stop()
-            self.ephemeral.forget_in(self._environment)
-            self.ephemeral = None
-        environment, began = self._environment, time.monotonic()
-        url = prefect_server.server_address(environment)
-        while url and not prefect_server.is_server_answering(url, timeout_seconds=3.0, proxies=True):
-            if time.monotonic() - began >= _ABSENT_SECONDS:
-                self._say(f"{url} does not answer: this run is not shown there")
-                del environment["PREFECT_API_URL"]
-                break
-            time.sleep(1.0)
-        if prefect_server.is_server_named(environment, Path.cwd(), ask_prefect=_ask_prefect):
-            return
-        quieten(environment)
-        self.ephemeral = prefect_server.EphemeralServer(environment, say=self._say)
-        self.ephemeral.name_in(environment)
-        self._waiting.count_seconds(_STARTING)
-        if not self._waiting.can_be_shown:
-            self._say(_STARTING)
-
-    def import_flow(self) -> None:
-        """Import the flow, and Prefect with it: a second or two, as the server takes."""
-        with self._waiting.show() if self.ephemeral else nullcontext(), process_scopes.collecting_no_garbage():
-            from prefect.context import refresh_global_settings_context
-
-            import cairn.flows.train_gpt  # noqa: F401
-
-            refresh_global_settings_context()  # they may have been read already, to ask whether a server is named
-
-    def wait_ready(self) -> None:
-        """Start a temporary server unless it was started, and wait until it answers."""
-        from cairn.flows.run.early_attempt import begun_early
-
-        if self.ephemeral is not None:
-            self.ephemeral.start()
-            with self._waiting.show() if begun_early() is None else nullcontext():  # an attempt shows its own steps
-                self.ephemeral.wait_ready()
+from cairn.tasks.text import output
 
 
 def end_without_flow(log: RunLog, config: RunConfig, environment: Mapping[str, str]) -> FlowEnd | None:
@@ -115,7 +46,7 @@ def end_without_flow(log: RunLog, config: RunConfig, environment: Mapping[str, s
     return FlowEnd(reason=FlowOutcome.COMPLETED, message=f"it is finished, at step {step}; nothing to do: {ended}")
 
 
-def run_train_gpt(resolved: ResolvedRequest, config: RunConfig, log: RunLog, server: PrefectServer) -> FlowEnd:
+def run_train_gpt(resolved: ResolvedRequest, config: RunConfig, log: RunLog, server: SessionServer) -> FlowEnd:
     """Run the flow for a checked request to its end in this process; raises what the flow's body raises.
 
     The run's attempt begins before a temporary server is started, and the flow goes on with it.
@@ -123,27 +54,29 @@ def run_train_gpt(resolved: ResolvedRequest, config: RunConfig, log: RunLog, ser
     from cairn.flows.preparation.preflight import prepare_early
     from cairn.tasks.trainer.warm_trainer import warm_trainer
 
-    quieten(os.environ)
     folder = placement.trainer_folder(os.environ, log.run_id)
     with warm_trainer() as trainer, hand_over(resolved) as handed:
         server.choose()
         if log.refresh().finished is None:
             trainer.start(folder)
-        if log.state.opened is None and server.ephemeral is not None and not config.data.snapshot:
+        if log.state.opened is None and server.is_ephemeral and not config.data.snapshot:
             measure = partial(trainer.measure_speed, folder)
             handed.wait_early = prepare_early(resolved, config, os.environ, measure)
-        server.import_flow()
+        with process_scopes.collecting_no_garbage():
+            prefect_settings.import_prefect(say=output.say, refresh=True)
+            import cairn.flows.train_gpt  # noqa: F401
         before = log.state.latest_attempt
-        if server.ephemeral is None:
+        if not server.is_ephemeral:
             return _run_flow(handed, log, server, before)
         from cairn.flows.run.early_attempt import early_attempt
 
-        with early_attempt(handed, trainer, server.ephemeral.start):
+        with early_attempt(handed, trainer, server.start):
             return _run_flow(handed, log, server, before)
 
 
-def _run_flow(handed: HandedOver, log: RunLog, server: PrefectServer, before: int, *, again: bool = True) -> FlowEnd:
-    server.wait_ready()
+def _run_flow(handed: HandedOver, log: RunLog, server: SessionServer, before: int, *, again: bool = True) -> FlowEnd:
+    if not server.wait_ready():
+        raise RuntimeError("there is no Prefect server")
     try:
         from cairn.flows.train_gpt import train_gpt
 
@@ -170,7 +103,7 @@ def _run_flow(handed: HandedOver, log: RunLog, server: PrefectServer, before: in
         has_begun = is_taken and log.state.latest_attempt != before
         if (is_taken and log.state.open_attempt is not None) or not (has_begun or again):
             raise
-    server.choose()  # the present one was lost after its first answer: before a flow's attempt, or between two
+    server.choose()  # it was lost after its first answer: before a flow's attempt, or between two
     return _run_flow(handed, log, server, log.state.latest_attempt if is_taken else before, again=has_begun)
 
 
@@ -186,7 +119,7 @@ def explain_outside_state(name: str, log: RunLog) -> str:
 def _end_without_prefect(error: Exception, log: RunLog, before: int) -> FlowEnd | None:
     """Return how the attempt after `before` ended by the log, None if none ended or the run was to go on.
 
-    Raises `error` unless it means that Prefect does not answer, and `InvalidConfiguration` for missing credentials.
+    Raises `error` unless it means that Prefect does not answer.
     """
     from httpx import HTTPStatusError, TransportError
 
@@ -201,35 +134,15 @@ def _end_without_prefect(error: Exception, log: RunLog, before: int) -> FlowEnd 
         if outcome is not None:
             message = f"{ended.detail}; Prefect does not answer, so it shows no end: {error}"
             return FlowEnd(reason=outcome, message=message)
-    if isinstance(error, HTTPStatusError) and error.response.status_code in (401, 403):
-        raise InvalidConfiguration(
-            "Prefect's server refuses: it asks for a password or key that is not given or not right; "
-            "set PREFECT_API_AUTH_STRING (or PREFECT_API_KEY) to the server's, or unset PREFECT_API_URL for "
-            "a temporary server"
-        ) from error
     return None
 
 
-def leave_undelivered(code: ExitCode, server: PrefectServer) -> None:
+def leave_undelivered(code: ExitCode, server: SessionServer) -> None:
     """Exit at once with `code` if Prefect's API takes no events: at exit it would retry each of them for seconds."""
     from prefect.events.worker import EventsWorker
 
-    is_lost = server.ephemeral is not None and server.ephemeral.is_lost  # it died so often that none is started again
-    outcome: Any = EventsWorker.drain_all(timeout=0.0 if is_lost else 30.0)
+    outcome: Any = EventsWorker.drain_all(timeout=0.0 if server.is_lost else 30.0)
     if outcome.not_done:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-
-
-def quieten(environment: MutableMapping[str, str]) -> None:
-    """Silence Prefect's log and telemetry, except for settings that a person has made."""
-    for name, value in QUIET.items():
-        environment.setdefault(name, value)
-
-
-def _ask_prefect() -> str | None:
-    from prefect.settings import PREFECT_API_URL
-
-    url: str | None = PREFECT_API_URL.value()
-    return url

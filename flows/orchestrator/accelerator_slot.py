@@ -16,7 +16,7 @@ from prefect import runtime
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.exceptions import PrefectHTTPStatusError
 
-from cairn.flows.orchestrator.prefect_server import is_ephemeral_server
+from cairn.flows.orchestrator.server_home import is_ephemeral_server
 
 ACCELERATORS = "cairn-accelerators"
 _ANSWER_SECONDS, _RELEASE_SECONDS = 10.0, 2.0

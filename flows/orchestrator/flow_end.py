@@ -21,7 +21,7 @@ from prefect.runtime import deployment, flow_run
 from prefect.states import Cancelled, Completed, Crashed, Failed
 
 from cairn.flows.errors import EXPECTED_ERRORS
-from cairn.flows.orchestrator.prefect_server import is_ephemeral_server
+from cairn.flows.orchestrator.server_home import is_ephemeral_server
 from cairn.tasks.policy.termination import FlowEnd, FlowOutcome
 
 P = ParamSpec("P")

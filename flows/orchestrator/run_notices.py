@@ -4,10 +4,12 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from cairn.flows.orchestrator.prefect_settings import import_prefect
 from cairn.reports.notices.notice import Notice, find_notices
 from cairn.reports.notices.notice_delivery import Receiver, make_receivers
 from cairn.storage.logs import registry, run_log
 from cairn.tasks.configuration.settings import NotifyConfig
+from cairn.tasks.text import output
 
 
 class BlockReceiver:
@@ -20,7 +22,8 @@ class BlockReceiver:
 
     def receive(self, notice: Notice) -> None:
         """Load the block and notify; raises what Prefect raises."""
-        from prefect.blocks.core import Block  # a watcher that names no block needs no Prefect
+        import_prefect(say=output.say)  # a watcher that names no block needs no Prefect
+        from prefect.blocks.core import Block
 
         block: Any = Block.load(self._block)
         block.notify(notice.text, subject=f"cairn: {notice.run_id}: {notice.kind}")

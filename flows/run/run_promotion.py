@@ -26,7 +26,7 @@ from prefect.utilities.urls import url_for
 from pydantic import BaseModel, ConfigDict, Field
 
 from cairn.flows.operations import checkpoint_offer
-from cairn.flows.orchestrator import flow_end, prefect_server
+from cairn.flows.orchestrator import flow_end, server_home
 from cairn.flows.run.active_run import ActiveRun
 from cairn.reports.queries.display_tables import markdown_text
 from cairn.storage.logs.log_entry import CheckpointReference
@@ -114,7 +114,7 @@ def _evaluate_missing(run: ActiveRun, reference: CheckpointReference, plans: Seq
 
 def ask(run: ActiveRun, registry: Registry, proposal: Promoted, timeout_seconds: float) -> promotion.Approval | str:
     """Return the answer, or why there is none; in a deployed flow run the first call ends the process."""
-    if not PREFECT_API_URL.value() or prefect_server.is_ephemeral_server(os.environ) or run.flow_run_id is None:
+    if not PREFECT_API_URL.value() or server_home.is_ephemeral_server(os.environ) or run.flow_run_id is None:
         return "no Prefect server is named (PREFECT_API_URL) where a person could be asked"
     form: Any = run_input_subclass_from_type(PromotionApproval)
     form = form.with_initial_data(description=describe(proposal, registry.state.champion))

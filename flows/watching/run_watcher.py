@@ -14,6 +14,7 @@ from typing import NoReturn
 
 import psutil
 
+from cairn.flows.orchestrator.prefect_settings import import_prefect
 from cairn.flows.orchestrator.run_notices import all_receivers, notices_of
 from cairn.flows.watching.run_continuation import Begun, Busy, Continuation, ContinuationHere, StalledRun
 from cairn.flows.watching.run_progress import RunProgress, read_progress
@@ -29,6 +30,7 @@ from cairn.tasks.configuration.configuration_source import read_notify
 from cairn.tasks.errors import InvalidConfiguration
 from cairn.tasks.machine.placement import boot_id, is_known_dead, replace_file, shares_pids, work_folder
 from cairn.tasks.policy.run_watch import Continue, Leave, Life, Observed, Wait, decide_watch, is_over, lease_seconds
+from cairn.tasks.text.output import say
 
 _READERS = 8
 _SHORTEST_PAUSE_SECONDS = 0.5
@@ -296,6 +298,7 @@ def open_watcher(request: WatchRequest) -> RunWatcher:
     folder = work_folder(os.environ) / "watch" / document.sha256(store.url.encode())[:12]
     continuation: Continuation = ContinuationHere(folder, store.url, at_most=request.at_most)
     if request.deployment:
+        import_prefect(say=say)
         from cairn.flows.watching.deployed_continuation import ContinuationByDeployment
 
         continuation = ContinuationByDeployment(request.deployment, store.url)

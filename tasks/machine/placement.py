@@ -8,6 +8,7 @@ import platform
 import shlex
 import socket
 import subprocess
+import tempfile
 import uuid
 from collections.abc import Mapping
 from contextlib import suppress
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from cairn.storage.logs.run_entries import Placement
+from cairn.tasks.errors import InvalidConfiguration
 from cairn.tasks.text.format import one_line
 
 if TYPE_CHECKING:
@@ -156,11 +158,22 @@ def check_machine(rules: "MachinesConfig") -> str:
 
 
 def work_folder(environment: Mapping[str, str]) -> Path:
-    """Return the folder: `CAIRN_CACHE`, else `XDG_CACHE_HOME/cairn`, else `~/.cache/cairn`."""
+    """Return the folder: `CAIRN_CACHE`, else `XDG_CACHE_HOME/cairn`, else `~/.cache/cairn`.
+
+    A user whose home is missing or cannot be written has a folder of this user's among the temporary ones.
+    """
     if chosen := environment.get("CAIRN_CACHE"):
         return Path(chosen)
-    base = environment.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "cairn"
+    base = environment.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    folder = Path(base) / "cairn"
+    there = next((parent for parent in (folder, *folder.parents) if parent.exists()), Path("~"))
+    if there.is_dir() and os.access(there, os.W_OK):
+        return folder
+    temporary = Path(tempfile.gettempdir()) / f"cairn-{os.getuid()}"
+    temporary.mkdir(mode=0o700, exist_ok=True)
+    if temporary.stat().st_uid != os.getuid():
+        raise InvalidConfiguration(f"{temporary} belongs to another user; set CAIRN_CACHE to a folder of your own")
+    return temporary
 
 
 def trainer_folder(environment: Mapping[str, str], run_id: str) -> Path:

@@ -1,6 +1,5 @@
-"""Which Prefect server a command uses when the named one is not there: a real temporary one, started by it."""
+"""How a run ends that loses its Prefect server, or that somebody ends in Prefect."""
 
-import socket
 import sys
 from pathlib import Path
 
@@ -10,33 +9,12 @@ from prefect import State
 from prefect.states import Completed, Failed
 
 import cairn.flows.train_gpt  # noqa: F401
+from cairn.flows.orchestrator.session_server import SessionServer
 from cairn.flows.preparation.training_request import HandedOver, ResolvedRequest, TrainingRequest, hand_over
 from cairn.operations import prefect_session
-from cairn.operations.prefect_session import PrefectServer, explain_outside_state
+from cairn.operations.prefect_session import explain_outside_state
 from cairn.tasks.policy.termination import FlowEnd, FlowOutcome
 from tests.fabricated_run import FabricatedRun
-
-
-@pytest.fixture
-def nobody_listens() -> str:
-    """The address of a server that is gone."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return f"http://127.0.0.1:{listening.getsockname()[1]}/api"
-
-
-def test_a_named_server_that_is_gone_is_replaced_by_a_temporary_one(
-    nobody_listens: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(prefect_session, "_ABSENT_SECONDS", 0.0)
-    environment, said = {"PREFECT_API_URL": nobody_listens}, list[str]()
-    server = PrefectServer(environment, say=said.append)
-    server.choose()
-    try:
-        assert environment["PREFECT_API_URL"] not in ("", nobody_listens)
-        assert said[0] == f"{nobody_listens} does not answer: this run is not shown there"
-    finally:
-        assert server.ephemeral is not None
-        server.ephemeral.stop()
 
 
 def test_an_end_that_somebody_else_set_in_prefect_is_told_with_what_the_log_says(fresh: FabricatedRun) -> None:
@@ -68,7 +46,8 @@ class LosingServer:
 def test_a_run_that_loses_its_server_between_two_attempts_goes_on_with_another(
     attempts: int, fresh: FabricatedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server, chosen = PrefectServer({}, say=lambda words: None), list[int]()
+    server, chosen = SessionServer({}, say=lambda words: None), list[int]()
+    monkeypatch.setattr(server, "wait_ready", lambda: True)
     monkeypatch.setattr(server, "choose", lambda: chosen.append(1))
     resolved = ResolvedRequest(
         request=TrainingRequest(),

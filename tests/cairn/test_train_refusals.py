@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cairn.operations import prefect_session
+from cairn.flows.orchestrator import prefect_server
 from tests.cairn.command_folder import CONFIGURATION, TEXT
 from tests.commands import Cairn, Ended
 from tests.fabricated_run import FabricatedRun
@@ -31,7 +31,7 @@ def train(tmp_path: Path, cairn: Cairn) -> Callable[..., Ended]:
 def test_what_the_text_or_the_memory_refuses_is_refused_before_a_server_is_started(
     train: Callable[..., Ended], cairn: Cairn, override: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr(prefect_session.prefect_server, "EphemeralServer")
+    monkeypatch.delattr(prefect_server, "start_temporary")
     assert cairn("train", "run.toml", "--set", override, PREFECT_API_URL="").code == 2
 
 

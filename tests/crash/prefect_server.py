@@ -14,6 +14,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from cairn.flows.orchestrator.prefect_settings import prefect_home
 from tests.processes.waiting import wait_until
 from tests.session_folder import end_with_session, once, session_folder
 
@@ -108,11 +109,16 @@ def _start_shared() -> str:
     return server.url
 
 
-def copy_untouched_database(home: Path) -> None:
-    """Give a server its tables, which it would take five seconds to make: as the session's had them at its start."""
+def own_database(folder: Path) -> Path:
+    """Return the database of the temporary server of a command whose work folder is `cache` in this folder."""
+    return prefect_home({"CAIRN_CACHE": str(folder / "cache")}) / "prefect.db"
+
+
+def copy_untouched_database(folder: Path) -> None:
+    """Give a command's own server its tables, which take five seconds to make: those of the session's."""
     shared_server()
-    home.mkdir()
-    shutil.copyfile(_untouched_database(), home / "prefect.db")
+    own_database(folder).parent.mkdir(parents=True)
+    shutil.copyfile(_untouched_database(), own_database(folder))
 
 
 def _untouched_database() -> Path:

@@ -1,4 +1,4 @@
-"""The temporary Prefect server, started where none is named: it never outlives the command, and is started again."""
+"""The temporary Prefect server, started where none is named: it never outlives the commands that use it."""
 
 import sqlite3
 import subprocess
@@ -9,12 +9,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.crash.prefect_server import copy_untouched_database
+from tests.crash.prefect_server import copy_untouched_database, own_database
 from tests.crash.training_command import RUN, Command
 from tests.crash.victims import descendants_with, kill_flow
 from tests.processes.waiting import patience_seconds, prompt_seconds, wait_for
-
-MOST_SERVERS = 6
 
 
 @pytest.fixture
@@ -26,7 +24,7 @@ def alone(tmp_path: Path) -> Command:
 @pytest.fixture
 def forked(tmp_path: Path) -> Command:
     """A command that is told of no server; its own has no tables to make."""
-    copy_untouched_database(tmp_path / "prefect")
+    copy_untouched_database(tmp_path)
     return Command(tmp_path, "")
 
 
@@ -55,7 +53,7 @@ def assert_ends_well(command: Command, process: subprocess.Popen[bytes], bits: s
 
 def shown_states(command: Command) -> list[str]:
     """Return the states of the flow runs in the server's database."""
-    with closing(sqlite3.connect(command.folder / "prefect" / "prefect.db")) as database:
+    with closing(sqlite3.connect(own_database(command.folder))) as database:
         return [name for (name,) in database.execute("select state_name from flow_run")]
 
 
@@ -79,26 +77,20 @@ def test_a_command_killed_while_it_trains_leaves_no_server(alone: Command) -> No
     assert_dies_with(process)
 
 
-def test_a_server_killed_while_training_waits_is_started_again_and_shows_the_end(
+def test_a_run_whose_server_is_killed_trains_to_its_end_and_says_once_that_the_pages_miss_the_rest(
     forked: Command, undisturbed_sha256: str
 ) -> None:
     process = forked.train_until(12)
-    kill_server(process)
+    psutil.wait_procs([kill_server(process)], timeout=patience_seconds())
+    wait_for(lambda: "pages miss the rest" in forked.output(), process, "the server given up", forked.output)
     forked.let_go("pause@12")
     assert_ends_well(forked, process, undisturbed_sha256)
-    assert shown_states(forked) == ["Completed"]
+    assert forked.output().count("the Prefect server is gone") == 1
+    assert "ERROR" not in forked.output()
 
 
-@pytest.mark.slow  # quick witness: the test above, and `tests/flows/test_ephemeral_server.py` for the start
-def test_a_server_killed_while_it_starts_is_started_again(forked: Command, undisturbed_sha256: str) -> None:
-    process = forked.start()
-    kill_server(process)
-    assert_ends_well(forked, process, undisturbed_sha256)
-    assert shown_states(forked) == ["Completed"]
-
-
-@pytest.mark.slow  # quick witness: the test of a server killed while training waits
-def test_a_server_killed_between_evaluation_and_promotion_is_started_again(
+@pytest.mark.slow  # quick witness: the test above
+def test_a_server_killed_between_evaluation_and_promotion_is_missed_by_nothing(
     forked: Command, undisturbed_sha256: str
 ) -> None:
     process = forked.start(CAIRN_FAULTS="pause-evaluator@1")
@@ -106,18 +98,20 @@ def test_a_server_killed_between_evaluation_and_promotion_is_started_again(
     kill_server(process)
     forked.let_go("pause-evaluator@1")
     assert_ends_well(forked, process, undisturbed_sha256)
-    assert shown_states(forked) == ["Completed"]
 
 
-@pytest.mark.slow  # quick witness: `tests/flows/test_ephemeral_server.py`, a server that cannot live
-def test_a_run_whose_server_cannot_live_trains_to_its_end_and_says_once_that_the_pages_miss_the_rest(
-    forked: Command, undisturbed_sha256: str
-) -> None:
-    process = forked.train_until(12)
-    for _ in range(MOST_SERVERS):
-        psutil.wait_procs([kill_server(process)], timeout=patience_seconds())
-    wait_for(lambda: "pages miss the rest" in forked.output(), process, "the server given up", forked.output)
+@pytest.mark.slow  # quick witness: tests/flows/test_session_server.py
+def test_a_second_command_uses_the_server_of_the_first_and_keeps_it_alive_when_that_has_ended(forked: Command) -> None:
+    first = forked.train_until(12)
+    (server,) = servers_of(first)
+    second = forked.start_verb("train", "run.toml", "--run-id", "second", CAIRN_FAULTS="pause@3")
+    said = forked.output
+    wait_for(lambda: "attempt 1 starts" in said(), second, "the second run", said)
     forked.let_go("pause@12")
-    assert_ends_well(forked, process, undisturbed_sha256)
-    assert forked.output().count("temporary Prefect server died") == 1
-    assert "ERROR" not in forked.output()
+    assert first.wait(timeout=patience_seconds()) == 0
+    assert server.is_running() and servers_of(second) == []
+    forked.store.create("runs/second/faults/pause-3-go.json", b"{}\n")
+    assert second.wait(timeout=patience_seconds()) == 0, said()
+    assert "starting a temporary" not in said() and "Prefect server is gone" not in said()
+    psutil.wait_procs([server], timeout=patience_seconds())
+    assert shown_states(forked) == ["Completed", "Completed"] and not server.is_running()

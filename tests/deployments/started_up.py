@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 
+from cairn.flows.orchestrator.prefect_settings import prefect_home
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.logs.run_state import RunState
 from cairn.storage.stores.local_store import LocalStore
@@ -70,7 +71,7 @@ class StartedUp:
     @property
     def key(self) -> Path:
         """The file from which another shell takes address and password."""
-        return self.folder / "home" / f"cairn-{self.port}" / "shell"
+        return prefect_home({"CAIRN_CACHE": str(self.folder / "cache")}) / "server"
 
     @property
     def password(self) -> str:
@@ -137,7 +138,6 @@ def up_environment(folder: Path, port: int) -> dict[str, str]:
         **os.environ,
         "BIN": str(Path(sys.executable).parent),
         "PORT": str(port),
-        "PREFECT_HOME": str(folder / "home"),
         "CAIRN_STORE": str(folder / "store"),
         "CAIRN_CACHE": str(folder / "cache"),
     }

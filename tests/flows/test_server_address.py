@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cairn.flows.orchestrator.prefect_server import authorization, is_server_answering, server_address
+from cairn.flows.orchestrator.prefect_settings import ask_server, authorization, server_address
 from cairn.tasks.errors import InvalidConfiguration
 from tests.commands import Cairn
 
@@ -66,17 +66,27 @@ def test_an_address_is_taken_as_it_is() -> None:
     assert (server_address({}), server_address({"PREFECT_API_URL": "http://h:1/api"})) == ("", "http://h:1/api")
 
 
-def test_a_key_goes_before_a_password() -> None:
+def test_a_password_goes_before_a_key_as_in_prefects_client() -> None:
     assert authorization({}) == {}
     assert authorization({"PREFECT_API_AUTH_STRING": "a:b"}) == {"Authorization": "Basic YTpi"}
-    assert authorization({"PREFECT_API_AUTH_STRING": "a:b", "PREFECT_API_KEY": "k"}) == {"Authorization": "Bearer k"}
+    assert authorization({"PREFECT_API_AUTH_STRING": "a:b", "PREFECT_API_KEY": "k"}) == {"Authorization": "Basic YTpi"}
+    assert authorization({"PREFECT_API_KEY": "k"}) == {"Authorization": "Bearer k"}
 
 
-@pytest.mark.parametrize("proxies", [True, False])
-def test_a_server_that_refuses_answers_and_one_that_is_gone_does_not(guarded: str, proxies: bool) -> None:
-    gone = "http://127.0.0.1:9/api"
-    answers = [is_server_answering(url, timeout_seconds=3, proxies=proxies) for url in (guarded, f"{guarded}/x", gone)]
-    assert answers == [True, True, False]
+def test_a_server_answers_refuses_or_is_gone(guarded: str) -> None:
+    right = {"PREFECT_API_AUTH_STRING": PASSWORD}
+    assert ask_server({"PREFECT_API_URL": guarded, **right}, timeout_seconds=3) == 200
+    with pytest.raises(InvalidConfiguration, match="refuses, 401: set PREFECT_API_AUTH_STRING"):
+        ask_server({"PREFECT_API_URL": guarded}, timeout_seconds=3)
+    with pytest.raises(OSError):
+        ask_server({"PREFECT_API_URL": "http://127.0.0.1:9/api", **right}, timeout_seconds=3)
+
+
+def test_a_server_of_this_machine_is_asked_without_the_proxy_of_the_environment(
+    guarded: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    assert ask_server({"PREFECT_API_URL": guarded, "PREFECT_API_AUTH_STRING": PASSWORD}, timeout_seconds=3) == 200
 
 
 @pytest.mark.parametrize("password", ["", "admin:wrong", PASSWORD])

@@ -8,7 +8,7 @@ from typing import Any
 import psutil
 import pytest
 
-from cairn.flows.orchestrator.prefect_server import authorization
+from cairn.flows.orchestrator.prefect_settings import authorization
 from tests.crash.training_command import Command
 from tests.crash.victims import descendants_with
 from tests.processes.waiting import patience_seconds

@@ -8,7 +8,7 @@ import pytest
 from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.testclient import TestClient
 
-from cairn.flows.orchestrator.prefect_server import guard, without_new_work_after_sigusr1
+from cairn.flows.orchestrator.prefect_server import drain_on_sigusr1, guard
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,7 +29,7 @@ def test_every_other_name_is_refused(host: str) -> None:
 
 def test_what_make_up_starts_is_the_guarded_server() -> None:
     text = (ROOT / "deployments" / "up.sh").read_text(encoding="utf-8")
-    assert "--factory cairn.flows.orchestrator.prefect_server:create_guarded_app" in text
+    assert '-m cairn.flows.orchestrator.prefect_server --port "$PORT"' in text
     assert "prefect server start" not in text and '/prefect" server start' not in text
 
 
@@ -39,7 +39,7 @@ def asked_for_work(client: TestClient) -> object:
 
 def test_after_sigusr1_workers_get_no_flow_run_and_everything_else_is_answered() -> None:
     before = signal.getsignal(signal.SIGUSR1)
-    client = TestClient(without_new_work_after_sigusr1(JSONResponse(["a flow run"])))
+    client = TestClient(drain_on_sigusr1(JSONResponse(["a flow run"])))
     try:
         assert asked_for_work(client) == ["a flow run"]
         os.kill(os.getpid(), signal.SIGUSR1)

@@ -220,11 +220,11 @@ FLOW_MUTANTS = (
         f"{TESTS}::test_a_run_is_opened_with_the_frozen_part_of_its_configuration",
     ),
     mutant(
-        "dead-server-left-dead",
+        "server-outlives-its-commands",
         "flows/orchestrator/prefect_server.py",
-        "if restarts == len(_BACKOFF_SECONDS) or",
-        "if restarts >= 0 or",
-        "tests/flows/test_ephemeral_server.py::test_a_server_that_dies_is_started_again_on_the_same_socket",
+        "while home.lock_unused() is None and",
+        "while home.lock_unused() is not None and",
+        "tests/flows/test_session_server.py::test_a_server_ends_with_the_last_command_that_uses_it",
     ),
     mutant("always-the-champion", PROMOTION, "run.config.promotion.alias", '"champion"', ALIAS),
     mutant(

@@ -1,0 +1,211 @@
+"""Prefect's settings in this process and its children: the environment and the user's active profile name the server.
+
+Nothing else of the user's reaches Prefect: no file of the working folder (`prefect.toml`, `.env`, `pyproject.toml`), no
+setting of a server, no home. Run as `python -P -m cairn.flows.orchestrator.prefect_settings`, it prints the same as
+lines for a shell, which deployments/up.sh reads. Imports Prefect in `import_prefect` alone.
+"""
+
+import base64
+import os
+import re
+import shlex
+import ssl
+import sys
+import tomllib
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, MutableMapping
+from importlib import metadata, util
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from cairn.tasks.errors import InvalidConfiguration
+from cairn.tasks.machine.http_request import is_loopback, open_directly
+from cairn.tasks.machine.placement import work_folder
+from cairn.tasks.text.format import one_line
+
+_NAMES = ("PREFECT_API_URL", "PREFECT_API_KEY", "PREFECT_API_AUTH_STRING")
+_CLIENT = re.compile(
+    r"PREFECT_(API_(URL|KEY|AUTH_STRING|SSL_CERT_FILE|TLS_INSECURE_SKIP_VERIFY|ENABLE_HTTP2|REQUEST_TIMEOUT)"
+    r"|(CLIENT|CLOUD)_\w+)"
+)
+"""The settings that a profile may give: which server is asked, and how."""
+_PROCESS = re.compile(
+    r"PREFECT_((FLOWS|RUNNER|TASKS|WORKER)_\w+|LOGGING_(LEVEL|ROOT_LEVEL|TO_API_\w+)|INTERNAL_LOGGING_LEVEL)"
+)
+"""The settings that the environment may give beside those."""
+# A person sees our own progress; Prefect's log would show it twice, and every refusal as a traceback.
+_QUIET = {
+    "PREFECT_LOGGING_LEVEL": "CRITICAL",
+    "PREFECT_LOGGING_ROOT_LEVEL": "CRITICAL",
+    "PREFECT_INTERNAL_LOGGING_LEVEL": "CRITICAL",
+    "PREFECT_LOGGING_TO_API_ENABLED": "false",
+}
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def prefect_home(environment: Mapping[str, str]) -> Path:
+    """Return the home and database of Cairn's own server, a folder for each revision of Prefect's database.
+
+    Two versions of Prefect never migrate each other's database, and none of them the user's.
+    """
+    found = util.find_spec("prefect")
+    package = Path(next(iter((found and found.submodule_search_locations) or ["."])))
+    migrations = sorted((package / "server" / "database" / "_migrations" / "versions" / "sqlite").glob("20*_*.py"))
+    named = re.fullmatch(r"\d+_\d+_\d+_\d+_([0-9a-f]+)_.*", migrations[-1].stem) if migrations else None
+    return work_folder(environment) / "prefect" / (named[1] if named else metadata.version("prefect"))
+
+
+def settle_prefect(environment: MutableMapping[str, str], *, say: Callable[[str], None]) -> None:
+    """Leave in the environment what Prefect may be told, and add what the user's active profile says of the server."""
+    home = prefect_home(environment)
+    for name, value in _read_profile(environment, say).items():
+        if _CLIENT.fullmatch(name) and not environment.get(name):
+            environment[name] = str(value)
+    for name in [name for name in environment if name.startswith("PREFECT_")]:
+        if not (_CLIENT.fullmatch(name) or _PROCESS.fullmatch(name)):
+            del environment[name]
+    own = {
+        "PREFECT_HOME": str(home),
+        "PREFECT_PROFILES_PATH": str(home / "profiles.toml"),  # there is none: it names a file that is not read
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "PREFECT_SERVER_EPHEMERAL_ENABLED": "false",  # Prefect's own temporary server outlives a killed command
+        "DO_NOT_TRACK": "1",
+    }
+    environment.update(own)
+    if os.path.expanduser("~") == "~":
+        environment["HOME"] = str(home)  # a user without a home: Prefect could not be imported
+    if is_loopback(environment.get("PREFECT_API_URL", "")):
+        connect_directly(environment)
+
+
+def quieten_prefect(environment: MutableMapping[str, str], *, retries: int = 4) -> None:
+    """Silence Prefect's log and give a request up after so many retries, except for settings that a person has made."""
+    for name, value in {**_QUIET, "PREFECT_CLIENT_MAX_RETRIES": str(retries)}.items():
+        environment.setdefault(name, value)
+
+
+def connect_directly(environment: MutableMapping[str, str]) -> None:
+    """Let Prefect's clients reach a server of this machine whatever proxies and certificates the environment names.
+
+    httpx makes a transport for every proxy before it reads NO_PROXY, and fails for SOCKS, which nothing of Cairn's
+    speaks; proxies for other addresses stay.
+    """
+    for name in [name for name in environment if name.lower().endswith("_proxy")]:
+        is_http = "://" not in environment[name] or environment[name].lower().startswith(("http://", "https://"))
+        if name.lower() == "all_proxy" or not (is_http or name.lower() == "no_proxy"):
+            del environment[name]
+    for name in ("no_proxy", "NO_PROXY"):
+        kept = [host for host in environment.get(name, "").split(",") if host and host not in _LOOPBACK]
+        environment[name] = ",".join([*kept, *_LOOPBACK])
+    environment["PREFECT_API_SSL_CERT_FILE"] = ""  # else SSL_CERT_FILE's, though no certificate is asked for
+
+
+def import_prefect(*, say: Callable[[str], None], refresh: bool = False) -> None:
+    """Import Prefect, which reads no file of the working folder; settings that it refuses are said and left out.
+
+    `refresh` reads the environment again where it was imported before.
+    """
+    if "prefect.context" in sys.modules and not refresh:
+        return
+    try:
+        _read_settings()
+    except Exception as error:  # whatever validates a setting raises
+        say(f"Prefect is used without the environment's settings, which it refuses: {one_line(str(error), 160)}")
+        for name in [name for name in os.environ if name.startswith("PREFECT_") and name not in _NAMES]:
+            del os.environ[name]
+        settle_prefect(os.environ, say=say)
+        quieten_prefect(os.environ)
+        _read_settings()
+
+
+def _read_settings() -> None:
+    from pydantic_settings import DotEnvSettingsSource
+    from pydantic_settings.sources import ConfigFileSourceMixin
+
+    # Prefect has no setting for it, and reads its settings while it is imported; nothing else here uses this library.
+    DotEnvSettingsSource._read_env_files = lambda self: {}  # type: ignore[method-assign]
+    ConfigFileSourceMixin._read_files = lambda self, files, deep_merge=False: {}  # type: ignore[method-assign]
+    import prefect.main  # noqa: F401 (sets its log up)
+    from prefect.context import refresh_global_settings_context
+
+    refresh_global_settings_context()
+
+
+def server_address(environment: Mapping[str, str]) -> str:
+    """Return PREFECT_API_URL or ""; `InvalidConfiguration` for a wrong one, or a password in it: logs would show it."""
+    address = environment.get("PREFECT_API_URL", "")
+    if not address:
+        return ""
+    try:
+        parts = urlsplit(address)
+        host, secret = parts.hostname, parts.username or parts.password
+        _ = parts.port
+    except ValueError as error:
+        raise InvalidConfiguration("PREFECT_API_URL: is no address; rule: http(s)://host:port/api") from error
+    if secret is not None or "@" in parts.netloc:
+        raise InvalidConfiguration(
+            "PREFECT_API_URL carries a password; put it into PREFECT_API_AUTH_STRING as user:password"
+        )
+    if parts.scheme not in ("http", "https") or not host:
+        raise InvalidConfiguration(f"PREFECT_API_URL = {address!r}: rule: http(s)://host:port/api")
+    return address
+
+
+def ask_server(environment: Mapping[str, str], *, timeout_seconds: float) -> int:
+    """Return the status with which the named server answers, with the client's credentials; 0 for a bad certificate.
+
+    Raises OSError if it does not answer, and `InvalidConfiguration` if it refuses the credentials.
+    """
+    url = server_address(environment)
+    request = urllib.request.Request(f"{url.rstrip('/')}/admin/version", headers=authorization(environment))
+    try:
+        with open_directly(request, timeout_seconds=timeout_seconds) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        if error.code not in (401, 403):  # a server, but an older or newer one
+            return error.code
+        raise InvalidConfiguration(
+            f"the Prefect server {url} refuses, {error.code}: set PREFECT_API_AUTH_STRING (or PREFECT_API_KEY) to the "
+            "server's, or unset PREFECT_API_URL for a temporary server"
+        ) from error
+    except urllib.error.URLError as error:
+        if isinstance(error.reason, ssl.SSLError):
+            return 0
+        raise
+
+
+def authorization(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the headers that Prefect's client would send."""
+    if password := environment.get("PREFECT_API_AUTH_STRING"):
+        return {"Authorization": f"Basic {base64.b64encode(password.encode()).decode()}"}
+    if key := environment.get("PREFECT_API_KEY"):
+        return {"Authorization": f"Bearer {key}"}
+    return {}
+
+
+def _read_profile(environment: Mapping[str, str], say: Callable[[str], None]) -> Mapping[str, object]:
+    """Return the active profile's settings, none where no file can be read; Prefect's own profile `local` is known."""
+    home = Path(environment.get("PREFECT_HOME") or "~/.prefect").expanduser()
+    path = Path(environment.get("PREFECT_PROFILES_PATH") or home / "profiles.toml").expanduser()
+    try:
+        read = tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        profiles = {"local": {"PREFECT_API_URL": "http://127.0.0.1:4200/api"}, **read.get("profiles", {})}
+        return dict(profiles.get(environment.get("PREFECT_PROFILE") or read.get("active", ""), {}))
+    except (OSError, ValueError, AttributeError, RuntimeError) as error:
+        say(f"{path}: Prefect's profiles cannot be read and are left out: {one_line(str(error), 160)}")
+        return {}
+
+
+def main() -> None:
+    """Print what a shell has to unset and export, so that its Prefect commands are settled as this process is."""
+    settled = dict(os.environ)
+    settle_prefect(settled, say=lambda words: print(words, file=sys.stderr))
+    for name in os.environ.keys() - settled.keys():
+        print(f"unset {name}")
+    for name, value in settled.items() - os.environ.items():
+        print(f"export {name}={shlex.quote(value)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""Prefect's settings in a command: the environment or a profile names the server, and says nothing else."""
+
+from pathlib import Path
+
+import prefect
+import pytest
+
+from cairn.flows.orchestrator.prefect_settings import connect_directly, prefect_home, settle_prefect
+
+PROFILES = """
+active = "work"
+[profiles.work]
+PREFECT_API_URL = "http://elsewhere/api"
+PREFECT_API_KEY = "key"
+PREFECT_SERVER_API_BASE_PATH = "/x"
+PREFECT_LOGGING_SETTINGS_PATH = "evil.yml"
+[profiles.other]
+PREFECT_API_URL = "http://other/api"
+"""
+PROXY = "http://proxy:3128"
+
+
+def settled(folder: Path, **variables: str) -> tuple[dict[str, str], list[str]]:
+    environment, said = {"CAIRN_CACHE": str(folder), "PREFECT_HOME": str(folder / "home"), **variables}, list[str]()
+    settle_prefect(environment, say=said.append)
+    return environment, said
+
+
+@pytest.fixture
+def profiles(tmp_path: Path) -> Path:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "profiles.toml").write_text(PROFILES)
+    return tmp_path
+
+
+def test_the_active_profile_names_the_server_and_its_key_and_gives_no_other_setting(profiles: Path) -> None:
+    environment, said = settled(profiles)
+    assert (environment["PREFECT_API_URL"], environment["PREFECT_API_KEY"], said) == ("http://elsewhere/api", "key", [])
+    assert not {"PREFECT_SERVER_API_BASE_PATH", "PREFECT_LOGGING_SETTINGS_PATH"} & environment.keys()
+
+
+@pytest.mark.parametrize(
+    ("variables", "url"),
+    [
+        ({"PREFECT_API_URL": "http://given/api"}, "http://given/api"),
+        ({"PREFECT_API_URL": ""}, "http://elsewhere/api"),
+        ({"PREFECT_PROFILE": "other"}, "http://other/api"),
+        ({"PREFECT_PROFILE": "local"}, "http://127.0.0.1:4200/api"),
+        ({"PREFECT_PROFILE": "no such profile"}, None),
+        ({"PREFECT_PROFILES_PATH": "/nowhere/profiles.toml"}, None),
+    ],
+)
+def test_the_environment_goes_before_the_profile_and_chooses_it(
+    profiles: Path, variables: dict[str, str], url: str | None
+) -> None:
+    assert settled(profiles, **variables)[0].get("PREFECT_API_URL") == url
+
+
+def test_profiles_that_cannot_be_read_are_said_in_one_line_and_left_out(profiles: Path) -> None:
+    path = profiles / "home" / "profiles.toml"
+    path.write_text("no TOML at all")
+    environment, said = settled(profiles)
+    assert len(said) == 1 and said[0].startswith(f"{path}: Prefect's profiles cannot be read and are left out: ")
+    assert "PREFECT_API_URL" not in environment
+
+
+def test_prefect_is_told_a_home_of_cairns_own_and_no_setting_of_a_server(tmp_path: Path) -> None:
+    foreign = {"PREFECT_SERVER_API_PORT": "x", "PREFECT_API_DATABASE_CONNECTION_URL": "x", "PREFECT_TEST_MODE": "1"}
+    environment, _ = settled(tmp_path, **foreign, PREFECT_CLIENT_MAX_RETRIES="7", PREFECT_LOGGING_LEVEL="INFO")
+    assert not foreign.keys() & environment.keys()
+    assert environment["PREFECT_HOME"] == str(prefect_home({"CAIRN_CACHE": str(tmp_path)}))
+    assert Path(environment["PREFECT_HOME"]).is_relative_to(tmp_path)
+    assert (environment["PREFECT_CLIENT_MAX_RETRIES"], environment["PREFECT_LOGGING_LEVEL"]) == ("7", "INFO")
+
+
+def test_the_home_is_named_by_the_newest_revision_of_the_installed_prefects_database() -> None:
+    from alembic.script import ScriptDirectory
+
+    migrations = Path(prefect.__file__).parent / "server" / "database" / "_migrations"
+    script = ScriptDirectory(str(migrations), version_locations=[str(migrations / "versions" / "sqlite")])
+    assert prefect_home({"CAIRN_CACHE": "/c"}) == Path("/c/prefect") / str(script.get_current_head())
+
+
+def test_to_this_machine_no_proxy_is_used_and_those_for_others_stay() -> None:
+    environment = {"HTTP_PROXY": PROXY, "https_proxy": "socks5://x", "ALL_PROXY": PROXY, "no_proxy": "inner.example"}
+    connect_directly(environment)
+    kept = {name: value for name, value in environment.items() if name.lower().endswith("proxy")}
+    loopback = "127.0.0.1,localhost,::1"
+    assert kept == {"HTTP_PROXY": PROXY, "no_proxy": f"inner.example,{loopback}", "NO_PROXY": loopback}
+    assert environment["PREFECT_API_SSL_CERT_FILE"] == ""
+
+
+def test_a_server_elsewhere_is_reached_by_the_users_proxy(tmp_path: Path) -> None:
+    environment, _ = settled(tmp_path, PREFECT_API_URL="https://prefect.example.com/api", ALL_PROXY="socks5://x")
+    assert environment["ALL_PROXY"] == "socks5://x" and "NO_PROXY" not in environment
