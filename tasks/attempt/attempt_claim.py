@@ -14,7 +14,6 @@ from functools import partial
 from cairn.storage.checkpoints.resume_point import newest_verified
 from cairn.storage.errors import NothingReadable, StorageError
 from cairn.storage.logs import log_entry, run_entries, run_log, run_state, step_log
-from cairn.storage.stores.document import project
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.attempt.attempt_end import AttemptOver, Usage, write_receipt
 from cairn.tasks.attempt.practised_faults import practised_faults
@@ -160,7 +159,14 @@ def _end_as_lost(log: run_log.RunLog, owner: run_state.AttemptRecord, claimant: 
     heartbeat = step_log.read_heartbeat(log.store, log.prefix, owner.started.attempt)
     usage = Usage(last_step=owner.started.first_step, tokens=0, gpu_seconds=0.0, last_seen_at=owner.started_at)
     if heartbeat is not None:
-        usage = project(heartbeat, Usage, last_step=heartbeat.step, last_seen_at=heartbeat.at or owner.started_at)
+        usage = Usage(
+            last_step=heartbeat.step,
+            tokens=heartbeat.tokens,
+            gpu_seconds=heartbeat.gpu_seconds,
+            peak=heartbeat.peak,
+            starting_seconds=heartbeat.starting_seconds,
+            last_seen_at=heartbeat.at or owner.started_at,
+        )
     evidence = Evidence(
         heartbeat_step=usage.last_step,
         kubernetes_reason=claimant.kubernetes_reason(owner.started.placement.host),

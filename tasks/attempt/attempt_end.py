@@ -16,7 +16,7 @@ from cairn.storage.logs.log_entry import DevicePeak, Writer
 from cairn.storage.logs.run_entries import AttemptEnded, DataQuarantined
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.logs.run_state import RunState
-from cairn.storage.stores.document import decode, encode, project
+from cairn.storage.stores.document import decode, encode
 from cairn.tasks.configuration.settings import BudgetsConfig
 from cairn.tasks.policy import attempt_sizes, failures, termination
 from cairn.tasks.policy.budgets import FailureImpact, decide
@@ -123,7 +123,7 @@ def write_receipt(
     gpu_seconds = max(usage.gpu_seconds, useful)
     last_step = max(usage.last_step, owner.last_committed_step or 0)
     before = {window for item in state.quarantines if item.attempt != number for window in item.windows}
-    sizes, training = project(owner.started, attempt_sizes.AttemptSizes), owner.started.config.get("training", {})
+    sizes, training = attempt_sizes.sizes_of(owner.started), owner.started.config.get("training", {})
     lighter = attempt_sizes.lighter_sizes(
         sizes,
         global_batch=training.get("global_batch", sizes.micro_batch),
@@ -139,10 +139,11 @@ def write_receipt(
         quarantined_samples=len(set(remedy.windows) - before),
         repaired_objects=remedy.repaired_objects,
     )
-    return project(
-        failure,
-        AttemptEnded,
+    return AttemptEnded(
         attempt=number,
+        reason=failure.reason,
+        detail=failure.detail,
+        fingerprint=failure.fingerprint,
         last_step=last_step,
         tokens=max(usage.tokens, owner.committed_tokens),
         gpu_seconds=gpu_seconds,

@@ -22,7 +22,7 @@ from cairn.model.configuration.network import ModelConfig
 from cairn.storage.checkpoints.resume_point import new_pin, pin_checkpoint, unpin_entry
 from cairn.storage.errors import StorageError
 from cairn.storage.logs import log_entry, run_entries, run_log, run_state, step_log
-from cairn.storage.stores.document import decode, project, stored_value
+from cairn.storage.stores.document import decode, stored_value
 from cairn.tasks.attempt.practised_faults import practised_evaluation
 from cairn.tasks.configuration.settings import METRIC, BudgetConfig
 from cairn.tasks.errors import CheckpointGone
@@ -157,15 +157,21 @@ def _measure_once(trial: _Trial, measure: Measure) -> run_entries.EvaluationReco
     parent = plan.cache_dir.parent / "evaluations"
     number = 1 + len(log.state.evaluations) + len(log.state.failed_evaluations)
     with evaluation_folder(parent) if isinstance(plan.suite, CommandSuite) else nullcontext() as folder:
-        spec = project(
-            plan,
-            EvaluationSpec,
+        spec = EvaluationSpec(
             store_url=log.store.url,
+            snapshot_id=plan.snapshot_id,
+            model=plan.model,
             checkpoint=reference,
+            suite=plan.suite,
+            cache_dir=plan.cache_dir,
+            device=plan.device,
+            threads=plan.threads,
+            mask_documents=plan.mask_documents,
             folder=folder,
             run_id=log.run_id,
             run_prefix=log.prefix,
             number=number,
+            faults=plan.faults,
         )
         outcome = measure(spec.model_dump_json().encode(), plan.timeout_seconds)
     if outcome.problem and (practice := practised_evaluation(log.store, log.prefix, plan.faults, number)):

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict
 
 from cairn.model.configuration.network import ModelConfig
 from cairn.storage.logs.log_entry import CheckpointReference
-from cairn.storage.stores.document import encode, project, sha256
+from cairn.storage.stores.document import encode, sha256
 from cairn.tasks.configuration.settings import EvaluationConfig
 
 
@@ -89,13 +89,30 @@ class EvaluationResult:
 
 def suite_of(evaluation: EvaluationConfig) -> Suite:
     """Return the held-out suite of a run's evaluation section, by which its checkpoints are compared."""
-    return project(evaluation, Suite, evaluator_version="1")
+    return Suite(
+        name=evaluation.name,
+        batches=evaluation.batches,
+        batch_size=evaluation.batch_size,
+        prompts=evaluation.prompts,
+        sample_tokens=evaluation.sample_tokens,
+        sample_seed=evaluation.sample_seed,
+        evaluator_version="1",
+    )
 
 
 def command_suites_of(evaluation: EvaluationConfig) -> tuple[CommandSuite, ...]:
     """Return the suites of the section's commands, in the order they run."""
     return tuple(
-        project(evaluator, CommandSuite, files=evaluator.files or {}, evaluator_version="1")
+        CommandSuite(
+            name=evaluator.name,
+            command=evaluator.command,
+            folder=evaluator.folder,
+            timeout_seconds=evaluator.timeout_seconds,
+            required=evaluator.required,
+            evaluator_version="1",
+            files=evaluator.files or {},
+            logged=evaluator.logged,
+        )
         for evaluator in evaluation.evaluators
     )
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from cairn.model.configuration.micro_batches import first_micro_batch, smaller_micro_batch, split_batch
 from cairn.model.configuration.training import Parallel, TrainingConfig
 from cairn.model.errors import InvalidInput
+from cairn.storage.logs.run_entries import AttemptStarted
 from cairn.storage.logs.run_state import RunState
 from cairn.tasks.configuration.settings import CheckpointConfig
 from cairn.tasks.errors import TaskError
@@ -23,6 +24,11 @@ class AttemptSizes:
 
     micro_batch: int
     activation_checkpointing: bool
+
+
+def sizes_of(started: AttemptStarted) -> AttemptSizes:
+    """Return the sizes that an attempt trains with."""
+    return AttemptSizes(micro_batch=started.micro_batch, activation_checkpointing=started.activation_checkpointing)
 
 
 def next_sizes(

@@ -28,7 +28,6 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from cairn.storage.logs.run_state import AttemptRecord, RunState
-from cairn.storage.stores.document import project
 from cairn.tasks.errors import TaskError
 from cairn.tasks.policy.termination import DecisionAction, TerminationReason
 
@@ -163,7 +162,12 @@ def parse_trace(text: str, *, name: str) -> FailureTrace:
         raise InvalidTrace("\n".join(broken)) from error
     except ValueError as error:  # both decoders' errors are ValueErrors
         raise InvalidTrace(f"{name}: neither TOML nor JSON: {error}") from error
-    return project(read, FailureTrace, source=read.source or name, rates=read.per_device_day)
+    return FailureTrace(
+        source=read.source or name,
+        rates=read.per_device_day,
+        replacement_seconds=read.replacement_seconds,
+        aftershocks=read.aftershocks,
+    )
 
 
 def _describe(kind: str, location: Sequence[str | int], given: object) -> str:

@@ -62,25 +62,25 @@ class Leave:
     why: str
 
 
-Verdict = Continue | Wait | Leave
+WatchDecision = Continue | Wait | Leave
 
 
-def decide_watch(state: RunState, observed: Observed, now: float) -> Verdict:
+def decide_watch(state: RunState, observed: Observed, now: float) -> WatchDecision:
     """Return what a watcher does with one run at `now`; one of a scheduler or of several machines it leaves alone."""
-    verdict = _verdict(state, observed, now)
+    decision = _decide(state, observed, now)
     started = state.attempts[-1].started.placement if state.attempts else state.opened
-    if started is None or isinstance(verdict, Leave):
-        return verdict
+    if started is None or isinstance(decision, Leave):
+        return decision
     if (by := started.continued_by).startswith(_SCHEDULERS):
-        return Leave(why=f"{verdict.why}; {by} continues it; if that is gone, a person does with the same command")
+        return Leave(why=f"{decision.why}; {by} continues it; if that is gone, a person does with the same command")
     if (wanted := started.nodes_wanted) > 1:
         alone = f"it wants {wanted} machines and a watcher has one: give the same command on each of them"
-        return Leave(why=f"{verdict.why}; {alone}")
-    if isinstance(verdict, Continue) and observed.futile:
+        return Leave(why=f"{decision.why}; {alone}")
+    if isinstance(decision, Continue) and observed.futile:
         until = observed.tried_at + min(900.0, 30.0 * 4.0 ** min(observed.futile - 1, 8))
         if now < until:
-            return Wait(until=until, why=f"{verdict.why}; continued {observed.futile} time(s) and not yet claimed")
-    return verdict
+            return Wait(until=until, why=f"{decision.why}; continued {observed.futile} time(s) and not yet claimed")
+    return decision
 
 
 def is_over(state: RunState, observed: Observed) -> bool:
@@ -99,7 +99,7 @@ def lease_seconds(state: RunState) -> float:
     return stored_configuration.parse_stored_configuration(state.attempts[-1].started.config).lease.seconds
 
 
-def _verdict(state: RunState, observed: Observed, now: float) -> Verdict:
+def _decide(state: RunState, observed: Observed, now: float) -> WatchDecision:
     if state.opened is None:
         return Leave(why="nothing was opened here")
     if state.deleted is not None:
@@ -116,7 +116,7 @@ def _verdict(state: RunState, observed: Observed, now: float) -> Verdict:
     return _ended(state, state.attempts[-1], observed, now)
 
 
-def _open(state: RunState, owner: AttemptRecord, observed: Observed, now: float) -> Verdict:
+def _open(state: RunState, owner: AttemptRecord, observed: Observed, now: float) -> WatchDecision:
     placement, number = owner.started.placement, owner.started.attempt
     whose = f"attempt {number} (process {placement.pid} on {placement.host})"
     silent, lease = now - observed.unchanged_since, lease_seconds(state)
@@ -132,7 +132,7 @@ def _open(state: RunState, owner: AttemptRecord, observed: Observed, now: float)
     return Wait(until=observed.unchanged_since + lease, why=f"{whose} is lost if it stays silent for {lease:.0f} s")
 
 
-def _finished(state: RunState, how: str, observed: Observed, now: float) -> Verdict:
+def _finished(state: RunState, how: str, observed: Observed, now: float) -> WatchDecision:
     if not observed.unoffered_to:
         return Leave(why=how)
     how = f"{how}, its best checkpoint not yet offered to {observed.unoffered_to}"
@@ -145,7 +145,7 @@ def _finished(state: RunState, how: str, observed: Observed, now: float) -> Verd
     return Continue(why=how) if now >= until else Wait(until=until, why=f"{how}; its own process may still do so")
 
 
-def _ended(state: RunState, last: AttemptRecord, observed: Observed, now: float) -> Verdict:
+def _ended(state: RunState, last: AttemptRecord, observed: Observed, now: float) -> WatchDecision:
     ended = last.ended
     assert ended is not None
     whose, decision = f"attempt {ended.attempt} ended: {ended.reason}", ended.decision

@@ -13,9 +13,8 @@ from functools import partial
 
 from cairn.storage.logs import run_entries, run_log, run_state
 from cairn.storage.logs.run_entries import DataQuarantined, Decision
-from cairn.storage.stores.document import project
 from cairn.tasks.configuration.settings import BudgetsConfig
-from cairn.tasks.policy.attempt_sizes import AttemptSizes, lighter_sizes
+from cairn.tasks.policy.attempt_sizes import lighter_sizes, sizes_of
 from cairn.tasks.policy.budgets import FailureImpact, decide
 from cairn.tasks.policy.failure_trace import TraceFailure
 from cairn.tasks.policy.failures import Failure
@@ -204,7 +203,7 @@ def _after(run: SimulatedRun, stretch: Stretch, event: TraceFailure | None, poli
 def _impact(event: TraceFailure, stretch: Stretch, plan: SimulationPlan, state: run_state.RunState) -> FailureImpact:
     """For failures in the data, the samples of one step unless the trace gives a number."""
     is_in_data = event.reason in (TerminationReason.BAD_DATA, TerminationReason.DIVERGED)
-    samples, sizes = event.quarantined_samples, project(state.attempts[-1].started, AttemptSizes)
+    samples, sizes = event.quarantined_samples, sizes_of(state.attempts[-1].started)
     return FailureImpact(
         last_step=stretch.last_step,
         sizes=sizes,
@@ -263,10 +262,11 @@ def _with_receipt(
 ) -> run_state.RunState:
     plan, steps = run.plan, stretch.committed_step - run.step
     used = steps * plan.step_seconds + stretch.commits * plan.checkpoint_seconds
-    ended = project(
-        failure,
-        run_entries.AttemptEnded,
+    ended = run_entries.AttemptEnded(
         attempt=len(state.attempts),
+        reason=failure.reason,
+        detail=failure.detail,
+        fingerprint=failure.fingerprint,
         last_step=stretch.last_step,
         tokens=0,
         gpu_seconds=(used + stretch.lost_seconds) * plan.devices,
