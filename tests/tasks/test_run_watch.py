@@ -6,7 +6,16 @@ from cairn.storage.errors import IntegrityError
 from cairn.storage.logs.log_entry import Writer
 from cairn.storage.logs.run_entries import RunDeleted
 from cairn.storage.logs.run_state import RunState
-from cairn.tasks.policy.run_watch import Continue, Leave, Life, Observed, Verdict, Wait, decide_watch, lease_seconds
+from cairn.tasks.policy.run_watch import (
+    Continue,
+    Leave,
+    Life,
+    Observed,
+    Wait,
+    WatchDecision,
+    decide_watch,
+    lease_seconds,
+)
 from tests import entries
 from tests.fabricated_run import FabricatedRun, fabricate
 from tests.memory_store import MemoryStore
@@ -21,7 +30,7 @@ def run() -> FabricatedRun:
     return fabricate(MemoryStore("watched"), "bard", nodes_wanted=1)
 
 
-def verdict(run: FabricatedRun, owner: Life, *, after: float = 0.0, **seen: Any) -> Verdict:
+def verdict(run: FabricatedRun, owner: Life, *, after: float = 0.0, **seen: Any) -> WatchDecision:
     observed = Observed(owner=owner, unchanged_since=SEEN, **seen)
     return decide_watch(run.log.state, observed, SEEN + after)
 
