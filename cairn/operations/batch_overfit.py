@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from cairn.model.errors import NonFiniteLoss
 from cairn.storage.logs.run_log import RunLog
-from cairn.storage.stores.document import project
 from cairn.storage.stores.local_store import LocalStore
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.configuration.run_configuration import RunConfig
@@ -119,9 +118,7 @@ def _spec(config: RunConfig, store: ObjectStore, snapshot_id: str, folder: Path,
     """Return the spec of a trainer of few windows, at the full rate all along and without dropout."""
     few = {"steps": STEPS, "global_batch": WINDOWS, "micro_batch": WINDOWS, "probe_every_steps": 0}
     steady = {"warmup_steps": WARMUP_STEPS, "min_lr": config.training.lr}
-    return project(
-        config,
-        TrainerSpec,
+    return TrainerSpec(
         run_id="overfit-one-batch",
         attempt=1,
         store_url=store.url,
@@ -132,6 +129,7 @@ def _spec(config: RunConfig, store: ObjectStore, snapshot_id: str, folder: Path,
         micro_batch=WINDOWS,
         activation_checkpointing=config.training.activation_checkpointing,
         quarantined=(),
+        divergence=config.divergence,
         resume=None,
         patience_seconds=config.checkpoint.patience_seconds,
         threads=threads,

@@ -14,7 +14,7 @@ from cairn.storage.logs.registry import Promoted, Registry, RegistryState, Rolle
 from cairn.storage.logs.run_entries import RunDeleted
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.logs.run_state import CheckpointState
-from cairn.storage.stores import document, object_store
+from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.attempt.attempt_claim import Claimant, refuse_live_owner
 from cairn.tasks.checkpoints.run_deletion import delete_run, withdrawn_aliases
 from cairn.tasks.text.format import format_count
@@ -52,7 +52,13 @@ def preview_deletion(log: RunLog) -> RunDeletion:
 def delete_as_person(log: RunLog, view: RunDeletion, why: str) -> RunDeletion:
     """Delete the run and return what went; raises as `delete_run` does."""
     config = run_lookup.configuration_of(log.state)
-    claimant = document.project(config, Claimant, writer=this_writer(), monotonic=time.monotonic, sleep=time.sleep)
+    claimant = Claimant(
+        lease=config.lease,
+        budgets=config.budgets,
+        writer=this_writer(),
+        monotonic=time.monotonic,
+        sleep=time.sleep,
+    )
     report = delete_run(log, RunDeleted(by=this_person(), why=why), claimant)
     gone = [item for item in report.items if item.action == SweepAction.DELETE and item.kind != SweepKind.UNFINISHED]
     return replace(view, checkpoints=len(gone), bytes=sum(item.bytes for item in gone), freed_bytes=report.freed_bytes)
@@ -68,7 +74,7 @@ def describe_deletion(deletion: RunDeletion) -> list[str]:
     return [*lines, f"its log, receipts and curve stay (`cairn runs --archived`), and {kept}"]
 
 
-def roll_back(store: object_store.ObjectStore, alias: str, *, by: str, why: str = "") -> alias_history.AliasPromotion:
+def roll_back(store: ObjectStore, alias: str, *, by: str, why: str = "") -> alias_history.AliasPromotion:
     """Point the alias at the last readable promotion before and return it; raises `RunNotFound` or `IntegrityError`."""
 
     def decide(state: RegistryState) -> RolledBack:
@@ -82,8 +88,12 @@ def roll_back(store: object_store.ObjectStore, alias: str, *, by: str, why: str 
             if not (problem := _find_problem(store, before)):
                 facts = f"from {leaving.run_id}@{leaving.step} back to {before.run_id}@{before.step}"
                 facts += f": {why}" if why else ""
-                return document.project(
-                    before, RolledBack, alias=alias, by=by, why=facts, left_manifest_sha256=leaving.manifest_sha256
+                return RolledBack(
+                    alias=alias,
+                    manifest_sha256=before.manifest_sha256,
+                    by=by,
+                    why=facts,
+                    left_manifest_sha256=leaving.manifest_sha256,
                 )
             problems.append(f"{before.run_id}@{before.step} {problem}")
         raise IntegrityError(
@@ -94,7 +104,7 @@ def roll_back(store: object_store.ObjectStore, alias: str, *, by: str, why: str 
     return alias_history.list_alias_promotions(alias, Registry(store, alias).append(decide))[0]
 
 
-def _find_problem(store: object_store.ObjectStore, promoted: Promoted) -> str:
+def _find_problem(store: ObjectStore, promoted: Promoted) -> str:
     """Return why these weights cannot be used; empty where they are committed and all their bytes are there."""
     record = RunLog(store, promoted.run_id).refresh().find(promoted.prefix)
     if record is None or not record.is_committed:

@@ -12,7 +12,6 @@ from cairn.storage.checkpoints.resume_point import new_pin, pin_checkpoint, unpi
 from cairn.storage.errors import IntegrityError
 from cairn.storage.logs import log_entry, run_entries, run_log
 from cairn.storage.snapshots.data_snapshot import TOKENIZER, read_manifest
-from cairn.storage.stores.document import project
 from cairn.tasks.attempt.attempt_claim import refuse_deleted
 from cairn.tasks.configuration.configuration_source import parse_configuration
 from cairn.tasks.configuration.run_configuration import RunConfig
@@ -72,9 +71,14 @@ def fork_run(
     if opened != body:
         unpin_checkpoint(parent, pin, "another process opened the run first", writer=log_entry.this_writer())
         raise InvalidConfiguration(f"run {run_id} was opened by another process meanwhile: name another")
-    begin = found.reference
-    return project(
-        body, Fork, parent=parent.run_id, step=begin.step, manifest_sha256=begin.manifest_sha256, changed=changed
+    return Fork(
+        run_id=run_id,
+        parent=parent.run_id,
+        step=record.committed.step,
+        manifest_sha256=found.reference.manifest_sha256,
+        data_snapshot=body.data_snapshot,
+        total_steps=body.total_steps,
+        changed=changed,
     )
 
 

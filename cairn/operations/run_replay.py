@@ -22,7 +22,6 @@ from cairn.storage.checkpoints.tensor_record import state_sha256
 from cairn.storage.errors import IntegrityError, SnapshotDamaged
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.logs.step_log import read_attempt_records
-from cairn.storage.stores.document import project
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.configuration.stored_configuration import parse_stored_configuration
 from cairn.tasks.machine.placement import library_versions
@@ -82,17 +81,18 @@ class _SegmentReplayer:
     def _spec(self, segment: Segment, config: RunConfig) -> trainer_protocol.TrainerSpec:
         opened, started = self._log.state.opened, segment.started
         assert opened is not None
-        return project(
-            config,
-            trainer_protocol.TrainerSpec,
+        return trainer_protocol.TrainerSpec(
             run_id=self._log.run_id,
             attempt=started.attempt,
             store_url=self._log.store.url,
             snapshot_id=opened.data_snapshot,
+            data=config.data,
+            model=config.model,
             training=config.training.model_copy(update={"probe_every_steps": 0}),  # the probe changes no bit
             micro_batch=started.micro_batch,
             activation_checkpointing=started.activation_checkpointing,
             quarantined=segment.quarantined,
+            divergence=config.divergence,
             patience_seconds=config.checkpoint.patience_seconds,
             threads=started.placement.threads,
             resume=segment.start,
@@ -109,13 +109,14 @@ class _SegmentReplayer:
 
     def replay(self, segment: Segment) -> ReplayedSegment:
         """Recompute a segment and say what was found; raises `SnapshotDamaged`."""
-        began, end = time.monotonic(), segment.end
-        row = project(
-            segment.started.placement,
-            ReplayedSegment,
+        began, end, placement = time.monotonic(), segment.end, segment.started.placement
+        row = ReplayedSegment(
             from_step=segment.from_step,
             to_step=end.step,
             attempt=end.attempt,
+            device=placement.device,
+            host=placement.host,
+            world_size=placement.world_size,
             expected_sha256=end.state_sha256,
         )
         config, here = parse_stored_configuration(segment.started.config), library_versions()["torch"]

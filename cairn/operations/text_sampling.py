@@ -15,7 +15,6 @@ from cairn.model.errors import InvalidInput, ModelError
 from cairn.reports.queries.run_lookup import configuration_of, find_run
 from cairn.storage.errors import IntegrityError, ObjectMissing, StoreRefused, StoreUnavailable
 from cairn.storage.logs import log_entry, run_log, run_state
-from cairn.storage.stores.document import project
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.errors import InvalidConfiguration, TaskError
 from cairn.tasks.machine.placement import work_folder
@@ -134,9 +133,15 @@ class RunSampler:
         tokens = len(pieces)
         pieces.append(stream.finish())
         show(pieces[-1])
-        text, run_id = "".join(pieces), self._log.run_id
-        return project(
-            reference, Sample, run_id=run_id, prompt=request.prompt, text=text, seed=seed, tokens=tokens, ended=ended
+        return Sample(
+            run_id=self._log.run_id,
+            step=reference.step,
+            manifest_sha256=reference.manifest_sha256,
+            prompt=request.prompt,
+            text="".join(pieces),
+            seed=seed,
+            tokens=tokens,
+            ended=ended,
         )
 
 

@@ -114,8 +114,13 @@ class WatcherMemory:
             seen = Observation(attempt=state.latest_attempt, mark=mark, since=self._monotonic())
             self._runs[log.run_id] = seen
         moved = before is not None and before is not seen and before.attempt == state.latest_attempt
-        shows_life = moved and owner is not None
-        return document.project(seen, Observed, owner=_life(log), unchanged_since=seen.since, shows_life=shows_life)
+        return Observed(
+            owner=_life(log),
+            unchanged_since=seen.since,
+            shows_life=moved and owner is not None,
+            futile=seen.futile,
+            tried_at=seen.tried_at,
+        )
 
     def note_continued(self, run_id: str) -> None:
         """Remember that a continuation of the run was begun."""
