@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from cairn.reports.queries.data_summary import DataSummary
     from cairn.reports.queries.run_simulation import PolicyOutcome, SimulationSummary
     from cairn.storage.tables.table_cache import Column
+    from cairn.tasks.configuration.run_configuration import RunConfig
 
 _MOST_SOURCES, _MOST_ROWS = 20, 1_000
 _LARGEST_INTEGER = 2**63
@@ -236,11 +237,12 @@ def describe_finished_run(log: RunLog, alias: str, store_url: str, ending: str) 
         yield f"  cairn fork {log.run_id} NEW --set training.steps={2 * log.state.opened.total_steps}{option}"
 
 
-def describe_plan(plan: "TrainingPlan") -> Iterator[tuple[str, str]]:
+def describe_plan(plan: "TrainingPlan", config: "RunConfig") -> Iterator[tuple[str, str]]:
     """Yield name and text of each line; estimates are marked as estimates."""
     from cairn.model.estimates.size_estimate import PARTS
 
-    origin = f"run {plan.run_id} from step {plan.from_step:,} of {plan.total_steps:,} as attempt {plan.attempt}"
+    total_steps, data, model = config.training.steps, plan.data, config.model
+    origin = f"run {plan.run_id} from step {plan.from_step:,} of {total_steps:,} as attempt {plan.attempt}"
     actions = {
         "open": f"open {origin}",
         "continue": f"continue {origin}",
@@ -250,58 +252,58 @@ def describe_plan(plan: "TrainingPlan") -> Iterator[tuple[str, str]]:
     yield "would", actions.get(plan.action, f"train nothing: run {plan.run_id} is finished")
     yield "because", plan.why
     yield "store", plan.store
-    data, model = plan.data, plan.model
-    files = f"{format_count(len(data.sources), 'source')}, {_format_bytes(data.bytes)}"
+    files = f"{format_count(len(data.sources), 'source')}, {_format_bytes(sum(data.sources.values()))}"
     if data.snapshot_id is None:
         train, val, unit = data.train_bytes, data.val_bytes, "bytes"
-        begin = f"not tokenized yet: {files} ({format_list([source.name for source in data.sources], 4)})"
+        begin = f"not tokenized yet: {files} ({format_list([*data.sources], 4)})"
     else:
         train, val, unit = data.train_tokens, data.val_tokens, "tokens"
         begin = f"snapshot {short_digest(data.snapshot_id)}: {files}"
     split = "" if train is None or val is None else f", {describe_split(train, val, unit, data.val_fraction)}"
     yield "data", begin + split
-    shape = f"{format_count(model.layers, 'layer')}, {format_count(model.heads, 'head')}, width {model.width}"
-    vocabulary = f"{model.vocab_size:,} ids{'' if data.snapshot_id else ' at most'}, block {model.block_size:,}"
-    yield "model", f"{model.family}: {model.parameters:,} parameters ({shape}, {vocabulary})"
+    shape = f"{format_count(model.n_layer, 'layer')}, {format_count(model.n_head, 'head')}, width {model.n_embd}"
+    vocabulary = f"{data.vocab_size:,} ids{'' if data.snapshot_id else ' at most'}, block {model.block_size:,}"
+    yield "model", f"{config.model_family}: {plan.parameters:,} parameters ({shape}, {vocabulary})"
     memory, shown = plan.memory, {name: plan.memory.parts.bytes_of(name) for name in PARTS}
     parts = ", ".join(f"{name.replace('_', ' ')} {_format_bytes(size)}" for name, size in shown.items() if size)
-    recomputed = ", activations recomputed" if memory.activation_checkpointing else ""
-    how = f"micro-batch {memory.micro_batch}, {memory.precision} with {memory.kernels} kernels{recomputed}"
+    recomputed = ", activations recomputed" if memory.sizes.activation_checkpointing else ""
+    numerics = f"{config.training.precision} with {config.training.kernels} kernels"
+    how = f"micro-batch {memory.sizes.micro_batch}, {numerics}{recomputed}"
     here = ""
     if memory.there_bytes is not None:
         short = ": more than there is" if memory.total_bytes > memory.there_bytes else ""
         here = f"; {_format_bytes(memory.there_bytes)} are there now{short}"
     yield "memory", f"an estimate: {_format_bytes(memory.total_bytes)} at its peak with {how} ({parts}){here}"
     if plan.action != "nothing":
-        yield from _describe_remaining(plan)
+        yield from _describe_remaining(plan, config)
     yield "retries left", ", ".join(f"{reason} {budget.left}" for reason, budget in plan.budgets.items())
 
 
-def _describe_remaining(plan: "TrainingPlan") -> Iterator[tuple[str, str]]:
-    steps, early = plan.total_steps - plan.from_step, " at most: it may stop early" if plan.may_stop_early else ""
+def _describe_remaining(plan: "TrainingPlan", config: "RunConfig") -> Iterator[tuple[str, str]]:
+    total_steps, early = config.training.steps, " at most: it may stop early" if config.early_stop.is_on else ""
     tokens = f"{plan.tokens_ahead:,} tokens, {plan.tokens_per_step:,} each"
-    yield "steps", f"{steps:,} ahead of {plan.total_steps:,}{early}; {tokens}"
+    yield "steps", f"{total_steps - plan.from_step:,} ahead of {total_steps:,}{early}; {tokens}"
     speed, seconds = plan.cost.tokens_per_second, plan.cost.seconds
     if speed is None or seconds is None:
         yield "time", "not known before the run has trained a step"
     else:
         pace = f"the {speed:,.0f} tokens/s of its newest steps"
         yield "time", f"an estimate: {format_duration(seconds)} of training at {pace}"
-    commits = plan.checkpoints
-    every = f" and every {commits.every_seconds:g} s" if commits.every_seconds else ""
-    room, size = commits.room, f"{_format_bytes(commits.room.bytes_each)} each"
+    rules, room, size = config.checkpoint, plan.room, f"{_format_bytes(plan.room.bytes_each)} each"
+    every = f" and every {rules.every_seconds:g} s" if rules.every_seconds else ""
     kept = f"at most {room.kept_at_most} kept ({_format_bytes(room.kept_at_most * room.bytes_each)})"
-    schedule = f"{commits.ahead:,} ahead, every {format_count(commits.every_steps, 'step')}{every}, {size}"
+    schedule = f"{plan.commits:,} ahead, every {format_count(rules.every_steps, 'step')}{every}, {size}"
     yield "checkpoints", f"{schedule}; {kept} beside those in use"
     free = "" if room.free_bytes is None else f", {_format_bytes(room.free_bytes)} are free"
     yield "room", f"the store needs {_format_bytes(room.needed_bytes)} more for all at once{free}"
     yield "evaluations", f"of {format_count(plan.evaluated_commits, 'commit')}: {', '.join(plan.suites)}"
-    if plan.cost.gpu_hour_price is not None:
+    price, currency = config.cost.gpu_hour_price, config.cost.currency
+    if price is not None:
         money = "not known before the run has trained a step"
         if plan.cost.money is not None:
             amount = f"{plan.cost.money:,.2f}" if plan.cost.money >= 0.005 else "less than 0.01"
-            money = f"an estimate: {amount} {plan.cost.currency}"
-        yield "cost", f"{money}, at {plan.cost.gpu_hour_price:g} {plan.cost.currency} an hour"
+            money = f"an estimate: {amount} {currency}"
+        yield "cost", f"{money}, at {price:g} {currency} an hour"
 
 
 def _format_bytes(size: int) -> str:

@@ -156,7 +156,6 @@ def _try_out(resolved: "ResolvedRequest", *, only_plan: bool, json: bool) -> Exi
     from cairn.flows.preparation.resource_check import available_memory, require_memory, require_room
     from cairn.flows.preparation.training_plan import PlanAction, plan_training
     from cairn.tasks.machine.machine_speed import numerics_here
-    from cairn.tasks.policy.attempt_sizes import next_sizes
     from cairn.tasks.trainer.trainer_group import trainer_group
 
     log = resolved.open_log()
@@ -171,11 +170,10 @@ def _try_out(resolved: "ResolvedRequest", *, only_plan: bool, json: bool) -> Exi
         return ExitCode.DONE if found.sound else ExitCode.ERROR
     memory = available_memory(settled.training, trainer_group(settled.training, os.environ))
     plan = plan_training(log, settled, resolved.base_dir, memory)
-    print_document(plan) if json else print_facts(describe_plan(plan))
-    sizes = next_sizes(log.state, settled.training, chosen=plan.memory.micro_batch)
-    require_memory(settled, plan.model.vocab_size, sizes, memory)
+    print_document(plan) if json else print_facts(describe_plan(plan, settled))
+    require_memory(settled, plan.data.vocab_size, plan.memory.sizes, memory)
     if plan.action != PlanAction.NOTHING:
-        require_room(log.store, plan.checkpoints.room)
+        require_room(log.store, plan.room)
     return ExitCode.DONE
 
 

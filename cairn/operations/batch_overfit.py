@@ -96,14 +96,14 @@ def _find_text(config: RunConfig, log: RunLog, base_dir: Path, folder: Path) -> 
         return log.store, log.state.opened.data_snapshot
     if config.data.snapshot:
         return log.store, find_by_id(log.store, config.data.snapshot).snapshot_id
-    from cairn.flows.preparation.preflight import preview_sources
+    from cairn.tasks.data.corpus import preview_corpus
     from cairn.tasks.data.snapshot_build import build_snapshot
 
     tokenizer, beginning = config.data.tokenizer, folder / "beginning.txt"
     if tokenizer.endswith(".json"):
         tokenizer = str((base_dir / Path(tokenizer).expanduser()).absolute())
     wanted = max(_TEXT_BYTES, _BYTES_OF_ID * (config.data.bpe_vocab_size or 0), 64 * WINDOWS * config.model.block_size)
-    documents = chain.from_iterable(source.documents() for source in preview_sources(config.data, base_dir))
+    documents = chain.from_iterable(source.documents() for source in preview_corpus(config.data, base_dir))
     with beginning.open("w", encoding="utf-8") as file:
         for document in documents:  # until there is text enough for the windows and the tokenizer
             file.write(f"{document.text}\n")

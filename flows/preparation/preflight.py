@@ -25,7 +25,7 @@ from cairn.storage.stores.open_store import open_store
 from cairn.tasks.attempt.attempt_claim import refuse_deleted
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.configuration.stored_configuration import check_drift
-from cairn.tasks.data import corpus, document, document_reader, foreign_tokenizer, snapshot_build, snapshot_lookup
+from cairn.tasks.data import corpus, document, foreign_tokenizer, snapshot_build, snapshot_lookup
 from cairn.tasks.errors import InvalidConfiguration, TaskError
 from cairn.tasks.machine import machine_speed, placement
 from cairn.tasks.policy.attempt_sizes import next_sizes
@@ -90,7 +90,7 @@ def prepare_early(
         folder = placement.work_folder(environment)
         with suppress(Exception):
             try:
-                sources = preview_sources(config.data, resolved.base_dir)
+                sources = corpus.preview_corpus(config.data, resolved.base_dir)
                 is_small = sum(source.bytes for source in sources) <= _MOST_EARLY_BYTES
                 for source in sources if is_small else ():
                     deque(source.documents(), maxlen=0)
@@ -106,13 +106,6 @@ def prepare_early(
     thread.start()
     is_read.wait()
     return thread.join
-
-
-def preview_sources(data: DataConfig, base_dir: Path) -> tuple[document.Source, ...]:
-    """Return the sources of text, none read yet; raises `InvalidCorpus`."""
-    return corpus.preview_corpus(
-        data.sources, base_dir, document_reader.rules_of(data), groups=data.source_names if data.weights else ()
-    )
 
 
 def wanted_vocab_size(data: DataConfig, base_dir: Path) -> int:
@@ -134,7 +127,7 @@ def _check_data(store: object_store.ObjectStore, config: RunConfig, base_dir: Pa
         except InvalidInput as error:
             rule = "rule: bytes, bpe:<size> or a tokenizer.json"
             raise document.InvalidCorpus(f"data.tokenizer = {config.data.tokenizer!r}: {error}; {rule}") from error
-        preview_sources(config.data, base_dir)
+        corpus.preview_corpus(config.data, base_dir)
     else:  # a token of our own byte-level tokenizers is known to hold at least a byte
         _check_sizes(config, base_dir)
         vocab_size = wanted_vocab_size(config.data, base_dir)
@@ -154,7 +147,7 @@ def _check_memory(config: RunConfig, state: RunState, vocab_size: int, environme
 
 def _check_sizes(config: RunConfig, base_dir: Path) -> None:
     """Read the text only until no split, and no weighted source, can be too small; raises `InvalidCorpus`."""
-    sources, data, window = preview_sources(config.data, base_dir), config.data, config.model.block_size + 1
+    sources, data, window = corpus.preview_corpus(config.data, base_dir), config.data, config.model.block_size + 1
     vocabulary = data.bpe_vocab_size or SMALLEST_BPE_VOCABULARY
     needed = {"train": max(window, vocabulary - SMALLEST_BPE_VOCABULARY), "val": window}  # a merge needs a byte
     tokens, documents = dict.fromkeys(SPLITS, 0), Counter[str]()

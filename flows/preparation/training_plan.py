@@ -1,10 +1,11 @@
 """The plan of `cairn train --dry-run`: data, sizes, time, cost and budgets from formulas and step records alone."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from cairn.flows.preparation import preflight, resource_check
 from cairn.flows.preparation.resource_check import AvailableMemory, StoreRoom
@@ -12,11 +13,10 @@ from cairn.model.estimates.size_estimate import MemoryEstimate, count_parameters
 from cairn.reports.queries.run_status import BudgetStatus, RunPhase, count_budgets, read_status
 from cairn.storage.logs import run_log, step_log
 from cairn.storage.snapshots import data_snapshot, document_index, snapshot_manifest
-from cairn.storage.stores.document import project
 from cairn.tasks.configuration.run_configuration import RunConfig
-from cairn.tasks.data import snapshot_build, snapshot_lookup
+from cairn.tasks.data import corpus, snapshot_build, snapshot_lookup
 from cairn.tasks.evaluator.evaluation_suite import command_suites_of, suite_of
-from cairn.tasks.policy.attempt_sizes import next_sizes
+from cairn.tasks.policy.attempt_sizes import AttemptSizes, next_sizes
 
 
 class PlanAction(StrEnum):
@@ -30,20 +30,14 @@ class PlanAction(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PlannedSource:
-    """A file or built-in text, by the name a snapshot gives it, and its size."""
-
-    name: str
-    bytes: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedData:
-    """The data; without a snapshot `vocab_size` is the one asked for, and bytes stand for tokens, if they are known."""
+    """The data, with the bytes of each source by its name; of a text that was not read the sizes of splits are None.
+
+    Without a snapshot there are no tokens yet, and `vocab_size` is the one asked for.
+    """
 
     snapshot_id: str | None = None
-    sources: tuple[PlannedSource, ...]
-    bytes: int
+    sources: Mapping[str, int]
     train_tokens: int | None = None
     val_tokens: int | None = None
     train_bytes: int | None
@@ -53,39 +47,13 @@ class PlannedData:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PlannedModel:
-    """The network: shape, vocabulary and parameters."""
-
-    family: str
-    layers: int
-    heads: int
-    width: int
-    block_size: int
-    vocab_size: int
-    parameters: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedMemory:
     """Estimated peak bytes of one trainer, on its device; `there_bytes` is what is free now, None if unknown."""
 
-    micro_batch: int
-    activation_checkpointing: bool
-    precision: str
-    kernels: str
+    sizes: AttemptSizes
     total_bytes: int
     there_bytes: int | None
     parts: MemoryEstimate
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PlannedCheckpoints:
-    """The commits ahead, without those that `every_seconds` adds, and the room that what retention keeps takes."""
-
-    every_steps: int
-    every_seconds: float | None
-    ahead: int
-    room: StoreRoom
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,8 +62,6 @@ class PlannedCost:
 
     tokens_per_second: float | None
     seconds: float | None
-    gpu_hour_price: float | None
-    currency: str
     money: float | None
 
 
@@ -103,7 +69,8 @@ class PlannedCost:
 class TrainingPlan:
     """What a dry run shows; `attempt` is the one that would train, None if none would.
 
-    `evaluated_commits` counts the commits ahead that are evaluated, under each of the `suites`.
+    `commits` are those ahead, without those that `checkpoint.every_seconds` adds; of these `evaluated_commits` are
+    evaluated, under each of the `suites`. `room` is what retention keeps at most.
     """
 
     run_id: str
@@ -112,60 +79,49 @@ class TrainingPlan:
     why: str
     attempt: int | None
     from_step: int
-    total_steps: int
     tokens_per_step: int
     tokens_ahead: int
-    may_stop_early: bool
     data: PlannedData
-    model: PlannedModel
+    parameters: int
     memory: PlannedMemory
-    checkpoints: PlannedCheckpoints
+    commits: int
+    room: StoreRoom
     evaluated_commits: int
     suites: tuple[str, ...]
     cost: PlannedCost
     budgets: Mapping[str, BudgetStatus]
+    config: Mapping[str, Any]
 
 
 def plan_training(log: run_log.RunLog, config: RunConfig, base_dir: Path, memory: AvailableMemory) -> TrainingPlan:
     """Return the plan for a checked configuration and a log that was read."""
-    state, total = log.state, config.training.steps
     action, why = _action(log)
-    first = state.resume_step
+    first, total, every = log.state.resume_step, config.training.steps, config.checkpoint.every_steps
     data = _data(log, config, base_dir)
     per_step = config.training.global_batch * config.model.block_size
     ahead = per_step * (total - first) if action is not PlanAction.NOTHING else 0
+    chosen = resource_check.choose_micro_batch(config, data.vocab_size, memory)
+    sizes = next_sizes(log.state, config.training, chosen=chosen)
+    parts = resource_check.estimate_trainer(config, data.vocab_size, sizes, memory)
     return TrainingPlan(
         run_id=log.run_id,
         store=log.store.url,
         action=action,
         why=why,
-        attempt=None if action is PlanAction.NOTHING else state.latest_attempt + 1,
+        attempt=None if action is PlanAction.NOTHING else log.state.latest_attempt + 1,
         from_step=first,
-        total_steps=total,
         tokens_per_step=per_step,
         tokens_ahead=ahead,
-        may_stop_early=config.early_stop.is_on,
         data=data,
-        model=PlannedModel(
-            family=config.model_family,
-            layers=config.model.n_layer,
-            heads=config.model.n_head,
-            width=config.model.n_embd,
-            block_size=config.model.block_size,
-            vocab_size=data.vocab_size,
-            parameters=count_parameters(config.model, data.vocab_size),
-        ),
-        memory=_memory(log, config, data.vocab_size, memory),
-        checkpoints=project(
-            config.checkpoint,
-            PlannedCheckpoints,
-            ahead=_multiples(config.checkpoint.every_steps, first, total),
-            room=resource_check.store_room(log.store, state, config, data.vocab_size),
-        ),
-        evaluated_commits=_multiples(config.checkpoint.every_steps * config.evaluation.every_commits, first, total),
+        parameters=count_parameters(config.model, data.vocab_size),
+        memory=PlannedMemory(sizes=sizes, total_bytes=parts.total_bytes, there_bytes=memory.bytes, parts=parts),
+        commits=_multiples(every, first, total),
+        room=resource_check.store_room(log.store, log.state, config, data.vocab_size),
+        evaluated_commits=_multiples(every * config.evaluation.every_commits, first, total),
         suites=(suite_of(config.evaluation).name, *(suite.name for suite in command_suites_of(config.evaluation))),
-        cost=_cost(log, config, ahead),
-        budgets=count_budgets(state, config.budgets.model_dump(mode="json")),
+        cost=_cost(log, config.cost.gpu_hour_price, ahead),
+        budgets=count_budgets(log.state, config.budgets.model_dump(mode="json")),
+        config=config.document(),
     )
 
 
@@ -191,7 +147,7 @@ def _data(log: run_log.RunLog, config: RunConfig, base_dir: Path) -> PlannedData
     if data.snapshot:
         chosen = snapshot_lookup.find_by_id(log.store, data.snapshot)
         return _snapshot_data(chosen.snapshot_id, chosen.manifest)
-    sources = preflight.preview_sources(data, base_dir)
+    sources = corpus.preview_corpus(data, base_dir)
     if built := snapshot_build.find_built(log.store, data, base_dir, sources):
         return _snapshot_data(built.snapshot_id, built.manifest)
     sizes: dict[document_index.SplitName, int] = {}
@@ -200,8 +156,7 @@ def _data(log: run_log.RunLog, config: RunConfig, base_dir: Path) -> PlannedData
         for split, size_bytes in (size for source in sources for size in source.sizes(data.val_fraction)):
             sizes[split] += size_bytes
     return PlannedData(
-        sources=tuple(project(source, PlannedSource) for source in sources),
-        bytes=sum(source.bytes for source in sources),
+        sources={source.name: source.bytes for source in sources},
         train_bytes=sizes.get("train"),
         val_bytes=sizes.get("val"),
         val_fraction=data.val_fraction,
@@ -211,34 +166,26 @@ def _data(log: run_log.RunLog, config: RunConfig, base_dir: Path) -> PlannedData
 
 def _snapshot_data(snapshot_id: str, manifest: snapshot_manifest.SnapshotManifest) -> PlannedData:
     train, val = manifest.split("train"), manifest.split("val")
-    return project(
-        manifest,
-        PlannedData,
+    return PlannedData(
         snapshot_id=snapshot_id,
-        sources=tuple(project(source, PlannedSource) for source in manifest.sources),
-        bytes=sum(source.bytes for source in manifest.sources),
+        sources={source.name: source.bytes for source in manifest.sources},
         train_tokens=train.tokens,
         val_tokens=val.tokens,
         train_bytes=train.bytes,
         val_bytes=val.bytes,
+        val_fraction=manifest.val_fraction,
+        vocab_size=manifest.vocab_size,
     )
 
 
-def _memory(log: run_log.RunLog, config: RunConfig, vocab_size: int, memory: AvailableMemory) -> PlannedMemory:
-    sizes = next_sizes(log.state, config.training, chosen=resource_check.choose_micro_batch(config, vocab_size, memory))
-    parts = resource_check.estimate_trainer(config, vocab_size, sizes, memory)
-    estimated = {"total_bytes": parts.total_bytes, "there_bytes": memory.bytes, "parts": parts}
-    return project(config.training, PlannedMemory, **asdict(sizes), **estimated)
-
-
-def _cost(log: run_log.RunLog, config: RunConfig, tokens: int) -> PlannedCost:
+def _cost(log: run_log.RunLog, price: float | None, tokens: int) -> PlannedCost:
     """Use the median of the newest steps: one slow step is no prediction."""
     attempts = (step_log.read_attempt_records(log.store, log.prefix, n) for n in range(log.state.latest_attempt, 0, -1))
-    lines, price = next(filter(None, attempts), [])[-200:], config.cost.gpu_hour_price
+    lines = next(filter(None, attempts), [])[-200:]
     speed = median(line.tokens_per_second for line in lines) if lines else None
     seconds = tokens / speed if speed else None
     money = None if price is None or seconds is None else price * seconds / 3600
-    return project(config.cost, PlannedCost, tokens_per_second=speed, seconds=seconds, money=money)
+    return PlannedCost(tokens_per_second=speed, seconds=seconds, money=money)
 
 
 def _multiples(every: int, first: int, last: int) -> int:

@@ -7,7 +7,6 @@ from enum import StrEnum
 
 from cairn.storage.logs import log_entry, run_entries, run_state
 from cairn.storage.logs.registry import Promoted, Refused, RegistryState, SuiteReference
-from cairn.storage.stores.document import project
 from cairn.tasks.configuration.settings import METRIC
 
 
@@ -240,11 +239,12 @@ def _promoted(offer: _Offer, alias: str) -> Promoted:
     assert evaluation is not None
     before = "the first one" if offer.champion_loss is None else f"before {offer.champion_loss:.4f}"
     words = [f"{METRIC} {evaluation.metrics[METRIC]:.4f}, {before}", candidate.why, approval.why if approval else ""]
-    return project(
-        candidate.reference,
-        Promoted,
+    return Promoted(
         alias=alias,
         run_id=candidate.run_id,
+        step=candidate.reference.step,
+        prefix=candidate.reference.prefix,
+        manifest_sha256=candidate.reference.manifest_sha256,
         suite_sha256=evaluation.suite_sha256,
         data_snapshot=evaluation.data_snapshot,
         metrics=evaluation.metrics,
@@ -261,11 +261,11 @@ def _refused(
     candidate: Candidate, alias: str, gate: Gate, detail: str, evaluation: run_entries.EvaluationRecorded | None
 ) -> Refused:
     finite = {name: value for name, value in evaluation.metrics.items() if math.isfinite(value)} if evaluation else {}
-    return project(
-        candidate.reference,
-        Refused,
+    return Refused(
         alias=alias,
         run_id=candidate.run_id,
+        step=candidate.reference.step,
+        manifest_sha256=candidate.reference.manifest_sha256,
         gate=gate.value,
         detail=detail,
         by=candidate.approval.by if gate == Gate.APPROVED and candidate.approval else candidate.by,

@@ -18,7 +18,6 @@ from cairn.storage.logs.registry import Refused, Registry, RegistryState, list_a
 from cairn.storage.logs.run_entries import CheckpointPinned, Placement
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.logs.run_state import CheckpointRecord, CheckpointState, RunState
-from cairn.storage.stores.document import project
 from cairn.tasks.checkpoints.promotion import Gate
 from cairn.tasks.configuration.settings import METRIC, CheckpointConfig
 from cairn.tasks.machine.placement import is_known_dead
@@ -249,11 +248,13 @@ def _abandoned(run_id: str, pin: CheckpointPinned, state: RegistryState) -> Refu
     """Refuse the offer of a dead process; its last request may still arrive, but then it comes too late."""
     if pin.pin_id in state.decided_pins:
         return None
-    return project(
-        pin,
-        Refused,
+    return Refused(
         alias=pin.alias or "",
         run_id=run_id,
+        step=pin.step,
+        manifest_sha256=pin.manifest_sha256,
+        pin_id=pin.pin_id,
+        suite_sha256=pin.suite_sha256,
         gate=Gate.ABANDONED.value,
         detail=f"process {pin.pinned_by.pid} on {pin.pinned_by.host}, which offered it, died before the gates decided",
         by="sweep",

@@ -11,7 +11,7 @@ import gc
 import hashlib
 import sysconfig
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,11 +21,12 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from cairn.model.configuration.data import DataConfig
 from cairn.storage.errors import IntegrityError
-from cairn.storage.stores.document import project, sha256
+from cairn.storage.stores import document
 from cairn.tasks.data import source_listing
 from cairn.tasks.data.document import Document, InvalidCorpus, Piece, Source, make_document
-from cairn.tasks.data.document_reader import ReadingRules, read_pieces
+from cairn.tasks.data.document_reader import read_pieces
 from cairn.tasks.data.source_listing import CHUNK_BYTES, HELD_OUT_END, ROW, WHOLE_FILE, TextFile, decompress, find_files
 
 # A preview checks a corpus up to this size; of a larger one it only finds the files.
@@ -34,7 +35,6 @@ FEW_FILES = 100
 """Up to so many files of text the end of each is held out: of fewer documents a hash may take far too many or few."""
 
 _CHECK_THREADS = 4
-_DEFAULT_RULES = ReadingRules()
 _ORDER = attrgetter("group", "name")
 TOPICS = "python:topics"
 DOCSTRINGS = "python:docstrings"
@@ -51,23 +51,18 @@ _Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def open_corpus(
-    sources: Sequence[str],
-    base_dir: Path,
-    rules: ReadingRules = _DEFAULT_RULES,
-    on_bytes: Callable[[int, int], None] | None = None,
-    *,
-    groups: Sequence[str] = (),
+    data: DataConfig, base_dir: Path, on_bytes: Callable[[int, int], None] | None = None
 ) -> tuple[Source, ...]:
     """Find and check every source, sorted by group and name; relative paths start at `base_dir`.
 
-    `groups` names a group for each of `sources`. Calls on_bytes(checked, total) after each file. Raises InvalidCorpus
-    for a source that is missing, empty, not UTF-8 or of an unsupported format, and for a file in two groups.
+    With `data.weights` each entry of `data.sources` is a group. Calls on_bytes(checked, total) after each file. Raises
+    InvalidCorpus for a source that is missing, empty, not UTF-8 or of an unsupported format, or in two groups.
     """
-    checked, files = _find(sources, base_dir, rules, groups)
+    checked, files = _find(data, base_dir)
     total, done = sum(file.bytes for file in files), 0
     with ThreadPoolExecutor(_CHECK_THREADS, thread_name_prefix="check") as pool:
         try:
-            for source in pool.map(partial(_check, rules), files):
+            for source in pool.map(partial(_check, data), files):
                 checked.append(source)
                 done += source.bytes
                 if on_bytes:
@@ -78,40 +73,43 @@ def open_corpus(
     return tuple(sorted(checked, key=_ORDER))
 
 
-def preview_corpus(
-    sources: Sequence[str], base_dir: Path, rules: ReadingRules = _DEFAULT_RULES, *, groups: Sequence[str] = ()
-) -> tuple[Source, ...]:
+def preview_corpus(data: DataConfig, base_dir: Path) -> tuple[Source, ...]:
     """Return the sources as `open_corpus` does, but those of a large corpus unchecked, with an empty `sha256`."""
-    python, files = _find(sources, base_dir, rules, groups)
+    built_in, files = _find(data, base_dir)
     if sum(file.bytes for file in files) <= PREVIEW_BYTES:
-        return open_corpus(sources, base_dir, rules, groups=groups)
-    unchecked = (_source(rules, file, file.bytes, "", file.bytes) for file in files)
-    return tuple(sorted([*python, *unchecked], key=_ORDER))
+        return open_corpus(data, base_dir)
+    # A text of unknown size is taken for one that is not compressed.
+    unchecked = (_source(data, file, sha256="", text_bytes=file.bytes) for file in files)
+    return tuple(sorted([*built_in, *unchecked], key=_ORDER))
 
 
-def _find(
-    sources: Sequence[str], base_dir: Path, rules: ReadingRules, groups: Sequence[str]
-) -> tuple[list[Source], list[TextFile]]:
-    if not sources:
-        raise InvalidCorpus("data.sources = []: rule: at least one source; name a text file or a glob")
-    group_of = dict(zip(sources, groups, strict=True)) if groups else dict.fromkeys(sources, "")
+def _find(data: DataConfig, base_dir: Path) -> tuple[list[Source], list[TextFile]]:
+    groups = data.source_names if data.weights else [""] * len(data.sources)
+    group_of = dict(zip(data.sources, groups, strict=True))
     python = {source: group for source, group in group_of.items() if source.startswith("python:")}
     built_in = [replace(open_python_source(source), group=group) for source, group in python.items()]
     files = find_files({source: group for source, group in group_of.items() if source not in python}, base_dir)
     texts = sum(file.unit == WHOLE_FILE for file in files)
-    if rules.split != "documents" and not (rules.split == "auto" and texts > FEW_FILES):
+    if data.split != "documents" and not (data.split == "auto" and texts > FEW_FILES):
         files = [replace(file, unit=HELD_OUT_END) if file.unit == WHOLE_FILE else file for file in files]
     return built_in, files
 
 
-def _source(rules: ReadingRules, file: TextFile, size_bytes: int, digest: str, text_bytes: int) -> Source:
-    """Return the source; a text of unknown size is taken for one that is not compressed."""
-    border = int(text_bytes * (1 - rules.val_fraction)) if file.unit == HELD_OUT_END else None
-    pieces = partial(_pieces, rules, file, digest, border, text_bytes)
-    return project(file, Source, bytes=size_bytes, sha256=digest, pieces=pieces, border=border, text_bytes=text_bytes)
+def _source(data: DataConfig, file: TextFile, *, sha256: str, text_bytes: int) -> Source:
+    border = int(text_bytes * (1 - data.val_fraction)) if file.unit == HELD_OUT_END else None
+    return Source(
+        name=file.name,
+        bytes=file.bytes,
+        sha256=sha256,
+        unit=file.unit,
+        pieces=partial(_pieces, data, file, sha256, border, text_bytes),
+        group=file.group,
+        border=border,
+        text_bytes=text_bytes,
+    )
 
 
-def _check(rules: ReadingRules, file: TextFile) -> Source:
+def _check(data: DataConfig, file: TextFile) -> Source:
     """Hash the file; a text whose end is held out must be UTF-8 (RFC 3629) and not empty."""
     text_bytes = 0
     with _open_hashed(file) as stream:
@@ -120,7 +118,7 @@ def _check(rules: ReadingRules, file: TextFile) -> Source:
         digest = stream.sha256_to_end()
     if stream.bytes == 0:
         raise file.invalid("the file is empty", "every source has text; fill the file, or leave it out")
-    return _source(rules, file, stream.bytes, digest, text_bytes)
+    return _source(data, replace(file, bytes=stream.bytes), sha256=digest, text_bytes=text_bytes)
 
 
 def _require_text(file: TextFile, text: BinaryIO) -> int:
@@ -144,9 +142,9 @@ def _require_text(file: TextFile, text: BinaryIO) -> int:
     return size_bytes
 
 
-def _pieces(rules: ReadingRules, file: TextFile, digest: str, border: int | None, text_bytes: int) -> Iterator[Piece]:
+def _pieces(data: DataConfig, file: TextFile, digest: str, border: int | None, text_bytes: int) -> Iterator[Piece]:
     """Yield the pieces; raises InvalidCorpus at the end if the file no longer has `digest`."""
-    read = partial(read_pieces, file=file, rules=rules, border=border, text_bytes=text_bytes)
+    read = partial(read_pieces, file=file, data=data, border=border, text_bytes=text_bytes)
     try:
         if file.unit == ROW:  # a table is not read from front to back, so it is hashed afterwards
             with _convert_errors(file), file.opener() as table:
@@ -225,8 +223,8 @@ def open_python_source(source: str) -> Source:
     from pydoc_data.topics import topics  # half a megabyte
 
     documents = _in_a_row(TOPICS, (text.strip().encode("utf-8") for _, text in sorted(topics.items())))
-    size_bytes = sum(document.bytes for document in documents)
-    digest = sha256("".join(document.sha256 for document in documents).encode())
+    size_bytes = sum(item.bytes for item in documents)
+    digest = document.sha256("".join(item.sha256 for item in documents).encode())
     return Source(name=TOPICS, bytes=size_bytes, sha256=digest, unit="topic", pieces=lambda: iter(documents))
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from cairn.storage.snapshots.document_index import SplitName
-from cairn.storage.stores.document import project
 from cairn.tasks.data.document import Document, InvalidCorpus, Piece, Rejected, RejectionKind, Source
 
 _REPORT_EVERY_PIECES = 1024
@@ -63,7 +62,12 @@ def reject_duplicates(pieces: Iterator[Piece], seen: set[bytes]) -> Iterator[Pie
         if isinstance(piece, Document):
             if (digest := remembered(piece.sha256)) in seen:
                 detail = f"the same text as an earlier document, sha256 {piece.sha256}"
-                piece = project(piece, Rejected, kind=RejectionKind.DUPLICATE, detail=detail)
+                piece = Rejected(
+                    source=piece.source,
+                    offset_bytes=piece.offset_bytes,
+                    kind=RejectionKind.DUPLICATE,
+                    detail=detail,
+                )
             seen.add(digest)
         yield piece
 

@@ -14,40 +14,21 @@ import pyarrow as pa
 from cairn.model.configuration.data import DataConfig
 from cairn.storage.snapshots.document_index import SplitName
 from cairn.storage.snapshots.parquet_process import ROWS, read_parquet
-from cairn.storage.stores.document import project
 from cairn.tasks.data.document import Piece, Rejected, RejectionKind, make_document
 from cairn.tasks.data.source_listing import CHUNK_BYTES, HELD_OUT_END, LINE, ROW, Compression, TextFile, decompress
 
 LONGEST_LINE_BYTES = 64 * 1024 * 1024
+"""A longer line of JSON, or row, is rejected, because it is held in memory as a whole."""
 _DETAIL_CHARACTERS = 200
 _PARAGRAPHS_AND_LINES = (b"\n\n", b"\n\r\n", b"\n")
 _LONGEST_CHARACTER_BYTES = 4
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReadingRules:
-    """The field that holds the text, the longest document (a longer text gives several), and how texts are split.
-
-    A line of JSON or a row longer than `longest_line_bytes` is rejected, for it is held in memory as a whole.
-    """
-
-    text_field: str = "text"
-    max_document_bytes: int = DataConfig.model_fields["max_document_bytes"].default
-    longest_line_bytes: int = LONGEST_LINE_BYTES
-    val_fraction: float = DataConfig.model_fields["val_fraction"].default
-    split: str = DataConfig.model_fields["split"].default
-
-
-def rules_of(data: DataConfig) -> ReadingRules:
-    """Return the rules that a configuration asks for."""
-    return project(data, ReadingRules)
-
-
 def read_pieces(
-    stream: BinaryIO, file: TextFile, rules: ReadingRules, *, border: int | None, text_bytes: int
+    stream: BinaryIO, file: TextFile, data: DataConfig, *, border: int | None, text_bytes: int
 ) -> Iterator[Piece]:
     """Yield the documents and rejected documents of an open file in order."""
-    reader = _Reader(name=file.name, rules=rules)
+    reader = _Reader(name=file.name, data=data)
     if file.unit == ROW and file.compression is Compression.NONE and _has_descriptor(stream):
         yield from reader.table(stream)
         return
@@ -63,7 +44,7 @@ def read_pieces(
     elif file.unit == HELD_OUT_END and border is not None:
         yield from reader.text_with_border(text, border, text_bytes)
     else:
-        for offset, content in pieces_of(text, rules.max_document_bytes):
+        for offset, content in pieces_of(text, data.max_document_bytes):
             yield reader.text(offset, content)
     while text.read(CHUNK_BYTES):
         pass  # the hash needs every byte
@@ -90,20 +71,20 @@ def _has_descriptor(stream: BinaryIO) -> bool:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Reader:
     name: str
-    rules: ReadingRules
+    data: DataConfig
 
     def text_with_border(self, text: BinaryIO, border: int, text_bytes: int) -> Iterator[Piece]:
-        for offset, content in pieces_of(text, self.rules.max_document_bytes, border):
+        for offset, content in pieces_of(text, self.data.max_document_bytes, border):
             ends = offset + len(content) >= text_bytes or offset < border <= offset + len(content)
             yield self._document(offset, content, placed="train" if offset < border else "val", ends=ends)
 
     def text_in_pieces(self, offset: int, content: bytes) -> Iterator[Piece]:
-        if len(content) > self.rules.longest_line_bytes:
+        if len(content) > LONGEST_LINE_BYTES:
             yield self._too_long(offset)
-        elif len(content) <= self.rules.max_document_bytes:
+        elif len(content) <= self.data.max_document_bytes:
             yield self.text(offset, content)
         else:
-            for _, piece in pieces_of(io.BytesIO(content), self.rules.max_document_bytes):
+            for _, piece in pieces_of(io.BytesIO(content), self.data.max_document_bytes):
                 yield self.text(offset, piece)
 
     def text(self, offset: int, content: bytes) -> Piece:
@@ -119,14 +100,14 @@ class _Reader:
 
     def json_lines(self, text: BinaryIO) -> Iterator[Piece]:
         # A struct of one field: msgspec skips the others without making objects.
-        field = msgspec.defstruct("Line", [("text", Any, msgspec.UNSET)], rename={"text": self.rules.text_field})
-        for offset, line in lines_of(text, self.rules.longest_line_bytes):
+        field = msgspec.defstruct("Line", [("text", Any, msgspec.UNSET)], rename={"text": self.data.text_field})
+        for offset, line in lines_of(text, LONGEST_LINE_BYTES):
             if line.strip():
                 found = self._field_of(offset, line.rstrip(b"\r\n"), field)
                 yield from [found] if isinstance(found, Rejected) else self.text_in_pieces(offset, found)
 
     def table(self, file: BinaryIO) -> Iterator[Piece]:
-        batches = read_parquet(file, [self.rules.text_field])
+        batches = read_parquet(file, [self.data.text_field])
         schema = next(batches).schema
         rows = range(int(schema.metadata[ROWS]))
         if not schema.names:
@@ -139,7 +120,7 @@ class _Reader:
                 yield from [self._missing(row)] if content is None else self.text_in_pieces(row, content)
 
     def _field_of(self, offset: int, line: bytes, field: Any) -> bytes | Rejected:
-        if len(line) > self.rules.longest_line_bytes:
+        if len(line) > LONGEST_LINE_BYTES:
             return self._too_long(offset)
         try:
             line.decode("utf-8")  # the parser does not check skipped fields
@@ -160,14 +141,14 @@ class _Reader:
         return self._rejected(offset, RejectionKind.NOT_UTF8, detail)
 
     def _too_long(self, offset: int) -> Rejected:
-        return self._rejected(offset, RejectionKind.TOO_LONG, f"longer than {self.rules.longest_line_bytes} bytes")
+        return self._rejected(offset, RejectionKind.TOO_LONG, f"longer than {LONGEST_LINE_BYTES} bytes")
 
     def _missing(self, offset: int) -> Rejected:
-        detail = f"no field {self.rules.text_field!r}, or null in it"
+        detail = f"no field {self.data.text_field!r}, or null in it"
         return self._rejected(offset, RejectionKind.MISSING_FIELD, detail)
 
     def _not_a_string(self, offset: int, found: str) -> Rejected:
-        field = self.rules.text_field
+        field = self.data.text_field
         return self._rejected(offset, RejectionKind.NOT_A_STRING, f"field {field!r} is {found}, not a string")
 
     def _rejected(self, offset: int, kind: RejectionKind, detail: str) -> Rejected:

@@ -27,7 +27,6 @@ from cairn.tasks.data import snapshot_lookup, snapshot_writer
 from cairn.tasks.data.corpus import open_corpus
 from cairn.tasks.data.corpus_survey import Survey, TextSample, reject_duplicates, require_few_rejected, survey_corpus
 from cairn.tasks.data.document import InvalidCorpus, RejectionKind, Source, require_both_splits
-from cairn.tasks.data.document_reader import rules_of
 from cairn.tasks.data.foreign_tokenizer import read_tokenizer
 from cairn.tasks.data.snapshot_lookup import SnapshotReference, find_by_id, find_by_recipe, make_recipe, recipe_id
 from cairn.tasks.data.snapshot_writer import PartEncoder, assemble, find_finished_parts, read_parts, write_parts
@@ -173,12 +172,11 @@ class _Work:
 
 def _work(data: DataConfig, base_dir: Path, shard_tokens: int, options: BuildOptions) -> _Work:
     tokenizer = _given_tokenizer(data, base_dir)
-    groups = data.source_names if data.weights else ()
 
     def report(done: int, total: int) -> None:
         _StageCounter(options, BuildStage.CHECKING, total).report(done, 0)
 
-    sources = open_corpus(data.sources, base_dir, rules_of(data), report, groups=groups)
+    sources = open_corpus(data, base_dir, report)
     return _Work(data=data, sources=sources, tokenizer=tokenizer, shard_tokens=shard_tokens, options=options)
 
 

@@ -72,9 +72,20 @@ class RecipeResult:
 
 def make_recipe(data: DataConfig, sources: Sequence[Source], given: Tokenizer | None, shard_tokens: int) -> Recipe:
     """Return the recipe, with the hash of a given tokenizer, or how it is trained."""
-    listed = tuple(document.project(item, RecipeSource, group=item.group or msgspec.UNSET) for item in sources)
-    tokenizer = f"sha256:{given.sha256}" if given else data.tokenizer
-    return document.project(data, Recipe, version=3, sources=listed, tokenizer=tokenizer, shard_tokens=shard_tokens)
+    return Recipe(
+        version=3,
+        sources=tuple(
+            RecipeSource(name=item.name, sha256=item.sha256, unit=item.unit, group=item.group or msgspec.UNSET)
+            for item in sources
+        ),
+        tokenizer=f"sha256:{given.sha256}" if given else data.tokenizer,
+        tokenizer_bytes=data.tokenizer_bytes,
+        text_field=data.text_field,
+        max_document_bytes=data.max_document_bytes,
+        deduplicate=data.deduplicate,
+        val_fraction=data.val_fraction,
+        shard_tokens=shard_tokens,
+    )
 
 
 def recipe_id(recipe: Recipe) -> str:

@@ -32,7 +32,6 @@ from cairn.storage.snapshots.document_index import (
 )
 from cairn.storage.snapshots.snapshot_manifest import SnapshotGroup, SnapshotManifest, SnapshotSource, SplitSize
 from cairn.storage.snapshots.token_shard import ShardSchema, ShardWriter, token_dtype
-from cairn.storage.stores.document import project
 from cairn.storage.stores.local_store import fsync_path
 from cairn.tasks.data.corpus_survey import remembered
 from cairn.tasks.data.document import Document, Piece, Rejected, Source
@@ -271,7 +270,12 @@ def assemble(
                 documents[source] += 1
                 tokens[source, split] += count
     return writer.manifest(
-        (project(item, SnapshotSource, documents=documents[item.name]) for item in sources),
+        (
+            SnapshotSource(
+                name=item.name, bytes=item.bytes, sha256=item.sha256, unit=item.unit, documents=documents[item.name]
+            )
+            for item in sources
+        ),
         val_fraction=val_fraction,
         groups=_groups(sources, tokens),
     )

@@ -85,7 +85,7 @@ def library_speed(folder: Path, texts: list[str], megabytes: float) -> tuple[flo
 
 def measure_speed(folder: Path, text: str, size_bytes: int, rounds: int) -> None:
     write_corpus(folder / "corpus.jsonl", text, size_bytes)
-    (source,) = open_corpus(config(folder).sources, folder)
+    (source,) = open_corpus(config(folder), folder)
     texts = [document.text for document in source.documents()]
     size = sum(len(item.encode()) for item in texts) / MEGABYTE
     alone, whole = [], []
@@ -155,7 +155,7 @@ def word_tokenizer(text: str) -> str:
 
 
 def python_text() -> str:
-    sources = open_corpus(("python:topics", "python:docstrings"), Path())
+    sources = open_corpus(DataConfig(sources=("python:topics", "python:docstrings")), Path())
     return "\n\n".join(document.text for source in sources for document in source.documents())
 
 

@@ -59,7 +59,7 @@ def planned(run: WritingRun, config: RunConfig | None = None) -> TrainingPlan:
 
 
 def shown(plan: TrainingPlan) -> dict[str, str]:
-    return dict(describe_plan(plan))
+    return dict(describe_plan(plan, RunConfig.model_validate(plan.config)))
 
 
 def told(capsys: pytest.CaptureFixture[str], config: Path, *arguments: str) -> Any:
@@ -71,13 +71,14 @@ def told(capsys: pytest.CaptureFixture[str], config: Path, *arguments: str) -> A
 
 def test_a_new_run_would_be_opened_at_step_0(capsys: pytest.CaptureFixture[str], config: Path) -> None:
     plan = told(capsys, config, "--json")
-    assert (plan["action"], plan["attempt"], plan["from_step"], plan["total_steps"]) == ("open", 1, 0, 50)
+    total_steps = plan["config"]["training"]["steps"]
+    assert (plan["action"], plan["attempt"], plan["from_step"], total_steps) == ("open", 1, 0, 50)
     assert (plan["tokens_per_step"], plan["tokens_ahead"]) == (64, 3200)
-    each, room = 3 * 4 * 3944, plan["checkpoints"].pop("room")
-    assert plan["checkpoints"] == {"ahead": 3, "every_seconds": None, "every_steps": 20}
+    each, room = 3 * 4 * 3944, plan["room"]
+    assert plan["commits"] == 3
     assert (room["bytes_each"], room["kept_at_most"], room["needed_bytes"]) == (each, 3, 3 * each)
     assert room["free_bytes"] > 0
-    assert plan["model"]["parameters"] == 3944 and plan["data"]["snapshot_id"] is None
+    assert plan["parameters"] == 3944 and plan["data"]["snapshot_id"] is None
     assert (plan["evaluated_commits"], plan["suites"]) == (3, ["held-out"])
 
 
@@ -200,13 +201,13 @@ def test_commits_are_counted_to_the_last_step(
     written: WritingRun, every: int, keep_every: int, ahead: int, kept: int
 ) -> None:
     rules = written.config.checkpoint.model_copy(update={"every_steps": every, "keep_every": keep_every})
-    found = planned(written, written.config.model_copy(update={"checkpoint": rules})).checkpoints
-    assert (found.ahead, found.room.kept_at_most) == (ahead, kept)
+    found = planned(written, written.config.model_copy(update={"checkpoint": rules}))
+    assert (found.commits, found.room.kept_at_most) == (ahead, kept)
 
 
 def room_of(written: WritingRun, **checkpoint: Any) -> StoreRoom:
     rules = written.config.checkpoint.model_copy(update=checkpoint)
-    return planned(written, written.config.model_copy(update={"checkpoint": rules})).checkpoints.room
+    return planned(written, written.config.model_copy(update={"checkpoint": rules})).room
 
 
 def test_the_room_is_for_what_is_kept_and_one_on_its_way_in_and_one_out(written: WritingRun) -> None:

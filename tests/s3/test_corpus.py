@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from cairn.tasks.data.corpus import open_corpus
 from cairn.tasks.data.document import InvalidCorpus
 from tests.s3.servers import BUCKET, S3Server, aws_environment
-from tests.tasks.corpus_files import packed, shaped
+from tests.tasks.corpus_files import open_sources, packed, shaped
 
 TEXTS = [f"Document {number}." for number in range(10)]
 
@@ -27,7 +26,7 @@ def bucket(server: S3Server) -> Iterator[str]:
 
 
 def texts_of(source: str) -> list[str]:
-    return [item.text for opened in open_corpus([source], Path()) for item in opened.documents()]
+    return [item.text for opened in open_sources([source], Path()) for item in opened.documents()]
 
 
 def test_a_glob_reaches_into_a_bucket(bucket: str) -> None:
@@ -39,18 +38,18 @@ def test_a_table_in_a_bucket_is_read(bucket: str) -> None:
 
 
 def test_all_kinds_of_files_of_a_bucket_are_one_corpus(bucket: str) -> None:
-    opened = open_corpus([f"{bucket}/**"], Path())
+    opened = open_sources([f"{bucket}/**"], Path())
     assert [source.name.rpartition("/")[2] for source in opened] == ["a.jsonl.zst", "a.jsonl.gz", "a.parquet", "a.txt"]
     assert [len(list(source.documents())) for source in opened] == [10, 10, 10, 2]
 
 
 def test_an_object_that_is_not_there_is_refused(bucket: str) -> None:
     with pytest.raises(InvalidCorpus, match="no such object"):
-        open_corpus([f"{bucket}/absent.txt"], Path())
+        open_sources([f"{bucket}/absent.txt"], Path())
     with pytest.raises(InvalidCorpus, match="the glob matches no file"):
-        open_corpus([f"{bucket}/**/*.absent"], Path())
+        open_sources([f"{bucket}/**/*.absent"], Path())
 
 
 def test_a_prefix_is_refused_with_the_glob_to_write_instead(bucket: str) -> None:
     with pytest.raises(InvalidCorpus, match=r"is a directory; .*\*\*/\*\.txt"):
-        open_corpus([f"{bucket}/in"], Path())
+        open_sources([f"{bucket}/in"], Path())

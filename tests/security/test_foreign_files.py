@@ -24,8 +24,8 @@ from cairn.storage.snapshots.document_index import (
 )
 from cairn.storage.snapshots.parquet_process import read_parquet
 from cairn.storage.snapshots.token_shard import ShardSchema, map_shard
-from cairn.tasks.data.corpus import open_corpus
 from cairn.tasks.data.document import InvalidCorpus
+from tests.tasks.corpus_files import open_sources
 
 pytestmark = pytest.mark.linux
 MEGABYTE = 1_000_000
@@ -85,7 +85,7 @@ def zstd_of_nothing(size: int) -> bytes:
 def refusal(path: Path, content: bytes) -> str:
     path.write_bytes(content)
     with pytest.raises(InvalidCorpus) as refused:
-        for source in open_corpus([path.name], path.parent):
+        for source in open_sources([path.name], path.parent):
             list(source.pieces())
     return str(refused.value)
 
@@ -156,5 +156,5 @@ def test_a_compressed_token_shard_is_refused(tmp_path: Path, codec: str) -> None
 def test_long_texts_in_an_ordinary_table_are_read(tmp_path: Path) -> None:
     texts = [" ".join(str(number * word % 999_983) for word in range(30_000)) for number in range(1, 33)]
     (tmp_path / "a.parquet").write_bytes(table_file(pa.array(texts), dictionary=True))
-    (source,) = open_corpus(["a.parquet"], tmp_path)
+    (source,) = open_sources(["a.parquet"], tmp_path)
     assert [document.text for document in source.documents()] == texts

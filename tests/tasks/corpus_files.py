@@ -4,12 +4,23 @@ import gzip
 import io
 import json
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as parquet
 
+from cairn.model.configuration.data import DataConfig
+from cairn.tasks.data.corpus import open_corpus
+from cairn.tasks.data.document import Source
+
 SHAPES = ("jsonl", "ndjson", "parquet")
 COMPRESSIONS = ("", ".gz", ".zst")
+
+
+def open_sources(sources: Sequence[str], base_dir: Path, **settings: Any) -> tuple[Source, ...]:
+    """Open a corpus with these settings of `[data]`."""
+    return open_corpus(DataConfig(sources=tuple(sources), **settings), base_dir)
 
 
 def packed(content: bytes, compression: str) -> bytes:

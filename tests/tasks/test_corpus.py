@@ -4,27 +4,27 @@ from typing import Any
 
 import pytest
 
+from cairn.model.configuration.data import DataConfig
 from cairn.tasks.data import corpus
-from cairn.tasks.data.corpus import open_corpus, preview_corpus
+from cairn.tasks.data.corpus import preview_corpus
 from cairn.tasks.data.document import InvalidCorpus
-from cairn.tasks.data.document_reader import ReadingRules
 from cairn.tasks.data.source_listing import CHUNK_BYTES
-from tests.tasks.corpus_files import shaped
+from tests.tasks.corpus_files import open_sources, shaped
 
 
 def texts_of(sources: list[str], base_dir: Path) -> list[str]:
-    opened = open_corpus(sources, base_dir, ReadingRules(split="documents"))
+    opened = open_sources(sources, base_dir, split="documents")
     return [document.text for source in opened for document in source.documents()]
 
 
 def refusal(sources: list[str], base_dir: Path) -> str:
     with pytest.raises(InvalidCorpus) as caught:
-        open_corpus(sources, base_dir)
+        open_sources(sources, base_dir)
     return str(caught.value)
 
 
 def splits_of(sources: list[str], base_dir: Path, **rules: Any) -> list[tuple[str | None, str]]:
-    opened = open_corpus(sources, base_dir, ReadingRules(**rules))
+    opened = open_sources(sources, base_dir, **rules)
     return [(document.placed, document.text) for source in opened for document in source.documents()]
 
 
@@ -61,7 +61,7 @@ def test_a_document_above_the_bound_is_cut_at_its_lines(tmp_path: Path, shape: s
 
 def test_only_the_last_piece_before_the_border_and_of_the_text_ends_it(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("x" * 1000)
-    (source,) = open_corpus(["a.txt"], tmp_path, ReadingRules(max_document_bytes=300, val_fraction=0.4))
+    (source,) = open_sources(["a.txt"], tmp_path, max_document_bytes=300, val_fraction=0.4)
     found = [(document.bytes, document.placed, document.ends) for document in source.documents()]
     assert found == [(300, "train", False), (300, "train", True), (300, "val", False), (100, "val", True)]
 
@@ -89,7 +89,7 @@ def test_names_do_not_depend_on_where_the_text_lies(tmp_path: Path) -> None:
         (tmp_path / place / "in").mkdir(parents=True)
         (tmp_path / place / "a.txt").write_text("one")
         (tmp_path / place / "in" / "b.txt").write_text("two")
-    names = [[item.name for item in open_corpus(["**/*.txt"], tmp_path / place)] for place in ("here", "far/away")]
+    names = [[item.name for item in open_sources(["**/*.txt"], tmp_path / place)] for place in ("here", "far/away")]
     assert names == [["a.txt", "in/b.txt"]] * 2
 
 
@@ -133,10 +133,6 @@ def test_a_source_without_text_is_refused_by_name(tmp_path: Path, content: bytes
     assert "rule: every source has text" in message
 
 
-def test_no_source_at_all_is_refused(tmp_path: Path) -> None:
-    assert "rule: at least one source" in refusal([], tmp_path)
-
-
 @pytest.mark.parametrize("suffix", ["zip", "tar.gz", "arrow", "XZ"])
 def test_formats_that_are_not_read_are_refused_by_name(tmp_path: Path, suffix: str) -> None:
     (tmp_path / f"a.{suffix}").write_text("{}")
@@ -176,7 +172,7 @@ def test_an_unreadable_file_is_refused_by_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize("source", ["a.txt", "a*.txt"])
 def test_a_file_that_changes_after_its_check_is_refused(tmp_path: Path, source: str, later: bytes) -> None:
     (tmp_path / "a.txt").write_bytes(b"one\n\ntwo")
-    (opened,) = open_corpus([source], tmp_path)
+    (opened,) = open_sources([source], tmp_path)
     (tmp_path / "a.txt").write_bytes(later)
     with pytest.raises(InvalidCorpus, match="changed while it was read"):
         list(opened.documents())
@@ -184,7 +180,7 @@ def test_a_file_that_changes_after_its_check_is_refused(tmp_path: Path, source: 
 
 def test_the_builtin_corpora_are_sources_like_any_other(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one")
-    assert [source.name for source in open_corpus(["python:topics", "a.txt"], tmp_path)] == ["a.txt", "python:topics"]
+    assert [source.name for source in open_sources(["python:topics", "a.txt"], tmp_path)] == ["a.txt", "python:topics"]
 
 
 def test_a_preview_of_much_text_reads_only_as_far_as_it_is_asked(
@@ -192,7 +188,7 @@ def test_a_preview_of_much_text_reads_only_as_far_as_it_is_asked(
 ) -> None:
     monkeypatch.setattr(corpus, "PREVIEW_BYTES", 10)
     (tmp_path / "a.jsonl").write_bytes(shaped(["one", "two"], "jsonl") + b"\xff" * 20)
-    (source,) = preview_corpus(["a.jsonl"], tmp_path)
+    (source,) = preview_corpus(DataConfig(sources=("a.jsonl",)), tmp_path)
     documents = source.documents()
     assert [next(documents).text, next(documents).text] == ["one", "two"]
     assert source.sha256 == ""
@@ -203,11 +199,11 @@ def test_a_preview_of_much_text_knows_where_its_held_out_end_begins(
 ) -> None:
     monkeypatch.setattr(corpus, "PREVIEW_BYTES", 10)
     (tmp_path / "a.txt").write_bytes(b"x" * 80 + b"\xff" * 20)
-    (source,) = preview_corpus(["a.txt"], tmp_path)
+    (source,) = preview_corpus(DataConfig(sources=("a.txt",)), tmp_path)
     assert list(source.sizes(0.1)) == [("train", 90), ("val", 10)]
 
 
 def test_a_preview_of_little_text_checks_all_of_it(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"one\n\ntwo\n\n" + b"\xff" * 20)
     with pytest.raises(InvalidCorpus, match="undecodable byte"):
-        preview_corpus(["a.txt"], tmp_path)
+        preview_corpus(DataConfig(sources=("a.txt",)), tmp_path)

@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.tasks.data.corpus import open_corpus
+from cairn.tasks.data import document_reader
 from cairn.tasks.data.document import Document, InvalidCorpus, Rejected
-from cairn.tasks.data.document_reader import ReadingRules, lines_of
-from tests.tasks.corpus_files import COMPRESSIONS, SHAPES, packed, shaped
+from cairn.tasks.data.document_reader import lines_of
+from tests.tasks.corpus_files import COMPRESSIONS, SHAPES, open_sources, packed, shaped
 
 TEXTS = [f"Document {number} is about stone {number * 7 % 11} — höher." for number in range(20)]
 
 
-def rejected(path: Path, content: bytes, rules: ReadingRules | None = None) -> dict[str, int]:
+def rejected(path: Path, content: bytes, **settings: str) -> dict[str, int]:
     path.write_bytes(content)
-    (source,) = open_corpus([path.name], path.parent, rules or ReadingRules())
+    (source,) = open_sources([path.name], path.parent, **settings)
     return dict(Counter(piece.kind.value for piece in source.pieces() if isinstance(piece, Rejected)))
 
 
@@ -35,7 +35,7 @@ def test_every_shape_and_compression_gives_the_same_documents(
     (tmp_path / name).write_bytes(content)
     fsspec.filesystem("memory").pipe_file(f"/{tmp_path.name}/{name}", content)
     source = name if place == "local" else f"memory://{tmp_path.name}/{name}"
-    (opened,) = open_corpus([source], tmp_path)
+    (opened,) = open_sources([source], tmp_path)
     assert [document.text for document in opened.documents()] == TEXTS
 
 
@@ -43,7 +43,7 @@ def test_a_glob_over_urls_reaches_into_folders_and_finds_each_kind(tmp_path: Pat
     files = fsspec.filesystem("memory")
     for shape in SHAPES:
         files.pipe_file(f"/{tmp_path.name}/in/deep/a.{shape}.zst", packed(shaped([f"{shape} text"], shape), ".zst"))
-    opened = open_corpus([f"memory://{tmp_path.name}/**/*.zst"], tmp_path)
+    opened = open_sources([f"memory://{tmp_path.name}/**/*.zst"], tmp_path)
     assert [document.text for source in opened for document in source.documents()] == [
         f"{shape} text" for shape in sorted(SHAPES)
     ]
@@ -53,7 +53,7 @@ def test_a_glob_over_urls_reaches_into_folders_and_finds_each_kind(tmp_path: Pat
 def test_frames_one_after_another_are_one_text(tmp_path: Path, compression: str) -> None:
     parts = [packed(shaped(TEXTS[start : start + 5], "jsonl"), compression) for start in range(0, 20, 5)]
     (tmp_path / f"a.jsonl{compression}").write_bytes(b"".join(parts))
-    (opened,) = open_corpus([f"a.jsonl{compression}"], tmp_path)
+    (opened,) = open_sources([f"a.jsonl{compression}"], tmp_path)
     assert [document.text for document in opened.documents()] == TEXTS
 
 
@@ -63,18 +63,19 @@ def test_a_file_cut_short_is_refused_by_name(tmp_path: Path, shape: str, compres
     content = packed(shaped([text * 50 for text in TEXTS], shape), compression)
     (tmp_path / f"a.{shape}{compression}").write_bytes(content[: len(content) // 2])
     with pytest.raises(InvalidCorpus, match=rf"a\.{shape}.*cannot be read"):
-        for source in open_corpus([f"a.{shape}{compression}"], tmp_path):
+        for source in open_sources([f"a.{shape}{compression}"], tmp_path):
             list(source.pieces())
 
 
 def test_a_table_that_is_none_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(b"no table at all")
-    (source,) = open_corpus(["a.parquet"], tmp_path)
+    (source,) = open_sources(["a.parquet"], tmp_path)
     with pytest.raises(InvalidCorpus, match=r"a\.parquet: cannot be read"):
         list(source.pieces())
 
 
-def test_bad_lines_are_rejected_by_kind_and_place(tmp_path: Path) -> None:
+def test_bad_lines_are_rejected_by_kind_and_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(document_reader, "LONGEST_LINE_BYTES", 60)
     lines = [
         b'{"text": "good"}',
         b"",
@@ -89,7 +90,7 @@ def test_bad_lines_are_rejected_by_kind_and_place(tmp_path: Path) -> None:
         b"[1, 2]",
     ]
     (tmp_path / "a.jsonl").write_bytes(b"\r\n".join(lines))
-    (source,) = open_corpus(["a.jsonl"], tmp_path, ReadingRules(longest_line_bytes=60))
+    (source,) = open_sources(["a.jsonl"], tmp_path)
     pieces = list(source.pieces())
     kinds = [piece.kind.value if isinstance(piece, Rejected) else piece.text for piece in pieces]
     assert kinds == [
@@ -109,12 +110,13 @@ def test_bad_lines_are_rejected_by_kind_and_place(tmp_path: Path) -> None:
     assert all(content[p.offset_bytes :].startswith(line) for p, line in zip(pieces, given, strict=True))
 
 
-def test_bad_rows_are_rejected_by_kind_and_number(tmp_path: Path) -> None:
+def test_bad_rows_are_rejected_by_kind_and_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(document_reader, "LONGEST_LINE_BYTES", 60)
     column = pa.array([b"good", None, b"bad \xff", b"  ", b"x" * 100, b"good again"], type=pa.binary())
     sink = io.BytesIO()
     parquet.write_table(pa.table({"body": column}), sink)
     (tmp_path / "a.parquet").write_bytes(sink.getvalue())
-    (source,) = open_corpus(["a.parquet"], tmp_path, ReadingRules(text_field="body", longest_line_bytes=60))
+    (source,) = open_sources(["a.parquet"], tmp_path, text_field="body")
     pieces = [(p.offset_bytes, p.kind.value if isinstance(p, Rejected) else p.text) for p in source.pieces()]
     assert pieces == [
         (0, "good"),
@@ -129,24 +131,24 @@ def test_bad_rows_are_rejected_by_kind_and_number(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("field", "kind"), [("absent", "missing-field"), ("number", "not-a-string")])
 def test_a_table_without_a_column_of_text_has_no_good_row(tmp_path: Path, field: str, kind: str) -> None:
     content = shaped(TEXTS, "parquet")
-    assert rejected(tmp_path / "a.parquet", content, ReadingRules(text_field=field)) == {kind: 20}
+    assert rejected(tmp_path / "a.parquet", content, text_field=field) == {kind: 20}
 
 
 @pytest.mark.parametrize(("content", "kind"), [(b"\xff", "not-utf8"), (b" \n", "empty")])
 def test_a_bad_file_among_documents_is_one_rejected_document(tmp_path: Path, content: bytes, kind: str) -> None:
-    assert rejected(tmp_path / "a.txt", content, ReadingRules(split="documents")) == {kind: 1}
+    assert rejected(tmp_path / "a.txt", content, split="documents") == {kind: 1}
 
 
 def test_a_detail_is_never_longer_than_a_line(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": 1}))
-    (source,) = open_corpus(["a.jsonl"], tmp_path, ReadingRules(text_field="t" * 500))
+    (source,) = open_sources(["a.jsonl"], tmp_path, text_field="t" * 500)
     (piece,) = source.pieces()
     assert isinstance(piece, Rejected) and len(piece.detail) == 200
 
 
 def test_the_field_may_have_any_name(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"Ein Feld – mit Namen": "good", "text": 3}')
-    (source,) = open_corpus(["a.jsonl"], tmp_path, ReadingRules(text_field="Ein Feld – mit Namen"))
+    (source,) = open_sources(["a.jsonl"], tmp_path, text_field="Ein Feld – mit Namen")
     assert [piece.text for piece in source.pieces() if isinstance(piece, Document)] == ["good"]
 
 
@@ -167,7 +169,7 @@ def test_a_source_that_changes_after_its_check_is_refused(tmp_path: Path, shape:
     before = packed(shaped(TEXTS, inner), f".{compression}" if compression else "")
     after = packed(shaped(TEXTS[::-1], inner), f".{compression}" if compression else "")
     path.write_bytes(before)
-    (source,) = open_corpus([path.name], tmp_path)
+    (source,) = open_sources([path.name], tmp_path)
     path.write_bytes(after if later == "other" else before[:-20])
     with pytest.raises(InvalidCorpus, match="changed while it was read"):
         list(source.pieces())

@@ -169,7 +169,7 @@ def test_builtin_text_and_urls_are_entries_like_any_other(corpus: Path) -> None:
     fsspec.filesystem("memory").pipe_file(f"/{corpus.parent.name}/x.txt", b"one")
     url = f"memory://{corpus.parent.name}/*.txt"
     data = DataConfig(sources=("web/*.txt", "python:topics", url), weights=(1, 1, 1))
-    found = open_corpus(data.sources, corpus, groups=data.source_names)
+    found = open_corpus(data, corpus)
     assert list(dict.fromkeys(source.group for source in found)) == ["*.txt", url, "python:topics"]
 
 
@@ -180,7 +180,7 @@ def test_a_file_of_two_entries_is_refused_with_both(corpus: Path) -> None:
 
 
 def test_without_weights_a_file_of_two_globs_is_read_once(corpus: Path) -> None:
-    assert len(open_corpus(("web/*.txt", "web/0*.txt"), corpus)) == 30
+    assert len(open_corpus(DataConfig(sources=("web/*.txt", "web/0*.txt")), corpus)) == 30
 
 
 def test_an_entry_too_small_for_a_window_of_its_own_is_refused_by_name(corpus: Path) -> None:
