@@ -13,11 +13,11 @@ from cairn.storage.logs.run_state import RunState
 from cairn.storage.stores.document import project
 from cairn.tasks.configuration.settings import BudgetsConfig, CheckpointConfig
 from cairn.tasks.errors import InvalidConfiguration
-from cairn.tasks.policy import failure_trace
 from cairn.tasks.policy.attempt_sizes import next_sizes, segment_end
-from cairn.tasks.policy.checkpoint_interval import IntervalComparison, compare_intervals
-from cairn.tasks.policy.failure_trace import DAY_SECONDS, FailureTrace, InvalidTrace
-from cairn.tasks.policy.simulation import SimulatedRun, SimulationPlan, budget_policy, plain_retries, simulate
+from cairn.tasks.simulation import failure_trace
+from cairn.tasks.simulation.checkpoint_interval import IntervalComparison, compare_intervals
+from cairn.tasks.simulation.failure_trace import DAY_SECONDS, FailureTrace, InvalidTrace
+from cairn.tasks.simulation.simulated_run import SimulatedRun, SimulationPlan, budget_policy, plain_retries, simulate
 
 if TYPE_CHECKING:
     from cairn.tasks.configuration.run_configuration import RunConfig

@@ -21,6 +21,7 @@ from cairn.tasks.configuration.settings import BudgetsConfig, LeaseConfig
 from cairn.tasks.errors import BudgetExhausted, InvalidConfiguration, LiveOwner
 from cairn.tasks.machine.placement import is_known_alive, is_known_dead
 from cairn.tasks.machine.process_scopes import running_beside
+from cairn.tasks.policy import budgets
 from cairn.tasks.policy.failures import Evidence, classify
 from cairn.tasks.policy.termination import DecisionAction
 
@@ -177,7 +178,7 @@ def _end_as_lost(log: run_log.RunLog, owner: run_state.AttemptRecord, claimant: 
     def decide(state: run_state.RunState) -> run_entries.AttemptEnded | None:
         if state.open_attempt is None or state.open_attempt.started.attempt != over.attempt:
             return None
-        return write_receipt(state, classify(evidence), over, budgets=claimant.budgets)
+        return write_receipt(state, classify(evidence), over, policy=partial(budgets.decide, claimant.budgets))
 
     state = log.append(decide, writer=claimant.writer)
     ended = state.attempt(over.attempt).ended

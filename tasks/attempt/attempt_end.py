@@ -6,6 +6,7 @@ entries precede it, and its readers find them. An end of unknown outcome can be 
 
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from cairn.storage.logs.run_state import RunState
 from cairn.storage.stores.document import decode, encode
 from cairn.tasks.configuration.settings import BudgetsConfig
 from cairn.tasks.policy import attempt_sizes, failures, termination
-from cairn.tasks.policy.budgets import FailureImpact, decide
+from cairn.tasks.policy.budgets import FailureImpact, Policy, decide
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,7 +82,8 @@ def end_attempt(
         remedy = _find_remedy(log, failure, over.evidence.last_words, origin)
     except (IntegrityError, ObjectMissing) as error:  # no remedy: the manifest or the sources are damaged or gone
         failure = replace(failure, detail=f"{failure.detail}; {error}")
-    receipt = write_receipt(log.refresh(), failure, over, budgets=budgets, remedy=remedy)
+    policy = partial(decide, budgets, jitter=over.jitter)
+    receipt = write_receipt(log.refresh(), failure, over, policy=policy, remedy=remedy)
     if receipt.decision.action == termination.DecisionAction.RESUME:
         if remedy.windows:
             windows = tuple(sorted(set(remedy.windows)))
@@ -113,7 +115,7 @@ def _find_remedy(
 
 
 def write_receipt(
-    state: RunState, failure: failures.Failure, over: AttemptOver, *, budgets: BudgetsConfig, remedy: Remedy = NO_REMEDY
+    state: RunState, failure: failures.Failure, over: AttemptOver, *, policy: Policy, remedy: Remedy = NO_REMEDY
 ) -> AttemptEnded:
     """Return the entry that ends the open attempt of `state`, including the decision on what follows."""
     owner, number, usage = state.open_attempt, over.attempt, over.usage
@@ -150,7 +152,7 @@ def write_receipt(
         useful_gpu_seconds=useful,
         wasted_gpu_seconds=gpu_seconds - useful,
         stderr_tail=over.evidence.stderr_tail,
-        decision=decide(budgets, state, failure, impact, jitter=over.jitter),
+        decision=policy(state, failure, impact),
         evidence=evidence_document(over.evidence),
         peak=usage.peak,
         starting_seconds=usage.starting_seconds,

@@ -3,7 +3,7 @@
 Nothing is stored here, because the log's receipts say what was spent. A commit of new steps refills a budget's retries.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from math import floor
@@ -47,6 +47,10 @@ class FailureImpact:
     wasted_gpu_seconds: float = 0.0
     quarantined_samples: int = 0
     repaired_objects: tuple[str, ...] = ()
+
+
+Policy = Callable[[RunState, Failure, FailureImpact], Decision]
+"""Decides what follows the end of the open attempt of a state."""
 
 
 def decide(

@@ -2,6 +2,7 @@ import json
 import os
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from cairn.storage.logs.run_state import RefusedEntry
 from cairn.storage.stores.local_store import LocalStore
 from cairn.tasks.attempt.attempt_end import AttemptOver, Usage, write_receipt
 from cairn.tasks.configuration.settings import BudgetsConfig
+from cairn.tasks.policy.budgets import decide
 from cairn.tasks.policy.failures import ErrorKind, Evidence, ExceptionReport, classify
 from tests import entries
 from tests.commands import Cairn
@@ -39,7 +41,7 @@ def end_by(
     usage = Usage(last_step=step, tokens=step, gpu_seconds=step / 5)
     state = run.log.refresh()
     over = AttemptOver(attempt=state.latest_attempt, evidence=evidence, usage=usage)
-    body = write_receipt(state, classify(evidence), over, budgets=BudgetsConfig(**budgets))
+    body = write_receipt(state, classify(evidence), over, policy=partial(decide, BudgetsConfig(**budgets)))
     own = Writer(host="elsewhere", pid=1, attempt=state.latest_attempt)
     run.log.append(lambda state: body, writer=writer or own)
     return body

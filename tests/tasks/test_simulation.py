@@ -14,8 +14,10 @@ from cairn.storage.logs.run_entries import Decision
 from cairn.storage.logs.run_state import RunState
 from cairn.tasks.configuration.settings import BudgetConfig, BudgetsConfig
 from cairn.tasks.policy.budgets import FailureImpact, decide
-from cairn.tasks.policy.checkpoint_interval import compare_intervals, daly_seconds, measure_interval, young_seconds
-from cairn.tasks.policy.failure_trace import (
+from cairn.tasks.policy.failures import Failure
+from cairn.tasks.policy.termination import DecisionAction, TerminationReason
+from cairn.tasks.simulation.checkpoint_interval import compare_intervals, daly_seconds, measure_interval, young_seconds
+from cairn.tasks.simulation.failure_trace import (
     Aftershocks,
     FailureTrace,
     InvalidTrace,
@@ -24,8 +26,7 @@ from cairn.tasks.policy.failure_trace import (
     published_trace,
     recorded_trace,
 )
-from cairn.tasks.policy.failures import Failure
-from cairn.tasks.policy.simulation import (
+from cairn.tasks.simulation.simulated_run import (
     MOST_ATTEMPTS,
     SimulatedRun,
     SimulationPlan,
@@ -34,7 +35,6 @@ from cairn.tasks.policy.simulation import (
     simulate,
     train_until,
 )
-from cairn.tasks.policy.termination import DecisionAction, TerminationReason
 from tests.call_count import count_calls
 from tests.fabricated_run import fabricate
 from tests.memory_store import MemoryStore
@@ -151,18 +151,18 @@ def test_an_attempts_time_is_accounted_for(
 ) -> None:
     plan = replace(SMALL, every_steps=every, grace_seconds=grace)
     event = after(failure, R.PREEMPTED if announced else R.LOST)
-    stretch = train_until(plan, event, first_step=first, restart_seconds=restart)
-    spent = (stretch.committed_step - first) * 2.0 + stretch.commits * 3.0
-    spent += stretch.restart_seconds + stretch.lost_seconds
-    assert first <= stretch.committed_step <= stretch.last_step <= 100
+    span = train_until(plan, event, first_step=first, restart_seconds=restart)
+    spent = (span.committed_step - first) * 2.0 + span.commits * 3.0
+    spent += span.restart_seconds + span.lost_seconds
+    assert first <= span.committed_step <= span.last_step <= 100
     assert spent <= failure + (grace if announced else 0.0) + 1e-6
-    assert stretch.is_finished or spent >= failure - 1e-6
-    assert stretch.is_finished == (stretch.committed_step == 100)
+    assert span.is_finished or spent >= failure - 1e-6
+    assert span.is_finished == (span.committed_step == 100)
 
 
 def closed_form_and_step_by_step(plan: SimulationPlan, failure: float) -> tuple[tuple[int, int], tuple[int, int]]:
     """Committed step and commits of an attempt from step 7, calculated and walked."""
-    stretch = train_until(plan, after(failure), first_step=7, restart_seconds=0.0)
+    span = train_until(plan, after(failure), first_step=7, restart_seconds=0.0)
     committed, commits, now = 7, 0, 0.0
     for step in range(8, plan.total_steps + 1):
         now += plan.step_seconds
@@ -171,7 +171,7 @@ def closed_form_and_step_by_step(plan: SimulationPlan, failure: float) -> tuple[
             if now > failure:
                 break
             committed, commits = step, commits + 1
-    return (stretch.committed_step, stretch.commits), (committed, commits)
+    return (span.committed_step, span.commits), (committed, commits)
 
 
 @given(every=st.integers(1, 120), failure=st.integers(0, 500))

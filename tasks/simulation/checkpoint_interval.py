@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain, islice, repeat
 
-from cairn.tasks.policy.failure_trace import FailureTrace
-from cairn.tasks.policy.simulation import SimulationPlan, train_until
 from cairn.tasks.policy.termination import TerminationReason
+from cairn.tasks.simulation.failure_trace import FailureTrace
+from cairn.tasks.simulation.simulated_run import SimulatedRun, SimulationPlan, train_until
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,18 +56,14 @@ def measure_interval(plan: SimulationPlan, trace: FailureTrace, seeds: Sequence[
     """Return the shares of wall time that are not useful, over runs with drawn failures that always resume."""
     shares = []
     for seed in seeds:
-        # What `simulate` gives for at most 2,000 attempts that always resume, without the costly receipts.
-        step, wall_seconds, restart_seconds = 0, 0.0, 0.0
+        # As `simulate` for at most 2,000 attempts that always resume, without the costly receipts.
+        run, restart_seconds = SimulatedRun(plan=plan), 0.0
         for event in islice(chain(trace.drawn(random.Random(seed)), repeat(None)), 2_000):
-            stretch = train_until(plan, event, first_step=step, restart_seconds=restart_seconds)
-            trained_seconds = (stretch.committed_step - step) * plan.step_seconds
-            wall_seconds += trained_seconds + stretch.commits * plan.checkpoint_seconds
-            wall_seconds += stretch.restart_seconds + stretch.lost_seconds
-            step, restart_seconds = stretch.committed_step, plan.restart_seconds
-            if stretch.is_finished:
+            span = train_until(plan, event, first_step=run.step, restart_seconds=restart_seconds)
+            run, restart_seconds = run.after(span, event.replacement_seconds if event else 0.0), plan.restart_seconds
+            if run.is_finished:
                 break
-            wall_seconds += event.replacement_seconds if event else 0.0
-        shares.append(1 - step * plan.step_seconds / wall_seconds)
+        shares.append(1 - run.goodput)
     return IntervalLoss(
         every_steps=plan.every_steps,
         seconds=plan.every_steps * plan.step_seconds,

@@ -1,30 +1,33 @@
 """Simulation of a run through a sequence of failures under a retry policy, from failure to failure in closed form.
 
-A step, a commit and a restart take fixed times; training stands still during a commit. A policy decides on a growing
-`RunState` of receipts, for budgets by the real `budgets.decide`. Failures do not depend on the policy.
+A step, a commit and a restart take fixed times; training stands still during a commit. Receipts and their decisions
+are those of a real run: `write_receipt` writes them and the log's own fold reads them. Failures do not depend on the
+policy.
 """
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
+from typing import Any, Self
 
-from cairn.storage.logs import run_entries, run_log, run_state
+from cairn.storage.logs import log_entry, run_entries, run_log, run_state
 from cairn.storage.logs.run_entries import DataQuarantined, Decision
+from cairn.tasks.attempt.attempt_end import AttemptOver, Remedy, Usage, write_receipt
 from cairn.tasks.configuration.settings import BudgetsConfig
-from cairn.tasks.policy.attempt_sizes import lighter_sizes, sizes_of
-from cairn.tasks.policy.budgets import FailureImpact, decide
-from cairn.tasks.policy.failure_trace import TraceFailure
-from cairn.tasks.policy.failures import Failure
+from cairn.tasks.policy.budgets import FailureImpact, Policy, decide
+from cairn.tasks.policy.failures import Evidence, Failure
 from cairn.tasks.policy.termination import DecisionAction, TerminationReason
+from cairn.tasks.simulation.failure_trace import TraceFailure
 
 MOST_ATTEMPTS = 10_000
 _TIME = datetime(2000, 1, 1, tzinfo=UTC)
 """Every time in the state; no policy reads one."""
-Policy = Callable[[run_state.RunState, Failure, FailureImpact], Decision]
-"""Decides what follows the end of the open attempt of a state."""
+_PLACEMENT = run_entries.Placement(
+    host="", boot_id="", pid_namespace="", pid=1, start_ticks=0, device="", world_size=1, threads=1
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +54,7 @@ class SimulationPlan:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Stretch:
+class AttemptSpan:
     """How far one attempt got and where its wall time went, in seconds."""
 
     committed_step: int
@@ -64,38 +67,37 @@ class Stretch:
 
 def train_until(
     plan: SimulationPlan, failure: TraceFailure | None, *, first_step: int, restart_seconds: float
-) -> Stretch:
+) -> AttemptSpan:
     """Return an attempt from `first_step` until its failure, or until the run's end.
 
     After the last commit it fails, or gets a notice of a preemption and commits in its grace.
     """
     failure_seconds = failure.after_device_seconds / plan.devices if failure else math.inf
     if failure_seconds < restart_seconds:
-        return Stretch(committed_step=first_step, last_step=first_step, restart_seconds=failure_seconds)
+        return AttemptSpan(committed_step=first_step, last_step=first_step, restart_seconds=failure_seconds)
+    span = partial(AttemptSpan, restart_seconds=restart_seconds)
     every, last = plan.every_steps, plan.total_steps
     behind = first_step // every
     all_commits = -(-last // every) - behind
     training = failure_seconds - restart_seconds
     if training >= (last - first_step) * plan.step_seconds + all_commits * plan.checkpoint_seconds:
-        return Stretch(
-            committed_step=last, last_step=last, commits=all_commits, restart_seconds=restart_seconds, is_finished=True
-        )
+        return span(committed_step=last, last_step=last, commits=all_commits, is_finished=True)
     first_end = (min(last, (behind + 1) * every) - first_step) * plan.step_seconds + plan.checkpoint_seconds
     whole = every * plan.step_seconds + plan.checkpoint_seconds
     commits = 0 if training < first_end else min(1 + int((training - first_end) / whole), all_commits - 1)
     step = (behind + commits) * every if commits else first_step
     since = max(training - (step - first_step) * plan.step_seconds - commits * plan.checkpoint_seconds, 0.0)
     boundary = min(last, (step // every + 1) * every)
-    stretch = Stretch(committed_step=step, last_step=step, commits=commits, restart_seconds=restart_seconds)
     if failure is not None and failure.reason is TerminationReason.PREEMPTED:
         reached = min(step + math.ceil(since / plan.step_seconds), boundary)
         if reached == step:
-            return stretch
+            return span(committed_step=step, last_step=step, commits=commits)
         if (reached - step) * plan.step_seconds + plan.checkpoint_seconds - since <= plan.grace_seconds:
             is_last = reached == last
-            return replace(stretch, committed_step=reached, last_step=reached, commits=commits + 1, is_finished=is_last)
+            return span(committed_step=reached, last_step=reached, commits=commits + 1, is_finished=is_last)
         since += plan.grace_seconds
-    return replace(stretch, last_step=min(step + int(since / plan.step_seconds), boundary), lost_seconds=since)
+    last_step = min(step + int(since / plan.step_seconds), boundary)
+    return span(committed_step=step, last_step=last_step, commits=commits, lost_seconds=since)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,6 +113,18 @@ class SimulatedRun:
     waiting_seconds: float = 0.0
     is_finished: bool = False
     stopped_by: str | None = None
+
+    def after(self, span: AttemptSpan, waiting_seconds: float = 0.0) -> Self:
+        """Return the run after one more attempt, and the wait for the next if it did not finish."""
+        return replace(
+            self,
+            step=span.committed_step,
+            commits=self.commits + span.commits,
+            restart_seconds=self.restart_seconds + span.restart_seconds,
+            lost_seconds=self.lost_seconds + span.lost_seconds,
+            waiting_seconds=self.waiting_seconds + (0.0 if span.is_finished else waiting_seconds),
+            is_finished=span.is_finished,
+        )
 
     @property
     def useful_seconds(self) -> float:
@@ -162,87 +176,61 @@ def simulate(plan: SimulationPlan, failures: Iterable[TraceFailure], policy: Pol
     while len(run.state.attempts) < MOST_ATTEMPTS:
         event = next(sequence, None)
         restart = plan.restart_seconds if run.state.attempts else 0.0
-        stretch = train_until(plan, event, first_step=run.step, restart_seconds=restart)
-        run = _after(run, stretch, event, policy)
+        run = _with_attempt(run, train_until(plan, event, first_step=run.step, restart_seconds=restart), event, policy)
         if run.is_finished or run.stopped_by is not None:
             return run
     return replace(run, stopped_by=f"cut off after {MOST_ATTEMPTS:,} attempts")
 
 
-def _after(run: SimulatedRun, stretch: Stretch, event: TraceFailure | None, policy: Policy) -> SimulatedRun:
-    spent = replace(
-        run,
-        step=stretch.committed_step,
-        commits=run.commits + stretch.commits,
-        restart_seconds=run.restart_seconds + stretch.restart_seconds,
-        lost_seconds=run.lost_seconds + stretch.lost_seconds,
-        is_finished=stretch.is_finished,
-    )
-    opened = _with_attempt(run, stretch)
-    if event is None or stretch.is_finished:
-        failure = Failure(reason=TerminationReason.COMPLETED, detail="the last step is committed", fingerprint="")
-        finish = Decision(action=DecisionAction.FINISH, reason=failure.detail)
-        return replace(spent, state=_with_receipt(opened, run, stretch, failure, finish))
-    place = f" after step {stretch.last_step}" if event.reason is TerminationReason.HUNG else ""
-    fingerprint = event.fingerprint or f"{event.reason}{place}"
-    failure = Failure(reason=event.reason, detail=event.detail, fingerprint=fingerprint)
-    impact = _impact(event, stretch, run.plan, opened)
-    decision = policy(opened, failure, impact)
-    state = _with_receipt(opened, run, stretch, failure, decision)
-    if decision.action != DecisionAction.RESUME:
-        return replace(spent, state=state, stopped_by=f"{failure.reason}: {decision.reason or 'never retried'}")
-    if samples := impact.quarantined_samples:
-        first = sum(len(item.windows) for item in state.quarantines)
-        windows, attempt = tuple(range(first, first + samples)), len(state.attempts)
-        entry = DataQuarantined(attempt=attempt, reason=failure.reason, windows=windows, detail=failure.detail)
-        state = replace(state, quarantines=(*state.quarantines, entry))
-    waited = max(decision.delay_seconds, event.replacement_seconds)
-    return replace(spent, state=state, waiting_seconds=run.waiting_seconds + waited)
+def _with_attempt(run: SimulatedRun, span: AttemptSpan, event: TraceFailure | None, policy: Policy) -> SimulatedRun:
+    """Return the run after an attempt that ended with `event`; a failure in the data is in the samples of one step."""
+    plan, state = run.plan, _with_commit(run, span)
+    number, finished = state.latest_attempt, event is None or span.is_finished
+    failure = Failure(reason=TerminationReason.COMPLETED, detail="the last step is committed", fingerprint="")
+    remedy = Remedy()
+    if event is not None and not finished:
+        place = f" after step {span.last_step}" if event.reason is TerminationReason.HUNG else ""
+        fingerprint = event.fingerprint or f"{event.reason}{place}"
+        failure = Failure(reason=event.reason, detail=event.detail, fingerprint=fingerprint)
+        samples, first = event.quarantined_samples, sum(len(item.windows) for item in state.quarantines)
+        if samples is None:
+            is_in_data = event.reason in (TerminationReason.BAD_DATA, TerminationReason.DIVERGED)
+            samples = plan.global_batch if is_in_data else 0
+        repaired = ("an object",) * event.repaired_objects
+        remedy = Remedy(windows=tuple(range(first, first + samples)), repaired_objects=repaired)
+    gpu_seconds = state.attempts[-1].committed_gpu_seconds + span.lost_seconds * plan.devices
+    usage = Usage(last_step=span.last_step, tokens=0, gpu_seconds=gpu_seconds)
+    over = AttemptOver(attempt=number, evidence=Evidence(), usage=usage)
+    policy = partial(decide, BudgetsConfig()) if finished else policy
+    receipt = write_receipt(state, failure, over, policy=policy, remedy=remedy)
+    decision, resumes = receipt.decision, receipt.decision.action == DecisionAction.RESUME
+    if resumes and remedy.windows:
+        body = DataQuarantined(attempt=number, reason=failure.reason, windows=remedy.windows, detail=failure.detail)
+        state = _fold(state, body)
+    waited = max(decision.delay_seconds, event.replacement_seconds) if event and resumes else 0.0
+    stopped_by = None if finished or resumes else f"{failure.reason}: {decision.reason or 'never retried'}"
+    return replace(run.after(span, waited), state=_fold(state, receipt), stopped_by=stopped_by)
 
 
-def _impact(event: TraceFailure, stretch: Stretch, plan: SimulationPlan, state: run_state.RunState) -> FailureImpact:
-    """For failures in the data, the samples of one step unless the trace gives a number."""
-    is_in_data = event.reason in (TerminationReason.BAD_DATA, TerminationReason.DIVERGED)
-    samples, sizes = event.quarantined_samples, sizes_of(state.attempts[-1].started)
-    return FailureImpact(
-        last_step=stretch.last_step,
-        sizes=sizes,
-        lighter=next(iter(lighter_sizes(sizes, global_batch=plan.global_batch)), None),
-        wasted_gpu_seconds=stretch.lost_seconds * plan.devices,
-        quarantined_samples=(plan.global_batch if is_in_data else 0) if samples is None else samples,
-        repaired_objects=("an object",) * event.repaired_objects,
-    )
-
-
-def _with_attempt(run: SimulatedRun, stretch: Stretch) -> run_state.RunState:
-    """The state with the attempt open and its newest commit; older commits are superseded."""
-    state, plan, number = run.state, run.plan, len(run.state.attempts) + 1
-    last = state.attempts[-1] if state.attempts else None
-    decided = last.ended.decision if last and last.ended else None
-    micro_batch, recomputing = plan.micro_batch, False
-    if last and decided:
-        micro_batch = decided.micro_batch or last.started.micro_batch
-        recomputing = decided.activation_checkpointing or last.started.activation_checkpointing
+def _with_commit(run: SimulatedRun, span: AttemptSpan) -> run_state.RunState:
+    """Return the state with one more attempt open and its newest commit, if it made one; older ones are superseded."""
+    state, plan, number = run.state, run.plan, run.state.latest_attempt + 1
+    newest = state.newest_committed
     started = run_entries.AttemptStarted(
         attempt=number,
-        placement=run_entries.Placement(
-            host="", boot_id="", pid_namespace="", pid=1, start_ticks=0, device="", world_size=plan.devices, threads=1
-        ),
-        config={},
+        placement=_PLACEMENT,
+        config={"training": {"global_batch": plan.global_batch}},
         config_sha256="",
         code_version="",
         flow_run_id=None,
-        micro_batch=micro_batch,
-        resumed_from=state.newest_committed.committed.reference if state.newest_committed else None,
-        activation_checkpointing=recomputing,
+        micro_batch=min(plan.micro_batch, state.smallest_micro_batch or plan.micro_batch),
+        resumed_from=newest.committed.reference if newest else None,
+        activation_checkpointing=state.recomputes_activations,
     )
-    step, progress = stretch.committed_step, stretch.committed_step > run.step
-    record = run_state.AttemptRecord(
-        started=started, started_at=_TIME, last_committed_step=step if progress else None, made_progress=progress
-    )
-    state = replace(state, attempts=state.attempts.append(record))
-    if not progress:
+    state, step = _fold(state, started), span.committed_step
+    if step == run.step:
         return state
+    used_seconds = (step - run.step) * plan.step_seconds + span.commits * plan.checkpoint_seconds
     committed = run_entries.CheckpointCommitted(
         step=step,
         attempt=number,
@@ -251,28 +239,12 @@ def _with_attempt(run: SimulatedRun, stretch: Stretch) -> run_state.RunState:
         state_sha256="",
         bytes=0,
         tokens=0,
-        gpu_seconds=0.0,
+        gpu_seconds=used_seconds * plan.devices,
     )
-    commits = (run_state.CheckpointRecord(committed=committed, committed_at=_TIME),)
-    return replace(state, live_checkpoints=commits, high_water_step=step, charges=run_log.refill(state.charges))
+    return _fold(replace(state, live_checkpoints=()), committed)
 
 
-def _with_receipt(
-    state: run_state.RunState, run: SimulatedRun, stretch: Stretch, failure: Failure, decision: Decision
-) -> run_state.RunState:
-    plan, steps = run.plan, stretch.committed_step - run.step
-    used = steps * plan.step_seconds + stretch.commits * plan.checkpoint_seconds
-    ended = run_entries.AttemptEnded(
-        attempt=len(state.attempts),
-        reason=failure.reason,
-        detail=failure.detail,
-        fingerprint=failure.fingerprint,
-        last_step=stretch.last_step,
-        tokens=0,
-        gpu_seconds=(used + stretch.lost_seconds) * plan.devices,
-        useful_gpu_seconds=used * plan.devices,
-        wasted_gpu_seconds=stretch.lost_seconds * plan.devices,
-        stderr_tail=(),
-        decision=decision,
-    )
-    return run_log.end_attempt(state, ended, _TIME)
+def _fold(state: run_state.RunState, body: Any) -> run_state.RunState:
+    """Return the state after one more entry of the newest attempt."""
+    entry = run_log.imagined_entry(body, log_entry.Writer(host="", pid=1, attempt=state.latest_attempt))
+    return run_log.fold([replace(entry, at=_TIME)], state)

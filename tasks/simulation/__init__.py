@@ -1,0 +1,1 @@
+"""Tries a retry policy on failures before they happen."""
