@@ -19,6 +19,7 @@ from importlib import metadata, util
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from cairn.storage.stores.redaction import find_credentials
 from cairn.tasks.errors import InvalidConfiguration
 from cairn.tasks.machine.http_request import is_loopback, open_directly
 from cairn.tasks.machine.placement import work_folder
@@ -137,17 +138,10 @@ def server_address(environment: Mapping[str, str]) -> str:
     address = environment.get("PREFECT_API_URL", "")
     if not address:
         return ""
-    try:
-        parts = urlsplit(address)
-        host, secret = parts.hostname, parts.username or parts.password
-        _ = parts.port
-    except ValueError as error:
-        raise InvalidConfiguration("PREFECT_API_URL: is no address; rule: http(s)://host:port/api") from error
-    if secret is not None or "@" in parts.netloc:
-        raise InvalidConfiguration(
-            "PREFECT_API_URL carries a password; put it into PREFECT_API_AUTH_STRING as user:password"
-        )
-    if parts.scheme not in ("http", "https") or not host:
+    if problem := find_credentials(address, instead="PREFECT_API_AUTH_STRING as user:password"):
+        raise InvalidConfiguration(f"PREFECT_API_URL {problem}; rule: http(s)://host:port/api")
+    parts = urlsplit(address)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
         raise InvalidConfiguration(f"PREFECT_API_URL = {address!r}: rule: http(s)://host:port/api")
     return address
 

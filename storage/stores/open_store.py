@@ -5,7 +5,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from cairn.storage.errors import StorageError
-from cairn.storage.stores import local_store, object_store, retrying_store
+from cairn.storage.stores import local_store, object_store, redaction, retrying_store
 
 _NOT_SPOKEN = {"Google Cloud Storage": ("gs", "gcs"), "Azure Blob Storage": ("az", "abfs", "abfss", "adl")}
 """Stores that could exclude, by their schemes; Cairn does not speak their APIs."""
@@ -27,8 +27,9 @@ def open_store(url: str) -> object_store.ObjectStore:
     if "::" in url:
         raise StorageError("store URL is a chain ('::'): name the store itself; caches in between serve stale names")
     parts = urlsplit(url)
-    if parts.password or (parts.username and parts.scheme not in _NOT_SPOKEN["Azure Blob Storage"]):
-        raise StorageError("store URL carries credentials: put them into the environment or the credentials file")
+    problem = redaction.find_credentials(url, instead="the environment or the credentials file")
+    if problem and parts.scheme not in _NOT_SPOKEN["Azure Blob Storage"]:  # it has containers before the @
+        raise StorageError(f"store URL {problem}")
     if parts.scheme == "file":
         return _open_folder(Path(unquote(parts.path)))
     if parts.scheme in ("s3", "s3a"):

@@ -6,7 +6,6 @@ one event-loop thread; here each is a future. Its listing caches and shared inst
 
 import asyncio
 import os
-import re
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,6 +15,7 @@ from typing import Any, TypeVar
 
 from cairn.storage.errors import ObjectMissing, StorageError, StoreRefused, StoreUnavailable
 from cairn.storage.stores.object_store import MAX_READ_BYTES, too_large
+from cairn.storage.stores.redaction import redact
 
 T = TypeVar("T")
 _ADVICE = {
@@ -44,10 +44,8 @@ _ADVICE = {
 }
 _REFUSED = {code: advice for advice, codes in _ADVICE.items() for code in codes.split()}
 _CONNECTIONS = 32
-_USER_INFO = re.compile(r"(//)[^/@\s]*@")
 _INVALID_ENDPOINT = ("Invalid endpoint: ", "Invalid IPv6 URL")
 """How the plain ValueErrors begin that botocore and urllib raise for an endpoint; any other one is a bug."""
-_SIGNED_QUERY = re.compile(r"(?i)((?:x-amz-[a-z-]+|awsaccesskeyid|signature)=)[^&\s\"']+")
 
 
 class ConditionFailed(StorageError):
@@ -63,8 +61,7 @@ def convert_error(error: Exception, *, action: str, where: str) -> StorageError:
         return ObjectMissing(f"{where}: no such object")
     silence = "no answer in time" if isinstance(error, TimeoutError) else "no message"
     message = " ".join(str(error).split()) or silence
-    problem = _USER_INFO.sub(r"\1", f"{where}: cannot {action}: {code}: {message}")
-    problem = _SIGNED_QUERY.sub(r"\1…", problem)
+    problem = redact(f"{where}: cannot {action}: {code}: {message}")
     return StoreRefused(f"{problem}; {_REFUSED[code]}") if code in _REFUSED else StoreUnavailable(problem)
 
 

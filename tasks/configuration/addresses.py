@@ -5,6 +5,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from cairn.storage.stores.redaction import redact
+
 CONFIGURATIONS, SUITES = Path("deployments"), Path("deployments/suites")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*\Z")
 READABLE = "a path, or a URL that begins with s3://, http://, https:// or file://"
@@ -64,4 +66,4 @@ def why_unreadable(error: Exception, url: str) -> str:
         cause = cause.__cause__ or cause.__context__
     if isinstance(error, FileNotFoundError):
         return "no such object"
-    return f"cannot be read: {str(error).replace(url, 'the URL') or type(error).__name__}"
+    return f"cannot be read: {redact(str(error).replace(url, 'the URL')) or type(error).__name__}"

@@ -18,6 +18,7 @@ from urllib.parse import unquote, urlsplit
 
 from pydantic import ValidationError
 
+from cairn.storage.stores import redaction
 from cairn.storage.stores.verified_object import describe_file
 from cairn.tasks.configuration import addresses
 from cairn.tasks.configuration.addresses import CONFIGURATIONS, SUITES, is_name, known_names, named_file, why_unreadable
@@ -36,10 +37,9 @@ def read_configuration(source: str, *, overrides: Sequence[str], environment: Ma
     """Read, overlay and validate a configuration, or the overlays alone; raises `InvalidConfiguration`."""
     if not _is_remote(source):
         return load_configuration(_path(source) if source else None, overrides=overrides, environment=environment)
-    parts = urlsplit(source)
-    if parts.password or parts.username:
-        raise InvalidConfiguration("config: the URL carries credentials: put them into the environment")
-    shown = parts._replace(query="", fragment="").geturl()  # a query can hold a signature
+    if problem := redaction.find_credentials(source, instead="the environment"):
+        raise InvalidConfiguration(f"config: the URL {problem}")
+    shown = redaction.without_query(source)
     if problem := addresses.wrong_scheme(shown):
         raise InvalidConfiguration(f"config {shown!r}: {problem}; rule: {addresses.READABLE}")
     import fsspec  # takes time to import, and only URLs need it

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from pydantic import BeforeValidator, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from cairn.model.configuration.network import NotNegative, NotNegativeNumber, Positive, PositiveNumber, Section
+from cairn.storage.stores.redaction import find_credentials
 
 
 def key(default: Any, description: str, **schema: Any) -> Any:
@@ -296,12 +297,10 @@ class MirrorsConfig(Section):
                 raise ValueError(f"{name}={getattr(self, name)!r} must be a folder of this machine")
         if not self.mlflow:
             return self
+        variables = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
+        if problem := find_credentials(self.mlflow, instead=variables):
+            raise ValueError(f"mlflow: the address {problem}")
         parts = urlsplit(self.mlflow)
-        if parts.username or parts.password:
-            raise ValueError(
-                "mlflow: the address carries credentials; put them into MLFLOW_TRACKING_USERNAME and "
-                "MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
-            )
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(
                 f"mlflow={self.mlflow!r} must be the http(s) address of a tracking server; `mlflow server` starts one"

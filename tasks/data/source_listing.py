@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, cast
 import pyarrow as pa
 
 from cairn.storage.snapshots.parquet_process import most_bytes
+from cairn.storage.stores.redaction import find_credentials
 from cairn.tasks.configuration.addresses import READABLE, why_unreadable, wrong_scheme
 from cairn.tasks.data.document import InvalidCorpus
 
@@ -68,6 +69,8 @@ def find_files(groups: Mapping[str, str], base_dir: Path) -> list[TextFile]:
     """
     found, kept = list[TextFile](), dict[str, TextFile]()
     for source in groups:
+        if "://" in source and (problem := find_credentials(source, instead="the environment")):
+            raise InvalidCorpus(f"data.sources: a URL {problem}; rule: sources are written into the log")
         if problem := wrong_scheme(source):
             raise _invalid(source, problem, READABLE)
         found += _find_remote(source) if "://" in source else _find_local(source, base_dir)

@@ -108,6 +108,11 @@ def test_an_url_that_names_nothing_is_refused(tmp_path: Path) -> None:
     assert "nowhere:// is not read" in refusal(["nowhere://corpus/a.txt"], tmp_path)
 
 
+def test_an_url_with_credentials_is_refused_without_repeating_them(tmp_path: Path) -> None:
+    message = refusal(["https://ann:secret@example.org/a.txt"], tmp_path)
+    assert "data.sources: a URL carries credentials" in message and "secret" not in message
+
+
 def test_a_missing_source_is_refused_by_name(tmp_path: Path) -> None:
     message = refusal(["absent.txt"], tmp_path)
     assert "data.sources = 'absent.txt'" in message
