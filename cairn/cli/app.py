@@ -5,17 +5,21 @@ import shlex
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass
+from glob import escape, glob
 from pkgutil import resolve_name
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 from cyclopts import App, Group, Parameter
 
 from cairn.reports.queries.run_lookup import find_run
-from cairn.storage.logs.run_log import RunLog
+from cairn.storage.logs import registry, run_index, run_log
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.storage.stores.open_store import open_store
-from cairn.tasks.configuration.addresses import DEFAULT_STORE, choose_store
+from cairn.tasks.configuration import addresses
 from cairn.tasks.machine.placement import CAIRN_VERSION
+
+if TYPE_CHECKING:
+    from cyclopts.completion import CompletionContext
 
 START_HERE = """Start here:
   cairn train quickstart                    train a small model, or continue it
@@ -128,6 +132,46 @@ RECORDS: Mapping[str, str] = {
 }
 """The record that each command but `sql` prints with `--json`; a star stands for a list of them."""
 
+
+def complete_run(context: "CompletionContext") -> Iterator[tuple[str, str]]:
+    """Yield the runs of the store that a half-typed command line means."""
+    store = open_chosen_store(context["store"].raw or "")
+    yield from ((run_id, "run") for run_id in run_index.list_run_ids(store))
+
+
+def complete_alias(context: "CompletionContext") -> Iterator[tuple[str, str]]:
+    """Yield the aliases of that store."""
+    store = open_chosen_store(context["store"].raw or "")
+    yield from ((alias, "alias") for alias in registry.list_aliases(store))
+
+
+def complete_reference(context: "CompletionContext") -> Iterator[tuple[str, str]]:
+    """Yield aliases and runs, and the readable checkpoints of a run behind whose name an @ is typed."""
+    run_id, at, _ = context.incomplete.partition("@")
+    if not at:
+        yield from complete_alias(context)
+        yield from complete_run(context)
+        return
+    checkpoints = open_run_log(context["store"].raw or "", run_id).state.readable
+    yield from ((f"{run_id}@{record.committed.step}", "checkpoint") for record in checkpoints)
+
+
+def complete_argument(context: "CompletionContext") -> Iterator[str | tuple[str, str]]:
+    """Yield what may stand in the place of any other argument: choices, runs, keys, names of files that ship, files."""
+    argument, name, word = context.argument, context.argument.names[0], context.incomplete
+    yield from argument.get_choices(force=True) or ()
+    if name in ("--run", "--run-id"):
+        yield from complete_run(context)
+    elif name in ("--set", "--key"):
+        from cairn.tasks.configuration.key_reference import list_keys
+
+        yield from ((f"{key.key}{'=' if name == '--set' else ''}", key.summary) for key in list_keys())
+    elif argument.hint in (str, tuple[str, ...]):
+        if place := {"--config": addresses.CONFIGURATIONS, "--suite": addresses.SUITES}.get(name):
+            yield from ((known, f"in {place}") for known in addresses.known_names(place))
+        yield from (f"{path}/" if os.path.isdir(path) else path for path in sorted(glob(f"{escape(word)}*")))
+
+
 app = App(
     name="cairn",
     help="Trains GPTs on machines that will be taken away, and leaves tracks.",
@@ -137,30 +181,35 @@ app = App(
     group_commands=Group("More", sort_key=99),
     result_action="return_value",
     suppress_keyboard_interrupt=False,
-    default_parameter=Parameter(show_default=False),
+    default_parameter=Parameter(show_default=False, completer=complete_argument),
 )
 
 Url = Annotated[str, Parameter(name="--store", help="folder or URL of the store [CAIRN_STORE, ./cairn-store]")]
 Json = Annotated[bool, Parameter(name="--json", negative="", help="print one JSON document on stdout")]
 Why = Annotated[str, Parameter(name="--why", help="your reason, for the record")]
-Reference = Annotated[str, Parameter(help="an alias such as champion, RUN, or RUN@STEP")]
+Reference = Annotated[str, Parameter(help="an alias such as champion, RUN, or RUN@STEP", completer=complete_reference)]
+Alias = Annotated[str, Parameter(name="--alias", help="the name that points at a checkpoint", completer=complete_alias)]
+SnapshotName = Annotated[
+    str, Parameter(help="a snapshot's id, at least 8 characters of it, or RUN", completer=complete_run)
+]
 Overrides = Annotated[tuple[str, ...], Parameter(name="--set", negative="", help="section.key=value; may be repeated")]
 Flag = Annotated[bool, Parameter(negative="")]
 
 
 def open_chosen_store(given: str) -> ObjectStore:
     """Return the store that a command means."""
-    return open_store(choose_store(given, os.environ))
+    return open_store(addresses.choose_store(given, os.environ))
 
 
-def open_run_log(given_store: str, run: str) -> RunLog:
+def open_run_log(given_store: str, run: str) -> run_log.RunLog:
     """Return the log of a run, read to its end; raises `RunNotFound`."""
     return find_run(open_chosen_store(given_store), run)
 
 
 def store_option(chosen: str, environment: Mapping[str, str]) -> str:
     """Return ` --store URL`, quoted for a shell, with which other commands find `chosen`; empty if it is not needed."""
-    return "" if chosen in ("", DEFAULT_STORE, environment.get("CAIRN_STORE")) else f" --store {shlex.quote(chosen)}"
+    found_anyway = chosen in ("", addresses.DEFAULT_STORE, environment.get("CAIRN_STORE"))
+    return "" if found_anyway else f" --store {shlex.quote(chosen)}"
 
 
 def find_record(line: str) -> tuple[type, bool]:

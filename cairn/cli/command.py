@@ -1,7 +1,4 @@
-"""The `cairn` command: registers its subcommands, prints errors for people, and exits with the contract's codes.
-
-It also says what Tab can add to a line: verbs, options, choices, and what the store and the configuration know.
-"""
+"""The `cairn` command: registers its subcommands, prints errors for people, and exits with the contract's codes."""
 
 import atexit
 import contextlib
@@ -10,12 +7,9 @@ import shlex
 import stat
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from inspect import getdoc
-from itertools import chain, pairwise
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args, get_origin
 
 from cyclopts import CoercionError, CycloptsError, Group, MissingArgumentError, UnusedCliTokensError
 
@@ -27,24 +21,13 @@ from cairn.cli.app import EXAMPLES, app, describe_fields
 from cairn.flows.errors import EXPECTED_ERRORS
 from cairn.model.errors import InvalidInput
 from cairn.reports.errors import InvalidQuery, RunNotFound
-from cairn.reports.queries.run_lookup import find_run
 from cairn.storage.errors import Fenced, IntegrityError, StorageError, StoreUnsound, WriterTooOld
-from cairn.storage.logs import registry, run_index
-from cairn.storage.stores.open_store import open_store
 from cairn.tasks.attempt.shutdown_signal import exit_on_sigterm
-from cairn.tasks.configuration.addresses import CONFIGURATIONS, SUITES, choose_store, known_names
 from cairn.tasks.data.document import InvalidCorpus
 from cairn.tasks.errors import BudgetExhausted, ConfigDrift, GateRefused, InvalidConfiguration, LiveOwner
 from cairn.tasks.policy.termination import ExitCode
 from cairn.tasks.text.output import discard_output, escape_unencodable_output, guard_log, say
 
-if TYPE_CHECKING:
-    from cyclopts.argument import Argument
-
-REQUEST, FILES = "--complete", ":files"
-"""The shells' scripts ask with `cairn --complete LINE` (the line up to the cursor); files are theirs to complete."""
-Candidate = tuple[str, str]
-"""A word that would fit, or `FILES`, which asks the shell for files; and its meaning, one line or empty."""
 _UNUSABLE = (InvalidConfiguration, RunNotFound, InvalidQuery, InvalidCorpus, InvalidInput, StoreUnsound, WriterTooOld)
 _ERRORS: tuple[tuple[tuple[type[BaseException], ...], ExitCode], ...] = (
     (_UNUSABLE, ExitCode.USAGE),
@@ -108,11 +91,6 @@ def run_command(arguments: Sequence[str]) -> int:
     if verb in EXAMPLES and not {"--help", "-h"}.isdisjoint(arguments):
         examples = (f"  {line}" for line in EXAMPLES[verb])
         app[verb].help_epilogue = "\n".join([describe_fields(verb), "", "Examples:", *examples])
-    if len(arguments) == 2 and verb == REQUEST:
-        with contextlib.suppress(Exception):  # where something is wrong, Tab adds nothing
-            for word, meaning in complete_line(arguments[1], os.environ):
-                print(f"{word}\t{meaning}".rstrip("\t"))
-        return ExitCode.DONE
     try:
         returned = app(list(arguments), exit_on_error=False, print_error=False)
     except CycloptsError as error:
@@ -165,101 +143,6 @@ def describe_usage_error(error: CycloptsError, arguments: Sequence[str]) -> str:
     chain = error.command_chain
     where = f"`cairn {chain[0]} --help` shows how it is used" if chain else "`cairn --help` lists the commands"
     return f"{problem}{' ' if problem.endswith('?') else '; '}{where}"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TypedLine:
-    """A line as far as it was typed: what stands before the word at its end, and that word."""
-
-    word: str
-    verb: str = ""
-    store: str = ""
-    positionals: int = 0
-    option: str = ""
-    prefix: str = ""
-
-
-def complete_line(line: str, environment: Mapping[str, str]) -> Iterator[Candidate]:
-    """Yield the words that may stand at the end of the line."""
-    words = _split(line)[1:]
-    if len(words) < 2:
-        typed = TypedLine(word="".join(words))
-        found: Iterator[Candidate] = ((name, "") for name in app if name.startswith("--"))
-        if not typed.word.startswith("-"):
-            verbs = (name for name in app if not name.startswith("-"))
-            found = ((name, (getdoc(app[name].default_command) or "").partition("\n")[0]) for name in verbs)
-    elif words[0] in app:
-        arguments = app[words[0]].assemble_argument_collection(parse_docstring=True)
-        typed = _read(words, {name: argument for argument in arguments for name in argument.names})
-        if typed.word.startswith("-") and not typed.option:
-            shown = (argument for argument in arguments if not argument.names[0].startswith("*"))
-            found = iter([*((a.names[0], f"{a.parameter.help or ''}") for a in shown), ("--help", "show what it does")])
-        else:
-            place = typed.option or typed.positionals
-            asked = (argument for argument in arguments if place in (*argument.names, argument.index))
-            found = chain.from_iterable(_values(typed, argument, environment) for argument in asked)
-    else:
-        return
-    for value, meaning in found:
-        if value == FILES or value.startswith(typed.word):
-            yield typed.prefix + value, meaning
-
-
-def _split(line: str) -> list[str]:
-    """Split as a shell would; an open quote ends with the line, and behind a space there is an empty word."""
-    for quote in ("", '"', "'"):
-        try:
-            words = shlex.split(line + quote)
-        except ValueError:
-            continue
-        return [*words, ""] if not quote and line[-1:].isspace() else words
-    return []
-
-
-def _read(words: list[str], options: "Mapping[str, Argument]") -> TypedLine:
-    settled, option, positionals = dict[str, str](), "", 0
-    verb, *before, word = words
-    for text in before:
-        name, equals, value = text.partition("=")
-        if option or (name in options and equals):
-            settled[option or name], option = (text if option else value), ""
-        elif name in options:
-            option = name if options[name].hint is not bool else ""
-        elif not text.startswith("-"):
-            positionals += 1
-    name, equals, value = word.partition("=")
-    prefix = f"{name}=" if not option and name in options and equals else ""
-    if prefix:
-        option, word = name, value
-    store = settled.get("--store", "")
-    return TypedLine(verb=verb, store=store, positionals=positionals, option=option, word=word, prefix=prefix)
-
-
-def _values(typed: TypedLine, argument: "Argument", environment: Mapping[str, str]) -> Iterator[Candidate]:
-    name, names_snapshot = argument.names[0], typed.verb in ("data", "export-tokens")
-    choices = [part for part in (argument.hint, *get_args(argument.hint)) if get_origin(part) is Literal]
-    if choices:
-        yield from ((choice, "") for choice in get_args(choices[0]))
-    elif name in ("--run", "--run-id", "--reference", "--alias"):
-        store = open_store(choose_store(typed.store, environment))
-        if name == "--reference" and "@" in typed.word and not names_snapshot:
-            run_id = typed.word.partition("@")[0]
-            steps = (record.committed.step for record in find_run(store, run_id).state.readable)
-            yield from ((f"{run_id}@{step}", "checkpoint") for step in steps)
-            return
-        if name in ("--reference", "--alias") and not names_snapshot:
-            yield from ((alias, "alias") for alias in registry.list_aliases(store))
-        if name != "--alias":
-            yield from ((run_id, "run") for run_id in run_index.list_run_ids(store))
-    elif name in ("--set", "--key"):
-        from cairn.tasks.configuration.key_reference import list_keys
-
-        ending = "=" if name == "--set" else ""
-        yield from ((f"{key.key}{ending}", key.summary) for key in list_keys())
-    elif argument.hint in (str, tuple[str, ...]):
-        if place := {"--config": CONFIGURATIONS, "--suite": SUITES}.get(name):
-            yield from ((known, f"in {place}") for known in known_names(place))
-        yield FILES, ""
 
 
 if __name__ == "__main__":

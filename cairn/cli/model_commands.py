@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from cairn.cli.app import Flag, Json, Reference, Url, Why, open_chosen_store, store_option
+from cairn.cli.app import Alias, Flag, Json, Reference, SnapshotName, Url, Why, open_chosen_store, store_option
 from cairn.cli.texts import print_data, print_rows
 from cairn.operations.text_sampling import RunSampler, SampleRequest, follow_run, read_prompt, show_text, write_samples
 from cairn.reports.queries import display_tables, run_lookup
@@ -17,8 +17,6 @@ from cairn.tasks.policy.termination import ExitCode
 from cairn.tasks.text.format import short_digest
 from cairn.tasks.text.output import print_document, print_line, say
 
-Alias = Annotated[str, Parameter(name="--alias", help="the name that points at a checkpoint")]
-SnapshotName = Annotated[str, Parameter(help="a snapshot's id, at least 8 characters of it, or RUN")]
 Form = Annotated[Literal["nanogpt", "llm.c"], Parameter(name="--format")]
 TokenPaths = Annotated[tuple[str, ...], Parameter(negative="", consume_multiple=True, help=".bin files, in order")]
 

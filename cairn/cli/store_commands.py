@@ -10,14 +10,14 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from cairn.cli.app import Flag, Json, Url, Why, open_chosen_store, open_run_log
+from cairn.cli.app import Flag, Json, Url, Why, app, open_chosen_store, open_run_log
 from cairn.cli.texts import print_replay
 from cairn.tasks.configuration.addresses import choose_store
 from cairn.tasks.errors import InvalidConfiguration
 from cairn.tasks.policy.termination import ExitCode
 from cairn.tasks.text.output import print_document, print_facts, print_line, print_table, say
 
-Shell = Literal["bash", "zsh", "fish"]
+Shell = Literal["bash", "zsh", "fish", "powershell"]
 FromStep = Annotated[int, Parameter(name="--from")]
 ToStep = Annotated[int | None, Parameter(name="--to")]
 Place = Annotated[str, Parameter(name="STORE")]
@@ -92,14 +92,11 @@ def completion(shell: Shell | None = None, *, install: Flag = False, json: Json 
         shell: which one [the shell this is typed in].
         install: put the script where the shell looks, and a line into its start-up file; a new shell has it.
     """
-    from cyclopts.completion.detect import ShellDetectionError, detect_shell
-    from cyclopts.completion.install import add_to_rc_file, get_default_completion_path
+    from cyclopts.completion import ShellDetectionError, add_to_rc_file, detect_shell, get_default_completion_path
 
     try:
         chosen = shell or detect_shell()
-        if chosen == "powershell":
-            raise ShellDetectionError("there is no completion for PowerShell")
-        text = read_script(chosen)
+        text = make_script(chosen)
         view = CompletionView(shell=chosen, script=text)
         if install:
             path = get_default_completion_path(chosen, "cairn").absolute()
@@ -115,9 +112,13 @@ def completion(shell: Shell | None = None, *, install: Flag = False, json: Json 
     print_document(view) if json else print(text.rstrip("\n"))
 
 
-def read_script(shell: Shell) -> str:
-    """Return the script (completions/) by which a shell asks `cairn` what Tab can add."""
-    return (Path(__file__).parent / "completions" / f"cairn.{shell}").read_text(encoding="utf-8")
+def make_script(shell: Shell) -> str:
+    """Return the library's script for a shell, with what ours needs: RUN@STEP is a word, no space follows KEY=."""
+    text = app.generate_completion(shell=shell)
+    if shell == "zsh":
+        text = text.replace("compadd -d", 'compadd -S "${${_cyc_vals[1]:#*[=/]}:+ }" -d')
+    addition = Path(__file__).parent / "completions" / f"cairn.{shell}"
+    return text + addition.read_text(encoding="utf-8") if addition.exists() else text
 
 
 def verify(run: str, *, store: Url = "", json: Json = False) -> ExitCode:

@@ -1,4 +1,4 @@
-"""Tab on a line of `cairn`: what may stand there, in the words of the engine and in real shells."""
+"""Tab on a line of `cairn`: what may stand there, as the command answers the shells' scripts, and in real shells."""
 
 import os
 import pty
@@ -12,13 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from cairn.cli.store_commands import Shell, read_script
+from cairn.cli.store_commands import Shell, make_script
 from tests.commands import ROOT, Cairn, chosen_folders
 from tests.fabricated_run import FabricatedRun
 from tests.processes.waiting import patience_seconds
 
 # What a shell is typed, to the Tab, and what then stands there.
 TYPED = {
+    "cairn che": "cairn checkpoints ",
     "cairn train --ru": "cairn train --run-id ",
     "cairn train notes/my": "cairn train notes/my.toml ",
     "cairn status ba": "cairn status bard ",
@@ -36,55 +37,65 @@ BEGIN: dict[Shell, tuple[tuple[str, ...], str]] = {
 }
 
 
-def completed(cairn: Cairn, line: str, **environment: str) -> list[str]:
-    ended = cairn("--complete", line, **environment)
+def completed(cairn: Cairn, *words: str, **environment: str) -> list[str]:
+    """What the shells' scripts ask for, and keep where it begins as the last word does."""
+    ended = cairn("__complete", *words, **environment)
     assert (ended.code, ended.err) == (0, "")
-    return [row.partition("\t")[0] for row in ended.out.splitlines()]
+    offered = ended.out.partition("\x1fbegin\n")[2].splitlines()
+    typed = words[-1].partition("=")[2] if words[-1].startswith("--") else words[-1]
+    return [value for row in offered if (value := row.partition("\t")[0]).startswith(typed)]
 
 
 @pytest.mark.parametrize(
-    ("line", "words"),
+    ("words", "offered"),
     [
-        ("cairn che", ["checkpoints"]),
-        ("cairn --v", ["--version"]),
-        ("cairn train --st", ["--start-over", "--store"]),
-        ("cairn completion z", ["zsh"]),
-        ("cairn plot bard out.png --x ", ["step", "tokens"]),
-        ("cairn plot bard ", [":files"]),
-        ("cairn status ", ["bard"]),
-        ("cairn train --run-id ", ["bard"]),
-        ("cairn sample ", ["champion", "bard"]),
-        ("cairn sample 'bard@", ["bard@30", "bard@20", "bard@10"]),
-        ("cairn data ", ["bard"]),
-        ("cairn rollback --alias ", ["champion"]),
-        ("cairn train q", ["quickstart", ":files"]),
-        ("cairn evaluate bard --suite rep", ["repetition", ":files"]),
-        ("cairn train --set training.warm", ["training.warmup_steps="]),
-        ("cairn train --set=training.warm", ["--set=training.warmup_steps="]),
-        ("cairn config checkpoint.ev", ["checkpoint.every_steps", "checkpoint.every_seconds"]),
-        ("cairn sample champion --tokens ", []),
-        ("cairn no-such-verb ", []),
+        (["completion", "z"], ["zsh"]),
+        (["plot", "bard", "out.png", "--x", ""], ["step", "tokens"]),
+        (["plot", "bard", "o"], ["out of the way.png"]),
+        (["export", "champion", "f"], ["folder/"]),
+        (["status", ""], ["bard"]),
+        (["train", "--run-id", ""], ["bard"]),
+        (["sample", ""], ["champion", "bard"]),
+        (["sample", "bard@"], ["bard@30", "bard@20", "bard@10"]),
+        (["data", ""], ["bard"]),
+        (["rollback", "--alias", ""], ["champion"]),
+        (["train", "q"], ["quickstart", "quick.toml"]),
+        (["evaluate", "bard", "--suite", "rep"], ["repetition"]),
+        (["train", "--set", "training.warm"], ["training.warmup_steps="]),
+        (["train", "--set=training.warm"], ["training.warmup_steps="]),
+        (["config", "checkpoint.ev"], ["checkpoint.every_steps", "checkpoint.every_seconds"]),
+        (["sample", "champion", "--tokens", ""], []),
+        (["no-such-verb", ""], []),
     ],
 )
-def test_a_line_is_completed(cairn: Cairn, bard: FabricatedRun, line: str, words: list[str]) -> None:
-    assert completed(cairn, line) == words
+def test_a_word_is_completed(
+    cairn: Cairn,
+    bard: FabricatedRun,
+    words: list[str],
+    offered: list[str],
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "folder").mkdir()
+    for name in ("out of the way.png", "quick.toml"):
+        (tmp_path / name).touch()
+    assert completed(cairn, *words) == offered
 
 
 def test_the_store_that_the_line_names_is_the_one_that_is_asked(
     cairn: Cairn, bard: FabricatedRun, tmp_path: Path
 ) -> None:
     (tmp_path / "store").rename(tmp_path / "another store")
-    assert completed(cairn, f"cairn status --store '{tmp_path}/another store' ") == ["bard"]
+    assert completed(cairn, "status", "--store", f"{tmp_path}/another store", "") == ["bard"]
 
 
 def test_a_store_that_cannot_be_asked_completes_nothing_and_says_nothing(cairn: Cairn) -> None:
-    assert completed(cairn, "cairn status ", CAIRN_STORE="gs://no/such") == []
+    assert completed(cairn, "status", "", CAIRN_STORE="gs://no/such") == []
 
 
 def test_completion_imports_neither_torch_nor_prefect(bard: FabricatedRun, tmp_path: Path) -> None:
     code = (
         "import sys; from cairn.cli.command import run_command\n"
-        "for line in ('cairn sample bard@', 'cairn train --set t'): run_command(['--complete', line])\n"
+        "for words in (['sample', 'bard@'], ['train', '--set', 't']): run_command(['__complete', *words])\n"
         "print(sorted({'torch', 'prefect', 'pyarrow', 's3fs'} & sys.modules.keys()))"
     )
     environment = {**os.environ, **chosen_folders(tmp_path), "PYTHONPATH": str(ROOT)}
@@ -106,7 +117,7 @@ def test_tab_in_a_real_shell_completes_options_files_runs_checkpoints_aliases_an
     program.write_text(f'#!/bin/sh\n{start} "$@"\n')
     program.chmod(0o755)
     script = tmp_path / "script"
-    script.write_text(read_script(shell))
+    script.write_text(make_script(shell))
     assert type_into(shell, script, tmp_path) == list(TYPED.values())
 
 

@@ -1,19 +1,14 @@
-# completion of cairn in bash: source this file, or `cairn completion bash --install`
-# Bash replaces only what stands behind the last of COMP_WORDBREAKS, to which = and @ belong; @ itself is replaced too.
-_cairn() {
-    local line="${COMP_LINE:0:COMP_POINT}" word cut value meaning
-    word="${line##*[[:space:]]}"
-    cut="${word%"${word##*[$COMP_WORDBREAKS]}"}"
-    cut="${cut%@}"
-    COMPREPLY=()
-    while IFS=$'\t' read -r value meaning; do
-        if [[ $value == *:files ]]; then
-            compopt -o filenames 2>/dev/null
-            while IFS= read -r value; do COMPREPLY+=("$value"); done < <(compgen -f -- "${word#"$cut"}")
-        else
-            [[ $value == *= ]] && compopt -o nospace 2>/dev/null
-            COMPREPLY+=("${value#"$cut"}")
-        fi
-    done < <("${COMP_WORDS[0]/#\~/$HOME}" --complete "$line" 2>/dev/null)
+# Bash splits a word at @ and puts what is offered in the place of the @ and what stands behind it.
+_cairn_references() {
+    local word="${COMP_LINE:0:COMP_POINT}" run=""
+    word="${word##*[[:space:]\"\']}"
+    if [[ $word == *@* ]]; then
+        run="${word%%@*}"
+        while (( COMP_CWORD > 1 )) && [[ ${COMP_WORDS[COMP_CWORD]} != "$run" ]]; do COMP_CWORD=$((COMP_CWORD - 1)); done
+        COMP_WORDS[COMP_CWORD]="$word"
+    fi
+    _cairn
+    COMPREPLY=("${COMPREPLY[@]#"$run"}")
+    [[ ${COMPREPLY[0]} == *[=/] ]] && compopt -o nospace 2>/dev/null
 }
-complete -F _cairn cairn
+complete -o default -F _cairn_references cairn
