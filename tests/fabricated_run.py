@@ -15,8 +15,7 @@ from cairn.storage.checkpoints.checkpoint import (
     commit_checkpoint,
     stage_checkpoint,
 )
-from cairn.storage.checkpoints.checkpoint_documents import TrainerDocument
-from cairn.storage.checkpoints.tensor_record import TensorRecord
+from cairn.storage.checkpoints.payload import TensorRecord, TrainerDocument
 from cairn.storage.logs.log_entry import CheckpointReference, DevicePeak, EntryLog, Writer
 from cairn.storage.logs.registry import Promoted, Registry, RegistryState
 from cairn.storage.logs.run_entries import (

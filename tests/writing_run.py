@@ -8,14 +8,13 @@ import torch
 
 from cairn.model.training.train_state import TrainState
 from cairn.storage.checkpoints.checkpoint import (
-    StagedCheckpoint,
     TensorGroup,
     checkpoint_target,
     commit_checkpoint,
     stage_checkpoint,
 )
 from cairn.storage.logs.log_entry import CheckpointReference, this_writer
-from cairn.storage.logs.run_entries import CheckpointSuperseded
+from cairn.storage.logs.run_entries import CheckpointSuperseded, StagedCheckpoint
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.snapshots.snapshot_manifest import SnapshotManifest
 from cairn.storage.stores.object_store import ObjectStore

@@ -18,7 +18,7 @@ from cairn.model.errors import NonFiniteLoss, TokenOutOfRange
 from cairn.model.training import determinism, train_state, training_loop
 from cairn.operations import replay_plan
 from cairn.operations.replay_plan import Replay, ReplayedSegment, Segment, Verdict
-from cairn.storage.checkpoints.tensor_record import state_sha256
+from cairn.storage.checkpoints.payload import state_sha256
 from cairn.storage.errors import IntegrityError, SnapshotDamaged
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.logs.step_log import read_attempt_records

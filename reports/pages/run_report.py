@@ -8,7 +8,7 @@ from typing import Any
 from cairn.reports.plots.run_curves import HeldOutPoint, RunCurves, gather_curves
 from cairn.reports.queries import alias_history, receipts, run_lookup, run_status
 from cairn.reports.queries.evaluations import EvaluationSummary, list_evaluations
-from cairn.storage.checkpoints.checkpoint_documents import TrainerDocument
+from cairn.storage.checkpoints.payload import TrainerDocument
 from cairn.storage.errors import StorageError
 from cairn.storage.logs import run_entries, run_log, step_log
 from cairn.storage.stores.document import decode

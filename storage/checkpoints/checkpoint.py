@@ -2,20 +2,12 @@
 
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 
 import numpy as np
 
-from cairn.storage.checkpoints.checkpoint_documents import (
-    MANIFEST_VERSION,
-    TRAINER,
-    Manifest,
-    ManifestObject,
-    ManifestShard,
-    TrainerDocument,
-    decode_manifest,
-)
+from cairn.storage.checkpoints import payload
 from cairn.storage.checkpoints.checkpoint_shard import (
     ReadPolicy,
     ShardReader,
@@ -24,10 +16,9 @@ from cairn.storage.checkpoints.checkpoint_shard import (
     cut_shards,
     transfers,
 )
-from cairn.storage.checkpoints.tensor_record import TensorRecord, state_sha256, with_data
 from cairn.storage.errors import IntegrityError, ObjectDamaged, ObjectMissing, StoreUnavailable
 from cairn.storage.logs.log_entry import CheckpointReference, Writer
-from cairn.storage.logs.run_entries import CheckpointCommitted
+from cairn.storage.logs.run_entries import CheckpointCommitted, StagedCheckpoint
 from cairn.storage.logs.run_log import RunLog, run_prefix
 from cairn.storage.logs.run_state import RunState
 from cairn.storage.stores.document import decode, encode, sha256
@@ -46,7 +37,7 @@ class TensorGroup:
     """Tensors that share one shard name, such as `weights` or `optimizer`."""
 
     name: str
-    records: tuple[TensorRecord, ...]
+    records: tuple[payload.TensorRecord, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,25 +62,13 @@ _DEFAULT_UPLOADS = UploadOptions()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StagedCheckpoint:
-    """A complete upload, ignored by readers until it is committed; also the trainer's message that it is staged."""
-
-    step: int
-    attempt: int
-    prefix: str
-    manifest_sha256: str
-    state_sha256: str
-    bytes: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class OpenedCheckpoint:
     """A checkpoint whose manifest and trainer document are verified; `tensors` are read by `load_checkpoint` alone."""
 
     reference: CheckpointReference
-    manifest: Manifest
-    trainer: TrainerDocument
-    tensors: tuple[TensorRecord, ...] = ()
+    manifest: payload.Manifest
+    trainer: payload.TrainerDocument
+    tensors: tuple[payload.TensorRecord, ...] = ()
 
 
 def checkpoint_target(run_id: str, *, step: int, attempt: int) -> CheckpointTarget:
@@ -106,11 +85,11 @@ def stage_share(
     writer: int,
     writers: int,
     uploads: UploadOptions = _DEFAULT_UPLOADS,
-) -> tuple[ManifestShard, ...]:
+) -> tuple[payload.ManifestShard, ...]:
     """Upload the share of one of several writers, `writer` counted from 0; `stage_checkpoint` writes the manifest."""
     start = partial(transfers, uploads.at_once, uploads.thread_start)
     with start() as write, start() as digest:
-        waits = list[Callable[[], ManifestShard]]()
+        waits = list[Callable[[], payload.ManifestShard]]()
         for group in groups:
             if writers > 1 and not group.records:
                 continue
@@ -126,24 +105,26 @@ def stage_checkpoint(
     store: ObjectStore,
     target: CheckpointTarget,
     groups: Sequence[TensorGroup],
-    trainer: TrainerDocument,
+    trainer: payload.TrainerDocument,
     *,
     uploads: UploadOptions = _DEFAULT_UPLOADS,
     writers: int = 1,
-    others: Callable[[], tuple[ManifestShard, ...]] = tuple,
+    others: Callable[[], tuple[payload.ManifestShard, ...]] = tuple,
 ) -> StagedCheckpoint:
     """Upload shards, trainer document and, last, the manifest; `others` waits for what the other writers wrote."""
     prefix, document = target.prefix, encode(trainer)
     shards = stage_share(store, prefix, groups, writer=0, writers=writers, uploads=uploads)
-    store.write(f"{prefix}/{TRAINER}", document)
+    store.write(f"{prefix}/{payload.TRAINER}", document)
     shards += others()
-    manifest = Manifest(
-        version=MANIFEST_VERSION,
+    manifest = payload.Manifest(
+        version=payload.MANIFEST_VERSION,
         run_id=target.run_id,
         attempt=target.attempt,
         step=trainer.step,
-        state_sha256=state_sha256([*(tensor for shard in shards for tensor in shard.tensors), *trainer.tensors]),
-        trainer=ManifestObject(name=TRAINER, bytes=len(document), sha256=sha256(document)),
+        state_sha256=payload.state_sha256(
+            [*(tensor for shard in shards for tensor in shard.tensors), *trainer.tensors]
+        ),
+        trainer=payload.ManifestObject(name=payload.TRAINER, bytes=len(document), sha256=sha256(document)),
         shards=shards,
     )
     data = encode(manifest)
@@ -165,20 +146,11 @@ def commit_checkpoint(
     manifest = read_manifest(log.store, staged.prefix, staged.manifest_sha256)
     if wrong := find_wrong_sizes(log.store, staged.prefix, manifest):
         raise wrong[0]
-    body = CheckpointCommitted(
-        step=staged.step,
-        attempt=staged.attempt,
-        prefix=staged.prefix,
-        manifest_sha256=staged.manifest_sha256,
-        state_sha256=staged.state_sha256,
-        bytes=staged.bytes,
-        tokens=tokens,
-        gpu_seconds=gpu_seconds,
-    )
+    body = CheckpointCommitted(**asdict(staged), tokens=tokens, gpu_seconds=gpu_seconds)
     return log.append(partial(_unless_committed, body), writer=writer)
 
 
-def read_manifest(store: ObjectStore, prefix: str, manifest_sha256: str) -> Manifest:
+def read_manifest(store: ObjectStore, prefix: str, manifest_sha256: str) -> payload.Manifest:
     """Return the manifest under `prefix`; raise `IntegrityError` unless it has the digest in the log."""
     key = f"{prefix}/manifest.json"
     try:
@@ -187,10 +159,10 @@ def read_manifest(store: ObjectStore, prefix: str, manifest_sha256: str) -> Mani
         raise ObjectDamaged(key, expected=manifest_sha256, found="missing") from missing
     if sha256(data) != manifest_sha256:
         raise ObjectDamaged(key, expected=manifest_sha256, found=f"sha256 is {sha256(data)}")
-    return decode_manifest(data, where=key)
+    return payload.decode_manifest(data, where=key)
 
 
-def find_wrong_sizes(store: ObjectStore, prefix: str, manifest: Manifest) -> tuple[ObjectDamaged, ...]:
+def find_wrong_sizes(store: ObjectStore, prefix: str, manifest: payload.Manifest) -> tuple[ObjectDamaged, ...]:
     """Return which objects are missing or have another size than the manifest says; reads none of them."""
     sizes, damaged = store.sizes(prefix), list[ObjectDamaged]()
     for item in manifest.objects:
@@ -232,8 +204,8 @@ def open_checkpoint(
         raise IntegrityError(f"{reference.prefix}: manifest is of step {manifest.step}, the log says {reference.step}")
     expected = _expected(reference.prefix, manifest.trainer)
     document = read_policy.call(store, expected.key, lambda: read_verified(store, expected))
-    trainer = decode(bytes(document), TrainerDocument, where=expected.key)
-    if state_sha256([*manifest.tensors, *trainer.tensors]) != manifest.state_sha256:
+    trainer = decode(bytes(document), payload.TrainerDocument, where=expected.key)
+    if payload.state_sha256([*manifest.tensors, *trainer.tensors]) != manifest.state_sha256:
         raise IntegrityError(f"{reference.prefix}: tensors do not digest to the manifest's state_sha256")
     return OpenedCheckpoint(reference=reference, manifest=manifest, trainer=trainer)
 
@@ -264,7 +236,7 @@ def load_checkpoint(
     shards = sorted(opened.manifest.shards, key=lambda shard: shard.name)
     specs = [tensor for shard in shards if shard.name.startswith(group) for tensor in shard.tensors]
     memories = (memoryview(np.empty(spec.bytes, np.uint8).data) for spec in specs)  # numpy asks for huge pages
-    records = tuple(map(with_data, specs, memories))
+    records = tuple(map(payload.with_data, specs, memories))
     parts = [WantedBytes(name=item.name, begin=0, end=item.data.nbytes, memory=item.data) for item in records]
     read_tensors(store, opened, parts, read_policy=read_policy)
     return replace(opened, tensors=records)
@@ -279,9 +251,9 @@ def _at_once(sizes: Iterable[int]) -> int:
     return 4 if sum(sizes) >= _LARGE_BYTES else 1
 
 
-def _find_damage(store: ObjectStore, prefix: str, item: ManifestObject | ManifestShard) -> ObjectDamaged | None:
+def _find_damage(store: ObjectStore, prefix: str, item: payload.ManifestObject) -> ObjectDamaged | None:
     try:
-        if not isinstance(item, ManifestShard):
+        if not isinstance(item, payload.ManifestShard):
             return find_damage(store, _expected(prefix, item))
         whole = [WantedBytes(name=tensor.name, begin=0, end=tensor.bytes) for tensor in item.tensors]
         with transfers(1) as run:
@@ -300,5 +272,5 @@ def _damage_of(key: str, expected: tuple[str, str], error: IntegrityError | Stor
     return error if isinstance(error, ObjectDamaged) else ObjectDamaged(key, expected=expected[1], found=str(error))
 
 
-def _expected(prefix: str, item: ManifestObject | ManifestShard) -> ExpectedObject:
+def _expected(prefix: str, item: payload.ManifestObject) -> ExpectedObject:
     return ExpectedObject(key=f"{prefix}/{item.name}", bytes=item.bytes, sha256=item.sha256)

@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import Any, TypeVar
 
-from cairn.storage.checkpoints.checkpoint_documents import ManifestShard
-from cairn.storage.checkpoints.tensor_record import (
+from cairn.storage.checkpoints.payload import (
     CHUNK_BYTES,
     DIGEST_BYTES,
+    ManifestShard,
     TensorDigest,
     TensorRecord,
     chunks_of,
-    parse_header,
     shard_chunks,
     shard_header,
 )
@@ -149,10 +148,8 @@ class ShardReader:
         self._fill(0, header, shard.sha256)
         if (found := shard_sha256(header, (tensor.chunks for tensor in shard.tensors))) != shard.sha256:
             raise ObjectDamaged(self._key, expected=shard.sha256, found=f"sha256 of header and chunks is {found}")
-        named = [(tensor.name, tensor.dtype, tensor.shape) for tensor in shard.tensors]
-        parsed = parse_header(header, total_bytes=shard.bytes, where=self._key)
-        if [(tensor.name, tensor.dtype, tensor.shape) for tensor in parsed] != named:
-            raise IntegrityError(f"{self._key}: its header names other tensors than the manifest")
+        if header != shard_header(shard.tensors):
+            raise IntegrityError(f"{self._key}: its header is not that of the tensors in the manifest")
 
     def _read_group(self, group: Sequence[_Chunk]) -> None:
         if len(group) == 1 and (place := group[0].place) is not None:

@@ -111,15 +111,17 @@ class AttemptShown:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CheckpointCommitted:
-    """The atomic marker: this manifest, and no other, is the run at this step."""
+class StagedCheckpoint(CheckpointReference):
+    """A complete upload, ignored by readers until it is committed; also the trainer's message that it is staged."""
 
-    step: int
-    attempt: int
-    prefix: str
-    manifest_sha256: str
     state_sha256: str
     bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointCommitted(StagedCheckpoint):
+    """The atomic marker: this manifest, and no other, is the run at this step."""
+
     tokens: int
     gpu_seconds: float
 
@@ -171,37 +173,35 @@ class CurveVerdict:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EvaluationRecorded:
-    """Metrics of a checkpoint under a suite, the curve's verdict, and what kept a command from other processes."""
+class EvaluationOutcome:
+    """An evaluation of a checkpoint under a suite has ended, and so has its pin."""
 
     step: int
     manifest_sha256: str
     suite: str
     suite_sha256: str
     data_snapshot: str
-    metrics: Mapping[str, float]
-    samples: tuple[str, ...]
-    evaluator_version: str
     started_at: datetime
     seconds: float
     pin_id: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationRecorded(EvaluationOutcome):
+    """Metrics of a checkpoint under a suite, the curve's verdict, and what kept a command from other processes."""
+
+    metrics: Mapping[str, float]
+    samples: tuple[str, ...]
+    evaluator_version: str
     verdict: CurveVerdict | None = None
     boundary: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EvaluationFailed:
+class EvaluationFailed(EvaluationOutcome):
     """An evaluation that failed: the evaluator exited, timed out, printed no valid result, or was `refused` here."""
 
-    step: int
-    manifest_sha256: str
-    suite: str
-    suite_sha256: str
-    data_snapshot: str
     detail: str
-    started_at: datetime
-    seconds: float
-    pin_id: str | None = None
     refused: bool = False
 
 
@@ -231,40 +231,28 @@ class ReadEvidence:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CheckpointQuarantined:
+class CheckpointQuarantined(CheckpointReference):
     """No resume uses this checkpoint: with evidence until it can be read again, without because of what it holds."""
 
-    step: int
-    attempt: int
-    prefix: str
-    manifest_sha256: str
     detail: str
     evidence: tuple[ReadEvidence, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CheckpointRestored:
+class CheckpointRestored(CheckpointReference):
     """A checkpoint that was quarantined on evidence verifies: resumes may use it again."""
 
-    step: int
-    attempt: int
-    prefix: str
-    manifest_sha256: str
     detail: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CheckpointPinned:
+class CheckpointPinned(CheckpointReference):
     """A checkpoint is pinned: an evaluation reads it, an alias is about to point at it, or a fork begins with it.
 
     Pins and checkpoint-superseded entries share one sequence, so nothing comes between the check and the deletion. An
     evaluation's pin ends with its outcome, or at the next attempt's start; others end with checkpoint-unpinned.
     """
 
-    step: int
-    attempt: int
-    prefix: str
-    manifest_sha256: str
     pin_id: str
     pinned_by: Placement
     alias: str | None = None
@@ -287,24 +275,16 @@ class CheckpointUnpinned:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CheckpointSuperseded:
+class CheckpointSuperseded(CheckpointReference):
     """Retention no longer keeps this checkpoint, and why; its bytes may be deleted."""
 
-    step: int
-    attempt: int
-    prefix: str
-    manifest_sha256: str
     why: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CheckpointDeleted:
+class CheckpointDeleted(CheckpointReference):
     """The bytes of a superseded checkpoint are deleted."""
 
-    step: int
-    attempt: int
-    prefix: str
-    manifest_sha256: str
     bytes: int
 
 

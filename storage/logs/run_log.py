@@ -12,18 +12,8 @@ from functools import reduce
 from typing import Any
 
 from cairn.storage.errors import Fenced, StorageError
+from cairn.storage.logs import fold_cache, log_entry
 from cairn.storage.logs import run_entries as kinds
-from cairn.storage.logs.fold_cache import FoldCache, FoldedLog
-from cairn.storage.logs.log_entry import (
-    FORMAT_VERSION,
-    Entry,
-    EntryLog,
-    ReadEntry,
-    Writer,
-    newer_entry,
-    refuse_old_writer,
-    utc_now,
-)
 from cairn.storage.logs.run_state import (
     AttemptRecord,
     Charges,
@@ -35,15 +25,15 @@ from cairn.storage.logs.run_state import (
 from cairn.storage.stores.object_store import ObjectStore, check_key, check_name
 
 
-def fold(entries: Iterable[Entry], state: RunState | None = None) -> RunState:
+def fold(entries: Iterable[log_entry.Entry], state: RunState | None = None) -> RunState:
     """Return the state after `entries`, starting from `state` or from an empty run."""
     return reduce(_apply, entries, state or RunState())
 
 
-def _apply(state: RunState, entry: Entry) -> RunState:
+def _apply(state: RunState, entry: log_entry.Entry) -> RunState:
     body, owner = entry.body, state.open_attempt
     if isinstance(body, dict):
-        return state if state.newer else replace(state, newer=newer_entry(entry))
+        return state if state.newer else replace(state, newer=log_entry.newer_entry(entry))
     if isinstance(body, kinds.AttemptStarted):
         if body.attempt != state.latest_attempt + 1 or owner is not None or state.deleted is not None:
             return _refuse(state, entry)
@@ -90,7 +80,7 @@ def _apply(state: RunState, entry: Entry) -> RunState:
     return state
 
 
-def _refuse(state: RunState, entry: Entry) -> RunState:
+def _refuse(state: RunState, entry: log_entry.Entry) -> RunState:
     refused = RefusedEntry(seq=entry.seq, kind=entry.kind, attempt=entry.writer.attempt)
     return replace(state, refused=state.refused.append(refused))
 
@@ -128,7 +118,7 @@ def _evaluate(state: RunState, body: kinds.EvaluationRecorded | kinds.Evaluation
     return replace(state, live_checkpoints=tuple(live), pins=_without_pin(state.pins, body.pin_id), **history)
 
 
-def _commit(state: RunState, entry: Entry, body: kinds.CheckpointCommitted) -> RunState:
+def _commit(state: RunState, entry: log_entry.Entry, body: kinds.CheckpointCommitted) -> RunState:
     if body.attempt != entry.writer.attempt or state.find_commit(body) is not None:
         return _refuse(state, entry)
     owner, progress = state.attempts[-1], body.step > state.high_water_step
@@ -153,7 +143,7 @@ def _without_pin(pins: tuple[kinds.CheckpointPinned, ...], pin_id: str | None) -
     return tuple(pin for pin in pins if pin.pin_id != pin_id)
 
 
-def _move_checkpoint(state: RunState, entry: Entry, body: kinds.CheckpointMoved) -> RunState:
+def _move_checkpoint(state: RunState, entry: log_entry.Entry, body: kinds.CheckpointMoved) -> RunState:
     record = state.find_live(body.prefix)
     if record is None or record.committed.manifest_sha256 != body.manifest_sha256:
         return _refuse(state, entry)
@@ -184,20 +174,22 @@ def run_prefix(run_id: str) -> str:
     return check_key(f"runs/{check_name('run id', run_id)}")
 
 
-def run_fold_cache(log: EntryLog, run_id: str) -> FoldCache[RunState]:
+def run_fold_cache(log: log_entry.EntryLog, run_id: str) -> fold_cache.FoldCache[RunState]:
     """Return the cached fold of a run."""
-    return FoldCache(log=log, folder=run_prefix(run_id), state_type=RunState, fold=fold)
+    return fold_cache.FoldCache(log=log, folder=run_prefix(run_id), state_type=RunState, fold=fold)
 
 
 class RunLog:
     """One run's log with its folded state, which only moves forward and is first read by `refresh`. Thread-safe."""
 
-    def __init__(self, store: ObjectStore, run_id: str, *, log: EntryLog | None = None) -> None:
+    def __init__(self, store: ObjectStore, run_id: str, *, log: log_entry.EntryLog | None = None) -> None:
         self.store, self.run_id, self.prefix = store, run_id, run_prefix(run_id)
-        self._log = log or EntryLog(store=store, prefix=f"{self.prefix}/log", kinds=kinds.RUN_KINDS, clock=utc_now)
+        self._log = log or log_entry.EntryLog(
+            store=store, prefix=f"{self.prefix}/log", kinds=kinds.RUN_KINDS, clock=log_entry.utc_now
+        )
         self._cache = run_fold_cache(self._log, run_id)
         self._lock = threading.RLock()  # commit, evaluation and flow share one log across threads
-        self._head: ReadEntry | None = None
+        self._head: log_entry.ReadEntry | None = None
         self._cached_seq, self.state = -1, RunState()
 
     @property
@@ -206,9 +198,9 @@ class RunLog:
         return -1 if self._head is None else self._head.entry.seq
 
     @property
-    def folded(self) -> FoldedLog[RunState] | None:
+    def folded(self) -> fold_cache.FoldedLog[RunState] | None:
         """The state read so far and the entry it ends with; None before the first entry."""
-        return None if self._head is None else FoldedLog(head=self._head, state=self.state)
+        return None if self._head is None else fold_cache.FoldedLog(head=self._head, state=self.state)
 
     @property
     def fold_key(self) -> str:
@@ -227,11 +219,11 @@ class RunLog:
                 self._accept(read)
             return self.state
 
-    def read_entries(self) -> tuple[Entry, ...]:
+    def read_entries(self) -> tuple[log_entry.Entry, ...]:
         """Read and check every entry again, whatever is cached; oldest first."""
         return tuple(read.entry for read in self._log.read_after(None))
 
-    def append(self, decide: Callable[[RunState], Any], *, writer: Writer) -> RunState:
+    def append(self, decide: Callable[[RunState], Any], *, writer: log_entry.Writer) -> RunState:
         """Append the body that `decide` returns for the newest state, and call it again each time a race is lost.
 
         `decide` may return None to append nothing, and may raise. Raises `Fenced` when the writer's attempt no longer
@@ -240,7 +232,7 @@ class RunLog:
         with self._lock:
             while True:
                 state = self.refresh()
-                refuse_old_writer(state.closed_to_writers(), f"run {self.run_id}")
+                log_entry.refuse_old_writer(state.closed_to_writers(), f"run {self.run_id}")
                 if state.fences(writer.attempt):
                     ended = "was ended by another process; it commits nothing more"
                     newer = f"is fenced by attempt {state.latest_attempt}"
@@ -257,15 +249,17 @@ class RunLog:
                     if read.entry.seq - self._cached_seq >= FOLD_EVERY_ENTRIES:
                         with suppress(StorageError):  # the entry is appended; the next writer caches
                             self._cached_seq = read.entry.seq
-                            self._cache.write(FoldedLog(head=read, state=self.state))
+                            self._cache.write(fold_cache.FoldedLog(head=read, state=self.state))
                     return self.state
 
-    def _accept(self, read: ReadEntry) -> None:
+    def _accept(self, read: log_entry.ReadEntry) -> None:
         self._head = read
         self.state = fold([read.entry], self.state)
 
 
-def imagined_entry(body: Any, writer: Writer) -> Entry:
+def imagined_entry(body: Any, writer: log_entry.Writer) -> log_entry.Entry:
     """Return an entry that is folded to see the state after it and never appended."""
-    at, version = utc_now(), FORMAT_VERSION
-    return Entry(version=version, seq=-1, kind="", at=at, write_id="", prev=None, writer=writer, resume=(), body=body)
+    at, version = log_entry.utc_now(), log_entry.FORMAT_VERSION
+    return log_entry.Entry(
+        version=version, seq=-1, kind="", at=at, write_id="", prev=None, writer=writer, resume=(), body=body
+    )

@@ -19,8 +19,7 @@ from cairn.storage.errors import IntegrityError, ObjectMissing, SnapshotDamaged,
 from cairn.storage.snapshots.document_index import SplitName
 from cairn.storage.snapshots.snapshot_manifest import SnapshotManifest, SnapshotObject
 from cairn.storage.snapshots.token_shard import SHARD_SUFFIX, VerifiedShard, count_tokens
-from cairn.storage.stores import verified_object
-from cairn.storage.stores.document import decode, encode, sha256
+from cairn.storage.stores import document, verified_object
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.storage.stores.verified_object import ExpectedObject, WrittenObject
 
@@ -48,8 +47,8 @@ def publish_snapshot(store: ObjectStore, folder: Path, manifest: SnapshotManifes
     for path in sorted(path for path in folder.iterdir() if path.is_file()):
         found, tokens = verified_object.describe_file(path), count_tokens(path) if path.suffix == SHARD_SUFFIX else None
         objects.append(SnapshotObject(key=path.name, bytes=found.bytes, sha256=found.sha256, tokens=tokens))
-    data = encode(full := replace(manifest, objects=tuple(objects)))
-    snapshot_id = sha256(data)
+    data = document.encode(full := replace(manifest, objects=tuple(objects)))
+    snapshot_id = document.sha256(data)
     marker = _key(snapshot_id, "snapshot.json")
     if store.size(marker) is None:
         for item in full.objects:
@@ -67,9 +66,9 @@ def read_manifest(store: ObjectStore, snapshot_id: str) -> SnapshotManifest:
         data = store.read(key)
     except ObjectMissing as missing:
         raise ObjectMissing(f"{key}: no such data snapshot; build it again from its sources") from missing
-    if sha256(data) != snapshot_id:
-        raise _damaged(key, sha256(data), snapshot_id)
-    return decode(data, SnapshotManifest, where=key)
+    if document.sha256(data) != snapshot_id:
+        raise _damaged(key, document.sha256(data), snapshot_id)
+    return document.decode(data, SnapshotManifest, where=key)
 
 
 def list_snapshots(store: ObjectStore) -> tuple[str, ...]:

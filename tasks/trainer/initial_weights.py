@@ -21,7 +21,7 @@ from safetensors.numpy import load, save
 from cairn.model.architectures.hugging_face import HuggingFaceConfig, check_settings, from_hugging_face, parse_config
 from cairn.model.configuration.network import ModelConfig
 from cairn.model.errors import InvalidInput
-from cairn.storage.checkpoints.tensor_record import chunks_of
+from cairn.storage.checkpoints.payload import chunks_of
 from cairn.storage.errors import IntegrityError
 from cairn.storage.stores.document import decode
 from cairn.storage.stores.object_store import ObjectStore

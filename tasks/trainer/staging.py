@@ -17,13 +17,13 @@ from cairn.model.training.parallel import Ranks
 from cairn.model.training.train_state import NamedTensor
 from cairn.storage.checkpoints.checkpoint import (
     CheckpointTarget,
-    StagedCheckpoint,
     UploadOptions,
     stage_checkpoint,
     stage_share,
 )
-from cairn.storage.checkpoints.checkpoint_documents import ManifestShard, TrainerDocument
+from cairn.storage.checkpoints.payload import ManifestShard, TrainerDocument
 from cairn.storage.errors import StorageError
+from cairn.storage.logs.run_entries import StagedCheckpoint
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.storage.stores.retrying_store import run_retry_policy
 from cairn.tasks.trainer.staging_buffer import StagingBuffer, lower_thread_priority

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from cairn.model.training import parallel, train_state
-from cairn.storage.checkpoints import checkpoint, checkpoint_shard, tensor_record
+from cairn.storage.checkpoints import checkpoint, checkpoint_shard, payload
 
 DTYPES: Mapping[str, torch.dtype] = {
     "BOOL": torch.bool,
@@ -24,10 +24,10 @@ DTYPES: Mapping[str, torch.dtype] = {
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
-def to_record(name: str, tensor: Tensor) -> tensor_record.TensorRecord:
+def to_record(name: str, tensor: Tensor) -> payload.TensorRecord:
     """Return a view of a contiguous host tensor's bytes as a record."""
     data = tensor.detach().reshape(-1).view(torch.uint8).numpy()  # (bytes,)
-    return tensor_record.TensorRecord(
+    return payload.TensorRecord(
         name=name, dtype=_NAMES[tensor.dtype], shape=tuple(tensor.shape), data=memoryview(data.data)
     )
 
@@ -53,17 +53,17 @@ def wanted_bytes(named: train_state.NamedTensor) -> checkpoint_shard.WantedBytes
     return replace(part, take=take)
 
 
-def without_values(tensors: Iterable[tensor_record.TensorDigest]) -> dict[str, Tensor]:
+def without_values(tensors: Iterable[payload.TensorDigest]) -> dict[str, Tensor]:
     """Return tensors that have names, shapes and dtypes only."""
     return {item.name: torch.empty(item.shape, dtype=DTYPES[item.dtype], device="meta") for item in tensors}
 
 
-def to_tensors(records: Iterable[tensor_record.TensorRecord]) -> dict[str, Tensor]:
+def to_tensors(records: Iterable[payload.TensorRecord]) -> dict[str, Tensor]:
     """Return the records as tensors, by name: views of the records' memory, or copies if it is read-only."""
     return {record.name: _to_tensor(record) for record in records}
 
 
-def _to_tensor(record: tensor_record.TensorRecord) -> Tensor:
+def _to_tensor(record: payload.TensorRecord) -> Tensor:
     dtype = DTYPES[record.dtype]
     if not record.data.nbytes:
         return torch.empty(record.shape, dtype=dtype)

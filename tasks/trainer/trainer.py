@@ -30,7 +30,7 @@ from cairn.model.training.train_state import TrainState
 from cairn.model.training.training_loop import StepObserver, StepResult, default_fetch_schedule, train_until
 from cairn.model.training.training_step import BASELINE_STEPS, StepInputs, find_bad_windows, find_spike
 from cairn.storage.checkpoints.checkpoint import checkpoint_target
-from cairn.storage.checkpoints.checkpoint_documents import TrainerDocument, small_tensor
+from cairn.storage.checkpoints.payload import TrainerDocument, small_tensor
 from cairn.storage.logs import log_entry, run_log, step_log
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.storage.stores.open_store import open_store

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from cairn.storage.checkpoints.checkpoint import StagedCheckpoint
+from cairn.storage.logs.run_entries import StagedCheckpoint
 from cairn.storage.logs.step_log import StepRecord
 from cairn.storage.stores.child_process import end_child
 from cairn.tasks.attempt.watchdog import HangDetector

@@ -12,8 +12,8 @@ from cairn.model.configuration.data import DataConfig
 from cairn.model.configuration.network import ModelConfig
 from cairn.model.configuration.training import TrainingConfig
 from cairn.model.estimates.numerics import MachineSpeed
-from cairn.storage.checkpoints.checkpoint import StagedCheckpoint
 from cairn.storage.logs import log_entry, step_log
+from cairn.storage.logs.run_entries import StagedCheckpoint
 from cairn.tasks.configuration.settings import DivergenceConfig
 from cairn.tasks.errors import TaskError
 from cairn.tasks.policy.failures import ExceptionReport

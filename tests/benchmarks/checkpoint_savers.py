@@ -19,9 +19,10 @@ from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from cairn.model.training.train_state import TrainState
-from cairn.storage.checkpoints.checkpoint import StagedCheckpoint, checkpoint_target, commit_checkpoint
-from cairn.storage.checkpoints.checkpoint_documents import TrainerDocument, small_tensor
+from cairn.storage.checkpoints.checkpoint import checkpoint_target, commit_checkpoint
+from cairn.storage.checkpoints.payload import TrainerDocument, small_tensor
 from cairn.storage.logs.log_entry import CheckpointReference
+from cairn.storage.logs.run_entries import StagedCheckpoint
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.storage.stores.open_store import open_store

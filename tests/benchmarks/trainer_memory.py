@@ -235,7 +235,7 @@ def _probe(case: MemoryCase) -> Any:
 
 def _checkpoint(tensors: Any, cursor: int) -> Any:
     from cairn.storage.checkpoints.checkpoint import checkpoint_target
-    from cairn.storage.checkpoints.checkpoint_documents import TrainerDocument, small_tensor
+    from cairn.storage.checkpoints.payload import TrainerDocument, small_tensor
     from cairn.tasks.trainer.staging import HostCheckpoint
     from cairn.tasks.trainer.tensor_exchange import to_group
 

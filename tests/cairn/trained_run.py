@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cairn.storage.checkpoints.checkpoint import StagedCheckpoint, commit_checkpoint
-from cairn.storage.logs.run_entries import CheckpointSuperseded, DataQuarantined
+from cairn.storage.checkpoints.checkpoint import commit_checkpoint
+from cairn.storage.logs.run_entries import CheckpointSuperseded, DataQuarantined, StagedCheckpoint
 from cairn.storage.logs.run_log import RunLog
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.machine.placement import library_versions, this_placement

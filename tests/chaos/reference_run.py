@@ -13,7 +13,7 @@ from cairn.model.training.determinism import make_deterministic, resolve_device
 from cairn.model.training.train_state import TrainState
 from cairn.model.training.training_loop import StepObserver, StepResult, train_until
 from cairn.model.training.training_step import StepInputs
-from cairn.storage.checkpoints.tensor_record import state_sha256
+from cairn.storage.checkpoints.payload import state_sha256
 from cairn.storage.logs.run_state import RunState
 from cairn.storage.logs.step_log import StepPoint
 from cairn.storage.snapshots.data_snapshot import open_snapshot

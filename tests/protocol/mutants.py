@@ -19,7 +19,6 @@ import cairn.tasks.attempt.attempt_claim as attempt_claim
 import cairn.tasks.checkpoints.promotion_offer as promotion_offer
 import cairn.tasks.checkpoints.retention as retention
 import cairn.tasks.evaluator.evaluation_run as evaluation_run
-from cairn.storage.checkpoints.checkpoint import StagedCheckpoint
 from cairn.storage.checkpoints.sweep import Finding
 from cairn.storage.errors import NotDurable, ObjectMissing, StoreUnavailable
 from cairn.storage.logs.fold_cache import FoldCache, FoldedLog, decode_history
@@ -32,7 +31,7 @@ from cairn.storage.logs.log_entry import (
     decode_entry,
     entry_name,
 )
-from cairn.storage.logs.run_entries import CheckpointCommitted, CheckpointPinned, Placement
+from cairn.storage.logs.run_entries import CheckpointCommitted, CheckpointPinned, Placement, StagedCheckpoint
 from cairn.storage.logs.run_state import RunState
 from cairn.storage.stores.document import decode, encode, sha256
 from cairn.storage.stores.object_store import ObjectStore

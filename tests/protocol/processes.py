@@ -24,7 +24,6 @@ from cairn.model.configuration.network import ModelConfig
 from cairn.operations.person_decisions import roll_back
 from cairn.reports.errors import RunNotFound
 from cairn.storage.checkpoints.checkpoint import (
-    StagedCheckpoint,
     TensorGroup,
     UploadOptions,
     checkpoint_target,
@@ -33,7 +32,14 @@ from cairn.storage.checkpoints.checkpoint_shard import ReadPolicy
 from cairn.storage.errors import AppendUnknown, Fenced, IntegrityError, NotDurable, StorageError
 from cairn.storage.logs.log_entry import CheckpointReference, Writer, entry_name
 from cairn.storage.logs.registry import Registry, SuiteReference
-from cairn.storage.logs.run_entries import AttemptStarted, EvaluationFailed, Placement, RunDeleted, RunFinished
+from cairn.storage.logs.run_entries import (
+    AttemptStarted,
+    EvaluationFailed,
+    Placement,
+    RunDeleted,
+    RunFinished,
+    StagedCheckpoint,
+)
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.logs.run_state import RunState
 from cairn.storage.logs.step_log import Heartbeat, write_heartbeat

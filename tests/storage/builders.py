@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 
 from cairn.storage.checkpoints.checkpoint import (
-    StagedCheckpoint,
     TensorGroup,
     UploadOptions,
     checkpoint_target,
@@ -18,10 +17,9 @@ from cairn.storage.checkpoints.checkpoint import (
     stage_checkpoint,
 )
 from cairn.storage.checkpoints.checkpoint import verify_checkpoint as verify
-from cairn.storage.checkpoints.checkpoint_documents import TrainerDocument, small_tensor
-from cairn.storage.checkpoints.tensor_record import TensorRecord
+from cairn.storage.checkpoints.payload import TensorRecord, TrainerDocument, small_tensor
 from cairn.storage.logs.log_entry import FORMAT_VERSION, Entry, EntryLog, ReadEntry, entry_name
-from cairn.storage.logs.run_entries import RUN_KINDS, AttemptEnded, CheckpointCommitted, RunOpened
+from cairn.storage.logs.run_entries import RUN_KINDS, AttemptEnded, CheckpointCommitted, RunOpened, StagedCheckpoint
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.logs.run_state import RunState
 from cairn.storage.stores.document import encode

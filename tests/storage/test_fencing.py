@@ -2,8 +2,8 @@
 
 import pytest
 
-from cairn.storage.checkpoints.checkpoint import StagedCheckpoint
 from cairn.storage.errors import Fenced
+from cairn.storage.logs.run_entries import StagedCheckpoint
 from cairn.storage.stores.object_store import ObjectStore
 from tests.entries import ended, started, writer
 from tests.storage.builders import LOG, claim, commit, committed, forge, laid_out, opened, run_log, stage

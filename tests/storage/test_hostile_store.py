@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from cairn.storage.checkpoints.checkpoint import load_checkpoint, read_manifest
-from cairn.storage.checkpoints.checkpoint_documents import MANIFEST_VERSION
 from cairn.storage.checkpoints.checkpoint_shard import ReadPolicy
+from cairn.storage.checkpoints.payload import MANIFEST_VERSION
 from cairn.storage.checkpoints.sweep import Finding, SweepPlan, sweep
 from cairn.storage.errors import IntegrityError, StorageError
 from cairn.storage.logs.log_entry import CheckpointReference, EntryLog, entry_name

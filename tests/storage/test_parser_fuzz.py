@@ -14,15 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cairn.storage.checkpoints.checkpoint_documents import (
+from cairn.storage.checkpoints.payload import (
     MANIFEST_VERSION,
     Manifest,
     ManifestObject,
     ManifestShard,
+    TensorDigest,
     TrainerDocument,
     decode_manifest,
 )
-from cairn.storage.checkpoints.tensor_record import TensorDigest
 from cairn.storage.errors import IntegrityError
 from cairn.storage.logs.fold_cache import decode_history, encode_history
 from cairn.storage.logs.log_entry import decode_entry

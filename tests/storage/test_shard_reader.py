@@ -1,7 +1,5 @@
 """Parts of a checkpoint's tensors are read by ranges, and whoever reads a byte that has changed is told."""
 
-import json
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -12,7 +10,6 @@ from hypothesis import strategies as st
 
 from cairn.storage.checkpoints.checkpoint import (
     CheckpointTarget,
-    StagedCheckpoint,
     TensorGroup,
     load_checkpoint,
     open_checkpoint,
@@ -20,24 +17,21 @@ from cairn.storage.checkpoints.checkpoint import (
     stage_checkpoint,
     verify_checkpoint,
 )
-from cairn.storage.checkpoints.checkpoint_documents import (
+from cairn.storage.checkpoints.checkpoint_shard import ReadPolicy, WantedBytes, shard_sha256
+from cairn.storage.checkpoints.payload import (
+    CHUNK_BYTES,
     MANIFEST_VERSION,
     Manifest,
     ManifestObject,
     ManifestShard,
-    decode_manifest,
-)
-from cairn.storage.checkpoints.checkpoint_shard import ReadPolicy, WantedBytes, shard_sha256
-from cairn.storage.checkpoints.tensor_record import (
-    CHUNK_BYTES,
-    DTYPE_BYTES,
     TensorDigest,
     TensorRecord,
-    parse_header,
+    decode_manifest,
     shard_header,
 )
 from cairn.storage.errors import IntegrityError, ObjectDamaged
 from cairn.storage.logs.log_entry import CheckpointReference
+from cairn.storage.logs.run_entries import StagedCheckpoint
 from cairn.storage.stores.document import MAX_DOCUMENT_BYTES, encode, sha256
 from tests.memory_store import MemoryStore
 from tests.storage.builders import floats, no_sleep, stage, trainer_document
@@ -205,7 +199,7 @@ def test_a_header_that_names_other_tensors_than_the_manifest_is_refused() -> Non
     forged = replace(first, header_bytes=len(header), bytes=size, sha256=digest)
     data = encode(replace(manifest, shards=(forged, *others)))
     store.write(f"{reference.prefix}/manifest.json", data)
-    with pytest.raises(IntegrityError, match="names other tensors than the manifest"):
+    with pytest.raises(IntegrityError, match="is not that of the tensors in the manifest"):
         load_checkpoint(store, replace(reference, manifest_sha256=sha256(data)), read_policy=ONE_READ)
 
 
@@ -249,25 +243,3 @@ def test_the_manifest_of_seventy_billion_parameters_is_a_document_that_is_read()
     assert sum(item.bytes for item in tensors) > 12 * 65e9 and layers
     assert len(data) < MAX_DOCUMENT_BYTES / 2
     assert decode_manifest(data, where="here") == manifest
-
-
-@settings(max_examples=100)
-@given(st.data())
-def test_a_changed_header_is_refused_or_names_tensors_that_fill_the_file(data: st.DataObject) -> None:
-    header = bytearray(shard_header([floats("a", 1, 2), floats("b", 3)]))
-    if data.draw(st.booleans()):
-        for _ in range(data.draw(st.integers(1, 3))):
-            header[data.draw(st.integers(0, len(header) - 1))] = data.draw(st.integers(0, 255))
-    else:
-        document = json.loads(header[8:])
-        document["a"][data.draw(st.sampled_from(["dtype", "shape", "data_offsets"]))] = data.draw(
-            st.none() | st.integers() | st.lists(st.integers(), max_size=3) | st.text(max_size=4)
-        )
-        changed = json.dumps(document).encode()
-        header = bytearray(len(changed).to_bytes(8, "little") + changed)
-    try:
-        tensors = parse_header(bytes(header), total_bytes=len(header) + 12, where="here")
-    except IntegrityError as error:
-        assert str(error).startswith("here")
-        return
-    assert sum(math.prod(tensor.shape) * DTYPE_BYTES[tensor.dtype] for tensor in tensors) <= 12

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.storage.checkpoints.tensor_record import TensorRecord, state_sha256
+from cairn.storage.checkpoints.payload import TensorRecord, state_sha256
 from cairn.storage.errors import IntegrityError
 from tests.storage.builders import floats
 

@@ -22,8 +22,7 @@ from cairn.model.configuration.training import TrainingConfig
 from cairn.model.training.parallel import SINGLE_RANK, is_peer_loss, join_ranks
 from cairn.model.training.train_state import NamedTensor, TrainState
 from cairn.storage.checkpoints.checkpoint import checkpoint_target, stage_checkpoint
-from cairn.storage.checkpoints.checkpoint_documents import TrainerDocument, small_tensor
-from cairn.storage.checkpoints.tensor_record import state_sha256
+from cairn.storage.checkpoints.payload import TrainerDocument, small_tensor, state_sha256
 from cairn.storage.logs.log_entry import CheckpointReference
 from cairn.storage.stores.local_store import LocalStore
 from cairn.tasks.trainer.staging import SharedStaging

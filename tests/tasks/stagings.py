@@ -1,9 +1,10 @@
 """A staging of checkpoints as tests use it: what it staged is kept, and read back."""
 
 from cairn.model.training.train_state import NamedTensor
-from cairn.storage.checkpoints.checkpoint import OpenedCheckpoint, StagedCheckpoint, checkpoint_target, load_checkpoint
-from cairn.storage.checkpoints.checkpoint_documents import TrainerDocument, small_tensor
+from cairn.storage.checkpoints.checkpoint import OpenedCheckpoint, checkpoint_target, load_checkpoint
+from cairn.storage.checkpoints.payload import TrainerDocument, small_tensor
 from cairn.storage.logs.log_entry import CheckpointReference
+from cairn.storage.logs.run_entries import StagedCheckpoint
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.trainer.staging import HostCheckpoint, Staging, StagingCallbacks
 from cairn.tasks.trainer.tensor_exchange import to_group

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from cairn.model.errors import InvalidInput
-from cairn.storage.checkpoints.checkpoint_documents import ManifestObject
+from cairn.storage.checkpoints.payload import ManifestObject
 from cairn.storage.errors import StorageError
 from cairn.storage.logs.registry import Registry
 from cairn.storage.logs.run_log import RunLog, run_prefix

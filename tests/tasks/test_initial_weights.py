@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from cairn.model.data.tokenizer import Tokenizer
 from cairn.model.errors import InvalidInput
-from cairn.storage.checkpoints.checkpoint import StagedCheckpoint
 from cairn.storage.errors import IntegrityError
+from cairn.storage.logs.run_entries import StagedCheckpoint
 from cairn.storage.snapshots.data_snapshot import open_snapshot
 from cairn.storage.stores.local_store import LocalStore
 from cairn.tasks.data.token_import import numbered_vocabulary

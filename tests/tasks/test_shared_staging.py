@@ -15,14 +15,14 @@ from cairn.model.training.parallel import Ranks
 from cairn.model.training.train_state import NamedTensor, TrainState
 from cairn.storage.checkpoints.checkpoint import (
     CheckpointTarget,
-    StagedCheckpoint,
     UploadOptions,
     load_checkpoint,
     stage_checkpoint,
     stage_share,
 )
-from cairn.storage.checkpoints.checkpoint_documents import TrainerDocument, small_tensor
+from cairn.storage.checkpoints.payload import TrainerDocument, small_tensor
 from cairn.storage.logs.log_entry import CheckpointReference
+from cairn.storage.logs.run_entries import StagedCheckpoint
 from cairn.storage.stores.local_store import LocalStore
 from cairn.tasks.trainer.staging import SharedStaging, assign_writers
 from cairn.tasks.trainer.staging_buffer import StagingBuffer

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from cairn.model.training.train_state import NamedTensor
-from cairn.storage.checkpoints.checkpoint import StagedCheckpoint, checkpoint_target
+from cairn.storage.checkpoints.checkpoint import checkpoint_target
 from cairn.storage.errors import StoreRefused, StoreUnavailable
+from cairn.storage.logs.run_entries import StagedCheckpoint
 from cairn.tasks.trainer.staging import HostCheckpoint, Staging, StagingCallbacks
 from tests.memory_store import MemoryStore
 from tests.storage.builders import RUN, trainer_document

@@ -14,7 +14,7 @@ import torch
 from cairn.model.configuration.network import ModelConfig
 from cairn.model.configuration.training import TrainingConfig
 from cairn.model.training.train_state import NamedTensor, TrainState
-from cairn.storage.checkpoints.tensor_record import state_sha256
+from cairn.storage.checkpoints.payload import state_sha256
 from cairn.storage.stores.object_store import PAGE_BYTES
 from cairn.tasks.trainer.staging_buffer import StagingBuffer
 from cairn.tasks.trainer.tensor_exchange import to_record

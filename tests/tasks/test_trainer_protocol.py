@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cairn.storage.checkpoints.checkpoint import StagedCheckpoint
+from cairn.storage.logs.run_entries import StagedCheckpoint
 from cairn.storage.logs.step_log import StepRecord
 from cairn.tasks.errors import TaskError
 from cairn.tasks.policy.failures import ErrorKind, ExceptionReport

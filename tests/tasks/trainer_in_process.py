@@ -11,8 +11,8 @@ import torch
 from cairn.model.configuration.data import DataConfig
 from cairn.model.configuration.network import ModelConfig
 from cairn.model.configuration.training import TrainingConfig
-from cairn.storage.checkpoints.checkpoint import StagedCheckpoint
 from cairn.storage.logs.log_entry import CheckpointReference
+from cairn.storage.logs.run_entries import StagedCheckpoint
 from cairn.storage.logs.step_log import StepRecord
 from cairn.storage.snapshots.snapshot_manifest import SnapshotManifest
 from cairn.storage.stores.local_store import LocalStore

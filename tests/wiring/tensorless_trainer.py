@@ -16,10 +16,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from cairn.storage.checkpoints.checkpoint import StagedCheckpoint, TensorGroup, checkpoint_target, stage_checkpoint
-from cairn.storage.checkpoints.checkpoint_documents import TrainerDocument
-from cairn.storage.checkpoints.tensor_record import TensorRecord
+from cairn.storage.checkpoints.checkpoint import TensorGroup, checkpoint_target, stage_checkpoint
+from cairn.storage.checkpoints.payload import TensorRecord, TrainerDocument
 from cairn.storage.logs.log_entry import DevicePeak
+from cairn.storage.logs.run_entries import StagedCheckpoint
 from cairn.storage.logs.run_log import RunLog, run_prefix
 from cairn.storage.logs.step_log import StepLog, StepRecord
 from cairn.storage.stores.open_store import open_store

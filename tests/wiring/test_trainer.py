@@ -15,7 +15,8 @@ from cairn.model.data.token_windows import TokenWindows
 from cairn.model.errors import BadBatch, LossExploded
 from cairn.model.inference.evaluation import held_out_loss
 from cairn.model.training.parallel import Ranks
-from cairn.storage.checkpoints.checkpoint import StagedCheckpoint, load_checkpoint
+from cairn.storage.checkpoints.checkpoint import load_checkpoint
+from cairn.storage.logs.run_entries import StagedCheckpoint
 from cairn.storage.logs.step_log import read_step_records
 from cairn.storage.snapshots.data_snapshot import open_snapshot
 from cairn.tasks.configuration.settings import DivergenceConfig
