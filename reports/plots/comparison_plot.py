@@ -9,7 +9,7 @@ import numpy as np
 
 from cairn.reports.plots.colors import BLACK, BLUE, GREEN, GREY, ORANGE, PALE, PURPLE, SKY, VERMILLION
 from cairn.reports.plots.curve_plot import disable_math
-from cairn.reports.plots.plot_axis import BASE_POINTS, SMALL_POINTS, Column, Series, smooth
+from cairn.reports.plots.plot_axis import BASE_POINTS, SMALL_POINTS, Column, Series, make_figure, smooth
 from cairn.reports.plots.run_curves import gather_curves
 from cairn.reports.plots.run_plot import PlotRequest, replace_file
 from cairn.storage.logs.run_log import RunLog
@@ -17,16 +17,12 @@ from cairn.storage.logs.run_log import RunLog
 ComparedAcross = Literal["step", "tokens", "time"]
 _COLORS = (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY, BLACK, GREY)
 _DASHES = ("solid", "dashed", "dotted", "dashdot")
-_INCHES = 8.0
 _LABELS = {"step": "step", "tokens": "tokens", "time": "time of training in seconds"}
 
 
 def plot_comparison(logs: Sequence[RunLog], request: PlotRequest, across: ComparedAcross) -> int:
     """Draw runs that were read into one file; returns its size in bytes."""
-    from matplotlib.figure import Figure
-
-    dots = request.width_px / _INCHES
-    figure = Figure(figsize=(_INCHES, (request.height_px + 0.5) / dots), dpi=dots, facecolor="white")
+    figure = make_figure(request.width_px, request.height_px)
     panel = figure.add_subplot()
     shown = list[Column]()
     for place, curves in enumerate(map(gather_curves, logs)):

@@ -11,7 +11,18 @@ import numpy as np
 
 from cairn.reports.plots import run_curves
 from cairn.reports.plots.colors import BLACK, BLUE, GREEN, GREY, PALE, VERMILLION, YELLOW, reason_style
-from cairn.reports.plots.plot_axis import BASE_POINTS, COLUMNS, SMALL_POINTS, Across, PlotAxis, Series, smooth, thin_out
+from cairn.reports.plots.plot_axis import (
+    BASE_POINTS,
+    COLUMNS,
+    LAYOUT_INCHES,
+    SMALL_POINTS,
+    Across,
+    PlotAxis,
+    Series,
+    make_figure,
+    smooth,
+    thin_out,
+)
 from cairn.reports.plots.run_curves import RunCurves, format_number, format_small_number
 
 if TYPE_CHECKING:
@@ -20,7 +31,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.text import Text
 
-_LAYOUT_INCHES = 8.0
 _TITLE_POINTS = 12.5
 _LEFT, _RIGHT, _TOP, _BOTTOM = 0.82, 0.16, 0.76, 0.84  # margins in inches
 _FOOTER_AT, _LEGEND_AT, _LEGEND_ROW, _LEGEND_COLUMNS = 0.13, 0.24, 0.19, 5
@@ -53,12 +63,8 @@ def draw_svg(curves: RunCurves, *, width_px: int = 1200, height_px: int = 900, a
 
 
 def _figure(curves: RunCurves, width_px: int, height_px: int, across: Across) -> "Figure":
-    from matplotlib.figure import Figure
-
-    dots = width_px / _LAYOUT_INCHES
-    inches = (height_px + 0.5) / dots  # half a pixel more: the canvas rounds down, and rounding may go below
-    figure = Figure(figsize=(_LAYOUT_INCHES, inches), dpi=dots, facecolor="white")
-    axis = PlotAxis(curves=curves, across=across, height_inches=inches)
+    figure = make_figure(width_px, height_px)
+    axis = PlotAxis(curves=curves, across=across, height_inches=figure.get_figheight())
     panels = _panels(figure, axis)
     draw_loss(panels[0], axis)
     norm = axis.series("grad_norm").finite
@@ -84,8 +90,8 @@ def _panels(figure: "Figure", axis: PlotAxis) -> "list[Axes]":
         4,
         1,
         height_ratios=(4.6, 1, 1, 1),
-        left=_LEFT / _LAYOUT_INCHES,
-        right=1 - _RIGHT / _LAYOUT_INCHES,
+        left=_LEFT / LAYOUT_INCHES,
+        right=1 - _RIGHT / LAYOUT_INCHES,
         top=1 - _TOP / axis.height_inches,
         bottom=(_BOTTOM + _LEGEND_ROW * (legend_rows - 1)) / axis.height_inches,
         hspace=0.14,
@@ -172,7 +178,7 @@ def _draw_texts(figure: "Figure", axis: PlotAxis) -> None:
     curves, height = axis.curves, axis.height_inches
     title, state = run_curves.format_title(curves), run_curves.describe_state(curves)
     facts = run_curves.describe_run(curves)
-    left, right, top = 0.1 / _LAYOUT_INCHES, 1 - _RIGHT / _LAYOUT_INCHES, 1 - 0.12 / height
+    left, right, top = 0.1 / LAYOUT_INCHES, 1 - _RIGHT / LAYOUT_INCHES, 1 - 0.12 / height
     texts = [
         figure.text(left, top, title, fontsize=_TITLE_POINTS, fontweight="bold", va="top"),
         figure.text(right, top, state, fontsize=_TITLE_POINTS - 1, color=GREY, va="top", ha="right"),
@@ -183,7 +189,7 @@ def _draw_texts(figure: "Figure", axis: PlotAxis) -> None:
         legend = figure.legend(
             handles=handles,
             loc="lower left",
-            bbox_to_anchor=(left - 0.02 / _LAYOUT_INCHES, _LEGEND_AT / height),
+            bbox_to_anchor=(left - 0.02 / LAYOUT_INCHES, _LEGEND_AT / height),
             borderaxespad=0,
             ncols=_LEGEND_COLUMNS,
             fontsize=SMALL_POINTS,

@@ -5,13 +5,17 @@ Thinning keeps the first, least, greatest and last value of each pixel column (M
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cairn.reports.plots import colors, run_curves
 from cairn.storage.stores.document import project
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Across = Literal["step", "tokens"]
 BASE_POINTS, SMALL_POINTS = 9.0, 8.0
@@ -21,8 +25,27 @@ TRACE_COLUMNS = 600
 _DRAWN = ("train_loss", "lr", "grad_norm", "tokens_per_second")
 Column = NDArray[np.float64]
 _BINS = 1200
+LAYOUT_INCHES = 8.0
 _GREATEST = 1e30
 _WINDOW_SHARE = 50
+
+
+@cache
+def _forget_styles() -> None:
+    """Go back to matplotlib's own style: it has read a `matplotlibrc`, the one of the working folder before others."""
+    import matplotlib
+
+    matplotlib.rcdefaults()
+
+
+def make_figure(width_px: int, height_px: int) -> "Figure":
+    """Return an empty figure of this size, eight inches wide."""
+    from matplotlib.figure import Figure
+
+    _forget_styles()
+    dots = width_px / LAYOUT_INCHES
+    # Half a pixel more: the canvas rounds down, and rounding may go below.
+    return Figure(figsize=(LAYOUT_INCHES, (height_px + 0.5) / dots), dpi=dots, facecolor="white")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
