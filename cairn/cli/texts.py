@@ -36,39 +36,43 @@ def print_rows(table: Table) -> None:
 
 def print_data(summary: "DataSummary") -> None:
     """Print a snapshot: its facts, its sources, and windows with their documents."""
-    ids = f"{summary.vocab_size:,} ids, end of text {summary.end_of_text_id}"
-    facts = {"snapshot": summary.snapshot_id, "bytes": f"{summary.bytes:,}"}
-    facts["tokenizer"] = f"{short_digest(summary.tokenizer_sha256)}, {ids}"
-    for split, size in summary.splits.items():
+    manifest = summary.manifest
+    ids = f"{manifest.vocab_size:,} ids, end of text {manifest.end_of_text_id}"
+    facts = {"snapshot": summary.snapshot_id, "bytes": f"{sum(item.bytes for item in manifest.objects):,}"}
+    facts["tokenizer"] = f"{short_digest(manifest.tokenizer_sha256)}, {ids}"
+    for split, size in {"train": manifest.splits.train, "val": manifest.splits.val}.items():
+        parts = summary.splits[split]
         text = f"{size.tokens:,} tokens of {size.bytes:,} bytes in {size.documents:,} documents"
-        shards = f"{format_count(size.shards, 'shard')}, {size.windows:,} windows of {summary.block_size}"
+        shards = f"{format_count(parts.shards, 'shard')}, {parts.windows:,} windows of {summary.block_size}"
         facts[split] = f"{text}, {shards}"
-    facts["left out"] = ", ".join(f"{kind} {count:,}" for kind, count in summary.rejected.items()) or "nothing"
+    facts["left out"] = ", ".join(f"{item.kind} {item.documents:,}" for item in manifest.rejected) or "nothing"
     print_facts(facts.items())
     print()
     rows = [
         (source.name, f"{source.documents:,}", f"{source.bytes:,}", source.unit, short_digest(source.sha256))
-        for source in summary.sources[:_MOST_SOURCES]
+        for source in manifest.sources[:_MOST_SOURCES]
     ]
     print_table(("source", "documents", "bytes", "a document is", "sha256"), rows, empty="no sources")
-    if len(summary.sources) > _MOST_SOURCES:
-        print(f"and {len(summary.sources) - _MOST_SOURCES:,} more; --json lists all")
+    if len(manifest.sources) > _MOST_SOURCES:
+        print(f"and {len(manifest.sources) - _MOST_SOURCES:,} more; --json lists all")
     if summary.groups:
         print()
         weights = [] if summary.groups[0].weight is None else ["weight", "share of draws"]
         columns = ["drawn together", "files", "train tokens", "val tokens", "train windows of its own", *weights]
         table = list[list[str]]()
-        for group in summary.groups:
-            sizes = (group.sources, group.train_tokens, group.val_tokens, group.windows)
-            shares = [] if group.share is None else [f"{group.weight:g}", f"{group.share:.2%}"]
+        for item in summary.groups:
+            group = item.group
+            sizes = (group.sources, group.train_tokens, group.val_tokens, item.windows)
+            shares = [] if item.share is None else [f"{item.weight:g}", f"{item.share:.2%}"]
             table.append([group.name, *(f"{count:,}" for count in sizes), *shares])
         print_table(columns, table, empty="")
     for window in summary.windows:
         last = window.first_token + summary.block_size - 1
         print(f"\n{window.split} window {window.window}, tokens {window.first_token:,} to {last:,}, from")
-        for document in window.documents:
+        for place in window.documents:
+            document, first = place.row, max(0, window.first_token - place.first_token)
             where = f"{document.source} byte {document.offset_bytes:,} ({document.bytes:,} bytes)"
-            print_line(f"  {where}, sha256 {short_digest(document.sha256)}, from its token {document.first_token:,} on")
+            print_line(f"  {where}, sha256 {short_digest(document.sha256)}, from its token {first:,} on")
         if not window.is_drawn:
             print_line(f"  it crosses the border of {' and '.join(window.groups)}: with weights no step draws it")
         print(replace_unprintable(window.text))

@@ -26,7 +26,7 @@ class ModelFacts:
     manifest: SnapshotManifest
     parameters: int
     end_of_text: str
-    promotions: tuple[alias_history.AliasPromotion, ...]
+    promotions: tuple[alias_history.AliasDecision, ...]
 
 
 def write_card(facts: ModelFacts) -> str:

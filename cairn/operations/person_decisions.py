@@ -74,7 +74,7 @@ def describe_deletion(deletion: RunDeletion) -> list[str]:
     return [*lines, f"its log, receipts and curve stay (`cairn runs --archived`), and {kept}"]
 
 
-def roll_back(store: ObjectStore, alias: str, *, by: str, why: str = "") -> alias_history.AliasPromotion:
+def roll_back(store: ObjectStore, alias: str, *, by: str, why: str = "") -> alias_history.AliasDecision:
     """Point the alias at the last readable promotion before and return it; raises `RunNotFound` or `IntegrityError`."""
 
     def decide(state: RegistryState) -> RolledBack:

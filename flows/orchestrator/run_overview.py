@@ -32,7 +32,7 @@ from cairn.reports.queries import display_tables as tables
 from cairn.reports.queries import receipts, run_lookup, run_status
 from cairn.reports.queries.evaluations import EvaluationComparison, list_evaluations
 from cairn.storage.logs import run_log, run_state
-from cairn.storage.stores.document import project, sha256
+from cairn.storage.stores.document import sha256
 from cairn.tasks.configuration.settings import METRIC
 from cairn.tasks.policy.termination import TERMINATIONS, TerminationReason
 
@@ -276,7 +276,7 @@ class RunOverview:
                     "reason": ended.reason,
                     "detail": ended.detail,
                     "last_step": ended.last_step,
-                    "decision": asdict(project(ended.decision, receipts.DecisionSummary)),
+                    "decision": asdict(ended.decision),
                     "device_seconds": {"all": ended.gpu_seconds, "wasted": ended.wasted_gpu_seconds},
                 },
             )

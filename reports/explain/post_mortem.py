@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
 from typing import Any
@@ -11,14 +11,14 @@ from cairn.reports.errors import RunNotFound
 from cairn.reports.queries.evaluations import EvaluationSummary, list_evaluations
 from cairn.reports.queries.receipts import Receipt, failed_host, make_receipt
 from cairn.reports.queries.run_lookup import read_beat, read_checkpoints
-from cairn.reports.queries.run_status import BudgetStatus, make_status
+from cairn.reports.queries.run_status import RunStatus, make_status
 from cairn.storage.errors import StorageError
 from cairn.storage.logs.log_entry import Entry, Writer, utc_now
-from cairn.storage.logs.run_entries import AttemptEnded, CurveVerdict, DataQuarantined
+from cairn.storage.logs.run_entries import AttemptEnded, CurveVerdict, DataQuarantined, Placement
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.logs.run_state import AttemptRecord, CheckpointRecord, RunState
 from cairn.storage.logs.step_log import Heartbeat, heartbeat_key, read_last_record
-from cairn.storage.stores.document import flatten, project, stored_value
+from cairn.storage.stores.document import flatten, stored_value
 from cairn.tasks.policy.termination import TerminationReason
 
 _ATTEMPTS_OF_HOSTS = 200
@@ -38,20 +38,12 @@ class ConfigChange:
 class Where:
     """Where the attempt ran; `same_machine` compares host and boot with the previous attempt, None for the first.
 
-    `hosts` are all machines of several; `failed_hosts` counts the attempts of the run that were lost or hung with a
-    machine, for those with which more than one was.
+    `failed_hosts` counts the attempts of the run that were lost or hung with a machine, for those with which more than
+    one was.
     """
 
-    host: str
-    pid: int
-    device: str
-    device_name: str
-    world_size: int
-    threads: int
-    cores: int
-    boot_id: str
+    placement: Placement
     same_machine: bool | None
-    hosts: tuple[str, ...]
     failed_hosts: Mapping[str, int]
 
 
@@ -112,15 +104,10 @@ class OpenAttempt:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Successor:
-    """The next attempt: when, where and at which step it started, and how it ended."""
+    """The next attempt: its receipt, how long after the end of this one it started, and what was different."""
 
-    attempt: int
-    started_at: datetime
+    receipt: Receipt
     seconds_later: float
-    host: str
-    first_step: int
-    last_step: int
-    termination_reason: str | None
     changed: str
 
 
@@ -137,18 +124,15 @@ class Ineffective:
 class PostMortem:
     """One attempt and its run; also the JSON of `cairn explain`.
 
-    `next` and `budgets` are the present ones. `config_changes` are against the previous attempt, `changed` is what
+    `status` is the present one. `config_changes` are against the previous attempt, `changed` is what
     the last decision made different, `faults` is what it was to practise (CAIRN_FAULTS), `quarantines` and `origin` are
     those at its start. Of a run without an attempt only the run's facts are known, and `receipt` is None.
     """
 
-    run_id: str
+    status: RunStatus
     model_family: str
-    run_state: str
     run_attempts: int
-    total_steps: int
     opened_at: datetime | None
-    next: str
     receipt: Receipt | None = None
     where: Where | None = None
     origin: Origin | None = None
@@ -159,7 +143,6 @@ class PostMortem:
     verdict: CurveVerdict | None = None
     changed: str = ""
     faults: str = ""
-    budgets: Mapping[str, BudgetStatus] = field(default_factory=dict)
     config_changes: tuple[ConfigChange, ...] = ()
     quarantines: tuple[DataQuarantined, ...] = ()
     evaluations: tuple[EvaluationSummary, ...] = ()
@@ -175,11 +158,9 @@ def gather_post_mortem(log: RunLog, number: int | None = None, *, now: datetime 
         raise RunNotFound(f"run {log.run_id} has no attempt {number}; it has {there if attempts else 'none yet'}")
     failed = (item for item in reversed(attempts) if item.ended and item.ended.reason != TerminationReason.COMPLETED)
     record = attempts[number - 1] if number else next(failed, attempts[-1] if attempts else None)
-    return project(
-        status,
-        PostMortem,
+    return PostMortem(
+        status=status,
         model_family=state.opened.model_family if state.opened else "",
-        run_state=status.state,
         run_attempts=len(attempts),
         opened_at=state.opened_at,
         **(_of_attempt(log, record, beat, now or utc_now()) if record else {}),
@@ -196,13 +177,10 @@ def _of_attempt(log: RunLog, record: AttemptRecord, beat: Heartbeat | None, now:
     evaluations = tuple(item for item in list_evaluations(state) if item.manifest_sha256 in mine)
     receipt, successor = make_receipt(log.run_id, state, record, before, beat), None
     if after:
-        next_receipt = make_receipt(log.run_id, state, after, record, beat)
         later = after.started_at - (record.ended_at or after.started_at)
-        successor = project(
-            next_receipt,
-            Successor,
+        successor = Successor(
+            receipt=make_receipt(log.run_id, state, after, record, beat),
             seconds_later=max(later.total_seconds(), 0.0),
-            host=next_receipt.placement.host,
             changed=after.started.changed,
         )
     return {
@@ -228,9 +206,8 @@ def _where(state: RunState, record: AttemptRecord, before: AttemptRecord | None)
     here, earlier = record.started.placement, before.started.placement if before else None
     newest = islice(reversed(state.attempts), _ATTEMPTS_OF_HOSTS)
     failed = Counter(host for item in newest if (host := failed_host(item.started.placement, item.ended)))
-    return project(
-        here,
-        Where,
+    return Where(
+        placement=here,
         same_machine=(earlier.host, earlier.boot_id) == (here.host, here.boot_id) if earlier else None,
         failed_hosts={host: count for host, count in failed.most_common() if count > 1},
     )
@@ -249,9 +226,10 @@ def _origin(log: RunLog, record: AttemptRecord, before: AttemptRecord | None) ->
         manifest_sha256=resumed.manifest_sha256 if resumed else None,
         reached_before=before.ended.last_step if before and before.ended else None,
         passed_over=tuple(  # checkpoints beyond the resume point that existed before: unreadable or never committed
-            project(
-                item,
-                PassedOver,  # the objects stand first, however long the run's name is
+            PassedOver(
+                step=item.step,
+                attempt=item.attempt,
+                state=item.state,  # of the detail, the objects stand first, however long the run's name is
                 detail=details.get(item.prefix, "").replace(f"{item.prefix}/", ""),
             )
             for item in read_checkpoints(log)

@@ -39,16 +39,18 @@ def post_mortem_lines(facts: post_mortem.PostMortem, columns: int | None = None)
     lines += ["", "last lines on its stderr:"] if tail else []
     lines += [f"  {line}" if len(line) <= width - 2 else f"  {line[: width - 3]}…" for line in tail[-_MOST_LINES:]]
     if len(tail) > _MOST_LINES:
-        lines.append(f"  … and {len(tail) - _MOST_LINES} lines before: cairn explain {facts.run_id} --json")
+        lines.append(f"  … and {len(tail) - _MOST_LINES} lines before: cairn explain {facts.status.run_id} --json")
     return lines
 
 
 def post_mortem_answer(facts: post_mortem.PostMortem) -> str:
     """Return what happened in two or three sentences, on one line."""
     if facts.receipt is None:
-        aim = f"to train {facts.model_family} for {format_count(facts.total_steps, 'step')}, and nothing was tried"
+        aim = (
+            f"to train {facts.model_family} for {format_count(facts.status.total_steps, 'step')}, and nothing was tried"
+        )
         opened = f"it was opened on {format_time(facts.opened_at)} {aim}"
-        return f"Run {facts.run_id} has no attempts yet: {opened}. Now: {facts.next}."
+        return f"Run {facts.status.run_id} has no attempts yet: {opened}. Now: {facts.status.next}."
     return one_line(" ".join(_answer(facts, facts.receipt)))
 
 
@@ -62,15 +64,15 @@ def post_mortem_sections(facts: post_mortem.PostMortem) -> Iterator[tuple[str, s
 
 
 def _answer(facts: post_mortem.PostMortem, receipt: Receipt) -> Iterator[str]:
-    name = f"Attempt {receipt.attempt} of {facts.run_attempts} of run {facts.run_id}"
+    name = f"Attempt {receipt.attempt} of {facts.run_attempts} of run {facts.status.run_id}"
     if facts.open is not None:
         yield f"{name} {_standing(facts, receipt)}."
         if facts.open.symptom:
             yield f"Warning: {facts.open.symptom}."
-        yield f"Now: {facts.next}."
+        yield f"Now: {facts.status.next}."
         return
     reason = receipt.termination_reason or ""
-    at = f"at step {_reached(facts):,} of {facts.total_steps:,}, on {format_time(receipt.ended_at)}"
+    at = f"at step {_reached(facts):,} of {facts.status.total_steps:,}, on {format_time(receipt.ended_at)}"
     known = TERMINATIONS.get(reason)
     yield f"{name} {known.summary.format(at=at) if known else f'ended {at} for the reason {reason}'}."
     if receipt.practised:
@@ -89,7 +91,7 @@ def _reached(facts: post_mortem.PostMortem) -> int:
 def _standing(facts: post_mortem.PostMortem, receipt: Receipt) -> str:
     open_attempt = facts.open
     assert open_attempt is not None
-    where = f"step {_reached(facts):,} of {facts.total_steps:,}"
+    where = f"step {_reached(facts):,} of {facts.status.total_steps:,}"
     age, lease = open_attempt.heartbeat_age_seconds, open_attempt.lease_seconds
     seen = "" if age is None else f"; its last sign of life was {format_duration(age)} ago"
     if open_attempt.is_gone:
@@ -115,26 +117,29 @@ def _cost(facts: post_mortem.PostMortem, receipt: Receipt) -> str:
 
 
 def _afterwards(facts: post_mortem.PostMortem, receipt: Receipt) -> str:
-    after = facts.successor
-    if after is None:
-        return f"Now: {facts.next.removeprefix(f'attempt {receipt.attempt} ended: {receipt.termination_reason}; ')}"
-    how = f" ({difference(after.changed)})" if difference(after.changed) else ""
+    after = facts.successor.receipt if facts.successor else None
+    if facts.successor is None or after is None:
+        return (
+            f"Now: {facts.status.next.removeprefix(f'attempt {receipt.attempt} ended: {receipt.termination_reason}; ')}"
+        )
+    different = difference(facts.successor.changed)
+    how = f" ({different})" if different else ""
     reached = f"got to step {after.last_step:,}" if after.last_step > after.first_step else "did no step"
     became = f"{reached} before it ended ({after.termination_reason})"
     if after.termination_reason is None:
         became = "is still open"
     elif after.termination_reason == TerminationReason.COMPLETED:
         became = "finished the run"
-    state = "" if after.termination_reason == TerminationReason.COMPLETED else f"; the run is {facts.run_state} now"
+    state = "" if after.termination_reason == TerminationReason.COMPLETED else f"; the run is {facts.status.state} now"
     return f"Attempt {after.attempt} went on from step {after.first_step:,}{how} and {became}{state}"
 
 
 def _sections(facts: post_mortem.PostMortem, receipt: Receipt) -> Iterator[tuple[str, Iterable[str]]]:
-    steps = f"this attempt was to do steps {receipt.first_step + 1:,} to {facts.total_steps:,}"
+    steps = f"this attempt was to do steps {receipt.first_step + 1:,} to {facts.status.total_steps:,}"
     yield (
         "trying",
         (
-            f"train a {facts.model_family} model for {format_count(facts.total_steps, 'step')}; {steps}",
+            f"train a {facts.model_family} model for {format_count(facts.status.total_steps, 'step')}; {steps}",
             f"Code version {receipt.code_version}, micro-batch {receipt.micro_batch}",
             ", ".join(f"{name} {version}" for name, version in receipt.versions.items()),
         ),
@@ -155,7 +160,7 @@ def _sections(facts: post_mortem.PostMortem, receipt: Receipt) -> Iterator[tuple
         yield "budget", termination_text.budget_sentences(receipt)
     yield "decided", termination_text.decision_sentences(receipt)
     yield "then", _then(facts)
-    yield "measured", termination_text.evaluation_sentences(facts.evaluations, facts.run_id)
+    yield "measured", termination_text.evaluation_sentences(facts.evaluations, facts.status.run_id)
     if facts.verdict is not None:
         yield "curve", [f"{facts.verdict.kind}: {facts.verdict.why}"]
     yield "no effect", (f"its entry {it.seq} ({it.kind}) had no effect because {it.why}" for it in facts.refused)
@@ -184,25 +189,25 @@ def _data(facts: post_mortem.PostMortem, receipt: Receipt) -> Iterator[str]:
         return
     yield f"{format_count(len(windows), 'window')} of it quarantined (never drawn again) when this attempt started"
     for item in facts.quarantines[-_MOST_QUARANTINES:]:
-        which = format_list(sorted(item.windows), _MOST_WINDOWS, more=f"cairn log {facts.run_id} --json")
+        which = format_list(sorted(item.windows), _MOST_WINDOWS, more=f"cairn log {facts.status.run_id} --json")
         noun = "window" if len(item.windows) == 1 else "windows"
         yield f"Attempt {item.attempt}, {item.reason}: {noun} {which} ({one_line(item.detail, 120)})"
     if len(facts.quarantines) > _MOST_QUARANTINES:
-        yield f"And {len(facts.quarantines) - _MOST_QUARANTINES} earlier: cairn log {facts.run_id}"
+        yield f"And {len(facts.quarantines) - _MOST_QUARANTINES} earlier: cairn log {facts.status.run_id}"
 
 
 def _where(facts: post_mortem.PostMortem, peak: DevicePeak | None) -> Iterator[str]:
-    where = facts.where
-    assert where is not None
+    assert facts.where is not None
+    where, same_machine = facts.where.placement, facts.where.same_machine
     many = f" × {where.world_size}" if where.world_size > 1 else ""
     moved = {None: "", True: ", the machine of the attempt before", False: ", another machine or boot than before"}
     name = f" ({where.device_name})" if where.device_name else ""
     threads = f"{format_count(where.threads, 'thread')} on {format_count(where.cores, 'core')}"
     place = f"host {where.host}, process {where.pid}, {where.device}{many}{name}, {threads}, boot {where.boot_id[:8]}"
-    yield f"{place}{moved[where.same_machine]}"
+    yield f"{place}{moved[same_machine]}"
     if others := where.hosts[1:]:
         yield f"With {format_list(others, _MOST_CHANGES)}"
-    for host, count in where.failed_hosts.items():
+    for host, count in facts.where.failed_hosts.items():
         yield f"{count} of this run's attempts were lost or hung with {host} (of all runs: cairn sql 'from hosts')"
     if peak:
         yield f"MFU is of {peak.flops / 1e12:.4g} TFLOP/s a device ({peak.source})"
@@ -275,19 +280,19 @@ def _lost(facts: post_mortem.PostMortem, receipt: Receipt) -> str:
 
 
 def _then(facts: post_mortem.PostMortem) -> list[str]:
-    after = facts.successor
-    if after is None:
-        return [] if facts.open is not None else [f"nothing has happened since; the run is {facts.run_state}"]
-    same = facts.where is not None and after.host == facts.where.host
-    how = f", {difference(after.changed)}" if difference(after.changed) else ""
+    if facts.successor is None:
+        return [] if facts.open is not None else [f"nothing has happened since; the run is {facts.status.state}"]
+    after, different = facts.successor.receipt, difference(facts.successor.changed)
+    how = f", {different}" if different else ""
     outcome = f"then it ended: {after.termination_reason}" if after.termination_reason else "it is still open"
     done = after.last_step - after.first_step
     steps = f"{format_count(done, 'step')} done" if done else "no step done"
-    place = "the same host" if same else after.host
+    host = after.placement.host
+    place = "the same host" if facts.where is not None and host == facts.where.placement.host else host
     return [
-        f"attempt {after.attempt} started {format_duration(after.seconds_later)} later on {place} "
+        f"attempt {after.attempt} started {format_duration(facts.successor.seconds_later)} later on {place} "
         f"from step {after.first_step:,}{how}; {steps}, {outcome}",
-        f"The run is {facts.run_state} now. Next: {facts.next}",
+        f"The run is {facts.status.state} now. Next: {facts.status.next}",
     ]
 
 

@@ -38,7 +38,7 @@ def end_writer_sentence(facts: PostMortem) -> str:
         return ""
     lease = f"the lease of {format_duration(end.lease_seconds)}" if end.lease_seconds else "the lease"
     known = (
-        f"on the same host, where process {where.pid} was no longer there or had been silent for {lease}"
+        f"on the same host, where process {where.placement.pid} was no longer there or had been silent for {lease}"
         if end.by_same_host
         else f"which watched its heartbeat stay the same for {lease}"
     )

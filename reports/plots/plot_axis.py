@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cairn.reports.plots import colors, run_curves
-from cairn.storage.stores.document import project
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -188,11 +187,16 @@ def view_curves(curves: run_curves.RunCurves, *, columns: int = TRACE_COLUMNS) -
         (color, dashes), places = colors.reason_style(reason), np.array(axis.places(reason), dtype=np.float64)
         trace = _trace(Series(steps=places, values=np.zeros(len(places))), clock)
         ends.append(EndedAttempts(reason=reason, count=count, color=color, dashes=dashes, trace=trace))
-    return project(
-        curves,
-        CurveView,
+    return CurveView(
+        run_id=curves.run_id,
+        state=curves.state,
+        total_steps=curves.total_steps,
+        tokens_per_step=curves.tokens_per_step,
+        parent=curves.parent,
         traces={name: _trace(series, clock) for name, series in drawn.items() if len(series.steps)},
         ends=tuple(ends),
+        replays=curves.replays,
+        promotions=curves.promotions,
         end_step=curves.end.step if curves.end else None,
     )
 

@@ -9,7 +9,7 @@ from itertools import groupby
 from cairn.reports.queries import alias_history, evaluations, run_lookup, run_status
 from cairn.reports.queries.receipts import Receipt, read_receipts
 from cairn.storage.logs import run_entries, run_log, run_state, step_log
-from cairn.storage.stores import document, object_store
+from cairn.storage.stores import object_store
 from cairn.tasks.policy.termination import TerminationReason
 from cairn.tasks.text.format import format_count, short_digest
 
@@ -109,7 +109,8 @@ def gather_curves(
     for line in lines:
         reached[line.attempt] = max(line.step, reached[line.attempt])
     promotions = (item for item in reversed(alias_history.list_promotions(log.store)) if item.run_id == log.run_id)
-    promoted = {(item.alias, item.step): item for item in promotions}  # one point a step, however often it was promoted
+    # One point a step, however often it was promoted.
+    promoted = {(item.alias, item.step or 0): item for item in promotions}
     newest = max(state.evaluations, key=lambda item: item.step, default=None)
     return RunCurves(
         run_id=log.run_id,
@@ -135,8 +136,13 @@ def gather_curves(
             for item in evaluations.comparable_evaluations(state)
         ),
         promotions=tuple(
-            document.project(item, PromotedPoint, val_loss=item.evaluation.metrics.get(evaluations.VAL_LOSS))
-            for _, item in sorted(promoted.items(), key=lambda pair: pair[0])
+            PromotedPoint(
+                step=step,
+                alias=alias,
+                current=item.current,
+                val_loss=item.evaluation.metrics.get(evaluations.VAL_LOSS) if item.evaluation else None,
+            )
+            for (alias, step), item in sorted(promoted.items(), key=lambda pair: pair[0])
         ),
         end=state.finished,
         parent=state.origin.run_id if state.origin else "",

@@ -10,7 +10,7 @@ from typing import Literal
 
 from cairn.reports.plots.run_curves import gather_curves
 from cairn.storage.logs.run_log import RunLog
-from cairn.storage.stores.document import project, sha256
+from cairn.storage.stores.document import sha256
 from cairn.tasks.errors import InvalidConfiguration
 
 _SUFFIXES = (".png", ".svg")
@@ -59,14 +59,15 @@ def plot_run(log: RunLog, request: PlotRequest) -> WrittenPlot:
     draw = draw_svg if request.file.suffix.lower() == ".svg" else draw_png
     image = draw(curves, width_px=request.width_px, height_px=request.height_px, across=request.across)
     replace_file(request.file, image)
-    return project(
-        curves,
-        WrittenPlot,
+    return WrittenPlot(
+        run_id=curves.run_id,
         file=str(request.file),
         bytes=len(image),
         sha256=sha256(image),
         width_px=request.width_px,
         height_px=request.height_px,
+        last_step=curves.last_step,
+        attempts=curves.attempts,
         interruptions=dict(curves.reasons),
     )
 

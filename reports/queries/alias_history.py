@@ -3,14 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from cairn.storage.logs import registry
-from cairn.storage.logs.registry import Promoted, Refused, RegistryState, RolledBack, list_aliases
-from cairn.storage.stores.document import project
+from cairn.storage.logs.registry import Promoted, Refused, RegistryState, RolledBack, Withdrawn
 from cairn.storage.stores.object_store import ObjectStore
 
-_DECISIONS: Mapping[type, str] = {record: kind for kind, record in registry.MODEL_KINDS.items()}
+_KINDS: Mapping[type, str] = {record: kind for kind, record in registry.MODEL_KINDS.items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,25 +17,9 @@ class PromotedEvaluation:
 
     suite_sha256: str
     metrics: Mapping[str, float]
-    data_snapshot: str | None = None
-    required: tuple[registry.SuiteReference, ...] = ()
-    verdict: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AliasPromotion:
-    """A promotion; `current` says that the alias points at it now, `previous` names what it pointed at before."""
-
-    alias: str
-    run_id: str
-    step: int
-    manifest_sha256: str
-    evaluation: PromotedEvaluation
-    promoted_at: datetime
-    by: str
-    why: str
-    previous: str | None
-    current: bool
+    data_snapshot: str | None
+    required: tuple[registry.SuiteReference, ...]
+    verdict: str | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,44 +31,36 @@ class AliasDecision:
     """
 
     alias: str
-    decision: str
-    at: datetime
+    kind: str
+    decided_at: datetime
+    promoted_at: datetime | None
     run_id: str | None
-    step: int | None = None
-    manifest_sha256: str | None = None
-    gate: str | None = None
-    detail: str | None = None
+    step: int | None
+    manifest_sha256: str | None
+    gate: str | None
+    detail: str | None
     by: str
     why: str | None
     evaluation: PromotedEvaluation | None
-    previous: str | None = None
+    previous: str | None
     current: bool
 
 
-def list_promotions(store: ObjectStore) -> tuple[AliasPromotion, ...]:
+def list_promotions(store: ObjectStore) -> tuple[AliasDecision, ...]:
     """Return the promotions of every alias, newest first, without those that were rolled back."""
-    states = ((alias, registry.Registry(store, alias).refresh()) for alias in list_aliases(store))
+    states = ((alias, registry.Registry(store, alias).refresh()) for alias in registry.list_aliases(store))
     return tuple(item for alias, state in states for item in list_alias_promotions(alias, state))
 
 
-def list_alias_promotions(alias: str, state: RegistryState) -> tuple[AliasPromotion, ...]:
-    """Return the promotions of one alias, newest first."""
-    return tuple(
-        project(
-            promoted,
-            AliasPromotion,
-            alias=alias,
-            evaluation=project(promoted, PromotedEvaluation),
-            promoted_at=at,
-            current=promoted is state.champion,
-        )
-        for at, promoted in reversed(state.champions)
-    )
+def list_alias_promotions(alias: str, state: RegistryState) -> tuple[AliasDecision, ...]:
+    """Return the promotions of one alias, newest first; the first is the current one."""
+    found = reversed(state.champions)
+    return tuple(_describe(alias, at, body, body, current=body is state.champion) for at, body in found)
 
 
 def list_decisions(store: ObjectStore) -> tuple[AliasDecision, ...]:
     """Return every decision about every alias, newest first: undone promotions, refusals and roll-backs too."""
-    states = ((alias, registry.Registry(store, alias).refresh()) for alias in list_aliases(store))
+    states = ((alias, registry.Registry(store, alias).refresh()) for alias in registry.list_aliases(store))
     return tuple(decision for alias, state in states for decision in list_alias_decisions(alias, state))
 
 
@@ -96,21 +70,42 @@ def list_alias_decisions(alias: str, state: RegistryState) -> tuple[AliasDecisio
     promoted = {body.manifest_sha256: body for body in moves if isinstance(body, Promoted)}
     decisions = []
     for at, body in reversed(state.history):
-        about: Promoted | Refused | None = body if isinstance(body, Promoted | Refused) else None
-        facts: dict[str, Any] = {}
+        about = body if isinstance(body, Promoted | Refused) else None
         if isinstance(body, RolledBack):
-            about, previous = promoted.get(body.manifest_sha256 or ""), body.left_manifest_sha256
-            facts = {"run_id": about and about.run_id, "step": about and about.step, "previous": previous}
-        decision = project(
-            body,
-            AliasDecision,
-            alias=alias,
-            decision=_DECISIONS[type(body)],
-            at=at,
-            why=body.why or None,
-            evaluation=project(about, PromotedEvaluation) if about and about.suite_sha256 is not None else None,
-            current=any(body is move for move in moves[-1:]),
-            **facts,
-        )
-        decisions.append(decision)
+            about = promoted.get(body.manifest_sha256 or "")
+        decisions.append(_describe(alias, at, body, about, current=any(body is move for move in moves[-1:])))
     return tuple(decisions)
+
+
+def _describe(
+    alias: str, at: datetime, body: registry.ModelDecision, about: Promoted | Refused | None, *, current: bool
+) -> AliasDecision:
+    """Return a decision with what was measured of the weights that it is `about`."""
+    evaluation, previous = None, body.previous if isinstance(body, Promoted) else None
+    if about is not None and about.suite_sha256 is not None:
+        promoted = about if isinstance(about, Promoted) else None
+        evaluation = PromotedEvaluation(
+            suite_sha256=about.suite_sha256,
+            metrics=about.metrics,
+            data_snapshot=promoted.data_snapshot if promoted else None,
+            required=promoted.required if promoted else (),
+            verdict=promoted.verdict if promoted else None,
+        )
+    if isinstance(body, RolledBack):
+        previous = body.left_manifest_sha256
+    return AliasDecision(
+        alias=alias,
+        kind=_KINDS[type(body)],
+        decided_at=at,
+        promoted_at=at if isinstance(body, Promoted) else None,
+        run_id=body.run_id if isinstance(body, Withdrawn) else about.run_id if about else None,
+        step=about.step if about else None,
+        manifest_sha256=None if isinstance(body, Withdrawn) else body.manifest_sha256,
+        gate=body.gate if isinstance(body, Refused) else None,
+        detail=body.detail if isinstance(body, Refused) else None,
+        by=body.by,
+        why=body.why or None,
+        evaluation=evaluation,
+        previous=previous,
+        current=current,
+    )

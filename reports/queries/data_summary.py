@@ -12,10 +12,9 @@ from cairn.model.data import sample_order, token_windows
 from cairn.reports.errors import RunNotFound
 from cairn.reports.queries.run_lookup import find_run
 from cairn.storage.snapshots.data_snapshot import DOCUMENTS, TOKENIZER, SnapshotFiles, list_snapshots
-from cairn.storage.snapshots.document_index import SPLITS, SplitName, TokenSpan, documents_between
-from cairn.storage.snapshots.snapshot_manifest import SnapshotManifest, SnapshotSource
+from cairn.storage.snapshots.document_index import SPLITS, DocumentPlace, SplitName, TokenSpan, documents_between
+from cairn.storage.snapshots.snapshot_manifest import SnapshotGroup, SnapshotManifest
 from cairn.storage.snapshots.token_shard import slices_between
-from cairn.storage.stores.document import project
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.data import foreign_tokenizer, snapshot_lookup
 from cairn.tasks.errors import InvalidConfiguration
@@ -25,19 +24,8 @@ _MOST_LISTED = 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WindowDocument:
-    """A document of a window: its place, its text's sha256, the window's first token in it (0 if it begins inside)."""
-
-    source: str
-    offset_bytes: int
-    bytes: int
-    sha256: str
-    first_token: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class WindowSummary:
-    """One window: block_size tokens from `first_token` of its split on, as text, and its documents.
+    """One window: block_size tokens from `first_token` of its split on, as text, and where its documents begin.
 
     `groups` are the groups of its tokens, the last target included; empty where sources have no groups. A run with
     weights draws no train window of several groups: then, or where no run is known, `is_drawn` is false.
@@ -47,33 +35,27 @@ class WindowSummary:
     window: int
     first_token: int
     text: str
-    documents: tuple[WindowDocument, ...]
+    documents: tuple[DocumentPlace, ...]
     groups: tuple[str, ...]
     is_drawn: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SplitSummary:
-    """The size of a split, and its numbers of shards and windows."""
+    """The numbers of shards and windows of a split."""
 
-    documents: int
-    tokens: int
-    bytes: int
     shards: int
     windows: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupSummary:
-    """Sources that are drawn together: their number, their tokens, and the train windows that are wholly theirs.
+    """Sources that are drawn together, and the train windows that are wholly theirs.
 
     `weight` and `share` (of all draws, 0 to 1) are a run's; None where no run is given or it has no weights.
     """
 
-    name: str
-    sources: int
-    train_tokens: int
-    val_tokens: int
+    group: SnapshotGroup
     windows: int
     weight: float | None
     share: float | None
@@ -81,20 +63,14 @@ class GroupSummary:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataSummary:
-    """A snapshot: sizes in bytes, sources, splits, tokenizer, rejected documents by kind, and windows."""
+    """A snapshot: its manifest, its shards and windows of `block_size` tokens by split, and some of the windows."""
 
     snapshot_id: str
     run_id: str | None
-    bytes: int
-    tokenizer_sha256: str
-    vocab_size: int
-    end_of_text_id: int
-    val_fraction: float
+    manifest: SnapshotManifest
     block_size: int
-    splits: dict[str, SplitSummary]
-    sources: tuple[SnapshotSource, ...]
+    splits: Mapping[str, SplitSummary]
     groups: tuple[GroupSummary, ...]
-    rejected: dict[str, int]
     windows: tuple[WindowSummary, ...]
 
 
@@ -128,25 +104,20 @@ def summarize_data(store: ObjectStore, reference: str, choice: WindowChoice, *, 
     files = SnapshotFiles(store, found.snapshot_id, cache_dir)
     manifest = files.manifest
     splits = {
-        split: project(
-            manifest.split(split),
-            SplitSummary,
+        split: SplitSummary(
             shards=sum(item.key.startswith(f"{split}-") for item in manifest.objects),
             windows=(manifest.split(split).tokens - 1) // block_size,
         )
         for split in SPLITS
     }
-    return project(
-        manifest,
-        DataSummary,
+    return DataSummary(
         snapshot_id=found.snapshot_id,
         run_id=found.run_id,
-        bytes=sum(item.bytes for item in manifest.objects),
+        manifest=manifest,
         block_size=block_size,
         splits=splits,
         groups=tuple(_summarize_groups(manifest, found, block_size)),
-        rejected={item.kind: item.documents for item in manifest.rejected},
-        windows=tuple(_summarize_windows(files, _choose_windows(splits, choice, block_size), found)),
+        windows=tuple(_summarize_windows(files, _choose_windows(manifest, splits, choice, block_size), found)),
     )
 
 
@@ -158,7 +129,7 @@ def _summarize_groups(manifest: SnapshotManifest, found: FoundSnapshot, block_si
         weight = weights.get(group.name)
         share = None if weight is None else weight / sum(weights.values())
         _, windows = sample_order.window_range(start, group.train_tokens, block_size)
-        yield project(group, GroupSummary, windows=windows, weight=weight, share=share)
+        yield GroupSummary(group=group, windows=windows, weight=weight, share=share)
         start += group.train_tokens
 
 
@@ -202,16 +173,14 @@ def _summarize_windows(
             window=window,
             first_token=first,
             text=tokenizer.decode(tokens.tolist()),
-            documents=tuple(
-                project(place.row, WindowDocument, first_token=max(0, first - place.first_token)) for place in documents
-            ),
+            documents=tuple(documents),
             groups=groups,
             is_drawn=split == "val" or len(groups) < 2 or not is_weighted,
         )
 
 
 def _choose_windows(
-    splits: Mapping[SplitName, SplitSummary], choice: WindowChoice, block_size: int
+    manifest: SnapshotManifest, splits: Mapping[str, SplitSummary], choice: WindowChoice, block_size: int
 ) -> list[tuple[int, TokenSpan]]:
     """Return the number and the place of each window to show."""
 
@@ -226,7 +195,7 @@ def _choose_windows(
         return [place(split, window) for split, window in chosen if 0 <= window < splits[split].windows]
     count = splits[choice.split].windows
     later = count * block_size  # those of later epochs; none goes past the end of the text
-    last = splits[choice.split].tokens - 1 - block_size
+    last = manifest.split(choice.split).tokens - 1 - block_size
     if not 0 <= choice.window < later or place(choice.split, choice.window)[1].start > last:
         raise InvalidConfiguration(
             f"--window {choice.window}: {choice.split} has windows 0 to {count - 1} of {block_size} tokens, and of "

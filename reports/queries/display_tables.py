@@ -13,7 +13,7 @@ from cairn.reports.queries.receipts import ReasonRow, Stretch, group_receipts
 from cairn.tasks.text.format import format_duration, format_list, format_value, one_line, sanitize, short_digest
 
 if TYPE_CHECKING:  # a command that prints one list loads nothing for the others
-    from cairn.reports.queries.alias_history import AliasDecision, AliasPromotion
+    from cairn.reports.queries.alias_history import AliasDecision
     from cairn.reports.queries.evaluations import EvaluationComparison, EvaluationSummary
     from cairn.reports.queries.receipts import MachineRow, Receipt
     from cairn.reports.queries.run_comparison import ComparedRun, RunComparison
@@ -231,9 +231,9 @@ def held_out_table(comparison: "RunComparison") -> Table:
     return make_table(steps, {"held-out loss at step": lambda step: step, **columns})
 
 
-def promotions_table(promotions: "Sequence[AliasPromotion]") -> Table:
+def promotions_table(promotions: "Sequence[AliasDecision]") -> Table:
     """Return what every alias points at and pointed at; a star marks the present."""
-    columns: Columns[AliasPromotion] = {
+    columns: Columns[AliasDecision] = {
         "alias": lambda item: f"{item.alias} *" if item.current else item.alias,
         "points at": lambda item: f"{item.run_id}@{item.step}",
         "promoted (UTC)": lambda item: item.promoted_at,
@@ -251,9 +251,9 @@ def decisions_table(decisions: "Sequence[AliasDecision]") -> Table:
     """Return every decision about an alias."""
     columns: Columns[AliasDecision] = {
         "alias": lambda item: item.alias,
-        "decision": lambda item: f"{item.decision}: {item.gate}" if item.gate else item.decision,
+        "decision": lambda item: f"{item.kind}: {item.gate}" if item.gate else item.kind,
         "checkpoint": lambda item: f"{item.run_id}@{item.step}" if item.run_id else None,
-        "at (UTC)": lambda item: item.at,
+        "at (UTC)": lambda item: item.decided_at,
         "by": lambda item: item.by,
         "manifest": lambda item: short_digest(item.manifest_sha256),
         "detail": lambda item: item.detail,
@@ -280,9 +280,9 @@ def entries_table(entries: "Sequence[Entry]") -> Table:
 def machines_table(machines: "Sequence[MachineRow]") -> Table:
     """Return the machines that attempts ran on."""
     columns: Columns[MachineRow] = {
-        "host": lambda item: item.host,
-        "devices": lambda item: f"{item.world_size} × {item.device}",
-        "threads": lambda item: f"{item.threads} on {item.cores} cores",
+        "host": lambda item: item.placement.host,
+        "devices": lambda item: f"{item.placement.world_size} × {item.device}",
+        "threads": lambda item: f"{item.placement.threads} on {item.placement.cores} cores",
         "MFU against": lambda item: item.peak and f"{item.peak.flops / 1e12:.4g} TFLOP/s, {item.peak.source}",
         "code version": lambda item: item.code_version,
         "attempts": lambda item: item.attempts,

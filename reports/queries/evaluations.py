@@ -1,13 +1,12 @@
 """The evaluations of a run, recorded or failed; those of a checkpoint beside earlier ones and the champion's."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
 
 from cairn.reports.queries.run_lookup import FoundCheckpoint, configuration_of
 from cairn.storage.logs import registry, run_entries, run_log, run_state
-from cairn.storage.stores.document import project
 
 VAL_LOSS = "val_loss"
 _MOST_EARLIER = 20
@@ -24,14 +23,14 @@ class EvaluationSummary:
     suite_sha256: str
     data_snapshot: str
     status: str
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    samples: tuple[str, ...] = ()
-    evaluator_version: str | None = None
-    boundary: str | None = None
+    metrics: Mapping[str, float]
+    samples: tuple[str, ...]
+    evaluator_version: str | None
+    boundary: str | None
     started_at: datetime
     seconds: float
-    detail: str | None = None
-    verdict: run_entries.CurveVerdict | None = None
+    detail: str | None
+    verdict: run_entries.CurveVerdict | None
 
 
 def list_evaluations(state: run_state.RunState) -> tuple[EvaluationSummary, ...]:
@@ -50,8 +49,23 @@ def comparable_evaluations(state: run_state.RunState) -> tuple[run_entries.Evalu
 
 def summarize_evaluation(item: Outcome) -> EvaluationSummary:
     """Return one evaluation; a failed one has a detail and no metrics."""
-    status = "failed" if isinstance(item, run_entries.EvaluationFailed) else "recorded"
-    return project(item, EvaluationSummary, status=status, boundary=getattr(item, "boundary", None) or None)
+    recorded = item if isinstance(item, run_entries.EvaluationRecorded) else None
+    return EvaluationSummary(
+        step=item.step,
+        manifest_sha256=item.manifest_sha256,
+        suite=item.suite,
+        suite_sha256=item.suite_sha256,
+        data_snapshot=item.data_snapshot,
+        status="recorded" if recorded else "failed",
+        metrics=recorded.metrics if recorded else {},
+        samples=recorded.samples if recorded else (),
+        evaluator_version=recorded.evaluator_version if recorded else None,
+        boundary=recorded.boundary or None if recorded else None,
+        started_at=item.started_at,
+        seconds=item.seconds,
+        detail=item.detail if isinstance(item, run_entries.EvaluationFailed) else None,
+        verdict=recorded.verdict if recorded else None,
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,7 +107,13 @@ def compare_evaluations(found: FoundCheckpoint, outcomes: Sequence[Outcome]) -> 
         earlier = (item for item in same_suite if item not in (outcome, best))
         rows += [_row("earlier", log.run_id, item) for item in islice(earlier, _MOST_EARLIER)]
     status = "failed" if any(isinstance(item, run_entries.EvaluationFailed) for item in outcomes) else "recorded"
-    return project(found.reference, EvaluationComparison, run_id=log.run_id, status=status, rows=tuple(rows))
+    return EvaluationComparison(
+        run_id=log.run_id,
+        step=found.reference.step,
+        manifest_sha256=found.reference.manifest_sha256,
+        status=status,
+        rows=tuple(rows),
+    )
 
 
 def _row(role: str, run_id: str, item: Outcome) -> ComparedEvaluation:

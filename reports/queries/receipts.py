@@ -6,41 +6,11 @@ from datetime import datetime
 from itertools import groupby
 
 from cairn.storage.logs import log_entry, run_entries, run_log, run_state, step_log
-from cairn.storage.stores.document import project
 from cairn.tasks.policy.termination import TerminationReason
 
 OPEN = "open"
 SECONDS = ("gpu_seconds", "useful_gpu_seconds", "wasted_gpu_seconds")
-_OF_PROGRESS = ("detail", "fingerprint", "useful_gpu_seconds", "wasted_gpu_seconds", "starting_seconds", "peak")
 PRACTISED = " (practised)"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PlacementSummary:
-    """Where an attempt runs or ran; `threads` are those of each of its processes."""
-
-    host: str
-    pid: int
-    device: str
-    device_name: str
-    world_size: int
-    nodes: int
-    nodes_wanted: int
-    continued_by: str
-    hosts: tuple[str, ...]
-    cores: int
-    threads: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DecisionSummary:
-    """The decision at the end of an attempt: the budget that was charged, and what each limit has left."""
-
-    action: str
-    reason: str
-    charged: str | None
-    left: Mapping[str, int | None]
-    delay_seconds: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,7 +34,7 @@ class Receipt:
     data_snapshot: str
     code_version: str
     versions: Mapping[str, str]
-    placement: PlacementSummary
+    placement: run_entries.Placement
     flow_run_id: str | None
     resumed_from_step: int | None
     resumed_from_manifest: str | None
@@ -82,7 +52,7 @@ class Receipt:
     practised: tuple[str, ...]
     failed_host: str | None
     micro_batch: int
-    decision: DecisionSummary | None
+    decision: run_entries.Decision | None
 
 
 def read_receipts(log: run_log.RunLog, beat: step_log.Heartbeat | None) -> tuple[Receipt, ...]:
@@ -109,26 +79,37 @@ def make_receipt(
     if before is not None and before.ended is not None and before.ended_at is not None:
         since = min(max(before.ended.last_seen_at or before.ended_at, before.started_at), before.ended_at)
     progress = ended or beat
-    return project(
-        started,
-        Receipt,
-        **{name: getattr(progress, name, None) for name in _OF_PROGRESS},
+    return Receipt(
         run_id=run_id,
+        attempt=started.attempt,
         started_at=record.started_at,
         ended_at=record.ended_at,
         termination_reason=ended.reason if ended else None,
+        detail=ended.detail if ended else None,
+        fingerprint=ended.fingerprint if ended else None,
+        config_sha256=started.config_sha256,
         data_snapshot=state.opened.data_snapshot if state.opened else "",
-        placement=project(started.placement, PlacementSummary),
+        code_version=started.code_version,
+        versions=started.versions,
+        placement=started.placement,
+        flow_run_id=started.flow_run_id,
         resumed_from_step=resumed.step if resumed else None,
         resumed_from_manifest=resumed.manifest_sha256 if resumed else None,
+        first_step=started.first_step,
         last_step=max(record.last_known_step, beat.step if beat and not ended else 0),
         last_committed_step=record.last_committed_step,
         tokens=progress.tokens if progress else 0,
         gpu_seconds=progress.gpu_seconds if progress else 0.0,
+        useful_gpu_seconds=ended.useful_gpu_seconds if ended else None,
+        wasted_gpu_seconds=ended.wasted_gpu_seconds if ended else None,
         waiting_seconds=max((record.started_at - since).total_seconds(), 0.0) if since else 0.0,
+        gathering_seconds=started.gathering_seconds,
+        starting_seconds=progress.starting_seconds if progress else None,
+        peak=progress.peak if progress else None,
         practised=ended.practised if ended else (),
         failed_host=failed_host(started.placement, ended),
-        decision=project(ended.decision, DecisionSummary) if ended else None,
+        micro_batch=started.micro_batch,
+        decision=ended.decision if ended else None,
     )
 
 
@@ -211,28 +192,29 @@ def count_reasons(receipts: Sequence[Receipt]) -> tuple[ReasonRow, ...]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MachineRow:
-    """A machine that attempts ran on, what their MFU is a share of, and their code version."""
+    """A machine by its newest attempt's placement, what the MFU there is a share of, code version and attempts."""
 
-    host: str
-    device: str
-    world_size: int
-    threads: int
-    cores: int
+    placement: run_entries.Placement
     peak: log_entry.DevicePeak | None
     code_version: str
     attempts: int
+
+    @property
+    def device(self) -> str:
+        """The device and its name."""
+        name = self.placement.device_name
+        return f"{self.placement.device} ({name})" if name else self.placement.device
 
 
 def list_machines(attempts: Sequence[Receipt]) -> tuple[MachineRow, ...]:
     """Return the machines that attempts ran on, in the order of their first attempts."""
     alike: dict[tuple[object, ...], list[Receipt]] = {}
     for receipt in attempts:
-        alike.setdefault((replace(receipt.placement, pid=0), receipt.code_version), []).append(receipt)
+        place = replace(receipt.placement, pid=0, start_ticks=0, boot_id="", pid_namespace="")
+        alike.setdefault((place, receipt.code_version), []).append(receipt)
     return tuple(
-        project(
-            (place := group[-1].placement),
-            MachineRow,
-            device=f"{place.device} ({place.device_name})" if place.device_name else place.device,
+        MachineRow(
+            placement=group[-1].placement,
             peak=next((item.peak for item in reversed(group) if item.peak), None),
             code_version=group[-1].code_version,
             attempts=len(group),

@@ -106,9 +106,11 @@ def _compared(log: run_log.RunLog, settings: Mapping[str, Any]) -> ComparedRun:
         for item in evaluations.comparable_evaluations(state)
     )
     finite = [item for item in held_out if math.isfinite(item.val_loss)]
-    return document.project(
-        status,
-        ComparedRun,
+    return ComparedRun(
+        run_id=log.run_id,
+        state=status.state,
+        step=status.step,
+        total_steps=status.total_steps,
         tokens=status.step * each,
         train_loss=last.train_loss if last else None,
         held_out=held_out,

@@ -105,8 +105,17 @@ def read_checkpoints(log: run_log.RunLog) -> tuple[CheckpointSummary, ...]:
 
 def summarize_checkpoint(run_id: str, record: run_state.CheckpointRecord) -> CheckpointSummary:
     """Return the summary of a checkpoint that the log names."""
-    return document.project(
-        record.committed, CheckpointSummary, run_id=run_id, state=record.state, committed_at=record.committed_at
+    committed = record.committed
+    return CheckpointSummary(
+        run_id=run_id,
+        attempt=committed.attempt,
+        step=committed.step,
+        state=record.state,
+        prefix=committed.prefix,
+        manifest_sha256=committed.manifest_sha256,
+        state_sha256=committed.state_sha256,
+        bytes=committed.bytes,
+        committed_at=record.committed_at,
     )
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from cairn.reports.errors import InvalidQuery, ReportError
 from cairn.reports.queries import alias_history, run_status, run_tables
 from cairn.reports.queries.run_tables import LOG_TABLES, ROWS, columns
+from cairn.storage.logs import run_entries
 from cairn.storage.logs.run_log import run_prefix
 from cairn.storage.logs.run_state import RunState
 from cairn.storage.logs.step_log import read_heartbeat, read_step_records
@@ -42,8 +43,14 @@ _SETTINGS = {
 _OPEN_ATTEMPTS = """run_id varchar, attempt bigint, state varchar, step bigint, tokens bigint, gpu_seconds double,
     starting_seconds double, peak_flops double, peak_source varchar, seen_at timestamptz, train_loss double"""
 _LIST_TABLES = f"tables: {', '.join(ROWS)}; `cairn sql` lists their columns"
+
+
+def _struct(record: type, prefix: str) -> str:
+    return "{" + ", ".join(f"'{name}': {prefix}{name}" for name in run_tables.plain_fields(record)) + "}"
+
+
 _VIEWS = {
-    "training_attempts": """
+    "training_attempts": f"""
         select rows.* replace (
             greatest(rows.last_step, coalesce(live.step, 0)) as last_step,
             coalesce(live.tokens, rows.tokens) as tokens,
@@ -52,15 +59,10 @@ _VIEWS = {
             coalesce(live.peak_flops, rows.peak_flops) as peak_flops,
             coalesce(live.peak_source, rows.peak_source) as peak_source),
             case when coalesce(live.peak_flops, rows.peak_flops) is not null then
-                {'flops': coalesce(live.peak_flops, rows.peak_flops),
-                 'source': coalesce(live.peak_source, rows.peak_source)} end as peak,
-            {'host': placement_host, 'pid': placement_pid, 'device': placement_device,
-             'device_name': placement_device_name, 'world_size': placement_world_size, 'nodes': placement_nodes,
-             'nodes_wanted': placement_nodes_wanted, 'continued_by': placement_continued_by, 'hosts': placement_hosts,
-             'cores': placement_cores, 'threads': placement_threads} as placement,
-            case when decision_action is not null then
-                {'action': decision_action, 'reason': decision_reason, 'charged': decision_charged,
-                 'left': decision_left, 'delay_seconds': decision_delay_seconds} end as decision
+                {{'flops': coalesce(live.peak_flops, rows.peak_flops),
+                 'source': coalesce(live.peak_source, rows.peak_source)}} end as peak,
+            {_struct(run_entries.Placement, "placement_")} as placement,
+            case when decision_action is not null then {_struct(run_entries.Decision, "decision_")} end as decision
         from (%s) rows left join folded.open_attempts live using (run_id, attempt)""",
     "runs": """
         select rows.* replace (

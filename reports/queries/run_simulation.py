@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from cairn.reports.queries.run_lookup import configuration_of
 from cairn.reports.queries.simulation_options import SimulationOptions
 from cairn.storage.logs.run_state import RunState
-from cairn.storage.stores.document import project
 from cairn.tasks.configuration.settings import BudgetsConfig, CheckpointConfig
 from cairn.tasks.errors import InvalidConfiguration
 from cairn.tasks.policy.attempt_sizes import next_sizes, segment_end
@@ -116,12 +115,12 @@ def simulate_policies(
         run_id=state.opened.run_id if state and state.opened else None,
         seed=options.seed,
         plan=plan,
-        trace=project(
-            trace,
-            TraceSummary,
+        trace=TraceSummary(
+            source=trace.source,
             hours_between_failures=between if between < float("inf") else None,
             per_device_day={reason.value: rate for reason, rate in trace.rates.items()},
             recorded=len(trace.recorded),
+            replacement_seconds=trace.replacement_seconds,
             aftershock_share=trace.aftershocks.share,
             aftershock_rate_factor=trace.aftershocks.rate_factor,
         ),
@@ -135,12 +134,11 @@ def _outcome(policy: str, runs: Sequence[SimulatedRun]) -> PolicyOutcome:
     gpu_hours = run.plan.devices / 3600
     days, goodput = sorted(one.wall_seconds / DAY_SECONDS for one in runs), sorted(one.goodput for one in runs)
     low, high = round(0.1 * (len(runs) - 1)), round(0.9 * (len(runs) - 1))
-    return project(
-        run,
-        PolicyOutcome,
+    return PolicyOutcome(
         policy=policy,
         finished=run.is_finished,
         days=run.wall_seconds / DAY_SECONDS,
+        goodput=run.goodput,
         useful_gpu_hours=run.useful_seconds * gpu_hours,
         wasted_gpu_hours=run.lost_seconds * gpu_hours,
         checkpoint_gpu_hours=run.checkpoint_seconds * gpu_hours,
@@ -148,7 +146,9 @@ def _outcome(policy: str, runs: Sequence[SimulatedRun]) -> PolicyOutcome:
         waiting_hours=run.waiting_seconds / 3600,
         attempts=len(run.state.attempts),
         retries={str(reason): count for reason, count in run.retries.items()},
+        step=run.step,
         total_steps=run.plan.total_steps,
+        stopped_by=run.stopped_by,
         spread=OutcomeSpread(
             seeds=len(runs),
             finished=sum(one.is_finished for one in runs),

@@ -7,11 +7,10 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from cairn.reports.queries.receipts import PlacementSummary
 from cairn.reports.queries.run_lookup import configuration_document, read_beat
 from cairn.storage.errors import IntegrityError
-from cairn.storage.logs import run_index, run_log, run_state, step_log
-from cairn.storage.stores.document import convert, project
+from cairn.storage.logs import run_entries, run_index, run_log, run_state, step_log
+from cairn.storage.stores.document import convert
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.policy.termination import RESTARTABLE, DecisionAction, TerminationReason
 
@@ -57,7 +56,7 @@ class RunStatus:
     step: int
     total_steps: int
     newest_committed_step: int | None
-    owner: PlacementSummary | None
+    owner: run_entries.Placement | None
     budgets: Mapping[str, BudgetStatus]
     next: str
     stopped_early: str | None = None
@@ -106,11 +105,13 @@ def make_status(log: run_log.RunLog, beat: step_log.Heartbeat | None) -> RunStat
         practised = f"CAIRN_FAULTS is set to {newest.started.faults} for attempt {newest.started.attempt}{met}"
     if not isinstance(limits, Mapping):
         raise IntegrityError("the run's log: budgets of the newest attempt are no table; the log was changed")
-    return project(
-        summarize_run(log.run_id, state, standing, beat),
-        RunStatus,
+    return RunStatus(
+        run_id=log.run_id,
+        state=standing,
+        step=max(state.reached_step, beat.step if beat else 0),
         total_steps=state.opened.total_steps if state.opened else 0,
-        owner=project(owner.started.placement, PlacementSummary) if owner else None,
+        newest_committed_step=state.newest_committed.committed.step if state.newest_committed else None,
+        owner=owner.started.placement if owner else None,
         budgets=count_budgets(state, limits),
         next=_next(log.run_id, state, standing),
         stopped_early=stopped_early(state),

@@ -13,22 +13,15 @@ from typing import Any, NewType, get_args, get_type_hints
 import msgspec
 
 from cairn.reports.queries import alias_history, evaluations, run_lookup, run_status
-from cairn.reports.queries.receipts import (
-    SECONDS,
-    DecisionSummary,
-    PlacementSummary,
-    Receipt,
-    make_receipt,
-    with_earlier,
-)
-from cairn.storage.logs import fold_cache, log_entry, run_state, step_log
-from cairn.storage.stores.document import project, sha256, stored_value
+from cairn.reports.queries.receipts import SECONDS, Receipt, make_receipt, with_earlier
+from cairn.storage.logs import fold_cache, log_entry, run_entries, run_state, step_log
+from cairn.storage.stores.document import sha256, stored_value
 from cairn.storage.tables.table_cache import Column
 
 JsonText = NewType("JsonText", str)
 """A JSON document as text."""
 
-TABLES_VERSION = 5
+TABLES_VERSION = 6
 SETTINGS: Mapping[str, tuple[str, type]] = {
     "lr": ("training", float),
     "global_batch": ("training", int),
@@ -57,33 +50,6 @@ _TYPES: Mapping[Any, str] = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PromotionRow:
-    """A decision on an alias: `kind` is promoted, refused, rolled-back or withdrawn; it points at the `current` row.
-
-    Run, step and weights of a roll-back are those the alias went back to.
-    """
-
-    alias: str
-    kind: str
-    decided_at: datetime
-    promoted_at: datetime | None
-    run_id: str | None
-    model_family: str | None
-    step: int | None
-    manifest_sha256: str | None
-    previous: str | None
-    current: bool
-    by: str
-    why: str | None
-    gate: str | None
-    detail: str | None
-    suite_sha256: str | None
-    val_loss: float | None
-    metrics: Mapping[str, float]
-    verdict: str | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class HostRow:
     """A machine over all runs: in how many attempts it took part, how many were lost or hung with it, the last when.
 
@@ -101,9 +67,14 @@ def _row_type(name: str, *records: tuple[type, str], **others: Any) -> type:
     """Return the record of a table: the run, the columns of these records with a prefix each, and others."""
     fields = {"run_id": str, "model_family": str | None}
     for record, prefix in records:
-        hints = get_type_hints(record).items()
-        fields |= {f"{prefix}{name}": hint for name, hint in hints if _plain(hint) in _TYPES}
+        fields |= {f"{prefix}{name}": hint for name, hint in plain_fields(record).items()}
     return make_dataclass(name, list((fields | others).items()), frozen=True, kw_only=True, slots=True)
+
+
+@cache
+def plain_fields(record: type) -> Mapping[str, Any]:
+    """Return the fields of a record that are columns, with their types."""
+    return {name: hint for name, hint in get_type_hints(record).items() if _plain(hint) in _TYPES}
 
 
 def _plain(hint: Any) -> Any:
@@ -116,9 +87,9 @@ ROWS: Mapping[str, type] = {
     "training_attempts": _row_type(
         "TrainingAttemptRow",
         (Receipt, ""),
-        (PlacementSummary, "placement_"),
+        (run_entries.Placement, "placement_"),
         (log_entry.DevicePeak, "peak_"),
-        (DecisionSummary, "decision_"),
+        (run_entries.Decision, "decision_"),
         total_steps=int,
         activation_checkpointing=bool,
         quarantined_samples=int,
@@ -141,7 +112,10 @@ ROWS: Mapping[str, type] = {
         verdict_kind=str,
         verdict_why=str,
     ),
-    "promotions": PromotionRow,
+    # A decision on an alias, which points at the `current` row; of a roll-back, what the alias went back to.
+    "promotions": _row_type(
+        "PromotionRow", (alias_history.AliasDecision, ""), (alias_history.PromotedEvaluation, ""), val_loss=float
+    ),
     # One surviving step; `replays` counts earlier attempts that trained it, `tokens` all tokens up to it.
     "steps": _row_type("StepRow", (step_log.StepRecord, ""), replays=int),
     "hosts": HostRow,
@@ -180,21 +154,13 @@ LOG_TABLES = ("runs", "training_attempts", "checkpoints", "evaluations")
 """Tables made from a run's log alone, except for the progress of an open attempt."""
 
 
-def promotion_row(decision: alias_history.AliasDecision) -> PromotionRow:
+def promotion_row(decision: alias_history.AliasDecision) -> Any:
     """Return the row of a decision on an alias; queries take the family from the run."""
     measured = decision.evaluation
-    return project(
-        decision,
-        PromotionRow,
-        kind=decision.decision,
-        decided_at=decision.at,
-        promoted_at=decision.at if decision.decision == "promoted" else None,
-        model_family=None,
-        suite_sha256=measured.suite_sha256 if measured else None,
-        val_loss=measured.metrics.get("val_loss") if measured else None,
-        metrics=measured.metrics if measured else {},
-        verdict=measured.verdict if measured else None,
-    )
+    cells = _cells(alias_history.PromotedEvaluation, measured) | _cells(alias_history.AliasDecision, decision)
+    cells["metrics"] = measured.metrics if measured else {}
+    cells["val_loss"] = measured.metrics.get("val_loss") if measured else None
+    return ROWS["promotions"](**cells, model_family=None)
 
 
 @cache
@@ -218,9 +184,8 @@ def make_log_rows(run_id: str, state: run_state.RunState, standing: run_status.R
         "runs": [make_run_row(run_id, state, standing)],
         "training_attempts": [make_attempt_row(run_id, state, *attempts) for attempts in with_earlier(state)],
         "checkpoints": [
-            project(
-                run_lookup.summarize_checkpoint(run_id, record),
-                ROWS["checkpoints"],
+            ROWS["checkpoints"](
+                **_cells(run_lookup.CheckpointSummary, run_lookup.summarize_checkpoint(run_id, record)),
                 model_family=family,
                 tokens=record.committed.tokens,
                 gpu_seconds=record.committed.gpu_seconds,
@@ -229,9 +194,8 @@ def make_log_rows(run_id: str, state: run_state.RunState, standing: run_status.R
             for record in state.checkpoints
         ],
         "evaluations": [
-            project(
-                summary,
-                ROWS["evaluations"],
+            ROWS["evaluations"](
+                **_cells(evaluations.EvaluationSummary, summary),
                 run_id=run_id,
                 model_family=family,
                 attempt=attempts.get(summary.manifest_sha256),
@@ -249,12 +213,11 @@ def make_attempt_row(
 ) -> Any:
     """Return a receipt as a row: placement, peak and decision become columns."""
     receipt, started = make_receipt(run_id, state, record, before), record.started
-    return project(
-        receipt,
-        ROWS["training_attempts"],
-        **_columns("placement_", PlacementSummary, receipt.placement),
-        **_columns("decision_", DecisionSummary, receipt.decision),
-        **_columns("peak_", log_entry.DevicePeak, receipt.peak),
+    return ROWS["training_attempts"](
+        **_cells(Receipt, receipt),
+        **_cells(run_entries.Placement, receipt.placement, "placement_"),
+        **_cells(run_entries.Decision, receipt.decision, "decision_"),
+        **_cells(log_entry.DevicePeak, receipt.peak, "peak_"),
         model_family=state.opened.model_family if state.opened else None,
         total_steps=state.opened.total_steps if state.opened else None,
         activation_checkpointing=started.activation_checkpointing,
@@ -265,9 +228,10 @@ def make_attempt_row(
     )
 
 
-def _columns(prefix: str, record_type: type, record: object) -> dict[str, Any]:
-    """Return the columns of a nested record, all None where there is none."""
-    return {f"{prefix}{name}": getattr(record, name, None) for name in record_type.__annotations__}
+def _cells(record_type: type, record: object | None, prefix: str = "") -> dict[str, Any]:
+    """Return the plain fields of a record by column, all None where there is no record."""
+    names = plain_fields(record_type)
+    return {f"{prefix}{name}": None if record is None else getattr(record, name) for name in names}
 
 
 def make_run_row(run_id: str, state: run_state.RunState, standing: run_status.RunPhase) -> Any:
@@ -281,9 +245,8 @@ def make_run_row(run_id: str, state: run_state.RunState, standing: run_status.Ru
     signs += [record.committed_at for record in state.checkpoints[-1:]]
     evaluated = [item for item in state.evaluations if "val_loss" in item.metrics]
     farthest = max(evaluated, key=lambda item: (item.step, item.started_at), default=None)
-    return project(
-        run_status.summarize_run(run_id, state, standing),
-        ROWS["runs"],
+    return ROWS["runs"](
+        **_cells(run_status.RunSummary, run_status.summarize_run(run_id, state, standing)),
         **{name: sum(getattr(ended, name) for ended in ends) for name in ("tokens", *SECONDS)},
         waiting_seconds=sum(receipt.waiting_seconds for receipt in receipts),
         starting_seconds=sum(receipt.starting_seconds or 0.0 for receipt in receipts),
@@ -317,7 +280,8 @@ def make_step_rows(run_id: str, state: run_state.RunState, records: Iterable[ste
     """Return the surviving line: every step once, in order."""
     run = {"run_id": run_id, "model_family": state.opened.model_family if state.opened else None}
     points = step_log.splice(records, state.attempts)
-    return [project(point.record, ROWS["steps"], **run, replays=point.replays) for point in points]
+    cells = ((_cells(step_log.StepRecord, point.record), point.replays) for point in points)
+    return [ROWS["steps"](**record, **run, replays=replays) for record, replays in cells]
 
 
 def _json(document: Mapping[str, Any]) -> JsonText:

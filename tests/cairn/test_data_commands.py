@@ -70,9 +70,11 @@ def test_sizes_and_sources_are_those_of_the_corpus(
 ) -> None:
     view = look(store, snapshot_id, tmp_path)
     text_bytes = sum(path.stat().st_size for path in corpus.iterdir())
-    assert sum(split.bytes for split in view.splits.values()) == text_bytes
-    assert sum(split.documents for split in view.splits.values()) == len(view.sources) == 40
-    assert (view.vocab_size, view.end_of_text_id, view.rejected) == (257, 256, {})
+    manifest = view.manifest
+    sizes = (manifest.splits.train, manifest.splits.val)
+    assert sum(split.bytes for split in sizes) == text_bytes
+    assert sum(split.documents for split in sizes) == len(manifest.sources) == 40
+    assert (manifest.vocab_size, manifest.end_of_text_id, manifest.rejected) == (257, 256, ())
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
@@ -86,10 +88,11 @@ def test_every_token_of_the_outer_and_the_middle_windows_leads_back_to_its_sourc
         (view,) = look(store, snapshot_id, tmp_path, window=window, split=split).windows
         expected = ""
         content = b""
-        for document in view.documents:
+        for place in view.documents:
+            document, first = place.row, max(0, view.first_token - place.first_token)
             source = by_name[Path(document.source).name].read_bytes()
             text = source[document.offset_bytes : document.offset_bytes + document.bytes]
-            content += text[document.first_token :] + b"\0"
+            content += text[first:] + b"\0"
         expected = content[:BLOCK].decode("utf-8", "replace").replace("\0", "<|endoftext|>")
         assert view.text.strip("\ufffd") == expected.strip("\ufffd")
 
@@ -174,12 +177,12 @@ def test_what_is_drawn_together_is_shown_with_a_runs_weights(
     store: LocalStore, weighted_run: str, tmp_path: Path
 ) -> None:
     view = look(store, "mixed", tmp_path)
-    shown = [(group.name, group.sources, group.weight, group.share) for group in view.groups]
+    shown = [(item.group.name, item.group.sources, item.weight, item.share) for item in view.groups]
     assert shown == [("0*.txt", 10, 1.0, 0.125), ("1*.txt", 10, 2.0, 0.25), ("2*.txt", 10, 5.0, 0.625)]
     components = weighted_components(open_snapshot(store, weighted_run, tmp_path / "cache").manifest, WEIGHTED, BLOCK)
     assert [group.windows for group in view.groups] == [part.window_count for part in components]
     assert [group.weight for group in look(store, weighted_run, tmp_path).groups] == [None] * 3
-    assert sum(group.train_tokens for group in view.groups) == view.splits["train"].tokens
+    assert sum(item.group.train_tokens for item in view.groups) == view.manifest.splits.train.tokens
 
 
 def test_a_window_is_shown_as_drawn_exactly_where_a_component_has_it(
@@ -193,13 +196,13 @@ def test_a_window_is_shown_as_drawn_exactly_where_a_component_has_it(
     for window in sorted(edges & set(range(count))):
         (shown,) = look(store, "mixed", tmp_path, window=window).windows
         assert (shown.is_drawn, len(shown.groups) == 1) == (window in drawn, window in drawn)
-        assert {document.source[0] for document in shown.documents} <= {name[0] for name in shown.groups}
+        assert {place.row.source[0] for place in shown.documents} <= {name[0] for name in shown.groups}
 
 
 def test_people_are_told_of_weights_and_of_a_window_nobody_draws(
     cairn: Cairn, store: LocalStore, weighted_run: str, tmp_path: Path
 ) -> None:
-    first = look(store, "mixed", tmp_path).groups[0].train_tokens // BLOCK
+    first = look(store, "mixed", tmp_path).groups[0].group.train_tokens // BLOCK
     shown = cairn("data", "mixed", "--window", str(first)).out
     assert "share of draws" in shown and "62.50%" in shown
     assert "it crosses the border of 0*.txt and 1*.txt: with weights no step draws it" in shown

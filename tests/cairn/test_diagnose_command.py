@@ -15,7 +15,7 @@ from cairn.storage.stores.local_store import LocalStore
 from tests.commands import Cairn
 from tests.fabricated_run import FabricatedRun
 
-FIELDS = {"run_id", "step", "total_steps", "verdict", "why", "numbers", "cures", "stopped_early", "evaluations"}
+FIELDS = {"run_id", "step", "total_steps", "verdict", "stopped_early", "evaluations"}
 
 
 def write_steps(run: FabricatedRun, attempt: int, steps: range, *, loss: float = 5.5, **changes: Any) -> None:
@@ -43,30 +43,30 @@ def trained(bard: FabricatedRun) -> FabricatedRun:
 
 def test_the_verdict_goes_by_the_surviving_line(trained: FabricatedRun) -> None:
     view = diagnose_run(trained.log)
-    assert (view.verdict, view.step, view.total_steps, view.numbers["steps"]) == ("healthy", 33, 40, 33)
+    assert (view.verdict.kind, view.step, view.total_steps, view.verdict.numbers["steps"]) == ("healthy", 33, 40, 33)
 
 
 def test_the_vocabulary_of_the_snapshot_says_what_a_uniform_guess_loses(trained: FabricatedRun) -> None:
     give_vocabulary(trained, 180)
-    view = diagnose_run(trained.log)
-    assert view.verdict == "stuck" and "ln(180) = 5.19" in view.why and view.cures
+    view = diagnose_run(trained.log).verdict
+    assert view.kind == "stuck" and "ln(180) = 5.19" in view.why and view.cures
 
 
 def test_clipped_slow_and_repeating_steps_are_found_in_the_step_records(bard: FabricatedRun) -> None:
     write_steps(bard, 1, range(1, 20))
     write_steps(bard, 2, range(21, 90), grad_norm=2.0, sample="so")
     write_steps(bard, 2, range(90, 99), grad_norm=2.0, tokens_per_second=0.1, seconds=10.0)
-    view = diagnose_run(bard.log)
-    assert view.verdict == "clipping" and "same text" in view.why and "steps 90 to 98 ran at 0 tokens/s" in view.why
+    view = diagnose_run(bard.log).verdict
+    assert view.kind == "clipping" and "same text" in view.why and "steps 90 to 98 ran at 0 tokens/s" in view.why
 
 
 def test_a_run_without_step_records_is_too_early(fresh: FabricatedRun) -> None:
     view = diagnose_run(fresh.log)
-    assert (view.verdict, view.step, view.evaluations) == ("too-early", 0, ())
+    assert (view.verdict.kind, view.step, view.evaluations) == ("too-early", 0, ())
 
 
 def test_every_evaluation_of_the_line_is_listed_once_in_step_order(trained: FabricatedRun) -> None:
-    found = [(item.step, item.val_loss, item.kind) for item in diagnose_run(trained.log).evaluations]
+    found = [(item.step, item.metrics["val_loss"], item.verdict) for item in diagnose_run(trained.log).evaluations]
     assert found == [(10, 3.0, None), (20, 2.0, None)]
 
 
@@ -113,4 +113,4 @@ def test_the_verdict_of_an_evaluation_is_in_its_json(trained: FabricatedRun, cai
     trained.log.append(lambda state: again, writer=Writer(host="here", pid=1))
     listed = json.loads(cairn("evaluations", "bard", "--json").out)
     assert [item["verdict"]["kind"] for item in listed if item["verdict"]] == ["healthy"]
-    assert diagnose_run(trained.log).evaluations[-1].train_loss == 2.0
+    assert diagnose_run(trained.log).evaluations[-1].verdict == judged

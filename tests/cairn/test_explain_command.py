@@ -326,9 +326,9 @@ def test_the_same_run_is_explained_in_the_same_words(fresh: FabricatedRun) -> No
 def test_json_has_the_facts_under_stable_names(bard: FabricatedRun, cairn: Cairn) -> None:
     facts = json.loads(cairn("explain", "bard", "--json").out)
     assert set(facts) == {
-        "run_id", "model_family", "run_state", "run_attempts", "total_steps", "opened_at", "next", "budgets", "receipt",
-        "config_changes", "changed", "quarantines", "where", "origin", "progress", "end", "open", "successor",
-        "evaluations", "verdict", "refused", "stderr_tail", "faults",
+        "status", "model_family", "run_attempts", "opened_at", "receipt", "config_changes", "changed", "quarantines",
+        "where", "origin", "progress", "end", "open", "successor", "evaluations", "verdict", "refused", "stderr_tail",
+        "faults",
     }  # fmt: skip
 
 

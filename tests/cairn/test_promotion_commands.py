@@ -23,8 +23,8 @@ from tests.fabricated_run import FabricatedRun, promote
 HUMAN = Writer(host="here", pid=1)
 DECISION = {
     "alias",
-    "decision",
-    "at",
+    "kind",
+    "decided_at",
     "run_id",
     "step",
     "manifest_sha256",
@@ -35,6 +35,7 @@ DECISION = {
     "evaluation",
     "previous",
     "current",
+    "promoted_at",
 }
 
 
@@ -59,7 +60,7 @@ def test_rolling_back_twice_walks_back_twice(three: FabricatedRun, store: LocalS
 def test_a_rollback_says_who_why_and_what_it_left(three: FabricatedRun, cairn: Cairn, store: LocalStore) -> None:
     assert cairn("rollback", "--why", "it repeats itself").code == 0
     view = list_decisions(store)[0]
-    assert (view.decision, view.step, view.why) == (
+    assert (view.kind, view.step, view.why) == (
         "rolled-back",
         20,
         "from bard@30 back to bard@20: it repeats itself",
@@ -95,7 +96,7 @@ def test_the_history_keeps_what_was_undone_and_what_was_refused(
     roll_back(store, "champion", by="ann")
     assert cairn("promote", "bard@10", "--why", "nostalgia").code == 3
     views = list_decisions(store)
-    assert [(view.decision, view.step, view.gate) for view in views] == [
+    assert [(view.kind, view.step, view.gate) for view in views] == [
         ("refused", 10, "better"),
         ("rolled-back", 20, None),
         ("promoted", 30, None),

@@ -55,6 +55,7 @@ def test_a_receipt_has_every_field_of_the_contract(bard: FabricatedRun) -> None:
 def test_a_receipt_says_where_the_attempt_ran(bard: FabricatedRun) -> None:
     placement = printed(read_receipts(bard.log, read_beat(bard.log)))[0]["placement"]
     machine = {"host": "elsewhere", "nodes": 5, "nodes_wanted": 6, "cores": 7, "threads": 3}
+    machine |= {"boot_id": "b", "pid_namespace": "pid:[4]", "start_ticks": 1250}
     machine |= {"continued_by": "prefect deployment train-gpt/weekly", "hosts": ["here", "n1"]}
     assert placement == {**machine, "pid": 11, "device": "cpu", "device_name": "a CPU", "world_size": 2}
 
@@ -115,6 +116,9 @@ def test_a_receipt_says_what_was_decided(bard: FabricatedRun) -> None:
         "charged": "preempted",
         "left": {"retries": 3},
         "delay_seconds": 4.25,
+        "micro_batch": None,
+        "activation_checkpointing": None,
+        "changed": "nothing",
     }
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cairn.reports.queries.alias_history import list_alias_decisions
-from cairn.reports.queries.run_tables import ROWS, PromotionRow, make_log_rows, make_step_rows, promotion_row
+from cairn.reports.queries.run_tables import ROWS, make_log_rows, make_step_rows, promotion_row
 from cairn.storage.logs.log_entry import CheckpointReference, DevicePeak, ForkOrigin
 from cairn.storage.logs.registry import ModelDecision, Promoted, Refused, RolledBack, Withdrawn
 from cairn.storage.logs.run_entries import CurveVerdict, DataQuarantined, EvaluationFailed, RunFinished
@@ -39,7 +39,16 @@ SECOND = ended(
     starting_seconds=3.5,
     last_seen_at=None,
     evidence={"practised": ["preempt@41"]},
-    decision=decided(action="finish", reason="then", charged="preempted", left={"total": 6}, delay_seconds=17.5),
+    decision=decided(
+        action="finish",
+        reason="then",
+        charged="preempted",
+        left={"total": 6},
+        delay_seconds=17.5,
+        micro_batch=2,
+        activation_checkpointing=True,
+        changed="micro-batch 4→2",
+    ),
 )
 AGAIN = started(
     2,
@@ -170,6 +179,9 @@ def expected(table: str) -> Mapping[str, Any]:
             "placement_continued_by": "prefect deployment train-gpt/weekly",
             "placement_cores": 9,
             "placement_threads": 10,
+            "placement_boot_id": AGAIN.placement.boot_id,
+            "placement_pid_namespace": AGAIN.placement.pid_namespace,
+            "placement_start_ticks": AGAIN.placement.start_ticks,
             "flow_run_id": "flow 2",
             "resumed_from_step": 20,
             "resumed_from_manifest": f"{20:064x}",
@@ -197,6 +209,9 @@ def expected(table: str) -> Mapping[str, Any]:
             "decision_charged": "preempted",
             "decision_left": {"total": 6},
             "decision_delay_seconds": 17.5,
+            "decision_micro_batch": 2,
+            "decision_activation_checkpointing": True,
+            "decision_changed": "micro-batch 4→2",
             "config": AGAIN.config,
         },
         "checkpoints": {
@@ -310,7 +325,7 @@ def test_a_step_shows_its_record(state: RunState) -> None:
     assert shown(row) == own | {"run_id": "r1", "model_family": "tiny", "replays": 0}
 
 
-def promotion_rows(*decisions: tuple[datetime, ModelDecision]) -> list[PromotionRow]:
+def promotion_rows(*decisions: tuple[datetime, ModelDecision]) -> list[Any]:
     """Return the rows of these decisions, oldest first."""
     return [promotion_row(item) for item in reversed(list_alias_decisions("best", registry_of(*decisions)))]
 

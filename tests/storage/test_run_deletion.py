@@ -145,7 +145,7 @@ def test_an_older_promotion_is_withdrawn_and_a_rollback_passes_it_by(log: RunLog
     assert [promoted.run_id for _, promoted in champions] == ["other", "other"]
     assert withdrawn_aliases(log) == ()
     newest = list_decisions(log.store)[0]
-    assert (newest.decision, newest.run_id, newest.by, newest.why) == ("withdrawn", RUN, "me", "a first try")
+    assert (newest.kind, newest.run_id, newest.by, newest.why) == ("withdrawn", RUN, "me", "a first try")
 
 
 def test_an_offer_that_is_not_decided_is_needed(log: RunLog) -> None:

@@ -22,15 +22,15 @@ REPORT_MUTANTS = (
     mutant(
         "sql-delay-is-zero",
         RECEIPTS,
-        "ended.decision, DecisionSummary",
-        "ended.decision, DecisionSummary, delay_seconds=0.0",
+        "decision=ended.decision if ended",
+        "decision=replace(ended.decision, delay_seconds=0.0) if ended",
         COLUMNS,
     ),
     mutant(
         "sql-attempt-useful-is-all",
         RECEIPTS,
-        "getattr(progress, name, None)",
-        'getattr(progress, name.replace("useful_", ""), None)',
+        "useful_gpu_seconds=ended.useful_gpu_seconds",
+        "useful_gpu_seconds=ended.gpu_seconds",
         COLUMNS,
     ),
     mutant(
@@ -46,8 +46,8 @@ REPORT_MUTANTS = (
     mutant(
         "sql-processes-are-threads",
         RECEIPTS,
-        "started.placement, PlacementSummary",
-        "started.placement, PlacementSummary, world_size=started.placement.threads",
+        "placement=started.placement,",
+        "placement=replace(started.placement, world_size=started.placement.threads),",
         COLUMNS,
     ),
     mutant("sql-progress-is-constant", ROWS, "made_progress=record.made_progress", "made_progress=False", COLUMNS),
@@ -93,7 +93,7 @@ REPORT_MUTANTS = (
         "if body is not None]",
         DECISIONS,
     ),
-    mutant("sql-back-from-nowhere", ALIASES, 'or ""), body.left_manifest_sha256', 'or ""), None', DECISIONS),
+    mutant("sql-back-from-nowhere", ALIASES, "previous = body.left_manifest_sha256", "previous = None", DECISIONS),
     mutant(
         "promotion-without-improvement",
         "tasks/checkpoints/promotion.py",
