@@ -103,7 +103,7 @@ def summarize_data(store: ObjectStore, reference: str, choice: WindowChoice, *, 
     block_size = choice.block_size or found.block_size or DEFAULT_BLOCK_SIZE
     files = SnapshotFiles(store, found.snapshot_id, cache_dir)
     manifest = files.manifest
-    splits = {
+    splits: dict[str, SplitSummary] = {
         split: SplitSummary(
             shards=sum(item.key.startswith(f"{split}-") for item in manifest.objects),
             windows=(manifest.split(split).tokens - 1) // block_size,
