@@ -1,4 +1,4 @@
-"""The cyclopts application, the options that several commands take, and the examples and JSON fields of their help."""
+"""The cyclopts application, the options that several commands take, their completion, and the ends of their help."""
 
 import os
 import shlex
@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass
 from glob import escape, glob
+from inspect import getdoc
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
@@ -26,72 +27,6 @@ START_HERE = """Start here:
   cairn status quickstart                   where it stands, what happens next
   cairn sample champion --prompt "def "     what it writes
 Every command takes --json; `cairn COMMAND --help` ends with examples."""
-
-EXAMPLES: Mapping[str, tuple[str, ...]] = {
-    "train": (
-        "cairn train run.toml",
-        "cairn train run.toml --dry-run",
-        "cairn train run.toml --overfit-one-batch",
-        "cairn train run.toml --run-id wide --set model.n_embd=256",
-        "cairn train --run-id wide",
-        "cairn train run.toml --run-id rates --set training.lr=1e-3,3e-4",
-    ),
-    "fork": (
-        "cairn fork quickstart longer --set training.steps=1200",
-        "cairn fork quickstart@400 gentler --set training.lr=5e-4",
-        "cairn fork champion on --set training.steps=900 --set 'data.sources=[\"a.txt\"]'",
-    ),
-    "config": ("cairn config", "cairn config training", "cairn config training.lr --json"),
-    "watch": (
-        "cairn watch",
-        "cairn watch --once --json",
-        "cairn watch --deployment train-gpt/train-gpt",
-        "cairn watch --metrics-port 9464",
-        "cairn watch --otlp",
-    ),
-    "runs": ("cairn runs", "cairn runs --archived", "cairn runs --store s3://bucket/cairn --json"),
-    "status": ("cairn status quickstart", "cairn status quickstart --json"),
-    "explain": ("cairn explain quickstart", "cairn explain quickstart --attempt 3"),
-    "report": ("cairn report quickstart", "cairn report quickstart --html report.html"),
-    "attempts": ("cairn attempts quickstart", "cairn attempts quickstart --json"),
-    "checkpoints": ("cairn checkpoints quickstart", "cairn checkpoints quickstart --json"),
-    "evaluations": ("cairn evaluations quickstart", "cairn evaluations quickstart --json"),
-    "log": ("cairn log quickstart", "cairn log quickstart --json"),
-    "plot": ("cairn plot quickstart curve.png", "cairn plot quickstart curve.svg --x tokens"),
-    "compare": ("cairn compare quickstart longer", "cairn compare rates --png rates.png --x tokens"),
-    "ui": ("cairn ui", "cairn ui s3://bucket/cairn --port 9000"),
-    "diagnose": ("cairn diagnose quickstart", "cairn diagnose quickstart --json"),
-    "sql": ('cairn sql "select run_id, state, step from runs"',),
-    "simulate": (
-        "cairn simulate quickstart --days 60",
-        "cairn simulate --config run.toml --trace rates.toml --devices 512",
-    ),
-    "models": ("cairn models", "cairn models --history"),
-    "sample": (
-        'cairn sample champion --prompt "Once "',
-        "cairn sample quickstart@400 --tokens 500 --temperature 0.7",
-        "cairn sample quickstart --follow",
-    ),
-    "evaluate": ("cairn evaluate champion", "cairn evaluate quickstart@400 --suite repetition"),
-    "promote": ("cairn promote quickstart", 'cairn promote quickstart@400 --alias next --why "best of three"'),
-    "rollback": ("cairn rollback", 'cairn rollback --alias next --why "it repeats itself"'),
-    "export": ("cairn export champion ./model", "cairn export quickstart@400 ./model --json"),
-    "data": ("cairn data quickstart", "cairn data 0123abcd --window 17 --split val"),
-    "import-tokens": (
-        "cairn import-tokens --train train.bin --val val.bin --vocab-size 50257",
-        "cairn import-tokens --train a.bin b.bin --val c.bin --tokenizer tokenizer.json",
-    ),
-    "export-tokens": (
-        "cairn export-tokens quickstart ./tokens",
-        "cairn export-tokens 0123abcd ./tokens --format llm.c",
-    ),
-    "verify": ("cairn verify quickstart", "cairn verify quickstart --json"),
-    "replay": ("cairn replay quickstart --from 200 --to 400", "cairn replay quickstart --sample 5%"),
-    "sweep": ("cairn sweep quickstart --dry-run", "cairn sweep quickstart"),
-    "delete": ("cairn delete quickstart --dry-run", "cairn delete quickstart --yes --why 'a first try'"),
-    "doctor": ("cairn doctor", "cairn doctor --store s3://bucket/cairn"),
-    "completion": ("cairn completion --install", "cairn completion bash > cairn.bash"),
-}
 
 RECORDS: Mapping[str, str] = {
     "train": "cairn.reports.queries.run_status:RunStatus",
@@ -216,6 +151,12 @@ def find_record(line: str) -> tuple[type, bool]:
     """Return the record that a command line prints, and whether it prints a list of them."""
     name = RECORDS[line]
     return resolve_name(name.removesuffix("*")), name.endswith("*")
+
+
+def read_examples(verb: str) -> list[str]:
+    """Return the example lines of a command: those at the end of its docstring."""
+    documented = getdoc(app[verb].default_command) or ""
+    return [line.strip() for line in documented.partition("\nExamples:\n")[2].splitlines()]
 
 
 def describe_fields(verb: str) -> str:

@@ -17,7 +17,7 @@ from cairn.cli import model_commands as model
 from cairn.cli import run_commands as run
 from cairn.cli import store_commands as store
 from cairn.cli import train_commands as training
-from cairn.cli.app import EXAMPLES, app, describe_fields
+from cairn.cli.app import app, describe_fields, read_examples
 from cairn.flows.errors import EXPECTED_ERRORS
 from cairn.model.errors import InvalidInput
 from cairn.reports.errors import InvalidQuery, RunNotFound
@@ -88,8 +88,8 @@ def _leave(codes: list[int]) -> None:
 def run_command(arguments: Sequence[str]) -> int:
     """Run one command line and print its errors for people; returns the exit code."""
     verb = arguments[0] if arguments else ""
-    if verb in EXAMPLES and not {"--help", "-h"}.isdisjoint(arguments):
-        examples = (f"  {line}" for line in EXAMPLES[verb])
+    if verb in app and not {"--help", "-h"}.isdisjoint(arguments[1:]):
+        examples = (f"  {line}" for line in read_examples(verb))
         app[verb].help_epilogue = "\n".join([describe_fields(verb), "", "Examples:", *examples])
     try:
         returned = app(list(arguments), exit_on_error=False, print_error=False)

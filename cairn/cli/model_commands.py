@@ -44,6 +44,10 @@ def models(*, history: Flag = False, store: Url = "", json: Json = False) -> Non
 
     Args:
         history: show every decision instead: promotions, also those gone back on, refusals with their gate, roll-backs.
+
+    Examples:
+        cairn models
+        cairn models --history
     """
     from cairn.reports.queries.alias_history import list_decisions, list_promotions
 
@@ -65,6 +69,10 @@ def evaluate(
     Args:
         suite: a suite file (TOML), or the name of one in deployments/suites [the suites of the checkpoint's run].
         again: evaluate also what is on record, and add a second row.
+
+    Examples:
+        cairn evaluate champion
+        cairn evaluate quickstart@400 --suite repetition
     """
     from cairn.flows.operations.checkpoint_evaluation import measure
     from cairn.reports.queries.evaluations import compare_evaluations
@@ -81,6 +89,10 @@ def promote(
     """Offer a checkpoint to an alias: the gates decide and the decision is recorded; exit 3 is a refusal.
 
     If the run's configuration requires a person's approval, this command gives it.
+
+    Examples:
+        cairn promote quickstart
+        cairn promote quickstart@400 --alias next --why "best of three"
     """
     from cairn.flows.operations.checkpoint_offer import offer_as_person
     from cairn.reports.queries.alias_history import list_alias_promotions
@@ -91,7 +103,12 @@ def promote(
 
 
 def rollback(*, alias: Alias = "champion", why: Why = "", store: Url = "", json: Json = False) -> None:
-    """Point an alias back at what it pointed at before, and record it; repeated, it goes one further back."""
+    """Point an alias back at what it pointed at before, and record it; repeated, it goes one further back.
+
+    Examples:
+        cairn rollback
+        cairn rollback --alias next --why "it repeats itself"
+    """
     from cairn.flows.operations.checkpoint_offer import this_person
     from cairn.operations.person_decisions import roll_back
 
@@ -115,6 +132,11 @@ def sample(
     Args:
         follow: generate from the newest checkpoint of RUN, then from each new one, until the run has finished.
         every: seconds between two looks of --follow.
+
+    Examples:
+        cairn sample champion --prompt "Once "
+        cairn sample quickstart@400 --tokens 500 --temperature 0.7
+        cairn sample quickstart --follow
     """
     try:
         prompt = read_prompt(options.prompt, options.prompt_file, sys.stdin.buffer)
@@ -141,6 +163,10 @@ def export(reference: Reference, folder: str, *, store: Url = "", json: Json = F
 
     Args:
         folder: a new or empty folder; nothing is overwritten.
+
+    Examples:
+        cairn export champion ./model
+        cairn export quickstart@400 ./model --json
     """
     from cairn.operations.model_export import export_model
 
@@ -164,6 +190,10 @@ def data(
         window: show this window and the documents it comes from; without it, a few windows.
         split: the side the window is counted in.
         block_size: tokens of a window [the run's, else 256].
+
+    Examples:
+        cairn data quickstart
+        cairn data 0123abcd --window 17 --split val
     """
     from cairn.reports.queries.data_summary import WindowChoice, summarize_data
 
@@ -190,6 +220,10 @@ def import_tokens(
         vocab_size: without a tokenizer: how many ids there are (50257 for GPT-2); text is then shown as numbers.
         end_of_text: without a tokenizer: the id that ends a document [the greatest].
         allow_shared: import although train and val share documents.
+
+    Examples:
+        cairn import-tokens --train train.bin --val val.bin --vocab-size 50257
+        cairn import-tokens --train a.bin b.bin --val c.bin --tokenizer tokenizer.json
     """
     from cairn.tasks.data import token_import
 
@@ -217,6 +251,10 @@ def export_tokens(
     Args:
         folder: where the files go; nothing there is overwritten.
         form: nanogpt writes train.bin and val.bin, llm.c files with its header.
+
+    Examples:
+        cairn export-tokens quickstart ./tokens
+        cairn export-tokens 0123abcd ./tokens --format llm.c
     """
     from cairn.reports.queries.data_summary import find_snapshot
     from cairn.storage.snapshots.data_snapshot import SnapshotFiles

@@ -28,6 +28,11 @@ def runs(*, archived: Flag = False, store: Url = "", json: Json = False) -> None
 
     Args:
         archived: list those that were deleted instead: their logs, receipts and curves are still there.
+
+    Examples:
+        cairn runs
+        cairn runs --archived
+        cairn runs --store s3://bucket/cairn --json
     """
     from cairn.reports.queries.run_status import RunPhase, list_runs
 
@@ -36,7 +41,12 @@ def runs(*, archived: Flag = False, store: Url = "", json: Json = False) -> None
 
 
 def status(run: str, *, store: Url = "", json: Json = False) -> None:
-    """Show where a run stands: state, step, owner, budgets left, what happens next."""
+    """Show where a run stands: state, step, owner, budgets left, what happens next.
+
+    Examples:
+        cairn status quickstart
+        cairn status quickstart --json
+    """
     from cairn.reports.queries.run_status import read_status
 
     view = read_status(open_run_log(store, run))
@@ -63,7 +73,12 @@ def status(run: str, *, store: Url = "", json: Json = False) -> None:
 
 
 def attempts(run: str, *, store: Url = "", json: Json = False) -> None:
-    """Show the receipt of every attempt: what it did, why it ended, what it cost, what was decided."""
+    """Show the receipt of every attempt: what it did, why it ended, what it cost, what was decided.
+
+    Examples:
+        cairn attempts quickstart
+        cairn attempts quickstart --json
+    """
     from cairn.reports.queries.run_lookup import read_beat
 
     log = open_run_log(store, run)
@@ -72,7 +87,12 @@ def attempts(run: str, *, store: Url = "", json: Json = False) -> None:
 
 
 def checkpoints(run: str, *, store: Url = "", json: Json = False) -> None:
-    """Show every checkpoint with its state, those still being written too."""
+    """Show every checkpoint with its state, those still being written too.
+
+    Examples:
+        cairn checkpoints quickstart
+        cairn checkpoints quickstart --json
+    """
     from cairn.reports.queries.run_lookup import read_checkpoints
 
     found = read_checkpoints(open_run_log(store, run))
@@ -80,7 +100,12 @@ def checkpoints(run: str, *, store: Url = "", json: Json = False) -> None:
 
 
 def evaluations(run: str, *, store: Url = "", json: Json = False) -> None:
-    """Show every evaluation, recorded or failed."""
+    """Show every evaluation, recorded or failed.
+
+    Examples:
+        cairn evaluations quickstart
+        cairn evaluations quickstart --json
+    """
     from cairn.reports.queries.evaluations import list_evaluations
 
     found = list_evaluations(open_run_log(store, run).state)
@@ -92,6 +117,10 @@ def explain(run: str, *, attempt: int | None = None, store: Url = "", json: Json
 
     Args:
         attempt: which one [the newest that did not complete, else the newest].
+
+    Examples:
+        cairn explain quickstart
+        cairn explain quickstart --attempt 3
     """
     from cairn.reports.explain.post_mortem import gather_post_mortem
     from cairn.reports.explain.post_mortem_text import post_mortem_lines
@@ -101,7 +130,12 @@ def explain(run: str, *, attempt: int | None = None, store: Url = "", json: Json
 
 
 def log(run: str, *, store: Url = "", json: Json = False) -> None:
-    """Show the run log, entry by entry; --json prints them whole."""
+    """Show the run log, entry by entry; --json prints them whole.
+
+    Examples:
+        cairn log quickstart
+        cairn log quickstart --json
+    """
     entries = open_run_log(store, run).read_entries()
     print_document(entries) if json else print_rows(display_tables.entries_table(entries))
 
@@ -112,6 +146,10 @@ def report(run: str, *, html: str = "", store: Url = "", json: Json = False) -> 
     Args:
         html: write one self-contained page to this file, with the plot of the run; it is replaced where it exists
             [Markdown on stdout].
+
+    Examples:
+        cairn report quickstart
+        cairn report quickstart --html report.html
     """
     from cairn.reports.pages.report_pages import markdown_report, write_html_report
     from cairn.reports.pages.run_report import gather_report
@@ -136,6 +174,10 @@ def plot(
         width: pixels [1200].
         height: pixels [900].
         x: what the axis at the bottom counts; the other one is at the top [step].
+
+    Examples:
+        cairn plot quickstart curve.png
+        cairn plot quickstart curve.svg --x tokens
     """
     from cairn.reports.plots.run_plot import PlotRequest, plot_run
 
@@ -151,6 +193,10 @@ def compare(*runs: str, png: str = "", x: ComparedAxis = "step", store: Url = ""
         runs: two runs or more, or the name of a set of runs.
         png: draw the losses over each other into this .png or .svg; it is replaced where it exists.
         x: what the axis of the plot counts; time is that of training, without what was trained again [step].
+
+    Examples:
+        cairn compare quickstart longer
+        cairn compare rates --png rates.png --x tokens
     """
     from cairn.reports.plots.run_plot import PlotRequest
     from cairn.reports.queries.run_comparison import compare_runs, find_runs
@@ -177,6 +223,10 @@ def diagnose(run: str, *, store: Url = "", json: Json = False) -> None:
     """Say what the loss curve looks like, the numbers that say so, and the usual cures.
 
     The verdict is healthy, too-early, plateau, spiking, overfitting, stuck or diverging.
+
+    Examples:
+        cairn diagnose quickstart
+        cairn diagnose quickstart --json
     """
     from cairn.reports.queries.run_diagnosis import diagnose_run, print_diagnosis
 
@@ -189,6 +239,10 @@ def simulate(run: str = "", *, options: Options = SimulationOptions(), store: Ur
 
     Args:
         run: the run whose receipts are replayed and whose configuration is tried.
+
+    Examples:
+        cairn simulate quickstart --days 60
+        cairn simulate --config run.toml --trace rates.toml --devices 512
     """
     from cairn.reports.queries.run_simulation import simulate_policies
 
@@ -208,6 +262,9 @@ def sql(query: Query = "", /, *, store: Url = "", json: Json = False) -> None:
 
     Args:
         query: one SELECT, or - to read it from standard input.
+
+    Examples:
+        cairn sql "select run_id, state, step from runs"
     """
     from cairn.reports.queries.run_query import answer_query, describe_tables
 

@@ -41,6 +41,10 @@ def ui(where: Place = "", *, port: int = 8460, store: Url = "", json: Json = Fal
     Args:
         where: folder or URL of the store, as --store.
         port: where it listens; 0 is any that is free [8460].
+
+    Examples:
+        cairn ui
+        cairn ui s3://bucket/cairn --port 9000
     """
     from cairn.ui.live_server import LiveAddress, serve
 
@@ -56,6 +60,11 @@ def config(key: str = "", *, json: Json = False) -> None:
 
     Args:
         key: a key such as training.lr, whose record --json prints alone, or a section such as training [all keys].
+
+    Examples:
+        cairn config
+        cairn config training
+        cairn config training.lr --json
     """
     from cairn.tasks.configuration.key_reference import list_keys, unknown_key
 
@@ -76,7 +85,12 @@ def config(key: str = "", *, json: Json = False) -> None:
 
 
 def doctor(*, store: Url = "", json: Json = False) -> ExitCode:
-    """Check versions, device, store, orchestrator and disk; exit 1 when something is wrong."""
+    """Check versions, device, store, orchestrator and disk; exit 1 when something is wrong.
+
+    Examples:
+        cairn doctor
+        cairn doctor --store s3://bucket/cairn
+    """
     from cairn.operations.machine_check import check_machine
 
     checks = check_machine(choose_store(store, os.environ))
@@ -91,6 +105,10 @@ def completion(shell: Shell | None = None, *, install: Flag = False, json: Json 
     Args:
         shell: which one [the shell this is typed in].
         install: put the script where the shell looks, and a line into its start-up file; a new shell has it.
+
+    Examples:
+        cairn completion --install
+        cairn completion bash > cairn.bash
     """
     from cyclopts.completion import ShellDetectionError, add_to_rc_file, detect_shell, get_default_completion_path
 
@@ -122,7 +140,12 @@ def make_script(shell: Shell) -> str:
 
 
 def verify(run: str, *, store: Url = "", json: Json = False) -> ExitCode:
-    """Re-hash everything a run has committed and check all aliases; exit 5 names what does not match."""
+    """Re-hash everything a run has committed and check all aliases; exit 5 names what does not match.
+
+    Examples:
+        cairn verify quickstart
+        cairn verify quickstart --json
+    """
     from cairn.operations.run_verification import verify_run
 
     found = verify_run(open_chosen_store(store), run)
@@ -147,6 +170,10 @@ def replay(
         from_step: only segments that train a step after this one [0].
         to_step: only segments that train a step up to this one [the last].
         sample: a percentage of the segments, such as 5%, at least one, the same at every call [all].
+
+    Examples:
+        cairn replay quickstart --from 200 --to 400
+        cairn replay quickstart --sample 5%
     """
     from cairn.operations.replay_plan import choose_segments, parse_sample
 
@@ -177,6 +204,10 @@ def sweep(run: str, *, dry_run: Flag = False, store: Url = "", json: Json = Fals
 
     Args:
         dry_run: say what would go, what stays, and why; change nothing.
+
+    Examples:
+        cairn sweep quickstart --dry-run
+        cairn sweep quickstart
     """
     from cairn.flows.operations.store_sweep import sweep_run_by_id
 
@@ -204,6 +235,10 @@ def delete(
     Args:
         yes: do not ask; needed where there is no terminal.
         dry_run: say what would go; change nothing.
+
+    Examples:
+        cairn delete quickstart --dry-run
+        cairn delete quickstart --yes --why 'a first try'
     """
     from cairn.operations.person_decisions import delete_as_person, describe_deletion, preview_deletion
 

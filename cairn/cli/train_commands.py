@@ -49,6 +49,14 @@ def train(
         dry_run: say what would happen, and how much memory, time, money and store it would take; start nothing.
         overfit_one_batch: train on a few windows alone until they are known by heart, exit 1 if they never are; writes
             nothing.
+
+    Examples:
+        cairn train run.toml
+        cairn train run.toml --dry-run
+        cairn train run.toml --overfit-one-batch
+        cairn train run.toml --run-id wide --set model.n_embd=256
+        cairn train --run-id wide
+        cairn train run.toml --run-id rates --set training.lr=1e-3,3e-4
     """
     exit_on_sigterm(ExitCode.PREEMPTED)  # the imports take a second, and nothing has begun
     from cairn.flows.orchestrator.session_server import SessionServer
@@ -125,6 +133,11 @@ def fork(reference: Reference, new_run: str, *, set_: Overrides = (), store: Url
 
     Args:
         new_run: name of the run that is opened.
+
+    Examples:
+        cairn fork quickstart longer --set training.steps=1200
+        cairn fork quickstart@400 gentler --set training.lr=5e-4
+        cairn fork champion on --set training.steps=900 --set 'data.sources=["a.txt"]'
     """
     from cairn.operations.run_fork import fork_run
 
@@ -197,6 +210,13 @@ def watch(
         at_most: how many runs are continued on this machine at a time.
         metrics_port: answer Prometheus on this port of 127.0.0.1 with the numbers of all runs [no port].
         otlp: send the same numbers by OpenTelemetry's protocol to where OTEL_EXPORTER_OTLP_ENDPOINT says.
+
+    Examples:
+        cairn watch
+        cairn watch --once --json
+        cairn watch --deployment train-gpt/train-gpt
+        cairn watch --metrics-port 9464
+        cairn watch --otlp
     """
     if once and (metrics_port or otlp):
         raise InvalidConfiguration("--once looks once and ends: leave out --metrics-port and --otlp, or --once")

@@ -9,7 +9,7 @@ from inspect import getdoc
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
-from cairn.cli.app import EXAMPLES, RECORDS, find_record
+from cairn.cli.app import RECORDS, find_record, read_examples
 from cairn.cli.command import app
 from cairn.reports.queries.run_tables import ROWS, columns
 from cairn.storage.logs.log_entry import Entry
@@ -48,7 +48,7 @@ def _commands() -> Iterator[str]:
     yield _COMMANDS_HEAD
     text = re.sub(r" -m [\w.]+", "", app.generate_docs(usage_name="cairn"))  # cyclopts adds how Python was started
     for section in text.split("\n## cairn ")[1:]:
-        examples = (f"    {line}" for line in EXAMPLES[section.split()[0]])
+        examples = (f"    {line}" for line in read_examples(section.split()[0]))
         yield from (f"## cairn {section.rstrip()}", "", "Examples:", "", *examples, "")
 
 

@@ -5,7 +5,7 @@ from dataclasses import fields
 
 import pytest
 
-from cairn.cli.app import EXAMPLES, RECORDS, app, describe_fields, find_record
+from cairn.cli.app import RECORDS, app, describe_fields, find_record, read_examples
 from cairn.cli.command import run_command
 
 VERBS = sorted(name for name in app if not name.startswith("-"))
@@ -42,12 +42,12 @@ def test_the_help_of_a_verb_names_the_fields_of_its_json(capsys: pytest.CaptureF
 @pytest.mark.parametrize("verb", VERBS)
 def test_the_examples_of_a_verb_name_options_that_it_has(capsys: pytest.CaptureFixture[str], verb: str) -> None:
     text = helped(capsys, verb)
-    options = {word for line in EXAMPLES[verb] for word in re.findall(r"(?<=\s)--[a-z-]+", line)}
+    options = {word for line in read_examples(verb) for word in re.findall(r"(?<=\s)--[a-z-]+", line)}
     assert {option for option in options if option not in text.partition("Examples:")[0]} == set()
 
 
 def test_no_example_is_wider_than_a_terminal() -> None:
-    assert [line for lines in EXAMPLES.values() for line in lines if len(line) > 78] == []
+    assert [line for verb in VERBS for line in read_examples(verb) if len(line) > 78] == []
 
 
 def test_the_list_of_verbs_says_where_to_start(capsys: pytest.CaptureFixture[str]) -> None:
