@@ -56,7 +56,7 @@ def status(run: str, *, store: Url = "", json: Json = False) -> None:
     owner, count = view.owner, view.quarantined_windows
     windows = f"{format_count(count, 'window')} of the data, never drawn again; `cairn log` says why" if count else ""
     notes = {"stopped early": view.stopped_early, "quarantined": windows}
-    notes |= {"bits": view.bits, "warning": view.symptom, "practised": view.practised}
+    notes |= {"bits": view.bits, "warning": view.symptom, "injected": view.injected}
     print_facts(
         [
             ("run", view.run_id),

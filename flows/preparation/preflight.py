@@ -23,13 +23,13 @@ from cairn.storage.snapshots.document_index import SPLITS
 from cairn.storage.stores import object_store, store_probe
 from cairn.storage.stores.open_store import open_store
 from cairn.tasks.attempt.attempt_claim import refuse_deleted
+from cairn.tasks.attempt.injected_faults import parse_faults
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.configuration.stored_configuration import check_drift
 from cairn.tasks.data import corpus, document, foreign_tokenizer, snapshot_build, snapshot_lookup
 from cairn.tasks.errors import InvalidConfiguration, TaskError
 from cairn.tasks.machine import machine_speed, placement
 from cairn.tasks.policy.attempt_sizes import next_sizes
-from cairn.tasks.trainer.fault_injection import parse_faults
 from cairn.tasks.trainer.initial_weights import InitialDirectory, check_directory
 from cairn.tasks.trainer.trainer_group import trainer_group
 

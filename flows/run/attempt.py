@@ -21,7 +21,7 @@ from cairn.storage.snapshots.data_snapshot import read_manifest
 from cairn.storage.stores.document import project
 from cairn.tasks.attempt.attempt_claim import writing_heartbeats
 from cairn.tasks.attempt.attempt_end import AttemptOver, Usage, end_attempt
-from cairn.tasks.attempt.practised_faults import practised_faults
+from cairn.tasks.attempt.injected_faults import injected_faults
 from cairn.tasks.commit_checkpoint import commit_checkpoint
 from cairn.tasks.errors import TrainerGone
 from cairn.tasks.policy.attempt_sizes import MemoryRoom, segment_end, stall_seconds, stretch_end
@@ -257,7 +257,7 @@ class Attempt:
         evidence = self._observation.evidence(problem, finished=end is not None, stopped=self._is_trainer_stopped)
         return replace(
             evidence,
-            practised=practised_faults(self._run.log.store, self._run.log.prefix, self._started),
+            injected=injected_faults(self._run.log.store, self._run.log.prefix, self._started),
             too_few_machines=self._run.too_few_machines,
             stopped_early=f"stopped early at step {end.step}: {end.stopped}" if end and end.stopped else "",
         )

@@ -125,7 +125,7 @@ class PostMortem:
     """One attempt and its run; also the JSON of `cairn explain`.
 
     `status` is the present one. `config_changes` are against the previous attempt, `changed` is what
-    the last decision made different, `faults` is what it was to practise (CAIRN_FAULTS), `quarantines` and `origin` are
+    the last decision made different, `faults` were to be injected (CAIRN_FAULTS), `quarantines` and `origin` are
     those at its start. Of a run without an attempt only the run's facts are known, and `receipt` is None.
     """
 

@@ -75,8 +75,8 @@ def _answer(facts: post_mortem.PostMortem, receipt: Receipt) -> Iterator[str]:
     at = f"at step {_reached(facts):,} of {facts.status.total_steps:,}, on {format_time(receipt.ended_at)}"
     known = TERMINATIONS.get(reason)
     yield f"{name} {known.summary.format(at=at) if known else f'ended {at} for the reason {reason}'}."
-    if receipt.practised:
-        yield f"This was practice: CAIRN_FAULTS injected {', '.join(receipt.practised)} into it."
+    if receipt.injected:
+        yield f"This end was injected: CAIRN_FAULTS lists {', '.join(receipt.injected)}."
     yield f"{_cost(facts, receipt)}."
     yield f"{_afterwards(facts, receipt)}."
 
@@ -148,7 +148,7 @@ def _sections(facts: post_mortem.PostMortem, receipt: Receipt) -> Iterator[tuple
     yield "data", _data(facts, receipt)
     yield "where", _where(facts, receipt.peak)
     if facts.faults:
-        yield "practice", [f"CAIRN_FAULTS lists faults to inject: {one_line(facts.faults, 160)}"]
+        yield "faults", [f"CAIRN_FAULTS lists faults to inject: {one_line(facts.faults, 160)}"]
     yield "set out", _origin(facts, receipt)
     yield "got to", _progress(facts, receipt)
     if facts.end is not None:

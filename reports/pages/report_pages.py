@@ -162,7 +162,7 @@ def place_bars(attempts: Sequence[receipts.Receipt]) -> AttemptBars | None:
 
 def css_class(reason: str) -> str:
     """Return the CSS class that colours a reason, also of `preempted × 214`; `r-other` where it is unknown."""
-    name = reason.split(" × ")[0].removesuffix(receipts.PRACTISED)
+    name = reason.split(" × ")[0].removesuffix(receipts.INJECTED)
     return f"r-{name}" if name in _KNOWN else "r-other"
 
 

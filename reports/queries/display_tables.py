@@ -113,7 +113,7 @@ def stretches_table(stretches: Sequence[Stretch]) -> Table:
         "lasted": lambda row: _sum([row.lasted_seconds]),
         "device time": lambda row: _sum(item.gpu_seconds for item in row.attempts),
         "micro-batch": lambda row: row.last.micro_batch if len(sizes) > 1 else None,
-        "practised": lambda row: format_list([fault for one in row.attempts for fault in one.practised], 4) or None,
+        "injected": lambda row: format_list([fault for one in row.attempts for fault in one.injected], 4) or None,
         "detail": lambda row: row.last.detail or None,
     }
     return make_table(stretches, columns, empty="no attempts yet")

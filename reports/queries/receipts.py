@@ -10,7 +10,7 @@ from cairn.tasks.policy.termination import TerminationReason
 
 OPEN = "open"
 SECONDS = ("gpu_seconds", "useful_gpu_seconds", "wasted_gpu_seconds")
-PRACTISED = " (practised)"
+INJECTED = " (injected)"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,7 +20,7 @@ class Receipt:
     `first_step` is the step the attempt started from: 0, or the step of the checkpoint it resumed. `waiting_seconds`
     passed before it started, since the opening or the last sign of life before it, `gathering_seconds` of them until
     the other machines had come; `starting_seconds` before it could train. `peak` is what its MFU is a share of,
-    `practised` the faults that were injected into it, `failed_host` the machine that was lost or hung, if it is known.
+    `injected` the faults that were injected into it, `failed_host` the machine that was lost or hung, if it is known.
     """
 
     run_id: str
@@ -49,7 +49,7 @@ class Receipt:
     gathering_seconds: float
     starting_seconds: float | None
     peak: log_entry.DevicePeak | None
-    practised: tuple[str, ...]
+    injected: tuple[str, ...]
     failed_host: str | None
     micro_batch: int
     decision: run_entries.Decision | None
@@ -106,7 +106,7 @@ def make_receipt(
         gathering_seconds=started.gathering_seconds,
         starting_seconds=progress.starting_seconds if progress else None,
         peak=progress.peak if progress else None,
-        practised=ended.practised if ended else (),
+        injected=ended.injected if ended else (),
         failed_host=failed_host(started.placement, ended),
         micro_batch=started.micro_batch,
         decision=ended.decision if ended else None,
@@ -115,7 +115,7 @@ def make_receipt(
 
 def failed_host(placement: run_entries.Placement, ended: run_entries.AttemptEnded | None) -> str | None:
     """Return the machine that an attempt was lost with: another one that was seen to fail, else that of the command."""
-    if ended is None or ended.practised or ended.reason not in (TerminationReason.LOST, TerminationReason.HUNG):
+    if ended is None or ended.injected or ended.reason not in (TerminationReason.LOST, TerminationReason.HUNG):
         return None
     if ended.reason == TerminationReason.HUNG and placement.nodes > 1:
         return None
@@ -124,7 +124,7 @@ def failed_host(placement: run_entries.Placement, ended: run_entries.AttemptEnde
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stretch:
-    """Consecutive attempts that ended for the same reason, all practised or none; `open` for one that has not ended."""
+    """Consecutive attempts that ended for the same reason, all injected or none; `open` for one that has not ended."""
 
     reason: str
     attempts: tuple[Receipt, ...]
@@ -164,8 +164,8 @@ class ReasonRow:
 
 
 def group_receipts(receipts: Iterable[Receipt]) -> tuple[Stretch, ...]:
-    """Return the attempts in order, neighbours with the same reason as one stretch; practice is never hidden in one."""
-    grouped = groupby(receipts, key=lambda receipt: (receipt.termination_reason or OPEN, bool(receipt.practised)))
+    """Return the attempts in order, neighbours with the same reason as one stretch, injected faults apart."""
+    grouped = groupby(receipts, key=lambda receipt: (receipt.termination_reason or OPEN, bool(receipt.injected)))
     return tuple(Stretch(reason=reason, attempts=tuple(group)) for (reason, _), group in grouped)
 
 
@@ -173,8 +173,8 @@ def count_reasons(receipts: Sequence[Receipt]) -> tuple[ReasonRow, ...]:
     """Return one row for each reason, the rarest first; of equally rare ones the newest first."""
     by_reason: dict[str, list[Receipt]] = {}
     for receipt in receipts:
-        practised = PRACTISED if receipt.practised else ""
-        by_reason.setdefault(f"{receipt.termination_reason or OPEN}{practised}", []).append(receipt)
+        injected = INJECTED if receipt.injected else ""
+        by_reason.setdefault(f"{receipt.termination_reason or OPEN}{injected}", []).append(receipt)
     rows = [
         ReasonRow(
             reason=reason,

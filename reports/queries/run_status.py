@@ -62,7 +62,7 @@ class RunStatus:
     stopped_early: str | None = None
     quarantined_windows: int = 0
     bits: str = ""
-    practised: str = ""
+    injected: str = ""
     symptom: str = ""
     forked_from: str | None = None
 
@@ -98,11 +98,11 @@ def make_status(log: run_log.RunLog, beat: step_log.Heartbeat | None) -> RunStat
         )
 
         limits = BudgetsConfig().model_dump(mode="json")
-    newest, practised = state.attempts[-1] if state.attempts else None, ""
+    newest, injected = state.attempts[-1] if state.attempts else None, ""
     if newest is not None and newest.started.faults:  # it, or the last one that ended, may have met them
         ended = next((record.ended for record in reversed(state.attempts[-2:]) if record.ended), None)
-        met = f"; {', '.join(ended.practised)} ended attempt {ended.attempt}" if ended and ended.practised else ""
-        practised = f"CAIRN_FAULTS is set to {newest.started.faults} for attempt {newest.started.attempt}{met}"
+        met = f"; {', '.join(ended.injected)} ended attempt {ended.attempt}" if ended and ended.injected else ""
+        injected = f"CAIRN_FAULTS is set to {newest.started.faults} for attempt {newest.started.attempt}{met}"
     if not isinstance(limits, Mapping):
         raise IntegrityError("the run's log: budgets of the newest attempt are no table; the log was changed")
     return RunStatus(
@@ -117,7 +117,7 @@ def make_status(log: run_log.RunLog, beat: step_log.Heartbeat | None) -> RunStat
         stopped_early=stopped_early(state),
         quarantined_windows=len(state.quarantined_windows),
         bits=bits_differ(state),
-        practised=practised,
+        injected=injected,
         symptom=beat.symptom if beat else "",
         forked_from=f"{state.origin.run_id}@{state.origin.checkpoint.step}" if state.origin else None,
     )

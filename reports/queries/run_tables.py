@@ -53,7 +53,7 @@ _TYPES: Mapping[Any, str] = {
 class HostRow:
     """A machine over all runs: in how many attempts it took part, how many were lost or hung with it, the last when.
 
-    Practised faults do not count; which machine of several hung is not known.
+    Injected faults do not count; which machine of several hung is not known.
     """
 
     host: str
@@ -131,7 +131,7 @@ ROWS: Mapping[str, type] = {
         wasted_gpu_seconds=float,
         waiting_seconds=float,
         starting_seconds=float,
-        practised_attempts=int,
+        injected_attempts=int,
         finished_at=datetime,
         last_seen_at=datetime,
         train_loss=float,
@@ -250,7 +250,7 @@ def make_run_row(run_id: str, state: run_state.RunState, standing: run_status.Ru
         **{name: sum(getattr(ended, name) for ended in ends) for name in ("tokens", *SECONDS)},
         waiting_seconds=sum(receipt.waiting_seconds for receipt in receipts),
         starting_seconds=sum(receipt.starting_seconds or 0.0 for receipt in receipts),
-        practised_attempts=sum(bool(receipt.practised) for receipt in receipts),
+        injected_attempts=sum(bool(receipt.injected) for receipt in receipts),
         finished_at=committed_at.get(finished.manifest_sha256) if finished else None,
         last_seen_at=max(filter(None, (state.opened_at, *signs)), default=None),
         train_loss=None,

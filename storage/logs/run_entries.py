@@ -72,7 +72,7 @@ class RunOpened:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptStarted:
-    """An attempt claims the run as its fencing epoch; `versions` compute its bits, `faults` are to be practised.
+    """An attempt claims the run as its fencing epoch; `versions` compute its bits, `faults` are to be injected.
 
     `gathering_seconds` is how long it waited for other machines.
     """
@@ -157,9 +157,9 @@ class AttemptEnded:
     last_seen_at: datetime | None = None
 
     @property
-    def practised(self) -> tuple[str, ...]:
-        """The faults that were injected into it for practice, such as `kill@300`."""
-        return tuple(map(str, self.evidence.get("practised", ())))
+    def injected(self) -> tuple[str, ...]:
+        """The faults that were injected into it, such as `kill@300`."""
+        return tuple(map(str, self.evidence.get("injected", ())))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,7 +16,7 @@ from cairn.storage.errors import NothingReadable, StorageError
 from cairn.storage.logs import log_entry, run_entries, run_log, run_state, step_log
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.attempt.attempt_end import AttemptOver, Usage, write_receipt
-from cairn.tasks.attempt.practised_faults import practised_faults
+from cairn.tasks.attempt.injected_faults import injected_faults
 from cairn.tasks.configuration.settings import BudgetsConfig, LeaseConfig
 from cairn.tasks.errors import BudgetExhausted, InvalidConfiguration, LiveOwner
 from cairn.tasks.machine.placement import is_known_alive, is_known_dead
@@ -171,7 +171,7 @@ def _end_as_lost(log: run_log.RunLog, owner: run_state.AttemptRecord, claimant: 
     evidence = Evidence(
         heartbeat_step=usage.last_step,
         kubernetes_reason=claimant.kubernetes_reason(owner.started.placement.host),
-        practised=practised_faults(log.store, log.prefix, owner.started),
+        injected=injected_faults(log.store, log.prefix, owner.started),
     )
     over = AttemptOver(attempt=owner.started.attempt, evidence=evidence, usage=usage)
 

@@ -23,7 +23,7 @@ from cairn.storage.checkpoints.resume_point import new_pin, pin_checkpoint, unpi
 from cairn.storage.errors import StorageError
 from cairn.storage.logs import log_entry, run_entries, run_log, run_state, step_log
 from cairn.storage.stores.document import decode, stored_value
-from cairn.tasks.attempt.practised_faults import practised_evaluation
+from cairn.tasks.attempt.injected_faults import evaluator_fault
 from cairn.tasks.configuration.settings import METRIC, BudgetConfig
 from cairn.tasks.errors import CheckpointGone
 from cairn.tasks.evaluator.evaluation_suite import AnySuite, CommandSuite, EvaluationResult, EvaluationSpec
@@ -174,8 +174,8 @@ def _measure_once(trial: _Trial, measure: Measure) -> run_entries.EvaluationReco
             faults=plan.faults,
         )
         outcome = measure(spec.model_dump_json().encode(), plan.timeout_seconds)
-    if outcome.problem and (practice := practised_evaluation(log.store, log.prefix, plan.faults, number)):
-        outcome = replace(outcome, problem=failures.as_practice(outcome.problem, practice))
+    if outcome.problem and (fault := evaluator_fault(log.store, log.prefix, plan.faults, number)):
+        outcome = replace(outcome, problem=failures.as_injected(outcome.problem, fault))
     body = _body(outcome, reference, plan, started_at=started_at, seconds=time.monotonic() - started, pin_id=pin_id)
     if isinstance(body, run_entries.EvaluationRecorded):
         body = with_verdict(log, body)

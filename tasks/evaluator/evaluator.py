@@ -13,12 +13,12 @@ from cairn.model.inference.evaluation import evaluate, held_out_loss
 from cairn.model.inference.generation import generate
 from cairn.model.training.determinism import make_deterministic, resolve_device
 from cairn.storage.stores.open_store import open_store
+from cairn.tasks.attempt.injected_faults import IN_EVALUATOR, PAUSES, FaultPlan, inject_process_fault
 from cairn.tasks.configuration.settings import METRIC
 from cairn.tasks.errors import TaskError
 from cairn.tasks.evaluator.checkpoint_model import CheckpointModel, open_model, write_model_directory
 from cairn.tasks.evaluator.evaluation_suite import CommandSuite, EvaluationResult, EvaluationSpec, Suite
 from cairn.tasks.evaluator.evaluator_process import guard_group, run_command
-from cairn.tasks.trainer.fault_injection import IN_EVALUATOR, PAUSES, FaultPlan, inject_process_fault
 
 
 def _open(spec: EvaluationSpec, device: str) -> CheckpointModel:

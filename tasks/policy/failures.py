@@ -56,7 +56,7 @@ class Evidence:
     it; `grace_ended` means that the trainer was killed after the grace period. `silent_seconds` is the heartbeat gap at
     which the watchdog killed it, `allowed_seconds` the gap that its history allowed. `lost_machine` says which other
     machine failed, and how; `lost_host` is its name, `too_few_machines` says how many came in time. `store_error` is an
-    error of the parent's own. `practised` are the faults that were injected into the attempt.
+    error of the parent's own. `injected` are the faults that were injected into the attempt.
     """
 
     exit_code: int | None = None
@@ -82,7 +82,7 @@ class Evidence:
     kubernetes_reason: str = ""
     heartbeat_step: int | None = None
     stderr_tail: tuple[str, ...] = ()
-    practised: tuple[str, ...] = ()
+    injected: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -181,15 +181,15 @@ def _kind_in(text: str) -> ErrorKind | None:
 
 
 def classify(evidence: Evidence) -> Failure:
-    """Return the one reason that the evidence supports; stronger evidence comes first. Practice is said as such."""
+    """Return the one reason that the evidence supports, the strongest first; its detail names injected faults."""
     failure = _classify(evidence)
-    is_practice = evidence.practised and failure.reason is not TerminationReason.COMPLETED
-    return replace(failure, detail=as_practice(failure.detail, *evidence.practised)) if is_practice else failure
+    is_injected = evidence.injected and failure.reason is not TerminationReason.COMPLETED
+    return replace(failure, detail=as_injected(failure.detail, *evidence.injected)) if is_injected else failure
 
 
-def as_practice(detail: str, *faults: str) -> str:
-    """Return what happened, said as the practice that it was."""
-    return f"practised ({', '.join(faults)}): {detail}"
+def as_injected(detail: str, *faults: str) -> str:
+    """Return the detail of a failure with the injected faults that caused it."""
+    return f"injected ({', '.join(faults)}): {detail}"
 
 
 def _classify(evidence: Evidence) -> Failure:

@@ -34,8 +34,8 @@ from cairn.storage.checkpoints.payload import TrainerDocument, small_tensor
 from cairn.storage.logs import log_entry, run_log, step_log
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.storage.stores.open_store import open_store
+from cairn.tasks.attempt.injected_faults import IN_LOAD, FaultKind, FaultPlan, inject_process_fault
 from cairn.tasks.configuration.settings import DivergenceConfig
-from cairn.tasks.trainer.fault_injection import IN_LOAD, FaultKind, FaultPlan, inject_process_fault
 from cairn.tasks.trainer.staging import HostCheckpoint, SharedStaging, Staging, StagingCallbacks
 from cairn.tasks.trainer.staging_buffer import StagingBuffer
 from cairn.tasks.trainer.tensor_exchange import to_group

@@ -1,5 +1,7 @@
 """What an attempt trains: its data, and its state, into which it reads the checkpoint that it resumes from."""
 
+import mmap
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -15,7 +17,6 @@ from cairn.storage.logs.log_entry import CheckpointReference
 from cairn.storage.snapshots import data_snapshot, token_shard
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.data import foreign_tokenizer, snapshot_lookup
-from cairn.tasks.trainer.fault_injection import flip_token
 from cairn.tasks.trainer.initial_weights import read_initial_weights
 from cairn.tasks.trainer.staging import assign_writers
 from cairn.tasks.trainer.tensor_exchange import to_tensors, wanted_bytes, without_values
@@ -133,3 +134,16 @@ def fresh_state(spec: TrainerSpec, data: TrainingData, place: Place) -> TrainSta
     if training.mask_documents:
         state.model.boundary_id = data.end_of_text_id
     return state
+
+
+def flip_token(shards: Iterable[token_shard.VerifiedShard], position: int) -> None:
+    """Flip the highest bit of the token at `position` of the shards in order, in its file on this disk."""
+    for shard in shards:
+        if position < len(shard):
+            path, first_byte = shard.place_of(position)
+            with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as content:
+                content[first_byte + shard.dtype.itemsize - 1] ^= 0x80
+                content.flush()
+            return
+        position -= len(shard)
+    raise IndexError(f"token {position} lies behind the last shard")

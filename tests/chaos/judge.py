@@ -317,7 +317,7 @@ def _is_referred_to(key: str, told: RawRun, store: ObjectStore) -> bool:
         return True
     if found := re.fullmatch(rf"{PREFIX}/(steps|heartbeats)/attempt-(\d+)(/\d{{16}})?\.jsonl?", key):
         return 1 <= int(found[2]) <= told.claims
-    if re.fullmatch(rf"{PREFIX}/faults/oom-\d+\.json", key):  # that a practised fault has struck
+    if re.fullmatch(rf"{PREFIX}/faults/oom-\d+\.json", key):  # that a injected fault has struck
         return True
     if key.startswith(f"{PREFIX}/checkpoints/"):
         prefix, name = key.rsplit("/", 1)

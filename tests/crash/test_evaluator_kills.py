@@ -11,7 +11,7 @@ from tests.crash.session_runs import undisturbed_run
 from tests.crash.training_command import ARCHITECTURES, STEPS, Command
 from tests.processes.waiting import patience_seconds, wait_for
 
-# One killed evaluator is in the default suite: test_practice_faults.
+# One killed evaluator is in the default suite: test_injected_faults.
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("evaluator-kills")]
 
 EVERY = ("--set", "checkpoint.every_steps=6", "--set", "evaluation.every_commits=2")
@@ -68,7 +68,7 @@ def test_every_kill_is_on_record_as_the_evaluators(killed: Command) -> None:
     assert [item.step for item in failed] == EVALUATED
     words = "the evaluator exited with -9: nothing on stderr"
     assert [item.detail for item in failed] == [
-        f"practised (evaluator@{2 * number + 1}): {words}" for number in range(len(EVALUATED))
+        f"injected (evaluator@{2 * number + 1}): {words}" for number in range(len(EVALUATED))
     ]
 
 

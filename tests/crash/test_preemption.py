@@ -11,7 +11,7 @@ from tests.processes.waiting import patience_seconds, wait_for
 NOTICES = (7, 33)
 
 
-@pytest.mark.slow  # quick witnesses: test_practice_faults.py, the preempted step itself was committed, and its bits
+@pytest.mark.slow  # quick witnesses: test_injected_faults.py, the preempted step itself was committed, and its bits
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_every_notice_with_enough_grace_commits_its_very_step_and_no_step_is_done_twice(
     tmp_path: Path, api_url: str, architecture: str, undisturbed_sha256: str

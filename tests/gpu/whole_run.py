@@ -3,7 +3,7 @@
 `killed-once`: the command and its trainer are killed after the first commit; the same command again ends the run, and
 `cairn replay` computes every committed segment anew. `out-of-memory`: the device gives the trainer less memory than it
 needs, by the allocator's own limit; the attempt must end as oom and the next compute activations again. On a CPU the
-memory is short because a fault is practised.
+memory is short because a fault is injected.
 """
 
 import argparse

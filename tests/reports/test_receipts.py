@@ -24,7 +24,7 @@ ATTEMPT = {
     "config_sha256", "data_snapshot", "code_version", "versions", "placement", "flow_run_id", "resumed_from_step",
     "resumed_from_manifest", "first_step", "last_step", "last_committed_step", "tokens", "gpu_seconds",
     "useful_gpu_seconds", "wasted_gpu_seconds", "waiting_seconds", "gathering_seconds", "starting_seconds", "peak",
-    "practised", "failed_host", "micro_batch", "decision",
+    "injected", "failed_host", "micro_batch", "decision",
 }
 CHECKPOINT = {
     "run_id", "attempt", "step", "state", "prefix", "manifest_sha256", "state_sha256", "bytes",
@@ -36,7 +36,7 @@ EVALUATION = {
 }
 STATUS = {
     "run_id", "state", "step", "total_steps", "newest_committed_step", "owner", "budgets", "next",
-    "stopped_early", "quarantined_windows", "bits", "practised", "symptom", "forked_from",
+    "stopped_early", "quarantined_windows", "bits", "injected", "symptom", "forked_from",
 }
 MODEL = {
     "alias", "run_id", "step", "manifest_sha256", "evaluation", "promoted_at", "by", "why", "previous",
@@ -75,17 +75,17 @@ def test_a_receipt_books_the_wait_since_the_opening_or_the_last_sign_of_life(bar
     assert still_open["waiting_seconds"] == waited > (second.started_at - first.ended_at).total_seconds()
 
 
-def test_practice_is_marked_in_receipt_status_explanation_and_table(fresh: FabricatedRun) -> None:
+def test_an_injected_fault_is_marked_in_receipt_status_explanation_and_table(fresh: FabricatedRun) -> None:
     fresh.start(faults="preempt@7,kill@30")
-    evidence = Evidence(exit_code=-9, practised=("kill@30",))
+    evidence = Evidence(exit_code=-9, injected=("kill@30",))
     fresh.end("lost", action="resume", detail=classify(evidence).detail, evidence=evidence_document(evidence))
     (receipt,) = read_receipts(fresh.log, read_beat(fresh.log))
-    assert receipt.practised == ("kill@30",) and (receipt.detail or "").startswith("practised (kill@30): ")
-    assert read_status(fresh.log).practised.endswith("; kill@30 ended attempt 1")
+    assert receipt.injected == ("kill@30",) and (receipt.detail or "").startswith("injected (kill@30): ")
+    assert read_status(fresh.log).injected.endswith("; kill@30 ended attempt 1")
     told = " ".join(post_mortem_lines(gather_post_mortem(fresh.log)))
-    assert "This was practice: CAIRN_FAULTS injected kill@30 into it." in told
-    counted = count_reasons([receipt, replace(receipt, practised=())])
-    assert {row.reason for row in counted} == {"lost", "lost (practised)"}
+    assert "This end was injected: CAIRN_FAULTS lists kill@30." in told
+    counted = count_reasons([receipt, replace(receipt, injected=())])
+    assert {row.reason for row in counted} == {"lost", "lost (injected)"}
 
 
 @pytest.mark.parametrize(
@@ -95,10 +95,10 @@ def test_practice_is_marked_in_receipt_status_explanation_and_table(fresh: Fabri
         (2, "lost", Evidence(), "here"),
         (1, "hung", Evidence(silent_seconds=9.0), "here"),
         (2, "hung", Evidence(silent_seconds=9.0), None),
-        (1, "lost", Evidence(exit_code=-9, practised=("kill@30",)), None),
+        (1, "lost", Evidence(exit_code=-9, injected=("kill@30",)), None),
         (1, "oom", Evidence(oom_kills=1), None),
     ],
-    ids=["another", "the first", "hung", "hung on several", "practice", "of the run itself"],
+    ids=["another", "the first", "hung", "hung on several", "injected", "of the run itself"],
 )
 def test_a_receipt_names_the_machine_that_was_lost_or_hung(
     fresh: FabricatedRun, nodes: int, reason: str, evidence: Evidence, host: str | None

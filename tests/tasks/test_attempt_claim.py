@@ -4,7 +4,7 @@ from cairn.storage.logs.log_entry import DevicePeak, Writer
 from cairn.storage.logs.run_entries import AttemptStarted
 from cairn.storage.logs.run_log import RunLog
 from cairn.tasks.attempt.attempt_claim import Claimant, claim_attempt
-from cairn.tasks.attempt.practised_faults import fault_marker, mark_fault
+from cairn.tasks.attempt.injected_faults import FaultKind, FaultPlan
 from cairn.tasks.configuration.settings import BudgetsConfig, LeaseConfig
 from cairn.tasks.errors import LiveOwner
 from tests import entries
@@ -85,22 +85,28 @@ def test_an_owner_that_commits_between_two_heartbeats_is_left_alone(owned: Fabri
     assert owned.log.refresh().open_attempt is not None
 
 
-def test_a_vanished_attempt_ends_with_the_last_sign_of_life_the_peak_and_the_practised_faults_of_its_traces() -> None:
+def mark(run: FabricatedRun, fault: str, attempt: int) -> None:
+    """Mark a fault as the attempt does before it injects it."""
+    plan = FaultPlan(run.log.store, run.log.prefix, fault, attempt=attempt)
+    assert list(plan.due(int(fault.split("@")[1]))) == [FaultKind(fault.split("@")[0])]
+
+
+def test_a_vanished_attempt_ends_with_the_last_sign_of_life_the_peak_and_the_injected_faults_of_its_traces() -> None:
     run = fabricate(MemoryStore("claims"), "bard")
     run.start(faults="pause@2,kill@3,hang@9")
     run.beat(3)
     for attempt, kind, number in ((1, "kill", 3), (1, "pause", 2), (7, "hang", 9)):
-        assert mark_fault(run.log.store, fault_marker(run.log.prefix, kind, number), attempt)
+        mark(run, f"{kind}@{number}", attempt)
     run.log.store.create(f"{run.log.prefix}/faults/pause-2-go.json", b"{}")
     claim(run, Clock())
     ended = run.log.refresh().attempts[0].ended
     assert ended is not None and ended.peak == DevicePeak(flops=4e12, source="data sheet")
-    assert (ended.last_seen_at, ended.starting_seconds, ended.practised) == (NOON, 1.75, ("pause@2", "kill@3"))
-    assert ended.detail.startswith("practised (pause@2, kill@3): ")
+    assert (ended.last_seen_at, ended.starting_seconds, ended.injected) == (NOON, 1.75, ("pause@2", "kill@3"))
+    assert ended.detail.startswith("injected (pause@2, kill@3): ")
 
 
-def test_without_faults_to_practise_the_end_of_an_attempt_looks_for_none(owned: FabricatedRun) -> None:
-    assert mark_fault(owned.log.store, fault_marker(owned.log.prefix, "kill", 3), 1)
+def test_without_faults_to_inject_the_end_of_an_attempt_looks_for_none(owned: FabricatedRun) -> None:
+    mark(owned, "kill@3", 1)
     claim(owned, Clock())
     ended = owned.log.refresh().attempts[0].ended
-    assert ended is not None and ended.practised == ()
+    assert ended is not None and ended.injected == ()

@@ -175,7 +175,7 @@ FLOW_MUTANTS = (
         CLAIM,
         "versions=placement.library_versions(),\n        faults=run.evaluation.faults",
         'versions=placement.library_versions(),\n        faults=""',
-        f"{TESTS}::test_a_receipt_names_the_device_and_counts_cores_and_the_faults_to_practise",
+        f"{TESTS}::test_a_receipt_names_the_device_and_counts_cores_and_the_faults_to_inject",
     ),
     mutant(
         "receipt-without-the-peak",

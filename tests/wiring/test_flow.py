@@ -274,7 +274,7 @@ def test_the_end_of_an_attempt_has_the_peak_and_how_long_its_trainer_started(kil
     assert ended.starting_seconds == heartbeat.starting_seconds and heartbeat.at is not None
 
 
-def test_a_receipt_names_the_device_and_counts_cores_and_the_faults_to_practise(
+def test_a_receipt_names_the_device_and_counts_cores_and_the_faults_to_inject(
     flow: FlowWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CAIRN_FAULTS", "hang@4711")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from cairn.storage.snapshots.token_shard import ShardSchema, ShardWriter, VerifiedShard, map_shard
-from cairn.tasks.trainer.fault_injection import flip_token
+from cairn.tasks.trainer.training_setup import flip_token
 
 SHARD_TOKENS = 10
 

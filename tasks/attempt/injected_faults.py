@@ -1,21 +1,23 @@
 """Injects faults that `CAIRN_FAULTS` lists (`kind@number,…`), for practice and tests: each once per run, and real.
 
 The number is a completed step; of `pause-load` it is the attempt, of the evaluator's kinds the evaluation. `sdc` flips
-a bit of a weight in silence. A pause ends when the object `faults/KIND-NUMBER-go.json` exists in the run's folder, so
-that a test chooses what happens meanwhile.
+a bit of a weight in silence. A pause ends when the object `faults/KIND-NUMBER-go.json` exists in the run's folder.
+Markers in the run's folder record which faults were injected, so that receipts name them.
 """
 
-import mmap
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from enum import StrEnum
 
-from cairn.storage.snapshots.token_shard import VerifiedShard
+from cairn.storage.errors import StorageError
+from cairn.storage.logs.run_entries import AttemptStarted
+from cairn.storage.stores.document import decode, encode
 from cairn.storage.stores.object_store import ObjectStore
-from cairn.tasks.attempt.practised_faults import fault_marker, mark_fault
 from cairn.tasks.errors import TaskError
 
 _POLL_SECONDS = 0.02
@@ -42,6 +44,11 @@ AFTER_STEP = frozenset(FaultKind) - IN_LOAD - IN_EVALUATOR
 PAUSES = frozenset({FaultKind.PAUSE, FaultKind.PAUSE_LOAD, FaultKind.PAUSE_EVALUATOR})
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Marker:
+    attempt: int
+
+
 def parse_faults(text: str) -> list[tuple[FaultKind, int]]:
     """Return the faults of a text such as `kill@300,preempt@812`; raises `TaskError` for the part that is malformed."""
     faults = list[tuple[FaultKind, int]]()
@@ -57,7 +64,7 @@ class FaultPlan:
     """The faults of one run; a marker object in the run's folder says which were injected."""
 
     def __init__(self, store: ObjectStore, run_prefix: str, text: str, *, attempt: int = 0) -> None:
-        """Parse the faults as `parse_faults` does; `attempt` practises them, 0 stands for an evaluator."""
+        """Parse the faults as `parse_faults` does; they are injected into `attempt`, 0 stands for an evaluator."""
         self._store, self._run_prefix, self._attempt = store, run_prefix, attempt
         self._faults = parse_faults(text)
 
@@ -69,13 +76,13 @@ class FaultPlan:
     def due(self, number: int, kinds: frozenset[FaultKind] = AFTER_STEP) -> Iterator[FaultKind]:
         """Yield the faults of these kinds due at `number`; each is marked first, so it comes once."""
         for kind, at in self._faults:
-            key = fault_marker(self._run_prefix, kind, at)
-            if at == number and kind in kinds and mark_fault(self._store, key, self._attempt):
+            key, marker = _marker_key(self._run_prefix, kind, at), encode(_Marker(attempt=self._attempt))
+            if at == number and kind in kinds and self._store.create(key, marker):
                 yield kind
 
     def pause(self, kind: FaultKind, number: int, *, stopping: Callable[[], bool] = lambda: False) -> None:
         """Block until the object that ends this pause exists, or `stopping` returns True."""
-        go = fault_marker(self._run_prefix, kind, number).removesuffix(".json") + "-go.json"
+        go = _marker_key(self._run_prefix, kind, number).removesuffix(".json") + "-go.json"
         while not stopping() and self._store.size(go) is None:
             time.sleep(_POLL_SECONDS)
 
@@ -91,14 +98,27 @@ def inject_process_fault(kind: FaultKind) -> None:
             threading.Event().wait()
 
 
-def flip_token(shards: Iterable[VerifiedShard], position: int) -> None:
-    """Flip the highest bit of the token at `position` of the shards in order, in its file on this disk."""
-    for shard in shards:
-        if position < len(shard):
-            path, first_byte = shard.place_of(position)
-            with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as content:
-                content[first_byte + shard.dtype.itemsize - 1] ^= 0x80
-                content.flush()
-            return
-        position -= len(shard)
-    raise IndexError(f"token {position} lies behind the last shard")
+def injected_faults(store: ObjectStore, run_prefix: str, started: AttemptStarted) -> tuple[str, ...]:
+    """Return the faults that were injected into the attempt, such as `kill@300`; none where they cannot be read."""
+    if not started.faults:
+        return ()
+    with suppress(StorageError):
+        keys = [key for key in store.keys(f"{run_prefix}/faults") if not key.endswith("-go.json")]  # that ends a pause
+        markers = {key: decode(store.read(key), _Marker, where=key) for key in keys}
+        mine = [key for key, marker in markers.items() if marker.attempt == started.attempt]
+        named = (key.rpartition("/")[2].removesuffix(".json").rpartition("-") for key in mine)
+        return tuple(f"{kind}@{number}" for number, kind in sorted((int(number), kind) for kind, _, number in named))
+    return ()
+
+
+def evaluator_fault(store: ObjectStore, run_prefix: str, faults: str, number: int) -> str:
+    """Return the fault that was injected into the evaluator of this number, such as `evaluator@2`, or ""."""
+    fault = f"{FaultKind.EVALUATOR}@{number}"
+    with suppress(StorageError):
+        is_listed = fault in map(str.strip, faults.split(","))
+        return fault if is_listed and store.size(_marker_key(run_prefix, FaultKind.EVALUATOR, number)) else ""
+    return ""
+
+
+def _marker_key(run_prefix: str, kind: str, number: int) -> str:
+    return f"{run_prefix}/faults/{kind}-{number}.json"

@@ -24,8 +24,8 @@ def test_every_receipt_has_the_right_reason(scarred: Command) -> None:
     assert reasons == ["preempted", "lost", "bad-data", "hung", "oom", "completed"]
 
 
-def test_every_receipt_names_the_fault_that_was_practised_and_only_the_last_has_none(scarred: Command) -> None:
-    kinds = [[fault.partition("@")[0] for fault in ended.practised] for ended in receipts(scarred)]
+def test_every_receipt_names_the_fault_that_was_injected_and_only_the_last_has_none(scarred: Command) -> None:
+    kinds = [[fault.partition("@")[0] for fault in ended.injected] for ended in receipts(scarred)]
     assert kinds == [["preempt"], ["kill"], ["bad-data"], ["hang"], ["oom"], []]
 
 
@@ -70,7 +70,7 @@ def test_after_the_oom_activations_are_computed_again_and_the_micro_batch_stays(
 
 def test_the_evaluator_alone_was_run_again(scarred: Command) -> None:
     [failed], [recorded] = scarred.state().failed_evaluations, scarred.state().evaluations
-    assert failed.detail == "practised (evaluator@1): the evaluator exited with -9: nothing on stderr"
+    assert failed.detail == "injected (evaluator@1): the evaluator exited with -9: nothing on stderr"
     assert failed.manifest_sha256 == recorded.manifest_sha256 and recorded.step == STEPS
 
 
