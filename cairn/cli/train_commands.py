@@ -165,8 +165,7 @@ def _serve_node(resolved: "ResolvedRequest") -> ExitCode:
 
 def _try_out(resolved: "ResolvedRequest", *, only_plan: bool, json: bool) -> ExitCode:
     """Say what would happen, or overfit one batch, with the numerics of this machine; writes nothing into the store."""
-    from cairn.flows.preparation.preflight import check_before_start
-    from cairn.flows.preparation.resource_check import available_memory, require_memory, require_room
+    from cairn.flows.preparation.preflight import available_memory, check_before_start, require_memory, require_room
     from cairn.flows.preparation.training_plan import PlanAction, plan_training
     from cairn.tasks.machine.machine_speed import numerics_here
     from cairn.tasks.trainer.trainer_group import trainer_group

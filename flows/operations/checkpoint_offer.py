@@ -11,7 +11,6 @@ from cairn.storage.logs import run_log, run_state
 from cairn.storage.logs.registry import Promoted, Refused, Registry, RegistryState, SuiteReference
 from cairn.tasks.checkpoints import promotion
 from cairn.tasks.checkpoints.promotion import Approval, Candidate, Gate, PromotionRules
-from cairn.tasks.checkpoints.promotion_offer import offer, preview_offer
 from cairn.tasks.configuration import run_configuration, settings
 from cairn.tasks.evaluator.evaluation_suite import command_suites_of, required_suites_of, suite_of
 
@@ -46,7 +45,9 @@ def offer_as_person(found: FoundCheckpoint, alias: str, *, why: str = "") -> Reg
         why=why,
         approval=Approval(is_given=True, by=person, why=why),
     )
-    return offer(found.log, Registry(found.log.store, alias), candidate, promotion_rules(configuration_of(state)))
+    return promotion.offer(
+        found.log, Registry(found.log.store, alias), candidate, promotion_rules(configuration_of(state))
+    )
 
 
 def end_on_record(log: run_log.RunLog, config: run_configuration.RunConfig) -> str:
@@ -61,7 +62,7 @@ def end_on_record(log: run_log.RunLog, config: run_configuration.RunConfig) -> s
     if missing | missing_suites(state, candidate.reference.manifest_sha256, required):
         return ""
     registry = Registry(log.store, config.promotion.alias)
-    foreseen = preview_offer(log, registry, candidate, replace(rules, needs_approval=False))
+    foreseen = promotion.preview_offer(log, registry, candidate, replace(rules, needs_approval=False))
     before = describe_earlier_decision(registry, candidate, foreseen)
     return f"{describe_training(state)}; {before}" if before else ""
 

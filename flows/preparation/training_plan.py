@@ -7,8 +7,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from cairn.flows.preparation import preflight, resource_check
-from cairn.flows.preparation.resource_check import AvailableMemory, StoreRoom
+from cairn.flows.preparation import preflight
+from cairn.flows.preparation.preflight import AvailableMemory, StoreRoom
 from cairn.model.estimates.size_estimate import MemoryEstimate, count_parameters
 from cairn.reports.queries.run_status import BudgetStatus, RunPhase, count_budgets, read_status
 from cairn.storage.logs import run_log, step_log
@@ -100,9 +100,9 @@ def plan_training(log: run_log.RunLog, config: RunConfig, base_dir: Path, memory
     data = _data(log, config, base_dir)
     per_step = config.training.global_batch * config.model.block_size
     ahead = per_step * (total - first) if action is not PlanAction.NOTHING else 0
-    chosen = resource_check.choose_micro_batch(config, data.vocab_size, memory)
+    chosen = preflight.choose_micro_batch(config, data.vocab_size, memory)
     sizes = next_sizes(log.state, config.training, chosen=chosen)
-    parts = resource_check.estimate_trainer(config, data.vocab_size, sizes, memory)
+    parts = preflight.estimate_trainer(config, data.vocab_size, sizes, memory)
     return TrainingPlan(
         run_id=log.run_id,
         store=log.store.url,
@@ -116,7 +116,7 @@ def plan_training(log: run_log.RunLog, config: RunConfig, base_dir: Path, memory
         parameters=count_parameters(config.model, data.vocab_size),
         memory=PlannedMemory(sizes=sizes, total_bytes=parts.total_bytes, there_bytes=memory.bytes, parts=parts),
         commits=_multiples(every, first, total),
-        room=resource_check.store_room(log.store, log.state, config, data.vocab_size),
+        room=preflight.store_room(log.store, log.state, config, data.vocab_size),
         evaluated_commits=_multiples(every * config.evaluation.every_commits, first, total),
         suites=(suite_of(config.evaluation).name, *(suite.name for suite in command_suites_of(config.evaluation))),
         cost=_cost(log, config.cost.gpu_hour_price, ahead),

@@ -13,7 +13,7 @@ from typing import Any
 from prefect.futures import PrefectFuture
 
 from cairn.flows.orchestrator.run_overview import RunOverview
-from cairn.flows.preparation.resource_check import available_memory, memory_room
+from cairn.flows.preparation.preflight import available_memory, memory_room
 from cairn.flows.run import active_run, attempt_evaluations, trainer_observation
 from cairn.storage.errors import Fenced, StorageError
 from cairn.storage.logs import log_entry, run_entries, step_log

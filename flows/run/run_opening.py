@@ -10,7 +10,7 @@ from cairn.flows.operations.checkpoint_evaluation import plan_evaluation
 from cairn.flows.orchestrator.cancellation import CancellationWatch
 from cairn.flows.orchestrator.run_overview import RunOverview
 from cairn.flows.orchestrator.server_home import is_ephemeral_server
-from cairn.flows.preparation.resource_check import available_memory, choose_micro_batch
+from cairn.flows.preparation.preflight import available_memory, choose_micro_batch
 from cairn.flows.preparation.training_request import HANDED_OVER, ResolvedRequest, configure_run
 from cairn.flows.run.active_run import ActiveRun, BackgroundSweep
 from cairn.flows.run.progress import Progress, TextProgress

@@ -32,7 +32,7 @@ from cairn.reports.queries.display_tables import markdown_text
 from cairn.storage.logs.log_entry import CheckpointReference
 from cairn.storage.logs.registry import Promoted, Registry
 from cairn.storage.stores.document import sha256
-from cairn.tasks.checkpoints import promotion, promotion_offer
+from cairn.tasks.checkpoints import promotion
 from cairn.tasks.errors import CheckpointGone, EvaluationInterrupted
 from cairn.tasks.evaluate import evaluate, task_name
 from cairn.tasks.evaluator.evaluation_run import EvaluationPlan
@@ -67,7 +67,7 @@ def offer_best(run: ActiveRun) -> FlowEnd:
     if candidate is None:
         return flow_end.completed(f"{how}; nothing to promote: no evaluation succeeded")
     registry = Registry(run.log.store, run.config.promotion.alias)
-    foreseen = promotion_offer.preview_offer(run.log, registry, candidate, replace(rules, needs_approval=False))
+    foreseen = promotion.preview_offer(run.log, registry, candidate, replace(rules, needs_approval=False))
     if before := checkpoint_offer.describe_earlier_decision(registry, candidate, foreseen):
         return flow_end.completed(f"{how}; {before}")
     if rules.needs_approval and isinstance(foreseen, Promoted):

@@ -25,7 +25,7 @@ from cairn.storage.logs.registry import Registry, RegistryState
 from cairn.storage.stores import document, object_store
 from cairn.storage.stores.open_store import open_store
 from cairn.tasks.attempt.shutdown_signal import Terminated, raise_on_sigterm
-from cairn.tasks.checkpoints.promotion_offer import pending_offer
+from cairn.tasks.checkpoints.promotion import pending_offer
 from cairn.tasks.configuration.configuration_source import read_notify
 from cairn.tasks.errors import InvalidConfiguration
 from cairn.tasks.machine.placement import boot_id, is_known_dead, replace_file, shares_pids, work_folder

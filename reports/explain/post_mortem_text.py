@@ -17,7 +17,7 @@ from cairn.tasks.text.format import (
     sanitize,
     short_digest,
 )
-from cairn.tasks.text.table_layout import wrap, wrap_beside
+from cairn.tasks.text.output import wrap, wrap_beside
 
 WIDTH = 110
 _LABEL = 12

@@ -13,7 +13,7 @@ from cairn.reports.plots import run_curves, run_plot
 from cairn.reports.queries import display_tables, receipts
 from cairn.reports.queries.display_tables import Table, fence, format_cell, markdown_table, markdown_text
 from cairn.tasks.policy.termination import TerminationReason
-from cairn.tasks.text import format, table_layout
+from cairn.tasks.text import format, output
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -32,13 +32,13 @@ def markdown_report(report: RunReport, *, columns: int | None = None) -> str:
     parts = _render(pages, "report.md.j2", report).split("```")
     if columns:  # every second part is between fences
         for place, part in list(enumerate(parts))[::2]:
-            parts[place] = "\n".join(piece for line in part.split("\n") for piece in table_layout.wrap(line, columns))
+            parts[place] = "\n".join(piece for line in part.split("\n") for piece in output.wrap(line, columns))
     return "```".join(parts)
 
 
 def _lay_out_table(table: Table, columns: int) -> str:
     rows = [[format_cell(value) for value in row] for row in table.rows]
-    return "\n".join(line for lines in table_layout.lay_out(table.columns, rows, columns) for line in lines)
+    return "\n".join(line for lines in output.lay_out(table.columns, rows, columns) for line in lines)
 
 
 def html_report(report: RunReport, curves: run_curves.RunCurves) -> str:

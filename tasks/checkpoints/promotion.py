@@ -1,13 +1,26 @@
-"""Promotion gates: a pure function to the entry that records the decision; the first gate that refuses is recorded."""
+"""Offers of a checkpoint to an alias: pin it, let the gates decide on the newest registry, record the decision.
+
+The run's log pins the checkpoint before the registry may point at it, so that no sweep deletes it in between. The gates
+are pure functions, and the first one that refuses is recorded. They are asked again at every append: of two concurrent
+offers the slower one is compared with the new champion.
+"""
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 
-from cairn.storage.logs import log_entry, run_entries, run_state
-from cairn.storage.logs.registry import Promoted, Refused, RegistryState, SuiteReference
+from cairn.storage.checkpoints.resume_point import new_pin, pin_checkpoint, unpin_checkpoint
+from cairn.storage.logs.log_entry import CheckpointReference, this_writer
+from cairn.storage.logs.registry import Promoted, Refused, Registry, RegistryState, SuiteReference
+from cairn.storage.logs.run_entries import EvaluationRecorded
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.logs.run_state import RunState
 from cairn.tasks.configuration.settings import METRIC
+from cairn.tasks.configuration.stored_configuration import parse_stored_configuration
+from cairn.tasks.errors import GateRefused
+from cairn.tasks.machine.placement import this_placement
 
 
 class Gate(StrEnum):
@@ -38,8 +51,8 @@ class Candidate:
     """A checkpoint offered to an alias by a person or flow; `evaluations` are of these very weights, newest first."""
 
     run_id: str
-    reference: log_entry.CheckpointReference
-    evaluations: tuple[run_entries.EvaluationRecorded, ...]
+    reference: CheckpointReference
+    evaluations: tuple[EvaluationRecorded, ...]
     by: str
     why: str = ""
     approval: Approval | None = None
@@ -71,16 +84,16 @@ class _Offer:
     candidate: Candidate
     rules: PromotionRules
     champion: Promoted | None
-    evaluation: run_entries.EvaluationRecorded | None
+    evaluation: EvaluationRecorded | None
     champion_loss: float | None
 
 
-def evaluations_of(state: run_state.RunState, manifest_sha256: str) -> tuple[run_entries.EvaluationRecorded, ...]:
+def evaluations_of(state: RunState, manifest_sha256: str) -> tuple[EvaluationRecorded, ...]:
     """Return every evaluation of exactly these weights, newest first."""
     return tuple(reversed(state.evaluations_of(manifest_sha256)))
 
 
-def best_evaluated(state: run_state.RunState, suite_sha256: str) -> run_entries.EvaluationRecorded | None:
+def best_evaluated(state: RunState, suite_sha256: str) -> EvaluationRecorded | None:
     """Return the evaluation with the lowest finite loss among readable checkpoints of the suite."""
     known = (item for record in state.readable for item in reversed(record.evaluations))
     fitting = (item for item in known if item.suite_sha256 == suite_sha256)
@@ -90,7 +103,7 @@ def best_evaluated(state: run_state.RunState, suite_sha256: str) -> run_entries.
 
 def compared_evaluation(
     candidate: Candidate, rules: PromotionRules, champion: Promoted | None
-) -> run_entries.EvaluationRecorded | None:
+) -> EvaluationRecorded | None:
     """Return the evaluation to compare: one measured like the champion, else the primary suite's, else None."""
     suites = [suite.sha256 for suite in rules.required[:1]] or [item.suite_sha256 for item in candidate.evaluations[:1]]
     suites += [champion.suite_sha256] if champion else []
@@ -99,7 +112,7 @@ def compared_evaluation(
     return next(iter([*alike, *found]), None)
 
 
-def is_measured_like(evaluation: run_entries.EvaluationRecorded, champion: Promoted) -> bool:
+def is_measured_like(evaluation: EvaluationRecorded, champion: Promoted) -> bool:
     """Whether two losses are comparable: the same suite on the same data."""
     return (evaluation.suite_sha256, evaluation.data_snapshot) == (champion.suite_sha256, champion.data_snapshot)
 
@@ -110,7 +123,7 @@ def decide_promotion(
     rules: PromotionRules,
     *,
     alias: str,
-    champion_evaluation: run_entries.EvaluationRecorded | None = None,
+    champion_evaluation: EvaluationRecorded | None = None,
 ) -> Promoted | Refused | None:
     """Return the entry to append, or None if the alias already points at these weights.
 
@@ -258,7 +271,7 @@ def _promoted(offer: _Offer, alias: str) -> Promoted:
 
 
 def _refused(
-    candidate: Candidate, alias: str, gate: Gate, detail: str, evaluation: run_entries.EvaluationRecorded | None
+    candidate: Candidate, alias: str, gate: Gate, detail: str, evaluation: EvaluationRecorded | None
 ) -> Refused:
     finite = {name: value for name, value in evaluation.metrics.items() if math.isfinite(value)} if evaluation else {}
     return Refused(
@@ -274,3 +287,61 @@ def _refused(
         metrics=finite,
         pin_id=candidate.pin_id,
     )
+
+
+def offer(log: RunLog, registry: Registry, candidate: Candidate, rules: PromotionRules) -> RegistryState:
+    """Append the gates' decision and return the registry; raises `GateRefused` after recording a refusal."""
+    state, reference = registry.refresh(), candidate.reference
+    if state.champion is not None and state.champion.manifest_sha256 == reference.manifest_sha256:
+        return state
+    pin = new_pin(reference, this_placement(device="cpu", threads=1), alias=registry.alias)
+    candidate = replace(candidate, pin_id=pin.pin_id)
+    decide = partial(_decide, log, registry.alias, candidate, rules)
+    is_pinned = pin_checkpoint(log, pin, writer=this_writer())
+    state = registry.append(decide if is_pinned else lambda _: refuse_unreadable(candidate, registry.alias))
+    if any(promoted.pin_id == pin.pin_id for _, promoted in reversed(state.champions)):
+        return state
+    unpin_checkpoint(log, pin, "the registry did not take it", writer=this_writer())
+    refusals = (item.refused for item in reversed(state.history) if item.refused is not None)
+    if own := next((refused for refused in refusals if refused.pin_id == pin.pin_id), None):
+        raise GateRefused(f"gate {own.gate!r} refused step {reference.step}: {own.detail}")
+    return state
+
+
+def preview_offer(
+    log: RunLog, registry: Registry, candidate: Candidate, rules: PromotionRules
+) -> Promoted | Refused | None:
+    """Return the decision that an offer would record now; None if the alias already points at the checkpoint."""
+    record = log.refresh().find_live(candidate.reference.prefix)
+    if record is None or record not in log.state.readable:
+        return refuse_unreadable(candidate, registry.alias)
+    return _decide(log, registry.alias, candidate, rules, registry.refresh())
+
+
+def pending_offer(state: RunState, read_registry: Callable[[str], RegistryState]) -> str:
+    """Return the alias that a finished run's best checkpoint was never offered to, or "" if no offer is missing.
+
+    A flow that was killed between `run-finished` and its offer leaves no decision in the registry. A run that needs an
+    approval may wait for it, and a run without a successful evaluation has nothing to offer.
+    """
+    if state.opened is None or state.finished is None or not state.attempts:
+        return ""
+    rules = parse_stored_configuration(state.attempts[-1].started.config).promotion
+    if rules.require_approval or (state.failed_evaluations and not state.evaluations):
+        return ""
+    offers = (item.promoted or item.refused for item in reversed(read_registry(rules.alias).history))
+    return "" if any(body.run_id == state.opened.run_id for body in offers if body is not None) else rules.alias
+
+
+def _decide(
+    log: RunLog, alias: str, candidate: Candidate, rules: PromotionRules, state: RegistryState
+) -> Promoted | Refused | None:
+    champion, known = state.champion, tuple[EvaluationRecorded, ...]()
+    evaluation = compared_evaluation(candidate, rules, champion)
+    if champion is not None and evaluation is not None and not is_measured_like(evaluation, champion):
+        known = evaluations_of(RunLog(log.store, champion.run_id).refresh(), champion.manifest_sha256)
+        wanted = (evaluation.suite_sha256, evaluation.data_snapshot)
+        known = tuple(item for item in known if (item.suite_sha256, item.data_snapshot) == wanted)
+    if candidate.pin_id is not None and candidate.pin_id in state.decided_pins:
+        return None  # a sweep took this process for dead and decided: its pin may be over, so it comes too late
+    return decide_promotion(state, candidate, rules, alias=alias, champion_evaluation=next(iter(known), None))

@@ -23,10 +23,9 @@ from cairn.storage.snapshots import data_snapshot, document_index, snapshot_mani
 from cairn.storage.snapshots.data_snapshot import TOKENIZER, publish_snapshot, read_manifest
 from cairn.storage.stores.document import decode, encode
 from cairn.storage.stores.object_store import ObjectStore
-from cairn.tasks.data import snapshot_lookup, snapshot_writer
+from cairn.tasks.data import document, snapshot_lookup, snapshot_writer
 from cairn.tasks.data.corpus import open_corpus
-from cairn.tasks.data.corpus_survey import Survey, TextSample, reject_duplicates, require_few_rejected, survey_corpus
-from cairn.tasks.data.document import InvalidCorpus, RejectionKind, Source, require_both_splits
+from cairn.tasks.data.document import InvalidCorpus, RejectionKind, Source, Survey
 from cairn.tasks.data.foreign_tokenizer import read_tokenizer
 from cairn.tasks.data.snapshot_lookup import SnapshotReference, find_by_id, find_by_recipe, make_recipe, recipe_id
 from cairn.tasks.data.snapshot_writer import PartEncoder, assemble, find_finished_parts, read_parts, write_parts
@@ -96,7 +95,7 @@ def build_snapshot(
         bad = {item.kind: item.documents for item in known.manifest.rejected if item.kind != RejectionKind.DUPLICATE}
         documents = known.manifest.splits.train.documents + known.manifest.splits.val.documents
         where = ", ".join(f"{number} {kind}" for kind, number in bad.items())
-        require_few_rejected(sum(bad.values()), documents, data.max_rejected_fraction, where)
+        document.require_few_rejected(sum(bad.values()), documents, data.max_rejected_fraction, where)
         return known
     with build_folder(cache_dir, recipe_id(recipe)) as folder:
         snapshot_id, manifest = publish_snapshot(store, folder / "snapshot", _stage(folder, work))
@@ -203,7 +202,7 @@ def _stage(folder: Path, work: _Work) -> snapshot_manifest.SnapshotManifest:
     done, options, val_fraction = find_finished_parts(folder), work.options, work.data.val_fraction
     pieces = snapshot_writer.read_remaining_pieces(work.sources, done)
     if work.data.deduplicate:
-        pieces = reject_duplicates(pieces, snapshot_writer.read_digests(done))
+        pieces = document.reject_duplicates(pieces, snapshot_writer.read_digests(done))
     encoder = PartEncoder(tokenizer=tokenizer, val_fraction=val_fraction)
     batches = encoder.encode(pieces, workers=options.workers, batch_bytes=options.batch_bytes)
     counter = _StageCounter(options, BuildStage.TOKENIZING, survey.text_bytes, done.text_bytes, done.documents)
@@ -223,10 +222,10 @@ def _survey(folder: Path, work: _Work) -> tuple[Survey, Tokenizer]:
         survey, tokenizer = decode(kept.read_bytes(), Survey, where=str(kept)), read_tokenizer(folder / TOKENIZER)
         _require_usable(survey, work.data)
         return survey, tokenizer
-    sample = None if work.tokenizer else TextSample(work.data.tokenizer_bytes)
+    sample = None if work.tokenizer else document.TextSample(work.data.tokenizer_bytes)
     # The size of the text is not known before the survey; the files' size stands for it.
     counter = _StageCounter(work.options, BuildStage.SURVEYING, sum(source.bytes for source in work.sources))
-    survey = survey_corpus(
+    survey = document.survey_corpus(
         work.sources, work.data.val_fraction, sample, deduplicate=work.data.deduplicate, on_text=counter.report
     )
     _require_usable(survey, work.data)
@@ -247,8 +246,8 @@ def _survey(folder: Path, work: _Work) -> tuple[Survey, Tokenizer]:
 def _require_usable(survey: Survey, data: DataConfig) -> None:
     documents = survey.train_documents + survey.val_documents
     where = f"{survey.worst_documents} of them {survey.worst_kind} in {survey.worst_source}"
-    require_few_rejected(survey.rejected, documents, data.max_rejected_fraction, where)
-    require_both_splits(survey.train_documents, survey.val_documents, data.val_fraction)
+    document.require_few_rejected(survey.rejected, documents, data.max_rejected_fraction, where)
+    document.require_both_splits(survey.train_documents, survey.val_documents, data.val_fraction)
 
 
 @contextmanager

@@ -33,8 +33,7 @@ from cairn.storage.snapshots.document_index import (
 from cairn.storage.snapshots.snapshot_manifest import SnapshotGroup, SnapshotManifest, SnapshotSource, SplitSize
 from cairn.storage.snapshots.token_shard import ShardSchema, ShardWriter, token_dtype
 from cairn.storage.stores.local_store import fsync_path
-from cairn.tasks.data.corpus_survey import remembered
-from cairn.tasks.data.document import Document, Piece, Rejected, Source
+from cairn.tasks.data.document import Document, Piece, Rejected, Source, remembered
 
 _COLUMNS = ("source", "offset_bytes", "kind", "detail", "bytes", "split", "sha256")
 _BATCH_PIECES = 4096

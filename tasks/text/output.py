@@ -1,6 +1,7 @@
-"""Prints results on stdout, as one JSON document or as text, and messages on stderr. All text is sanitized.
+"""Prints results on stdout, as one JSON document or as text in the terminal's width, and messages on stderr, sanitized.
 
-In a CI job no text is taken for a command: GitHub's begin a line with `::`, Azure's `##vso[…]` stand anywhere in one.
+Words stay whole, and columns without room go below their row. In a CI job no text is taken for a command: GitHub's
+begin a line with `::`, Azure's `##vso[…]` stand anywhere in one.
 """
 
 import codecs
@@ -11,7 +12,8 @@ import re
 import shutil
 import stat
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, zip_longest
 from typing import TextIO
 
 from cairn.storage.stores.document import encode
@@ -25,6 +27,12 @@ _KEPT_CHARACTERS = 64
 _FOREIGN = re.compile(r"[^\x00-\x7f]+")
 _PLAIN = "cairn-plain"
 _SIGNS = str.maketrans({"→": ">", "–": "-", "·": "-", "×": "x", "…": "...", "━": "=", "─": "-"})
+_WORDS = re.compile(r"\(?`[^`]{1,76}`\S*|\S+")
+"""A command between backticks is one word: in two lines it could not be pasted."""
+_ONE_LINE = 24
+"""Cells of up to this width are not wrapped."""
+_BELOW = "    "
+_NOTHING = ("", "–", "-")
 
 
 def print_document(record: object) -> None:
@@ -100,8 +108,6 @@ def output_columns() -> int | None:
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str) -> None:
     """Print rows under headings, as wide as the terminal; without rows, print `empty` on stderr."""
-    from cairn.tasks.text.table_layout import lay_out
-
     cells = [[sanitize_cell(format_value(value)).expandtabs() for value in row] for row in rows]
     if not cells:
         say(empty)
@@ -116,8 +122,6 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, emp
 
 def print_facts(facts: Iterable[tuple[str, object]]) -> None:
     """Print names and values, aligned; a value wider than the terminal takes several lines."""
-    from cairn.tasks.text.table_layout import wrap_beside
-
     lines = [(name, sanitize_cell(format_value(value))) for name, value in facts]
     size = max(len(name) for name, _ in lines) + 2
     columns = output_columns()
@@ -127,8 +131,6 @@ def print_facts(facts: Iterable[tuple[str, object]]) -> None:
 
 def print_line(text: str) -> None:
     """Print text on stdout, its lines wrapped where the terminal is narrower."""
-    from cairn.tasks.text.table_layout import wrap
-
     columns = output_columns()
     for line in sanitize(text).split("\n"):
         print("\n".join(wrap(line, columns)) if columns else line)
@@ -145,3 +147,74 @@ def say(message: str) -> None:
 def _replace_unencodable(error: UnicodeError) -> tuple[str, int]:
     assert isinstance(error, UnicodeEncodeError)
     return json.dumps(error.object[error.start : error.end].translate(_SIGNS))[1:-1], error.end
+
+
+def wrap(text: str, width: int) -> list[str]:
+    """Return text in lines of at most `width` cells; a longer word has its own line."""
+    if _cells(text) <= width:
+        return [text]
+    return _fill(_WORDS.findall(text), width, text[: len(text) - len(text.lstrip())])
+
+
+def wrap_beside(label: str, text: str, *, start: int, width: int) -> list[str]:
+    """Return text in lines that begin after `start` cells; the label is before the first."""
+    first, *rest = wrap(text, max(width - start, 1))
+    return [f"{label:<{start}}{first}", *(" " * start + line for line in rest)]
+
+
+def lay_out(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Iterator[tuple[str, ...]]:
+    """Yield the lines of the heading, then those of each row; a row names what stands below it."""
+    together = list(zip(columns, *rows, strict=True))
+    natural = [max(map(_cells, cells)) for cells in together]
+    least = [max([_longest_word(name), *map(_least_width, cells)]) for name, *cells in together]
+    fitting = {gap: sum(end - gap <= width for end in accumulate(size + gap for size in least)) for gap in (1, 2)}
+    kept, gap = max((max(count, 1), gap) for gap, count in fitting.items())
+    widths, spare = least[:kept], width - sum(least[:kept]) - gap * (kept - 1)
+    for column in sorted(range(kept), key=lambda column: natural[column] - least[column]):
+        more = max(min(natural[column] - least[column], spare), 0)
+        widths[column], spare = least[column] + more, spare - more
+    for number, cells in enumerate([columns, *rows]):
+        beside = [wrap(cell, size) for cell, size in zip(cells, widths, strict=False)]
+        lines = [_beside(parts, widths, " " * gap) for parts in zip_longest(*beside, fillvalue="")]
+        below = list(zip(columns, cells, strict=True))[kept:] if number else []
+        yield (*lines, *_listed([f"{name}: {cell}" for name, cell in below if cell not in _NOTHING], width))
+
+
+def _listed(items: Sequence[str], width: int) -> list[str]:
+    """Return the items on indented lines, an item on one line if it fits."""
+    ended = [*(f"{item};" for item in items[:-1]), *items[-1:]]
+    fits = [[item] if _cells(item) <= width - len(_BELOW) else _WORDS.findall(item) for item in ended]
+    return _fill([part for item in fits for part in item], width, _BELOW) if items else []
+
+
+def _fill(words: Iterable[str], width: int, indent: str) -> list[str]:
+    lines: list[str] = []
+    line = indent
+    for word in words:
+        if line.strip() and _cells(line) + 1 + _cells(word) > width:
+            lines.append(line)
+            line = indent
+        line += f" {word}" if line.strip() else word
+    return [*lines, line]
+
+
+def _beside(parts: Sequence[str], widths: Sequence[int], gap: str) -> str:
+    return gap.join(part + " " * (size - _cells(part)) for part, size in zip(parts, widths, strict=True)).rstrip()
+
+
+def _cells(text: str) -> int:
+    """Return how many columns of a terminal a text takes."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len  # takes time to import
+
+    return cell_len(text)
+
+
+def _longest_word(text: str) -> int:
+    return max(map(_cells, _WORDS.findall(text)), default=0)
+
+
+def _least_width(cell: str) -> int:
+    size = _cells(cell)
+    return size if size <= _ONE_LINE else max(_longest_word(cell), _ONE_LINE)

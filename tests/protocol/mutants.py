@@ -16,7 +16,7 @@ import cairn.storage.checkpoints.checkpoint as checkpoint
 import cairn.storage.checkpoints.resume_point as resume_point
 import cairn.storage.checkpoints.sweep as sweep
 import cairn.tasks.attempt.attempt_claim as attempt_claim
-import cairn.tasks.checkpoints.promotion_offer as promotion_offer
+import cairn.tasks.checkpoints.promotion as promotion
 import cairn.tasks.checkpoints.retention as retention
 import cairn.tasks.evaluator.evaluation_run as evaluation_run
 from cairn.storage.checkpoints.sweep import Finding
@@ -127,7 +127,7 @@ def delete_before_supersede(patch: pytest.MonkeyPatch) -> None:
 
 def promote_without_pin(patch: pytest.MonkeyPatch) -> None:
     """The registry is asked without the run's log being told first."""
-    patch.setattr(promotion_offer, "pin_checkpoint", lambda log, pin, *, writer: True)
+    patch.setattr(promotion, "pin_checkpoint", lambda log, pin, *, writer: True)
 
 
 def resume_without_verification(patch: pytest.MonkeyPatch) -> None:

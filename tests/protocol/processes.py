@@ -16,7 +16,7 @@ from typing import Any
 
 import cairn.storage.checkpoints.checkpoint as checkpoint
 import cairn.tasks.attempt.attempt_claim as attempt_claim
-import cairn.tasks.checkpoints.promotion_offer as promotion_offer
+import cairn.tasks.checkpoints.promotion as promotion
 import cairn.tasks.checkpoints.retention as retention
 import cairn.tasks.checkpoints.run_deletion as run_deletion
 import cairn.tasks.evaluator.evaluation_run as evaluation_run
@@ -341,7 +341,7 @@ def promote(process: Process, prefix: str) -> None:
     rules = PromotionRules(required=(SuiteReference(name=SUITE.name, sha256=SUITE.sha256),))
     try:
         with being(process):
-            promotion_offer.offer(log, Registry(store, ALIAS), candidate, rules)
+            promotion.offer(log, Registry(store, ALIAS), candidate, rules)
     except GateRefused:
         process.ledger.acknowledge(f"refused {prefix}")
         return

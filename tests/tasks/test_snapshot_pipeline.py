@@ -16,8 +16,7 @@ import pytest
 from cairn.model.configuration.data import DataConfig
 from cairn.model.data.tokenizer import Tokenizer
 from cairn.storage.snapshots.snapshot_manifest import SnapshotManifest
-from cairn.tasks.data.corpus_survey import TextSample
-from cairn.tasks.data.document import Document, InvalidCorpus, make_document, split_of
+from cairn.tasks.data.document import Document, InvalidCorpus, TextSample, make_document, split_of
 from cairn.tasks.data.snapshot_build import BuildOptions, BuildProgress, BuildStage, build_folder, build_snapshot
 from cairn.tasks.data.snapshot_lookup import SnapshotReference
 from tests.memory_store import MemoryStore

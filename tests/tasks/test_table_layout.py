@@ -1,6 +1,6 @@
 """Tables and text in a terminal's width: words stay whole, and what has no room stands below its row."""
 
-from cairn.tasks.text.table_layout import lay_out, wrap, wrap_beside
+from cairn.tasks.text.output import lay_out, wrap, wrap_beside
 
 COLUMNS = ("step", "state", "committed (UTC)", "why")
 ROW = ("10", "deleted", "2026-01-01 12:00:00", "older than the newest 3, and val_loss 5.426 is not the best 1")

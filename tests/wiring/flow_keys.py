@@ -8,7 +8,7 @@ import pytest
 
 from cairn.flows.operations.checkpoint_offer import promotion_rules
 from cairn.flows.preparation import preflight
-from cairn.flows.preparation.resource_check import AvailableMemory
+from cairn.flows.preparation.preflight import AvailableMemory
 from cairn.flows.run import active_run
 from cairn.flows.run import attempt as attempt_flow
 from cairn.flows.run.active_run import claim_next_attempt, gather_machines

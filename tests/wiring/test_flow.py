@@ -10,7 +10,7 @@ from importlib.metadata import version
 
 import pytest
 
-from cairn.flows.preparation.resource_check import AvailableMemory
+from cairn.flows.preparation.preflight import AvailableMemory
 from cairn.flows.run import attempt as attempt_flow
 from cairn.flows.run.active_run import claim_next_attempt
 from cairn.flows.run.attempt import Attempt, _trainer_spec

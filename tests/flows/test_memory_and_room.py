@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from cairn.flows.preparation.resource_check import (
+from cairn.flows.preparation.preflight import (
     MARGIN,
     AvailableMemory,
     available_memory,
