@@ -7,16 +7,12 @@ import shlex
 import stat
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
 from cyclopts import CoercionError, CycloptsError, Group, MissingArgumentError, UnusedCliTokensError
 
-from cairn.cli import model_commands as model
-from cairn.cli import run_commands as run
-from cairn.cli import store_commands as store
-from cairn.cli import train_commands as training
 from cairn.cli.app import app, describe_fields, read_examples
 from cairn.flows.errors import EXPECTED_ERRORS
 from cairn.model.errors import InvalidInput
@@ -40,21 +36,22 @@ _ERRORS: tuple[tuple[tuple[type[BaseException], ...], ExitCode], ...] = (
 )
 
 _KINDS = {int: "a whole number", float: "a number"}
-_GROUPS: tuple[tuple[str, tuple[Callable[..., object], ...]], ...] = (
-    ("Train", (training.train, training.fork, store.config, training.watch)),
-    (
-        "Look at runs",
-        (run.runs, run.status, run.explain, run.report, run.attempts, run.checkpoints, run.evaluations, run.log),
+_GROUPS: Mapping[str, Mapping[str, str]] = {
+    "Train": {"train": "train", "fork": "train", "config": "store", "watch": "train"},
+    "Look at runs": dict.fromkeys(
+        ("runs", "status", "explain", "report", "attempts", "checkpoints", "evaluations", "log"), "run"
     ),
-    ("Curves and questions", (store.ui, run.plot, run.compare, run.diagnose, run.sql, run.simulate)),
-    ("Models", (model.models, model.sample, model.evaluate, model.promote, model.rollback, model.export)),
-    ("Data", (model.data, model.import_tokens, model.export_tokens)),
-    ("Store and machine", (store.verify, store.replay, store.sweep, store.delete, store.doctor, store.completion)),
-)
-for place, (title, functions) in enumerate(_GROUPS):
+    "Curves and questions": {"ui": "store"} | dict.fromkeys(("plot", "compare", "diagnose", "sql", "simulate"), "run"),
+    "Models": dict.fromkeys(("models", "sample", "evaluate", "promote", "rollback", "export"), "model"),
+    "Data": dict.fromkeys(("data", "import-tokens", "export-tokens"), "model"),
+    "Store and machine": dict.fromkeys(("verify", "replay", "sweep", "delete", "doctor", "completion"), "store"),
+}
+"""The verbs as `cairn --help` groups them, each with the file of its function, which is imported when it is needed."""
+for place, (title, verbs) in enumerate(_GROUPS.items()):
     group = Group(title, sort_key=place)
-    for order, function in enumerate(functions):
-        app.command(function, name=function.__name__.replace("_", "-"), group=group, sort_key=order)
+    for order, (verb, file) in enumerate(verbs.items()):
+        function = f"cairn.cli.{file}_commands:{verb.replace('-', '_')}"
+        app.command(function, name=verb, group=group, sort_key=order)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
