@@ -45,7 +45,7 @@ RECORDS: Mapping[str, str] = {
     "log": "cairn.storage.logs.log_entry:Entry*",
     "plot": "cairn.reports.plots.run_plot:WrittenPlot",
     "compare": "cairn.reports.queries.run_comparison:RunComparison",
-    "ui": "cairn.ui.live_server:LiveAddress",
+    "ui": "cairn.ui.live_page:LiveAddress",
     "diagnose": "cairn.reports.queries.run_diagnosis:Diagnosis",
     "simulate": "cairn.reports.queries.run_simulation:SimulationSummary",
     "models": "cairn.reports.queries.alias_history:AliasDecision*",

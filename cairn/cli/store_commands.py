@@ -17,7 +17,7 @@ from cairn.tasks.errors import InvalidConfiguration
 from cairn.tasks.policy.termination import ExitCode
 from cairn.tasks.text.output import print_document, print_facts, print_line, print_table, say
 
-Shell = Literal["bash", "zsh", "fish", "powershell"]
+Shell = Literal["bash", "zsh", "fish"]
 FromStep = Annotated[int, Parameter(name="--from")]
 ToStep = Annotated[int | None, Parameter(name="--to")]
 Place = Annotated[str, Parameter(name="STORE")]
@@ -46,7 +46,7 @@ def ui(where: Place = "", *, port: int = 8460, store: Url = "", json: Json = Fal
         cairn ui
         cairn ui s3://bucket/cairn --port 9000
     """
-    from cairn.ui.live_server import LiveAddress, serve
+    from cairn.ui.live_page import LiveAddress, serve
 
     def announce(found: LiveAddress) -> None:
         print_document(found) if json else print_line(f"{found.address} shows {found.store}; Ctrl-C ends it")
@@ -114,6 +114,8 @@ def completion(shell: Shell | None = None, *, install: Flag = False, json: Json 
 
     try:
         chosen = shell or detect_shell()
+        if chosen == "powershell":
+            raise ShellDetectionError("there is no completion for PowerShell")
         text = make_script(chosen)
         view = CompletionView(shell=chosen, script=text)
         if install:

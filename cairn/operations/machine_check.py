@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from cairn.flows.orchestrator.prefect_settings import ask_server, server_address
-from cairn.flows.orchestrator.session_server import settle_client
+from cairn.flows.orchestrator import prefect_settings, session_server
 from cairn.storage.stores.open_store import open_store
 from cairn.storage.stores.store_probe import probe_store
 from cairn.tasks.machine.placement import CAIRN_VERSION, usable_cores, work_folder
@@ -91,11 +90,11 @@ def _store(url: str) -> str:
 
 def _prefect() -> str:
     environment, told = dict(os.environ), list[str]()
-    settle_client(environment, say=told.append)
-    if not (url := server_address(environment)):
+    session_server.settle_client(environment, say=told.append)
+    if not (url := prefect_settings.server_address(environment)):
         none = "PREFECT_API_URL is not set: `cairn train` starts a temporary Prefect server while it runs"
         return "; ".join([none, *told])
-    return f"{url} answers {ask_server(environment, timeout_seconds=3.0)}"
+    return f"{url} answers {prefect_settings.ask_server(environment, timeout_seconds=3.0)}"
 
 
 def _disk(store_url: str) -> str:

@@ -9,11 +9,7 @@ from cairn.reports.queries import alias_history, run_lookup
 from cairn.storage.checkpoints.checkpoint import find_wrong_sizes, read_manifest
 from cairn.storage.checkpoints.sweep import SweepAction, SweepKind
 from cairn.storage.errors import IntegrityError
-from cairn.storage.logs.log_entry import this_writer
-from cairn.storage.logs.registry import Promoted, Registry, RegistryState, RolledBack
-from cairn.storage.logs.run_entries import RunDeleted
-from cairn.storage.logs.run_log import RunLog
-from cairn.storage.logs.run_state import CheckpointState
+from cairn.storage.logs import log_entry, registry, run_entries, run_log, run_state
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.attempt.attempt_claim import Claimant, refuse_live_owner
 from cairn.tasks.checkpoints.run_deletion import delete_run, withdrawn_aliases
@@ -35,11 +31,11 @@ class RunDeletion:
     freed_bytes: int | None = None
 
 
-def preview_deletion(log: RunLog) -> RunDeletion:
+def preview_deletion(log: run_log.RunLog) -> RunDeletion:
     """Return what would go; raises `GateRefused` for what an alias or a fork needs, `LiveOwner` for a living owner."""
     aliases = withdrawn_aliases(log)
     refuse_live_owner(log, run_lookup.configuration_of(log.state).lease, monotonic=time.monotonic, sleep=time.sleep)
-    there = [item for item in run_lookup.read_checkpoints(log) if item.state != CheckpointState.DELETED]
+    there = [item for item in run_lookup.read_checkpoints(log) if item.state != run_state.CheckpointState.DELETED]
     return RunDeletion(
         run_id=log.run_id,
         checkpoints=len(there),
@@ -49,17 +45,17 @@ def preview_deletion(log: RunLog) -> RunDeletion:
     )
 
 
-def delete_as_person(log: RunLog, view: RunDeletion, why: str) -> RunDeletion:
+def delete_as_person(log: run_log.RunLog, view: RunDeletion, why: str) -> RunDeletion:
     """Delete the run and return what went; raises as `delete_run` does."""
     config = run_lookup.configuration_of(log.state)
     claimant = Claimant(
         lease=config.lease,
         budgets=config.budgets,
-        writer=this_writer(),
+        writer=log_entry.this_writer(),
         monotonic=time.monotonic,
         sleep=time.sleep,
     )
-    report = delete_run(log, RunDeleted(by=this_person(), why=why), claimant)
+    report = delete_run(log, run_entries.RunDeleted(by=this_person(), why=why), claimant)
     gone = [item for item in report.items if item.action == SweepAction.DELETE and item.kind != SweepKind.UNFINISHED]
     return replace(view, checkpoints=len(gone), bytes=sum(item.bytes for item in gone), freed_bytes=report.freed_bytes)
 
@@ -77,7 +73,7 @@ def describe_deletion(deletion: RunDeletion) -> list[str]:
 def roll_back(store: ObjectStore, alias: str, *, by: str, why: str = "") -> alias_history.AliasDecision:
     """Point the alias at the last readable promotion before and return it; raises `RunNotFound` or `IntegrityError`."""
 
-    def decide(state: RegistryState) -> RolledBack:
+    def decide(state: registry.RegistryState) -> registry.RolledBack:
         if len(state.champions) < 2:
             has = "one promotion and nothing before it" if state.champions else "no promotion"
             raise RunNotFound(
@@ -88,7 +84,7 @@ def roll_back(store: ObjectStore, alias: str, *, by: str, why: str = "") -> alia
             if not (problem := _find_problem(store, before)):
                 facts = f"from {leaving.run_id}@{leaving.step} back to {before.run_id}@{before.step}"
                 facts += f": {why}" if why else ""
-                return RolledBack(
+                return registry.RolledBack(
                     alias=alias,
                     manifest_sha256=before.manifest_sha256,
                     by=by,
@@ -101,12 +97,12 @@ def roll_back(store: ObjectStore, alias: str, *, by: str, why: str = "") -> alia
             "`cairn promote RUN@STEP --alias NAME` points another alias at what is left"
         )
 
-    return alias_history.list_alias_promotions(alias, Registry(store, alias).append(decide))[0]
+    return alias_history.list_alias_promotions(alias, registry.Registry(store, alias).append(decide))[0]
 
 
-def _find_problem(store: ObjectStore, promoted: Promoted) -> str:
+def _find_problem(store: ObjectStore, promoted: registry.Promoted) -> str:
     """Return why these weights cannot be used; empty where they are committed and all their bytes are there."""
-    record = RunLog(store, promoted.run_id).refresh().find(promoted.prefix)
+    record = run_log.RunLog(store, promoted.run_id).refresh().find(promoted.prefix)
     if record is None or not record.is_committed:
         return "is not in its run's log" if record is None else f"is {record.state}: {record.detail}"
     try:

@@ -14,8 +14,7 @@ from typing import NoReturn
 
 import psutil
 
-from cairn.flows.orchestrator.prefect_settings import import_prefect
-from cairn.flows.orchestrator.run_notices import all_receivers, notices_of
+from cairn.flows.orchestrator import prefect_settings, run_notices
 from cairn.flows.watching.run_continuation import Begun, Busy, Continuation, ContinuationHere, StalledRun
 from cairn.flows.watching.run_progress import RunProgress, read_progress
 from cairn.reports.notices import notice, notice_delivery
@@ -196,7 +195,7 @@ class RunWatcher:
 
     def delivering_notices(self, say: Callable[[str], None]) -> AbstractContextManager[None]:
         """Tell whom the environment of this machine names what the looks of this block see."""
-        receivers = all_receivers(read_notify(os.environ))
+        receivers = run_notices.all_receivers(read_notify(os.environ))
         return notice_delivery.delivering_notices(self._store, receivers, self.notices, say)
 
     def progress(self) -> tuple[RunProgress, ...]:
@@ -207,7 +206,7 @@ class RunWatcher:
     def notices(self) -> Iterator[notice.Notice]:
         """Yield the decisions that the last look saw, and the attempts that were silent for two leases; any thread."""
         for log in tuple(self._logs.values()):
-            yield from notices_of(log)
+            yield from run_notices.notices_of(log)
         yield from tuple(self._silent.values())
 
     def watch(
@@ -303,7 +302,7 @@ def open_watcher(request: WatchRequest) -> RunWatcher:
     folder = work_folder(os.environ) / "watch" / document.sha256(store.url.encode())[:12]
     continuation: Continuation = ContinuationHere(folder, store.url, at_most=request.at_most)
     if request.deployment:
-        import_prefect(say=say)
+        prefect_settings.import_prefect(say=say)
         from cairn.flows.watching.deployed_continuation import ContinuationByDeployment
 
         continuation = ContinuationByDeployment(request.deployment, store.url)

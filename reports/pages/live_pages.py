@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from threading import Lock
 from urllib.parse import urlencode
@@ -142,13 +141,6 @@ def attempt_page(frame: Frame, facts: post_mortem.PostMortem) -> str:
     """Return the post-mortem of one attempt."""
     answer, sections = post_mortem_text.post_mortem_answer(facts), list(post_mortem_text.post_mortem_sections(facts))
     return render_page("attempt", frame, facts=facts, answer=answer, sections=sections)
-
-
-@cache
-def style_sheet() -> bytes:
-    """Return the style of all pages."""
-    folder = files("cairn.reports.pages") / "templates"
-    return b"".join((folder / name).read_bytes() for name in ("report.css", "live.css"))
 
 
 def run_page(frame: Frame, view: RunView) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 import uvicorn
 
 from cairn.storage.stores.object_store import ObjectStore
-from cairn.ui.live_app import ViewCache, make_app
+from cairn.ui.live_page import LivePages
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +54,8 @@ class LiveServer:
 def served(store: ObjectStore, work: Path, environment: Mapping[str, str] | None = None) -> Iterator[LiveServer]:
     """Serve a store."""
     live = LiveServer()
-    app = make_app(store, environment=environment or {}, work=work, cache=ViewCache(clock=lambda: live.now))
+    chosen = {"CAIRN_CACHE": str(work), **(environment or {})}
+    app = LivePages(store, chosen, clock=lambda: live.now).make_app()
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off"))
     with socket.create_server(("127.0.0.1", 0)) as listening:
         live.port = listening.getsockname()[1]

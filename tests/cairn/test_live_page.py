@@ -16,7 +16,7 @@ from cairn.storage.logs.run_log import RunLog
 from cairn.storage.logs.step_log import StepRecord, step_log_key
 from cairn.storage.stores.local_store import LocalStore
 from cairn.tasks.errors import InvalidConfiguration
-from cairn.ui.live_server import serve
+from cairn.ui.live_page import serve
 from tests.cairn.live_server import LiveServer, served
 from tests.entries import NOON, opened, writer
 from tests.fabricated_run import FabricatedRun, configuration, fabricate

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cairn.storage.stores.local_store import LocalStore
-from cairn.ui.live_app import find_user
+from cairn.ui.live_page import find_user
 from tests.cairn.hostile_store import VALUES, HostileStore, change, places
 from tests.cairn.live_server import LiveServer, served
 from tests.crash.chromium import PAGE_MILLISECONDS, started_chromium

@@ -1,21 +1,24 @@
-"""The addresses of the live page, and what each answers. An answer has an ETag, so that asking again costs little.
+"""The live page: its addresses, what each answers, and the server on the loopback. An answer has an ETag.
 
 The store is read again at most so often that reading takes a two-hundredth of the time.
 """
 
 import os
+import socket
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
-from threading import Lock
+from threading import Lock, Thread
 from typing import Annotated, Any
 from uuid import uuid4
 
+import uvicorn
 from fastapi import FastAPI, Query, Request, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -32,11 +35,13 @@ from cairn.storage.errors import StorageError, StoreUnavailable
 from cairn.storage.logs.run_index import list_run_ids
 from cairn.storage.stores.document import encode, sha256
 from cairn.storage.stores.object_store import ObjectStore
+from cairn.tasks.errors import InvalidConfiguration
+from cairn.tasks.machine.placement import work_folder
 
 MOST_COMPARED = 8  # runs on one page
 _Runs = Annotated[list[str], Query(alias="run")]
-LEAST_SECONDS = 1.0  # nothing is read again sooner
-_REST, _MOST_VIEWS = 200, 24
+LEAST_SECONDS, _REST, _MOST_VIEWS = 1.0, 200, 24  # nothing is read again sooner than after a second
+_MOST_READING_SECONDS = 2.0  # the logs of 1,000 runs take less where they were never folded
 _EMPTY = "sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU="  # a style element that Plotly fills through the CSSOM
 _POLICY = (
     f"default-src 'none'; script-src 'self'; style-src 'self' '{_EMPTY}'; connect-src 'self'; img-src 'self'; "
@@ -55,7 +60,15 @@ _TYPES = {"js": "text/javascript", "svg": "image/svg+xml", "css": "text/css"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Look:
+class LiveAddress:
+    """Where the live page is, and the store that it shows."""
+
+    address: str
+    store: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class View:
     """What was read, None where it never could be; the error if it cannot be now; a version that both change."""
 
     value: Any
@@ -66,40 +79,42 @@ class Look:
 @dataclass(kw_only=True, slots=True)
 class _Entry:
     read: Callable[[], Any] | None = None
-    look: Look | None = None
+    view: View | None = None
     due: float = 0.0
     lock: Lock = field(default_factory=Lock)
 
 
 class ViewCache:
-    """Views by name, the least recently used dropped; while one thread reads a view, others get the one before."""
+    """Views of a store by name, the least recently used dropped; while one thread reads one, others get the last."""
 
-    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self, store: ObjectStore, *, clock: Callable[[], float]) -> None:
+        self._clock, self._runs = clock, store.local_path("runs")
+        self._away = StoreUnavailable(f"{store.url}: there is no such folder; the first run makes it")
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._lock = Lock()
 
-    def look(self, name: str, open_view: Callable[[], Callable[[], Any]], check: Callable[[], None]) -> Look:
-        """Return a view; `open_view` returns what reads it, and is called again after an error, `check` each time."""
+    def read(self, name: str, open_view: Callable[[], Callable[[], Any]]) -> View:
+        """Return a view; `open_view` returns the function that reads it, and is called again after an error."""
         with self._lock:
             entry = self._entries.setdefault(name, _Entry())
             self._entries.move_to_end(name)
             while len(self._entries) > _MOST_VIEWS:
                 self._entries.popitem(last=False)
-        if entry.lock.acquire(blocking=entry.look is None):
+        if entry.lock.acquire(blocking=entry.view is None):
             try:
-                if entry.look is None or self._clock() >= entry.due:
-                    self._read(entry, open_view, check)
+                if entry.view is None or self._clock() >= entry.due:
+                    self._refresh(entry, open_view)
             finally:
                 entry.lock.release()
-        assert entry.look is not None
-        return entry.look
+        assert entry.view is not None
+        return entry.view
 
-    def _read(self, entry: _Entry, open_view: Callable[[], Callable[[], Any]], check: Callable[[], None]) -> None:
-        began, before = self._clock(), entry.look
+    def _refresh(self, entry: _Entry, open_view: Callable[[], Callable[[], Any]]) -> None:
+        began, before = self._clock(), entry.view
         value, error = before.value if before else None, None
         try:
-            check()
+            if self._runs is not None and not self._runs.parent.is_dir():
+                raise self._away  # a local store without its folder else reads as one without runs
             entry.read = entry.read or open_view()
             value = entry.read()
         except (StorageError, ReportError) as problem:
@@ -107,105 +122,97 @@ class ViewCache:
         ended = self._clock()
         entry.due = ended + max(LEAST_SECONDS, _REST * (ended - began))
         if before is None or before.value != value or str(before.error) != str(error):
-            entry.look = Look(value=value, error=error, version=uuid4().hex)
+            entry.view = View(value=value, error=error, version=uuid4().hex)
 
 
-def make_app(store: ObjectStore, *, environment: Mapping[str, str], work: Path, cache: ViewCache) -> FastAPI:
-    """Return the application; `work` is this machine's folder for packed tables."""
-    pages = _LivePages(store, environment, work, cache)
-    app = FastAPI(title="Cairn", docs_url=None, redoc_url=None, openapi_url=None)
-    for path, answer in (
-        ("/", pages.runs),
-        ("/runs/{run_id}", pages.run),
-        ("/runs/{run_id}/attempts/{number}", pages.attempt),
-        ("/curves", pages.curves),
-        ("/compare", pages.compare),
-        ("/models", pages.models),
-        (METRICS, pages.metrics),
-        ("/assets/{name}", answer_asset),
-    ):
-        app.add_api_route(path, answer, methods=["GET", "HEAD"], response_model=None)
-    app.add_middleware(Guard)
-    return app
-
-
-def look_at_overview(store: ObjectStore, work: Path, cache: ViewCache) -> Look:
-    """Return every run as the list shows it."""
-    return cache.look("runs", lambda: partial(read_overview, store, work=work), partial(check_root, store))
-
-
-def check_root(store: ObjectStore) -> None:
-    """Raise `StoreUnavailable` where a local store's folder is gone, which else reads as a store without runs."""
-    runs = store.local_path("runs")
-    if runs is not None and not runs.parent.is_dir():
-        raise StoreUnavailable(f"{store.url}: there is no such folder; the first run makes it")
-
-
-class _LivePages:
+class LivePages:
     """Answers one store's requests, each in a thread of its own."""
 
-    def __init__(self, store: ObjectStore, environment: Mapping[str, str], work: Path, cache: ViewCache) -> None:
-        self._store, self._environment, self._work, self._cache = store, environment, work, cache
-        self._look = partial(cache.look, check=partial(check_root, store))
-        self._metrics = RunMetrics(store)
+    def __init__(
+        self, store: ObjectStore, environment: Mapping[str, str], *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Read the assets; views are read when they are asked for."""
+        self._store, self._environment = store, environment
+        self._views, self._metrics = ViewCache(store, clock=clock), RunMetrics(store)
+        own, styles = files("cairn.ui") / "assets", files("cairn.reports.pages") / "templates"
+        self._assets = {name: (own / name).read_bytes() for name in ("live.js", "live_plot.js", "icon.svg")}
+        self._assets["plotly.min.js"] = (files("plotly") / "package_data" / "plotly.min.js").read_bytes()
+        self._assets["live.css"] = b"".join((styles / name).read_bytes() for name in ("report.css", "live.css"))
+
+    def make_app(self) -> FastAPI:
+        """Return the application that answers."""
+        app = FastAPI(title="Cairn", docs_url=None, redoc_url=None, openapi_url=None)
+        for path, answer in (
+            ("/", self.runs),
+            ("/runs/{run_id}", self.run),
+            ("/runs/{run_id}/attempts/{number}", self.attempt),
+            ("/curves", self.curves),
+            ("/compare", self.compare),
+            ("/models", self.models),
+            (METRICS, self.metrics),
+            ("/assets/{name}", self.asset),
+        ):
+            app.add_api_route(path, answer, methods=["GET", "HEAD"], response_model=None)
+        app.add_middleware(Guard)
+        return app
+
+    def overview(self) -> View:
+        """Return every run as the list shows it."""
+        work = work_folder(self._environment)  # for packed tables
+        return self._views.read("runs", lambda: partial(read_overview, self._store, work=work))
 
     def runs(self, request: Request, q: str = "", sort: str = SORTS[0], down: bool = True) -> Response:
         """All runs, searched and sorted."""
         query = RunsQuery(search=q, sort=sort if sort in SORTS else SORTS[0], descending=down)
-        look = look_at_overview(self._store, self._work, self._cache)
-        hourly = None  # the price of a device hour
+        view, hourly = self.overview(), None  # the price of a device hour
         with suppress(KeyError, ValueError):
             hourly = float(self._environment[run_report.PRICE])
 
         def render(frame: Frame) -> str:
-            rows = select_rows(look.value, search=query.search, sort=query.sort, descending=query.descending)
-            shown = {"rows": rows, "query": query, "of": len(look.value), "hourly": hourly}
+            rows = select_rows(view.value, search=query.search, sort=query.sort, descending=query.descending)
+            shown = {"rows": rows, "query": query, "of": len(view.value), "hourly": hourly}
             return render_page("runs", frame, headings=live_pages.HEADINGS, **shown)
 
-        return self._page(request, look, render)
+        return self._page(request, view, render)
 
     def run(self, request: Request, run_id: str) -> Response:
         """One run."""
-        look = self._look_at_run(run_id)
-        return self._page(request, look, lambda frame: live_pages.run_page(frame, look.value))
+        (view,) = self._read_runs([run_id])
+        return self._page(request, view, lambda frame: live_pages.run_page(frame, view.value))
 
     def attempt(self, request: Request, run_id: str, number: int) -> Response:
         """The post-mortem of one attempt."""
 
-        def open_attempt() -> Callable[[], Any]:
-            log = find_run(self._store, run_id)
+        def read() -> Any:
+            return gather_post_mortem(find_run(self._store, run_id), number)
 
-            def read() -> Any:
-                log.refresh()
-                return gather_post_mortem(log, number)
-
-            return read
-
-        look = self._look(f"attempt/{run_id}/{number}", open_attempt)
-        return self._page(request, look, lambda frame: live_pages.attempt_page(frame, look.value))
+        view = self._views.read(f"attempt/{run_id}/{number}", lambda: read)
+        return self._page(request, view, lambda frame: live_pages.attempt_page(frame, view.value))
 
     def compare(self, request: Request, run: _Runs = []) -> Response:  # noqa: B006 (only read)
         """Several runs over each other."""
         run_ids = self._expand(run)
-        looks = self._look_at_runs(run_ids)
-        views = tuple(look.value for look in looks if look.value is not None)
-        missing = [str(look.error) for look in looks if look.value is None]
+        views = self._read_runs(run_ids)
+        there = [view for view in views if view.value is not None]
+        missing = [str(view.error) for view in views if view.value is None]
         if len(run_ids) > MOST_COMPARED:
             missing.append(f"only the first {MOST_COMPARED} of {len(run_ids)} runs are shown")
-        error = next((look.error for look in looks if look.value is not None and look.error), None)
-        look = Look(value=views, error=error, version=_joined(looks))
+        error = next((view.error for view in there if view.error), None)
 
         def render(frame: Frame) -> str:
-            return render_page("compare", frame, comparison=compare_runs([view.log for view in views]), missing=missing)
+            comparison = compare_runs([view.value.log for view in there])
+            return render_page("compare", frame, comparison=comparison, missing=missing)
 
-        return self._page(request, look, render)
+        version = " ".join(view.version for view in views)
+        return self._page(request, View(value=there, error=error, version=version), render)
 
     def curves(self, request: Request, run: _Runs = []) -> Response:  # noqa: B006 (only read)
         """The curves of runs as JSON."""
-        looks = self._look_at_runs(self._expand(run))
-        columns = max(TRACE_COLUMNS // max(len(looks), 1), TRACE_COLUMNS // 4)
-        curves = (view_curves(look.value.curves, columns=columns) for look in looks if look.value is not None)
-        return _answer(request, _joined(looks), lambda: encode(list(curves)), "application/json")
+        views = self._read_runs(self._expand(run))
+        columns = max(TRACE_COLUMNS // max(len(views), 1), TRACE_COLUMNS // 4)
+        curves = (view_curves(view.value.curves, columns=columns) for view in views if view.value is not None)
+        version = " ".join(view.version for view in views)
+        return _answer(request, version, lambda: encode(list(curves)), "application/json")
 
     def models(self, request: Request) -> Response:
         """What aliases point at."""
@@ -213,54 +220,39 @@ class _LivePages:
         def read() -> Mapping[str, Any]:
             return {"promotions": list_promotions(self._store), "decisions": list_decisions(self._store)}
 
-        look = self._look("models", lambda: read)
-        return self._page(request, look, lambda frame: render_page("models", frame, **look.value))
+        view = self._views.read("models", lambda: read)
+        return self._page(request, view, lambda frame: render_page("models", frame, **view.value))
 
     def metrics(self) -> Response:
         """The numbers of all runs for monitoring systems."""
         return Response(self._metrics.text(), headers={"content-type": CONTENT_TYPE})
 
-    def _look_at_run(self, run_id: str) -> Look:
-        return self._look(f"run/{run_id}", lambda: FollowedRun(self._store, run_id, self._environment).look)
+    def asset(self, request: Request, name: str) -> Response:
+        """A script, style or picture."""
+        content = self._assets.get(name)
+        if content is None:
+            return Response("there is no such file\n", status_code=404, media_type="text/plain")
+        return _answer(request, sha256(content), lambda: content, _TYPES[name.rpartition(".")[2]])
 
-    def _look_at_runs(self, run_ids: Sequence[str]) -> list[Look]:
-        return [self._look_at_run(run_id) for run_id in run_ids[:MOST_COMPARED]]
+    def _read_runs(self, run_ids: Sequence[str]) -> list[View]:
+        def follow(run_id: str) -> Callable[[], Any]:
+            return FollowedRun(self._store, run_id, self._environment).look
+
+        return [self._views.read(f"run/{run_id}", partial(follow, run_id)) for run_id in run_ids[:MOST_COMPARED]]
 
     def _expand(self, names: Sequence[str]) -> Sequence[str]:
         """Return the runs that are named, by themselves or by their set; several that are runs need no list of all."""
-        if len(names) > 1 and all(look.value is not None for look in self._look_at_runs(names)):
+        if len(names) > 1 and all(view.value is not None for view in self._read_runs(names)):
             return tuple(dict.fromkeys(names))
-        listed = self._look("names", lambda: partial(list_run_ids, self._store)).value or ()
-        return expand_names(listed, names)
+        return expand_names(self._views.read("names", lambda: partial(list_run_ids, self._store)).value or (), names)
 
-    def _page(self, request: Request, look: Look, render: Callable[[Frame], str]) -> Response:
+    def _page(self, request: Request, view: View, render: Callable[[Frame], str]) -> Response:
         """Return a page, or one that only says what the problem is."""
-        frame = Frame(store=self._store.url, problem=str(look.error) if look.error else "")
-        if look.value is None:
-            status = 404 if isinstance(look.error, RunNotFound) else 503
+        frame = Frame(store=self._store.url, problem=str(view.error) if view.error else "")
+        if view.value is None:
+            status = 404 if isinstance(view.error, RunNotFound) else 503
             return Response(render_page("problem", frame), status_code=status, media_type="text/html")
-        return _answer(request, look.version, lambda: render(frame).encode(), "text/html")
-
-
-def answer_asset(request: Request, name: str) -> Response:
-    """A script, style or picture."""
-    content = _asset(name)
-    if content is None:
-        return Response("there is no such file\n", status_code=404, media_type="text/plain")
-    return _answer(request, sha256(content), lambda: content, _TYPES[name.rpartition(".")[2]])
-
-
-@cache
-def _asset(name: str) -> bytes | None:
-    match name:
-        case "live.css":
-            return live_pages.style_sheet()
-        case "plotly.min.js":
-            return (files("plotly") / "package_data" / name).read_bytes()
-        case "live.js" | "live_plot.js" | "icon.svg":
-            return (files("cairn.ui") / "assets" / name).read_bytes()
-        case _:
-            return None
+        return _answer(request, view.version, lambda: render(frame).encode(), "text/html")
 
 
 def _answer(request: Request, version: str, make: Callable[[], bytes], media_type: str) -> Response:
@@ -272,8 +264,34 @@ def _answer(request: Request, version: str, make: Callable[[], bytes], media_typ
     return Response(make(), media_type=media_type, headers=headers)
 
 
-def _joined(looks: Sequence[Look]) -> str:
-    return " ".join(look.version for look in looks)
+def serve(
+    store: ObjectStore, *, port: int, environment: Mapping[str, str], announce: Callable[[LiveAddress], None]
+) -> None:
+    """Listen on 127.0.0.1, any free port for 0, announce the address once the runs were read, answer until Ctrl-C.
+
+    Raises `InvalidConfiguration` where the port is taken or the plotting library is not installed. Training on this
+    machine comes first: this process has a lower priority.
+    """
+    if find_spec("plotly") is None:
+        raise InvalidConfiguration("cairn ui needs the package plotly: pip install 'cairn-train[ui]'")
+    try:
+        listening = socket.create_server(("127.0.0.1", port))
+    except (OSError, OverflowError) as error:
+        why = getattr(error, "strerror", None) or "must be 0 to 65535"
+        raise InvalidConfiguration(f"--port {port}: {why}; choose another one, or 0 for any that is free") from error
+    with listening:
+        os.nice(10)
+        pages = LivePages(store, environment)
+        app = pages.make_app()
+        quiet = uvicorn.Config(
+            app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=1, proxy_headers=False
+        )
+        reading = Thread(target=pages.overview, daemon=True)
+        with suppress(KeyboardInterrupt):
+            reading.start()
+            reading.join(_MOST_READING_SECONDS)
+            announce(LiveAddress(address="http://{}:{}/".format(*listening.getsockname()), store=store.url))
+            uvicorn.Server(quiet).run(sockets=[listening])
 
 
 class Guard:
