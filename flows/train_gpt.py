@@ -13,7 +13,7 @@ from cairn.flows.preparation.training_request import HANDED_OVER, TrainingReques
 from cairn.flows.run import active_run, early_attempt, run_opening, run_promotion
 from cairn.flows.run.attempt import Attempt
 from cairn.flows.watching.deployed_continuation import name_successor
-from cairn.reports.explain.termination_text import describe_end, describe_left
+from cairn.reports.text.termination_text import describe_end, describe_left
 from cairn.storage.errors import Fenced, NotDurable, StoreRefused
 from cairn.storage.logs.run_entries import AttemptEnded
 from cairn.tasks.attempt.shutdown_signal import ShutdownSignal

@@ -37,7 +37,7 @@ RECORDS: Mapping[str, str] = {
     "watch": "cairn.flows.watching.run_watcher:WatchRow*",
     "runs": "cairn.reports.queries.run_status:RunSummary*",
     "status": "cairn.reports.queries.run_status:RunStatus",
-    "explain": "cairn.reports.explain.post_mortem:PostMortem",
+    "explain": "cairn.reports.queries.post_mortem:PostMortem",
     "report": "cairn.reports.pages.run_report:RunReport",
     "attempts": "cairn.reports.queries.receipts:Receipt*",
     "checkpoints": "cairn.reports.queries.run_lookup:CheckpointSummary*",

@@ -9,9 +9,10 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from cairn.cli.app import Alias, Flag, Json, Reference, SnapshotName, Url, Why, open_chosen_store, store_option
-from cairn.cli.texts import print_data, print_rows
+from cairn.cli.texts import print_blocks
 from cairn.operations.text_sampling import RunSampler, SampleRequest, follow_run, read_prompt, show_text, write_samples
-from cairn.reports.queries import display_tables, run_lookup
+from cairn.reports.queries import run_lookup
+from cairn.reports.text import answer_text, display_tables
 from cairn.tasks.machine.placement import work_folder
 from cairn.tasks.policy.termination import ExitCode
 from cairn.tasks.text.format import short_digest
@@ -53,10 +54,10 @@ def models(*, history: Flag = False, store: Url = "", json: Json = False) -> Non
 
     if history:
         decisions = list_decisions(open_chosen_store(store))
-        print_document(decisions) if json else print_rows(display_tables.decisions_table(decisions))
+        print_document(decisions) if json else print_blocks(display_tables.decisions_table(decisions))
     else:
         views = list_promotions(open_chosen_store(store))
-        print_document(views) if json else print_rows(display_tables.promotions_table(views))
+        print_document(views) if json else print_blocks(display_tables.promotions_table(views))
 
 
 def evaluate(
@@ -79,7 +80,7 @@ def evaluate(
 
     found = run_lookup.find_checkpoint(open_chosen_store(store), reference)
     view = compare_evaluations(found, measure(found, suite=suite, again=again))
-    print_document(view) if json else print_rows(display_tables.comparison_table(view))
+    print_document(view) if json else print_blocks(display_tables.comparison_table(view))
     return ExitCode.DONE if view.status == "recorded" else ExitCode.ERROR
 
 
@@ -99,7 +100,7 @@ def promote(
 
     state = offer_as_person(run_lookup.find_checkpoint(open_chosen_store(store), reference), alias, why=why)
     view = list_alias_promotions(alias, state)[0]
-    print_document(view) if json else print_rows(display_tables.promotions_table([view]))
+    print_document(view) if json else print_blocks(display_tables.promotions_table([view]))
 
 
 def rollback(*, alias: Alias = "champion", why: Why = "", store: Url = "", json: Json = False) -> None:
@@ -113,7 +114,7 @@ def rollback(*, alias: Alias = "champion", why: Why = "", store: Url = "", json:
     from cairn.operations.person_decisions import roll_back
 
     view = roll_back(open_chosen_store(store), alias, by=this_person(), why=why)
-    print_document(view) if json else print_rows(display_tables.promotions_table([view]))
+    print_document(view) if json else print_blocks(display_tables.promotions_table([view]))
 
 
 def sample(
@@ -199,7 +200,7 @@ def data(
 
     choice = WindowChoice(window=window, split=split, block_size=block_size)
     view = summarize_data(open_chosen_store(store), reference, choice, cache_dir=work_folder(os.environ) / "snapshots")
-    print_document(view) if json else print_data(view)
+    print_document(view) if json else print_blocks(*answer_text.data_blocks(view))
 
 
 def import_tokens(

@@ -8,14 +8,13 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from cairn.cli.app import Flag, Json, Url, open_chosen_store, open_run_log
-from cairn.cli.texts import print_answer, print_json, print_rows, print_simulation
-from cairn.reports.queries import display_tables
+from cairn.cli.texts import print_answer, print_blocks, print_json
 from cairn.reports.queries.receipts import read_receipts
 from cairn.reports.queries.simulation_options import SimulationOptions
+from cairn.reports.text import answer_text, display_tables
 from cairn.tasks.errors import InvalidConfiguration
 from cairn.tasks.machine.placement import work_folder
-from cairn.tasks.text.format import format_count
-from cairn.tasks.text.output import output_columns, print_document, print_facts, print_line, print_table, say
+from cairn.tasks.text.output import output_columns, print_document, print_line, print_table, say
 
 Axis = Literal["step", "tokens"]
 ComparedAxis = Literal["step", "tokens", "time"]
@@ -37,7 +36,7 @@ def runs(*, archived: Flag = False, store: Url = "", json: Json = False) -> None
     from cairn.reports.queries.run_status import RunPhase, list_runs
 
     rows = tuple(row for row in list_runs(open_chosen_store(store)) if (row.state == RunPhase.DELETED) is archived)
-    print_document(rows) if json else print_rows(display_tables.runs_table(rows, archived=archived))
+    print_document(rows) if json else print_blocks(display_tables.runs_table(rows, archived=archived))
 
 
 def status(run: str, *, store: Url = "", json: Json = False) -> None:
@@ -50,26 +49,7 @@ def status(run: str, *, store: Url = "", json: Json = False) -> None:
     from cairn.reports.queries.run_status import read_status
 
     view = read_status(open_run_log(store, run))
-    if json:
-        print_document(view)
-        return
-    owner, count = view.owner, view.quarantined_windows
-    windows = f"{format_count(count, 'window')} of the data, never drawn again; `cairn log` says why" if count else ""
-    notes = {"stopped early": view.stopped_early, "quarantined": windows}
-    notes |= {"bits": view.bits, "warning": view.symptom, "injected": view.injected}
-    print_facts(
-        [
-            ("run", view.run_id),
-            *([("forked from", view.forked_from)] if view.forked_from else []),
-            ("state", view.state),
-            ("step", f"{view.step} of {view.total_steps}"),
-            ("newest committed", view.newest_committed_step),
-            ("owner", f"pid {owner.pid} on {owner.host} ({owner.device})" if owner else None),
-            ("retries left", ", ".join(f"{reason} {budget.left}" for reason, budget in view.budgets.items())),
-            *((name, text) for name, text in notes.items() if text),
-            ("next", view.next),
-        ]
-    )
+    print_document(view) if json else print_blocks(answer_text.status_facts(view))
 
 
 def attempts(run: str, *, store: Url = "", json: Json = False) -> None:
@@ -83,7 +63,7 @@ def attempts(run: str, *, store: Url = "", json: Json = False) -> None:
 
     log = open_run_log(store, run)
     receipts = read_receipts(log, read_beat(log))
-    print_document(receipts) if json else print_rows(display_tables.receipts_table(receipts))
+    print_document(receipts) if json else print_blocks(display_tables.receipts_table(receipts))
 
 
 def checkpoints(run: str, *, store: Url = "", json: Json = False) -> None:
@@ -96,7 +76,7 @@ def checkpoints(run: str, *, store: Url = "", json: Json = False) -> None:
     from cairn.reports.queries.run_lookup import read_checkpoints
 
     found = read_checkpoints(open_run_log(store, run))
-    print_document(found) if json else print_rows(display_tables.checkpoints_table(found))
+    print_document(found) if json else print_blocks(display_tables.checkpoints_table(found))
 
 
 def evaluations(run: str, *, store: Url = "", json: Json = False) -> None:
@@ -109,7 +89,7 @@ def evaluations(run: str, *, store: Url = "", json: Json = False) -> None:
     from cairn.reports.queries.evaluations import list_evaluations
 
     found = list_evaluations(open_run_log(store, run).state)
-    print_document(found) if json else print_rows(display_tables.evaluations_table(found))
+    print_document(found) if json else print_blocks(display_tables.evaluations_table(found))
 
 
 def explain(run: str, *, attempt: int | None = None, store: Url = "", json: Json = False) -> None:
@@ -122,8 +102,8 @@ def explain(run: str, *, attempt: int | None = None, store: Url = "", json: Json
         cairn explain quickstart
         cairn explain quickstart --attempt 3
     """
-    from cairn.reports.explain.post_mortem import gather_post_mortem
-    from cairn.reports.explain.post_mortem_text import post_mortem_lines
+    from cairn.reports.queries.post_mortem import gather_post_mortem
+    from cairn.reports.text.post_mortem_text import post_mortem_lines
 
     facts = gather_post_mortem(open_run_log(store, run), attempt)
     print_document(facts) if json else print_line("\n".join(post_mortem_lines(facts, output_columns())))
@@ -137,7 +117,7 @@ def log(run: str, *, store: Url = "", json: Json = False) -> None:
         cairn log quickstart --json
     """
     entries = open_run_log(store, run).read_entries()
-    print_document(entries) if json else print_rows(display_tables.entries_table(entries))
+    print_document(entries) if json else print_blocks(display_tables.entries_table(entries))
 
 
 def report(run: str, *, html: str = "", store: Url = "", json: Json = False) -> None:
@@ -213,10 +193,10 @@ def compare(*runs: str, png: str = "", x: ComparedAxis = "step", store: Url = ""
     if json:
         print_document(view)
         return
-    print_rows(display_tables.compared_runs_table(view))
+    print_blocks(display_tables.compared_runs_table(view))
     if (losses := display_tables.held_out_table(view)).rows:
         print()
-        print_rows(losses)
+        print_blocks(losses)
 
 
 def diagnose(run: str, *, store: Url = "", json: Json = False) -> None:
@@ -228,10 +208,10 @@ def diagnose(run: str, *, store: Url = "", json: Json = False) -> None:
         cairn diagnose quickstart
         cairn diagnose quickstart --json
     """
-    from cairn.reports.queries.run_diagnosis import diagnose_run, print_diagnosis
+    from cairn.reports.queries.run_diagnosis import diagnose_run
 
     view = diagnose_run(open_run_log(store, run))
-    print_document(view) if json else print_diagnosis(view)
+    print_document(view) if json else print_blocks(*answer_text.diagnosis_blocks(view))
 
 
 def simulate(run: str = "", *, options: Options = SimulationOptions(), store: Url = "", json: Json = False) -> None:
@@ -247,7 +227,7 @@ def simulate(run: str = "", *, options: Options = SimulationOptions(), store: Ur
     from cairn.reports.queries.run_simulation import simulate_policies
 
     view = simulate_policies(options, state=open_run_log(store, run).state if run else None, environment=os.environ)
-    print_document(view) if json else print_simulation(view)
+    print_document(view) if json else print_blocks(*answer_text.simulation_blocks(view))
 
 
 def sql(query: Query = "", /, *, store: Url = "", json: Json = False) -> None:

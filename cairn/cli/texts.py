@@ -8,74 +8,38 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from cairn.cli.app import store_option
-from cairn.reports.queries.display_tables import Table
+from cairn.reports.text.answer_text import Block, Verbatim
+from cairn.reports.text.display_tables import Table
 from cairn.storage.logs.registry import Promoted, Refused, Registry
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.stores.document import decode, encode
 from cairn.tasks.data.document import describe_split
-from cairn.tasks.text.format import format_count, format_duration, format_list, replace_unprintable, short_digest
+from cairn.tasks.text.format import format_count, format_duration, format_list, short_digest
 from cairn.tasks.text.output import print_facts, print_line, print_table, say, write_json
 
 if TYPE_CHECKING:
     from cairn.flows.preparation.training_plan import TrainingPlan
     from cairn.flows.watching.run_watcher import WatchRow
     from cairn.operations.replay_plan import Replay
-    from cairn.reports.queries.data_summary import DataSummary
-    from cairn.reports.queries.run_simulation import PolicyOutcome, SimulationSummary
     from cairn.storage.tables.table_cache import Column
     from cairn.tasks.configuration.run_configuration import RunConfig
 
-_MOST_SOURCES, _MOST_ROWS = 20, 1_000
+_MOST_ROWS = 1_000
 _LARGEST_INTEGER = 2**63
 
 
-def print_rows(table: Table) -> None:
-    """Print a list."""
-    print_table(table.columns, table.rows, empty=table.empty)
-
-
-def print_data(summary: "DataSummary") -> None:
-    """Print a snapshot: its facts, its sources, and windows with their documents."""
-    manifest = summary.manifest
-    ids = f"{manifest.vocab_size:,} ids, end of text {manifest.end_of_text_id}"
-    facts = {"snapshot": summary.snapshot_id, "bytes": f"{sum(item.bytes for item in manifest.objects):,}"}
-    facts["tokenizer"] = f"{short_digest(manifest.tokenizer_sha256)}, {ids}"
-    for split, size in {"train": manifest.splits.train, "val": manifest.splits.val}.items():
-        parts = summary.splits[split]
-        text = f"{size.tokens:,} tokens of {size.bytes:,} bytes in {size.documents:,} documents"
-        shards = f"{format_count(parts.shards, 'shard')}, {parts.windows:,} windows of {summary.block_size}"
-        facts[split] = f"{text}, {shards}"
-    facts["left out"] = ", ".join(f"{item.kind} {item.documents:,}" for item in manifest.rejected) or "nothing"
-    print_facts(facts.items())
-    print()
-    rows = [
-        (source.name, f"{source.documents:,}", f"{source.bytes:,}", source.unit, short_digest(source.sha256))
-        for source in manifest.sources[:_MOST_SOURCES]
-    ]
-    print_table(("source", "documents", "bytes", "a document is", "sha256"), rows, empty="no sources")
-    if len(manifest.sources) > _MOST_SOURCES:
-        print(f"and {len(manifest.sources) - _MOST_SOURCES:,} more; --json lists all")
-    if summary.groups:
-        print()
-        weights = [] if summary.groups[0].weight is None else ["weight", "share of draws"]
-        columns = ["drawn together", "files", "train tokens", "val tokens", "train windows of its own", *weights]
-        table = list[list[str]]()
-        for item in summary.groups:
-            group = item.group
-            sizes = (group.sources, group.train_tokens, group.val_tokens, item.windows)
-            shares = [] if item.share is None else [f"{item.weight:g}", f"{item.share:.2%}"]
-            table.append([group.name, *(f"{count:,}" for count in sizes), *shares])
-        print_table(columns, table, empty="")
-    for window in summary.windows:
-        last = window.first_token + summary.block_size - 1
-        print(f"\n{window.split} window {window.window}, tokens {window.first_token:,} to {last:,}, from")
-        for place in window.documents:
-            document, first = place.row, max(0, window.first_token - place.first_token)
-            where = f"{document.source} byte {document.offset_bytes:,} ({document.bytes:,} bytes)"
-            print_line(f"  {where}, sha256 {short_digest(document.sha256)}, from its token {first:,} on")
-        if not window.is_drawn:
-            print_line(f"  it crosses the border of {' and '.join(window.groups)}: with weights no step draws it")
-        print(replace_unprintable(window.text))
+def print_blocks(*blocks: Block) -> None:
+    """Print lines, facts and tables."""
+    for block in blocks:
+        match block:
+            case str():
+                print_line(block)
+            case Table():
+                print_table(block.columns, block.rows, empty=block.empty)
+            case Verbatim():
+                print(block.text)
+            case _:
+                print_facts(block.items())
 
 
 def print_replay(replay: "Replay") -> None:
@@ -94,74 +58,11 @@ def print_replay(replay: "Replay") -> None:
 
 def print_watch(rows: "Sequence[WatchRow]") -> None:
     """Print what the watcher did about each run, and why."""
-    cells = [(r.run_id, r.action, None if r.seconds is None else _format_span(r.seconds), r.why, r.how) for r in rows]
+    cells = []
+    for row in rows:
+        wait = None if row.seconds is None else format_duration(row.seconds)
+        cells.append((row.run_id, row.action, wait, row.why, row.how))
     print_table(("run", "action", "in", "why", "how"), cells, empty="no runs here yet; nothing to watch")
-
-
-def print_simulation(summary: "SimulationSummary") -> None:
-    """Print how the run ends under each policy, the assumptions, and the loss at other checkpoint intervals."""
-    policy, *plain = summary.outcomes
-    plan, trace, count = summary.plan, summary.trace, policy.spread.seeds
-    between = trace.hours_between_failures
-    often = "never" if between is None else f"every {_format_span(between * 3600)}"
-    plain_ends = "; ".join(f"{outcome.policy}: {_describe_end(outcome)}" for outcome in plain)
-    wait = f"another machine after {_format_span(trace.replacement_seconds)} on average, "
-    shocks = f"{trace.aftershock_share:.0%} followed by another {trace.aftershock_rate_factor:g} times as fast, "
-    assumed = f"{wait if trace.replacement_seconds else ''}{shocks if trace.aftershock_share else ''}"
-    seeds = f"seed {summary.seed}" if count == 1 else f"median and middle 80 % of {count} seeds from {summary.seed}"
-    print_line(f"this policy {_describe_end(policy)}; plain retry counts: {plain_ends}")
-    print_line(
-        f"on {format_count(plan.devices, 'device')}, {plan.total_steps:,} steps "
-        f"of {plan.step_seconds:.4g} s ({_format_span(plan.total_steps * plan.step_seconds)} if nothing failed), "
-        f"a commit stops training for {plan.checkpoint_seconds:.3g} s, a restart takes {plan.restart_seconds:.4g} s,\n"
-        f"a failure {often}, {assumed}{seeds}; {trace.source}\n"
-    )
-    columns = ("policy", "end", "goodput", "hours wasted", "in commits", "in restarts", "attempts", "retries by reason")
-    print_table(columns, map(_outcome_row, summary.outcomes), empty="")
-    for outcome in summary.outcomes:
-        if outcome.stopped_by:
-            print_line(f"  {outcome.policy} stopped by {outcome.stopped_by}")
-    print()
-    found = summary.intervals
-    intervals = {"now": found.present, "Young": found.young, "Daly": found.daly, "simulated best": found.simulated}
-    rows = [
-        (name, i.every_steps, _format_span(i.seconds), f"{i.lost_share:.2%} ({i.lost_least:.2%} to {i.lost_most:.2%})")
-        for name, i in intervals.items()
-        if i
-    ]
-    print_table(("commit every", "steps", "time", "not useful"), rows, empty="")
-    if found.simulated is None:
-        print_line("nothing that loses work ever happens: any interval is short enough")
-        return
-    gained = found.present.lost_share - found.simulated.lost_share
-    better = f"checkpoint.every_steps={found.simulated.every_steps} would make {gained:.2%} more of the time useful"
-    print_line(better if gained >= 0.001 else "the present interval is as good as any")
-
-
-def _outcome_row(outcome: "PolicyOutcome") -> tuple[object, ...]:
-    end = f"{_format_span(outcome.days * 86400)} {'finished' if outcome.finished else 'given up'}"
-    goodput = f"{outcome.goodput:.1%} ({outcome.spread.goodput_low:.1%} to {outcome.spread.goodput_high:.1%})"
-    lost = (outcome.wasted_gpu_hours, outcome.checkpoint_gpu_hours, outcome.restart_gpu_hours)
-    hours = (f"{hours:,.0f}" if hours >= 100 else f"{hours:.3g}" for hours in lost)
-    retries = ", ".join(f"{reason} {count}" for reason, count in outcome.retries.items()) or None
-    return outcome.policy, end, goodput, *hours, outcome.attempts, retries
-
-
-def _describe_end(outcome: "PolicyOutcome") -> str:
-    spread = outcome.spread
-    if outcome.finished:
-        between = f" ({_format_span(spread.days_low * 86400)} to {_format_span(spread.days_high * 86400)})"
-        of_all = f" with {spread.finished} of {spread.seeds} seeds" if spread.finished < spread.seeds else ""
-        return f"finishes after {_format_span(outcome.days * 86400)}{between}{of_all}, goodput {outcome.goodput:.1%}"
-    done = outcome.step / outcome.total_steps
-    return f"gives up after {_format_span(outcome.days * 86400)} with {done:.1%} of the steps done"
-
-
-def _format_span(seconds: float) -> str:
-    for unit, name in ((86400.0, "days"), (3600.0, "h"), (60.0, "min")):
-        if seconds >= 2 * unit:
-            return f"{seconds / unit:.1f} {name}"
-    return f"{seconds:.3g} s"
 
 
 def print_answer(columns: "Sequence[Column]", rows: Iterable[Sequence[object]]) -> None:

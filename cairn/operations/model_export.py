@@ -7,7 +7,8 @@ from pathlib import Path
 from cairn.model.configuration.parameter_table import family_of
 from cairn.model.errors import InvalidInput
 from cairn.operations.text_sampling import open_run_model
-from cairn.reports.queries import alias_history, display_tables, run_lookup
+from cairn.reports.queries import alias_history, run_lookup
+from cairn.reports.text import display_tables
 from cairn.storage.logs import log_entry, run_state
 from cairn.storage.snapshots.snapshot_manifest import SnapshotManifest
 from cairn.storage.stores.document import encode

@@ -23,11 +23,11 @@ from fastapi import FastAPI, Query, Request, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cairn.reports.errors import ReportError, RunNotFound
-from cairn.reports.explain.post_mortem import gather_post_mortem
 from cairn.reports.pages import live_pages, run_report
 from cairn.reports.pages.live_pages import SORTS, FollowedRun, Frame, RunsQuery, read_overview, render_page, select_rows
 from cairn.reports.plots.plot_axis import TRACE_COLUMNS, view_curves
 from cairn.reports.queries.alias_history import list_decisions, list_promotions
+from cairn.reports.queries.post_mortem import gather_post_mortem
 from cairn.reports.queries.run_comparison import compare_runs, expand_names
 from cairn.reports.queries.run_lookup import find_run
 from cairn.reports.queries.run_metrics import CONTENT_TYPE, RunMetrics

@@ -28,9 +28,9 @@ from prefect.states import Crashed
 
 from cairn.flows.orchestrator.flow_end import add_tags
 from cairn.reports.plots.run_curves import describe_run, gather_curves
-from cairn.reports.queries import display_tables as tables
 from cairn.reports.queries import receipts, run_lookup, run_status
 from cairn.reports.queries.evaluations import EvaluationComparison, list_evaluations
+from cairn.reports.text import display_tables as tables
 from cairn.storage.logs import run_log, run_state
 from cairn.storage.stores.document import sha256
 from cairn.tasks.configuration.settings import METRIC

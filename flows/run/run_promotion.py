@@ -28,7 +28,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from cairn.flows.operations import checkpoint_offer
 from cairn.flows.orchestrator import flow_end, server_home
 from cairn.flows.run.active_run import ActiveRun
-from cairn.reports.queries.display_tables import markdown_text
+from cairn.reports.text.display_tables import markdown_text
 from cairn.storage.logs.log_entry import CheckpointReference
 from cairn.storage.logs.registry import Promoted, Registry
 from cairn.storage.stores.document import sha256

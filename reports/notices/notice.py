@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-from cairn.reports.explain.termination_text import describe_end
 from cairn.reports.queries import run_lookup, run_status
+from cairn.reports.text.termination_text import describe_end
 from cairn.storage.logs import registry, run_state
 from cairn.storage.stores.document import encode, stored_value
 from cairn.tasks.policy.termination import DecisionAction, FlowOutcome, flow_outcome

@@ -8,10 +8,10 @@ from pathlib import Path
 from threading import Lock
 from urllib.parse import urlencode
 
-from cairn.reports.explain import post_mortem, post_mortem_text
 from cairn.reports.pages import report_pages, run_report
 from cairn.reports.plots.run_curves import RunCurves
-from cairn.reports.queries import receipts, run_lookup, run_query, run_status
+from cairn.reports.queries import post_mortem, receipts, run_lookup, run_query, run_status
+from cairn.reports.text import post_mortem_text
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.logs.step_log import StepRecord, StepTail, read_step_records
 from cairn.storage.stores.object_store import ObjectStore

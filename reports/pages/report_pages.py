@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from cairn.reports.pages.run_report import RunReport
 from cairn.reports.plots import run_curves, run_plot
-from cairn.reports.queries import display_tables, receipts
-from cairn.reports.queries.display_tables import Table, fence, format_cell, markdown_table, markdown_text
+from cairn.reports.queries import receipts
+from cairn.reports.text import display_tables
+from cairn.reports.text.display_tables import Table, fence, format_cell, markdown_table, markdown_text
 from cairn.tasks.policy.termination import TerminationReason
 from cairn.tasks.text import format, output
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from itertools import islice
 
 from cairn.reports.queries.run_lookup import FoundCheckpoint, configuration_of
@@ -14,21 +13,14 @@ Outcome = run_entries.EvaluationRecorded | run_entries.EvaluationFailed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EvaluationSummary:
+class EvaluationSummary(run_entries.EvaluationOutcome):
     """The result of one evaluation of exact weights under an exact suite; `status` is recorded or failed."""
 
-    step: int
-    manifest_sha256: str
-    suite: str
-    suite_sha256: str
-    data_snapshot: str
     status: str
     metrics: Mapping[str, float]
     samples: tuple[str, ...]
     evaluator_version: str | None
     boundary: str | None
-    started_at: datetime
-    seconds: float
     detail: str | None
     verdict: run_entries.CurveVerdict | None
 
@@ -63,6 +55,7 @@ def summarize_evaluation(item: Outcome) -> EvaluationSummary:
         boundary=recorded.boundary or None if recorded else None,
         started_at=item.started_at,
         seconds=item.seconds,
+        pin_id=item.pin_id,
         detail=item.detail if isinstance(item, run_entries.EvaluationFailed) else None,
         verdict=recorded.verdict if recorded else None,
     )

@@ -9,7 +9,6 @@ from cairn.storage.logs.run_log import RunLog
 from cairn.tasks.configuration.settings import METRIC
 from cairn.tasks.evaluator.evaluation_run import curve_suite, read_curve
 from cairn.tasks.policy.curve_verdict import judge
-from cairn.tasks.text import format, output
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,26 +36,3 @@ def diagnose_run(log: RunLog) -> Diagnosis:
         stopped_early=stopped_early(log.state),
         evaluations=tuple(map(summarize_evaluation, measured)),
     )
-
-
-def print_diagnosis(diagnosis: Diagnosis) -> None:
-    """Print the verdict, its numbers and its cures, and a row for each evaluation."""
-    verdict = diagnosis.verdict
-    numbers = ", ".join(f"{name} {format.format_value(value)}" for name, value in verdict.numbers.items())
-    facts: list[tuple[str, object]] = [
-        ("run", diagnosis.run_id),
-        ("step", f"{diagnosis.step} of {diagnosis.total_steps}"),
-        ("verdict", verdict.kind),
-        ("why", verdict.why),
-        ("numbers", numbers or None),
-        *((f"cure {number}", cure) for number, cure in enumerate(verdict.cures, start=1)),
-    ]
-    if diagnosis.stopped_early:
-        facts.append(("ended", diagnosis.stopped_early))
-    output.print_facts(facts)
-    print()
-    rows = []
-    for item in diagnosis.evaluations:
-        then = item.verdict or CurveVerdict(kind="–", why="–")
-        rows.append((item.step, item.metrics[METRIC], then.numbers.get("train_loss"), then.kind, then.why))
-    output.print_table(("step", "val_loss", "train_loss", "verdict", "why"), rows, empty="no evaluations yet")

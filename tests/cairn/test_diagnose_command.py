@@ -1,6 +1,7 @@
 """`cairn diagnose`, and how a run that stopped early shows in the reading verbs."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -109,7 +110,7 @@ def test_the_verdict_of_an_evaluation_is_in_its_json(trained: FabricatedRun, cai
     state = trained.log.state
     judged = CurveVerdict(kind="healthy", why="so", numbers={"train_loss": 2.0})
     body = state.evaluations[-1]
-    again = type(body)(**{name: getattr(body, name) for name in body.__slots__} | {"verdict": judged})
+    again = replace(body, verdict=judged)
     trained.log.append(lambda state: again, writer=Writer(host="here", pid=1))
     listed = json.loads(cairn("evaluations", "bard", "--json").out)
     assert [item["verdict"]["kind"] for item in listed if item["verdict"]] == ["healthy"]

@@ -12,10 +12,10 @@ from rich.console import Console
 from cairn.flows.run.progress import Progress
 from cairn.flows.run.run_promotion import describe
 from cairn.operations.model_export import ModelFacts, write_card
-from cairn.reports.queries.display_tables import Table, budgets_table, markdown_table, markdown_text, receipts_table
 from cairn.reports.queries.receipts import read_receipts
 from cairn.reports.queries.run_lookup import read_beat
 from cairn.reports.queries.run_status import read_status
+from cairn.reports.text.display_tables import Table, budgets_table, markdown_table, markdown_text, receipts_table
 from cairn.storage.logs.registry import Promoted
 from cairn.storage.snapshots.snapshot_manifest import SnapshotManifest, SnapshotSource, SnapshotSplits, SplitSize
 from cairn.tasks.text.format import sanitize, sanitize_json

@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from cairn.reports.explain.post_mortem import gather_post_mortem
-from cairn.reports.explain.post_mortem_text import post_mortem_lines
 from cairn.reports.queries.alias_history import list_promotions
 from cairn.reports.queries.evaluations import list_evaluations
+from cairn.reports.queries.post_mortem import gather_post_mortem
 from cairn.reports.queries.receipts import count_reasons, read_receipts
 from cairn.reports.queries.run_lookup import read_beat, read_checkpoints
 from cairn.reports.queries.run_status import read_status
+from cairn.reports.text.post_mortem_text import post_mortem_lines
 from cairn.storage.stores.document import encode
 from cairn.storage.stores.local_store import LocalStore
 from cairn.tasks.attempt.attempt_end import evidence_document
@@ -32,7 +32,7 @@ CHECKPOINT = {
 }
 EVALUATION = {
     "step", "manifest_sha256", "suite", "suite_sha256", "data_snapshot", "status", "metrics", "samples",
-    "evaluator_version", "boundary", "started_at", "seconds",
+    "evaluator_version", "boundary", "started_at", "seconds", "pin_id",
 }
 STATUS = {
     "run_id", "state", "step", "total_steps", "newest_committed_step", "owner", "budgets", "next",

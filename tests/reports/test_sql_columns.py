@@ -246,6 +246,7 @@ def expected(table: str) -> Mapping[str, Any]:
             "samples": (),
             "evaluator_version": None,
             "boundary": None,
+            "pin_id": None,
             "verdict_kind": None,
             "verdict_why": None,
             "detail": "it fell over",

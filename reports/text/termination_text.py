@@ -4,8 +4,8 @@ import signal
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from cairn.reports.explain.post_mortem import PostMortem
 from cairn.reports.queries.evaluations import EvaluationSummary
+from cairn.reports.queries.post_mortem import PostMortem
 from cairn.reports.queries.receipts import Receipt
 from cairn.storage.logs.run_entries import AttemptEnded
 from cairn.tasks.policy.termination import TERMINATIONS, DecisionAction, ExitCode, TerminationReason

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable, Iterator
 
-from cairn.reports.explain import post_mortem, termination_text
+from cairn.reports.queries import post_mortem
 from cairn.reports.queries.receipts import Receipt
+from cairn.reports.text import termination_text
 from cairn.storage.logs.log_entry import DevicePeak
 from cairn.tasks.policy.termination import TERMINATIONS, TerminationReason
 from cairn.tasks.text.format import (

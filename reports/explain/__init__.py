@@ -1,1 +1,0 @@
-"""The post-mortem of one attempt: its facts, and their text."""
