@@ -259,7 +259,7 @@ def export_tokens(
     """
     from cairn.reports.queries.data_summary import find_snapshot
     from cairn.storage.snapshots.data_snapshot import SnapshotFiles
-    from cairn.storage.snapshots.token_file import TokenFileFormat, inspect_token_file
+    from cairn.storage.snapshots.token_shard import TokenFileFormat, inspect_token_file
     from cairn.tasks.data import token_import
 
     chosen = open_chosen_store(store)

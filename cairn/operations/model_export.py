@@ -12,7 +12,7 @@ from cairn.reports.text import display_tables
 from cairn.storage.logs import log_entry, run_state
 from cairn.storage.snapshots.snapshot_manifest import SnapshotManifest
 from cairn.storage.stores.document import encode
-from cairn.storage.stores.verified_object import describe_file
+from cairn.storage.stores.object_store import describe_file
 from cairn.tasks.configuration.stored_configuration import parse_stored_configuration
 from cairn.tasks.errors import InvalidConfiguration, TaskError
 from cairn.tasks.text.format import format_value, one_line

@@ -9,8 +9,7 @@ from cairn.storage.checkpoints.checkpoint import verify_checkpoint
 from cairn.storage.errors import IntegrityError, ObjectMissing
 from cairn.storage.logs import log_entry, registry, run_entries, run_index, run_log, run_state
 from cairn.storage.snapshots.data_snapshot import read_manifest
-from cairn.storage.stores.object_store import ObjectStore
-from cairn.storage.stores.verified_object import ExpectedObject, check_object, find_damage
+from cairn.storage.stores.object_store import ExpectedObject, ObjectStore, check_object, find_damage
 from cairn.tasks.machine.placement import is_known_dead, shares_pids
 
 

@@ -6,7 +6,7 @@ and its settings are locked (https://duckdb.org/docs/stable/operations_manual/se
 
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,6 +27,7 @@ from cairn.storage.tables import table_cache
 
 if TYPE_CHECKING:
     import duckdb
+    import pyarrow as pa
 
 _READERS = 32
 _NEEDS = {"promotions": ("promotions", "runs"), "hosts": ("training_attempts",)}
@@ -93,10 +94,9 @@ _VIEWS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueriedRuns:
-    """The rows of the tables that a query needs: in files, in memory, and what open attempts add to them."""
+    """The rows of the tables that a query needs, in files and in memory, and what open attempts add to them."""
 
-    gathered: tuple[table_cache.GatheredTables, ...]
-    fresh: tuple[table_cache.FreshTable, ...]
+    parts: "Mapping[str, Sequence[Path | pa.Table]]"
     open_attempts: tuple[tuple[object, ...], ...]
     unreadable: tuple[str, ...]
 
@@ -137,29 +137,30 @@ def gather_runs(store: object_store.ObjectStore, tables: frozenset[str], *, work
     )
     wanted = ((kind, sorted(tables & set(kind.tables))) for kind in kinds)
     gathered = [cache.gather(kind, run_ids, named) for kind, named in wanted if named]
-    unreadable = {run.run_id: run.why for found in gathered for run in found.unreadable}
+    parts = {table: [*rows] for found in gathered for table, rows in found.parts.items()}
+    unreadable = {run_id: why for found in gathered for run_id, why in found.unreadable.items()}
+    for table, fresh in _fresh_rows(store, tables, unreadable).items():
+        if fresh:
+            parts.setdefault(table, []).append(table_cache.arrow_table(columns(table), fresh))
     stamps = gathered[0].stamps if tables & _WITH_OPEN_ATTEMPTS else ()
     with ThreadPoolExecutor(_READERS) as readers:
         open_attempts = readers.map(partial(_open_attempt, store), [stamp for stamp in stamps if stamp.owner])
     return QueriedRuns(
-        gathered=tuple(gathered),
-        fresh=tuple(_fresh(store, tables, unreadable)),
+        parts=parts,
         open_attempts=tuple(open_attempts),
         unreadable=tuple(why for _, why in sorted(unreadable.items())),
     )
 
 
-def _fresh(
+def _fresh_rows(
     store: object_store.ObjectStore, tables: frozenset[str], unreadable: dict[str, str]
-) -> Iterator[table_cache.FreshTable]:
+) -> dict[str, list[Any]]:
     rows: dict[str, list[Any]] = {}
     if "runs" in tables:
         rows["runs"] = [run_tables.make_unreadable_row(run_id, why) for run_id, why in sorted(unreadable.items())]
     if "promotions" in tables:
         rows["promotions"] = [run_tables.promotion_row(decision) for decision in alias_history.list_decisions(store)]
-    for table, listed in rows.items():
-        if listed:
-            yield table_cache.FreshTable(table=table, rows=table_cache.arrow_table(columns(table), listed))
+    return rows
 
 
 def _open_attempt(store: object_store.ObjectStore, stamp: table_cache.RunStamp) -> tuple[object, ...]:
@@ -217,7 +218,7 @@ def answer_query(store: object_store.ObjectStore, sql: str, *, work: Path) -> It
 
 def describe_tables() -> list[tuple[str, str, str]]:
     """Return table, column and type of everything that can be queried; reads no run."""
-    nothing = QueriedRuns(gathered=(), fresh=(), open_attempts=(), unreadable=())
+    nothing = QueriedRuns(parts={}, open_attempts=(), unreadable=())
     listed = "select table_name, column_name, data_type from information_schema.columns where table_schema = 'main'"
     with tempfile.TemporaryDirectory(prefix="cairn-sql-") as spool, _database(nothing, Path(spool)) as base:
         rows = base.execute(f"{listed} order by ordinal_position").fetchall()
@@ -237,15 +238,16 @@ def _database(runs: QueriedRuns, spool: Path) -> Iterator["duckdb.DuckDBPyConnec
         for table in ROWS:
             listed = ", ".join(f'"{column.name}" {column.type}' for column in columns(table))
             base.execute(f"create table folded.{table} ({listed})")
-        for fresh in (*runs.fresh, *(table for found in runs.gathered for table in found.fresh)):
-            base.register("arriving", fresh.rows)
-            base.execute(f"insert into folded.{fresh.table} select * from arriving")
-            base.unregister("arriving")
         files: list[tuple[str, str]] = []
-        for file in (file for found in runs.gathered for file in found.files):
-            link = spool / f"{len(files)}.parquet"  # a name without glob characters
-            link.symlink_to(file.path)
-            files.append((file.table, str(link)))
+        for table, part in ((table, part) for table, parts in runs.parts.items() for part in parts):
+            if isinstance(part, Path):
+                link = spool / f"{len(files)}.parquet"  # a name without glob characters
+                link.symlink_to(part)
+                files.append((table, str(link)))
+            else:
+                base.register("arriving", part)
+                base.execute(f"insert into folded.{table} select * from arriving")
+                base.unregister("arriving")
         base.execute(f"set allowed_paths = [{_literals(path for _, path in files)}]")
         base.execute(f"set allowed_directories = [{_literals([str(spool / 'spill')])}]")
         base.execute("set enable_external_access = false")

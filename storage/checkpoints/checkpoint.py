@@ -22,8 +22,7 @@ from cairn.storage.logs.run_entries import CheckpointCommitted, StagedCheckpoint
 from cairn.storage.logs.run_log import RunLog, run_prefix
 from cairn.storage.logs.run_state import RunState
 from cairn.storage.stores.document import decode, encode, sha256
-from cairn.storage.stores.object_store import ObjectStore
-from cairn.storage.stores.verified_object import ExpectedObject, find_damage, read_verified
+from cairn.storage.stores.object_store import ExpectedObject, ObjectStore, find_damage, read_verified
 
 UNREADABLE = "cannot be read"
 """How the finding begins where the store had no answer for an object."""

@@ -18,7 +18,7 @@ import msgspec
 
 from cairn.storage.errors import IntegrityError
 from cairn.storage.stores.document import decode
-from cairn.storage.stores.object_store import PAGE_BYTES
+from cairn.storage.stores.object_store import PAGE_BYTES, WrittenObject
 
 MANIFEST_VERSION = 2
 TRAINER = "trainer.json"
@@ -132,12 +132,10 @@ class _Version(TypedDict):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ManifestObject:
+class ManifestObject(WrittenObject):
     """One payload object; `name` is a plain name inside the checkpoint's folder."""
 
     name: str
-    bytes: int
-    sha256: str
 
     def __post_init__(self) -> None:
         if not _NAME.match(self.name):

@@ -19,9 +19,8 @@ from cairn.storage.errors import IntegrityError, ObjectMissing, SnapshotDamaged,
 from cairn.storage.snapshots.document_index import SplitName
 from cairn.storage.snapshots.snapshot_manifest import SnapshotManifest, SnapshotObject
 from cairn.storage.snapshots.token_shard import SHARD_SUFFIX, VerifiedShard, count_tokens
-from cairn.storage.stores import document, verified_object
-from cairn.storage.stores.object_store import ObjectStore
-from cairn.storage.stores.verified_object import ExpectedObject, WrittenObject
+from cairn.storage.stores import document, object_store
+from cairn.storage.stores.object_store import ExpectedObject, ObjectStore
 
 TOKENIZER = "tokenizer.json"
 DOCUMENTS = "documents.parquet"
@@ -45,7 +44,7 @@ def publish_snapshot(store: ObjectStore, folder: Path, manifest: SnapshotManifes
     """Upload `folder`, `snapshot.json` last, idempotent; returns id and manifest. IntegrityError for other bytes."""
     objects = list[SnapshotObject]()
     for path in sorted(path for path in folder.iterdir() if path.is_file()):
-        found, tokens = verified_object.describe_file(path), count_tokens(path) if path.suffix == SHARD_SUFFIX else None
+        found, tokens = object_store.describe_file(path), count_tokens(path) if path.suffix == SHARD_SUFFIX else None
         objects.append(SnapshotObject(key=path.name, bytes=found.bytes, sha256=found.sha256, tokens=tokens))
     data = document.encode(full := replace(manifest, objects=tuple(objects)))
     snapshot_id = document.sha256(data)
@@ -79,7 +78,7 @@ def list_snapshots(store: ObjectStore) -> tuple[str, ...]:
 def find_damaged_objects(store: ObjectStore, snapshot_id: str) -> tuple[SnapshotObject, ...]:
     """Return the missing and damaged objects of a snapshot; reads every byte."""
     manifest = read_manifest(store, snapshot_id)
-    return tuple(item for item in manifest.objects if verified_object.find_damage(store, _expected(snapshot_id, item)))
+    return tuple(item for item in manifest.objects if object_store.find_damage(store, _expected(snapshot_id, item)))
 
 
 def drop_damaged_copies(cache_dir: Path, manifest: SnapshotManifest) -> tuple[str, ...]:
@@ -95,8 +94,8 @@ def drop_damaged_copies(cache_dir: Path, manifest: SnapshotManifest) -> tuple[st
 
 def replace_object(store: ObjectStore, snapshot_id: str, item: SnapshotObject, path: Path) -> None:
     """Upload `path` over a damaged object; raises SnapshotDamaged, before that, if the file is a different one."""
-    found, key = verified_object.describe_file(path), _key(snapshot_id, item.key)
-    if found != WrittenObject(bytes=item.bytes, sha256=item.sha256):
+    found, key = object_store.describe_file(path), _key(snapshot_id, item.key)
+    if not found.has_bytes_of(item):
         difference = f"sha256 {found.sha256[:12]}… instead of {item.sha256[:12]}…"
         raise SnapshotDamaged(f"{key}: damaged, and its sources give other bytes now: {difference}")
     _upload(store, key, path, item)
@@ -172,8 +171,10 @@ def _expected(snapshot_id: str, item: SnapshotObject) -> ExpectedObject:
 
 
 def _upload(store: ObjectStore, key: str, path: Path, item: SnapshotObject) -> None:
-    written = verified_object.upload_file(store, key, path)
-    if written != WrittenObject(bytes=item.bytes, sha256=item.sha256):
+    with path.open("rb") as file:
+        chunks = iter(partial(file.read, object_store.READ_CHUNK_BYTES), b"")
+        written = object_store.write_hashed(store, key, chunks)
+    if not written.has_bytes_of(item):
         raise _damaged(key, written.sha256, item.sha256)
 
 
@@ -199,7 +200,7 @@ class SnapshotCache:
     def fetch(self, store: ObjectStore, expected: ExpectedObject) -> Path:
         """Return a verified file: a local store's own, else a copy, kept for an hour; raises IntegrityError."""
         if (own := store.local_path(expected.key)) is not None:
-            verified_object.check_object(store, expected)
+            object_store.check_object(store, expected)
             return own
         path, temporary = self._folder / expected.sha256, self._folder / f".{expected.sha256}-{uuid.uuid4().hex}"
         with _lock_folder(self._folder), suppress(FileNotFoundError):
@@ -208,7 +209,7 @@ class SnapshotCache:
             return path
         self._make_room(expected.bytes)
         try:
-            verified_object.save_verified(store, expected, temporary)
+            object_store.save_verified(store, expected, temporary)
             os.replace(temporary, path)
         finally:
             with suppress(OSError):
@@ -243,5 +244,5 @@ def _lock_folder(folder: Path) -> Iterator[None]:
 
 def _is_intact(path: Path, expected: ExpectedObject) -> bool:
     with suppress(FileNotFoundError):
-        return verified_object.describe_file(path) == WrittenObject(bytes=expected.bytes, sha256=expected.sha256)
+        return object_store.describe_file(path).has_bytes_of(expected)
     return False

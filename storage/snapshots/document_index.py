@@ -59,8 +59,8 @@ class RowWriter:
     """Context manager that writes records as Parquet row groups of one size: equal rows give equal bytes."""
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
-        self.metadata: dict[str, str] = {}
-        self._schema, self.pending = schema, list[tuple[Any, ...]]()  # of a row group that is not complete
+        self._metadata: dict[str, str] = {}
+        self._schema, self._pending = schema, list[tuple[Any, ...]]()  # of a row group that is not complete
         self._writer = parquet.ParquetWriter(path, schema, compression="zstd")
 
     def __enter__(self) -> Self:
@@ -70,44 +70,41 @@ class RowWriter:
         with self._writer:
             if kind is None:  # after an error the file stays incomplete
                 self._flush()
-                self._writer.add_key_value_metadata(self.metadata)
+                self._writer.add_key_value_metadata(self._metadata)
 
     def append(self, row: Any) -> None:
         """Add a record whose fields are the columns."""
-        self.pending.append(tuple(getattr(row, name) for name in self._schema.names))
-        if len(self.pending) == ROW_GROUP_ROWS:
+        self._pending.append(tuple(getattr(row, name) for name in self._schema.names))
+        if len(self._pending) == ROW_GROUP_ROWS:
             self._flush()
 
     def _flush(self) -> None:
-        if self.pending:
-            columns = zip(*self.pending, strict=True)
+        if self._pending:
+            columns = zip(*self._pending, strict=True)
             arrays = [pa.array(column, type=kind) for column, kind in zip(columns, self._schema.types, strict=True)]
             self._writer.write_batch(pa.record_batch(arrays, schema=self._schema))
-            self.pending.clear()
+            self._pending.clear()
 
 
-class DocumentIndexWriter:
-    """Context manager that writes the document index; rows must come in the token order of each split."""
+class DocumentIndexWriter(RowWriter):
+    """Writes the document index; rows must come in the token order of each split."""
 
     def __init__(self, path: Path) -> None:
-        self._rows = RowWriter(path, _DOCUMENT_SCHEMA)
+        super().__init__(path, _DOCUMENT_SCHEMA)
         self._tokens, self._starts = dict.fromkeys(SPLITS, 0), list[tuple[int, ...]]()
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        self._rows.metadata = {STARTS: msgspec.json.encode(self._starts).decode()}
-        self._rows.__exit__(kind, *rest)
+        self._metadata = {STARTS: msgspec.json.encode(self._starts).decode()}
+        super().__exit__(kind, *rest)
 
     def append(self, row: DocumentRow) -> None:
         """Add the next document; raises ValueError for a split that is neither train nor val."""
         if row.split not in SPLITS:
             raise ValueError(f"split = {row.split!r}: must be one of {', '.join(SPLITS)}")
-        if not self._rows.pending:
+        if not self._pending:
             self._starts.append(tuple(self._tokens[split] for split in SPLITS))
         self._tokens[row.split] += row.tokens
-        self._rows.append(row)
+        super().append(row)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

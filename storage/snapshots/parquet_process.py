@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 
 from cairn.storage.errors import IntegrityError
-from cairn.storage.snapshots.bounded_process import bounded_process
+from cairn.storage.stores.child_process import bounded_process
 
 ROWS = b"cairn.rows"
 _BATCH_ROWS, _BATCH_BYTES = 256, 8 << 20

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import msgspec
 
 from cairn.storage.snapshots import document_index, token_shard
-from cairn.storage.stores.object_store import is_key
+from cairn.storage.stores.object_store import ExpectedObject, is_key
 
 SNAPSHOT_VERSION = 1
 
@@ -33,12 +33,9 @@ class SnapshotSplits:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SnapshotObject:
+class SnapshotObject(ExpectedObject):
     """One object of the snapshot, by its name in the snapshot's folder; only token shards have `tokens`."""
 
-    key: str
-    bytes: int
-    sha256: str
     tokens: int | None = None
 
     def __post_init__(self) -> None:

@@ -4,22 +4,32 @@ A child runs this module first (`python -P -m`), so that it ends even with a par
 """
 
 import ctypes
+import importlib
+import json
 import os
+import resource
 import runpy
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from typing import IO
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import IO, Any
+
+from cairn.storage.errors import IntegrityError
 
 PIPE, DEVNULL = subprocess.PIPE, subprocess.DEVNULL
 Stream = int | IO[bytes] | None
 _PARENT = "CAIRN_PARENT_PID"
 _POLL_SECONDS = 0.5
 _SET_DEATH_SIGNAL = 1
+_BOUNDED = "--bounded"
+_LEAST_MEMORY_BYTES, _MEMORY_SHARE = 1 << 30, 16
+_OUT_OF_MEMORY = 3
+_KEPT_VARIABLES = ("HOME", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TMPDIR")
+_SETTINGS = {"ARROW_DEFAULT_MEMORY_POOL": "system", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 def child_command(module: str, *arguments: object) -> tuple[str, ...]:
@@ -76,11 +86,56 @@ def watch_parent() -> None:
     threading.Thread(target=poll, name="parent", daemon=True).start()
 
 
+@contextmanager
+def bounded_process(
+    module: str, *arguments: object, file: IO[bytes], remedy: str, core_seconds: int = 24 * 3600
+) -> Generator[IO[bytes], None, None]:
+    """Run the module's `run(*arguments)`, a parser of files of unknown origin, in a child with bounded memory and time.
+
+    It has no credentials, and `file`, open with a descriptor, as stdin; the block reads its stdout to the end. Raises
+    IntegrityError after it, in one line, if the child exceeded a limit (then the line ends with `remedy`) or left with
+    a message.
+    """
+    memory_bytes = _LEAST_MEMORY_BYTES + _MEMORY_SHARE * os.fstat(file.fileno()).st_size
+    order = json.dumps([memory_bytes, core_seconds, module, arguments])
+    kept = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
+    child = start_child(child_command(_BOUNDED, order), stdin=file, environment=kept | _SETTINGS)
+    assert child.stdout is not None and child.stderr is not None
+    try:
+        with child.stdout, child.stderr:
+            yield child.stdout
+            said = child.stderr.read().decode("utf-8", "replace").strip().rpartition("\n")[2]
+        child.wait()
+    finally:
+        end_child(child)
+    if child.returncode == -signal.SIGXCPU:
+        said = f"it takes more than {core_seconds} s of a core. {remedy}"
+    elif child.returncode == _OUT_OF_MEMORY or child.returncode < 0:
+        found = f"it takes more than {memory_bytes >> 20:,} MiB of memory (its reader ended with {child.returncode})"
+        rule = f"rule: at most {_LEAST_MEMORY_BYTES >> 20:,} MiB and {_MEMORY_SHARE} times its size"
+        said = f"{found}; {rule}. {remedy}"
+    if child.returncode != 0:
+        raise IntegrityError(said)
+
+
+def _run_bounded(memory_bytes: int, core_seconds: int, module: str, arguments: list[Any]) -> None:
+    for kind, most in ((resource.RLIMIT_DATA, memory_bytes), (resource.RLIMIT_CPU, core_seconds)):
+        hard = resource.getrlimit(kind)[1]
+        resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+    try:
+        importlib.import_module(module).run(*arguments)
+    except MemoryError:
+        sys.exit(_OUT_OF_MEMORY)
+
+
 def main() -> None:
     """Run the module that the first argument names, for as long as the parent runs."""
     watch_parent()
     del sys.argv[0]
-    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    if sys.argv[0] == _BOUNDED:
+        _run_bounded(*json.loads(sys.argv[1]))
+    else:
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

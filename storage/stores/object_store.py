@@ -1,5 +1,9 @@
-"""The interface of an object store; keys are relative and `/`-separated, and what has another name is never touched."""
+"""The interface of an object store, and objects of known size and SHA-256, whose bytes are checked before their use.
 
+Keys are relative and `/`-separated; what has another name is never touched.
+"""
+
+import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -7,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from cairn.storage.errors import IntegrityError, StorageError
+from cairn.storage.errors import IntegrityError, ObjectDamaged, ObjectMissing, StorageError
 
 NAME_RULE = "letters, digits and _ . = + -, beginning with a letter, a digit or _"
 _SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@=+-]*\Z")
@@ -141,3 +145,96 @@ def too_large(where: str, at_most: int) -> IntegrityError:
 
 def _shorten(key: str) -> str:
     return repr(key) if len(key) <= _MAX_SEGMENT_CHARACTERS else f"{key[:60]!r}… ({len(key):,} characters)"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WrittenObject:
+    """Size and hex SHA-256 of the bytes that were written."""
+
+    bytes: int
+    sha256: str
+
+    def has_bytes_of(self, other: "WrittenObject") -> bool:
+        """Whether size and digest are those of the other one."""
+        return (self.bytes, self.sha256) == (other.bytes, other.sha256)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExpectedObject(WrittenObject):
+    """Key, size and hex SHA-256 that a manifest records for an object."""
+
+    key: str
+
+
+def check_object(store: ObjectStore, expected: ExpectedObject) -> None:
+    """Read the whole object; raises ObjectDamaged if it is missing or different."""
+    for _ in _verified_chunks(store, expected):
+        pass
+
+
+def find_damage(store: ObjectStore, expected: ExpectedObject) -> ObjectDamaged | None:
+    """Read the whole object; returns what is wrong with it, or None."""
+    try:
+        check_object(store, expected)
+    except ObjectDamaged as damage:
+        return damage
+    return None
+
+
+def read_verified(store: ObjectStore, expected: ExpectedObject) -> memoryview:
+    """Return the object's bytes in one buffer; raises ObjectDamaged if it is missing or different."""
+    if expected.bytes > MAX_READ_BYTES and (found := store.size(expected.key)) != expected.bytes:
+        raise _wrong_size(expected, f"{found or 0} bytes")  # before memory is allocated for it
+    buffer, position = memoryview(bytearray(expected.bytes)), 0
+    for chunk in _verified_chunks(store, expected):
+        buffer[position : position + len(chunk)] = chunk
+        position += len(chunk)
+    return buffer.toreadonly()
+
+
+def save_verified(store: ObjectStore, expected: ExpectedObject, path: Path) -> None:
+    """Copy the object into a new file; the file is valid only after this returns."""
+    with path.open("xb") as file:
+        for chunk in _verified_chunks(store, expected):
+            file.write(chunk)
+
+
+def write_hashed(store: ObjectStore, key: str, chunks: Iterable[bytes | memoryview]) -> WrittenObject:
+    """Write chunks as one object; returns size and digest of what was sent."""
+    digest = hashlib.sha256()
+
+    def hashed() -> Iterator[bytes | memoryview]:
+        for chunk in chunks:
+            digest.update(chunk)
+            yield chunk
+
+    size_bytes = store.write_stream(key, hashed())
+    return WrittenObject(bytes=size_bytes, sha256=digest.hexdigest())
+
+
+def describe_file(path: Path) -> WrittenObject:
+    """Return a file's size and SHA-256; raises OSError."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256")
+        return WrittenObject(bytes=file.tell(), sha256=digest.hexdigest())
+
+
+def _verified_chunks(store: ObjectStore, expected: ExpectedObject) -> Iterator[bytes]:
+    digest, size_bytes = hashlib.sha256(), 0
+    try:
+        for chunk in store.read_chunks(expected.key):
+            size_bytes += len(chunk)
+            if size_bytes > expected.bytes:
+                raise _wrong_size(expected, f"{size_bytes} bytes or more")
+            digest.update(chunk)
+            yield chunk
+    except ObjectMissing as missing:
+        raise _wrong_size(expected, "missing") from missing
+    if size_bytes != expected.bytes:
+        raise _wrong_size(expected, f"{size_bytes} bytes")
+    if digest.hexdigest() != expected.sha256:
+        raise ObjectDamaged(expected.key, expected=expected.sha256, found=f"sha256 is {digest.hexdigest()}")
+
+
+def _wrong_size(expected: ExpectedObject, found: str) -> ObjectDamaged:
+    return ObjectDamaged(expected.key, expected=f"{expected.bytes} bytes", found=found)

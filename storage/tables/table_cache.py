@@ -11,18 +11,17 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, compress
+from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from zlib import crc32
 
 from cairn.storage.errors import IntegrityError, StorageError
 from cairn.storage.logs import fold_cache, log_entry, run_entries, run_log, run_state, step_log
-from cairn.storage.stores.document import decode, encode, project, sha256
-from cairn.storage.stores.object_store import ObjectStore
-from cairn.storage.stores.verified_object import WrittenObject, describe_file
+from cairn.storage.stores.document import decode, encode, sha256
+from cairn.storage.stores.object_store import ObjectStore, WrittenObject, describe_file
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -56,12 +55,10 @@ class RunStamp:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PackedTable:
+class PackedTable(WrittenObject):
     """One table of a pack: a Parquet file named by its SHA-256."""
 
     table: str
-    bytes: int
-    sha256: str
 
     @property
     def file_name(self) -> str:
@@ -95,37 +92,12 @@ class TableKind:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TableFile:
-    """A verified Parquet file with rows of one table."""
-
-    table: str
-    path: Path
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FreshTable:
-    """Rows of one table that are in no file, as an Arrow table."""
-
-    table: str
-    rows: Any
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class UnreadableRun:
-    """A run whose log does not verify, and why."""
-
-    run_id: str
-    why: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class GatheredTables:
-    """All rows of the wanted tables."""
+    """All rows of the wanted tables, in verified Parquet files and Arrow tables; and why runs could not be read."""
 
-    files: tuple[TableFile, ...] = ()
-    fresh: tuple[FreshTable, ...] = ()
-    stamps: tuple[RunStamp, ...] = ()
-    unreadable: tuple[UnreadableRun, ...] = ()
+    parts: Mapping[str, "list[Path | pa.Table]"]
+    stamps: list[RunStamp] = field(default_factory=list)
+    unreadable: dict[str, str] = field(default_factory=dict)
 
 
 class TableCache:
@@ -145,57 +117,50 @@ class TableCache:
         stamps = [stamp for pack in packs.values() if pack for stamp in pack.runs if stamp.run_id in here]
         answers = self._each(lambda stamp: is_current(self._store, run_log.run_prefix(stamp.run_id), stamp), stamps)
         current = frozenset(stamp.run_id for stamp in compress(stamps, answers))
-        gather_pack = partial(self._gather_pack, kind, current=current, wanted=wanted)
-        found = [gather_pack(folder / name, pack, members[name]) for name, pack in packs.items()]
+        gathered = GatheredTables(parts={name: [] for name in wanted})
+        for name, pack in packs.items():
+            self._gather_pack(gathered, kind, folder / name, pack, members[name], current=current)
         with suppress(OSError):
             for name in set(os.listdir(folder)) - members.keys():
                 shutil.rmtree(folder / name)
-        names = [field.name for field in fields(GatheredTables)]
-        return GatheredTables(**{name: tuple(chain(*(getattr(part, name) for part in found))) for name in names})
+        return gathered
 
     def _gather_pack(
         self,
+        gathered: GatheredTables,
         kind: TableKind,
         folder: Path,
         pack: Pack | None,
         members: Sequence[str],
         *,
         current: frozenset[str],
-        wanted: Collection[str],
-    ) -> GatheredTables:
-        """Return the rows of one pack's runs, the pack written again where its runs are others or one has moved."""
+    ) -> None:
+        """Add the rows of one pack's runs; the pack is written again where its runs are others or one has moved."""
         has_moved = pack is None or not current.issuperset({*members, *(stamp.run_id for stamp in pack.runs)})
-        files = find_files(folder, pack, kind.tables if has_moved else wanted) if pack else None
+        files = find_files(folder, pack, kind.tables if has_moved else gathered.parts) if pack else None
         kept = [stamp for stamp in pack.runs if stamp.run_id in current] if pack and files is not None else []
-        known = {stamp.run_id for stamp in kept}
-        folded = list(self._each(partial(self._fold, kind), [run_id for run_id in members if run_id not in known]))
-        runs = [item for item in folded if isinstance(item, tuple)]
+        known, tables = {stamp.run_id for stamp in kept}, dict[str, Any](files or {})
+        fold = partial(self._fold, kind, gathered.unreadable)
+        runs = list(filter(None, self._each(fold, [run_id for run_id in members if run_id not in known])))
         stamps = (*kept, *(stamp for stamp, _ in runs))
-        unreadable = tuple(item for item in folded if isinstance(item, UnreadableRun))
-        fresh = dict[str, Any]()
         if runs or (pack is not None and len(kept) < len(pack.runs)):
             made = [rows for _, rows in runs]
-            fresh = {table: join_rows(kind.tables[table], table, files or {}, known, made) for table in kind.tables}
+            tables = {table: join_rows(kind.tables[table], table, files or {}, known, made) for table in kind.tables}
             with suppress(OSError):
                 folder.mkdir(parents=True, exist_ok=True)
-                pack = Pack(version=kind.version, tables=write_tables(folder, fresh), runs=stamps)
-                write_pack(folder, pack)
-                files, fresh = {item.table: folder / item.file_name for item in pack.tables}, {}
-        return GatheredTables(
-            files=tuple(TableFile(table=name, path=(files or {})[name]) for name in wanted if not fresh and files),
-            fresh=tuple(FreshTable(table=name, rows=fresh[name]) for name in wanted if fresh),
-            stamps=stamps,
-            unreadable=unreadable,
-        )
+                tables = write_pack(folder, kind.version, tables, stamps)
+        gathered.stamps.extend(stamps)
+        for name in gathered.parts.keys() & tables.keys():
+            gathered.parts[name].append(tables[name])
 
-    def _fold(self, kind: TableKind, run_id: str) -> tuple[RunStamp, _RunRows] | UnreadableRun | None:
-        """Return a run's rows with their stamp, or why its log does not verify; None if it has no log."""
+    def _fold(self, kind: TableKind, unreadable: dict[str, str], run_id: str) -> tuple[RunStamp, _RunRows] | None:
+        """Return a run's rows with their stamp; None without a log, or with one that does not verify: `unreadable`."""
         log = run_log.RunLog(self._store, run_id)
         try:
             log.refresh()
         except IntegrityError as error:
-            return UnreadableRun(run_id=run_id, why=str(error))
-        if log.folded is None:
+            unreadable[run_id] = str(error)
+        if log.folded is None or run_id in unreadable:
             return None
         stamp = stamp_run(self._store, log.prefix, run_id, log.folded, with_steps=kind.with_steps)
         return stamp, kind.make(run_id, log.state)
@@ -217,20 +182,33 @@ def read_pack(folder: Path, version: str) -> Pack | None:
     return None
 
 
-def write_pack(folder: Path, pack: Pack) -> None:
-    """Make this the folder's pack and delete the files of others; of two writers the last one wins."""
+def write_pack(
+    folder: Path, version: str, tables: Mapping[str, "pa.Table"], runs: tuple[RunStamp, ...]
+) -> dict[str, Path]:
+    """Make this the folder's pack, delete the files of others, and return its own; of two writers the last one wins."""
+    import pyarrow.parquet as parquet
+
+    packed = list[PackedTable]()
+    for table, rows in tables.items():
+        temporary = folder / f".{uuid.uuid4().hex}"
+        parquet.write_table(rows, temporary, compression="zstd", row_group_size=_ROW_GROUP_ROWS)
+        written = describe_file(temporary)
+        packed.append(PackedTable(table=table, bytes=written.bytes, sha256=written.sha256))
+        os.replace(temporary, folder / packed[-1].file_name)
     temporary = folder / f".{uuid.uuid4().hex}"
-    temporary.write_bytes(encode(pack))
+    temporary.write_bytes(encode(Pack(version=version, tables=tuple(packed), runs=runs)))
     os.replace(temporary, folder / PACK)
-    for name in set(os.listdir(folder)) - {PACK, *(packed.file_name for packed in pack.tables)}:
-        (folder / name).unlink(missing_ok=True)
+    files = {item.table: folder / item.file_name for item in packed}
+    for path in set(folder.iterdir()) - {folder / PACK, *files.values()}:
+        path.unlink(missing_ok=True)
+    return files
 
 
 def find_files(folder: Path, pack: Pack, tables: Collection[str]) -> Mapping[str, Path] | None:
     """Return the files of these tables, None if one is missing or damaged."""
     packed = {folder / item.file_name: item for item in pack.tables if item.table in tables}
     with suppress(OSError):
-        if all(project(item, WrittenObject) == describe_file(path) for path, item in packed.items()):
+        if all(item.has_bytes_of(describe_file(path)) for path, item in packed.items()):
             return {item.table: path for path, item in packed.items()}
     return None
 
@@ -313,17 +291,3 @@ def join_rows(
         parts.append(before.filter(compute.is_in(before["run_id"], pa.array(sorted(kept)))))
     parts.append(arrow_table(columns, [row for rows in made for row in rows[table]]))
     return pa.concat_tables(parts).unify_dictionaries()
-
-
-def write_tables(folder: Path, tables: Mapping[str, "pa.Table"]) -> tuple[PackedTable, ...]:
-    """Write a Parquet file for each table; raise OSError."""
-    import pyarrow.parquet as parquet
-
-    packed = []
-    for table, rows in tables.items():
-        temporary = folder / f".{uuid.uuid4().hex}"
-        parquet.write_table(rows, temporary, compression="zstd", row_group_size=_ROW_GROUP_ROWS)
-        written = describe_file(temporary)
-        packed.append(PackedTable(table=table, bytes=written.bytes, sha256=written.sha256))
-        os.replace(temporary, folder / packed[-1].file_name)
-    return tuple(packed)

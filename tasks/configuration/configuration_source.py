@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 from pydantic import ValidationError
 
 from cairn.storage.stores import redaction
-from cairn.storage.stores.verified_object import describe_file
+from cairn.storage.stores.object_store import describe_file
 from cairn.tasks.configuration import addresses
 from cairn.tasks.configuration.addresses import CONFIGURATIONS, SUITES, is_name, known_names, named_file, why_unreadable
 from cairn.tasks.configuration.key_reference import BrokenRule, broken_rules, list_keys, section_meanings

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer as LibraryTokenizer
 from cairn.model.data import tokenizer, tokenizer_file
 from cairn.model.errors import InvalidInput
 from cairn.storage.errors import IntegrityError
-from cairn.storage.snapshots.bounded_process import bounded_process
+from cairn.storage.stores.child_process import bounded_process
 
 _CORE_SECONDS = 120
 _REMEDY = "Take another tokenizer, or bytes, or bpe:<size>"

@@ -14,13 +14,12 @@ from tokenizers import Tokenizer as TokenizerFile
 from cairn.model.data.tokenizer import END_OF_TEXT, Tokenizer
 from cairn.model.errors import InvalidInput
 from cairn.storage.errors import StorageError
-from cairn.storage.snapshots import token_file
+from cairn.storage.snapshots import token_shard
 from cairn.storage.snapshots.data_snapshot import SnapshotFiles, publish_snapshot
 from cairn.storage.snapshots.document_index import SPLITS, DocumentRow, SplitName
 from cairn.storage.snapshots.snapshot_manifest import SnapshotManifest, SnapshotSource
-from cairn.storage.snapshots.token_file import MAX_TOKEN_ID, TOKEN, TokenFile, TokenFileFormat
-from cairn.storage.snapshots.token_shard import DEFAULT_SHARD_TOKENS
-from cairn.storage.stores import document, object_store, verified_object
+from cairn.storage.snapshots.token_shard import DEFAULT_SHARD_TOKENS, MAX_TOKEN_ID, TOKEN, TokenFile, TokenFileFormat
+from cairn.storage.stores import document, object_store
 from cairn.tasks.data import foreign_tokenizer, snapshot_lookup, snapshot_writer
 from cairn.tasks.data.document import InvalidCorpus, remembered
 from cairn.tasks.errors import InvalidConfiguration
@@ -92,7 +91,7 @@ def export_tokens(snapshot: SnapshotFiles, folder: Path, form: TokenFileFormat) 
         )
     folder.mkdir(parents=True, exist_ok=True)
     shards = {split: [shard.tokens() for shard in snapshot.shards(split)] for split in SPLITS}
-    return tuple(path for split in SPLITS for path in token_file.write_token_files(folder, split, shards[split], form))
+    return tuple(path for split in SPLITS for path in token_shard.write_token_files(folder, split, shards[split], form))
 
 
 class _Import:
@@ -109,7 +108,7 @@ class _Import:
         with snapshot_writer.SnapshotWriter(folder, self._tokenizer, shard_tokens=DEFAULT_SHARD_TOKENS) as writer:
             for split in reversed(SPLITS):
                 for path in files.of(split):
-                    self._add_file(token_file.inspect_token_file(path), split, writer)
+                    self._add_file(token_shard.inspect_token_file(path), split, writer)
         for split in SPLITS:
             if not writer.bytes[split]:
                 raise InvalidCorpus(f"--{split}: holds nothing but ends of text; rule: each split has a document")
@@ -143,7 +142,7 @@ class _Import:
                 self.first_shared = self.first_shared or f"{row.source}, byte {row.offset_bytes}"
                 self.shared += 1
             documents += 1
-        found, after = verified_object.describe_file(file.path), file.path.stat()
+        found, after = object_store.describe_file(file.path), file.path.stat()
         if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
             raise InvalidCorpus(f"{file.path}: changed while it was read; import it again when it is still")
         self._sources.append(

@@ -21,7 +21,7 @@ from typing import IO, Any
 import msgspec
 
 from cairn.storage.stores.child_process import child_command, end_child, start_child
-from cairn.storage.stores.verified_object import describe_file
+from cairn.storage.stores.object_store import describe_file
 from cairn.tasks.errors import EvaluationInterrupted, TaskError
 from cairn.tasks.evaluator import confinement
 from cairn.tasks.evaluator.evaluation_suite import AnySuite, CommandSuite, EvaluationResult, EvaluationSpec

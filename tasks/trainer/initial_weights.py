@@ -24,8 +24,7 @@ from cairn.model.errors import InvalidInput
 from cairn.storage.checkpoints.payload import chunks_of
 from cairn.storage.errors import IntegrityError
 from cairn.storage.stores.document import decode
-from cairn.storage.stores.object_store import ObjectStore
-from cairn.storage.stores.verified_object import ExpectedObject, check_object, read_verified
+from cairn.storage.stores.object_store import ExpectedObject, ObjectStore, check_object, read_verified
 from cairn.tasks.data.foreign_tokenizer import load_library_tokenizer, read_library_tokenizer
 
 CONFIG = "config.json"

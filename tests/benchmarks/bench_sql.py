@@ -32,7 +32,7 @@ from cairn.storage.logs.run_log import run_fold_cache
 from cairn.storage.logs.run_state import AttemptRecord, CheckpointRecord, RunState
 from cairn.storage.stores.document import encode, sha256
 from cairn.storage.stores.local_store import LocalStore
-from cairn.storage.tables.table_cache import Pack, RunStamp, TableKind, arrow_table, stamp_run, write_pack, write_tables
+from cairn.storage.tables.table_cache import RunStamp, TableKind, arrow_table, stamp_run, write_pack
 from tests import entries
 
 CONTRACT = """select termination_reason, count(*) as attempts, sum(gpu_seconds) / 3600 as gpu_hours
@@ -182,9 +182,7 @@ def build_store(folder: Path, work: Path, *, runs: int, attempts: int, moved: in
             table: pa.concat_tables([tables[table] for _, tables in members]).unify_dictionaries()
             for table in kind.tables
         }
-        packed = write_tables(packs_of(store, work) / name, joined)
-        runs_of = tuple(stamp for stamp, _ in members)
-        write_pack(packs_of(store, work) / name, Pack(version=schema_digest(), tables=packed, runs=runs_of))
+        write_pack(packs_of(store, work) / name, schema_digest(), joined, tuple(stamp for stamp, _ in members))
     return store
 
 

@@ -73,7 +73,7 @@ def part_bytes(server: S3Server) -> int:
 @pytest.fixture
 def bare(proxied_bucket: S3Bucket, proxy: FaultProxy, part_bytes: int, monkeypatch: pytest.MonkeyPatch) -> S3Store:
     """An empty store behind the proxy that repeats small pieces, but no whole operation."""
-    monkeypatch.setattr("cairn.storage.stores.multipart_upload.PART_BYTES", part_bytes)
+    monkeypatch.setattr("cairn.storage.stores.s3_store.PART_BYTES", part_bytes)
     return S3Store(proxied_bucket, uuid.uuid4().hex, retry_policy=QUICK)
 
 

@@ -16,7 +16,7 @@ from cairn.model.data.tokenizer import Tokenizer
 from cairn.model.data.tokenizer_file import load_tokenizer
 from cairn.model.errors import InvalidInput
 from cairn.storage.errors import IntegrityError
-from cairn.storage.snapshots import bounded_process
+from cairn.storage.stores import child_process
 from cairn.storage.stores.local_store import LocalStore
 from cairn.tasks.data.foreign_tokenizer import parse_tokenizer, read_tokenizer
 from cairn.tasks.data.token_import import TokenFiles, import_tokens
@@ -91,7 +91,7 @@ def wide_vocabulary(tokens: int) -> str:
 def test_one_that_takes_more_memory_than_its_bound_ends_a_child_and_is_refused_in_one_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(bounded_process, "_LEAST_MEMORY_BYTES", 192 << 20)
+    monkeypatch.setattr(child_process, "_LEAST_MEMORY_BYTES", 192 << 20)
     parse_tokenizer(wide_vocabulary(100))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(InvalidInput, match=r"^tokenizer\.json: it takes more than .* MiB of memory .*; rule: .*bpe:"):
@@ -110,7 +110,7 @@ def test_a_parser_that_never_ends_is_ended(monkeypatch: pytest.MonkeyPatch) -> N
     with (
         tempfile.TemporaryFile() as file,
         pytest.raises(IntegrityError, match=r"^it takes more than 1 s of a core\. Take another$"),
-        bounded_process.bounded_process(
+        child_process.bounded_process(
             "tests.security.endless_parser", file=file, remedy="Take another", core_seconds=1
         ) as stdout,
     ):

@@ -9,8 +9,7 @@ import pytest
 
 from cairn.storage.errors import ObjectMissing
 from cairn.storage.stores.local_store import LocalStore
-from cairn.storage.stores.object_store import ObjectStore, check_key
-from cairn.storage.stores.verified_object import write_hashed
+from cairn.storage.stores.object_store import ObjectStore, check_key, write_hashed
 from tests.memory_store import MemoryStore
 from tests.processes.waiting import patience_seconds
 from tests.storage.store_operations import OPERATIONS, refuse_bad_keys

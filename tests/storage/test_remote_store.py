@@ -15,13 +15,11 @@ from typing import Any
 import pytest
 
 from cairn.storage.errors import IntegrityError, StorageError, StoreRefused, StoreUnavailable
-from cairn.storage.stores.multipart_upload import CONCURRENT_PARTS, upload_stream
-from cairn.storage.stores.object_store import PART_BYTES
+from cairn.storage.stores.object_store import PART_BYTES, write_hashed
 from cairn.storage.stores.open_store import open_store
 from cairn.storage.stores.retrying_store import RetryingStore, RetryPolicy
 from cairn.storage.stores.s3_bucket import S3Bucket, Timeouts, convert_error
-from cairn.storage.stores.s3_store import S3Store
-from cairn.storage.stores.verified_object import write_hashed
+from cairn.storage.stores.s3_store import CONCURRENT_PARTS, S3Store
 from tests.entries import evaluated, writer
 from tests.s3.servers import CEPH, S3Server, aws_environment
 from tests.storage.builders import check_invariants, open_run, run_log
@@ -42,7 +40,7 @@ def bucket(request: pytest.FixtureRequest) -> S3Bucket:
 @pytest.fixture
 def remote(bucket: S3Bucket, monkeypatch: pytest.MonkeyPatch) -> S3Store:
     """A prefix of its own for each test, without retries, in the smallest parts S3 allows and in small pieces."""
-    monkeypatch.setattr("cairn.storage.stores.multipart_upload.PART_BYTES", SMALL_PART_BYTES)
+    monkeypatch.setattr("cairn.storage.stores.s3_store.PART_BYTES", SMALL_PART_BYTES)
     monkeypatch.setattr("cairn.storage.stores.s3_store.READ_CHUNK_BYTES", SMALL_READ_BYTES)
     return S3Store(bucket, uuid.uuid4().hex, retry_policy=RetryPolicy(tries=1))
 
@@ -180,7 +178,7 @@ class Answered(Future):  # type: ignore[type-arg]
 def test_a_stream_of_300_mb_holds_a_few_parts_at_once() -> None:
     bucket: Any = SlowBucket()
     chunk = bytes(1 << 20)
-    written = upload_stream(bucket, "a", (chunk for _ in range(300)), policy=RetryPolicy(tries=1))
+    written = S3Store(bucket, retry_policy=RetryPolicy(tries=1)).write_stream("a", (chunk for _ in range(300)))
     assert (written, bucket.parts, bucket.most) == (300 << 20, 19, CONCURRENT_PARTS)
     assert SMALL_PART_BYTES <= PART_BYTES and (CONCURRENT_PARTS + 1) * PART_BYTES < 80_000_000
 
@@ -205,10 +203,11 @@ def test_memory_that_a_try_given_up_may_still_be_sending_is_not_used_for_another
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     spare = deque[bytearray]()
-    monkeypatch.setattr("cairn.storage.stores.multipart_upload._SPARE", spare)
-    monkeypatch.setattr("cairn.storage.stores.multipart_upload.PART_BYTES", 1024)
+    monkeypatch.setattr("cairn.storage.stores.s3_store._SPARE", spare)
+    monkeypatch.setattr("cairn.storage.stores.s3_store.PART_BYTES", 1024)
     bucket: Any = LosingBucket()
-    upload_stream(bucket, "a", [bytes(3 * 1024)], policy=RetryPolicy(tries=2, sleep=lambda seconds: None))
+    policy = RetryPolicy(tries=2, sleep=lambda seconds: None)
+    S3Store(bucket, retry_policy=policy).write_stream("a", [bytes(3 * 1024)])
     twice, *once = bucket.memory[:3]
     assert bucket.memory[3] is twice
     assert not any(part is twice for part in spare) and all(any(part is one for part in spare) for one in once)

@@ -72,10 +72,16 @@ def gather(store: ObjectStore, folder: Path, *, packs: int = 32) -> tuple[Gather
 def rows(found: GatheredTables, table: str = "training_attempts") -> list[tuple[str, int]]:
     """Return run and number (of attempts) of every row."""
     column = "attempts" if table == "runs" else "attempt"
-    tables = [fresh.rows for fresh in found.fresh if fresh.table == table]
-    files = [file.path for file in found.files if file.table == table]
-    tables += [parquet.read_table(path, partitioning=None, columns=["run_id", column]) for path in files]
+    names = ["run_id", column]
+    tables = [
+        parquet.read_table(part, partitioning=None, columns=names) if isinstance(part, Path) else part
+        for part in found.parts[table]
+    ]
     return sorted((row["run_id"], row[column]) for table in tables for row in table.to_pylist())
+
+
+def files(found: GatheredTables) -> set[Path]:
+    return {part for parts in found.parts.values() for part in parts if isinstance(part, Path)}
 
 
 def test_what_was_packed_is_not_folded_again(store: ObjectStore, tmp_path: Path) -> None:
@@ -199,9 +205,9 @@ def test_where_nothing_may_be_written_the_rows_are_the_same(tmp_path: Path) -> N
 
 def test_a_run_that_moved_costs_no_other_pack_a_write(tmp_path: Path) -> None:
     store = fill(LocalStore(tmp_path / "store"))
-    before = {file.path for file in gather(store, tmp_path)[0].files}
+    before = files(gather(store, tmp_path)[0])
     go_on(store, "r2")
-    after = {file.path for file in gather(store, tmp_path)[0].files}
+    after = files(gather(store, tmp_path)[0])
     assert len(before) == 6 and len(before & after) == 4, "two tables of each run, which lie in packs of their own"
 
 
@@ -224,7 +230,7 @@ def test_a_log_that_cannot_be_believed_is_named_and_never_packed(tmp_path: Path)
     store.write(key, store.read(key).replace(b"here", b"gone"))
     for _ in range(2):
         found, _ = gather(store, tmp_path)
-        assert [run.run_id for run in found.unreadable] == ["r2"]
+        assert list(found.unreadable) == ["r2"]
         assert rows(found, "runs") == [("r1", 1), ("r3", 1)]
 
 

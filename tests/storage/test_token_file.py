@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from cairn.storage.errors import StorageError
-from cairn.storage.snapshots.token_file import TokenFileFormat, inspect_token_file, write_token_files
+from cairn.storage.snapshots.token_shard import TokenFileFormat, inspect_token_file, write_token_files
 
 TOKENS = np.arange(1000, dtype=np.uint16)
 SHARDS = (TOKENS[:300], TOKENS[300:301], TOKENS[301:])
@@ -27,7 +27,7 @@ def test_an_llm_c_file_has_its_header_before_its_tokens(tmp_path: Path) -> None:
 
 
 def test_llm_c_gets_more_files_when_one_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cairn.storage.snapshots.token_file.LLM_C_FILE_TOKENS", 301)
+    monkeypatch.setattr("cairn.storage.snapshots.token_shard.LLM_C_FILE_TOKENS", 301)
     paths = write_token_files(tmp_path, "val", SHARDS, TokenFileFormat.LLM_C)
     assert [inspect_token_file(path).tokens for path in paths] == [301, 301, 301, 97]
     assert np.array_equal(np.concatenate([inspect_token_file(path).map() for path in paths]), TOKENS)
