@@ -29,13 +29,13 @@ from cairn.tasks.text import output
 
 
 def end_without_flow(log: RunLog, config: RunConfig, environment: Mapping[str, str]) -> FlowEnd | None:
-    """Return the end of a run that is finished, after mirrors and sweep; None for any other; raises `LiveOwner`."""
+    """Return the end of a run that is finished, after exporters and sweep; None for any other; raises `LiveOwner`."""
     by_person = not environment.get("CAIRN_CONTINUED_BY", "").strip()
     refuse_live_owner(log, config.lease, monotonic=time.monotonic, sleep=time.sleep, is_asked_by_person=by_person)
     if not (ended := end_on_record(log, config)):
         return None
     with (
-        run_exporters(log, config.mirrors, environment, output.say),
+        run_exporters(log, config.exporters, environment, output.say),
         delivering_notices(
             log.store, run_notices.all_receivers(config.notify), partial(run_notices.notices_of, log), output.say
         ),

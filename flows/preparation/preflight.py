@@ -61,7 +61,7 @@ def check_before_start(
         next_sizes(log.state, wanted.training, processes=group.size)
     except TaskError as error:
         raise InvalidConfiguration(str(error)) from error
-    check_exporters(wanted.mirrors)
+    check_exporters(wanted.exporters)
     if opened is not None:
         if writable and log.state.finished is None and log.state.open_attempt is None:  # otherwise its owner may live
             _check_memory(wanted, log.state, read_manifest(log.store, opened.data_snapshot).vocab_size, environment)

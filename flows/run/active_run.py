@@ -112,7 +112,7 @@ class ActiveRun:
             else nullcontext(),
             self.progress.showing(),
             self.overview.published(),
-            run_exporters(self.log, self.config.mirrors, os.environ, self.say),
+            run_exporters(self.log, self.config.exporters, os.environ, self.say),
             delivering_notices(
                 self.log.store, all_receivers(self.config.notify), partial(notices_of, self.log), self.say
             ),

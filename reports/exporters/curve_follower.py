@@ -35,15 +35,15 @@ class TimedStep:
 class CurveUpdate:
     """What is new. The receiver first drops every step after `rewind_to`, then adds the rest.
 
-    Steps up to `settled_step` are committed; they are trained again only where a checkpoint is unreadable or a spike is
-    rolled back. `more` says that the next call has more.
+    `settled` are the steps that are committed now, for receivers that take nothing back; they are trained again only
+    where a checkpoint is unreadable or a spike is rolled back. `more` says that the next call has more.
     """
 
     rewind_to: int | None = None
     steps: tuple[TimedStep, ...] = ()
+    settled: tuple[TimedStep, ...] = ()
     evaluations: tuple[run_entries.EvaluationRecorded, ...] = ()
     ends: tuple[run_entries.AttemptEnded, ...] = ()
-    settled_step: int = 0
     more: bool = False
 
 
@@ -56,6 +56,7 @@ class CurveFollower:
         self._sent_step = 0
         self._elapsed_seconds = 0.0
         self._sent_evaluations = self._sent_ends = 0
+        self._unsettled: list[TimedStep] = []
 
     def follow(self, state: run_state.RunState) -> CurveUpdate:
         """Return what is new since the last call; `state` must not be older than that of the last call."""
@@ -77,15 +78,19 @@ class CurveFollower:
             resumed = attempts[self._position].started.first_step
             if self._sent_step > resumed:
                 rewind_to = self._sent_step = resumed
+                self._unsettled = [timed for timed in self._unsettled if timed.record.step <= resumed]
         newest, evaluations = state.newest_committed, state.evaluations[self._sent_evaluations :]
+        unsettled = [*self._unsettled, *steps]
+        settled = [timed for timed in unsettled if newest and timed.record.step <= newest.committed.step]
+        self._unsettled = unsettled[len(settled) :]
         ends = [attempt.ended for attempt in attempts if attempt.ended is not None]
         line = {record.committed.manifest_sha256 for record in state.surviving_checkpoints} if evaluations else set()
         update = CurveUpdate(
             rewind_to=rewind_to,
             steps=tuple(steps),
+            settled=tuple(settled),
             evaluations=tuple(item for item in evaluations if item.manifest_sha256 in line),
             ends=tuple(ends[self._sent_ends :]),
-            settled_step=newest.committed.step if newest else 0,
             more=bool(fresh) or moves,
         )
         self._sent_evaluations, self._sent_ends = len(state.evaluations), len(ends)

@@ -16,7 +16,7 @@ from itertools import islice
 from typing import Any
 
 from cairn.reports.errors import ReportError
-from cairn.reports.exporters.curve_follower import CurveUpdate, TimedStep
+from cairn.reports.exporters.curve_follower import CurveUpdate
 from cairn.storage.logs.run_state import RunState
 from cairn.storage.stores.document import flatten
 from cairn.tasks.machine.http_request import open_directly
@@ -24,7 +24,7 @@ from cairn.tasks.policy.termination import DecisionAction
 
 _AT_ONCE = {"params": 100, "metrics": 1000, "tags": 100}
 _MOST_CHARACTERS = 500
-_IDENTITY, _SENT_TAG = "cairn.run", "cairn.mirrored"
+_IDENTITY, _SENT_TAG = "cairn.run", "cairn.exported"
 _TIMEOUT_SECONDS = 10.0
 _SHOWN_CHARACTERS = 200
 _MOST_BYTES = 8 * 1024 * 1024
@@ -88,7 +88,6 @@ class MlflowExporter:
         self._client, self._run_id, self._experiment = client, run_id, experiment
         self._mlflow_run = ""
         self._sent_step = 0
-        self._unsettled: list[TimedStep] = []
 
     def begin(self, state: RunState) -> None:
         """Find the MLflow run by its tag or create it, and read the last step that was sent."""
@@ -113,7 +112,7 @@ class MlflowExporter:
         self._mlflow_run = str(found["info"]["run_id"])
         tags = {tag["key"]: tag["value"] for tag in found.get("data", {}).get("tags", [])}
         step, _, attempt = tags.get(_SENT_TAG, "").partition(":")
-        self._sent_step, self._unsettled = 0, []
+        self._sent_step = 0
         if step.isdigit() and attempt.isdigit():  # of the surviving line: at most where a later attempt resumed
             later = (record.started for record in state.attempts if record.started.attempt > int(attempt))
             self._sent_step = min([int(step), *(started.first_step for started in later)])
@@ -126,11 +125,7 @@ class MlflowExporter:
         """Send the steps that are committed now."""
         if update.rewind_to is not None:
             self._sent_step = min(self._sent_step, update.rewind_to)
-            self._unsettled = [timed for timed in self._unsettled if timed.record.step <= update.rewind_to]
-        self._unsettled += update.steps
-        settled = [timed for timed in self._unsettled if timed.record.step <= update.settled_step]
-        self._unsettled = self._unsettled[len(settled) :]
-        unsent = [timed for timed in settled if timed.record.step > self._sent_step]
+        unsent = [timed for timed in update.settled if timed.record.step > self._sent_step]
         metrics = [
             _metric(name.replace("/", "."), value, timed.at_seconds, timed.record.step)
             for timed in unsent

@@ -9,13 +9,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
-from threading import Event
 from typing import TYPE_CHECKING
 
+from cairn.reports.errors import ReportError
 from cairn.reports.queries.run_metrics import RunMetrics
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.errors import InvalidConfiguration
-from cairn.tasks.machine.process_scopes import running_beside
+from cairn.tasks.machine.process_scopes import repeating_beside
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.metrics.export import MetricsData
@@ -39,25 +39,18 @@ def sending_metrics(store: ObjectStore, environment: Mapping[str, str], say: Cal
     if not given.isdecimal() or int(given) == 0:
         raise InvalidConfiguration(f"{_INTERVAL} is {given!r}; rule: milliseconds, at least 1; unset it for a minute")
     where = next((environment[name] for name in _ENDPOINTS if environment.get(name)), "http://localhost:4318")
-    metrics, every_seconds = RunMetrics(store), int(given) / 1000
+    from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+    from opentelemetry.sdk.metrics.export import MetricExportResult
 
-    def send_until(ended: Event) -> None:
-        from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
-        from opentelemetry.sdk.metrics.export import MetricExportResult
+    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # `say` reports a failure, and only once
+    metrics, every_seconds, exporter, began = RunMetrics(store), int(given) / 1000, OTLPMetricExporter(), time.time_ns()
 
-        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # `say` reports a failure, and only once
-        exporter, began = OTLPMetricExporter(), time.time_ns()
-        has_failed = is_last = False
-        while True:
-            failed = exporter.export(convert_scrape(metrics.collect(), began=began)) is not MetricExportResult.SUCCESS
-            if failed and not has_failed:
-                say(f"{where} takes no OTLP metrics; they are sent again every {every_seconds:g} s")
-            has_failed = failed
-            if is_last:
-                return
-            is_last = ended.wait(every_seconds)
+    def send(is_last: bool) -> None:
+        if exporter.export(convert_scrape(metrics.collect(), began=began)) is not MetricExportResult.SUCCESS:
+            raise ReportError(f"{where} takes no OTLP metrics; they are sent again every {every_seconds:g} s")
 
-    with running_beside(send_until, name="otlp", join_seconds=10.0):
+    times = {"every_seconds": every_seconds, "longest_seconds": every_seconds, "join_seconds": 10.0}
+    with repeating_beside(send, lambda error: say(str(error)), name="otlp", **times):
         yield
 
 

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from cairn.reports.exporters.curve_follower import CurveUpdate, TimedStep
+from cairn.reports.exporters.curve_follower import CurveUpdate
 from cairn.storage.logs.run_state import RunState
 from cairn.storage.stores.document import flatten, sha256
 
@@ -23,7 +23,6 @@ class WandbExporter:
     def __init__(self, folder: Path, run_id: str) -> None:
         self._folder, self._run_id = folder, run_id
         self._run: Any = None
-        self._unsettled: list[TimedStep] = []
 
     def begin(self, state: RunState) -> None:
         """Start a new folder, and delete those of earlier processes."""
@@ -47,7 +46,6 @@ class WandbExporter:
             x_disable_stats=True,
             x_disable_machine_info=True,
         )
-        self._unsettled = []
         self._run = wandb.init(
             project="cairn",
             id=identity,
@@ -61,12 +59,7 @@ class WandbExporter:
 
     def write(self, update: CurveUpdate) -> None:
         """Write the steps that are committed now, and the evaluations."""
-        if update.rewind_to is not None:
-            self._unsettled = [timed for timed in self._unsettled if timed.record.step <= update.rewind_to]
-        self._unsettled += update.steps
-        settled = [timed for timed in self._unsettled if timed.record.step <= update.settled_step]
-        self._unsettled = self._unsettled[len(settled) :]
-        for timed in settled:
+        for timed in update.settled:
             self._run.log({_STEP: timed.record.step, **timed.values})
         for measured in update.evaluations:
             values = {f"{measured.suite}/{name}": value for name, value in measured.metrics.items()}

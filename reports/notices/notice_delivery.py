@@ -8,10 +8,8 @@ import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
-from threading import Event
 from typing import Protocol
 
 from cairn.reports.errors import ReportError
@@ -21,7 +19,7 @@ from cairn.storage.logs.run_log import run_prefix
 from cairn.storage.stores import document, object_store
 from cairn.tasks.configuration.settings import NotifyConfig
 from cairn.tasks.machine.http_request import open_directly
-from cairn.tasks.machine.process_scopes import running_beside
+from cairn.tasks.machine.process_scopes import repeating_beside
 from cairn.tasks.text.format import one_line
 
 _LONGEST_PAUSE_SECONDS = 60.0
@@ -119,25 +117,6 @@ class NoticeDelivery:
                 self._store.write(key, document.encode(DeliveredNotices(delivered=delivered)))
             self._delivered[notice.run_id] = delivered
 
-    def deliver_until(
-        self, find: Callable[[], Iterable[Notice]], say: Callable[[str], None], every_seconds: float, stop: Event
-    ) -> None:
-        """Deliver the notices of `find` repeatedly, and once more after `stop`; the first of failures is reported."""
-        failures = 0
-        while True:
-            is_last = stop.is_set()
-            try:
-                self.deliver(find())
-                failures = 0
-            except Exception as error:  # whatever a receiver does, the run goes on
-                failures += 1
-                if failures == 1:
-                    why = one_line(f"{type(error).__name__}: {error}", 200)
-                    say(f"notify.{self._receiver.name} is tried again later, training goes on: {why}")
-            if is_last:
-                return
-            stop.wait(min(every_seconds * 2**failures, _LONGEST_PAUSE_SECONDS) if failures else every_seconds)
-
 
 @contextmanager
 def delivering_notices(
@@ -150,8 +129,22 @@ def delivering_notices(
     final_seconds: float = 5.0,
 ) -> Iterator[None]:
     """Deliver the notices of `find` while the block runs; at its end each receiver has `final_seconds` for the rest."""
+    times = {"every_seconds": every_seconds, "longest_seconds": _LONGEST_PAUSE_SECONDS, "join_seconds": final_seconds}
     with ExitStack() as threads:
         for receiver in receivers:
-            body = partial(NoticeDelivery(store, receiver).deliver_until, find, say, every_seconds)
-            threads.enter_context(running_beside(body, name=f"{receiver.name}-notices", join_seconds=final_seconds))
+            threads.enter_context(_delivering(NoticeDelivery(store, receiver), receiver.name, find, say, **times))
         yield
+
+
+def _delivering(
+    delivery: NoticeDelivery,
+    name: str,
+    find: Callable[[], Iterable[Notice]],
+    say: Callable[[str], None],
+    **times: float,
+) -> AbstractContextManager[None]:
+    def report(error: Exception) -> None:
+        why = one_line(f"{type(error).__name__}: {error}", 200)
+        say(f"notify.{name} is tried again later, training goes on: {why}")
+
+    return repeating_beside(lambda is_last: delivery.deliver(find()), report, name=f"{name}-notices", **times)

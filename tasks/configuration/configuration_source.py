@@ -87,8 +87,8 @@ def parse_configuration(
     except TaskError as error:
         where = origins.get("evaluation.suite", f"{name}: evaluation")
         raise InvalidConfiguration(f"{where}: {error}") from error
-    mirrors = config.mirrors.based_at(folder or Path.cwd())
-    return config.model_copy(update={"evaluation": evaluation, "mirrors": mirrors})
+    exporters = config.exporters.based_at(folder or Path.cwd())
+    return config.model_copy(update={"evaluation": evaluation, "exporters": exporters})
 
 
 def read_notify(environment: Mapping[str, str]) -> NotifyConfig:

@@ -13,7 +13,7 @@ from cairn.tasks.configuration import settings
 FROZEN_SECTIONS = ("model_family", "data", "model", "training")
 """What decides which run it is; `UNFROZEN_TRAINING` is excepted."""
 MACHINE_KEYS = (
-    *("mirrors.tensorboard", "mirrors.wandb", "mirrors.mlflow", "preemption.notice_file", "preemption.metadata"),
+    *("exporters.tensorboard", "exporters.wandb", "exporters.mlflow", "preemption.notice_file", "preemption.metadata"),
     *("notify.command", "notify.webhook", "notify.block"),
     *("evaluation.suite", "evaluation.command", "machines.check"),
 )
@@ -41,7 +41,7 @@ class RunConfig(Section):
     preemption: settings.PreemptionConfig = settings.PreemptionConfig()
     machines: settings.MachinesConfig = settings.MachinesConfig()
     cost: settings.CostConfig = settings.CostConfig()
-    mirrors: settings.MirrorsConfig = settings.MirrorsConfig()
+    exporters: settings.ExportersConfig = settings.ExportersConfig()
     notify: settings.NotifyConfig = Field(default=settings.NotifyConfig(), exclude=True)
     # A store can be moved: where a log lies is no part of what the log says.
     store: str = Field(

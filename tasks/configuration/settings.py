@@ -283,7 +283,7 @@ class NotifyConfig(Section):
         return given
 
 
-class MirrorsConfig(Section):
+class ExportersConfig(Section):
     """Exporters: where the curve of a run is copied, beside the store. Never read or waited for, never a log's word."""
 
     tensorboard: str = key("", "folder of this machine that TensorBoard reads")
@@ -307,7 +307,7 @@ class MirrorsConfig(Section):
             )
         return self
 
-    def based_at(self, folder: Path) -> "MirrorsConfig":
+    def based_at(self, folder: Path) -> "ExportersConfig":
         """Return the same with absolute folders; a relative one starts at `folder`."""
         named = {name: given for name in ("tensorboard", "wandb") if (given := getattr(self, name))}
         return self.model_copy(update={name: str(folder / Path(given).expanduser()) for name, given in named.items()})

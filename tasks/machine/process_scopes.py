@@ -3,7 +3,7 @@
 import gc
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 
 @contextmanager
@@ -19,6 +19,41 @@ def running_beside(
     finally:
         stop.set()
         thread.join(join_seconds)
+
+
+@contextmanager
+def repeating_beside(
+    work: Callable[[bool], None],
+    report: Callable[[Exception], None],
+    *,
+    name: str,
+    every_seconds: float,
+    longest_seconds: float,
+    join_seconds: float,
+) -> Iterator[None]:
+    """Call `work(is_last)` in a thread again and again while the block runs, and once more at its end.
+
+    `report` gets the first of failures in a row; each of them doubles the pause, which stays below `longest_seconds`.
+    """
+
+    def body(stop: threading.Event) -> None:
+        failures = 0
+        while True:
+            is_last = stop.is_set()
+            try:
+                work(is_last)
+                failures = 0
+            except Exception as error:  # whatever a receiver does, the block goes on
+                failures += 1
+                if failures == 1:
+                    with suppress(Exception):
+                        report(error)
+            if is_last:
+                return
+            stop.wait(min(every_seconds * 2 ** min(failures, 20), max(every_seconds, longest_seconds)))
+
+    with running_beside(body, name=name, join_seconds=join_seconds):
+        yield
 
 
 @contextmanager

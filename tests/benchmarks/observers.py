@@ -50,8 +50,8 @@ def observing(store: Path, run_id: str, folder: Path) -> Iterator[Observers]:
             with running_beside(lambda stop: reload(stop, url, run_id), name="reloads"):
                 yield Observers(
                     overrides=(
-                        *(f"mirrors.{name}={path}" for name, path in folders.items()),
-                        f"mirrors.mlflow={tracking.url}",
+                        *(f"exporters.{name}={path}" for name, path in folders.items()),
+                        f"exporters.mlflow={tracking.url}",
                     ),
                     environment={"CAIRN_NOTIFY__WEBHOOK": hook.url},
                     page_pid=page.pid,

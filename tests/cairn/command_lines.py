@@ -234,7 +234,7 @@ TRAINING: dict[str, tuple[int, str]] = {
     "train run.toml --set evaluation.batches=0": (2, "must be a whole number above 0"),
     'train run.toml --set promotion.alias="a b"': (2, "must be a name of letters"),
     "train run.toml --set lease.seconds=1": (2, "seconds=1.0 must be at least three times heartbeat_seconds=3.0"),
-    "train run.toml --set mirrors.mlflow=nowhere": (
+    "train run.toml --set exporters.mlflow=nowhere": (
         2,
         "mlflow='nowhere' must be the http(s) address of a tracking server",
     ),

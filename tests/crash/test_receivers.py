@@ -31,8 +31,8 @@ def test_a_hanging_webhook_exporters_and_scrapes_change_no_bit(command: Command,
         hook.hangs = True
         command.train(
             *SETTINGS,
-            *("--set", f"mirrors.tensorboard={tmp_path / 'board'}", "--set", f"mirrors.mlflow={tracking.url}"),
-            *(("--set", f"mirrors.wandb={tmp_path / 'wandb'}") if find_spec("wandb") else ()),
+            *("--set", f"exporters.tensorboard={tmp_path / 'board'}", "--set", f"exporters.mlflow={tracking.url}"),
+            *(("--set", f"exporters.wandb={tmp_path / 'wandb'}") if find_spec("wandb") else ()),
             CAIRN_NOTIFY__WEBHOOK=hook.url,
         )
         assert hook.arrived.is_set() and tracking.runs and list((tmp_path / "board").rglob("*tfevents*"))

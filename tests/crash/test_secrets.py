@@ -68,7 +68,7 @@ class Planted:
         (folder / "run.toml").write_text(
             configuration(steps=10, every_commits=2).replace(
                 "[lease]",
-                f'command = ["{sys.executable}", "tells_all.py"]\n[mirrors]\nmlflow = "http://127.0.0.1:9"\n[lease]',
+                f'command = ["{sys.executable}", "tells_all.py"]\n[exporters]\nmlflow = "http://127.0.0.1:9"\n[lease]',
             )
         )
         self.command.train()
@@ -78,8 +78,8 @@ class Planted:
         self._printed_by("export", "bard", "exported")
         self._printed_by("status", "bard", store=f"s3://somebody:{PASSWORD_IN_A_URL}@bucket/x", code=2)
         self._printed_by("train", "run.toml", store=f"s3://somebody:{PASSWORD_IN_A_URL}@bucket/x", code=2)
-        mirror = f"mirrors.mlflow=http://somebody:{PASSWORD_IN_A_URL}@127.0.0.1:9"
-        self._printed_by("train", "run.toml", "--set", mirror, code=2)
+        exporter = f"exporters.mlflow=http://somebody:{PASSWORD_IN_A_URL}@127.0.0.1:9"
+        self._printed_by("train", "run.toml", "--set", exporter, code=2)
 
     def _printed_by(self, *arguments: str, store: str = "", code: int = 0) -> None:
         process = self.command.start_verb(*arguments, *(("--store", store) if store else ()))

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from cairn.reports.exporters.curve_follower import CurveUpdate, TimedStep
-from cairn.reports.exporters.exporters import Exporter, ExporterThread, check_exporters, run_exporters
+from cairn.reports.exporters.exporters import Exporter, check_exporters, export_beside, run_exporters
 from cairn.reports.exporters.mlflow_exporter import MlflowClient, MlflowExporter, MlflowRefused
 from cairn.reports.exporters.tensorboard_exporter import TensorBoardExporter
 from cairn.storage.logs.run_state import RunState
 from cairn.storage.stores.local_store import LocalStore
 from cairn.tasks.configuration.configuration_source import parse_configuration
-from cairn.tasks.configuration.settings import MirrorsConfig
+from cairn.tasks.configuration.settings import ExportersConfig
 from cairn.tasks.errors import InvalidConfiguration
 from tests.entries import NOON
 from tests.fabricated_run import DOCUMENT, fabricate
@@ -155,9 +155,9 @@ def test_a_process_that_goes_on_continues_the_same_mlflow_run(store: LocalStore,
 def test_mlflow_sends_again_what_was_trained_again_while_nobody_told(store: LocalStore, server: TrackingServer) -> None:
     run = interrupted_run(store)
     following(run, mlflow(run, server))()
-    server.runs["run0"]["tags"]["cairn.mirrored"] = "14:1"  # of the first attempt, whose steps after 10 were lost
+    server.runs["run0"]["tags"]["cairn.exported"] = "14:1"  # of the first attempt, whose steps after 10 were lost
     following(run, mlflow(run, server))()
-    assert server.runs["run0"]["tags"]["cairn.mirrored"] == "20:2"
+    assert server.runs["run0"]["tags"]["cairn.exported"] == "20:2"
 
 
 def test_a_number_that_is_none_is_told_by_its_name(store: LocalStore, server: TrackingServer) -> None:
@@ -168,7 +168,7 @@ def test_a_number_that_is_none_is_told_by_its_name(store: LocalStore, server: Tr
         TimedStep(at_seconds=1.0, record=replace(step_line(21, 2), train_loss=math.inf)),
         TimedStep(at_seconds=2.0, record=replace(step_line(22, 2), train_loss=math.nan)),
     )
-    exporter.write(CurveUpdate(steps=lines, settled_step=22))
+    exporter.write(CurveUpdate(settled=lines))
     assert server.values("train.loss") == [(21, "Infinity"), (22, "NaN")]
 
 
@@ -232,7 +232,7 @@ class Faulty:
 
 
 def kept(run: ExportedRun, exporter: Exporter, said: list[str], **options: Any) -> Any:
-    return ExporterThread(run.run.log, exporter, said.append, **{"every_seconds": 0.01, **options}).run()
+    return export_beside(run.run.log, exporter, said.append, **{"every_seconds": 0.01, **options})
 
 
 def test_the_exporter_is_whole_when_the_block_ends(store: LocalStore) -> None:
@@ -303,42 +303,42 @@ def test_a_full_disk_is_met_by_a_new_file_that_is_whole(store: LocalStore, tmp_p
 def test_a_folder_that_cannot_be_made_is_said_once_and_training_goes_on(store: LocalStore, tmp_path: Path) -> None:
     run, said = interrupted_run(store), list[str]()
     (tmp_path / "file").write_text("in the way")
-    with run_exporters(run.run.log, MirrorsConfig(tensorboard=str(tmp_path / "file")), {}, said.append):
+    with run_exporters(run.run.log, ExportersConfig(tensorboard=str(tmp_path / "file")), {}, said.append):
         pass
     assert len(said) == 1 and said[0].startswith("TensorBoard cannot be kept up to date, training goes on: ")
 
 
 def test_a_server_that_is_away_is_said_once_and_training_goes_on(store: LocalStore) -> None:
     run, said = interrupted_run(store), list[str]()
-    with run_exporters(run.run.log, MirrorsConfig(mlflow="http://127.0.0.1:9"), {}, said.append):
+    with run_exporters(run.run.log, ExportersConfig(mlflow="http://127.0.0.1:9"), {}, said.append):
         pass
     assert len(said) == 1 and said[0].startswith("MLflow cannot be kept up to date, training goes on: ")
 
 
-def test_both_mirrors_of_a_configuration_are_kept(store: LocalStore, tmp_path: Path, server: TrackingServer) -> None:
+def test_both_exporters_of_a_configuration_are_kept(store: LocalStore, tmp_path: Path, server: TrackingServer) -> None:
     run, said = interrupted_run(store), list[str]()
-    wanted = MirrorsConfig(tensorboard=str(tmp_path / "board"), mlflow=server.url)
+    wanted = ExportersConfig(tensorboard=str(tmp_path / "board"), mlflow=server.url)
     with run_exporters(run.run.log, wanted, {"MLFLOW_EXPERIMENT_NAME": "poems"}, said.append):
         pass
     assert said == [] and list(server.experiments) == ["poems"]
     assert run.curve() == curve(tmp_path / "board" / "bard") and server.values("train.loss") == run.curve()
 
 
-def configured(overrides: Sequence[str], folder: Path | None = None) -> MirrorsConfig:
-    return parse_configuration(DOCUMENT, overrides=overrides, environment={}, name="run.toml", folder=folder).mirrors
+def configured(overrides: Sequence[str], folder: Path | None = None) -> ExportersConfig:
+    return parse_configuration(DOCUMENT, overrides=overrides, environment={}, name="run.toml", folder=folder).exporters
 
 
 def test_a_relative_folder_starts_at_the_configuration(tmp_path: Path) -> None:
-    assert configured(["mirrors.tensorboard=board"], tmp_path).tensorboard == str(tmp_path / "board")
+    assert configured(["exporters.tensorboard=board"], tmp_path).tensorboard == str(tmp_path / "board")
 
 
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("mirrors.tensorboard=gs://bucket/board", "must be a folder of this machine"),
-        ("mirrors.mlflow=sqlite:///x.db", "must be the http"),
-        ("mirrors.mlflow=http://ada:secret@host", "MLFLOW_TRACKING_USERNAME"),
-        ("mirrors.neptune=x", "unknown key"),
+        ("exporters.tensorboard=gs://bucket/board", "must be a folder of this machine"),
+        ("exporters.mlflow=sqlite:///x.db", "must be the http"),
+        ("exporters.mlflow=http://ada:secret@host", "MLFLOW_TRACKING_USERNAME"),
+        ("exporters.neptune=x", "unknown key"),
     ],
 )
 def test_what_cannot_be_a_exporter_is_refused(override: str, words: str) -> None:
@@ -350,12 +350,12 @@ def test_what_cannot_be_a_exporter_is_refused(override: str, words: str) -> None
 def test_a_missing_library_is_refused_with_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cairn.reports.exporters.exporters.find_spec", lambda name: None)
     with pytest.raises(InvalidConfiguration, match=r"pip install 'cairn-train\[tensorboard\]'"):
-        check_exporters(MirrorsConfig(tensorboard="board"))
-    check_exporters(MirrorsConfig(mlflow="http://127.0.0.1:9"))
+        check_exporters(ExportersConfig(tensorboard="board"))
+    check_exporters(ExportersConfig(mlflow="http://127.0.0.1:9"))
 
 
 def test_where_a_run_is_shown_is_no_part_of_which_run_it_is(tmp_path: Path) -> None:
     def frozen(*overrides: str) -> str:
         return parse_configuration(DOCUMENT, overrides=overrides, environment={}, name="x").frozen_sha256()
 
-    assert frozen() == frozen(f"mirrors.tensorboard={tmp_path}")
+    assert frozen() == frozen(f"exporters.tensorboard={tmp_path}")

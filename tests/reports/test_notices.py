@@ -24,7 +24,6 @@ from cairn.reports.notices.notice_delivery import (
 )
 from cairn.storage.logs.registry import Registry, RegistryState
 from cairn.storage.logs.run_entries import CheckpointQuarantined
-from cairn.storage.stores.document import project
 from cairn.storage.stores.local_store import LocalStore
 from cairn.tasks.configuration.configuration_source import read_notify
 from cairn.tasks.configuration.settings import NotifyConfig
@@ -209,7 +208,13 @@ def test_the_notice_of_an_error_says_its_detail_once(store: LocalStore) -> None:
 
 def test_a_damaged_checkpoint_is_told(bard: FabricatedRun) -> None:
     bad = bard.log.state.checkpoints[0].committed
-    body = project(bad, CheckpointQuarantined, detail="it holds other bytes", evidence=())
+    body = CheckpointQuarantined(
+        step=bad.step,
+        attempt=bad.attempt,
+        prefix=bad.prefix,
+        manifest_sha256=bad.manifest_sha256,
+        detail="it holds other bytes",
+    )
     bard.log.append(lambda state: body, writer=HUMAN)
     assert [(notice.kind, "other bytes" in notice.text) for notice in found(bard)] == [("integrity", True)]
 

@@ -1,4 +1,4 @@
-"""An MLflow tracking server as far as the mirror asks it: the REST API 2.0 on the loopback, remembering in memory.
+"""An MLflow tracking server as far as the exporter asks it: the REST API 2.0 on the loopback, remembering in memory.
 
 As MLflow does it keeps equal values (key, step, time, value) once, refuses to change a parameter, and knows its errors
 by code.

@@ -11,7 +11,7 @@ from cairn.tasks.configuration.stored_configuration import parse_stored_configur
 
 SCHEMA = RunConfig.model_json_schema()
 OF_THE_MACHINE = {
-    "mirrors.tensorboard", "mirrors.wandb", "mirrors.mlflow", "preemption.notice_file", "preemption.metadata",
+    "exporters.tensorboard", "exporters.wandb", "exporters.mlflow", "preemption.notice_file", "preemption.metadata",
     "evaluation.suite", "evaluation.command", "machines.check", "notify.command", "notify.webhook", "notify.block",
 }  # fmt: skip
 NOT_ANY_TEXT = {"preemption.metadata", "notify.block"}
@@ -19,7 +19,7 @@ READ_WHEN_A_RUN_IS_OPENED = {"data.sources", "data.tokenizer", "training.init_fr
 MARKED_AS_LOGGED = {f"evaluation.evaluators.{name}" for name in ("command", "files", "folder")}
 MERELY_WORDS = {"evaluation.prompts"}
 NOT_IN_A_LOG = {"store"}
-VALUES = {"preemption.metadata": "aws", "mirrors.mlflow": "http://127.0.0.1:9", "evaluation.command": ["true"]}
+VALUES = {"preemption.metadata": "aws", "exporters.mlflow": "http://127.0.0.1:9", "evaluation.command": ["true"]}
 
 
 def free_words(node: Mapping[str, Any], key: str = "") -> Iterator[str]:

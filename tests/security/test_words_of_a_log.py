@@ -47,8 +47,8 @@ def hostile_words(folder: Path, url: str) -> tuple[str, ...]:
     (folder / "netrc").write_text(SECRET)
     score = f'{{name = "score", command = ["touch", "{folder / "trace"}"], required = true}}'
     return (
-        f"mirrors.mlflow={url}",
-        f"mirrors.tensorboard={folder / 'board'}",
+        f"exporters.mlflow={url}",
+        f"exporters.tensorboard={folder / 'board'}",
         f"preemption.notice_file={folder / 'netrc'}",
         f"evaluation.evaluators=[{score}]",
     )
@@ -104,7 +104,7 @@ def test_a_gate_that_needs_such_a_command_says_no(continued: Continued) -> None:
 
 def test_one_line_says_what_was_not_taken_from_the_log(continued: Continued) -> None:
     [line] = [line for line in continued.printed.splitlines() if "not taken from" in line]
-    for named in ("mirrors.mlflow", "mirrors.tensorboard", "preemption.notice_file", "evaluator score", "--set"):
+    for named in ("exporters.mlflow", "exporters.tensorboard", "preemption.notice_file", "evaluator score", "--set"):
         assert named in line
 
 
@@ -141,9 +141,9 @@ def test_what_the_environment_of_this_machine_names_is_honoured_without_a_config
     world: FlowWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leave_log(world)
-    monkeypatch.setenv("CAIRN_MIRRORS__TENSORBOARD", str(world.folder / "board"))
+    monkeypatch.setenv("CAIRN_EXPORTERS__TENSORBOARD", str(world.folder / "board"))
     with world.opened(text="") as run:
-        assert run.config.mirrors.tensorboard == str(world.folder / "board")
+        assert run.config.exporters.tensorboard == str(world.folder / "board")
 
 
 def test_an_operator_may_let_the_commands_of_logs_run(world: FlowWorld, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -307,8 +307,8 @@ FLOW_MUTANTS = (
     mutant(
         "exporters-of-defaults",
         ACTIVE,
-        "run_exporters(self.log, self.config.mirrors,",
-        "run_exporters(self.log, type(self.config.mirrors)(),",
+        "run_exporters(self.log, self.config.exporters,",
+        "run_exporters(self.log, type(self.config.exporters)(),",
         key("a_folder_that_tensorboard_reads"),
     ),
 )

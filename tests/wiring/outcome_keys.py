@@ -1,4 +1,4 @@
-"""The keys that say how a run ends and what is told of it: early stop, promotion, notices, cost, mirrors."""
+"""The keys that say how a run ends and what is told of it: early stop, promotion, notices, cost, exporters."""
 
 import json
 import os
@@ -122,16 +122,16 @@ def a_signal_of_the_scheduler(bench: Bench) -> None:
         signal.signal(signal.SIGUSR1, before)
 
 
-@acts("mirrors.tensorboard")
+@acts("exporters.tensorboard")
 def a_folder_that_tensorboard_reads(bench: Bench) -> None:
-    bench.flow.train("mirrors.tensorboard=board")
+    bench.flow.train("exporters.tensorboard=board")
     assert [path for path in (bench.flow.folder / "board").rglob("*tfevents*") if path.stat().st_size]
 
 
-@acts("mirrors.wandb")
+@acts("exporters.wandb")
 def a_folder_for_wandb(bench: Bench) -> None:
-    with bench.flow.opened("mirrors.wandb=board") as run:
-        (exporter,) = exporters._make_exporters(run.log, run.config.mirrors, {})
+    with bench.flow.opened("exporters.wandb=board") as run:
+        (exporter,) = exporters._make_exporters(run.log, run.config.exporters, {})
     assert vars(exporter)["_folder"] == bench.flow.folder / "board"
 
 
@@ -148,10 +148,10 @@ def a_cloud_that_announces_the_end(bench: Bench) -> None:
     assert "AWS announced: terminate" in run.shutdown.detail
 
 
-@acts("mirrors.mlflow")
+@acts("exporters.mlflow")
 def a_server_that_mlflow_reads(bench: Bench) -> None:
     with tracking_server() as tracking:
-        bench.flow.train(f"mirrors.mlflow={tracking.url}")
+        bench.flow.train(f"exporters.mlflow={tracking.url}")
     assert tracking.values("train.loss")[-1] == (20, loss_of(20))
 
 
