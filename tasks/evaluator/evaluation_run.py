@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 import psutil
+from pydantic import BaseModel, ConfigDict
 
 from cairn.model.configuration.network import ModelConfig
 from cairn.storage.checkpoints.resume_point import new_pin, pin_checkpoint, unpin_entry
@@ -26,7 +27,7 @@ from cairn.storage.stores.document import decode, stored_value
 from cairn.tasks.attempt.injected_faults import evaluator_fault
 from cairn.tasks.configuration.settings import METRIC, BudgetConfig
 from cairn.tasks.errors import CheckpointGone
-from cairn.tasks.evaluator.evaluation_suite import AnySuite, CommandSuite, EvaluationResult, EvaluationSpec
+from cairn.tasks.evaluator.evaluation_suite import AnySuite, CommandSuite, EvaluationResult
 from cairn.tasks.evaluator.evaluator_process import Outcome, refuse_command, run_evaluator
 from cairn.tasks.machine.placement import pid_namespace, this_placement
 from cairn.tasks.policy import budgets, curve_statistics, curve_verdict, failures
@@ -55,6 +56,20 @@ class EvaluationPlan:
     def all(self) -> tuple["EvaluationPlan", ...]:
         """This plan and those that follow it, in order."""
         return (self, *self.following)
+
+
+class EvaluationSpec(BaseModel):
+    """What an evaluator is sent: `number` counts the run's evaluations, `folder` is for a command's model and files."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    plan: EvaluationPlan
+    checkpoint: log_entry.CheckpointReference
+    store_url: str
+    run_id: str
+    run_prefix: str
+    number: int
+    folder: Path | None
 
 
 def find_evaluation(
@@ -158,20 +173,13 @@ def _measure_once(trial: _Trial, measure: Measure) -> run_entries.EvaluationReco
     number = 1 + len(log.state.evaluations) + len(log.state.failed_evaluations)
     with evaluation_folder(parent) if isinstance(plan.suite, CommandSuite) else nullcontext() as folder:
         spec = EvaluationSpec(
-            store_url=log.store.url,
-            snapshot_id=plan.snapshot_id,
-            model=plan.model,
+            plan=replace(plan, following=()),
             checkpoint=reference,
-            suite=plan.suite,
-            cache_dir=plan.cache_dir,
-            device=plan.device,
-            threads=plan.threads,
-            mask_documents=plan.mask_documents,
-            folder=folder,
+            store_url=log.store.url,
             run_id=log.run_id,
             run_prefix=log.prefix,
             number=number,
-            faults=plan.faults,
+            folder=folder,
         )
         outcome = measure(spec.model_dump_json().encode(), plan.timeout_seconds)
     if outcome.problem and (fault := evaluator_fault(log.store, log.prefix, plan.faults, number)):

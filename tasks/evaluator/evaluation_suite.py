@@ -2,12 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
-
-from cairn.model.configuration.network import ModelConfig
-from cairn.storage.logs.log_entry import CheckpointReference
 from cairn.storage.stores.document import encode, sha256
 from cairn.tasks.configuration.settings import EvaluationConfig
 
@@ -55,27 +50,6 @@ class CommandSuite:
 
 
 AnySuite = Suite | CommandSuite
-
-
-class EvaluationSpec(BaseModel):
-    """What an evaluator is sent: `number` counts the run's evaluations, `folder` is for a command's model and files."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    store_url: str
-    snapshot_id: str
-    model: ModelConfig
-    checkpoint: CheckpointReference
-    suite: AnySuite
-    cache_dir: Path
-    device: str
-    threads: int
-    mask_documents: bool
-    folder: Path | None
-    run_id: str
-    run_prefix: str
-    number: int
-    faults: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,9 +1,19 @@
-"""The evaluator process (`python -m cairn.tasks.evaluator.evaluator`): a spec on stdin, one JSON line on stdout."""
+"""The evaluator process (`python -m cairn.tasks.evaluator.evaluator`): a spec on stdin, one JSON line on stdout.
+
+A user's evaluation command gets a model directory in Hugging Face layout and no credentials: its environment is an
+allow-list, and it is kept from looking into other processes (`confinement.py`).
+"""
 
 import math
 import os
+import shutil
+import subprocess
 import sys
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -12,24 +22,44 @@ from cairn.model.data.token_windows import TokenWindows
 from cairn.model.inference.evaluation import evaluate, held_out_loss
 from cairn.model.inference.generation import generate
 from cairn.model.training.determinism import make_deterministic, resolve_device
+from cairn.storage.stores.object_store import describe_file
 from cairn.storage.stores.open_store import open_store
 from cairn.tasks.attempt.injected_faults import IN_EVALUATOR, PAUSES, FaultPlan, inject_process_fault
 from cairn.tasks.configuration.settings import METRIC
 from cairn.tasks.errors import TaskError
+from cairn.tasks.evaluator import confinement
 from cairn.tasks.evaluator.checkpoint_model import CheckpointModel, open_model, write_model_directory
-from cairn.tasks.evaluator.evaluation_suite import CommandSuite, EvaluationResult, EvaluationSpec, Suite
-from cairn.tasks.evaluator.evaluator_process import guard_group, run_command
+from cairn.tasks.evaluator.evaluation_run import EvaluationSpec
+from cairn.tasks.evaluator.evaluation_suite import CommandSuite, EvaluationResult, Suite
+from cairn.tasks.evaluator.evaluator_process import PipeReader
+
+MODEL = "{model}"
+MOST_PRINTED_BYTES = 1024 * 1024
+MOST_METRICS = 1000
+_PASSED = """
+HOME USER LOGNAME SHELL PATH TERM TZ LANG LANGUAGE LC_ALL LC_CTYPE LC_NUMERIC LD_LIBRARY_PATH LD_PRELOAD
+PYTHONPATH PYTHONUTF8 PYTHONHASHSEED PYTHONUNBUFFERED PYTHONDONTWRITEBYTECODE VIRTUAL_ENV CONDA_PREFIX
+XDG_CACHE_HOME XDG_CONFIG_HOME XDG_DATA_HOME SSL_CERT_FILE SSL_CERT_DIR REQUESTS_CA_BUNDLE
+CUDA_VISIBLE_DEVICES CUDA_DEVICE_ORDER CUDA_HOME CUDA_PATH CUDA_CACHE_PATH CUBLAS_WORKSPACE_CONFIG
+NVIDIA_VISIBLE_DEVICES NVIDIA_DRIVER_CAPABILITIES PYTORCH_CUDA_ALLOC_CONF PYTORCH_ALLOC_CONF
+MKL_NUM_THREADS OPENBLAS_NUM_THREADS TORCH_HOME TRITON_CACHE_DIR TORCHINDUCTOR_CACHE_DIR
+HF_HOME HF_HUB_CACHE HF_DATASETS_CACHE HF_MODULES_CACHE HF_HUB_OFFLINE HF_DATASETS_OFFLINE
+TRANSFORMERS_OFFLINE TOKENIZERS_PARALLELISM NLTK_DATA TIKTOKEN_CACHE_DIR DO_NOT_TRACK
+"""
+PASSED = frozenset(_PASSED.split())
+"""The variables that a command gets besides its own; `CAIRN_EVALUATOR_VARIABLES` names more."""
+_GUARD = "import os, signal; os.read(0, 1); os.killpg(0, signal.SIGKILL)"
 
 
 def _open(spec: EvaluationSpec, device: str) -> CheckpointModel:
     return open_model(
         open_store(spec.store_url),
         spec.checkpoint,
-        model=spec.model,
-        snapshot_id=spec.snapshot_id,
-        cache_dir=spec.cache_dir,
+        model=spec.plan.model,
+        snapshot_id=spec.plan.snapshot_id,
+        cache_dir=spec.plan.cache_dir,
         device=resolve_device(device),
-        mask_documents=spec.mask_documents,
+        mask_documents=spec.plan.mask_documents,
     )
 
 
@@ -62,7 +92,7 @@ def _measure_by_command(spec: EvaluationSpec, suite: CommandSuite) -> Evaluation
     checkpoint = spec.checkpoint
     card = (
         f"Step {checkpoint.step} of run {spec.run_id}, manifest sha256 {checkpoint.manifest_sha256}, trained on data "
-        f"snapshot {spec.snapshot_id}. Written for an evaluator; `cairn export` writes a model card.\n"
+        f"snapshot {spec.plan.snapshot_id}. Written for an evaluator; `cairn export` writes a model card.\n"
     )
     # Not bound to a name: the weights are not needed in memory while the command runs.
     write_model_directory(spec.folder / "model", _open(spec, "cpu"), card=card)
@@ -71,21 +101,144 @@ def _measure_by_command(spec: EvaluationSpec, suite: CommandSuite) -> Evaluation
     return result
 
 
+def run_command(suite: CommandSuite, spec: EvaluationSpec) -> EvaluationResult:
+    """Run the command on `spec.folder / "model"` and return the numbers it printed, nested names joined by slashes.
+
+    Raises TaskError for a changed file of the suite, a command that fails, or other output than finite numbers.
+    """
+    _check_files(suite)
+    environment = command_environment(os.environ, spec)
+    program, model_dir = suite.command[0], environment["CAIRN_MODEL_DIR"]
+    if "/" not in program:
+        program = shutil.which(program, path=environment["PATH"]) or program
+    command = [program, *(argument.replace(MODEL, model_dir) for argument in suite.command[1:])]
+    if not any(MODEL in argument for argument in suite.command):
+        command.append(model_dir)
+    reported, report = os.pipe()
+    with open(reported) as boundary:
+        try:
+            child = subprocess.Popen(
+                [sys.executable, "-I", "-S", confinement.__file__, str(report), *command],
+                cwd=suite.folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                pass_fds=[report],
+            )
+        except OSError as error:
+            raise TaskError(f"evaluator {suite.name}: {suite.command[0]}: cannot be started: {error}") from error
+        finally:
+            os.close(report)
+        try:
+            return EvaluationResult(boundary=boundary.read(), metrics=_read_metrics(suite.name, child))
+        finally:
+            child.kill()  # its children are in the evaluator's group and are killed with it
+            child.wait()
+
+
+def _read_metrics(name: str, child: "subprocess.Popen[bytes]") -> dict[str, float]:
+    assert child.stdout is not None and child.stderr is not None
+    stderr = PipeReader(child.stderr, copy_to=2)
+    with child.stdout:
+        printed = child.stdout.read(MOST_PRINTED_BYTES + 1)
+    if len(printed) > MOST_PRINTED_BYTES:
+        raise TaskError(f"evaluator {name} printed nonsense: more than {MOST_PRINTED_BYTES:,} bytes on stdout")
+    code = child.wait()
+    if code != 0:
+        raise TaskError(f"evaluator {name} exited with {code}: {stderr.last_line()}")
+    return parse_metrics(name, printed)
+
+
+def parse_metrics(name: str, printed: bytes) -> dict[str, float]:
+    """Return the finite numbers of one JSON object; raises TaskError naming the first key that holds anything else."""
+    try:
+        document = msgspec.json.decode(printed, type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError) as error:
+        problem = f"evaluator {name} printed nonsense: {error}: {printed[:60].decode(errors='replace')!r}"
+        raise TaskError(f"{problem}; rule: stdout is one JSON object") from error
+    metrics = dict(_numbers(name, document, ""))
+    if not 1 <= len(metrics) <= MOST_METRICS:
+        raise TaskError(f"evaluator {name} printed nonsense: {len(metrics)} numbers; rule: 1 to {MOST_METRICS}")
+    return metrics
+
+
+def command_environment(environment: Mapping[str, str], spec: EvaluationSpec) -> dict[str, str]:
+    """Return the command's environment: what it may have, with the spec's values; `python` is this interpreter."""
+    assert spec.folder is not None
+    passed = PASSED.union(environment.get("CAIRN_EVALUATOR_VARIABLES", "").replace(",", " ").split())
+    kept = {name: value for name, value in environment.items() if name in passed}
+    return kept | {
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), kept.get("PATH", os.defpath)]),
+        "OMP_NUM_THREADS": str(spec.plan.threads),
+        "TMPDIR": str(spec.folder / "scratch"),
+        "CAIRN_MODEL_DIR": str(spec.folder / "model"),
+        "CAIRN_RUN_ID": spec.run_id,
+        "CAIRN_STEP": str(spec.checkpoint.step),
+        "CAIRN_MANIFEST_SHA256": spec.checkpoint.manifest_sha256,
+        "CAIRN_DEVICE": spec.plan.device,
+    }
+
+
+def guard_group() -> "subprocess.Popen[bytes] | None":
+    """Start a guard that kills this process's group when this process exits, even by SIGKILL.
+
+    It waits for the end of its stdin, so keep the returned process; None if this process does not lead its group.
+    """
+    if os.getpgrp() != os.getpid():
+        return None
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", _GUARD],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def _check_files(suite: CommandSuite) -> None:
+    for name, expected in suite.files.items():
+        path = Path(suite.folder) / name
+        try:
+            found = describe_file(path).sha256
+        except OSError as error:
+            raise TaskError(f"evaluator {suite.name}: {path}: cannot be read: {error}") from error
+        if found != expected:
+            raise TaskError(
+                f"evaluator {suite.name}: {path}: sha256 {found[:12]}, the suite has {expected[:12]}; it was edited: "
+                "start the run's command again with its configuration, or name a suite file with --suite"
+            )
+
+
+def _numbers(name: str, document: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, float]]:
+    for key, value in document.items():
+        where, number = f"{prefix}{key}", math.nan
+        if isinstance(value, dict):
+            yield from _numbers(name, value, f"{where}/")
+            continue
+        with suppress(OverflowError):  # an integer too large for a float
+            number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+        if not math.isfinite(number):
+            problem = f"evaluator {name} printed nonsense: {where} is {str(value)[:80]!r}"
+            raise TaskError(f"{problem}; rule: every value is a finite number")
+        yield where, number
+
+
 def main() -> None:
     """Read the spec from stdin, and print the result as the only line on stdout."""
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     spec = EvaluationSpec.model_validate_json(sys.stdin.buffer.read())
-    faults = FaultPlan(open_store(spec.store_url), spec.run_prefix, spec.faults)
+    faults = FaultPlan(open_store(spec.store_url), spec.run_prefix, spec.plan.faults)
     for kind in faults.due(spec.number, IN_EVALUATOR):
         faults.pause(kind, spec.number) if kind in PAUSES else inject_process_fault(kind)
     os.nice(15)  # on shared cores, waiting threads of both processes slow training by a factor of ten
-    make_deterministic(seed=spec.suite.sample_seed if isinstance(spec.suite, Suite) else 0, threads=spec.threads)
+    plan = spec.plan
+    make_deterministic(seed=plan.suite.sample_seed if isinstance(plan.suite, Suite) else 0, threads=plan.threads)
     try:
-        if isinstance(spec.suite, CommandSuite):
-            result = _measure_by_command(spec, spec.suite)
+        if isinstance(plan.suite, CommandSuite):
+            result = _measure_by_command(spec, plan.suite)
         else:
-            result = measure_held_out(_open(spec, spec.device), spec.suite)
+            result = measure_held_out(_open(spec, plan.device), plan.suite)
     except TaskError as error:  # explains itself; any other exception needs its traceback
         print(error, file=sys.stderr, flush=True)
         os._exit(1)

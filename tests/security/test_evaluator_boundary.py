@@ -12,8 +12,9 @@ import pytest
 from cairn.tasks.configuration.configuration_source import resolve_evaluation
 from cairn.tasks.configuration.settings import EvaluationConfig
 from cairn.tasks.evaluator import confinement
-from cairn.tasks.evaluator.evaluation_suite import CommandSuite, EvaluationSpec, command_suites_of
-from cairn.tasks.evaluator.evaluator_process import command_environment, run_command
+from cairn.tasks.evaluator.evaluation_run import EvaluationSpec
+from cairn.tasks.evaluator.evaluation_suite import CommandSuite, command_suites_of
+from cairn.tasks.evaluator.evaluator import command_environment, run_command
 from tests.tasks.evaluation_spec import evaluation_spec
 
 pytestmark = pytest.mark.linux

@@ -88,7 +88,7 @@ def test_a_file_that_only_the_log_names_is_not_read(continued: Continued) -> Non
 
 def test_a_command_that_only_the_log_names_is_not_run_and_the_record_says_why(continued: Continued) -> None:
     specs = continued.world.evaluators.specs
-    assert specs and not [spec for spec in specs if "command" in spec["suite"]]
+    assert specs and not [spec for spec in specs if "command" in spec["plan"]["suite"]]
     details = {failed.detail for failed in continued.world.log.state.failed_evaluations if failed.suite == "score"}
     assert details == {
         "evaluator score: only the run's log names its command, so it was not run; name it in this machine's "
@@ -126,7 +126,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FlowWorld:
 
 
 def commands_given(world: FlowWorld) -> list[Any]:
-    return [spec["suite"]["command"] for spec in world.evaluators.specs if "command" in spec["suite"]]
+    return [spec["plan"]["suite"]["command"] for spec in world.evaluators.specs if "command" in spec["plan"]["suite"]]
 
 
 def test_the_configuration_given_on_this_machine_is_honoured_whatever_the_log_says(world: FlowWorld) -> None:

@@ -12,10 +12,11 @@ import pytest
 from cairn.tasks.configuration.configuration_source import resolve_evaluation
 from cairn.tasks.configuration.settings import EvaluationConfig
 from cairn.tasks.errors import TaskError
-from cairn.tasks.evaluator import evaluator_process
-from cairn.tasks.evaluator.evaluation_run import evaluation_folder
-from cairn.tasks.evaluator.evaluation_suite import CommandSuite, EvaluationSpec, command_suites_of
-from cairn.tasks.evaluator.evaluator_process import command_environment, parse_metrics, refuse_command, run_command
+from cairn.tasks.evaluator import evaluator
+from cairn.tasks.evaluator.evaluation_run import EvaluationSpec, evaluation_folder
+from cairn.tasks.evaluator.evaluation_suite import CommandSuite, command_suites_of
+from cairn.tasks.evaluator.evaluator import command_environment, parse_metrics, run_command
+from cairn.tasks.evaluator.evaluator_process import refuse_command
 from tests.tasks.evaluation_spec import evaluation_spec
 
 Script = Callable[..., CommandSuite]
@@ -132,7 +133,7 @@ def test_variables_that_evaluators_need_reach_the_command(spec: EvaluationSpec, 
 
 
 def test_more_numbers_than_anybody_reads_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evaluator_process, "MOST_METRICS", 2)
+    monkeypatch.setattr(evaluator, "MOST_METRICS", 2)
     with pytest.raises(TaskError, match="3 numbers; rule: 1 to 2"):
         parse_metrics("score", json.dumps({"a": 1, "b": 2, "c": 3}).encode())
 

@@ -115,7 +115,7 @@ def test_an_exception_in_the_parent_ends_it_too(tmp_path: Path) -> None:
 GUARDED = (
     """
 import pathlib, subprocess, sys, time
-from cairn.tasks.evaluator.evaluator_process import guard_group
+from cairn.tasks.evaluator.evaluator import guard_group
 guard = guard_group()
 """
     + LEAVE_A_CHILD

@@ -85,7 +85,7 @@ SUITE: dict[str, Any] = {
 def suite_of_run(bench: Bench, *overrides: str) -> dict[str, Any]:
     """Return what the evaluator of the run's last checkpoint was told to measure, without its version."""
     bench.flow.train(*overrides)
-    suite: dict[str, Any] = bench.flow.evaluators.specs[-1]["suite"]
+    suite: dict[str, Any] = bench.flow.evaluators.specs[-1]["plan"]["suite"]
     return {name: suite[name] for name in SUITE}
 
 
@@ -109,7 +109,7 @@ def commands_that_measure(bench: Bench) -> None:
     one = '{name = "words", command = "true {model}", timeout_seconds = 12.5, required = true}'
     two = '{name = "more", command = "false"}'
     bench.flow.train(f"evaluation.evaluators=[{one}, {two}]")
-    suites = [spec["suite"] for spec in bench.flow.evaluators.specs if "command" in spec["suite"]]
+    suites = [spec["plan"]["suite"] for spec in bench.flow.evaluators.specs if "command" in spec["plan"]["suite"]]
     assert [(suite["name"], suite["command"]) for suite in suites[:2]] == [
         ("words", ["true", "{model}"]),
         ("more", ["false"]),

@@ -56,7 +56,7 @@ TASK_MUTANTS = (
     ),
     mutant(
         "commands-get-every-variable",
-        "tasks/evaluator/evaluator_process.py",
+        "tasks/evaluator/evaluator.py",
         "if name in passed}",
         "if name}",
         VARIABLES,

@@ -15,8 +15,8 @@ from cairn.model.inference.evaluation import held_out_loss
 from cairn.storage.logs.run_entries import EvaluationFailed, EvaluationRecorded
 from cairn.storage.snapshots.data_snapshot import open_snapshot
 from cairn.storage.stores.local_store import LocalStore
-from cairn.tasks.evaluator.evaluation_run import EvaluationPlan, record_evaluation
-from cairn.tasks.evaluator.evaluation_suite import EvaluationSpec, Suite
+from cairn.tasks.evaluator.evaluation_run import EvaluationPlan, EvaluationSpec, record_evaluation
+from cairn.tasks.evaluator.evaluation_suite import Suite
 from cairn.tasks.evaluator.evaluator import _open, measure_held_out
 from cairn.tasks.evaluator.evaluator_process import Outcome
 from tests.tasks.committed_model import CommittedModel, commit_model, small_configuration
@@ -42,9 +42,9 @@ class EvaluatorHere:
     def __call__(self, spec: bytes, timeout_seconds: float) -> Outcome:
         self.specs.append(EvaluationSpec.model_validate_json(spec))
         self.timeouts.append(timeout_seconds)
-        suite = self.specs[-1].suite
+        suite = self.specs[-1].plan.suite
         assert isinstance(suite, Suite)
-        result = measure_held_out(_open(self.specs[-1], self.specs[-1].device), suite)
+        result = measure_held_out(_open(self.specs[-1], self.specs[-1].plan.device), suite)
         return Outcome(result=msgspec.json.encode(result), problem="")
 
 
@@ -129,7 +129,7 @@ def test_each_weighted_source_has_a_held_out_loss_of_its_own(tmp_path: Path) -> 
     made, evaluator = commit_model(LocalStore(tmp_path / "store"), tmp_path, config), EvaluatorHere()
     recorded = record_evaluation(made.log, made.reference, plan_of(made, tmp_path), measure=evaluator)
     assert isinstance(recorded, EvaluationRecorded)
-    snapshot = open_snapshot(made.log.store, evaluator.specs[0].snapshot_id, tmp_path / "judge")
+    snapshot = open_snapshot(made.log.store, evaluator.specs[0].plan.snapshot_id, tmp_path / "judge")
     stream, start = np.concatenate([shard.tokens() for shard in snapshot.val]), 0
     for group in snapshot.manifest.known_groups:
         first = -(-start // 16) * 16  # windows are those of the whole stream
@@ -152,7 +152,7 @@ def test_samples_follow_from_prompts_length_and_seed(evaluate: Evaluate) -> None
 @both
 def test_the_evaluator_masks_documents_where_the_run_does(evaluate: Evaluate) -> None:
     masked, evaluator = evaluate(training={"mask_documents": True})
-    assert evaluator.specs[0].mask_documents
+    assert evaluator.specs[0].plan.mask_documents
     assert masked.metrics["val_loss"] != evaluate()[0].metrics["val_loss"]
 
 
@@ -160,9 +160,13 @@ def test_an_evaluator_is_sent_what_plan_and_log_say(made: CommittedModel, evalua
     recorded, evaluator = evaluate(timeout_seconds=77.5)
     (spec,), opened = evaluator.specs, made.log.refresh().opened
     assert opened is not None and evaluator.timeouts == [77.5]
-    assert (spec.snapshot_id, spec.model, spec.checkpoint) == (opened.data_snapshot, made.config.model, made.reference)
-    assert (spec.device, spec.threads, spec.cache_dir) == ("cpu", 1, tmp_path / "snapshots")
-    assert (recorded.suite, recorded.suite_sha256) == ("own-words", spec.suite.sha256)
+    assert (spec.plan.snapshot_id, spec.plan.model, spec.checkpoint) == (
+        opened.data_snapshot,
+        made.config.model,
+        made.reference,
+    )
+    assert (spec.plan.device, spec.plan.threads, spec.plan.cache_dir) == ("cpu", 1, tmp_path / "snapshots")
+    assert (recorded.suite, recorded.suite_sha256) == ("own-words", spec.plan.suite.sha256)
     assert (recorded.step, recorded.manifest_sha256) == (7, made.reference.manifest_sha256)
     assert recorded.data_snapshot == opened.data_snapshot
 
