@@ -32,7 +32,7 @@ RECORDS: Mapping[str, str] = {
     "train": "cairn.reports.queries.run_status:RunStatus",
     "train --dry-run": "cairn.flows.preparation.training_plan:TrainingPlan",
     "train --overfit-one-batch": "cairn.operations.batch_overfit:BatchOverfit",
-    "fork": "cairn.operations.run_fork:Fork",
+    "fork": "cairn.operations.person_decisions:Fork",
     "config": "cairn.tasks.configuration.key_reference:ConfigurationKey*",
     "watch": "cairn.flows.watching.run_watcher:WatchRow*",
     "runs": "cairn.reports.queries.run_status:RunSummary*",

@@ -139,7 +139,7 @@ def fork(reference: Reference, new_run: str, *, set_: Overrides = (), store: Url
         cairn fork quickstart@400 gentler --set training.lr=5e-4
         cairn fork champion on --set training.steps=900 --set 'data.sources=["a.txt"]'
     """
-    from cairn.operations.run_fork import fork_run
+    from cairn.operations.person_decisions import fork_run
 
     made = fork_run(find_checkpoint(open_chosen_store(store), reference), new_run, set_, os.environ, Path.cwd())
     if json:

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from cairn.operations.run_fork import fork_run
+from cairn.operations.person_decisions import fork_run
 from cairn.reports.queries.run_lookup import configuration_of, find_checkpoint
 from cairn.storage.checkpoints.resume_point import new_pin, newest_verified, pin_checkpoint
 from cairn.storage.errors import NothingReadable
