@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from cairn.cli.app import Alias, Flag, Json, Reference, SnapshotName, Url, Why, open_chosen_store, store_option
 from cairn.cli.texts import print_blocks
 from cairn.operations.text_sampling import RunSampler, SampleRequest, follow_run, read_prompt, show_text, write_samples
-from cairn.reports.queries import run_lookup
+from cairn.reports.queries import alias_history, evaluations, run_lookup
 from cairn.reports.text import answer_text, display_tables
 from cairn.tasks.machine.placement import work_folder
 from cairn.tasks.policy.termination import ExitCode
@@ -50,13 +50,11 @@ def models(*, history: Flag = False, store: Url = "", json: Json = False) -> Non
         cairn models
         cairn models --history
     """
-    from cairn.reports.queries.alias_history import list_decisions, list_promotions
-
     if history:
-        decisions = list_decisions(open_chosen_store(store))
+        decisions = alias_history.list_decisions(open_chosen_store(store))
         print_document(decisions) if json else print_blocks(display_tables.decisions_table(decisions))
     else:
-        views = list_promotions(open_chosen_store(store))
+        views = alias_history.list_promotions(open_chosen_store(store))
         print_document(views) if json else print_blocks(display_tables.promotions_table(views))
 
 
@@ -76,10 +74,9 @@ def evaluate(
         cairn evaluate quickstart@400 --suite repetition
     """
     from cairn.flows.operations.checkpoint_evaluation import measure
-    from cairn.reports.queries.evaluations import compare_evaluations
 
     found = run_lookup.find_checkpoint(open_chosen_store(store), reference)
-    view = compare_evaluations(found, measure(found, suite=suite, again=again))
+    view = evaluations.compare_evaluations(found, measure(found, suite=suite, again=again))
     print_document(view) if json else print_blocks(display_tables.comparison_table(view))
     return ExitCode.DONE if view.status == "recorded" else ExitCode.ERROR
 
@@ -96,10 +93,9 @@ def promote(
         cairn promote quickstart@400 --alias next --why "best of three"
     """
     from cairn.flows.operations.checkpoint_offer import offer_as_person
-    from cairn.reports.queries.alias_history import list_alias_promotions
 
     state = offer_as_person(run_lookup.find_checkpoint(open_chosen_store(store), reference), alias, why=why)
-    view = list_alias_promotions(alias, state)[0]
+    view = alias_history.list_alias_promotions(alias, state)[0]
     print_document(view) if json else print_blocks(display_tables.promotions_table([view]))
 
 

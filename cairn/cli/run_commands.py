@@ -9,6 +9,7 @@ from cyclopts import Parameter
 
 from cairn.cli.app import Flag, Json, Url, open_chosen_store, open_run_log
 from cairn.cli.texts import print_answer, print_blocks, print_json
+from cairn.reports.queries import run_comparison, run_lookup, run_status
 from cairn.reports.queries.receipts import read_receipts
 from cairn.reports.queries.simulation_options import SimulationOptions
 from cairn.reports.text import answer_text, display_tables
@@ -33,9 +34,8 @@ def runs(*, archived: Flag = False, store: Url = "", json: Json = False) -> None
         cairn runs --archived
         cairn runs --store s3://bucket/cairn --json
     """
-    from cairn.reports.queries.run_status import RunPhase, list_runs
-
-    rows = tuple(row for row in list_runs(open_chosen_store(store)) if (row.state == RunPhase.DELETED) is archived)
+    listed = run_status.list_runs(open_chosen_store(store))
+    rows = tuple(row for row in listed if (row.state == run_status.RunPhase.DELETED) is archived)
     print_document(rows) if json else print_blocks(display_tables.runs_table(rows, archived=archived))
 
 
@@ -46,9 +46,7 @@ def status(run: str, *, store: Url = "", json: Json = False) -> None:
         cairn status quickstart
         cairn status quickstart --json
     """
-    from cairn.reports.queries.run_status import read_status
-
-    view = read_status(open_run_log(store, run))
+    view = run_status.read_status(open_run_log(store, run))
     print_document(view) if json else print_blocks(answer_text.status_facts(view))
 
 
@@ -59,10 +57,8 @@ def attempts(run: str, *, store: Url = "", json: Json = False) -> None:
         cairn attempts quickstart
         cairn attempts quickstart --json
     """
-    from cairn.reports.queries.run_lookup import read_beat
-
     log = open_run_log(store, run)
-    receipts = read_receipts(log, read_beat(log))
+    receipts = read_receipts(log, run_lookup.read_beat(log))
     print_document(receipts) if json else print_blocks(display_tables.receipts_table(receipts))
 
 
@@ -73,9 +69,7 @@ def checkpoints(run: str, *, store: Url = "", json: Json = False) -> None:
         cairn checkpoints quickstart
         cairn checkpoints quickstart --json
     """
-    from cairn.reports.queries.run_lookup import read_checkpoints
-
-    found = read_checkpoints(open_run_log(store, run))
+    found = run_lookup.read_checkpoints(open_run_log(store, run))
     print_document(found) if json else print_blocks(display_tables.checkpoints_table(found))
 
 
@@ -179,13 +173,12 @@ def compare(*runs: str, png: str = "", x: ComparedAxis = "step", store: Url = ""
         cairn compare rates --png rates.png --x tokens
     """
     from cairn.reports.plots.run_plot import PlotRequest
-    from cairn.reports.queries.run_comparison import compare_runs, find_runs
 
     if not runs:
         raise InvalidConfiguration("compare: names no run; `cairn runs` lists them")
     request = PlotRequest(file=Path(png), width_px=1200, height_px=800, across="step") if png else None
-    logs = find_runs(open_chosen_store(store), runs)
-    view = compare_runs(logs)
+    logs = run_comparison.find_runs(open_chosen_store(store), runs)
+    view = run_comparison.compare_runs(logs)
     if request is not None:
         from cairn.reports.plots.comparison_plot import plot_comparison
 

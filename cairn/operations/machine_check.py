@@ -1,4 +1,4 @@
-"""The checks of `cairn doctor`: is this machine fit to train? A check never raises: an error is its verdict."""
+"""The checks of `cairn doctor`: is this machine fit to train? A check never raises: an error is its finding."""
 
 import os
 import platform
@@ -20,7 +20,7 @@ ENOUGH_BYTES = 1 << 30
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Check:
-    """One verdict: what was checked, whether it is good enough, and what was found."""
+    """The name of a check, whether the machine is good enough, and what was found."""
 
     name: str
     ok: bool
@@ -28,23 +28,23 @@ class Check:
 
 
 def check_machine(store_url: str) -> tuple[Check, ...]:
-    """Return every verdict; the store is checked by a real race of creators, whose objects are deleted again."""
-    questions: tuple[tuple[str, Callable[[], str]], ...] = (
-        ("python", lambda: f"{platform.python_version()} on {platform.platform(terse=True)}, {usable_cores()} cores"),
-        ("packages", _packages),
-        ("device", _device),
-        ("mode", _numerics),
-        ("store", lambda: _store(store_url)),
-        ("prefect", _prefect),
-        ("disk", lambda: _disk(store_url)),
+    """Return every finding; the store is checked by a real race of creators, whose objects are deleted again."""
+    python = f"{platform.python_version()} on {platform.platform(terse=True)}, {usable_cores()} cores"
+    return (
+        Check(name="python", ok=True, detail=python),
+        _check("packages", _packages),
+        _check("device", _device),
+        _check("mode", _numerics),
+        _check("store", _store, store_url),
+        _check("prefect", _prefect),
+        _check("disk", _disk, store_url),
     )
-    return tuple(_check(name, question) for name, question in questions)
 
 
-def _check(name: str, question: Callable[[], str]) -> Check:
+def _check(name: str, question: Callable[..., str], *arguments: str) -> Check:
     try:
-        return Check(name=name, ok=True, detail=question())
-    except Exception as error:  # every kind of error is a verdict
+        return Check(name=name, ok=True, detail=question(*arguments))
+    except Exception as error:  # every kind of error is a finding
         return Check(name=name, ok=False, detail=f"{error}" or type(error).__name__)
 
 
@@ -89,11 +89,11 @@ def _store(url: str) -> str:
 
 
 def _prefect() -> str:
-    environment, told = dict(os.environ), list[str]()
-    session_server.settle_client(environment, say=told.append)
+    environment, notes = dict(os.environ), list[str]()
+    session_server.settle_client(environment, say=notes.append)
     if not (url := prefect_settings.server_address(environment)):
         none = "PREFECT_API_URL is not set: `cairn train` starts a temporary Prefect server while it runs"
-        return "; ".join([none, *told])
+        return "; ".join([none, *notes])
     return f"{url} answers {prefect_settings.ask_server(environment, timeout_seconds=3.0)}"
 
 

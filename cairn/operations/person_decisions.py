@@ -17,14 +17,12 @@ from cairn.storage.checkpoints.resume_point import new_pin, pin_checkpoint, unpi
 from cairn.storage.checkpoints.sweep import SweepAction, SweepKind
 from cairn.storage.errors import IntegrityError
 from cairn.storage.logs import log_entry, registry, run_entries, run_log, run_state
-from cairn.storage.snapshots.data_snapshot import TOKENIZER, read_manifest
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.attempt.attempt_claim import Claimant, refuse_deleted, refuse_live_owner
 from cairn.tasks.checkpoints.run_deletion import delete_run, withdrawn_aliases
 from cairn.tasks.configuration.configuration_source import parse_configuration
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.configuration.stored_configuration import differing_keys, keep_numerics
-from cairn.tasks.data.snapshot_build import build_snapshot, check_block_size
 from cairn.tasks.errors import InvalidConfiguration
 from cairn.tasks.machine.placement import code_version, this_placement
 from cairn.tasks.text.format import format_count
@@ -108,6 +106,9 @@ def _configure(
 
 def _choose_data(found: FoundCheckpoint, config: RunConfig, changed: Mapping[str, Any], base_dir: Path) -> str:
     """Return the parent's snapshot, or for other data the one that is built with the parent's tokenizer."""
+    from cairn.storage.snapshots.data_snapshot import TOKENIZER, read_manifest  # pyarrow: other decisions need none
+    from cairn.tasks.data.snapshot_build import build_snapshot, check_block_size
+
     store, opened = found.log.store, found.opened
     others = {key for key in changed if key.startswith("data.")}
     if not others or (others <= _SAME_TOKENS and opened.config["data"]["weights"] and config.data.weights):
