@@ -24,8 +24,7 @@ from cairn.storage.logs import run_log, run_state
 from cairn.storage.snapshots.data_snapshot import read_manifest
 from cairn.storage.snapshots.document_index import SPLITS
 from cairn.storage.stores import object_store, open_store, store_probe
-from cairn.tasks.attempt.attempt_claim import refuse_deleted
-from cairn.tasks.attempt.injected_faults import parse_faults
+from cairn.tasks.attempt import attempt_claim, injected_faults
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.configuration.stored_configuration import check_drift
 from cairn.tasks.data import corpus, document, foreign_tokenizer, snapshot_build, snapshot_lookup
@@ -50,12 +49,12 @@ def check_before_start(
     except StoreUnavailable as error:
         problem = f"store {log.store.url}: cannot be read: {error}; name another with --store"
         raise InvalidConfiguration(problem) from error
-    refuse_deleted(log.state)
+    attempt_claim.refuse_deleted(log.state)
     wanted = configure_run(resolved, log.state, environment)
     if opened is not None:
         check_drift(opened.config, wanted, run_id=log.run_id)
     try:
-        parse_faults(environment.get("CAIRN_FAULTS", ""))
+        injected_faults.parse_faults(environment.get("CAIRN_FAULTS", ""))
         machine_speed.require_device(wanted.training.device)
         group = trainer_group(wanted.training, environment)
         next_sizes(log.state, wanted.training, processes=group.size)

@@ -12,11 +12,8 @@ from enum import StrEnum
 from functools import partial
 
 from cairn.storage.checkpoints.resume_point import new_pin, pin_checkpoint, unpin_checkpoint
-from cairn.storage.logs.log_entry import CheckpointReference, this_writer
+from cairn.storage.logs import log_entry, run_entries, run_log, run_state
 from cairn.storage.logs.registry import Promoted, Refused, Registry, RegistryState, SuiteReference
-from cairn.storage.logs.run_entries import EvaluationRecorded
-from cairn.storage.logs.run_log import RunLog
-from cairn.storage.logs.run_state import RunState
 from cairn.tasks.configuration.settings import METRIC
 from cairn.tasks.configuration.stored_configuration import parse_stored_configuration
 from cairn.tasks.errors import GateRefused
@@ -51,8 +48,8 @@ class Candidate:
     """A checkpoint offered to an alias by a person or flow; `evaluations` are of these very weights, newest first."""
 
     run_id: str
-    reference: CheckpointReference
-    evaluations: tuple[EvaluationRecorded, ...]
+    reference: log_entry.CheckpointReference
+    evaluations: tuple[run_entries.EvaluationRecorded, ...]
     by: str
     why: str = ""
     approval: Approval | None = None
@@ -84,16 +81,16 @@ class _Offer:
     candidate: Candidate
     rules: PromotionRules
     champion: Promoted | None
-    evaluation: EvaluationRecorded | None
+    evaluation: run_entries.EvaluationRecorded | None
     champion_loss: float | None
 
 
-def evaluations_of(state: RunState, manifest_sha256: str) -> tuple[EvaluationRecorded, ...]:
+def evaluations_of(state: run_state.RunState, manifest_sha256: str) -> tuple[run_entries.EvaluationRecorded, ...]:
     """Return every evaluation of exactly these weights, newest first."""
     return tuple(reversed(state.evaluations_of(manifest_sha256)))
 
 
-def best_evaluated(state: RunState, suite_sha256: str) -> EvaluationRecorded | None:
+def best_evaluated(state: run_state.RunState, suite_sha256: str) -> run_entries.EvaluationRecorded | None:
     """Return the evaluation with the lowest finite loss among readable checkpoints of the suite."""
     known = (item for record in state.readable for item in reversed(record.evaluations))
     fitting = (item for item in known if item.suite_sha256 == suite_sha256)
@@ -103,7 +100,7 @@ def best_evaluated(state: RunState, suite_sha256: str) -> EvaluationRecorded | N
 
 def compared_evaluation(
     candidate: Candidate, rules: PromotionRules, champion: Promoted | None
-) -> EvaluationRecorded | None:
+) -> run_entries.EvaluationRecorded | None:
     """Return the evaluation to compare: one measured like the champion, else the primary suite's, else None."""
     suites = [suite.sha256 for suite in rules.required[:1]] or [item.suite_sha256 for item in candidate.evaluations[:1]]
     suites += [champion.suite_sha256] if champion else []
@@ -112,7 +109,7 @@ def compared_evaluation(
     return next(iter([*alike, *found]), None)
 
 
-def is_measured_like(evaluation: EvaluationRecorded, champion: Promoted) -> bool:
+def is_measured_like(evaluation: run_entries.EvaluationRecorded, champion: Promoted) -> bool:
     """Whether two losses are comparable: the same suite on the same data."""
     return (evaluation.suite_sha256, evaluation.data_snapshot) == (champion.suite_sha256, champion.data_snapshot)
 
@@ -123,7 +120,7 @@ def decide_promotion(
     rules: PromotionRules,
     *,
     alias: str,
-    champion_evaluation: EvaluationRecorded | None = None,
+    champion_evaluation: run_entries.EvaluationRecorded | None = None,
 ) -> Promoted | Refused | None:
     """Return the entry to append, or None if the alias already points at these weights.
 
@@ -271,7 +268,7 @@ def _promoted(offer: _Offer, alias: str) -> Promoted:
 
 
 def _refused(
-    candidate: Candidate, alias: str, gate: Gate, detail: str, evaluation: EvaluationRecorded | None
+    candidate: Candidate, alias: str, gate: Gate, detail: str, evaluation: run_entries.EvaluationRecorded | None
 ) -> Refused:
     finite = {name: value for name, value in evaluation.metrics.items() if math.isfinite(value)} if evaluation else {}
     return Refused(
@@ -289,7 +286,7 @@ def _refused(
     )
 
 
-def offer(log: RunLog, registry: Registry, candidate: Candidate, rules: PromotionRules) -> RegistryState:
+def offer(log: run_log.RunLog, registry: Registry, candidate: Candidate, rules: PromotionRules) -> RegistryState:
     """Append the gates' decision and return the registry; raises `GateRefused` after recording a refusal."""
     state, reference = registry.refresh(), candidate.reference
     if state.champion is not None and state.champion.manifest_sha256 == reference.manifest_sha256:
@@ -297,11 +294,11 @@ def offer(log: RunLog, registry: Registry, candidate: Candidate, rules: Promotio
     pin = new_pin(reference, this_placement(device="cpu", threads=1), alias=registry.alias)
     candidate = replace(candidate, pin_id=pin.pin_id)
     decide = partial(_decide, log, registry.alias, candidate, rules)
-    is_pinned = pin_checkpoint(log, pin, writer=this_writer())
+    is_pinned = pin_checkpoint(log, pin, writer=log_entry.this_writer())
     state = registry.append(decide if is_pinned else lambda _: refuse_unreadable(candidate, registry.alias))
     if any(promoted.pin_id == pin.pin_id for _, promoted in reversed(state.champions)):
         return state
-    unpin_checkpoint(log, pin, "the registry did not take it", writer=this_writer())
+    unpin_checkpoint(log, pin, "the registry did not take it", writer=log_entry.this_writer())
     refusals = (item.refused for item in reversed(state.history) if item.refused is not None)
     if own := next((refused for refused in refusals if refused.pin_id == pin.pin_id), None):
         raise GateRefused(f"gate {own.gate!r} refused step {reference.step}: {own.detail}")
@@ -309,7 +306,7 @@ def offer(log: RunLog, registry: Registry, candidate: Candidate, rules: Promotio
 
 
 def preview_offer(
-    log: RunLog, registry: Registry, candidate: Candidate, rules: PromotionRules
+    log: run_log.RunLog, registry: Registry, candidate: Candidate, rules: PromotionRules
 ) -> Promoted | Refused | None:
     """Return the decision that an offer would record now; None if the alias already points at the checkpoint."""
     record = log.refresh().find_live(candidate.reference.prefix)
@@ -318,7 +315,7 @@ def preview_offer(
     return _decide(log, registry.alias, candidate, rules, registry.refresh())
 
 
-def pending_offer(state: RunState, read_registry: Callable[[str], RegistryState]) -> str:
+def pending_offer(state: run_state.RunState, read_registry: Callable[[str], RegistryState]) -> str:
     """Return the alias that a finished run's best checkpoint was never offered to, or "" if no offer is missing.
 
     A flow that was killed between `run-finished` and its offer leaves no decision in the registry. A run that needs an
@@ -334,12 +331,12 @@ def pending_offer(state: RunState, read_registry: Callable[[str], RegistryState]
 
 
 def _decide(
-    log: RunLog, alias: str, candidate: Candidate, rules: PromotionRules, state: RegistryState
+    log: run_log.RunLog, alias: str, candidate: Candidate, rules: PromotionRules, state: RegistryState
 ) -> Promoted | Refused | None:
-    champion, known = state.champion, tuple[EvaluationRecorded, ...]()
+    champion, known = state.champion, tuple[run_entries.EvaluationRecorded, ...]()
     evaluation = compared_evaluation(candidate, rules, champion)
     if champion is not None and evaluation is not None and not is_measured_like(evaluation, champion):
-        known = evaluations_of(RunLog(log.store, champion.run_id).refresh(), champion.manifest_sha256)
+        known = evaluations_of(run_log.RunLog(log.store, champion.run_id).refresh(), champion.manifest_sha256)
         wanted = (evaluation.suite_sha256, evaluation.data_snapshot)
         known = tuple(item for item in known if (item.suite_sha256, item.data_snapshot) == wanted)
     if candidate.pin_id is not None and candidate.pin_id in state.decided_pins:

@@ -1,36 +1,31 @@
-"""Retention: which checkpoints, pins and staged folders of a run are kept, and why, and the sweep that follows it.
+"""Retention: which checkpoints, pins and staged folders of a run are kept, and why, the sweep, and a run's deletion.
 
-Kept are the newest, the best, every M-th, and whatever an alias, a pin or an attempt needs. A pin ends on proof, never
-after a time; a staged folder is an orphan once its attempt has ended. The facts are collected in the order that makes
-them proof: the pins' owners are checked before any registry or forked run is read.
+A pin ends on proof, never after a time: the pins' owners are checked before any registry or forked run is read. One
+entry closes a run for good, then its checkpoints are deleted: a promotion or a fork pins its checkpoint in the log that
+this entry is appended to, so none can come too late.
 """
 
 import math
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 
+from cairn.storage.checkpoints.resume_point import unpin_entry
 from cairn.storage.checkpoints.sweep import Finding, SweepPlan, SweepReport, parse_checkpoint_folder, sweep
-from cairn.storage.errors import IntegrityError, WriterTooOld
-from cairn.storage.logs.log_entry import refuse_old_writer, this_writer
-from cairn.storage.logs.registry import Refused, Registry, RegistryState, list_aliases
-from cairn.storage.logs.run_entries import CheckpointPinned, Placement
-from cairn.storage.logs.run_log import RunLog
-from cairn.storage.logs.run_state import CheckpointRecord, CheckpointState, RunState
+from cairn.storage.errors import IntegrityError, StorageError, WriterTooOld
+from cairn.storage.logs import log_entry, registry, run_index, run_log, run_state
+from cairn.storage.logs.run_entries import CheckpointPinned, Placement, RunDeleted
+from cairn.tasks.attempt.attempt_claim import Claimant, end_lost_attempt
 from cairn.tasks.checkpoints.promotion import Gate
 from cairn.tasks.configuration.settings import METRIC, CheckpointConfig
+from cairn.tasks.errors import BudgetExhausted, GateRefused, LiveOwner
 from cairn.tasks.machine.placement import is_known_dead
 from cairn.tasks.policy.early_stop import StopTerms, find_stop, outstanding
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AliasReach:
-    """The manifests (sha256) that an alias points at or a rollback could reach, and the pins that it has decided on."""
-
-    alias: str
-    reached: frozenset[str]
-    decided_pins: frozenset[str]
+_ROLLBACK_REACH = 2
+"""What an alias points at and what its next rollback goes to are kept; anything older can be given up."""
+_NO_SUITE = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,13 +39,13 @@ class RetentionTerms:
 
     policy: CheckpointConfig
     suite_sha256: str
-    aliases: tuple[AliasReach, ...] = ()
+    aliases: Mapping[str, registry.RegistryState] = field(default_factory=dict)
     dead_pins: frozenset[str] = frozenset()
     young_forks: frozenset[str] = frozenset()
     grown_forks: frozenset[str] = frozenset()
 
 
-def plan_retention(terms: RetentionTerms, state: RunState, folders: Sequence[str]) -> SweepPlan:
+def plan_retention(terms: RetentionTerms, state: run_state.RunState, folders: Sequence[str]) -> SweepPlan:
     """Return the findings on pins, kept checkpoints and other `folders`, which were listed before `state` was read."""
     standing, checkpoints = _standing(terms, state), []
     for record in (record for record in state.live_checkpoints if record.is_kept):
@@ -67,7 +62,7 @@ def plan_retention(terms: RetentionTerms, state: RunState, folders: Sequence[str
 class _Standing:
     """Facts shared by the findings on one state."""
 
-    state: RunState
+    state: run_state.RunState
     readable_steps: tuple[int, ...]
     newest: frozenset[str]
     losses: dict[str, float]
@@ -76,14 +71,14 @@ class _Standing:
     awaited: frozenset[str]
 
 
-def _standing(terms: RetentionTerms, state: RunState) -> _Standing:
+def _standing(terms: RetentionTerms, state: run_state.RunState) -> _Standing:
     readable, losses = state.readable, dict[str, float]()
     measured = (item for record in state.live_checkpoints for item in record.evaluations)
     for item in measured:  # the lowest finite loss of each manifest counts, as in a promotion
         loss = item.metrics.get(METRIC, math.nan)
         if item.suite_sha256 == terms.suite_sha256 and math.isfinite(loss):
             losses[item.manifest_sha256] = min(loss, losses.get(item.manifest_sha256, math.inf))
-    stop, awaited = find_stop(state, terms.suite_sha256), tuple[CheckpointRecord, ...]()
+    stop, awaited = find_stop(state, terms.suite_sha256), tuple[run_state.CheckpointRecord, ...]()
     if state.attempts and state.finished is None:
         stopping = StopTerms(state.attempts[-1].started.config, terms.suite_sha256)
         awaited = outstanding(state, stopping) if stopping.config.early_stop.is_on else ()
@@ -93,7 +88,7 @@ def _standing(terms: RetentionTerms, state: RunState) -> _Standing:
     ranked = sorted(evaluated, key=lambda committed: (losses[committed.manifest_sha256], committed.step))
     return _Standing(
         state=state,
-        readable_steps=tuple(sorted(record.committed.step for record in readable)),
+        readable_steps=tuple(record.committed.step for record in readable),
         newest=frozenset(record.committed.prefix for record in readable[: terms.policy.keep_last]),
         losses=losses,
         best=frozenset(committed.prefix for committed in ranked[: terms.policy.keep_best]),
@@ -102,10 +97,10 @@ def _standing(terms: RetentionTerms, state: RunState) -> _Standing:
     )
 
 
-def _wanted(policy: CheckpointConfig, standing: _Standing, record: CheckpointRecord) -> Iterator[str]:
+def _wanted(policy: CheckpointConfig, standing: _Standing, record: run_state.CheckpointRecord) -> Iterator[str]:
     """Why the policy keeps it; a quarantined checkpoint does not count as one of the newest."""
     committed = record.committed
-    if record.state == CheckpointState.QUARANTINED:
+    if record.state == run_state.CheckpointState.QUARANTINED:
         if _newer(standing, committed.step) < policy.keep_last:
             yield f"quarantined, and fewer than {policy.keep_last} newer ones can be read"
         return
@@ -117,10 +112,10 @@ def _wanted(policy: CheckpointConfig, standing: _Standing, record: CheckpointRec
         yield f"every {policy.keep_every} steps"
 
 
-def _needed(terms: RetentionTerms, standing: _Standing, record: CheckpointRecord) -> Iterator[str]:
+def _needed(terms: RetentionTerms, standing: _Standing, record: run_state.CheckpointRecord) -> Iterator[str]:
     """Why it is needed regardless of the policy."""
     committed = record.committed
-    reaching = [facts.alias for facts in terms.aliases if committed.manifest_sha256 in facts.reached]
+    reaching = [alias for alias, known in terms.aliases.items() if committed.manifest_sha256 in known.reached]
     yield from (f"alias {alias}" for alias in reaching)
     for pin in standing.state.pins:
         if pin.prefix == committed.prefix and pin.alias not in reaching:
@@ -136,8 +131,8 @@ def _needed(terms: RetentionTerms, standing: _Standing, record: CheckpointRecord
         yield "nothing newer to resume from"
 
 
-def _unwanted(policy: CheckpointConfig, standing: _Standing, record: CheckpointRecord) -> str:
-    if record.state == CheckpointState.QUARANTINED:
+def _unwanted(policy: CheckpointConfig, standing: _Standing, record: run_state.CheckpointRecord) -> str:
+    if record.state == run_state.CheckpointState.QUARANTINED:
         return f"quarantined ({record.detail}), and {policy.keep_last} newer ones can be read"
     parts = [f"older than the newest {policy.keep_last}"]
     loss = standing.losses.get(record.committed.manifest_sha256)
@@ -149,7 +144,7 @@ def _unwanted(policy: CheckpointConfig, standing: _Standing, record: CheckpointR
 
 
 def _newer(standing: _Standing, step: int) -> int:
-    return len(standing.readable_steps) - bisect_right(standing.readable_steps, step)
+    return sum(readable > step for readable in standing.readable_steps)
 
 
 def _judge_pin(terms: RetentionTerms, pin: CheckpointPinned) -> Finding:
@@ -162,12 +157,12 @@ def _judge_pin(terms: RetentionTerms, pin: CheckpointPinned) -> Finding:
     if pin.alias is None:
         why = f"{process} {'has died' if is_dead else 'may still read it'}"
         return Finding(key=pin.pin_id, is_over=is_dead, why=f"{_for(pin)}: {why}")
-    facts = next((facts for facts in terms.aliases if facts.alias == pin.alias), None)
-    if facts is not None and pin.pin_id in facts.decided_pins:
-        is_over = pin.manifest_sha256 not in facts.reached
+    known = terms.aliases.get(pin.alias)
+    if known is not None and pin.pin_id in known.decided_pins:
+        is_over = pin.manifest_sha256 not in known.reached
         why = "has decided, and does not point there" if is_over else "points at it, or a rollback could take it there"
     else:
-        is_over = is_dead and facts is not None
+        is_over = is_dead and known is not None
         why = f"is undecided, and {process} {'has died' if is_over else 'may still offer it'}"
     return Finding(key=pin.pin_id, is_over=is_over, why=f"alias {pin.alias} {why}")
 
@@ -178,9 +173,8 @@ def _for(pin: CheckpointPinned) -> str:
     return "by an evaluation" if pin.alias is None else f"for alias {pin.alias}"
 
 
-def _judge_staged(state: RunState, folder: str) -> Finding:
-    named = parse_checkpoint_folder(folder)
-    if named is None:
+def _judge_staged(state: run_state.RunState, folder: str) -> Finding:
+    if (named := parse_checkpoint_folder(folder)) is None:
         return Finding(key=folder, is_over=False, why="not a checkpoint's folder")
     step, attempt = named
     owner = state.open_attempt
@@ -193,7 +187,7 @@ def _judge_staged(state: RunState, folder: str) -> Finding:
 
 
 def sweep_run(
-    log: RunLog,
+    log: run_log.RunLog,
     policy: CheckpointConfig,
     suite_sha256: str,
     *,
@@ -205,50 +199,57 @@ def sweep_run(
     Raises `IntegrityError` before any change if a registry cannot be read: its alias might need any checkpoint.
     """
     terms = retention_terms(log, policy, suite_sha256, dry_run=dry_run, is_dead=is_dead)
-    return sweep(log, partial(plan_retention, terms), writer=this_writer(), dry_run=dry_run)
+    return sweep(log, partial(plan_retention, terms), writer=log_entry.this_writer(), dry_run=dry_run)
 
 
 def retention_terms(
-    log: RunLog, policy: CheckpointConfig, suite_sha256: str, *, dry_run: bool, is_dead: Callable[[Placement], bool]
+    log: run_log.RunLog,
+    policy: CheckpointConfig,
+    suite_sha256: str,
+    *,
+    dry_run: bool,
+    is_dead: Callable[[Placement], bool],
 ) -> RetentionTerms:
     """Return what a plan needs; without `dry_run`, the undecided offers of dead processes are refused meanwhile."""
     pins = log.refresh().pins
     dead = tuple(pin for pin in pins if is_dead(pin.pinned_by))
-    aliases = sorted({*list_aliases(log.store), *(pin.alias for pin in pins if pin.alias)})
-    forks = {pin.fork: RunLog(log.store, pin.fork).refresh() for pin in pins if pin.fork}
+    aliases = sorted({*registry.list_aliases(log.store), *(pin.alias for pin in pins if pin.alias)})
+    forks = {pin.fork: run_log.RunLog(log.store, pin.fork).refresh() for pin in pins if pin.fork}
     grown = frozenset(name for name, state in forks.items() if state.readable or state.finished or state.deleted)
     return RetentionTerms(
         policy=policy,
         suite_sha256=suite_sha256,
-        aliases=tuple(_reach(log, alias, () if dry_run else dead, dry_run=dry_run) for alias in aliases),
+        aliases={alias: _read_alias(log, alias, () if dry_run else dead, dry_run=dry_run) for alias in aliases},
         dead_pins=frozenset(pin.pin_id for pin in dead),
         grown_forks=grown,
         young_forks=frozenset(name for name, state in forks.items() if state.opened) - grown,
     )
 
 
-def _reach(log: RunLog, alias: str, dead: Iterable[CheckpointPinned], *, dry_run: bool) -> AliasReach:
-    registry = Registry(log.store, alias)
+def _read_alias(
+    log: run_log.RunLog, alias: str, dead: Iterable[CheckpointPinned], *, dry_run: bool
+) -> registry.RegistryState:
+    reader = registry.Registry(log.store, alias)
     try:
-        state = registry.refresh()
+        state = reader.refresh()
         if not dry_run:
-            registry.cache()
+            reader.cache()
         for pin in dead:
             if pin.alias == alias:
-                state = registry.append(partial(_abandoned, log.run_id, pin))
-        refuse_old_writer(state.closed_to_writers(), f"alias {alias}")
+                state = reader.append(partial(_abandoned, log.run_id, pin))
+        log_entry.refuse_old_writer(state.closed_to_writers(), f"alias {alias}")
     except (IntegrityError, WriterTooOld) as error:
         raise IntegrityError(
             f"alias {alias} cannot be read, so nothing of run {log.run_id} is superseded or deleted: {error}"
         ) from error
-    return AliasReach(alias=alias, reached=frozenset(state.reached), decided_pins=frozenset(state.decided_pins))
+    return state
 
 
-def _abandoned(run_id: str, pin: CheckpointPinned, state: RegistryState) -> Refused | None:
+def _abandoned(run_id: str, pin: CheckpointPinned, state: registry.RegistryState) -> registry.Refused | None:
     """Refuse the offer of a dead process; its last request may still arrive, but then it comes too late."""
     if pin.pin_id in state.decided_pins:
         return None
-    return Refused(
+    return registry.Refused(
         alias=pin.alias or "",
         run_id=run_id,
         step=pin.step,
@@ -259,3 +260,90 @@ def _abandoned(run_id: str, pin: CheckpointPinned, state: RegistryState) -> Refu
         detail=f"process {pin.pinned_by.pid} on {pin.pinned_by.host}, which offered it, died before the gates decided",
         by="sweep",
     )
+
+
+def withdrawn_aliases(log: run_log.RunLog, *, is_dead: Callable[[Placement], bool] = is_known_dead) -> tuple[str, ...]:
+    """Return the aliases that deleting the run keeps from being rolled back to it; raises `GateRefused` if needed.
+
+    Needed is what an alias points at or goes back to next, what is being offered to one, and what a fork begins with
+    that has no checkpoint of its own. Changes nothing.
+    """
+    state = log.refresh()
+    log_entry.refuse_old_writer(state.closed_to_writers(), f"run {log.run_id}")
+    if state.deleted is not None:
+        return ()
+    terms = retention_terms(log, CheckpointConfig(), _NO_SUITE, dry_run=True, is_dead=is_dead)
+    reasons = [why for alias, known in terms.aliases.items() for why in _reasons_of_alias(alias, log.run_id, known)]
+    _refuse(log.run_id, [*reasons, *_reasons_of_pins(terms, state)])
+    return tuple(alias for alias, known in terms.aliases.items() if _reaches(known, log.run_id))
+
+
+def delete_run(
+    log: run_log.RunLog, body: RunDeleted, claimant: Claimant, *, is_dead: Callable[[Placement], bool] = is_known_dead
+) -> SweepReport:
+    """Close the run for good and delete its checkpoints; on a run that is closed, delete what is left of them.
+
+    Raises `LiveOwner`, or `GateRefused` as `withdrawn_aliases` does, before anything is deleted.
+    """
+    if log.refresh().deleted is None:
+        withdrawn_aliases(log, is_dead=is_dead)
+        with suppress(BudgetExhausted):  # the receipt is written, and nothing is trained again
+            end_lost_attempt(log, claimant)
+        for alias in registry.list_aliases(log.store):
+            registry.Registry(log.store, alias).append(partial(_withdraw, alias, log.run_id, body))
+        terms = retention_terms(log, CheckpointConfig(), _NO_SUITE, dry_run=False, is_dead=is_dead)
+        pins = {pin.pin_id: pin for pin in log.state.pins}
+        for finding in plan_retention(terms, log.state, ()).pins:
+            if finding.is_over:
+                log.append(partial(unpin_entry, pins[finding.key], finding.why), writer=claimant.writer)
+        _refuse(log.run_id, _reasons_of_pins(terms, log.state))
+        log.append(partial(_close, log.run_id, body), writer=claimant.writer)
+    report = sweep_run(log, CheckpointConfig(), _NO_SUITE, is_dead=is_dead)
+    with suppress(StorageError):  # only a cache; without this, a list may show the run as it was for a while
+        index = run_index.RunIndex(log.store)
+        index.refresh()
+        index.note(log, is_over=bool(log.state.attempts))
+        index.save()
+    return report
+
+
+def _close(run_id: str, body: RunDeleted, state: run_state.RunState) -> RunDeleted | None:
+    if state.deleted is not None:
+        return None
+    if state.open_attempt is not None:
+        raise LiveOwner(f"run {run_id}: attempt {state.latest_attempt} has just claimed it; stop it there first")
+    _refuse(run_id, [f"step {pin.step} was pinned meanwhile: delete the run again" for pin in state.binding_pins])
+    return body
+
+
+def _reaches(known: registry.RegistryState, run_id: str) -> bool:
+    return any(promoted.run_id == run_id for _, promoted in known.champions)
+
+
+def _reasons_of_alias(alias: str, run_id: str, known: registry.RegistryState) -> Iterator[str]:
+    for place, (_, promoted) in enumerate(reversed(known.champions[-_ROLLBACK_REACH:])):
+        if promoted.run_id == run_id:
+            how = "`cairn rollback` of it goes back to" if place else "points at"
+            yield f"alias {alias}: {how} step {promoted.step}; `cairn promote OTHER --alias {alias}` moves it on"
+
+
+def _reasons_of_pins(terms: RetentionTerms, state: run_state.RunState) -> Iterator[str]:
+    """Yield why a fork, or an offer that is not decided, needs the run; aliases that have decided say so themselves."""
+    decided = {pin_id for known in terms.aliases.values() for pin_id in known.decided_pins}
+    pins = {pin.pin_id: pin for pin in state.binding_pins}
+    for finding in plan_retention(terms, state, ()).pins:
+        pin = pins.get(finding.key)
+        if pin is None or finding.is_over or finding.key in decided:
+            continue
+        how = f"; `cairn train --run-id {pin.fork}` makes one, `cairn delete {pin.fork}` gives it up"
+        yield f"step {pin.step}: {finding.why}{how if pin.fork else ''}"
+
+
+def _withdraw(alias: str, run_id: str, body: RunDeleted, known: registry.RegistryState) -> registry.Withdrawn | None:
+    _refuse(run_id, _reasons_of_alias(alias, run_id, known))
+    return registry.Withdrawn(alias=alias, run_id=run_id, by=body.by, why=body.why) if _reaches(known, run_id) else None
+
+
+def _refuse(run_id: str, reasons: Iterable[str]) -> None:
+    if listed := "; ".join(reasons):
+        raise GateRefused(f"run {run_id} is needed, nothing is deleted: {listed}")

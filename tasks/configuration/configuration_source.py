@@ -18,8 +18,7 @@ from urllib.parse import unquote, urlsplit
 
 from pydantic import ValidationError
 
-from cairn.storage.stores import redaction
-from cairn.storage.stores.object_store import describe_file
+from cairn.storage.stores import object_store, redaction
 from cairn.tasks.configuration import addresses
 from cairn.tasks.configuration.addresses import CONFIGURATIONS, SUITES, is_name, known_names, named_file, why_unreadable
 from cairn.tasks.configuration.key_reference import BrokenRule, broken_rules, list_keys, section_meanings
@@ -158,7 +157,7 @@ def _with_files(evaluator: EvaluatorConfig, folder: Path) -> EvaluatorConfig:
     for text in texts:
         try:
             if text and (folder / text).is_file():
-                files[text] = describe_file(folder / text).sha256
+                files[text] = object_store.describe_file(folder / text).sha256
         except (OSError, ValueError) as error:  # an argument need not be a path at all
             if isinstance(error, PermissionError):
                 raise TaskError(f"{folder / text}: cannot be read: {error}; an evaluator names it") from error

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
 from functools import cache
 from typing import Any, cast
 
@@ -101,30 +101,20 @@ def meaning_of(key: str) -> str:
 
 
 def suggest_key(unknown: str) -> ConfigurationKey | None:
-    """Return the key that was probably meant: one of the same section before others, by spelling before meaning."""
+    """Return the key that was probably meant, by its spelling or its meaning; one of the same section before others."""
     section, _, name = unknown.rpartition(".")
-    keys = {key.key: key for key in list_keys()}
-    beside = {key.name: key for key in keys.values() if key.section == section}
-    elsewhere = {key.name: key for key in reversed(keys.values())}
-    found = _spelled(name, beside) or _meant(name, beside, at_start=True) or elsewhere.get(name)
-    found = found or _meant(name, beside) or _spelled(name, elsewhere) or _meant(name, elsewhere)
-    if found is None and (close := get_close_matches(unknown, keys, n=1, cutoff=0.7)):
-        found = keys[close[0]]
-    return found
-
-
-def _spelled(name: str, keys: Mapping[str, ConfigurationKey]) -> ConfigurationKey | None:
-    begun = [key for key in keys if key == name or key.startswith(f"{name}_")]
-    close = begun or get_close_matches(name, keys, n=1, cutoff=0.65)
-    return keys[close[0]] if close else None
-
-
-def _meant(name: str, keys: Mapping[str, ConfigurationKey], *, at_start: bool = False) -> ConfigurationKey | None:
     words = name.replace("_", " ").lower()
-    if len(words) < 4:  # it occurs in too many meanings
-        return None
-    places = ((key.meaning.lower().find(words), key) for key in keys.values())
-    return next((key for place, key in places if place == 0 or (place > 0 and not at_start)), None)
+
+    def likeness(key: ConfigurationKey) -> float:
+        spelled = SequenceMatcher(None, name, key.name).ratio()
+        if key.name == name or key.name.startswith(f"{name}_"):
+            spelled = 1.0
+        place = key.meaning.lower().find(words) if len(words) >= 4 else -1  # a shorter word is in too many meanings
+        meant = 0.9 if place == 0 else 0.65 if place > 0 else 0.0
+        return max(spelled, meant) + (0.2 if key.section == section else 0.0)
+
+    found = max(list_keys(), key=likeness)
+    return found if likeness(found) >= 0.8 else None
 
 
 @cache

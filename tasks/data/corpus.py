@@ -24,10 +24,9 @@ from typing import Any, BinaryIO, cast
 from cairn.model.configuration.data import DataConfig
 from cairn.storage.errors import IntegrityError
 from cairn.storage.stores import document
-from cairn.tasks.data import source_listing
+from cairn.tasks.data import source_files
 from cairn.tasks.data.document import Document, InvalidCorpus, Piece, Source, make_document
-from cairn.tasks.data.document_reader import read_pieces
-from cairn.tasks.data.source_listing import CHUNK_BYTES, HELD_OUT_END, ROW, WHOLE_FILE, TextFile, decompress, find_files
+from cairn.tasks.data.source_files import CHUNK_BYTES, HELD_OUT_END, ROW, WHOLE_FILE, TextFile, decompress
 
 # A preview checks a corpus up to this size; of a larger one it only finds the files.
 PREVIEW_BYTES = 64 * 1024 * 1024
@@ -88,7 +87,8 @@ def _find(data: DataConfig, base_dir: Path) -> tuple[list[Source], list[TextFile
     group_of = dict(zip(data.sources, groups, strict=True))
     python = {source: group for source, group in group_of.items() if source.startswith("python:")}
     built_in = [replace(open_python_source(source), group=group) for source, group in python.items()]
-    files = find_files({source: group for source, group in group_of.items() if source not in python}, base_dir)
+    others = {source: group for source, group in group_of.items() if source not in python}
+    files = source_files.find_files(others, base_dir)
     texts = sum(file.unit == WHOLE_FILE for file in files)
     if data.split != "documents" and not (data.split == "auto" and texts > FEW_FILES):
         files = [replace(file, unit=HELD_OUT_END) if file.unit == WHOLE_FILE else file for file in files]
@@ -144,7 +144,7 @@ def _require_text(file: TextFile, text: BinaryIO) -> int:
 
 def _pieces(data: DataConfig, file: TextFile, digest: str, border: int | None, text_bytes: int) -> Iterator[Piece]:
     """Yield the pieces; raises InvalidCorpus at the end if the file no longer has `digest`."""
-    read = partial(read_pieces, file=file, data=data, border=border, text_bytes=text_bytes)
+    read = partial(source_files.read_pieces, file=file, data=data, border=border, text_bytes=text_bytes)
     try:
         if file.unit == ROW:  # a table is not read from front to back, so it is hashed afterwards
             with _convert_errors(file), file.opener() as table:
@@ -175,7 +175,7 @@ def _changed(file: TextFile) -> InvalidCorpus:
 def _convert_errors(file: TextFile) -> Iterator[None]:
     try:
         yield
-    except (OSError, IntegrityError, *source_listing.DECOMPRESSION_ERRORS) as problem:
+    except (OSError, IntegrityError, *source_files.DECOMPRESSION_ERRORS) as problem:
         raise file.invalid(f"cannot be read ({problem})", "every source is readable") from problem
 
 
@@ -193,16 +193,11 @@ class _HashedStream(RawIOBase):
     def __init__(self, inner: BinaryIO) -> None:
         self._inner, self._digest, self.bytes = inner, hashlib.sha256(), 0
 
-    def read(self, size: int = -1) -> bytes:
-        data = self._inner.read(size)
+    def readinto(self, target: Any) -> int:
+        data = self._inner.read(len(target))
         self._digest.update(data)
         self.bytes += len(data)
-        return data
-
-    def readinto(self, target: Any) -> int:
-        view = memoryview(target).cast("B")
-        data = self.read(len(view))
-        view[: len(data)] = data
+        target[: len(data)] = data
         return len(data)
 
     def sha256_to_end(self) -> str:

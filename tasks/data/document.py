@@ -153,15 +153,13 @@ def describe_split(train: int, val: int, unit: str, val_fraction: float) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Survey:
-    """Counts of documents and text; `worst_*` is the most frequent fault in one source, empty if there is none."""
+    """Counts of documents and text; `worst` says which fault in one source is the most frequent."""
 
     train_documents: int
     val_documents: int
     text_bytes: int
     rejected: int
-    worst_source: str
-    worst_kind: str
-    worst_documents: int
+    worst: str
 
 
 class TextSample:
@@ -169,31 +167,23 @@ class TextSample:
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes, self._size_bytes = limit_bytes, 0
-        self._bound = ""  # the smallest hash that did not fit
-        self._texts: dict[str, tuple[bytes, int]] = {}
-        self._greatest: list[tuple[int, str]] = []
+        self._bound = 1 << 256  # the smallest hash that did not fit
+        self._kept: list[tuple[int, bytes]] = []  # a heap, the greatest hash first
 
     def offer(self, document: Document) -> None:
         """Add the document's text, and drop the texts with the greatest hashes that no longer fit."""
-        key = document.sha256
-        if self._bound and key >= self._bound:
+        if (number := int(document.sha256, 16)) >= self._bound:
             return
-        content, copies = self._texts.get(key) or (document.text.encode("utf-8"), 0)
-        if not copies:
-            heapq.heappush(self._greatest, (-int(key, 16), key))
-        self._texts[key] = (content, copies + 1)
+        heapq.heappush(self._kept, (-number, document.text.encode("utf-8")))
         self._size_bytes += document.bytes
-        while self._size_bytes > self._limit_bytes:
-            _, self._bound = heapq.heappop(self._greatest)
-            content, copies = self._texts.pop(self._bound)
-            self._size_bytes -= len(content) * copies
+        while self._kept and (self._size_bytes > self._limit_bytes or -self._kept[0][0] == self._bound):
+            greatest, content = heapq.heappop(self._kept)
+            self._bound, self._size_bytes = -greatest, self._size_bytes - len(content)
 
     def texts(self) -> Iterator[str]:
         """Yield the texts in the order of their hashes, each as often as it was offered."""
-        for key in sorted(self._texts):
-            content, copies = self._texts[key]
-            for _ in range(copies):
-                yield content.decode("utf-8")
+        for _, content in sorted(self._kept, reverse=True):
+            yield content.decode("utf-8")
 
 
 def reject_duplicates(pieces: Iterator[Piece], seen: set[bytes]) -> Iterator[Piece]:
@@ -228,7 +218,7 @@ def survey_corpus(
     """Read everything once; offers the train text to `sample`, and calls on_text(bytes, documents)."""
     pieces = (piece for source in sources for piece in source.pieces())
     documents, text_bytes, rejected = Counter["SplitName"](), 0, Counter[tuple[str, RejectionKind]]()
-    for number, piece in enumerate(reject_duplicates(pieces, set()) if deduplicate else pieces):
+    for count, piece in enumerate(reject_duplicates(pieces, set()) if deduplicate else pieces):
         if isinstance(piece, Rejected):
             rejected[piece.source, piece.kind] += piece.kind is not RejectionKind.DUPLICATE
         else:
@@ -237,17 +227,15 @@ def survey_corpus(
             text_bytes += piece.bytes
             if sample and split == "train":
                 sample.offer(piece)  # a vocabulary learned from val would leak it
-        if number % _REPORT_EVERY_PIECES == 0:
+        if count % _REPORT_EVERY_PIECES == 0:
             on_text(text_bytes, documents.total())
-    worst = max(rejected.items(), key=lambda item: (item[1], item[0]), default=(("", ""), 0))
+    (source, kind), number = max(rejected.items(), key=lambda item: (item[1], item[0]), default=(("", ""), 0))
     return Survey(
         train_documents=documents["train"],
         val_documents=documents["val"],
         text_bytes=text_bytes,
         rejected=rejected.total(),
-        worst_source=worst[0][0],
-        worst_kind=str(worst[0][1]),
-        worst_documents=worst[1],
+        worst=f"{number} of them {kind} in {source}",
     )
 
 

@@ -171,11 +171,7 @@ class _Work:
 
 def _work(data: DataConfig, base_dir: Path, shard_tokens: int, options: BuildOptions) -> _Work:
     tokenizer = _given_tokenizer(data, base_dir)
-
-    def report(done: int, total: int) -> None:
-        _StageCounter(options, BuildStage.CHECKING, total).report(done, 0)
-
-    sources = open_corpus(data, base_dir, report)
+    sources = open_corpus(data, base_dir, lambda done, total: _reporter(options, BuildStage.CHECKING, total)(done, 0))
     return _Work(data=data, sources=sources, tokenizer=tokenizer, shard_tokens=shard_tokens, options=options)
 
 
@@ -205,13 +201,14 @@ def _stage(folder: Path, work: _Work) -> snapshot_manifest.SnapshotManifest:
         pieces = document.reject_duplicates(pieces, snapshot_writer.read_digests(done))
     encoder = PartEncoder(tokenizer=tokenizer, val_fraction=val_fraction)
     batches = encoder.encode(pieces, workers=options.workers, batch_bytes=options.batch_bytes)
-    counter = _StageCounter(options, BuildStage.TOKENIZING, survey.text_bytes, done.text_bytes, done.documents)
-    write_parts(folder, len(done.paths), counter.count(batches), encoder.schema, part_bytes=options.part_bytes)
+    report = _reporter(options, BuildStage.TOKENIZING, survey.text_bytes)
+    counted = _count(batches, report, done.text_bytes, done.documents)
+    write_parts(folder, len(done.paths), counted, encoder.schema, part_bytes=options.part_bytes)
     target = folder / "snapshot"
     shutil.rmtree(target, ignore_errors=True)  # of a build that was killed meanwhile
     target.mkdir()
     parts = read_parts(find_finished_parts(folder).paths)
-    counted = _StageCounter(options, BuildStage.WRITING, survey.text_bytes).count(parts)
+    counted = _count(parts, _reporter(options, BuildStage.WRITING, survey.text_bytes))
     return assemble(target, counted, work.sources, tokenizer, val_fraction=val_fraction, shard_tokens=work.shard_tokens)
 
 
@@ -224,9 +221,9 @@ def _survey(folder: Path, work: _Work) -> tuple[Survey, Tokenizer]:
         return survey, tokenizer
     sample = None if work.tokenizer else document.TextSample(work.data.tokenizer_bytes)
     # The size of the text is not known before the survey; the files' size stands for it.
-    counter = _StageCounter(work.options, BuildStage.SURVEYING, sum(source.bytes for source in work.sources))
+    report = _reporter(work.options, BuildStage.SURVEYING, sum(source.bytes for source in work.sources))
     survey = document.survey_corpus(
-        work.sources, work.data.val_fraction, sample, deduplicate=work.data.deduplicate, on_text=counter.report
+        work.sources, work.data.val_fraction, sample, deduplicate=work.data.deduplicate, on_text=report
     )
     _require_usable(survey, work.data)
     if (chosen := work.tokenizer) is None:
@@ -245,8 +242,7 @@ def _survey(folder: Path, work: _Work) -> tuple[Survey, Tokenizer]:
 
 def _require_usable(survey: Survey, data: DataConfig) -> None:
     documents = survey.train_documents + survey.val_documents
-    where = f"{survey.worst_documents} of them {survey.worst_kind} in {survey.worst_source}"
-    document.require_few_rejected(survey.rejected, documents, data.max_rejected_fraction, where)
+    document.require_few_rejected(survey.rejected, documents, data.max_rejected_fraction, survey.worst)
     document.require_both_splits(survey.train_documents, survey.val_documents, data.val_fraction)
 
 
@@ -289,23 +285,22 @@ def _lock(stack: ExitStack, path: Path) -> bool:
     return True
 
 
-class _StageCounter:
-    """Reports bytes and documents of one stage; `done` and `documents` are from an earlier build."""
+def _reporter(options: BuildOptions, stage: BuildStage, total: int) -> Callable[[int, int], None]:
+    """Return the function that reports the bytes and documents of one stage so far."""
 
-    def __init__(
-        self, options: BuildOptions, stage: BuildStage, bytes_total: int, done: int = 0, documents: int = 0
-    ) -> None:
-        self._listener, self._stage, self._total = options.on_progress, stage, bytes_total
-        self._done, self._documents = done, documents
+    def report(done: int, documents: int) -> None:
+        progress = BuildProgress(stage=stage, bytes_done=min(done, total), bytes_total=total, documents=documents)
+        options.on_progress(progress)
 
-    def report(self, bytes_done: int, documents: int) -> None:
-        self._done, self._documents = bytes_done, documents
-        done = min(bytes_done, self._total)
-        self._listener(BuildProgress(stage=self._stage, bytes_done=done, bytes_total=self._total, documents=documents))
+    return report
 
-    def count(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the batches of parts, and report each after its use."""
-        for batch in batches:
-            yield batch
-            more = compute.sum(batch.column("bytes")).as_py()
-            self.report(self._done + more, self._documents + batch.column("kind").null_count)
+
+def _count(
+    batches: Iterable[pa.RecordBatch], report: Callable[[int, int], None], done: int = 0, documents: int = 0
+) -> Iterator[pa.RecordBatch]:
+    """Yield the batches of parts, and report each after its use; `done` and `documents` are from an earlier build."""
+    for batch in batches:
+        yield batch
+        done += compute.sum(batch.column("bytes")).as_py()
+        documents += batch.column("kind").null_count
+        report(done, documents)

@@ -14,8 +14,7 @@ from tokenizers import Tokenizer as TokenizerFile
 from cairn.model.data.tokenizer import END_OF_TEXT, Tokenizer
 from cairn.model.errors import InvalidInput
 from cairn.storage.errors import StorageError
-from cairn.storage.snapshots import token_shard
-from cairn.storage.snapshots.data_snapshot import SnapshotFiles, publish_snapshot
+from cairn.storage.snapshots import data_snapshot, token_shard
 from cairn.storage.snapshots.document_index import SPLITS, DocumentRow, SplitName
 from cairn.storage.snapshots.snapshot_manifest import SnapshotManifest, SnapshotSource
 from cairn.storage.snapshots.token_shard import DEFAULT_SHARD_TOKENS, MAX_TOKEN_ID, TOKEN, TokenFile, TokenFileFormat
@@ -77,11 +76,11 @@ def import_tokens(
                 f"{importing.shared} documents of val are in train too, the first at {importing.first_shared}; rule: "
                 "train and val share no document. Give other files, or --allow-shared to measure on text trained on"
             )
-        snapshot_id, manifest = publish_snapshot(store, Path(staging), manifest)
+        snapshot_id, manifest = data_snapshot.publish_snapshot(store, Path(staging), manifest)
     return snapshot_lookup.SnapshotReference(snapshot_id=snapshot_id, manifest=manifest)
 
 
-def export_tokens(snapshot: SnapshotFiles, folder: Path, form: TokenFileFormat) -> tuple[Path, ...]:
+def export_tokens(snapshot: data_snapshot.SnapshotFiles, folder: Path, form: TokenFileFormat) -> tuple[Path, ...]:
     """Verify both splits, write them into `folder` and return the files; raises InvalidCorpus or StorageError."""
     vocab_size = snapshot.manifest.vocab_size
     if vocab_size > MAX_TOKEN_ID + 1:

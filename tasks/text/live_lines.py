@@ -1,7 +1,6 @@
 """Lines at the bottom of a terminal, rewritten in place. A terminal that fails or is closed never ends the work."""
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from rich.console import Console, Group
@@ -16,7 +15,7 @@ class LiveLines:
         """Write to `console`; the last lines stay on it, or are wiped when the block ends."""
         self._console, self._stays = console, stays
         self._live: Live | None = None
-        self._lines: Callable[[], Sequence[str]] = tuple
+        self._lines: Sequence[str] = ()
 
     @property
     def can_be_shown(self) -> bool:
@@ -47,12 +46,7 @@ class LiveLines:
 
     def write(self, lines: Sequence[str]) -> None:
         """Replace the lines."""
-        self._lines = lambda: lines
-
-    def count_seconds(self, words: str, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Replace the lines by these words, followed by the seconds from now on, which go on by themselves."""
-        began = clock()
-        self._lines = lambda: (f"{words} {clock() - began:.0f} s",)
+        self._lines = lines
 
     def _render(self) -> Group:
-        return Group(*(Text(line, overflow="ellipsis", no_wrap=True) for line in self._lines()))
+        return Group(*(Text(line, overflow="ellipsis", no_wrap=True) for line in self._lines))

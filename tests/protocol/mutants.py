@@ -182,7 +182,7 @@ def pins_of_the_living_unpinned(patch: pytest.MonkeyPatch) -> None:
     judge = retention._judge_pin
 
     def judge_as_dead(terms: retention.RetentionTerms, pin: Any) -> Finding:
-        decided = any(pin.pin_id in facts.decided_pins for facts in terms.aliases)
+        decided = any(pin.pin_id in known.decided_pins for known in terms.aliases.values())
         return judge(terms, pin) if decided else Finding(key=pin.pin_id, is_over=True, why="mutant")
 
     patch.setattr(retention, "_judge_pin", judge_as_dead)

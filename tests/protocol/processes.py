@@ -18,7 +18,6 @@ import cairn.storage.checkpoints.checkpoint as checkpoint
 import cairn.tasks.attempt.attempt_claim as attempt_claim
 import cairn.tasks.checkpoints.promotion as promotion
 import cairn.tasks.checkpoints.retention as retention
-import cairn.tasks.checkpoints.run_deletion as run_deletion
 import cairn.tasks.evaluator.evaluation_run as evaluation_run
 from cairn.model.configuration.network import ModelConfig
 from cairn.operations.person_decisions import roll_back
@@ -366,7 +365,7 @@ def delete(process: Process) -> None:
     claimant = _claimant(process)
     deletion = RunDeleted(by="me", why="")
     with being(process):
-        run_deletion.delete_run(process.log(), deletion, claimant, is_dead=process.believes_dead)
+        retention.delete_run(process.log(), deletion, claimant, is_dead=process.believes_dead)
     process.ledger.acknowledge("deleted")
 
 

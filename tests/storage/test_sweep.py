@@ -62,7 +62,7 @@ def registry_that_does_not_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
             store, alias, log=EntryLog(store=store, prefix=prefix, kinds=MODEL_KINDS, clock=clock, sleep=no_sleep)
         )
 
-    monkeypatch.setattr("cairn.tasks.checkpoints.retention.Registry", opened)
+    monkeypatch.setattr("cairn.storage.logs.registry.Registry", opened)
 
 
 def is_dead(pinned_by: Placement) -> bool:

@@ -231,6 +231,6 @@ def test_a_verdict_on_record_says_the_train_loss() -> None:
     config = configured(overfit_ratio=1.5, overfit_patience=1)
     item = evaluated(10, 3.0)
     seen = CurveVerdict(kind="healthy", why="so", numbers={"train_loss": 1.0})
-    judged = type(item)(**{name: getattr(item, name) for name in item.__slots__} | {"verdict": seen})
+    judged = replace(item, verdict=seen)
     stop = find_stop(history(committed(10, 1), judged, config=config), SUITE)
     assert stop is not None and stop.rule == "overfit_ratio"

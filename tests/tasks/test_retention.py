@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from cairn.storage.checkpoints.sweep import Finding, SweepPlan
+from cairn.storage.logs.fold_cache import Listed
 from cairn.storage.logs.log_entry import CheckpointReference
+from cairn.storage.logs.registry import RegistryState
 from cairn.storage.logs.run_entries import (
     CheckpointCommitted,
     CheckpointPinned,
@@ -19,7 +21,7 @@ from cairn.storage.logs.run_entries import (
 )
 from cairn.storage.logs.run_log import fold
 from cairn.storage.logs.run_state import RunState
-from cairn.tasks.checkpoints.retention import AliasReach, RetentionTerms, plan_retention
+from cairn.tasks.checkpoints.retention import RetentionTerms, plan_retention
 from cairn.tasks.configuration.settings import CheckpointConfig
 from tests.entries import ended, evaluated, started
 from tests.storage.builders import committed, entry, opened
@@ -33,11 +35,12 @@ def terms(
     keep_last: int = 1,
     keep_best: int = 0,
     keep_every: int = 0,
-    aliases: Iterable[AliasReach] = (),
+    champion: RegistryState | None = None,
     dead: Iterable[str] = (),
 ) -> RetentionTerms:
     policy = CheckpointConfig(keep_last=keep_last, keep_best=keep_best, keep_every=keep_every)
-    return RetentionTerms(policy=policy, suite_sha256=SUITE, aliases=tuple(aliases), dead_pins=frozenset(dead))
+    aliases = {"champion": champion} if champion else {}
+    return RetentionTerms(policy=policy, suite_sha256=SUITE, aliases=aliases, dead_pins=frozenset(dead))
 
 
 def run_of(*steps: int, more: Iterable[object] = ()) -> RunState:
@@ -115,10 +118,10 @@ def test_every_so_many_steps_one_is_kept() -> None:
 
 
 def test_what_an_alias_reaches_is_kept() -> None:
-    reach = AliasReach(alias="champion", reached=frozenset({manifest(1)}), decided_pins=frozenset())
+    reach = RegistryState(reached=Listed([manifest(1)]))
     state = run_of(1, 2, 3)
-    assert finding_on(state, 1, terms(aliases=[reach])).why == "alias champion"
-    assert over(plan_retention(terms(aliases=[reach]), state, ())) == [2]
+    assert finding_on(state, 1, terms(champion=reach)).why == "alias champion"
+    assert over(plan_retention(terms(champion=reach), state, ())) == [2]
 
 
 def test_what_is_held_is_kept_even_where_its_hold_is_over() -> None:
@@ -163,29 +166,29 @@ def test_why_a_checkpoint_stays_names_every_rule_that_keeps_it() -> None:
     assert why == "newest 1; best 1 (val_loss 1.5); every 2 steps; nothing newer to resume from"
 
 
-REACHES = AliasReach(alias="champion", reached=frozenset({manifest(1)}), decided_pins=frozenset({"h"}))
-LEFT = AliasReach(alias="champion", reached=frozenset(), decided_pins=frozenset({"h"}))
-UNDECIDED = AliasReach(alias="champion", reached=frozenset(), decided_pins=frozenset())
+REACHES = RegistryState(reached=Listed([manifest(1)]), decided_pins=Listed(["h"]))
+LEFT = RegistryState(decided_pins=Listed(["h"]))
+UNDECIDED = RegistryState()
 
 
 @pytest.mark.parametrize(
-    ("pin", "aliases", "dead", "is_over"),
+    ("pin", "champion", "dead", "is_over"),
     [
-        pytest.param(new_pin(1, suite=SUITE), [], [], False, id="evaluation, its process perhaps alive"),
-        pytest.param(new_pin(1, suite=SUITE), [], ["h"], True, id="evaluation, its process dead"),
-        pytest.param(new_pin(1, alias="champion"), [REACHES], ["h"], False, id="alias points at it, its process dead"),
-        pytest.param(new_pin(1, alias="champion"), [LEFT], [], True, id="alias decided and left it"),
+        pytest.param(new_pin(1, suite=SUITE), None, [], False, id="evaluation, its process perhaps alive"),
+        pytest.param(new_pin(1, suite=SUITE), None, ["h"], True, id="evaluation, its process dead"),
+        pytest.param(new_pin(1, alias="champion"), REACHES, ["h"], False, id="alias points at it, its process dead"),
+        pytest.param(new_pin(1, alias="champion"), LEFT, [], True, id="alias decided and left it"),
         pytest.param(
-            new_pin(1, alias="champion"), [UNDECIDED], [], False, id="alias undecided, its process perhaps alive"
+            new_pin(1, alias="champion"), UNDECIDED, [], False, id="alias undecided, its process perhaps alive"
         ),
-        pytest.param(new_pin(1, alias="champion"), [UNDECIDED], ["h"], True, id="alias undecided, its process dead"),
-        pytest.param(new_pin(1, alias="champion"), [], ["h"], False, id="alias nobody read"),
+        pytest.param(new_pin(1, alias="champion"), UNDECIDED, ["h"], True, id="alias undecided, its process dead"),
+        pytest.param(new_pin(1, alias="champion"), None, ["h"], False, id="alias nobody read"),
     ],
 )
 def test_a_hold_is_over_only_on_proof(
-    pin: CheckpointPinned, aliases: list[AliasReach], dead: list[str], is_over: bool
+    pin: CheckpointPinned, champion: RegistryState | None, dead: list[str], is_over: bool
 ) -> None:
-    (found,) = plan_retention(terms(aliases=aliases, dead=dead), run_of(1, 2, more=[pin]), ()).pins
+    (found,) = plan_retention(terms(champion=champion, dead=dead), run_of(1, 2, more=[pin]), ()).pins
     assert found.is_over is is_over, found.why
 
 
@@ -257,9 +260,9 @@ def said_of(body: CheckpointCommitted, loss: float) -> list[object]:
 @st.composite
 def terms_of_any_kind(draw: st.DrawFn) -> RetentionTerms:
     reached = draw(st.frozensets(st.builds("{}-{}".format, st.integers(1, 3), st.integers(1, 9)), max_size=4))
-    reach = AliasReach(alias="champion", reached=reached, decided_pins=frozenset())
+    reach = RegistryState(reached=Listed(sorted(reached)))
     counts = [draw(st.integers(low, 3)) for low in (1, 0, 0)]
-    return terms(keep_last=counts[0], keep_best=counts[1], keep_every=counts[2], aliases=[reach])
+    return terms(keep_last=counts[0], keep_best=counts[1], keep_every=counts[2], champion=reach)
 
 
 def applied(state: RunState, plan: SweepPlan) -> RunState:
@@ -288,7 +291,7 @@ def test_nothing_held_reached_or_resumed_from_is_given_up(state: RunState, by: R
     needed: set[CheckpointReference | None] = {
         record.committed.reference
         for record in state.checkpoints
-        if record.committed.manifest_sha256 in by.aliases[0].reached
+        if record.committed.manifest_sha256 in by.aliases["champion"].reached
         or any(pin.prefix == record.committed.prefix for pin in state.pins)
     }
     needed |= {state.open_attempt.started.resumed_from} if state.open_attempt else set()

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.tasks.data import document_reader
+from cairn.tasks.data import source_files
 from cairn.tasks.data.document import Document, InvalidCorpus, Rejected
-from cairn.tasks.data.document_reader import lines_of
+from cairn.tasks.data.source_files import lines_of
 from tests.tasks.corpus_files import COMPRESSIONS, SHAPES, open_sources, packed, shaped
 
 TEXTS = [f"Document {number} is about stone {number * 7 % 11} — höher." for number in range(20)]
@@ -75,7 +75,7 @@ def test_a_table_that_is_none_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_bad_lines_are_rejected_by_kind_and_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(document_reader, "LONGEST_LINE_BYTES", 60)
+    monkeypatch.setattr(source_files, "LONGEST_LINE_BYTES", 60)
     lines = [
         b'{"text": "good"}',
         b"",
@@ -111,7 +111,7 @@ def test_bad_lines_are_rejected_by_kind_and_place(tmp_path: Path, monkeypatch: p
 
 
 def test_bad_rows_are_rejected_by_kind_and_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(document_reader, "LONGEST_LINE_BYTES", 60)
+    monkeypatch.setattr(source_files, "LONGEST_LINE_BYTES", 60)
     column = pa.array([b"good", None, b"bad \xff", b"  ", b"x" * 100, b"good again"], type=pa.binary())
     sink = io.BytesIO()
     parquet.write_table(pa.table({"body": column}), sink)
