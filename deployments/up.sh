@@ -106,19 +106,19 @@ until server_answers; do
     sleep 0.5
 done
 
-# Its address and password, in a file that only this user can read, until it stops; and no other setting of the user's.
+# Its address and password, in a file that only this user can read, until it stops.
 key="$("$BIN/python" -m cairn.flows.orchestrator.server_home)"
 # shellcheck disable=SC1090
 . "$key"
 password="$PREFECT_API_AUTH_STRING"
 if [[ -n ${PREFECT_SERVER_API_AUTH_STRING:-} ]]; then password="PREFECT_SERVER_API_AUTH_STRING"; fi
-eval "$("$BIN/python" -m cairn.flows.orchestrator.prefect_settings)"
 
-quietly "$BIN/python" -m cairn.flows.orchestrator.server_setup --pool "$POOL" --job-template "$JOB_TEMPLATE" \
+# What follows is told no other setting of the user's, and reads none in this folder.
+readonly SETTLED=("$BIN/python" -m cairn.flows.orchestrator.prefect_settings)
+quietly "${SETTLED[@]}" cairn.flows.orchestrator.server_setup --pool "$POOL" --job-template "$JOB_TEMPLATE" \
     --alert-block "${ALERT_BLOCK:-}" ${ACCELERATORS:+--accelerators "$ACCELERATORS"}
-quietly "$BIN/prefect" --no-prompt deploy --all
-
-"$BIN/prefect" worker start --pool "$POOL" --name "cairn-${HOSTNAME:-worker}" &
+quietly "${SETTLED[@]}" prefect --no-prompt deploy --all
+"${SETTLED[@]}" prefect worker start --pool "$POOL" --name "cairn-${HOSTNAME:-worker}" &
 worker=$!
 cat <<EOF
 

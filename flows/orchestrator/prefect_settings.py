@@ -1,20 +1,22 @@
 """Prefect's settings in this process and its children: the environment and the user's active profile name the server.
 
 Nothing else of the user's reaches Prefect: no file of the working folder (`prefect.toml`, `.env`, `pyproject.toml`), no
-setting of a server, no home. Run as `python -P -m cairn.flows.orchestrator.prefect_settings`, it prints the same as
-lines for a shell, which deployments/up.sh reads. Imports Prefect in `import_prefect` alone.
+setting of a server, no home. `python -P -m cairn.flows.orchestrator.prefect_settings prefect worker start …` does the
+same for a command of Prefect's. Prefect is imported by `import_prefect` and there alone.
 """
 
 import base64
+import importlib
 import os
 import re
-import shlex
+import runpy
 import ssl
 import sys
 import tomllib
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager, suppress
 from importlib import metadata, util
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -32,9 +34,9 @@ _CLIENT = re.compile(
 )
 """The settings that a profile may give: which server is asked, and how."""
 _PROCESS = re.compile(
-    r"PREFECT_((FLOWS|RUNNER|TASKS|WORKER)_\w+|LOGGING_(LEVEL|ROOT_LEVEL|TO_API_\w+)|INTERNAL_LOGGING_LEVEL)"
+    r"PREFECT_(FLOWS_HEARTBEAT_FREQUENCY|(RUNNER|WORKER)_\w+|LOGGING_(LEVEL|ROOT_LEVEL|TO_API_\w+)|INTERNAL_LOGGING_LEVEL)"
 )
-"""The settings that the environment may give beside those."""
+"""The settings that the environment may give beside those: none that would run a flow or a task differently."""
 # A person sees our own progress; Prefect's log would show it twice, and every refusal as a traceback.
 _QUIET = {
     "PREFECT_LOGGING_LEVEL": "CRITICAL",
@@ -74,6 +76,8 @@ def settle_prefect(environment: MutableMapping[str, str], *, say: Callable[[str]
         "DO_NOT_TRACK": "1",
     }
     environment.update(own)
+    with suppress(OSError):
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)  # Prefect makes one folder alone, and warns
     if os.path.expanduser("~") == "~":
         environment["HOME"] = str(home)  # a user without a home: Prefect could not be imported
     if is_loopback(environment.get("PREFECT_API_URL", "")):
@@ -90,16 +94,25 @@ def connect_directly(environment: MutableMapping[str, str]) -> None:
     """Let Prefect's clients reach a server of this machine whatever proxies and certificates the environment names.
 
     httpx makes a transport for every proxy before it reads NO_PROXY, and fails for SOCKS, which nothing of Cairn's
-    speaks; proxies for other addresses stay.
+    speaks, and for what is no address; proxies for other addresses stay.
     """
-    for name in [name for name in environment if name.lower().endswith("_proxy")]:
-        is_http = "://" not in environment[name] or environment[name].lower().startswith(("http://", "https://"))
-        if name.lower() == "all_proxy" or not (is_http or name.lower() == "no_proxy"):
+    for name in [name for name in environment if name.lower().endswith("_proxy") and name.lower() != "no_proxy"]:
+        if name.lower() == "all_proxy" or not _is_http_address(environment[name]):
             del environment[name]
     for name in ("no_proxy", "NO_PROXY"):
-        kept = [host for host in environment.get(name, "").split(",") if host and host not in _LOOPBACK]
-        environment[name] = ",".join([*kept, *_LOOPBACK])
+        hosts = [host.strip() for host in environment.get(name, "").split(",")]
+        kept = [host for host in hosts if host.count(":") > 1 or _is_http_address(host)]  # IPv6 has several
+        environment[name] = ",".join([*(host for host in kept if host not in _LOOPBACK), *_LOOPBACK])
     environment["PREFECT_API_SSL_CERT_FILE"] = ""  # else SSL_CERT_FILE's, though no certificate is asked for
+
+
+def _is_http_address(words: str) -> bool:
+    """Whether httpx can read this as a proxy or a host, with or without a scheme."""
+    try:
+        parts = urlsplit(words if "://" in words else f"http://{words}")
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and " " not in words
+    except ValueError:
+        return False
 
 
 def import_prefect(*, say: Callable[[str], None], refresh: bool = False) -> None:
@@ -127,10 +140,28 @@ def _read_settings() -> None:
     # Prefect has no setting for it, and reads its settings while it is imported; nothing else here uses this library.
     DotEnvSettingsSource._read_env_files = lambda self: {}  # type: ignore[method-assign]
     ConfigFileSourceMixin._read_files = lambda self, files, deep_merge=False: {}  # type: ignore[method-assign]
-    import prefect.main  # noqa: F401 (sets its log up)
-    from prefect.context import refresh_global_settings_context
+    with _only_readable_certificates():
+        import prefect.main  # noqa: F401 (sets its log up)
+        from prefect.context import refresh_global_settings_context
 
-    refresh_global_settings_context()
+        refresh_global_settings_context()
+
+
+@contextmanager
+def _only_readable_certificates() -> Iterator[None]:
+    """Hide a certificate file that cannot be read: Prefect makes an HTTPS client while it is imported."""
+    path = os.environ.get("SSL_CERT_FILE")
+    try:
+        if path:
+            ssl.create_default_context(cafile=path)
+        path = None
+    except OSError:
+        del os.environ["SSL_CERT_FILE"]
+    try:
+        yield
+    finally:
+        if path:
+            os.environ["SSL_CERT_FILE"] = path
 
 
 def server_address(environment: Mapping[str, str]) -> str:
@@ -192,13 +223,19 @@ def _read_profile(environment: Mapping[str, str], say: Callable[[str], None]) ->
 
 
 def main() -> None:
-    """Print what a shell has to unset and export, so that its Prefect commands are settled as this process is."""
-    settled = dict(os.environ)
-    settle_prefect(settled, say=lambda words: print(words, file=sys.stderr))
-    for name in os.environ.keys() - settled.keys():
-        print(f"unset {name}")
-    for name, value in settled.items() - os.environ.items():
-        print(f"export {name}={shlex.quote(value)}")
+    """Run the module that the first argument names, `prefect` for its command, settled as Cairn's own commands are."""
+    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    if sys.argv[1] == "prefect.engine":  # a flow run: it has the environment that its worker was given
+        os.setpgrp()  # what its worker's terminal sends is the worker's
+    else:
+        settle_prefect(os.environ, say=lambda words: print(words, file=sys.stderr))
+    _read_settings()
+    from prefect.utilities import importtools
+
+    # Its own looks for a flow in the working folder first.
+    importtools.load_module = lambda module_name: importlib.import_module(module_name)
+    del sys.argv[0]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

@@ -166,9 +166,10 @@ def work_folder(environment: Mapping[str, str]) -> Path:
         return Path(chosen)
     base = environment.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     folder = Path(base) / "cairn"
-    there = next((parent for parent in (folder, *folder.parents) if parent.exists()), Path("~"))
-    if there.is_dir() and os.access(there, os.W_OK):
-        return folder
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)  # tried: in some file systems root may not write either
+        if os.access(folder, os.W_OK):
+            return folder
     temporary = Path(tempfile.gettempdir()) / f"cairn-{os.getuid()}"
     temporary.mkdir(mode=0o700, exist_ok=True)
     if temporary.stat().st_uid != os.getuid():

@@ -5,10 +5,9 @@ Owns registering, starting the worker and asking for a flow run. Refuses to know
 """
 
 import subprocess
-import sys
 from collections.abc import Mapping
 
-from tests.crash.prefect_api import JOB_TEMPLATE, prefect_command
+from tests.crash.prefect_api import JOB_TEMPLATE, SETTLED, prefect_command
 from tests.crash.training_command import Command
 
 DEPLOYMENT = "train-gpt/train-gpt"
@@ -42,7 +41,7 @@ class Deployed:
         words = ["worker", "start", "--pool", self._pool, "--name", "chaos", "--install-policy", "never"]
         with (self._command.folder / "worker.txt").open("ab") as output:
             self._worker = subprocess.Popen(
-                [sys.executable, "-m", "prefect", *words],
+                [*SETTLED, "prefect", *words],
                 cwd=self._command.folder,
                 env=self._environment,
                 stdout=output,

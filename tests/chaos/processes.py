@@ -98,7 +98,7 @@ def role_of(words: list[str]) -> Role:
         return Role.SERVER
     if "tests.chaos.waiting_sweep" in words:
         return Role.SWEEPER
-    if words[1:5] == ["-m", "prefect", "worker", "start"]:
+    if "prefect" in words and "worker" in words:
         return Role.WORKER
     if "cairn.cli.command" in words:
         verb = words[words.index("cairn.cli.command") + 1]

@@ -13,6 +13,7 @@ from tests.chaos.reasons import REASONS
 from tests.chaos.side_by_side import run_side_by_side, words_of_job
 from tests.chaos.summary import Outcome, added, summarize
 from tests.chaos.summary_text import as_json, as_markdown, as_text, from_json
+from tests.crash.prefect_api import SETTLED
 
 PLANS = [plan_run(seed, store=store) for seed in range(200) for store in ("local", "s3")]
 
@@ -71,8 +72,8 @@ def test_one_bit_is_flipped() -> None:
         (["python", "-m", "cairn.cli.command", "watch", "--once"], Role.WATCHER),
         (["python", "-m", "cairn.cli.command", "sweep", "bard"], Role.SWEEPER),
         (["python", "-m", "tests.chaos.waiting_sweep", "bard", "store"], Role.SWEEPER),
-        (["python", "-m", "prefect", "worker", "start", "--pool", "cairn"], Role.WORKER),
-        (["python", "-m", "prefect.engine"], Role.FLOW),
+        ([*SETTLED, "prefect", "worker", "start", "--pool", "cairn"], Role.WORKER),
+        ([*SETTLED, "prefect.engine"], Role.FLOW),
         (["python", "-m", "cairn.flows.orchestrator.prefect_server", "7"], Role.SERVER),
         (["python", "-m", "cairn.tasks.trainer.trainer"], Role.TRAINER),
         (["python", "-m", "cairn.tasks.evaluator.evaluator"], Role.EVALUATOR),

@@ -16,6 +16,8 @@ from tests.crash.training_command import Command
 from tests.processes.waiting import patience_seconds
 
 ROOT = Path(__file__).parents[2]
+SETTLED = (sys.executable, "-P", "-m", "cairn.flows.orchestrator.prefect_settings")
+"""How `make up` runs commands of Prefect's."""
 JOB_TEMPLATE = "deployments/job-template.json"
 Prefect = Callable[..., None]
 
@@ -64,10 +66,10 @@ def prefect_command(command: Command, api_url: str) -> Prefect:
         "CAIRN_CACHE": str(command.folder / "cache"),
     }
 
-    def run(*arguments: str) -> None:
+    def run(*arguments: str, folder: Path = ROOT) -> None:
         done = subprocess.run(
-            [sys.executable, "-m", "prefect", *arguments],
-            cwd=ROOT,
+            [*SETTLED, "prefect", *arguments],
+            cwd=folder,
             env=environment,
             capture_output=True,
             text=True,

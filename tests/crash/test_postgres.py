@@ -5,7 +5,6 @@ Each kill waits for an event: all runs stand at a pause of `CAIRN_FAULTS` and go
 
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,7 +18,7 @@ from cairn.storage.logs.run_log import RunLog
 from cairn.storage.logs.run_state import RunState
 from cairn.storage.stores.local_store import LocalStore
 from tests.crash.postgres import missing_program, postgres
-from tests.crash.prefect_api import JOB_TEMPLATE, flow_runs, prefect_command
+from tests.crash.prefect_api import JOB_TEMPLATE, SETTLED, flow_runs, prefect_command
 from tests.crash.prefect_server import Server
 from tests.crash.training_command import Command
 from tests.crash.victims import kill
@@ -56,7 +55,7 @@ class Deployed:
         }
         with (self._folder / f"{name}.txt").open("ab") as output:
             self._processes[name] = subprocess.Popen(
-                [sys.executable, "-m", *words], cwd=self._folder, env={**os.environ, **variables},
+                [*SETTLED, *words], cwd=self._folder, env={**os.environ, **variables},
                 stdout=output, stderr=output, start_new_session=True,
             )  # fmt: skip
 

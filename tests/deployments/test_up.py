@@ -80,7 +80,7 @@ def test_telemetry_is_off(up: StartedUp) -> None:
 def test_all_deployments_are_there_and_the_schedules_are_on(up: StartedUp) -> None:
     found = up.ask("api/deployments/filter", {})
     assert {item["name"] for item in found} == {
-        *("train-gpt", "watch-runs", "after-crash", "sweep-checkpoints", "evaluate-promoted")
+        *("train-gpt", "train-set", "watch-runs", "after-crash", "sweep-checkpoints", "evaluate-promoted")
     }
     scheduled = {item["name"] for item in found if any(schedule["active"] for schedule in item["schedules"])}
     assert scheduled == {"watch-runs", "sweep-checkpoints"}

@@ -66,6 +66,7 @@ def test_profiles_that_cannot_be_read_are_said_in_one_line_and_left_out(profiles
 
 def test_prefect_is_told_a_home_of_cairns_own_and_no_setting_of_a_server(tmp_path: Path) -> None:
     foreign = {"PREFECT_SERVER_API_PORT": "x", "PREFECT_API_DATABASE_CONNECTION_URL": "x", "PREFECT_TEST_MODE": "1"}
+    foreign |= {"PREFECT_TASKS_DEFAULT_RETRIES": "3", "PREFECT_FLOWS_DEFAULT_RETRIES": "3"}
     environment, _ = settled(tmp_path, **foreign, PREFECT_CLIENT_MAX_RETRIES="7", PREFECT_LOGGING_LEVEL="INFO")
     assert not foreign.keys() & environment.keys()
     assert environment["PREFECT_HOME"] == str(prefect_home({"CAIRN_CACHE": str(tmp_path)}))
@@ -88,6 +89,17 @@ def test_to_this_machine_no_proxy_is_used_and_those_for_others_stay() -> None:
     loopback = "127.0.0.1,localhost,::1"
     assert kept == {"HTTP_PROXY": PROXY, "no_proxy": f"inner.example,{loopback}", "NO_PROXY": loopback}
     assert environment["PREFECT_API_SSL_CERT_FILE"] == ""
+
+
+def test_what_is_no_proxy_and_no_host_is_left_out_since_httpx_fails_for_it() -> None:
+    environment = {
+        "http_proxy": "nonsense: //",
+        "HTTPS_PROXY": "http://:80",
+        "NO_PROXY": "a:b, x.com ,fe80::1,10.0.0.0/8",
+    }
+    connect_directly(environment)
+    assert environment["NO_PROXY"] == "x.com,fe80::1,10.0.0.0/8,127.0.0.1,localhost,::1"
+    assert not {"http_proxy", "HTTPS_PROXY"} & environment.keys()
 
 
 def test_a_server_elsewhere_is_reached_by_the_users_proxy(tmp_path: Path) -> None:

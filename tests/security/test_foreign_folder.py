@@ -18,8 +18,9 @@ import pytest
 from cairn.model.data.tokenizer import Tokenizer
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.stores.local_store import LocalStore
+from tests.crash.prefect_api import JOB_TEMPLATE, prefect_command
 from tests.crash.prefect_server import copy_untouched_database, shared_server
-from tests.crash.training_command import configuration
+from tests.crash.training_command import Command, configuration
 from tests.environment_allow_list import restrict
 from tests.processes.waiting import patience_seconds, wait_for
 from tests.security.foreign_folder import REFUSAL, ForeignFolder
@@ -44,6 +45,11 @@ try:
     cairn.train("bard.toml", run_id="refused", settings={"data.sources": ["nowhere.txt"]})
 except cairn.TrainingStopped as stopped:
     print(stopped)
+"""
+DEPLOYMENT = """
+name: foreign
+pull: []
+deployments: [{name: foreign, entrypoint: cairn.flows.train_gpt.train_gpt, work_pool: {name: foreign}}]
 """
 CONFIGURATION = configuration(steps=10)
 
@@ -151,3 +157,20 @@ def test_the_children_that_parse_and_the_ranks_open_none(person: Person) -> None
     words = [word for key, value in given.items() for word in ("--set", f"{key}={value}")]
     person.run("train", "bard.toml", "--run-id", "ranks", *words)
     assert person.ends("ranks") == ["completed"]
+
+
+@pytest.mark.slow  # quick witness: tests/security/test_job_templates.py
+def test_a_worker_in_the_folder_and_its_flow_run_open_none(tmp_path: Path) -> None:
+    url = shared_server()
+    command = Command(tmp_path, url)
+    prefect = prefect_command(command, url)
+    (tmp_path / "foreign.yaml").write_text(DEPLOYMENT)
+    prefect("work-pool", "create", "foreign", "--type", "process", "--base-job-template", JOB_TEMPLATE)
+    prefect("--no-prompt", "deploy", "--all", "--prefect-file", str(tmp_path / "foreign.yaml"))
+    prefect("deployment", "run", "train-gpt/foreign", "-p", f"config={tmp_path / 'run.toml'}", "-p", "run_id=bard")
+    (tmp_path / "folder").mkdir()
+    foreign = ForeignFolder(tmp_path / "folder")
+    prefect("worker", "start", "--pool", "foreign", "--run-once", folder=foreign.folder)
+    assert [attempt.ended and attempt.ended.reason for attempt in command.state().attempts] == ["completed"]
+    assert foreign.traces() == set()
+    foreign.close()

@@ -12,6 +12,7 @@ from prefect.workers.process import ProcessJobConfiguration
 
 FOLDER = Path(__file__).parents[2] / "deployments"
 PROCESS, OPEN, KUBERNETES = "job-template.json", "job-template-open.json", "kubernetes/job-template.json"
+ENGINE = "python -P -m cairn.flows.orchestrator.prefect_settings prefect.engine"
 CHOSEN: dict[str, Any] = {"command": "touch ran", "env": {"LD_PRELOAD": "theirs.so"}}
 
 
@@ -42,7 +43,16 @@ def test_where_one_is_accepted_all_the_same_the_worker_ignores_it(name: str) -> 
         KUBERNETES: KubernetesWorkerJobConfiguration,
     }
     made = rendered(kinds[name], name)
-    assert made.command is None and "LD_PRELOAD" not in str(made) and "touch ran" not in str(made)
+    assert made.command == (ENGINE if name == PROCESS else None)
+    assert "LD_PRELOAD" not in str(made) and "touch ran" not in str(made)
+
+
+def test_a_worker_starts_a_flow_run_that_imports_nothing_of_its_folder_and_reads_no_settings_there() -> None:
+    """Prefect's own command puts the worker's folder first on the path, and reads `prefect.toml` and `.env`."""
+    no_api: Any = object()
+    for name in (PROCESS, OPEN):
+        made = asyncio.run(ProcessJobConfiguration.from_template_and_values(template(name), {}, client=no_api))
+        assert made.command == ENGINE
 
 
 def test_the_open_template_lets_it_choose_both() -> None:
