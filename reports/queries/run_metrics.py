@@ -6,13 +6,11 @@ A run that was over before the first scrape is only counted by its state; one th
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from cairn.reports.queries import run_lookup, run_status
-from cairn.storage.errors import IntegrityError, StorageError
+from cairn.storage.errors import StorageError
 from cairn.storage.logs import run_index, run_log
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.errors import InvalidConfiguration
@@ -22,7 +20,7 @@ if TYPE_CHECKING:
 
 CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 _OVER = (run_status.RunPhase.FINISHED, run_status.RunPhase.DELETING, run_status.RunPhase.DELETED)
-_READERS = 8
+_UNREADABLE = run_status.RunPhase.UNREADABLE
 RUN_METRICS: dict[str, tuple[str, str]] = {
     "cairn_run_step": ("", "Newest step of the run that is known."),
     "cairn_run_total_steps": ("", "Steps that the run is configured for."),
@@ -44,14 +42,8 @@ STORE_METRICS: dict[str, tuple[str, str]] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunSample:
-    """One value of a run; `label` is the value of the metric's own label."""
-
-    metric: str
-    run_id: str
-    value: float
-    label: str = ""
+Samples = Mapping[str, Mapping[str, float | None]]
+"""The values of a run by metric and label; None where a value is not known."""
 
 
 class RunMetrics:
@@ -59,7 +51,7 @@ class RunMetrics:
 
     def __init__(self, store: ObjectStore, *, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
         self._store, self._now = store, now
-        self._index, self._logs = run_index.RunIndex(store), dict[str, run_log.RunLog]()
+        self._index, self._sampled = run_index.RunIndex(store), set[str]()
         self._lock = threading.Lock()
 
     def text(self) -> bytes:
@@ -72,40 +64,37 @@ class RunMetrics:
         """Yield the metrics as `prometheus_client` wants them; a store that is away leaves `cairn_store_up` 0 alone."""
         with self._lock:
             try:
-                run_ids, now = self._index.refresh(), self._now()
-                with ThreadPoolExecutor(_READERS) as readers:
-                    found = list(filter(None, readers.map(lambda run_id: self._scrape_run(run_id, now), run_ids)))
+                now = self._now()
+                found = self._index.read_all(lambda log: self._scrape_run(log, now), lambda *_: (_UNREADABLE, {}))
             except StorageError:
                 yield _family("cairn_store_up", [((), 0.0)])
                 return
-        states, samples = Counter(state for state, _ in found), [item for _, listed in found for item in listed]
+        states = Counter(phase for _, (phase, _) in found)
         yield _family("cairn_store_up", [((), 1.0)])
         yield _family("cairn_runs", [((state,), float(count)) for state, count in sorted(states.items())])
-        for name, (label, _) in RUN_METRICS.items():
-            values = [((s.run_id, s.label) if label else (s.run_id,), s.value) for s in samples if s.metric == name]
+        for name, (has_label, _) in RUN_METRICS.items():
+            values = [
+                ((run_id, label) if has_label else (run_id,), value)
+                for run_id, (_, samples) in found
+                for label, value in samples.get(name, {}).items()
+                if value is not None
+            ]
             yield _family(name, values)
 
-    def _scrape_run(self, run_id: str, now: datetime) -> tuple[str, Sequence[RunSample]] | None:
-        """Return the state of a run and its samples, none of one that was over before; None where there is no run."""
-        try:
-            log = self._logs.get(run_id) or self._index.look(run_id)
-            if run_id in self._logs:
-                log.refresh()
-            elif run_index.is_empty(log):
-                return None
-            elif (phase := run_status.phase_of(log.state)) in _OVER:
-                self._index.note(log, is_over=True)
-                return phase, ()
-            else:
-                log.refresh()
-                self._logs[run_id] = log
-        except IntegrityError:
-            return run_status.RunPhase.UNREADABLE, ()
-        return run_status.phase_of(log.state), tuple(sample_run(log, now))
+    def _scrape_run(self, log: run_log.RunLog, now: datetime) -> tuple[run_status.RunPhase, Samples]:
+        """Return the state of a run and its samples, none of one that was over before the first scrape."""
+        phase = run_status.phase_of(log.state)
+        if phase in _OVER and log.run_id not in self._sampled:
+            self._index.note(log, is_over=True)
+            return phase, {}
+        if log.folded is None:
+            self._index.fold(log)
+        self._sampled.add(log.run_id)
+        return phase, sample_run(log, now)
 
 
-def sample_run(log: run_log.RunLog, now: datetime) -> Iterator[RunSample]:
-    """Yield the values of a run that was read; a value that is not known is left out."""
+def sample_run(log: run_log.RunLog, now: datetime) -> Samples:
+    """Return the values of a run that was read."""
     state, owner = log.state, log.state.open_attempt
     newest, measured = state.newest_committed, state.evaluations[-1:]
     status = run_status.make_status(log, beat := run_lookup.read_beat(log))
@@ -113,7 +102,7 @@ def sample_run(log: run_log.RunLog, now: datetime) -> Iterator[RunSample]:
     tokens_per_second = 0.0
     if beat is not None and owner is not None and beat.gpu_seconds > 0:
         tokens_per_second = beat.tokens / beat.gpu_seconds * owner.started.placement.world_size
-    values: Mapping[str, Mapping[str, float | None]] = {
+    return {
         "cairn_run_step": {"": status.step},
         "cairn_run_total_steps": {"": status.total_steps},
         "cairn_run_committed_step": {"": status.newest_committed_step},
@@ -130,10 +119,6 @@ def sample_run(log: run_log.RunLog, now: datetime) -> Iterator[RunSample]:
             "wasted": sum(attempt.wasted_gpu_seconds for attempt in ended),
         },
     }
-    for metric, by_label in values.items():
-        for label, value in by_label.items():
-            if value is not None:
-                yield RunSample(metric=metric, run_id=log.run_id, value=value, label=label)
 
 
 def serve_metrics(store: ObjectStore, port: int) -> int:

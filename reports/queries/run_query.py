@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from cairn.reports.errors import InvalidQuery, ReportError
 from cairn.reports.queries import alias_history, run_status, run_tables
 from cairn.reports.queries.run_tables import LOG_TABLES, ROWS, columns
-from cairn.storage.logs import run_entries
+from cairn.storage.logs import run_entries, run_index
 from cairn.storage.logs.run_log import run_prefix
 from cairn.storage.logs.run_state import RunState
 from cairn.storage.logs.step_log import read_heartbeat, read_step_records
@@ -112,7 +112,7 @@ def find_tables(sql: str) -> frozenset[str]:
 
 def gather_runs(store: object_store.ObjectStore, tables: frozenset[str], *, work: Path) -> QueriedRuns:
     """Return the rows of these tables over all runs of the store; `work` is this machine's folder."""
-    run_ids = [key.split("/")[1] for key in store.folders("runs")] if tables else []
+    run_ids = run_index.list_folders(store) if tables else []
     cache = table_cache.TableCache(store, (work / "tables" / document.sha256(store.url.encode())[:32]).absolute())
 
     def phase(state: RunState) -> run_status.RunPhase:

@@ -1,7 +1,6 @@
 """The state of a run, its owner, what its budgets have left, and what happens next. Reads the log and the heartbeat."""
 
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -14,7 +13,6 @@ from cairn.storage.stores.document import convert
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.policy.termination import RESTARTABLE, DecisionAction, TerminationReason
 
-_READERS = 8
 _RESUMABLE = {*RESTARTABLE, TerminationReason.FENCED}
 
 
@@ -131,20 +129,15 @@ def bits_differ(state: run_state.RunState) -> str:
 
 def list_runs(store: ObjectStore) -> tuple[RunSummary, ...]:
     """Return one summary for each run of the store, also for a run whose log does not verify."""
-    index = run_index.RunIndex(store)
 
-    def summarize(run_id: str) -> RunSummary | None:
-        try:
-            log = index.look(run_id)
-        except IntegrityError as error:
-            return RunSummary(run_id=run_id, state=RunPhase.UNREADABLE, detail=str(error))
-        if run_index.is_empty(log):
-            return None
+    def summarize(log: run_log.RunLog) -> RunSummary:
         standing = phase_of(log.state)
-        return summarize_run(run_id, log.state, standing, read_beat(log) if standing == RunPhase.RUNNING else None)
+        return summarize_run(log.run_id, log.state, standing, read_beat(log) if standing == RunPhase.RUNNING else None)
 
-    with ThreadPoolExecutor(_READERS) as readers:
-        return tuple(filter(None, readers.map(summarize, index.refresh())))
+    def unreadable(run_id: str, why: str) -> RunSummary:
+        return RunSummary(run_id=run_id, state=RunPhase.UNREADABLE, detail=why)
+
+    return tuple(summary for _, summary in run_index.RunIndex(store).read_all(summarize, unreadable))
 
 
 def summarize_run(

@@ -3,13 +3,14 @@
 One request says whether a run has moved since. Of the runs that are over, each look asks only some, in turn.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import compress
+from typing import TypeVar
 
-from cairn.storage.errors import StorageError
+from cairn.storage.errors import IntegrityError, StorageError
 from cairn.storage.logs import fold_cache, log_entry, run_log, run_state
 from cairn.storage.stores.document import decode, encode
 from cairn.storage.stores.object_store import ObjectStore
@@ -21,6 +22,7 @@ ASKED_OVER_RUNS = 40
 """Runs that are over and are asked in one look whether they went on."""
 _VERSION = 2
 _READERS = 8
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,6 +47,7 @@ class RunIndex:
     def __init__(self, store: ObjectStore) -> None:
         self._store, self._runs, self._turn = store, dict[str, Sketch](), 0
         self._asked, self._listed = frozenset[str](), list[str]()
+        self._logs = dict[str, run_log.RunLog]()
 
     def refresh(self) -> list[str]:
         """Read the index, and return the names of the store's run folders, sorted; a folder may be without a log."""
@@ -57,26 +60,52 @@ class RunIndex:
         if stored := [part for part in stored if part.version == _VERSION]:
             self._turn = max(part.turn for part in stored)
             self._runs = {run_id: sketch for part in stored for run_id, sketch in part.runs.items()}
-        run_ids = _folders(self._store)
+        run_ids = list_folders(self._store)
         self._runs = {run_id: self._runs[run_id] for run_id in run_ids if run_id in self._runs}
         over = [run_id for run_id, sketch in self._runs.items() if sketch.is_over]
         first = self._turn * ASKED_OVER_RUNS % max(len(over), 1)
         self._asked = frozenset((*over, *over)[first : first + ASKED_OVER_RUNS])
         return run_ids
 
+    def read_all(
+        self, read: Callable[[run_log.RunLog], Item], unreadable: Callable[[str, str], Item]
+    ) -> list[tuple[str, Item]]:
+        """Return every run that has a log, with what `read` makes of it, or `unreadable` of why it does not verify."""
+        run_ids = self.refresh()
+
+        def read_one(run_id: str) -> Item | None:
+            try:
+                log = self.look(run_id)
+                return None if is_empty(log) else read(log)
+            except IntegrityError as error:
+                return unreadable(run_id, str(error))
+
+        with ThreadPoolExecutor(_READERS) as readers:
+            found = zip(run_ids, readers.map(read_one, run_ids), strict=True)
+            return [(run_id, item) for run_id, item in found if item is not None]
+
     def look(self, run_id: str) -> run_log.RunLog:
         """Return a run's log: with the state of its sketch and `folded` None if it has not moved, else refreshed."""
-        log, sketch = run_log.RunLog(self._store, run_id), self._runs.get(run_id)
-        if sketch is not None and self._is_current(log, sketch):
-            log.state = sketch.state
-        else:
-            log.refresh()
+        log = self._logs.pop(run_id, None)
+        if log is None:
+            log, sketch = run_log.RunLog(self._store, run_id), self._runs.get(run_id)
+            if sketch is not None and self._is_current(log, sketch):
+                log.state = sketch.state
+                return log
+        return self.fold(log)
+
+    def fold(self, log: run_log.RunLog) -> run_log.RunLog:
+        """Refresh a log and keep it: the next look reads only what is new in it."""
+        log.refresh()
+        self._logs[log.run_id] = log
         return log
 
     def note(self, log: run_log.RunLog, *, is_over: bool) -> None:
         """Remember a run as it is in a log that was looked at."""
         before = self._runs.get(log.run_id)
         seq = before.seq if before is not None and log.folded is None else log.seq
+        if is_over:
+            self._logs.pop(log.run_id, None)
         if not is_empty(log) and (before is None or (before.seq, before.is_over) != (seq, is_over)):
             self._runs[log.run_id] = Sketch(seq=seq, state=_sketch(log.state, is_over), is_over=is_over)
 
@@ -118,7 +147,7 @@ def list_run_ids(store: ObjectStore) -> list[str]:
             return True  # a local disk lists a whole log for its first name
         return store.first(folder) is not None
 
-    found = _folders(store)
+    found = list_folders(store)
     with ThreadPoolExecutor(_READERS) as readers:
         return list(compress(found, readers.map(has_log, found)))
 
@@ -128,7 +157,8 @@ def is_empty(log: run_log.RunLog) -> bool:
     return log.folded is None and log.state.opened is None and not log.state.attempts
 
 
-def _folders(store: ObjectStore) -> list[str]:
+def list_folders(store: ObjectStore) -> list[str]:
+    """Return the names of the run folders, sorted; one may be without a log."""
     return [key.split("/")[1] for key in store.folders("runs") if "@" not in key]  # no run's: another program's
 
 
