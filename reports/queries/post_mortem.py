@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
@@ -13,11 +14,9 @@ from cairn.reports.queries.receipts import Receipt, failed_host, make_receipt
 from cairn.reports.queries.run_lookup import read_beat, read_checkpoints
 from cairn.reports.queries.run_status import RunStatus, make_status
 from cairn.storage.errors import StorageError
-from cairn.storage.logs.log_entry import Entry, Writer, utc_now
-from cairn.storage.logs.run_entries import AttemptEnded, CurveVerdict, DataQuarantined, Placement
+from cairn.storage.logs import log_entry, run_entries, step_log
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.logs.run_state import AttemptRecord, CheckpointRecord, RunState
-from cairn.storage.logs.step_log import Heartbeat, heartbeat_key, read_last_record
 from cairn.storage.stores.document import flatten, stored_value
 from cairn.tasks.policy.termination import TerminationReason
 
@@ -35,19 +34,6 @@ class ConfigChange:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Where:
-    """Where the attempt ran; `same_machine` compares host and boot with the previous attempt, None for the first.
-
-    `failed_hosts` counts the attempts of the run that were lost or hung with a machine, for those with which more than
-    one was.
-    """
-
-    placement: Placement
-    same_machine: bool | None
-    failed_hosts: Mapping[str, int]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class PassedOver:
     """A checkpoint newer than the one that was resumed, and why it was skipped: still writing, or quarantined."""
 
@@ -55,60 +41,6 @@ class PassedOver:
     attempt: int
     state: str
     detail: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Origin:
-    """The checkpoint that the attempt started from; step 0 without `prefix` is the beginning of the run."""
-
-    step: int
-    from_attempt: int | None
-    committed_at: datetime | None
-    prefix: str | None
-    manifest_sha256: str | None
-    reached_before: int | None
-    passed_over: tuple[PassedOver, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Progress:
-    """Commits, the last recorded step with its train loss in nats per token, and the steps done but not committed."""
-
-    committed: tuple[CheckpointRecord, ...]
-    recorded_step: int | None
-    train_loss: float | None
-    seconds: float
-    lost_steps: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class End:
-    """How the end was recorded: the evidence; `by` is the writer, None where the attempt's own parent wrote it."""
-
-    evidence: Mapping[str, Any]
-    by: Writer | None
-    by_same_host: bool
-    lease_seconds: float | None
-    changed: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OpenAttempt:
-    """An attempt that has not ended: whether its process is known to be gone, its heartbeat's age and symptom."""
-
-    is_gone: bool
-    heartbeat_age_seconds: float | None
-    symptom: str
-    lease_seconds: float | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Successor:
-    """The next attempt: its receipt, how long after the end of this one it started, and what was different."""
-
-    receipt: Receipt
-    seconds_later: float
-    changed: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,33 +53,52 @@ class Ineffective:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PostMortem:
-    """One attempt and its run; also the JSON of `cairn explain`.
+class AttemptFacts:
+    """One attempt: its receipt, what it started from, what it did, how its end was recorded, and the next attempt.
 
-    `status` is the present one. `config_changes` are against the previous attempt, `changed` is what
-    the last decision made different, `faults` were to be injected (CAIRN_FAULTS), `quarantines` and `origin` are
-    those at its start. Of a run without an attempt only the run's facts are known, and `receipt` is None.
+    `reached_step` may be known from step records alone, of which `last_record` is the newest; `lost_steps` are done and
+    not committed. `same_machine` compares host and boot with the previous attempt, None for the first; `failed_hosts`
+    counts the run's attempts that were lost or hung with a machine, where more than one was. `resumed` is None at the
+    beginning of the run. `ended_by` wrote the end, None where the attempt's own parent did; `is_gone` says of an open
+    attempt that its process is known to be gone. `config_changes` are against the previous attempt, `faults` is what
+    CAIRN_FAULTS listed, `quarantines` and `passed_over` are those at its start.
     """
+
+    receipt: Receipt
+    seconds: float
+    reached_step: int
+    lost_steps: int
+    last_record: step_log.StepRecord | None
+    committed: tuple[CheckpointRecord, ...]
+    same_machine: bool | None
+    failed_hosts: Mapping[str, int]
+    resumed: log_entry.CheckpointReference | None
+    resumed_committed_at: datetime | None
+    reached_before: int | None
+    passed_over: tuple[PassedOver, ...]
+    ended: run_entries.AttemptEnded | None
+    ended_by: log_entry.Writer | None
+    lease_seconds: float | None
+    is_gone: bool
+    heartbeat_age_seconds: float | None
+    successor: Receipt | None
+    verdict: run_entries.CurveVerdict | None
+    faults: str
+    config_changes: tuple[ConfigChange, ...]
+    quarantines: tuple[run_entries.DataQuarantined, ...]
+    evaluations: tuple[EvaluationSummary, ...]
+    refused: tuple[Ineffective, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PostMortem:
+    """A run as it stands now, and one attempt of it, None where there is none; also the JSON of `cairn explain`."""
 
     status: RunStatus
     model_family: str
     run_attempts: int
     opened_at: datetime | None
-    receipt: Receipt | None = None
-    where: Where | None = None
-    origin: Origin | None = None
-    progress: Progress | None = None
-    end: End | None = None
-    open: OpenAttempt | None = None
-    successor: Successor | None = None
-    verdict: CurveVerdict | None = None
-    changed: str = ""
-    faults: str = ""
-    config_changes: tuple[ConfigChange, ...] = ()
-    quarantines: tuple[DataQuarantined, ...] = ()
-    evaluations: tuple[EvaluationSummary, ...] = ()
-    refused: tuple[Ineffective, ...] = ()
-    stderr_tail: tuple[str, ...] = ()
+    attempt: AttemptFacts | None
 
 
 def gather_post_mortem(log: RunLog, number: int | None = None, *, now: datetime | None = None) -> PostMortem:
@@ -163,122 +114,83 @@ def gather_post_mortem(log: RunLog, number: int | None = None, *, now: datetime 
         model_family=state.opened.model_family if state.opened else "",
         run_attempts=len(attempts),
         opened_at=state.opened_at,
-        **(_of_attempt(log, record, beat, now or utc_now()) if record else {}),
+        attempt=_gather_attempt(log, record, beat, now or log_entry.utc_now()) if record else None,
     )
 
 
-def _of_attempt(log: RunLog, record: AttemptRecord, beat: Heartbeat | None, now: datetime) -> dict[str, Any]:
-    state, number, ended = log.state, record.started.attempt, record.ended
+def _gather_attempt(log: RunLog, record: AttemptRecord, beat: step_log.Heartbeat | None, now: datetime) -> AttemptFacts:
+    state, started, ended, number = log.state, record.started, record.ended, record.started.attempt
     before = state.attempts[number - 2] if number > 1 else None
     after = state.attempts[number] if number < len(state.attempts) else None
     has_vanished = ended is not None and ended.evidence.get("exit_code") is None  # another process wrote its end
     entries = log.read_entries() if has_vanished or any(item.attempt == number for item in state.refused) else ()
-    mine = {item.committed.manifest_sha256 for item in state.checkpoints if item.committed.attempt == number}
+    committed = tuple(item for item in state.checkpoints if item.committed.attempt == number)
+    mine = {item.committed.manifest_sha256 for item in committed}
     evaluations = tuple(item for item in list_evaluations(state) if item.manifest_sha256 in mine)
-    receipt, successor = make_receipt(log.run_id, state, record, before, beat), None
-    if after:
-        later = after.started_at - (record.ended_at or after.started_at)
-        successor = Successor(
-            receipt=make_receipt(log.run_id, state, after, record, beat),
-            seconds_later=max(later.total_seconds(), 0.0),
-            changed=after.started.changed,
-        )
-    return {
-        "receipt": receipt,
-        "where": _where(state, record, before),
-        "origin": _origin(log, record, before),
-        "progress": _progress(log, record, receipt, now),
-        "end": _end(record, ended, after, entries) if ended else None,
-        "open": None if ended else _open(log, record, beat, now),
-        "successor": successor,
-        "verdict": next((item.verdict for item in reversed(evaluations) if item.verdict), None),
-        "changed": record.started.changed,
-        "faults": record.started.faults,
-        "config_changes": tuple(_config_changes(before, record)),
-        "quarantines": tuple(item for item in state.quarantines if item.attempt < number),
-        "evaluations": evaluations,
-        "refused": tuple(_refused(state, entries, number)),
-        "stderr_tail": ended.stderr_tail if ended else (),
-    }
-
-
-def _where(state: RunState, record: AttemptRecord, before: AttemptRecord | None) -> Where:
-    here, earlier = record.started.placement, before.started.placement if before else None
+    receipt, last_record = make_receipt(log.run_id, state, record, before, beat), None
+    with suppress(StorageError):
+        last_record = step_log.read_last_record(log.store, log.prefix, number)
+    reached = max(receipt.last_step, receipt.last_committed_step or 0, last_record.step if last_record else 0)
+    kept = receipt.first_step if receipt.last_committed_step is None else receipt.last_committed_step
+    resumed = state.find(started.resumed_from.prefix) if started.resumed_from else None
+    here, earlier = started.placement, before.started.placement if before else None
     newest = islice(reversed(state.attempts), _ATTEMPTS_OF_HOSTS)
     failed = Counter(host for item in newest if (host := failed_host(item.started.placement, item.ended)))
-    return Where(
-        placement=here,
+    return AttemptFacts(
+        receipt=receipt,
+        seconds=max(((record.ended_at or now) - record.started_at).total_seconds(), 0.0),
+        reached_step=reached,
+        lost_steps=max(reached - kept, 0) if ended else 0,
+        last_record=last_record,
+        committed=committed,
         same_machine=(earlier.host, earlier.boot_id) == (here.host, here.boot_id) if earlier else None,
         failed_hosts={host: count for host, count in failed.most_common() if count > 1},
+        resumed=started.resumed_from,
+        resumed_committed_at=resumed.committed_at if resumed else None,
+        reached_before=before.ended.last_step if before and before.ended else None,
+        passed_over=tuple(_passed_over(log, record)),
+        ended=ended,
+        ended_by=_foreign_writer(entries, number),
+        lease_seconds=stored_value((after or record).started.config, "lease", "seconds", float),
+        is_gone=ended is None and _is_gone(here),
+        heartbeat_age_seconds=None if ended else _heartbeat_age(log, number, now),
+        successor=make_receipt(log.run_id, state, after, record, beat) if after else None,
+        verdict=next((item.verdict for item in reversed(evaluations) if item.verdict), None),
+        faults=started.faults,
+        config_changes=tuple(_config_changes(before, record)),
+        quarantines=tuple(item for item in state.quarantines if item.attempt < number),
+        evaluations=evaluations,
+        refused=tuple(_refused(state, entries, number)),
     )
 
 
-def _origin(log: RunLog, record: AttemptRecord, before: AttemptRecord | None) -> Origin:
-    resumed = record.started.resumed_from
-    found = log.state.find(resumed.prefix) if resumed else None
+def _passed_over(log: RunLog, record: AttemptRecord) -> Iterator[PassedOver]:
+    """Yield the checkpoints beyond the resume point that existed before: unreadable or never committed."""
+    resumed, number = record.started.resumed_from, record.started.attempt
     first, since = (resumed.step, resumed.attempt) if resumed else (0, 1)
     details = {item.committed.prefix: item.detail for item in log.state.checkpoints}
-    return Origin(
-        step=record.started.first_step,
-        from_attempt=resumed.attempt if resumed else None,
-        committed_at=found.committed_at if found else None,
-        prefix=resumed.prefix if resumed else None,
-        manifest_sha256=resumed.manifest_sha256 if resumed else None,
-        reached_before=before.ended.last_step if before and before.ended else None,
-        passed_over=tuple(  # checkpoints beyond the resume point that existed before: unreadable or never committed
-            PassedOver(
-                step=item.step,
-                attempt=item.attempt,
-                state=item.state,  # of the detail, the objects stand first, however long the run's name is
-                detail=details.get(item.prefix, "").replace(f"{item.prefix}/", ""),
-            )
-            for item in read_checkpoints(log)
-            if item.step > first and since <= item.attempt < record.started.attempt
-        ),
-    )
+    for item in read_checkpoints(log):
+        if item.step > first and since <= item.attempt < number:
+            detail = details.get(item.prefix, "").replace(f"{item.prefix}/", "")  # the objects stand first
+            yield PassedOver(step=item.step, attempt=item.attempt, state=item.state, detail=detail)
 
 
-def _progress(log: RunLog, record: AttemptRecord, receipt: Receipt, now: datetime) -> Progress:
-    try:
-        line = read_last_record(log.store, log.prefix, receipt.attempt)
-    except StorageError:
-        line = None
-    kept = receipt.first_step if receipt.last_committed_step is None else receipt.last_committed_step
-    last_step = max(receipt.last_step, kept, line.step if line else 0)
-    return Progress(
-        committed=tuple(item for item in log.state.checkpoints if item.committed.attempt == receipt.attempt),
-        recorded_step=line.step if line else None,
-        train_loss=line.train_loss if line else None,
-        seconds=max(((record.ended_at or now) - record.started_at).total_seconds(), 0.0),
-        lost_steps=max(last_step - kept, 0) if record.ended else 0,
-    )
-
-
-def _end(record: AttemptRecord, ended: AttemptEnded, after: AttemptRecord | None, entries: tuple[Entry, ...]) -> End:
-    number = record.started.attempt
+def _foreign_writer(entries: tuple[log_entry.Entry, ...], number: int) -> log_entry.Writer | None:
     writers = (item.writer for item in entries if item.kind == "attempt-ended" and item.body.attempt == number)
     writer = next(writers, None)
-    foreign = writer if writer and writer.attempt != number else None
-    return End(
-        evidence=ended.evidence,
-        by=foreign,
-        by_same_host=foreign is not None and foreign.host == record.started.placement.host,
-        lease_seconds=stored_value((after or record).started.config, "lease", "seconds", float),
-        changed=ended.decision.changed,
-    )
+    return writer if writer and writer.attempt != number else None
 
 
-def _open(log: RunLog, record: AttemptRecord, beat: Heartbeat | None, now: datetime) -> OpenAttempt:
+def _is_gone(placement: run_entries.Placement) -> bool:
     from cairn.tasks.machine.placement import is_known_dead  # only an open attempt pays for it
 
-    path = log.store.local_path(heartbeat_key(log.prefix, record.started.attempt))
-    is_here = path is not None and path.exists()  # a local folder has this machine's clock
-    return OpenAttempt(
-        is_gone=is_known_dead(record.started.placement),
-        symptom=beat.symptom if beat else "",
-        heartbeat_age_seconds=max(now.timestamp() - path.stat().st_mtime, 0.0) if path and is_here else None,
-        lease_seconds=stored_value(record.started.config, "lease", "seconds", float),
-    )
+    return is_known_dead(placement)
+
+
+def _heartbeat_age(log: RunLog, number: int, now: datetime) -> float | None:
+    """Return the age of the heartbeat in a local folder, which has this machine's clock."""
+    path = log.store.local_path(step_log.heartbeat_key(log.prefix, number))
+    return max(now.timestamp() - path.stat().st_mtime, 0.0) if path is not None and path.exists() else None
 
 
 def _config_changes(before: AttemptRecord | None, record: AttemptRecord) -> Iterator[ConfigChange]:
@@ -292,7 +204,7 @@ def _config_changes(before: AttemptRecord | None, record: AttemptRecord) -> Iter
             yield ConfigChange(key=key, before=old.get(key), after=new.get(key))
 
 
-def _refused(state: RunState, entries: tuple[Entry, ...], number: int) -> Iterator[Ineffective]:
+def _refused(state: RunState, entries: tuple[log_entry.Entry, ...], number: int) -> Iterator[Ineffective]:
     started = {item.body.attempt: item.seq for item in reversed(entries) if item.kind == "attempt-started"}
     ends = [item.seq for item in entries if item.kind == "attempt-ended" and item.body.attempt == number]
     for item in state.refused:

@@ -52,6 +52,7 @@ class Receipt:
     injected: tuple[str, ...]
     failed_host: str | None
     micro_batch: int
+    changed: str
     decision: run_entries.Decision | None
 
 
@@ -109,6 +110,7 @@ def make_receipt(
         injected=ended.injected if ended else (),
         failed_host=failed_host(started.placement, ended),
         micro_batch=started.micro_batch,
+        changed=started.changed,
         decision=ended.decision if ended else None,
     )
 

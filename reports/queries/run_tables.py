@@ -93,7 +93,6 @@ ROWS: Mapping[str, type] = {
         total_steps=int,
         activation_checkpointing=bool,
         quarantined_samples=int,
-        changed=str,
         made_progress=bool,
         config=JsonText,
     ),
@@ -222,7 +221,6 @@ def make_attempt_row(
         total_steps=state.opened.total_steps if state.opened else None,
         activation_checkpointing=started.activation_checkpointing,
         quarantined_samples=started.quarantined_samples,
-        changed=started.changed,
         made_progress=record.made_progress,
         config=_json(started.config),
     )

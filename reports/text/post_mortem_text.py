@@ -2,10 +2,8 @@
 
 from collections.abc import Iterable, Iterator
 
-from cairn.reports.queries import post_mortem
-from cairn.reports.queries.receipts import Receipt
+from cairn.reports.queries.post_mortem import AttemptFacts, PostMortem
 from cairn.reports.text import termination_text
-from cairn.storage.logs.log_entry import DevicePeak
 from cairn.tasks.policy.termination import TERMINATIONS, TerminationReason
 from cairn.tasks.text.format import (
     format_count,
@@ -26,12 +24,13 @@ _MOST_CHANGES, _MOST_WINDOWS, _MOST_QUARANTINES, _MOST_LINES, _MOST_PASSED_OVER 
 _AFTER_BLANK = frozenset({"trying", "ended", "then"})
 
 
-def post_mortem_lines(facts: post_mortem.PostMortem, columns: int | None = None) -> list[str]:
+def post_mortem_lines(facts: PostMortem, columns: int | None = None) -> list[str]:
     """Return the lines of the post-mortem, none longer than 110 characters or the terminal's columns."""
-    width = min(columns or WIDTH, WIDTH)
-    tail = [line for line in (sanitize(item, kept="").rstrip() for item in facts.stderr_tail) if line.strip()]
+    width, ended = min(columns or WIDTH, WIDTH), facts.attempt.ended if facts.attempt else None
+    stderr = ended.stderr_tail if ended else ()
+    tail = [line for line in (sanitize(item, kept="").rstrip() for item in stderr) if line.strip()]
     sections = list(post_mortem_sections(facts))
-    if not tail and facts.end is not None:
+    if not tail and ended is not None:
         sections.append(("stderr", "nothing was recorded"))
     lines = wrap(post_mortem_answer(facts), width)
     for label, text in sections:
@@ -44,58 +43,48 @@ def post_mortem_lines(facts: post_mortem.PostMortem, columns: int | None = None)
     return lines
 
 
-def post_mortem_answer(facts: post_mortem.PostMortem) -> str:
+def post_mortem_answer(facts: PostMortem) -> str:
     """Return what happened in two or three sentences, on one line."""
-    if facts.receipt is None:
-        aim = (
-            f"to train {facts.model_family} for {format_count(facts.status.total_steps, 'step')}, and nothing was tried"
-        )
+    if facts.attempt is None:
+        steps = format_count(facts.status.total_steps, "step")
+        aim = f"to train {facts.model_family} for {steps}, and nothing was tried"
         opened = f"it was opened on {format_time(facts.opened_at)} {aim}"
         return f"Run {facts.status.run_id} has no attempts yet: {opened}. Now: {facts.status.next}."
-    return one_line(" ".join(_answer(facts, facts.receipt)))
+    return one_line(" ".join(_answer(facts, facts.attempt)))
 
 
-def post_mortem_sections(facts: post_mortem.PostMortem) -> Iterator[tuple[str, str]]:
+def post_mortem_sections(facts: PostMortem) -> Iterator[tuple[str, str]]:
     """Yield the label and the text of each section behind the answer; none without an attempt."""
-    for label, found in _sections(facts, facts.receipt) if facts.receipt else ():
+    for label, found in _sections(facts, facts.attempt) if facts.attempt else ():
         sentences = [one_line(sentence) for sentence in found if sentence]
         sentences[1:] = [f"{sentence[0].upper()}{sentence[1:]}" for sentence in sentences[1:]]
         if sentences:
             yield label, " ".join(item if item.endswith((".", "!", "?", "`")) else f"{item}." for item in sentences)
 
 
-def _answer(facts: post_mortem.PostMortem, receipt: Receipt) -> Iterator[str]:
-    name = f"Attempt {receipt.attempt} of {facts.run_attempts} of run {facts.status.run_id}"
-    if facts.open is not None:
-        yield f"{name} {_standing(facts, receipt)}."
-        if facts.open.symptom:
-            yield f"Warning: {facts.open.symptom}."
-        yield f"Now: {facts.status.next}."
+def _answer(facts: PostMortem, attempt: AttemptFacts) -> Iterator[str]:
+    status, receipt = facts.status, attempt.receipt
+    name = f"Attempt {receipt.attempt} of {facts.run_attempts} of run {status.run_id}"
+    step = f"step {attempt.reached_step:,} of {status.total_steps:,}"
+    if attempt.ended is None:
+        yield f"{name} {_describe_open(attempt, step)}."
+        if status.symptom:
+            yield f"Warning: {status.symptom}."
+        yield f"Now: {status.next}."
         return
-    reason = receipt.termination_reason or ""
-    at = f"at step {_reached(facts):,} of {facts.status.total_steps:,}, on {format_time(receipt.ended_at)}"
+    reason, at = attempt.ended.reason, f"at {step}, on {format_time(receipt.ended_at)}"
     known = TERMINATIONS.get(reason)
     yield f"{name} {known.summary.format(at=at) if known else f'ended {at} for the reason {reason}'}."
     if receipt.injected:
         yield f"This end was injected: CAIRN_FAULTS lists {', '.join(receipt.injected)}."
-    yield f"{_cost(facts, receipt)}."
-    yield f"{_afterwards(facts, receipt)}."
+    yield f"{_cost(attempt)}."
+    yield f"{_afterwards(facts, attempt)}."
 
 
-def _reached(facts: post_mortem.PostMortem) -> int:
-    """Return the last step that is known to be done: step records may reach further than the last heartbeat."""
-    assert facts.receipt is not None and facts.progress is not None
-    receipt = facts.receipt
-    return max(receipt.last_step, receipt.last_committed_step or 0, facts.progress.recorded_step or 0)
-
-
-def _standing(facts: post_mortem.PostMortem, receipt: Receipt) -> str:
-    open_attempt = facts.open
-    assert open_attempt is not None
-    where = f"step {_reached(facts):,} of {facts.status.total_steps:,}"
-    age, lease = open_attempt.heartbeat_age_seconds, open_attempt.lease_seconds
+def _describe_open(attempt: AttemptFacts, where: str) -> str:
+    age, lease = attempt.heartbeat_age_seconds, attempt.lease_seconds
     seen = "" if age is None else f"; its last sign of life was {format_duration(age)} ago"
-    if open_attempt.is_gone:
+    if attempt.is_gone:
         return f"was at {where} when its process disappeared, and its end is not on record yet{seen}"
     if age is not None and lease is not None and age > lease:
         limit = format_duration(lease)
@@ -103,11 +92,11 @@ def _standing(facts: post_mortem.PostMortem, receipt: Receipt) -> str:
     return f"has not ended: it is at {where}{seen}"
 
 
-def _cost(facts: post_mortem.PostMortem, receipt: Receipt) -> str:
-    assert facts.progress is not None
-    lost, seconds = facts.progress.lost_steps, receipt.wasted_gpu_seconds or 0.0
+def _cost(attempt: AttemptFacts) -> str:
+    receipt, lost = attempt.receipt, attempt.lost_steps
+    seconds = receipt.wasted_gpu_seconds or 0.0
     if not lost and seconds < 0.05:
-        idle = _reached(facts) == receipt.first_step
+        idle = attempt.reached_step == receipt.first_step
         return "It had trained no step yet, so nothing was lost" if idle else "All it did was kept: nothing was lost"
     kept = f"it had committed nothing, so the run stood at step {receipt.first_step:,} again"
     if receipt.last_committed_step is not None:
@@ -117,13 +106,12 @@ def _cost(facts: post_mortem.PostMortem, receipt: Receipt) -> str:
     return f"{' and '.join(steps + times)} {'was' if lost == 1 and not times else 'were'} lost; {kept}"
 
 
-def _afterwards(facts: post_mortem.PostMortem, receipt: Receipt) -> str:
-    after = facts.successor.receipt if facts.successor else None
-    if facts.successor is None or after is None:
-        return (
-            f"Now: {facts.status.next.removeprefix(f'attempt {receipt.attempt} ended: {receipt.termination_reason}; ')}"
-        )
-    different = difference(facts.successor.changed)
+def _afterwards(facts: PostMortem, attempt: AttemptFacts) -> str:
+    after, receipt = attempt.successor, attempt.receipt
+    if after is None:
+        ended = f"attempt {receipt.attempt} ended: {receipt.termination_reason}; "
+        return f"Now: {facts.status.next.removeprefix(ended)}"
+    different = difference(after.changed)
     how = f" ({different})" if different else ""
     reached = f"got to step {after.last_step:,}" if after.last_step > after.first_step else "did no step"
     became = f"{reached} before it ended ({after.termination_reason})"
@@ -135,106 +123,105 @@ def _afterwards(facts: post_mortem.PostMortem, receipt: Receipt) -> str:
     return f"Attempt {after.attempt} went on from step {after.first_step:,}{how} and {became}{state}"
 
 
-def _sections(facts: post_mortem.PostMortem, receipt: Receipt) -> Iterator[tuple[str, Iterable[str]]]:
-    steps = f"this attempt was to do steps {receipt.first_step + 1:,} to {facts.status.total_steps:,}"
+def _sections(facts: PostMortem, attempt: AttemptFacts) -> Iterator[tuple[str, Iterable[str]]]:
+    receipt, total, run_id = attempt.receipt, facts.status.total_steps, facts.status.run_id
+    steps = f"this attempt was to do steps {receipt.first_step + 1:,} to {total:,}"
     yield (
         "trying",
         (
-            f"train a {facts.model_family} model for {format_count(facts.status.total_steps, 'step')}; {steps}",
+            f"train a {facts.model_family} model for {format_count(total, 'step')}; {steps}",
             f"Code version {receipt.code_version}, micro-batch {receipt.micro_batch}",
             ", ".join(f"{name} {version}" for name, version in receipt.versions.items()),
         ),
     )
-    yield "config", [_config(facts, receipt)]
-    yield "data", _data(facts, receipt)
-    yield "where", _where(facts, receipt.peak)
-    if facts.faults:
-        yield "faults", [f"CAIRN_FAULTS lists faults to inject: {one_line(facts.faults, 160)}"]
-    yield "set out", _origin(facts, receipt)
-    yield "got to", _progress(facts, receipt)
-    if facts.end is not None:
+    yield "config", [_config(attempt)]
+    yield "data", _data(attempt, run_id)
+    yield "where", _where(attempt)
+    if attempt.faults:
+        yield "faults", [f"CAIRN_FAULTS lists faults to inject: {one_line(attempt.faults, 160)}"]
+    yield "set out", _origin(attempt)
+    yield "got to", _progress(attempt)
+    if attempt.ended is not None:
         detail = one_line(receipt.detail or "", termination_text.DETAIL_CHARACTERS)
         yield "ended", [f"reason {receipt.termination_reason}: {detail}"]
-        evidence = termination_text.evidence_sentences(facts.end.evidence, receipt)
-        yield "evidence", [*evidence, termination_text.end_writer_sentence(facts)]
-        yield "lost", [_lost(facts, receipt)]
+        evidence = termination_text.evidence_sentences(attempt.ended.evidence, receipt)
+        yield "evidence", [*evidence, termination_text.end_writer_sentence(attempt)]
+        yield "lost", [_lost(attempt)]
         yield "budget", termination_text.budget_sentences(receipt)
     yield "decided", termination_text.decision_sentences(receipt)
-    yield "then", _then(facts)
-    yield "measured", termination_text.evaluation_sentences(facts.evaluations, facts.status.run_id)
-    if facts.verdict is not None:
-        yield "curve", [f"{facts.verdict.kind}: {facts.verdict.why}"]
-    yield "no effect", (f"its entry {it.seq} ({it.kind}) had no effect because {it.why}" for it in facts.refused)
+    yield "then", _then(facts, attempt)
+    yield "measured", termination_text.evaluation_sentences(attempt.evaluations, run_id)
+    if attempt.verdict is not None:
+        yield "curve", [f"{attempt.verdict.kind}: {attempt.verdict.why}"]
+    yield "no effect", (f"its entry {it.seq} ({it.kind}) had no effect because {it.why}" for it in attempt.refused)
 
 
-def _config(facts: post_mortem.PostMortem, receipt: Receipt) -> str:
+def _config(attempt: AttemptFacts) -> str:
+    receipt = attempt.receipt
     digest, before = f"configuration {short_digest(receipt.config_sha256)}", f"attempt {receipt.attempt - 1}"
     if receipt.attempt == 1:
         return f"{digest}; this was the first attempt, there is none to compare with"
-    if not facts.config_changes:
+    if not attempt.config_changes:
         return f"{digest}, the same as {before}'s in every key"
-    values = [
-        [item.key, *("(absent)" if it is None else one_line(format_value(it), 60) for it in (item.before, item.after))]
-        for item in facts.config_changes
-    ]
-    changes = [f"{key} {old} → {new}" for key, old, new in values]
-    by = f" (decided after {before}: {difference(facts.changed)})" if difference(facts.changed) else ""
+    changes, different = list[str](), difference(receipt.changed)
+    for item in attempt.config_changes:
+        values = ("(absent)" if it is None else one_line(format_value(it), 60) for it in (item.before, item.after))
+        changes.append(f"{item.key} {' → '.join(values)}")
+    by = f" (decided after {before}: {different})" if different else ""
     return f"{digest}; different from {before}: {format_list(changes, _MOST_CHANGES)}{by}"
 
 
-def _data(facts: post_mortem.PostMortem, receipt: Receipt) -> Iterator[str]:
-    yield f"snapshot {short_digest(receipt.data_snapshot)}, the same for the whole run"
-    windows = {window for item in facts.quarantines for window in item.windows}
+def _data(attempt: AttemptFacts, run_id: str) -> Iterator[str]:
+    yield f"snapshot {short_digest(attempt.receipt.data_snapshot)}, the same for the whole run"
+    quarantines = attempt.quarantines
+    windows = {window for item in quarantines for window in item.windows}
     if not windows:
         yield "No part of it was quarantined when this attempt started"
         return
     yield f"{format_count(len(windows), 'window')} of it quarantined (never drawn again) when this attempt started"
-    for item in facts.quarantines[-_MOST_QUARANTINES:]:
-        which = format_list(sorted(item.windows), _MOST_WINDOWS, more=f"cairn log {facts.status.run_id} --json")
+    for item in quarantines[-_MOST_QUARANTINES:]:
+        which = format_list(sorted(item.windows), _MOST_WINDOWS, more=f"cairn log {run_id} --json")
         noun = "window" if len(item.windows) == 1 else "windows"
         yield f"Attempt {item.attempt}, {item.reason}: {noun} {which} ({one_line(item.detail, 120)})"
-    if len(facts.quarantines) > _MOST_QUARANTINES:
-        yield f"And {len(facts.quarantines) - _MOST_QUARANTINES} earlier: cairn log {facts.status.run_id}"
+    if len(quarantines) > _MOST_QUARANTINES:
+        yield f"And {len(quarantines) - _MOST_QUARANTINES} earlier: cairn log {run_id}"
 
 
-def _where(facts: post_mortem.PostMortem, peak: DevicePeak | None) -> Iterator[str]:
-    assert facts.where is not None
-    where, same_machine = facts.where.placement, facts.where.same_machine
+def _where(attempt: AttemptFacts) -> Iterator[str]:
+    where, peak = attempt.receipt.placement, attempt.receipt.peak
     many = f" × {where.world_size}" if where.world_size > 1 else ""
     moved = {None: "", True: ", the machine of the attempt before", False: ", another machine or boot than before"}
     name = f" ({where.device_name})" if where.device_name else ""
     threads = f"{format_count(where.threads, 'thread')} on {format_count(where.cores, 'core')}"
     place = f"host {where.host}, process {where.pid}, {where.device}{many}{name}, {threads}, boot {where.boot_id[:8]}"
-    yield f"{place}{moved[same_machine]}"
+    yield f"{place}{moved[attempt.same_machine]}"
     if others := where.hosts[1:]:
         yield f"With {format_list(others, _MOST_CHANGES)}"
-    for host, count in facts.where.failed_hosts.items():
+    for host, count in attempt.failed_hosts.items():
         yield f"{count} of this run's attempts were lost or hung with {host} (of all runs: cairn sql 'from hosts')"
     if peak:
         yield f"MFU is of {peak.flops / 1e12:.4g} TFLOP/s a device ({peak.source})"
 
 
-def _origin(facts: post_mortem.PostMortem, receipt: Receipt) -> Iterator[str]:
-    origin = facts.origin
-    assert origin is not None
-    if origin.prefix is None:
+def _origin(attempt: AttemptFacts) -> Iterator[str]:
+    receipt, resumed, reached = attempt.receipt, attempt.resumed, attempt.reached_before
+    if resumed is None:
         is_first = receipt.attempt == 1
         nothing = "nothing was committed yet" if is_first else "no checkpoint was committed that could be read"
         yield f"from the beginning, step 0: {nothing}"
     else:
-        when = f" on {format_time(origin.committed_at)}" if origin.committed_at else ""
-        names = f"{origin.prefix.rsplit('/', 1)[-1]}, manifest {short_digest(origin.manifest_sha256)}"
-        by = f"committed by attempt {origin.from_attempt}{when} and verified at start"
-        yield f"from step {origin.step:,}, {by} ({names})"
-    for item in origin.passed_over[-_MOST_PASSED_OVER:]:
+        when = f" on {format_time(attempt.resumed_committed_at)}" if attempt.resumed_committed_at else ""
+        names = f"{resumed.prefix.rsplit('/', 1)[-1]}, manifest {short_digest(resumed.manifest_sha256)}"
+        by = f"committed by attempt {resumed.attempt}{when} and verified at start"
+        yield f"from step {resumed.step:,}, {by} ({names})"
+    for item in attempt.passed_over[-_MOST_PASSED_OVER:]:
         why = f"it is {item.state}{f': {one_line(item.detail, 120)}' if item.detail else ''}"
         why = "its bytes were being written, but never committed" if item.state == "writing" else why
         yield f"Not from step {item.step:,} of attempt {item.attempt}: {why}"
-    reached = origin.reached_before
-    if reached is not None and reached > origin.step:
-        again = format_steps(origin.step + 1, reached)
+    if reached is not None and reached > receipt.first_step:
+        again = format_steps(receipt.first_step + 1, reached)
         yield f"The attempt before had reached step {reached:,}; {again} had to be done again"
-    elif origin.prefix is not None and not origin.passed_over:
+    elif resumed is not None and not attempt.passed_over:
         yield "That was the newest checkpoint there was"
     since = "the opening" if receipt.attempt == 1 else "the last sign of life before it"
     ready = f", {receipt.gathering_seconds:.0f} s of it for other machines" if receipt.gathering_seconds >= 1 else ""
@@ -243,55 +230,52 @@ def _origin(facts: post_mortem.PostMortem, receipt: Receipt) -> Iterator[str]:
     yield f"Started {format_duration(receipt.waiting_seconds)} after {since}{ready}"
 
 
-def _progress(facts: post_mortem.PostMortem, receipt: Receipt) -> Iterator[str]:
-    progress = facts.progress
-    assert progress is not None
-    reached, took = _reached(facts), format_duration(progress.seconds)
-    done = reached - receipt.first_step
-    taking = f" in {took}" if facts.open is None else f" since it started {took} ago"
+def _progress(attempt: AttemptFacts) -> Iterator[str]:
+    receipt, reached, took = attempt.receipt, attempt.reached_step, format_duration(attempt.seconds)
+    done, is_open = reached - receipt.first_step, attempt.ended is None
+    taking = f" since it started {took} ago" if is_open else f" in {took}"
     if not done:
-        end = "it ended before its first step was done" if facts.end is not None else "its first step is not done yet"
+        end = "its first step is not done yet" if is_open else "it ended before its first step was done"
         yield f"no step at all{taking}: {end}"
         return
-    loss = ""
-    if progress.train_loss is not None and progress.recorded_step is not None:
-        loss = f"; train loss {progress.train_loss:.4g} at step {progress.recorded_step:,}"
+    last = attempt.last_record
+    loss = "" if last is None else f"; train loss {last.train_loss:.4g} at step {last.step:,}"
     yield f"step {reached:,}: {format_count(done, 'step')}{taking}{loss}"
-    if facts.end is not None and reached > receipt.last_step:
+    if not is_open and reached > receipt.last_step:
         yield f"Its own step records say so; when its end was put on record only step {receipt.last_step:,} was known"
-    steps = [f"{item.committed.step:,}" for item in progress.committed]
+    steps = [f"{item.committed.step:,}" for item in attempt.committed]
     if not steps:
         yield "Nothing committed"
         return
     shown = steps if len(steps) <= _MOST_WINDOWS else [steps[0], "…", *steps[-3:]]
     plural = "" if len(steps) == 1 else "s"
     yield f"{format_count(len(steps), 'checkpoint')} committed, at step{plural} {', '.join(shown)}"
-    excluded = [f"{it.committed.step:,} is quarantined now" for it in progress.committed if it.state == "quarantined"]
+    excluded = [f"{it.committed.step:,} is quarantined now" for it in attempt.committed if it.state == "quarantined"]
     yield format_list(excluded, 3)
 
 
-def _lost(facts: post_mortem.PostMortem, receipt: Receipt) -> str:
-    assert facts.progress is not None
-    lost, wasted = facts.progress.lost_steps, receipt.wasted_gpu_seconds or 0.0
-    of_all = f"{format_duration(wasted)} of its {format_duration(receipt.gpu_seconds)} device time"
+def _lost(attempt: AttemptFacts) -> str:
+    receipt, lost, reached = attempt.receipt, attempt.lost_steps, attempt.reached_step
+    wasted, whole = format_duration(receipt.wasted_gpu_seconds or 0.0), format_duration(receipt.gpu_seconds)
+    of_all = f"{wasted} of its {whole} device time"
     if not lost:
         return f"no step; {of_all}"
-    which = format_steps(_reached(facts) - lost + 1, _reached(facts))
+    which = format_steps(reached - lost + 1, reached)
     return f"{format_count(lost, 'step')} ({which}), trained but not committed; {of_all}, as far as is known"
 
 
-def _then(facts: post_mortem.PostMortem) -> list[str]:
-    if facts.successor is None:
-        return [] if facts.open is not None else [f"nothing has happened since; the run is {facts.status.state}"]
-    after, different = facts.successor.receipt, difference(facts.successor.changed)
-    how = f", {different}" if different else ""
+def _then(facts: PostMortem, attempt: AttemptFacts) -> list[str]:
+    after, receipt = attempt.successor, attempt.receipt
+    if after is None:
+        return [] if attempt.ended is None else [f"nothing has happened since; the run is {facts.status.state}"]
+    later = max((after.started_at - (receipt.ended_at or after.started_at)).total_seconds(), 0.0)
+    how = f", {difference(after.changed)}" if difference(after.changed) else ""
     outcome = f"then it ended: {after.termination_reason}" if after.termination_reason else "it is still open"
     done = after.last_step - after.first_step
     steps = f"{format_count(done, 'step')} done" if done else "no step done"
-    host = after.placement.host
-    place = "the same host" if facts.where is not None and host == facts.where.placement.host else host
+    place = "the same host" if after.placement.host == receipt.placement.host else after.placement.host
     return [
-        f"attempt {after.attempt} started {format_duration(facts.successor.seconds_later)} later on {place} "
+        f"attempt {after.attempt} started {format_duration(later)} later on {place} "
         f"from step {after.first_step:,}{how}; {steps}, {outcome}",
         f"The run is {facts.status.state} now. Next: {facts.status.next}",
     ]

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from cairn.reports.queries.evaluations import EvaluationSummary
-from cairn.reports.queries.post_mortem import PostMortem
+from cairn.reports.queries.post_mortem import AttemptFacts
 from cairn.reports.queries.receipts import Receipt
 from cairn.storage.logs.run_entries import AttemptEnded
 from cairn.tasks.policy.termination import TERMINATIONS, DecisionAction, ExitCode, TerminationReason
@@ -31,18 +31,16 @@ def evidence_sentences(evidence: Mapping[str, Any], receipt: Receipt) -> list[st
     return [*found, f"That makes it {reason}: {known.because}"] if known and known.because else found
 
 
-def end_writer_sentence(facts: PostMortem) -> str:
+def end_writer_sentence(attempt: AttemptFacts) -> str:
     """Return which process recorded the end and how it knew, empty where the attempt's own parent did."""
-    end, where = facts.end, facts.where
-    if end is None or end.by is None or where is None:
+    writer, where = attempt.ended_by, attempt.receipt.placement
+    if writer is None:
         return ""
-    lease = f"the lease of {format_duration(end.lease_seconds)}" if end.lease_seconds else "the lease"
-    known = (
-        f"on the same host, where process {where.placement.pid} was no longer there or had been silent for {lease}"
-        if end.by_same_host
-        else f"which watched its heartbeat stay the same for {lease}"
-    )
-    return f"It left no last words: its end was put on record by process {end.by.pid} on {end.by.host}, {known}"
+    lease = f"the lease of {format_duration(attempt.lease_seconds)}" if attempt.lease_seconds else "the lease"
+    known = f"which watched its heartbeat stay the same for {lease}"
+    if writer.host == where.host:
+        known = f"on the same host, where process {where.pid} was no longer there or had been silent for {lease}"
+    return f"It left no last words: its end was put on record by process {writer.pid} on {writer.host}, {known}"
 
 
 def _notices(evidence: Mapping[str, Any]) -> Iterator[str]:

@@ -48,7 +48,7 @@ def end_by(
 
 
 def test_the_newest_attempt_that_did_not_complete_is_explained(bard: FabricatedRun) -> None:
-    assert gather_post_mortem(bard.log).receipt.attempt == 1  # type: ignore[union-attr]
+    assert gather_post_mortem(bard.log).attempt.receipt.attempt == 1  # type: ignore[union-attr]
 
 
 def test_a_machine_that_several_attempts_were_lost_with_is_named(fresh: FabricatedRun) -> None:
@@ -325,10 +325,12 @@ def test_the_same_run_is_explained_in_the_same_words(fresh: FabricatedRun) -> No
 
 def test_json_has_the_facts_under_stable_names(bard: FabricatedRun, cairn: Cairn) -> None:
     facts = json.loads(cairn("explain", "bard", "--json").out)
-    assert set(facts) == {
-        "status", "model_family", "run_attempts", "opened_at", "receipt", "config_changes", "changed", "quarantines",
-        "where", "origin", "progress", "end", "open", "successor", "evaluations", "verdict", "refused", "stderr_tail",
-        "faults",
+    assert set(facts) == {"status", "model_family", "run_attempts", "opened_at", "attempt"}
+    assert set(facts["attempt"]) == {
+        "receipt", "seconds", "reached_step", "lost_steps", "last_record", "committed", "same_machine", "failed_hosts",
+        "resumed", "resumed_committed_at", "reached_before", "passed_over", "ended", "ended_by", "lease_seconds",
+        "is_gone", "heartbeat_age_seconds", "successor", "verdict", "faults", "config_changes", "quarantines",
+        "evaluations", "refused",
     }  # fmt: skip
 
 
