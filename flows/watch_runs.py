@@ -31,7 +31,7 @@ def watch_runs(
     take_credentials(store_credentials, os.environ)
     watcher = open_watcher(WatchRequest(store=choose_store(store, os.environ), deployment=deployment))
     with watcher.delivering_notices(logger.warning):
-        rows = watcher.look_patiently()
+        rows = watcher.poll_patiently()
     for row in rows:
         logger.info("%s: %s: %s %s", row.run_id, row.action, row.why, row.how)
     counts = ", ".join(f"{action} {count}" for action, count in sorted(Counter(row.action for row in rows).items()))

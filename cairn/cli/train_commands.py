@@ -231,7 +231,7 @@ def watch(
     print_rows = print_document if json else print_watch
     if once:
         with (watcher := open_watcher(request)).delivering_notices(say):
-            rows = watcher.look_patiently()
+            rows = watcher.poll_patiently()
         print_rows(rows)
     else:
         if metrics_port:

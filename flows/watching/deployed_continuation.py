@@ -27,7 +27,7 @@ from cairn.tasks.policy.termination import DecisionAction, FlowEnd, FlowOutcome
 from cairn.tasks.text.format import one_line
 
 MOST_FLOW_RUNS = 20
-"""After so many flow runs that ended without claiming the run, a person has to look."""
+"""After so many flow runs that ended without claiming the run, a person has to find out why."""
 STUCK_SECONDS = 600.0
 """A flow run that has not claimed its run by then has lost its worker, though Prefect shows it as Running."""
 

@@ -67,7 +67,7 @@ class ContinuationHere:
         self._folder.mkdir(parents=True, exist_ok=True)
         with _locked([self._folder / f"{stalled.run_id}.lock"]) as run:
             if run is None:
-                return Busy(why="a process of an earlier look is continuing it")
+                return Busy(why="a process of an earlier poll is continuing it")
             with _locked([self._folder / f"place-{number}.lock" for number in range(self._at_most)]) as place:
                 if place is None:
                     return Busy(why=f"{self._at_most} runs are being continued here already; --at-most allows more")

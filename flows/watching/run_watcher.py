@@ -1,4 +1,4 @@
-"""Looks at all runs of a store and continues those that need it; a run's error becomes its row and ends no look."""
+"""Polls all runs of a store and continues those that need it; a run's error becomes its row and ends no poll."""
 
 import os
 import socket
@@ -36,7 +36,7 @@ _SHORTEST_PAUSE_SECONDS = 0.5
 
 
 class WatchAction(StrEnum):
-    """What a look did about a run."""
+    """The action of a poll on a run."""
 
     CONTINUED = "continued"
     WAITS = "waits"
@@ -64,7 +64,7 @@ class WatchRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WatchRow:
-    """What one look did about one run, and why; `seconds` is how long a waiting run still waits."""
+    """The action of one poll on one run, and why; `seconds` is how long a waiting run still waits."""
 
     run_id: str
     action: WatchAction
@@ -91,7 +91,7 @@ class _Remembered:
 
 
 class WatcherMemory:
-    """The sightings of one store's runs, in a file of this machine's work folder."""
+    """The observations of one store's runs, in a file of this machine's work folder."""
 
     def __init__(self, path: Path, *, monotonic: Callable[[], float]) -> None:
         """Read the file; one of another boot, or a damaged one, is ignored."""
@@ -151,7 +151,7 @@ def _life(log: run_log.RunLog) -> Life:
 
 
 class RunWatcher:
-    """Looks at the runs of one store, again and again."""
+    """Polls the runs of one store."""
 
     def __init__(
         self,
@@ -172,39 +172,39 @@ class RunWatcher:
         self._read_aliases = set[str]()
         self._silent: dict[str, notice.Notice] = {}
 
-    def look(self) -> tuple[WatchRow, ...]:
-        """Look once at every run; raises `StorageError` if the store cannot list them."""
+    def poll(self) -> tuple[WatchRow, ...]:
+        """Poll every run once; raises `StorageError` if the store cannot list them."""
         run_ids = self._index.refresh()
         self._logs = {run_id: log for run_id, log in self._logs.items() if log.folded and run_id in set(run_ids)}
-        rows = self._look_at(run_ids)
+        rows = self._poll(run_ids)
         self._index.save()
         return rows
 
-    def look_patiently(self) -> tuple[WatchRow, ...]:
-        """Look once, and again at runs whose wait ends within their lease: the first look has no earlier sighting."""
-        rows = {row.run_id: row for row in self.look()}
-        looked_at = self._monotonic()
+    def poll_patiently(self) -> tuple[WatchRow, ...]:
+        """Poll once, and again the runs whose wait ends within their lease: the first one has no observation before it."""
+        rows = {row.run_id: row for row in self.poll()}
+        polled_at = self._monotonic()
         while near := [
             run_id
             for run_id, row in rows.items()
-            if row.seconds is not None and self._untils[run_id] <= looked_at + lease_seconds(self._logs[run_id].state)
+            if row.seconds is not None and self._untils[run_id] <= polled_at + lease_seconds(self._logs[run_id].state)
         ]:
             self._sleep(_SHORTEST_PAUSE_SECONDS)
-            rows.update((row.run_id, row) for row in self._look_at(near))
+            rows.update((row.run_id, row) for row in self._poll(near))
         return tuple(rows.values())
 
     def delivering_notices(self, say: Callable[[str], None]) -> AbstractContextManager[None]:
-        """Tell whom the environment of this machine names what the looks of this block see."""
+        """Send the notices of this block's polls to the receivers that the environment of this machine names."""
         receivers = run_notices.all_receivers(read_notify(os.environ))
         return notice_delivery.delivering_notices(self._store, receivers, self.notices, say)
 
     def progress(self) -> tuple[RunProgress, ...]:
-        """Return the progress of the runs that trained at the last look."""
+        """Return the progress of the runs that trained at the last poll."""
         with ThreadPoolExecutor(_READERS) as readers:
             return tuple(filter(None, readers.map(read_progress, self._logs.values())))
 
     def notices(self) -> Iterator[notice.Notice]:
-        """Yield the decisions that the last look saw, and the attempts that were silent for two leases; any thread."""
+        """Yield the decisions that the last poll saw, and the attempts that were silent for two leases; any thread."""
         for log in tuple(self._logs.values()):
             yield from run_notices.notices_of(log)
         yield from tuple(self._silent.values())
@@ -212,21 +212,21 @@ class RunWatcher:
     def watch(
         self, *, every_seconds: float, report: Callable[[tuple[WatchRow, ...]], None], say: Callable[[str], None]
     ) -> NoReturn:
-        """Look every `every_seconds`, or sooner where a wait ends; after each, `report` gets the new rows, if any."""
+        """Poll every `every_seconds`, or sooner where a wait ends; after each, `report` gets the new rows, if any."""
         reported: dict[str, tuple[str, str]] = {}
         while True:
             pause = every_seconds
             try:
-                rows = self.look()
+                rows = self.poll()
             except StorageError as error:
-                say(f"the store does not answer, the next look asks again: {error}")
+                say(f"the store does not answer, the next poll asks again: {error}")
             else:
                 report(tuple(row for row in rows if reported.get(row.run_id) != (row.action, row.why)))
                 reported = {row.run_id: (row.action, row.why) for row in rows}
                 pause = min([every_seconds, *(row.seconds for row in rows if row.seconds is not None)])
             self._sleep(max(pause, _SHORTEST_PAUSE_SECONDS))
 
-    def _look_at(self, run_ids: list[str]) -> tuple[WatchRow, ...]:
+    def _poll(self, run_ids: list[str]) -> tuple[WatchRow, ...]:
         self._read_aliases.clear()
         with ThreadPoolExecutor(_READERS) as readers:
             reads = [readers.submit(self._read, run_id) for run_id in run_ids]
@@ -236,7 +236,7 @@ class RunWatcher:
                 read.result()
                 if not run_index.is_empty(self._logs[run_id]):
                     rows.append(self._decide(run_id))
-            except Exception as error:  # whatever is wrong with one run, the others are looked at
+            except Exception as error:  # whatever is wrong with one run, the others are polled
                 rows.append(WatchRow(run_id=run_id, action=WatchAction.FAILED, why=f"{error}" or type(error).__name__))
         self._memory.save()
         return tuple(rows)
@@ -252,18 +252,18 @@ class RunWatcher:
     def _decide(self, run_id: str) -> WatchRow:
         log = self._logs[run_id]
         observed, now = self._observe(log), self._monotonic()
-        verdict = decide_watch(log.state, observed, now)
-        if isinstance(verdict, Continue) and log.folded is None:  # nothing is begun on what the index says
+        decision = decide_watch(log.state, observed, now)
+        if isinstance(decision, Continue) and log.folded is None:  # nothing is begun on what the index says
             log.refresh()
             observed = self._observe(log)
-            verdict = decide_watch(log.state, observed, now)
+            decision = decide_watch(log.state, observed, now)
         self._index.note(log, is_over=is_over(log.state, observed))
         row, owner, seconds = partial(WatchRow, run_id=run_id), log.state.open_attempt, now - observed.unchanged_since
         if owner is None or seconds < 2 * lease_seconds(log.state):
             self._silent.pop(run_id, None)
         else:
             self._silent[run_id] = notice.silent_notice(run_id, owner.started.attempt, owner.last_known_step, seconds)
-        match verdict:
+        match decision:
             case Leave(why=why):
                 return row(action=WatchAction.LEFT, why=why)
             case Wait(until=until, why=why):
@@ -288,7 +288,7 @@ class RunWatcher:
         return replace(observed, unoffered_to=alias)
 
     def _registry(self, alias: str) -> RegistryState:
-        """Return an alias's decisions, read at most once a look."""
+        """Return an alias's decisions, read at most once a poll."""
         registry = self._registries.setdefault(alias, Registry(self._store, alias))
         if alias not in self._read_aliases:
             registry.refresh()
@@ -309,7 +309,7 @@ def open_watcher(request: WatchRequest) -> RunWatcher:
     return RunWatcher(
         store,
         continuation,
-        WatcherMemory(folder / "sightings.json", monotonic=time.monotonic),
+        WatcherMemory(folder / "observations.json", monotonic=time.monotonic),
         monotonic=time.monotonic,
         sleep=time.sleep,
     )
@@ -322,7 +322,7 @@ def watch_until_stopped(
     show: Callable[[tuple[RunProgress, ...]], None],
     say: Callable[[str], None],
 ) -> None:
-    """Look again and again until SIGTERM or Ctrl-C: print what is new, and show how far the runs are."""
+    """Poll until SIGTERM or Ctrl-C: print the rows that changed, and show the progress of the runs."""
     try:
         with raise_on_sigterm():
             watcher = open_watcher(request)

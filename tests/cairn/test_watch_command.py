@@ -74,7 +74,7 @@ def watch(store: LocalStore, tmp_path: Path, clock: Clock) -> Callable[..., RunW
     """A watcher in a process of its own, as far as memory goes: only the file is shared with the next."""
 
     def new(continuation: Continuation) -> RunWatcher:
-        memory = WatcherMemory(tmp_path / "sightings.json", monotonic=clock.monotonic)
+        memory = WatcherMemory(tmp_path / "observations.json", monotonic=clock.monotonic)
         return RunWatcher(store, continuation, memory, monotonic=clock.monotonic, sleep=clock.sleep)
 
     return new
@@ -99,17 +99,17 @@ def test_a_run_whose_process_is_gone_is_continued_once_while_it_stands(
     recorded = Recorded()
     actions = []
     for _ in range(3):
-        actions.append(one(watch(recorded).look()).action)
+        actions.append(one(watch(recorded).poll()).action)
         clock.sleep(5)
     assert (recorded.begun, actions) == (["orphan"], ["continued", "waits", "waits"])
 
 
 def test_what_moved_since_is_continued_anew(orphan: FabricatedRun, watch: Callable[..., RunWatcher]) -> None:
     recorded = Recorded()
-    watch(recorded).look()
+    watch(recorded).poll()
     orphan.end("lost", action="resume")
     orphan.start(placement=gone_placement())
-    watch(recorded).look()
+    watch(recorded).poll()
     assert recorded.begun == ["orphan", "orphan"]
 
 
@@ -118,7 +118,7 @@ def test_a_run_that_no_continuation_helps_is_tried_ever_later_and_says_where_to_
 ) -> None:
     recorded = Recorded()
     for _ in range(60):
-        row = one(watch(recorded).look())
+        row = one(watch(recorded).poll())
         clock.sleep(60)
     assert len(recorded.begun) == 7  # at 0, 1, 3, 11, 26, 41 and 56 minutes
     assert row.action == "waits" and "not yet claimed" in row.why and row.how == "here"
@@ -128,7 +128,7 @@ def test_a_silent_owner_elsewhere_is_outwaited_within_one_patient_look(
     store: LocalStore, watch: Callable[..., RunWatcher], clock: Clock
 ) -> None:
     fabricate(store, "far").start()
-    assert one(watch(Recorded()).look_patiently()).action == "continued"
+    assert one(watch(Recorded()).poll_patiently()).action == "continued"
     assert clock.now == pytest.approx(1030, abs=1)
 
 
@@ -138,16 +138,16 @@ def test_an_owner_elsewhere_that_beats_is_left_as_soon_as_it_beats(
     run = fabricate(store, "far")
     run.start()
     clock.meanwhile = lambda: run.beat(7)
-    row = one(watch(Recorded()).look_patiently())
+    row = one(watch(Recorded()).poll_patiently())
     assert (row.action, clock.now < 1002) == ("left", True)
 
 
 def test_an_owner_elsewhere_that_commits_is_alive(store: LocalStore, watch: Callable[..., RunWatcher]) -> None:
     run = fabricate(store, "far")
     run.start()
-    watch(Recorded()).look()
+    watch(Recorded()).poll()
     run.commit(10)
-    assert "shows life" in one(watch(Recorded()).look()).why
+    assert "shows life" in one(watch(Recorded()).poll()).why
 
 
 def test_watchers_started_anew_for_every_look_outwait_a_silent_owner_elsewhere(
@@ -156,7 +156,7 @@ def test_watchers_started_anew_for_every_look_outwait_a_silent_owner_elsewhere(
     fabricate(store, "far").start()
     actions = []
     for _ in range(4):
-        actions.append(one(watch(Recorded()).look()).action)
+        actions.append(one(watch(Recorded()).poll()).action)
         clock.sleep(11)
     assert actions == ["waits", "waits", "waits", "continued"]
 
@@ -167,27 +167,27 @@ def test_a_long_back_off_is_reported_and_not_waited_for(
     run = fabricate(store, "backing-off")
     run.start(placement=gone_placement())
     run.end("storage", action="resume", delay_seconds=300.0)
-    row = one(watch(Recorded()).look_patiently())
+    row = one(watch(Recorded()).poll_patiently())
     assert (row.action, row.seconds, clock.now) == ("waits", 300.0, 1000.0)
     clock.sleep(300)
-    assert one(watch(Recorded()).look_patiently()).action == "continued"
+    assert one(watch(Recorded()).poll_patiently()).action == "continued"
 
 
 def test_memory_of_another_boot_is_forgotten(
     store: LocalStore, watch: Callable[..., RunWatcher], clock: Clock, tmp_path: Path
 ) -> None:
     fabricate(store, "far").start()
-    watch(Recorded()).look()
+    watch(Recorded()).poll()
     clock.sleep(100)
-    kept = tmp_path / "sightings.json"
+    kept = tmp_path / "observations.json"
     kept.write_text(kept.read_text().replace(boot_id(), "another"))
-    assert one(watch(Recorded()).look()).action == "waits"
+    assert one(watch(Recorded()).poll()).action == "waits"
 
 
 def test_damaged_memory_costs_only_time(store: LocalStore, watch: Callable[..., RunWatcher], tmp_path: Path) -> None:
     fabricate(store, "far").start()
-    (tmp_path / "sightings.json").write_text("{")
-    assert one(watch(Recorded()).look()).action == "waits"
+    (tmp_path / "observations.json").write_text("{")
+    assert one(watch(Recorded()).poll()).action == "waits"
 
 
 def test_an_unreadable_run_and_one_that_cannot_be_continued_do_not_stop_the_others(
@@ -200,7 +200,7 @@ def test_an_unreadable_run_and_one_that_cannot_be_continued_do_not_stop_the_othe
     newest = tmp_path / "store" / "runs" / "a-bad" / "log" / "9999999999.json"
     newest.write_text(newest.read_text().replace("gpt", "gtp"))
     recorded = Recorded(fails="b-stuck")
-    rows = watch(recorded).look()
+    rows = watch(recorded).poll()
     assert [row.action for row in rows] == ["failed", "failed", "continued"]
     assert recorded.begun == ["orphan"]
 
@@ -211,7 +211,7 @@ def test_a_run_nobody_claimed_is_continued_when_its_opener_is_gone(
     child = subprocess.Popen([sys.executable, "-c", ""])
     child.wait()
     fabricate(store, "opened", opener=Writer(host=socket.gethostname(), pid=child.pid))
-    assert one(watch(Recorded()).look()).action == "continued"
+    assert one(watch(Recorded()).poll()).action == "continued"
 
 
 def test_a_run_nobody_claimed_is_left_to_the_process_that_opened_it(
@@ -219,7 +219,7 @@ def test_a_run_nobody_claimed_is_left_to_the_process_that_opened_it(
 ) -> None:
     opener = Writer(host=socket.gethostname(), pid=os.getpid())
     fabricate(store, "opened", opener=opener, opened_at=datetime.now(UTC))
-    assert one(watch(Recorded()).look()).action == "left"
+    assert one(watch(Recorded()).poll()).action == "left"
 
 
 class Stop(BaseException):
@@ -260,7 +260,7 @@ def test_an_attempt_that_nothing_continues_is_told_after_two_leases(
     fabricate(store, "held").start(overrides=["lease.seconds=30"])
     watcher, told = watch(Recorded()), list[list[str]]()
     for _ in range(3):
-        watcher.look()
+        watcher.poll()
         told.append([f"{notice.kind} {notice.key}" for notice in watcher.notices()])
         clock.sleep(31)
     assert told == [[], [], ["silent silent-0001"]]
@@ -343,7 +343,7 @@ def test_one_look_reads_the_decisions_of_an_alias_once_however_many_runs_have_fi
         return refresh(self)
 
     monkeypatch.setattr(Registry, "refresh", counted)
-    rows = watch(None).look()
+    rows = watch(None).poll()
     assert ({row.action for row in rows}, looks) == ({"left"}, ["champion"])
 
 

@@ -38,9 +38,9 @@ def look(tmp_path: Path) -> Callable[..., dict[str, WatchRow]]:
     """Look once at a store, in a process of its own as far as memory goes."""
 
     def look(store: ObjectStore, recorded: Recorded | None = None, *, now: float = 1000.0) -> dict[str, WatchRow]:
-        memory = WatcherMemory(tmp_path / "sightings.json", monotonic=lambda: now)
+        memory = WatcherMemory(tmp_path / "observations.json", monotonic=lambda: now)
         watcher = RunWatcher(store, recorded or Recorded(), memory, monotonic=lambda: now, sleep=lambda seconds: None)
-        return {row.run_id: row for row in watcher.look()}
+        return {row.run_id: row for row in watcher.poll()}
 
     return look
 
