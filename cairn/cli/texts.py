@@ -46,13 +46,13 @@ def print_replay(replay: "Replay") -> None:
     """Print what every segment came to, and their sum."""
     rows = list[tuple[object, ...]]()
     for item in replay.segments:
-        device = item.device if item.world_size == 1 else f"{item.world_size} x {item.device}"
+        device, ranks = item.placement.device, item.placement.world_size
+        trained = (f"{item.from_step} to {item.to_step}", item.attempt, f"{ranks} x {device}" if ranks > 1 else device)
         digests = short_digest(item.expected_sha256), short_digest(item.computed_sha256)
-        steps, seconds = f"{item.from_step} to {item.to_step}", f"{item.seconds:.1f}"
-        rows.append((steps, item.attempt, device, item.verdict, *digests, seconds, item.why or None))
-    columns = ("steps", "attempt", "trained on", "verdict", "committed", "recomputed", "seconds", "why")
+        rows.append((*trained, item.outcome, *digests, f"{item.seconds:.1f}", item.why or None))
+    columns = ("steps", "attempt", "trained on", "outcome", "committed", "recomputed", "seconds", "why")
     print_table(columns, rows, empty="no committed segment trains such a step")
-    found = ", ".join(f"{count} {verdict}" for verdict, count in replay.verdicts.items() if count) or "none replayed"
+    found = ", ".join(f"{count} {outcome}" for outcome, count in replay.outcomes.items() if count) or "none replayed"
     print_line(f"run {replay.run_id}: {format_count(replay.committed, 'committed segment')}, {found}")
 
 

@@ -34,8 +34,8 @@ class Segment:
         return self.start.step if self.start else 0
 
 
-class Verdict(StrEnum):
-    """What was found of a segment."""
+class ReplayOutcome(StrEnum):
+    """How the recomputation of a segment ended."""
 
     EQUAL = "equal"
     DIFFERENT = "different"
@@ -51,11 +51,9 @@ class ReplayedSegment:
     from_step: int
     to_step: int
     attempt: int
-    device: str
-    host: str
-    world_size: int
+    placement: run_entries.Placement
     expected_sha256: str
-    verdict: Verdict = Verdict.SKIPPED
+    outcome: ReplayOutcome = ReplayOutcome.SKIPPED
     computed_sha256: str | None = None
     last_equal_step: int | None = None
     first_different_step: int | None = None
@@ -65,23 +63,23 @@ class ReplayedSegment:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Replay:
-    """The segments that were chosen of all committed ones, and how many of them came to which verdict."""
+    """The segments that were chosen of all committed ones, and how many of them came to which outcome."""
 
     version: int
     run_id: str
     committed: int
-    verdicts: Mapping[str, int]
+    outcomes: Mapping[str, int]
     segments: tuple[ReplayedSegment, ...]
 
     @property
     def failed(self) -> tuple[ReplayedSegment, ...]:
         """The segments that do not come to what was committed, or cannot be read."""
-        return tuple(item for item in self.segments if item.verdict not in (Verdict.EQUAL, Verdict.SKIPPED))
+        return tuple(item for item in self.segments if item.outcome not in (ReplayOutcome.EQUAL, ReplayOutcome.SKIPPED))
 
     @property
     def exit_code(self) -> ExitCode:
         """INTEGRITY if one failed, USAGE if none was computed."""
-        if all(item.verdict is Verdict.SKIPPED for item in self.segments):
+        if all(item.outcome is ReplayOutcome.SKIPPED for item in self.segments):
             return ExitCode.USAGE
         return ExitCode.INTEGRITY if self.failed else ExitCode.DONE
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from cairn.model.errors import NonFiniteLoss, TokenOutOfRange
 from cairn.model.training import determinism, train_state, training_loop
 from cairn.operations import replay_plan
-from cairn.operations.replay_plan import Replay, ReplayedSegment, Segment, Verdict
+from cairn.operations.replay_plan import Replay, ReplayedSegment, ReplayOutcome, Segment
 from cairn.storage.checkpoints.payload import state_sha256
 from cairn.storage.errors import IntegrityError, SnapshotDamaged
 from cairn.storage.logs.run_log import RunLog
@@ -109,14 +109,12 @@ class _SegmentReplayer:
 
     def replay(self, segment: Segment) -> ReplayedSegment:
         """Recompute a segment and say what was found; raises `SnapshotDamaged`."""
-        began, end, placement = time.monotonic(), segment.end, segment.started.placement
+        began, end = time.monotonic(), segment.end
         row = ReplayedSegment(
             from_step=segment.from_step,
             to_step=end.step,
             attempt=end.attempt,
-            device=placement.device,
-            host=placement.host,
-            world_size=placement.world_size,
+            placement=segment.started.placement,
             expected_sha256=end.state_sha256,
         )
         config, here = parse_stored_configuration(segment.started.config), library_versions()["torch"]
@@ -134,7 +132,7 @@ class _SegmentReplayer:
             if first.state_sha256 == end.state_sha256:
                 if segment.end.prefix in self._needed_until:
                     self._reached[segment.end.prefix] = first.tensors
-                found = replace(row, verdict=Verdict.EQUAL, computed_sha256=first.state_sha256)
+                found = replace(row, outcome=ReplayOutcome.EQUAL, computed_sha256=first.state_sha256)
             else:
                 found = self._explain(row, segment, first, self._recompute(segment, carried))
         except SnapshotDamaged:
@@ -143,7 +141,7 @@ class _SegmentReplayer:
             record = self._log.refresh().find(segment.start.prefix) if segment.start else None
             if record is None or record.is_committed:
                 why = f"{error}; `cairn verify {self._log.run_id}` reads everything"
-                return replace(row, verdict=Verdict.UNREADABLE, why=why)
+                return replace(row, outcome=ReplayOutcome.UNREADABLE, why=why)
             # By retention, while others were replayed.
             return replace(row, why=f"its start, the checkpoint of step {segment.from_step}, is {record.state} by now")
         return replace(found, seconds=round(time.monotonic() - began, 3))
@@ -151,16 +149,16 @@ class _SegmentReplayer:
     def _explain(self, row: ReplayedSegment, segment: Segment, first: Recomputed, again: Recomputed) -> ReplayedSegment:
         if first.state_sha256 != again.state_sha256:
             why = "two recomputations here differ from each other: this machine may be what is sick, ask another one"
-            return replace(row, verdict=Verdict.UNDECIDED, computed_sha256=again.state_sha256, why=why)
+            return replace(row, outcome=ReplayOutcome.UNDECIDED, computed_sha256=again.state_sha256, why=why)
         records = read_attempt_records(self._log.store, self._log.prefix, segment.started.attempt)
         last, different = replay_plan.compare_steps(records, again.steps, from_step=segment.from_step)
         what = f"the record of step {different} differs first" if different else "every step's record agrees"
         stopped = f"; the recomputation ends with: {again.problem}" if again.problem else ""
-        if row.host != (here := socket.gethostname()):
-            stopped += f"; trained on {row.host}, this is {here}: bits differ between kinds of machines"
+        if row.placement.host != (here := socket.gethostname()):
+            stopped += f"; trained on {row.placement.host}, this is {here}: bits differ between kinds of machines"
         return replace(
             row,
-            verdict=Verdict.DIFFERENT,
+            outcome=ReplayOutcome.DIFFERENT,
             computed_sha256=again.state_sha256,
             last_equal_step=last,
             first_different_step=different,
@@ -181,5 +179,5 @@ def replay_run(
         for segment in chosen:
             found.append(replayer.replay(segment))
             on_segment(found[-1])
-    verdicts = {str(verdict): sum(item.verdict is verdict for item in found) for verdict in Verdict}
-    return Replay(version=1, run_id=log.run_id, committed=len(segments), verdicts=verdicts, segments=tuple(found))
+    outcomes = {str(outcome): sum(item.outcome is outcome for item in found) for outcome in ReplayOutcome}
+    return Replay(version=1, run_id=log.run_id, committed=len(segments), outcomes=outcomes, segments=tuple(found))

@@ -181,7 +181,7 @@ class RunWatcher:
         return rows
 
     def poll_patiently(self) -> tuple[WatchRow, ...]:
-        """Poll once, and again the runs whose wait ends within their lease: the first one has no observation before it."""
+        """Poll once, then again the runs whose wait ends within their lease: no observation precedes the first poll."""
         rows = {row.run_id: row for row in self.poll()}
         polled_at = self._monotonic()
         while near := [

@@ -40,8 +40,8 @@ def replayed(cairn: Cairn, *arguments: str, code: int = 0) -> dict[str, Any]:
     return document
 
 
-def verdicts(document: dict[str, Any]) -> list[tuple[int, int, str]]:
-    return [(item["from_step"], item["to_step"], item["verdict"]) for item in document["segments"]]
+def outcomes(document: dict[str, Any]) -> list[tuple[int, int, str]]:
+    return [(item["from_step"], item["to_step"], item["outcome"]) for item in document["segments"]]
 
 
 def stored(run: TrainedRun) -> dict[str, tuple[int, bytes]]:
@@ -54,7 +54,7 @@ def test_every_segment_of_an_undisturbed_run_is_equal_and_the_store_is_left_as_i
 ) -> None:
     run.attempt(3, 6, 8)
     before = stored(run)
-    assert verdicts(replayed(cairn)) == [(0, 3, "equal"), (3, 6, "equal"), (6, 8, "equal")]
+    assert outcomes(replayed(cairn)) == [(0, 3, "equal"), (3, 6, "equal"), (6, 8, "equal")]
     assert stored(run) == before
 
 
@@ -63,7 +63,7 @@ def test_a_build_of_torch_that_names_itself_otherwise_than_its_package_is_the_sa
 ) -> None:
     run.attempt(3)
     monkeypatch.setattr(torch, "__version__", f"{torch.__version__}.other")  # as the build for GPUs does: +cu130
-    assert verdicts(replayed(cairn)) == [(0, 3, "equal")]
+    assert outcomes(replayed(cairn)) == [(0, 3, "equal")]
 
 
 def test_attempts_that_were_lost_recomputed_activations_or_had_smaller_micro_batches_are_equal(
@@ -72,20 +72,20 @@ def test_attempts_that_were_lost_recomputed_activations_or_had_smaller_micro_bat
     run.attempt(2, dies_at=3)
     run.attempt(4, activation_checkpointing=True)
     run.attempt(6, 8, micro_batch=2, activation_checkpointing=True)
-    assert verdicts(replayed(cairn)) == [(0, 2, "equal"), (2, 4, "equal"), (4, 6, "equal"), (6, 8, "equal")]
+    assert outcomes(replayed(cairn)) == [(0, 2, "equal"), (2, 4, "equal"), (4, 6, "equal"), (6, 8, "equal")]
 
 
 def test_windows_are_left_out_from_the_attempt_on_that_left_them_out(run: TrainedRun, cairn: Cairn) -> None:
     run.attempt(2, quarantines=range(20))
     run.attempt(4, quarantines=range(20, 30))
     run.attempt(6)
-    assert verdicts(replayed(cairn)) == [(0, 2, "equal"), (2, 4, "equal"), (4, 6, "equal")]
+    assert outcomes(replayed(cairn)) == [(0, 2, "equal"), (2, 4, "equal"), (4, 6, "equal")]
 
 
 def test_a_flipped_bit_is_named_by_its_segment_and_step(run: TrainedRun, cairn: Cairn) -> None:
     run.attempt(3, 7, 8, faults=f"sdc@{FLIPPED_AFTER}")
     document = replayed(cairn, code=5)
-    assert verdicts(document) == [(0, 3, "equal"), (3, 7, "different"), (7, 8, "equal")]
+    assert outcomes(document) == [(0, 3, "equal"), (3, 7, "different"), (7, 8, "equal")]
     found = document["segments"][1]
     assert (found["last_equal_step"], found["first_different_step"]) == (FLIPPED_AFTER, FLIPPED_AFTER + 1)
 
@@ -116,14 +116,14 @@ def test_a_start_that_retention_removed_is_reached_from_an_earlier_one(run: Trai
     run.attempt(2, 4)
     run.attempt(6, 8)
     run.supersede(2, 4)
-    assert verdicts(replayed(cairn)) == [(0, 2, "equal"), (2, 4, "equal"), (4, 6, "equal"), (6, 8, "equal")]
+    assert outcomes(replayed(cairn)) == [(0, 2, "equal"), (2, 4, "equal"), (4, 6, "equal"), (6, 8, "equal")]
 
 
 def test_without_an_earlier_one_it_is_skipped_and_said(run: TrainedRun, cairn: Cairn) -> None:
     run.attempt(2, 4, 6)
     run.supersede(2)
     document = replayed(cairn, "--from", "2")
-    assert verdicts(document) == [(2, 4, "skipped"), (4, 6, "equal")]
+    assert outcomes(document) == [(2, 4, "skipped"), (4, 6, "equal")]
     assert "retention has removed its start, the checkpoint of step 2" in document["segments"][0]["why"]
 
 
@@ -139,19 +139,19 @@ def test_a_start_that_retention_removes_meanwhile_is_skipped_and_no_damage(run: 
     log = RunLog(run.world.store, RUN)
     log.refresh()
     found = replay_run(log, sweep_then_all, on_segment=lambda done: None)
-    assert [item.verdict for item in found.segments] == ["equal", "skipped"]
+    assert [item.outcome for item in found.segments] == ["equal", "skipped"]
     assert found.segments[1].why.endswith("is superseded by now")
 
 
 def test_only_segments_with_the_steps_asked_for_are_computed(run: TrainedRun, cairn: Cairn) -> None:
     run.attempt(2, 4, 6, 8)
-    assert verdicts(replayed(cairn, "--from", "3", "--to", "5")) == [(2, 4, "equal"), (4, 6, "equal")]
+    assert outcomes(replayed(cairn, "--from", "3", "--to", "5")) == [(2, 4, "equal"), (4, 6, "equal")]
 
 
 def test_a_sample_has_at_least_one_segment_and_is_the_same_again(run: TrainedRun, cairn: Cairn) -> None:
     run.attempt(1, 2, 3, 4, 5)
-    first, again = (verdicts(replayed(cairn, "--sample", "1%")) for _ in range(2))
-    assert first == again and len(first) == 1 and len(verdicts(replayed(cairn, "--sample", "41%"))) == 3
+    first, again = (outcomes(replayed(cairn, "--sample", "1%")) for _ in range(2))
+    assert first == again and len(first) == 1 and len(outcomes(replayed(cairn, "--sample", "41%"))) == 3
 
 
 @pytest.mark.parametrize(
@@ -173,12 +173,12 @@ def test_what_promises_no_equal_bits_here_is_skipped_and_said(
 ) -> None:
     run.attempt(1, training=training, **changes)
     [found] = replayed(cairn, code=2)["segments"]
-    assert found["verdict"] == "skipped" and said in found["why"]
+    assert found["outcome"] == "skipped" and said in found["why"]
 
 
 def test_a_run_on_two_replicated_processes_is_computed_again_by_one(run: TrainedRun, cairn: Cairn) -> None:
     run.attempt(2, placement=this_placement(device="cpu", threads=1, world_size=2), training={"processes": 2})
-    assert verdicts(replayed(cairn)) == [(0, 2, "equal")]
+    assert outcomes(replayed(cairn)) == [(0, 2, "equal")]
 
 
 def test_a_start_that_does_not_verify_is_unreadable_and_the_others_are_replayed(run: TrainedRun, cairn: Cairn) -> None:
@@ -186,7 +186,7 @@ def test_a_start_that_does_not_verify_is_unreadable_and_the_others_are_replayed(
     [shard] = (run.world.folder / "store").glob(f"runs/{RUN}/checkpoints/step-00000002-*/weights-*")
     shard.write_bytes(shard.read_bytes()[:-1] + b"?")
     document = replayed(cairn, code=5)
-    assert verdicts(document) == [(0, 2, "equal"), (2, 4, "unreadable"), (4, 6, "equal")]
+    assert outcomes(document) == [(0, 2, "equal"), (2, 4, "unreadable"), (4, 6, "equal")]
 
 
 def test_people_get_a_table_and_the_sum(run: TrainedRun, cairn: Cairn) -> None:

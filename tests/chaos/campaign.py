@@ -147,7 +147,7 @@ def _outcome(environment: Environment, plan: RunPlan, reference: Reference, bega
         reference_run=told.reference_run,
         gpu_seconds=told.gpu_seconds,
         useful_gpu_seconds=told.useful_gpu_seconds,
-        segments=replayed.verdicts,
+        segments=replayed.outcomes,
         violations=told.violations + replayed.violations,
         ends=tuple(one.end for one in environment.exits() if one.end is not None),
     )

@@ -13,9 +13,9 @@ EQUAL = "equal"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Replayed:
-    """How many committed segments came to which verdict, and what does not hold."""
+    """How many committed segments came to which outcome, and what does not hold."""
 
-    verdicts: dict[str, int] = field(default_factory=dict)
+    outcomes: dict[str, int] = field(default_factory=dict)
     violations: tuple[str, ...] = ()
 
 
@@ -29,10 +29,10 @@ def replay_segments(environment: Environment) -> Replayed:
     except ValueError:
         return Replayed(violations=(f"replay: exit {code}: {words[-600:]}",))
     others = [
-        f"replay: steps {item['from_step']} to {item['to_step']} are {item['verdict']}: {item['why']}"
+        f"replay: steps {item['from_step']} to {item['to_step']} are {item['outcome']}: {item['why']}"
         for item in segments
-        if item["verdict"] != EQUAL
+        if item["outcome"] != EQUAL
     ]
     if not others and code != 0:
         others = [f"replay: exit {code} though every segment is equal"]
-    return Replayed(verdicts=dict(Counter(item["verdict"] for item in segments)), violations=tuple(others))
+    return Replayed(outcomes=dict(Counter(item["outcome"] for item in segments)), violations=tuple(others))

@@ -13,7 +13,7 @@ from tests.chaos.plan import Fault, RunPlan
 class Outcome:
     """What became of one run; `reference_run` names what it had to equal: the untouched run or its counterpart.
 
-    `segments` counts the verdicts of `cairn replay`, if the campaign asked it.
+    `segments` counts the outcomes of `cairn replay`, if the campaign asked it.
     """
 
     plan: RunPlan
