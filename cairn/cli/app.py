@@ -56,7 +56,7 @@ RECORDS: Mapping[str, str] = {
     "rollback": "cairn.reports.queries.alias_history:AliasDecision",
     "export": "cairn.operations.model_export:ExportedModel",
     "data": "cairn.reports.queries.data_summary:DataSummary",
-    "import-tokens": "cairn.cli.model_commands:ImportView",
+    "import-tokens": "cairn.tasks.data.snapshot_lookup:SnapshotReference",
     "export-tokens": "cairn.cli.model_commands:ExportedFile*",
     "verify": "cairn.operations.run_verification:Verification",
     "replay": "cairn.operations.replay_plan:Replay",

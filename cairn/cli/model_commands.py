@@ -23,16 +23,6 @@ TokenPaths = Annotated[tuple[str, ...], Parameter(negative="", consume_multiple=
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ImportView:
-    """The snapshot an import made; sizes are per split."""
-
-    snapshot_id: str
-    tokens: dict[str, int]
-    documents: dict[str, int]
-    bytes: dict[str, int]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ExportedFile:
     """A token file that was written."""
 
@@ -168,7 +158,7 @@ def export(reference: Reference, folder: str, *, store: Url = "", json: Json = F
     from cairn.operations.model_export import export_model
 
     written = export_model(run_lookup.find_checkpoint(open_chosen_store(store), reference), Path(folder))
-    lines = (f"{Path(written.folder) / file.name}  {file.bytes:,} bytes" for file in written.files)
+    lines = (f"{Path(written.folder) / name}  {file.bytes:,} bytes" for name, file in written.files.items())
     print_document(written) if json else print_line("\n".join(lines))
 
 
@@ -228,16 +218,14 @@ def import_tokens(
     meaning = token_import.given_tokenizer(tokenizer, vocab_size, end_of_text)
     files = token_import.TokenFiles(train=tuple(map(Path, train)), val=tuple(map(Path, val)))
     made = token_import.import_tokens(chosen, files, meaning, allow_shared=allow_shared)
-    splits = {"train": made.manifest.splits.train, "val": made.manifest.splits.val}
-    view = ImportView(
-        snapshot_id=made.snapshot_id,
-        tokens={name: split.tokens for name, split in splits.items()},
-        documents={name: split.documents for name, split in splits.items()},
-        bytes={name: split.bytes for name, split in splits.items()},
-    )
-    lines = [f"{name}  {split.tokens:,} tokens in {split.documents:,} documents" for name, split in splits.items()]
-    look = f"look at it: cairn data {short_digest(view.snapshot_id)}{store_option(store, os.environ)}"
-    print_document(view) if json else print_line("\n".join([*lines, f"snapshot {view.snapshot_id}", look]))
+    if json:
+        print_document(made)
+        return
+    splits = made.manifest.splits
+    for name, size in (("train", splits.train), ("val", splits.val)):
+        print_line(f"{name}  {size.tokens:,} tokens in {size.documents:,} documents")
+    print_line(f"snapshot {made.snapshot_id}")
+    print_line(f"show it: cairn data {short_digest(made.snapshot_id)}{store_option(store, os.environ)}")
 
 
 def export_tokens(

@@ -141,14 +141,16 @@ def fork(reference: Reference, new_run: str, *, set_: Overrides = (), store: Url
     """
     from cairn.operations.person_decisions import fork_run
 
-    made = fork_run(find_checkpoint(open_chosen_store(store), reference), new_run, set_, os.environ, Path.cwd())
+    found = find_checkpoint(open_chosen_store(store), reference)
+    made = fork_run(found, new_run, set_, os.environ, Path.cwd())
     if json:
         print_document(made)
         return
-    say(f"run {made.run_id} begins with step {made.step} of run {made.parent} and goes to step {made.total_steps}")
+    begin = f"begins with step {found.reference.step} of run {found.log.run_id}"
+    say(f"run {new_run} {begin} and goes to step {made.opened.total_steps}")
     for key, value in made.changed.items():
         say(f"  {key} = {value}")
-    say(f"train it: cairn train --run-id {made.run_id}{store_option(store, os.environ)}")
+    say(f"train it: cairn train --run-id {new_run}{store_option(store, os.environ)}")
 
 
 def _serve_node(resolved: "ResolvedRequest") -> ExitCode:

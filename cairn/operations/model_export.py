@@ -1,6 +1,7 @@
 """Exports a committed checkpoint in Hugging Face's layout, with its tokenizer and a model card."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from cairn.reports.text import display_tables
 from cairn.storage.logs import log_entry, run_state
 from cairn.storage.snapshots.snapshot_manifest import SnapshotManifest
 from cairn.storage.stores.document import encode
-from cairn.storage.stores.object_store import describe_file
+from cairn.storage.stores.object_store import WrittenObject, describe_file
 from cairn.tasks.configuration.stored_configuration import parse_stored_configuration
 from cairn.tasks.errors import InvalidConfiguration, TaskError
 from cairn.tasks.text.format import format_value, one_line
@@ -50,23 +51,13 @@ def write_card(facts: ModelFacts) -> str:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ExportedModelFile:
-    """A file that was written."""
-
-    name: str
-    bytes: int
-    sha256: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ExportedModel:
-    """The files of an export, and their checkpoint."""
+    """The files of an export by name, and their checkpoint."""
 
     folder: str
-    files: tuple[ExportedModelFile, ...]
+    files: Mapping[str, WrittenObject]
     run_id: str
-    step: int
-    manifest_sha256: str
+    checkpoint: log_entry.CheckpointReference
 
 
 def export_model(found: run_lookup.FoundCheckpoint, folder: Path) -> ExportedModel:
@@ -88,11 +79,5 @@ def export_model(found: run_lookup.FoundCheckpoint, folder: Path) -> ExportedMod
         write_model_directory(folder, opened, card=write_card(facts))
     except (TaskError, InvalidInput) as error:
         raise InvalidConfiguration(str(error)) from error
-    written = {path.name: describe_file(path) for path in sorted(folder.iterdir())}
-    return ExportedModel(
-        folder=str(folder),
-        files=tuple(ExportedModelFile(name=name, bytes=f.bytes, sha256=f.sha256) for name, f in written.items()),
-        run_id=found.log.run_id,
-        step=found.reference.step,
-        manifest_sha256=found.reference.manifest_sha256,
-    )
+    files = {path.name: describe_file(path) for path in sorted(folder.iterdir())}
+    return ExportedModel(folder=str(folder), files=files, run_id=found.log.run_id, checkpoint=found.reference)

@@ -34,14 +34,9 @@ _SAME_TOKENS = frozenset({"data.weights"})  # keys of the data that change no to
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fork:
-    """A run that was opened: what it begins with, and what differs from its parent's frozen configuration."""
+    """The opening entry of a fork, and the keys that differ from its parent's frozen configuration."""
 
-    run_id: str
-    parent: str
-    step: int
-    manifest_sha256: str
-    data_snapshot: str
-    total_steps: int
+    opened: run_entries.RunOpened
     changed: Mapping[str, Any]
 
 
@@ -78,15 +73,7 @@ def fork_run(
     if opened != body:
         unpin_checkpoint(parent, pin, "another process opened the run first", writer=log_entry.this_writer())
         raise InvalidConfiguration(f"run {run_id} was opened by another process meanwhile: name another")
-    return Fork(
-        run_id=run_id,
-        parent=parent.run_id,
-        step=record.committed.step,
-        manifest_sha256=found.reference.manifest_sha256,
-        data_snapshot=body.data_snapshot,
-        total_steps=body.total_steps,
-        changed=changed,
-    )
+    return Fork(opened=body, changed=changed)
 
 
 def _configure(

@@ -253,6 +253,14 @@ def test_ids_of_an_unknown_tokenizer_are_shown_as_numbers(cairn: Cairn, tmp_path
     assert "980 981 982" in cairn("data", snapshot_id, "--window", "98", "--block-size", "10").out
 
 
+def test_exported_token_files_are_listed_with_their_tokens(cairn: Cairn, tmp_path: Path) -> None:
+    for name, first in (("train", 0), ("val", 5000)):
+        np.arange(first, first + 1000, dtype="<u2").tofile(tmp_path / f"{name}.bin")
+    made = cairn("import-tokens", "--train", "train.bin", "--val", "val.bin", "--vocab-size", "50257", "--json")
+    written = json.loads(cairn("export-tokens", json.loads(made.out)["snapshot_id"], "out", "--json").out)
+    assert written == [{"path": f"out/{name}.bin", "tokens": 1000} for name in ("train", "val")]
+
+
 def test_an_import_without_a_vocabulary_is_refused(cairn: Cairn) -> None:
     ended = cairn("import-tokens", "--train", "train.bin", "--val", "val.bin")
     assert ended.code == 2 and "--tokenizer, --vocab-size: give one of them" in ended.err

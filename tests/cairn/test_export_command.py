@@ -32,10 +32,10 @@ def test_an_export_lists_its_files_with_their_hashes_and_names_the_weights(
 ) -> None:
     ended = cairn("export", "champion", "out", "--json")
     found = json.loads(ended.out)
-    assert (ended.code, found["run_id"], found["step"], found["folder"]) == (0, "bard", 7, "out")
-    assert found["manifest_sha256"] == model.reference.manifest_sha256
-    for file in found["files"]:
-        data = (tmp_path / "out" / file["name"]).read_bytes()
+    assert (ended.code, found["run_id"], found["checkpoint"]["step"], found["folder"]) == (0, "bard", 7, "out")
+    assert found["checkpoint"]["manifest_sha256"] == model.reference.manifest_sha256
+    for name, file in found["files"].items():
+        data = (tmp_path / "out" / name).read_bytes()
         assert (file["bytes"], file["sha256"]) == (len(data), hashlib.sha256(data).hexdigest())
     weights = load_file(tmp_path / "out" / "model.safetensors")
     assert weights["transformer.wte.weight"].equal(model.state.model.wte.weight)
