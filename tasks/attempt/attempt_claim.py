@@ -21,8 +21,7 @@ from cairn.tasks.configuration.settings import BudgetsConfig, LeaseConfig
 from cairn.tasks.errors import BudgetExhausted, InvalidConfiguration, LiveOwner
 from cairn.tasks.machine.placement import is_known_alive, is_known_dead
 from cairn.tasks.machine.process_scopes import running_beside
-from cairn.tasks.policy import budgets
-from cairn.tasks.policy.failures import Evidence, classify
+from cairn.tasks.policy import budgets, failures
 from cairn.tasks.policy.termination import DecisionAction
 
 _DEAD_SILENT_BEATS = 1.5
@@ -168,7 +167,7 @@ def _end_as_lost(log: run_log.RunLog, owner: run_state.AttemptRecord, claimant: 
             starting_seconds=heartbeat.starting_seconds,
             last_seen_at=heartbeat.at or owner.started_at,
         )
-    evidence = Evidence(
+    evidence = failures.Evidence(
         heartbeat_step=usage.last_step,
         kubernetes_reason=claimant.kubernetes_reason(owner.started.placement.host),
         injected=injected_faults(log.store, log.prefix, owner.started),
@@ -178,7 +177,7 @@ def _end_as_lost(log: run_log.RunLog, owner: run_state.AttemptRecord, claimant: 
     def decide(state: run_state.RunState) -> run_entries.AttemptEnded | None:
         if state.open_attempt is None or state.open_attempt.started.attempt != over.attempt:
             return None
-        return write_receipt(state, classify(evidence), over, policy=partial(budgets.decide, claimant.budgets))
+        return write_receipt(state, failures.classify(evidence), over, policy=partial(budgets.decide, claimant.budgets))
 
     state = log.append(decide, writer=claimant.writer)
     ended = state.attempt(over.attempt).ended

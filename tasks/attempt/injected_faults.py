@@ -16,8 +16,7 @@ from enum import StrEnum
 
 from cairn.storage.errors import StorageError
 from cairn.storage.logs.run_entries import AttemptStarted
-from cairn.storage.stores.document import decode, encode
-from cairn.storage.stores.object_store import ObjectStore
+from cairn.storage.stores import document, object_store
 from cairn.tasks.errors import TaskError
 
 _POLL_SECONDS = 0.02
@@ -63,7 +62,7 @@ def parse_faults(text: str) -> list[tuple[FaultKind, int]]:
 class FaultPlan:
     """The faults of one run; a marker object in the run's folder says which were injected."""
 
-    def __init__(self, store: ObjectStore, run_prefix: str, text: str, *, attempt: int = 0) -> None:
+    def __init__(self, store: object_store.ObjectStore, run_prefix: str, text: str, *, attempt: int = 0) -> None:
         """Parse the faults as `parse_faults` does; they are injected into `attempt`, 0 stands for an evaluator."""
         self._store, self._run_prefix, self._attempt = store, run_prefix, attempt
         self._faults = parse_faults(text)
@@ -76,7 +75,7 @@ class FaultPlan:
     def due(self, number: int, kinds: frozenset[FaultKind] = AFTER_STEP) -> Iterator[FaultKind]:
         """Yield the faults of these kinds due at `number`; each is marked first, so it comes once."""
         for kind, at in self._faults:
-            key, marker = _marker_key(self._run_prefix, kind, at), encode(_Marker(attempt=self._attempt))
+            key, marker = _marker_key(self._run_prefix, kind, at), document.encode(_Marker(attempt=self._attempt))
             if at == number and kind in kinds and self._store.create(key, marker):
                 yield kind
 
@@ -98,20 +97,20 @@ def inject_process_fault(kind: FaultKind) -> None:
             threading.Event().wait()
 
 
-def injected_faults(store: ObjectStore, run_prefix: str, started: AttemptStarted) -> tuple[str, ...]:
+def injected_faults(store: object_store.ObjectStore, run_prefix: str, started: AttemptStarted) -> tuple[str, ...]:
     """Return the faults that were injected into the attempt, such as `kill@300`; none where they cannot be read."""
     if not started.faults:
         return ()
     with suppress(StorageError):
         keys = [key for key in store.keys(f"{run_prefix}/faults") if not key.endswith("-go.json")]  # that ends a pause
-        markers = {key: decode(store.read(key), _Marker, where=key) for key in keys}
+        markers = {key: document.decode(store.read(key), _Marker, where=key) for key in keys}
         mine = [key for key, marker in markers.items() if marker.attempt == started.attempt]
         named = (key.rpartition("/")[2].removesuffix(".json").rpartition("-") for key in mine)
         return tuple(f"{kind}@{number}" for number, kind in sorted((int(number), kind) for kind, _, number in named))
     return ()
 
 
-def evaluator_fault(store: ObjectStore, run_prefix: str, faults: str, number: int) -> str:
+def evaluator_fault(store: object_store.ObjectStore, run_prefix: str, faults: str, number: int) -> str:
     """Return the fault that was injected into the evaluator of this number, such as `evaluator@2`, or ""."""
     fault = f"{FaultKind.EVALUATOR}@{number}"
     with suppress(StorageError):

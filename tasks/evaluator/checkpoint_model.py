@@ -25,8 +25,7 @@ from cairn.storage.stores.document import encode
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.data.foreign_tokenizer import load_library_tokenizer, parse_tokenizer
 from cairn.tasks.errors import TaskError
-from cairn.tasks.trainer.initial_weights import CONFIG, TOKENIZER, WEIGHTS
-from cairn.tasks.trainer.tensor_exchange import to_tensors
+from cairn.tasks.trainer import initial_weights, tensor_exchange
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +53,7 @@ def open_model(
         network = gpt.GPT(model, snapshot.manifest.vocab_size)
     network.to_empty(device=device)
     network.boundary_id = snapshot.manifest.end_of_text_id if mask_documents else None
-    load_weights(network, to_tensors(load_checkpoint(store, reference, group="weights").tensors))
+    load_weights(network, tensor_exchange.to_tensors(load_checkpoint(store, reference, group="weights").tensors))
     tokenizer = parse_tokenizer(snapshot.tokenizer_json)
     return CheckpointModel(network=network.eval(), tokenizer=tokenizer, snapshot=snapshot)
 
@@ -72,11 +71,11 @@ def write_model_directory(folder: Path, opened: CheckpointModel, *, card: str) -
         document = json.loads(tokenizer)
         if (document.get("post_processor") or {}).get("type") not in (None, "ByteLevel"):
             tokenizer = encode(document | {"post_processor": None}).decode()  # training adds no tokens around a text
-        (staging / TOKENIZER).write_text(tokenizer, encoding="utf-8")
+        (staging / initial_weights.TOKENIZER).write_text(tokenizer, encoding="utf-8")
         (staging / "README.md").write_text(card, encoding="utf-8")
         weights = {name: tensor.detach().cpu().float().numpy() for name, tensor in opened.network.named_parameters()}
         renamed = hugging_face.to_hugging_face(weights, opened.network.config, opened.network.vocab_size)
-        save_file(renamed, staging / WEIGHTS, {"format": "pt"})
+        save_file(renamed, staging / initial_weights.WEIGHTS, {"format": "pt"})
         staging.rename(target)  # replaces an empty folder, and fails if it was filled meanwhile
     except OSError as error:
         raise TaskError(f"{folder}: cannot be written: {error}; name a folder this user may write to") from error
@@ -95,7 +94,7 @@ def require_empty(folder: Path) -> None:
 def _documents(opened: CheckpointModel) -> Iterator[tuple[str, Mapping[str, Any]]]:
     network, end_id = opened.network, opened.tokenizer.end_of_text_id
     config = hugging_face.config_of(network.config, vocab_size=network.vocab_size, end_of_text_id=end_id)
-    yield CONFIG, config.model_dump(mode="json", exclude_none=True)
+    yield initial_weights.CONFIG, config.model_dump(mode="json", exclude_none=True)
     yield "generation_config.json", {"bos_token_id": end_id, "eos_token_id": end_id, "pad_token_id": end_id}
     end_of_text = load_library_tokenizer(opened.snapshot.tokenizer_json).id_to_token(end_id)
     yield (

@@ -27,11 +27,8 @@ from cairn.storage.stores.open_store import open_store
 from cairn.tasks.attempt.injected_faults import IN_EVALUATOR, PAUSES, FaultPlan, inject_process_fault
 from cairn.tasks.configuration.settings import METRIC
 from cairn.tasks.errors import TaskError
-from cairn.tasks.evaluator import confinement
-from cairn.tasks.evaluator.checkpoint_model import CheckpointModel, open_model, write_model_directory
-from cairn.tasks.evaluator.evaluation_run import EvaluationSpec
+from cairn.tasks.evaluator import checkpoint_model, confinement, evaluation_run, evaluator_process
 from cairn.tasks.evaluator.evaluation_suite import CommandSuite, EvaluationResult, Suite
-from cairn.tasks.evaluator.evaluator_process import PipeReader
 
 MODEL = "{model}"
 MOST_PRINTED_BYTES = 1024 * 1024
@@ -51,8 +48,8 @@ PASSED = frozenset(_PASSED.split())
 _GUARD = "import os, signal; os.read(0, 1); os.killpg(0, signal.SIGKILL)"
 
 
-def _open(spec: EvaluationSpec, device: str) -> CheckpointModel:
-    return open_model(
+def _open(spec: evaluation_run.EvaluationSpec, device: str) -> checkpoint_model.CheckpointModel:
+    return checkpoint_model.open_model(
         open_store(spec.store_url),
         spec.checkpoint,
         model=spec.plan.model,
@@ -63,7 +60,7 @@ def _open(spec: EvaluationSpec, device: str) -> CheckpointModel:
     )
 
 
-def measure_held_out(opened: CheckpointModel, suite: Suite) -> EvaluationResult:
+def measure_held_out(opened: checkpoint_model.CheckpointModel, suite: Suite) -> EvaluationResult:
     """Return the held-out metrics and samples of a network; for each weighted source also `val_loss/SOURCE`."""
     windows = TokenWindows(opened.snapshot.val, opened.network.config.block_size, opened.snapshot.manifest.vocab_size)
     metrics = evaluate(
@@ -85,7 +82,7 @@ def measure_held_out(opened: CheckpointModel, suite: Suite) -> EvaluationResult:
     return EvaluationResult(metrics=measured, samples=tuple(_sample(opened, suite, text) for text in suite.prompts))
 
 
-def _measure_by_command(spec: EvaluationSpec, suite: CommandSuite) -> EvaluationResult:
+def _measure_by_command(spec: evaluation_run.EvaluationSpec, suite: CommandSuite) -> EvaluationResult:
     assert spec.folder is not None
     guard = guard_group()
     (spec.folder / "scratch").mkdir(parents=True)
@@ -95,13 +92,13 @@ def _measure_by_command(spec: EvaluationSpec, suite: CommandSuite) -> Evaluation
         f"snapshot {spec.plan.snapshot_id}. Written for an evaluator; `cairn export` writes a model card.\n"
     )
     # Not bound to a name: the weights are not needed in memory while the command runs.
-    write_model_directory(spec.folder / "model", _open(spec, "cpu"), card=card)
+    checkpoint_model.write_model_directory(spec.folder / "model", _open(spec, "cpu"), card=card)
     result = run_command(suite, spec)
     del guard  # it has to live until here
     return result
 
 
-def run_command(suite: CommandSuite, spec: EvaluationSpec) -> EvaluationResult:
+def run_command(suite: CommandSuite, spec: evaluation_run.EvaluationSpec) -> EvaluationResult:
     """Run the command on `spec.folder / "model"` and return the numbers it printed, nested names joined by slashes.
 
     Raises TaskError for a changed file of the suite, a command that fails, or other output than finite numbers.
@@ -139,7 +136,7 @@ def run_command(suite: CommandSuite, spec: EvaluationSpec) -> EvaluationResult:
 
 def _read_metrics(name: str, child: "subprocess.Popen[bytes]") -> dict[str, float]:
     assert child.stdout is not None and child.stderr is not None
-    stderr = PipeReader(child.stderr, copy_to=2)
+    stderr = evaluator_process.PipeReader(child.stderr, copy_to=2)
     with child.stdout:
         printed = child.stdout.read(MOST_PRINTED_BYTES + 1)
     if len(printed) > MOST_PRINTED_BYTES:
@@ -163,7 +160,7 @@ def parse_metrics(name: str, printed: bytes) -> dict[str, float]:
     return metrics
 
 
-def command_environment(environment: Mapping[str, str], spec: EvaluationSpec) -> dict[str, str]:
+def command_environment(environment: Mapping[str, str], spec: evaluation_run.EvaluationSpec) -> dict[str, str]:
     """Return the command's environment: what it may have, with the spec's values; `python` is this interpreter."""
     assert spec.folder is not None
     passed = PASSED.union(environment.get("CAIRN_EVALUATOR_VARIABLES", "").replace(",", " ").split())
@@ -227,7 +224,7 @@ def main() -> None:
     """Read the spec from stdin, and print the result as the only line on stdout."""
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    spec = EvaluationSpec.model_validate_json(sys.stdin.buffer.read())
+    spec = evaluation_run.EvaluationSpec.model_validate_json(sys.stdin.buffer.read())
     faults = FaultPlan(open_store(spec.store_url), spec.run_prefix, spec.plan.faults)
     for kind in faults.due(spec.number, IN_EVALUATOR):
         faults.pause(kind, spec.number) if kind in PAUSES else inject_process_fault(kind)
@@ -247,7 +244,7 @@ def main() -> None:
     os._exit(0)
 
 
-def _sample(opened: CheckpointModel, suite: Suite, prompt: str) -> str:
+def _sample(opened: checkpoint_model.CheckpointModel, suite: Suite, prompt: str) -> str:
     ids = generate(
         opened.network,
         opened.tokenizer.encode_prompt(prompt),

@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from cairn.model.configuration.micro_batches import first_micro_batch, smaller_micro_batch, split_batch
 from cairn.model.configuration.training import Parallel, TrainingConfig
 from cairn.model.errors import InvalidInput
-from cairn.storage.logs.run_entries import AttemptStarted
-from cairn.storage.logs.run_state import RunState
+from cairn.storage.logs import run_entries, run_state
 from cairn.tasks.configuration.settings import CheckpointConfig
 from cairn.tasks.errors import TaskError
 
@@ -26,13 +25,13 @@ class AttemptSizes:
     activation_checkpointing: bool
 
 
-def sizes_of(started: AttemptStarted) -> AttemptSizes:
+def sizes_of(started: run_entries.AttemptStarted) -> AttemptSizes:
     """Return the sizes that an attempt trains with."""
     return AttemptSizes(micro_batch=started.micro_batch, activation_checkpointing=started.activation_checkpointing)
 
 
 def next_sizes(
-    state: RunState, training: TrainingConfig, *, processes: int = 1, chosen: int | None = None
+    state: run_state.RunState, training: TrainingConfig, *, processes: int = 1, chosen: int | None = None
 ) -> AttemptSizes:
     """Return the sizes of the run's next attempt, which include what earlier attempts changed after out-of-memory.
 

@@ -14,7 +14,6 @@ import numpy as np
 
 from cairn.storage.logs.run_entries import CurveVerdict
 from cairn.tasks.policy import curve_statistics
-from cairn.tasks.policy.curve_statistics import Curve, Floats, Level, Spikes
 from cairn.tasks.text.format import format_count
 
 
@@ -97,16 +96,16 @@ CURES: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Measured:
-    curve: Curve
-    losses: Floats
-    level: Level
-    spikes: Spikes
+    curve: curve_statistics.Curve
+    losses: curve_statistics.Floats
+    level: curve_statistics.Level
+    spikes: curve_statistics.Spikes
     uniform: float
     val: tuple[tuple[int, float], ...]
     train_at_val: tuple[float, ...]
 
 
-def judge(curve: Curve) -> CurveVerdict:
+def judge(curve: curve_statistics.Curve) -> CurveVerdict:
     """Return the verdict on a curve of any length; the worst rule that holds gives the reason, symptoms are added."""
     losses = np.asarray(curve.train_losses, dtype=np.float64)
     broken = np.flatnonzero(~np.isfinite(losses))
@@ -241,7 +240,7 @@ _RULES: tuple[tuple[VerdictKind, Callable[[_Measured], str]], ...] = (
     (VerdictKind.PLATEAU, _flat_train_loss),
     (VerdictKind.PLATEAU, _flat_val_loss),
 )
-_SYMPTOMS: tuple[tuple[VerdictKind, Callable[[Curve], str]], ...] = (
+_SYMPTOMS: tuple[tuple[VerdictKind, Callable[[curve_statistics.Curve], str]], ...] = (
     (VerdictKind.CLIPPING, curve_statistics.find_clipped_updates),
     (VerdictKind.REPEATING, curve_statistics.find_repeating_samples),
     (VerdictKind.SLOW, curve_statistics.find_collapsed_throughput),

@@ -26,12 +26,11 @@ from cairn.storage.errors import StorageError
 from cairn.storage.logs.run_entries import StagedCheckpoint
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.storage.stores.retrying_store import run_retry_policy
-from cairn.tasks.trainer.staging_buffer import StagingBuffer, lower_thread_priority
+from cairn.tasks.trainer import staging_buffer, trainer_channel
 from cairn.tasks.trainer.tensor_exchange import to_group
-from cairn.tasks.trainer.trainer_channel import Rendezvous
 
 _HEARTBEAT_SECONDS = 2.0
-_UPLOADS = UploadOptions(at_once=4, thread_start=lower_thread_priority)
+_UPLOADS = UploadOptions(at_once=4, thread_start=staging_buffer.lower_thread_priority)
 """Four shards at once keep a disk or a connection busy, and four threads hash beside them."""
 
 
@@ -70,7 +69,7 @@ class SharedStaging:
     Each rank writes and hashes whole tensors; rank 0 gets their names, sizes and digests, and writes the manifest.
     """
 
-    def __init__(self, ranks: Ranks, rendezvous: Rendezvous, tensors: Sequence[NamedTensor]) -> None:
+    def __init__(self, ranks: Ranks, rendezvous: trainer_channel.Rendezvous, tensors: Sequence[NamedTensor]) -> None:
         """Assign the tensors of a train state to ranks, for every checkpoint of the attempt."""
         self.ranks, self._rendezvous = ranks, rendezvous
         self._writers = assign_writers(tensors, ranks.size)
@@ -98,7 +97,7 @@ class Staging:
         callbacks: StagingCallbacks,
         *,
         patience_seconds: float,
-        buffer: StagingBuffer | None = None,
+        buffer: staging_buffer.StagingBuffer | None = None,
         shared: SharedStaging | None = None,
     ) -> None:
         """Own `buffer` from now on; `shared` is this rank's part if several ranks stage together."""
@@ -106,7 +105,7 @@ class Staging:
         self._writer: Callable[[str], int] = (lambda _: 0) if shared is None else shared.writer
         self._rank = 0 if shared is None else shared.ranks.rank
         self._store, self._callbacks, self._retry_policy = store, callbacks, run_retry_policy(patience_seconds)
-        self._buffer = buffer or StagingBuffer(torch.device("cpu"))
+        self._buffer = buffer or staging_buffer.StagingBuffer(torch.device("cpu"))
         self._thread: threading.Thread | None = None
         self.step = 0
 
@@ -144,7 +143,7 @@ class Staging:
         return not self.is_in_progress
 
     def _run(self, checkpoint: HostCheckpoint, before: Callable[[], None]) -> None:
-        lower_thread_priority()
+        staging_buffer.lower_thread_priority()
         shared, target, document = self._shared, checkpoint.target, checkpoint.document
 
         def on_retry(error: StorageError, seconds: float) -> None:

@@ -36,13 +36,9 @@ from cairn.storage.stores.object_store import ObjectStore
 from cairn.storage.stores.open_store import open_store
 from cairn.tasks.attempt.injected_faults import IN_LOAD, FaultKind, FaultPlan, inject_process_fault
 from cairn.tasks.configuration.settings import DivergenceConfig
-from cairn.tasks.trainer.staging import HostCheckpoint, SharedStaging, Staging, StagingCallbacks
-from cairn.tasks.trainer.staging_buffer import StagingBuffer
-from cairn.tasks.trainer.tensor_exchange import to_group
+from cairn.tasks.trainer import staging, staging_buffer, tensor_exchange, trainer_group, training_setup
 from cairn.tasks.trainer.trainer_channel import Channel, Place, exit_on_error, open_channel
-from cairn.tasks.trainer.trainer_group import STACKS_SIGNAL
 from cairn.tasks.trainer.trainer_protocol import Ready, SegmentDone, StepDone, TrainerSpec, TrainUntil, Waiting
-from cairn.tasks.trainer.training_setup import CheckpointLoad, fresh_state, open_training_data
 
 _SHOWN_CALLS = 3
 
@@ -124,20 +120,20 @@ class Trainer:
         self._spec, self._channel, self._stop = spec, channel, stop
         self._ranks, self._store, prefix = place.ranks, open_store(spec.store_url), run_log.run_prefix(spec.run_id)
         self._reporter = StepReporter(spec, self._store, prefix, channel, place.ranks)
-        self._load = CheckpointLoad(self._store, spec.resume)
-        self._data = open_training_data(self._store, spec, place)
-        self._state = fresh_state(spec, self._data, place)
+        self._load = training_setup.CheckpointLoad(self._store, spec.resume)
+        self._data = training_setup.open_training_data(self._store, spec, place)
+        self._state = training_setup.fresh_state(spec, self._data, place)
         self._faults = FaultPlan(self._store, prefix, spec.faults, attempt=spec.attempt)
         self._spikes = SpikeCheck(spec.divergence, self._data.inputs.order)
-        callbacks = StagingCallbacks(
+        callbacks = staging.StagingCallbacks(
             on_staged=channel.send,
             on_waiting=lambda step, why, seconds: channel.send(Waiting(step=step, why=why, seconds=seconds)),
             on_failed=partial(exit_on_error, channel),
         )
-        shared, buffer = None, StagingBuffer(place.device)
+        shared, buffer = None, staging_buffer.StagingBuffer(place.device)
         if place.rendezvous is not None:
-            shared = SharedStaging(place.ranks, place.rendezvous, self._state.live_tensors())
-        self._staging = Staging(
+            shared = staging.SharedStaging(place.ranks, place.rendezvous, self._state.live_tensors())
+        self._staging = staging.Staging(
             self._store, callbacks, patience_seconds=spec.patience_seconds, buffer=buffer, shared=shared
         )
 
@@ -175,11 +171,11 @@ class Trainer:
             cursor=self._state.cursor,
             learning_rate=self._reporter.learning_rate,
             versions={"python": platform.python_version(), "torch": str(torch.__version__)},
-            tensors=tuple(small_tensor(record) for record in to_group("trainer", tensors).records),
+            tensors=tuple(small_tensor(record) for record in tensor_exchange.to_group("trainer", tensors).records),
         )
         target = checkpoint_target(self._spec.run_id, step=document.step, attempt=self._spec.attempt)
         self._reporter.report_segment(step=document.step, stopped=stopped)
-        checkpoint = HostCheckpoint(target=target, tensors=tensors, document=document)
+        checkpoint = staging.HostCheckpoint(target=target, tensors=tensors, document=document)
         self._staging.begin(checkpoint, before=self._reporter.publish)
 
     def finish(self) -> None:
@@ -218,9 +214,9 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):  # schedulers signal every process of a job
         signal.signal(number, lambda *_: stop.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    write_collectives_at(STACKS_SIGNAL)
+    write_collectives_at(trainer_group.STACKS_SIGNAL)
     # The stacks are written by the signal's own handler, whatever the interpreter waits for.
-    faulthandler.register(STACKS_SIGNAL, chain=True)
+    faulthandler.register(trainer_group.STACKS_SIGNAL, chain=True)
     try:
         spec = channel.read_spec()
         make_deterministic(seed=spec.training.seed, threads=spec.threads)

@@ -10,8 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from cairn.storage.logs.run_entries import StagedCheckpoint
-from cairn.storage.logs.step_log import StepRecord
+from cairn.storage.logs import run_entries, step_log
 from cairn.storage.stores.child_process import end_child
 from cairn.tasks.attempt.watchdog import HangDetector
 from cairn.tasks.errors import TrainerGone
@@ -33,7 +32,7 @@ class ReceivedEvents:
         self._closed = False
         self.ready: trainer_protocol.Ready | None = None
         self.segments: list[trainer_protocol.SegmentDone] = []
-        self.staged: dict[int, StagedCheckpoint] = {}
+        self.staged: dict[int, run_entries.StagedCheckpoint] = {}
         self.last_step: trainer_protocol.StepDone | None = None
         self.exception: ExceptionReport | None = None
         self.rank_ended: trainer_protocol.RankEnded | None = None
@@ -49,7 +48,7 @@ class ReceivedEvents:
                     self.last_step = event
                 case trainer_protocol.SegmentDone():
                     self.segments.append(event)
-                case StagedCheckpoint():
+                case run_entries.StagedCheckpoint():
                     self.staged[event.step] = event
                 case ExceptionReport() if self.exception is None:  # of several ranks, the first report has the cause
                     self.exception = event
@@ -80,7 +79,7 @@ class TrainerProcess:
         spec: trainer_protocol.TrainerSpec,
         child: warm_trainer.TrainerChild,
         *,
-        on_step: Callable[[StepRecord], None],
+        on_step: Callable[[step_log.StepRecord], None],
         on_waiting: Callable[[trainer_protocol.Waiting], None],
         detector: HangDetector,
     ) -> None:
@@ -132,7 +131,7 @@ class TrainerProcess:
         self._ended = number
         return segment
 
-    def wait_staged(self, step: int) -> StagedCheckpoint:
+    def wait_staged(self, step: int) -> run_entries.StagedCheckpoint:
         """Wait until the checkpoint of `step` is staged; raises `TrainerGone` if the child exits before."""
         return self._wait(lambda: self.received.staged.get(step))
 

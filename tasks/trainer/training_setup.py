@@ -17,11 +17,8 @@ from cairn.storage.logs.log_entry import CheckpointReference
 from cairn.storage.snapshots import data_snapshot, token_shard
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.data import foreign_tokenizer, snapshot_lookup
-from cairn.tasks.trainer.initial_weights import read_initial_weights
-from cairn.tasks.trainer.staging import assign_writers
-from cairn.tasks.trainer.tensor_exchange import to_tensors, wanted_bytes, without_values
+from cairn.tasks.trainer import initial_weights, staging, tensor_exchange, trainer_protocol
 from cairn.tasks.trainer.trainer_channel import Place
-from cairn.tasks.trainer.trainer_protocol import TrainerSpec
 
 _DOWNLOADS = 4
 _PROBE_WINDOWS = 8
@@ -46,7 +43,7 @@ class TrainingData:
         self.inputs.loader.forget()  # it may have read the batch before the flip
 
 
-def open_training_data(store: ObjectStore, spec: TrainerSpec, place: Place) -> TrainingData:
+def open_training_data(store: ObjectStore, spec: trainer_protocol.TrainerSpec, place: Place) -> TrainingData:
     """Open the spec's snapshot; its shards are verified ahead, in the background."""
     try:
         snapshot = data_snapshot.open_snapshot(store, spec.snapshot_id, spec.cache_dir)
@@ -106,18 +103,18 @@ class CheckpointLoad:
         """
         if self._opened is None:
             if initial_weights_sha256 is not None:
-                weights = read_initial_weights(self._store, initial_weights_sha256).items()
+                weights = initial_weights.read_initial_weights(self._store, initial_weights_sha256).items()
                 load_weights(
                     state.model, {f"{WEIGHT_PREFIX}{name}": torch.from_numpy(array) for name, array in weights}
                 )
             return None
         opened = self._opened.result()
-        manifest, trainer = opened.manifest, to_tensors(opened.trainer.tensors)
-        state.check_fits({**without_values(manifest.tensors), **trainer})
+        manifest, trainer = opened.manifest, tensor_exchange.to_tensors(opened.trainer.tensors)
+        state.check_fits({**tensor_exchange.without_values(manifest.tensors), **trainer})
         ranks, live = state.ranks, [named for named in state.live_tensors() if named.group != "trainer"]
-        readers = {} if ranks.is_sharded else assign_writers(live, ranks.size)
+        readers = {} if ranks.is_sharded else staging.assign_writers(live, ranks.size)
         own = [named for named in live if readers.get(named.name, ranks.rank) == ranks.rank]
-        read_tensors(self._store, opened, map(wanted_bytes, own))
+        read_tensors(self._store, opened, map(tensor_exchange.wanted_bytes, own))
         if readers:
             ranks.any(False)  # what a rank could not read ends the others here and not within an exchange
             for named in live:
@@ -126,7 +123,7 @@ class CheckpointLoad:
         return manifest.state_sha256
 
 
-def fresh_state(spec: TrainerSpec, data: TrainingData, place: Place) -> TrainState:
+def fresh_state(spec: trainer_protocol.TrainerSpec, data: TrainingData, place: Place) -> TrainState:
     """Return the state of step 0, without values where a checkpoint gives them."""
     training = spec.training.model_copy(update={"activation_checkpointing": spec.activation_checkpointing})
     new = spec.resume is None
