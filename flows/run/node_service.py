@@ -22,8 +22,16 @@ from cairn.tasks.attempt.shutdown_signal import ShutdownSignal
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.machine.placement import check_machine
 from cairn.tasks.policy.termination import ExitCode
-from cairn.tasks.trainer.machines import RanksEnded, RunEnded, StartRanks, connect, receive
-from cairn.tasks.trainer.rendezvous import ConnectionEnded, NotAdmitted, SignedConnection
+from cairn.tasks.trainer.machines import (
+    ConnectionEnded,
+    NotAdmitted,
+    RanksEnded,
+    RunEnded,
+    SignedConnection,
+    StartRanks,
+    connect,
+    receive,
+)
 from cairn.tasks.trainer.trainer_group import RENDEZVOUS, TrainerGroup, rendezvous_secret
 
 _OPENING_SECONDS = 900.0

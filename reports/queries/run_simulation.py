@@ -13,10 +13,8 @@ from cairn.storage.logs.run_state import RunState
 from cairn.tasks.configuration.settings import BudgetsConfig, CheckpointConfig
 from cairn.tasks.errors import InvalidConfiguration
 from cairn.tasks.policy.attempt_sizes import next_sizes, segment_end
-from cairn.tasks.simulation import failure_trace
-from cairn.tasks.simulation.checkpoint_interval import IntervalComparison, compare_intervals
+from cairn.tasks.simulation import failure_trace, simulated_run
 from cairn.tasks.simulation.failure_trace import DAY_SECONDS, FailureTrace, InvalidTrace
-from cairn.tasks.simulation.simulated_run import SimulatedRun, SimulationPlan, budget_policy, plain_retries, simulate
 
 if TYPE_CHECKING:
     from cairn.tasks.configuration.run_configuration import RunConfig
@@ -80,10 +78,10 @@ class SimulationSummary:
 
     run_id: str | None
     seed: int
-    plan: SimulationPlan
+    plan: simulated_run.SimulationPlan
     trace: TraceSummary
     outcomes: tuple[PolicyOutcome, ...]
-    intervals: IntervalComparison
+    intervals: simulated_run.IntervalComparison
 
 
 def simulate_policies(
@@ -101,13 +99,15 @@ def simulate_policies(
         if options.seeds < 1:
             raise InvalidConfiguration(f"--seeds {options.seeds}: must be at least 1")
         seeds = range(options.seed, options.seed + options.seeds)
-        budgets = budget_policy(config.budgets if config else BudgetsConfig())
-        policies = {"budgets": budgets} | {f"{n} retries": plain_retries(n) for n in PLAIN_RETRIES}
+        budgets = simulated_run.budget_policy(config.budgets if config else BudgetsConfig())
+        policies = {"budgets": budgets} | {f"{n} retries": simulated_run.plain_retries(n) for n in PLAIN_RETRIES}
         outcomes = [
-            _outcome(name, [simulate(plan, trace.failures(random.Random(seed)), policy) for seed in seeds])
+            _outcome(
+                name, [simulated_run.simulate(plan, trace.failures(random.Random(seed)), policy) for seed in seeds]
+            )
             for name, policy in policies.items()
         ]
-        intervals = compare_intervals(plan, trace, range(options.seed, options.seed + _SWEEP_SEEDS))
+        intervals = simulated_run.compare_intervals(plan, trace, range(options.seed, options.seed + _SWEEP_SEEDS))
         between = trace.mean_device_seconds() / plan.devices / 3600
     except (InvalidTrace, ValueError) as error:
         raise InvalidConfiguration(str(error)) from error
@@ -129,7 +129,7 @@ def simulate_policies(
     )
 
 
-def _outcome(policy: str, runs: Sequence[SimulatedRun]) -> PolicyOutcome:
+def _outcome(policy: str, runs: Sequence[simulated_run.SimulatedRun]) -> PolicyOutcome:
     run = sorted(runs, key=lambda one: one.goodput)[len(runs) // 2]
     gpu_hours = run.plan.devices / 3600
     days, goodput = sorted(one.wall_seconds / DAY_SECONDS for one in runs), sorted(one.goodput for one in runs)
@@ -160,7 +160,7 @@ def _outcome(policy: str, runs: Sequence[SimulatedRun]) -> PolicyOutcome:
     )
 
 
-def _trace(options: SimulationOptions, state: RunState | None, plan: SimulationPlan) -> FailureTrace:
+def _trace(options: SimulationOptions, state: RunState | None, plan: simulated_run.SimulationPlan) -> FailureTrace:
     if options.trace:
         try:
             trace = failure_trace.parse_trace(Path(options.trace).read_text(encoding="utf-8"), name=options.trace)
@@ -174,7 +174,9 @@ def _trace(options: SimulationOptions, state: RunState | None, plan: SimulationP
     return trace if wait is None else replace(trace, replacement_seconds=wait)
 
 
-def _plan(options: SimulationOptions, state: RunState | None, config: "RunConfig | None") -> SimulationPlan:
+def _plan(
+    options: SimulationOptions, state: RunState | None, config: "RunConfig | None"
+) -> simulated_run.SimulationPlan:
     checkpoint = config.checkpoint if config else CheckpointConfig()
     run_devices = state.attempts[-1].started.placement.world_size if state and state.attempts else _LLAMA_DEVICES
     measured = _STEP_SECONDS, _CHECKPOINT_SECONDS, _RESTART_SECONDS
@@ -191,7 +193,7 @@ def _plan(options: SimulationOptions, state: RunState | None, config: "RunConfig
         if not (0 < days < float("inf") and 0 < step_seconds < float("inf")):
             raise ValueError(f"days={days}, step_seconds={step_seconds}: must be above 0")
         total_steps = max(round(days * DAY_SECONDS / step_seconds), 1)
-    return SimulationPlan(
+    return simulated_run.SimulationPlan(
         total_steps=total_steps,
         devices=run_devices if options.devices is None else options.devices,
         step_seconds=step_seconds,

@@ -1,31 +1,105 @@
 """Starts and watches this machine's ranks of one trainer (`python -m cairn.tasks.trainer.rank_launcher`).
 
 If one rank exits badly, all are ended within seconds and the parent learns which one; nothing is restarted. Rank 0
-inherits this process's stdin and stdout. On one machine the ranks meet in a file that only this user can reach.
+inherits this process's stdin and stdout. The ranks of one machine meet in a file that only this user can reach,
+those of several in a small key-value store in the first machine's launcher.
 """
 
 import argparse
 import contextlib
 import os
 import signal
+import socket
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from subprocess import Popen
 from types import FrameType
+from typing import Literal
 
+import msgspec
 import psutil
 
 from cairn.storage.stores import child_process
 from cairn.tasks.policy.failures import PEER_LOST_EXIT_CODE
-from cairn.tasks.trainer import rendezvous, trainer_group, trainer_protocol
+from cairn.tasks.trainer import machines, trainer_group, trainer_protocol
 
 _POLL_SECONDS = 0.1
 _GRACE_SECONDS = 2.0
 """After one rank has failed, the time in which the others may exit by themselves."""
 _LOOPBACK = {"linux": "lo", "darwin": "lo0"}
+
+
+class Request(msgspec.Struct, kw_only=True, frozen=True):
+    """What one rank asks: `operation` says what to do with `keys`; `number` is what to add, or the rank that joins."""
+
+    operation: Literal["join", "set", "get", "add", "compare_set", "check", "delete", "count"]
+    keys: tuple[str, ...] = ()
+    value: bytes = b""
+    expected: bytes = b""
+    number: int = 0
+
+
+class Answer(msgspec.Struct, kw_only=True, frozen=True):
+    """The value of a key, or none, and a number: what `add` and `count` return, and 1 for yes elsewhere."""
+
+    value: bytes | None = None
+    number: int = 0
+
+
+class RendezvousValues:
+    """The values under their keys, and who has joined; safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, bytes] = {}
+        self._joined: set[int] = set()
+        self._lock = threading.Lock()
+
+    def answer(self, request: Request) -> Answer:
+        """Do what is asked, at once."""
+        with self._lock:
+            key = request.keys[0] if request.keys else ""
+            present = self._values.get(key)
+            match request.operation:
+                case "join":
+                    is_new = request.number not in self._joined
+                    self._joined.add(request.number)
+                    return Answer(number=int(is_new))
+                case "check":
+                    return Answer(number=int(all(key in self._values for key in request.keys)))
+                case "count":
+                    return Answer(number=len(self._values))
+                case "add":
+                    total = int(present or b"0") + request.number
+                    self._values[key] = str(total).encode()
+                    return Answer(number=total)
+                case "delete":
+                    return Answer(number=int(self._values.pop(key, None) is not None))
+                case "compare_set" if present != request.expected and (present is not None or request.expected):
+                    return Answer(value=request.expected if present is None else present)
+                case "set" | "compare_set":
+                    self._values[key] = request.value
+            return Answer(value=self._values.get(key))
+
+
+@contextlib.contextmanager
+def serving_rendezvous(address: str, secret: bytes) -> Iterator[int]:
+    """Serve at HOST:PORT until the block ends, one thread for each connection; yields the port."""
+    values = RendezvousValues()
+
+    def serve(connection: socket.socket) -> None:
+        ends = (machines.NotAdmitted, machines.ConnectionEnded, OSError, msgspec.MsgspecError)
+        with connection, contextlib.suppress(*ends):
+            peer = machines.admit(connection, secret)
+            while True:
+                request = msgspec.msgpack.decode(peer.receive(), type=Request)
+                peer.send(msgspec.msgpack.encode(values.answer(request)))
+
+    with machines.listening(address, serve) as port:
+        yield port
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -92,7 +166,7 @@ def meeting_place(group: trainer_group.TrainerGroup) -> Iterator[dict[str, str]]
                 **{name: value for name, value in kept.items() if value},
             }
     elif group.node_rank == 0:
-        with rendezvous.serving_rendezvous(group.rendezvous, trainer_group.rendezvous_secret(os.environ)) as port:
+        with serving_rendezvous(group.rendezvous, trainer_group.rendezvous_secret(os.environ)) as port:
             os.write(1, trainer_protocol.encode_message(trainer_protocol.Listening(port=port)))
             yield {trainer_group.RENDEZVOUS: f"{group.host}:{port}"}
     else:

@@ -34,7 +34,8 @@ from cairn.tasks.policy.failures import (
     describe_exception,
 )
 from cairn.tasks.trainer import trainer_group, trainer_protocol
-from cairn.tasks.trainer.rendezvous import Answer, ConnectionEnded, Request, greet
+from cairn.tasks.trainer.machines import ConnectionEnded, greet
+from cairn.tasks.trainer.rank_launcher import Answer, Request
 
 _SPEC, _EXCEPTION, _EXCEPTION_SENT = "spec", "exception", "exception-sent"
 _EXCEPTION_SECONDS = 5.0

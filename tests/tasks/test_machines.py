@@ -7,8 +7,7 @@ from contextlib import closing
 import msgspec
 import pytest
 
-from cairn.tasks.trainer.machines import Machines, RanksEnded, RunEnded, StartRanks, connect, receive
-from cairn.tasks.trainer.rendezvous import SignedConnection
+from cairn.tasks.trainer.machines import Machines, RanksEnded, RunEnded, SignedConnection, StartRanks, connect, receive
 from tests.processes.waiting import wait_until
 
 SECRET = b"0123456789abcdef"

@@ -11,7 +11,7 @@ from torch.distributed import DistNetworkError, FileStore, Store
 
 from cairn.model.training.parallel import is_peer_loss
 from cairn.tasks.errors import TaskError
-from cairn.tasks.trainer.rendezvous import serving_rendezvous
+from cairn.tasks.trainer.rank_launcher import serving_rendezvous
 from cairn.tasks.trainer.trainer_channel import RemoteRankStore, open_rank_store
 
 SECRET = b"0123456789abcdef"

@@ -16,7 +16,6 @@ from cairn.tasks.configuration.settings import BudgetConfig, BudgetsConfig
 from cairn.tasks.policy.budgets import FailureImpact, decide
 from cairn.tasks.policy.failures import Failure
 from cairn.tasks.policy.termination import DecisionAction, TerminationReason
-from cairn.tasks.simulation.checkpoint_interval import compare_intervals, daly_seconds, measure_interval, young_seconds
 from cairn.tasks.simulation.failure_trace import (
     Aftershocks,
     FailureTrace,
@@ -31,9 +30,13 @@ from cairn.tasks.simulation.simulated_run import (
     SimulatedRun,
     SimulationPlan,
     budget_policy,
+    compare_intervals,
+    daly_seconds,
+    measure_interval,
     plain_retries,
     simulate,
     train_until,
+    young_seconds,
 )
 from tests.call_count import count_calls
 from tests.fabricated_run import fabricate
