@@ -19,42 +19,35 @@ SNAPSHOT_SOURCE = "snapshot:"
 SHORTEST_SNAPSHOT_ID = 8
 
 
-class DataConfig(Section):
+class DataConfig(Section, use_attribute_docstrings=True):
     """The text and its tokenizer."""
 
-    sources: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(min_length=1)] = Field(
-        description="files, globs and URLs of the text, or one snapshot:<id> of the store"
-    )
+    sources: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(min_length=1)]
+    """files, globs and URLs of the text, or one snapshot:<id> of the store"""
     # The JSON reader cannot look for quotes, backslashes and control characters.
     text_field: Annotated[str, Field(pattern=r'^[^"\\\x00-\x1f]+$')] = Field(
-        "text",
-        description="field of a JSON line or column of a Parquet file that holds the text",
-        json_schema_extra={"rule": "a name without quotes, backslashes and control characters"},
+        "text", json_schema_extra={"rule": "a name without quotes, backslashes and control characters"}
     )
-    val_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
-        0.1, description="share of the text that is held out for evaluation"
-    )
-    split: Literal["auto", "documents", "end"] = Field(
-        "auto",
-        description="what of files of text is held out: the end of each, or some documents, each by its own hash; "
-        "auto: the end of up to 100 files. Lines of JSON and rows are documents always",
-    )
+    """field of a JSON line or column of a Parquet file that holds the text"""
+    val_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1
+    """share of the text that is held out for evaluation"""
+    split: Literal["auto", "documents", "end"] = "auto"
+    """what of files of text is held out: the end of each, or some documents, each by its own hash; auto: the end of up
+    to 100 files. Lines of JSON and rows are documents always"""
     tokenizer: str = Field(
-        "bpe:1024",
-        description="how text becomes tokens",
-        json_schema_extra={"rule": "bytes, bpe:<vocabulary size> or the path of a tokenizer.json"},
+        "bpe:1024", json_schema_extra={"rule": "bytes, bpe:<vocabulary size> or the path of a tokenizer.json"}
     )
-    tokenizer_bytes: Positive = Field(256 * 1024 * 1024, description="most text that a bpe tokenizer learns from")
-    max_document_bytes: Annotated[int, Field(ge=64)] = Field(
-        256 * 1024, description="longer documents are cut, at a paragraph or a line where there is one"
-    )
-    max_rejected_fraction: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
-        0.01, description="share of the documents that may be unusable before the data is refused"
-    )
-    deduplicate: bool = Field(False, description="leave out documents that are byte for byte equal to an earlier one")
-    weights: tuple[PositiveNumber, ...] = Field(
-        (), description="proportions in which windows are drawn from the sources, one for each; none: all text alike"
-    )
+    """how text becomes tokens"""
+    tokenizer_bytes: Positive = 256 * 1024 * 1024
+    """most text that a bpe tokenizer learns from"""
+    max_document_bytes: Annotated[int, Field(ge=64)] = 256 * 1024
+    """longer documents are cut, at a paragraph or a line where there is one"""
+    max_rejected_fraction: Annotated[float, Field(ge=0.0, le=1.0)] = 0.01
+    """share of the documents that may be unusable before the data is refused"""
+    deduplicate: bool = False
+    """leave out documents that are byte for byte equal to an earlier one"""
+    weights: tuple[PositiveNumber, ...] = ()
+    """proportions in which windows are drawn from the sources, one for each; none: all text alike"""
 
     @field_validator("tokenizer")
     @classmethod

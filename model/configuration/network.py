@@ -24,12 +24,12 @@ _PRESETS: Mapping[str, Mapping[str, Any]] = {
 
 
 class Section(BaseModel):
-    """Base of all sections: immutable, and an unknown key is an error."""
+    """Base of all sections: immutable, an unknown key is an error, and what a key means stands below it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-def _preset(name: str, description: str) -> Any:
+def _preset(name: str) -> Any:
     """Make a field whose default is the architecture's."""
 
     def default(data: Mapping[str, Any]) -> Any:
@@ -38,10 +38,10 @@ def _preset(name: str, description: str) -> Any:
     values = {kind: preset[name] for kind, preset in _PRESETS.items()}
     words = {kind: str(value).lower() if isinstance(value, bool) else value for kind, value in values.items()}
     rule = ", ".join(f"{kind}: {word}" for kind, word in words.items())
-    return Field(default_factory=default, description=description, json_schema_extra={"default_rule": rule})
+    return Field(default_factory=default, json_schema_extra={"default_rule": rule})
 
 
-def _derived(default: Callable[[Mapping[str, Any]], int], rule: str, description: str) -> Any:
+def _derived(default: Callable[[Mapping[str, Any]], int], rule: str) -> Any:
     """Make a field whose default is computed from those before it; 1 where one of these was refused."""
 
     def computed(data: Mapping[str, Any]) -> int:
@@ -50,52 +50,54 @@ def _derived(default: Callable[[Mapping[str, Any]], int], rule: str, description
         except KeyError:
             return 1
 
-    return Field(default_factory=computed, description=description, json_schema_extra={"default_rule": rule})
+    return Field(default_factory=computed, json_schema_extra={"default_rule": rule})
 
 
-class ModelConfig(Section):
+class ModelConfig(Section, use_attribute_docstrings=True):
     """Shape of the network."""
 
-    architecture: Architecture = Field(
-        "gpt2", description="whose values the other keys have by default; each may be set on its own"
-    )
-    n_layer: Positive = Field(4, description="number of transformer layers")
-    n_head: Positive = Field(4, description="number of attention heads in a layer")
-    n_embd: Positive = Field(128, description="embedding width of a token")
-    block_size: Positive = Field(
-        128, description="context length: how far a token can look back", json_schema_extra={"unit": "tokens"}
-    )
-    dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(
-        0.0, description="share of activations that training sets to zero"
-    )
-    n_kv_head: Positive = _derived(
-        lambda data: data["n_head"], "n_head", "number of heads with keys and values, shared by equal groups of heads"
-    )
-    head_size: Positive = _derived(
-        lambda data: data["n_embd"] // data["n_head"], "n_embd / n_head", "width of an attention head"
-    )
-    norm: Literal["layer", "rms"] = _preset("norm", "normalisation before each part of a layer: LayerNorm or RMSNorm")
-    norm_gain: bool = Field(True, description="norms have a learned factor for each number")
-    norm_epsilon: PositiveNumber = _preset("norm_epsilon", "what norms add to the variance")
-    qk_norm: bool = _preset("qk_norm", "queries and keys are normalised by RMSNorm, each head on its own")
-    positions: Literal["learned", "rotary"] = _preset(
-        "positions", "how a token's place is told: a learned table, or queries and keys rotated by it"
-    )
-    rotary_base: PositiveNumber = Field(1e6, description="base of the rotations' wavelengths; with rotary positions")
-    feed_forward: FeedForwardKind = _preset("feed_forward", "function inside the feed-forward part; swiglu is gated")
+    architecture: Architecture = "gpt2"
+    """whose values the other keys have by default; each may be set on its own"""
+    n_layer: Positive = 4
+    """number of transformer layers"""
+    n_head: Positive = 4
+    """number of attention heads in a layer"""
+    n_embd: Positive = 128
+    """embedding width of a token"""
+    block_size: Positive = Field(128, json_schema_extra={"unit": "tokens"})
+    """context length: how far a token can look back"""
+    dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    """share of activations that training sets to zero"""
+    n_kv_head: Positive = _derived(lambda data: data["n_head"], "n_head")
+    """number of heads with keys and values, shared by equal groups of heads"""
+    head_size: Positive = _derived(lambda data: data["n_embd"] // data["n_head"], "n_embd / n_head")
+    """width of an attention head"""
+    norm: Literal["layer", "rms"] = _preset("norm")
+    """normalisation before each part of a layer: LayerNorm or RMSNorm"""
+    norm_gain: bool = True
+    """norms have a learned factor for each number"""
+    norm_epsilon: PositiveNumber = _preset("norm_epsilon")
+    """what norms add to the variance"""
+    qk_norm: bool = _preset("qk_norm")
+    """queries and keys are normalised by RMSNorm, each head on its own"""
+    positions: Literal["learned", "rotary"] = _preset("positions")
+    """how a token's place is told: a learned table, or queries and keys rotated by it"""
+    rotary_base: PositiveNumber = 1e6
+    """base of the rotations' wavelengths; with rotary positions"""
+    feed_forward: FeedForwardKind = _preset("feed_forward")
+    """function inside the feed-forward part; swiglu is gated"""
     n_inner: Positive = _derived(
-        lambda data: INNER_WIDTHS[data["feed_forward"]] * data["n_embd"],
-        "4 n_embd, with swiglu 3 n_embd",
-        "width inside the feed-forward part",
+        lambda data: INNER_WIDTHS[data["feed_forward"]] * data["n_embd"], "4 n_embd, with swiglu 3 n_embd"
     )
-    bias: bool = _preset("bias", "linear layers and layer norms have a bias")
-    ngram_rows: tuple[Positive, ...] = Field(
-        (), description="rows of tables that add a vector for the last two tokens, the last three, and so on"
-    )
-    tied: bool = Field(True, description="the head is the token embedding")
-    zero_projections: bool = Field(
-        False, description="projections back into the residual stream begin as zeros instead of small random numbers"
-    )
+    """width inside the feed-forward part"""
+    bias: bool = _preset("bias")
+    """linear layers and layer norms have a bias"""
+    ngram_rows: tuple[Positive, ...] = ()
+    """rows of tables that add a vector for the last two tokens, the last three, and so on"""
+    tied: bool = True
+    """the head is the token embedding"""
+    zero_projections: bool = False
+    """projections back into the residual stream begin as zeros instead of small random numbers"""
 
     @model_validator(mode="after")
     def _shapes_agree(self) -> Self:

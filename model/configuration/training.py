@@ -18,107 +18,88 @@ UNFROZEN_TRAINING = frozenset(
 """Training keys that do not change which run it is; all others are frozen when the run is opened."""
 
 
-class TrainingConfig(Section):
+class TrainingConfig(Section, use_attribute_docstrings=True):
     """How the network is trained."""
 
-    steps: Positive = Field(description="number of optimizer steps of the run", json_schema_extra={"unit": "steps"})
-    global_batch: Positive = Field(
-        32,
-        description="batch size of one optimizer step, all processes together",
-        json_schema_extra={"unit": "windows"},
-    )
+    steps: Positive = Field(json_schema_extra={"unit": "steps"})
+    """number of optimizer steps of the run"""
+    global_batch: Positive = Field(32, json_schema_extra={"unit": "windows"})
+    """batch size of one optimizer step, all processes together"""
     micro_batch: Positive | Literal["auto"] = Field(
         default_factory=lambda data: int(data.get("global_batch", 1)),
-        description="windows of one forward and backward pass, the unit of the sum of gradients; auto takes the most "
-        "that fit in memory",
         json_schema_extra={"unit": "windows", "default_rule": "global_batch"},
     )
-    optimizer: OptimizerName = Field(
-        "adamw", description="how gradients move weights; muon takes the layers' matrices and leaves the rest to adamw"
-    )
-    lr: PositiveNumber = Field(1e-3, description="learning rate after the warm-up")
-    min_lr: NotNegativeNumber = Field(1e-4, description="learning rate at the last step")
-    muon_lr: PositiveNumber = Field(
-        0.02, description="learning rate of muon's matrices after the warm-up; it rises and falls as lr does"
-    )
+    """windows of one forward and backward pass, the unit of the sum of gradients; auto takes the most that fit in
+    memory"""
+    optimizer: OptimizerName = "adamw"
+    """how gradients move weights; muon takes the layers' matrices and leaves the rest to adamw"""
+    lr: PositiveNumber = 1e-3
+    """learning rate after the warm-up"""
+    min_lr: NotNegativeNumber = 1e-4
+    """learning rate at the last step"""
+    muon_lr: PositiveNumber = 0.02
+    """learning rate of muon's matrices after the warm-up; it rises and falls as lr does"""
     warmup_steps: NotNegative = Field(
         default_factory=lambda data: min(2000, int(data.get("steps", 0)) // 10),
-        description="steps in which the learning rate rises from 0 to lr",
         json_schema_extra={"default_rule": "a tenth of steps, at most 2000"},
     )
-    schedule: Literal["cosine", "wsd"] = Field(
-        "cosine",
-        description="how the learning rate falls: cosine from the warm-up on; wsd stays at lr and falls linearly at "
-        "the end, so that a fork from before that can go on",
-    )
-    decay_fraction: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
-        0.2, description="share of the steps in which a wsd schedule falls"
-    )
-    weight_decay: NotNegativeNumber = Field(
-        0.1, description="weight decay of matrices and tables; apart from the gradient with adamw and muon, else in it"
-    )
+    """steps in which the learning rate rises from 0 to lr"""
+    schedule: Literal["cosine", "wsd"] = "cosine"
+    """how the learning rate falls: cosine from the warm-up on; wsd stays at lr and falls linearly at the end, so that a
+    fork from before that can go on"""
+    decay_fraction: Annotated[float, Field(gt=0.0, le=1.0)] = 0.2
+    """share of the steps in which a wsd schedule falls"""
+    weight_decay: NotNegativeNumber = 0.1
+    """weight decay of matrices and tables; apart from the gradient with adamw and muon, else in it"""
     betas: tuple[Beta, Beta] = Field(
-        (0.9, 0.95),
-        description="decay rates of adam's and adamw's first and second moment of the gradient",
-        json_schema_extra={"rule": "a list of two numbers of at least 0 and below 1"},
+        (0.9, 0.95), json_schema_extra={"rule": "a list of two numbers of at least 0 and below 1"}
     )
+    """decay rates of adam's and adamw's first and second moment of the gradient"""
     momentum: Beta = Field(
         default_factory=lambda data: 0.95 if data.get("optimizer") == "muon" else 0.9,
-        description="decay rate of the gradients' sum that momentum and muon keep",
         json_schema_extra={"default_rule": "momentum: 0.9, muon: 0.95"},
     )
-    z_loss: NotNegativeNumber = Field(
-        0.0,
-        description="weight of the squared logarithm of the head's sum, which keeps scores small; the recorded loss is "
-        "without it",
-    )
-    grad_clip: NotNegativeNumber = Field(1.0, description="greatest norm of a gradient; 0 clips nothing")
-    precision: Precision = Field(
-        "auto", description="number format of the arithmetic; auto takes the fastest with reproducible bits"
-    )
-    compile: bool = Field(False, description="use torch.compile")
-    kernels: Kernels = Field(
-        "auto", description="implementation of layers and loss; auto takes the fastest with reproducible bits"
-    )
-    mask_documents: bool = Field(False, description="attention stays within a document")
-    init_from: Annotated[str, Field(min_length=1)] | None = Field(
-        None,
-        description="folder of a Hugging Face model (GPT-2, Llama, Qwen3) whose weights the run begins with, instead "
-        "of random ones",
-    )
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(
-        1337, description="seed of initial weights, dropout and the order of windows"
-    )
+    """decay rate of the gradients' sum that momentum and muon keep"""
+    z_loss: NotNegativeNumber = 0.0
+    """weight of the squared logarithm of the head's sum, which keeps scores small; the recorded loss is without it"""
+    grad_clip: NotNegativeNumber = 1.0
+    """greatest norm of a gradient; 0 clips nothing"""
+    precision: Precision = "auto"
+    """number format of the arithmetic; auto takes the fastest with reproducible bits"""
+    compile: bool = False
+    """use torch.compile"""
+    kernels: Kernels = "auto"
+    """implementation of layers and loss; auto takes the fastest with reproducible bits"""
+    mask_documents: bool = False
+    """attention stays within a document"""
+    init_from: Annotated[str, Field(min_length=1)] | None = None
+    """folder of a Hugging Face model (GPT-2, Llama, Qwen3) whose weights the run begins with, instead of random ones"""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 1337
+    """seed of initial weights, dropout and the order of windows"""
     device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")] = Field(
-        "auto",
-        description="device that trains; auto takes a CUDA device where there is one; mps is Apple's GPU",
-        json_schema_extra={"rule": "auto, cpu, cuda, cuda:<number> or mps"},
+        "auto", json_schema_extra={"rule": "auto, cpu, cuda, cuda:<number> or mps"}
     )
-    activation_checkpointing: bool = Field(
-        False, description="compute activations again in the backward pass: less memory, more time, equal bits"
-    )
-    on_oom: Literal["recompute", "halve"] = Field(
-        "recompute",
-        description="what is tried first after out-of-memory: recompute activations, which keeps the bits, or halve "
-        "the micro-batch, which is faster and changes them",
-    )
-    probe_every_steps: NotNegative = Field(
-        100, description="steps between losses of the training network on held-out text, for the curve; 0 never"
-    )
-    probe_batches: Positive = Field(4, description="held-out batches of one probe, of 8 windows each")
-    sample_tokens: NotNegative = Field(120, description="length of the text sample drawn with each probe")
-    threads: Positive | Literal["auto"] = Field(
-        "auto",
-        description="CPU threads of each process that trains, which are part of the arithmetic; auto takes its share "
-        "of the cores when the run is opened, or fewer where measured steps are far faster with them",
-    )
-    processes: Positive | Literal["auto"] = Field(
-        1, description="processes that train together on each machine; auto takes one for each visible GPU"
-    )
-    parallel: Parallel = Field(
-        "ddp", description="how several processes share the network: ddp replicates it, fsdp splits it"
-    )
-    memory_check: bool = Field(True, description="refuse a micro_batch whose estimated memory exceeds the free memory")
+    """device that trains; auto takes a CUDA device where there is one; mps is Apple's GPU"""
+    activation_checkpointing: bool = False
+    """compute activations again in the backward pass: less memory, more time, equal bits"""
+    on_oom: Literal["recompute", "halve"] = "recompute"
+    """what is tried first after out-of-memory: recompute activations, which keeps the bits, or halve the micro-batch,
+    which is faster and changes them"""
+    probe_every_steps: NotNegative = 100
+    """steps between losses of the training network on held-out text, for the curve; 0 never"""
+    probe_batches: Positive = 4
+    """held-out batches of one probe, of 8 windows each"""
+    sample_tokens: NotNegative = 120
+    """length of the text sample drawn with each probe"""
+    threads: Positive | Literal["auto"] = "auto"
+    """CPU threads of each process that trains, which are part of the arithmetic; auto takes its share of the cores when
+    the run is opened, or fewer where measured steps are far faster with them"""
+    processes: Positive | Literal["auto"] = 1
+    """processes that train together on each machine; auto takes one for each visible GPU"""
+    parallel: Parallel = "ddp"
+    """how several processes share the network: ddp replicates it, fsdp splits it"""
+    memory_check: bool = True
+    """refuse a micro_batch whose estimated memory exceeds the free memory"""
 
     @field_validator("micro_batch", mode="before")
     @classmethod

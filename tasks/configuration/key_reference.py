@@ -69,7 +69,7 @@ def list_keys() -> tuple[ConfigurationKey, ...]:
         unit = next((unit for suffix, unit in _UNIT_SUFFIXES.items() if name.endswith(f"_{suffix}")), "")
         described = ConfigurationKey(
             key=key,
-            meaning=field["description"],
+            meaning=" ".join(field["description"].split()),
             unit=field.get("unit", unit),
             rule=_rule(field),
             default=default,
@@ -97,7 +97,7 @@ def meaning_of(key: str) -> str:
         field = model.model_fields[part]
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             model = field.annotation
-    return (field.description or "").partition(";")[0]
+    return " ".join((field.description or "").partition(";")[0].split())
 
 
 def suggest_key(unknown: str) -> ConfigurationKey | None:
