@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from cairn.model.configuration.parameter_table import family_of
+from cairn.model.configuration.network import family_of
 from cairn.model.errors import InvalidInput
 from cairn.operations.text_sampling import open_run_model
 from cairn.reports.queries import alias_history, run_lookup

@@ -112,7 +112,7 @@ class RunSampler:
 
     def write(self, seed: int, show: Callable[[str], None]) -> Sample:
         """Continue the prompt; calls `show` with the prompt, then with each piece of text as it is drawn."""
-        from cairn.model.inference.generation import Sampling, TextStream, generate_stream
+        from cairn.model.inference.prediction import Sampling, TextStream, generate_stream
 
         opened, reference, request = self._opened, self._reference, self._request
         if opened is None or reference is None:

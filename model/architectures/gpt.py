@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from cairn.model.architectures.attention import Attention, KeyValueCache, rotations
-from cairn.model.configuration.network import ModelConfig
-from cairn.model.configuration.parameter_table import WIDENED, parameter_table
+from cairn.model.configuration.network import WIDENED, ModelConfig, parameter_table
 from cairn.model.errors import InvalidInput
 from cairn.model.kernels.fused_block import fused_block, uses_fused_block
 

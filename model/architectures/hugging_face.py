@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from cairn.model.configuration.network import ModelConfig
-from cairn.model.configuration.parameter_table import Family, Parameter, family_of, parameter_table
+from cairn.model.configuration.network import Family, ModelConfig, Parameter, family_of, parameter_table
 from cairn.model.errors import InvalidInput
 
 Arrays = Mapping[str, NDArray[Any]]

@@ -8,10 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from math import ceil
 
-from cairn.model.configuration import micro_batches
-from cairn.model.configuration.network import ModelConfig
-from cairn.model.configuration.parameter_table import WIDENED, layer_matrices, parameter_table
-from cairn.model.configuration.training import OptimizerName, TrainingConfig
+from cairn.model.configuration.network import WIDENED, ModelConfig, layer_matrices, parameter_table
+from cairn.model.configuration.training import OptimizerName, TrainingConfig, first_micro_batch, smaller_micro_batch
 from cairn.model.kernels import block_sizes
 from cairn.model.kernels.block_sizes import saved_probabilities
 
@@ -105,10 +103,8 @@ def estimate_memory(
     parameters = count_parameters(model, vocab_size)
     shards = place.processes if training.parallel == "fsdp" else 1
     share, on_cuda = -(-training.global_batch // place.processes), place.on_cuda
-    windows = min(micro_batch, share)
-    step = StepMemory(
-        model, training, vocab_size, windows, recompute, parameters=parameters, on_cuda=on_cuda, shards=shards
-    )
+    windows, sizes = min(micro_batch, share), {"parameters": parameters, "shards": shards}
+    step = StepMemory(model, training, vocab_size, windows, recompute, on_cuda=on_cuda, **sizes)
     sums = (ceil(share / micro_batch) - 1).bit_length()  # partial sums of gradients beside the one being made
     held_out = list(held_out_moments(model, vocab_size, on_cuda=on_cuda, is_masked=training.mask_documents))
     moments = list(step.moments(sums=min(sums, 1) if shards > 1 else sums))
@@ -157,12 +153,12 @@ def largest_micro_batch(
 ) -> int | None:
     """Halve a process's share of the batch until it fits `memory_bytes`; returns windows, None if none does."""
     batch, processes, mode = training.global_batch, place.processes, training.parallel
-    windows = micro_batches.first_micro_batch(batch, processes=processes, mode=mode)
+    windows = first_micro_batch(batch, processes=processes, mode=mode)
     while windows:
         estimate = estimate_memory(model, training, vocab_size, micro_batch=windows, recompute=recompute, place=place)
         if estimate.total_bytes <= memory_bytes:
             return windows
-        windows = micro_batches.smaller_micro_batch(batch, windows, processes=processes, mode=mode)
+        windows = smaller_micro_batch(batch, windows, processes=processes, mode=mode)
     return None
 
 

@@ -13,8 +13,7 @@ import psutil
 import torch
 from torch import Tensor
 
-from cairn.model.configuration.network import ModelConfig
-from cairn.model.configuration.parameter_table import parameter_table
+from cairn.model.configuration.network import ModelConfig, parameter_table
 from cairn.model.configuration.training import Precision
 from cairn.model.estimates.numerics import MachineSpeed
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Muon, Optimizer
 
 from cairn.model.architectures.gpt import GPT
-from cairn.model.configuration.parameter_table import parameter_table
+from cairn.model.configuration.network import parameter_table
 from cairn.model.configuration.training import TrainingConfig
 
 

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.distributed_c10d import Store
 
 from cairn.model.architectures.gpt import GPT
-from cairn.model.configuration.micro_batches import split_batch
-from cairn.model.configuration.training import Parallel
+from cairn.model.configuration.training import Parallel, split_batch
 from cairn.model.kernels.block_sizes import EXCHANGE_BYTES
 
 _PEER_LOSS_MESSAGES = (

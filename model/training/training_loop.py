@@ -1,20 +1,24 @@
-"""Trains up to a step and reports every step on the way, with held-out losses and sample texts."""
+"""Trains up to a step and reports every step on the way, with held-out losses and sample texts; times steps."""
 
 import itertools
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median_low
+from statistics import median, median_low
 
+import numpy as np
 import torch
 
 from cairn.model.architectures.gpt import GPT
-from cairn.model.data.token_windows import TokenWindows
+from cairn.model.configuration.network import ModelConfig
+from cairn.model.configuration.training import TrainingConfig
+from cairn.model.data import sample_order, token_windows
 from cairn.model.errors import InvalidInput, NonFiniteLoss
 from cairn.model.estimates.utilization import flops_per_token, peak_flops, read_memory_bytes
-from cairn.model.inference import evaluation, generation
+from cairn.model.inference import prediction
+from cairn.model.training import determinism
 from cairn.model.training.train_state import TrainState
 from cairn.model.training.training_step import (
     DeferredStep,
@@ -62,7 +66,7 @@ class StepResult:
 class Probe:
     """Measures a fixed slice of held-out windows every `every_steps` steps and samples text after `prompt_ids`."""
 
-    windows: TokenWindows
+    windows: token_windows.TokenWindows
     every_steps: int
     batches: int
     batch_size: int
@@ -80,10 +84,10 @@ class Probe:
 
     def measure(self, model: GPT) -> tuple[float, str | None]:
         """Return loss in nats per token, and text unless `sample_tokens` is 0; mode and generators stay unchanged."""
-        loss, _ = evaluation.held_out_loss(model, self.windows, batches=self.batches, batch_size=self.batch_size)
+        loss, _ = prediction.held_out_loss(model, self.windows, batches=self.batches, batch_size=self.batch_size)
         if self.sample_tokens == 0:
             return loss, None
-        ids = generation.generate(model, self.prompt_ids, new_tokens=self.sample_tokens, temperature=0.8, top_k=50)
+        ids = prediction.generate(model, self.prompt_ids, new_tokens=self.sample_tokens, temperature=0.8, top_k=50)
         return loss, self.decode(ids)
 
 
@@ -265,3 +269,45 @@ def _check(state: TrainState, inputs: StepInputs, *, until_step: int) -> None:
             f"windows of block_size={windows.block_size}, vocab_size={windows.vocab_size} must fit the model's "
             f"{model.config.block_size} and {model.vocab_size}"
         )
+
+
+_CPU = torch.device("cpu")
+_TOKENS, _VOCABULARY = 256, 1024
+_FEWEST_TURNS, _MOST_TURNS, _BUDGET_SECONDS = 3, 9, 0.15
+"""A turn is one step with each number of threads; after the fewest turns none begins when the seconds are spent."""
+
+
+def time_steps(
+    model: ModelConfig,
+    training: TrainingConfig,
+    threads: Sequence[int],
+    *,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Mapping[int, float]:
+    """Return the median seconds of a step for each number of threads, in turns, so that other load meets all alike."""
+    before = torch.get_num_threads()
+    found: dict[int, list[float]] = {count: [] for count in threads}
+    with determinism.keeping_generators(_CPU):
+        rows = max(1, min(training.global_batch, _TOKENS // model.block_size))
+        changes = dict(steps=1000, global_batch=rows, micro_batch=rows, compile=False, mask_documents=False)
+        few = training.model_copy(update=changes)
+        tokens = np.random.default_rng(0).integers(0, _VOCABULARY, (rows + 1) * model.block_size + 1)
+        windows = token_windows.TokenWindows([tokens.astype(np.uint16)], model.block_size, _VOCABULARY)
+        order = sample_order.SampleOrder(window_count=windows.window_count, seed=0, global_batch=rows)
+        state = TrainState.create(model.model_copy(update={"n_layer": 1}), few, _VOCABULARY, _CPU)
+        state.model.train()
+        inputs = StepInputs(windows=windows, order=order, training=few, micro_batch=rows)
+        try:
+            take_step(state, inputs)  # kernels are chosen and memory is taken in the first step
+            began = clock()
+            for turn in range(_MOST_TURNS):
+                if turn >= _FEWEST_TURNS and clock() - began > _BUDGET_SECONDS:
+                    break
+                for count in threads:
+                    torch.set_num_threads(count)
+                    started = clock()
+                    take_step(state, inputs)
+                    found[count].append(clock() - started)
+        finally:
+            torch.set_num_threads(before)
+    return {count: median(seconds) for count, seconds in found.items()}

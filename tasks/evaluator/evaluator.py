@@ -19,8 +19,7 @@ import msgspec
 
 from cairn.model.data.sample_order import window_range
 from cairn.model.data.token_windows import TokenWindows
-from cairn.model.inference.evaluation import evaluate, held_out_loss
-from cairn.model.inference.generation import generate
+from cairn.model.inference.prediction import evaluate, generate, held_out_loss
 from cairn.model.training.determinism import make_deterministic, resolve_device
 from cairn.storage.stores.object_store import describe_file
 from cairn.storage.stores.open_store import open_store

@@ -3,8 +3,13 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from cairn.model.configuration.micro_batches import first_micro_batch, smaller_micro_batch, split_batch
-from cairn.model.configuration.training import Parallel, TrainingConfig
+from cairn.model.configuration.training import (
+    Parallel,
+    TrainingConfig,
+    first_micro_batch,
+    smaller_micro_batch,
+    split_batch,
+)
 from cairn.model.errors import InvalidInput
 from cairn.storage.logs import run_entries, run_state
 from cairn.tasks.configuration.settings import CheckpointConfig

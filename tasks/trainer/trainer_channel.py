@@ -23,7 +23,7 @@ import torch
 from torch.distributed import DistNetworkError, FileStore, PrefixStore, Store  # type: ignore[attr-defined]
 
 from cairn.model.estimates.utilization import measure_machine
-from cairn.model.training import determinism, parallel, thread_trial
+from cairn.model.training import determinism, parallel, training_loop
 from cairn.storage.stores.child_process import die_with_starting_thread
 from cairn.tasks.errors import TaskError
 from cairn.tasks.policy.failures import (
@@ -177,7 +177,7 @@ class ParentChannel:
                 case trainer_protocol.ThreadTrial() as trial:
                     self.send(
                         trainer_protocol.TrialDone(
-                            step_seconds=thread_trial.time_steps(trial.model, trial.training, trial.candidates)
+                            step_seconds=training_loop.time_steps(trial.model, trial.training, trial.candidates)
                         )
                     )
                 case trainer_protocol.SpeedTrial():

@@ -29,7 +29,7 @@ import cairn
 from cairn.model.architectures.gpt import GPT
 from cairn.model.configuration.network import ModelConfig
 from cairn.model.data.token_windows import TokenWindows
-from cairn.model.inference.evaluation import held_out_loss
+from cairn.model.inference.prediction import held_out_loss
 
 ROOT = Path(__file__).parents[2]
 EVERY = ("--device=cpu", "--compile=False", "--log_interval=1")

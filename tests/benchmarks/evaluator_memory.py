@@ -31,8 +31,7 @@ def main() -> None:
 
     from cairn.model.architectures.gpt import GPT
     from cairn.model.data.token_windows import TokenWindows
-    from cairn.model.inference.evaluation import evaluate
-    from cairn.model.inference.generation import generate
+    from cairn.model.inference.prediction import evaluate, generate
     from cairn.model.training.determinism import make_deterministic
 
     case = MemoryCase(**json.loads(sys.argv[1]))

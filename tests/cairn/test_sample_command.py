@@ -112,7 +112,7 @@ def test_a_new_text_is_not_over_before_it_has_begun_and_a_prompt_may_be_the_whol
     bard: WritingRun, here: None, monkeypatch: pytest.MonkeyPatch, prompt: str, text: str, tokens: int
 ) -> None:
     drawn = [bard.manifest.end_of_text_id, *b"ab", bard.manifest.end_of_text_id, *b"c"]
-    monkeypatch.setattr("cairn.model.inference.generation.generate_stream", lambda *arguments, **settings: iter(drawn))
+    monkeypatch.setattr("cairn.model.inference.prediction.generate_stream", lambda *arguments, **settings: iter(drawn))
     sampler = RunSampler(bard.log, SampleRequest(prompt=prompt))
     sampler.load(bard.commit(10))
     written = sampler.write(0, lambda piece: None)

@@ -7,7 +7,7 @@ import torch
 
 from cairn.model.data.token_windows import TokenWindows
 from cairn.model.errors import InvalidInput
-from cairn.model.inference.evaluation import evaluate, held_out_loss
+from cairn.model.inference.prediction import evaluate, held_out_loss
 from cairn.model.kernels import head_loss
 from tests.model.tiny_run import TinyRun
 

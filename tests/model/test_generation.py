@@ -9,8 +9,7 @@ from cairn.model.architectures.attention import KeyValueCache
 from cairn.model.architectures.gpt import GPT
 from cairn.model.configuration.network import ModelConfig
 from cairn.model.errors import InvalidInput, ModelError
-from cairn.model.inference.evaluation import evaluation_mode
-from cairn.model.inference.generation import Sampling, generate, generate_stream
+from cairn.model.inference.prediction import Sampling, evaluation_mode, generate, generate_stream
 from tests.model.tiny_run import TinyRun
 
 VOCAB, END = 61, 7

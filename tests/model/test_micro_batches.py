@@ -4,7 +4,7 @@ from itertools import chain
 
 import pytest
 
-from cairn.model.configuration.micro_batches import possible_processes, smaller_micro_batch, split_batch
+from cairn.model.configuration.training import possible_processes, smaller_micro_batch, split_batch
 from cairn.model.errors import InvalidInput
 
 

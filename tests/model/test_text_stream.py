@@ -7,7 +7,7 @@ from tokenizers import Tokenizer as Library
 from tokenizers import decoders, models
 
 from cairn.model.data.tokenizer import Tokenizer
-from cairn.model.inference.generation import TextStream
+from cairn.model.inference.prediction import TextStream
 
 BYTES = Tokenizer.bytes()
 

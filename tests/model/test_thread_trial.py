@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cairn.model.estimates.numerics import choose_threads, thread_candidates
-from cairn.model.training.thread_trial import time_steps
+from cairn.model.training.training_loop import time_steps
 from tests.model.tiny_run import TinyRun
 
 

@@ -17,12 +17,11 @@ from safetensors import safe_open
 from cairn.model.architectures.gpt import GPT
 from cairn.model.architectures.hugging_face import check_settings, parse_config, to_hugging_face
 from cairn.model.configuration.data import DataConfig
-from cairn.model.configuration.network import ModelConfig
-from cairn.model.configuration.parameter_table import parameter_table
+from cairn.model.configuration.network import ModelConfig, parameter_table
 from cairn.model.data.tokenizer import Tokenizer
 from cairn.model.errors import InvalidInput
 from cairn.model.estimates.size_estimate import count_parameters
-from cairn.model.inference.generation import generate
+from cairn.model.inference.prediction import generate
 from cairn.model.kernels.head_loss import token_loss
 from cairn.storage.snapshots.data_snapshot import open_snapshot
 from cairn.tasks.data.foreign_tokenizer import parse_tokenizer

@@ -12,7 +12,7 @@ from cairn.model.configuration.network import ModelConfig
 from cairn.model.configuration.training import TrainingConfig
 from cairn.model.data.sample_order import SampleOrder
 from cairn.model.data.token_windows import TokenWindows
-from cairn.model.inference.evaluation import held_out_loss
+from cairn.model.inference.prediction import held_out_loss
 from cairn.model.training.train_state import TrainState
 from cairn.model.training.training_loop import StepObserver, StepResult, train_until
 from cairn.model.training.training_step import StepInputs

@@ -11,7 +11,7 @@ import pytest
 
 from cairn.flows.operations.checkpoint_evaluation import plan_evaluation
 from cairn.model.data.token_windows import TokenWindows
-from cairn.model.inference.evaluation import held_out_loss
+from cairn.model.inference.prediction import held_out_loss
 from cairn.storage.logs.run_entries import EvaluationFailed, EvaluationRecorded
 from cairn.storage.snapshots.data_snapshot import open_snapshot
 from cairn.storage.stores.local_store import LocalStore

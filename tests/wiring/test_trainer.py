@@ -13,7 +13,7 @@ import torch
 
 from cairn.model.data.token_windows import TokenWindows
 from cairn.model.errors import BadBatch, LossExploded
-from cairn.model.inference.evaluation import held_out_loss
+from cairn.model.inference.prediction import held_out_loss
 from cairn.model.training.parallel import Ranks
 from cairn.storage.checkpoints.checkpoint import load_checkpoint
 from cairn.storage.logs.run_entries import StagedCheckpoint

@@ -5,7 +5,7 @@ from tests.wiring.mutant import key, mutant
 STEP, SETUP = "model/training/training_step.py", "tasks/trainer/training_setup.py"
 OPTIMIZER, TRAINER = "model/training/optimizer.py", "tasks/trainer/trainer.py"
 EVALUATOR, RUN = "tasks/evaluator/evaluator.py", "tasks/evaluator/evaluation_run.py"
-PLAN, HELD_OUT = "flows/operations/checkpoint_evaluation.py", "model/inference/evaluation.py"
+PLAN, HELD_OUT = "flows/operations/checkpoint_evaluation.py", "model/inference/prediction.py"
 TESTS, EVALUATIONS = "tests/wiring/test_trainer.py", "tests/wiring/test_evaluator.py"
 CLIPPED = f"{TESTS}::test_a_gradient_is_cut_to_its_greatest_norm"
 SPIKE = f"{TESTS}::test_a_diverged_run_blames_exactly_the_windows_of_the_spike"
