@@ -1,6 +1,6 @@
 """EleutherAI's lm-evaluation-harness as an evaluator: its tasks on a model directory, its numbers as one JSON object.
 
-Needs the extra `eval` (`pip install 'cairn-train[eval]'`). Offline unless told otherwise: tasks by name need their data
+Needs the extra `eval` (`pip install 'cairn-train[eval]'`). Offline without --online: tasks by name need their data
 in the cache of `datasets`; a task of one's own is a YAML file of the harness beside its JSON lines, both named on the
 command line, so that editing either makes another suite.
 """
@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 
-def arguments() -> argparse.Namespace:
-    """What to measure, and the model's folder last."""
+def parse_arguments() -> argparse.Namespace:
+    """Return the tasks to run and the folder of the model."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tasks", default="", help="names of the harness's own tasks, by comma")
     parser.add_argument("--task-file", type=Path, help="YAML of a task of one's own")
@@ -27,7 +27,7 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def own_task(file: Path, data: Path | None) -> dict[str, Any]:
+def read_task(file: Path, data: Path | None) -> dict[str, Any]:
     """Read a task of one's own; its documents come from `data`."""
     import yaml
 
@@ -37,13 +37,13 @@ def own_task(file: Path, data: Path | None) -> dict[str, Any]:
     return task
 
 
-def measured(given: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """Run the harness; numbers by task and metric."""
+def measure(given: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """Run the harness and return its numbers by task and metric."""
     import lm_eval
 
     tasks: list[Any] = [name for name in given.tasks.split(",") if name]
     if given.task_file is not None:
-        tasks.append(own_task(given.task_file, given.data))
+        tasks.append(read_task(given.task_file, given.data))
     device = os.environ.get("CAIRN_DEVICE", "cpu")
     found = lm_eval.simple_evaluate(
         model="hf",
@@ -54,11 +54,11 @@ def measured(given: argparse.Namespace) -> dict[str, dict[str, float]]:
         limit=given.limit,
         bootstrap_iters=0,
     )
-    return {name: dict(numbers(result)) for name, result in found["results"].items()}
+    return {name: dict(finite_numbers(result)) for name, result in found["results"].items()}
 
 
-def numbers(result: dict[str, Any]) -> list[tuple[str, float]]:
-    """The finite numbers of a result; `acc,none` is the metric acc without a filter."""
+def finite_numbers(result: dict[str, Any]) -> list[tuple[str, float]]:
+    """Return the finite numbers of a result; `acc,none` is the metric acc without a filter."""
     return [
         (name.removesuffix(",none"), float(value))
         for name, value in result.items()
@@ -68,7 +68,7 @@ def numbers(result: dict[str, Any]) -> list[tuple[str, float]]:
 
 def main() -> None:
     """Print one JSON object; whatever libraries print goes to stderr."""
-    given = arguments()
+    given = parse_arguments()
     if not given.online:
         os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -78,7 +78,7 @@ def main() -> None:
         import lm_eval  # noqa: F401
     except ImportError as error:
         sys.exit(f"lm-evaluation-harness is not installed: {error}; pip install 'cairn-train[eval]'")
-    json.dump(measured(given), out)
+    json.dump(measure(given), out)
     out.close()
 
 

@@ -28,7 +28,7 @@ class DirectoryModel:
         self.weights = load_file(folder / "model.safetensors")
 
     def logits(self, ids: torch.Tensor) -> torch.Tensor:
-        """Logits after the last of `ids` (T)."""
+        """Return the logits after the last of `ids` (T)."""
         ids = ids[-self.config["n_positions"] :]
         x = self.weights["transformer.wte.weight"][ids] + self.weights["transformer.wpe.weight"][: len(ids)]
         for layer in range(self.config["n_layer"]):
@@ -56,16 +56,16 @@ class DirectoryModel:
         return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, self.config["layer_norm_epsilon"])
 
 
-def written(model: DirectoryModel, begin: int) -> list[int]:
-    """Write greedily from one token on."""
+def write_greedily(model: DirectoryModel, begin: int) -> list[int]:
+    """Return the token and the likeliest ones after it."""
     ids = [begin]
     for _ in range(TOKENS):
         ids.append(int(model.logits(torch.tensor(ids)).argmax()))
     return ids
 
 
-def looping(ids: list[int], longest: int = 16) -> float:
-    """Share of tokens that lie in a copy of the up to `longest` tokens right before them."""
+def loop_share(ids: list[int], longest: int = 16) -> float:
+    """Return the share of tokens that lie in a copy of the up to `longest` tokens right before them."""
     copied = [False] * len(ids)
     for length in range(1, longest + 1):
         for end in range(2 * length, len(ids) + 1):
@@ -80,13 +80,13 @@ def main() -> None:
     first = model.logits(torch.tensor([model.config["eos_token_id"]]))
     begins = first.topk(min(TEXTS, len(first))).indices.tolist()
     with torch.inference_mode():
-        texts = [written(model, begin) for begin in begins]
+        texts = [write_greedily(model, begin) for begin in begins]
     pairs = [set(pairwise(ids)) for ids in texts]
     probabilities = first.softmax(0)
     entropy = -(probabilities * probabilities.clamp_min(1e-30).log()).sum()
     numbers = {
         "distinct_2": sum(len(found) for found in pairs) / sum(len(ids) - 1 for ids in texts),
-        "loop": sum(looping(ids) for ids in texts) / len(texts),
+        "loop": sum(loop_share(ids) for ids in texts) / len(texts),
         "first_token": {"entropy_nats": float(entropy), "of_uniform": float(entropy) / math.log(len(first))},
     }
     print(json.dumps(numbers))

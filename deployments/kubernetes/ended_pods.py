@@ -25,13 +25,13 @@ def main(path: Path) -> None:
     """Ask, and write the file whatever comes of it."""
     lines = list[str]()
     try:
-        lines = [f"{host} {reason}\n" for _, host, reason in sorted(ended(pods()))]
+        lines = [f"{host} {reason}\n" for _, host, reason in sorted(list_ends(failed_pods()))]
     except (OSError, ValueError) as error:
         print(f"why other pods ended is not known: {error}", file=sys.stderr)
     path.write_text("".join(lines), encoding="utf-8")
 
 
-def pods() -> list[Mapping[str, Any]]:
+def failed_pods() -> list[Mapping[str, Any]]:
     """Return the pods of this namespace that have failed."""
     host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ.get("KUBERNETES_SERVICE_PORT_HTTPS", "443")
     namespace, token = ((ACCOUNT / name).read_text(encoding="utf-8").strip() for name in ("namespace", "token"))
@@ -44,7 +44,7 @@ def pods() -> list[Mapping[str, Any]]:
         return found
 
 
-def ended(found: list[Mapping[str, Any]]) -> Iterator[tuple[str, str, str]]:
+def list_ends(found: list[Mapping[str, Any]]) -> Iterator[tuple[str, str, str]]:
     """Yield when, where and why pods ended, where Kubernetes gives a reason."""
     for pod in found:
         status = pod["status"]
@@ -57,8 +57,8 @@ def ended(found: list[Mapping[str, Any]]) -> Iterator[tuple[str, str, str]]:
         disruptions = [item for item in status.get("conditions", ()) if item["type"] == "DisruptionTarget"]
         reasons = [item.get("reason", "") for item in (*ends, status, *disruptions)]
         at = max((item.get("finishedAt") or "" for item in ends), default="") or status.get("startTime", "")
-        if told := [reason for reason in reasons if reason not in SAYS_NOTHING]:
-            yield at, host, told[0]
+        if given := [reason for reason in reasons if reason not in SAYS_NOTHING]:
+            yield at, host, given[0]
 
 
 if __name__ == "__main__":
