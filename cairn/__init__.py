@@ -1,4 +1,4 @@
-"""What a person uses: the command and, from Python, `cairn.open` and `cairn.train`."""
+"""The command `cairn` and, from Python, `cairn.open` and `cairn.train`."""
 
 from cairn.api import Run, Store, TrainingStopped, open, train
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class TrainingStopped(Exception):
-    """`cairn train` left before the run was finished; `exit_code` is the command's, the message what it said."""
+    """`cairn train` ended before the run was finished; `exit_code` is the command's, the message its last lines."""
 
     def __init__(self, exit_code: int, said: str) -> None:
         super().__init__(said or f"cairn train exited with {exit_code}")
@@ -44,7 +44,7 @@ class Run:
 
     @property
     def status(self) -> "RunStatus":
-        """State, step, owner, budgets left, and what happens next, as in `cairn status`."""
+        """State, step, owner, budgets left and next action, as in `cairn status`."""
         from cairn.reports.queries.run_status import read_status
 
         self.log.refresh()

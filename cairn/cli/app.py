@@ -92,7 +92,7 @@ def complete_reference(context: "CompletionContext") -> Iterator[tuple[str, str]
 
 
 def complete_argument(context: "CompletionContext") -> Iterator[str | tuple[str, str]]:
-    """Yield what may stand in the place of any other argument: choices, runs, keys, names of files that ship, files."""
+    """Yield the words for any other argument: its choices, runs, keys, names of shipped files, files."""
     argument, name, word = context.argument, context.argument.names[0], context.incomplete
     yield from argument.get_choices(force=True) or ()
     if name in ("--run", "--run-id"):

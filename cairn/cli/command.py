@@ -38,7 +38,7 @@ _ERRORS: tuple[tuple[tuple[type[BaseException], ...], ExitCode], ...] = (
 _KINDS = {int: "a whole number", float: "a number"}
 _GROUPS: Mapping[str, Mapping[str, str]] = {
     "Train": {"train": "train", "fork": "train", "config": "store", "watch": "train"},
-    "Look at runs": dict.fromkeys(
+    "Read runs": dict.fromkeys(
         ("runs", "status", "explain", "report", "attempts", "checkpoints", "evaluations", "log"), "run"
     ),
     "Curves and questions": {"ui": "store"} | dict.fromkeys(("plot", "compare", "diagnose", "sql", "simulate"), "run"),
@@ -124,7 +124,7 @@ def code_of_error(error: BaseException) -> ExitCode:
 
 
 def describe_usage_error(error: CycloptsError, arguments: Sequence[str]) -> str:
-    """Return one line: what is wrong, and the command that shows how it is right."""
+    """Return one line: the error, and the command whose help shows the right usage."""
     problem = " ".join(str(error).partition(" Available commands:")[0].split()).removesuffix(".")
     if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
         unused = error.unused_tokens[0]

@@ -31,7 +31,7 @@ class ExportedFile:
 
 
 def models(*, history: Flag = False, store: Url = "", json: Json = False) -> None:
-    """Show what every alias points at, and what it can be rolled back to; a star marks the present.
+    """Show the checkpoint of every alias, and those it can be rolled back to; a star marks the present one.
 
     Args:
         history: show every decision instead: promotions, also those gone back on, refusals with their gate, roll-backs.
@@ -53,11 +53,11 @@ def evaluate(
 ) -> ExitCode:
     """Evaluate a committed checkpoint in child processes, and compare it with others; nothing is trained.
 
-    What is on record is not evaluated again. Exit 1 if an evaluator failed, which is recorded too.
+    An evaluation on record is not repeated. Exit 1 if an evaluator failed, which is recorded too.
 
     Args:
         suite: a suite file (TOML), or the name of one in deployments/suites [the suites of the checkpoint's run].
-        again: evaluate also what is on record, and add a second row.
+        again: repeat evaluations that are on record, and add a second row.
 
     Examples:
         cairn evaluate champion
@@ -90,7 +90,7 @@ def promote(
 
 
 def rollback(*, alias: Alias = "champion", why: Why = "", store: Url = "", json: Json = False) -> None:
-    """Point an alias back at what it pointed at before, and record it; repeated, it goes one further back.
+    """Point an alias back at its previous checkpoint, and record it; repeated, it goes one further back.
 
     Examples:
         cairn rollback
@@ -118,7 +118,7 @@ def sample(
 
     Args:
         follow: generate from the newest checkpoint of RUN, then from each new one, until the run has finished.
-        every: seconds between two looks of --follow.
+        every: seconds between two polls of --follow.
 
     Examples:
         cairn sample champion --prompt "Once "
@@ -171,7 +171,7 @@ def data(
     store: Url = "",
     json: Json = False,
 ) -> None:
-    """Show what a data snapshot holds: sizes, sources, splits, tokenizer, what was left out, and where text comes from.
+    """Show a data snapshot: sizes, sources, splits, tokenizer, left-out documents, and the origin of its text.
 
     Args:
         window: show this window and the documents it comes from; without it, a few windows.

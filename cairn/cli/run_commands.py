@@ -1,4 +1,4 @@
-"""The commands that look at runs: lists, reports, plots, SQL and simulations."""
+"""The commands that read runs: lists, reports, plots, SQL and simulations."""
 
 import os
 import sys
@@ -40,7 +40,7 @@ def runs(*, archived: Flag = False, store: Url = "", json: Json = False) -> None
 
 
 def status(run: str, *, store: Url = "", json: Json = False) -> None:
-    """Show where a run stands: state, step, owner, budgets left, what happens next.
+    """Show a run's state, step, owner, budgets left and next action.
 
     Examples:
         cairn status quickstart
@@ -51,7 +51,7 @@ def status(run: str, *, store: Url = "", json: Json = False) -> None:
 
 
 def attempts(run: str, *, store: Url = "", json: Json = False) -> None:
-    """Show the receipt of every attempt: what it did, why it ended, what it cost, what was decided.
+    """Show the receipt of every attempt: its steps, its end and the reason, its cost, the decision.
 
     Examples:
         cairn attempts quickstart
@@ -87,7 +87,7 @@ def evaluations(run: str, *, store: Url = "", json: Json = False) -> None:
 
 
 def explain(run: str, *, attempt: int | None = None, store: Url = "", json: Json = False) -> None:
-    """Explain one attempt to a reader who knows nothing of the run: what happened, why, what it cost, what was done.
+    """Explain one attempt to a reader who knows nothing of the run: its end, the cause, the cost, the decision.
 
     Args:
         attempt: which one [the newest that did not complete, else the newest].
@@ -161,7 +161,7 @@ def plot(
 
 
 def compare(*runs: str, png: str = "", x: ComparedAxis = "step", store: Url = "", json: Json = False) -> None:
-    """Compare runs, the least held-out loss first: what differs of their configurations, losses, metrics and cost.
+    """Compare runs, the least held-out loss first: the settings that differ, losses, metrics and cost.
 
     Args:
         runs: two runs or more, or the name of a set of runs.
@@ -193,7 +193,7 @@ def compare(*runs: str, png: str = "", x: ComparedAxis = "step", store: Url = ""
 
 
 def diagnose(run: str, *, store: Url = "", json: Json = False) -> None:
-    """Say what the loss curve looks like, the numbers that say so, and the usual cures.
+    """Judge the loss curve: a verdict, the numbers behind it, and the usual cures.
 
     The verdict is healthy, too-early, plateau, spiking, overfitting, stuck or diverging.
 

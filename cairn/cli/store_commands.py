@@ -36,7 +36,7 @@ class CompletionView:
 def ui(where: Place = "", *, port: int = 8460, store: Url = "", json: Json = False) -> None:
     """Serve the live page: all runs, one run as it trains, several over each other, models; Ctrl-C ends it.
 
-    It reads the store alone, listens on 127.0.0.1, and answers nobody but you where the system tells users apart.
+    It reads the store alone, listens on 127.0.0.1, and refuses other users where the system tells users apart.
 
     Args:
         where: folder or URL of the store, as --store.
@@ -104,7 +104,7 @@ def completion(shell: Shell | None = None, *, install: Flag = False, json: Json 
 
     Args:
         shell: which one [the shell this is typed in].
-        install: put the script where the shell looks, and a line into its start-up file; a new shell has it.
+        install: put the script where the shell reads it, and a line into its start-up file; a new shell has it.
 
     Examples:
         cairn completion --install
@@ -133,7 +133,7 @@ def completion(shell: Shell | None = None, *, install: Flag = False, json: Json 
 
 
 def make_script(shell: Shell) -> str:
-    """Return the library's script for a shell, with what ours needs: RUN@STEP is a word, no space follows KEY=."""
+    """Return the library's script for a shell with two additions: RUN@STEP is one word, no space follows KEY=."""
     text = app.generate_completion(shell=shell)
     if shell == "zsh":
         text = text.replace("compadd -d", 'compadd -S "${${_cyc_vals[1]:#*[=/]}:+ }" -d')
@@ -142,7 +142,7 @@ def make_script(shell: Shell) -> str:
 
 
 def verify(run: str, *, store: Url = "", json: Json = False) -> ExitCode:
-    """Re-hash everything a run has committed and check all aliases; exit 5 names what does not match.
+    """Re-hash everything a run has committed and check all aliases; exit 5 names the differences.
 
     Examples:
         cairn verify quickstart
@@ -164,7 +164,7 @@ def verify(run: str, *, store: Url = "", json: Json = False) -> ExitCode:
 def replay(
     run: str, *, from_step: FromStep = 0, to_step: ToStep = None, sample: str = "", store: Url = "", json: Json = False
 ) -> ExitCode:
-    """Train committed segments of a run again from the store alone and compare digests; exit 5 names what differs.
+    """Train committed segments of a run again from the store alone and compare digests; exit 5 names the differences.
 
     Needs no Prefect server and writes nothing into the store. Exit 2 if nothing could be recomputed here.
 
@@ -202,10 +202,10 @@ def replay(
 
 
 def sweep(run: str, *, dry_run: Flag = False, store: Url = "", json: Json = False) -> None:
-    """Apply retention and delete what is no longer needed; after a kill the same command goes on.
+    """Apply retention and delete unneeded checkpoints; after a kill the same command goes on.
 
     Args:
-        dry_run: say what would go, what stays, and why; change nothing.
+        dry_run: list what would go and stay, and why; change nothing.
 
     Examples:
         cairn sweep quickstart --dry-run
@@ -236,7 +236,7 @@ def delete(
 
     Args:
         yes: do not ask; needed where there is no terminal.
-        dry_run: say what would go; change nothing.
+        dry_run: list what would go; change nothing.
 
     Examples:
         cairn delete quickstart --dry-run
@@ -248,7 +248,7 @@ def delete(
     view = preview_deletion(found)
     if not (dry_run or yes) and found.state.deleted is None:
         if not sys.stdin.isatty():
-            raise InvalidConfiguration(f"delete {run}: there is no terminal to ask on; add --yes, or --dry-run to look")
+            raise InvalidConfiguration(f"delete {run}: there is no terminal to ask on; add --yes, or --dry-run")
         say("\n".join([*describe_deletion(view), f"type {run} to delete it:"]))
         if (answer := sys.stdin.readline().strip()) != run:
             raise InvalidConfiguration(f"{answer!r} is not {run!r}: nothing is deleted; the same command asks again")

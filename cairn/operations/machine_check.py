@@ -20,7 +20,7 @@ ENOUGH_BYTES = 1 << 30
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Check:
-    """The name of a check, whether the machine is good enough, and what was found."""
+    """A check: its name, whether the machine is good enough, and the details."""
 
     name: str
     ok: bool

@@ -1,4 +1,4 @@
-"""What a person decides, on record in their name: a fork of a run, the end of one, and where an alias goes back to."""
+"""Decisions of a person, recorded in their name: fork a run, delete one, roll an alias back."""
 
 import tempfile
 import time
@@ -28,7 +28,7 @@ from cairn.tasks.machine.placement import code_version, this_placement
 from cairn.tasks.text.format import format_count
 
 _SHAPE_OF_STATE = "training.precision", "data.tokenizer"
-"""Keys that decide what the state holds, with the network's own; another value could not be loaded."""
+"""Keys that, with the network's own, decide the tensors of the state; another value could not be loaded."""
 _SAME_TOKENS = frozenset({"data.weights"})  # keys of the data that change no token where they were set before
 
 
@@ -145,7 +145,7 @@ def _opening(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunDeletion:
-    """What deleting a run takes away; `freed_bytes` is None as long as nothing is deleted.
+    """The checkpoints that deleting a run removes; `freed_bytes` is None as long as nothing is deleted.
 
     `checkpoints` and `bytes` count staged ones too. Rollbacks of the aliases `withdrawn_from` went to it until now.
     """
@@ -159,7 +159,7 @@ class RunDeletion:
 
 
 def preview_deletion(log: run_log.RunLog) -> RunDeletion:
-    """Return what would go; raises `GateRefused` for what an alias or a fork needs, `LiveOwner` for a living owner."""
+    """Return the deletion without doing it; `GateRefused` if an alias or a fork needs it, `LiveOwner` if one lives."""
     aliases = withdrawn_aliases(log)
     refuse_live_owner(log, configuration_of(log.state).lease, monotonic=time.monotonic, sleep=time.sleep)
     there = [item for item in read_checkpoints(log) if item.state != run_state.CheckpointState.DELETED]
@@ -173,7 +173,7 @@ def preview_deletion(log: run_log.RunLog) -> RunDeletion:
 
 
 def delete_as_person(log: run_log.RunLog, view: RunDeletion, why: str) -> RunDeletion:
-    """Delete the run and return what went; raises as `delete_run` does."""
+    """Delete the run and return the deletion; raises as `delete_run` does."""
     config = configuration_of(log.state)
     claimant = Claimant(
         lease=config.lease,
@@ -188,7 +188,7 @@ def delete_as_person(log: run_log.RunLog, view: RunDeletion, why: str) -> RunDel
 
 
 def describe_deletion(deletion: RunDeletion) -> list[str]:
-    """Return what goes, or went, and what stays."""
+    """Return lines about the deleted checkpoints and about the kept log and data."""
     freed = deletion.freed_bytes
     verb, size = ("would delete", deletion.bytes) if freed is None else ("deleted", freed)
     lines = [f"run {deletion.run_id}: {verb} {format_count(deletion.checkpoints, 'checkpoint')} ({size:,} bytes)"]

@@ -1,4 +1,4 @@
-"""Which committed segments of a run a replay recomputes, which step its records blame, and what was found; no torch."""
+"""Chooses the committed segments that a replay recomputes, finds the first step that differs; imports no torch."""
 
 import hashlib
 import math
@@ -73,7 +73,7 @@ class Replay:
 
     @property
     def failed(self) -> tuple[ReplayedSegment, ...]:
-        """The segments that do not come to what was committed, or cannot be read."""
+        """The segments whose digest differs from the committed one, or that cannot be read."""
         return tuple(item for item in self.segments if item.outcome not in (ReplayOutcome.EQUAL, ReplayOutcome.SKIPPED))
 
     @property

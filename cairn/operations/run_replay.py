@@ -30,7 +30,7 @@ from cairn.tasks.trainer import tensor_exchange, trainer_channel, trainer_protoc
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recomputed:
-    """What a segment comes to: the digest and tensors of its last state and its steps, or why it could not go on."""
+    """A recomputed segment: its steps, the digest and tensors of its last state, or why it could not go on."""
 
     steps: Sequence[training_loop.StepResult]
     state_sha256: str | None = None
@@ -42,7 +42,7 @@ class _SegmentReplayer:
     """Recomputes segments of one run until it is closed; keeps a state that a later one needs and the store lacks."""
 
     def __init__(self, log: RunLog, segments: Sequence[Segment], folder: Path) -> None:
-        """Open nothing yet; `folder`, which starts empty, holds what is read of a remote store."""
+        """Open nothing yet; `folder`, which starts empty, holds copies of a remote store's objects."""
         self._log, self._folder = log, folder
         self._attempt = 0
         self._data: training_setup.TrainingData | None = None
@@ -108,7 +108,7 @@ class _SegmentReplayer:
         self._data = self._state = None
 
     def replay(self, segment: Segment) -> ReplayedSegment:
-        """Recompute a segment and say what was found; raises `SnapshotDamaged`."""
+        """Recompute a segment and return its outcome; raises `SnapshotDamaged`."""
         began, end = time.monotonic(), segment.end
         row = ReplayedSegment(
             from_step=segment.from_step,

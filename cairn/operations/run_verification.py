@@ -15,7 +15,7 @@ from cairn.tasks.machine.placement import is_known_dead, shares_pids
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verification:
-    """What was checked, and one line for each problem."""
+    """The number of things checked, and one line for each problem."""
 
     run_id: str
     entries: int
@@ -101,7 +101,7 @@ def _data_problems(store: ObjectStore, state: run_state.RunState) -> Iterator[st
 
 
 def registry_problems(store: ObjectStore, run_id: str, state: run_state.RunState) -> Iterator[str]:
-    """Yield what is wrong with the aliases, and what they and the run's pins say to be missing."""
+    """Yield the problems of the aliases, and the entries missing by the run's pins."""
     aliases = registry.list_aliases(store)
     for alias in aliases:
         yield from _alias_problems(store, alias, run_id, state)
@@ -123,7 +123,7 @@ def sequence_problems(listed: list[str], read: int) -> Iterator[str]:
             yield str(error)
             continue
         if seq >= read:
-            yield f"{key}: is seq {seq}, but seq {read} is missing, so nobody reads it"
+            yield f"{key}: is seq {seq}, but seq {read} is missing, so no reader gets to it"
 
 
 def aliases_that_need(store: ObjectStore, run_id: str) -> list[str]:
@@ -152,9 +152,9 @@ def _alias_problems(store: ObjectStore, alias: str, run_id: str, state: run_stat
     for _, promoted in decided.champions:
         if promoted.run_id != run_id:
             continue
-        standing = known.get(promoted.manifest_sha256)
+        state_now = known.get(promoted.manifest_sha256)
         named = f"models/{alias}/log: points at step {promoted.step} of run {run_id}, or could be rolled back to it"
-        if standing is None:
+        if state_now is None:
             yield f"{named}, but the run's log has no such commit: its end is gone or was replaced; restore its entries"
-        elif standing in (run_state.CheckpointState.SUPERSEDED, run_state.CheckpointState.DELETED):
-            yield f"{named}, but that checkpoint is {standing}; promote another one"
+        elif state_now in (run_state.CheckpointState.SUPERSEDED, run_state.CheckpointState.DELETED):
+            yield f"{named}, but that checkpoint is {state_now}; promote another one"

@@ -55,7 +55,7 @@ HEADERS = (
     ("x-content-type-options", "nosniff"),
 )
 METRICS = "/metrics"
-"""What any user may read, because a monitoring system is often one of its own; the numbers of runs by their names."""
+"""The address that any user may read: a monitoring system is often another user. It names runs and their numbers."""
 _TYPES = {"js": "text/javascript", "svg": "image/svg+xml", "css": "text/css"}
 
 
@@ -69,7 +69,7 @@ class LiveAddress:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class View:
-    """What was read, None where it never could be; the error if it cannot be now; a version that both change."""
+    """The value last read, None without one; the error of the last reading, if any; a version that both change."""
 
     value: Any
     error: StorageError | ReportError | None
@@ -215,7 +215,7 @@ class LivePages:
         return _answer(request, version, lambda: encode(list(curves)), "application/json")
 
     def models(self, request: Request) -> Response:
-        """What aliases point at."""
+        """The checkpoint of each alias, and the decisions on it."""
 
         def read() -> Mapping[str, Any]:
             return {"promotions": list_promotions(self._store), "decisions": list_decisions(self._store)}
@@ -247,7 +247,7 @@ class LivePages:
         return expand_names(self._views.read("names", lambda: partial(list_run_ids, self._store)).value or (), names)
 
     def _page(self, request: Request, view: View, render: Callable[[Frame], str]) -> Response:
-        """Return a page, or one that only says what the problem is."""
+        """Return a page, or one with the error alone where nothing was ever read."""
         frame = Frame(store=self._store.url, problem=str(view.error) if view.error else "")
         if view.value is None:
             status = 404 if isinstance(view.error, RunNotFound) else 503
@@ -256,7 +256,7 @@ class LivePages:
 
 
 def _answer(request: Request, version: str, make: Callable[[], bytes], media_type: str) -> Response:
-    """Return what `make` returns, or 304 where the browser has this version of it already."""
+    """Return the bytes that `make` returns, or 304 where the browser has this version already."""
     tag = f'"{sha256(f"{version} {request.url.path}?{request.url.query}".encode())[:32]}"'
     headers = {"etag": tag, "cache-control": "no-cache"}
     if request.headers.get("if-none-match") == tag:
@@ -295,7 +295,7 @@ def serve(
 
 
 class Guard:
-    """ASGI middleware before everything else: who may ask, and what a browser may do with the answers.
+    """ASGI middleware before everything else: refuses requests, and adds the headers that restrict a browser.
 
     Only this machine's own names are served (against DNS rebinding), only reading, and, where the system says whose a
     connection is, only this user and root.

@@ -27,7 +27,7 @@ def plan_checkpoint(found: run_lookup.FoundCheckpoint, suite: str) -> evaluation
 
 
 def measure(found: run_lookup.FoundCheckpoint, *, suite: str, again: bool) -> tuple[evaluations.Outcome, ...]:
-    """Evaluate under the run's suites, or those of a suite file, in turn; what is on record only if `again`."""
+    """Evaluate under the run's suites, or those of a suite file, in turn; an evaluation on record only if `again`."""
     plan = plan_checkpoint(found, suite)
     return tuple(evaluation_run.record_evaluation(found.log, found.reference, one, again=again) for one in plan.all)
 

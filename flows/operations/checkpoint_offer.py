@@ -1,4 +1,4 @@
-"""Offers of a checkpoint to an alias: by a person, and what is on record about a run's own; no orchestrator."""
+"""Offers of a checkpoint to an alias: by a person, and those of a run on record; imports no orchestrator."""
 
 import getpass
 import os
@@ -35,7 +35,7 @@ def promotion_rules(config: run_configuration.RunConfig) -> PromotionRules:
 
 
 def offer_as_person(found: FoundCheckpoint, alias: str, *, why: str = "") -> RegistryState:
-    """Record the gates' decision with the person's name, who so approves it, and reason; raises `GateRefused`."""
+    """Record the gates' decision with this person's name, approval and reason; raises `GateRefused`."""
     state, person = found.log.state, this_person()
     candidate = Candidate(
         run_id=found.log.run_id,
@@ -94,7 +94,7 @@ def best_candidate(run_id: str, state: run_state.RunState, rules: PromotionRules
 
 
 def describe_earlier_decision(registry: Registry, candidate: Candidate, foreseen: Promoted | Refused | None) -> str:
-    """Return what is on record about offering these weights; empty if they are to be offered."""
+    """Return the recorded decision on these weights in words; empty if they are to be offered."""
     before = promotion.decision_on_record(registry.state, candidate.reference.manifest_sha256)
     champion, step = registry.state.champion, candidate.reference.step
     if champion is not None and champion.manifest_sha256 == candidate.reference.manifest_sha256:

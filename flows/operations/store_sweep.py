@@ -15,7 +15,7 @@ from cairn.tasks.evaluator.evaluation_suite import suite_of
 
 
 class SweepOutcome(StrEnum):
-    """What became of one run in a sweep of the store."""
+    """The outcome of one run in a sweep of the store."""
 
     SWEPT = "swept"
     FAILED = "failed"

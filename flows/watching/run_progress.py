@@ -17,7 +17,7 @@ _PLAIN_EVERY_SECONDS = 60.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunProgress:
-    """The progress of a run with an open attempt; None stands for what is not known yet."""
+    """The progress of a run with an open attempt; a value that is not known yet is None."""
 
     run_id: str
     attempt: int

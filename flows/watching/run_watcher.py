@@ -75,7 +75,7 @@ class WatchRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Observation:
-    """The state of one run when last seen, since when it is unchanged, and what was tried since."""
+    """The state of one run at the last poll, since when it is unchanged, and the continuations tried since."""
 
     attempt: int
     mark: str
@@ -102,7 +102,7 @@ class WatcherMemory:
             self._runs |= remembered.runs if remembered.boot_id == boot_id() else {}
 
     def observe(self, log: run_log.RunLog) -> Observed:
-        """Return what is known of a run whose log was just read."""
+        """Return the observation of a run whose log was just read."""
         state, owner = log.state, log.state.open_attempt
         mark = f"ended {state.latest_attempt}" if state.attempts else "opened"
         if owner is not None:  # what changes whenever the run moves: a commit is a sign of life like a heartbeat

@@ -67,7 +67,7 @@ def states(ended: Ended) -> dict[str, str]:
 def test_without_a_terminal_it_wants_yes(old: FabricatedRun, cairn: Cairn, store: LocalStore) -> None:
     before, ended = store.keys("runs"), cairn("delete", "old")
     assert (ended.code, ended.out, store.keys("runs")) == (2, "", before)
-    assert ended.err == "cairn: delete old: there is no terminal to ask on; add --yes, or --dry-run to look\n"
+    assert ended.err == "cairn: delete old: there is no terminal to ask on; add --yes, or --dry-run\n"
 
 
 def test_a_dry_run_says_what_would_go_and_changes_nothing(old: FabricatedRun, cairn: Cairn, store: LocalStore) -> None:

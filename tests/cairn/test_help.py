@@ -57,7 +57,7 @@ def test_the_list_of_verbs_says_where_to_start(capsys: pytest.CaptureFixture[str
 
 def test_training_is_listed_before_everything_else(capsys: pytest.CaptureFixture[str]) -> None:
     text = helped(capsys)
-    places = [text.index(title) for title in ("─ Train ─", "─ Look at runs ─", "─ Models ─", "─ Store and machine ─")]
+    places = [text.index(title) for title in ("─ Train ─", "─ Read runs ─", "─ Models ─", "─ Store and machine ─")]
     assert places == sorted(places)
 
 
