@@ -94,7 +94,8 @@ def _prefect() -> str:
     if not (url := prefect_settings.server_address(environment)):
         none = "PREFECT_API_URL is not set: `cairn train` starts a temporary Prefect server while it runs"
         return "; ".join([none, *notes])
-    return f"{url} answers {prefect_settings.ask_server(environment, timeout_seconds=3.0)}"
+    version = prefect_settings.ask_server(environment, timeout_seconds=3.0)
+    return f"{url} answers{version and f': Prefect {version}'}"
 
 
 def _disk(store_url: str) -> str:

@@ -17,6 +17,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, suppress
+from http.client import HTTPException
 from importlib import metadata, util
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -177,27 +178,34 @@ def server_address(environment: Mapping[str, str]) -> str:
     return address
 
 
-def ask_server(environment: Mapping[str, str], *, timeout_seconds: float) -> int:
-    """Return the status with which the named server answers, with the client's credentials; 0 for a bad certificate.
+def ask_server(environment: Mapping[str, str], *, timeout_seconds: float) -> str:
+    """Return which version the named server says it has, asked with the client's credentials; Prefect Cloud says none.
 
-    Raises OSError if it does not answer, and `InvalidConfiguration` if it refuses the credentials.
+    Raises OSError if no Prefect server answers there, and `InvalidConfiguration` if it refuses the credentials.
     """
     url = server_address(environment)
     request = urllib.request.Request(f"{url.rstrip('/')}/admin/version", headers=authorization(environment))
     try:
         with open_directly(request, timeout_seconds=timeout_seconds) as answer:
-            return int(answer.status)
+            version = str(answer.read(100), "utf-8", "replace")
     except urllib.error.HTTPError as error:
-        if error.code not in (401, 403):  # a server, but an older or newer one
-            return error.code
-        raise InvalidConfiguration(
-            f"the Prefect server {url} refuses, {error.code}: set PREFECT_API_AUTH_STRING (or PREFECT_API_KEY) to the "
-            "server's, or unset PREFECT_API_URL for a temporary server"
-        ) from error
-    except urllib.error.URLError as error:
-        if isinstance(error.reason, ssl.SSLError):
-            return 0
+        if error.code in (401, 403):
+            raise InvalidConfiguration(
+                f"the Prefect server {url} refuses, {error.code}: set PREFECT_API_AUTH_STRING (or PREFECT_API_KEY) to "
+                "the server's, or unset PREFECT_API_URL for a temporary server"
+            ) from error
+        if "/workspaces/" in url and error.code == 404:
+            return ""
         raise
+    except urllib.error.URLError as error:
+        if isinstance(error.reason, ssl.SSLError):  # of a certificate that Prefect's client may know
+            return ""
+        raise
+    except HTTPException:  # what answers speaks another protocol
+        version = ""
+    if not re.fullmatch(r'"\d+\.[\w.+-]+"', version):
+        raise OSError(f"{url} is no Prefect server's address: something else answers there")
+    return version.strip('"')
 
 
 def authorization(environment: Mapping[str, str]) -> dict[str, str]:

@@ -68,7 +68,7 @@ class SessionServer:
                 prefect_settings.ask_server(self._environment, timeout_seconds=3.0)
                 return
             if time.monotonic() - began >= _ABSENT_SECONDS:
-                self._say(f"{self.api_url} does not answer: this run is not shown there")
+                self._say(f"no Prefect server answers at {self.api_url}: this run is not shown there")
                 forget_server(self._environment)
             else:
                 time.sleep(1.0)

@@ -1,4 +1,4 @@
-"""A Prefect API that dies young: it answers the first question, for its health, and is gone."""
+"""A Prefect API that dies young: it answers the first question, for its version, and is gone."""
 
 import http.server
 import threading
@@ -15,9 +15,9 @@ class ShortLivedApi:
 
             def do_GET(self) -> None:
                 self.send_response(200)
-                self.send_header("content-length", "4")
+                self.send_header("content-length", "7")
                 self.end_headers()
-                self.wfile.write(b"true")
+                self.wfile.write(b'"3.8.8"')
 
         self._server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}/api"

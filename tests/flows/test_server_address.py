@@ -1,6 +1,7 @@
 """Where Prefect is asked: an address without secrets, a password of its own, and one line where either is wrong."""
 
 import base64
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -19,11 +20,14 @@ PASSWORD = "admin:canary-of-auth"
 class Guarded(BaseHTTPRequestHandler):
     """Answers who knows the password."""
 
+    version = '"3.8.8"'
+
     def do_GET(self) -> None:
         expected = f"Basic {base64.b64encode(PASSWORD.encode()).decode()}"
         known = self.path == "/api/health" or self.headers.get("Authorization") == expected
-        self.send_response(200 if known else 401)
+        self.send_response(404 if "nowhere" in self.path else 200 if known else 401)
         self.end_headers()
+        self.wfile.write(self.version.encode())
 
     def log_message(self, format: str, *arguments: Any) -> None:
         """Say nothing."""
@@ -75,18 +79,38 @@ def test_a_password_goes_before_a_key_as_in_prefects_client() -> None:
 
 def test_a_server_answers_refuses_or_is_gone(guarded: str) -> None:
     right = {"PREFECT_API_AUTH_STRING": PASSWORD}
-    assert ask_server({"PREFECT_API_URL": guarded, **right}, timeout_seconds=3) == 200
+    assert ask_server({"PREFECT_API_URL": guarded, **right}, timeout_seconds=3) == "3.8.8"
     with pytest.raises(InvalidConfiguration, match="refuses, 401: set PREFECT_API_AUTH_STRING"):
         ask_server({"PREFECT_API_URL": guarded}, timeout_seconds=3)
     with pytest.raises(OSError):
         ask_server({"PREFECT_API_URL": "http://127.0.0.1:9/api", **right}, timeout_seconds=3)
 
 
+@pytest.mark.parametrize("version", ["<html>", "true", ""])
+def test_something_else_that_answers_there_is_no_server(
+    guarded: str, version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Guarded, "version", version)
+    with pytest.raises(OSError, match="something else answers there"):
+        ask_server({"PREFECT_API_URL": guarded, "PREFECT_API_AUTH_STRING": PASSWORD}, timeout_seconds=3)
+    with pytest.raises(OSError, match="404"):
+        ask_server({"PREFECT_API_URL": f"{guarded}/nowhere", "PREFECT_API_AUTH_STRING": PASSWORD}, timeout_seconds=3)
+
+
+def test_what_speaks_another_protocol_is_no_server() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=lambda: listening.accept()[0].sendall(b"SSH-2.0-OpenSSH_9.2\r\n"))
+        thread.start()
+        with pytest.raises(OSError, match=r"something else|reset"):
+            ask_server({"PREFECT_API_URL": f"http://127.0.0.1:{listening.getsockname()[1]}/api"}, timeout_seconds=3)
+        thread.join()
+
+
 def test_a_server_of_this_machine_is_asked_without_the_proxy_of_the_environment(
     guarded: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
-    assert ask_server({"PREFECT_API_URL": guarded, "PREFECT_API_AUTH_STRING": PASSWORD}, timeout_seconds=3) == 200
+    assert ask_server({"PREFECT_API_URL": guarded, "PREFECT_API_AUTH_STRING": PASSWORD}, timeout_seconds=3) == "3.8.8"
 
 
 @pytest.mark.parametrize("password", ["", "admin:wrong", PASSWORD])
@@ -99,7 +123,7 @@ def test_doctor_says_whether_the_password_is_right_and_never_what_it_is(
     monkeypatch.setenv("PREFECT_API_AUTH_STRING", password)
     check = _check("prefect", _prefect)
     assert check.ok is (password == PASSWORD)
-    assert ("answers 200" if check.ok else "set PREFECT_API_AUTH_STRING") in check.detail
+    assert ("answers: Prefect 3.8.8" if check.ok else "set PREFECT_API_AUTH_STRING") in check.detail
     assert not password or password not in check.detail
 
 

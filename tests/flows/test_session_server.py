@@ -71,7 +71,10 @@ def test_a_named_server_that_is_gone_is_replaced_by_a_temporary_one(
     monkeypatch.setattr(session_server, "_ABSENT_SECONDS", 0.0)
     server, environment, said = choose(PREFECT_API_URL=nobody_listens)
     assert server.is_ephemeral and server.api_url == environment["PREFECT_API_URL"] != nobody_listens
-    assert said == [f"{nobody_listens} does not answer: this run is not shown there", session_server.STARTING]
+    assert said == [
+        f"no Prefect server answers at {nobody_listens}: this run is not shown there",
+        session_server.STARTING,
+    ]
 
 
 def test_each_server_has_a_password_of_its_own_which_stands_in_no_argument(choose: Choose) -> None:
