@@ -33,7 +33,7 @@ Start = Callable[[int, log_entry.CheckpointReference | None, run_state.RunState]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Claimant:
-    """The claiming process: its rules, identity and clock, and who knows why Kubernetes ended the pod of a host."""
+    """The claiming process: its rules, identity and clock; `kubernetes_reason` is why the pod of a host was ended."""
 
     lease: LeaseConfig
     budgets: BudgetsConfig
@@ -77,8 +77,8 @@ def refuse_live_owner(
 ) -> None:
     """Raise `LiveOwner` if the open attempt shows life within two heartbeats, or is here and has just written one.
 
-    A person is told at once of a heartbeat that is fresh by the store's clock: one who has just killed the owner asks
-    again. Nobody would ask again for a scheduler.
+    A heartbeat that is fresh by the store's clock is an error at once if a person started the command, who can repeat
+    it after killing the owner; a scheduler would not repeat it.
     """
     owner = log.state.open_attempt
     if owner is None or is_known_dead(owner.started.placement):

@@ -1,7 +1,7 @@
 """The end of an attempt: classify it, find a remedy, decide what follows, append the receipt.
 
-The receipt says what it did and cost (time up to its last commit is useful), why it ended, what next. The remedy's
-entries precede it, and its readers find them. An end of unknown outcome can be repeated.
+The receipt holds the attempt's progress and cost (time up to its last commit is useful), the reason and the decision.
+The remedy's entries precede it. An end of unknown outcome can be repeated.
 """
 
 from dataclasses import dataclass, replace
@@ -37,7 +37,7 @@ class Usage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptOver:
-    """What is known of an ended attempt; `jitter` in [0, 1) shortens the next delay, `room` is the memory for it."""
+    """The facts of an ended attempt; `jitter` in [0, 1) shortens the next delay, `room` is the memory for it."""
 
     attempt: int
     evidence: failures.Evidence
@@ -48,7 +48,7 @@ class AttemptOver:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Remedy:
-    """What helps against bad data: quarantine of `windows`, and of checkpoints from a spike's `before_step` on."""
+    """The remedy for bad data: quarantine of `windows`, and of checkpoints from a spike's `before_step` on."""
 
     windows: tuple[int, ...] = ()
     repaired_objects: tuple[str, ...] = ()

@@ -23,7 +23,7 @@ _POLL_SECONDS = 0.02
 
 
 class FaultKind(StrEnum):
-    """What can be injected."""
+    """The kinds of faults."""
 
     PREEMPT = "preempt"
     KILL = "kill"
@@ -60,7 +60,7 @@ def parse_faults(text: str) -> list[tuple[FaultKind, int]]:
 
 
 class FaultPlan:
-    """The faults of one run; a marker object in the run's folder says which were injected."""
+    """The faults of one run; a marker object in the run's folder records each that was injected."""
 
     def __init__(self, store: object_store.ObjectStore, run_prefix: str, text: str, *, attempt: int = 0) -> None:
         """Parse the faults as `parse_faults` does; they are injected into `attempt`, 0 stands for an evaluator."""

@@ -34,7 +34,7 @@ class MetadataUnavailable(TaskError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PreemptionNotice:
-    """The source of a notice, in a word, and what it said, in a sentence."""
+    """The source of a notice, in a word, and its content, in a sentence."""
 
     name: str
     detail: str
@@ -140,7 +140,7 @@ def polling_notices(
     poll_seconds: float,
     on_problem: Callable[[str], None] = lambda problem: None,
 ) -> AbstractContextManager[None]:
-    """Poll the sources in the block until one's notice requests the shutdown; `on_problem` hears once of a lost one."""
+    """Poll the sources in the block until a notice requests the shutdown; `on_problem` gets a source's failure once."""
     unavailable: set[NoticeSource] = set()
 
     def poll(stop: threading.Event) -> None:

@@ -1,4 +1,4 @@
-"""Runs a command that cannot look into other processes of its user: `python confinement.py DESCRIPTOR COMMAND…`.
+"""Runs a command that cannot inspect other processes of its user: `python confinement.py DESCRIPTOR COMMAND…`.
 
 The boundary's name is written to the descriptor. Imports nothing of Cairn: an isolated interpreter runs this file.
 Sources: landlock(7); user_namespaces(7); ptrace(2), "Ptrace access mode checking", which also guards /proc/PID/environ.
@@ -17,7 +17,7 @@ _NO_NEW_PRIVILEGES, _NEW_USER_NAMESPACE = 38, 0x10000000
 
 
 def by_landlock() -> bool:
-    """Enter a Landlock domain, out of which no process looks; it may move files (from Linux 5.19 on), not mount."""
+    """Enter a Landlock domain, which inspects no process outside; it may move files (from Linux 5.19 on), not mount."""
     if _system_call(_CREATE_RULESET, None, 0, _VERSION) < 2:
         return False
     ruleset = _system_call(_CREATE_RULESET, struct.pack("=Q", _REFER), 8, 0)

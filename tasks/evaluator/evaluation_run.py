@@ -59,7 +59,7 @@ class EvaluationPlan:
 
 
 class EvaluationSpec(BaseModel):
-    """What an evaluator is sent: `number` counts the run's evaluations, `folder` is for a command's model and files."""
+    """An evaluator's message: `number` counts the run's evaluations, `folder` is for a command's model and files."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

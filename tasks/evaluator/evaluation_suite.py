@@ -1,4 +1,4 @@
-"""What a suite measures, and what a parent and its evaluator process exchange about it. Imports no torch."""
+"""The suites of an evaluation, and the result that an evaluator process returns. Imports no torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -54,7 +54,7 @@ AnySuite = Suite | CommandSuite
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationResult:
-    """What an evaluator measured: losses in nats per token, the text after each prompt; and its command's boundary."""
+    """An evaluator's measurements: losses in nats per token, the text after each prompt; and its command's boundary."""
 
     metrics: dict[str, float]
     samples: tuple[str, ...] = ()

@@ -1,7 +1,7 @@
 """The evaluator process (`python -m cairn.tasks.evaluator.evaluator`): a spec on stdin, one JSON line on stdout.
 
 A user's evaluation command gets a model directory in Hugging Face layout and no credentials: its environment is an
-allow-list, and it is kept from looking into other processes (`confinement.py`).
+allow-list, and it cannot inspect other processes (`confinement.py`).
 """
 
 import math

@@ -27,7 +27,7 @@ COMMANDS, ALLOWED, LOGGED = "CAIRN_EVALUATOR_COMMANDS", "allow", "log"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What the evaluator printed, or what was wrong with it; `refused`: it was not started."""
+    """The evaluator's output, or its problem; `refused`: it was not started."""
 
     result: bytes
     problem: str

@@ -109,7 +109,7 @@ class MemoryRoom:
 def lighter_sizes(
     now: AttemptSizes, *, global_batch: int, processes: int = 1, mode: Parallel = "ddp", halves_first: bool = False
 ) -> list[AttemptSizes]:
-    """Return what takes less memory than `now`, the preferred first: what keeps the bits, unless `halves_first`."""
+    """Return sizes of less memory than `now`, the preferred first: those that keep the bits, unless `halves_first`."""
     sizes = [now]
     while smaller := smaller_micro_batch(global_batch, sizes[-1].micro_batch, processes=processes, mode=mode):
         sizes.append(replace(now, micro_batch=smaller))

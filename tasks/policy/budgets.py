@@ -1,6 +1,6 @@
 """Retry budgets: a pure function from policy, log and failure to the decision on what follows.
 
-Nothing is stored here, because the log's receipts say what was spent. A commit of new steps refills a budget's retries.
+Nothing is stored here, because the log's receipts hold the charges. A commit of new steps refills a budget's retries.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ _REPEATS_ARE_FUTILE = frozenset(
 )
 """Reasons in the run itself; a preemption or an unavailable store may happen twice at one step by chance."""
 _TWICE_IS_FUTILE = frozenset({ErrorKind.MISSING, ErrorKind.DAMAGED}) | WAITS_FOR_A_PERSON
-"""The next claim looks at a checkpoint again; after a second failure at the same step a person does."""
+"""The next claim verifies the checkpoint again; a second failure at the same step needs a person."""
 _NEED_A_REMEDY = frozenset({TerminationReason.BAD_DATA, TerminationReason.DIVERGED})
 
 

@@ -20,7 +20,7 @@ _SPIKE_WINDOW = 16
 # Clipping: half of the steps after warm-up shortened. Then the norm, and not lr, decides how far the weights move.
 _CLIPPED_SHARE, _CLIPPED_STEPS, _CLIPPED_LOOK_BACK = 0.5, 50, 10_000
 # Slow: fewer tokens/s than this share of the median for so many steps in a row that took so many seconds. Evaluation
-# and staging beside training cost less, and what is over within seconds needs nobody.
+# and staging beside training cost less, and a slow step or two needs no action.
 _SLOW_SHARE, _SLOW_STEPS, _SLOW_SECONDS = 0.25, 5, 10.0
 _FEWEST_RATES, _USUAL_STEPS = 20, 1000
 # Straggling: in most of the newest steps one and the same rank works for so much longer than the median one.

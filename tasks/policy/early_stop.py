@@ -25,7 +25,7 @@ class Stop:
 
 
 class StopTerms:
-    """What an attempt's stored configuration says of evaluations and of early stops by those of one suite."""
+    """The rules of an attempt's stored configuration on evaluations, and on early stops by those of one suite."""
 
     def __init__(self, config: Mapping[str, Any], suite_sha256: str) -> None:
         """Validate the configuration; raises `IntegrityError` if it is invalid."""

@@ -55,7 +55,7 @@ class Evidence:
     `exit_code` is negative for a signal's number. `stop_signal` names the first shutdown request and `notice` describes
     it; `grace_ended` means that the trainer was killed after the grace period. `silent_seconds` is the heartbeat gap at
     which the watchdog killed it, `allowed_seconds` the gap that its history allowed. `lost_machine` says which other
-    machine failed, and how; `lost_host` is its name, `too_few_machines` says how many came in time. `store_error` is an
+    machine failed, and how; `lost_host` is its name, `too_few_machines` how many came in time. `store_error` is an
     error of the parent's own. `injected` are the faults that were injected into the attempt.
     """
 
@@ -120,7 +120,7 @@ _PHRASES = {
         *("ncclUnhandledCudaError", "ncclSystemError", "ncclInternalError", "ncclRemoteError"),
     ),
 }
-"""What libraries say that have no type for it (torch raises RuntimeError), or that end the process themselves."""
+"""Messages of libraries that have no type for it (torch raises RuntimeError), or that end the process themselves."""
 _BY_KIND = {
     **dict.fromkeys(ErrorKind, TerminationReason.STORAGE),  # all that have no line of their own
     ErrorKind.BAD_DATA: TerminationReason.BAD_DATA,
@@ -211,7 +211,7 @@ def _classify(evidence: Evidence) -> Failure:
         silent, allowed = evidence.silent_seconds, evidence.allowed_seconds or 0.0
         detail = f"no sign of life for {silent:.0f} s; its own steps allowed {allowed:.0f} s"
         return _failure(TerminationReason.HUNG, detail, f"hung after step {evidence.heartbeat_step}")
-    # What no retry cures for the parent, no remedy for its trainer's exception cures either.
+    # A store error that no retry cures precedes its trainer's exception.
     if (report := evidence.last_words) is not None and evidence.store_error_kind not in WAITS_FOR_A_PERSON:
         origin = next((line.strip() for line in reversed(report.traceback) if line.lstrip().startswith("File ")), "")
         # Independent of the installation folder; other samples are another cause.

@@ -15,7 +15,7 @@ _SCHEDULERS = ("slurm ", "kubernetes ")
 
 
 class Life(Enum):
-    """What is known of a process; on another host it is unknown."""
+    """Whether a process runs; on another host that is unknown."""
 
     GONE = "gone"
     HERE = "here"
@@ -24,7 +24,7 @@ class Life(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Observed:
-    """What one watcher has seen of a run.
+    """One watcher's observations of a run.
 
     `owner` is the process of the newest attempt, or the process that opened a run without attempts. `unchanged_since`
     is when this watcher first saw the present attempt with the present heartbeat, or its end. `shows_life` means that

@@ -23,7 +23,7 @@ class TerminationReason(StrEnum):
 
 
 class DecisionAction(StrEnum):
-    """What follows the end of an attempt, as the receipt stores it."""
+    """The step after the end of an attempt, as the receipt stores it."""
 
     RESUME = "resume"
     STOP = "stop"
@@ -68,7 +68,7 @@ class FlowEnd:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Termination:
-    """What one termination reason means.
+    """The meaning of one termination reason.
 
     `task_state` names the failed segment in Prefect; `outcome` is how the flow ends when no other attempt follows.
     `summary` completes a sentence about the attempt; `because` says why the evidence leads to this reason.

@@ -35,7 +35,7 @@ _PLACEMENT = run_entries.Placement(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SimulationPlan:
-    """What is trained, on how many devices, and how long each part takes."""
+    """The steps to train, the number of devices, and the time that each part takes."""
 
     total_steps: int
     devices: int

@@ -151,7 +151,7 @@ def _listener(address: str) -> socket.socket:
 
 
 class Arrival(msgspec.Struct, kw_only=True, frozen=True, tag=True):
-    """A machine says which one it is, and its name."""
+    """A machine's number and its name."""
 
     node_rank: int
     host: Annotated[str, msgspec.Meta(max_length=255)]
@@ -181,7 +181,7 @@ class RunEnded(msgspec.Struct, kw_only=True, frozen=True, tag=True):
 
 Message = Arrival | RanksEnded | StartRanks | RunEnded
 OnLost = Callable[[str, str], None]
-"""Learns how a machine was lost, and its name, "" where nobody knows it."""
+"""Called with how a machine was lost, and its name, "" if it is unknown."""
 
 
 class Machines:
@@ -198,7 +198,7 @@ class Machines:
 
     @contextlib.contextmanager
     def serving(self, address: str, secret: bytes) -> Iterator[None]:
-        """Listen at HOST:PORT while the block runs; an exception is told to the others as exit code 1."""
+        """Listen at HOST:PORT while the block runs; an exception is sent to the others as exit code 1."""
         with listening(address, lambda connection: self._serve(connection, secret)):
             try:
                 yield
@@ -220,7 +220,7 @@ class Machines:
             return tuple(self._hosts[number] for number in sorted(self._connected)[: nodes - 1])
 
     def start_ranks(self, attempt: int, nodes: int, rendezvous: str, on_lost: OnLost) -> None:
-        """Start the ranks of `nodes` machines; `on_lost` learns of each that fails before its ranks have ended well."""
+        """Start the ranks of `nodes` machines; `on_lost` is called for each that fails before its ranks end well."""
         with self._changed:
             self._on_lost, self._attempt = on_lost, attempt
             chosen = sorted(self._connected.items())[: nodes - 1]

@@ -34,7 +34,7 @@ _LOOPBACK = {"linux": "lo", "darwin": "lo0"}
 
 
 class Request(msgspec.Struct, kw_only=True, frozen=True):
-    """What one rank asks: `operation` says what to do with `keys`; `number` is what to add, or the rank that joins."""
+    """A rank's request: an `operation` on `keys`; `number` is the amount to add, or the rank that joins."""
 
     operation: Literal["join", "set", "get", "add", "compare_set", "check", "delete", "count"]
     keys: tuple[str, ...] = ()
@@ -44,14 +44,14 @@ class Request(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Answer(msgspec.Struct, kw_only=True, frozen=True):
-    """The value of a key, or none, and a number: what `add` and `count` return, and 1 for yes elsewhere."""
+    """The value of a key, or None, and a number: the result of `add` and `count`, 1 for yes elsewhere."""
 
     value: bytes | None = None
     number: int = 0
 
 
 class RendezvousValues:
-    """The values under their keys, and who has joined; safe to use from several threads."""
+    """The values under their keys, and the ranks that joined; safe to use from several threads."""
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
@@ -59,7 +59,7 @@ class RendezvousValues:
         self._lock = threading.Lock()
 
     def answer(self, request: Request) -> Answer:
-        """Do what is asked, at once."""
+        """Execute a request at once."""
         with self._lock:
             key = request.keys[0] if request.keys else ""
             present = self._values.get(key)
@@ -156,7 +156,7 @@ def watch(
 
 @contextlib.contextmanager
 def meeting_place(group: trainer_group.TrainerGroup) -> Iterator[dict[str, str]]:
-    """Yield the variables that tell the ranks where they meet."""
+    """Yield the environment variables that name where the ranks meet."""
     if group.nodes == 1:
         with tempfile.TemporaryDirectory(prefix="cairn-ranks-") as folder:  # mode 0700
             loopback = _LOOPBACK.get(sys.platform, "")

@@ -87,7 +87,7 @@ class RemoteRankStore(Store):
         deadline = time.monotonic() + (timeout or self._timeout).total_seconds()
         while not self.check(keys):
             if time.monotonic() > deadline:
-                raise TimeoutError(f"nobody has said {', '.join(keys)} within {timeout or self._timeout}")
+                raise TimeoutError(f"no value for {', '.join(keys)} within {timeout or self._timeout}")
             time.sleep(_POLL_SECONDS)
 
     def delete_key(self, key: str) -> bool:
@@ -99,7 +99,7 @@ class RemoteRankStore(Store):
         return self._ask(Request(operation="count")).number
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Wait no longer than this where nothing else is said."""
+        """Set the timeout of waits that name none."""
         self._timeout = timeout
 
     def clone(self) -> "RemoteRankStore":
@@ -139,7 +139,7 @@ class Rendezvous:
 
     def put(self, name: str, data: bytes) -> None:
         """Store bytes under a name, over earlier ones."""
-        self._values.set(name, data)  # type: ignore[arg-type] # the stub knows text only
+        self._values.set(name, data)  # type: ignore[arg-type] # the stub has text only
 
     def get(self, name: str, *, timeout_seconds: float = float("inf")) -> bytes:
         """Wait for the bytes under a name and return them; none after the timeout."""
@@ -280,7 +280,7 @@ Channel = ParentChannel | RankChannel
 
 
 def open_channel() -> Channel:
-    """Return this process's channel; the launcher's environment says whether it is one of several ranks."""
+    """Return this process's channel, which the launcher's environment decides if it is one of several ranks."""
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     return ParentChannel() if size == 1 else RankChannel(rank, size)
 

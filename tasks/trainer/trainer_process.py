@@ -83,7 +83,7 @@ class TrainerProcess:
         on_waiting: Callable[[trainer_protocol.Waiting], None],
         detector: HangDetector,
     ) -> None:
-        """Send `child` its spec; a thread calls `on_step` and `on_waiting`, and `detector` learns of every event."""
+        """Send `child` its spec; a thread calls `on_step` and `on_waiting`, and `detector` records every event."""
         self._spec, self._child, self._detector = spec, child.process, detector
         self._on_step, self._on_waiting = on_step, on_waiting
         child.move_stderr(spec.work_dir / f"attempt-{spec.attempt:04d}.stderr")
@@ -113,7 +113,7 @@ class TrainerProcess:
 
     @property
     def is_in_segment(self) -> bool:
-        """Whether a segment was begun that nobody has waited for."""
+        """Whether a segment was begun whose end was not waited for."""
         return self._begun > self._ended
 
     def begin_segment(self, step: int, *, stall_seconds: float | None = None) -> None:
@@ -225,7 +225,7 @@ class TrainerProcess:
                     self._on_step(event.record)
                 elif isinstance(event, trainer_protocol.Waiting):
                     self._on_waiting(event)
-        except Exception as error:  # nobody listens to the child any more: it ends with this as its reason
+        except Exception as error:  # no thread reads the child's events any more: it ends with this as its reason
             self.received.add(describe_exception(error))
             end_child(self._child)
         finally:

@@ -146,7 +146,7 @@ Event = (
 )
 _MESSAGES: dict[str, type] = {kind.__name__: kind for kind in (*get_args(Command), *get_args(Event))}
 FIRST_LINES: TypeAdapter[SpeedTrial | ThreadTrial | TrainerSpec] = TypeAdapter(SpeedTrial | ThreadTrial | TrainerSpec)
-"""What a trainer reads before commands: any number of trials, then its spec."""
+"""The lines before a trainer's commands: any number of trials, then its spec."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

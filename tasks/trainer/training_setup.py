@@ -1,4 +1,4 @@
-"""What an attempt trains: its data, and its state, into which it reads the checkpoint that it resumes from."""
+"""An attempt's data, and its state, into which it reads the checkpoint that it resumes from."""
 
 import mmap
 from collections.abc import Iterable
@@ -116,7 +116,7 @@ class CheckpointLoad:
         own = [named for named in live if readers.get(named.name, ranks.rank) == ranks.rank]
         read_tensors(self._store, opened, map(tensor_exchange.wanted_bytes, own))
         if readers:
-            ranks.any(False)  # what a rank could not read ends the others here and not within an exchange
+            ranks.any(False)  # a rank that could not read ends the others here and not within an exchange
             for named in live:
                 ranks.broadcast(named.tensor, source=readers[named.name])
         state.load_trainer(trainer)

@@ -69,7 +69,7 @@ def test_a_deleted_key_is_gone(address: str) -> None:
 
 
 def test_who_waits_for_what_nobody_says_is_told_so_in_time(address: str) -> None:
-    with joined(address, 0) as store, pytest.raises(TimeoutError, match="nobody has said b"):
+    with joined(address, 0) as store, pytest.raises(TimeoutError, match="no value for b"):
         store.wait(["b"], timedelta(milliseconds=1))
 
 
