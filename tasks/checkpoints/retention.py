@@ -47,104 +47,91 @@ class RetentionTerms:
 
 def plan_retention(terms: RetentionTerms, state: run_state.RunState, folders: Sequence[str]) -> SweepPlan:
     """Return the findings on pins, kept checkpoints and other `folders`, which were listed before `state` was read."""
-    standing, checkpoints = _standing(terms, state), []
-    for record in (record for record in state.live_checkpoints if record.is_kept):
-        reasons = [*_wanted(terms.policy, standing, record), *_needed(terms, standing, record)]
-        why = "; ".join(reasons) or _unwanted(terms.policy, standing, record)
-        checkpoints.append(Finding(key=record.committed.prefix, is_over=not reasons, why=why))
+    rules = _Rules(terms, state)
     live = {record.committed.prefix for record in state.live_checkpoints}
-    staged = tuple(_judge_staged(state, folder) for folder in folders if folder not in live)
-    pins = tuple(_judge_pin(terms, pin) for pin in state.pins)
-    return SweepPlan(pins=pins, checkpoints=tuple(checkpoints), staged=staged)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Standing:
-    """Facts shared by the findings on one state."""
-
-    state: run_state.RunState
-    readable_steps: tuple[int, ...]
-    newest: frozenset[str]
-    losses: dict[str, float]
-    best: frozenset[str]
-    stop_step: int | None
-    awaited: frozenset[str]
-
-
-def _standing(terms: RetentionTerms, state: run_state.RunState) -> _Standing:
-    readable, losses = state.readable, dict[str, float]()
-    measured = (item for record in state.live_checkpoints for item in record.evaluations)
-    for item in measured:  # the lowest finite loss of each manifest counts, as in a promotion
-        loss = item.metrics.get(METRIC, math.nan)
-        if item.suite_sha256 == terms.suite_sha256 and math.isfinite(loss):
-            losses[item.manifest_sha256] = min(loss, losses.get(item.manifest_sha256, math.inf))
-    stop, awaited = find_stop(state, terms.suite_sha256), tuple[run_state.CheckpointRecord, ...]()
-    if state.attempts and state.finished is None:
-        stopping = StopTerms(state.attempts[-1].started.config, terms.suite_sha256)
-        awaited = outstanding(state, stopping) if stopping.config.early_stop.is_on else ()
-    # Steps beyond an early stop are not part of the result, however good they are.
-    result = (record.committed for record in readable if stop is None or record.committed.step <= stop.step)
-    evaluated = (committed for committed in result if committed.manifest_sha256 in losses)
-    ranked = sorted(evaluated, key=lambda committed: (losses[committed.manifest_sha256], committed.step))
-    return _Standing(
-        state=state,
-        readable_steps=tuple(record.committed.step for record in readable),
-        newest=frozenset(record.committed.prefix for record in readable[: terms.policy.keep_last]),
-        losses=losses,
-        best=frozenset(committed.prefix for committed in ranked[: terms.policy.keep_best]),
-        stop_step=stop.step if stop else None,
-        awaited=frozenset(record.committed.prefix for record in awaited),
+    return SweepPlan(
+        pins=tuple(_judge_pin(terms, pin) for pin in state.pins),
+        checkpoints=tuple(rules.judge(record) for record in state.live_checkpoints if record.is_kept),
+        staged=tuple(_judge_staged(state, folder) for folder in folders if folder not in live),
     )
 
 
-def _wanted(policy: CheckpointConfig, standing: _Standing, record: run_state.CheckpointRecord) -> Iterator[str]:
-    """Why the policy keeps it; a quarantined checkpoint does not count as one of the newest."""
-    committed = record.committed
-    if record.state == run_state.CheckpointState.QUARANTINED:
-        if _newer(standing, committed.step) < policy.keep_last:
-            yield f"quarantined, and fewer than {policy.keep_last} newer ones can be read"
-        return
-    if committed.prefix in standing.newest:
-        yield f"newest {policy.keep_last}"
-    if committed.prefix in standing.best:
-        yield f"best {policy.keep_best} ({METRIC} {standing.losses[committed.manifest_sha256]:.4g})"
-    if policy.keep_every and committed.step % policy.keep_every == 0:
-        yield f"every {policy.keep_every} steps"
+class _Rules:
+    """Why each checkpoint of one state is kept."""
 
+    def __init__(self, terms: RetentionTerms, state: run_state.RunState) -> None:
+        self._terms, self._policy, self._state, self._losses = terms, terms.policy, state, dict[str, float]()
+        readable = state.readable
+        self._readable_steps = [record.committed.step for record in readable]
+        self._newest = {record.committed.prefix for record in readable[: terms.policy.keep_last]}
+        measured = (item for record in state.live_checkpoints for item in record.evaluations)
+        for item in measured:  # the lowest finite loss of each manifest counts, as in a promotion
+            loss = item.metrics.get(METRIC, math.nan)
+            if item.suite_sha256 == terms.suite_sha256 and math.isfinite(loss):
+                self._losses[item.manifest_sha256] = min(loss, self._losses.get(item.manifest_sha256, math.inf))
+        stop = find_stop(state, terms.suite_sha256)
+        self._stop_step, self._awaited = stop.step if stop else None, set[str]()
+        if state.attempts and state.finished is None:
+            stopping = StopTerms(state.attempts[-1].started.config, terms.suite_sha256)
+            if stopping.config.early_stop.is_on:
+                self._awaited = {record.committed.prefix for record in outstanding(state, stopping)}
+        # Steps beyond an early stop are not part of the result, however good they are.
+        result = (record.committed for record in readable if stop is None or record.committed.step <= stop.step)
+        evaluated = (committed for committed in result if committed.manifest_sha256 in self._losses)
+        ranked = sorted(evaluated, key=lambda committed: (self._losses[committed.manifest_sha256], committed.step))
+        self._best = {committed.prefix for committed in ranked[: terms.policy.keep_best]}
 
-def _needed(terms: RetentionTerms, standing: _Standing, record: run_state.CheckpointRecord) -> Iterator[str]:
-    """Why it is needed regardless of the policy."""
-    committed = record.committed
-    reaching = [alias for alias, known in terms.aliases.items() if committed.manifest_sha256 in known.reached]
-    yield from (f"alias {alias}" for alias in reaching)
-    for pin in standing.state.pins:
-        if pin.prefix == committed.prefix and pin.alias not in reaching:
-            yield f"pinned {_for(pin)} on host {pin.pinned_by.host} (pid {pin.pinned_by.pid})"
-    if committed.step == standing.stop_step:
-        yield "the run stops early here"
-    if committed.prefix in standing.awaited:
-        yield "its evaluation is outstanding, and decides on stopping early"
-    owner = standing.state.open_attempt
-    if owner and owner.started.resumed_from and owner.started.resumed_from.prefix == committed.prefix:
-        yield f"attempt {standing.state.latest_attempt} resumed from it"
-    if not _newer(standing, committed.step):
-        yield "nothing newer to resume from"
+    def judge(self, record: run_state.CheckpointRecord) -> Finding:
+        """Return whether the checkpoint is given up, and every reason for which it is kept."""
+        reasons = [*self._wanted(record), *self._needed(record)]
+        why = "; ".join(reasons) or self._unwanted(record)
+        return Finding(key=record.committed.prefix, is_over=not reasons, why=why)
 
+    def _wanted(self, record: run_state.CheckpointRecord) -> Iterator[str]:
+        """Why the policy keeps it; a quarantined checkpoint does not count as one of the newest."""
+        committed = record.committed
+        if record.state == run_state.CheckpointState.QUARANTINED:
+            if self._newer(committed.step) < self._policy.keep_last:
+                yield f"quarantined, and fewer than {self._policy.keep_last} newer ones can be read"
+            return
+        if committed.prefix in self._newest:
+            yield f"newest {self._policy.keep_last}"
+        if committed.prefix in self._best:
+            yield f"best {self._policy.keep_best} ({METRIC} {self._losses[committed.manifest_sha256]:.4g})"
+        if self._policy.keep_every and committed.step % self._policy.keep_every == 0:
+            yield f"every {self._policy.keep_every} steps"
 
-def _unwanted(policy: CheckpointConfig, standing: _Standing, record: run_state.CheckpointRecord) -> str:
-    if record.state == run_state.CheckpointState.QUARANTINED:
-        return f"quarantined ({record.detail}), and {policy.keep_last} newer ones can be read"
-    parts = [f"older than the newest {policy.keep_last}"]
-    loss = standing.losses.get(record.committed.manifest_sha256)
-    if policy.keep_best:
-        parts.append("not evaluated" if loss is None else f"{METRIC} {loss:.4g} is not the best {policy.keep_best}")
-    if policy.keep_every:
-        parts.append(f"not at a multiple of {policy.keep_every} steps")
-    return ", ".join(parts)
+    def _needed(self, record: run_state.CheckpointRecord) -> Iterator[str]:
+        """Why it is needed regardless of the policy."""
+        committed = record.committed
+        reaching = [alias for alias, known in self._terms.aliases.items() if committed.manifest_sha256 in known.reached]
+        yield from (f"alias {alias}" for alias in reaching)
+        for pin in self._state.pins:
+            if pin.prefix == committed.prefix and pin.alias not in reaching:
+                yield f"pinned {_for(pin)} on host {pin.pinned_by.host} (pid {pin.pinned_by.pid})"
+        if committed.step == self._stop_step:
+            yield "the run stops early here"
+        if committed.prefix in self._awaited:
+            yield "its evaluation is outstanding, and decides on stopping early"
+        owner = self._state.open_attempt
+        if owner and owner.started.resumed_from and owner.started.resumed_from.prefix == committed.prefix:
+            yield f"attempt {self._state.latest_attempt} resumed from it"
+        if not self._newer(committed.step):
+            yield "nothing newer to resume from"
 
+    def _unwanted(self, record: run_state.CheckpointRecord) -> str:
+        if record.state == run_state.CheckpointState.QUARANTINED:
+            return f"quarantined ({record.detail}), and {self._policy.keep_last} newer ones can be read"
+        parts = [f"older than the newest {self._policy.keep_last}"]
+        loss, best = self._losses.get(record.committed.manifest_sha256), self._policy.keep_best
+        if best:
+            parts.append("not evaluated" if loss is None else f"{METRIC} {loss:.4g} is not the best {best}")
+        if self._policy.keep_every:
+            parts.append(f"not at a multiple of {self._policy.keep_every} steps")
+        return ", ".join(parts)
 
-def _newer(standing: _Standing, step: int) -> int:
-    return sum(readable > step for readable in standing.readable_steps)
+    def _newer(self, step: int) -> int:
+        return sum(readable > step for readable in self._readable_steps)
 
 
 def _judge_pin(terms: RetentionTerms, pin: CheckpointPinned) -> Finding:

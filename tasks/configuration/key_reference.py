@@ -7,7 +7,7 @@ from difflib import SequenceMatcher, get_close_matches
 from functools import cache
 from typing import Any, cast
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from pydantic_core import ErrorDetails, PydanticUndefined
 
 from cairn.model.configuration.training import UNFROZEN_TRAINING
@@ -91,13 +91,8 @@ def find_key(name: str) -> ConfigurationKey | None:
 
 
 def meaning_of(key: str) -> str:
-    """Return the meaning of a key such as `training.lr` from its field alone; raises KeyError for an unknown key."""
-    model: type[BaseModel] = RunConfig
-    for part in key.split("."):
-        field = model.model_fields[part]
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            model = field.annotation
-    return " ".join((field.description or "").partition(";")[0].split())
+    """Return the meaning of a key such as `training.lr`, without its details; raises KeyError for an unknown key."""
+    return {known.key: known.summary for known in list_keys()}[key]
 
 
 def suggest_key(unknown: str) -> ConfigurationKey | None:

@@ -60,15 +60,11 @@ def open_corpus(
     checked, files = _find(data, base_dir)
     total, done = sum(file.bytes for file in files), 0
     with ThreadPoolExecutor(_CHECK_THREADS, thread_name_prefix="check") as pool:
-        try:
-            for source in pool.map(partial(_check, data), files):
-                checked.append(source)
-                done += source.bytes
-                if on_bytes:
-                    on_bytes(done, total)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+        for source in pool.map(partial(_check, data), files):  # at an error, it cancels what has not begun
+            checked.append(source)
+            done += source.bytes
+            if on_bytes:
+                on_bytes(done, total)
     return tuple(sorted(checked, key=_ORDER))
 
 

@@ -186,18 +186,17 @@ class TextSample:
             yield content.decode("utf-8")
 
 
-def reject_duplicates(pieces: Iterator[Piece], seen: set[bytes]) -> Iterator[Piece]:
-    """Yield the pieces; a document whose hash is in `seen` becomes a rejected one, the others' are added to it."""
-    for piece in pieces:
-        if isinstance(piece, Document):
+def read_corpus(sources: Sequence[Source], *, deduplicate: bool) -> Iterator[Piece]:
+    """Yield the pieces of all sources; with `deduplicate` a document with the text of an earlier one is rejected."""
+    seen = set[bytes]()
+    for piece in (piece for source in sources for piece in source.pieces()):
+        if deduplicate and isinstance(piece, Document):
             if (digest := remembered(piece.sha256)) in seen:
                 detail = f"the same text as an earlier document, sha256 {piece.sha256}"
-                piece = Rejected(
-                    source=piece.source,
-                    offset_bytes=piece.offset_bytes,
-                    kind=RejectionKind.DUPLICATE,
-                    detail=detail,
+                yield Rejected(
+                    source=piece.source, offset_bytes=piece.offset_bytes, kind=RejectionKind.DUPLICATE, detail=detail
                 )
+                continue
             seen.add(digest)
         yield piece
 
@@ -216,9 +215,8 @@ def survey_corpus(
     on_text: Callable[[int, int], None],
 ) -> Survey:
     """Read everything once; offers the train text to `sample`, and calls on_text(bytes, documents)."""
-    pieces = (piece for source in sources for piece in source.pieces())
     documents, text_bytes, rejected = Counter["SplitName"](), 0, Counter[tuple[str, RejectionKind]]()
-    for count, piece in enumerate(reject_duplicates(pieces, set()) if deduplicate else pieces):
+    for count, piece in enumerate(read_corpus(sources, deduplicate=deduplicate)):
         if isinstance(piece, Rejected):
             rejected[piece.source, piece.kind] += piece.kind is not RejectionKind.DUPLICATE
         else:

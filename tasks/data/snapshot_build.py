@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TypeAlias
 
@@ -23,7 +25,7 @@ from cairn.storage.snapshots import data_snapshot, document_index, snapshot_mani
 from cairn.storage.snapshots.data_snapshot import TOKENIZER, publish_snapshot, read_manifest
 from cairn.storage.stores.document import decode, encode
 from cairn.storage.stores.object_store import ObjectStore
-from cairn.tasks.data import document, snapshot_lookup, snapshot_writer
+from cairn.tasks.data import document, snapshot_lookup
 from cairn.tasks.data.corpus import open_corpus
 from cairn.tasks.data.document import InvalidCorpus, RejectionKind, Source, Survey
 from cairn.tasks.data.foreign_tokenizer import read_tokenizer
@@ -89,8 +91,8 @@ def build_snapshot(
     """
     if data.snapshot:
         return find_by_id(store, data.snapshot)
-    work = _work(data, base_dir, shard_tokens, options)
-    recipe = make_recipe(data, work.sources, work.tokenizer, shard_tokens)
+    build = _Build(data, base_dir, shard_tokens, options)
+    recipe = make_recipe(data, build.sources, build.tokenizer, shard_tokens)
     if known := find_by_recipe(store, recipe):
         bad = {item.kind: item.documents for item in known.manifest.rejected if item.kind != RejectionKind.DUPLICATE}
         documents = known.manifest.splits.train.documents + known.manifest.splits.val.documents
@@ -98,7 +100,7 @@ def build_snapshot(
         document.require_few_rejected(sum(bad.values()), documents, data.max_rejected_fraction, where)
         return known
     with build_folder(cache_dir, recipe_id(recipe)) as folder:
-        snapshot_id, manifest = publish_snapshot(store, folder / "snapshot", _stage(folder, work))
+        snapshot_id, manifest = publish_snapshot(store, folder / "snapshot", build.stage(folder))
         snapshot_lookup.save_recipe(store, recipe, snapshot_id)
     return SnapshotReference(snapshot_id=snapshot_id, manifest=manifest)
 
@@ -139,7 +141,7 @@ def repair_snapshot(
         )
     try:
         with tempfile.TemporaryDirectory(prefix="cairn-snapshot-") as staging:
-            _stage(Path(staging), _work(data, base_dir, token_shard.DEFAULT_SHARD_TOKENS, _DEFAULT_OPTIONS))
+            _Build(data, base_dir, token_shard.DEFAULT_SHARD_TOKENS, _DEFAULT_OPTIONS).stage(Path(staging))
             for item in damaged:
                 data_snapshot.replace_object(store, snapshot_id, item, Path(staging) / "snapshot" / item.key)
     except (InvalidCorpus, InvalidInput, OSError) as error:
@@ -160,21 +162,6 @@ def check_block_size(manifest: snapshot_manifest.SnapshotManifest, block_size: i
     snapshot_lookup.weighted_components(manifest, data, block_size)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Work:
-    data: DataConfig
-    sources: tuple[Source, ...]
-    tokenizer: Tokenizer | None
-    shard_tokens: int
-    options: BuildOptions
-
-
-def _work(data: DataConfig, base_dir: Path, shard_tokens: int, options: BuildOptions) -> _Work:
-    tokenizer = _given_tokenizer(data, base_dir)
-    sources = open_corpus(data, base_dir, lambda done, total: _reporter(options, BuildStage.CHECKING, total)(done, 0))
-    return _Work(data=data, sources=sources, tokenizer=tokenizer, shard_tokens=shard_tokens, options=options)
-
-
 def _given_tokenizer(data: DataConfig, base_dir: Path) -> Tokenizer | None:
     """Return a given tokenizer, or None for `bpe:<size>`; raises InvalidCorpus for an unusable one."""
     spec, path = data.tokenizer, base_dir / Path(data.tokenizer).expanduser()
@@ -192,52 +179,73 @@ def _given_tokenizer(data: DataConfig, base_dir: Path) -> Tokenizer | None:
     return tokenizer
 
 
-def _stage(folder: Path, work: _Work) -> snapshot_manifest.SnapshotManifest:
-    """Write every file of the snapshot into `folder/snapshot`, and reuse what an earlier build finished."""
-    survey, tokenizer = _survey(folder, work)
-    done, options, val_fraction = find_finished_parts(folder), work.options, work.data.val_fraction
-    pieces = snapshot_writer.read_remaining_pieces(work.sources, done)
-    if work.data.deduplicate:
-        pieces = document.reject_duplicates(pieces, snapshot_writer.read_digests(done))
-    encoder = PartEncoder(tokenizer=tokenizer, val_fraction=val_fraction)
-    batches = encoder.encode(pieces, workers=options.workers, batch_bytes=options.batch_bytes)
-    report = _reporter(options, BuildStage.TOKENIZING, survey.text_bytes)
-    counted = _count(batches, report, done.text_bytes, done.documents)
-    write_parts(folder, len(done.paths), counted, encoder.schema, part_bytes=options.part_bytes)
-    target = folder / "snapshot"
-    shutil.rmtree(target, ignore_errors=True)  # of a build that was killed meanwhile
-    target.mkdir()
-    parts = read_parts(find_finished_parts(folder).paths)
-    counted = _count(parts, _reporter(options, BuildStage.WRITING, survey.text_bytes))
-    return assemble(target, counted, work.sources, tokenizer, val_fraction=val_fraction, shard_tokens=work.shard_tokens)
+class _Build:
+    """One build: the sources that were checked, the given tokenizer, and the stages that come then."""
 
+    def __init__(self, data: DataConfig, base_dir: Path, shard_tokens: int, options: BuildOptions) -> None:
+        self._data, self._shard_tokens, self._options = data, shard_tokens, options
+        self.tokenizer = _given_tokenizer(data, base_dir)
+        self.sources = open_corpus(data, base_dir, lambda done, total: self._report(BuildStage.CHECKING, total, done))
 
-def _survey(folder: Path, work: _Work) -> tuple[Survey, Tokenizer]:
-    """Return survey and tokenizer, of an earlier build if it finished both; raises InvalidCorpus."""
-    kept = folder / _SURVEY
-    if kept.is_file():
-        survey, tokenizer = decode(kept.read_bytes(), Survey, where=str(kept)), read_tokenizer(folder / TOKENIZER)
-        _require_usable(survey, work.data)
-        return survey, tokenizer
-    sample = None if work.tokenizer else document.TextSample(work.data.tokenizer_bytes)
-    # The size of the text is not known before the survey; the files' size stands for it.
-    report = _reporter(work.options, BuildStage.SURVEYING, sum(source.bytes for source in work.sources))
-    survey = document.survey_corpus(
-        work.sources, work.data.val_fraction, sample, deduplicate=work.data.deduplicate, on_text=report
-    )
-    _require_usable(survey, work.data)
-    if (chosen := work.tokenizer) is None:
-        assert sample is not None and work.data.bpe_vocab_size is not None
-        try:
-            chosen = Tokenizer.train_bpe(sample.texts(), work.data.bpe_vocab_size)
-        except InvalidInput as error:
-            problem = f"data.tokenizer = {work.data.tokenizer!r}: {error}; rule: the text fills the size"
-            raise InvalidCorpus(problem) from error
-    (folder / TOKENIZER).write_text(chosen.to_json(), encoding="utf-8")
-    unfinished = folder / f"{_SURVEY}.unfinished"
-    unfinished.write_bytes(encode(survey))
-    unfinished.replace(kept)
-    return survey, chosen
+    def stage(self, folder: Path) -> snapshot_manifest.SnapshotManifest:
+        """Write every file of the snapshot into `folder/snapshot`, and reuse what an earlier build finished."""
+        survey, tokenizer = self._survey(folder)
+        done, options, val_fraction = find_finished_parts(folder), self._options, self._data.val_fraction
+        # All of the text is read again, to be hashed; only what the finished parts lack is tokenized.
+        pieces = islice(document.read_corpus(self.sources, deduplicate=self._data.deduplicate), done.pieces, None)
+        encoder = PartEncoder(tokenizer=tokenizer, val_fraction=val_fraction)
+        batches = encoder.encode(pieces, workers=options.workers, batch_bytes=options.batch_bytes)
+        counted = self._count(BuildStage.TOKENIZING, survey, batches, done.text_bytes, done.documents)
+        write_parts(folder, len(done.paths), counted, encoder.schema, part_bytes=options.part_bytes)
+        target = folder / "snapshot"
+        shutil.rmtree(target, ignore_errors=True)  # of a build that was killed meanwhile
+        target.mkdir()
+        counted = self._count(BuildStage.WRITING, survey, read_parts(find_finished_parts(folder).paths))
+        return assemble(
+            target, counted, self.sources, tokenizer, val_fraction=val_fraction, shard_tokens=self._shard_tokens
+        )
+
+    def _survey(self, folder: Path) -> tuple[Survey, Tokenizer]:
+        """Return survey and tokenizer, of an earlier build if it finished both; raises InvalidCorpus."""
+        kept, data = folder / _SURVEY, self._data
+        if kept.is_file():
+            survey, tokenizer = decode(kept.read_bytes(), Survey, where=str(kept)), read_tokenizer(folder / TOKENIZER)
+            _require_usable(survey, data)
+            return survey, tokenizer
+        sample = None if self.tokenizer else document.TextSample(data.tokenizer_bytes)
+        # The size of the text is not known before the survey; the files' size stands for it.
+        report = partial(self._report, BuildStage.SURVEYING, sum(source.bytes for source in self.sources))
+        survey = document.survey_corpus(
+            self.sources, data.val_fraction, sample, deduplicate=data.deduplicate, on_text=report
+        )
+        _require_usable(survey, data)
+        if (chosen := self.tokenizer) is None:
+            assert sample is not None and data.bpe_vocab_size is not None
+            try:
+                chosen = Tokenizer.train_bpe(sample.texts(), data.bpe_vocab_size)
+            except InvalidInput as error:
+                problem = f"data.tokenizer = {data.tokenizer!r}: {error}; rule: the text fills the size"
+                raise InvalidCorpus(problem) from error
+        (folder / TOKENIZER).write_text(chosen.to_json(), encoding="utf-8")
+        unfinished = folder / f"{_SURVEY}.unfinished"
+        unfinished.write_bytes(encode(survey))
+        unfinished.replace(kept)
+        return survey, chosen
+
+    def _count(
+        self, stage: BuildStage, survey: Survey, batches: Iterable[pa.RecordBatch], done: int = 0, documents: int = 0
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the batches of parts, and report each after its use; `done` and `documents` come from other builds."""
+        for batch in batches:
+            yield batch
+            done += compute.sum(batch.column("bytes")).as_py()
+            documents += batch.column("kind").null_count
+            self._report(stage, survey.text_bytes, done, documents)
+
+    def _report(self, stage: BuildStage, total: int, done: int, documents: int = 0) -> None:
+        self._options.on_progress(
+            BuildProgress(stage=stage, bytes_done=min(done, total), bytes_total=total, documents=documents)
+        )
 
 
 def _require_usable(survey: Survey, data: DataConfig) -> None:
@@ -283,24 +291,3 @@ def _lock(stack: ExitStack, path: Path) -> bool:
         return False
     os.utime(descriptor)
     return True
-
-
-def _reporter(options: BuildOptions, stage: BuildStage, total: int) -> Callable[[int, int], None]:
-    """Return the function that reports the bytes and documents of one stage so far."""
-
-    def report(done: int, documents: int) -> None:
-        progress = BuildProgress(stage=stage, bytes_done=min(done, total), bytes_total=total, documents=documents)
-        options.on_progress(progress)
-
-    return report
-
-
-def _count(
-    batches: Iterable[pa.RecordBatch], report: Callable[[int, int], None], done: int = 0, documents: int = 0
-) -> Iterator[pa.RecordBatch]:
-    """Yield the batches of parts, and report each after its use; `done` and `documents` are from an earlier build."""
-    for batch in batches:
-        yield batch
-        done += compute.sum(batch.column("bytes")).as_py()
-        documents += batch.column("kind").null_count
-        report(done, documents)

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ from cairn.storage.snapshots.document_index import (
 from cairn.storage.snapshots.snapshot_manifest import SnapshotGroup, SnapshotManifest, SnapshotSource, SplitSize
 from cairn.storage.snapshots.token_shard import ShardSchema, ShardWriter, token_dtype
 from cairn.storage.stores.local_store import fsync_path
-from cairn.tasks.data.document import Document, Piece, Rejected, Source, remembered
+from cairn.tasks.data.document import Document, Piece, Rejected, Source
 
 _COLUMNS = ("source", "offset_bytes", "kind", "detail", "bytes", "split", "sha256")
 _BATCH_PIECES = 4096
@@ -41,10 +40,9 @@ _BATCH_PIECES = 4096
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartsDone:
-    """Finished parts: `paths` hold `pieces` of `source` and every source before it."""
+    """Finished parts: `paths` hold the first `pieces` of the corpus."""
 
     paths: tuple[Path, ...]
-    source: str
     pieces: int
     text_bytes: int
     documents: int
@@ -59,28 +57,12 @@ def find_finished_parts(folder: Path) -> PartsDone:
                 paths.append(path)
     for path in set(folder.glob("part-*.arrow")) - set(paths):
         path.unlink()
-    source, pieces, text_bytes, documents = "", 0, 0, 0
+    pieces, text_bytes, documents = 0, 0, 0
     for batch in read_parts(paths):
-        names = batch.column("source").to_pylist()
-        last = names.count(names[-1])
-        pieces = pieces + last if (source, len(names)) == (names[-1], last) else last
-        source = names[-1]
+        pieces += batch.num_rows
         text_bytes += compute.sum(batch.column("bytes")).as_py()
         documents += batch.column("kind").null_count
-    return PartsDone(paths=tuple(paths), source=source, pieces=pieces, text_bytes=text_bytes, documents=documents)
-
-
-def read_remaining_pieces(sources: Sequence[Source], done: PartsDone) -> Iterator[Piece]:
-    """Yield the pieces after the finished parts; an unfinished source is read from its start, to be hashed."""
-    names = [source.name for source in sources]
-    for source in sources[names.index(done.source) if done.paths else 0 :]:
-        yield from islice(source.pieces(), done.pieces if source.name == done.source else 0, None)
-
-
-def read_digests(done: PartsDone) -> set[bytes]:
-    """Return what is remembered of all documents in the parts."""
-    digests = (batch.column("sha256").drop_null().to_pylist() for batch in read_parts(done.paths))
-    return {remembered(digest) for listed in digests for digest in listed}
+    return PartsDone(paths=tuple(paths), pieces=pieces, text_bytes=text_bytes, documents=documents)
 
 
 def read_parts(paths: Iterable[Path]) -> Iterator[pa.RecordBatch]:
@@ -250,6 +232,7 @@ def assemble(
 ) -> SnapshotManifest:
     """Write the batches of parts as a snapshot into `folder`; returns its manifest without objects."""
     documents, tokens = Counter[str](), Counter[tuple[str, SplitName]]()
+    group_of = {source.name: source.group for source in sources}
     with SnapshotWriter(folder, tokenizer, shard_tokens=shard_tokens) as writer:
         for batch in batches:
             ids = batch.column("ids")
@@ -267,7 +250,7 @@ def assemble(
                 )
                 writer.add_document(split, row)
                 documents[source] += 1
-                tokens[source, split] += count
+                tokens[group_of[source], split] += count
     return writer.manifest(
         (
             SnapshotSource(
@@ -276,20 +259,9 @@ def assemble(
             for item in sources
         ),
         val_fraction=val_fraction,
-        groups=_groups(sources, tokens),
-    )
-
-
-def _groups(sources: Sequence[Source], tokens_of: Counter[tuple[str, SplitName]]) -> tuple[SnapshotGroup, ...]:
-    """Sum the sources of each group, in their order."""
-    names = dict.fromkeys(source.group for source in sources if source.group)
-    members = {name: [source for source in sources if source.group == name] for name in names}
-    return tuple(
-        SnapshotGroup(
-            name=name,
-            sources=len(own),
-            train_tokens=sum(tokens_of[source.name, "train"] for source in own),
-            val_tokens=sum(tokens_of[source.name, "val"] for source in own),
-        )
-        for name, own in members.items()
+        groups=tuple(
+            SnapshotGroup(name=name, sources=n, train_tokens=tokens[name, "train"], val_tokens=tokens[name, "val"])
+            for name, n in Counter(group_of.values()).items()
+            if name
+        ),
     )

@@ -11,11 +11,11 @@ import os
 import shutil
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
-from itertools import chain
+from itertools import chain, repeat
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, cast
 
@@ -208,7 +208,7 @@ def read_pieces(
         yield from reader.text_with_border(text, border, text_bytes)
     else:
         for offset, content in pieces_of(text, data.max_document_bytes):
-            yield reader.text(offset, content)
+            yield reader.document(offset, content)
     while text.read(CHUNK_BYTES):
         pass  # the hash needs every byte
 
@@ -239,23 +239,11 @@ class _Reader:
     def text_with_border(self, text: BinaryIO, border: int, text_bytes: int) -> Iterator[Piece]:
         for offset, content in pieces_of(text, self.data.max_document_bytes, border):
             ends = offset + len(content) >= text_bytes or offset < border <= offset + len(content)
-            yield self._document(offset, content, placed="train" if offset < border else "val", ends=ends)
+            yield self.document(offset, content, placed="train" if offset < border else "val", ends=ends)
 
-    def text_in_pieces(self, offset: int, content: bytes) -> Iterator[Piece]:
-        if len(content) > LONGEST_LINE_BYTES:
-            yield self._too_long(offset)
-        elif len(content) <= self.data.max_document_bytes:
-            yield self.text(offset, content)
-        else:
-            for _, piece in pieces_of(io.BytesIO(content), self.data.max_document_bytes):
-                yield self.text(offset, piece)
-
-    def text(self, offset: int, content: bytes) -> Piece:
-        if not content.strip():
+    def document(self, offset: int, content: bytes, placed: SplitName | None = None, ends: bool = True) -> Piece:
+        if placed is None and not content.strip():
             return self._rejected(offset, RejectionKind.EMPTY, "no text but white space")
-        return self._document(offset, content)
-
-    def _document(self, offset: int, content: bytes, placed: SplitName | None = None, ends: bool = True) -> Piece:
         try:
             return make_document(self.name, offset, content, placed=placed, ends=ends)
         except UnicodeDecodeError as problem:
@@ -263,56 +251,53 @@ class _Reader:
 
     def json_lines(self, text: BinaryIO) -> Iterator[Piece]:
         # A struct of one field: msgspec skips the others without making objects.
-        field = msgspec.defstruct("Line", [("text", Any, msgspec.UNSET)], rename={"text": self.data.text_field})
+        field: Any = msgspec.defstruct("Line", [("text", Any, msgspec.UNSET)], rename={"text": self.data.text_field})
         for offset, line in lines_of(text, LONGEST_LINE_BYTES):
-            if line.strip():
-                found = self._field_of(offset, line.rstrip(b"\r\n"), field)
-                yield from [found] if isinstance(found, Rejected) else self.text_in_pieces(offset, found)
+            if not line.strip():
+                continue
+            value: object = (line := line.rstrip(b"\r\n"))
+            try:
+                if len(line) <= LONGEST_LINE_BYTES:
+                    line.decode("utf-8")  # the parser does not check skipped fields
+                    value = msgspec.json.decode(line, type=field).text
+                    value = value.encode("utf-8") if isinstance(value, str) else value
+            except UnicodeDecodeError as problem:
+                yield self._not_utf8(offset, problem)
+            except UnicodeEncodeError as problem:  # a lone surrogate is legal in an escape, but not in UTF-8
+                yield self._rejected(offset, RejectionKind.NOT_UTF8, str(problem))
+            except (msgspec.DecodeError, RecursionError) as problem:
+                yield self._rejected(offset, RejectionKind.NOT_JSON, str(problem))
+            else:
+                yield from self._value(offset, value)
 
     def table(self, file: BinaryIO) -> Iterator[Piece]:
         batches = read_parquet(file, [self.data.text_field])
         schema = next(batches).schema
-        rows = range(int(schema.metadata[ROWS]))
-        if not schema.names:
-            yield from map(self._missing, rows)
-        elif (kind := schema.types[0]) != pa.large_binary():
-            yield from (self._not_a_string(row, str(kind)) for row in rows)
-        else:
-            columns = (batch.column(0).to_pylist() for batch in batches)
-            for row, content in enumerate(chain.from_iterable(columns)):
-                yield from [self._missing(row)] if content is None else self.text_in_pieces(row, content)
+        values: Iterable[object] = repeat(schema.types[0] if schema.names else None, int(schema.metadata[ROWS]))
+        if schema.types == [pa.large_binary()]:
+            values = chain.from_iterable(batch.column(0).to_pylist() for batch in batches)
+        for row, value in enumerate(values):
+            yield from self._value(row, value)
 
-    def _field_of(self, offset: int, line: bytes, field: Any) -> bytes | Rejected:
-        if len(line) > LONGEST_LINE_BYTES:
-            return self._too_long(offset)
-        try:
-            line.decode("utf-8")  # the parser does not check skipped fields
-            text = msgspec.json.decode(line, type=field).text
-            if text is msgspec.UNSET or text is None:
-                return self._missing(offset)
-            return text.encode("utf-8") if isinstance(text, str) else self._not_a_string(offset, type(text).__name__)
-        except UnicodeDecodeError as problem:
-            return self._not_utf8(offset, problem)
-        except UnicodeEncodeError as problem:  # a lone surrogate is legal in an escape, but not in UTF-8
-            return self._rejected(offset, RejectionKind.NOT_UTF8, str(problem))
-        except (msgspec.DecodeError, RecursionError) as problem:
-            return self._rejected(offset, RejectionKind.NOT_JSON, str(problem))
+    def _value(self, offset: int, value: object) -> Iterator[Piece]:
+        """Yield the documents of the field's value, the bytes of a text, or why it has none."""
+        field, kind = self.data.text_field, str(value) if isinstance(value, pa.DataType) else type(value).__name__
+        if value is None or value is msgspec.UNSET:
+            yield self._rejected(offset, RejectionKind.MISSING_FIELD, f"no field {field!r}, or null in it")
+        elif not isinstance(value, bytes):
+            yield self._rejected(offset, RejectionKind.NOT_A_STRING, f"field {field!r} is {kind}, not a string")
+        elif len(value) > LONGEST_LINE_BYTES:
+            yield self._rejected(offset, RejectionKind.TOO_LONG, f"longer than {LONGEST_LINE_BYTES} bytes")
+        elif len(value) <= self.data.max_document_bytes:
+            yield self.document(offset, value)
+        else:
+            for _, piece in pieces_of(io.BytesIO(value), self.data.max_document_bytes):
+                yield self.document(offset, piece)
 
     def _not_utf8(self, offset: int, problem: UnicodeDecodeError) -> Rejected:
         byte, start = problem.object[problem.start], problem.start
         detail = f"undecodable byte 0x{byte:02x}, {start} bytes into it ({problem.reason})"
         return self._rejected(offset, RejectionKind.NOT_UTF8, detail)
-
-    def _too_long(self, offset: int) -> Rejected:
-        return self._rejected(offset, RejectionKind.TOO_LONG, f"longer than {LONGEST_LINE_BYTES} bytes")
-
-    def _missing(self, offset: int) -> Rejected:
-        detail = f"no field {self.data.text_field!r}, or null in it"
-        return self._rejected(offset, RejectionKind.MISSING_FIELD, detail)
-
-    def _not_a_string(self, offset: int, found: str) -> Rejected:
-        field = self.data.text_field
-        return self._rejected(offset, RejectionKind.NOT_A_STRING, f"field {field!r} is {found}, not a string")
 
     def _rejected(self, offset: int, kind: RejectionKind, detail: str) -> Rejected:
         return Rejected(source=self.name, offset_bytes=offset, kind=kind, detail=detail[:_DETAIL_CHARACTERS])
