@@ -154,7 +154,8 @@ class FoldCache(Generic[S]):
     log: EntryLog
     folder: str
     state_type: type[S]
-    fold: Callable[[Iterable[Entry]], S]
+    fold: Callable[[Iterable[Entry], S | None], S]
+    is_sound: Callable[[FoldedLog[S]], bool] = lambda folded: True
 
     @property
     def key(self) -> str:
@@ -194,7 +195,8 @@ class FoldCache(Generic[S]):
         refold = cache(lambda: self._refold(label.seq))
         for name, number, part in _parts(state):
             part.load = partial(self._load, part, name, number, refold)
-        return FoldedLog(head=head, state=state)
+        folded = FoldedLog(head=head, state=state)
+        return folded if self.is_sound(folded) else None
 
     def _load(self, part: Part[Any], name: str, number: int, refold: Callable[[], S]) -> tuple[Any, ...]:
         """Return the items of a part, from the log's entries if its object is missing or damaged."""
@@ -217,11 +219,46 @@ class FoldCache(Generic[S]):
     def _refold(self, last: int) -> S:
         """Return the state of the whole log up to `last` with every item in memory, and write its parts again."""
         reads = takewhile(lambda read: read.entry.seq <= last, self.log.read_after(None))
-        state = self.fold(read.entry for read in reads)
+        state = self.fold((read.entry for read in reads), None)
         with suppress(StorageError):
             for _, _, part in _parts(state):
                 self._write_part(part)
         return state
+
+
+class LogFold(Generic[S]):
+    """A log with its folded state, which only moves forward and is first read by `refresh`."""
+
+    def __init__(self, cache: FoldCache[S], *, cache_every: int) -> None:
+        """Cache the fold after so many entries; the cache may be deleted at any time."""
+        self._cache, self._log, self._cache_every, self._cached_seq = cache, cache.log, cache_every, -1
+        self._head: ReadEntry | None = None
+        self.state = cache.fold((), None)
+
+    @property
+    def folded(self) -> FoldedLog[S] | None:
+        """The state read so far and the entry it ends with; None before the first entry."""
+        return None if self._head is None else FoldedLog(head=self._head, state=self.state)
+
+    def refresh(self) -> S:
+        """Read the entries appended since and return the state; the first time, start from the cached fold."""
+        if self._head is None:  # whatever a sketch of the state said, the log says it again
+            self.state = self._cache.fold((), None)
+            if (folded := self._cache.read()) is not None:
+                self._head, self.state, self._cached_seq = folded.head, folded.state, folded.head.entry.seq
+        for read in self._log.read_after(self._head):
+            self._accept(read)
+        return self.state
+
+    def cache(self) -> None:
+        """Cache the fold if some entries were read since it was cached; a store that refuses it loses nothing."""
+        if self._head is not None and self._head.entry.seq - self._cached_seq >= self._cache_every:
+            with suppress(StorageError):
+                self._cached_seq = self._head.entry.seq
+                self._cache.write(FoldedLog(head=self._head, state=self.state))
+
+    def _accept(self, read: ReadEntry) -> None:
+        self._head, self.state = read, self._cache.fold([read.entry], self.state)
 
 
 def _parts(state: Any) -> Iterator[tuple[str, int, Part[Any]]]:

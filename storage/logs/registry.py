@@ -1,13 +1,11 @@
 """The model registry: each alias, such as `champion`, is a log of decisions with its own cached fold."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import reduce
 from typing import Any
 
-from cairn.storage.errors import StorageError
 from cairn.storage.logs import fold_cache, log_entry
 from cairn.storage.stores import object_store
 
@@ -131,25 +129,15 @@ class RegistryState:
         return log_entry.describe_newer(self.newer)
 
 
-class Registry:
+class Registry(fold_cache.LogFold[RegistryState]):
     """The log of one alias with its folded state; nothing is read before `refresh`."""
 
     def __init__(self, store: object_store.ObjectStore, alias: str, *, log: log_entry.EntryLog | None = None) -> None:
         self.alias, prefix = alias, object_store.check_key(f"models/{object_store.check_name('alias', alias)}/log")
-        self._log = log or log_entry.EntryLog(store=store, prefix=prefix, kinds=MODEL_KINDS)
-        self._cache = fold_cache.FoldCache(
-            log=self._log, folder=f"models/{alias}", state_type=RegistryState, fold=fold_decisions
-        )
-        self._head: log_entry.ReadEntry | None = None
-        self._cached_seq, self.state = -1, RegistryState()
-
-    def refresh(self) -> RegistryState:
-        """Read the entries appended since and return the state; the first time, start from the cached fold."""
-        if self._head is None and (folded := self._cache.read()):
-            self._head, self.state, self._cached_seq = folded.head, folded.state, folded.head.entry.seq
-        for read in self._log.read_after(self._head):
-            self._accept(read)
-        return self.state
+        log = log or log_entry.EntryLog(store=store, prefix=prefix, kinds=MODEL_KINDS)
+        folder = f"models/{alias}"
+        cache = fold_cache.FoldCache(log=log, folder=folder, state_type=RegistryState, fold=fold_decisions)
+        super().__init__(cache, cache_every=FOLD_EVERY_ENTRIES)
 
     def append(self, decide: Callable[[RegistryState], ModelDecision | None]) -> RegistryState:
         """Append what `decide` returns for the newest state, and call it again each time a race is lost."""
@@ -162,26 +150,15 @@ class Registry:
                 self.cache()
                 return self.state
 
-    def cache(self) -> None:
-        """Cache the fold if some entries were read since it was cached; a store that refuses it loses nothing."""
-        if self._head is not None and self._head.entry.seq - self._cached_seq >= FOLD_EVERY_ENTRIES:
-            with suppress(StorageError):
-                self._cached_seq = self._head.entry.seq
-                self._cache.write(fold_cache.FoldedLog(head=self._head, state=self.state))
-
-    def _accept(self, read: log_entry.ReadEntry) -> None:
-        self._head = read
-        self.state = _apply(self.state, read.entry)
-
 
 def list_aliases(store: object_store.ObjectStore) -> list[str]:
     """Return the store's aliases, sorted."""
     return [key.split("/")[1] for key in store.folders("models")]
 
 
-def fold_decisions(entries: Iterable[log_entry.Entry]) -> RegistryState:
-    """Return the state of an alias after `entries`."""
-    return reduce(_apply, entries, RegistryState())
+def fold_decisions(entries: Iterable[log_entry.Entry], state: RegistryState | None = None) -> RegistryState:
+    """Return the state of an alias after `entries`, starting from `state` or from an empty log."""
+    return reduce(_apply, entries, state or RegistryState())
 
 
 def _apply(state: RegistryState, entry: log_entry.Entry) -> RegistryState:

@@ -5,13 +5,12 @@ An entry of an attempt after its own end or a later attempt's start has no effec
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from functools import reduce
 from typing import Any
 
-from cairn.storage.errors import Fenced, StorageError
+from cairn.storage.errors import Fenced
 from cairn.storage.logs import fold_cache, log_entry
 from cairn.storage.logs import run_entries as kinds
 from cairn.storage.logs.run_state import (
@@ -166,7 +165,7 @@ def _move_checkpoint(state: RunState, entry: log_entry.Entry, body: kinds.Checkp
 
 
 FOLD_EVERY_ENTRIES = 128
-"""A run's folded state is cached after so many entries; the cache may be deleted at any time."""
+"""A run's folded state is cached after so many entries."""
 
 
 def run_prefix(run_id: str) -> str:
@@ -176,31 +175,30 @@ def run_prefix(run_id: str) -> str:
 
 def run_fold_cache(log: log_entry.EntryLog, run_id: str) -> fold_cache.FoldCache[RunState]:
     """Return the cached fold of a run."""
-    return fold_cache.FoldCache(log=log, folder=run_prefix(run_id), state_type=RunState, fold=fold)
+    return fold_cache.FoldCache(
+        log=log,
+        folder=run_prefix(run_id),
+        state_type=RunState,
+        fold=fold,
+        is_sound=lambda folded: folded.head.entry.resume == folded.state.resume,
+    )
 
 
-class RunLog:
-    """One run's log with its folded state, which only moves forward and is first read by `refresh`. Thread-safe."""
+class RunLog(fold_cache.LogFold[RunState]):
+    """One run's log with its folded state; nothing is read before `refresh`. Thread-safe."""
 
     def __init__(self, store: ObjectStore, run_id: str, *, log: log_entry.EntryLog | None = None) -> None:
         self.store, self.run_id, self.prefix = store, run_id, run_prefix(run_id)
-        self._log = log or log_entry.EntryLog(
+        log = log or log_entry.EntryLog(
             store=store, prefix=f"{self.prefix}/log", kinds=kinds.RUN_KINDS, clock=log_entry.utc_now
         )
-        self._cache = run_fold_cache(self._log, run_id)
+        super().__init__(run_fold_cache(log, run_id), cache_every=FOLD_EVERY_ENTRIES)
         self._lock = threading.RLock()  # commit, evaluation and flow share one log across threads
-        self._head: log_entry.ReadEntry | None = None
-        self._cached_seq, self.state = -1, RunState()
 
     @property
     def seq(self) -> int:
         """The number of the newest entry read so far, -1 before the first."""
         return -1 if self._head is None else self._head.entry.seq
-
-    @property
-    def folded(self) -> fold_cache.FoldedLog[RunState] | None:
-        """The state read so far and the entry it ends with; None before the first entry."""
-        return None if self._head is None else fold_cache.FoldedLog(head=self._head, state=self.state)
 
     @property
     def fold_key(self) -> str:
@@ -210,14 +208,7 @@ class RunLog:
     def refresh(self) -> RunState:
         """Read the entries appended since and return the state; the first time, start from the cached fold."""
         with self._lock:
-            folded = None
-            if self._head is None:  # whatever a sketch of the run said, the log says it again
-                self.state, folded = RunState(), self._cache.read()
-            if folded is not None and folded.head.entry.resume == folded.state.resume:
-                self._head, self.state, self._cached_seq = folded.head, folded.state, folded.head.entry.seq
-            for read in self._log.read_after(self._head):
-                self._accept(read)
-            return self.state
+            return super().refresh()
 
     def read_entries(self) -> tuple[log_entry.Entry, ...]:
         """Read and check every entry again, whatever is cached; oldest first."""
@@ -246,15 +237,8 @@ class RunLog:
                     raise Fenced(state.closed_to_training() or refused)
                 if (read := self._log.append(body, after=self._head, writer=writer, resume=after.resume)) is not None:
                     self._accept(read)
-                    if read.entry.seq - self._cached_seq >= FOLD_EVERY_ENTRIES:
-                        with suppress(StorageError):  # the entry is appended; the next writer caches
-                            self._cached_seq = read.entry.seq
-                            self._cache.write(fold_cache.FoldedLog(head=read, state=self.state))
+                    self.cache()  # where it fails, the entry is appended, and the next writer caches
                     return self.state
-
-    def _accept(self, read: log_entry.ReadEntry) -> None:
-        self._head = read
-        self.state = fold([read.entry], self.state)
 
 
 def imagined_entry(body: Any, writer: log_entry.Writer) -> log_entry.Entry:
