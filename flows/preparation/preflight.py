@@ -22,7 +22,7 @@ from cairn.reports.exporters.exporters import check_exporters
 from cairn.storage.errors import StoreRefused, StoreUnavailable
 from cairn.storage.logs import run_log, run_state
 from cairn.storage.snapshots.data_snapshot import read_manifest
-from cairn.storage.snapshots.document_index import SPLITS
+from cairn.storage.snapshots.snapshot_manifest import SPLITS
 from cairn.storage.stores import object_store, open_store, store_probe
 from cairn.tasks.attempt import attempt_claim, injected_faults
 from cairn.tasks.configuration.run_configuration import RunConfig

@@ -12,7 +12,7 @@ from cairn.flows.preparation.preflight import AvailableMemory, StoreRoom
 from cairn.model.estimates.size_estimate import MemoryEstimate, count_parameters
 from cairn.reports.queries.run_status import BudgetStatus, RunPhase, count_budgets, read_status
 from cairn.storage.logs import run_log, step_log
-from cairn.storage.snapshots import data_snapshot, document_index, snapshot_manifest
+from cairn.storage.snapshots import data_snapshot, snapshot_manifest
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.data import corpus, snapshot_build, snapshot_lookup
 from cairn.tasks.evaluator.evaluation_suite import command_suites_of, suite_of
@@ -150,9 +150,9 @@ def _data(log: run_log.RunLog, config: RunConfig, base_dir: Path) -> PlannedData
     sources = corpus.preview_corpus(data, base_dir)
     if built := snapshot_build.find_built(log.store, data, base_dir, sources):
         return _snapshot_data(built.snapshot_id, built.manifest)
-    sizes: dict[document_index.SplitName, int] = {}
+    sizes: dict[snapshot_manifest.SplitName, int] = {}
     if all(source.sha256 or source.border is not None for source in sources):  # else there is much, not looked at
-        sizes = dict.fromkeys(document_index.SPLITS, 0)
+        sizes = dict.fromkeys(snapshot_manifest.SPLITS, 0)
         for split, size_bytes in (size for source in sources for size in source.sizes(data.val_fraction)):
             sizes[split] += size_bytes
     return PlannedData(

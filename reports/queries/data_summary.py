@@ -12,8 +12,15 @@ from cairn.model.data import sample_order, token_windows
 from cairn.reports.errors import RunNotFound
 from cairn.reports.queries.run_lookup import find_run
 from cairn.storage.snapshots.data_snapshot import DOCUMENTS, TOKENIZER, SnapshotFiles, list_snapshots
-from cairn.storage.snapshots.document_index import SPLITS, DocumentPlace, SplitName, TokenSpan, documents_between
-from cairn.storage.snapshots.snapshot_manifest import SnapshotGroup, SnapshotManifest
+from cairn.storage.snapshots.snapshot_manifest import (
+    SPLITS,
+    DocumentPlace,
+    SnapshotGroup,
+    SnapshotManifest,
+    SplitName,
+    TokenSpan,
+    documents_between,
+)
 from cairn.storage.snapshots.token_shard import slices_between
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.data import foreign_tokenizer, snapshot_lookup

@@ -16,8 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from cairn.storage.errors import IntegrityError, ObjectMissing, SnapshotDamaged, StorageError
-from cairn.storage.snapshots.document_index import SplitName
-from cairn.storage.snapshots.snapshot_manifest import SnapshotManifest, SnapshotObject
+from cairn.storage.snapshots.snapshot_manifest import SnapshotManifest, SnapshotObject, SplitName
 from cairn.storage.snapshots.token_shard import SHARD_SUFFIX, VerifiedShard, count_tokens
 from cairn.storage.stores import document, object_store
 from cairn.storage.stores.object_store import ExpectedObject, ObjectStore

@@ -15,7 +15,7 @@ from cairn.storage.stores.document import sha256
 from cairn.tasks.errors import TaskError
 
 if TYPE_CHECKING:  # every command loads this module, and the index loads pyarrow
-    from cairn.storage.snapshots.document_index import SplitName
+    from cairn.storage.snapshots.snapshot_manifest import SplitName
 
 _REPORT_EVERY_PIECES = 1024
 _FAR = 1.5

@@ -21,7 +21,7 @@ from cairn.model.configuration.data import SMALLEST_BPE_VOCABULARY, DataConfig
 from cairn.model.data.tokenizer import Tokenizer
 from cairn.model.errors import InvalidInput
 from cairn.storage.errors import SnapshotDamaged
-from cairn.storage.snapshots import data_snapshot, document_index, snapshot_manifest, token_shard
+from cairn.storage.snapshots import data_snapshot, snapshot_manifest, token_shard
 from cairn.storage.snapshots.data_snapshot import TOKENIZER, publish_snapshot, read_manifest
 from cairn.storage.stores.document import decode, encode
 from cairn.storage.stores.object_store import ObjectStore
@@ -152,7 +152,7 @@ def repair_snapshot(
 
 def check_block_size(manifest: snapshot_manifest.SnapshotManifest, block_size: int, data: DataConfig) -> None:
     """Raise InvalidCorpus if a split or a weighted source has no whole window of block_size + 1 tokens."""
-    name = min(document_index.SPLITS, key=lambda split: manifest.split(split).tokens)
+    name = min(snapshot_manifest.SPLITS, key=lambda split: manifest.split(split).tokens)
     tokens = manifest.split(name).tokens
     if block_size + 1 > tokens:
         raise InvalidCorpus(

@@ -19,17 +19,20 @@ import pyarrow.compute as compute
 from numpy.typing import NDArray
 
 from cairn.model.data.tokenizer import Tokenizer
-from cairn.storage.snapshots import document_index, snapshot_manifest
+from cairn.storage.snapshots import snapshot_manifest
 from cairn.storage.snapshots.data_snapshot import DOCUMENTS, REJECTED, TOKENIZER
-from cairn.storage.snapshots.document_index import (
+from cairn.storage.snapshots.snapshot_manifest import (
     REJECTED_SCHEMA,
     SPLITS,
     DocumentRow,
     RejectedRow,
     RowWriter,
+    SnapshotGroup,
+    SnapshotManifest,
+    SnapshotSource,
     SplitName,
+    SplitSize,
 )
-from cairn.storage.snapshots.snapshot_manifest import SnapshotGroup, SnapshotManifest, SnapshotSource, SplitSize
 from cairn.storage.snapshots.token_shard import ShardSchema, ShardWriter, token_dtype
 from cairn.storage.stores.local_store import fsync_path
 from cairn.tasks.data.document import Document, Piece, Rejected, Source
@@ -170,7 +173,7 @@ class SnapshotWriter:
 
     def __enter__(self) -> "SnapshotWriter":
         (self._folder / TOKENIZER).write_bytes(self._tokenizer.to_json().encode("utf-8"))
-        self._index = self._stack.enter_context(document_index.DocumentIndexWriter(self._folder / DOCUMENTS))
+        self._index = self._stack.enter_context(snapshot_manifest.DocumentIndexWriter(self._folder / DOCUMENTS))
         schema = ShardSchema(tokenizer_sha256=self._tokenizer.sha256, vocab_size=self._tokenizer.vocab_size)
         self._shards = {
             split: self._stack.enter_context(ShardWriter(self._folder, split, schema, shard_tokens=self._shard_tokens))

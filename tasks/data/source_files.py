@@ -23,8 +23,8 @@ import msgspec
 import pyarrow as pa
 
 from cairn.model.configuration.data import DataConfig
-from cairn.storage.snapshots.document_index import SplitName
 from cairn.storage.snapshots.parquet_process import ROWS, most_bytes, read_parquet
+from cairn.storage.snapshots.snapshot_manifest import SplitName
 from cairn.storage.stores.redaction import find_credentials
 from cairn.tasks.configuration.addresses import READABLE, why_unreadable, wrong_scheme
 from cairn.tasks.data.document import InvalidCorpus, Piece, Rejected, RejectionKind, make_document

@@ -15,8 +15,7 @@ from cairn.model.data.tokenizer import END_OF_TEXT, Tokenizer
 from cairn.model.errors import InvalidInput
 from cairn.storage.errors import StorageError
 from cairn.storage.snapshots import data_snapshot, token_shard
-from cairn.storage.snapshots.document_index import SPLITS, DocumentRow, SplitName
-from cairn.storage.snapshots.snapshot_manifest import SnapshotManifest, SnapshotSource
+from cairn.storage.snapshots.snapshot_manifest import SPLITS, DocumentRow, SnapshotManifest, SnapshotSource, SplitName
 from cairn.storage.snapshots.token_shard import DEFAULT_SHARD_TOKENS, MAX_TOKEN_ID, TOKEN, TokenFile, TokenFileFormat
 from cairn.storage.stores import document, object_store
 from cairn.tasks.data import foreign_tokenizer, snapshot_lookup, snapshot_writer

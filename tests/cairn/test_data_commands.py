@@ -16,7 +16,7 @@ from cairn.storage.logs.log_entry import Writer
 from cairn.storage.logs.run_entries import RunOpened
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.snapshots.data_snapshot import open_snapshot
-from cairn.storage.snapshots.document_index import SplitName
+from cairn.storage.snapshots.snapshot_manifest import SplitName
 from cairn.storage.stores.local_store import LocalStore
 from cairn.tasks.data.snapshot_build import build_snapshot
 from cairn.tasks.data.snapshot_lookup import weighted_components

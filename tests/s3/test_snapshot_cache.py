@@ -11,8 +11,13 @@ import pytest
 
 from cairn.storage.errors import SnapshotDamaged
 from cairn.storage.snapshots.data_snapshot import DOCUMENTS, TOKENIZER, open_snapshot, publish_snapshot
-from cairn.storage.snapshots.document_index import DocumentIndexWriter
-from cairn.storage.snapshots.snapshot_manifest import SnapshotManifest, SnapshotSource, SnapshotSplits, SplitSize
+from cairn.storage.snapshots.snapshot_manifest import (
+    DocumentIndexWriter,
+    SnapshotManifest,
+    SnapshotSource,
+    SnapshotSplits,
+    SplitSize,
+)
 from cairn.storage.snapshots.token_shard import ShardWriter
 from cairn.storage.stores.document import sha256
 from cairn.storage.stores.s3_bucket import S3Bucket

@@ -15,14 +15,14 @@ import pyarrow.parquet as parquet
 import pytest
 
 from cairn.storage.errors import IntegrityError
-from cairn.storage.snapshots.document_index import (
+from cairn.storage.snapshots.parquet_process import read_parquet
+from cairn.storage.snapshots.snapshot_manifest import (
     STARTS,
     DocumentIndexWriter,
     DocumentRow,
     TokenSpan,
     documents_between,
 )
-from cairn.storage.snapshots.parquet_process import read_parquet
 from cairn.storage.snapshots.token_shard import ShardSchema, map_shard
 from cairn.tasks.data.document import InvalidCorpus
 from tests.tasks.corpus_files import open_sources

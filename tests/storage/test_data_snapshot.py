@@ -7,9 +7,10 @@ import pytest
 
 from cairn.storage.errors import IntegrityError, ObjectMissing
 from cairn.storage.snapshots.data_snapshot import DOCUMENTS, TOKENIZER, open_snapshot, publish_snapshot, read_manifest
-from cairn.storage.snapshots.document_index import DocumentIndexWriter, DocumentRow
 from cairn.storage.snapshots.snapshot_manifest import (
     SNAPSHOT_VERSION,
+    DocumentIndexWriter,
+    DocumentRow,
     SnapshotGroup,
     SnapshotManifest,
     SnapshotObject,

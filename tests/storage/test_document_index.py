@@ -5,8 +5,9 @@ import pyarrow.parquet as parquet
 import pytest
 
 from cairn.storage.errors import IntegrityError
-from cairn.storage.snapshots import document_index
-from cairn.storage.snapshots.document_index import (
+from cairn.storage.snapshots import snapshot_manifest
+from cairn.storage.snapshots.parquet_process import read_parquet
+from cairn.storage.snapshots.snapshot_manifest import (
     REJECTED_SCHEMA,
     SPLITS,
     DocumentIndexWriter,
@@ -18,7 +19,6 @@ from cairn.storage.snapshots.document_index import (
     TokenSpan,
     documents_between,
 )
-from cairn.storage.snapshots.parquet_process import read_parquet
 
 
 def row(number: int, *, split: str = "train") -> DocumentRow:
@@ -32,7 +32,7 @@ ROWS = [row(number, split="val" if number % 5 == 4 else "train") for number in r
 
 @pytest.fixture(autouse=True)
 def small_row_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cairn.storage.snapshots.document_index.ROW_GROUP_ROWS", 4)
+    monkeypatch.setattr("cairn.storage.snapshots.snapshot_manifest.ROW_GROUP_ROWS", 4)
 
 
 def write(path: Path, rows: Iterable[DocumentRow] = ROWS) -> Path:
@@ -90,7 +90,7 @@ def between(path: Path, split: SplitName, start: int, stop: int) -> list[Documen
 
 def test_many_ranges_of_both_splits_are_found_by_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, calls = write(tmp_path / "index"), []
-    monkeypatch.setattr(document_index, "read_parquet", lambda *a, **k: calls.append(k) or read_parquet(*a, **k))
+    monkeypatch.setattr(snapshot_manifest, "read_parquet", lambda *a, **k: calls.append(k) or read_parquet(*a, **k))
     wanted = [place for split in SPLITS for place in (places(split)[0], places(split)[-1])]
     spans = [
         TokenSpan(split=place.row.split, start=place.first_token, stop=place.first_token + 1)  # type: ignore[arg-type]

@@ -17,8 +17,14 @@ from cairn.storage.snapshots.data_snapshot import (
     open_snapshot,
     publish_snapshot,
 )
-from cairn.storage.snapshots.document_index import DocumentIndexWriter, DocumentRow
-from cairn.storage.snapshots.snapshot_manifest import SnapshotManifest, SnapshotSource, SnapshotSplits, SplitSize
+from cairn.storage.snapshots.snapshot_manifest import (
+    DocumentIndexWriter,
+    DocumentRow,
+    SnapshotManifest,
+    SnapshotSource,
+    SnapshotSplits,
+    SplitSize,
+)
 from cairn.storage.snapshots.token_shard import ShardWriter
 from cairn.storage.stores.document import sha256
 from cairn.storage.stores.local_store import LocalStore

@@ -7,7 +7,7 @@ import pytest
 from cairn.model.data.token_windows import TokenWindows
 from cairn.model.data.tokenizer import Tokenizer
 from cairn.storage.snapshots.data_snapshot import DOCUMENTS, SnapshotFiles, open_snapshot
-from cairn.storage.snapshots.document_index import DocumentRow, TokenSpan, documents_between
+from cairn.storage.snapshots.snapshot_manifest import DocumentRow, TokenSpan, documents_between
 from cairn.storage.snapshots.token_shard import TokenFileFormat
 from cairn.storage.stores.local_store import LocalStore
 from cairn.tasks.data.document import InvalidCorpus
