@@ -20,7 +20,8 @@ from uuid import uuid4
 
 import uvicorn
 from fastapi import FastAPI, Query, Request, Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.middleware.base import RequestResponseEndpoint
+from starlette.responses import PlainTextResponse
 
 from cairn.reports.errors import ReportError, RunNotFound
 from cairn.reports.pages import live_pages, run_report
@@ -47,13 +48,13 @@ _POLICY = (
     f"default-src 'none'; script-src 'self'; style-src 'self' '{_EMPTY}'; connect-src 'self'; img-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
-HEADERS = (
-    ("content-security-policy", _POLICY),
-    ("cross-origin-opener-policy", "same-origin"),
-    ("cross-origin-resource-policy", "same-origin"),
-    ("referrer-policy", "no-referrer"),
-    ("x-content-type-options", "nosniff"),
-)
+HEADERS = {
+    "content-security-policy": _POLICY,
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+}
 METRICS = "/metrics"
 """The address that any user may read: a monitoring system is often another user. It names runs and their numbers."""
 _TYPES = {"js": "text/javascript", "svg": "image/svg+xml", "css": "text/css"}
@@ -153,7 +154,7 @@ class LivePages:
             ("/assets/{name}", self.asset),
         ):
             app.add_api_route(path, answer, methods=["GET", "HEAD"], response_model=None)
-        app.add_middleware(Guard)
+        app.middleware("http")(guard)
         return app
 
     def overview(self) -> View:
@@ -294,46 +295,25 @@ def serve(
             uvicorn.Server(quiet).run(sockets=[listening])
 
 
-class Guard:
-    """ASGI middleware before everything else: refuses requests, and adds the headers that restrict a browser.
+async def guard(request: Request, answer: RequestResponseEndpoint) -> Response:
+    """Answer a request or refuse it, with the headers that restrict a browser.
 
     Only this machine's own names are served (against DNS rebinding), only reading, and, where the system says whose a
     connection is, only this user and root.
     """
-
-    def __init__(self, app: ASGIApp, *, connections: Path = Path("/proc/net/tcp")) -> None:
-        self._app, self._connections = app, connections
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, or refuse it."""
-        headers = [(name.encode(), value.encode()) for name, value in HEADERS]
-
-        async def send_guarded(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), *headers]
-            await send(message)
-
-        refusal = self._refusal(scope)
-        if refusal is None:
-            await self._app(scope, receive, send_guarded)
-            return
-        status, why = refusal
-        plain = [(b"content-type", b"text/plain; charset=utf-8")]
-        await send_guarded({"type": "http.response.start", "status": status, "headers": plain})
-        await send_guarded({"type": "http.response.body", "body": why.encode()})
-
-    def _refusal(self, scope: Scope) -> tuple[int, str] | None:
-        """Return status and reason if the request is not answered."""
-        own, asking = scope["server"], scope["client"]
-        hosts = [value for name, value in scope["headers"] if name == b"host"]
-        if len(hosts) != 1 or hosts[0].decode("latin-1") not in (f"127.0.0.1:{own[1]}", f"localhost:{own[1]}"):
-            return 400, f"ask for http://127.0.0.1:{own[1]}/: no other name of this machine is answered\n"
-        if scope["method"] not in ("GET", "HEAD"):
-            return 405, "this page only reads\n"
-        user = find_user(self._connections, client_port=asking[1], server_port=own[1])
-        if scope["path"] != METRICS and user is not None and user not in (0, os.getuid()):
-            return 403, "this page is for the user who started it\n"
-        return None
+    own, asking = request.scope["server"][1], request.scope["client"][1]
+    user = find_user(Path("/proc/net/tcp"), client_port=asking, server_port=own)
+    if request.headers.getlist("host") not in ([f"127.0.0.1:{own}"], [f"localhost:{own}"]):
+        why = f"ask for http://127.0.0.1:{own}/: no other name of this machine is answered\n"
+        response: Response = PlainTextResponse(why, status_code=400)
+    elif request.method not in ("GET", "HEAD"):
+        response = PlainTextResponse("this page only reads\n", status_code=405)
+    elif request.url.path != METRICS and user is not None and user not in (0, os.getuid()):
+        response = PlainTextResponse("this page is for the user who started it\n", status_code=403)
+    else:
+        response = await answer(request)
+    response.headers.update(HEADERS)
+    return response
 
 
 def find_user(connections: Path, *, client_port: int, server_port: int) -> int | None:
