@@ -8,9 +8,10 @@ from dataclasses import is_dataclass
 from glob import escape, glob
 from inspect import getdoc
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 from cyclopts import App, Group, Parameter
+from cyclopts.completion import CompletionContext
 
 from cairn.reports.queries.run_lookup import find_run
 from cairn.storage.logs import registry, run_index, run_log
@@ -18,9 +19,6 @@ from cairn.storage.stores.object_store import ObjectStore
 from cairn.storage.stores.open_store import open_store
 from cairn.tasks.configuration import addresses
 from cairn.tasks.machine.placement import CAIRN_VERSION
-
-if TYPE_CHECKING:
-    from cyclopts.completion import CompletionContext
 
 START_HERE = """Start here:
   cairn train quickstart                    train a small model, or continue it
@@ -68,19 +66,19 @@ RECORDS: Mapping[str, str] = {
 """The record that each command but `sql` prints with `--json`; a star stands for a list of them."""
 
 
-def complete_run(context: "CompletionContext") -> Iterator[tuple[str, str]]:
+def complete_run(context: CompletionContext) -> Iterator[tuple[str, str]]:
     """Yield the runs of the store that a half-typed command line means."""
     store = open_chosen_store(context["store"].raw or "")
     yield from ((run_id, "run") for run_id in run_index.list_run_ids(store))
 
 
-def complete_alias(context: "CompletionContext") -> Iterator[tuple[str, str]]:
+def complete_alias(context: CompletionContext) -> Iterator[tuple[str, str]]:
     """Yield the aliases of that store."""
     store = open_chosen_store(context["store"].raw or "")
     yield from ((alias, "alias") for alias in registry.list_aliases(store))
 
 
-def complete_reference(context: "CompletionContext") -> Iterator[tuple[str, str]]:
+def complete_reference(context: CompletionContext) -> Iterator[tuple[str, str]]:
     """Yield aliases and runs, and the readable checkpoints of a run behind whose name an @ is typed."""
     run_id, at, _ = context.incomplete.partition("@")
     if not at:
@@ -91,7 +89,7 @@ def complete_reference(context: "CompletionContext") -> Iterator[tuple[str, str]
     yield from ((f"{run_id}@{record.committed.step}", "checkpoint") for record in checkpoints)
 
 
-def complete_argument(context: "CompletionContext") -> Iterator[str | tuple[str, str]]:
+def complete_argument(context: CompletionContext) -> Iterator[str | tuple[str, str]]:
     """Yield the words for any other argument: its choices, runs, keys, names of shipped files, files."""
     argument, name, word = context.argument, context.argument.names[0], context.incomplete
     yield from argument.get_choices(force=True) or ()

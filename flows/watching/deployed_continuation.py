@@ -56,7 +56,27 @@ class ContinuationByDeployment:
             for flow_run in client.read_flow_runs(flow_run_filter=unfinished, limit=200):
                 if self._is_at(flow_run, stalled):
                     return Busy(why=f"flow run {flow_run.name} is continuing it ({flow_run.state_name})")
-            return self._create(client, deployment_id, stalled, delay_seconds)
+            attempt, how = stalled.state.latest_attempt, "open" if stalled.state.open_attempt else "ended"
+            launch = _last_launch(client, deployment_id, stalled.state)
+            parameters = {"config": "", "run_id": stalled.run_id, "store": self._store_url}
+            if launch is not None and launch.parameters.get("store_credentials") is not None:
+                parameters["store_credentials"] = launch.parameters["store_credentials"]
+            for number in range(MOST_FLOW_RUNS):
+                key = sha256(f"{self._store_url} {stalled.run_id} {attempt} {how} {number}".encode())
+                flow_run = client.create_flow_run_from_deployment(
+                    deployment_id,
+                    parameters=parameters,
+                    state=Scheduled(scheduled_time=datetime.now(UTC) + timedelta(seconds=delay_seconds)),
+                    name=flow_run_name(stalled.run_id, attempt + 1),
+                    idempotency_key=f"cairn-watch-{key}",
+                    tags=launch.tags if launch else None,
+                    work_queue_name=launch.work_queue_name if launch else None,
+                    job_variables=launch.job_variables if launch else None,
+                )
+                if flow_run.state is None or not flow_run.state.is_final():
+                    return Begun(how=f"flow run {flow_run.id} of {self._deployment}")
+        many = f"{MOST_FLOW_RUNS} flow runs ended before they claimed it"
+        return Busy(why=f"{many}; look at flow run {flow_run.id} in Prefect")
 
     def where(self, run_id: str) -> str:
         """Return where the flow runs that continued the run are found."""
@@ -72,31 +92,6 @@ class ContinuationByDeployment:
         claimed = {attempt.started.flow_run_id for attempt in stalled.state.attempts}
         is_dead = str(flow_run.id) in claimed or (not is_scheduled and stalled.seconds > STUCK_SECONDS)
         return choose_run_id(TrainingRequest(config=config, run_id=run_id)) == stalled.run_id and not is_dead
-
-    def _create(
-        self, client: SyncPrefectClient, deployment_id: UUID, stalled: StalledRun, delay_seconds: float
-    ) -> Begun | Busy:
-        attempt = stalled.state.latest_attempt
-        how = "open" if stalled.state.open_attempt is not None else "ended"
-        launch = _last_launch(client, deployment_id, stalled.state)
-        credentials = launch.parameters.get("store_credentials") if launch else None
-        kept = {} if credentials is None else {"store_credentials": credentials}
-        for number in range(MOST_FLOW_RUNS):
-            key = sha256(f"{self._store_url} {stalled.run_id} {attempt} {how} {number}".encode())
-            flow_run = client.create_flow_run_from_deployment(
-                deployment_id,
-                parameters={**kept, "config": "", "run_id": stalled.run_id, "store": self._store_url},
-                state=Scheduled(scheduled_time=datetime.now(UTC) + timedelta(seconds=delay_seconds)),
-                name=flow_run_name(stalled.run_id, attempt + 1),
-                idempotency_key=f"cairn-watch-{key}",
-                tags=launch.tags if launch else None,
-                work_queue_name=launch.work_queue_name if launch else None,
-                job_variables=launch.job_variables if launch else None,
-            )
-            if flow_run.state is None or not flow_run.state.is_final():
-                return Begun(how=f"flow run {flow_run.id} of {self._deployment}")
-        many = f"{MOST_FLOW_RUNS} flow runs ended before they claimed it"
-        return Busy(why=f"{many}; look at flow run {flow_run.id} in Prefect")
 
 
 def name_successor(end: FlowEnd, log: run_log.RunLog, say: Callable[[str], None]) -> FlowEnd:

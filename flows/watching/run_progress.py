@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
+from cairn.reports.queries.run_lookup import read_beat
 from cairn.storage.errors import StorageError
 from cairn.storage.logs import run_log, step_log
 from cairn.tasks.text import format, live_lines, output
@@ -17,44 +18,34 @@ _PLAIN_EVERY_SECONDS = 60.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunProgress:
-    """The progress of a run with an open attempt; a value that is not known yet is None."""
+    """The heartbeat of a run's open attempt, and the time left, None before the first step."""
 
     run_id: str
-    attempt: int
-    step: int
+    beat: step_log.Heartbeat
     total_steps: int
-    train_loss: float | None
     seconds_left: float | None
 
 
 def read_progress(log: run_log.RunLog) -> RunProgress | None:
     """Return the progress of a run that was read; None without an open attempt or a readable heartbeat."""
     owner, opened, beat = log.state.open_attempt, log.state.opened, None
-    if owner is not None:
-        with suppress(StorageError):  # reading the log reports what is wrong with the store
-            beat = step_log.read_heartbeat(log.store, log.prefix, owner.started.attempt)
+    with suppress(StorageError):  # reading the log reports what is wrong with the store
+        beat = read_beat(log)
     if owner is None or opened is None or beat is None:
         return None
     trained, ahead = beat.step - owner.started.first_step, max(opened.total_steps - beat.step, 0)
     seconds_left = None
     if trained > 0 and beat.gpu_seconds > 0:  # the device time of all ranks
         seconds_left = beat.gpu_seconds / owner.started.placement.world_size / trained * ahead
-    return RunProgress(
-        run_id=log.run_id,
-        attempt=beat.attempt,
-        step=beat.step,
-        total_steps=opened.total_steps,
-        train_loss=beat.train_loss,
-        seconds_left=seconds_left,
-    )
+    return RunProgress(run_id=log.run_id, beat=beat, total_steps=opened.total_steps, seconds_left=seconds_left)
 
 
 def format_progress(progress: RunProgress) -> str:
     """Return the progress on one line."""
-    so_far = f"step {progress.step}/{progress.total_steps} ({100 * progress.step // progress.total_steps} %)"
-    loss = "" if progress.train_loss is None else f" · loss {progress.train_loss:.3f}"
-    eta = format.format_clock(progress.seconds_left)
-    return f"{progress.run_id}: {so_far}{loss} · attempt {progress.attempt} · ETA {eta}"
+    beat, eta = progress.beat, format.format_clock(progress.seconds_left)
+    so_far = f"step {beat.step}/{progress.total_steps} ({100 * beat.step // progress.total_steps} %)"
+    loss = "" if beat.train_loss is None else f" · loss {beat.train_loss:.3f}"
+    return f"{progress.run_id}: {so_far}{loss} · attempt {beat.attempt} · ETA {eta}"
 
 
 class WatchDisplay:
@@ -85,6 +76,6 @@ class WatchDisplay:
         now = self._clock()
         for progress in runs:
             step, at = self._printed.get(progress.run_id, (-1, float("-inf")))
-            if progress.step != step and now - at >= _PLAIN_EVERY_SECONDS:
-                self._printed[progress.run_id] = (progress.step, now)
+            if progress.beat.step != step and now - at >= _PLAIN_EVERY_SECONDS:
+                self._printed[progress.run_id] = (progress.beat.step, now)
                 self._say(format_progress(progress))

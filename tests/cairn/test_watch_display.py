@@ -35,7 +35,7 @@ def test_a_pulse_is_how_far_the_heartbeat_is_and_how_long_the_rest_takes_at_its_
     run.start(placement=placement(world_size=1))
     beat(run, 2, 20, 50.0)
     progress = read(run)
-    assert progress is not None and (progress.attempt, progress.step, progress.total_steps) == (2, 20, 40)
+    assert progress is not None and (progress.beat.attempt, progress.beat.step, progress.total_steps) == (2, 20, 40)
     assert progress.seconds_left == 100.0, "ten steps since it resumed took fifty seconds"
     assert format_progress(progress) == "bard: step 20/40 (50 %) · loss 2.500 · attempt 2 · ETA 1:40"
 
@@ -64,9 +64,10 @@ def test_a_run_nobody_trains_has_no_pulse(run: FabricatedRun) -> None:
 
 
 def running(*steps: int) -> Sequence[RunProgress]:
+    beats = [Heartbeat(attempt=1, beat=1, step=step, train_loss=None, tokens=1, gpu_seconds=1.0) for step in steps]
     return [
-        RunProgress(run_id=f"run-{number}", attempt=1, step=step, total_steps=100, train_loss=None, seconds_left=9.0)
-        for number, step in enumerate(steps)
+        RunProgress(run_id=f"run-{number}", beat=beat, total_steps=100, seconds_left=9.0)
+        for number, beat in enumerate(beats)
     ]
 
 
