@@ -153,7 +153,7 @@ def plot(
         cairn plot quickstart curve.png
         cairn plot quickstart curve.svg --x tokens
     """
-    from cairn.reports.plots.run_plot import PlotRequest, plot_run
+    from cairn.reports.plots.curve_plot import PlotRequest, plot_run
 
     request = PlotRequest(file=Path(file), width_px=width, height_px=height, across=x)
     view = plot_run(open_run_log(store, run), request)
@@ -172,16 +172,16 @@ def compare(*runs: str, png: str = "", x: ComparedAxis = "step", store: Url = ""
         cairn compare quickstart longer
         cairn compare rates --png rates.png --x tokens
     """
-    from cairn.reports.plots.run_plot import PlotRequest
-
     if not runs:
         raise InvalidConfiguration("compare: names no run; `cairn runs` lists them")
-    request = PlotRequest(file=Path(png), width_px=1200, height_px=800, across="step") if png else None
+    request = None
+    if png:
+        from cairn.reports.plots.curve_plot import PlotRequest, plot_comparison
+
+        request = PlotRequest(file=Path(png), width_px=1200, height_px=800, across="step")
     logs = run_comparison.find_runs(open_chosen_store(store), runs)
     view = run_comparison.compare_runs(logs)
     if request is not None:
-        from cairn.reports.plots.comparison_plot import plot_comparison
-
         say(f"{len(logs)} runs: {png} ({plot_comparison(logs, request, x):,} bytes)")
     if json:
         print_document(view)
@@ -201,7 +201,7 @@ def diagnose(run: str, *, store: Url = "", json: Json = False) -> None:
         cairn diagnose quickstart
         cairn diagnose quickstart --json
     """
-    from cairn.reports.queries.run_diagnosis import diagnose_run
+    from cairn.reports.queries.evaluations import diagnose_run
 
     view = diagnose_run(open_run_log(store, run))
     print_document(view) if json else print_blocks(*answer_text.diagnosis_blocks(view))

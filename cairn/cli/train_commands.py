@@ -243,7 +243,7 @@ def watch(
         display = WatchDisplay()
         with ExitStack() as beside:
             if otlp:
-                from cairn.reports.exporters.otlp_metrics import sending_metrics
+                from cairn.reports.queries.run_metrics import sending_metrics
 
                 beside.enter_context(sending_metrics(open_chosen_store(store), os.environ, say))
             if not json:

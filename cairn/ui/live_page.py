@@ -24,8 +24,8 @@ from starlette.middleware.base import RequestResponseEndpoint
 from starlette.responses import PlainTextResponse
 
 from cairn.reports.errors import ReportError, RunNotFound
-from cairn.reports.pages import live_pages, run_report
-from cairn.reports.pages.live_pages import SORTS, FollowedRun, Frame, RunsQuery, read_overview, render_page, select_rows
+from cairn.reports.pages import report_pages, run_report
+from cairn.reports.pages.report_pages import SORTS, FollowedRun, Frame, RunsQuery, render_page, select_rows
 from cairn.reports.plots.plot_axis import TRACE_COLUMNS, view_curves
 from cairn.reports.queries.alias_history import list_decisions, list_promotions
 from cairn.reports.queries.post_mortem import gather_post_mortem
@@ -160,7 +160,7 @@ class LivePages:
     def overview(self) -> View:
         """Return every run as the list shows it."""
         work = work_folder(self._environment)  # for packed tables
-        return self._views.read("runs", lambda: partial(read_overview, self._store, work=work))
+        return self._views.read("runs", lambda: partial(report_pages.read_overview, self._store, work=work))
 
     def runs(self, request: Request, q: str = "", sort: str = SORTS[0], down: bool = True) -> Response:
         """All runs, searched and sorted."""
@@ -172,14 +172,14 @@ class LivePages:
         def render(frame: Frame) -> str:
             rows = select_rows(view.value, search=query.search, sort=query.sort, descending=query.descending)
             shown = {"rows": rows, "query": query, "of": len(view.value), "hourly": hourly}
-            return render_page("runs", frame, headings=live_pages.HEADINGS, **shown)
+            return render_page("runs", frame, headings=report_pages.HEADINGS, **shown)
 
         return self._page(request, view, render)
 
     def run(self, request: Request, run_id: str) -> Response:
         """One run."""
         (view,) = self._read_runs([run_id])
-        return self._page(request, view, lambda frame: live_pages.run_page(frame, view.value))
+        return self._page(request, view, lambda frame: report_pages.run_page(frame, view.value))
 
     def attempt(self, request: Request, run_id: str, number: int) -> Response:
         """The post-mortem of one attempt."""
@@ -188,7 +188,7 @@ class LivePages:
             return gather_post_mortem(find_run(self._store, run_id), number)
 
         view = self._views.read(f"attempt/{run_id}/{number}", lambda: read)
-        return self._page(request, view, lambda frame: live_pages.attempt_page(frame, view.value))
+        return self._page(request, view, lambda frame: report_pages.attempt_page(frame, view.value))
 
     def compare(self, request: Request, run: _Runs = []) -> Response:  # noqa: B006 (only read)
         """Several runs over each other."""

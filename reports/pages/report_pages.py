@@ -1,18 +1,26 @@
-"""A run's report as a page: Markdown for the terminal, HTML for a file. The pages are Jinja2 templates."""
+"""Pages made of Jinja2 templates: a run's report as Markdown and HTML, and the live pages.
+
+Parts of a live page that may change while it is seen are marked for its script.
+"""
 
 import base64
-from collections.abc import Callable, Sequence
+from collections import namedtuple
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING
+from urllib.parse import urlencode
 
-from cairn.reports.pages.run_report import RunReport
-from cairn.reports.plots import run_curves, run_plot
-from cairn.reports.queries import receipts
-from cairn.reports.text import display_tables
+from cairn.reports.pages.run_report import RunReport, gather_report
+from cairn.reports.plots import run_curves
+from cairn.reports.queries import post_mortem, receipts, run_lookup, run_query, run_status
+from cairn.reports.text import display_tables, post_mortem_text
 from cairn.reports.text.display_tables import Table, fence, format_cell, markdown_table, markdown_text
+from cairn.storage.logs import run_log, step_log
+from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.policy.termination import TerminationReason
 from cairn.tasks.text import format, output
 
@@ -63,11 +71,14 @@ def _render(pages: "Environment", name: str, report: RunReport, **context: objec
 
 def write_html_report(report: RunReport, curves: run_curves.RunCurves, file: str) -> int:
     """Write the page and return its bytes; raises `InvalidConfiguration` where the file cannot be written."""
+    from cairn.reports.plots.curve_plot import replace_file
+
     content = html_report(report, curves).encode()
-    run_plot.replace_file(Path(file), content)
+    replace_file(Path(file), content)
     return len(content)
 
 
+@cache
 def html_environment() -> "Environment":
     """Return the templates of pages, with what they need to show tables; text of a run stays text."""
 
@@ -171,3 +182,124 @@ def _end_of(receipt: receipts.Receipt) -> datetime:
     """Return when the attempt ended; of an open one, up to when it is known to have trained."""
     trained = timedelta(seconds=receipt.gpu_seconds / receipt.placement.world_size)
     return receipt.ended_at or receipt.started_at + trained
+
+
+HEADINGS: Mapping[str, str] = {
+    "run_id": "run",
+    "state": "state",
+    "step": "step",
+    "train_loss": "train loss",
+    "val_loss": "held-out loss",
+    "gpu_seconds": "device time",
+    "attempts": "attempts",
+    "last_seen_at": "last sign of life",
+}
+SORTS = ("last_seen_at", "run_id", "state", "step", "train_loss", "val_loss", "gpu_seconds", "attempts")
+"""The fields that runs can be sorted by; the first one is the default."""
+
+
+OverviewRow = namedtuple(
+    "OverviewRow",
+    "run_id state model_family step total_steps attempts train_loss val_loss gpu_seconds wasted_gpu_seconds "
+    "last_seen_at opened_at forked_from_run detail",
+)
+"""One run: losses in nats per token, `train_loss` while it trains and `val_loss` of its newest evaluation."""
+
+
+def read_overview(store: ObjectStore, *, work: Path) -> tuple[OverviewRow, ...]:
+    """Return every run that is not deleted, as SQL has it; `work` is this machine's folder."""
+    sql = f"select {', '.join(OverviewRow._fields)} from runs where state <> '{run_status.RunPhase.DELETED}'"
+    with run_query.answer_query(store, sql, work=work) as found:
+        return tuple(OverviewRow(*row) for row in found.rows)
+
+
+def select_rows(rows: Sequence[OverviewRow], *, search: str, sort: str, descending: bool) -> tuple[OverviewRow, ...]:
+    """Return the runs in whose id, state, family or detail every word of `search` occurs, sorted; unknowns last."""
+    found = []
+    for row in sorted(rows, key=lambda row: row.run_id):
+        text = " ".join(filter(None, (row.run_id, row.state, row.model_family, row.detail))).casefold()
+        if all(word in text for word in search.casefold().split()):
+            found.append(row)
+    known = [row for row in found if getattr(row, sort) is not None]
+    unknown = [row for row in found if getattr(row, sort) is None]
+    return (*sorted(known, key=lambda row: getattr(row, sort), reverse=descending), *unknown)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunView:
+    """A run as it was found: its report, the curves of its plot, and its log."""
+
+    report: RunReport
+    curves: run_curves.RunCurves
+    log: run_log.RunLog
+
+
+class FollowedRun:
+    """One run of a store; thread-safe. Nothing is read before `look`."""
+
+    def __init__(self, store: ObjectStore, run_id: str, environment: Mapping[str, str]) -> None:
+        """Raise `RunNotFound`; prices come from the environment where it names them."""
+        self._log = run_lookup.find_run(store, run_id)
+        self._environment = environment
+        self._tail = step_log.StepTail(store, self._log.prefix)
+        self._lines: list[step_log.StepRecord] | None = None
+        self._view: RunView | None = None
+        self._lock = Lock()
+
+    def look(self) -> RunView:
+        """Return the run as it is now; of one without an open attempt nothing but its log is asked again."""
+        with self._lock:
+            state, known = self._log.refresh(), self._view
+            if known is not None and state.open_attempt is None and known.report.newest_seq == self._log.seq:
+                return known
+            growing = [record.started.attempt for record in state.attempts[-2:]]  # these are read on from where it was
+            if self._lines is None:
+                is_long, prefix = len(state.attempts) > 2, self._log.prefix
+                before = step_log.read_step_records(self._log.store, prefix) if is_long else []
+                self._lines = [record for record in before if record.attempt not in growing]
+            for attempt in growing:
+                while fresh := self._tail.read(attempt):
+                    self._lines += fresh
+            report, curves = gather_report(self._log, self._environment, lines=self._lines)
+            self._view = RunView(report=report, curves=curves, log=self._log)
+            return self._view
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Frame:
+    """What surrounds every page: the store's URL, and why it cannot be read now; empty where it can."""
+
+    store: str
+    problem: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunsQuery:
+    """What the list of runs is searched for and sorted by."""
+
+    search: str
+    sort: str
+    descending: bool
+
+    def link(self, sort: str) -> str:
+        """Return the address of the list sorted by another field; by the same one, the other way round."""
+        down = not self.descending if sort == self.sort else sort not in ("run_id", "state")
+        return f"/?{urlencode({'q': self.search, 'sort': sort, 'down': int(down)})}"
+
+
+def attempt_page(frame: Frame, facts: post_mortem.PostMortem) -> str:
+    """Return the post-mortem of one attempt."""
+    answer, sections = post_mortem_text.post_mortem_answer(facts), list(post_mortem_text.post_mortem_sections(facts))
+    return render_page("attempt", frame, facts=facts, answer=answer, sections=sections)
+
+
+def run_page(frame: Frame, view: RunView) -> str:
+    """Return one run: the sections of its report, the plot drawn by the browser."""
+    report = view.report
+    stretches, bars = receipts.group_receipts(report.attempts), place_bars(report.attempts)
+    return render_page("run", frame, report=report, stretches=stretches, bars=bars, view=view)
+
+
+def render_page(name: str, frame: Frame, **shown: object) -> str:
+    """Return a page of a template's name with what it shows, and its frame around it."""
+    return html_environment().get_template(f"live_{name}.html.j2").render(frame=frame, live=True, **shown)

@@ -1,29 +1,26 @@
-"""The plot of a run as PNG or SVG: loss, learning rate, gradient norm and speed over one axis, ends of attempts.
+"""Plots of runs as PNG or SVG: loss, learning rate, gradient norm, speed and ends of attempts; losses of several.
 
 Equal curves give equal bytes, in any thread (no pyplot); a plot is scaled and reads the same at any size.
 """
 
 import io
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+import os
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from cairn.reports.plots import run_curves
-from cairn.reports.plots.colors import BLACK, BLUE, GREEN, GREY, PALE, VERMILLION, YELLOW, reason_style
-from cairn.reports.plots.plot_axis import (
-    BASE_POINTS,
-    COLUMNS,
-    LAYOUT_INCHES,
-    SMALL_POINTS,
-    Across,
-    PlotAxis,
-    Series,
-    make_figure,
-    smooth,
-    thin_out,
-)
+from cairn.reports.plots import plot_axis, run_curves
+from cairn.reports.plots.plot_axis import BASE_POINTS, BLACK, BLUE, GREY, PALE, SMALL_POINTS, Across, PlotAxis, Series
 from cairn.reports.plots.run_curves import RunCurves, format_number, format_small_number
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.stores.document import sha256
+from cairn.tasks.errors import InvalidConfiguration
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -37,6 +34,65 @@ _FOOTER_AT, _LEGEND_AT, _LEGEND_ROW, _LEGEND_COLUMNS = 0.13, 0.24, 0.19, 5
 _MANY = 30  # more ends of one reason than this would hide the others: they become ticks at the bottom
 _MARKED_POINTS = 60
 _END_DASHES = (0, (6, 2, 1, 2))
+_SUFFIXES = (".png", ".svg")
+_LEAST_PX, _GREATEST_PX = 300, 10_000
+ComparedAcross = Literal["step", "tokens", "time"]
+_COLORS = (BLUE, plot_axis.ORANGE, plot_axis.GREEN, plot_axis.VERMILLION, plot_axis.PURPLE, plot_axis.SKY, BLACK, GREY)
+_DASHES = ("solid", "dashed", "dotted", "dashdot")
+_LABELS = {"step": "step", "tokens": "tokens", "time": "time of training in seconds"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlotRequest:
+    """File and size of a plot, and the unit of its lower axis; the upper axis has the other one."""
+
+    file: Path
+    width_px: int
+    height_px: int
+    across: Literal["step", "tokens"]
+
+    def __post_init__(self) -> None:
+        if self.file.suffix.lower() not in _SUFFIXES:
+            raise InvalidConfiguration(f"{self.file}: must end in {' or '.join(_SUFFIXES)}; the suffix says the format")
+        if not self.file.absolute().parent.is_dir():
+            raise InvalidConfiguration(f"{self.file}: its folder does not exist; make it first")
+        for name, value in (("width", self.width_px), ("height", self.height_px)):
+            if not _LEAST_PX <= value <= _GREATEST_PX:
+                raise InvalidConfiguration(f"--{name} {value}: must be {_LEAST_PX} to {_GREATEST_PX} pixels")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WrittenPlot:
+    """The written file and what the plot shows."""
+
+    run_id: str
+    file: str
+    bytes: int
+    sha256: str
+    width_px: int
+    height_px: int
+    last_step: int
+    attempts: int
+    interruptions: Mapping[str, int]
+
+
+def plot_run(log: RunLog, request: PlotRequest) -> WrittenPlot:
+    """Draw a run that was read into the file; raises `InvalidConfiguration` where the file cannot be written."""
+    curves = run_curves.gather_curves(log)
+    draw = draw_svg if request.file.suffix.lower() == ".svg" else draw_png
+    image = draw(curves, width_px=request.width_px, height_px=request.height_px, across=request.across)
+    replace_file(request.file, image)
+    return WrittenPlot(
+        run_id=curves.run_id,
+        file=str(request.file),
+        bytes=len(image),
+        sha256=sha256(image),
+        width_px=request.width_px,
+        height_px=request.height_px,
+        last_step=curves.last_step,
+        attempts=curves.attempts,
+        interruptions=dict(curves.reasons),
+    )
 
 
 def draw_png(curves: RunCurves, *, width_px: int = 1200, height_px: int = 900, across: Across = "step") -> bytes:
@@ -63,7 +119,7 @@ def draw_svg(curves: RunCurves, *, width_px: int = 1200, height_px: int = 900, a
 
 
 def _figure(curves: RunCurves, width_px: int, height_px: int, across: Across) -> "Figure":
-    figure = make_figure(width_px, height_px)
+    figure = plot_axis.make_figure(width_px, height_px)
     axis = PlotAxis(curves=curves, across=across, height_inches=figure.get_figheight())
     panels = _panels(figure, axis)
     draw_loss(panels[0], axis)
@@ -90,8 +146,8 @@ def _panels(figure: "Figure", axis: PlotAxis) -> "list[Axes]":
         4,
         1,
         height_ratios=(4.6, 1, 1, 1),
-        left=_LEFT / LAYOUT_INCHES,
-        right=1 - _RIGHT / LAYOUT_INCHES,
+        left=_LEFT / plot_axis.LAYOUT_INCHES,
+        right=1 - _RIGHT / plot_axis.LAYOUT_INCHES,
         top=1 - _TOP / axis.height_inches,
         bottom=(_BOTTOM + _LEGEND_ROW * (legend_rows - 1)) / axis.height_inches,
         hspace=0.14,
@@ -127,7 +183,7 @@ def _panels(figure: "Figure", axis: PlotAxis) -> "list[Axes]":
 
 
 def _draw_learning_rate(panel: "Axes", rate: Series) -> None:
-    thin = thin_out(rate, columns=COLUMNS)
+    thin = plot_axis.thin_out(rate, columns=plot_axis.COLUMNS)
     panel.plot(thin.steps, thin.values, color=BLUE, linewidth=1.3)
     panel.set_ylim(bottom=0)
     panel.yaxis.set_major_formatter(lambda number, _: format_small_number(number))
@@ -152,7 +208,7 @@ def _draw_speed(panel: "Axes", speed: Series) -> None:
 
 
 def _plot_with_trend(panel: "Axes", series: Series) -> None:
-    thin, trend = thin_out(series, columns=COLUMNS), smooth(series)
+    thin, trend = plot_axis.thin_out(series, columns=plot_axis.COLUMNS), plot_axis.smooth(series)
     panel.plot(thin.steps, thin.values, color=BLUE, alpha=0.3, linewidth=0.6)
     panel.plot(trend.steps, trend.values, color=BLUE, linewidth=1.3)
 
@@ -164,7 +220,7 @@ def _draw_events(panel: "Axes", axis: PlotAxis) -> None:
     widths = [(first, last - first) for first, last in spans]
     panel.broken_barh(widths, (0, 1), transform=height, facecolor=PALE, alpha=0.55, linewidth=0, zorder=0.5)
     for rank, (reason, count) in enumerate(axis.curves.reasons):  # the rarest last and so on top
-        color, style = reason_style(reason)
+        color, style = plot_axis.reason_style(reason)
         steps = axis.places(reason)
         top, width = (0.06, 0.6) if count > _MANY else (1.0, 1.2)
         panel.vlines(
@@ -178,7 +234,7 @@ def _draw_texts(figure: "Figure", axis: PlotAxis) -> None:
     curves, height = axis.curves, axis.height_inches
     title, state = run_curves.format_title(curves), run_curves.describe_state(curves)
     facts = run_curves.describe_run(curves)
-    left, right, top = 0.1 / LAYOUT_INCHES, 1 - _RIGHT / LAYOUT_INCHES, 1 - 0.12 / height
+    left, right, top = 0.1 / plot_axis.LAYOUT_INCHES, 1 - _RIGHT / plot_axis.LAYOUT_INCHES, 1 - 0.12 / height
     texts = [
         figure.text(left, top, title, fontsize=_TITLE_POINTS, fontweight="bold", va="top"),
         figure.text(right, top, state, fontsize=_TITLE_POINTS - 1, color=GREY, va="top", ha="right"),
@@ -189,7 +245,7 @@ def _draw_texts(figure: "Figure", axis: PlotAxis) -> None:
         legend = figure.legend(
             handles=handles,
             loc="lower left",
-            bbox_to_anchor=(left - 0.02 / LAYOUT_INCHES, _LEGEND_AT / height),
+            bbox_to_anchor=(left - 0.02 / plot_axis.LAYOUT_INCHES, _LEGEND_AT / height),
             borderaxespad=0,
             ncols=_LEGEND_COLUMNS,
             fontsize=SMALL_POINTS,
@@ -207,7 +263,7 @@ def _event_handles(axis: PlotAxis) -> "list[Artist]":
     handles: list[Artist] = []
     curves = axis.curves
     for reason, count in curves.reasons:
-        color, style = reason_style(reason)
+        color, style = plot_axis.reason_style(reason)
         handles.append(Line2D([], [], color=color, linestyle=style, linewidth=2, label=f"{reason} × {count:,}"))
     if again := sum(item.last_step - item.first_step + 1 for item in curves.replays):
         handles.append(Patch(facecolor=PALE, label=f"trained again: {again:,} step{'s' if again > 1 else ''}"))
@@ -220,20 +276,20 @@ def _event_handles(axis: PlotAxis) -> "list[Artist]":
 def draw_loss(panel: "Axes", axis: PlotAxis) -> None:
     """Draw the panel of losses: every step, the smoothed loss, held-out losses, the best checkpoint and promotions."""
     raw, probe, curves = axis.series("train_loss"), axis.series("probe_loss"), axis.curves
-    trend, thin = smooth(raw), thin_out(raw, columns=COLUMNS)
+    trend, thin = plot_axis.smooth(raw), plot_axis.thin_out(raw, columns=plot_axis.COLUMNS)
     mark = "." if len(thin.steps) < 3 else ""
     panel.plot(thin.steps, thin.values, color=BLUE, alpha=0.4, linewidth=0.6, marker=mark, label="train, each step")
     panel.plot(trend.steps, trend.values, color=BLUE, linewidth=1.9, label="train, smoothed")
-    before = smooth(axis.series("train_loss", inherited=True))
+    before = plot_axis.smooth(axis.series("train_loss", inherited=True))
     if curves.inherited:
         panel.plot(before.steps, before.values, color=GREY, linewidth=1.4, label=f"run {curves.parent}, before")
     if len(probe.finite.steps):
-        kept = thin_out(probe, columns=COLUMNS)
-        panel.plot(kept.steps, kept.values, color=GREEN, alpha=0.6, linewidth=1.0, label="held-out, probe")
+        kept = plot_axis.thin_out(probe, columns=plot_axis.COLUMNS)
+        panel.plot(kept.steps, kept.values, color=plot_axis.GREEN, alpha=0.6, linewidth=1.0, label="held-out, probe")
     held = [item for item in curves.held_out if np.isfinite(item.val_loss)]
     steps, losses = [item.step * axis.unit for item in held], [item.val_loss for item in held]
     if curves.best is not None:
-        color, mark = VERMILLION, "o" if len(held) <= _MARKED_POINTS else ""
+        color, mark = plot_axis.VERMILLION, "o" if len(held) <= _MARKED_POINTS else ""
         label = "held-out, evaluations"
         panel.plot(steps, losses, color=color, linewidth=1.3, marker=mark, markersize=4, zorder=6, label=label)
         at, best = [curves.best.step * axis.unit], curves.best
@@ -243,7 +299,7 @@ def draw_loss(panel: "Axes", axis: PlotAxis) -> None:
     _fit_loss(panel, raw, [*trend.values, *before.values, *losses])
     bad = raw.where(~raw.is_finite).steps
     if len(bad):
-        shown = thin_out(Series(steps=bad, values=np.zeros_like(bad)), columns=COLUMNS // 8).steps
+        shown = plot_axis.thin_out(Series(steps=bad, values=np.zeros_like(bad)), columns=plot_axis.COLUMNS // 8).steps
         cross: dict[str, Any] = {"linestyle": "none", "marker": "x", "markersize": 5, "color": BLACK, "zorder": 9}
         height, label = panel.get_xaxis_transform(), f"loss not finite × {len(bad):,}"
         panel.plot(shown, np.full(len(shown), 0.975), transform=height, **cross, label=label)
@@ -258,7 +314,7 @@ def draw_loss(panel: "Axes", axis: PlotAxis) -> None:
 
 
 def _fit_loss(panel: "Axes", raw: Series, drawn: Sequence[float]) -> None:
-    """Fit the axis to what is drawn smooth; single spikes far above it are cut off."""
+    """Fit the axis to what is drawn plot_axis.smooth; single spikes far above it are cut off."""
     values = raw.finite.values
     shown = np.array([*drawn, *(np.quantile(values, (0.001, 0.995)) if len(values) else ())])
     if not len(shown):
@@ -284,7 +340,7 @@ def _draw_promotions(panel: "Axes", axis: PlotAxis) -> None:
             linestyle="none",
             marker="*",
             markersize=14 if item.current else 9,
-            markerfacecolor=YELLOW if item.current else "white",
+            markerfacecolor=plot_axis.YELLOW if item.current else "white",
             markeredgecolor=BLACK,
             markeredgewidth=0.9,
             clip_on=False,
@@ -298,3 +354,54 @@ def disable_math(texts: "Iterable[Text]") -> None:
     """Switch off formulas: a dollar sign in a name is a dollar sign."""
     for text in texts:
         text.set_parse_math(False)
+
+
+def plot_comparison(logs: Sequence[RunLog], request: PlotRequest, across: ComparedAcross) -> int:
+    """Draw runs that were read into one file; returns its size in bytes."""
+    figure = plot_axis.make_figure(request.width_px, request.height_px)
+    panel = figure.add_subplot()
+    shown = list[plot_axis.Column]()
+    for place, curves in enumerate(map(run_curves.gather_curves, logs)):
+        color, dashes = _COLORS[place % len(_COLORS)], _DASHES[place // len(_COLORS) % len(_DASHES)]
+        records = [point.record for point in curves.points]
+        steps = np.array([record.step for record in records], dtype=np.float64)
+        positions = steps * (curves.tokens_per_step or 1) if across == "tokens" else steps
+        if across == "time":
+            positions = np.array(list(accumulate(record.seconds for record in records)), dtype=np.float64)
+        losses = np.array([record.train_loss for record in records], dtype=np.float64)
+        trend = plot_axis.smooth(Series(steps=positions, values=losses))
+        panel.plot(trend.steps, trend.values, color=color, linestyle=dashes, linewidth=1.6, label=curves.run_id)
+        held = [item for item in curves.held_out if len(steps) and np.isfinite(item.val_loss)]
+        at = [float(np.interp(item.step, steps, positions)) for item in held]
+        values = np.array([item.val_loss for item in held], dtype=np.float64)
+        panel.plot(at, values, color=color, linestyle="none", marker="o", markersize=4, label="_nolegend_")
+        shown += [trend.values, values]
+    drawn = np.concatenate(shown)
+    if len(drawn) and drawn.min() > 0 and drawn.max() > 25 * drawn.min():
+        panel.set_yscale("log")
+    panel.set_xlabel(_LABELS[across], fontsize=BASE_POINTS)
+    panel.set_ylabel("loss (nats per token); dots: held-out", fontsize=BASE_POINTS)
+    panel.tick_params(labelsize=SMALL_POINTS)
+    panel.grid(color=PALE, linewidth=0.6)
+    legend = panel.legend(loc="upper right", fontsize=SMALL_POINTS, framealpha=0.9, edgecolor=PALE)
+    disable_math(legend.get_texts())
+    figure.tight_layout()
+    image = io.BytesIO()
+    figure.savefig(image, format=request.file.suffix.lower().removeprefix("."))
+    replace_file(request.file, image.getvalue())
+    return len(image.getvalue())
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Replace the file atomically, so that a viewer never reads half of it."""
+    temporary = path.absolute().parent / f".{uuid.uuid4().hex}"
+    try:
+        with temporary.open("xb") as file:  # its permissions follow the umask
+            file.write(content)
+        os.replace(temporary, path)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        missing = isinstance(error, FileNotFoundError)
+        problem = "its folder does not exist; make it first" if missing else f"cannot be written: {error.strerror}"
+        raise InvalidConfiguration(f"{path}: {problem}") from error

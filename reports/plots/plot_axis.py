@@ -11,11 +11,30 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from cairn.reports.plots import colors, run_curves
+from cairn.reports.plots import run_curves
+from cairn.tasks.policy.termination import TerminationReason
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+Dashes = Literal["solid", "dashed", "dotted"]
+# The colours are safe for colour-blind readers (Okabe and Ito, 2008).
+BLACK, GREY, PALE = "#000000", "#6b6b6b", "#d9d9d9"
+BLUE, SKY, GREEN, ORANGE = "#0072B2", "#56B4E9", "#009E73", "#E69F00"
+VERMILLION, PURPLE, YELLOW = "#D55E00", "#CC79A7", "#F0E442"
+_REASONS: dict[str, tuple[str, Dashes]] = {
+    TerminationReason.PREEMPTED: (SKY, "solid"),
+    TerminationReason.LOST: (ORANGE, "solid"),
+    TerminationReason.OOM: (PURPLE, "solid"),
+    TerminationReason.BAD_DATA: (GREEN, "solid"),
+    TerminationReason.DIVERGED: (BLACK, "dashed"),
+    TerminationReason.HUNG: (PURPLE, "dashed"),
+    TerminationReason.TOO_FEW_MACHINES: (SKY, "dashed"),
+    TerminationReason.STORAGE: (GREEN, "dashed"),
+    TerminationReason.ERROR: (BLACK, "solid"),
+    TerminationReason.CANCELLED: (GREY, "dashed"),
+    TerminationReason.FENCED: (GREY, "dotted"),
+}
 Across = Literal["step", "tokens"]
 BASE_POINTS, SMALL_POINTS = 9.0, 8.0
 COLUMNS = 1200
@@ -45,6 +64,11 @@ def make_figure(width_px: int, height_px: int) -> "Figure":
     dots = width_px / LAYOUT_INCHES
     # Half a pixel more: the canvas rounds down, and rounding may go below.
     return Figure(figsize=(LAYOUT_INCHES, (height_px + 0.5) / dots), dpi=dots, facecolor="white")
+
+
+def reason_style(reason: str) -> tuple[str, Dashes]:
+    """Return colour and line style of a termination reason; black and dotted where it is unknown."""
+    return _REASONS.get(reason, (BLACK, "dotted"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -149,7 +173,7 @@ class EndedAttempts:
     reason: str
     count: int
     color: str
-    dashes: colors.Dashes
+    dashes: Dashes
     trace: Trace
 
 
@@ -184,7 +208,7 @@ def view_curves(curves: run_curves.RunCurves, *, columns: int = TRACE_COLUMNS) -
     drawn["val_loss"] = Series(steps=steps, values=values).finite
     ends = []
     for reason, count in curves.reasons:
-        (color, dashes), places = colors.reason_style(reason), np.array(axis.places(reason), dtype=np.float64)
+        (color, dashes), places = reason_style(reason), np.array(axis.places(reason), dtype=np.float64)
         trace = _trace(Series(steps=places, values=np.zeros(len(places))), clock)
         ends.append(EndedAttempts(reason=reason, count=count, color=color, dashes=dashes, trace=trace))
     return CurveView(

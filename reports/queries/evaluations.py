@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from cairn.reports.queries.run_lookup import FoundCheckpoint, configuration_of
+from cairn.reports.queries.run_status import stopped_early
 from cairn.storage.logs import registry, run_entries, run_log, run_state
 
 VAL_LOSS = "val_loss"
@@ -111,3 +112,33 @@ def compare_evaluations(found: FoundCheckpoint, outcomes: Sequence[Outcome]) -> 
 
 def _row(role: str, run_id: str, item: Outcome) -> ComparedEvaluation:
     return ComparedEvaluation(role=role, run_id=run_id, evaluation=summarize_evaluation(item))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Diagnosis:
+    """The verdict on the recorded steps up to `step`; the evaluations of the curve's suite have those before it."""
+
+    run_id: str
+    step: int
+    total_steps: int
+    verdict: run_entries.CurveVerdict
+    stopped_early: str | None
+    evaluations: tuple[EvaluationSummary, ...]
+
+
+def diagnose_run(log: run_log.RunLog) -> Diagnosis:
+    """Return the diagnosis of a run that was read; raises `StorageError` where its step records cannot be read."""
+    from cairn.tasks.evaluator.evaluation_run import curve_suite, read_curve  # only where a curve is judged
+    from cairn.tasks.policy.curve_verdict import judge
+
+    suite_sha256 = curve_suite(log.state)
+    curve = read_curve(log, suite_sha256=suite_sha256)
+    measured = (item for item in log.state.surviving_evaluations(suite_sha256) if VAL_LOSS in item.metrics)
+    return Diagnosis(
+        run_id=log.run_id,
+        step=curve.steps[-1] if curve.steps else 0,
+        total_steps=curve.total_steps,
+        verdict=judge(curve),
+        stopped_early=stopped_early(log.state),
+        evaluations=tuple(map(summarize_evaluation, measured)),
+    )

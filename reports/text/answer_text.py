@@ -9,8 +9,7 @@ from cairn.tasks.text.format import format_count, format_duration, format_value,
 
 if TYPE_CHECKING:  # a command that prints one answer loads nothing for the others
     from cairn.reports.queries.data_summary import DataSummary, GroupSummary, WindowSummary
-    from cairn.reports.queries.evaluations import EvaluationSummary
-    from cairn.reports.queries.run_diagnosis import Diagnosis
+    from cairn.reports.queries.evaluations import Diagnosis, EvaluationSummary
     from cairn.reports.queries.run_simulation import PolicyOutcome, SimulationSummary
     from cairn.reports.queries.run_status import RunStatus
     from cairn.storage.snapshots.snapshot_manifest import SnapshotSource

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from cairn.reports.queries.run_diagnosis import diagnose_run
+from cairn.reports.queries.evaluations import diagnose_run
 from cairn.reports.queries.run_status import list_runs, read_status
 from cairn.storage.logs.log_entry import Writer
 from cairn.storage.logs.run_entries import CurveVerdict, RunFinished

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from cairn.reports.pages.live_pages import OverviewRow, select_rows
+from cairn.reports.pages.report_pages import OverviewRow, select_rows
 from cairn.storage.logs.log_entry import ForkOrigin
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.logs.step_log import StepRecord, step_log_key
@@ -91,7 +91,7 @@ def test_the_list_is_searched_and_sorted_by_its_address(live: LiveServer, store:
 
 
 def test_runs_whose_value_is_unknown_come_last_however_they_are_sorted() -> None:
-    nothing = dict.fromkeys(OverviewRow.__annotations__)
+    nothing = dict.fromkeys(OverviewRow._fields)
     rows = [
         OverviewRow(**nothing | {"run_id": name, "val_loss": loss})
         for name, loss in (("a", None), ("b", 2.0), ("c", 1.0))

@@ -15,9 +15,8 @@ import numpy as np
 import pytest
 
 from cairn.flows.orchestrator.run_overview import Drawing, curve_markdown, is_due
-from cairn.reports.plots.colors import reason_style
 from cairn.reports.plots.curve_plot import draw_loss, draw_png, draw_svg
-from cairn.reports.plots.plot_axis import PlotAxis, Series, smooth, thin_out
+from cairn.reports.plots.plot_axis import PlotAxis, Series, reason_style, smooth, thin_out
 from cairn.reports.plots.run_curves import (
     HeldOutPoint,
     Interruption,

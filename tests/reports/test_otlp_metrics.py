@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
-from cairn.reports.exporters.otlp_metrics import sending_metrics
-from cairn.reports.queries.run_metrics import RUN_METRICS, STORE_METRICS
+from cairn.reports.queries.run_metrics import RUN_METRICS, STORE_METRICS, sending_metrics
 from cairn.storage.stores.local_store import LocalStore
 from cairn.tasks.errors import InvalidConfiguration
 from tests.fabricated_run import FabricatedRun
