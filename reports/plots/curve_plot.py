@@ -4,10 +4,7 @@ Equal curves give equal bytes, in any thread (no pyplot); a plot is scaled and r
 """
 
 import io
-import os
-import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -81,7 +78,7 @@ def plot_run(log: RunLog, request: PlotRequest) -> WrittenPlot:
     curves = run_curves.gather_curves(log)
     draw = draw_svg if request.file.suffix.lower() == ".svg" else draw_png
     image = draw(curves, width_px=request.width_px, height_px=request.height_px, across=request.across)
-    replace_file(request.file, image)
+    run_curves.replace_file(request.file, image)
     return WrittenPlot(
         run_id=curves.run_id,
         file=str(request.file),
@@ -388,20 +385,5 @@ def plot_comparison(logs: Sequence[RunLog], request: PlotRequest, across: Compar
     figure.tight_layout()
     image = io.BytesIO()
     figure.savefig(image, format=request.file.suffix.lower().removeprefix("."))
-    replace_file(request.file, image.getvalue())
+    run_curves.replace_file(request.file, image.getvalue())
     return len(image.getvalue())
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Replace the file atomically, so that a viewer never reads half of it."""
-    temporary = path.absolute().parent / f".{uuid.uuid4().hex}"
-    try:
-        with temporary.open("xb") as file:  # its permissions follow the umask
-            file.write(content)
-        os.replace(temporary, path)
-    except OSError as error:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        missing = isinstance(error, FileNotFoundError)
-        problem = "its folder does not exist; make it first" if missing else f"cannot be written: {error.strerror}"
-        raise InvalidConfiguration(f"{path}: {problem}") from error

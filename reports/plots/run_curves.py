@@ -1,15 +1,20 @@
 """The data of a run's plot: the surviving line of its steps, what happened along it, and the texts on the plot."""
 
 import math
+import os
+import uuid
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
+from pathlib import Path
 
 from cairn.reports.queries import alias_history, evaluations, run_lookup, run_status
 from cairn.reports.queries.receipts import Receipt, read_receipts
 from cairn.storage.logs import run_entries, run_log, run_state, step_log
 from cairn.storage.stores import object_store
+from cairn.tasks.errors import InvalidConfiguration
 from cairn.tasks.policy.termination import TerminationReason
 from cairn.tasks.text.format import format_count, short_digest
 
@@ -207,3 +212,18 @@ def format_small_number(number: float) -> str:
     if not exponent and 0 < abs(number) < 1e-3:
         digits, _, exponent = f"{number:.1e}".partition("e")
     return f"{digits.removesuffix('.0')}e{int(exponent)}" if exponent else digits
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Replace the file atomically, so that a viewer never reads half of it."""
+    temporary = path.absolute().parent / f".{uuid.uuid4().hex}"
+    try:
+        with temporary.open("xb") as file:  # its permissions follow the umask
+            file.write(content)
+        os.replace(temporary, path)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        missing = isinstance(error, FileNotFoundError)
+        problem = "its folder does not exist; make it first" if missing else f"cannot be written: {error.strerror}"
+        raise InvalidConfiguration(f"{path}: {problem}") from error
