@@ -153,7 +153,8 @@ def plot(
         cairn plot quickstart curve.png
         cairn plot quickstart curve.svg --x tokens
     """
-    from cairn.reports.plots.curve_plot import PlotRequest, plot_run
+    from cairn.reports.plots.curve_plot import plot_run
+    from cairn.reports.plots.run_curves import PlotRequest
 
     request = PlotRequest(file=Path(file), width_px=width, height_px=height, across=x)
     view = plot_run(open_run_log(store, run), request)
@@ -176,7 +177,8 @@ def compare(*runs: str, png: str = "", x: ComparedAxis = "step", store: Url = ""
         raise InvalidConfiguration("compare: names no run; `cairn runs` lists them")
     request = None
     if png:
-        from cairn.reports.plots.curve_plot import PlotRequest, plot_comparison
+        from cairn.reports.plots.curve_plot import plot_comparison
+        from cairn.reports.plots.run_curves import PlotRequest
 
         request = PlotRequest(file=Path(png), width_px=1200, height_px=800, across="step")
     logs = run_comparison.find_runs(open_chosen_store(store), runs)

@@ -4,10 +4,8 @@ Equal curves give equal bytes, in any thread (no pyplot); a plot is scaled and r
 """
 
 import io
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import accumulate
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -17,13 +15,11 @@ from cairn.reports.plots.plot_axis import BASE_POINTS, BLACK, BLUE, GREY, PALE, 
 from cairn.reports.plots.run_curves import RunCurves, format_number, format_small_number
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.stores.document import sha256
-from cairn.tasks.errors import InvalidConfiguration
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.text import Text
 
 _TITLE_POINTS = 12.5
 _LEFT, _RIGHT, _TOP, _BOTTOM = 0.82, 0.16, 0.76, 0.84  # margins in inches
@@ -31,55 +27,19 @@ _FOOTER_AT, _LEGEND_AT, _LEGEND_ROW, _LEGEND_COLUMNS = 0.13, 0.24, 0.19, 5
 _MANY = 30  # more ends of one reason than this would hide the others: they become ticks at the bottom
 _MARKED_POINTS = 60
 _END_DASHES = (0, (6, 2, 1, 2))
-_SUFFIXES = (".png", ".svg")
-_LEAST_PX, _GREATEST_PX = 300, 10_000
 ComparedAcross = Literal["step", "tokens", "time"]
 _COLORS = (BLUE, plot_axis.ORANGE, plot_axis.GREEN, plot_axis.VERMILLION, plot_axis.PURPLE, plot_axis.SKY, BLACK, GREY)
 _DASHES = ("solid", "dashed", "dotted", "dashdot")
 _LABELS = {"step": "step", "tokens": "tokens", "time": "time of training in seconds"}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PlotRequest:
-    """File and size of a plot, and the unit of its lower axis; the upper axis has the other one."""
-
-    file: Path
-    width_px: int
-    height_px: int
-    across: Literal["step", "tokens"]
-
-    def __post_init__(self) -> None:
-        if self.file.suffix.lower() not in _SUFFIXES:
-            raise InvalidConfiguration(f"{self.file}: must end in {' or '.join(_SUFFIXES)}; the suffix says the format")
-        if not self.file.absolute().parent.is_dir():
-            raise InvalidConfiguration(f"{self.file}: its folder does not exist; make it first")
-        for name, value in (("width", self.width_px), ("height", self.height_px)):
-            if not _LEAST_PX <= value <= _GREATEST_PX:
-                raise InvalidConfiguration(f"--{name} {value}: must be {_LEAST_PX} to {_GREATEST_PX} pixels")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WrittenPlot:
-    """The written file and what the plot shows."""
-
-    run_id: str
-    file: str
-    bytes: int
-    sha256: str
-    width_px: int
-    height_px: int
-    last_step: int
-    attempts: int
-    interruptions: Mapping[str, int]
-
-
-def plot_run(log: RunLog, request: PlotRequest) -> WrittenPlot:
+def plot_run(log: RunLog, request: run_curves.PlotRequest) -> run_curves.WrittenPlot:
     """Draw a run that was read into the file; raises `InvalidConfiguration` where the file cannot be written."""
     curves = run_curves.gather_curves(log)
     draw = draw_svg if request.file.suffix.lower() == ".svg" else draw_png
     image = draw(curves, width_px=request.width_px, height_px=request.height_px, across=request.across)
     run_curves.replace_file(request.file, image)
-    return WrittenPlot(
+    return run_curves.WrittenPlot(
         run_id=curves.run_id,
         file=str(request.file),
         bytes=len(image),
@@ -237,7 +197,7 @@ def _draw_texts(figure: "Figure", axis: PlotAxis) -> None:
         figure.text(right, top, state, fontsize=_TITLE_POINTS - 1, color=GREY, va="top", ha="right"),
         figure.text(left, _FOOTER_AT / height, facts, fontsize=SMALL_POINTS, color=GREY, va="center"),
     ]
-    disable_math(texts)
+    plot_axis.disable_math(texts)
     if handles := _event_handles(axis):
         legend = figure.legend(
             handles=handles,
@@ -250,7 +210,7 @@ def _draw_texts(figure: "Figure", axis: PlotAxis) -> None:
             handlelength=1.6,
             columnspacing=1.3,
         )
-        disable_math(legend.get_texts())
+        plot_axis.disable_math(legend.get_texts())
 
 
 def _event_handles(axis: PlotAxis) -> "list[Artist]":
@@ -307,7 +267,7 @@ def draw_loss(panel: "Axes", axis: PlotAxis) -> None:
         return
     legend = panel.legend(loc="upper right", fontsize=SMALL_POINTS, framealpha=0.9, edgecolor=PALE)
     legend.set_zorder(10)
-    disable_math(legend.get_texts())
+    plot_axis.disable_math(legend.get_texts())
 
 
 def _fit_loss(panel: "Axes", raw: Series, drawn: Sequence[float]) -> None:
@@ -347,13 +307,7 @@ def _draw_promotions(panel: "Axes", axis: PlotAxis) -> None:
         before = before if item.current else "_nolegend_"  # one line for all of them
 
 
-def disable_math(texts: "Iterable[Text]") -> None:
-    """Switch off formulas: a dollar sign in a name is a dollar sign."""
-    for text in texts:
-        text.set_parse_math(False)
-
-
-def plot_comparison(logs: Sequence[RunLog], request: PlotRequest, across: ComparedAcross) -> int:
+def plot_comparison(logs: Sequence[RunLog], request: run_curves.PlotRequest, across: ComparedAcross) -> int:
     """Draw runs that were read into one file; returns its size in bytes."""
     figure = plot_axis.make_figure(request.width_px, request.height_px)
     panel = figure.add_subplot()
@@ -381,7 +335,7 @@ def plot_comparison(logs: Sequence[RunLog], request: PlotRequest, across: Compar
     panel.tick_params(labelsize=SMALL_POINTS)
     panel.grid(color=PALE, linewidth=0.6)
     legend = panel.legend(loc="upper right", fontsize=SMALL_POINTS, framealpha=0.9, edgecolor=PALE)
-    disable_math(legend.get_texts())
+    plot_axis.disable_math(legend.get_texts())
     figure.tight_layout()
     image = io.BytesIO()
     figure.savefig(image, format=request.file.suffix.lower().removeprefix("."))

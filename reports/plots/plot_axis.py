@@ -3,7 +3,7 @@
 Thinning keeps the first, least, greatest and last value of each pixel column (M4, Jugel et al., VLDB 2014).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,6 +16,7 @@ from cairn.tasks.policy.termination import TerminationReason
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from matplotlib.text import Text
 
 Dashes = Literal["solid", "dashed", "dotted"]
 # The colours are safe for colour-blind readers (Okabe and Ito, 2008).
@@ -230,3 +231,9 @@ def _trace(series: Series, clock: Series) -> Trace:
     columns = (np.round(series.steps, 1), np.round(seconds, 3), series.values)
     steps, times, values = (tuple(map(float, column.tolist())) for column in columns)
     return Trace(steps=steps, seconds=times, values=values)
+
+
+def disable_math(texts: "Iterable[Text]") -> None:
+    """Switch off formulas: a dollar sign in a name is a dollar sign."""
+    for text in texts:
+        text.set_parse_math(False)

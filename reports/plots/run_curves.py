@@ -4,11 +4,12 @@ import math
 import os
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from typing import Literal
 
 from cairn.reports.queries import alias_history, evaluations, run_lookup, run_status
 from cairn.reports.queries.receipts import Receipt, read_receipts
@@ -19,6 +20,8 @@ from cairn.tasks.policy.termination import TerminationReason
 from cairn.tasks.text.format import format_count, short_digest
 
 _TITLE_CHARACTERS = 44
+_SUFFIXES = (".png", ".svg")
+_LEAST_PX, _GREATEST_PX = 300, 10_000
 Lines = Sequence[step_log.StepRecord]
 _UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 
@@ -212,6 +215,40 @@ def format_small_number(number: float) -> str:
     if not exponent and 0 < abs(number) < 1e-3:
         digits, _, exponent = f"{number:.1e}".partition("e")
     return f"{digits.removesuffix('.0')}e{int(exponent)}" if exponent else digits
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlotRequest:
+    """File and size of a plot, and the unit of its lower axis; the upper axis has the other one."""
+
+    file: Path
+    width_px: int
+    height_px: int
+    across: Literal["step", "tokens"]
+
+    def __post_init__(self) -> None:
+        if self.file.suffix.lower() not in _SUFFIXES:
+            raise InvalidConfiguration(f"{self.file}: must end in {' or '.join(_SUFFIXES)}; the suffix says the format")
+        if not self.file.absolute().parent.is_dir():
+            raise InvalidConfiguration(f"{self.file}: its folder does not exist; make it first")
+        for name, value in (("width", self.width_px), ("height", self.height_px)):
+            if not _LEAST_PX <= value <= _GREATEST_PX:
+                raise InvalidConfiguration(f"--{name} {value}: must be {_LEAST_PX} to {_GREATEST_PX} pixels")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WrittenPlot:
+    """The written file and what the plot shows."""
+
+    run_id: str
+    file: str
+    bytes: int
+    sha256: str
+    width_px: int
+    height_px: int
+    last_step: int
+    attempts: int
+    interruptions: Mapping[str, int]
 
 
 def replace_file(path: Path, content: bytes) -> None:
