@@ -23,10 +23,11 @@ MACHINE_KEYS = (
 """
 
 
-class RunConfig(Section):
+class RunConfig(Section, use_attribute_docstrings=True):
     """All sections of a configuration."""
 
-    model_family: settings.Name = Field("gpt2-tiny", description="label of the run in queries and reports")
+    model_family: settings.Name = "gpt2-tiny"
+    """label of the run in queries and reports"""
     data: DataConfig
     model: ModelConfig = ModelConfig()
     training: TrainingConfig
@@ -44,9 +45,8 @@ class RunConfig(Section):
     exporters: settings.ExportersConfig = settings.ExportersConfig()
     notify: settings.NotifyConfig = Field(default=settings.NotifyConfig(), exclude=True)
     # A store can be moved: where a log lies is no part of what the log says.
-    store: str = Field(
-        "", exclude=True, description="folder or URL of the store, where neither --store nor CAIRN_STORE names one"
-    )
+    store: str = Field("", exclude=True)
+    """folder or URL of the store, where neither --store nor CAIRN_STORE names one"""
 
     def document(self) -> dict[str, Any]:
         """Return the configuration as plain JSON."""

@@ -3,21 +3,13 @@
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from cairn.model.configuration.network import NotNegative, NotNegativeNumber, Positive, PositiveNumber, Section
 from cairn.storage.stores.redaction import find_credentials
-
-
-def key(default: Any, description: str, **schema: Any) -> Any:
-    """Make the field of a key that may be left out; `schema` is what its reference needs beside the description."""
-    if schema:  # None would replace what the type says
-        return Field(default, description=description, json_schema_extra=schema)
-    return Field(default, description=description)
-
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Name = Annotated[
@@ -41,35 +33,44 @@ Command = Annotated[
 Verdict = Literal["diverging", "stuck", "spiking", "overfitting", "clipping", "repeating", "plateau", "too-early"]
 
 
-class CheckpointConfig(Section):
+class CheckpointConfig(Section, use_attribute_docstrings=True):
     """When a run commits and which checkpoints are kept. What an alias, evaluation or attempt needs is always kept."""
 
-    every_steps: Positive = key(200, "interval of commits; evaluations are due at its multiples")
-    every_seconds: Seconds | None = key(
-        None, "commit also before so much training time can be lost; not set: only by steps"
-    )
-    grace_seconds: Seconds = key(30.0, "time that a preempted attempt has to commit once more")
-    patience_seconds: Seconds = key(600.0, "how long an unreachable store is retried")
-    stall_seconds: Seconds = key(
-        10.0, "how long training waits for the checkpoint before; then it goes on without this one"
-    )
-    keep_last: Annotated[int, Field(ge=1)] = key(3, "keep so many of the newest checkpoints")
-    keep_best: NotNegative = key(1, "keep so many with the lowest held-out loss")
-    keep_every: NotNegative = key(0, "keep those at multiples of this step; 0 is off", unit="steps")
+    every_steps: Positive = 200
+    """interval of commits; evaluations are due at its multiples"""
+    every_seconds: Seconds | None = None
+    """commit also before so much training time can be lost; not set: only by steps"""
+    grace_seconds: Seconds = 30.0
+    """time that a preempted attempt has to commit once more"""
+    patience_seconds: Seconds = 600.0
+    """how long an unreachable store is retried"""
+    stall_seconds: Seconds = 10.0
+    """how long training waits for the checkpoint before; then it goes on without this one"""
+    keep_last: Annotated[int, Field(ge=1)] = 3
+    """keep so many of the newest checkpoints"""
+    keep_best: NotNegative = 1
+    """keep so many with the lowest held-out loss"""
+    keep_every: NotNegative = Field(0, json_schema_extra={"unit": "steps"})
+    """keep those at multiples of this step; 0 is off"""
 
 
-class EvaluatorConfig(Section):
+class EvaluatorConfig(Section, use_attribute_docstrings=True):
     """A command that is given a model directory and prints numbers as JSON."""
 
-    name: Name = Field(description="name of its suite in the log")
-    command: Annotated[Command, Field(min_length=1)] = Field(
-        description="command that measures; {model} in it, or a further last word, is the model directory"
-    )
-    timeout_seconds: Seconds = key(600.0, "time limit, writing the model directory included")
-    required: bool = key(False, "promotion waits for it; otherwise its failure is only recorded")
-    folder: str = key("", "working directory of the command", internal=True)
-    files: dict[str, str] | None = key(None, "sha256 of every file that the command names", internal=True)
-    logged: bool = key(False, "only a run's log names the command", internal=True)
+    name: Name
+    """name of its suite in the log"""
+    command: Annotated[Command, Field(min_length=1)]
+    """command that measures; {model} in it, or a further last word, is the model directory"""
+    timeout_seconds: Seconds = 600.0
+    """time limit, writing the model directory included"""
+    required: bool = False
+    """promotion waits for it; otherwise its failure is only recorded"""
+    folder: str = Field("", json_schema_extra={"internal": True})
+    """working directory of the command"""
+    files: dict[str, str] | None = Field(None, json_schema_extra={"internal": True})
+    """sha256 of every file that the command names"""
+    logged: bool = Field(False, json_schema_extra={"internal": True})
+    """only a run's log names the command"""
 
     @model_validator(mode="after")
     def _files_come_with_their_folder(self) -> Self:
@@ -78,20 +79,31 @@ class EvaluatorConfig(Section):
         return self
 
 
-class EvaluationConfig(Section):
+class EvaluationConfig(Section, use_attribute_docstrings=True):
     """The suites that measure committed checkpoints, each in a process of its own."""
 
-    every_commits: Positive = key(1, "multiples of checkpoint.every_steps between evaluations")
-    timeout_seconds: Seconds = key(600.0, "time limit of one suite")
-    suite: str = key("", "TOML file that says what is measured, instead of the keys below")
-    name: Name = key("held-out", "name of the built-in suite in the log")
-    batches: Positive = key(20, "held-out batches that the loss is measured on")
-    batch_size: Positive = key(16, "windows in a held-out batch", unit="windows")
-    prompts: tuple[str, ...] = key(("The ",), "texts that samples begin with")
-    sample_tokens: NotNegative = key(120, "length of each sample; 0 draws none")
-    sample_seed: NotNegative = key(0, "seed of the samples")
-    command: Command = key((), 'short for one required evaluator called "command"')
-    evaluators: tuple[EvaluatorConfig, ...] = key((), "further evaluators, each with the keys of evaluation.evaluators")
+    every_commits: Positive = 1
+    """multiples of checkpoint.every_steps between evaluations"""
+    timeout_seconds: Seconds = 600.0
+    """time limit of one suite"""
+    suite: str = ""
+    """TOML file that says what is measured, instead of the keys below"""
+    name: Name = "held-out"
+    """name of the built-in suite in the log"""
+    batches: Positive = 20
+    """held-out batches that the loss is measured on"""
+    batch_size: Positive = Field(16, json_schema_extra={"unit": "windows"})
+    """windows in a held-out batch"""
+    prompts: tuple[str, ...] = ("The ",)
+    """texts that samples begin with"""
+    sample_tokens: NotNegative = 120
+    """length of each sample; 0 draws none"""
+    sample_seed: NotNegative = 0
+    """seed of the samples"""
+    command: Command = ()
+    """short for one required evaluator called `command`"""
+    evaluators: tuple[EvaluatorConfig, ...] = ()
+    """further evaluators, each with the keys of evaluation.evaluators"""
 
     @model_validator(mode="after")
     def _suites_are_clear(self) -> Self:
@@ -105,17 +117,21 @@ class EvaluationConfig(Section):
         return self
 
 
-class EarlyStopConfig(Section):
+class EarlyStopConfig(Section, use_attribute_docstrings=True):
     """When a run ends before its last step; off by default. Held-out losses decide, in the order of steps."""
 
-    patience: NotNegative = key(0, "stop after so many evaluations without a better loss; 0 is off")
-    min_delta: NotNegativeNumber = key(0.0, "a loss is better when it is lower by more than this", unit="nats")
-    overfit_ratio: NotNegativeNumber = key(
-        0.0, "stop when the held-out loss is so many times the train loss; 0 is off, else above 1"
-    )
-    overfit_patience: Positive = key(3, "evaluations in a row that overfit_ratio must hold")
-    on_divergence: bool = key(False, "stop when the verdict on the curve is diverging")
-    on_stuck: bool = key(False, "stop when the verdict on the curve is stuck")
+    patience: NotNegative = 0
+    """stop after so many evaluations without a better loss; 0 is off"""
+    min_delta: NotNegativeNumber = Field(0.0, json_schema_extra={"unit": "nats"})
+    """a loss is better when it is lower by more than this"""
+    overfit_ratio: NotNegativeNumber = 0.0
+    """stop when the held-out loss is so many times the train loss; 0 is off, else above 1"""
+    overfit_patience: Positive = 3
+    """evaluations in a row that overfit_ratio must hold"""
+    on_divergence: bool = False
+    """stop when the verdict on the curve is diverging"""
+    on_stuck: bool = False
+    """stop when the verdict on the curve is stuck"""
 
     @model_validator(mode="after")
     def _overfit_ratio_is_above_one(self) -> Self:
@@ -129,29 +145,28 @@ class EarlyStopConfig(Section):
         return bool(self.patience or self.overfit_ratio or self.on_divergence or self.on_stuck)
 
 
-class PromotionConfig(Section):
+class PromotionConfig(Section, use_attribute_docstrings=True):
     """The alias that the best checkpoint of a finished run is offered to, and the gates before it."""
 
-    alias: Name = key("champion", "alias that the best checkpoint is offered to")
-    min_improvement: NotNegativeNumber = key(
-        0.0, "how much lower than the present one its held-out loss must be", unit="nats"
-    )
-    refuse_verdicts: tuple[Verdict, ...] = key(
-        ("diverging", "stuck"), "verdicts on the loss curve that refuse promotion"
-    )
-    require_approval: bool = key(False, "a person must approve, in Prefect or with `cairn promote`")
-    approval_timeout_seconds: Annotated[float, Field(ge=1, allow_inf_nan=False)] = key(
-        86_400.0, "how long Prefect waits for the approval; `cairn promote` works afterwards too"
-    )
+    alias: Name = "champion"
+    """alias that the best checkpoint is offered to"""
+    min_improvement: NotNegativeNumber = Field(0.0, json_schema_extra={"unit": "nats"})
+    """how much lower than the present one its held-out loss must be"""
+    refuse_verdicts: tuple[Verdict, ...] = ("diverging", "stuck")
+    """verdicts on the loss curve that refuse promotion"""
+    require_approval: bool = False
+    """a person must approve, in Prefect or with `cairn promote`"""
+    approval_timeout_seconds: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 86_400.0
+    """how long Prefect waits for the approval; `cairn promote` works afterwards too"""
 
 
-class LeaseConfig(Section):
+class LeaseConfig(Section, use_attribute_docstrings=True):
     """How a live attempt is recognized."""
 
-    seconds: Seconds = key(
-        30.0, "an attempt without a heartbeat for this time counts as lost; at least 3 heartbeats", unit="seconds"
-    )
-    heartbeat_seconds: Seconds = key(3.0, "time between heartbeats")
+    seconds: Seconds = Field(30.0, json_schema_extra={"unit": "seconds"})
+    """an attempt without a heartbeat for this time counts as lost; at least 3 heartbeats"""
+    heartbeat_seconds: Seconds = 3.0
+    """time between heartbeats"""
 
     @model_validator(mode="after")
     def _lease_outlives_heartbeat(self) -> Self:
@@ -161,19 +176,22 @@ class LeaseConfig(Section):
         return self
 
 
-class BudgetConfig(Section):
+class BudgetConfig(Section, use_attribute_docstrings=True):
     """What retries of one termination reason may spend."""
 
-    retries: NotNegative = Field(description="retries since the last progress")
-    total: NotNegative | None = key(None, "retries over the whole run; not set: no limit")
-    wasted_gpu_seconds: NotNegativeNumber | None = key(
-        None, "device time lost to this reason over the whole run; not set: no limit"
-    )
-    backoff_seconds: NotNegativeNumber = key(0.0, "wait before the first retry; it doubles with each further one")
-    samples: NotNegative | None = key(None, "samples that may be quarantined over the whole run")
+    retries: NotNegative
+    """retries since the last progress"""
+    total: NotNegative | None = None
+    """retries over the whole run; not set: no limit"""
+    wasted_gpu_seconds: NotNegativeNumber | None = None
+    """device time lost to this reason over the whole run; not set: no limit"""
+    backoff_seconds: NotNegativeNumber = 0.0
+    """wait before the first retry; it doubles with each further one"""
+    samples: NotNegative | None = None
+    """samples that may be quarantined over the whole run"""
 
 
-class BudgetsConfig(Section):
+class BudgetsConfig(Section, use_attribute_docstrings=True):
     """One budget for each termination reason that may be retried, and one for evaluators."""
 
     model_config = ConfigDict(populate_by_name=True)
@@ -206,67 +224,79 @@ class BudgetsConfig(Section):
         return self
 
 
-class WatchdogConfig(Section):
+class WatchdogConfig(Section, use_attribute_docstrings=True):
     """After how much silence a trainer counts as hung."""
 
-    factor: Annotated[float, Field(gt=1, allow_inf_nan=False)] = key(
-        10.0, "a trainer hangs when it is silent this many times as long as its slowest recent step"
-    )
-    floor_seconds: Seconds = key(60.0, "shortest silence after which a trainer counts as hung")
-    startup_seconds: Seconds = key(900.0, "silence that is allowed before the first steps")
+    factor: Annotated[float, Field(gt=1, allow_inf_nan=False)] = 10.0
+    """a trainer hangs when it is silent this many times as long as its slowest recent step"""
+    floor_seconds: Seconds = 60.0
+    """shortest silence after which a trainer counts as hung"""
+    startup_seconds: Seconds = 900.0
+    """silence that is allowed before the first steps"""
 
 
-class MachinesConfig(Section):
+class MachinesConfig(Section, use_attribute_docstrings=True):
     """How a run on several machines waits for them; how many there are is the environment's CAIRN_NODES."""
 
-    check: str = key("", "command without which no machine joins an attempt: its exit code must be 0")
-    at_least: NotNegative = key(0, "train with so many machines if no more come; 0: only with all")
-    wait_seconds: Seconds = key(
-        30.0, "how long an attempt waits for machines, and they for the first, before they leave with 75"
-    )
+    check: str = ""
+    """command without which no machine joins an attempt: its exit code must be 0"""
+    at_least: NotNegative = 0
+    """train with so many machines if no more come; 0: only with all"""
+    wait_seconds: Seconds = 30.0
+    """how long an attempt waits for machines, and they for the first, before they leave with 75"""
 
 
-class DivergenceConfig(Section):
+class DivergenceConfig(Section, use_attribute_docstrings=True):
     """When the train loss counts as exploded."""
 
-    patience_steps: Positive = key(16, "steps in a row whose loss is too high")
-    rise_nats: PositiveNumber = key(1.5, "a loss is too high this far above the median of the losses before")
+    patience_steps: Positive = 16
+    """steps in a row whose loss is too high"""
+    rise_nats: PositiveNumber = 1.5
+    """a loss is too high this far above the median of the losses before"""
 
 
-class PreemptionConfig(Section):
+class PreemptionConfig(Section, use_attribute_docstrings=True):
     """What announces, besides SIGTERM, that this machine will be taken away; file and cloud are never a log's word."""
 
-    notice_file: str = key("", "a file whose existence is the notice")
-    metadata: Literal["", "aws", "gcp"] = key("", "cloud whose metadata service is asked")
-    signal: Literal["", "SIGUSR1", "SIGUSR2"] = key(
-        "", "signal that the scheduler sends ahead, such as Slurm's --signal=USR1@60"
-    )
-    poll_seconds: Seconds = key(5.0, "time between looks at the file and the metadata service")
+    notice_file: str = ""
+    """a file whose existence is the notice"""
+    metadata: Literal["", "aws", "gcp"] = ""
+    """cloud whose metadata service is asked"""
+    signal: Literal["", "SIGUSR1", "SIGUSR2"] = ""
+    """signal that the scheduler sends ahead, such as Slurm's --signal=USR1@60"""
+    poll_seconds: Seconds = 5.0
+    """time between looks at the file and the metadata service"""
 
 
-class CostConfig(Section):
+class CostConfig(Section, use_attribute_docstrings=True):
     """Price of the devices, for estimates in reports."""
 
-    gpu_hour_price: NotNegativeNumber | None = key(None, "price of one device for an hour; not set: no costs are shown")
-    currency: Annotated[str, Field(pattern=r"^[^\W\d_]{1,8}$|^[$€£¥]$")] = key(
-        "USD", "currency of the price", rule="up to 8 letters, or one of $ € £ ¥"
-    )
+    gpu_hour_price: NotNegativeNumber | None = None
+    """price of one device for an hour; not set: no costs are shown"""
+    currency: Annotated[
+        str,
+        Field(pattern=r"^[^\W\d_]{1,8}$|^[$€£¥]$", json_schema_extra={"rule": "up to 8 letters, or one of $ € £ ¥"}),
+    ] = "USD"
+    """currency of the price"""
 
 
-class NotifyConfig(Section):
+class NotifyConfig(Section, use_attribute_docstrings=True):
     """Whom a run's decisions are told, by this machine alone: nothing of this section is written into a log.
 
     Its words: finished, budget-exhausted, stopped, integrity, approval-wanted, and silent, which `cairn watch` tells.
     """
 
-    command: str = key("", "command of this machine that reads each notice as JSON from standard input")
-    webhook: SecretStr = key(SecretStr(""), "address that each notice is posted to as JSON")
-    block: Annotated[str, Field(pattern=r"^([a-z0-9-]+/[a-z0-9-]+)?$")] = key(
-        "",
-        "notification block of the Prefect server, such as slack-webhook/team",
-        rule="type/name, as Prefect lists blocks",
-    )
-    timeout_seconds: Seconds = key(10.0, "how long the command or the webhook may take for one notice")
+    command: str = ""
+    """command of this machine that reads each notice as JSON from standard input"""
+    webhook: SecretStr = SecretStr("")
+    """address that each notice is posted to as JSON"""
+    block: Annotated[
+        str,
+        Field(pattern=r"^([a-z0-9-]+/[a-z0-9-]+)?$", json_schema_extra={"rule": "type/name, as Prefect lists blocks"}),
+    ] = ""
+    """notification block of the Prefect server, such as slack-webhook/team"""
+    timeout_seconds: Seconds = 10.0
+    """how long the command or the webhook may take for one notice"""
 
     @field_validator("command")
     @classmethod
@@ -283,12 +313,15 @@ class NotifyConfig(Section):
         return given
 
 
-class ExportersConfig(Section):
+class ExportersConfig(Section, use_attribute_docstrings=True):
     """Exporters: where the curve of a run is copied, beside the store. Never read or waited for, never a log's word."""
 
-    tensorboard: str = key("", "folder of this machine that TensorBoard reads")
-    wandb: str = key("", "folder of this machine for Weights & Biases, offline; `wandb sync` sends it")
-    mlflow: str = key("", "address of an MLflow tracking server; credentials stay in MLFLOW_TRACKING_*")
+    tensorboard: str = ""
+    """folder of this machine that TensorBoard reads"""
+    wandb: str = ""
+    """folder of this machine for Weights & Biases, offline; `wandb sync` sends it"""
+    mlflow: str = ""
+    """address of an MLflow tracking server; credentials stay in MLFLOW_TRACKING_*"""
 
     @model_validator(mode="after")
     def _addresses_can_be_used(self) -> Self:
