@@ -105,7 +105,7 @@ def suggest_key(unknown: str) -> ConfigurationKey | None:
         if key.name == name or key.name.startswith(f"{name}_"):
             spelled = 1.0
         place = key.meaning.lower().find(words) if len(words) >= 4 else -1  # a shorter word is in too many meanings
-        meant = 0.9 if place == 0 else 0.65 if place > 0 else 0.0
+        meant = 0.85 if place == 0 else 0.65 if place > 0 else 0.0
         return max(spelled, meant) + (0.2 if key.section == section else 0.0)
 
     found = max(list_keys(), key=likeness)

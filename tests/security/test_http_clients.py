@@ -24,7 +24,8 @@ def ask_prefect(url: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PREFECT_API_URL", f"{url}/api")
         patch.setenv("PREFECT_API_KEY", CANARY)
-        assert _prefect()
+        with suppress(OSError):  # it is no Prefect server
+            _prefect()
 
 
 def ask_aws(url: str) -> None:
