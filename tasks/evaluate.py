@@ -9,9 +9,9 @@ from prefect.client.schemas.objects import State
 from prefect.states import Cancelled
 
 from cairn.storage.logs import log_entry, run_entries, run_log
+from cairn.tasks.configuration.settings import EvaluatorConfig
 from cairn.tasks.errors import EvaluationInterrupted
 from cairn.tasks.evaluator.evaluation_run import EvaluationPlan, record_evaluation
-from cairn.tasks.evaluator.evaluation_suite import CommandSuite
 
 
 @task(name="evaluate", task_run_name="evaluate {step}", cache_policy=NO_CACHE, persist_result=False)
@@ -42,4 +42,4 @@ def evaluate(
 
 def task_name(step: int, plan: EvaluationPlan) -> str:
     """Return the task run's name; only a command's suite is named, since every checkpoint has the held-out one."""
-    return f"evaluate {step}, {plan.suite.name}" if isinstance(plan.suite, CommandSuite) else f"evaluate {step}"
+    return f"evaluate {step}, {plan.suite.name}" if isinstance(plan.suite, EvaluatorConfig) else f"evaluate {step}"

@@ -49,7 +49,6 @@ def plan_evaluation(
         mask_documents=config.training.mask_documents,
     )
     following = tuple(
-        replace(plan, suite=suite, timeout_seconds=suite.timeout_seconds)
-        for suite in evaluation_suite.command_suites_of(config.evaluation)
+        replace(plan, suite=suite, timeout_seconds=suite.timeout_seconds) for suite in config.evaluation.evaluators
     )
     return replace(plan, following=following)

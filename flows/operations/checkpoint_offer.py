@@ -12,7 +12,7 @@ from cairn.storage.logs.registry import Promoted, Refused, Registry, RegistrySta
 from cairn.tasks.checkpoints import promotion
 from cairn.tasks.checkpoints.promotion import Approval, Candidate, Gate, PromotionRules
 from cairn.tasks.configuration import run_configuration, settings
-from cairn.tasks.evaluator.evaluation_suite import command_suites_of, required_suites_of, suite_of
+from cairn.tasks.evaluator.evaluation_suite import required_suites_of, suite_of
 
 
 def this_person() -> str:
@@ -56,7 +56,7 @@ def end_on_record(log: run_log.RunLog, config: run_configuration.RunConfig) -> s
     last, candidate = last_checkpoint(state), best_candidate(log.run_id, state, rules)
     if state.finished is None or state.open_attempt is not None or last is None or candidate is None:
         return ""
-    suites = (suite_of(config.evaluation).sha256, *(suite.sha256 for suite in command_suites_of(config.evaluation)))
+    suites = (suite_of(config.evaluation).sha256, *(suite.sha256 for suite in config.evaluation.evaluators))
     required = (suite.sha256 for suite in rules.required)
     missing = missing_suites(state, last.committed.manifest_sha256, suites)
     if missing | missing_suites(state, candidate.reference.manifest_sha256, required):

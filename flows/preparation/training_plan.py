@@ -15,7 +15,7 @@ from cairn.storage.logs import run_log, step_log
 from cairn.storage.snapshots import data_snapshot, snapshot_manifest
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.data import corpus, snapshot_build, snapshot_lookup
-from cairn.tasks.evaluator.evaluation_suite import command_suites_of, suite_of
+from cairn.tasks.evaluator.evaluation_suite import suite_of
 from cairn.tasks.policy.attempt_sizes import AttemptSizes, next_sizes
 
 
@@ -118,7 +118,7 @@ def plan_training(log: run_log.RunLog, config: RunConfig, base_dir: Path, memory
         commits=_multiples(every, first, total),
         room=preflight.store_room(log.store, log.state, config, data.vocab_size),
         evaluated_commits=_multiples(every * config.evaluation.every_commits, first, total),
-        suites=(suite_of(config.evaluation).name, *(suite.name for suite in command_suites_of(config.evaluation))),
+        suites=(suite_of(config.evaluation).name, *(suite.name for suite in config.evaluation.evaluators)),
         cost=_cost(log, config.cost.gpu_hour_price, ahead),
         budgets=count_budgets(log.state, config.budgets.model_dump(mode="json")),
         config=config.document(),

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from cairn.reports.exporters.curve_follower import CurveFollower, CurveUpdate
 from cairn.storage.logs import run_log, run_state, step_log
-from cairn.tasks.configuration.settings import ExportersConfig
+from cairn.tasks.configuration.run_configuration import ExportersConfig
 from cairn.tasks.errors import InvalidConfiguration
 from cairn.tasks.machine.process_scopes import repeating_beside
 

@@ -1,13 +1,16 @@
 """The whole configuration of a run, and which part of it is frozen when the run is opened."""
 
+from pathlib import Path
 from typing import Any, Self
+from urllib.parse import urlsplit
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from cairn.model.configuration.data import DataConfig
 from cairn.model.configuration.network import ModelConfig, Section
 from cairn.model.configuration.training import UNFROZEN_TRAINING, TrainingConfig
 from cairn.storage.stores.document import encode, sha256
+from cairn.storage.stores.redaction import find_credentials
 from cairn.tasks.configuration import settings
 
 FROZEN_SECTIONS = ("model_family", "data", "model", "training")
@@ -21,6 +24,39 @@ MACHINE_KEYS = (
 
 `evaluation.evaluators` of a log stay suites, because promotion may need them, and are marked as logged.
 """
+
+
+class ExportersConfig(Section, use_attribute_docstrings=True):
+    """Exporters: where the curve of a run is copied, beside the store. Never read or waited for, never a log's word."""
+
+    tensorboard: str = ""
+    """folder of this machine that TensorBoard reads"""
+    wandb: str = ""
+    """folder of this machine for Weights & Biases, offline; `wandb sync` sends it"""
+    mlflow: str = ""
+    """address of an MLflow tracking server; credentials stay in MLFLOW_TRACKING_*"""
+
+    @model_validator(mode="after")
+    def _addresses_can_be_used(self) -> Self:
+        for name in ("tensorboard", "wandb"):
+            if "://" in getattr(self, name):
+                raise ValueError(f"{name}={getattr(self, name)!r} must be a folder of this machine")
+        if not self.mlflow:
+            return self
+        variables = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
+        if problem := find_credentials(self.mlflow, instead=variables):
+            raise ValueError(f"mlflow: the address {problem}")
+        parts = urlsplit(self.mlflow)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(
+                f"mlflow={self.mlflow!r} must be the http(s) address of a tracking server; `mlflow server` starts one"
+            )
+        return self
+
+    def based_at(self, folder: Path) -> "ExportersConfig":
+        """Return the same with absolute folders; a relative one starts at `folder`."""
+        named = {name: given for name in ("tensorboard", "wandb") if (given := getattr(self, name))}
+        return self.model_copy(update={name: str(folder / Path(given).expanduser()) for name, given in named.items()})
 
 
 class RunConfig(Section, use_attribute_docstrings=True):
@@ -42,7 +78,7 @@ class RunConfig(Section, use_attribute_docstrings=True):
     preemption: settings.PreemptionConfig = settings.PreemptionConfig()
     machines: settings.MachinesConfig = settings.MachinesConfig()
     cost: settings.CostConfig = settings.CostConfig()
-    exporters: settings.ExportersConfig = settings.ExportersConfig()
+    exporters: ExportersConfig = ExportersConfig()
     notify: settings.NotifyConfig = Field(default=settings.NotifyConfig(), exclude=True)
     # A store can be moved: where a log lies is no part of what the log says.
     store: str = Field("", exclude=True)

@@ -2,14 +2,13 @@
 
 import shlex
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from cairn.model.configuration.network import NotNegative, NotNegativeNumber, Positive, PositiveNumber, Section
-from cairn.storage.stores.redaction import find_credentials
+from cairn.storage.stores.document import encode, sha256
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Name = Annotated[
@@ -20,6 +19,7 @@ Name = Annotated[
     ),
 ]
 METRIC = "val_loss"
+EVALUATOR_VERSION = "1"
 """The held-out loss in an evaluation's metrics, by which checkpoints are ranked, promoted and stopped."""
 SUITE_KEYS = ("name", "batches", "batch_size", "prompts", "sample_tokens", "sample_seed", "evaluators")
 """The keys that say what is measured: those that a suite file may hold."""
@@ -77,6 +77,16 @@ class EvaluatorConfig(Section, use_attribute_docstrings=True):
         if (self.files is None) != (not self.folder):
             raise ValueError(f"folder={self.folder!r}: folder and files are filled in on reading; leave both out")
         return self
+
+    @property
+    def sha256(self) -> str:
+        """The identity of its suite: the contents of its files count, their paths and the timeout do not."""
+        files, command = self.files or {}, []
+        for argument in self.command:
+            option, equals, value = ("", "", argument) if argument in files else argument.partition("=")
+            command.append(f"{option}{equals}sha256:{files[value]}" if value in files else argument)
+        measured = {"kind": "command", "name": self.name, "command": command}
+        return sha256(encode(measured | {"evaluator_version": EVALUATOR_VERSION}))
 
 
 class EvaluationConfig(Section, use_attribute_docstrings=True):
@@ -311,36 +321,3 @@ class NotifyConfig(Section, use_attribute_docstrings=True):
         if given.get_secret_value() and (parts.scheme not in ("http", "https") or not parts.hostname):
             raise ValueError("must be an http(s) address; it may be a secret, so it is not shown")
         return given
-
-
-class ExportersConfig(Section, use_attribute_docstrings=True):
-    """Exporters: where the curve of a run is copied, beside the store. Never read or waited for, never a log's word."""
-
-    tensorboard: str = ""
-    """folder of this machine that TensorBoard reads"""
-    wandb: str = ""
-    """folder of this machine for Weights & Biases, offline; `wandb sync` sends it"""
-    mlflow: str = ""
-    """address of an MLflow tracking server; credentials stay in MLFLOW_TRACKING_*"""
-
-    @model_validator(mode="after")
-    def _addresses_can_be_used(self) -> Self:
-        for name in ("tensorboard", "wandb"):
-            if "://" in getattr(self, name):
-                raise ValueError(f"{name}={getattr(self, name)!r} must be a folder of this machine")
-        if not self.mlflow:
-            return self
-        variables = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
-        if problem := find_credentials(self.mlflow, instead=variables):
-            raise ValueError(f"mlflow: the address {problem}")
-        parts = urlsplit(self.mlflow)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(
-                f"mlflow={self.mlflow!r} must be the http(s) address of a tracking server; `mlflow server` starts one"
-            )
-        return self
-
-    def based_at(self, folder: Path) -> "ExportersConfig":
-        """Return the same with absolute folders; a relative one starts at `folder`."""
-        named = {name: given for name in ("tensorboard", "wandb") if (given := getattr(self, name))}
-        return self.model_copy(update={name: str(folder / Path(given).expanduser()) for name, given in named.items()})

@@ -25,9 +25,9 @@ from cairn.storage.errors import StorageError
 from cairn.storage.logs import log_entry, run_entries, run_log, run_state, step_log
 from cairn.storage.stores.document import decode, stored_value
 from cairn.tasks.attempt.injected_faults import evaluator_fault
-from cairn.tasks.configuration.settings import METRIC, BudgetConfig
+from cairn.tasks.configuration.settings import EVALUATOR_VERSION, METRIC, BudgetConfig, EvaluatorConfig
 from cairn.tasks.errors import CheckpointGone
-from cairn.tasks.evaluator.evaluation_suite import AnySuite, CommandSuite, EvaluationResult
+from cairn.tasks.evaluator.evaluation_suite import AnySuite, EvaluationResult
 from cairn.tasks.evaluator.evaluator_process import Outcome, refuse_command, run_evaluator
 from cairn.tasks.machine.placement import pid_namespace, this_placement
 from cairn.tasks.policy import budgets, curve_statistics, curve_verdict, failures
@@ -59,7 +59,7 @@ class EvaluationPlan:
 
 
 class EvaluationSpec(BaseModel):
-    """An evaluator's message: `number` counts the run's evaluations, `folder` is for a command's model and files."""
+    """The spec of one evaluation: `number` counts the run's evaluations, `folder` holds a command's model and files."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -171,7 +171,7 @@ def _measure_once(trial: _Trial, measure: Measure) -> run_entries.EvaluationReco
     started_at, started = trial.clock(), time.monotonic()
     parent = plan.cache_dir.parent / "evaluations"
     number = 1 + len(log.state.evaluations) + len(log.state.failed_evaluations)
-    with evaluation_folder(parent) if isinstance(plan.suite, CommandSuite) else nullcontext() as folder:
+    with evaluation_folder(parent) if isinstance(plan.suite, EvaluatorConfig) else nullcontext() as folder:
         spec = EvaluationSpec(
             plan=replace(plan, following=()),
             checkpoint=reference,
@@ -224,7 +224,7 @@ def _body(
         result = msgspec.json.decode(outcome.result, type=EvaluationResult)
     except (msgspec.DecodeError, RecursionError) as error:
         return run_entries.EvaluationFailed(detail=f"the evaluator printed nonsense: {error}", **common)
-    return run_entries.EvaluationRecorded(evaluator_version=plan.suite.evaluator_version, **asdict(result), **common)
+    return run_entries.EvaluationRecorded(evaluator_version=EVALUATOR_VERSION, **asdict(result), **common)
 
 
 def _unless_recorded(

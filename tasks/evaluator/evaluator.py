@@ -24,10 +24,10 @@ from cairn.model.training.determinism import make_deterministic, resolve_device
 from cairn.storage.stores.object_store import describe_file
 from cairn.storage.stores.open_store import open_store
 from cairn.tasks.attempt.injected_faults import IN_EVALUATOR, PAUSES, FaultPlan, inject_process_fault
-from cairn.tasks.configuration.settings import METRIC
+from cairn.tasks.configuration.settings import METRIC, EvaluatorConfig
 from cairn.tasks.errors import TaskError
 from cairn.tasks.evaluator import checkpoint_model, confinement, evaluation_run, evaluator_process
-from cairn.tasks.evaluator.evaluation_suite import CommandSuite, EvaluationResult, Suite
+from cairn.tasks.evaluator.evaluation_suite import EvaluationResult, Suite
 
 MODEL = "{model}"
 MOST_PRINTED_BYTES = 1024 * 1024
@@ -81,7 +81,7 @@ def measure_held_out(opened: checkpoint_model.CheckpointModel, suite: Suite) -> 
     return EvaluationResult(metrics=measured, samples=tuple(_sample(opened, suite, text) for text in suite.prompts))
 
 
-def _measure_by_command(spec: evaluation_run.EvaluationSpec, suite: CommandSuite) -> EvaluationResult:
+def _measure_by_command(spec: evaluation_run.EvaluationSpec, suite: EvaluatorConfig) -> EvaluationResult:
     assert spec.folder is not None
     guard = guard_group()
     (spec.folder / "scratch").mkdir(parents=True)
@@ -97,7 +97,7 @@ def _measure_by_command(spec: evaluation_run.EvaluationSpec, suite: CommandSuite
     return result
 
 
-def run_command(suite: CommandSuite, spec: evaluation_run.EvaluationSpec) -> EvaluationResult:
+def run_command(suite: EvaluatorConfig, spec: evaluation_run.EvaluationSpec) -> EvaluationResult:
     """Run the command on `spec.folder / "model"` and return the numbers it printed, nested names joined by slashes.
 
     Raises TaskError for a changed file of the suite, a command that fails, or other output than finite numbers.
@@ -191,8 +191,8 @@ def guard_group() -> "subprocess.Popen[bytes] | None":
     )
 
 
-def _check_files(suite: CommandSuite) -> None:
-    for name, expected in suite.files.items():
+def _check_files(suite: EvaluatorConfig) -> None:
+    for name, expected in (suite.files or {}).items():
         path = Path(suite.folder) / name
         try:
             found = describe_file(path).sha256
@@ -231,7 +231,7 @@ def main() -> None:
     plan = spec.plan
     make_deterministic(seed=plan.suite.sample_seed if isinstance(plan.suite, Suite) else 0, threads=plan.threads)
     try:
-        if isinstance(plan.suite, CommandSuite):
+        if isinstance(plan.suite, EvaluatorConfig):
             result = _measure_by_command(spec, plan.suite)
         else:
             result = measure_held_out(_open(spec, plan.device), plan.suite)

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import IO
 
 from cairn.storage.stores.child_process import child_command, end_child, start_child
+from cairn.tasks.configuration.settings import EvaluatorConfig
 from cairn.tasks.errors import EvaluationInterrupted
-from cairn.tasks.evaluator.evaluation_suite import AnySuite, CommandSuite
+from cairn.tasks.evaluator.evaluation_suite import AnySuite
 
 EVALUATOR_COMMAND = child_command("cairn.tasks.evaluator.evaluator")
 MOST_STDOUT_BYTES = 8 * 1024 * 1024
@@ -114,9 +115,9 @@ def _wait(
 def refuse_command(suite: AnySuite, environment: Mapping[str, str]) -> str:
     """Return why this machine does not run the suite's command; empty if it does, or if the suite has none."""
     allowed, problem = environment.get(COMMANDS, ALLOWED), ""
-    if isinstance(suite, CommandSuite) and allowed not in (ALLOWED, LOGGED):
+    if isinstance(suite, EvaluatorConfig) and allowed not in (ALLOWED, LOGGED):
         problem = f"this machine runs no evaluator's command ({COMMANDS} is not `{ALLOWED}`)"
-    elif isinstance(suite, CommandSuite) and suite.logged and allowed != LOGGED:
+    elif isinstance(suite, EvaluatorConfig) and suite.logged and allowed != LOGGED:
         problem = (
             "only the run's log names its command, so it was not run; name it in this machine's configuration or with "
             f"--suite, or set {COMMANDS}={LOGGED} to run the commands of logs"

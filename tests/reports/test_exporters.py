@@ -18,7 +18,7 @@ from cairn.reports.exporters.tensorboard_exporter import TensorBoardExporter
 from cairn.storage.logs.run_state import RunState
 from cairn.storage.stores.local_store import LocalStore
 from cairn.tasks.configuration.configuration_source import parse_configuration
-from cairn.tasks.configuration.settings import ExportersConfig
+from cairn.tasks.configuration.run_configuration import ExportersConfig
 from cairn.tasks.errors import InvalidConfiguration
 from tests.entries import NOON
 from tests.fabricated_run import DOCUMENT, fabricate

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from cairn.tasks.configuration.configuration_source import resolve_evaluation
-from cairn.tasks.configuration.settings import EvaluationConfig
+from cairn.tasks.configuration.settings import EvaluationConfig, EvaluatorConfig
 from cairn.tasks.evaluator import confinement
 from cairn.tasks.evaluator.evaluation_run import EvaluationSpec
-from cairn.tasks.evaluator.evaluation_suite import CommandSuite, command_suites_of
 from cairn.tasks.evaluator.evaluator import command_environment, run_command
 from tests.tasks.evaluation_spec import evaluation_spec
 
@@ -82,10 +81,10 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
         other.kill()
 
 
-def suite_of(folder: Path, text: str) -> CommandSuite:
+def suite_of(folder: Path, text: str) -> EvaluatorConfig:
     (folder / "score.py").write_text(text)
     section = {"evaluators": [{"name": "score", "command": ["python", "score.py"]}]}
-    return command_suites_of(resolve_evaluation(EvaluationConfig.model_validate(section), folder))[0]
+    return resolve_evaluation(EvaluationConfig.model_validate(section), folder).evaluators[0]
 
 
 def test_an_evaluator_reads_no_credential_of_any_process(spec: EvaluationSpec, tmp_path: Path, planted: int) -> None:

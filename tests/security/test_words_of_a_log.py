@@ -20,8 +20,8 @@ from cairn.model.data.tokenizer import Tokenizer
 from cairn.reports.queries.run_lookup import find_checkpoint
 from cairn.storage.logs.registry import Registry
 from cairn.storage.logs.run_entries import AttemptEnded, EvaluationFailed
+from cairn.tasks.configuration.settings import EvaluatorConfig
 from cairn.tasks.configuration.stored_configuration import parse_stored_configuration
-from cairn.tasks.evaluator.evaluation_suite import CommandSuite
 from cairn.tasks.evaluator.evaluator_process import refuse_command
 from cairn.tasks.policy.failures import ErrorKind, Evidence, ExceptionReport
 from tests.entries import refusals
@@ -151,7 +151,7 @@ def test_an_operator_may_let_the_commands_of_logs_run(world: FlowWorld, monkeypa
     monkeypatch.setenv("CAIRN_EVALUATOR_COMMANDS", "log")
     with world.opened(text="") as run:
         [suite] = [plan.suite for plan in run.evaluation.following]
-    assert isinstance(suite, CommandSuite) and suite.command == ("touch", str(world.folder / "trace"))
+    assert isinstance(suite, EvaluatorConfig) and suite.command == ("touch", str(world.folder / "trace"))
     assert refuse_command(suite, os.environ) == ""
 
 

@@ -4,22 +4,20 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from cairn.tasks.configuration.configuration_source import resolve_evaluation
-from cairn.tasks.configuration.settings import EvaluationConfig
+from cairn.tasks.configuration.settings import EvaluationConfig, EvaluatorConfig
 from cairn.tasks.errors import TaskError
 from cairn.tasks.evaluator import evaluator
 from cairn.tasks.evaluator.evaluation_run import EvaluationSpec, evaluation_folder
-from cairn.tasks.evaluator.evaluation_suite import CommandSuite, command_suites_of
 from cairn.tasks.evaluator.evaluator import command_environment, parse_metrics, run_command
 from cairn.tasks.evaluator.evaluator_process import refuse_command
 from tests.tasks.evaluation_spec import evaluation_spec
 
-Script = Callable[..., CommandSuite]
+Script = Callable[..., EvaluatorConfig]
 
 
 @pytest.fixture
@@ -31,10 +29,10 @@ def spec(tmp_path: Path) -> EvaluationSpec:
 def script(tmp_path: Path) -> Script:
     """A suite of one Python script with this text."""
 
-    def made(text: str, *arguments: str) -> CommandSuite:
+    def made(text: str, *arguments: str) -> EvaluatorConfig:
         (tmp_path / "score.py").write_text(text)
         section = {"evaluators": [{"name": "score", "command": ["python", "score.py", *arguments]}]}
-        return command_suites_of(resolve_evaluation(EvaluationConfig.model_validate(section), tmp_path))[0]
+        return resolve_evaluation(EvaluationConfig.model_validate(section), tmp_path).evaluators[0]
 
     return made
 
@@ -55,7 +53,8 @@ def test_a_command_of_a_log_is_refused_unless_the_operator_lets_it_run(
     script: Script, said: dict[str, str], is_refused: bool
 ) -> None:
     named = script("pass")
-    assert (refuse_command(named, said), bool(refuse_command(replace(named, logged=True), said))) == ("", is_refused)
+    logged = named.model_copy(update={"logged": True})
+    assert (refuse_command(named, said), bool(refuse_command(logged, said))) == ("", is_refused)
 
 
 def test_the_model_is_the_last_argument_unless_it_is_placed(script: Script, spec: EvaluationSpec) -> None:
@@ -102,13 +101,12 @@ def test_what_is_wrong_is_said_in_words(script: Script, spec: EvaluationSpec, te
 
 
 def test_a_program_that_is_not_there_is_named(tmp_path: Path, spec: EvaluationSpec) -> None:
-    suite = CommandSuite(
+    suite = EvaluatorConfig(
         name="score",
         command=("no-such-program-anywhere",),
         folder=str(tmp_path),
         timeout_seconds=1.0,
-        required=False,
-        evaluator_version="1",
+        files={},
     )
     with pytest.raises(TaskError, match="no-such-program-anywhere: cannot be started"):
         run_command(suite, spec)

@@ -11,10 +11,10 @@ from cairn.model.configuration.network import ModelConfig
 from cairn.storage.logs.log_entry import CheckpointReference
 from cairn.storage.logs.run_entries import EvaluationFailed, EvaluationRecorded
 from cairn.storage.logs.run_log import RunLog
-from cairn.tasks.configuration.settings import BudgetConfig, EvaluationConfig
+from cairn.tasks.configuration.settings import BudgetConfig, EvaluationConfig, EvaluatorConfig
 from cairn.tasks.errors import CheckpointGone, EvaluationInterrupted
 from cairn.tasks.evaluator.evaluation_run import EvaluationPlan, find_evaluation, record_evaluation
-from cairn.tasks.evaluator.evaluation_suite import CommandSuite, suite_of
+from cairn.tasks.evaluator.evaluation_suite import suite_of
 from cairn.tasks.evaluator.evaluator_process import Outcome
 from tests.memory_store import MemoryStore
 from tests.storage.builders import run_with_commits
@@ -62,9 +62,7 @@ def losses(log: RunLog) -> list[float]:
 
 
 def of_command(plan: EvaluationPlan, name: str = "words") -> EvaluationPlan:
-    suite = CommandSuite(
-        name=name, command=("true",), folder="/", timeout_seconds=1.0, required=False, evaluator_version="1"
-    )
+    suite = EvaluatorConfig(name=name, command=("true",), folder="/", timeout_seconds=1.0, files={})
     return replace(plan, suite=suite)
 
 
@@ -167,8 +165,8 @@ def test_a_checkpoint_that_is_not_committed_is_not_measured(log: RunLog, plan: E
 
 def test_a_refused_command_is_not_run_and_spends_no_budget(log: RunLog, plan: EvaluationPlan) -> None:
     of_log = of_command(plan)
-    assert isinstance(of_log.suite, CommandSuite)
-    of_log, evaluator = replace(of_log, suite=replace(of_log.suite, logged=True)), Evaluator(1.0)
+    assert isinstance(of_log.suite, EvaluatorConfig)
+    of_log, evaluator = replace(of_log, suite=of_log.suite.model_copy(update={"logged": True})), Evaluator(1.0)
     for _ in range(5):
         refused = record_evaluation(log, newest(log), of_log, measure=evaluator)
         assert isinstance(refused, EvaluationFailed) and refused.refused

@@ -15,7 +15,7 @@ from cairn.tasks.configuration.configuration_source import (
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.configuration.settings import EvaluationConfig
 from cairn.tasks.errors import InvalidConfiguration, TaskError
-from cairn.tasks.evaluator.evaluation_suite import command_suites_of, required_suites_of, suite_of
+from cairn.tasks.evaluator.evaluation_suite import required_suites_of, suite_of
 
 MINIMAL: dict[str, Any] = {
     "data": {"sources": ["text.txt"], "tokenizer": "bytes"},
@@ -55,7 +55,7 @@ def parsed(section: dict[str, Any], *overrides: str, folder: Path) -> RunConfig:
 
 
 def identities(path: Path) -> list[str]:
-    return [item.sha256 for item in command_suites_of(read(path))]
+    return [item.sha256 for item in read(path).evaluators]
 
 
 def test_the_default_suite_is_the_one_earlier_evaluations_were_made_under() -> None:

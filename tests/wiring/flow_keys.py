@@ -17,8 +17,8 @@ from cairn.flows.run.trainer_observation import TrainerObservation
 from cairn.model.estimates.size_estimate import TrainingPlace
 from cairn.storage.logs.run_entries import EvaluationFailed
 from cairn.storage.logs.run_log import RunLog
+from cairn.tasks.configuration.settings import EvaluatorConfig
 from cairn.tasks.errors import InvalidConfiguration
-from cairn.tasks.evaluator.evaluation_suite import CommandSuite
 from cairn.tasks.policy.failures import ErrorKind, Evidence, ExceptionReport
 from cairn.tasks.trainer.trainer_protocol import TrainUntil
 from tests.wiring.bench import Bench
@@ -123,7 +123,7 @@ def commands_that_measure(bench: Bench) -> None:
 def the_short_form_of_a_command(bench: Bench) -> None:
     with bench.flow.opened("evaluation.command=true {model}") as run:
         (suite,) = [plan.suite for plan in run.evaluation.following]
-    assert isinstance(suite, CommandSuite) and (suite.command, suite.required) == (("true", "{model}"), True)
+    assert isinstance(suite, EvaluatorConfig) and (suite.command, suite.required) == (("true", "{model}"), True)
 
 
 def report(kind: ErrorKind, **more: Any) -> ExceptionReport:
