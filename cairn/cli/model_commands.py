@@ -40,12 +40,9 @@ def models(*, history: Flag = False, store: Url = "", json: Json = False) -> Non
         cairn models
         cairn models --history
     """
-    if history:
-        decisions = alias_history.list_decisions(open_chosen_store(store))
-        print_document(decisions) if json else print_blocks(display_tables.decisions_table(decisions))
-    else:
-        views = alias_history.list_promotions(open_chosen_store(store))
-        print_document(views) if json else print_blocks(display_tables.promotions_table(views))
+    read = alias_history.list_decisions if history else alias_history.list_promotions
+    decisions = read(open_chosen_store(store))
+    print_document(decisions) if json else print_blocks(display_tables.decisions_table(decisions))
 
 
 def evaluate(
@@ -86,7 +83,7 @@ def promote(
 
     state = offer_as_person(run_lookup.find_checkpoint(open_chosen_store(store), reference), alias, why=why)
     view = alias_history.list_alias_promotions(alias, state)[0]
-    print_document(view) if json else print_blocks(display_tables.promotions_table([view]))
+    print_document(view) if json else print_blocks(display_tables.decisions_table([view]))
 
 
 def rollback(*, alias: Alias = "champion", why: Why = "", store: Url = "", json: Json = False) -> None:
@@ -100,7 +97,7 @@ def rollback(*, alias: Alias = "champion", why: Why = "", store: Url = "", json:
     from cairn.operations.person_decisions import roll_back
 
     view = roll_back(open_chosen_store(store), alias, by=this_person(), why=why)
-    print_document(view) if json else print_blocks(display_tables.promotions_table([view]))
+    print_document(view) if json else print_blocks(display_tables.decisions_table([view]))
 
 
 def sample(

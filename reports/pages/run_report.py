@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from cairn.reports.plots.run_curves import HeldOutPoint, RunCurves, gather_curves
+from cairn.reports.plots.run_curves import RunCurves, gather_curves
 from cairn.reports.queries import alias_history, receipts, run_lookup, run_status
-from cairn.reports.queries.evaluations import EvaluationSummary, list_evaluations
+from cairn.reports.queries.evaluations import EvaluationSummary, HeldOutPoint, list_evaluations
 from cairn.storage.checkpoints.payload import TrainerDocument
 from cairn.storage.errors import StorageError
 from cairn.storage.logs import run_entries, run_log, step_log
@@ -16,14 +16,6 @@ from cairn.tasks.configuration.settings import CostConfig
 
 _CURVE_POINTS = 200
 PRICE, CURRENCY = "CAIRN_COST__GPU_HOUR_PRICE", "CAIRN_COST__CURRENCY"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrainPoint:
-    """A step of the surviving line and its train loss in nats per token."""
-
-    step: int
-    train_loss: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,7 +84,7 @@ class RunReport:
     cost: RunCost
     reasons: tuple[receipts.ReasonRow, ...]
     attempts: tuple[receipts.Receipt, ...]
-    curve: tuple[TrainPoint, ...]
+    curve: tuple[step_log.StepRecord, ...]
     held_out: tuple[HeldOutPoint, ...]
     evaluations: tuple[EvaluationSummary, ...]
     checkpoints: tuple[run_lookup.CheckpointSummary, ...]
@@ -146,7 +138,7 @@ def gather_report(
         cost=count_cost(attempts, replayed_steps=replayed, price=price, until=max(signs, default=None)),
         reasons=receipts.count_reasons(attempts),
         attempts=attempts,
-        curve=tuple(TrainPoint(step=item.record.step, train_loss=item.record.train_loss) for item in drawn),
+        curve=tuple(point.record for point in drawn),
         held_out=curves.held_out,
         evaluations=list_evaluations(state),
         checkpoints=run_lookup.read_checkpoints(log),

@@ -1,6 +1,5 @@
 """The data of a run's plot: the surviving line of its steps, what happened along it, and the texts on the plot."""
 
-import math
 import os
 import uuid
 from collections import Counter
@@ -44,15 +43,6 @@ class Replay:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class HeldOutPoint:
-    """Held-out loss of a checkpoint on the surviving line, in nats per token."""
-
-    step: int
-    val_loss: float
-    manifest_sha256: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class PromotedPoint:
     """A step that an alias points at or, where not `current`, pointed at before; its loss where it is known."""
 
@@ -82,11 +72,16 @@ class RunCurves:
     points: tuple[step_log.StepPoint, ...]
     interruptions: tuple[Interruption, ...]
     replays: tuple[Replay, ...]
-    held_out: tuple[HeldOutPoint, ...]
+    held_out: tuple[evaluations.HeldOutPoint, ...]
     promotions: tuple[PromotedPoint, ...]
     end: run_entries.RunFinished | None
     parent: str = ""
     inherited: tuple[step_log.StepPoint, ...] = ()
+
+    @property
+    def best(self) -> evaluations.HeldOutPoint | None:
+        """The checkpoint with the least held-out loss."""
+        return evaluations.find_best(self.held_out)
 
     @property
     def last_step(self) -> int:
@@ -99,12 +94,6 @@ class RunCurves:
         """Each termination reason with its number of attempts, the most frequent first."""
         counts = Counter(item.reason for item in self.interruptions)
         return tuple(sorted(counts.items(), key=lambda pair: (-pair[1], pair[0])))
-
-    @property
-    def best(self) -> HeldOutPoint | None:
-        """The checkpoint with the least held-out loss, the earliest of equals; None before the first finite one."""
-        finite = (point for point in self.held_out if math.isfinite(point.val_loss))
-        return min(finite, key=lambda point: (point.val_loss, point.step), default=None)
 
 
 def gather_curves(
@@ -137,12 +126,7 @@ def gather_curves(
             if item and item.reason != TerminationReason.COMPLETED
         ),
         replays=tuple(_replays(points)),
-        held_out=tuple(
-            HeldOutPoint(
-                step=item.step, val_loss=item.metrics[evaluations.VAL_LOSS], manifest_sha256=item.manifest_sha256
-            )
-            for item in evaluations.comparable_evaluations(state)
-        ),
+        held_out=evaluations.list_held_out(state),
         promotions=tuple(
             PromotedPoint(
                 step=step,

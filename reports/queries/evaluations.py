@@ -1,10 +1,11 @@
 """The evaluations of a run, recorded or failed; those of a checkpoint beside earlier ones and the champion's."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from cairn.reports.queries.run_lookup import FoundCheckpoint, configuration_of
+from cairn.reports.queries.run_lookup import FoundCheckpoint, configuration_of, tokens_per_step
 from cairn.reports.queries.run_status import stopped_early
 from cairn.storage.logs import registry, run_entries, run_log, run_state
 
@@ -30,6 +31,36 @@ def list_evaluations(state: run_state.RunState) -> tuple[EvaluationSummary, ...]
     """Return recorded and failed evaluations in the order in which they started."""
     found: list[Outcome] = [*state.evaluations, *state.failed_evaluations]
     return tuple(sorted(map(summarize_evaluation, found), key=lambda summary: summary.started_at))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeldOutPoint:
+    """Held-out loss of a checkpoint on the surviving line, in nats per token; `tokens` are those trained by then."""
+
+    step: int
+    tokens: int
+    val_loss: float
+    manifest_sha256: str
+
+
+def list_held_out(state: run_state.RunState) -> tuple[HeldOutPoint, ...]:
+    """Return the held-out losses in step order, all measured by one suite."""
+    tokens = tokens_per_step(state)
+    return tuple(
+        HeldOutPoint(
+            step=item.step,
+            tokens=item.step * tokens,
+            val_loss=item.metrics[VAL_LOSS],
+            manifest_sha256=item.manifest_sha256,
+        )
+        for item in comparable_evaluations(state)
+    )
+
+
+def find_best(points: Sequence[HeldOutPoint]) -> HeldOutPoint | None:
+    """Return the point with the least loss, the earliest of equals; None before the first finite one."""
+    finite = (point for point in points if math.isfinite(point.val_loss))
+    return min(finite, key=lambda point: (point.val_loss, point.step), default=None)
 
 
 def comparable_evaluations(state: run_state.RunState) -> tuple[run_entries.EvaluationRecorded, ...]:

@@ -16,15 +16,6 @@ from cairn.storage.stores import document, object_store
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class HeldOutLoss:
-    """The held-out loss of a checkpoint, in nats per token; `tokens` are those trained by then."""
-
-    step: int
-    tokens: int
-    val_loss: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ComparedRun:
     """One run of a comparison; `settings` are those that differ between the runs, None where a run has no such key.
 
@@ -37,8 +28,8 @@ class ComparedRun:
     total_steps: int
     tokens: int
     train_loss: float | None
-    held_out: tuple[HeldOutLoss, ...]
-    best: HeldOutLoss | None
+    held_out: tuple[evaluations.HeldOutPoint, ...]
+    best: evaluations.HeldOutPoint | None
     metrics: Mapping[str, float]
     attempts: int
     gpu_seconds: float
@@ -101,11 +92,7 @@ def _compared(log: run_log.RunLog, settings: Mapping[str, Any]) -> ComparedRun:
     last = step_log.read_last_record(log.store, log.prefix, state.latest_attempt) if state.attempts else None
     seconds = {name: sum(getattr(receipt, name) or 0.0 for receipt in receipts) for name in SECONDS}
     price = document.stored_value(run_lookup.configuration_document(state), "cost", "gpu_hour_price", float)
-    held_out = tuple(
-        HeldOutLoss(step=item.step, tokens=item.step * each, val_loss=item.metrics[evaluations.VAL_LOSS])
-        for item in evaluations.comparable_evaluations(state)
-    )
-    finite = [item for item in held_out if math.isfinite(item.val_loss)]
+    held_out = evaluations.list_held_out(state)
     return ComparedRun(
         run_id=log.run_id,
         state=status.state,
@@ -114,7 +101,7 @@ def _compared(log: run_log.RunLog, settings: Mapping[str, Any]) -> ComparedRun:
         tokens=status.step * each,
         train_loss=last.train_loss if last else None,
         held_out=held_out,
-        best=min(finite, key=lambda item: (item.val_loss, item.step), default=None),
+        best=evaluations.find_best(held_out),
         metrics=state.evaluations[-1].metrics if state.evaluations else {},
         attempts=len(receipts),
         money=None if price is None else seconds["gpu_seconds"] / 3600 * price,

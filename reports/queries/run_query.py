@@ -74,8 +74,8 @@ _VIEWS = {
             rows.tokens + coalesce(live.tokens, 0) as tokens,
             rows.gpu_seconds + coalesce(live.gpu_seconds, 0) as gpu_seconds)
         from (%s) rows left join folded.open_attempts live using (run_id)""",
-    "evaluations": """
-        select *, case when verdict_kind is not null then {'kind': verdict_kind, 'why': verdict_why} end as verdict
+    "evaluations": f"""
+        select *, case when verdict_kind is not null then {_struct(run_entries.CurveVerdict, "verdict_")} end as verdict
         from (%s) rows""",
     "hosts": """
         with nothing as (%s), placed as (

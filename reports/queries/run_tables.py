@@ -21,7 +21,8 @@ from cairn.storage.tables.table_cache import Column
 JsonText = NewType("JsonText", str)
 """A JSON document as text."""
 
-TABLES_VERSION = 6
+TABLES_VERSION = 7
+_METRICS = ("val_loss", "perplexity", "bits_per_byte")
 SETTINGS: Mapping[str, tuple[str, type]] = {
     "lr": ("training", float),
     "global_batch": ("training", int),
@@ -104,12 +105,9 @@ ROWS: Mapping[str, type] = {
     "evaluations": _row_type(
         "EvaluationRow",
         (evaluations.EvaluationSummary, ""),
+        (run_entries.CurveVerdict, "verdict_"),
         attempt=int,
-        val_loss=float,
-        perplexity=float,
-        bits_per_byte=float,
-        verdict_kind=str,
-        verdict_why=str,
+        **dict.fromkeys(_METRICS, float),
     ),
     # A decision on an alias, which points at the `current` row; of a roll-back, what the alias went back to.
     "promotions": _row_type(
@@ -124,25 +122,10 @@ ROWS: Mapping[str, type] = {
     "runs": _row_type(
         "RunRow",
         (run_status.RunSummary, ""),
-        tokens=int,
-        gpu_seconds=float,
-        useful_gpu_seconds=float,
-        wasted_gpu_seconds=float,
-        waiting_seconds=float,
-        starting_seconds=float,
-        injected_attempts=int,
-        finished_at=datetime,
-        last_seen_at=datetime,
-        train_loss=float,
-        deleted_at=datetime,
-        stopped=str,
-        state_sha256=str,
-        val_loss=float,
-        quarantined_windows=int,
-        refused_entries=int,
-        data_snapshot=str,
-        config_sha256=str,
-        code_version=str,
+        **dict.fromkeys(("finished_at", "last_seen_at", "deleted_at"), datetime),
+        **dict.fromkeys((*SECONDS, "waiting_seconds", "starting_seconds", "train_loss", "val_loss"), float),
+        **dict.fromkeys(("tokens", "injected_attempts", "quarantined_windows", "refused_entries"), int),
+        **dict.fromkeys(("stopped", "state_sha256", "data_snapshot", "config_sha256", "code_version"), str),
         forked_from_run=str,
         forked_from_step=int,
         **{name: kind for name, (_, kind) in SETTINGS.items()},
@@ -198,9 +181,8 @@ def make_log_rows(run_id: str, state: run_state.RunState, standing: run_status.R
                 run_id=run_id,
                 model_family=family,
                 attempt=attempts.get(summary.manifest_sha256),
-                **{name: summary.metrics.get(name) for name in ("val_loss", "perplexity", "bits_per_byte")},
-                verdict_kind=summary.verdict.kind if summary.verdict else None,
-                verdict_why=summary.verdict.why if summary.verdict else None,
+                **{name: summary.metrics.get(name) for name in _METRICS},
+                **_cells(run_entries.CurveVerdict, summary.verdict, "verdict_"),
             )
             for summary in evaluations.list_evaluations(state)
         ],

@@ -231,33 +231,18 @@ def held_out_table(comparison: "RunComparison") -> Table:
     return make_table(steps, {"held-out loss at step": lambda step: step, **columns})
 
 
-def promotions_table(promotions: "Sequence[AliasDecision]") -> Table:
-    """Return what every alias points at and pointed at; a star marks the present."""
+def decisions_table(decisions: "Sequence[AliasDecision]") -> Table:
+    """Return decisions about aliases; a star marks what an alias points at."""
     columns: Columns[AliasDecision] = {
         "alias": lambda item: f"{item.alias} *" if item.current else item.alias,
-        "points at": lambda item: f"{item.run_id}@{item.step}",
-        "promoted (UTC)": lambda item: item.promoted_at,
-        "by": lambda item: item.by,
-        "why": lambda item: item.why,
-        "manifest": lambda item: short_digest(item.manifest_sha256),
-        "previous": lambda item: short_digest(item.previous),
-    }
-    return make_table(
-        promotions, columns, empty="nothing is promoted yet; a run that finishes offers its best checkpoint"
-    )
-
-
-def decisions_table(decisions: "Sequence[AliasDecision]") -> Table:
-    """Return every decision about an alias."""
-    columns: Columns[AliasDecision] = {
-        "alias": lambda item: item.alias,
         "decision": lambda item: f"{item.kind}: {item.gate}" if item.gate else item.kind,
-        "checkpoint": lambda item: f"{item.run_id}@{item.step}" if item.run_id else None,
+        "checkpoint": lambda item: item.run_id if item.step is None else f"{item.run_id}@{item.step}",
         "at (UTC)": lambda item: item.decided_at,
         "by": lambda item: item.by,
-        "manifest": lambda item: short_digest(item.manifest_sha256),
-        "detail": lambda item: item.detail,
         "why": lambda item: item.why,
+        "detail": lambda item: item.detail,
+        "manifest": lambda item: short_digest(item.manifest_sha256),
+        "previous": lambda item: short_digest(item.previous) if item.previous else None,
     }
     return make_table(
         decisions, columns, empty="nothing was decided yet; a run that finishes offers its best checkpoint"

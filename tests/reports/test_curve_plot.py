@@ -18,7 +18,6 @@ from cairn.flows.orchestrator.run_overview import Drawing, curve_markdown, is_du
 from cairn.reports.plots.curve_plot import draw_loss, draw_png, draw_svg
 from cairn.reports.plots.plot_axis import PlotAxis, Series, reason_style, smooth, thin_out
 from cairn.reports.plots.run_curves import (
-    HeldOutPoint,
     Interruption,
     PromotedPoint,
     Replay,
@@ -30,6 +29,7 @@ from cairn.reports.plots.run_curves import (
     format_title,
     gather_curves,
 )
+from cairn.reports.queries.evaluations import HeldOutPoint
 from cairn.storage.logs.log_entry import ForkOrigin
 from cairn.storage.logs.run_entries import RunFinished
 from cairn.storage.logs.run_log import RunLog
@@ -73,7 +73,9 @@ def finished(step: int, stopped: str = "") -> RunFinished:
 
 
 def eventful() -> RunCurves:
-    held_out = tuple(HeldOutPoint(step=step, val_loss=6 - step / 100, manifest_sha256=str(step)) for step in (50, 100))
+    held_out = tuple(
+        HeldOutPoint(step=step, tokens=0, val_loss=6 - step / 100, manifest_sha256=str(step)) for step in (50, 100)
+    )
     return curves(
         [line(step, loss=6 - step / 90, probe_loss=6.0 if step % 10 == 0 else None) for step in range(1, 101)],
         state="finished",
@@ -209,7 +211,7 @@ ODD = {
     "two-steps": curves([line(1), line(2)]),
     "nothing-finite": curves(
         [line(s, loss=math.nan, lr=math.nan, grad_norm=math.inf, tokens_per_second=math.nan) for s in range(1, 20)],
-        held_out=(HeldOutPoint(step=3, val_loss=math.nan, manifest_sha256="m"),),
+        held_out=(HeldOutPoint(step=3, tokens=0, val_loss=math.nan, manifest_sha256="m"),),
     ),
     "some-not-finite": curves([line(s, loss=NOT_FINITE[s % 3] if s > 9 else 3.0) for s in range(1, 20)]),
     "exploding": curves([line(s, loss=10.0**s) for s in range(1, 300)]),
@@ -220,7 +222,7 @@ ODD = {
     ),
     "strange-names": curves([line(1)], run_id="$x^{y" + "z" * 90, model_family="$$", state="stopped"),
     "stopped-early": curves([line(s) for s in range(1, 60)], end=finished(40, "overfitting")),
-    "evaluated-but-not-recorded": curves(held_out=(HeldOutPoint(step=3, val_loss=2.0, manifest_sha256="m"),)),
+    "evaluated-but-not-recorded": curves(held_out=(HeldOutPoint(step=3, tokens=0, val_loss=2.0, manifest_sha256="m"),)),
     "every-reason": curves(
         [line(s) for s in range(1, 60)],
         interruptions=tuple(

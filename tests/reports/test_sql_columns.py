@@ -249,6 +249,8 @@ def expected(table: str) -> Mapping[str, Any]:
             "pin_id": None,
             "verdict_kind": None,
             "verdict_why": None,
+            "verdict_numbers": None,
+            "verdict_cures": None,
             "detail": "it fell over",
             "started_at": at(90),
             "seconds": 8.25,
