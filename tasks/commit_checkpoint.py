@@ -9,7 +9,7 @@ from prefect.cache_policies import NO_CACHE
 from cairn.storage.checkpoints import checkpoint
 from cairn.storage.errors import AppendUnknown, StoreUnavailable
 from cairn.storage.logs import log_entry, run_log
-from cairn.storage.stores.retrying_store import RetryPolicy
+from cairn.storage.stores.object_store import RetryPolicy
 from cairn.tasks.evaluator.evaluation_run import EvaluationPlan, pin_for_evaluation
 from cairn.tasks.trainer import trainer_process, trainer_protocol
 

@@ -16,7 +16,7 @@ from cairn.flows.run.progress import Progress
 from cairn.reports.exporters.exporters import run_exporters
 from cairn.reports.notices.notice_delivery import delivering_notices
 from cairn.storage.logs import log_entry, run_entries, run_log, run_state
-from cairn.storage.stores import document, object_store, retrying_store
+from cairn.storage.stores import document, object_store
 from cairn.tasks.attempt import attempt_claim, attempt_end, preemption_notice, shutdown_signal
 from cairn.tasks.configuration import run_configuration, settings
 from cairn.tasks.evaluator.evaluation_run import EvaluationPlan
@@ -80,7 +80,7 @@ class ActiveRun:
     overview: RunOverview
     cancellation: CancellationWatch
     shutdown: shutdown_signal.ShutdownSignal
-    retry: retrying_store.RetryPolicy
+    retry: object_store.RetryPolicy
     machines: Machines
     gathering_seconds: float = 0.0
     too_few_machines: str = ""

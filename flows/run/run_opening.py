@@ -21,7 +21,7 @@ from cairn.storage.logs.run_entries import RunOpened
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.logs.run_state import RunState
 from cairn.storage.snapshots.data_snapshot import TOKENIZER, SnapshotFiles, read_manifest
-from cairn.storage.stores.retrying_store import run_retry_policy
+from cairn.storage.stores.object_store import run_retry_policy
 from cairn.storage.stores.store_probe import probe_store
 from cairn.tasks.attempt.attempt_end import DataOrigin
 from cairn.tasks.attempt.shutdown_signal import ShutdownSignal

@@ -1,17 +1,20 @@
 """The interface of an object store, and objects of known size and SHA-256, whose bytes are checked before their use.
 
-Keys are relative and `/`-separated; what has another name is never touched.
+Keys are relative and `/`-separated; what has another name is never touched. Retries have exponential back-off and
+jitter (Brooker 2015); libraries for them log the call's arguments, which are data here.
 """
 
 import hashlib
+import random
 import re
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import ParamSpec, Protocol, TypeVar
 
-from cairn.storage.errors import IntegrityError, ObjectDamaged, ObjectMissing, StorageError
+from cairn.storage import errors
 
 NAME_RULE = "letters, digits and _ . = + -, beginning with a letter, a digit or _"
 _SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@=+-]*\Z")
@@ -112,35 +115,37 @@ def check_key(key: str) -> str:
     """Return the key unchanged; raises StorageError if it could leave the store's root or is too long."""
     segments = key.split("/")
     if not all(map(_SEGMENT.match, segments)):
-        raise StorageError(f"key {_shorten(key)}: each part between '/' must be {NAME_RULE} (no '..')")
+        raise errors.StorageError(f"key {_shorten(key)}: each part between '/' must be {NAME_RULE} (no '..')")
     if len(key) > _MAX_KEY_CHARACTERS or max(map(len, segments)) > _MAX_SEGMENT_CHARACTERS:
         rule = f"at most {_MAX_SEGMENT_CHARACTERS} characters a segment and {_MAX_KEY_CHARACTERS} in all"
-        raise StorageError(f"key {_shorten(key)}: {rule}; choose a shorter name")
+        raise errors.StorageError(f"key {_shorten(key)}: {rule}; choose a shorter name")
     return key
 
 
 def check_name(what: str, name: str) -> str:
     """Return the name of a run or alias unchanged; raises StorageError for one that is no part of a key."""
     if "@" in name:
-        raise StorageError(
+        raise errors.StorageError(
             f"{what} {name!r}: must not contain '@', which stands between run and step in RUN@STEP; "
             "name it without a step, or choose another"
         )
     if not _SEGMENT.match(name):
-        raise StorageError(f"{what} {_shorten(name)}: must be {NAME_RULE}; choose another name")
+        raise errors.StorageError(f"{what} {_shorten(name)}: must be {NAME_RULE}; choose another name")
     return name
 
 
 def is_key(name: str) -> bool:
     """Whether a listed name can be the key of an object or folder."""
-    with suppress(StorageError):
+    with suppress(errors.StorageError):
         return bool(check_key(name))
     return False
 
 
-def too_large(where: str, at_most: int) -> IntegrityError:
+def too_large(where: str, at_most: int) -> errors.IntegrityError:
     """Return the error for an object above its reader's limit in bytes."""
-    return IntegrityError(f"{where}: more than the {at_most:,} bytes that are read; Cairn writes no such object here")
+    return errors.IntegrityError(
+        f"{where}: more than the {at_most:,} bytes that are read; Cairn writes no such object here"
+    )
 
 
 def _shorten(key: str) -> str:
@@ -172,11 +177,11 @@ def check_object(store: ObjectStore, expected: ExpectedObject) -> None:
         pass
 
 
-def find_damage(store: ObjectStore, expected: ExpectedObject) -> ObjectDamaged | None:
+def find_damage(store: ObjectStore, expected: ExpectedObject) -> errors.ObjectDamaged | None:
     """Read the whole object; returns what is wrong with it, or None."""
     try:
         check_object(store, expected)
-    except ObjectDamaged as damage:
+    except errors.ObjectDamaged as damage:
         return damage
     return None
 
@@ -228,13 +233,68 @@ def _verified_chunks(store: ObjectStore, expected: ExpectedObject) -> Iterator[b
                 raise _wrong_size(expected, f"{size_bytes} bytes or more")
             digest.update(chunk)
             yield chunk
-    except ObjectMissing as missing:
+    except errors.ObjectMissing as missing:
         raise _wrong_size(expected, "missing") from missing
     if size_bytes != expected.bytes:
         raise _wrong_size(expected, f"{size_bytes} bytes")
     if digest.hexdigest() != expected.sha256:
-        raise ObjectDamaged(expected.key, expected=expected.sha256, found=f"sha256 is {digest.hexdigest()}")
+        raise errors.ObjectDamaged(expected.key, expected=expected.sha256, found=f"sha256 is {digest.hexdigest()}")
 
 
-def _wrong_size(expected: ExpectedObject, found: str) -> ObjectDamaged:
-    return ObjectDamaged(expected.key, expected=f"{expected.bytes} bytes", found=found)
+def _wrong_size(expected: ExpectedObject, found: str) -> errors.ObjectDamaged:
+    return errors.ObjectDamaged(expected.key, expected=f"{expected.bytes} bytes", found=found)
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RetryPolicy:
+    """At most `tries` tries; none begins after `total_seconds`. `on_retry` gets the error and the seconds so far."""
+
+    tries: int = 6
+    total_seconds: float = 10.0
+    first_pause_seconds: float = 0.2
+    longest_pause_seconds: float = 3.0
+    on_retry: Callable[[errors.StorageError, float], None] = lambda error, seconds: None
+    sleep: Callable[[float], None] = time.sleep
+    clock: Callable[[], float] = time.monotonic
+    random: Callable[[], float] = random.random
+
+    def __post_init__(self) -> None:
+        if self.tries < 1:
+            raise errors.StorageError(f"tries {self.tries}: must be at least 1")
+
+    def call(self, operation: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+        """Return the operation's result; the operation must be idempotent. Raises its last error when tries run out.
+
+        Retries StoreUnavailable (but not StoreRefused) and AppendUnknown (but not NotDurable), because appends are
+        idempotent by write_id.
+        """
+        began = self.clock()
+        for number in range(self.tries):
+            try:
+                return operation(*arguments, **named)
+            except (errors.StoreRefused, errors.NotDurable):
+                raise
+            except (errors.StoreUnavailable, errors.AppendUnknown) as error:
+                doubled_seconds = self.first_pause_seconds * 2.0 ** min(number, 30)
+                pause_seconds = min(self.longest_pause_seconds, doubled_seconds) * (1 + self.random()) / 2
+                elapsed_seconds = self.clock() - began
+                if elapsed_seconds + pause_seconds >= self.total_seconds or number == self.tries - 1:
+                    raise
+                self.on_retry(error, elapsed_seconds)
+            self.sleep(pause_seconds)
+        raise AssertionError("the last try returns or raises")
+
+
+def run_retry_policy(total_seconds: float, say: Callable[[str], None] = lambda message: None) -> RetryPolicy:
+    """Return the policy of a run that waits `total_seconds` for its store and prints each retry with `say`."""
+    return RetryPolicy(
+        tries=1_000_000,  # the time limit ends the retries, not the count
+        total_seconds=total_seconds,
+        first_pause_seconds=0.5,
+        longest_pause_seconds=15.0,
+        on_retry=lambda error, seconds: say(f"  the store has not answered for {seconds:.0f} s, trying again: {error}"),
+    )

@@ -17,7 +17,7 @@ from itertools import chain
 from typing import Any
 
 from cairn.storage.errors import IntegrityError, ObjectMissing, StorageError, StoreRefused, StoreUnavailable
-from cairn.storage.stores import object_store, retrying_store, s3_bucket
+from cairn.storage.stores import object_store, s3_bucket
 from cairn.storage.stores.object_store import PART_BYTES, READ_CHUNK_BYTES, ObjectStore, UnfinishedWrite, is_key
 
 PAGE_KEYS = 1000
@@ -33,14 +33,14 @@ _MARKERS = {
     "list_parts": ("PartNumberMarker",),
 }
 """The parameters that say where the next page begins; an answer gives each with `Next` before its name."""
-_RETRY_POLICY = retrying_store.RetryPolicy()
+_RETRY_POLICY = object_store.RetryPolicy()
 
 
 class S3Store(ObjectStore):
     """An `ObjectStore` below one prefix of a bucket."""
 
     def __init__(
-        self, bucket: s3_bucket.S3Bucket, prefix: str = "", *, retry_policy: retrying_store.RetryPolicy = _RETRY_POLICY
+        self, bucket: s3_bucket.S3Bucket, prefix: str = "", *, retry_policy: object_store.RetryPolicy = _RETRY_POLICY
     ) -> None:
         """Use the objects below `prefix`; only ranges and parts of large objects are retried."""
         self._bucket, self._retry_policy = bucket, retry_policy
@@ -260,7 +260,7 @@ class _Upload:
     conditional headers here: none is sent.
     """
 
-    def __init__(self, bucket: s3_bucket.S3Bucket, key: str, retry_policy: retrying_store.RetryPolicy) -> None:
+    def __init__(self, bucket: s3_bucket.S3Bucket, key: str, retry_policy: object_store.RetryPolicy) -> None:
         self._bucket, self._key, self._retry_policy, self._token = bucket, key, retry_policy, uuid.uuid4().hex
         self._sent, self._size_bytes = deque[tuple[int, bytes | bytearray, "Future[Any]"]](), 0
         self._id = self._request("upload", "create_multipart_upload", Metadata={_TOKEN: self._token})["UploadId"]

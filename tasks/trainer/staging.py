@@ -24,8 +24,7 @@ from cairn.storage.checkpoints.checkpoint import (
 from cairn.storage.checkpoints.payload import ManifestShard, TrainerDocument
 from cairn.storage.errors import StorageError
 from cairn.storage.logs.run_entries import StagedCheckpoint
-from cairn.storage.stores.object_store import ObjectStore
-from cairn.storage.stores.retrying_store import run_retry_policy
+from cairn.storage.stores.object_store import ObjectStore, run_retry_policy
 from cairn.tasks.trainer import staging_buffer, trainer_channel
 from cairn.tasks.trainer.tensor_exchange import to_group
 

@@ -14,7 +14,7 @@ import pytest
 from cairn.flows.operations.checkpoint_offer import end_on_record
 from cairn.storage.stores.local_store import LocalStore
 from cairn.storage.stores.object_store import ObjectStore
-from cairn.storage.stores.retrying_store import RetryingStore
+from cairn.storage.stores.open_store import RetryingStore
 from cairn.storage.stores.s3_store import S3Store
 from tests.commands import Cairn
 from tests.fabricated_run import configuration, fabricate

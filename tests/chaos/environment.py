@@ -13,7 +13,7 @@ from typing import Any
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.stores.local_store import LocalStore
 from cairn.storage.stores.object_store import ObjectStore
-from cairn.storage.stores.retrying_store import RetryingStore
+from cairn.storage.stores.open_store import RetryingStore
 from cairn.storage.stores.s3_store import S3Store
 from cairn.tasks.configuration.configuration_source import load_configuration
 from tests.chaos.deployed import DEPLOYMENT, Deployed

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cairn.storage.stores.retrying_store import RetryingStore
+from cairn.storage.stores.open_store import RetryingStore
 from cairn.storage.stores.s3_store import S3Store
 from tests.crash.prefect_api import JOB_TEMPLATE, Prefect, prefect_command
 from tests.crash.prefect_server import shared_server

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cairn.storage.stores.object_store import ObjectStore
-from cairn.storage.stores.retrying_store import RetryingStore
+from cairn.storage.stores.open_store import RetryingStore
 from cairn.storage.stores.s3_store import S3Store
 from tests.crash.training_command import Command
 from tests.s3.servers import BUCKET, CEPH, S3Server, s3_server

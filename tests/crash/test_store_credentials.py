@@ -10,7 +10,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from cairn.flows.orchestrator.store_credentials import StoreCredentials
 from cairn.storage.logs.run_log import RunLog
-from cairn.storage.stores.retrying_store import RetryingStore
+from cairn.storage.stores.open_store import RetryingStore
 from cairn.storage.stores.s3_store import S3Store
 from tests.crash.leaks import found_in, told_by
 from tests.crash.prefect_api import Prefect, ask, flow_runs

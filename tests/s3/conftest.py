@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from cairn.storage.stores.retrying_store import RetryingStore, RetryPolicy
+from cairn.storage.stores.object_store import RetryPolicy
+from cairn.storage.stores.open_store import RetryingStore
 from cairn.storage.stores.s3_bucket import S3Bucket
 from cairn.storage.stores.s3_store import S3Store
 from tests.s3.fault_proxy import FaultProxy

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from cairn.storage.errors import StoreUnavailable, StoreUnsound
-from cairn.storage.stores.retrying_store import RetryingStore, RetryPolicy
+from cairn.storage.stores.object_store import RetryPolicy
+from cairn.storage.stores.open_store import RetryingStore
 from cairn.storage.stores.s3_bucket import S3Bucket
 from cairn.storage.stores.s3_store import S3Store
 from cairn.storage.stores.store_probe import probe_store

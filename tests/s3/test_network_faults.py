@@ -8,8 +8,8 @@ import pytest
 
 from cairn.storage.checkpoints.resume_point import newest_verified
 from cairn.storage.errors import IntegrityError, StoreRefused, StoreUnavailable, StoreUnsound
-from cairn.storage.stores.object_store import write_hashed
-from cairn.storage.stores.retrying_store import RetryingStore, run_retry_policy
+from cairn.storage.stores.object_store import run_retry_policy, write_hashed
+from cairn.storage.stores.open_store import RetryingStore
 from cairn.storage.stores.s3_store import S3Store
 from cairn.storage.stores.store_probe import probe_store
 from tests.entries import evaluated, writer

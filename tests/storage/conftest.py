@@ -11,7 +11,7 @@ import pytest
 
 from cairn.storage.stores.local_store import LocalStore
 from cairn.storage.stores.object_store import ObjectStore
-from cairn.storage.stores.retrying_store import RetryingStore
+from cairn.storage.stores.open_store import RetryingStore
 from cairn.storage.stores.s3_bucket import S3Bucket
 from cairn.storage.stores.s3_store import S3Store
 from tests.full_amount import share_of

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from cairn.storage.stores.local_store import LocalStore
-from cairn.storage.stores.retrying_store import RetryPolicy
+from cairn.storage.stores.object_store import RetryPolicy
 from tests.storage.builders import commit, no_sleep, run_log, stage
 
 _PR_SET_PTRACER, _ANY_PROCESS = 0x59616D61, ctypes.c_ulong(-1)

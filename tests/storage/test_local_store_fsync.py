@@ -14,7 +14,7 @@ import pytest
 
 from cairn.storage.errors import NotDurable, StorageError, StoreUnavailable
 from cairn.storage.stores.local_store import LocalStore
-from cairn.storage.stores.retrying_store import RetryPolicy
+from cairn.storage.stores.object_store import RetryPolicy
 from tests.storage.builders import check_invariants, claim, commit, no_sleep, run_log, run_with_commits, stage
 from tests.storage.store_operations import OPERATIONS
 

@@ -6,8 +6,7 @@ import pytest
 
 from cairn.storage.errors import StorageError
 from cairn.storage.stores.local_store import LocalStore
-from cairn.storage.stores.open_store import open_store
-from cairn.storage.stores.retrying_store import RetryingStore
+from cairn.storage.stores.open_store import RetryingStore, open_store
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 
 from cairn.storage.errors import IntegrityError, StorageError, StoreRefused, StoreUnavailable
-from cairn.storage.stores.object_store import PART_BYTES, write_hashed
-from cairn.storage.stores.open_store import open_store
-from cairn.storage.stores.retrying_store import RetryingStore, RetryPolicy
+from cairn.storage.stores.object_store import PART_BYTES, RetryPolicy, write_hashed
+from cairn.storage.stores.open_store import RetryingStore, open_store
 from cairn.storage.stores.s3_bucket import S3Bucket, Timeouts, convert_error
 from cairn.storage.stores.s3_store import CONCURRENT_PARTS, S3Store
 from tests.entries import evaluated, writer

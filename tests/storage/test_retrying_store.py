@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from cairn.storage.errors import ObjectMissing, StorageError, StoreRefused, StoreUnavailable
-from cairn.storage.stores.object_store import ObjectStore, UnfinishedWrite
-from cairn.storage.stores.retrying_store import RetryingStore, RetryPolicy
+from cairn.storage.stores.object_store import ObjectStore, RetryPolicy, UnfinishedWrite
+from cairn.storage.stores.open_store import RetryingStore
 from tests.memory_store import MemoryStore
 from tests.storage.store_operations import OPERATIONS
 

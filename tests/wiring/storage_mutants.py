@@ -7,9 +7,9 @@ ENTRY_LOG = "tests/storage/test_entry_log.py"
 STORAGE_MUTANTS = (
     mutant(
         "refusal-retried",
-        "storage/stores/retrying_store.py",
-        "except (StoreRefused, NotDurable):",
-        "except NotDurable:",
+        "storage/stores/object_store.py",
+        "except (errors.StoreRefused, errors.NotDurable):",
+        "except errors.NotDurable:",
         f"{ENTRY_LOG}::test_an_append_that_the_store_refuses_is_tried_once_however_long_the_run_waits",
     ),
     mutant(
