@@ -116,32 +116,6 @@ class Sampling:
         return int(torch.multinomial(probabilities, 1, generator=generator))
 
 
-def generate(
-    model: GPT,
-    prompt_ids: Sequence[int],
-    *,
-    new_tokens: int,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    seed: int = 0,
-) -> list[int]:
-    """Return the `new_tokens` ids that follow `prompt_ids` (not empty); the model sees the last block_size tokens.
-
-    Equal arguments give equal ids; the model's mode and the process's generators stay unchanged. Every token costs a
-    pass over the whole context, as for recorded samples; `generate_stream` may differ in the last bits of logits.
-    """
-    sampling = Sampling(temperature=temperature, top_k=top_k)
-    _check(model, prompt_ids, new_tokens=new_tokens)
-    generator = torch.Generator().manual_seed(seed)
-    ids = list(prompt_ids)
-    with evaluation_mode(model):
-        for _ in range(new_tokens):
-            context = torch.tensor([ids[-model.config.block_size :]], dtype=torch.int64, device=model.device)  # (1, T)
-            logits = model(context)[0, -1].float().cpu()  # (1, T, V) -> (V,)
-            ids.append(sampling.sample(logits, generator))
-    return ids[len(prompt_ids) :]
-
-
 def generate_stream(
     model: GPT, prompt_ids: Sequence[int], *, new_tokens: int, sampling: Sampling, seed: int = 0
 ) -> Iterator[int]:
@@ -151,7 +125,12 @@ def generate_stream(
     full, the newest half is read again and the rest forgotten. Equal arguments give equal ids; the model's mode and
     the process's generators stay unchanged.
     """
-    _check(model, prompt_ids, new_tokens=new_tokens)
+    if not prompt_ids:
+        raise InvalidInput("prompt_ids is empty; start from the end-of-text id to sample without a prompt")
+    if not all(0 <= token < model.vocab_size for token in prompt_ids):
+        raise InvalidInput(f"prompt_ids must be in [0, {model.vocab_size}); encode the prompt with the run's tokenizer")
+    if new_tokens < 0:
+        raise InvalidInput(f"new_tokens={new_tokens} must not be negative")
     return _sample_with_cache(model, list(prompt_ids), new_tokens, sampling, torch.Generator().manual_seed(seed))
 
 
@@ -172,15 +151,6 @@ def _sample_with_cache(
         yield token
         new_ids = [token]
         ids.append(token)
-
-
-def _check(model: GPT, prompt_ids: Sequence[int], *, new_tokens: int) -> None:
-    if not prompt_ids:
-        raise InvalidInput("prompt_ids is empty; start from the end-of-text id to sample without a prompt")
-    if not all(0 <= token < model.vocab_size for token in prompt_ids):
-        raise InvalidInput(f"prompt_ids must be in [0, {model.vocab_size}); encode the prompt with the run's tokenizer")
-    if new_tokens < 0:
-        raise InvalidInput(f"new_tokens={new_tokens} must not be negative")
 
 
 class TextStream:

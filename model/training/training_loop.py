@@ -87,8 +87,9 @@ class Probe:
         loss, _ = prediction.held_out_loss(model, self.windows, batches=self.batches, batch_size=self.batch_size)
         if self.sample_tokens == 0:
             return loss, None
-        ids = prediction.generate(model, self.prompt_ids, new_tokens=self.sample_tokens, temperature=0.8, top_k=50)
-        return loss, self.decode(ids)
+        sampling = prediction.Sampling(temperature=0.8, top_k=50)
+        ids = prediction.generate_stream(model, self.prompt_ids, new_tokens=self.sample_tokens, sampling=sampling)
+        return loss, self.decode(list(ids))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

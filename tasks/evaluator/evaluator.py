@@ -19,7 +19,7 @@ import msgspec
 
 from cairn.model.data.sample_order import window_range
 from cairn.model.data.token_windows import TokenWindows
-from cairn.model.inference.prediction import evaluate, generate, held_out_loss
+from cairn.model.inference.prediction import Sampling, evaluate, generate_stream, held_out_loss
 from cairn.model.training.determinism import make_deterministic, resolve_device
 from cairn.storage.stores.object_store import describe_file
 from cairn.storage.stores.open_store import open_store
@@ -244,15 +244,11 @@ def main() -> None:
 
 
 def _sample(opened: checkpoint_model.CheckpointModel, suite: Suite, prompt: str) -> str:
-    ids = generate(
-        opened.network,
-        opened.tokenizer.encode_prompt(prompt),
-        new_tokens=suite.sample_tokens,
-        temperature=0.8,
-        top_k=50,
-        seed=suite.sample_seed,
+    ids, sampling = opened.tokenizer.encode_prompt(prompt), Sampling(temperature=0.8, top_k=50)
+    new = generate_stream(
+        opened.network, ids, new_tokens=suite.sample_tokens, sampling=sampling, seed=suite.sample_seed
     )
-    return prompt + opened.tokenizer.decode(ids)
+    return prompt + opened.tokenizer.decode(list(new))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from cairn.model.configuration.network import ModelConfig, parameter_table
 from cairn.model.data.tokenizer import Tokenizer
 from cairn.model.errors import InvalidInput
 from cairn.model.estimates.size_estimate import count_parameters
-from cairn.model.inference.prediction import generate
+from cairn.model.inference.prediction import Sampling, generate_stream
 from cairn.model.kernels.head_loss import token_loss
 from cairn.storage.snapshots.data_snapshot import open_snapshot
 from cairn.tasks.data.foreign_tokenizer import parse_tokenizer
@@ -118,7 +118,7 @@ def test_transformers_computes_the_same_gradients(model: CheckpointModel, theirs
 
 def test_transformers_generates_the_same_text_greedily(model: CheckpointModel, theirs: torch.nn.Module) -> None:
     prompt = model.tokenizer.encode_batch(["Zeile 5"])[0]
-    ours = generate(model.network, prompt, new_tokens=20, temperature=0)
+    ours = list(generate_stream(model.network, prompt, new_tokens=20, sampling=Sampling(temperature=0)))
     ended = ours.index(model.tokenizer.end_of_text_id) + 1 if model.tokenizer.end_of_text_id in ours else len(ours)
     found = theirs.generate(torch.tensor([prompt]), max_new_tokens=20, do_sample=False)
     assert found[0, len(prompt) :].tolist() == ours[:ended]

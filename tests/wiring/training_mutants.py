@@ -82,7 +82,7 @@ TRAINING_MUTANTS = (
         "start += 0",
         f"{EVALUATIONS}::test_each_weighted_source_has_a_held_out_loss_of_its_own",
     ),
-    mutant("sample-seed-dropped", EVALUATOR, "        seed=suite.sample_seed,\n", "        seed=0,\n", SAMPLES),
+    mutant("sample-seed-dropped", EVALUATOR, "seed=suite.sample_seed", "seed=0", SAMPLES),
     mutant("sample-length-dropped", EVALUATOR, "new_tokens=suite.sample_tokens", "new_tokens=20", SAMPLES),
     mutant(
         "evaluated-without-masking",
