@@ -94,23 +94,6 @@ def split_draws(shares: Sequence[int], draws: NDArray[np.int64]) -> tuple[NDArra
     return chosen, own
 
 
-def cut_components(token_counts: Sequence[int], weights: Sequence[float], block_size: int) -> tuple[Component, ...]:
-    """Cut sources of `token_counts` (S,) into the windows wholly theirs; InvalidInput for one without a window."""
-    if len(token_counts) != len(weights):
-        raise InvalidInput(f"{len(weights)} weights must be as many as the {len(token_counts)} sources")
-    components, start = [], 0
-    for number, (tokens, weight) in enumerate(zip(token_counts, weights, strict=True)):
-        first, count = window_range(start, tokens, block_size)
-        if count < 1:
-            raise InvalidInput(
-                f"source {number} has {tokens} tokens, too few for a window of block_size={block_size} of its own; "
-                "lower model.block_size, or leave the source out"
-            )
-        components.append(Component(first_window=first, window_count=count, weight=weight))
-        start += tokens
-    return tuple(components)
-
-
 def window_range(start: int, tokens: int, block_size: int) -> tuple[int, int]:
     """Return the first window and the number of windows whose tokens all lie in [start, start + tokens)."""
     first = -(-start // block_size)

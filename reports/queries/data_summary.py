@@ -129,8 +129,7 @@ def summarize_data(store: ObjectStore, reference: str, choice: WindowChoice, *, 
 
 
 def _summarize_groups(manifest: SnapshotManifest, found: FoundSnapshot, block_size: int) -> Iterator[GroupSummary]:
-    weighted = snapshot_lookup.weighted_groups(manifest, found.data) if found.data else ()
-    weights = {item.group.name: item.weight for item in weighted}
+    weights = snapshot_lookup.group_weights(manifest, found.data) if found.data else {}
     start = 0
     for group in manifest.known_groups:
         weight = weights.get(group.name)

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 import msgspec
 
 from cairn.model.configuration.data import SNAPSHOT_SOURCE, DataConfig
-from cairn.model.data.sample_order import Component, cut_components
+from cairn.model.data.sample_order import Component, window_range
 from cairn.model.data.tokenizer import Tokenizer
-from cairn.model.errors import InvalidInput
 from cairn.storage.errors import IntegrityError, ObjectMissing
 from cairn.storage.snapshots.data_snapshot import list_snapshots, read_manifest
-from cairn.storage.snapshots.snapshot_manifest import SnapshotGroup, SnapshotManifest
+from cairn.storage.snapshots.snapshot_manifest import SnapshotManifest
 from cairn.storage.stores import document, object_store
 from cairn.tasks.data.document import InvalidCorpus, Source
 
@@ -26,15 +25,6 @@ class SnapshotReference:
     snapshot_id: str
     manifest: SnapshotManifest
     reused: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WeightedGroup:
-    """A group of a snapshot, its entry of `data.sources`, and its weight."""
-
-    group: SnapshotGroup
-    source: str
-    weight: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,33 +115,31 @@ def find_by_id(store: object_store.ObjectStore, beginning: str) -> SnapshotRefer
         raise _invalid(beginning, f"only a part of it is in {store.url}", "make it once more, to its end") from missing
 
 
-def weighted_groups(manifest: SnapshotManifest, data: DataConfig) -> tuple[WeightedGroup, ...]:
-    """Return the weighted groups, none without `data.weights`; raises InvalidCorpus if the snapshot has others."""
+def group_weights(manifest: SnapshotManifest, data: DataConfig) -> dict[str, float]:
+    """Return the weight of each group, none without `data.weights`; raises InvalidCorpus if the snapshot has others."""
     if not data.weights:
-        return ()
-    given = dict(zip(data.source_names, zip(data.sources, data.weights, strict=True), strict=True))
-    groups = {group.name: group for group in manifest.known_groups}
-    if given.keys() != groups.keys():
+        return {}
+    given = dict(zip(data.source_names, data.weights, strict=True))
+    groups = [group.name for group in manifest.known_groups]
+    if given.keys() != set(groups):
         raise InvalidCorpus(
             f"data.weights: are for {', '.join(sorted(given))}, and the snapshot keeps apart "
             f"{', '.join(groups) or 'no groups'}; rule: a snapshot made with the same data.sources"
         )
-    return tuple(
-        WeightedGroup(group=group, source=given[name][0], weight=given[name][1]) for name, group in groups.items()
-    )
+    return given
 
 
 def weighted_components(manifest: SnapshotManifest, data: DataConfig, block_size: int) -> tuple[Component, ...]:
-    """Return the windows of each weighted group; raises InvalidCorpus naming the source without a whole window."""
-    weighted = weighted_groups(manifest, data)
-    components: tuple[Component, ...] = ()
-    for end, last in enumerate(weighted, start=1):  # the last of a failing list is the one without a window
-        try:
-            counts = [item.group.train_tokens for item in weighted[:end]]
-            components = cut_components(counts, [item.weight for item in weighted[:end]], block_size)
-        except InvalidInput as error:
-            raise too_few_tokens(last.source, last.group.train_tokens, block_size) from error
-    return components
+    """Return the windows wholly of each weighted group; raises InvalidCorpus naming the source without one."""
+    weights, components, start = group_weights(manifest, data), list[Component](), 0
+    source_of = dict(zip(data.source_names, data.sources, strict=True))
+    for group in manifest.known_groups if weights else ():
+        first, count = window_range(start, group.train_tokens, block_size)
+        if count < 1:
+            raise too_few_tokens(source_of[group.name], group.train_tokens, block_size)
+        components.append(Component(first_window=first, window_count=count, weight=weights[group.name]))
+        start += group.train_tokens
+    return tuple(components)
 
 
 def too_few_tokens(source: str, tokens: int, block_size: int) -> InvalidCorpus:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn.model.configuration.data import draw_shares, require_short_period
-from cairn.model.data.sample_order import Component, cut_components, split_draws
+from cairn.model.data.sample_order import Component, split_draws, window_range
 from cairn.model.data.token_windows import TokenWindows
 from cairn.model.errors import InvalidInput
 
@@ -96,22 +96,11 @@ def test_every_window_of_a_component_lies_in_its_source_and_no_other_does(token_
     windows = TokenWindows([stream], block_size, 10)
     gathered = windows.gather(np.arange(windows.window_count))
     whole = [set(np.flatnonzero((gathered == source).all(axis=1))) for source in range(len(token_counts))]
-    components = cut_components(token_counts, [1.0] * len(token_counts), block_size)
-    assert whole == [set(range(part.first_window, part.end_window)) for part in components]
+    starts = np.cumsum([0, *token_counts[:-1]]).tolist()
+    ranges = [window_range(start, tokens, block_size) for start, tokens in zip(starts, token_counts, strict=True)]
+    assert whole == [set(range(first, first + count)) for first, count in ranges]
 
 
 def test_a_single_source_keeps_every_window() -> None:
     windows = TokenWindows([np.zeros(401, dtype=np.uint16)], 8, 10)
-    assert cut_components([401], [2.0], 8) == (
-        Component(first_window=0, window_count=windows.window_count, weight=2.0),
-    )
-
-
-def test_a_source_too_small_for_a_window_is_refused_by_number() -> None:
-    with pytest.raises(InvalidInput, match="source 1 has 9 tokens"):
-        cut_components([50, 9, 50], [1.0, 1.0, 1.0], 8)
-
-
-def test_a_source_without_a_weight_is_refused() -> None:
-    with pytest.raises(InvalidInput, match=r"1 weights.*2 sources"):
-        cut_components([50, 50], [1.0], 8)
+    assert window_range(0, 401, 8) == (0, windows.window_count)
