@@ -166,7 +166,6 @@ class RunWatcher:
         self._monotonic, self._sleep = monotonic, sleep
         self._index = run_index.RunIndex(store)
         self._logs: dict[str, run_log.RunLog] = {}
-        self._untils: dict[str, float] = {}
         self._offered = set[str]()
         self._registries: dict[str, Registry] = {}
         self._read_aliases = set[str]()
@@ -175,7 +174,7 @@ class RunWatcher:
     def poll(self) -> tuple[WatchRow, ...]:
         """Poll every run once; raises `StorageError` if the store cannot list them."""
         run_ids = self._index.refresh()
-        self._logs = {run_id: log for run_id, log in self._logs.items() if log.folded and run_id in set(run_ids)}
+        self._logs = {}
         rows = self._poll(run_ids)
         self._index.save()
         return rows
@@ -187,7 +186,8 @@ class RunWatcher:
         while near := [
             run_id
             for run_id, row in rows.items()
-            if row.seconds is not None and self._untils[run_id] <= polled_at + lease_seconds(self._logs[run_id].state)
+            if row.seconds is not None
+            and self._monotonic() + row.seconds <= polled_at + lease_seconds(self._logs[run_id].state)
         ]:
             self._sleep(_SHORTEST_PAUSE_SECONDS)
             rows.update((row.run_id, row) for row in self._poll(near))
@@ -229,33 +229,23 @@ class RunWatcher:
     def _poll(self, run_ids: list[str]) -> tuple[WatchRow, ...]:
         self._read_aliases.clear()
         with ThreadPoolExecutor(_READERS) as readers:
-            reads = [readers.submit(self._read, run_id) for run_id in run_ids]
+            reads = {run_id: readers.submit(self._index.look, run_id) for run_id in run_ids}
         rows = []
-        for run_id, read in zip(run_ids, reads, strict=True):
+        for run_id, read in reads.items():
             try:
-                read.result()
-                if not run_index.is_empty(self._logs[run_id]):
-                    rows.append(self._decide(run_id))
+                if not run_index.is_empty(log := read.result()):
+                    self._logs[run_id] = log
+                    rows.append(self._decide(run_id, log))
             except Exception as error:  # whatever is wrong with one run, the others are polled
                 rows.append(WatchRow(run_id=run_id, action=WatchAction.FAILED, why=f"{error}" or type(error).__name__))
         self._memory.save()
         return tuple(rows)
 
-    def _read(self, run_id: str) -> None:
-        log = self._logs.pop(run_id, None)
-        if log is None:
-            log = self._index.look(run_id)
-        else:
-            log.refresh()
-        self._logs[run_id] = log
-
-    def _decide(self, run_id: str) -> WatchRow:
-        log = self._logs[run_id]
+    def _decide(self, run_id: str, log: run_log.RunLog) -> WatchRow:
         observed, now = self._observe(log), self._monotonic()
         decision = decide_watch(log.state, observed, now)
         if isinstance(decision, Continue) and log.folded is None:  # nothing is begun on what the index says
-            log.refresh()
-            observed = self._observe(log)
+            observed = self._observe(self._index.fold(log))
             decision = decide_watch(log.state, observed, now)
         self._index.note(log, is_over=is_over(log.state, observed))
         row, owner, seconds = partial(WatchRow, run_id=run_id), log.state.open_attempt, now - observed.unchanged_since
@@ -267,7 +257,6 @@ class RunWatcher:
             case Leave(why=why):
                 return row(action=WatchAction.LEFT, why=why)
             case Wait(until=until, why=why):
-                self._untils[run_id] = until
                 how = self._continuation.where(run_id) if observed.futile else ""
                 return row(action=WatchAction.WAITS, why=why, how=how, seconds=max(until - now, 0.0))
             case Continue(why=why):
