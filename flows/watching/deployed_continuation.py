@@ -19,7 +19,7 @@ from prefect.states import Scheduled
 
 from cairn.flows.orchestrator.run_overview import flow_run_name
 from cairn.flows.preparation.training_request import TrainingRequest, choose_run_id
-from cairn.flows.watching.run_continuation import Begun, Busy, StalledRun
+from cairn.flows.watching.run_continuation import Begun, Busy
 from cairn.storage.logs import run_log, run_state
 from cairn.storage.stores.document import sha256
 from cairn.tasks.errors import InvalidConfiguration
@@ -41,7 +41,7 @@ class ContinuationByDeployment:
             raise InvalidConfiguration(f"deployment {deployment}: PREFECT_API_URL is not set, so no server knows it")
         self._deployment, self._store_url = deployment, store_url
 
-    def begin(self, stalled: StalledRun, *, delay_seconds: float = 0.0) -> Begun | Busy:
+    def begin(self, log: run_log.RunLog, *, silent_seconds: float, delay_seconds: float = 0.0) -> Begun | Busy:
         """Create a flow run that continues the run after the delay, unless one is scheduled or running."""
         with get_client(sync_client=True) as client:
             try:
@@ -54,20 +54,20 @@ class ContinuationByDeployment:
             given = {"deployment_id": {"any_": [deployment_id]}, "state": states}
             unfinished = filters.FlowRunFilter.model_validate(given)
             for flow_run in client.read_flow_runs(flow_run_filter=unfinished, limit=200):
-                if self._is_at(flow_run, stalled):
+                if self._is_at(flow_run, log, silent_seconds):
                     return Busy(why=f"flow run {flow_run.name} is continuing it ({flow_run.state_name})")
-            attempt, how = stalled.state.latest_attempt, "open" if stalled.state.open_attempt else "ended"
-            launch = _last_launch(client, deployment_id, stalled.state)
-            parameters = {"config": "", "run_id": stalled.run_id, "store": self._store_url}
+            attempt, how = log.state.latest_attempt, "open" if log.state.open_attempt else "ended"
+            launch = _last_launch(client, deployment_id, log.state)
+            parameters = {"config": "", "run_id": log.run_id, "store": self._store_url}
             if launch is not None and launch.parameters.get("store_credentials") is not None:
                 parameters["store_credentials"] = launch.parameters["store_credentials"]
             for number in range(MOST_FLOW_RUNS):
-                key = sha256(f"{self._store_url} {stalled.run_id} {attempt} {how} {number}".encode())
+                key = sha256(f"{self._store_url} {log.run_id} {attempt} {how} {number}".encode())
                 flow_run = client.create_flow_run_from_deployment(
                     deployment_id,
                     parameters=parameters,
                     state=Scheduled(scheduled_time=datetime.now(UTC) + timedelta(seconds=delay_seconds)),
-                    name=flow_run_name(stalled.run_id, attempt + 1),
+                    name=flow_run_name(log.run_id, attempt + 1),
                     idempotency_key=f"cairn-watch-{key}",
                     tags=launch.tags if launch else None,
                     work_queue_name=launch.work_queue_name if launch else None,
@@ -82,16 +82,16 @@ class ContinuationByDeployment:
         """Return where the flow runs that continued the run are found."""
         return f"flow runs of {self._deployment} named after {run_id}"
 
-    def _is_at(self, flow_run: FlowRun, stalled: StalledRun) -> bool:
+    def _is_at(self, flow_run: FlowRun, log: run_log.RunLog, silent_seconds: float) -> bool:
         is_scheduled = flow_run.state_type is StateType.SCHEDULED
         config, run_id, store = (flow_run.parameters.get(name) or "" for name in ("config", "run_id", "store"))
         is_another = not (config or run_id) or store not in ("", self._store_url)
         if is_another or (is_scheduled and flow_run.auto_scheduled):  # by a schedule, perhaps for next week
             return False
         # The flow run of an attempt that has ended has ended too, whatever its state says.
-        claimed = {attempt.started.flow_run_id for attempt in stalled.state.attempts}
-        is_dead = str(flow_run.id) in claimed or (not is_scheduled and stalled.seconds > STUCK_SECONDS)
-        return choose_run_id(TrainingRequest(config=config, run_id=run_id)) == stalled.run_id and not is_dead
+        claimed = {attempt.started.flow_run_id for attempt in log.state.attempts}
+        is_dead = str(flow_run.id) in claimed or (not is_scheduled and silent_seconds > STUCK_SECONDS)
+        return choose_run_id(TrainingRequest(config=config, run_id=run_id)) == log.run_id and not is_dead
 
 
 def name_successor(end: FlowEnd, log: run_log.RunLog, say: Callable[[str], None]) -> FlowEnd:
@@ -103,10 +103,9 @@ def name_successor(end: FlowEnd, log: run_log.RunLog, say: Callable[[str], None]
             own = f"{runtime.flow_run.get_flow_name()}/{runtime.deployment.get_name()}"
             ended = log.state.attempts[-1].ended if log.state.attempts else None
             is_resumed = ended is not None and ended.decision.action == DecisionAction.RESUME
-            stalled = StalledRun(run_id=log.run_id, state=log.state, seconds=0.0)
-            begun = ContinuationByDeployment(own, log.store.url).begin(
-                stalled, delay_seconds=ended.decision.delay_seconds if ended and is_resumed else 0.0
-            )
+            delay = ended.decision.delay_seconds if ended and is_resumed else 0.0
+            deployed = ContinuationByDeployment(own, log.store.url)
+            begun = deployed.begin(log, silent_seconds=0.0, delay_seconds=delay)
             how = begun.how if isinstance(begun, Begun) else begun.why
             return replace(end, message=f"{end.message}; next: {how}")
     except Exception as error:  # whatever the API does, the end is the same

@@ -13,18 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from cairn.storage.logs.run_state import RunState
+from cairn.storage.logs.run_log import RunLog
 
 CAIRN = (sys.executable, "-P", "-m", "cairn.cli.command")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StalledRun:
-    """A run that is to be continued, and for how many seconds the watcher has seen it unchanged."""
-
-    run_id: str
-    state: RunState
-    seconds: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,8 +35,8 @@ class Busy:
 class Continuation(Protocol):
     """A way to continue a run."""
 
-    def begin(self, stalled: StalledRun) -> Begun | Busy:
-        """Begin to continue the run, or return why not; raises if it cannot be begun at all."""
+    def begin(self, log: RunLog, *, silent_seconds: float) -> Begun | Busy:
+        """Begin to continue a run unchanged for so long, or return why not; raises if it cannot be begun at all."""
         ...
 
     def where(self, run_id: str) -> str:
@@ -61,17 +52,17 @@ class ContinuationHere:
         self._folder, self._store, self._at_most, self._program = folder, store, at_most, program
         self._children: list[subprocess.Popen[bytes]] = []
 
-    def begin(self, stalled: StalledRun) -> Begun | Busy:
+    def begin(self, log: RunLog, *, silent_seconds: float) -> Begun | Busy:
         """Start `cairn train` on the run, unless an earlier child still runs or all places are taken."""
         self._children = [child for child in self._children if child.poll() is None]  # also reaps those that ended
         self._folder.mkdir(parents=True, exist_ok=True)
-        with _locked([self._folder / f"{stalled.run_id}.lock"]) as run:
+        with _locked([self._folder / f"{log.run_id}.lock"]) as run:
             if run is None:
                 return Busy(why="a process of an earlier poll is continuing it")
             with _locked([self._folder / f"place-{number}.lock" for number in range(self._at_most)]) as place:
                 if place is None:
                     return Busy(why=f"{self._at_most} runs are being continued here already; --at-most allows more")
-                return self._start(stalled.run_id, (run, place))
+                return self._start(log.run_id, (run, place))
 
     def where(self, run_id: str) -> str:
         """Return the output file of the run's continuations."""

@@ -15,7 +15,7 @@ from typing import NoReturn
 import psutil
 
 from cairn.flows.orchestrator import prefect_settings, run_notices
-from cairn.flows.watching.run_continuation import Begun, Busy, Continuation, ContinuationHere, StalledRun
+from cairn.flows.watching.run_continuation import Begun, Busy, Continuation, ContinuationHere
 from cairn.flows.watching.run_progress import RunProgress, read_progress
 from cairn.reports.notices import notice, notice_delivery
 from cairn.storage.errors import IntegrityError, StorageError
@@ -260,7 +260,7 @@ class RunWatcher:
                 how = self._continuation.where(run_id) if observed.futile else ""
                 return row(action=WatchAction.WAITS, why=why, how=how, seconds=max(until - now, 0.0))
             case Continue(why=why):
-                match self._continuation.begin(StalledRun(run_id=run_id, state=log.state, seconds=seconds)):
+                match self._continuation.begin(log, silent_seconds=seconds):
                     case Busy(why=obstacle):
                         return row(action=WatchAction.WAITS, why=f"{why}; {obstacle}")
                     case Begun(how=how):

@@ -13,11 +13,12 @@ from typing import Any
 import psutil
 import pytest
 
-from cairn.flows.watching.run_continuation import Begun, Busy, Continuation, ContinuationHere, StalledRun
+from cairn.flows.watching.run_continuation import Begun, Busy, Continuation, ContinuationHere
 from cairn.flows.watching.run_watcher import RunWatcher, WatcherMemory, WatchRow
 from cairn.storage.errors import StoreUnavailable
 from cairn.storage.logs.log_entry import Writer
 from cairn.storage.logs.registry import Registry, RegistryState
+from cairn.storage.logs.run_log import RunLog
 from cairn.storage.stores.local_store import LocalStore
 from cairn.tasks.machine.placement import boot_id, this_placement
 from tests import fabricated_run
@@ -39,10 +40,10 @@ class Recorded:
         self.begun: list[str] = []
         self._fails = fails
 
-    def begin(self, standing: StalledRun) -> Begun | Busy:
-        if standing.run_id == self._fails:
+    def begin(self, log: RunLog, *, silent_seconds: float) -> Begun | Busy:
+        if log.run_id == self._fails:
             raise RuntimeError("no process can be started")
-        self.begun.append(standing.run_id)
+        self.begun.append(log.run_id)
         return Begun(how="remembered")
 
     def where(self, run_id: str) -> str:
@@ -277,10 +278,6 @@ def test_one_look_tells_a_command_of_this_machine_what_it_saw(
     assert json.loads((tmp_path / "told").read_text())["id"] == "stopped/ended-0001"
 
 
-def standing(run: FabricatedRun) -> StalledRun:
-    return StalledRun(run_id=run.log.run_id, state=run.log.state, seconds=0.0)
-
-
 @pytest.fixture
 def sleepers() -> Iterator[Callable[[], set[psutil.Process]]]:
     """Return the living children that the test has started, and no server another test has started."""
@@ -304,7 +301,7 @@ def test_at_most_so_many_runs_are_continued_here_whoever_looks(
     began = []
     for run in (*runs, *runs):  # each time a watcher of its own: only the locks are shared
         here = ContinuationHere(tmp_path / "watch", "store", at_most=2, program=SLEEPS)
-        began.append(here.begin(standing(run)))
+        began.append(here.begin(run.log, silent_seconds=0.0))
     children = sleepers()
     assert [type(item) for item in began] == [Begun, Begun, Busy, Busy, Busy, Busy]
     assert isinstance(began[2], Busy) and "--at-most" in began[2].why
@@ -318,11 +315,11 @@ def test_a_child_that_died_gives_its_place_back(
     store: LocalStore, tmp_path: Path, sleepers: Callable[[], set[psutil.Process]]
 ) -> None:
     here = ContinuationHere(tmp_path / "watch", "store", at_most=1, program=SLEEPS)
-    assert isinstance(here.begin(standing(fabricate(store, "a"))), Begun)
+    assert isinstance(here.begin(fabricate(store, "a").log, silent_seconds=0.0), Begun)
     (child,) = sleepers()
     child.kill()
     wait_until(lambda: not sleepers(), "the end of the child")
-    assert isinstance(here.begin(standing(fabricate(store, "b"))), Begun)
+    assert isinstance(here.begin(fabricate(store, "b").log, silent_seconds=0.0), Begun)
 
 
 def test_one_look_reads_the_decisions_of_an_alias_once_however_many_runs_have_finished(

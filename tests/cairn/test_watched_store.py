@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from cairn.flows.watching.run_continuation import Begun, StalledRun
+from cairn.flows.watching.run_continuation import Begun
 from cairn.flows.watching.run_watcher import RunWatcher, WatcherMemory, WatchRow
 from cairn.storage.logs import run_index
 from cairn.storage.logs.log_entry import entry_name
 from cairn.storage.logs.run_index import INDEX_FOLDER, RunIndex
+from cairn.storage.logs.run_log import RunLog
 from cairn.storage.stores.object_store import ObjectStore
 from tests.fabricated_run import FabricatedRun, fabricate, promote
 from tests.memory_store import MemoryStore
@@ -25,8 +26,8 @@ class Recorded:
     def __init__(self) -> None:
         self.begun: list[str] = []
 
-    def begin(self, stalled: StalledRun) -> Begun:
-        self.begun.append(stalled.run_id)
+    def begin(self, log: RunLog, *, silent_seconds: float) -> Begun:
+        self.begun.append(log.run_id)
         return Begun(how="remembered")
 
     def where(self, run_id: str) -> str:
