@@ -90,7 +90,7 @@ class ViewCache:
 
     def __init__(self, store: ObjectStore, *, clock: Callable[[], float]) -> None:
         self._clock, self._runs = clock, store.local_path("runs")
-        self._away = StoreUnavailable(f"{store.url}: there is no such folder; the first run makes it")
+        self._away = f"{store.url}: there is no such folder; the first run makes it"
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._lock = Lock()
 
@@ -115,7 +115,7 @@ class ViewCache:
         value, error = before.value if before else None, None
         try:
             if self._runs is not None and not self._runs.parent.is_dir():
-                raise self._away  # a local store without its folder else reads as one without runs
+                raise StoreUnavailable(self._away)  # a local store without its folder else reads as one without runs
             entry.read = entry.read or open_view()
             value = entry.read()
         except (StorageError, ReportError) as problem:
