@@ -155,7 +155,6 @@ class FoldCache(Generic[S]):
     folder: str
     state_type: type[S]
     fold: Callable[[Iterable[Entry], S | None], S]
-    is_sound: Callable[[FoldedLog[S]], bool] = lambda folded: True
 
     @property
     def key(self) -> str:
@@ -195,8 +194,7 @@ class FoldCache(Generic[S]):
         refold = cache(lambda: self._refold(label.seq))
         for name, number, part in _parts(state):
             part.load = partial(self._load, part, name, number, refold)
-        folded = FoldedLog(head=head, state=state)
-        return folded if self.is_sound(folded) else None
+        return FoldedLog(head=head, state=state)
 
     def _load(self, part: Part[Any], name: str, number: int, refold: Callable[[], S]) -> tuple[Any, ...]:
         """Return the items of a part, from the log's entries if its object is missing or damaged."""
@@ -244,7 +242,7 @@ class LogFold(Generic[S]):
         """Read the entries appended since and return the state; the first time, start from the cached fold."""
         if self._head is None:  # whatever a sketch of the state said, the log says it again
             self.state = self._cache.fold((), None)
-            if (folded := self._cache.read()) is not None:
+            if (folded := self._cache.read()) is not None and self._is_sound(folded):
                 self._head, self.state, self._cached_seq = folded.head, folded.state, folded.head.entry.seq
         for read in self._log.read_after(self._head):
             self._accept(read)
@@ -256,6 +254,10 @@ class LogFold(Generic[S]):
             with suppress(StorageError):
                 self._cached_seq = self._head.entry.seq
                 self._cache.write(FoldedLog(head=self._head, state=self.state))
+
+    def _is_sound(self, folded: FoldedLog[S]) -> bool:
+        """Whether a cached fold is one that this program would have made."""
+        return True
 
     def _accept(self, read: ReadEntry) -> None:
         self._head, self.state = read, self._cache.fold([read.entry], self.state)

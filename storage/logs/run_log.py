@@ -175,13 +175,7 @@ def run_prefix(run_id: str) -> str:
 
 def run_fold_cache(log: log_entry.EntryLog, run_id: str) -> fold_cache.FoldCache[RunState]:
     """Return the cached fold of a run."""
-    return fold_cache.FoldCache(
-        log=log,
-        folder=run_prefix(run_id),
-        state_type=RunState,
-        fold=fold,
-        is_sound=lambda folded: folded.head.entry.resume == folded.state.resume,
-    )
+    return fold_cache.FoldCache(log=log, folder=run_prefix(run_id), state_type=RunState, fold=fold)
 
 
 class RunLog(fold_cache.LogFold[RunState]):
@@ -209,6 +203,9 @@ class RunLog(fold_cache.LogFold[RunState]):
         """Read the entries appended since and return the state; the first time, start from the cached fold."""
         with self._lock:
             return super().refresh()
+
+    def _is_sound(self, folded: fold_cache.FoldedLog[RunState]) -> bool:
+        return folded.head.entry.resume == folded.state.resume
 
     def read_entries(self) -> tuple[log_entry.Entry, ...]:
         """Read and check every entry again, whatever is cached; oldest first."""
