@@ -201,11 +201,9 @@ def evaluation_folder(parent: Path) -> Iterator[Path]:
         pid = abandoned.name.removeprefix(f"{here}+").split("+")[0]
         if pid.isdigit() and not psutil.pid_exists(int(pid)):
             shutil.rmtree(abandoned, ignore_errors=True)
-    folder = Path(tempfile.mkdtemp(prefix=f"{here}+{writer.pid}+", dir=parent.absolute()))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    prefix = f"{here}+{writer.pid}+"
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=parent.absolute(), ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
 
 
 def _body(

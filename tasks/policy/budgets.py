@@ -7,17 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from math import floor
-from typing import TYPE_CHECKING
 
 from cairn.storage.logs.run_entries import Decision, EvaluationFailed
 from cairn.storage.logs.run_state import Charges, RunState
+from cairn.tasks.configuration.settings import BudgetConfig, BudgetsConfig
 from cairn.tasks.policy.attempt_sizes import AttemptSizes
 from cairn.tasks.policy.failures import WAITS_FOR_A_PERSON, ErrorKind, Failure
 from cairn.tasks.policy.termination import DecisionAction, TerminationReason
 from cairn.tasks.text.format import format_list
-
-if TYPE_CHECKING:
-    from cairn.tasks.configuration.settings import BudgetConfig, BudgetsConfig
 
 _UNCHARGED = {
     TerminationReason.COMPLETED: DecisionAction.FINISH,
@@ -54,7 +51,7 @@ Policy = Callable[[RunState, Failure, FailureImpact], Decision]
 
 
 def decide(
-    budgets: "BudgetsConfig", state: RunState, failure: Failure, impact: FailureImpact, *, jitter: float = 0.0
+    budgets: BudgetsConfig, state: RunState, failure: Failure, impact: FailureImpact, *, jitter: float = 0.0
 ) -> Decision:
     """Return what follows the end of the run's open attempt, whose receipt is not yet in `state`.
 
@@ -76,12 +73,12 @@ def decide(
     return _charged(budget, state, failure, impact, remedied, jitter)
 
 
-def backoff_seconds(budget: "BudgetConfig", retries: int) -> float:
+def backoff_seconds(budget: BudgetConfig, retries: int) -> float:
     """Return how long to wait before the retry that follows `retries` others."""
     return budget.backoff_seconds * 2.0 ** min(retries, 6)
 
 
-def evaluator_budget(budget: "BudgetConfig", failed: Sequence[EvaluationFailed]) -> "BudgetConfig":
+def evaluator_budget(budget: BudgetConfig, failed: Sequence[EvaluationFailed]) -> BudgetConfig:
     """Return the budget of each evaluation: its first try alone, once the run's failed ones have spent its limits."""
     retries = len(failed) - len({(item.manifest_sha256, item.suite_sha256) for item in failed})
     limits = ((budget.total, retries + 1), (budget.wasted_gpu_seconds, sum(item.seconds for item in failed)))
@@ -115,7 +112,7 @@ def _remedied(failure: Failure, impact: FailureImpact) -> Decision:
 
 
 def _charged(
-    budget: "BudgetConfig", state: RunState, failure: Failure, impact: FailureImpact, remedied: Decision, jitter: float
+    budget: BudgetConfig, state: RunState, failure: Failure, impact: FailureImpact, remedied: Decision, jitter: float
 ) -> Decision:
     spent, reason = state.charges.get(failure.reason, Charges()), failure.reason
     retries, wasted = len(spent.since_progress), spent.wasted_gpu_seconds + impact.wasted_gpu_seconds

@@ -233,7 +233,7 @@ def test_a_notice_stops_all_ranks_behind_the_same_step_and_what_they_did_is_comm
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("fault", "reason"), [("oom@6", "oom"), ("bad-data@6", "bad-data"), ("kill@6", "lost")])
-def test_a_injected_failure_of_two_ranks_has_the_reason_it_has_in_one(
+def test_an_injected_failure_of_two_ranks_has_the_reason_it_has_in_one(
     tmp_path: Path, api_url: str, fault: str, reason: str
 ) -> None:
     command = Command(tmp_path, api_url, environment={"CAIRN_FAULTS": fault})
