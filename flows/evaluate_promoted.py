@@ -7,17 +7,17 @@ from uuid import UUID
 from prefect import flow, get_run_logger
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import ArtifactCreate
-from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 
 from cairn.flows.operations.checkpoint_evaluation import plan_checkpoint
 from cairn.flows.orchestrator import flow_end, run_overview
 from cairn.flows.orchestrator import run_parameters as form
 from cairn.flows.orchestrator.store_credentials import take_credentials
+from cairn.flows.run.steps import result_of
 from cairn.reports.queries import evaluations, run_lookup
 from cairn.storage.stores.open_store import open_store
 from cairn.tasks.configuration.addresses import choose_store
-from cairn.tasks.evaluate import evaluate, task_name
+from cairn.tasks.evaluate import Interrupted, Measurement, evaluate_task
 from cairn.tasks.policy.termination import FlowEnd
 
 
@@ -28,7 +28,7 @@ from cairn.tasks.policy.termination import FlowEnd
     validate_parameters=True,
     persist_result=False,
 )
-@flow_end.ends_in_prefects_words
+@flow_end.as_prefect_state
 def evaluate_promoted(
     reference: form.Reference = "champion",
     suite: form.Suite = "",
@@ -49,12 +49,12 @@ def evaluate_promoted(
     take_credentials(store_credentials, os.environ)
     found = run_lookup.find_checkpoint(open_store(choose_store(store, os.environ)), reference)
     ended = [
-        evaluate.with_options(task_run_name=task_name(found.reference.step, one))(
-            found.log, lambda: found.reference, one, step=found.reference.step, again=again, on_request=True
+        result_of(
+            evaluate_task, Measurement(reference=found.reference, plan=one, again=again, on_request=True), found.log
         )
         for one in plan_checkpoint(found, suite).all
     ]
-    view = evaluations.compare_evaluations(found, [one for one in ended if not isinstance(one, State)])
+    view = evaluations.compare_evaluations(found, [one for one in ended if not isinstance(one, Interrupted)])
     words = "; ".join(
         f"{item.suite} of {view.run_id}@{view.step}: "
         + (item.detail or ", ".join(f"{name} {value:.4g}" for name, value in sorted(item.metrics.items())[:8]))
@@ -68,7 +68,9 @@ def evaluate_promoted(
                 type="markdown",
                 description=f"step {view.step} of run {view.run_id} beside others under the same suites",
                 data=run_overview.evaluation_markdown(
-                    view, words, run_overview.find_evaluation_form(client, run_overview.kept_parameters())
+                    view,
+                    words,
+                    run_overview.find_evaluation_form(client, run_overview.kept_parameters(flow_run.get_parameters())),
                 ),
                 flow_run_id=UUID(flow_run.get_id()),
             )

@@ -17,7 +17,7 @@ from cairn.tasks.policy.termination import FlowEnd
 
 
 @flow(name="sweep-checkpoints", retries=0, validate_parameters=True, persist_result=False)
-@flow_end.ends_in_prefects_words
+@flow_end.as_prefect_state
 def sweep_checkpoints(
     store: form.Store = "",
     store_credentials: form.Credentials = "",

@@ -1,28 +1,50 @@
-"""The flow `train-gpt`: open or continue a run, attempt until it is finished or a budget is spent, promote the best."""
+"""The main job, top to bottom: tokenize and split; train, commit, evaluate until the end; decide; promote.
+
+The chain is written once. What executes its steps is a parameter: the plain functions, tasks of Prefect in a deployed
+flow run, or the plain functions beside a witness that shows them. Prefect shows; the run log decides.
+"""
 
 import os
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
+from functools import partial
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from prefect import flow, runtime
+from prefect import Task, flow, get_run_logger, runtime
+from prefect.client.schemas.objects import State
 
 from cairn.flows.orchestrator import flow_end
 from cairn.flows.orchestrator import run_parameters as form
 from cairn.flows.orchestrator.accelerator_slot import accelerator_slot
+from cairn.flows.orchestrator.flow_run import FlowRun, Witness
 from cairn.flows.orchestrator.store_credentials import take_credentials
 from cairn.flows.preparation.preflight import check_before_start
-from cairn.flows.preparation.training_request import HANDED_OVER, TrainingRequest, resolve_request, with_settings
-from cairn.flows.run import active_run, early_attempt, run_opening, run_promotion
-from cairn.flows.run.attempt import Attempt
+from cairn.flows.preparation.training_request import ResolvedRequest, TrainingRequest, resolve_request, with_settings
+from cairn.flows.run import active_run, run_opening, run_promotion
+from cairn.flows.run.attempt_evaluations import AttemptEvaluations, finish_run
+from cairn.flows.run.attempt_trainer import AttemptTrainer, record_end
+from cairn.flows.run.steps import PLAIN, Steps, result_of
 from cairn.flows.watching.deployed_continuation import name_successor
 from cairn.reports.text.termination_text import describe_end, describe_left
-from cairn.storage.errors import Fenced, NotDurable, StoreRefused
-from cairn.storage.logs.run_entries import AttemptEnded
+from cairn.storage.errors import Fenced, NotDurable, StorageError, StoreRefused
+from cairn.storage.logs.log_entry import CheckpointReference
+from cairn.storage.logs.run_entries import AttemptEnded, AttemptStarted
+from cairn.tasks import commit_checkpoint, evaluate, promote, tokenize_and_split, train_segment
 from cairn.tasks.attempt.shutdown_signal import ShutdownSignal
+from cairn.tasks.errors import TrainerGone
 from cairn.tasks.policy.termination import EXIT_CODES, DecisionAction, FlowEnd, FlowOutcome, flow_outcome
 from cairn.tasks.trainer.warm_trainer import warm_trainer
 
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+_GROUPS = 18
+"""Of a long run every n-th segment is shown, with its commit and evaluation: at most sixty task runs a flow run."""
+
 
 @flow(name="train-gpt", retries=0, validate_parameters=True, persist_result=False)
-@flow_end.ends_in_prefects_words
+@flow_end.as_prefect_state
 def train_gpt(
     config: form.Config = "",
     run_id: form.RunId = "",
@@ -49,72 +71,108 @@ def train_gpt(
         overrides: `section.key=value` on top of the configuration, one each; a key with a field above only there.
         start_over: begin again at step 0 where commits exist and none can be read any more.
     """
-    early, handed = early_attempt.begun_early(), HANDED_OVER.get()
-    shutdown = handed.shutdown if handed else ShutdownSignal()
-    with shutdown.listening(), warm_trainer() as trainer:
-        if early is not None:
-            run = early.show_in(runtime.flow_run.get_id())
-            run_opening.show_preparation(run)
-        elif handed is not None:
-            run = run_opening.open_run(handed.resolved, shutdown, trainer)
-        else:  # no command in this process has resolved and checked it
-            take_credentials(store_credentials, os.environ)
-            asked = with_settings(overrides, steps=steps, learning_rate=learning_rate, micro_batch=micro_batch)
-            request = TrainingRequest(config=config, run_id=run_id, overrides=asked, store=store, start_over=start_over)
-            resolved = resolve_request(request, os.environ)
-            check_before_start(resolved, resolved.open_log(), os.environ)
-            run = run_opening.open_run(resolved, shutdown, trainer)
-        with run.running_services(), accelerator_slot(run.say, is_stopping=run.is_shutting_down):
-            end = name_successor(_train(run, early), run.log, run.say)
-            run.machines.end(EXIT_CODES[end.reason])
-    if handed is not None:
-        handed.end = end
-    return end
+    take_credentials(store_credentials, os.environ)
+    given = with_settings(overrides, steps=steps, learning_rate=learning_rate, micro_batch=micro_batch)
+    request = TrainingRequest(config=config, run_id=run_id, overrides=given, store=store, start_over=start_over)
+    resolved, shutdown = resolve_request(request, os.environ), ShutdownSignal()
+    check_before_start(resolved, resolved.open_log(), os.environ)
+    shown = FlowRun(runtime.flow_run.get_id(), parameters=runtime.flow_run.get_parameters(), echo=get_run_logger().info)
+    deployment = runtime.deployment.get_name()
+    by = f"prefect deployment {runtime.flow_run.get_flow_name()}/{deployment}" if deployment else "person"
+    with shutdown.listening(), warm_trainer() as warm:
+        continued_by = active_run.starter(os.environ, default=by)
+        host = active_run.Host(shutdown=shutdown, warm=warm, flow_run=shown, continued_by=continued_by)
+        return train(resolved, TASKS, host)
 
 
-def _train(run: active_run.ActiveRun, early: Attempt | None) -> FlowEnd:
-    while run.log.refresh().finished is None or run.log.state.open_attempt is not None:
-        attempt, early = early, None
-        if attempt is None:
-            gathered = active_run.gather_machines(run)
-            if gathered is None:
-                return run.interrupted_end("it waited for other machines")
-            run = gathered
-            attempt = Attempt(run, active_run.claim_next_attempt(run))
+def train(resolved: ResolvedRequest, steps: Steps, host: active_run.Host) -> FlowEnd:
+    """Train a run to its end, or continue it; `steps` executes each step. Raises what refuses a run or its claim."""
+    run, end = run_opening.open_run(resolved, steps.tokenize_and_split, host), None
+    with run.running_services(), accelerator_slot(run.say, is_stopping=run.is_shutting_down):
         try:
-            ended = _run_attempt(run, attempt)
+            while end is None and not run.is_over():
+                if (gathered := active_run.gather_machines(run)) is None:
+                    end = run.interrupted_end("it waited for other machines")
+                    break
+                run = gathered
+                started = active_run.claim_next_attempt(run)  # fences every older attempt
+                ended = train_attempt(run, started, steps)  # the receipt: reason, charge, decision
+                if (end := end_after(run, ended)) is None:
+                    run.wait(ended.decision.delay_seconds)
+            if end is None:
+                end = run_promotion.offer_best(run, steps.evaluate, steps.promote)
+                run.sweep.finish()
         except Fenced as fenced:
             run.say(f"fenced: {fenced}")
-            return FlowEnd(reason=FlowOutcome.FENCED, message=str(fenced))
+            end = FlowEnd(reason=FlowOutcome.FENCED, message=str(fenced))
         except (StoreRefused, NotDurable) as error:  # not even the receipt: the next claim writes it
-            return FlowEnd(reason=FlowOutcome.STORAGE, message=f"{error}; the same command continues")
-        if ended.decision.action != DecisionAction.FINISH:
-            if stopped := _stopped_end(run, ended):
-                return stopped
-            run.warm.back_off(ended.decision.delay_seconds, run.work_dir)
-    try:
-        end = run_promotion.offer_best(run)
-    except (StoreRefused, NotDurable) as error:
-        return FlowEnd(reason=FlowOutcome.STORAGE, message=f"{error}; the same command continues")
-    run.sweep.finish()
+            end = FlowEnd(reason=FlowOutcome.STORAGE, message=f"{error}; the same command continues")
+        end = name_successor(end, run.log, run.say)
+        run.machines.end(EXIT_CODES[end.reason])
     return end
 
 
-def _run_attempt(run: active_run.ActiveRun, attempt: Attempt) -> AttemptEnded:
+def train_attempt(run: active_run.ActiveRun, started: AttemptStarted, steps: Steps) -> AttemptEnded:
+    """Train from the newest commit until the run is complete or something ends the attempt; append its receipt."""
+    trainer, evaluations = AttemptTrainer(run, started), AttemptEvaluations(run, started.attempt)
+    problem: TrainerGone | StorageError | None = None
     run.overview.change()
     try:
-        ended = attempt.run()
+        with trainer.beating():
+            try:
+                if not run.too_few_machines:
+                    evaluations.start_missing(steps.evaluate)
+                    if started.first_step < run.config.training.steps and not evaluations.stop_run():
+                        with trainer.running():
+                            train_segments(run, trainer, evaluations, steps)
+                    run.retry.call(finish_run, run, started.attempt)
+            except (TrainerGone, StorageError) as error:
+                problem = error
+            evidence = trainer.evidence(problem)
+        ended = record_end(run, evidence, trainer.heartbeat(0))
     finally:
-        if run.shutdown.signal is None:
-            attempt.evaluations.wait()
+        evaluations.end_attempt()
+        if not run.is_shutting_down():
+            evaluations.wait()
     run.overview.change()
     run.say(f"attempt {ended.attempt} ended: {ended.reason} at step {ended.last_step}: {ended.detail}")
     return ended
 
 
-def _stopped_end(run: active_run.ActiveRun, ended: AttemptEnded) -> FlowEnd | None:
-    """Return the end if the run stops after an attempt that did not finish it, or None if it goes on."""
+def train_segments(
+    run: active_run.ActiveRun, trainer: AttemptTrainer, evaluations: AttemptEvaluations, steps: Steps
+) -> None:
+    """Train segment after segment; each is committed and evaluated beside the next. Raises what ends the attempt."""
+    commit: Future[CheckpointReference] | None = None
+    with ThreadPoolExecutor(1, thread_name_prefix="commit") as beside:
+        for segment in trainer.segments(evaluations):
+            shown = steps if is_shown(segment, run.config.training.steps) else PLAIN
+            trained = shown.train_segment(segment, trainer)  # a failure is a value
+            if trained.problem is not None:
+                raise trained.problem
+            if trained.is_staged and trained.done is not None:
+                step = trained.done.step
+                if commit is not None:
+                    commit.result()
+                due = commit_checkpoint.Commit(
+                    attempt=segment.attempt,
+                    done=trained.done,
+                    writer=run.writer(segment.attempt),
+                    retry=run.retry,
+                    evaluations=evaluations.plans_at(step),
+                )
+                commit = beside.submit(copy_context().run, shown.commit_checkpoint, due, trainer, run.log)
+                commit.add_done_callback(run.note_commit)
+                evaluations.follow(commit, step, shown.evaluate)
+        if commit is not None:
+            commit.result()
+
+
+def end_after(run: active_run.ActiveRun, ended: AttemptEnded) -> FlowEnd | None:
+    """Return the run's end if no other attempt follows in this process, None if it goes on or is finished."""
     decision = ended.decision
+    if decision.action == DecisionAction.FINISH:
+        return None
     if run.cancellation.is_cancelling():
         return FlowEnd(reason=FlowOutcome.CANCELLED, message=f"{ended.detail}; the same command continues")
     outcome = flow_outcome(ended.reason, decision.action, decision.charged)
@@ -124,3 +182,46 @@ def _stopped_end(run: active_run.ActiveRun, ended: AttemptEnded) -> FlowEnd | No
     is_given_again = outcome in (FlowOutcome.PREEMPTED, FlowOutcome.INTERRUPTED)
     message = f"{ended.detail}; the same command continues" if is_given_again else describe_end(ended)
     return FlowEnd(reason=outcome, message=message)
+
+
+def is_shown(segment: train_segment.Segment, total_steps: int) -> bool:
+    """Whether the segment is shown: the first and the last one, and each that passes an n-th part of the run."""
+    passes = segment.first * _GROUPS // total_steps < segment.until * _GROUPS // total_steps
+    return segment.first == 0 or passes or segment.until == total_steps
+
+
+TASKS = Steps(
+    tokenize_and_split=partial(result_of, tokenize_and_split.tokenize_and_split_task),
+    train_segment=partial(result_of, train_segment.train_segment_task),
+    commit_checkpoint=partial(result_of, commit_checkpoint.commit_checkpoint_task),
+    evaluate=partial(result_of, evaluate.evaluate_task),
+    promote=partial(result_of, promote.promote_task),
+)
+"""The steps as task runs of the flow run that this process is."""
+
+
+def watched_by(witness: Witness) -> Steps:
+    """Return the plain steps, each shown by a witness, whose failures never reach them."""
+
+    def watch(
+        step: Callable[Concatenate[R, P], T], task: Task[..., Any], as_state: Callable[[T], State[Any]]
+    ) -> Callable[Concatenate[R, P], T]:
+        def perform(record: R, /, *arguments: P.args, **named: P.kwargs) -> T:
+            with witness.showing(task, f"{task.name} {record}".strip()) as states:
+                value = step(record, *arguments, **named)
+                states.append(as_state(value))
+            return value
+
+        return perform
+
+    return Steps(
+        tokenize_and_split=watch(
+            PLAIN.tokenize_and_split, tokenize_and_split.tokenize_and_split_task, tokenize_and_split.tokenized_state
+        ),
+        train_segment=watch(PLAIN.train_segment, train_segment.train_segment_task, train_segment.trained_state),
+        commit_checkpoint=watch(
+            PLAIN.commit_checkpoint, commit_checkpoint.commit_checkpoint_task, commit_checkpoint.committed_state
+        ),
+        evaluate=watch(PLAIN.evaluate, evaluate.evaluate_task, evaluate.evaluated_state),
+        promote=watch(PLAIN.promote, promote.promote_task, promote.decided_state),
+    )

@@ -16,7 +16,7 @@ from cairn.tasks.policy.termination import FlowEnd
 
 
 @flow(name="train-set", retries=0, validate_parameters=True, persist_result=False)
-@flow_end.ends_in_prefects_words
+@flow_end.as_prefect_state
 def train_set(
     config: form.Config = "quickstart",
     name: form.RunId = "",

@@ -14,7 +14,7 @@ from cairn.tasks.policy.termination import FlowEnd
 
 
 @flow(name="watch-runs", retries=0, validate_parameters=True, persist_result=False)
-@flow_end.ends_in_prefects_words
+@flow_end.as_prefect_state
 def watch_runs(
     store: form.Store = "",
     store_credentials: form.Credentials = "",

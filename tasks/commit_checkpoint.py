@@ -1,45 +1,67 @@
-"""The task `commit-checkpoint`: one log entry makes a segment's staged checkpoint the run's newest."""
+"""The step `commit-checkpoint`: one log entry makes a segment's staged checkpoint the run's newest."""
 
 from contextlib import suppress
-from functools import partial
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
+from prefect.states import Completed
 
 from cairn.storage.checkpoints import checkpoint
 from cairn.storage.errors import AppendUnknown, StoreUnavailable
 from cairn.storage.logs import log_entry, run_log
+from cairn.storage.logs.run_entries import StagedCheckpoint
 from cairn.storage.stores.object_store import RetryPolicy
 from cairn.tasks.evaluator.evaluation_run import EvaluationPlan, pin_for_evaluation
-from cairn.tasks.trainer import trainer_process, trainer_protocol
+from cairn.tasks.trainer.trainer_protocol import SegmentDone
 
 
-@task(
-    name="commit-checkpoint",
-    task_run_name="commit-checkpoint {step}, attempt {attempt}",
-    cache_policy=NO_CACHE,
-    persist_result=False,
-)
-def commit_checkpoint(
-    trainer: trainer_process.TrainerProcess,
-    log: run_log.RunLog,
-    writer: log_entry.Writer,
-    segment: trainer_protocol.SegmentDone,
-    *,
-    attempt: int,
-    step: int,
-    retry: RetryPolicy,
-    evaluation: EvaluationPlan | None = None,
-) -> log_entry.CheckpointReference:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Commit:
+    """The checkpoint of a trained segment: who commits it, and the plans by which it is evaluated next."""
+
+    attempt: int
+    done: SegmentDone
+    writer: log_entry.Writer
+    retry: RetryPolicy
+    evaluations: tuple[EvaluationPlan, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.done.step}, attempt {self.attempt}"
+
+
+class Stager(Protocol):
+    """The trainer that stages the checkpoint."""
+
+    def wait_staged(self, step: int) -> StagedCheckpoint:
+        """Wait until the checkpoint of `step` is staged; raises `TrainerGone`."""
+
+
+def commit_checkpoint(commit: Commit, trainer: Stager, log: run_log.RunLog) -> log_entry.CheckpointReference:
     """Wait until it is staged; check, commit and pin it. Raises `TrainerGone`, `IntegrityError` or `Fenced`."""
-    staged = trainer.wait_staged(step)
-    tokens, gpu_seconds = segment.tokens, segment.gpu_seconds
-    commit = partial(checkpoint.commit_checkpoint, log, staged, writer=writer, tokens=tokens, gpu_seconds=gpu_seconds)
-    record = retry.call(commit).find(staged.prefix)
+    staged, done = trainer.wait_staged(commit.done.step), commit.done
+    for attempt in commit.retry.attempts():
+        with attempt:
+            checkpoint.commit_checkpoint(
+                log, staged, writer=commit.writer, tokens=done.tokens, gpu_seconds=done.gpu_seconds
+            )
+    record = log.state.find(staged.prefix)
     assert record is not None
     reference = record.committed.reference
-    if evaluation is not None:
-        with suppress(StoreUnavailable, AppendUnknown):  # the commit stands, and the evaluation pins again
-            for plan in evaluation.all:
-                pin_for_evaluation(log, reference, plan, during_attempt=attempt)
+    with suppress(StoreUnavailable, AppendUnknown):  # the commit stands, and the evaluation pins again
+        for plan in commit.evaluations:
+            pin_for_evaluation(log, reference, plan, during_attempt=commit.attempt)
     return reference
+
+
+def committed_state(reference: log_entry.CheckpointReference) -> State[Any]:
+    """Return how Prefect shows the commit."""
+    return Completed(message=f"step {reference.step}", data=reference)
+
+
+@task(name="commit-checkpoint", task_run_name="commit-checkpoint {commit}", cache_policy=NO_CACHE, persist_result=False)
+def commit_checkpoint_task(commit: Commit, trainer: Stager, log: run_log.RunLog) -> State[Any]:
+    """Commit as a task run of Prefect."""
+    return committed_state(commit_checkpoint(commit, trainer, log))

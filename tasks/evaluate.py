@@ -1,12 +1,13 @@
-"""The task `evaluate`: measures one committed checkpoint in a child process that can fail on its own."""
+"""The step `evaluate`: measures one committed checkpoint in a child process that can fail on its own."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
-from prefect.states import Cancelled
+from prefect.states import Cancelled, Completed
 
 from cairn.storage.logs import log_entry, run_entries, run_log
 from cairn.tasks.configuration.settings import EvaluatorConfig
@@ -14,32 +15,60 @@ from cairn.tasks.errors import EvaluationInterrupted
 from cairn.tasks.evaluator.evaluation_run import EvaluationPlan, record_evaluation
 
 
-@task(name="evaluate", task_run_name="evaluate {step}", cache_policy=NO_CACHE, persist_result=False)
-def evaluate(
-    log: run_log.RunLog,
-    committed: Callable[[], log_entry.CheckpointReference],
-    plan: EvaluationPlan,
-    *,
-    step: int,
-    during_attempt: int | None = None,
-    again: bool = False,
-    on_request: bool = False,
-    stopping: Callable[[], bool] = lambda: False,
-) -> run_entries.EvaluationRecorded | run_entries.EvaluationFailed | State[Any]:
-    """Wait for `committed`, then record the evaluation or the evaluator's failure, as `record_evaluation` does.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measurement:
+    """One checkpoint and the suite it is measured under; the other fields are those of `record_evaluation`."""
 
-    An interrupted evaluation returns the state Cancelled: for an exception Prefect logs a traceback. `committed` is no
-    Prefect future: its state would be asked of the API, and an unreachable API would fail the evaluation.
-    """
-    reference = committed()
+    reference: log_entry.CheckpointReference
+    plan: EvaluationPlan
+    during_attempt: int | None = None
+    again: bool = False
+    on_request: bool = False
+
+    def __str__(self) -> str:
+        """Return the step; only a command's suite is named, since every checkpoint has the held-out one."""
+        suite = self.plan.suite
+        return (
+            f"{self.reference.step}, {suite.name}" if isinstance(suite, EvaluatorConfig) else f"{self.reference.step}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Interrupted:
+    """A shutdown request stopped the evaluator; nothing failed and nothing is recorded."""
+
+    why: str
+
+
+Evaluated = run_entries.EvaluationRecorded | run_entries.EvaluationFailed | Interrupted
+
+
+def evaluate(measurement: Measurement, log: run_log.RunLog, stopping: Callable[[], bool] = lambda: False) -> Evaluated:
+    """Record the evaluation or the evaluator's failure, as `record_evaluation` does."""
     try:
         return record_evaluation(
-            log, reference, plan, during_attempt=during_attempt, again=again, on_request=on_request, stopping=stopping
+            log,
+            measurement.reference,
+            measurement.plan,
+            during_attempt=measurement.during_attempt,
+            again=measurement.again,
+            on_request=measurement.on_request,
+            stopping=stopping,
         )
     except EvaluationInterrupted as interrupted:
-        return Cancelled(message=str(interrupted))
+        return Interrupted(why=str(interrupted))
 
 
-def task_name(step: int, plan: EvaluationPlan) -> str:
-    """Return the task run's name; only a command's suite is named, since every checkpoint has the held-out one."""
-    return f"evaluate {step}, {plan.suite.name}" if isinstance(plan.suite, EvaluatorConfig) else f"evaluate {step}"
+def evaluated_state(evaluated: Evaluated) -> State[Any]:
+    """Return how Prefect shows it: an evaluator that failed is on record, and no failure of the step."""
+    if isinstance(evaluated, Interrupted):
+        return Cancelled(message=evaluated.why, data=evaluated)
+    return Completed(data=evaluated)
+
+
+@task(name="evaluate", task_run_name="evaluate {measurement}", cache_policy=NO_CACHE, persist_result=False)
+def evaluate_task(
+    measurement: Measurement, log: run_log.RunLog, stopping: Callable[[], bool] = lambda: False
+) -> State[Any]:
+    """Evaluate as a task run of Prefect."""
+    return evaluated_state(evaluate(measurement, log, stopping))

@@ -1,5 +1,6 @@
-"""The task `promote`: offers a checkpoint to an alias and records the decision."""
+"""The step `promote`: offers a checkpoint to an alias and records the decision."""
 
+from dataclasses import dataclass
 from typing import Any
 
 from prefect import task
@@ -14,14 +15,44 @@ from cairn.tasks.configuration.settings import METRIC
 from cairn.tasks.errors import GateRefused
 
 
-@task(name="promote", task_run_name="promote step {step} to {alias}", cache_policy=NO_CACHE, persist_result=False)
-def promote(
-    log: RunLog, registry: Registry, candidate: Candidate, rules: PromotionRules, *, alias: str, step: int
-) -> State[Any]:
-    """Append the decision of the gates; the state's message is the decision. A refusal completes the task too."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Offer:
+    """A checkpoint that is offered to an alias under the rules of its run."""
+
+    candidate: Candidate
+    rules: PromotionRules
+    registry: Registry
+
+    def __str__(self) -> str:
+        return f"step {self.candidate.reference.step} to {self.registry.alias}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OfferDecision:
+    """What the gates decided, in a sentence."""
+
+    message: str
+    is_refused: bool = False
+
+
+def promote(offered: Offer, log: RunLog) -> OfferDecision:
+    """Append the decision of the gates; a refusal is a decision too."""
     try:
-        champion = offer(log, registry, candidate, rules).champion
+        champion = offer(log, offered.registry, offered.candidate, offered.rules).champion
     except GateRefused as refused:
-        return Completed(name="Refused", message=f"not promoted: {refused}")
+        return OfferDecision(message=f"not promoted: {refused}", is_refused=True)
     assert champion is not None
-    return Completed(message=f"{alias} is step {champion.step} with held-out loss {champion.metrics[METRIC]:.4f}")
+    loss = champion.metrics[METRIC]
+    return OfferDecision(message=f"{offered.registry.alias} is step {champion.step} with held-out loss {loss:.4f}")
+
+
+def decided_state(decision: OfferDecision) -> State[Any]:
+    """Return how Prefect shows the decision: a refusal completes the step too."""
+    name = "Refused" if decision.is_refused else "Completed"
+    return Completed(name=name, message=decision.message, data=decision)
+
+
+@task(name="promote", task_run_name="promote {offered}", cache_policy=NO_CACHE, persist_result=False)
+def promote_task(offered: Offer, log: RunLog) -> State[Any]:
+    """Promote as a task run of Prefect."""
+    return decided_state(promote(offered, log))

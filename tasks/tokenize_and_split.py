@@ -1,26 +1,54 @@
-"""The task `tokenize-and-split`: builds the data snapshot that a run trains on."""
+"""The step `tokenize-and-split`: builds the data snapshot that a run trains on."""
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
+from prefect.states import Completed
 
 from cairn.model.configuration.data import DataConfig
-from cairn.storage.stores.open_store import open_store
+from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.data import snapshot_build, snapshot_lookup
 
 
-@task(name="tokenize-and-split", cache_policy=NO_CACHE, persist_result=False)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Text:
+    """The text of a run: relative paths of `data` start at `base_dir`; a killed build continues from `cache_dir`."""
+
+    data: DataConfig
+    base_dir: Path
+    cache_dir: Path
+
+    def __str__(self) -> str:
+        return ""  # a run has one text: its step needs no other name
+
+
 def tokenize_and_split(
-    store_url: str,
-    data: DataConfig,
-    base_dir: Path,
-    cache_dir: Path | None = None,
+    text: Text,
+    store: ObjectStore,
     on_progress: snapshot_build.ProgressListener = snapshot_build.ignore_progress,
 ) -> snapshot_lookup.SnapshotReference:
-    """Return the data snapshot of `data`, building it unless the store has one of the same recipe.
+    """Return the text's data snapshot, building it unless the store has one of the same recipe.
 
-    A killed build continues from `cache_dir`. Raises InvalidCorpus for text or settings that cannot be used.
+    Raises InvalidCorpus for text or settings that cannot be used.
     """
     options = snapshot_build.BuildOptions(on_progress=on_progress)
-    return snapshot_build.build_snapshot(open_store(store_url), data, base_dir, cache_dir=cache_dir, options=options)
+    return snapshot_build.build_snapshot(store, text.data, text.base_dir, cache_dir=text.cache_dir, options=options)
+
+
+def tokenized_state(snapshot: snapshot_lookup.SnapshotReference) -> State[Any]:
+    """Return how Prefect shows the snapshot."""
+    return Completed(message=f"snapshot {snapshot.snapshot_id}", data=snapshot)
+
+
+@task(name="tokenize-and-split", task_run_name="tokenize-and-split", cache_policy=NO_CACHE, persist_result=False)
+def tokenize_and_split_task(
+    text: Text,
+    store: ObjectStore,
+    on_progress: snapshot_build.ProgressListener = snapshot_build.ignore_progress,
+) -> State[Any]:
+    """Tokenize and split as a task run of Prefect."""
+    return tokenized_state(tokenize_and_split(text, store, on_progress))

@@ -1,7 +1,7 @@
-"""The task `train-segment`: the steps between two commits, or between several where those are seconds apart."""
+"""The step `train-segment`: the steps between two commits."""
 
-from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
@@ -15,28 +15,69 @@ from cairn.tasks.policy.termination import TERMINATIONS, TerminationReason
 from cairn.tasks.trainer.trainer_protocol import SegmentDone
 
 
-@task(
-    name="train-segment",
-    task_run_name="train-segment {first}-{until}, attempt {attempt}{note}",
-    cache_policy=NO_CACHE,
-    persist_result=False,
-)
-def train_segment(
-    train: Callable[[], SegmentDone],
-    *,
-    attempt: int,
-    first: int,
-    until: int,
-    note: str,
-    explain: Callable[[BaseException], Failure],
-) -> State[Any]:
-    """Train from step `first` to `until` by `train`, which returns the last segment; an early end is named by why."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Segment:
+    """The steps from `first` to `until` of an attempt; `changed` says what its bits differ by from here.
+
+    `stall_seconds` is how long training waits at `until` for the upload before, None for as long as that takes.
+    """
+
+    attempt: int
+    first: int
+    until: int
+    changed: str = ""
+    stall_seconds: float | None = None
+
+    def __str__(self) -> str:
+        return f"{self.first}-{self.until}, attempt {self.attempt}{f' ({self.changed})' if self.changed else ''}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trained:
+    """What became of a segment: `done`, or the error that ended it, with what the evidence makes of it."""
+
+    segment: Segment
+    done: SegmentDone | None
+    problem: TrainerGone | StorageError | None = None
+    failure: Failure | None = None
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether its checkpoint is staged: no upload was in its way, and there are steps, or none but this one."""
+        is_new = self.done is not None and (self.done.step > self.segment.first or self.segment.until == self.done.step)
+        return is_new and self.done is not None and self.done.behind is None
+
+
+class Trainer(Protocol):
+    """The trainer of one attempt."""
+
+    def train(self, segment: Segment) -> SegmentDone:
+        """Train a segment; raises `TrainerGone` or a storage error."""
+
+    def explain(self, problem: TrainerGone | StorageError) -> Failure:
+        """End the trainer, and return what all evidence makes of its end."""
+
+
+def train_segment(segment: Segment, trainer: Trainer) -> Trained:
+    """Train the segment; a failure is a value."""
     try:
-        segment = train()
+        return Trained(segment=segment, done=trainer.train(segment))
     except (TrainerGone, StorageError) as problem:
-        failure = explain(problem)
-        return Failed(name=TERMINATIONS[failure.reason].task_state, message=failure.detail)
-    if segment.stopped:
-        message = f"stopped at step {segment.step} by a notice"
-        return Failed(name=TERMINATIONS[TerminationReason.PREEMPTED].task_state, message=message)
-    return Completed(message=f"step {segment.step}")
+        return Trained(segment=segment, done=None, problem=problem, failure=trainer.explain(problem))
+
+
+def trained_state(trained: Trained) -> State[Any]:
+    """Return how Prefect shows it: an early end is a failure named after its reason."""
+    if trained.failure is not None:
+        reason, message = trained.failure.reason, trained.failure.detail
+    elif trained.done is not None and trained.done.stopped:
+        reason, message = TerminationReason.PREEMPTED, f"stopped at step {trained.done.step} by a notice"
+    else:
+        return Completed(message=f"step {trained.segment.until}", data=trained)
+    return Failed(name=TERMINATIONS[reason].task_state, message=message, data=trained)
+
+
+@task(name="train-segment", task_run_name="train-segment {segment}", cache_policy=NO_CACHE, persist_result=False)
+def train_segment_task(segment: Segment, trainer: Trainer) -> State[Any]:
+    """Train the segment as a task run of Prefect."""
+    return trained_state(train_segment(segment, trainer))

@@ -70,7 +70,6 @@ def started(attempt: int, **changes: Any) -> AttemptStarted:
         "config": CONFIG,
         "config_sha256": "c",
         "code_version": "1",
-        "flow_run_id": None,
         "micro_batch": 4,
         "resumed_from": None,
         "quarantined_samples": 5,

@@ -14,12 +14,12 @@ from cairn.tasks.attempt.shutdown_signal import Terminated, exit_on_sigterm, rai
 from cairn.tasks.configuration.addresses import choose_store
 from cairn.tasks.errors import InvalidConfiguration
 from cairn.tasks.machine.placement import work_folder
-from cairn.tasks.policy.termination import EXIT_CODES, ExitCode
+from cairn.tasks.policy.termination import EXIT_CODES, ExitCode, FlowEnd
 from cairn.tasks.text.output import print_document, print_facts, say
 
 if TYPE_CHECKING:
-    from cairn.flows.orchestrator.session_server import SessionServer
-    from cairn.flows.preparation.training_request import ResolvedRequest
+    from cairn.flows.preparation.training_request import ResolvedRequest, TrainingRequest
+    from cairn.tasks.configuration.run_configuration import RunConfig
 
 
 _LEAVING = (ExitCode.PREEMPTED, ExitCode.INTERRUPTED)  # no further run of a set is begun: this process has to leave
@@ -60,59 +60,72 @@ def train(
     """
     exit_on_sigterm(ExitCode.PREEMPTED)  # the imports take a second, and nothing has begun
     from cairn.flows.orchestrator.session_server import SessionServer
+    from cairn.flows.preparation.preflight import check_before_start
     from cairn.flows.preparation.training_request import TrainingRequest, choose_run_id, resolve_request
     from cairn.flows.run.node_service import is_other_node
-    from cairn.operations.prefect_session import leave_undelivered
-    from cairn.reports.queries.run_status import read_status
-    from cairn.tasks.configuration.configuration_source import expand_set
+    from cairn.operations import prefect_session
 
     request = TrainingRequest(config=config, run_id=run_id, overrides=set_, store=store, start_over=start_over)
-    members = expand_set(choose_run_id(request), set_)
-    requests = [replace(request, run_id=one.run_id, overrides=one.overrides) for one in members]
-    if len(members) > 1 and (dry_run or overfit_one_batch or is_other_node(os.environ)):
-        raise InvalidConfiguration("--set: names a set of runs, and this is done for one run: give each key one value")
+    members = _members(request, is_one=dry_run or overfit_one_batch or is_other_node(os.environ))
     if dry_run or overfit_one_batch:
         return _try_out(resolve_request(request, os.environ), only_plan=dry_run, json=json)
     if is_other_node(os.environ):
         return _serve_node(resolve_request(request, os.environ))
     server = SessionServer(os.environ, say=say)
-    resolved = [resolve_request(one, os.environ) for one in requests]  # a value that is refused stops all of them
-    codes, logs, has_flow = list[ExitCode](), list[RunLog](), False
+    resolved = [resolve_request(one, os.environ) for one in members]  # a value that is refused stops all of them
+    codes, logs = list[ExitCode](), list[RunLog]()
     for one in resolved:
-        ended, log, by_flow = _train_run(one, server, is_read=json)
-        codes.append(ended)
-        logs += [log] if log is not None else []
-        has_flow |= by_flow
-        if ended in _LEAVING:
+        try:
+            with raise_on_sigterm():
+                log = one.open_log()
+                configuration = check_before_start(one, log, os.environ)
+                end = prefect_session.end_without_flow(log, configuration, os.environ)
+                if end is None:
+                    with prefect_session.training_session(one, configuration, log, server) as session:
+                        end = session.train(one, session.steps, session.host)
+                        session.end(end)
+        except Terminated:
+            say("preempted; the same command continues")
+            codes.append(ExitCode.PREEMPTED)
+            break
+        codes.append(_say_end(one, log, configuration, end, is_read=json))
+        logs.append(log)
+        if codes[-1] in _LEAVING:
             break
         exit_on_sigterm(ExitCode.PREEMPTED)  # until the next run listens
     code = next((code for code in codes if code is not ExitCode.DONE), ExitCode.DONE)
-    if json and logs:
-        print_document([read_status(log) for log in logs] if len(members) > 1 else read_status(logs[0]))
-    exit_on_sigterm(code)
-    if len(members) > 1 and code not in _LEAVING:
-        say(f"compare them: cairn compare {choose_run_id(request)}{store_option(store, os.environ)}")
-    if has_flow:
-        leave_undelivered(code, server)
+    _say_all(logs if json else [], choose_run_id(request) if len(members) > 1 else "", code, store)
+    prefect_session.leave_undelivered(code, server)
     return code
 
 
-def _train_run(
-    resolved: "ResolvedRequest", server: "SessionServer", *, is_read: bool
-) -> tuple[ExitCode, RunLog | None, bool]:
-    """Train one run and say how it ended: code, log unless it left before it was read, whether by a flow."""
-    from cairn.flows.preparation.preflight import check_before_start
-    from cairn.operations.prefect_session import end_without_flow, run_train_gpt
+def _members(request: "TrainingRequest", *, is_one: bool) -> list["TrainingRequest"]:
+    """Return a request for each run of the set that the overrides name; `InvalidConfiguration` if only one will do."""
+    from cairn.flows.preparation.training_request import choose_run_id
+    from cairn.tasks.configuration.configuration_source import expand_set
 
-    try:
-        with raise_on_sigterm():
-            log = resolved.open_log()
-            configuration = check_before_start(resolved, log, os.environ)
-            settled = end_without_flow(log, configuration, os.environ)
-            end = settled or run_train_gpt(resolved, configuration, log, server)
-    except Terminated:
-        say("preempted; the same command continues")
-        return ExitCode.PREEMPTED, None, False
+    members = expand_set(choose_run_id(request), request.overrides)
+    if len(members) > 1 and is_one:
+        raise InvalidConfiguration("--set: names a set of runs, and this is done for one run: give each key one value")
+    return [replace(request, run_id=one.run_id, overrides=one.overrides) for one in members]
+
+
+def _say_all(logs: list[RunLog], set_name: str, code: ExitCode, store: str) -> None:
+    """Print what the logs say, of a set in a list; how the runs of a set are compared."""
+    from cairn.reports.queries.run_status import read_status
+
+    statuses = [read_status(log) for log in logs]
+    if statuses:
+        print_document(statuses if set_name else statuses[0])
+    exit_on_sigterm(code)
+    if set_name and code not in _LEAVING:
+        say(f"compare them: cairn compare {set_name}{store_option(store, os.environ)}")
+
+
+def _say_end(
+    resolved: "ResolvedRequest", log: RunLog, configuration: "RunConfig", end: FlowEnd, *, is_read: bool
+) -> ExitCode:
+    """Say how a run ended and return its code; its log is read where something of it is printed."""
     code = EXIT_CODES[end.reason]
     exit_on_sigterm(code)
     if code is not ExitCode.DONE:
@@ -122,7 +135,7 @@ def _train_run(
     if code is ExitCode.DONE:
         for line in describe_finished_run(log, configuration.promotion.alias, resolved.store_url, end.message):
             say(line)
-    return code, log, settled is None
+    return code
 
 
 def fork(reference: Reference, new_run: str, *, set_: Overrides = (), store: Url = "", json: Json = False) -> None:

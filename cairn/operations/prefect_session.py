@@ -1,31 +1,60 @@
-"""Runs the flow `train-gpt` in this process and returns how it ended; imports Prefect only when the session begins.
+"""What a command's training needs around it: its warm trainer, and the witness that shows it in Prefect.
 
-Without a server that answers, the run gets a temporary one; with no API at the end, the run log says how it ended.
+Imports Prefect only when training begins, while the trainer imports its own; the server starts after the first step.
 """
 
 import os
 import sys
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cairn.flows.operations.checkpoint_offer import end_on_record
 from cairn.flows.orchestrator import prefect_settings, run_notices
+from cairn.flows.orchestrator.server_home import is_ephemeral_server
 from cairn.flows.orchestrator.session_server import SessionServer
-from cairn.flows.preparation.training_request import HandedOver, ResolvedRequest, hand_over
+from cairn.flows.preparation.training_request import ResolvedRequest
 from cairn.reports.exporters.exporters import run_exporters
 from cairn.reports.notices.notice_delivery import delivering_notices
 from cairn.storage.errors import StorageError
 from cairn.storage.logs.run_log import RunLog
 from cairn.tasks.attempt.attempt_claim import refuse_live_owner
+from cairn.tasks.attempt.shutdown_signal import ShutdownSignal, exit_on_sigterm
 from cairn.tasks.checkpoints.retention import sweep_run
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.evaluator.evaluation_suite import suite_of
 from cairn.tasks.machine import placement, process_scopes
-from cairn.tasks.policy.termination import ExitCode, FlowEnd, FlowOutcome, flow_outcome
+from cairn.tasks.policy.termination import EXIT_CODES, ExitCode, FlowEnd, FlowOutcome
 from cairn.tasks.text import output
+from cairn.tasks.trainer.warm_trainer import warm_trainer
+
+if TYPE_CHECKING:
+    from cairn.flows.orchestrator.flow_run import Witness
+    from cairn.flows.run.active_run import Host
+    from cairn.flows.run.steps import Steps
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Session:
+    """What `train` is given besides the request, and who shows it."""
+
+    train: "Callable[[ResolvedRequest, Steps, Host], FlowEnd]"
+    host: "Host"
+    steps: "Steps"
+    witness: "Witness"
+
+    def end(self, end: FlowEnd) -> None:
+        """Show how the run ended, with its reason as a tag and an event; a process that has to leave waits for none."""
+        from cairn.flows.orchestrator import flow_end
+
+        exit_on_sigterm(EXIT_CODES.get(end.reason, ExitCode.ERROR))
+        state, shown = flow_end.shown_state(end), self.host.flow_run
+        if not state.is_completed() and shown.id is not None and not is_ephemeral_server(os.environ):
+            flow_end.report_reason(end, shown.id, self.witness.name)
+        self.witness.finish(state, at_once=self.host.shutdown.signal is not None)
 
 
 def end_without_flow(log: RunLog, config: RunConfig, environment: Mapping[str, str]) -> FlowEnd | None:
@@ -46,99 +75,55 @@ def end_without_flow(log: RunLog, config: RunConfig, environment: Mapping[str, s
     return FlowEnd(reason=FlowOutcome.COMPLETED, message=f"it is finished, at step {step}; nothing to do: {ended}")
 
 
-def run_train_gpt(resolved: ResolvedRequest, config: RunConfig, log: RunLog, server: SessionServer) -> FlowEnd:
-    """Run the flow for a checked request to its end in this process; raises what the flow's body raises.
-
-    The run's attempt begins before a temporary server is started, and the flow goes on with it.
-    """
-    from cairn.flows.preparation.preflight import prepare_early
-    from cairn.tasks.trainer.warm_trainer import warm_trainer
-
+@contextmanager
+def training_session(
+    resolved: ResolvedRequest, config: RunConfig, log: RunLog, server: SessionServer
+) -> Iterator[Session]:
+    """Yield what training a checked request needs; a small text is prepared while Prefect is imported."""
     folder = placement.trainer_folder(os.environ, log.run_id)
-    with warm_trainer() as trainer, hand_over(resolved) as handed:
+    with warm_trainer() as warm:
         server.choose()
-        if log.refresh().finished is None:
-            trainer.start(folder)
-        if log.state.opened is None and server.is_ephemeral and not config.data.snapshot:
-            measure = partial(trainer.measure_speed, folder)
-            handed.wait_early = prepare_early(resolved, config, os.environ, measure)
+        if log.state.finished is None:
+            warm.start(folder)
+        wait_early = None
+        if log.state.opened is None and not config.data.snapshot:
+            from cairn.flows.preparation.preflight import prepare_early
+
+            wait_early = prepare_early(resolved, config, os.environ, partial(warm.measure_speed, folder))
         with process_scopes.collecting_no_garbage():
             prefect_settings.import_prefect(say=output.say, refresh=True)
-            import cairn.flows.train_gpt  # noqa: F401
-        before = log.state.latest_attempt
+            from cairn.flows import train_gpt
+            from cairn.flows.orchestrator import flow_end
+            from cairn.flows.orchestrator.flow_run import Witness
+            from cairn.flows.orchestrator.run_overview import flow_run_name
+            from cairn.flows.run.active_run import Host, starter
+        if wait_early is not None:
+            wait_early()
+        request = resolved.request
+        given = {
+            "config": request.config,
+            "run_id": resolved.run_id,
+            "overrides": list(request.overrides),
+            "store": resolved.store_url,
+            "start_over": request.start_over,
+        }
+        witness = Witness(train_gpt.train_gpt, flow_run_name(log.run_id, log.state.latest_attempt), given, server)
         if not server.is_ephemeral:
-            return _run_flow(handed, log, server, before)
-        from cairn.flows.run.early_attempt import early_attempt
-
-        with early_attempt(handed, trainer, server.start):
-            return _run_flow(handed, log, server, before)
-
-
-def _run_flow(handed: HandedOver, log: RunLog, server: SessionServer, before: int, *, again: bool = True) -> FlowEnd:
-    if not server.wait_ready():
-        raise RuntimeError("there is no Prefect server")
-    try:
-        from cairn.flows.train_gpt import train_gpt
-
-        state = train_gpt(
-            config=handed.resolved.request.config,
-            run_id=handed.resolved.run_id,
-            overrides=list(handed.resolved.request.overrides),
-            store=handed.resolved.store_url,
-            start_over=handed.resolved.request.start_over,
-            return_state=True,
-        )
-        if handed.end is not None:
-            return handed.end
-        if state.is_cancelling() or state.is_cancelled():
-            return FlowEnd(reason=FlowOutcome.CANCELLED, message=explain_outside_state(str(state.name), log))
-        state.result(raise_on_failure=True)
-        raise RuntimeError(f"the flow ended {state.name}: {state.message}")
-    except Exception as error:
-        if (end := _end_without_prefect(error, log, before)) is not None:
-            return end
-        from cairn.flows.run.early_attempt import begun_early
-
-        is_taken = begun_early() is None
-        has_begun = is_taken and log.state.latest_attempt != before
-        if (is_taken and log.state.open_attempt is not None) or not (has_begun or again):
+            witness.flow_run.want()  # a server that runs already takes no core from the first step
+        by = starter(os.environ)
+        host = Host(shutdown=ShutdownSignal(), warm=warm, flow_run=witness.flow_run, continued_by=by)
+        try:
+            yield Session(train=train_gpt.train, host=host, steps=train_gpt.watched_by(witness), witness=witness)
+        except BaseException as error:
+            reason = flow_end.reason_of(error)
+            witness.finish(flow_end.shown_state(FlowEnd(reason=reason, message=str(error))), at_once=True)
             raise
-    server.choose()  # it was lost after its first answer: before a flow's attempt, or between two
-    return _run_flow(handed, log, server, log.state.latest_attempt if is_taken else before, again=has_begun)
-
-
-def explain_outside_state(name: str, log: RunLog) -> str:
-    """Return what to say of a flow that Prefect has ended before it could say anything itself."""
-    attempts = log.refresh().attempts
-    ended = attempts[-1].ended if attempts else None
-    reached = f"attempt {ended.attempt} ended {ended.reason} at step {ended.last_step}" if ended else "no attempt ended"
-    outside = f"this flow run was set to {name} in Prefect from outside"
-    return f"{outside}; by the run log {reached}; the same command continues"
-
-
-def _end_without_prefect(error: Exception, log: RunLog, before: int) -> FlowEnd | None:
-    """Return how the attempt after `before` ended by the log, None if none ended or the run was to go on.
-
-    Raises `error` unless it means that Prefect does not answer.
-    """
-    from httpx import HTTPStatusError, TransportError
-
-    # The client's first request, for the server's version, wraps the error.
-    cause = error.__cause__ if isinstance(error, RuntimeError) else error
-    if not isinstance(cause, TransportError | HTTPStatusError):
-        raise error
-    state = log.refresh()
-    ended = state.attempts[-1].ended if state.attempts else None
-    if ended is not None and (ended.attempt != before or state.finished is not None):
-        outcome = flow_outcome(ended.reason, ended.decision.action, ended.decision.charged)
-        if outcome is not None:
-            message = f"{ended.detail}; Prefect does not answer, so it shows no end: {error}"
-            return FlowEnd(reason=outcome, message=message)
-    return None
 
 
 def leave_undelivered(code: ExitCode, server: SessionServer) -> None:
     """Exit at once with `code` if Prefect's API takes no events: at exit it would retry each of them for seconds."""
+    if "prefect" not in sys.modules:  # nothing was trained
+        return
     from prefect.events.worker import EventsWorker
 
     outcome: Any = EventsWorker.drain_all(timeout=0.0 if server.is_lost else 30.0)

@@ -11,20 +11,20 @@ import subprocess
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from uuid import UUID
 
 from prefect.client.orchestration import get_client
 
+from cairn.flows.orchestrator.flow_run import FlowRun
 from cairn.tasks.attempt.shutdown_signal import ShutdownSignal
 
 _POLL_SECONDS = 3.0
 
 
 class CancellationWatch:
-    """Polls the state of one flow run, if there is one, in its own thread."""
+    """Polls the state of one flow run, once there is one, in its own thread."""
 
-    def __init__(self, flow_run_id: str | None, shutdown: ShutdownSignal) -> None:
-        self._flow_run_id, self._shutdown = flow_run_id, shutdown
+    def __init__(self, flow_run: FlowRun, shutdown: ShutdownSignal) -> None:
+        self._flow_run, self._shutdown = flow_run, shutdown
         self._poll_now, self._answered = threading.Event(), threading.Event()
         self._stop = self._cancelling = False
         self._cancelled_in_slurm: bool | None = None
@@ -32,10 +32,10 @@ class CancellationWatch:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Poll every few seconds while the block runs; a cancellation requests the shutdown."""
-        if self._flow_run_id is None:
+        if not self._flow_run.is_expected:
             yield
             return
-        threading.Thread(target=self._poll, args=(UUID(self._flow_run_id),), name="cancellation", daemon=True).start()
+        threading.Thread(target=self._poll, name="cancellation", daemon=True).start()
         try:
             yield
         finally:
@@ -44,7 +44,7 @@ class CancellationWatch:
 
     def is_cancelling(self) -> bool:
         """Return whether it is cancelled; after a shutdown request it asks first, and a slow answer counts as no."""
-        if self._flow_run_id is not None and self._shutdown.signal and not self._cancelling and not self._stop:
+        if self._flow_run.id is not None and self._shutdown.signal and not self._cancelling and not self._stop:
             self._answered.clear()
             self._poll_now.set()
             self._answered.wait(_POLL_SECONDS)
@@ -57,7 +57,9 @@ class CancellationWatch:
         """Where a person cancelled it."""
         return "Slurm" if self._cancelled_in_slurm else "Prefect"
 
-    def _poll(self, flow_run_id: UUID) -> None:
+    def _poll(self) -> None:
+        if (flow_run_id := self._flow_run.wait_id()) is None:
+            return
         with suppress(Exception), get_client(sync_client=True) as client:  # whatever the API does, training goes on
             while not self._stop and not self._cancelling:
                 self._poll_now.clear()

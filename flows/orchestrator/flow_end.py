@@ -1,11 +1,10 @@
 """Ends a flow run in Prefect's own words; why it ended stands first in the message, in a tag and in an event.
 
-Lists and automations of Prefect know only its own state names. A flow run of the `cairn` command raises its expected
-errors instead: the command prints them and exits with their code. Unexpected errors keep their traceback in both.
+Lists and automations of Prefect know only its own state names. A flow that no deployment has begun raises its expected
+errors instead, for whoever called it. Unexpected errors keep their traceback in both.
 """
 
 import functools
-import os
 import re
 from collections.abc import Callable, Mapping, Set
 from contextlib import suppress
@@ -21,7 +20,6 @@ from prefect.runtime import deployment, flow_run
 from prefect.states import Cancelled, Completed, Crashed, Failed
 
 from cairn.flows.errors import EXPECTED_ERRORS
-from cairn.flows.orchestrator.server_home import is_ephemeral_server
 from cairn.tasks.policy.termination import FlowEnd, FlowOutcome
 
 P = ParamSpec("P")
@@ -55,7 +53,7 @@ def reason_of(error: BaseException) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", type(error).__name__.removesuffix("Error")).lower()
 
 
-def ends_in_prefects_words(body: Callable[P, FlowEnd]) -> Callable[P, State[None]]:
+def as_prefect_state(body: Callable[P, FlowEnd]) -> Callable[P, State[None]]:
     """Turn how the body ended, or its expected error, into the flow run's last state."""
 
     @functools.wraps(body)
@@ -69,8 +67,8 @@ def ends_in_prefects_words(body: Callable[P, FlowEnd]) -> Callable[P, State[None
             get_run_logger().error("%s", error)
             end = FlowEnd(reason=reason_of(error), message=str(error))
         state, flow_run_id = shown_state(end), flow_run.get_id()
-        if not state.is_completed() and flow_run_id and not is_ephemeral_server(os.environ):
-            _tell(end, flow_run_id)
+        if not state.is_completed() and flow_run_id:
+            report_reason(end, flow_run_id, flow_run.get_name() or "")
             if is_deployed:  # for a returned state the engine would log a long traceback
                 with suppress(Exception), get_client(sync_client=True) as client:
                     client.set_flow_run_state(UUID(flow_run_id), state, force=True)
@@ -87,7 +85,7 @@ def add_tags(client: SyncPrefectClient, flow_run_id: UUID, tags: Set[str]) -> No
         client.update_flow_run(flow_run_id, tags=sorted(present | tags))
 
 
-def _tell(end: FlowEnd, flow_run_id: str) -> None:
+def report_reason(end: FlowEnd, flow_run_id: str, name: str) -> None:
     """Tag the flow run with the reason and emit the event; an API that fails costs them."""
     with suppress(Exception), get_client(sync_client=True) as client:
         add_tags(client, UUID(flow_run_id), {f"reason:{end.reason}"})
@@ -96,7 +94,7 @@ def _tell(end: FlowEnd, flow_run_id: str) -> None:
             FLOW_ENDED,
             resource={
                 "prefect.resource.id": f"prefect.flow-run.{flow_run_id}",
-                "prefect.resource.name": flow_run.get_name() or "",
+                "prefect.resource.name": name,
                 "cairn.reason": end.reason,
             },
             payload={"reason": end.reason, "message": end.message},

@@ -23,10 +23,10 @@ from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
 from prefect.client.schemas.objects import State, StateType
 from prefect.events import emit_event
 from prefect.exceptions import ObjectNotFound
-from prefect.runtime import flow_run
 from prefect.states import Crashed
 
 from cairn.flows.orchestrator.flow_end import add_tags
+from cairn.flows.orchestrator.flow_run import FlowRun
 from cairn.reports.plots.run_curves import describe_run, gather_curves
 from cairn.reports.queries import receipts, run_lookup, run_status
 from cairn.reports.queries.evaluations import EvaluationComparison, list_evaluations
@@ -69,9 +69,8 @@ class EvaluationForm:
         return f"Measure `{reference}` again under {', '.join(links)}"
 
 
-def kept_parameters() -> dict[str, Any]:
-    """Return the parameters of this flow run that its evaluations need too."""
-    given = flow_run.get_parameters()
+def kept_parameters(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters of a flow run that its evaluations need too."""
     return {name: given[name] for name in ("store", "store_credentials") if given.get(name)}
 
 
@@ -107,8 +106,8 @@ def overview_markdown(log: run_log.RunLog, curve: str, question: str = "", form:
             parts.append(form.links(f"{log.run_id}@{best.step}"))
     attempts: dict[str, list[str]] = {}
     for attempt in log.state.attempts:
-        if attempt.started.flow_run_id:
-            attempts.setdefault(attempt.started.flow_run_id, []).append(str(attempt.started.attempt))
+        if attempt.flow_run_id:
+            attempts.setdefault(attempt.flow_run_id, []).append(str(attempt.started.attempt))
     if len(attempts) > 1:
         links = (f"- [attempt {', '.join(own)}](../../runs/flow-run/{name})" for name, own in attempts.items())
         parts.append("\n".join(("## Flow runs\n", *links)))
@@ -175,10 +174,10 @@ def curve_markdown(log: run_log.RunLog) -> str | None:
 
 
 class RunOverview:
-    """Publishes a run's page after each change of its log, if there is a flow run; the newest state wins."""
+    """Publishes a run's page after each change of its log, once there is a flow run; the newest state wins."""
 
-    def __init__(self, log: run_log.RunLog, flow_run_id: str | None) -> None:
-        self._log, self._flow_run_id = log, flow_run_id
+    def __init__(self, log: run_log.RunLog, flow_run: FlowRun) -> None:
+        self._log, self._flow_run = log, flow_run
         self._changed, self._ended = threading.Event(), threading.Event()
         self._began = time.monotonic()
         self._told = {attempt.started.attempt for attempt in log.state.attempts if attempt.ended is not None}
@@ -187,20 +186,21 @@ class RunOverview:
         self._tags: set[str] = set()
         self._artifact_id: UUID | None = None
         self._are_lost_closed = False
-        self._kept = kept_parameters() if flow_run_id else {}
+        self._kept = kept_parameters(flow_run.parameters)
         self._form: EvaluationForm | None = None
 
     @contextmanager
     def published(self) -> Iterator[None]:
         """Publish in the background while the block runs; the last state has ten seconds at the end."""
-        if self._flow_run_id is None:
+        if not self._flow_run.is_expected:
             yield
             return
-        thread = threading.Thread(target=self._publish_all, args=(UUID(self._flow_run_id),), daemon=True)
+        thread = threading.Thread(target=self._publish_all, name="overview", daemon=True)
         thread.start()
         try:
             yield
         finally:
+            self._flow_run.want()
             self._ended.set()
             self._changed.set()
             thread.join(10.0)
@@ -214,7 +214,9 @@ class RunOverview:
         self._question = markdown
         self._changed.set()
 
-    def _publish_all(self, flow_run_id: UUID) -> None:
+    def _publish_all(self) -> None:
+        if (flow_run_id := self._flow_run.wait_id()) is None:
+            return
         with suppress(Exception), get_client(sync_client=True) as client:
             last = False
             while not last:
@@ -258,7 +260,7 @@ class RunOverview:
         for attempt in self._log.state.attempts:
             if (ended := attempt.ended) is None or ended.attempt in self._told:
                 continue
-            flow_run_id = f"prefect.flow-run.{attempt.started.flow_run_id}"
+            flow_run_id = f"prefect.flow-run.{attempt.flow_run_id}"
             related = {"prefect.resource.id": flow_run_id, "prefect.resource.role": "flow-run"}
             emit_event(
                 ATTEMPT_ENDED,
@@ -269,7 +271,7 @@ class RunOverview:
                     "cairn.reason": ended.reason,
                     "cairn.decision": ended.decision.action,
                 },
-                related=[related] if attempt.started.flow_run_id else [],
+                related=[related] if attempt.flow_run_id else [],
                 payload={
                     "run": run_id,
                     "attempt": ended.attempt,
@@ -297,7 +299,7 @@ class RunOverview:
 
 def lost_flow_runs(state: run_state.RunState, but: UUID) -> tuple[UUID, ...]:
     """Return the flow runs, newest first, whose newest attempt was lost: they are dead or fenced."""
-    newest = {a.started.flow_run_id: a.ended for a in state.attempts if a.started.flow_run_id}
+    newest = {attempt.flow_run_id: attempt.ended for attempt in state.attempts if attempt.flow_run_id}
     lost = [UUID(name) for name, end in newest.items() if end is not None and end.reason == TerminationReason.LOST]
     return tuple(flow_run_id for flow_run_id in reversed(lost) if flow_run_id != but)[:MOST_LOST_FLOW_RUNS]
 

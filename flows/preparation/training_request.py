@@ -1,18 +1,14 @@
 """What a person or a deployment asks of training, and what that resolves to, once: run, store and configuration."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from cairn.reports.queries.run_lookup import configuration_of
 from cairn.storage.logs import run_log, run_state
 from cairn.storage.stores.open_store import open_store
-from cairn.tasks.attempt.shutdown_signal import ShutdownSignal
 from cairn.tasks.configuration import addresses, configuration_source, run_configuration, stored_configuration
 from cairn.tasks.errors import InvalidConfiguration
-from cairn.tasks.policy.termination import FlowEnd
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,27 +97,3 @@ def configure_run(
         # Without overrides, the likely mistake is the store or the name, not a missing key.
         problem = str(error) if overrides else "`cairn runs` lists those there are; --store names another"
         raise InvalidConfiguration(f"{missing}: {problem}") from error
-
-
-class HandedOver:
-    """A request that a command has resolved and checked, what ends its run, and how the flow that got it ended."""
-
-    def __init__(self, resolved: ResolvedRequest) -> None:
-        self.resolved, self.shutdown = resolved, ShutdownSignal()
-        self.wait_early: Callable[[], None] = lambda: None  # for what the command makes ready meanwhile
-        self.end: FlowEnd | None = None
-
-
-HANDED_OVER: ContextVar[HandedOver | None] = ContextVar("handed_over", default=None)
-"""What the command of this process gives to the flow; None without a command."""
-
-
-@contextmanager
-def hand_over(resolved: ResolvedRequest) -> Iterator[HandedOver]:
-    """Give a request that was resolved and checked to the flow that this block runs in this process."""
-    handed = HandedOver(resolved)
-    token = HANDED_OVER.set(handed)
-    try:
-        yield handed
-    finally:
-        HANDED_OVER.reset(token)

@@ -3,56 +3,74 @@
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 from cairn.flows.orchestrator.cancellation import CancellationWatch
+from cairn.flows.orchestrator.flow_run import FlowRun
 from cairn.flows.orchestrator.run_notices import all_receivers, notices_of
 from cairn.flows.orchestrator.run_overview import RunOverview
 from cairn.flows.run.progress import Progress
 from cairn.reports.exporters.exporters import run_exporters
 from cairn.reports.notices.notice_delivery import delivering_notices
+from cairn.storage.checkpoints.sweep import SweepReport
+from cairn.storage.errors import StorageError
 from cairn.storage.logs import log_entry, run_entries, run_log, run_state
-from cairn.storage.stores import document, object_store
+from cairn.storage.stores import object_store
 from cairn.tasks.attempt import attempt_claim, attempt_end, preemption_notice, shutdown_signal
-from cairn.tasks.configuration import run_configuration, settings
+from cairn.tasks.configuration import run_configuration
 from cairn.tasks.evaluator.evaluation_run import EvaluationPlan
 from cairn.tasks.machine import machine_speed, placement
 from cairn.tasks.policy.attempt_sizes import next_sizes
 from cairn.tasks.policy.curve_statistics import ThroughputWatch
 from cairn.tasks.policy.termination import FlowEnd, FlowOutcome
-from cairn.tasks.sweep_checkpoints import sweep_checkpoints
 from cairn.tasks.text.format import format_count, one_line
 from cairn.tasks.trainer import trainer_group, warm_trainer
 from cairn.tasks.trainer.machines import Machines
 
 
 class BackgroundSweep:
-    """Sweeps of one run beside its training, as Prefect tasks, never two at once; none delays or fails the run."""
+    """Sweeps of one run beside its training, never two at once; none delays or fails the run."""
 
-    def __init__(
-        self, store: object_store.ObjectStore, run_id: str, policy: settings.CheckpointConfig, suite_sha256: str
-    ) -> None:
-        """Prepare without reading; the sweep has its own log reader, so that commits never wait for it."""
-        self._sweep = partial(sweep_checkpoints.submit, run_log.RunLog(store, run_id), policy, suite_sha256)
+    def __init__(self, sweep: Callable[[], SweepReport], say: Callable[[str], None]) -> None:
+        """Prepare without reading; `sweep` has a log reader of its own, so that commits never wait for it."""
+        self._sweep, self._say = sweep, say
         self._idle = threading.Event()
         self._idle.set()
 
-    def submit(self, moment: str) -> None:
+    def start(self) -> None:
         """Start a sweep unless one is running; what that one misses, the next one deletes."""
         if self._idle.is_set():
-            future = self._sweep(moment=moment)
-            self._idle.clear()  # only now: a sweep that could not be submitted is not waited for
-            future.add_done_callback(lambda _: self._idle.set())
+            self._idle.clear()
+            threading.Thread(target=self._run, name="sweep", daemon=True).start()
 
     def finish(self) -> None:
         """Sweep once more after the running sweep, when no attempt is open and no evaluation is outstanding."""
         self._idle.wait()
-        self.submit("at the end")
+        self.start()
         self._idle.wait()
+
+    def _run(self) -> None:
+        try:
+            self._sweep()
+        except StorageError as error:
+            self._say(f"  a sweep stopped, the next one continues: {one_line(str(error), 200)}")
+        finally:
+            self._idle.set()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Host:
+    """The process that trains: what ends it, its warm trainer, the flow run that shows it, and who starts it again."""
+
+    shutdown: shutdown_signal.ShutdownSignal
+    warm: warm_trainer.WarmTrainer
+    flow_run: FlowRun
+    continued_by: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,13 +83,11 @@ class ActiveRun:
 
     log: run_log.RunLog
     config: run_configuration.RunConfig
-    flow_run_id: str | None
-    continued_by: str
+    host: Host
     start_over: bool
     micro_batch: int | None
     evaluation: EvaluationPlan
     origin: attempt_end.DataOrigin
-    warm: warm_trainer.WarmTrainer
     group: trainer_group.TrainerGroup
     work_dir: Path
     threads: int
@@ -79,7 +95,6 @@ class ActiveRun:
     sweep: BackgroundSweep
     overview: RunOverview
     cancellation: CancellationWatch
-    shutdown: shutdown_signal.ShutdownSignal
     retry: object_store.RetryPolicy
     machines: Machines
     gathering_seconds: float = 0.0
@@ -92,13 +107,38 @@ class ActiveRun:
 
     def is_shutting_down(self) -> bool:
         """Whether a shutdown was requested."""
-        return self.shutdown.signal is not None
+        return self.host.shutdown.signal is not None
+
+    def note_commit(self, commit: Future[log_entry.CheckpointReference]) -> None:
+        """Say that a checkpoint was committed, show it, and sweep; a commit that failed is not noted."""
+        if commit.exception() is None:
+            reference = commit.result()
+            self.say(f"  committed step {reference.step}: {reference.prefix}")
+            self.overview.change()
+            self.sweep.start()
+
+    def is_over(self) -> bool:
+        """Read the log; return whether the run is finished and no attempt is open."""
+        state = self.log.refresh()
+        return state.finished is not None and state.open_attempt is None
+
+    def writer(self, attempt: int | None = None) -> log_entry.Writer:
+        """Return this process as the writer of an entry of the attempt."""
+        return log_entry.this_writer(attempt=attempt, flow_run_id=self.host.flow_run.id)
+
+    def wait(self, seconds: float) -> None:
+        """Wait before the next attempt, unless a shutdown is requested; a trainer starts in the last seconds."""
+        woken = threading.Event()
+        with self.host.shutdown.on_shutdown(woken.set):
+            if not woken.wait(max(0.0, seconds - warm_trainer.IMPORT_SECONDS)):
+                self.host.warm.start(self.work_dir)
+                woken.wait(min(seconds, warm_trainer.IMPORT_SECONDS))
 
     def interrupted_end(self, message: str) -> FlowEnd:
         """Return the end at a shutdown request outside of an attempt, or without the machines for one."""
         if self.cancellation.is_cancelling():
             return FlowEnd(reason=FlowOutcome.CANCELLED, message=message)
-        reason = FlowOutcome.INTERRUPTED if self.shutdown.signal == "SIGINT" else FlowOutcome.PREEMPTED
+        reason = FlowOutcome.INTERRUPTED if self.host.shutdown.signal == "SIGINT" else FlowOutcome.PREEMPTED
         return FlowEnd(reason=reason, message=message)
 
     @contextmanager
@@ -112,17 +152,23 @@ class ActiveRun:
             else nullcontext(),
             self.progress.showing(),
             self.overview.published(),
+            self.host.shutdown.on_shutdown(lambda: self.host.flow_run.settle(None)),  # it leaves: none is waited for
             run_exporters(self.log, self.config.exporters, os.environ, self.say),
             delivering_notices(
                 self.log.store, all_receivers(self.config.notify), partial(notices_of, self.log), self.say
             ),
             self.cancellation.watching(),
-            self.shutdown.listening(rules.signal),
+            self.host.shutdown.listening(rules.signal),
             preemption_notice.polling_notices(
-                self.shutdown, sources, poll_seconds=rules.poll_seconds, on_problem=self.say
+                self.host.shutdown, sources, poll_seconds=rules.poll_seconds, on_problem=self.say
             ),
         ):
             yield
+
+
+def starter(environment: Mapping[str, str], default: str = "person") -> str:
+    """Return who starts this run again: as the batch script or manifest says, else the default."""
+    return environment.get("CAIRN_CONTINUED_BY", "").strip() or default
 
 
 def claim_next_attempt(run: ActiveRun) -> run_entries.AttemptStarted:
@@ -130,7 +176,7 @@ def claim_next_attempt(run: ActiveRun) -> run_entries.AttemptStarted:
     claimant = attempt_claim.Claimant(
         lease=run.config.lease,
         budgets=run.config.budgets,
-        writer=replace(log_entry.this_writer(), flow_run_id=run.flow_run_id),
+        writer=run.writer(),
         monotonic=time.monotonic,
         sleep=time.sleep,
         start_over=run.start_over,
@@ -171,7 +217,7 @@ def gather_machines(run: ActiveRun) -> ActiveRun | None:
     # Too few are claimed by the first machine alone: of several, not every number can share the micro-batches.
     group = replace(run.group, nodes=1 if failed else here)
     if not failed:
-        run.warm.set_command(group.command())
+        run.host.warm.set_command(group.command())
     return replace(run, group=group, gathering_seconds=seconds, too_few_machines=failed)
 
 
@@ -185,10 +231,10 @@ def _claim(
         training.device, on_cuda=machine_speed.trains_on_cuda(training.device), processes=processes
     )
     place = placement.this_placement(device=device, threads=run.threads, world_size=processes)
-    return document.project(
-        sizes,
-        run_entries.AttemptStarted,
+    return run_entries.AttemptStarted(
         attempt=number,
+        micro_batch=sizes.micro_batch,
+        activation_checkpointing=sizes.activation_checkpointing,
         placement=replace(
             place,
             device_name=machine_speed.device_name(device),
@@ -196,12 +242,11 @@ def _claim(
             nodes=nodes,
             nodes_wanted=run.machines.nodes,
             hosts=(place.host, *run.machines.hosts(nodes)) if nodes > 1 else (),
-            continued_by=run.continued_by,
+            continued_by=run.host.continued_by,
         ),
         config=run.config.document(),
         config_sha256=run.config.frozen_sha256(),
         code_version=placement.code_version(),
-        flow_run_id=run.flow_run_id,
         resumed_from=reference,
         quarantined_samples=len(state.quarantined_windows),
         versions=placement.library_versions(),

@@ -1,18 +1,18 @@
 """Opens a run, or joins an open one: the first of several processes decides data, weights and numerics, in the log."""
 
 import os
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from prefect import get_run_logger, runtime
-
 from cairn.flows.operations.checkpoint_evaluation import plan_evaluation
 from cairn.flows.orchestrator.cancellation import CancellationWatch
+from cairn.flows.orchestrator.flow_run import FlowRun
 from cairn.flows.orchestrator.run_overview import RunOverview
 from cairn.flows.orchestrator.server_home import is_ephemeral_server
 from cairn.flows.preparation.preflight import available_memory, choose_micro_batch
-from cairn.flows.preparation.training_request import HANDED_OVER, ResolvedRequest, configure_run
-from cairn.flows.run.active_run import ActiveRun, BackgroundSweep
+from cairn.flows.preparation.training_request import ResolvedRequest, configure_run
+from cairn.flows.run.active_run import ActiveRun, BackgroundSweep, Host
 from cairn.flows.run.progress import Progress, TextProgress
 from cairn.model.estimates.numerics import choose_threads, thread_candidates
 from cairn.reports.queries.run_lookup import configuration_document
@@ -21,46 +21,50 @@ from cairn.storage.logs.run_entries import RunOpened
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.logs.run_state import RunState
 from cairn.storage.snapshots.data_snapshot import TOKENIZER, SnapshotFiles, read_manifest
-from cairn.storage.stores.object_store import run_retry_policy
+from cairn.storage.stores.object_store import ObjectStore, run_retry_policy
 from cairn.storage.stores.store_probe import probe_store
 from cairn.tasks.attempt.attempt_end import DataOrigin
-from cairn.tasks.attempt.shutdown_signal import ShutdownSignal
+from cairn.tasks.checkpoints.retention import sweep_run
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.configuration.stored_configuration import check_drift, keep_numerics, left_out
 from cairn.tasks.data.document import describe_split
-from cairn.tasks.data.snapshot_build import check_block_size
+from cairn.tasks.data.snapshot_build import ProgressListener, check_block_size
+from cairn.tasks.data.snapshot_lookup import SnapshotReference
 from cairn.tasks.evaluator.evaluation_run import EvaluationPlan
 from cairn.tasks.evaluator.evaluator_process import refuse_command
 from cairn.tasks.machine.machine_speed import numerics_beside, trains_on_cuda
 from cairn.tasks.machine.placement import code_version, resolve_threads, trainer_folder, usable_cores, work_folder
-from cairn.tasks.tokenize_and_split import tokenize_and_split
+from cairn.tasks.tokenize_and_split import Text
 from cairn.tasks.trainer.initial_weights import InitialDirectory, keep_initial_weights
 from cairn.tasks.trainer.machines import Machines
 from cairn.tasks.trainer.trainer_group import trainer_group
 from cairn.tasks.trainer.trainer_protocol import ThreadTrial
 from cairn.tasks.trainer.warm_trainer import WarmTrainer
 
+Tokenize = Callable[[Text, ObjectStore, ProgressListener], SnapshotReference]
+"""The step that tokenizes and splits, shown or plain."""
 
-def open_run(resolved: ResolvedRequest, shutdown: ShutdownSignal, warm: WarmTrainer) -> ActiveRun:
+
+def open_run(resolved: ResolvedRequest, tokenize_and_split: Tokenize, host: Host) -> ActiveRun:
     """Return the run ready for its next attempt, opened first where the log does not know it; raises `ConfigDrift`."""
     log, folder = resolved.open_log(), work_folder(os.environ)
     opened = log.refresh().opened
-    is_new, continued_by, flow_run_id = opened is None, _continued_by(), runtime.flow_run.get_id()
+    is_new = opened is None
     config = configure_run(resolved, log.state, os.environ)
     group, memory = trainer_group(config.training, os.environ), None
     if config.training.micro_batch == "auto" and not log.state.attempts:  # before a warm trainer takes its share
         memory = available_memory(config.training, group)
     if log.state.finished is None:
-        warm.start(trainer_folder(os.environ, log.run_id))
+        host.warm.start(trainer_folder(os.environ, log.run_id))
     if opened is None:
-        opened = _record_opening(log, config, resolved.base_dir, warm, continued_by)
+        opened = _record_opening(log, config, resolved.base_dir, tokenize_and_split, host)
         config = keep_numerics(config, opened.config)  # another process may have been first
     check_drift(opened.config, config, run_id=log.run_id)
     manifest = read_manifest(log.store, opened.data_snapshot) if is_new or memory else None
-    warm.set_command(group.command())
+    host.warm.set_command(group.command())
     threads, faults = resolve_threads(config.training.threads), os.environ.get("CAIRN_FAULTS", "")
     evaluation = plan_evaluation(config, opened.data_snapshot, folder, threads=max(1, threads // 2), faults=faults)
-    progress = Progress(config.training.steps, echo=get_run_logger().info if flow_run_id else None)
+    progress = Progress(config.training.steps, echo=host.flow_run.echo)
     if is_new and manifest:
         train, val = manifest.split("train").tokens, manifest.split("val").tokens
         progress.say(describe_split(train, val, "tokens", manifest.val_fraction))
@@ -69,8 +73,7 @@ def open_run(resolved: ResolvedRequest, shutdown: ShutdownSignal, warm: WarmTrai
     return ActiveRun(
         log=log,
         config=config,
-        flow_run_id=flow_run_id,
-        continued_by=continued_by,
+        host=host,
         start_over=resolved.request.start_over,
         micro_batch=choose_micro_batch(config, manifest.vocab_size, memory) if memory and manifest else None,
         evaluation=evaluation,  # on half of the threads, for training has priority
@@ -80,32 +83,18 @@ def open_run(resolved: ResolvedRequest, shutdown: ShutdownSignal, warm: WarmTrai
             base_dir=resolved.base_dir,
             cache_dir=folder / "snapshots",
         ),
-        warm=warm,
         group=group,
         work_dir=trainer_folder(os.environ, log.run_id),
         threads=threads,
         progress=progress,
-        sweep=BackgroundSweep(log.store, log.run_id, config.checkpoint, evaluation.suite.sha256),
-        overview=RunOverview(log, flow_run_id),
-        cancellation=CancellationWatch(None if is_ephemeral_server(os.environ) else flow_run_id, shutdown),
-        shutdown=shutdown,
+        sweep=BackgroundSweep(
+            partial(sweep_run, RunLog(log.store, log.run_id), config.checkpoint, evaluation.suite.sha256), progress.say
+        ),
+        overview=RunOverview(log, host.flow_run),
+        cancellation=CancellationWatch(FlowRun() if is_ephemeral_server(os.environ) else host.flow_run, host.shutdown),
         machines=Machines(group.nodes),
         retry=run_retry_policy(config.checkpoint.patience_seconds, progress.say),
     )
-
-
-def show_preparation(run: ActiveRun) -> None:
-    """Show a new run's flow that its text was prepared before there was a flow: the task finds the snapshot."""
-    origin, folder = run.origin, run.origin.cache_dir.parent
-    if run.log.state.latest_attempt == 1 and origin.data is not None:
-        tokenize_and_split(run.log.store.url, origin.data, origin.base_dir, cache_dir=folder, return_state=True)
-
-
-def _continued_by() -> str:
-    """Return who starts this run again: as the batch script or manifest says, else the deployment, else a person."""
-    deployment = runtime.deployment.get_name()
-    default = f"prefect deployment {runtime.flow_run.get_flow_name()}/{deployment}" if deployment else "person"
-    return os.environ.get("CAIRN_CONTINUED_BY", "").strip() or default
 
 
 def _ignored_words(state: RunState, evaluation: EvaluationPlan) -> str:
@@ -128,16 +117,16 @@ def _choose_threads(config: RunConfig, run_id: str, warm: WarmTrainer) -> tuple[
     return choose_threads(warm.time_threads(trial, trainer_folder(os.environ, run_id)), cores)
 
 
-def _record_opening(log: RunLog, wanted: RunConfig, base_dir: Path, warm: WarmTrainer, continued_by: str) -> RunOpened:
+def _record_opening(
+    log: RunLog, wanted: RunConfig, base_dir: Path, tokenize_and_split: Tokenize, host: Host
+) -> RunOpened:
     """Append run-opened with data, initial weights and this machine's fastest numerics; return the log's entry."""
     probe_store(log.store)
-    if handed := HANDED_OVER.get():
-        handed.wait_early()
     folder = work_folder(os.environ)
-    ask = partial(warm.measure_speed, trainer_folder(os.environ, log.run_id))
-    prepare = tokenize_and_split if runtime.flow_run.get_id() else tokenize_and_split.fn
+    ask = partial(host.warm.measure_speed, trainer_folder(os.environ, log.run_id))
+    text = Text(data=wanted.data, base_dir=base_dir, cache_dir=folder)
     with numerics_beside(wanted.training, wanted.model, folder, ask) as mode, TextProgress().showing() as show:
-        snapshot = prepare(log.store.url, wanted.data, base_dir, cache_dir=folder, on_progress=show)
+        snapshot = tokenize_and_split(text, log.store, show)
     check_block_size(snapshot.manifest, wanted.model.block_size, wanted.data)
     initial = None
     if wanted.training.init_from is not None:
@@ -150,7 +139,7 @@ def _record_opening(log: RunLog, wanted: RunConfig, base_dir: Path, warm: WarmTr
             vocab_size=files.manifest.vocab_size,
         )
     chosen = wanted.with_mode(precision=mode().precision, kernels=mode().kernels)
-    threads, threads_why = _choose_threads(chosen, log.run_id, warm)
+    threads, threads_why = _choose_threads(chosen, log.run_id, host.warm)
     chosen = chosen.with_mode(precision=mode().precision, kernels=mode().kernels, threads=threads)
     body = RunOpened(
         run_id=log.run_id,
@@ -163,7 +152,7 @@ def _record_opening(log: RunLog, wanted: RunConfig, base_dir: Path, warm: WarmTr
         initial_weights_sha256=initial,
         threads_why=threads_why,
         nodes_wanted=trainer_group(chosen.training, os.environ).nodes,
-        continued_by=continued_by,
+        continued_by=host.continued_by,
     )
     opened = log.append(lambda state: body if state.opened is None else None, writer=this_writer()).opened
     assert opened is not None

@@ -7,7 +7,7 @@ other waits in its process. Without a server that a person can open the question
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -28,20 +28,26 @@ from pydantic import BaseModel, ConfigDict, Field
 from cairn.flows.operations import checkpoint_offer
 from cairn.flows.orchestrator import flow_end, server_home
 from cairn.flows.run.active_run import ActiveRun
+from cairn.flows.run.attempt_evaluations import Evaluate
 from cairn.reports.text.display_tables import markdown_text
 from cairn.storage.logs.log_entry import CheckpointReference
 from cairn.storage.logs.registry import Promoted, Registry
+from cairn.storage.logs.run_log import RunLog
 from cairn.storage.stores.document import sha256
 from cairn.tasks.checkpoints import promotion
 from cairn.tasks.errors import CheckpointGone, EvaluationInterrupted
-from cairn.tasks.evaluate import evaluate, task_name
+from cairn.tasks.evaluate import Interrupted, Measurement
 from cairn.tasks.evaluator.evaluation_run import EvaluationPlan
 from cairn.tasks.policy.termination import FlowEnd
-from cairn.tasks.promote import promote
+from cairn.tasks.promote import Offer, OfferDecision
 
-_POLL_SECONDS = 2.0
+_POLL_SECONDS, _ASKED_SECONDS = 2.0, 15.0
 _SLACK_SECONDS = 3600.0
 """Prefect fails a flow run that resumes after Prefect's own deadline, so that is later than ours."""
+
+
+Promote = Callable[[Offer, RunLog], OfferDecision]
+"""The step that promotes, shown or plain."""
 
 
 class PromotionApproval(BaseModel):
@@ -54,11 +60,11 @@ class PromotionApproval(BaseModel):
     why: str = Field(default="", description="your reason, for the record")
 
 
-def offer_best(run: ActiveRun) -> FlowEnd:
+def offer_best(run: ActiveRun, evaluate: Evaluate, promote: Promote) -> FlowEnd:
     """Evaluate the last and the best checkpoint, and offer the best one unless that was decided before."""
     rules = checkpoint_offer.promotion_rules(run.config)
     try:
-        _evaluate_candidates(run, rules)
+        _evaluate_candidates(run, rules, evaluate)
     except EvaluationInterrupted as interrupted:
         return run.interrupted_end(f"trained; {interrupted}; the same command continues")
     state = run.log.refresh()
@@ -82,43 +88,46 @@ def offer_best(run: ActiveRun) -> FlowEnd:
             message = f"{how}; {left}"
             return run.interrupted_end(message) if run.is_shutting_down() else flow_end.completed(message)
         candidate = replace(candidate, approval=answer)
-    step = candidate.reference.step
-    ended = promote(run.log, registry, candidate, rules, alias=registry.alias, step=step, return_state=True)
-    run.say(f"  {ended.message}")
-    return flow_end.completed(f"{how}; {ended.message}")
+    decision = promote(Offer(candidate=candidate, rules=rules, registry=registry), run.log)
+    run.say(f"  {decision.message}")
+    return flow_end.completed(f"{how}; {decision.message}")
 
 
-def _evaluate_candidates(run: ActiveRun, rules: promotion.PromotionRules) -> None:
+def _evaluate_candidates(run: ActiveRun, rules: promotion.PromotionRules, evaluate: Evaluate) -> None:
     """Evaluate the last checkpoint under every suite, then the best one under the suites that promotion requires."""
     last = checkpoint_offer.last_checkpoint(run.log.refresh())
     if last is not None:
-        _evaluate_missing(run, last.committed.reference, run.evaluation.all)
+        _evaluate_missing(run, last.committed.reference, run.evaluation.all, evaluate)
     best = checkpoint_offer.best_candidate(run.log.run_id, run.log.refresh(), rules)
     if best is not None and (last is None or best.reference != last.committed.reference):
         required = {suite.sha256 for suite in rules.required}
         with suppress(CheckpointGone):  # then another one is the best
-            _evaluate_missing(run, best.reference, [p for p in run.evaluation.all if p.suite.sha256 in required])
+            plans = [plan for plan in run.evaluation.all if plan.suite.sha256 in required]
+            _evaluate_missing(run, best.reference, plans, evaluate)
 
 
-def _evaluate_missing(run: ActiveRun, reference: CheckpointReference, plans: Sequence[EvaluationPlan]) -> None:
+def _evaluate_missing(
+    run: ActiveRun, reference: CheckpointReference, plans: Sequence[EvaluationPlan], evaluate: Evaluate
+) -> None:
     missing = checkpoint_offer.missing_suites(
         run.log.state, reference.manifest_sha256, (plan.suite.sha256 for plan in plans)
     )
     for plan in plans:
         if plan.suite.sha256 in missing:
-            named = evaluate.with_options(task_run_name=task_name(reference.step, plan))
-            ended = named(run.log, lambda: reference, plan, step=reference.step, stopping=run.is_shutting_down)
-            if isinstance(ended, State):
-                raise EvaluationInterrupted(ended.message)
+            ended = evaluate(Measurement(reference=reference, plan=plan), run.log, run.is_shutting_down)
+            if isinstance(ended, Interrupted):
+                raise EvaluationInterrupted(ended.why)
 
 
 def ask(run: ActiveRun, registry: Registry, proposal: Promoted, timeout_seconds: float) -> promotion.Approval | str:
     """Return the answer, or why there is none; in a deployed flow run the first call ends the process."""
-    if not PREFECT_API_URL.value() or server_home.is_ephemeral_server(os.environ) or run.flow_run_id is None:
+    is_named = bool(PREFECT_API_URL.value()) and not server_home.is_ephemeral_server(os.environ)
+    flow_run_id = run.host.flow_run.wait_id(_ASKED_SECONDS) if is_named else None
+    if flow_run_id is None:
         return "no Prefect server is named (PREFECT_API_URL) where a person could be asked"
     form: Any = run_input_subclass_from_type(PromotionApproval)
     form = form.with_initial_data(description=describe(proposal, registry.state.champion))
-    key, flow_run_id = sha256(f"{proposal.alias} {proposal.manifest_sha256}".encode())[:32], UUID(run.flow_run_id)
+    key = sha256(f"{proposal.alias} {proposal.manifest_sha256}".encode())[:32]
     try:
         with get_client(sync_client=True) as client:
             asked_before = client.read_flow_run(flow_run_id).empirical_policy.pause_keys or set()
@@ -162,7 +171,7 @@ def describe(new: Promoted, old: Promoted | None) -> str:
 
 def _announce(run: ActiveRun, proposal: Promoted, timeout_seconds: float) -> None:
     """Say the question with its deadline and where it is answered, and show it on the run's page."""
-    named, alias, flow_run_id = f"{proposal.run_id}@{proposal.step}", proposal.alias, run.flow_run_id
+    named, alias, flow_run_id = f"{proposal.run_id}@{proposal.step}", proposal.alias, run.host.flow_run.id
     until = f"{datetime.now(UTC) + timedelta(seconds=timeout_seconds):%Y-%m-%d %H:%M:%S} UTC"
     run.say(
         f"may {alias} point at {named}? It waits for approval until {until}: resume flow run {flow_run_id} in "
@@ -179,10 +188,10 @@ def _wait(client: SyncPrefectClient, run: ActiveRun, registry: Registry, proposa
     """Wait for the answer in this process; return why there is none, or "" for one."""
     known = promotion.decision_on_record(registry.state, proposal.manifest_sha256)
     deadline, woken = time.monotonic() + seconds, threading.Event()
-    with run.shutdown.on_shutdown(woken.set):
+    with run.host.shutdown.on_shutdown(woken.set):
         while not woken.is_set():
             with suppress(Exception):  # an API that is away for a while may come back with the answer
-                state = client.read_flow_run(UUID(run.flow_run_id)).state
+                state = client.read_flow_run(UUID(run.host.flow_run.id)).state
                 if state is not None and state.is_running():
                     return ""
             if promotion.decision_on_record(registry.refresh(), proposal.manifest_sha256) is not known:
@@ -190,7 +199,7 @@ def _wait(client: SyncPrefectClient, run: ActiveRun, registry: Registry, proposa
             if time.monotonic() >= deadline:
                 return f"nobody answered in Prefect within {seconds:g} s"
             woken.wait(min(_POLL_SECONDS, max(0.0, deadline - time.monotonic())))
-    return f"{run.shutdown.signal} came before an answer"
+    return f"{run.host.shutdown.signal} came before an answer"
 
 
 def _approval(answer: BaseModel) -> promotion.Approval:

@@ -89,7 +89,7 @@ class ContinuationByDeployment:
         if is_another or (is_scheduled and flow_run.auto_scheduled):  # by a schedule, perhaps for next week
             return False
         # The flow run of an attempt that has ended has ended too, whatever its state says.
-        claimed = {attempt.started.flow_run_id for attempt in log.state.attempts}
+        claimed = {attempt.flow_run_id for attempt in log.state.attempts}
         is_dead = str(flow_run.id) in claimed or (not is_scheduled and silent_seconds > STUCK_SECONDS)
         return choose_run_id(TrainingRequest(config=config, run_id=run_id)) == log.run_id and not is_dead
 
@@ -115,7 +115,7 @@ def name_successor(end: FlowEnd, log: run_log.RunLog, say: Callable[[str], None]
 
 def _last_launch(client: SyncPrefectClient, deployment_id: UUID, state: run_state.RunState) -> FlowRun | None:
     """Return this deployment's flow run that, by the log, trained the run last; no other's is believed."""
-    names = dict.fromkeys(attempt.started.flow_run_id for attempt in reversed(state.attempts[-10:]))
+    names = dict.fromkeys(attempt.flow_run_id for attempt in reversed(state.attempts[-10:]))
     for name in filter(None, names):
         with suppress(ObjectNotFound, ValueError):
             flow_run = client.read_flow_run(UUID(name))

@@ -83,6 +83,7 @@ def make_receipt(
     return Receipt(
         run_id=run_id,
         attempt=started.attempt,
+        flow_run_id=record.flow_run_id,
         started_at=record.started_at,
         ended_at=record.ended_at,
         termination_reason=ended.reason if ended else None,
@@ -93,7 +94,6 @@ def make_receipt(
         code_version=started.code_version,
         versions=started.versions,
         placement=started.placement,
-        flow_run_id=started.flow_run_id,
         resumed_from_step=resumed.step if resumed else None,
         resumed_from_manifest=resumed.manifest_sha256 if resumed else None,
         first_step=started.first_step,

@@ -127,7 +127,7 @@ def items_type(item_type: Any) -> type[tuple[Any, ...]]:
     return GenericAlias(tuple, (item_type, ...))  # type: ignore[return-value]
 
 
-FOLD_VERSION = 6
+FOLD_VERSION = 7
 S = TypeVar("S")
 
 

@@ -82,7 +82,6 @@ class AttemptStarted:
     config: Mapping[str, Any]
     config_sha256: str
     code_version: str
-    flow_run_id: str | None
     micro_batch: int
     resumed_from: CheckpointReference | None
     activation_checkpointing: bool = False
@@ -100,14 +99,6 @@ class AttemptStarted:
     def first_step(self) -> int:
         """The step it started from: that of the checkpoint it resumed from, or 0."""
         return self.resumed_from.step if self.resumed_from else 0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AttemptShown:
-    """The flow run that shows an attempt which began before Prefect's server did."""
-
-    attempt: int
-    flow_run_id: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -312,7 +303,6 @@ CheckpointMoved = CheckpointQuarantined | CheckpointRestored | CheckpointSuperse
 RUN_KINDS: Mapping[str, type] = {
     "run-opened": RunOpened,
     "attempt-started": AttemptStarted,
-    "attempt-shown": AttemptShown,
     "checkpoint-committed": CheckpointCommitted,
     "attempt-ended": AttemptEnded,
     "evaluation-recorded": EvaluationRecorded,

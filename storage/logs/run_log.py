@@ -36,21 +36,21 @@ def _apply(state: RunState, entry: log_entry.Entry) -> RunState:
     if isinstance(body, kinds.AttemptStarted):
         if body.attempt != state.latest_attempt + 1 or owner is not None or state.deleted is not None:
             return _refuse(state, entry)
-        started = AttemptRecord(started=body, started_at=entry.at)
+        started = AttemptRecord(started=body, started_at=entry.at, flow_run_id=entry.writer.flow_run_id)
         pins = tuple(pin for pin in state.pins if pin.during_attempt is None)
         return replace(state, attempts=state.attempts.append(started), pins=pins)
     if state.fences(entry.writer.attempt):
         return _refuse(state, entry)
+    if owner is not None and owner.flow_run_id is None and entry.writer.attempt and entry.writer.flow_run_id:
+        shown = replace(owner, flow_run_id=entry.writer.flow_run_id)  # it began before its flow run did
+        state = replace(state, attempts=state.attempts.replace_last(shown))
     if isinstance(body, kinds.CheckpointMoved):
         return _move_checkpoint(state, entry, body)
     match body:
         case kinds.RunOpened() if state.opened is None:
             return replace(state, opened=body, opened_at=entry.at)
-        case kinds.AttemptShown() | kinds.AttemptEnded() if owner is None or owner.started.attempt != body.attempt:
+        case kinds.AttemptEnded() if owner is None or owner.started.attempt != body.attempt:
             return _refuse(state, entry)
-        case kinds.AttemptShown() if owner is not None:
-            shown = replace(owner, started=replace(owner.started, flow_run_id=body.flow_run_id))
-            return replace(state, attempts=state.attempts.replace_last(shown))
         case kinds.AttemptEnded():
             return end_attempt(state, body, entry.at)
         case kinds.RunFinished():

@@ -20,10 +20,11 @@ class CheckpointState(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptRecord:
-    """An attempt: how it started, what it committed, how it ended."""
+    """An attempt: how it started, which flow run shows it, what it committed, how it ended."""
 
     started: entries.AttemptStarted
     started_at: datetime
+    flow_run_id: str | None = None
     ended: entries.AttemptEnded | None = None
     ended_at: datetime | None = None
     last_committed_step: int | None = None

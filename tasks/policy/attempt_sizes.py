@@ -81,23 +81,6 @@ def stall_seconds(step: int, checkpoint: CheckpointConfig, *, total_steps: int, 
     return None if step == total_steps or is_milestone or decides else checkpoint.stall_seconds
 
 
-def stretch_end(
-    step: int,
-    checkpoint: CheckpointConfig,
-    *,
-    total_steps: int,
-    step_seconds: float | None,
-    is_border: Callable[[int], bool],
-) -> int:
-    """Return the end of the segment, or of several short ones that share `STRETCH_SECONDS` up to a border."""
-    until = segment_end(step, checkpoint, total_steps=total_steps, step_seconds=step_seconds)
-    while step_seconds is not None and until < total_steps and not is_border(until):
-        if (until - step) * step_seconds >= STRETCH_SECONDS:
-            break
-        until = segment_end(until, checkpoint, total_steps=total_steps, step_seconds=step_seconds)
-    return until
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryRoom:
     """Bytes that each trainer may take, and the estimate of those that one of some sizes takes at its peak."""

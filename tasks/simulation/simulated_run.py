@@ -225,7 +225,6 @@ def _with_commit(run: SimulatedRun, span: AttemptSpan) -> run_state.RunState:
         config={"training": {"global_batch": plan.global_batch}},
         config_sha256="",
         code_version="",
-        flow_run_id=None,
         micro_batch=min(plan.micro_batch, state.smallest_micro_batch or plan.micro_batch),
         resumed_from=newest.committed.reference if newest else None,
         activation_checkpointing=state.recomputes_activations,

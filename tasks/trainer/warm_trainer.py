@@ -3,10 +3,8 @@
 import os
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +14,7 @@ from cairn.tasks.errors import TaskError
 from cairn.tasks.trainer.trainer_group import TRAINER_COMMAND
 from cairn.tasks.trainer.trainer_protocol import SpeedTrial, ThreadTrial, TrialDone, decode_message
 
-_IMPORT_SECONDS = 5.0
+IMPORT_SECONDS = 5.0
 """About the time a trainer's imports take; one that waits for longer only uses memory."""
 _TRIAL_SECONDS = 60.0
 
@@ -42,8 +40,9 @@ class TrainerChild:
         """Kill the process and delete its stderr file."""
         end_child(self.process)
         for pipe in (self.process.stdin, self.process.stdout):
-            if pipe is not None:
-                pipe.close()
+            with suppress(BrokenPipeError):  # it was sent something that it did not read
+                if pipe is not None:
+                    pipe.close()
         self.stderr_path.unlink(missing_ok=True)
 
 
@@ -105,12 +104,6 @@ class WarmTrainer:
         assert child is not None
         return child
 
-    def back_off(self, seconds: float, work_dir: Path, *, sleep: Callable[[float], None] = time.sleep) -> None:
-        """Sleep for `seconds` before the next attempt, and start its trainer in the last of them."""
-        sleep(max(0.0, seconds - _IMPORT_SECONDS))
-        self.start(work_dir)
-        sleep(min(seconds, _IMPORT_SECONDS))
-
     def discard(self) -> None:
         """Kill the trainer that waits, if any."""
         child, self._child = self._child, None
@@ -118,19 +111,11 @@ class WarmTrainer:
             child.discard()
 
 
-_CURRENT: ContextVar[WarmTrainer | None] = ContextVar("warm_trainer", default=None)
-
-
 @contextmanager
 def warm_trainer() -> Iterator[WarmTrainer]:
-    """Yield the `WarmTrainer` of the enclosing block (`cairn train` opens one), or a new one until this block ends."""
-    if (current := _CURRENT.get()) is not None:
-        yield current
-        return
-    current = WarmTrainer()
-    token = _CURRENT.set(current)
+    """Yield a `WarmTrainer`; what it has started and nobody has acquired is discarded with the block."""
+    warm = WarmTrainer()
     try:
-        yield current
+        yield warm
     finally:
-        _CURRENT.reset(token)
-        current.discard()
+        warm.discard()

@@ -111,7 +111,6 @@ def _attempt(attempt: int, at: datetime, config: Any, resumed: Any, chance: rand
         placement=placement,
         config=config,
         config_sha256=sha256(b"config"),
-        flow_run_id=chance.randbytes(16).hex(),
         micro_batch=8,
         resumed_from=resumed,
     )
@@ -130,6 +129,7 @@ def _attempt(attempt: int, at: datetime, config: Any, resumed: Any, chance: rand
     return AttemptRecord(
         started=started,
         started_at=at,
+        flow_run_id=chance.randbytes(16).hex(),
         ended=ended,
         ended_at=at + timedelta(seconds=50),
         last_committed_step=attempt * 500,

@@ -6,7 +6,7 @@ from tests.crash.training_command import Command
 
 def flow_run_of(command: Command) -> str:
     """Return the id of the flow run that the run's newest attempt belongs to."""
-    flow_run_id = command.state().attempts[-1].started.flow_run_id
+    flow_run_id = command.state().attempts[-1].flow_run_id
     assert flow_run_id is not None
     return flow_run_id
 

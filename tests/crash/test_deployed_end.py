@@ -33,7 +33,7 @@ def train(command: Command, api_url: str, monkeypatch: pytest.MonkeyPatch) -> It
             *("--tag", "mine", "--job-variable", 'env={"CAIRN_MARK": "spot"}'),
         )
         prefect("worker", "start", "--pool", "cairn", "--run-once")
-        flow_run_id = command.state().attempts[-1].started.flow_run_id
+        flow_run_id = command.state().attempts[-1].flow_run_id
         rule = {"flow_runs": {"id": {"any_": [flow_run_id]}, "state": {"name": {"any_": LISTED}}}}
         (shown,) = ask(api_url, "flow_runs/filter", rule)
         return dict(shown)

@@ -4,6 +4,7 @@ import asyncio
 import contextvars
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import uuid4
@@ -54,7 +55,7 @@ def log(tmp_path: Path, flow_run: FlowRun) -> RunLog:
     log.refresh()
     ended = entries.ended(1, reason="preempted", decision=entries.decided(delay_seconds=300.0))
     log.append(lambda state: entries.opened(log.run_id), writer=entries.writer())
-    log.append(lambda state: entries.started(1, flow_run_id=str(flow_run.id)), writer=entries.writer())
+    log.append(lambda state: entries.started(1), writer=replace(entries.writer(), flow_run_id=str(flow_run.id)))
     log.append(lambda state: ended, writer=entries.writer(1))
     return log
 

@@ -64,7 +64,7 @@ def assert_dies_with(process: subprocess.Popen[bytes]) -> None:
     assert servers and not alive
 
 
-@pytest.mark.slow  # quick witness: `tests/crash/test_early_attempt.py`, killed before its server answers
+@pytest.mark.slow  # quick witness: `tests/crash/test_late_server.py`, killed before its server answers
 def test_a_command_killed_while_its_server_starts_leaves_none(alone: Command) -> None:
     process = alone.start()
     wait_for(lambda: bool(servers_of(process)), process, "a server that starts")

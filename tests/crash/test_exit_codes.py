@@ -48,8 +48,8 @@ def test_a_command_told_to_go_after_it_has_said_why_it_leaves_keeps_its_code(com
         assert process.wait(timeout=patience_seconds()) == 7, command.output()
 
 
-@pytest.mark.slow  # its quicker witness is in tests/cairn/test_prefect_session.py
-def test_a_server_that_dies_between_its_first_answer_and_the_flow_is_replaced(tmp_path: Path) -> None:
+@pytest.mark.slow  # quick witness: `tests/crash/test_ephemeral_server.py`, killed while the run trains
+def test_a_server_that_dies_after_its_first_answer_changes_no_exit_code(tmp_path: Path) -> None:
     command = Command(tmp_path, ShortLivedApi().url, environment={"PREFECT_CLIENT_MAX_RETRIES": "1"})
     fabricate(command.store, "bard").start(placement=gone_placement())
     assert continued(command, "--set", "budgets.lost.retries=0") == 4, command.output()

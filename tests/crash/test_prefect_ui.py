@@ -52,7 +52,7 @@ def ui_of(api_url: str) -> str:
 def flow_run_ids(shown: ShownRun) -> list[str]:
     """Both flow runs of the run, in order."""
     attempts = shown.command.state().attempts
-    return list(dict.fromkeys(attempt.started.flow_run_id or "" for attempt in attempts))
+    return list(dict.fromkeys(attempt.flow_run_id or "" for attempt in attempts))
 
 
 def open_flow_run(page: "Page", shown: ShownRun, flow_run_id: str) -> None:

@@ -6,7 +6,7 @@ from tests.crash.prefect_api import ask
 from tests.crash.shown_run import ShownRun, flow_run_of
 from tests.crash.training_command import Command
 from tests.crash.victims import trainers_of
-from tests.processes.waiting import patience_seconds
+from tests.processes.waiting import patience_seconds, wait_for
 
 pytestmark = pytest.mark.xdist_group("scarred")  # no other worker waits for that run
 
@@ -18,7 +18,6 @@ def shown(scarred: Command) -> ShownRun:
 
 
 def test_a_failed_segment_carries_its_reason_as_state_name(shown: ShownRun) -> None:
-    """Short segments share a task run up to the next evaluation; the first one of an attempt is not timed before."""
     ends = {
         "attempt 2 (after preempted": "Lost",
         "attempt 3 (after lost": "BadData",
@@ -28,8 +27,8 @@ def test_a_failed_segment_carries_its_reason_as_state_name(shown: ShownRun) -> N
     }
     segments = [item for item in shown.task_runs().items() if item[0].startswith("train-segment ")]
     for attempt, reason in ends.items():
-        assert [state for name, state in segments if f"-60, {attempt}" in name] == [reason]
-    assert len(segments) <= 2 * len(ends)
+        states = {state for name, state in segments if attempt in name}
+        assert reason in states and states <= {reason, "Completed"}, attempt
 
 
 def test_the_flow_run_is_tagged_with_its_run_and_every_reason(shown: ShownRun) -> None:
@@ -55,7 +54,7 @@ def test_the_page_has_receipts_budgets_and_the_other_flow_run(shown: ShownRun) -
     assert {"preempted", "0 → 12"} <= set(rows["1"])
     assert {"oom", "40 → 52"} <= set(rows["5"])
     assert "| oom | 6 | 0 | 1 |" in page
-    first = shown.command.state().attempts[0].started.flow_run_id
+    first = shown.command.state().attempts[0].flow_run_id
     assert f"- [attempt 1](../../runs/flow-run/{first})" in page
 
 
@@ -66,7 +65,8 @@ def test_the_page_has_the_curve_as_a_picture_up_to_the_end_of_the_run(shown: Sho
 
 
 def test_cancelling_stops_the_trainer_and_is_booked_as_cancelled(command: Command, api_url: str) -> None:
-    process = command.train_until(3)
+    process = command.train_until(7)
+    wait_for(lambda: command.state().attempts[-1].flow_run_id is not None, process, "the commit", command.output)
     trainers = trainers_of(process)
     cancelling = {"state": {"type": "CANCELLING", "name": "Cancelling"}}
     ask(api_url, f"flow_runs/{flow_run_of(command)}/set_state", cancelling)

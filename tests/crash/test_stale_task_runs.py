@@ -25,7 +25,7 @@ def unfinished(api_url: str, flow_run_id: str) -> list[str]:
 
 def test_what_a_killed_flow_left_running_is_closed_by_the_next(command: Command, api_url: str) -> None:
     process = command.train_until(12)
-    killed = command.state().attempts[0].started.flow_run_id
+    killed = command.state().attempts[0].flow_run_id
     assert killed is not None
     wait_for(lambda: bool(unfinished(api_url, killed)), process, "a task run at work")
     kill_both(process)
@@ -33,6 +33,6 @@ def test_what_a_killed_flow_left_running_is_closed_by_the_next(command: Command,
     assert unfinished(api_url, killed) == []
     flow_run = ask(api_url, "flow_runs/filter", {"flow_runs": {"id": {"any_": [killed]}}})[0]
     assert (flow_run["state_type"], flow_run["state_name"]) == ("CRASHED", "Crashed")
-    assert str(command.state().attempts[-1].started.flow_run_id) in flow_run["state"]["message"]
+    assert str(command.state().attempts[-1].flow_run_id) in flow_run["state"]["message"]
     states = {item["state_name"] for item in task_runs(api_url, killed)}
     assert "Lost" in states and "Completed" in states

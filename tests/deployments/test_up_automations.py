@@ -85,7 +85,7 @@ def test_a_flow_run_killed_without_a_word_is_continued_by_the_automation_once(up
     os.kill(second, signal.SIGTERM)
     pid_of_attempt(up, "killed", 3)
     assert len(looks(up)) == before  # its successor was named
-    up.prefect("flow-run", "cancel", up.state("killed").attempts[-1].started.flow_run_id or "")
+    up.prefect("flow-run", "cancel", up.state("killed").attempts[-1].flow_run_id or "")
     wait_until(lambda: up.state("killed").open_attempt is None, "the end of the run", up.output)
 
 

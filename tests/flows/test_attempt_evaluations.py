@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cairn.flows.run.attempt_evaluations import AttemptEvaluations
+from cairn.flows.run.attempt_evaluations import AttemptEvaluations, finish_run
 from cairn.model.configuration.network import ModelConfig
 from cairn.storage.logs.log_entry import Writer
 from cairn.storage.logs.run_state import CheckpointState
@@ -37,15 +37,26 @@ def writer(run: FabricatedRun) -> Writer:
     return Writer(host="here", pid=1, attempt=run.log.state.latest_attempt)
 
 
-def stopping_of(run: FabricatedRun, folder: Path, notice: ShutdownSignal | None = None) -> AttemptEvaluations:
-    active: Any = SimpleNamespace(
+def active(run: FabricatedRun, folder: Path, notice: ShutdownSignal | None = None) -> Any:
+    return SimpleNamespace(
         log=run.log,
         config=configuration(),
         evaluation=plan(folder),
-        shutdown=notice or ShutdownSignal(),
+        host=SimpleNamespace(shutdown=notice or ShutdownSignal()),
         say=lambda words: None,
+        writer=lambda attempt: writer(run),
     )
-    return AttemptEvaluations(active, run.log.state.latest_attempt)
+
+
+def stopping_of(run: FabricatedRun, folder: Path, notice: ShutdownSignal | None = None) -> AttemptEvaluations:
+    return AttemptEvaluations(active(run, folder, notice), run.log.state.latest_attempt)
+
+
+def finish(run: FabricatedRun, folder: Path) -> bool:
+    """Finish the run by its newest attempt; returns whether that appended an entry."""
+    before = run.log.refresh().finished
+    finish_run(active(run, folder), run.log.state.latest_attempt)
+    return run.log.refresh().finished is not before
 
 
 @pytest.fixture
@@ -61,8 +72,7 @@ def worse(fresh: FabricatedRun) -> FabricatedRun:
 def test_the_deciding_step_becomes_the_last_one_and_what_lies_beyond_is_nobodys_resume(
     worse: FabricatedRun, tmp_path: Path
 ) -> None:
-    stopping = stopping_of(worse, tmp_path)
-    assert stopping.is_over(()) and stopping.finish_early(writer(worse))
+    assert stopping_of(worse, tmp_path).is_over(()) and finish(worse, tmp_path)
     state = worse.log.refresh()
     assert (state.finished.step, state.finished.rule) == (10, "patience")
     assert state.newest_committed.committed.step == 10
@@ -74,12 +84,11 @@ def test_the_deciding_step_becomes_the_last_one_and_what_lies_beyond_is_nobodys_
 def test_whoever_died_between_any_two_entries_of_the_end_is_continued_to_the_same_end(
     worse: FabricatedRun, tmp_path: Path
 ) -> None:
-    stopping_of(worse, tmp_path).finish_early(writer(worse))
+    finish(worse, tmp_path)
     worse.end("lost", action="resume")
     worse.start(overrides=PATIENT)
-    again = stopping_of(worse, tmp_path)
-    assert again.is_over(()), "a finished run must not train on"
-    assert not again.finish_early(writer(worse)) and worse.log.state.finished.attempt == 1
+    assert stopping_of(worse, tmp_path).is_over(()), "a finished run must not train on"
+    assert not finish(worse, tmp_path) and worse.log.state.finished.attempt == 1
 
 
 def test_the_next_attempt_finds_the_stop_in_the_log_though_it_resumed_beyond_it(
@@ -87,8 +96,7 @@ def test_the_next_attempt_finds_the_stop_in_the_log_though_it_resumed_beyond_it(
 ) -> None:
     worse.end("lost", action="resume")
     worse.start(overrides=PATIENT)
-    stopping = stopping_of(worse, tmp_path)
-    assert stopping.is_over(()) and stopping.finish_early(writer(worse))
+    assert stopping_of(worse, tmp_path).is_over(()) and finish(worse, tmp_path)
     assert worse.log.refresh().finished.step == 10
 
 

@@ -12,9 +12,9 @@ MINE = UUID(int=999)
 
 
 def attempt(number: int, flow_run: int | None, reason: str | None) -> AttemptRecord:
-    started = entries.started(number, flow_run_id=None if flow_run is None else str(UUID(int=flow_run)))
     return AttemptRecord(
-        started=started,
+        started=entries.started(number),
+        flow_run_id=None if flow_run is None else str(UUID(int=flow_run)),
         started_at=datetime(2026, 1, 1, tzinfo=UTC),
         ended=None if reason is None else entries.ended(number, reason),
     )

@@ -1,6 +1,7 @@
 """Which run, store and configuration a training request means, and that the configuration is read once."""
 
 import io
+import logging
 import os
 import subprocess
 import sys
@@ -12,11 +13,9 @@ import pytest
 
 from cairn.cli.app import store_option
 from cairn.flows.preparation.training_request import (
-    HANDED_OVER,
     ResolvedRequest,
     TrainingRequest,
     configure_run,
-    hand_over,
     resolve_request,
     with_settings,
 )
@@ -117,18 +116,10 @@ def steps_in_flow(monkeypatch: pytest.MonkeyPatch, url: str) -> int:
 
     monkeypatch.setattr(module.run_opening, "open_run", open_run)
     monkeypatch.setattr(module, "check_before_start", lambda *arguments: None)
+    monkeypatch.setattr(module, "get_run_logger", logging.getLogger)
     with pytest.raises(Reached) as reached:
         module.train_gpt.fn(config=url)
     return int(str(reached.value))
-
-
-def test_the_flow_of_a_command_gets_the_configuration_that_the_command_has_read(
-    monkeypatch: pytest.MonkeyPatch, url: str
-) -> None:
-    resolved = resolve_request(TrainingRequest(config=url), {})
-    with hand_over(resolved):
-        assert steps_in_flow(monkeypatch, url) == 4
-    assert resolved.run_id == "bard" and HANDED_OVER.get() is None
 
 
 def test_a_deployed_flow_run_reads_the_configuration_once(monkeypatch: pytest.MonkeyPatch, url: str) -> None:

@@ -188,7 +188,6 @@ def _start(process: Process, number: int, reference: CheckpointReference | None,
         config=CONFIG,
         config_sha256="c",
         code_version="1",
-        flow_run_id=None,
         micro_batch=1,
         resumed_from=reference,
     )

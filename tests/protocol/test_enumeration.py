@@ -25,7 +25,6 @@ from tests.storage.faulty_store import Death, Fault, FaultyStore
 NOT_OPERATIONS = frozenset({"url", "local_path", "delete_all", "size", "age_seconds"})
 # Kinds no process of this folder appends, each with the reason.
 OTHER_KINDS: dict[str, str] = {
-    "attempt-shown": "moves no checkpoint and no owner: tests/crash/test_early_attempt.py sees it written",
     "data-quarantined": "moves no checkpoint and no owner: appended like any other entry of an attempt",
 }
 

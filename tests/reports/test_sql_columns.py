@@ -55,7 +55,6 @@ AGAIN = started(
     placement=replace(
         placement(host="there", pid=13, device="cuda", world_size=6), device_name="a GPU", nodes=8, cores=9, threads=10
     ),
-    flow_run_id="flow 2",
     resumed_from=REFERENCE,
     config_sha256="c2",
     code_version="2",
@@ -144,7 +143,9 @@ def state() -> RunState:
         (SECOND, 2),
         (committed(60, 1), 1),
     ]
-    return fold([entry(body, attempt=attempt, seq=seq) for seq, (body, attempt) in enumerate(bodies)])
+    entries = [entry(body, attempt=attempt, seq=seq) for seq, (body, attempt) in enumerate(bodies)]
+    entries[9] = replace(entries[9], writer=replace(entries[9].writer, flow_run_id="flow 2"))
+    return fold(entries)
 
 
 def at(seq: int) -> Any:

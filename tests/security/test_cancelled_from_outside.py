@@ -31,7 +31,7 @@ def test_a_stranger_cannot_cancel_a_run_and_one_cancelled_all_the_same_ends_as_i
     (server,) = descendants_with(process, "cairn.flows.orchestrator.prefect_server")
     password = psutil.Process(server.pid).environ().get("PREFECT_SERVER_API_AUTH_STRING", "")
     (port,) = {item.laddr.port for item in server.net_connections(kind="inet") if item.status == psutil.CONN_LISTEN}
-    flow_run = command.state().attempts[-1].started.flow_run_id
+    flow_run = command.state().attempts[-1].flow_run_id
     url = f"http://127.0.0.1:{port}/api/flow_runs/{flow_run}/set_state"
     with pytest.raises(urllib.error.HTTPError, match="401"):
         posted(url, CANCELLING, {})

@@ -14,8 +14,6 @@ from typing import Any
 import pytest
 
 from cairn.flows.operations.checkpoint_evaluation import measure
-from cairn.flows.run.active_run import claim_next_attempt
-from cairn.flows.run.attempt import Attempt
 from cairn.model.data.tokenizer import Tokenizer
 from cairn.reports.queries.run_lookup import find_checkpoint
 from cairn.storage.logs.registry import Registry
@@ -26,7 +24,7 @@ from cairn.tasks.evaluator.evaluator_process import refuse_command
 from cairn.tasks.policy.failures import ErrorKind, Evidence, ExceptionReport
 from tests.entries import refusals
 from tests.security.recording_server import RecordingServer, recording_server
-from tests.wiring.flow_in_process import CONFIG, RUN, FlowWorld, call_tasks_directly
+from tests.wiring.flow_in_process import CONFIG, RUN, FlowWorld, answer_for_evaluators, end_with
 
 pytestmark = pytest.mark.xdist_group("hostile-log")  # its run is continued once for all its tests
 SECRET = "machine example.org login me password canary-of-a-file"
@@ -57,7 +55,7 @@ def hostile_words(folder: Path, url: str) -> tuple[str, ...]:
 def leave_log(world: FlowWorld, *words: str) -> None:
     """Leave the log of a run whose first attempt had these settings and was preempted; no exporter ran."""
     with world.opened(*words) as run:
-        Attempt(run, claim_next_attempt(run))._end(Evidence(stop_signal="SIGTERM"))
+        end_with(run, Evidence(stop_signal="SIGTERM"))
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +63,7 @@ def continued(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Continued]:
     """The run of a hostile log, continued by its id to its end."""
     world, printed = FlowWorld(tmp_path_factory.mktemp("hostile")), StringIO()
     with pytest.MonkeyPatch.context() as patch, recording_server() as server:
-        call_tasks_directly(patch, world)
+        answer_for_evaluators(patch, world)
         leave_log(world, *hostile_words(world.folder, server.url))
         with redirect_stderr(printed):
             world.train(text="")
@@ -121,7 +119,7 @@ def test_an_evaluation_from_the_log_alone_runs_no_command(
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FlowWorld:
     world = FlowWorld(tmp_path)
-    call_tasks_directly(monkeypatch, world)
+    answer_for_evaluators(monkeypatch, world)
     return world
 
 
@@ -181,7 +179,7 @@ def damaged_end(world: FlowWorld, text: str) -> AttemptEnded:
     data[len(data) // 2] ^= 1
     world.store.write(key, bytes(data))
     with world.opened(text=text) as run:
-        return Attempt(run, claim_next_attempt(run))._end(Evidence(last_words=BAD_DATA))
+        return end_with(run, Evidence(last_words=BAD_DATA))
 
 
 def test_a_damaged_shard_is_not_rebuilt_from_sources_that_only_the_log_names(world: FlowWorld) -> None:

@@ -1,10 +1,12 @@
 """The fold is a pure function of the entries, and folding goes on where it stopped."""
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.storage.logs.log_entry import Entry
-from cairn.storage.logs.run_entries import AttemptShown, CheckpointQuarantined, RunFinished
+from cairn.storage.logs.log_entry import Entry, Writer
+from cairn.storage.logs.run_entries import CheckpointQuarantined, RunFinished
 from cairn.storage.logs.run_log import fold
 from tests.entries import ended, evaluated, started
 from tests.storage.builders import committed, entry, opened
@@ -22,7 +24,6 @@ STEPS = st.integers(0, 5)
 BODIES = st.one_of(
     st.just(opened()),
     st.builds(started, ATTEMPTS),
-    st.builds(AttemptShown, attempt=ATTEMPTS, flow_run_id=st.just("late")),
     st.builds(ended, ATTEMPTS),
     st.builds(committed, STEPS, ATTEMPTS),
     st.builds(quarantined, STEPS, ATTEMPTS),
@@ -103,8 +104,14 @@ def test_only_a_step_beyond_the_high_water_mark_is_progress() -> None:
 
 def test_a_flow_run_shows_the_open_attempt_and_no_other() -> None:
     claims = [entry(opened(), seq=0), entry(started(1), seq=1)]
-    shown = fold([*claims, entry(AttemptShown(attempt=1, flow_run_id="late"), attempt=1, seq=2)])
-    assert shown.attempts[0].started.flow_run_id == "late" and not shown.refused
+    late = Writer(host="h", pid=1, attempt=1, flow_run_id="late")
+    shown = fold([*claims, replace(entry(committed(5, 1), seq=2), writer=late)])
+    assert shown.attempts[0].flow_run_id == "late" and not shown.refused
     over = [*claims, entry(ended(1), attempt=1, seq=2)]
-    late = fold([*over, entry(AttemptShown(attempt=1, flow_run_id="late"), attempt=1, seq=3)])
-    assert late.attempts[0].started.flow_run_id != "late" and len(late.refused) == 1
+    fenced = fold([*over, replace(entry(committed(5, 1), seq=3), writer=late)])
+    assert fenced.attempts[0].flow_run_id is None and len(fenced.refused) == 1
+
+
+def test_the_flow_run_that_claims_an_attempt_shows_it() -> None:
+    claim = replace(entry(started(1), seq=1), writer=Writer(host="h", pid=1, flow_run_id="deployed"))
+    assert fold([entry(opened(), seq=0), claim]).attempts[0].flow_run_id == "deployed"

@@ -6,7 +6,7 @@ from cairn.model.configuration.training import TrainingConfig
 from cairn.storage.logs.run_log import fold
 from cairn.tasks.configuration.settings import CheckpointConfig
 from cairn.tasks.errors import TaskError
-from cairn.tasks.policy.attempt_sizes import STRETCH_SECONDS, next_sizes, segment_end, stall_seconds, stretch_end
+from cairn.tasks.policy.attempt_sizes import next_sizes, segment_end, stall_seconds
 from tests.entries import decided, ended, started
 from tests.storage.builders import entry, opened
 
@@ -18,37 +18,6 @@ def ends(checkpoint: CheckpointConfig, *, first: int = 0, total_steps: int = 25,
         found.append(segment_end(found[-1], checkpoint, total_steps=total_steps, step_seconds=timed))
         timed = step_seconds
     return found[1:]
-
-
-def stretches(*, step_seconds: float, steps: int = 2000, evaluated_every: int = 10**6) -> list[int]:
-    """Return where each task run of a run with a commit at every step ends."""
-    found, timed = [0], None
-    while found[-1] < steps:
-        end = stretch_end(
-            found[-1],
-            CheckpointConfig(every_steps=1),
-            total_steps=steps,
-            step_seconds=timed,
-            is_border=lambda step: step % evaluated_every == 0,
-        )
-        found.append(end)
-        timed = step_seconds
-    return found[1:]
-
-
-def test_task_runs_of_segments_commits_and_sweeps_are_at_most_one_in_five_seconds_whatever_a_segment_takes() -> None:
-    for step_seconds in (0.001, 0.1, 0.7, 4.0, 14.0):
-        ends = stretches(step_seconds=step_seconds)
-        assert 3 * (len(ends) - 2) * 5.0 <= 2000 * step_seconds
-        assert ends[-1] == 2000
-
-
-def test_a_segment_of_many_seconds_has_a_task_run_of_its_own() -> None:
-    assert stretches(step_seconds=STRETCH_SECONDS, steps=5) == [1, 2, 3, 4, 5]
-
-
-def test_a_checkpoint_that_is_evaluated_ends_a_task_run() -> None:
-    assert stretches(step_seconds=0.001, steps=12, evaluated_every=5) == [1, 5, 10, 12]
 
 
 def test_without_seconds_segments_end_at_multiples_and_at_the_end() -> None:

@@ -93,15 +93,6 @@ def test_one_that_died_waiting_is_not_taken(waiting: WarmTrainer, tmp_path: Path
     child.discard()
 
 
-@pytest.mark.parametrize(("seconds", "naps"), [(0.0, [0.0, 0.0]), (3.0, [0.0, 3.0]), (60.0, [55.0, 5.0])])
-def test_the_next_trainer_starts_in_the_last_seconds_of_a_back_off(
-    waiting: WarmTrainer, tmp_path: Path, seconds: float, naps: list[float]
-) -> None:
-    slept: list[tuple[float, int]] = []
-    waiting.back_off(seconds, tmp_path, sleep=lambda nap: slept.append((nap, len(list(tmp_path.iterdir())))))
-    assert slept == list(zip(naps, [0, 1], strict=True))
-
-
 def test_one_that_is_taken_is_no_longer_the_one_that_waits(waiting: WarmTrainer, tmp_path: Path) -> None:
     child = waiting.acquire(tmp_path)
     waiting.discard()
@@ -125,11 +116,6 @@ def test_the_end_of_the_block_leaves_neither_process_nor_file(tmp_path: Path) ->
         (child,) = set(psutil.Process().children()) - before
         raise KeyError("whatever kept the run from beginning")
     assert not child.is_running() and list(tmp_path.iterdir()) == []
-
-
-def test_a_block_within_a_block_has_the_same_trainer() -> None:
-    with warm_trainer() as outer, warm_trainer() as inner:
-        assert inner is outer
 
 
 @pytest.mark.linux  # forked

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.tasks.trainer_in_process import TrainingWorld
-from tests.wiring.flow_in_process import FlowWorld, call_tasks_directly
+from tests.wiring.flow_in_process import FlowWorld, answer_for_evaluators
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -23,7 +23,7 @@ def one_thread() -> Iterator[None]:
 def flow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FlowWorld:
     """The flow without Prefect, with text and an empty store."""
     world = FlowWorld(tmp_path)
-    call_tasks_directly(monkeypatch, world)
+    answer_for_evaluators(monkeypatch, world)
     return world
 
 

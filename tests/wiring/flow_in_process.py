@@ -1,15 +1,13 @@
-"""The flow `train-gpt` in this very process: Prefect's tasks are called directly, and a trainer without tensors trains.
+"""The chain of `train-gpt` in this very process by its plain steps; a trainer without tensors trains.
 
 Configuration, log, store, claims, receipts, commits, evaluations' records and promotion are the product's own. An
 evaluator's process is replaced by what it would print.
 """
 
 import json
-import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,21 +17,24 @@ from typing import Any
 import pytest
 from prefect.client.schemas.objects import State
 
+from cairn.flows.orchestrator import flow_end
+from cairn.flows.orchestrator.flow_run import FlowRun
 from cairn.flows.preparation.preflight import check_before_start
 from cairn.flows.preparation.training_request import ResolvedRequest, TrainingRequest, resolve_request
-from cairn.flows.run import active_run, attempt_evaluations, run_opening, run_promotion
-from cairn.flows.run import attempt as attempt_flow
-from cairn.flows.run.active_run import ActiveRun
+from cairn.flows.run import active_run
+from cairn.flows.run.active_run import ActiveRun, Host
+from cairn.flows.run.attempt_trainer import AttemptTrainer, record_end
 from cairn.flows.run.run_opening import open_run
-from cairn.flows.train_gpt import train_gpt
+from cairn.flows.run.steps import PLAIN
+from cairn.flows.train_gpt import train
+from cairn.storage.logs.run_entries import AttemptEnded, AttemptStarted
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.stores.local_store import LocalStore
-from cairn.tasks import sweep_checkpoints
 from cairn.tasks.attempt.shutdown_signal import ShutdownSignal
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.evaluator import evaluation_run
 from cairn.tasks.evaluator.evaluator_process import Outcome
-from cairn.tasks.trainer import warm_trainer
+from cairn.tasks.policy.failures import Evidence
 from cairn.tasks.trainer.trainer_protocol import Finish, ThreadTrial, TrainerSpec, TrainUntil, decode_message
 from cairn.tasks.trainer.warm_trainer import TrainerChild, WarmTrainer
 from tests.wiring.tensorless_trainer import heard_by
@@ -64,37 +65,6 @@ every_steps = 10
 TEXT = "\n\n".join(f"paragraph {number} of stone {number * number % 97}" for number in range(60))
 
 
-class DirectFuture(Future[Any]):
-    """A future that is done, with the methods of Prefect's."""
-
-    def wait(self, timeout: float | None = None) -> None:
-        self.exception(timeout)
-
-
-class DirectTask:
-    """A Prefect task whose body is called at once, in this thread; notes what it was called with."""
-
-    def __init__(self, task: Any) -> None:
-        self.fn = self._body = task.fn
-        self.called: list[dict[str, Any]] = []
-
-    def __call__(self, *arguments: Any, return_state: bool = False, **keywords: Any) -> Any:
-        self.called.append(keywords)
-        return self._body(*arguments, **keywords)
-
-    def with_options(self, **options: Any) -> "DirectTask":
-        return self
-
-    def submit(self, *arguments: Any, wait_for: Sequence[Any] = (), **keywords: Any) -> DirectFuture:
-        self.called.append(keywords)
-        future = DirectFuture()
-        try:
-            future.set_result(self._body(*arguments, **keywords))
-        except Exception as error:
-            future.set_exception(error)
-        return future
-
-
 class NotedWarmTrainer(WarmTrainer):
     """Starts trainers without tensors; notes how long the flow wants to wait between attempts, and does not wait."""
 
@@ -116,9 +86,6 @@ class NotedWarmTrainer(WarmTrainer):
         super().start(work_dir)
         self._acquired.append(super().acquire(work_dir))
         return self._acquired[-1]
-
-    def back_off(self, seconds: float, work_dir: Path, **rest: Any) -> None:
-        self.waited.append(seconds)
 
     def close(self) -> None:
         """End every trainer, and close its pipes."""
@@ -175,7 +142,7 @@ class FlowWorld:
         """Yield the run as the flow opens or continues it."""
         trainers = warm or NotedWarmTrainer()
         try:
-            yield open_run(self._request(text, overrides), shutdown or ShutdownSignal(), trainers)
+            yield open_run(self._request(text, overrides), PLAIN.tokenize_and_split, self._host(trainers, shutdown))
         finally:
             trainers.close()
 
@@ -186,25 +153,28 @@ class FlowWorld:
         text: str = CONFIG,
         warm: NotedWarmTrainer | None = None,
         store: str | None = None,
-    ) -> State[None]:
-        """Run the whole flow to its end and return its state; it is told the world's store unless `store` is given."""
+    ) -> State[Any]:
+        """Train to the end and return the state that Prefect would show; `store` is the world's unless it is given."""
         trainers = warm or NotedWarmTrainer()
-        token = warm_trainer._CURRENT.set(trainers)
         try:
-            where = str(self.folder / "store") if store is None else store
-            return train_gpt.fn(config=self.config(text), run_id=run_id, overrides=overrides, store=where)
+            resolved = self._request(text, overrides, run_id=run_id, store=store)
+            return flow_end.shown_state(train(resolved, PLAIN, self._host(trainers)))
         finally:
-            warm_trainer._CURRENT.reset(token)
             trainers.close()
 
     def check(self, *overrides: str) -> RunConfig:
         """Check a new run as the command does before it starts anything; returns its configuration."""
         return check_before_start(self._request(CONFIG, overrides), self.log, os.environ)
 
-    def _request(self, text: str, overrides: tuple[str, ...]) -> ResolvedRequest:
-        given = TrainingRequest(
-            config=self.config(text), run_id=RUN, overrides=overrides, store=str(self.folder / "store")
-        )
+    def _host(self, warm: WarmTrainer, shutdown: ShutdownSignal | None = None) -> Host:
+        by = active_run.starter(os.environ)
+        return Host(shutdown=shutdown or ShutdownSignal(), warm=warm, flow_run=FlowRun(), continued_by=by)
+
+    def _request(
+        self, text: str, overrides: tuple[str, ...], *, run_id: str = RUN, store: str | None = None
+    ) -> ResolvedRequest:
+        where = str(self.folder / "store") if store is None else store
+        given = TrainingRequest(config=self.config(text), run_id=run_id, overrides=overrides, store=where)
         return resolve_request(given, os.environ)
 
     def heard(self, attempt: int = 1) -> tuple[TrainerSpec, list[TrainUntil | Finish]]:
@@ -214,20 +184,20 @@ class FlowWorld:
         return TrainerSpec.model_validate_json(spec), [decode_message(line) for line in commands]  # type: ignore[misc]
 
 
-def call_tasks_directly(patch: pytest.MonkeyPatch, world: FlowWorld) -> None:
-    """Take Prefect and the evaluator's process out of the flow, and let the world's cache be its work folder."""
-    direct: Mapping[Any, Sequence[str]] = {
-        attempt_flow: ("train_segment", "commit_checkpoint"),
-        attempt_evaluations: ("evaluate",),
-        run_promotion: ("evaluate", "promote"),
-        active_run: ("sweep_checkpoints",),
-        run_opening: ("tokenize_and_split",),
-    }
-    for module, names in direct.items():
-        for name in names:
-            patch.setattr(module, name, DirectTask(getattr(module, name)))
-    for module in (run_opening, sweep_checkpoints):
-        patch.setattr(module, "get_run_logger", logging.getLogger, raising=False)
+def end_with(run: ActiveRun, evidence: Evidence, started: AttemptStarted | None = None) -> AttemptEnded:
+    """Claim the next attempt, unless it is given, and append its receipt by this evidence."""
+    trainer = AttemptTrainer(run, started or active_run.claim_next_attempt(run))
+    return record_end(run, evidence, trainer.heartbeat(0))
+
+
+def answer_for_evaluators(patch: pytest.MonkeyPatch, world: FlowWorld) -> None:
+    """Take the evaluator's process and waits out of the chain, and let the world's cache be its work folder."""
+
+    def note_wait(run: ActiveRun, seconds: float) -> None:
+        warm: Any = run.host.warm
+        warm.waited.append(seconds)
+
+    patch.setattr(ActiveRun, "wait", note_wait)
     patch.setattr(evaluation_run, "run_evaluator", world.evaluators.run)
     patch.setenv("CAIRN_CACHE", str(world.folder / "cache"))
     patch.setenv("PYTHONPATH", str(ROOT))

@@ -9,11 +9,11 @@ import pytest
 from cairn.flows.operations.checkpoint_offer import promotion_rules
 from cairn.flows.preparation import preflight
 from cairn.flows.preparation.preflight import AvailableMemory
-from cairn.flows.run import active_run
-from cairn.flows.run import attempt as attempt_flow
+from cairn.flows.run import active_run, attempt_trainer
 from cairn.flows.run.active_run import claim_next_attempt, gather_machines
-from cairn.flows.run.attempt import Attempt
-from cairn.flows.run.trainer_observation import TrainerObservation
+from cairn.flows.run.attempt_trainer import AttemptTrainer
+from cairn.flows.run.steps import PLAIN
+from cairn.flows.train_gpt import train_attempt
 from cairn.model.estimates.size_estimate import TrainingPlace
 from cairn.storage.logs.run_entries import EvaluationFailed
 from cairn.storage.logs.run_log import RunLog
@@ -22,6 +22,7 @@ from cairn.tasks.errors import InvalidConfiguration
 from cairn.tasks.policy.failures import ErrorKind, Evidence, ExceptionReport
 from cairn.tasks.trainer.trainer_protocol import TrainUntil
 from tests.wiring.bench import Bench
+from tests.wiring.flow_in_process import end_with
 from tests.wiring.key_table import acts, seen_by
 
 FLOW, EVALUATOR, TRAINER = (f"tests/wiring/test_{name}.py" for name in ("flow", "evaluator", "trainer"))
@@ -51,8 +52,8 @@ def which_checkpoints_stay(bench: Bench) -> None:
 @acts("checkpoint.patience_seconds")
 def how_long_the_store_is_waited_for(bench: Bench) -> None:
     with bench.flow.opened("checkpoint.patience_seconds=83.5") as run:
-        assert run.retry.policy.total_seconds == 83.5
-        assert attempt_flow._trainer_spec(run, claim_next_attempt(run)).patience_seconds == 83.5
+        assert run.retry.total_seconds == 83.5
+        assert attempt_trainer._trainer_spec(run, claim_next_attempt(run)).patience_seconds == 83.5
     with bench.world.opened(bench.world.spec(910, patience_seconds=83.5)) as (trainer, _):
         assert trainer._staging._retry_policy.total_seconds == 83.5
 
@@ -149,7 +150,7 @@ def enter_budget(reason: str) -> None:
         section = reason.replace("-", "_")
         values = {"retries": 7, "total": 5, "wasted_gpu_seconds": 11.5, "backoff_seconds": 64.0, "samples": 9}
         with bench.flow.opened(*(f"budgets.{section}.{name}={value}" for name, value in values.items())) as run:
-            ended = Attempt(run, claim_next_attempt(run))._end(ENDS[reason])
+            ended = end_with(run, ENDS[reason])
         assert (ended.reason, ended.decision.charged) == (reason, reason)
         quarantined = 2 if reason in ("bad-data", "diverged") else 0
         left = {"retries": 6, "total": 4, "wasted_gpu_seconds": 11, "samples": 9 - quarantined}
@@ -183,14 +184,14 @@ def what_is_tried_first_after_out_of_memory(bench: Bench) -> None:
     changed = []
     for remedy in ("halve", "recompute"):
         with bench.flow.opened(f"training.on_oom={remedy}") as run:
-            changed.append(Attempt(run, claim_next_attempt(run))._end(ENDS["oom"]).decision.changed)
+            changed.append(end_with(run, ENDS["oom"]).decision.changed)
     assert "bits differ from here" in changed[0] and "bits stay equal" in changed[1]
 
 
 @acts("lease.seconds", "lease.heartbeat_seconds")
 def how_a_live_attempt_is_recognized(bench: Bench) -> None:
     seen: list[Any] = []
-    claim, beat = active_run.attempt_claim.claim_attempt, attempt_flow.writing_heartbeats
+    claim, beat = active_run.attempt_claim.claim_attempt, attempt_trainer.writing_heartbeats
 
     def noting_claim(log: Any, claimant: Any, start: Any) -> Any:
         seen.append(claimant.lease.seconds)
@@ -201,7 +202,7 @@ def how_a_live_attempt_is_recognized(bench: Bench) -> None:
         return beat(*arguments, every_seconds=every_seconds)
 
     bench.patch.setattr(active_run.attempt_claim, "claim_attempt", noting_claim)
-    bench.patch.setattr(attempt_flow, "writing_heartbeats", noting_beat)
+    bench.patch.setattr(attempt_trainer, "writing_heartbeats", noting_beat)
     bench.flow.train("lease.seconds=45.5", "lease.heartbeat_seconds=1.25")
     assert seen == [45.5, 1.25]
 
@@ -216,7 +217,7 @@ def how_long_other_machines_are_waited_for_and_how_many_are_enough(bench: Bench)
         with bench.flow.opened(soon, f"machines.at_least={enough}") as run:
             missing = gather_machines(run)
             assert missing is not None and missing.too_few_machines.startswith("1 of 3 machines were here after")
-            assert Attempt(missing, claim_next_attempt(missing)).run().reason == "too-few-machines"
+            assert train_attempt(missing, claim_next_attempt(missing), PLAIN).reason == "too-few-machines"
     with bench.flow.opened(soon, "machines.at_least=1") as run:
         alone = gather_machines(run)
         assert alone is not None and 0.25 <= alone.gathering_seconds < 60
@@ -242,7 +243,7 @@ def what_a_machine_passes_before_it_joins(bench: Bench) -> None:
 @acts("watchdog.factor", "watchdog.floor_seconds")
 def how_long_a_trainer_may_be_silent(bench: Bench) -> None:
     with bench.flow.opened("watchdog.factor=3", "watchdog.floor_seconds=5") as run:
-        watch = TrainerObservation(run.config, run.shutdown, run.cancellation).watch
+        watch = AttemptTrainer(run, claim_next_attempt(run))._detector
     watch._gaps.extend([1.0, 1.5, 1.0, 1.0])
     assert watch.heartbeat_gap().allowed_seconds == 5.0
     watch._gaps.append(4.0)

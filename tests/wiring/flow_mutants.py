@@ -2,10 +2,10 @@
 
 from tests.wiring.mutant import key, mutant
 
-ATTEMPT = "flows/run/attempt.py"
+TRAINER = "flows/run/attempt_trainer.py"
+EVALUATIONS = "flows/run/attempt_evaluations.py"
 ACTIVE = CLAIM = "flows/run/active_run.py"
 FLOW = "flows/train_gpt.py"
-OBSERVATION = "flows/run/trainer_observation.py"
 OPENING = "flows/run/run_opening.py"
 TESTS = "tests/wiring/test_flow.py"
 SPEC = f"{TESTS}::test_the_spec_that_a_trainer_is_sent_says_what_configuration_and_log_say"
@@ -24,17 +24,17 @@ GATHERED = key("how_long_other_machines_are_waited_for_and_how_many_are_enough")
 LIVE = key("how_a_live_attempt_is_recognized")
 
 FLOW_MUTANTS = (
-    mutant("back-off-ignored", FLOW, "back_off(ended.decision.delay_seconds,", "back_off(0.0,", BACK_OFF),
+    mutant("back-off-ignored", FLOW, "run.wait(ended.decision.delay_seconds)", "run.wait(0.0)", BACK_OFF),
     mutant(
         "spec-divergence-dropped",
-        ATTEMPT,
-        "TrainerSpec,\n",
-        "TrainerSpec,\n        divergence=type(config.divergence)(),\n",
+        TRAINER,
+        "divergence=config.divergence,",
+        "divergence=type(config.divergence)(),",
         SPEC,
     ),
     mutant(
         "last-commit-of-a-run-told-to-end-left-out",
-        ATTEMPT,
+        TRAINER,
         "if self._behind and self._is_ending():",
         "if self._behind and not self._is_ending():",
         "tests/wiring/test_flow.py::"
@@ -42,49 +42,49 @@ FLOW_MUTANTS = (
     ),
     mutant(
         "heartbeat-keeps-silent-about-a-step-without-a-checkpoint",
-        ATTEMPT,
+        TRAINER,
         "symptom=self._symptom or self._behind",
         "symptom=self._symptom",
         "tests/wiring/test_flow.py::test_the_heartbeat_says_that_a_step_has_no_checkpoint_until_one_is_staged_again",
     ),
     mutant(
         "spec-patience-is-the-grace",
-        ATTEMPT,
+        TRAINER,
         "patience_seconds=config.checkpoint.patience_seconds",
         "patience_seconds=config.checkpoint.grace_seconds",
         SPEC,
     ),
     mutant(
         "spec-quarantine-dropped",
-        ATTEMPT,
+        TRAINER,
         "quarantined=tuple(sorted(state.quarantined_windows))",
         "quarantined=()",
         SPEC,
     ),
-    mutant("spec-resume-dropped", ATTEMPT, "resume=started.resumed_from,", "resume=None,", SPEC),
+    mutant("spec-resume-dropped", TRAINER, "resume=started.resumed_from,", "resume=None,", SPEC),
     mutant(
         "spec-whole-batch-at-once",
-        ATTEMPT,
+        TRAINER,
         "micro_batch=started.micro_batch",
         "micro_batch=config.training.global_batch",
         SPEC,
     ),
     mutant(
         "spec-keeps-activations",
-        ATTEMPT,
+        TRAINER,
         "activation_checkpointing=started.activation_checkpointing",
         "activation_checkpointing=False",
         SPEC,
     ),
     mutant(
         "spec-one-thread",
-        ATTEMPT,
+        TRAINER,
         "        threads=run.threads,\n        resume",
         "        threads=1,\n        resume",
         SPEC,
     ),
-    mutant("spec-last-prompt", ATTEMPT, "config.evaluation.prompts[0]", "config.evaluation.prompts[-1]", SPEC),
-    mutant("spec-faults-dropped", ATTEMPT, '"",\n        faults=run.evaluation.faults', '"",\n        faults=""', SPEC),
+    mutant("spec-last-prompt", TRAINER, "config.evaluation.prompts[0]", "config.evaluation.prompts[-1]", SPEC),
+    mutant("spec-faults-dropped", TRAINER, '"",\n        faults=run.evaluation.faults', '"",\n        faults=""', SPEC),
     mutant(
         "attempt-forgets-the-quarantine",
         CLAIM,
@@ -108,44 +108,37 @@ FLOW_MUTANTS = (
     ),
     mutant(
         "segments-of-the-whole-run",
-        ATTEMPT,
-        "segment_end(step, config.checkpoint, total_steps=config.training.steps, step_seconds=seconds)",
-        "config.training.steps",
+        TRAINER,
+        "segment_end(step, run.config.checkpoint, total_steps=steps, step_seconds=self._step_seconds())",
+        "steps",
         SEGMENTS,
     ),
     mutant(
-        "stretch-beyond-an-evaluation",
-        ATTEMPT,
-        "config.early_stop.is_on or self.evaluations.is_due(until)",
-        "config.early_stop.is_on",
-        f"{TESTS}::test_short_segments_share_a_task_run_up_to_the_next_evaluation",
-    ),
-    mutant(
         "speed-of-a-step-unknown",
-        ATTEMPT,
+        TRAINER,
         "return tokens / last.record.tokens_per_second if last else None",
         "return None",
         f"{TESTS}::test_a_limit_in_seconds_ends_segments_by_the_speed_of_the_last_step",
     ),
     mutant(
         "receipt-without-tokens",
-        ATTEMPT,
-        "Usage, last_step=last.step",
-        "Usage, last_step=last.step, tokens=0",
+        TRAINER,
+        "            tokens=last.tokens,\n            gpu_seconds=last.gpu_seconds,\n",
+        "            tokens=0,\n            gpu_seconds=last.gpu_seconds,\n",
         COUNTED,
     ),
     mutant(
         "remedy-without-room",
-        ATTEMPT,
+        TRAINER,
         "room=_room(run) if",
         "room=None if",
         f"{TESTS}::test_after_out_of_memory_sizes_that_cannot_fit_are_passed_over",
     ),
     mutant(
         "receipt-by-default-budgets",
-        ATTEMPT,
-        "end_attempt(run.log, over, budgets=run.config.budgets,",
-        "end_attempt(run.log, over, budgets=type(run.config.budgets)(),",
+        TRAINER,
+        "end_attempt, run.log, over, budgets=run.config.budgets,",
+        "end_attempt, run.log, over, budgets=type(run.config.budgets)(),",
         BACK_OFF,
     ),
     mutant(
@@ -155,17 +148,17 @@ FLOW_MUTANTS = (
         "        budgets=type(run.config.budgets)(),\n        writer",
         CLAIMED,
     ),
-    mutant("evidence-without-exit-code", OBSERVATION, "exit_code=code", "exit_code=None", COUNTED),
+    mutant("evidence-without-exit-code", TRAINER, "exit_code=code", "exit_code=None", COUNTED),
     mutant(
         "evidence-without-heartbeat",
-        OBSERVATION,
+        TRAINER,
         "heartbeat_step=last.record.step if last else None",
         "heartbeat_step=None",
         COUNTED,
     ),
     mutant(
         "heartbeat-loss-is-the-rate",
-        ATTEMPT,
+        TRAINER,
         "train_loss=last.record.train_loss",
         "train_loss=last.record.lr",
         HEARTBEAT,
@@ -179,37 +172,37 @@ FLOW_MUTANTS = (
     ),
     mutant(
         "receipt-without-the-peak",
-        ATTEMPT,
+        TRAINER,
         "peak=ready.peak if ready else None",
         "peak=None",
         f"{TESTS}::test_the_end_of_an_attempt_has_the_peak_and_how_long_its_trainer_started",
     ),
     mutant(
         "heartbeat-without-device-time",
-        ATTEMPT,
+        TRAINER,
         "gpu_seconds=last.gpu_seconds if last else 0.0,\n            at=log_entry.utc_now()",
         "gpu_seconds=0.0,\n            at=log_entry.utc_now()",
         HEARTBEAT,
     ),
     mutant(
         "finished-with-the-digest-of-the-manifest",
-        ATTEMPT,
-        "newest.committed, run_entries.RunFinished",
-        "newest.committed, run_entries.RunFinished, state_sha256=newest.committed.manifest_sha256",
+        EVALUATIONS,
+        "state_sha256=last.state_sha256",
+        "state_sha256=last.manifest_sha256",
         f"{TESTS}::test_the_run_ends_with_the_digest_of_its_last_checkpoint",
     ),
     mutant(
         "grace-times-ten",
-        OBSERVATION,
-        "self._grace_seconds = config.checkpoint.grace_seconds",
-        "self._grace_seconds = 10 * config.checkpoint.grace_seconds",
+        TRAINER,
+        "_after(self._run.config.checkpoint.grace_seconds, end_grace)",
+        "_after(10 * self._run.config.checkpoint.grace_seconds, end_grace)",
         f"{TESTS}::test_the_grace_of_a_trainer_is_that_of_the_configuration",
     ),
     mutant(
         "watchdog-of-defaults",
-        OBSERVATION,
-        "HangDetector(config.watchdog)",
-        "HangDetector(type(config.watchdog)(startup_seconds=5.0))",
+        TRAINER,
+        "HangDetector(run.config.watchdog)",
+        "HangDetector(type(run.config.watchdog)(startup_seconds=5.0))",
         f"{TESTS}::test_a_trainer_that_is_silent_for_too_long_is_killed_as_hung",
     ),
     mutant(
@@ -252,12 +245,12 @@ FLOW_MUTANTS = (
     mutant(
         "sweep-beside-training-of-defaults",
         OPENING,
-        "BackgroundSweep(log.store, log.run_id, config.checkpoint,",
-        "BackgroundSweep(log.store, log.run_id, type(config.checkpoint)(),",
+        "RunLog(log.store, log.run_id), config.checkpoint,",
+        "RunLog(log.store, log.run_id), type(config.checkpoint)(),",
         STAY,
     ),
     mutant(
-        "sweep-knows-no-losses", OPENING, "config.checkpoint, evaluation.suite.sha256)", 'config.checkpoint, "")', STAY
+        "sweep-knows-no-losses", OPENING, "config.checkpoint, evaluation.suite.sha256", 'config.checkpoint, ""', STAY
     ),
     mutant(
         "flow-of-default-patience",
@@ -281,7 +274,7 @@ FLOW_MUTANTS = (
         key("what_a_machine_passes_before_it_joins"),
     ),
     mutant("machines-waited-for-are-not-booked", CLAIM, "gathering_seconds=run.gathering_seconds,", "", GATHERED),
-    mutant("heartbeat-of-defaults", ATTEMPT, "self._run.config.lease.heartbeat_seconds", "3.0", LIVE),
+    mutant("heartbeat-of-defaults", TRAINER, "self._run.config.lease.heartbeat_seconds", "3.0", LIVE),
     mutant("lease-of-defaults", CLAIM, "lease=run.config.lease", "lease=type(run.config.lease)()", LIVE),
     mutant(
         "notices-polled-by-default",
@@ -293,8 +286,8 @@ FLOW_MUTANTS = (
     mutant(
         "schedulers-signal-unheard",
         ACTIVE,
-        "self.shutdown.listening(rules.signal)",
-        "self.shutdown.listening()",
+        "self.host.shutdown.listening(rules.signal)",
+        "self.host.shutdown.listening()",
         key("a_signal_of_the_scheduler"),
     ),
     mutant(

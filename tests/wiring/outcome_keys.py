@@ -105,9 +105,9 @@ def notices_besides_signals(bench: Bench) -> None:
     notice.write_text("now")
     with bench.flow.opened(f"preemption.notice_file={notice}", "preemption.poll_seconds=2.5") as run:
         noticed = threading.Event()
-        with run.running_services(), run.shutdown.on_shutdown(noticed.set):
+        with run.running_services(), run.host.shutdown.on_shutdown(noticed.set):
             assert noticed.wait(patience_seconds())
-        assert polled == [2.5] and str(notice) in run.shutdown.detail
+        assert polled == [2.5] and str(notice) in run.host.shutdown.detail
 
 
 @acts("preemption.signal")
@@ -117,7 +117,7 @@ def a_signal_of_the_scheduler(bench: Bench) -> None:
     try:
         with bench.flow.opened("preemption.signal=SIGUSR1") as run, run.running_services():
             os.kill(os.getpid(), signal.SIGUSR1)
-            assert (run.shutdown.signal, unheard) == ("SIGUSR1", [])
+            assert (run.host.shutdown.signal, unheard) == ("SIGUSR1", [])
     finally:
         signal.signal(signal.SIGUSR1, before)
 
@@ -143,9 +143,9 @@ def a_cloud_that_announces_the_end(bench: Bench) -> None:
         bench.patch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", f"http://{host}")
         with bench.flow.opened("preemption.metadata=aws") as run:
             noticed = threading.Event()
-            with run.running_services(), run.shutdown.on_shutdown(noticed.set):
+            with run.running_services(), run.host.shutdown.on_shutdown(noticed.set):
                 assert noticed.wait(patience_seconds())
-    assert "AWS announced: terminate" in run.shutdown.detail
+    assert "AWS announced: terminate" in run.host.shutdown.detail
 
 
 @acts("exporters.mlflow")

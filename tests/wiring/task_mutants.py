@@ -101,8 +101,8 @@ TASK_MUTANTS = (
     mutant(
         "commit-tokens-and-time-swapped",
         "tasks/commit_checkpoint.py",
-        "tokens, gpu_seconds = segment.tokens, segment.gpu_seconds",
-        "gpu_seconds, tokens = segment.tokens, segment.gpu_seconds",
+        "tokens=done.tokens, gpu_seconds=done.gpu_seconds",
+        "tokens=done.gpu_seconds, gpu_seconds=done.tokens",
         COMMITTED,
     ),
     mutant(

@@ -11,9 +11,11 @@ from importlib.metadata import version
 import pytest
 
 from cairn.flows.preparation.preflight import AvailableMemory
-from cairn.flows.run import attempt as attempt_flow
+from cairn.flows.run import attempt_trainer
 from cairn.flows.run.active_run import claim_next_attempt
-from cairn.flows.run.attempt import Attempt, _trainer_spec
+from cairn.flows.run.attempt_trainer import AttemptTrainer
+from cairn.flows.run.steps import PLAIN
+from cairn.flows.train_gpt import train_attempt
 from cairn.model.estimates.size_estimate import TrainingPlace
 from cairn.storage.checkpoints.resume_point import quarantine_checkpoint
 from cairn.storage.errors import Fenced
@@ -25,9 +27,10 @@ from cairn.tasks.errors import BudgetExhausted, TrainerGone
 from cairn.tasks.machine.machine_speed import device_name
 from cairn.tasks.machine.placement import resolved_device, usable_cores
 from cairn.tasks.policy.failures import Evidence
-from cairn.tasks.trainer.trainer_process import TrainerProcess
+from cairn.tasks.train_segment import Segment
+from cairn.tasks.trainer.trainer_process import ReceivedEvents
 from cairn.tasks.trainer.trainer_protocol import Finish, SegmentDone, TrainUntil
-from tests.wiring.flow_in_process import RUN, FlowWorld, NotedWarmTrainer, call_tasks_directly
+from tests.wiring.flow_in_process import RUN, FlowWorld, NotedWarmTrainer, answer_for_evaluators, end_with
 from tests.wiring.tensorless_trainer import PEAK, STEP_GPU_SECONDS, STEP_TOKENS, loss_of
 
 SET = (
@@ -39,7 +42,7 @@ SET = (
     'evaluation.prompts=["The first","The last"]',
 )
 
-Deaf = Callable[[float], AbstractContextManager[Attempt]]
+Deaf = Callable[[float], AbstractContextManager[AttemptTrainer]]
 """A trainer that ignores SIGTERM, by the grace that it is given."""
 
 
@@ -81,7 +84,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> FlowWorld:
     """A killed run that tests only read."""
     world = FlowWorld(tmp_path_factory.mktemp("killed"))
     with pytest.MonkeyPatch.context() as patch:
-        call_tasks_directly(patch, world)
+        answer_for_evaluators(patch, world)
         return kill(world)
 
 
@@ -145,9 +148,9 @@ def test_after_out_of_memory_sizes_that_cannot_fit_are_passed_over(
     flow: FlowWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scarce = AvailableMemory(bytes=1, place=TrainingPlace())
-    monkeypatch.setattr(attempt_flow, "available_memory", lambda *_: scarce)
+    monkeypatch.setattr(attempt_trainer, "available_memory", lambda *_: scarce)
     with flow.opened() as run:
-        ended = Attempt(run, claim_next_attempt(run))._end(Evidence(exit_code=-9, oom_kills=1))
+        ended = end_with(run, Evidence(exit_code=-9, oom_kills=1))
         assert ended.decision.changed.endswith("micro-batch 4 to 1, bits differ from here")
         following = claim_next_attempt(run)
     assert (following.micro_batch, following.activation_checkpointing) == (1, True)
@@ -174,33 +177,39 @@ def test_segments_that_end_during_an_upload_are_trained_and_get_no_commit_but_th
         assert f"no checkpoint of step {step}: that of step 4 is still on its way" in said.out + said.err
 
 
+class TrainedBefore:
+    """Stands for a trainer whose segments end as a test says."""
+
+    def __init__(self, *ends: SegmentDone) -> None:
+        self.received, self._ends = ReceivedEvents(), iter(ends)
+
+    def begin_segment(self, until: int, *, stall_seconds: float | None) -> None:
+        """Begin nothing."""
+
+    def end_segment(self) -> SegmentDone:
+        return next(self._ends)
+
+
 def test_the_heartbeat_says_that_a_step_has_no_checkpoint_until_one_is_staged_again(flow: FlowWorld) -> None:
     done = SegmentDone(step=9, stopped=False, tokens=1, gpu_seconds=1.0)
     with flow.opened() as run:
-        attempt = Attempt(run, claim_next_attempt(run))
-        attempt._is_staged(replace(done, behind=5))
-        assert "no checkpoint of step 9: that of step 5" in attempt._heartbeat(1).symptom
-        attempt._is_staged(done)
-        assert attempt._heartbeat(2).symptom == ""
+        trainer, process = AttemptTrainer(run, claim_next_attempt(run)), TrainedBefore(replace(done, behind=5), done)
+        trainer._process = process  # type: ignore[assignment]
+        trainer.train(Segment(attempt=1, first=0, until=9))
+        assert "no checkpoint of step 9: that of step 5" in trainer.heartbeat(1).symptom
+        trainer.train(Segment(attempt=1, first=0, until=9))
+        assert trainer.heartbeat(2).symptom == ""
 
 
 def test_a_run_told_to_end_after_a_segment_without_a_checkpoint_commits_it_all_the_same(flow: FlowWorld) -> None:
     shutdown, warm = ShutdownSignal(), NotedWarmTrainer("--slow-upload", "4", "--stop-parent")
     with flow.opened(*SHORT, warm=warm, shutdown=shutdown) as run, shutdown.listening():
-        ended = Attempt(run, claim_next_attempt(run)).run()
+        ended = train_attempt(run, claim_next_attempt(run), PLAIN)
     steps = [record.committed.step for record in flow.log.refresh().checkpoints]
     assert (ended.reason, steps) == ("preempted", [2, 4, 6])
 
 
-def test_short_segments_share_a_task_run_up_to_the_next_evaluation(flow: FlowWorld) -> None:
-    flow.train(*SHORT)
-    assert [record.committed.step for record in flow.log.state.checkpoints] == list(range(2, 21, 2))
-    segments = [(call["first"], call["until"]) for call in attempt_flow.train_segment.called]  # type: ignore[attr-defined]
-    assert segments == [(0, 2), (2, 14), (14, 20)]
-    assert [call["step"] for call in attempt_flow.commit_checkpoint.called] == [2, 14, 20]  # type: ignore[attr-defined]
-
-
-def test_a_trainer_that_dies_between_two_commits_of_one_task_run_ends_the_attempt_there(flow: FlowWorld) -> None:
+def test_a_trainer_that_dies_between_two_commits_ends_the_attempt_there(flow: FlowWorld) -> None:
     warm = NotedWarmTrainer("--die-at", "13")
     flow.train("checkpoint.every_steps=2", "budgets.lost.retries=0", warm=warm)
     (record,) = flow.log.state.attempts
@@ -316,35 +325,29 @@ def deaf(flow: FlowWorld) -> Deaf:
     """A trainer that ignores SIGTERM, as soon as SIGTERM was passed on to it, with this grace."""
 
     @contextmanager
-    def attempt_of(grace: float) -> Iterator[Attempt]:
+    def trainer_of(grace: float) -> Iterator[AttemptTrainer]:
         shutdown, warm = ShutdownSignal(), NotedWarmTrainer("--deaf")
         with flow.opened(f"checkpoint.grace_seconds={grace}", warm=warm, shutdown=shutdown) as run:
-            attempt = Attempt(run, claim_next_attempt(run))
-            trainer = TrainerProcess(
-                _trainer_spec(run, attempt._started),
-                warm.acquire(run.work_dir),
-                on_step=run.progress.step,
-                on_waiting=attempt._say_waiting,
-                detector=attempt._observation.watch,
-            )
-            with attempt._observation.observing(trainer):
-                trainer.wait_ready()
+            trainer = AttemptTrainer(run, claim_next_attempt(run))
+            with trainer.running():
+                assert trainer._process is not None
+                trainer._process.wait_ready()
                 shutdown.request("SIGTERM")
-                yield attempt
+                yield trainer
 
-    return attempt_of
+    return trainer_of
 
 
 def test_a_deaf_trainer_is_killed_when_its_grace_is_over(deaf: Deaf) -> None:
-    with deaf(0.05) as attempt:
-        evidence = attempt._evidence(TrainerGone())
+    with deaf(0.05) as trainer:
+        evidence = trainer.evidence(TrainerGone())
     assert (evidence.grace_ended, evidence.exit_code, evidence.stop_signal) == (True, -signal.SIGKILL, "SIGTERM")
 
 
 def test_the_grace_of_a_trainer_is_that_of_the_configuration(deaf: Deaf) -> None:
-    with deaf(612.0) as attempt:
+    with deaf(612.0) as trainer:
         timers = [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
-        evidence = attempt._evidence(Fenced("by the test"))
+        evidence = trainer.evidence(Fenced("by the test"))
     assert 612.0 in [timer.interval for timer in timers] and not evidence.grace_ended
     for timer in timers:
         timer.cancel()
@@ -368,7 +371,7 @@ def test_a_claim_charges_the_lost_attempt_to_the_budget_of_the_configuration(flo
     with flow.opened("budgets.lost.retries=0", "lease.seconds=0.4", "lease.heartbeat_seconds=0.1") as run:
         started = claim_next_attempt(run)
         elsewhere = replace(started, attempt=2, placement=replace(started.placement, host="elsewhere"))
-        Attempt(run, started)._end(Evidence(stop_signal="SIGTERM"))
+        end_with(run, Evidence(stop_signal="SIGTERM"), started)
         run.log.append(lambda state: elsewhere, writer=this_writer())
         with pytest.raises(BudgetExhausted):
             claim_next_attempt(run)

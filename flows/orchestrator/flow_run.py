@@ -1,0 +1,149 @@
+"""The flow run that shows a run: known at once where a deployment began it, made later for a command's run.
+
+A command's run is shown by a witness, which has its own thread: it starts the server after the first step, and whatever
+Prefect does or does not do costs pages, never a step, a commit or an exit code.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from queue import SimpleQueue
+from typing import Any, Protocol
+from uuid import UUID, uuid4
+
+from prefect import Flow, Task
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import LogCreate
+from prefect.client.schemas.objects import State
+from prefect.states import Failed, Running
+from prefect.types import DateTime
+
+Request = Callable[[SyncPrefectClient, UUID], object]
+"""Something to ask of the server for this flow run."""
+_QUEUED = 2_000  # requests that wait for a server; later ones are left out
+_LAST_SECONDS = 60.0
+"""How long the end of a short run waits for its server: as long as a slow machine takes to start one."""
+
+
+class FlowRun:
+    """Its id, None while there is none; its parameters; `echo` gets each line that the run prints."""
+
+    def __init__(
+        self,
+        flow_run_id: str | None = None,
+        *,
+        parameters: Mapping[str, Any] | None = None,
+        echo: Callable[[str], None] | None = None,
+        is_expected: bool = False,
+    ) -> None:
+        """Take what is known; `is_expected` if a witness will make the flow run."""
+        self.id, self.parameters, self.echo = flow_run_id, parameters or {}, echo
+        self.is_expected = is_expected or flow_run_id is not None
+        self.is_wanted, self._is_settled = threading.Event(), threading.Event()
+        if flow_run_id is not None or not is_expected:
+            self._is_settled.set()
+
+    def want(self) -> None:
+        """Have the witness begin: the run has done its first step, or its end."""
+        self.is_wanted.set()
+
+    def settle(self, flow_run_id: str | None) -> None:
+        """Record the id, or that there will be none; the first answer stays."""
+        if not self._is_settled.is_set():
+            self.id = flow_run_id
+            self._is_settled.set()
+        self.is_wanted.set()
+
+    def wait_id(self, timeout_seconds: float | None = None) -> UUID | None:
+        """Wait until the id is known and return it; None if there is none by then."""
+        self._is_settled.wait(timeout_seconds)
+        return UUID(self.id) if self.id else None
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it is known whether there is one."""
+        return self._is_settled.is_set()
+
+
+class Server(Protocol):
+    """What a witness needs of the command's server."""
+
+    def wait_ready(self) -> bool:
+        """Start it where needed and wait until it answers; False if it cannot be had."""
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether there is none any more."""
+
+
+class Witness:
+    """Writes a run's steps, lines and end to the Prefect server, in the order in which they happened."""
+
+    def __init__(self, flow: Flow[Any, Any], name: str, parameters: Mapping[str, Any], server: Server) -> None:
+        """Begin to wait for the first step; the flow run will have this name and these parameters."""
+        self.flow_run = FlowRun(parameters=parameters, echo=self._log, is_expected=True)
+        self._flow, self.name, self._server = flow, name, server
+        self._requests = SimpleQueue[Request | None]()
+        self._is_over = False
+        self._thread = threading.Thread(target=self._show, name="witness", daemon=True)
+        self._thread.start()
+
+    @contextmanager
+    def showing(self, task: Task[..., Any], name: str) -> Iterator[list[State[Any]]]:
+        """Show a step as a task run while the block runs; the block adds the step's last state to the list."""
+        task_run_id, ended = uuid4(), list[State[Any]]()
+
+        def begin(client: SyncPrefectClient, flow_run_id: UUID) -> None:
+            key = str(task_run_id)
+            client.create_task_run(task, flow_run_id, key, id=task_run_id, name=name, state=Running())
+
+        def end(client: SyncPrefectClient, flow_run_id: UUID) -> None:
+            client.set_task_run_state(task_run_id, ended[-1], force=True)
+
+        self._ask(begin)
+        try:
+            yield ended
+        except BaseException as error:
+            ended.append(Failed(message=f"{type(error).__name__}: {error}"))
+            raise
+        finally:
+            self._ask(end)
+
+    def finish(self, state: State[Any], *, at_once: bool) -> None:
+        """Show how the run ended; `at_once` where the process has to leave: no server is waited for then."""
+        if at_once:
+            self.flow_run.settle(None)
+        self.flow_run.want()
+        self._ask(lambda client, flow_run_id: client.set_flow_run_state(flow_run_id, state, force=True))
+        self._requests.put(None)
+        self._thread.join(_LAST_SECONDS / 10 if at_once else _LAST_SECONDS)
+        self._is_over = True
+
+    def _log(self, message: str) -> None:
+        at = DateTime.now("UTC")
+
+        def write(client: SyncPrefectClient, flow_run_id: UUID) -> None:
+            line = LogCreate(name="cairn", level=20, message=message, timestamp=at, flow_run_id=flow_run_id)
+            client.create_logs([line])
+
+        self._ask(write)
+
+    def _ask(self, request: Request) -> None:
+        if not self._is_over and self._requests.qsize() < _QUEUED:
+            self._requests.put(request)
+
+    def _show(self) -> None:
+        try:
+            self.flow_run.is_wanted.wait()
+            if self.flow_run.is_settled or not self._server.wait_ready() or self.flow_run.is_settled:
+                return
+            with suppress(Exception), get_client(sync_client=True) as client:  # whatever Prefect does, the run goes on
+                parameters = dict(self.flow_run.parameters)
+                made = client.create_flow_run(self._flow, name=self.name, parameters=parameters, state=Running())
+                self.flow_run.settle(str(made.id))
+                while (request := self._requests.get()) is not None and not self._server.is_lost:
+                    with suppress(Exception):  # an API that fails costs this line
+                        request(client, made.id)
+        finally:
+            self._is_over = True
+            self.flow_run.settle(None)

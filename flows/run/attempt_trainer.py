@@ -1,0 +1,279 @@
+"""The trainer of one attempt: its segments, what is observed of it from outside, and the evidence when it ends."""
+
+import math
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+from cairn.flows.preparation.preflight import available_memory, memory_room
+from cairn.flows.run import active_run
+from cairn.flows.run.attempt_evaluations import AttemptEvaluations
+from cairn.storage.errors import Fenced, StorageError
+from cairn.storage.logs import log_entry, run_entries, step_log
+from cairn.storage.snapshots.data_snapshot import read_manifest
+from cairn.tasks.attempt.attempt_claim import writing_heartbeats
+from cairn.tasks.attempt.attempt_end import AttemptOver, Usage, end_attempt
+from cairn.tasks.attempt.injected_faults import injected_faults
+from cairn.tasks.attempt.watchdog import HangDetector, HeartbeatGap, detecting_hangs
+from cairn.tasks.errors import TrainerGone
+from cairn.tasks.machine.process_memory import MemoryReading, MemoryWatch, sampling
+from cairn.tasks.policy.attempt_sizes import MemoryRoom, segment_end, stall_seconds
+from cairn.tasks.policy.failures import Evidence, Failure, classify, kind_of
+from cairn.tasks.policy.termination import TerminationReason
+from cairn.tasks.train_segment import Segment
+from cairn.tasks.trainer.trainer_process import ReceivedEvents, TrainerProcess
+from cairn.tasks.trainer.trainer_protocol import SegmentDone, TrainerSpec, Waiting
+
+_LOST_SECONDS = 6.0
+"""Longer than a rank waits until its exception was passed on."""
+
+
+class AttemptTrainer:
+    """The trainer's process, which lives as long as the attempt; before it starts and after it ends there is none."""
+
+    def __init__(self, run: active_run.ActiveRun, started: run_entries.AttemptStarted) -> None:
+        self._run, self._started = run, started
+        self._detector = HangDetector(run.config.watchdog)
+        self._process: TrainerProcess | None = None
+        self._memory: MemoryWatch | None = None
+        self._gap: HeartbeatGap | None = None
+        self._grace_ended = self._is_stopped = False
+        self._lost_machine = self._lost_host = self._symptom = self._behind = ""
+        self._began, self._ready_at = time.monotonic(), math.inf
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Start the process, observe it and pass every shutdown request on to it; have it exit after the block."""
+        run = self._run
+        self._process = process = TrainerProcess(
+            _trainer_spec(run, self._started),
+            run.host.warm.acquire(run.work_dir),
+            on_step=self._note_step,
+            on_waiting=self._say_waiting,
+            detector=self._detector,
+        )
+        self._memory = MemoryWatch(process.pid)
+        on_shutdown = run.host.shutdown.on_shutdown(self._pass_on_shutdown)
+        with sampling(self._memory), detecting_hangs(self._detector, self._kill_hung), on_shutdown:
+            if run.group.nodes > 1:
+                address = f"{run.group.host}:{process.wait_listening()}"
+                run.machines.start_ranks(self._started.attempt, run.group.nodes, address, self._lose_machine)
+            yield
+        process.finish(run.config.checkpoint.grace_seconds)
+
+    def segments(self, evaluations: AttemptEvaluations) -> Iterator[Segment]:
+        """Yield what is to be trained next, until the run is complete, stops early, or this process has to leave.
+
+        If the last segment got no checkpoint, because the upload before was under way, a notice adds one without steps.
+        """
+        assert self._process is not None
+        run, step, steps = self._run, self._process.wait_ready().step, self._run.config.training.steps
+        self._ready_at = min(self._ready_at, time.monotonic())
+        while step < steps and not self._is_ending():
+            until = segment_end(step, run.config.checkpoint, total_steps=steps, step_seconds=self._step_seconds())
+            if evaluations.stop_run(until):
+                return
+            decides = run.config.early_stop.is_on and evaluations.is_due(until)
+            limit = stall_seconds(until, run.config.checkpoint, total_steps=steps, decides=decides)
+            yield self._segment(step, until, limit)
+            step = self._process.received.segments[-1].step
+        if self._behind and self._is_ending():
+            yield self._segment(step, step, None)
+
+    def train(self, segment: Segment) -> SegmentDone:
+        """Train a segment; raises `TrainerGone` if the process exits before."""
+        assert self._process is not None
+        self._process.begin_segment(segment.until, stall_seconds=segment.stall_seconds)
+        done = self._process.end_segment()
+        self._is_stopped = done.stopped
+        missing = f"no checkpoint of step {done.step}: that of step {done.behind} is still on its way"
+        self._behind = "" if done.behind is None else missing
+        if self._behind:
+            self._run.say(f"  {missing}")
+        return done
+
+    def wait_staged(self, step: int) -> run_entries.StagedCheckpoint:
+        """Wait until the checkpoint of `step` is staged; raises `TrainerGone` if the process exits before."""
+        assert self._process is not None
+        return self._process.wait_staged(step)
+
+    def explain(self, problem: TrainerGone | StorageError) -> Failure:
+        """End the process if it still runs, and return what all evidence makes of its end."""
+        return classify(self.evidence(problem))
+
+    def evidence(self, problem: TrainerGone | StorageError | None) -> Evidence:
+        """End the process if it still runs, and return all evidence about the attempt's end."""
+        run, process, code, report = self._run, self._process, None, None
+        end = run.log.state.finished if problem is None else None
+        if process is not None:
+            # A trainer that has ended gives its reason; one that still runs has nothing more to do.
+            code = process.reap() if isinstance(problem, TrainerGone) else process.kill()
+            report = process.received.exception
+        memory = self._memory.reading() if self._memory else MemoryReading()
+        last = process.received.last_step if process else None
+        return Evidence(
+            exit_code=code,
+            last_words=report,
+            finished=end is not None,
+            stopped_early=f"stopped early at step {end.step}: {end.stopped}" if end and end.stopped else "",
+            stop_signal=run.host.shutdown.signal or ("SIGTERM" if self._is_stopped else None),
+            notice=run.host.shutdown.detail,
+            grace_ended=self._grace_ended,
+            cancelling=run.cancellation.is_cancelling(),
+            cancelled_in=run.cancellation.where,
+            fenced=str(problem) if isinstance(problem, Fenced) else None,
+            store_error=str(problem) if isinstance(problem, StorageError) else None,
+            store_error_kind=kind_of(problem) if isinstance(problem, StorageError) else None,
+            silent_seconds=self._gap.seconds if self._gap else None,
+            allowed_seconds=self._gap.allowed_seconds if self._gap else None,
+            lost_machine=self._lost_machine,
+            lost_host=self._lost_host,
+            too_few_machines=run.too_few_machines,
+            oom_kills=memory.oom_kills,
+            rss_bytes=memory.rss_bytes,
+            memory_limit_bytes=memory.limit_bytes,
+            heartbeat_step=last.record.step if last else None,
+            stderr_tail=() if process is None else process.stacks() if self._gap else process.stderr_tail(),
+            injected=injected_faults(run.log.store, run.log.prefix, self._started),
+        )
+
+    def beating(self) -> AbstractContextManager[None]:
+        """Write the attempt's heartbeat while the block runs."""
+        log, every_seconds = self._run.log, self._run.config.lease.heartbeat_seconds
+        return writing_heartbeats(log.store, log.prefix, self.heartbeat, every_seconds=every_seconds)
+
+    def heartbeat(self, beat: int) -> step_log.Heartbeat:
+        """Return how far the attempt is and what it has used."""
+        received = self._process.received if self._process else ReceivedEvents()
+        last, ready = received.last_step, received.ready
+        return step_log.Heartbeat(
+            attempt=self._started.attempt,
+            beat=beat,
+            step=last.record.step if last else self._started.first_step,
+            train_loss=last.record.train_loss if last else None,
+            tokens=last.tokens if last else 0,
+            gpu_seconds=last.gpu_seconds if last else 0.0,
+            at=log_entry.utc_now(),
+            peak=ready.peak if ready else None,
+            starting_seconds=min(self._ready_at, time.monotonic()) - self._began,
+            symptom=self._symptom or self._behind,
+        )
+
+    def _segment(self, first: int, until: int, stall: float | None) -> Segment:
+        number, changed = self._started.attempt, self._started.changed
+        return Segment(attempt=number, first=first, until=until, changed=changed, stall_seconds=stall)
+
+    def _is_ending(self) -> bool:
+        return self._run.is_shutting_down() or self._is_stopped
+
+    def _step_seconds(self) -> float | None:
+        last = self._process.received.last_step if self._process else None
+        tokens = self._run.config.training.global_batch * self._run.config.model.block_size
+        return tokens / last.record.tokens_per_second if last else None
+
+    def _say_waiting(self, waiting: Waiting) -> None:
+        if waiting.why:
+            self._run.say(f"  step {waiting.step} has waited {waiting.seconds:.0f} s for the store: {waiting.why}")
+
+    def _note_step(self, record: step_log.StepRecord) -> None:
+        run = self._run
+        run.progress.step(record)
+        run.host.flow_run.want()
+        before, self._symptom = self._symptom, run.throughput.add(record.tokens_per_second, record.seconds)
+        if self._symptom and not before:
+            place = self._started.placement
+            crowded = f"; its {place.threads} threads wait for each other where others use the {place.cores} cores"
+            run.say(f"  warning: {self._symptom}{crowded if place.threads > 1 else ''}")
+        elif before and not self._symptom:
+            run.say(f"  step {record.step}: back to {record.tokens_per_second:,.0f} tokens/s")
+
+    def _pass_on_shutdown(self) -> None:
+        process = self._process
+        if process is None:
+            return
+
+        def end_grace() -> None:
+            if process.is_alive:
+                self._grace_ended = True
+                process.kill()
+
+        process.notify(signal.SIGTERM)
+        _after(self._run.config.checkpoint.grace_seconds, end_grace)
+
+    def _lose_machine(self, what: str, host: str) -> None:
+        """End the trainer soon, because another machine failed: its ranks give their own reason before, if they can."""
+        if not self._lost_machine:
+            self._lost_machine, self._lost_host = what, host
+        if self._process is not None:
+            _after(_LOST_SECONDS, self._process.kill)
+
+    def _kill_hung(self, gap: HeartbeatGap) -> None:
+        if self._process is not None and self._process.is_alive:
+            self._gap = gap
+            self._process.write_stacks()
+            self._process.kill()
+
+
+def record_end(run: active_run.ActiveRun, evidence: Evidence, last: step_log.Heartbeat) -> run_entries.AttemptEnded:
+    """Append the receipt of the attempt with this last heartbeat and return it; raises as `end_attempt` does."""
+    if evidence.fenced is not None:
+        raise Fenced(evidence.fenced)
+    over = AttemptOver(
+        attempt=last.attempt,
+        evidence=evidence,
+        usage=Usage(
+            last_step=last.step,
+            tokens=last.tokens,
+            gpu_seconds=last.gpu_seconds,
+            peak=last.peak,
+            starting_seconds=last.starting_seconds,
+        ),
+        jitter=random.random(),
+        room=_room(run) if classify(evidence).reason is TerminationReason.OOM else None,
+    )
+    return run.retry.call(
+        end_attempt, run.log, over, budgets=run.config.budgets, origin=run.origin, writer=run.writer(last.attempt)
+    )
+
+
+def _room(run: active_run.ActiveRun) -> MemoryRoom | None:
+    """Return the memory that the next attempt has, now that the trainer is gone; None if nobody knows."""
+    try:
+        vocab_size = read_manifest(run.log.store, run.origin.snapshot_id).vocab_size
+    except StorageError:  # no reason to write no receipt
+        return None
+    return memory_room(run.config, vocab_size, available_memory(run.config.training, run.group))
+
+
+def _trainer_spec(run: active_run.ActiveRun, started: run_entries.AttemptStarted) -> TrainerSpec:
+    config, state = run.config, run.log.state
+    return TrainerSpec(
+        data=config.data,
+        model=config.model,
+        training=config.training,
+        divergence=config.divergence,
+        run_id=run.log.run_id,
+        attempt=started.attempt,
+        store_url=run.log.store.url,
+        snapshot_id=run.origin.snapshot_id,
+        micro_batch=started.micro_batch,
+        activation_checkpointing=started.activation_checkpointing,
+        quarantined=tuple(sorted(state.quarantined_windows)),
+        patience_seconds=config.checkpoint.patience_seconds,
+        threads=run.threads,
+        resume=started.resumed_from,
+        initial_weights_sha256=state.opened.initial_weights_sha256 if state.opened else None,
+        cache_dir=run.origin.cache_dir,
+        work_dir=run.work_dir,
+        prompt=config.evaluation.prompts[0] if config.evaluation.prompts else "",
+        faults=run.evaluation.faults,
+    )
+
+
+def _after(seconds: float, act: Callable[[], object]) -> None:
+    timer = threading.Timer(seconds, act)
+    timer.daemon = True
+    timer.start()
