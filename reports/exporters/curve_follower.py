@@ -3,6 +3,7 @@
 The records of an attempt count up to the step at which a later attempt resumed, as in `cairn.storage.logs.step_log`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cairn.storage.logs import run_entries, run_state, step_log
@@ -18,17 +19,13 @@ _STEP_VALUES = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TimedStep:
-    """A step record and its time in seconds since 1970: the attempt's start plus the seconds of its steps."""
+class Point:
+    """Values of a step by `group/name`, and their time in seconds since 1970; `attempt` trained it, 0 if evaluated."""
 
+    step: int
+    attempt: int
     at_seconds: float
-    record: step_log.StepRecord
-
-    @property
-    def values(self) -> dict[str, float]:
-        """What other tools show of the step, by `group/name`; a value that it lacks is left out."""
-        values = {shown: getattr(self.record, name) for shown, name in _STEP_VALUES.items()}
-        return {shown: value for shown, value in values.items() if value is not None}
+    values: Mapping[str, float]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,9 +37,9 @@ class CurveUpdate:
     """
 
     rewind_to: int | None = None
-    steps: tuple[TimedStep, ...] = ()
-    settled: tuple[TimedStep, ...] = ()
-    evaluations: tuple[run_entries.EvaluationRecorded, ...] = ()
+    steps: tuple[Point, ...] = ()
+    settled: tuple[Point, ...] = ()
+    evaluations: tuple[Point, ...] = ()
     ends: tuple[run_entries.AttemptEnded, ...] = ()
     more: bool = False
 
@@ -56,7 +53,7 @@ class CurveFollower:
         self._sent_step = 0
         self._elapsed_seconds = 0.0
         self._sent_evaluations = self._sent_ends = 0
-        self._unsettled: list[TimedStep] = []
+        self._unsettled: list[Point] = []
 
     def follow(self, state: run_state.RunState) -> CurveUpdate:
         """Return what is new since the last call; `state` must not be older than that of the last call."""
@@ -71,17 +68,20 @@ class CurveFollower:
             self._elapsed_seconds += record.seconds
             if record.step > self._sent_step and (bound is None or record.step <= bound):
                 self._sent_step = record.step
-                steps.append(TimedStep(at_seconds=started_at + self._elapsed_seconds, record=record))
+                values = {shown: getattr(record, name) for shown, name in _STEP_VALUES.items()}
+                known = {shown: value for shown, value in values.items() if value is not None}
+                at_seconds = started_at + self._elapsed_seconds
+                steps.append(Point(step=record.step, attempt=record.attempt, at_seconds=at_seconds, values=known))
         moves, rewind_to = not fresh and self._position + 1 < len(attempts), None
         if moves:
             self._position, self._elapsed_seconds = self._position + 1, 0.0
             resumed = attempts[self._position].started.first_step
             if self._sent_step > resumed:
                 rewind_to = self._sent_step = resumed
-                self._unsettled = [timed for timed in self._unsettled if timed.record.step <= resumed]
+                self._unsettled = [point for point in self._unsettled if point.step <= resumed]
         newest, evaluations = state.newest_committed, state.evaluations[self._sent_evaluations :]
         unsettled = [*self._unsettled, *steps]
-        settled = [timed for timed in unsettled if newest and timed.record.step <= newest.committed.step]
+        settled = [point for point in unsettled if newest and point.step <= newest.committed.step]
         self._unsettled = unsettled[len(settled) :]
         ends = [attempt.ended for attempt in attempts if attempt.ended is not None]
         line = {record.committed.manifest_sha256 for record in state.surviving_checkpoints} if evaluations else set()
@@ -89,9 +89,14 @@ class CurveFollower:
             rewind_to=rewind_to,
             steps=tuple(steps),
             settled=tuple(settled),
-            evaluations=tuple(item for item in evaluations if item.manifest_sha256 in line),
+            evaluations=tuple(_measured(item) for item in evaluations if item.manifest_sha256 in line),
             ends=tuple(ends[self._sent_ends :]),
             more=bool(fresh) or moves,
         )
         self._sent_evaluations, self._sent_ends = len(state.evaluations), len(ends)
         return update
+
+
+def _measured(item: run_entries.EvaluationRecorded) -> Point:
+    values = {f"{item.suite}/{name}": value for name, value in item.metrics.items()}
+    return Point(step=item.step, attempt=0, at_seconds=item.started_at.timestamp() + item.seconds, values=values)

@@ -125,21 +125,17 @@ class MlflowExporter:
         """Send the steps that are committed now."""
         if update.rewind_to is not None:
             self._sent_step = min(self._sent_step, update.rewind_to)
-        unsent = [timed for timed in update.settled if timed.record.step > self._sent_step]
+        unsent = [point for point in update.settled if point.step > self._sent_step]
         metrics = [
-            _metric(name.replace("/", "."), value, timed.at_seconds, timed.record.step)
-            for timed in unsent
-            for name, value in timed.values.items()
+            _metric(name.replace("/", "."), value, point.at_seconds, point.step)
+            for point in (*unsent, *update.evaluations)
+            for name, value in point.values.items()
         ]
-        for measured in update.evaluations:
-            at = measured.started_at.timestamp() + measured.seconds
-            for name, value in measured.metrics.items():
-                metrics.append(_metric(f"{measured.suite}.{name}", value, at, measured.step))
         self._send("metrics", metrics)
         ends = [(end.attempt, f"{end.reason} at step {end.last_step}: {end.detail}") for end in update.ends]
         self._send("tags", ({"key": f"cairn.attempt.{n:04d}", "value": text[:_MOST_CHARACTERS]} for n, text in ends))
         if unsent:
-            last = unsent[-1].record
+            last = unsent[-1]
             self._sent_step = last.step
             self._send("tags", [{"key": _SENT_TAG, "value": f"{last.step}:{last.attempt}"}])
 

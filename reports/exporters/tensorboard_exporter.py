@@ -8,7 +8,6 @@ Source: TensorBoard's event format (event.proto, record_writer.py); a session st
 import os
 import socket
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -48,13 +47,13 @@ class TensorBoardExporter:
 
     def write(self, update: CurveUpdate) -> None:
         """Append the update and flush it to the operating system."""
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
         if update.rewind_to is not None:
             self._drop_from(update.rewind_to + 1)
-        for timed in update.steps:
-            self._add_scalars(timed.at_seconds, timed.record.step, timed.values)
-        for measured in update.evaluations:
-            values = {f"{measured.suite}/{name}": value for name, value in measured.metrics.items()}
-            self._add_scalars(measured.started_at.timestamp() + measured.seconds, measured.step, values)
+        for point in (*update.steps, *update.evaluations):
+            scalars = [Summary.Value(tag=tag, simple_value=value) for tag, value in point.values.items()]
+            self._add(point.at_seconds, point.step, summary=Summary(value=scalars))
         if self._file is not None:
             self._file.flush()
 
@@ -68,12 +67,6 @@ class TensorBoardExporter:
         from tensorboard.compat.proto.event_pb2 import SessionLog
 
         self._add(time.time(), step, session_log=SessionLog(status=SessionLog.START))
-
-    def _add_scalars(self, at_seconds: float, step: int, values: Mapping[str, float]) -> None:
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
-        scalars = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
-        self._add(at_seconds, step, summary=Summary(value=scalars))
 
     def _add(self, at_seconds: float, step: int, **content: object) -> None:
         from tensorboard.compat.proto.event_pb2 import Event

@@ -59,11 +59,8 @@ class WandbExporter:
 
     def write(self, update: CurveUpdate) -> None:
         """Write the steps that are committed now, and the evaluations."""
-        for timed in update.settled:
-            self._run.log({_STEP: timed.record.step, **timed.values})
-        for measured in update.evaluations:
-            values = {f"{measured.suite}/{name}": value for name, value in measured.metrics.items()}
-            self._run.log({_STEP: measured.step, **values})
+        for point in (*update.settled, *update.evaluations):
+            self._run.log({_STEP: point.step, **point.values})
         for ended in update.ends:
             self._run.summary[f"attempt.{ended.attempt:04d}"] = f"{ended.reason} at step {ended.last_step}"
 

@@ -25,9 +25,9 @@ class Shown:
             if update.rewind_to is not None:
                 self.rewinds.append(update.rewind_to)
                 self.points = {step: loss for step, loss in self.points.items() if step <= update.rewind_to}
-            for timed in update.steps:
-                assert timed.record.step not in self.points, "no step twice"
-                self.points[timed.record.step] = timed.record.train_loss
+            for point in update.steps:
+                assert point.step not in self.points, "no step twice"
+                self.points[point.step] = point.values["train/loss"]
             self.evaluated += [item.step for item in update.evaluations]
             self.ends += [ended.attempt for ended in update.ends]
             more = update.more

@@ -4,14 +4,13 @@ import errno
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cairn.reports.exporters.curve_follower import CurveUpdate, TimedStep
+from cairn.reports.exporters.curve_follower import CurveUpdate, Point
 from cairn.reports.exporters.exporters import Exporter, check_exporters, export_beside, run_exporters
 from cairn.reports.exporters.mlflow_exporter import MlflowClient, MlflowExporter, MlflowRefused
 from cairn.reports.exporters.tensorboard_exporter import TensorBoardExporter
@@ -22,7 +21,7 @@ from cairn.tasks.configuration.run_configuration import ExportersConfig
 from cairn.tasks.errors import InvalidConfiguration
 from tests.entries import NOON
 from tests.fabricated_run import DOCUMENT, fabricate
-from tests.reports.exported_run import ExportedRun, following, interrupted_run, step_line
+from tests.reports.exported_run import ExportedRun, following, interrupted_run
 from tests.reports.tracking_server import TrackingServer, tracking_server
 
 
@@ -165,8 +164,8 @@ def test_a_number_that_is_none_is_told_by_its_name(store: LocalStore, server: Tr
     exporter = mlflow(run, server)
     exporter.begin(run.state)
     lines = (
-        TimedStep(at_seconds=1.0, record=replace(step_line(21, 2), train_loss=math.inf)),
-        TimedStep(at_seconds=2.0, record=replace(step_line(22, 2), train_loss=math.nan)),
+        Point(step=21, attempt=2, at_seconds=1.0, values={"train/loss": math.inf}),
+        Point(step=22, attempt=2, at_seconds=2.0, values={"train/loss": math.nan}),
     )
     exporter.write(CurveUpdate(settled=lines))
     assert server.values("train.loss") == [(21, "Infinity"), (22, "NaN")]
@@ -224,7 +223,7 @@ class Faulty:
     def write(self, update: CurveUpdate) -> None:
         self.written.set()
         self._act()
-        self.steps += [timed.record.step for timed in update.steps]
+        self.steps += [point.step for point in update.steps]
         self.is_whole.set()
 
     def end(self, state: RunState) -> None:
