@@ -27,33 +27,11 @@ _COPIED_BYTES_PER_SECOND = 1e9
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TraceSummary:
-    """The failures: hours between them on these devices, and the rate of each reason."""
-
-    source: str
-    hours_between_failures: float | None
-    per_device_day: Mapping[str, float]
-    recorded: int
-    replacement_seconds: float
-    aftershock_share: float
-    aftershock_rate_factor: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OutcomeSpread:
-    """The middle 80 % of a policy's ends over all seeds, and how many of them finish."""
-
-    seeds: int
-    finished: int
-    days_low: float
-    days_high: float
-    goodput_low: float
-    goodput_high: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyOutcome:
-    """How the run ends under one policy, after `days`, for the seed of median goodput; `retries` by reason."""
+    """How the run ends under one policy, after `days`, for the seed of median goodput; `retries` by reason.
+
+    With `finished_seeds` of all `seeds` it finishes; the middle 80 % of them lie between the low and the high ends.
+    """
 
     policy: str
     finished: bool
@@ -67,9 +45,13 @@ class PolicyOutcome:
     attempts: int
     retries: Mapping[str, int]
     step: int
-    total_steps: int
     stopped_by: str | None
-    spread: OutcomeSpread
+    seeds: int
+    finished_seeds: int
+    days_low: float
+    days_high: float
+    goodput_low: float
+    goodput_high: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,7 +61,8 @@ class SimulationSummary:
     run_id: str | None
     seed: int
     plan: simulated_run.SimulationPlan
-    trace: TraceSummary
+    trace: FailureTrace
+    hours_between_failures: float | None
     outcomes: tuple[PolicyOutcome, ...]
     intervals: simulated_run.IntervalComparison
 
@@ -115,15 +98,8 @@ def simulate_policies(
         run_id=state.opened.run_id if state and state.opened else None,
         seed=options.seed,
         plan=plan,
-        trace=TraceSummary(
-            source=trace.source,
-            hours_between_failures=between if between < float("inf") else None,
-            per_device_day={reason.value: rate for reason, rate in trace.rates.items()},
-            recorded=len(trace.recorded),
-            replacement_seconds=trace.replacement_seconds,
-            aftershock_share=trace.aftershocks.share,
-            aftershock_rate_factor=trace.aftershocks.rate_factor,
-        ),
+        trace=trace,
+        hours_between_failures=between if between < float("inf") else None,
         outcomes=tuple(outcomes),
         intervals=intervals,
     )
@@ -147,16 +123,13 @@ def _outcome(policy: str, runs: Sequence[simulated_run.SimulatedRun]) -> PolicyO
         attempts=len(run.state.attempts),
         retries={str(reason): count for reason, count in run.retries.items()},
         step=run.step,
-        total_steps=run.plan.total_steps,
         stopped_by=run.stopped_by,
-        spread=OutcomeSpread(
-            seeds=len(runs),
-            finished=sum(one.is_finished for one in runs),
-            days_low=days[low],
-            days_high=days[high],
-            goodput_low=goodput[low],
-            goodput_high=goodput[high],
-        ),
+        seeds=len(runs),
+        finished_seeds=sum(one.is_finished for one in runs),
+        days_low=days[low],
+        days_high=days[high],
+        goodput_low=goodput[low],
+        goodput_high=goodput[high],
     )
 
 

@@ -127,15 +127,15 @@ def _window_blocks(window: "WindowSummary", block_size: int) -> Iterator[Block]:
 def simulation_blocks(summary: "SimulationSummary") -> Iterator[Block]:
     """Yield how the run ends under each policy, the assumptions, and the loss at other checkpoint intervals."""
     policy, *plain = summary.outcomes
-    plan, trace, count = summary.plan, summary.trace, policy.spread.seeds
-    between = trace.hours_between_failures
+    plan, trace, count = summary.plan, summary.trace, policy.seeds
+    between, shocks = summary.hours_between_failures, trace.aftershocks
     often = "never" if between is None else f"every {format_duration(between * 3600)}"
-    plain_ends = "; ".join(f"{outcome.policy}: {_describe_end(outcome)}" for outcome in plain)
+    plain_ends = "; ".join(f"{outcome.policy}: {_describe_end(outcome, plan.total_steps)}" for outcome in plain)
     wait = f"another machine after {format_duration(trace.replacement_seconds)} on average, "
-    shocks = f"{trace.aftershock_share:.0%} followed by another {trace.aftershock_rate_factor:g} times as fast, "
-    assumed = f"{wait if trace.replacement_seconds else ''}{shocks if trace.aftershock_share else ''}"
+    again = f"{shocks.share:.0%} followed by another {shocks.rate_factor:g} times as fast, "
+    assumed = f"{wait if trace.replacement_seconds else ''}{again if shocks.share else ''}"
     seeds = f"seed {summary.seed}" if count == 1 else f"median and middle 80 % of {count} seeds from {summary.seed}"
-    yield f"this policy {_describe_end(policy)}; plain retry counts: {plain_ends}"
+    yield f"this policy {_describe_end(policy, plan.total_steps)}; plain retry counts: {plain_ends}"
     yield (
         f"on {format_count(plan.devices, 'device')}, {plan.total_steps:,} steps "
         f"of {plan.step_seconds:.4g} s ({format_duration(plan.total_steps * plan.step_seconds)} if nothing failed), "
@@ -171,17 +171,18 @@ def simulation_blocks(summary: "SimulationSummary") -> Iterator[Block]:
 
 def _outcome_row(outcome: "PolicyOutcome") -> tuple[object, ...]:
     end = f"{format_duration(outcome.days * 86400)} {'finished' if outcome.finished else 'given up'}"
-    goodput = f"{outcome.goodput:.1%} ({outcome.spread.goodput_low:.1%} to {outcome.spread.goodput_high:.1%})"
+    goodput = f"{outcome.goodput:.1%} ({outcome.goodput_low:.1%} to {outcome.goodput_high:.1%})"
     lost = (outcome.wasted_gpu_hours, outcome.checkpoint_gpu_hours, outcome.restart_gpu_hours)
     hours = (f"{hours:,.0f}" if hours >= 100 else f"{hours:.3g}" for hours in lost)
     retries = ", ".join(f"{reason} {count}" for reason, count in outcome.retries.items()) or None
     return outcome.policy, end, goodput, *hours, outcome.attempts, retries
 
 
-def _describe_end(outcome: "PolicyOutcome") -> str:
-    spread, after = outcome.spread, format_duration(outcome.days * 86400)
+def _describe_end(outcome: "PolicyOutcome", total_steps: int) -> str:
+    after = format_duration(outcome.days * 86400)
     if outcome.finished:
-        between = f" ({format_duration(spread.days_low * 86400)} to {format_duration(spread.days_high * 86400)})"
-        of_all = f" with {spread.finished} of {spread.seeds} seeds" if spread.finished < spread.seeds else ""
+        between = f" ({format_duration(outcome.days_low * 86400)} to {format_duration(outcome.days_high * 86400)})"
+        of_all = f" with {outcome.finished_seeds} of {outcome.seeds} seeds"
+        of_all = of_all if outcome.finished_seeds < outcome.seeds else ""
         return f"finishes after {after}{between}{of_all}, goodput {outcome.goodput:.1%}"
-    return f"gives up after {after} with {outcome.step / outcome.total_steps:.1%} of the steps done"
+    return f"gives up after {after} with {outcome.step / total_steps:.1%} of the steps done"

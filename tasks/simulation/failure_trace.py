@@ -75,10 +75,11 @@ class TraceFailure:
             raise InvalidTrace(f"after_device_seconds {self.after_device_seconds}: must not be negative")
 
 
-class Aftershocks(BaseModel):
+@dataclass(frozen=True)
+class Aftershocks:
     """Failures that come together: a `share` of all has another after it, `rate_factor` times as fast as others."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    __pydantic_config__ = ConfigDict(extra="forbid")
 
     share: Annotated[float, Field(ge=0, lt=1)] = 0.0
     rate_factor: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
@@ -174,7 +175,7 @@ def _describe(kind: str, location: Sequence[str | int], given: object) -> str:
     key = ".".join(map(str, location)).removesuffix(".[key]")
     if kind == "missing":
         return f"{key}: missing; reason = failures of one device in one day"
-    if kind == "extra_forbidden":
+    if kind in ("extra_forbidden", "unexpected_keyword_argument"):
         return f"{key}: unknown key; there are {', '.join((*_TraceFile.model_fields, *_RULES))}"
     rule = _RULES.get(key, "rates of at least 0, by reason")
     reasons = ", ".join(reason for reason in TerminationReason if reason not in _NO_FAILURES)
