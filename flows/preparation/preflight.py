@@ -16,7 +16,6 @@ from pathlib import Path
 from cairn.flows.preparation.training_request import ResolvedRequest, configure_run
 from cairn.model.configuration.data import SMALLEST_BPE_VOCABULARY, DataConfig
 from cairn.model.configuration.training import TrainingConfig
-from cairn.model.errors import InvalidInput
 from cairn.model.estimates import numerics, size_estimate
 from cairn.reports.exporters.exporters import check_exporters
 from cairn.storage.errors import StoreRefused, StoreUnavailable
@@ -27,7 +26,7 @@ from cairn.storage.stores import object_store, open_store, store_probe
 from cairn.tasks.attempt import attempt_claim, injected_faults
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.configuration.stored_configuration import check_drift
-from cairn.tasks.data import corpus, document, foreign_tokenizer, snapshot_build, snapshot_lookup
+from cairn.tasks.data import corpus, document, snapshot_build, snapshot_lookup
 from cairn.tasks.errors import InvalidConfiguration, TaskError
 from cairn.tasks.machine import machine_speed, placement, process_memory
 from cairn.tasks.policy.attempt_sizes import MARGIN, AttemptSizes, MemoryRoom, next_sizes
@@ -116,9 +115,8 @@ def prepare_early(
 
 def wanted_vocab_size(data: DataConfig, base_dir: Path) -> int:
     """Return how many ids the tokenizer that the configuration asks for has."""
-    if data.tokenizer.endswith(".json"):
-        return foreign_tokenizer.read_tokenizer(base_dir / Path(data.tokenizer).expanduser()).vocab_size
-    return data.bpe_vocab_size or SMALLEST_BPE_VOCABULARY
+    given = snapshot_build.given_tokenizer(data, base_dir)
+    return given.vocab_size if given else data.bpe_vocab_size or SMALLEST_BPE_VOCABULARY
 
 
 def _check_data(store: object_store.ObjectStore, config: RunConfig, base_dir: Path) -> int:
@@ -127,16 +125,12 @@ def _check_data(store: object_store.ObjectStore, config: RunConfig, base_dir: Pa
         manifest = snapshot_lookup.find_by_id(store, config.data.snapshot).manifest
         snapshot_build.check_block_size(manifest, config.model.block_size, config.data)
         vocab_size = manifest.vocab_size
-    elif config.data.tokenizer.endswith(".json"):
-        try:
-            vocab_size = wanted_vocab_size(config.data, base_dir)
-        except InvalidInput as error:
-            rule = "rule: bytes, bpe:<size> or a tokenizer.json"
-            raise document.InvalidCorpus(f"data.tokenizer = {config.data.tokenizer!r}: {error}; {rule}") from error
-        corpus.preview_corpus(config.data, base_dir)
-    else:  # a token of our own byte-level tokenizers is known to hold at least a byte
-        _check_sizes(config, base_dir)
+    else:
         vocab_size = wanted_vocab_size(config.data, base_dir)
+        if config.data.tokenizer.endswith(".json"):
+            corpus.preview_corpus(config.data, base_dir)
+        else:  # a token of our own byte-level tokenizers is known to hold at least a byte
+            _check_sizes(config, base_dir)
     if config.training.init_from is not None:
         check_directory(InitialDirectory(config.training.init_from, base_dir), config.model, vocab_size)
     return vocab_size

@@ -112,7 +112,7 @@ def find_built(
     if not all(source.sha256 for source in sources):
         return None
     return find_by_recipe(
-        store, make_recipe(data, sources, _given_tokenizer(data, base_dir), token_shard.DEFAULT_SHARD_TOKENS)
+        store, make_recipe(data, sources, given_tokenizer(data, base_dir), token_shard.DEFAULT_SHARD_TOKENS)
     )
 
 
@@ -162,7 +162,7 @@ def check_block_size(manifest: snapshot_manifest.SnapshotManifest, block_size: i
     snapshot_lookup.weighted_components(manifest, data, block_size)
 
 
-def _given_tokenizer(data: DataConfig, base_dir: Path) -> Tokenizer | None:
+def given_tokenizer(data: DataConfig, base_dir: Path) -> Tokenizer | None:
     """Return a given tokenizer, or None for `bpe:<size>`; raises InvalidCorpus for an unusable one."""
     spec, path = data.tokenizer, base_dir / Path(data.tokenizer).expanduser()
     size, smallest, tokenizer = data.bpe_vocab_size, SMALLEST_BPE_VOCABULARY, None
@@ -184,7 +184,7 @@ class _Build:
 
     def __init__(self, data: DataConfig, base_dir: Path, shard_tokens: int, options: BuildOptions) -> None:
         self._data, self._shard_tokens, self._options = data, shard_tokens, options
-        self.tokenizer = _given_tokenizer(data, base_dir)
+        self.tokenizer = given_tokenizer(data, base_dir)
         self.sources = open_corpus(data, base_dir, lambda done, total: self._report(BuildStage.CHECKING, total, done))
 
     def stage(self, folder: Path) -> snapshot_manifest.SnapshotManifest:
