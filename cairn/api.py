@@ -79,7 +79,7 @@ class Run:
 
     def open_checkpoint(self, step: int | None = None, *, device: str = "cpu") -> "CheckpointModel":
         """Return the same network with its tokenizer and data snapshot."""
-        from cairn.operations.text_sampling import open_run_model
+        from cairn.operations.trained_models import open_run_model
         from cairn.reports.queries.run_lookup import find_in_run
 
         return open_run_model(self.log, find_in_run(self.log, step), device)
@@ -130,7 +130,7 @@ class Store:
 
     def load_model(self, reference: str, *, device: str = "cpu") -> "GPT":
         """Return the network of an alias such as `champion`, of RUN or RUN@STEP, in evaluation mode."""
-        from cairn.operations.text_sampling import open_run_model
+        from cairn.operations.trained_models import open_run_model
         from cairn.reports.queries.run_lookup import find_checkpoint
 
         found = find_checkpoint(self.objects, reference)

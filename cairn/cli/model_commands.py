@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from cairn.cli.app import Alias, Flag, Json, Reference, SnapshotName, Url, Why, open_chosen_store, store_option
 from cairn.cli.texts import print_blocks
-from cairn.operations.text_sampling import RunSampler, SampleRequest, follow_run, read_prompt, show_text, write_samples
+from cairn.operations.trained_models import RunSampler, SampleRequest, follow_run, read_prompt, show_text, write_samples
 from cairn.reports.queries import alias_history, evaluations, run_lookup
 from cairn.reports.text import answer_text, display_tables
 from cairn.tasks.machine.placement import work_folder
@@ -152,7 +152,7 @@ def export(reference: Reference, folder: str, *, store: Url = "", json: Json = F
         cairn export champion ./model
         cairn export quickstart@400 ./model --json
     """
-    from cairn.operations.model_export import export_model
+    from cairn.operations.trained_models import export_model
 
     written = export_model(run_lookup.find_checkpoint(open_chosen_store(store), reference), Path(folder))
     lines = (f"{Path(written.folder) / name}  {file.bytes:,} bytes" for name, file in written.files.items())

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from cairn.flows.run.progress import Progress
 from cairn.flows.run.run_promotion import describe
-from cairn.operations.model_export import ModelFacts, write_card
+from cairn.operations.trained_models import ModelFacts, write_card
 from cairn.reports.queries.receipts import read_receipts
 from cairn.reports.queries.run_lookup import read_beat
 from cairn.reports.queries.run_status import read_status

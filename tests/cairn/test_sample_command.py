@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cairn.cli.command import run_command
-from cairn.operations.text_sampling import CheckpointFollower, RunSampler, SampleRequest, read_prompt, show_text
+from cairn.operations.trained_models import CheckpointFollower, RunSampler, SampleRequest, read_prompt, show_text
 from cairn.storage.errors import IntegrityError, StoreRefused, StoreUnavailable
 from cairn.storage.logs.log_entry import CheckpointReference
 from cairn.storage.logs.run_log import RunLog

@@ -1,10 +1,11 @@
-"""Draws text from a run's committed checkpoints, which it does not pin, and prints it as it is drawn."""
+"""Uses a run's committed checkpoints, which it does not pin: prints text as it is drawn, exports for `transformers`."""
 
+import json
 import math
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal
@@ -12,15 +13,19 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal
 from cyclopts import Parameter
 
 from cairn.model.errors import InvalidInput, ModelError
-from cairn.reports.queries.run_lookup import configuration_of, find_run
+from cairn.reports.queries import alias_history, run_lookup
+from cairn.reports.text import display_tables
 from cairn.storage.errors import IntegrityError, ObjectMissing, StoreRefused, StoreUnavailable
 from cairn.storage.logs import log_entry, run_log, run_state
-from cairn.storage.stores.object_store import ObjectStore
+from cairn.storage.stores.document import encode
+from cairn.storage.stores.object_store import ObjectStore, WrittenObject, describe_file
 from cairn.tasks.errors import InvalidConfiguration, TaskError
 from cairn.tasks.machine.placement import work_folder
+from cairn.tasks.text.format import format_value, one_line
 from cairn.tasks.text.output import say
 
 if TYPE_CHECKING:
+    from cairn.storage.snapshots.snapshot_manifest import SnapshotManifest
     from cairn.tasks.evaluator.checkpoint_model import CheckpointModel
 
 _PICTURES = {
@@ -130,7 +135,6 @@ class RunSampler:
                 break
             pieces.append(stream.push(token))
             show(pieces[-1])
-        tokens = len(pieces)
         pieces.append(stream.finish())
         show(pieces[-1])
         return Sample(
@@ -140,7 +144,7 @@ class RunSampler:
             prompt=request.prompt,
             text="".join(pieces),
             seed=seed,
-            tokens=tokens,
+            tokens=len(pieces) - 1,  # the last piece ends the one before
             ended=ended,
         )
 
@@ -152,7 +156,7 @@ def open_run_model(
     from cairn.model.training.determinism import resolve_device
     from cairn.tasks.evaluator.checkpoint_model import open_model
 
-    config, opened = configuration_of(log.state), log.state.opened
+    config, opened = run_lookup.configuration_of(log.state), log.state.opened
     assert opened is not None
     return open_model(
         log.store,
@@ -195,11 +199,6 @@ def write_samples(sampler: RunSampler, request: SampleRequest, *, show: Callable
         samples.append(sampler.write(seed, show))
         show("\n")
     return tuple(samples)
-
-
-def checkpoint_heading(reference: log_entry.CheckpointReference) -> str:
-    """Return the heading of one checkpoint's text."""
-    return f"step {reference.step} · attempt {reference.attempt}"
 
 
 @dataclass(slots=True)
@@ -252,7 +251,7 @@ class CheckpointFollower:
             now = self.log.refresh().find(reference.prefix)
             problem = f"it is {now.state} by now" if now is not None and not now.is_committed else f"{error}"
         if problem:
-            self.say(f"{checkpoint_heading(reference)} is passed over: {problem}")
+            self.say(f"step {reference.step} · attempt {reference.attempt} is passed over: {problem}")
         self._last_said = ""
 
     def _say_once(self, line: str) -> None:
@@ -264,21 +263,87 @@ class CheckpointFollower:
 def follow_run(store: ObjectStore, run: str, request: SampleRequest, *, every_seconds: float, json: bool) -> None:
     """Print text of each checkpoint until the run has finished, at low priority; RUN@STEP is `InvalidConfiguration`."""
     if json:
-        why = "one document cannot hold texts that are still to come"
-        raise InvalidConfiguration(f"--follow --json: {why}; leave one out")
+        raise InvalidConfiguration("--follow --json: one document cannot hold texts still to come; leave one out")
     if not 0 < every_seconds < float("inf"):
         raise InvalidConfiguration(f"--every {every_seconds}: must be more than 0 seconds")
     run_id, _, step = run.partition("@")
     if step:
         raise InvalidConfiguration(f"--follow {run}: follows a whole run; leave @{step} out")
-    log = find_run(store, run_id)
+    log = run_lookup.find_run(store, run_id)
     sampler = RunSampler(log, request)
 
     def use(reference: log_entry.CheckpointReference) -> None:
         sampler.load(reference)
-        show_text(f"{checkpoint_heading(reference)}\n")
+        show_text(f"step {reference.step} · attempt {reference.attempt}\n")
         write_samples(sampler, request, show=show_text)
         show_text("\n")
 
     os.nice(15)  # training on the same machine has priority, as it has over evaluators
     CheckpointFollower(log, use, every_seconds=every_seconds, say=say, sleep=time.sleep).follow()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelFacts:
+    """The records of one committed model."""
+
+    state: run_state.RunState
+    reference: log_entry.CheckpointReference
+    manifest: "SnapshotManifest"
+    parameters: int
+    end_of_text: str
+    promotions: tuple[alias_history.AliasDecision, ...]
+
+
+def write_card(facts: ModelFacts) -> str:
+    """Return the card, from the records alone: use, provenance, measurements, promotions, limits, configuration."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    from cairn.model.configuration.network import family_of
+    from cairn.tasks.configuration.stored_configuration import parse_stored_configuration
+
+    loader = PackageLoader("cairn.operations")
+    pages = Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
+    pages.filters |= {
+        "code": lambda text: "`{}`".format(one_line(text).replace("`", "'").replace("|", "\\|")),  # stays in its cell
+        "document": lambda document: encode(document).decode(),
+        "json": json.dumps,
+        "markdown": display_tables.markdown_text,
+        "number": lambda number: f"{number:,}",
+        "time": format_value,
+    }
+    assert facts.state.opened is not None
+    config = parse_stored_configuration(facts.state.opened.config)  # what is not frozen has its default
+    return pages.get_template("model_card.md.j2").render(facts=facts, config=config, family=family_of(config.model))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportedModel:
+    """The files of an export by name, and their checkpoint."""
+
+    folder: str
+    files: Mapping[str, WrittenObject]
+    run_id: str
+    checkpoint: log_entry.CheckpointReference
+
+
+def export_model(found: run_lookup.FoundCheckpoint, folder: Path) -> ExportedModel:
+    """Verify and write the checkpoint; raises `InvalidConfiguration` for a folder with files, and `IntegrityError`."""
+    from cairn.tasks.evaluator.checkpoint_model import require_empty, write_model_directory
+
+    try:
+        require_empty(folder)  # before the weights are read
+        opened = open_run_model(found.log, found.reference)
+        promotions = alias_history.list_promotions(found.log.store)
+        facts = ModelFacts(
+            state=found.log.state,
+            reference=found.reference,
+            manifest=opened.snapshot.manifest,
+            parameters=opened.network.parameter_count,
+            end_of_text=opened.tokenizer.decode([opened.tokenizer.end_of_text_id]),
+            promotions=tuple(p for p in promotions if p.manifest_sha256 == found.reference.manifest_sha256),
+        )
+        write_model_directory(folder, opened, card=write_card(facts))
+    except (TaskError, InvalidInput) as error:
+        raise InvalidConfiguration(str(error)) from error
+    files = {path.name: describe_file(path) for path in sorted(folder.iterdir())}
+    return ExportedModel(folder=str(folder), files=files, run_id=found.log.run_id, checkpoint=found.reference)
