@@ -56,11 +56,11 @@ RECORDS: Mapping[str, str] = {
     "data": "cairn.reports.queries.data_summary:DataSummary",
     "import-tokens": "cairn.tasks.data.snapshot_lookup:SnapshotReference",
     "export-tokens": "cairn.cli.model_commands:ExportedFile*",
-    "verify": "cairn.operations.run_verification:Verification",
+    "verify": "cairn.operations.checks:Verification",
     "replay": "cairn.operations.replay_plan:Replay",
     "sweep": "cairn.storage.checkpoints.sweep:SweepReport",
     "delete": "cairn.operations.person_decisions:RunDeletion",
-    "doctor": "cairn.operations.machine_check:Check*",
+    "doctor": "cairn.operations.checks:Check*",
     "completion": "cairn.cli.store_commands:CompletionView",
 }
 """The record that each command but `sql` prints with `--json`; a star stands for a list of them."""

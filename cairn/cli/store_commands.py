@@ -91,7 +91,7 @@ def doctor(*, store: Url = "", json: Json = False) -> ExitCode:
         cairn doctor
         cairn doctor --store s3://bucket/cairn
     """
-    from cairn.operations.machine_check import check_machine
+    from cairn.operations.checks import check_machine
 
     checks = check_machine(choose_store(store, os.environ))
     facts = ((f"{'ok   ' if check.ok else 'WRONG'} {check.name}", check.detail) for check in checks)
@@ -148,7 +148,7 @@ def verify(run: str, *, store: Url = "", json: Json = False) -> ExitCode:
         cairn verify quickstart
         cairn verify quickstart --json
     """
-    from cairn.operations.run_verification import verify_run
+    from cairn.operations.checks import verify_run
 
     found = verify_run(open_chosen_store(store), run)
     for problem in found.problems:

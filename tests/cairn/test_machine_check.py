@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cairn.model.kernels import head_loss
-from cairn.operations.machine_check import _device
+from cairn.operations.checks import _device
 
 
 @pytest.fixture

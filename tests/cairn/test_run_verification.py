@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from cairn.operations.run_verification import verify_run
+from cairn.operations.checks import verify_run
 from cairn.storage.checkpoints.resume_point import new_pin, pin_checkpoint
 from cairn.storage.errors import IntegrityError
 from cairn.storage.logs.log_entry import entry_name

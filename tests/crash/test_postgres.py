@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from cairn.operations.run_verification import verify_run
+from cairn.operations.checks import verify_run
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.logs.run_state import RunState
 from cairn.storage.stores.local_store import LocalStore

@@ -117,7 +117,7 @@ def test_a_server_of_this_machine_is_asked_without_the_proxy_of_the_environment(
 def test_doctor_says_whether_the_password_is_right_and_never_what_it_is(
     guarded: str, password: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from cairn.operations.machine_check import _check, _prefect
+    from cairn.operations.checks import _check, _prefect
 
     monkeypatch.setenv("PREFECT_API_URL", guarded)
     monkeypatch.setenv("PREFECT_API_AUTH_STRING", password)
@@ -128,7 +128,7 @@ def test_doctor_says_whether_the_password_is_right_and_never_what_it_is(
 
 
 def test_doctor_never_repeats_an_address_with_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    from cairn.operations.machine_check import _check, _prefect
+    from cairn.operations.checks import _check, _prefect
 
     monkeypatch.setenv("PREFECT_API_URL", "http://user:canary@127.0.0.1:1/api")
     check = _check("prefect", _prefect)

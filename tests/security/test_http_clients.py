@@ -5,7 +5,7 @@ from contextlib import suppress
 
 import pytest
 
-from cairn.operations.machine_check import _prefect
+from cairn.operations.checks import _prefect
 from cairn.reports.errors import ReportError
 from cairn.reports.exporters.mlflow_exporter import MlflowClient
 from cairn.tasks.attempt.preemption_notice import AwsMetadata, MetadataUnavailable, read_gcp_notice
