@@ -130,18 +130,13 @@ class StepTail:
 
     def _read_from(self, attempt: int, offset: int) -> bytes:
         pieces, end = _pieces(self._store, self._prefix, attempt)
-        if end <= offset:
-            return b""
-        path = self._store.local_path(pieces[0][1])
-        if len(pieces) == 1 and path is not None:
-            with path.open("rb") as file:
-                file.seek(offset)
-                return file.read(self._most_bytes)
-        ends, found = [*(start for start, _ in pieces[1:]), end], b""
-        for (start, key), piece_end in zip(pieces, ends, strict=True):
-            if piece_end > offset and len(found) < self._most_bytes:
-                found += _read(self._store, key)[max(offset - start, 0) :]
-        return found[: self._most_bytes]
+        found = bytearray()
+        for (start, key), piece_end in zip(pieces, (*(start for start, _ in pieces[1:]), end), strict=False):
+            place = offset + len(found)
+            if place < piece_end and len(found) < self._most_bytes:
+                into = memoryview(bytearray(min(piece_end - place, self._most_bytes - len(found))))
+                found += into[: self._store.read_range(key, place - start, into)]
+        return bytes(found)
 
 
 def step_log_key(run_prefix: str, attempt: int) -> str:

@@ -115,43 +115,31 @@ class TableCache:
         folder, here = self._folder / kind.name, set(run_ids)
         packs = {name: read_pack(folder / name, kind.version) for name in sorted(members)}
         stamps = [stamp for pack in packs.values() if pack for stamp in pack.runs if stamp.run_id in here]
-        answers = self._each(lambda stamp: is_current(self._store, run_log.run_prefix(stamp.run_id), stamp), stamps)
+        answers = self._each(partial(is_current, self._store), stamps)
         current = frozenset(stamp.run_id for stamp in compress(stamps, answers))
         gathered = GatheredTables(parts={name: [] for name in wanted})
+        fold = partial(self._fold, kind, gathered.unreadable)
         for name, pack in packs.items():
-            self._gather_pack(gathered, kind, folder / name, pack, members[name], current=current)
+            place, packed = folder / name, pack.runs if pack else ()
+            has_moved = not current.issuperset({*members[name], *(stamp.run_id for stamp in packed)})
+            files = find_files(place, pack, kind.tables if has_moved else wanted) if pack else None
+            kept = [stamp for stamp in packed if stamp.run_id in current] if files is not None else []
+            known, tables = {stamp.run_id for stamp in kept}, dict[str, Any](files or {})
+            runs = list(filter(None, self._each(fold, [run_id for run_id in members[name] if run_id not in known])))
+            gathered.stamps.extend(kept := [*kept, *(stamp for stamp, _ in runs)])
+            if runs or len(known) < len(packed):  # the pack is written again: it has other runs, or one has moved
+                for table, columns in kind.tables.items():
+                    made = [row for _, rows in runs for row in rows[table]]
+                    tables[table] = join_rows(columns, tables.get(table), known, made)
+                with suppress(OSError):
+                    place.mkdir(parents=True, exist_ok=True)
+                    tables = write_pack(place, kind.version, tables, tuple(kept))
+            for table in gathered.parts.keys() & tables.keys():
+                gathered.parts[table].append(tables[table])
         with suppress(OSError):
             for name in set(os.listdir(folder)) - members.keys():
                 shutil.rmtree(folder / name)
         return gathered
-
-    def _gather_pack(
-        self,
-        gathered: GatheredTables,
-        kind: TableKind,
-        folder: Path,
-        pack: Pack | None,
-        members: Sequence[str],
-        *,
-        current: frozenset[str],
-    ) -> None:
-        """Add the rows of one pack's runs; the pack is written again where its runs are others or one has moved."""
-        has_moved = pack is None or not current.issuperset({*members, *(stamp.run_id for stamp in pack.runs)})
-        files = find_files(folder, pack, kind.tables if has_moved else gathered.parts) if pack else None
-        kept = [stamp for stamp in pack.runs if stamp.run_id in current] if pack and files is not None else []
-        known, tables = {stamp.run_id for stamp in kept}, dict[str, Any](files or {})
-        fold = partial(self._fold, kind, gathered.unreadable)
-        runs = list(filter(None, self._each(fold, [run_id for run_id in members if run_id not in known])))
-        stamps = (*kept, *(stamp for stamp, _ in runs))
-        if runs or (pack is not None and len(kept) < len(pack.runs)):
-            made = [rows for _, rows in runs]
-            tables = {table: join_rows(kind.tables[table], table, files or {}, known, made) for table in kind.tables}
-            with suppress(OSError):
-                folder.mkdir(parents=True, exist_ok=True)
-                tables = write_pack(folder, kind.version, tables, stamps)
-        gathered.stamps.extend(stamps)
-        for name in gathered.parts.keys() & tables.keys():
-            gathered.parts[name].append(tables[name])
 
     def _fold(self, kind: TableKind, unreadable: dict[str, str], run_id: str) -> tuple[RunStamp, _RunRows] | None:
         """Return a run's rows with their stamp; None without a log, or with one that does not verify: `unreadable`."""
@@ -162,7 +150,7 @@ class TableCache:
             unreadable[run_id] = str(error)
         if log.folded is None or run_id in unreadable:
             return None
-        stamp = stamp_run(self._store, log.prefix, run_id, log.folded, with_steps=kind.with_steps)
+        stamp = stamp_run(self._store, run_id, log.folded, with_steps=kind.with_steps)
         return stamp, kind.make(run_id, log.state)
 
     def _each(self, ask: Callable[[Given], Answer], items: Iterable[Given]) -> Iterator[Answer]:
@@ -214,12 +202,7 @@ def find_files(folder: Path, pack: Pack, tables: Collection[str]) -> Mapping[str
 
 
 def stamp_run(
-    store: ObjectStore,
-    run_prefix: str,
-    run_id: str,
-    folded: fold_cache.FoldedLog[run_state.RunState],
-    *,
-    with_steps: bool,
+    store: ObjectStore, run_id: str, folded: fold_cache.FoldedLog[run_state.RunState], *, with_steps: bool
 ) -> RunStamp:
     """Return the stamp of rows that are yet to be made: an entry written meanwhile makes them stale, never wrong."""
     attempt, owner = folded.state.latest_attempt, folded.state.open_attempt
@@ -228,19 +211,19 @@ def stamp_run(
         seq=folded.head.entry.seq,
         entry_sha256=folded.head.sha256,
         latest_attempt=attempt,
-        steps_bytes=step_log.step_log_bytes(store, run_prefix, attempt) if with_steps else None,
+        steps_bytes=step_log.step_log_bytes(store, run_log.run_prefix(run_id), attempt) if with_steps else None,
         owner=owner.started.placement if owner else None,
     )
 
 
-def is_current(store: ObjectStore, run_prefix: str, stamp: RunStamp) -> bool:
+def is_current(store: ObjectStore, stamp: RunStamp) -> bool:
     """Whether the run's log still ends with the stamp's entry; at most three small requests, whatever its length."""
-    folder, steps_bytes = f"{run_prefix}/log", stamp.steps_bytes
+    prefix, steps_bytes = run_log.run_prefix(stamp.run_id), stamp.steps_bytes
     with suppress(StorageError):
         return (
-            sha256(store.read(f"{folder}/{log_entry.entry_name(stamp.seq)}")) == stamp.entry_sha256
-            and store.size(f"{folder}/{log_entry.entry_name(stamp.seq + 1)}") is None
-            and (steps_bytes is None or step_log.step_log_bytes(store, run_prefix, stamp.latest_attempt) == steps_bytes)
+            sha256(store.read(f"{prefix}/log/{log_entry.entry_name(stamp.seq)}")) == stamp.entry_sha256
+            and store.size(f"{prefix}/log/{log_entry.entry_name(stamp.seq + 1)}") is None
+            and (steps_bytes is None or step_log.step_log_bytes(store, prefix, stamp.latest_attempt) == steps_bytes)
         )
     return False
 
@@ -273,21 +256,14 @@ def arrow_table(columns: Sequence[Column], rows: Sequence[Any]) -> "pa.Table":
     return pa.Table.from_arrays(arrays, names=[column.name for column in columns])
 
 
-def join_rows(
-    columns: Sequence[Column],
-    table: str,
-    files: Mapping[str, Path],
-    kept: Collection[str],
-    made: Sequence[Mapping[str, Sequence[Any]]],
-) -> "pa.Table":
+def join_rows(columns: Sequence[Column], before: Path | None, kept: Collection[str], made: Sequence[Any]) -> "pa.Table":
     """Return the rows of one table: those of the runs in `kept` from its file, and those that were made anew."""
     import pyarrow as pa
     import pyarrow.compute as compute
     import pyarrow.parquet as parquet
 
-    parts = []
-    if kept:
-        before = parquet.read_table(files[table], partitioning=None)
-        parts.append(before.filter(compute.is_in(before["run_id"], pa.array(sorted(kept)))))
-    parts.append(arrow_table(columns, [row for rows in made for row in rows[table]]))
+    parts = [arrow_table(columns, made)]
+    if before and kept:
+        found = parquet.read_table(before, partitioning=None)
+        parts.insert(0, found.filter(compute.is_in(found["run_id"], pa.array(sorted(kept)))))
     return pa.concat_tables(parts).unify_dictionaries()

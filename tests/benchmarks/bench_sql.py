@@ -169,7 +169,7 @@ def build_store(folder: Path, work: Path, *, runs: int, attempts: int, moved: in
         state = fabricated(number, attempts, chance)
         run_id = f"run-{number:04d}"
         folded = head_of(store, run_id, state, 3 * attempts)
-        stamp = stamp_run(store, f"runs/{run_id}", run_id, folded, with_steps=False)
+        stamp = stamp_run(store, run_id, folded, with_steps=False)
         rows = make_log_rows(run_id, state, RunPhase.INTERRUPTED)
         tables = {table: arrow_table(listed, rows[table]) for table, listed in kind.tables.items()}
         made.setdefault(kind.pack_of(run_id), []).append((stamp, tables))
