@@ -221,7 +221,7 @@ def read_tensors(
     with transfers(_at_once(item.end - item.begin for item in by_name.values())) as run:
         for shard in opened.manifest.shards:
             if parts := [by_name[tensor.name] for tensor in shard.tensors if tensor.name in by_name]:
-                reader = ShardReader(store, opened.reference.prefix, shard, read_policy=read_policy, scratch=scratch)
+                reader = ShardReader(store, f"{opened.reference.prefix}/{shard.name}", shard, read_policy, scratch)
                 reads += reader.begin(run, parts)
         for read in reads:
             read()
@@ -255,10 +255,9 @@ def _find_damage(store: ObjectStore, prefix: str, item: payload.ManifestObject) 
         if not isinstance(item, payload.ManifestShard):
             return find_damage(store, _expected(prefix, item))
         whole = [WantedBytes(name=tensor.name, begin=0, end=tensor.bytes) for tensor in item.tensors]
+        reader = ShardReader(store, f"{prefix}/{item.name}", item, ReadPolicy(tries=1), threading.local())
         with transfers(1) as run:
-            ShardReader(store, prefix, item, read_policy=ReadPolicy(tries=1), scratch=threading.local()).begin(
-                run, whole
-            )
+            reader.begin(run, whole)
     except (IntegrityError, StoreUnavailable) as error:
         return _damage_of(f"{prefix}/{item.name}", (item.sha256, "the tensors of the manifest"), error)
     return None

@@ -116,16 +116,10 @@ class ShardReader:
     """Reads from one shard of a checkpoint."""
 
     def __init__(
-        self,
-        store: ObjectStore,
-        prefix: str,
-        shard: ManifestShard,
-        *,
-        read_policy: ReadPolicy,
-        scratch: threading.local,
+        self, store: ObjectStore, key: str, shard: ManifestShard, read_policy: ReadPolicy, scratch: threading.local
     ) -> None:
         """Use `scratch`, which several readers may share, for one buffer a thread."""
-        self._store, self._key, self._shard = store, f"{prefix}/{shard.name}", shard
+        self._store, self._key, self._shard = store, key, shard
         self._read_policy, self._scratch = read_policy, scratch
 
     def begin(self, run: Run, wanted: Iterable[WantedBytes]) -> list[Callable[[], None]]:
