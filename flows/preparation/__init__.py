@@ -1,1 +1,1 @@
-"""What is checked and planned before a run starts."""
+"""Checks and plans before a run starts."""

@@ -1,4 +1,4 @@
-"""Refuses before anything starts what cannot work: configuration, drift, store, text, tokenizer, sizes, memory, room.
+"""Refuses a run that cannot work: configuration, drift, store, text, tokenizer, sizes, memory, room in the store.
 
 A text too small for every tokenizer is refused here, tokenizing checks exactly. Memory and room are estimates.
 """
@@ -42,7 +42,7 @@ _MOST_EARLY_BYTES = 16 * 1024 * 1024
 def check_before_start(
     resolved: ResolvedRequest, log: run_log.RunLog, environment: Mapping[str, str], *, writable: bool = True
 ) -> RunConfig:
-    """Read the log, return the run's configuration; raises what ends a command; `writable` probes a new store."""
+    """Read the log, return the run's configuration or raise a command's error; `writable` probes a new store."""
     try:
         opened = log.refresh().opened
     except StoreUnavailable as error:
@@ -206,7 +206,7 @@ def available_memory(training: TrainingConfig, group: TrainerGroup, *, root: Pat
 
 
 def memory_room(config: RunConfig, vocab_size: int, memory: AvailableMemory) -> MemoryRoom | None:
-    """Return the memory of an attempt after out-of-memory beside a running evaluator, None if nobody knows."""
+    """Return the memory of an attempt after out-of-memory beside a running evaluator, None if it is unknown."""
     if memory.bytes is None:
         return None
     alone = replace(memory, place=replace(memory.place, evaluates=False))
@@ -267,9 +267,9 @@ def choose_micro_batch(config: RunConfig, vocab_size: int, memory: AvailableMemo
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoreRoom:
-    """What a run's checkpoints take: how many retention keeps at most, and what they need beside those that are there.
+    """The room of a run's checkpoints: how many retention keeps at most, and the bytes beside those that are there.
 
-    `free_bytes` is what the store's disk has, None where it has none to ask.
+    `free_bytes` is free on the store's disk, None where there is no disk to ask.
     """
 
     bytes_each: int
@@ -294,7 +294,7 @@ def store_room(
 
 
 def require_room(store: object_store.ObjectStore, room: StoreRoom) -> None:
-    """Raise `InvalidConfiguration` if the store's disk cannot hold what retention keeps."""
+    """Raise `InvalidConfiguration` if the store's disk cannot hold the checkpoints that retention keeps."""
     if room.free_bytes is not None and room.needed_bytes > room.free_bytes:
         raise InvalidConfiguration(
             f"store {store.url}: {room.needed_bytes / 1e9:.3g} GB are needed for checkpoints of "

@@ -20,7 +20,7 @@ from cairn.tasks.policy.attempt_sizes import AttemptSizes, next_sizes
 
 
 class PlanAction(StrEnum):
-    """What `cairn train` would do; `wait` is for a live owner."""
+    """The next step of `cairn train`; `wait` is for a live owner."""
 
     OPEN = "open"
     CONTINUE = "continue"
@@ -67,10 +67,10 @@ class PlannedCost:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingPlan:
-    """What a dry run shows; `attempt` is the one that would train, None if none would.
+    """The plan that a dry run shows; `attempt` is the one that would train, None if none would.
 
     `commits` are those ahead, without those that `checkpoint.every_seconds` adds; of these `evaluated_commits` are
-    evaluated, under each of the `suites`. `room` is what retention keeps at most.
+    evaluated, under each of the `suites`. `room` is for all that retention keeps at most.
     """
 
     run_id: str
@@ -151,7 +151,7 @@ def _data(log: run_log.RunLog, config: RunConfig, base_dir: Path) -> PlannedData
     if built := snapshot_build.find_built(log.store, data, base_dir, sources):
         return _snapshot_data(built.snapshot_id, built.manifest)
     sizes: dict[snapshot_manifest.SplitName, int] = {}
-    if all(source.sha256 or source.border is not None for source in sources):  # else there is much, not looked at
+    if all(source.sha256 or source.border is not None for source in sources):  # else there is much, and it was not read
         sizes = dict.fromkeys(snapshot_manifest.SPLITS, 0)
         for split, size_bytes in (size for source in sources for size in source.sizes(data.val_fraction)):
             sizes[split] += size_bytes

@@ -1,4 +1,4 @@
-"""What a person or a deployment asks of training, and what that resolves to, once: run, store and configuration."""
+"""A request for training by a person or a deployment, resolved once: run, store and configuration."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from cairn.tasks.errors import InvalidConfiguration
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingRequest:
-    """What `cairn train` or a flow run of `train-gpt` was given; an empty string leaves the choice to the defaults."""
+    """The arguments of `cairn train` or a flow run of `train-gpt`; an empty string means the default."""
 
     config: str = ""
     run_id: str = ""

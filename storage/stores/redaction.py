@@ -1,4 +1,4 @@
-"""Keeps secrets out of what is written: an address with credentials is refused unrepeated, an error is shown without.
+"""Keeps secrets out of all output: an address with credentials is refused unrepeated, an error is shown without.
 
 Nothing else needs hiding: secrets stay in the environment or in a client's own file, `[notify]` is part of no log, and
 processes that run foreign code or text get the variables of an allow-list.

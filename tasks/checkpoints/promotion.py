@@ -63,7 +63,7 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PromotionRules:
-    """What the gates require.
+    """The requirements of the gates.
 
     Weights are evaluated under every suite of `required` and compared under the first; none accepts any evaluation.
     """
@@ -241,7 +241,7 @@ GATES: tuple[tuple[Gate, Callable[[_Offer], str]], ...] = (
     (Gate.BETTER, _better),
     (Gate.APPROVED, _approved),
 )
-"""Each returns what is wrong and what to do next, or "". `readable` is checked before all of them."""
+"""Each returns the problem and the remedy, or "". `readable` is checked before all of them."""
 
 
 def _promoted(offer: _Offer, alias: str) -> Promoted:

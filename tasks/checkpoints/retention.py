@@ -24,13 +24,13 @@ from cairn.tasks.machine.placement import is_known_dead
 from cairn.tasks.policy.early_stop import StopTerms, find_stop, outstanding
 
 _ROLLBACK_REACH = 2
-"""What an alias points at and what its next rollback goes to are kept; anything older can be given up."""
+"""The checkpoint of an alias and that of its next rollback are kept; older ones can be given up."""
 _NO_SUITE = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RetentionTerms:
-    """What a plan needs beside the run's state.
+    """The facts that a plan needs beside the run's state.
 
     `dead_pins` are the pins whose owner was known dead before any registry or other run was read; only then does a
     registry without a decision prove that none will follow. Of the runs forked from this one `young_forks` have no
@@ -181,7 +181,7 @@ def sweep_run(
     dry_run: bool = False,
     is_dead: Callable[[Placement], bool] = is_known_dead,
 ) -> SweepReport:
-    """Apply the policy to the run and delete what is not needed; with `dry_run` only report it.
+    """Apply the policy to the run and delete all that is not needed; with `dry_run` only report it.
 
     Raises `IntegrityError` before any change if a registry cannot be read: its alias might need any checkpoint.
     """
@@ -197,7 +197,7 @@ def retention_terms(
     dry_run: bool,
     is_dead: Callable[[Placement], bool],
 ) -> RetentionTerms:
-    """Return what a plan needs; without `dry_run`, the undecided offers of dead processes are refused meanwhile."""
+    """Return the facts for a plan; without `dry_run`, the undecided offers of dead processes are refused meanwhile."""
     pins = log.refresh().pins
     dead = tuple(pin for pin in pins if is_dead(pin.pinned_by))
     aliases = sorted({*registry.list_aliases(log.store), *(pin.alias for pin in pins if pin.alias)})
@@ -252,8 +252,8 @@ def _abandoned(run_id: str, pin: CheckpointPinned, state: registry.RegistryState
 def withdrawn_aliases(log: run_log.RunLog, *, is_dead: Callable[[Placement], bool] = is_known_dead) -> tuple[str, ...]:
     """Return the aliases that deleting the run keeps from being rolled back to it; raises `GateRefused` if needed.
 
-    Needed is what an alias points at or goes back to next, what is being offered to one, and what a fork begins with
-    that has no checkpoint of its own. Changes nothing.
+    Needed are the checkpoint of an alias, that of its next rollback, one that is being offered, and the origin of a
+    fork that has no checkpoint of its own. Changes nothing.
     """
     state = log.refresh()
     log_entry.refuse_old_writer(state.closed_to_writers(), f"run {log.run_id}")
@@ -268,7 +268,7 @@ def withdrawn_aliases(log: run_log.RunLog, *, is_dead: Callable[[Placement], boo
 def delete_run(
     log: run_log.RunLog, body: RunDeleted, claimant: Claimant, *, is_dead: Callable[[Placement], bool] = is_known_dead
 ) -> SweepReport:
-    """Close the run for good and delete its checkpoints; on a run that is closed, delete what is left of them.
+    """Close the run for good and delete its checkpoints; on a run that is closed, delete the rest of them.
 
     Raises `LiveOwner`, or `GateRefused` as `withdrawn_aliases` does, before anything is deleted.
     """

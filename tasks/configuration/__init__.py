@@ -1,1 +1,1 @@
-"""The configuration of a run: its sections, where it is read from, what a log stores of it, and every key in words."""
+"""The configuration of a run: its sections, its files, its form in a log, and the description of every key."""

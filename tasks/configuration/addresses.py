@@ -1,4 +1,4 @@
-"""What a text of the command line means: a file of `deployments` by its bare name, a URL that is read, or a store."""
+"""The meaning of a text of the command line: a file of `deployments` by its bare name, a URL to read, or a store."""
 
 import os
 import re
@@ -48,7 +48,7 @@ def _files(place: Path) -> list[Path]:
 
 
 def wrong_scheme(address: str) -> str:
-    """Return what is wrong with the beginning of an address; empty for a path and for a URL that can be read."""
+    """Return the problem with the beginning of an address; empty for a path and for a URL that can be read."""
     if "::" in address or not (match := _URL.match(address)):
         return ""
     scheme, slashes = match[1].lower(), match[2]
@@ -62,7 +62,7 @@ def why_unreadable(error: Exception, url: str) -> str:
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ConnectionError | TimeoutError):
-            return f"nobody answers there ({os.strerror(cause.errno) if cause.errno else type(cause).__name__})"
+            return f"no server answers there ({os.strerror(cause.errno) if cause.errno else type(cause).__name__})"
         cause = cause.__cause__ or cause.__context__
     if isinstance(error, FileNotFoundError):
         return "no such object"

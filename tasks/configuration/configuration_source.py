@@ -115,7 +115,7 @@ def resolve_evaluation(evaluation: EvaluationConfig, folder: Path) -> Evaluation
 
 
 def read_suite(path: Path, evaluation: EvaluationConfig) -> EvaluationConfig:
-    """Return the section with what the file measures; raises TaskError naming the file, the key and the rule."""
+    """Return the section with the keys of the file; raises TaskError naming the file, the key and the rule."""
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -151,7 +151,7 @@ def _with_files(evaluator: EvaluatorConfig, folder: Path) -> EvaluatorConfig:
     if evaluator.logged or evaluator.files is not None:
         return evaluator
     program, *arguments = evaluator.command
-    texts = [program] if "/" in program else []  # a bare name is looked for in PATH, not here
+    texts = [program] if "/" in program else []  # a bare name is found in PATH, not here
     texts += [text for argument in arguments for text in (argument, argument.partition("=")[2])]
     files = {}
     for text in texts:
@@ -209,7 +209,7 @@ def _overlay(
         if not separator or not key:
             raise InvalidConfiguration(f"--set {override!r}: must be section.key=value")
         _put(layered, key.split("."), value, origin=f"--set {override}", origins=origins)
-    if "evaluation.suite" in origins:  # it replaces what the document measures
+    if "evaluation.suite" in origins:  # it replaces the document's suite
         for key in (*SUITE_KEYS, "command"):
             if f"evaluation.{key}" not in origins:
                 layered["evaluation"].pop(key, None)
@@ -255,7 +255,7 @@ def _put(document: dict[str, Any], keys: Sequence[str], text: str, *, origin: st
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SetMember:
-    """One run of a set and the overrides that make it what it is."""
+    """One run of a set and its overrides."""
 
     run_id: str
     overrides: tuple[str, ...]

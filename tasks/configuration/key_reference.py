@@ -1,4 +1,4 @@
-"""Every configuration key in words, from the fields of `RunConfig`, and the rules that a document breaks."""
+"""A description of every configuration key, from the fields of `RunConfig`, and the rules that a document breaks."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ _BOUNDS = {"exclusiveMinimum": "above", "minimum": "of at least", "exclusiveMaxi
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConfigurationKey:
-    """A key such as `training.lr`. `rule` and `default` are words; `unit` is empty where the value has none."""
+    """A key such as `training.lr`. `rule` and `default` are for people; `unit` is empty where the value has none."""
 
     key: str
     meaning: str
@@ -35,7 +35,7 @@ class ConfigurationKey:
 
     @property
     def section(self) -> str:
-        """The section it stands in, empty for a key outside of all sections."""
+        """Its section, empty for a key outside of all sections."""
         return self.key.rpartition(".")[0]
 
     @property
@@ -51,7 +51,7 @@ class ConfigurationKey:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BrokenRule:
-    """What is wrong with one key; `text` names the key and its value."""
+    """A rule that one key breaks; `text` names the key and its value."""
 
     key: str
     text: str
@@ -134,7 +134,7 @@ def _fields(
 
 
 def _rule(field: Mapping[str, Any]) -> str:
-    """Return what a value must be: `a number above 0`."""
+    """Return the rule for a value: `a number above 0`."""
     if "rule" in field:
         return str(field["rule"])
     if "anyOf" in field:
@@ -163,7 +163,7 @@ def broken_rules(error: ValidationError, document: Mapping[str, Any], section: s
         if item["type"] == "missing" and item["loc"][0] in misspelled - document.keys():  # it has a misspelled name
             continue
         location = (section, *item["loc"]) if section else item["loc"]
-        # What follows the name of a key are items and the validator's own names.
+        # The name of a key is followed by items and the validator's own names.
         starts = ((end, _dotted(location[:end])) for end in range(1, len(location)))
         path = location[: next((end for end, name in starts if name and name not in section_meanings()), None)]
         value = cast(Any, document)
@@ -179,7 +179,7 @@ def broken_rules(error: ValidationError, document: Mapping[str, Any], section: s
 
 
 def unknown_key(key: str, *, is_section: bool = False) -> str:
-    """Return what is wrong with a key or section that does not exist, and which was probably meant."""
+    """Return the message about a key or section that does not exist, with the one that was probably meant."""
     sections = section_meanings()
     if is_section and (close := _closest_section(key)):
         return f"unknown section; did you mean {close} ({sections[close].partition('. ')[0].removesuffix('.')})?"

@@ -14,7 +14,7 @@ from cairn.storage.stores.redaction import find_credentials
 from cairn.tasks.configuration import settings
 
 FROZEN_SECTIONS = ("model_family", "data", "model", "training")
-"""What decides which run it is; `UNFROZEN_TRAINING` is excepted."""
+"""The sections that decide which run it is; `UNFROZEN_TRAINING` is excepted."""
 MACHINE_KEYS = (
     *("exporters.tensorboard", "exporters.wandb", "exporters.mlflow", "preemption.notice_file", "preemption.metadata"),
     *("notify.command", "notify.webhook", "notify.block"),
@@ -27,7 +27,7 @@ MACHINE_KEYS = (
 
 
 class ExportersConfig(Section, use_attribute_docstrings=True):
-    """Exporters: where the curve of a run is copied, beside the store. Never read or waited for, never a log's word."""
+    """Exporters: where the curve of a run is copied, beside the store. Never read, waited for or taken from a log."""
 
     tensorboard: str = ""
     """folder of this machine that TensorBoard reads"""
@@ -80,7 +80,7 @@ class RunConfig(Section, use_attribute_docstrings=True):
     cost: settings.CostConfig = settings.CostConfig()
     exporters: ExportersConfig = ExportersConfig()
     notify: settings.NotifyConfig = Field(default=settings.NotifyConfig(), exclude=True)
-    # A store can be moved: where a log lies is no part of what the log says.
+    # A store can be moved, so its place is no part of the log.
     store: str = Field("", exclude=True)
     """folder or URL of the store, where neither --store nor CAIRN_STORE names one"""
 
@@ -89,7 +89,7 @@ class RunConfig(Section, use_attribute_docstrings=True):
         return self.model_dump(mode="json")
 
     def frozen(self) -> dict[str, Any]:
-        """Return only what decides which run it is."""
+        """Return only the part that decides which run it is."""
         document = self.document()
         training = {key: value for key, value in document["training"].items() if key not in UNFROZEN_TRAINING}
         return {**{name: document[name] for name in FROZEN_SECTIONS}, "training": training}

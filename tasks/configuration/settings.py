@@ -22,7 +22,7 @@ METRIC = "val_loss"
 EVALUATOR_VERSION = "1"
 """The held-out loss in an evaluation's metrics, by which checkpoints are ranked, promoted and stopped."""
 SUITE_KEYS = ("name", "batches", "batch_size", "prompts", "sample_tokens", "sample_seed", "evaluators")
-"""The keys that say what is measured: those that a suite file may hold."""
+"""The keys of a suite: those that a suite file may hold."""
 
 
 Command = Annotated[
@@ -34,7 +34,7 @@ Verdict = Literal["diverging", "stuck", "spiking", "overfitting", "clipping", "r
 
 
 class CheckpointConfig(Section, use_attribute_docstrings=True):
-    """When a run commits and which checkpoints are kept. What an alias, evaluation or attempt needs is always kept."""
+    """When a run commits and which checkpoints are kept. Those of an alias, evaluation or attempt are always kept."""
 
     every_steps: Positive = 200
     """interval of commits; evaluations are due at its multiples"""
@@ -97,7 +97,7 @@ class EvaluationConfig(Section, use_attribute_docstrings=True):
     timeout_seconds: Seconds = 600.0
     """time limit of one suite"""
     suite: str = ""
-    """TOML file that says what is measured, instead of the keys below"""
+    """TOML file of the suite, instead of the keys below"""
     name: Name = "held-out"
     """name of the built-in suite in the log"""
     batches: Positive = 20
@@ -187,7 +187,7 @@ class LeaseConfig(Section, use_attribute_docstrings=True):
 
 
 class BudgetConfig(Section, use_attribute_docstrings=True):
-    """What retries of one termination reason may spend."""
+    """The budget for retries of one termination reason."""
 
     retries: NotNegative
     """retries since the last progress"""
@@ -266,7 +266,7 @@ class DivergenceConfig(Section, use_attribute_docstrings=True):
 
 
 class PreemptionConfig(Section, use_attribute_docstrings=True):
-    """What announces, besides SIGTERM, that this machine will be taken away; file and cloud are never a log's word."""
+    """Notices, besides SIGTERM, that this machine will be taken away; file and cloud are never taken from a log."""
 
     notice_file: str = ""
     """a file whose existence is the notice"""
@@ -275,7 +275,7 @@ class PreemptionConfig(Section, use_attribute_docstrings=True):
     signal: Literal["", "SIGUSR1", "SIGUSR2"] = ""
     """signal that the scheduler sends ahead, such as Slurm's --signal=USR1@60"""
     poll_seconds: Seconds = 5.0
-    """time between looks at the file and the metadata service"""
+    """time between polls of the file and the metadata service"""
 
 
 class CostConfig(Section, use_attribute_docstrings=True):
@@ -291,9 +291,9 @@ class CostConfig(Section, use_attribute_docstrings=True):
 
 
 class NotifyConfig(Section, use_attribute_docstrings=True):
-    """Whom a run's decisions are told, by this machine alone: nothing of this section is written into a log.
+    """Where notices of a run's decisions are sent, by this machine alone: none of this section is written into a log.
 
-    Its words: finished, budget-exhausted, stopped, integrity, approval-wanted, and silent, which `cairn watch` tells.
+    Notices: finished, budget-exhausted, stopped, integrity, approval-wanted, and silent, which `cairn watch` sends.
     """
 
     command: str = ""

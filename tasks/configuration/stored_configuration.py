@@ -1,4 +1,4 @@
-"""The configuration in a run log: what it may say, validated again, and compared with what a command asks for."""
+"""The configuration in a run log: validated again, without the machine's keys, and compared with a command's."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""Opens `data.sources` as documents; what is read later has the hash that was checked first, or raises an error.
+"""Opens `data.sources` as documents; later reads have the hash that was checked first, or raise an error.
 
 A file of text, a line of JSON and a row of Parquet is a document, or several where it is long. Each belongs to train or
 val by its own hash; but of a few files of text the end of each is held out. The sources `python:topics` and
@@ -251,7 +251,7 @@ def _walk(folder: Path) -> Iterator[Path]:
 # Read twice (tokenizer training, encoding), two megabytes, seconds to parse.
 @cache
 def _documents(library: Path, _content_sha256: str) -> tuple[Document, ...]:
-    gc.disable()  # looking for garbage among what stays would be a quarter of the time
+    gc.disable()  # a search for garbage among objects that stay would be a quarter of the time
     try:
         texts = []
         for path in sorted(_walk(library), key=Path.as_posix):

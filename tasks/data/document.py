@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # every command loads this module, and the index loads pyarro
 
 _REPORT_EVERY_PIECES = 1024
 _FAR = 1.5
-"""How many times more, or less, than asked is told: one long document can be most of a text."""
+"""A share this many times greater or smaller than asked is reported: one long document can be most of a text."""
 
 
 class InvalidCorpus(TaskError):
@@ -153,7 +153,7 @@ def describe_split(train: int, val: int, unit: str, val_fraction: float) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Survey:
-    """Counts of documents and text; `worst` says which fault in one source is the most frequent."""
+    """Counts of documents and text; `worst` is the most frequent fault in one source."""
 
     train_documents: int
     val_documents: int
@@ -202,7 +202,7 @@ def read_corpus(sources: Sequence[Source], *, deduplicate: bool) -> Iterator[Pie
 
 
 def remembered(sha256: str) -> bytes:
-    """Return what is kept of a document's hash: 128 bits tell more texts apart than there are."""
+    """Return the kept part of a document's hash: 128 bits tell more texts apart than there are."""
     return bytes.fromhex(sha256[:32])
 
 

@@ -36,18 +36,18 @@ def load_library_tokenizer(text: str) -> LibraryTokenizer:
 
 
 def read_library_tokenizer(path: Path) -> LibraryTokenizer:
-    """Return what `load_library_tokenizer` does of a file; raises OSError and UnicodeDecodeError too."""
+    """Load the tokenizer of a file as `load_library_tokenizer` does; raises OSError and UnicodeDecodeError too."""
     with path.open(encoding="utf-8") as file:
         return load_library_tokenizer(file.read(tokenizer_file.MAX_FILE_BYTES + 1))
 
 
 def parse_tokenizer(text: str) -> tokenizer.Tokenizer:
-    """Return what `load_library_tokenizer` does, as a tokenizer with an end of text; raises InvalidInput."""
+    """Load as `load_library_tokenizer` does, as a tokenizer with an end of text; raises InvalidInput."""
     return tokenizer.Tokenizer(load_library_tokenizer(text))
 
 
 def read_tokenizer(path: Path) -> tokenizer.Tokenizer:
-    """Return the tokenizer of a file; InvalidInput names the file and what is wrong with it."""
+    """Return the tokenizer of a file; InvalidInput names the file and the problem."""
     try:
         return tokenizer.Tokenizer(read_library_tokenizer(path))
     except (OSError, UnicodeDecodeError, InvalidInput) as error:

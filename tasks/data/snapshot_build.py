@@ -121,7 +121,7 @@ def repair_snapshot(
 ) -> tuple[str, ...]:
     """Build damaged objects of a snapshot again from its sources; returns their keys, copies in `cache_dir` included.
 
-    `data` is what this machine's configuration names, None without one. Raises SnapshotDamaged and changes nothing in
+    `data` is of this machine's configuration, None without one. Raises SnapshotDamaged and changes nothing in
     the store if there is none, or if the sources are gone or different, or are the snapshot.
     """
     dropped = data_snapshot.drop_damaged_copies(cache_dir, read_manifest(store, snapshot_id))
@@ -188,10 +188,10 @@ class _Build:
         self.sources = open_corpus(data, base_dir, lambda done, total: self._report(BuildStage.CHECKING, total, done))
 
     def stage(self, folder: Path) -> snapshot_manifest.SnapshotManifest:
-        """Write every file of the snapshot into `folder/snapshot`, and reuse what an earlier build finished."""
+        """Write every file of the snapshot into `folder/snapshot`, with the parts that an earlier build finished."""
         survey, tokenizer = self._survey(folder)
         done, options, val_fraction = find_finished_parts(folder), self._options, self._data.val_fraction
-        # All of the text is read again, to be hashed; only what the finished parts lack is tokenized.
+        # All of the text is read again, to be hashed; only the rest after the finished parts is tokenized.
         pieces = islice(document.read_corpus(self.sources, deduplicate=self._data.deduplicate), done.pieces, None)
         encoder = PartEncoder(tokenizer=tokenizer, val_fraction=val_fraction)
         batches = encoder.encode(pieces, workers=options.workers, batch_bytes=options.batch_bytes)

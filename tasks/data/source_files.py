@@ -55,7 +55,7 @@ class Compression(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextFile:
-    """A file of a source: `place` is its full path or URL, `bytes` its size, `unit` what a document is in it.
+    """A file of a source: `place` is its full path or URL, `bytes` its size, `unit` its kind of document.
 
     `name` is the same on every machine: the path from the folder that all files have in common, or the URL.
     """

@@ -1,1 +1,1 @@
-"""What this process and machine are: placement, memory, speed, folders."""
+"""This process and machine: placement, memory, speed, folders."""

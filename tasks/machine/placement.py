@@ -183,7 +183,7 @@ def trainer_folder(environment: Mapping[str, str], run_id: str) -> Path:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Replace the file atomically; a folder that cannot be written costs only what would be remembered."""
+    """Replace the file atomically; a folder that cannot be written is ignored."""
     beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)

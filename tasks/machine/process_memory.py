@@ -17,7 +17,7 @@ from cairn.tasks.machine.process_scopes import running_beside
 
 _ROOT = Path("/")
 _LIMITS = {"memory.max": "memory.current", "memory.limit_in_bytes": "memory.usage_in_bytes"}
-"""Limit → what counts against it."""
+"""Limit → the use that counts against it."""
 _REUSABLE = ("inactive_file", "total_inactive_file")
 """File pages not used lately, in cgroup v2 and v1; the kernel reclaims them before it kills."""
 _DYING_SECONDS = 30.0
@@ -113,7 +113,7 @@ def memory_limit_bytes(pid: int, *, root: Path = _ROOT) -> int | None:
 
 
 def available_memory_bytes(pid: int, *, root: Path = _ROOT) -> int | None:
-    """Return what a child of `pid` could allocate within machine and control groups; reclaimable pages are free."""
+    """Return the memory left for a child of `pid` in machine and control groups; reclaimable pages are free."""
     rooms = [_meminfo_bytes("MemAvailable:", root), _address_space_limit(pid, root)]
     rooms += [_room(folder, name) for folder in _group_folders(pid, root) for name in _LIMITS]
     return min((room for room in rooms if room is not None), default=None)

@@ -1,4 +1,4 @@
-"""What this process does while a block runs: a daemon thread beside it, or no search for garbage."""
+"""Scopes of a block in this process: a daemon thread beside it, or no search for garbage."""
 
 import gc
 import threading
@@ -58,7 +58,7 @@ def repeating_beside(
 
 @contextmanager
 def collecting_no_garbage() -> Iterator[None]:
-    """Collect no garbage while the block makes much that stays, and never look through it: a fifth of the time."""
+    """Collect no garbage while the block makes many objects that stay, and never search them: a fifth of the time."""
     gc.disable()
     try:
         yield

@@ -88,7 +88,7 @@ class CommandFreeStream(io.TextIOWrapper):
         self._stream = stream  # it would close the buffer when nothing refers to it
 
     def write(self, text: str) -> int:
-        """Write text; what is added to it depends only on the line so far."""
+        """Write text; the characters added to it depend only on the line so far."""
         whole = self._line + text
         super().write(break_commands(whole)[len(break_commands(self._line)) :])
         line = re.split(r"[\r\n]", whole)[-1].lstrip()
@@ -102,7 +102,7 @@ def discard_output(stream: TextIO) -> None:
 
 
 def output_columns() -> int | None:
-    """Return the width of the terminal, or what COLUMNS says; None where the output is a file or a pipe."""
+    """Return the width of the terminal, or COLUMNS; None where the output is a file or a pipe."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() or os.environ.get("COLUMNS") else None
 
 
@@ -163,7 +163,7 @@ def wrap_beside(label: str, text: str, *, start: int, width: int) -> list[str]:
 
 
 def lay_out(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Iterator[tuple[str, ...]]:
-    """Yield the lines of the heading, then those of each row; a row names what stands below it."""
+    """Yield the lines of the heading, then those of each row; a row names the cells below it."""
     together = list(zip(columns, *rows, strict=True))
     natural = [max(map(_cells, cells)) for cells in together]
     least = [max([_longest_word(name), *map(_least_width, cells)]) for name, *cells in together]

@@ -211,7 +211,7 @@ TRAINING: dict[str, tuple[int, str]] = {
     "train run.toml --set 'data.sources=[\"gs://bucket/x.txt\"]'": (2, "gs:// is not read"),
     "train run.toml --set 'data.sources=[\"http://127.0.0.1:9/x.txt\"]'": (
         2,
-        "nobody answers there (Connection refused)",
+        "no server answers there (Connection refused)",
     ),
     "train run.toml --set 'data.sources=[\"snapshot:0123\"]'": (2, "at least its first 8 characters"),
     "train run.toml --set data.val_fraction=0": (2, "must be a number above 0 and below 1"),
@@ -252,7 +252,7 @@ TRAINING: dict[str, tuple[int, str]] = {
     "train --run-id bard --set training.steps=50": (6, "training.steps: run has 40, this command has 50"),
     "train --run-id bard --set training.lr=0.1 --dry-run": (6, "training.lr: run has 0.001, this command has 0.1"),
     "train bard": (2, "A run that exists is continued with --run-id bard"),
-    "train http://127.0.0.1:9/run.toml": (2, "nobody answers there (Connection refused)"),
+    "train http://127.0.0.1:9/run.toml": (2, "no server answers there (Connection refused)"),
     "train ftp://host/run.toml": (2, "ftp:// is not read"),
     "train hf://host/run.toml": (2, "hf:// is not read"),
     "CAIRN_TRAINING__STEPZ=9 train run.toml": (
