@@ -1,4 +1,4 @@
-"""What the commands say to people; scripts use --json."""
+"""Prints answers to people, and those of SQL to people and scripts."""
 
 import os
 import sys

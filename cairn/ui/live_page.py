@@ -237,7 +237,7 @@ class LivePages:
 
     def _read_runs(self, run_ids: Sequence[str]) -> list[View]:
         def follow(run_id: str) -> Callable[[], Any]:
-            return FollowedRun(self._store, run_id, self._environment).look
+            return FollowedRun(self._store, run_id, self._environment).read
 
         return [self._views.read(f"run/{run_id}", partial(follow, run_id)) for run_id in run_ids[:MOST_COMPARED]]
 

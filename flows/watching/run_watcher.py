@@ -229,7 +229,7 @@ class RunWatcher:
     def _poll(self, run_ids: list[str]) -> tuple[WatchRow, ...]:
         self._read_aliases.clear()
         with ThreadPoolExecutor(_READERS) as readers:
-            reads = {run_id: readers.submit(self._index.look, run_id) for run_id in run_ids}
+            reads = {run_id: readers.submit(self._index.read, run_id) for run_id in run_ids}
         rows = []
         for run_id, read in reads.items():
             try:

@@ -30,7 +30,7 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CurveUpdate:
-    """What is new. The receiver first drops every step after `rewind_to`, then adds the rest.
+    """The news of a curve. The receiver first drops every step after `rewind_to`, then adds the rest.
 
     `settled` are the steps that are committed now, for receivers that take nothing back; they are trained again only
     where a checkpoint is unreadable or a spike is rolled back. `more` says that the next call has more.

@@ -13,13 +13,13 @@ from cairn.tasks.policy.termination import DecisionAction, FlowOutcome, flow_out
 from cairn.tasks.text.format import one_line
 
 _OLD = timedelta(days=1)
-"""What was decided longer ago is history, not news: a store that gets its first watcher is not retold."""
+"""Older decisions are not told: a store that gets its first watcher does not repeat its history."""
 _MOST_CHARACTERS = 500
 _FORMAT_VERSION = 1
 
 
 class NoticeKind(StrEnum):
-    """What a notice is about."""
+    """The event that a notice is about."""
 
     FINISHED = "finished"
     BUDGET_EXHAUSTED = "budget-exhausted"

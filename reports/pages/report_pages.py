@@ -233,7 +233,7 @@ class RunView:
 
 
 class FollowedRun:
-    """One run of a store; thread-safe. Nothing is read before `look`."""
+    """One run of a store; thread-safe. Nothing is read before `read`."""
 
     def __init__(self, store: ObjectStore, run_id: str, environment: Mapping[str, str]) -> None:
         """Raise `RunNotFound`; prices come from the environment where it names them."""
@@ -244,7 +244,7 @@ class FollowedRun:
         self._view: RunView | None = None
         self._lock = Lock()
 
-    def look(self) -> RunView:
+    def read(self) -> RunView:
         """Return the run as it is now; of one without an open attempt nothing but its log is asked again."""
         with self._lock:
             state, known = self._log.refresh(), self._view
@@ -265,7 +265,7 @@ class FollowedRun:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Frame:
-    """What surrounds every page: the store's URL, and why it cannot be read now; empty where it can."""
+    """The frame of every page: the store's URL, and why it cannot be read now; empty where it can."""
 
     store: str
     problem: str
@@ -273,7 +273,7 @@ class Frame:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunsQuery:
-    """What the list of runs is searched for and sorted by."""
+    """The words and the field that the list of runs is searched and sorted by."""
 
     search: str
     sort: str

@@ -95,7 +95,7 @@ class RunReport:
 
     @property
     def aliases(self) -> tuple[str, ...]:
-        """What each alias was last pointed at, in words."""
+        """The step that each alias was last pointed at, in words."""
         promoted = (item for item in reversed(self.promotions) if item.kind == "promoted")
         newest = {item.alias: f"{item.alias} was pointed at step {item.step:,}" for item in promoted}
         return tuple(newest.values())

@@ -1,4 +1,4 @@
-"""What all plots of a run share: the axis, steps or tokens, columns of step records on it, and these for a browser.
+"""Parts that all plots of a run share: the axis, steps or tokens, columns of step records, and these for a browser.
 
 Thinning keeps the first, least, greatest and last value of each pixel column (M4, Jugel et al., VLDB 2014).
 """
@@ -180,7 +180,7 @@ class EndedAttempts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CurveView:
-    """What a browser draws of one run; `traces` by name, empty ones left out, `inherited` from before a fork."""
+    """The curves of one run as a browser draws them; `traces` by name, without empty ones, `inherited` before a fork."""
 
     run_id: str
     state: str

@@ -1,4 +1,4 @@
-"""What each alias points at, and every decision about it, with the JSON fields of `cairn models`."""
+"""The promotions in force of each alias, and every decision about it, with the JSON fields of `cairn models`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ _KINDS: Mapping[type, str] = {record: kind for kind, record in registry.MODEL_KI
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PromotedEvaluation:
-    """What the gates compared: metrics under one suite, the other suites they required, the verdict on the curve."""
+    """The evaluation that the gates compared: metrics under a suite, other suites they required, the curve's verdict."""
 
     suite_sha256: str
     metrics: Mapping[str, float]

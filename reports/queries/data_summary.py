@@ -1,4 +1,4 @@
-"""What a data snapshot holds and where a window comes from, for `cairn data`; every part is verified before its use."""
+"""The content of a data snapshot and the origin of a window, for `cairn data`; each part is verified before its use."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -15,7 +15,7 @@ INJECTED = " (injected)"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Receipt:
-    """What an attempt did, why it ended and what it cost; in an open attempt the termination reason is None.
+    """The work of an attempt, why it ended and its cost; in an open attempt the termination reason is None.
 
     `first_step` is the step the attempt started from: 0, or the step of the checkpoint it resumed. `waiting_seconds`
     passed before it started, since the opening or the last sign of life before it, `gathering_seconds` of them until

@@ -96,7 +96,7 @@ class RunMetrics:
         """Return the state of a run and its samples, none of one that was over before the first scrape."""
         phase = run_status.phase_of(log.state)
         if phase in _OVER and log.run_id not in self._sampled:
-            self._index.note(log, is_over=True)
+            self._index.forget(log)
             return phase, {}
         if log.folded is None:
             self._index.fold(log)

@@ -1,4 +1,4 @@
-"""What commands answer to people about one thing: read models as lines, facts and tables; scripts use --json."""
+"""Answers of commands to people: read models as lines, facts and tables; scripts use --json."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """An index of a store's runs as a watcher last saw them: a cache, which may be stale, damaged or missing.
 
-One request says whether a run has moved since. Of the runs that are over, each look asks only some, in turn.
+One request says whether a run has moved since. Of the runs that are over, each refresh asks only some, in turn.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ INDEX_FOLDER = "index/runs"
 RUNS_IN_OBJECT = 500
 """Runs in one object of the index, which stays far below what is read of a document."""
 ASKED_OVER_RUNS = 40
-"""Runs that are over and are asked in one look whether they went on."""
+"""Runs that are over and are asked in one refresh whether they went on."""
 _VERSION = 2
 _READERS = 8
 Item = TypeVar("Item")
@@ -75,7 +75,7 @@ class RunIndex:
 
         def read_one(run_id: str) -> Item | None:
             try:
-                log = self.look(run_id)
+                log = self.read(run_id)
                 return None if is_empty(log) else read(log)
             except IntegrityError as error:
                 return unreadable(run_id, str(error))
@@ -84,7 +84,7 @@ class RunIndex:
             found = zip(run_ids, readers.map(read_one, run_ids), strict=True)
             return [(run_id, item) for run_id, item in found if item is not None]
 
-    def look(self, run_id: str) -> run_log.RunLog:
+    def read(self, run_id: str) -> run_log.RunLog:
         """Return a run's log: with the state of its sketch and `folded` None if it has not moved, else refreshed."""
         log = self._logs.pop(run_id, None)
         if log is None:
@@ -95,17 +95,20 @@ class RunIndex:
         return self.fold(log)
 
     def fold(self, log: run_log.RunLog) -> run_log.RunLog:
-        """Refresh a log and keep it: the next look reads only what is new in it."""
+        """Refresh a log and keep it: the next read of the run costs only its new entries."""
         log.refresh()
         self._logs[log.run_id] = log
         return log
 
+    def forget(self, log: run_log.RunLog) -> None:
+        """Keep only the sketch of a run that is over."""
+        self.note(log, is_over=True)
+        self._logs.pop(log.run_id, None)
+
     def note(self, log: run_log.RunLog, *, is_over: bool) -> None:
-        """Remember a run as it is in a log that was looked at."""
+        """Remember a run as it is in a log that was read."""
         before = self._runs.get(log.run_id)
         seq = before.seq if before is not None and log.folded is None else log.seq
-        if is_over:
-            self._logs.pop(log.run_id, None)
         if not is_empty(log) and (before is None or (before.seq, before.is_over) != (seq, is_over)):
             self._runs[log.run_id] = Sketch(seq=seq, state=_sketch(log.state, is_over), is_over=is_over)
 
@@ -114,7 +117,7 @@ class RunIndex:
         return log.folded is None and log.run_id in self._runs and self._runs[log.run_id].is_over
 
     def save(self) -> None:
-        """Write the index; a store that refuses it costs later looks their requests, and nothing else."""
+        """Write the index; a store that refuses it costs later refreshes their requests, and nothing else."""
         sketches, written = sorted(self._runs.items()), list[str]()
         with suppress(StorageError):
             for number, first in enumerate(range(0, len(sketches), RUNS_IN_OBJECT)):
@@ -153,7 +156,7 @@ def list_run_ids(store: ObjectStore) -> list[str]:
 
 
 def is_empty(log: run_log.RunLog) -> bool:
-    """Whether a log that was looked at has no entry."""
+    """Whether a log that was read has no entry."""
     return log.folded is None and log.state.opened is None and not log.state.attempts
 
 
