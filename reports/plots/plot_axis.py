@@ -180,7 +180,7 @@ class EndedAttempts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CurveView:
-    """The curves of one run as a browser draws them; `traces` by name, without empty ones, `inherited` before a fork."""
+    """The curves of one run as a browser draws them; `traces` by name, none empty, `inherited` before a fork."""
 
     run_id: str
     state: str

@@ -13,7 +13,7 @@ _KINDS: Mapping[type, str] = {record: kind for kind, record in registry.MODEL_KI
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PromotedEvaluation:
-    """The evaluation that the gates compared: metrics under a suite, other suites they required, the curve's verdict."""
+    """The evaluation that the gates compared: metrics under a suite, other required suites, the curve's verdict."""
 
     suite_sha256: str
     metrics: Mapping[str, float]
