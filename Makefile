@@ -161,8 +161,9 @@ lock: $(DEVELOPER)  ## write constraints/ from pyproject.toml and constraints.tx
 audit: $(DEVELOPER)  ## known holes in the packages of constraints/; says whether it found some (Error 1) or could not ask (Error 3)
 	@$(BIN)/python constraints/audit.py
 
-docs: $(DEVELOPER)  ## write docs/reference/ from the code: configuration, commands, JSON, log entries, SQL tables
+docs: $(DEVELOPER)  ## write from the code: docs/reference/, and the rooms and the chain in docs/overview.md
 	@PYTHONPATH=. $(BIN)/python -m docs.generate.reference_pages docs/reference
+	@PYTHONPATH=. $(BIN)/python -m docs.generate.overview_page docs/overview.md
 
 format: $(DEVELOPER)  ## let ruff put the code in shape
 	@$(BIN)/ruff check --fix .

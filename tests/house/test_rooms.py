@@ -2,42 +2,24 @@
 
 import ast
 import graphlib
-from collections import defaultdict
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
-from tests.house.packages import folder_of, module_of
-
-Arrows = dict[str, set[str]]
-
-
-def room(module: str) -> str:
-    """The folder of a module; a package's root is one room, but for `errors`, which every room may import."""
-    parts = folder_of(module).parts
-    return ".".join(parts[:2]) if len(parts) > 2 or parts[-1] == "errors" else f"{parts[0]} (root)"
+from docs.generate.overview_page import Arrows, file_imports, overview_page, room_imports
 
 
 @pytest.fixture(scope="module")
-def imports(modules: Mapping[str, ast.Module]) -> Arrows:
-    """Module → the project's modules that it imports, also inside functions."""
-    known = {module_of(path) for path in modules if not path.endswith("__init__.py")}
-    arrows: Arrows = defaultdict(set)
-    for path, tree in modules.items():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ImportFrom) and node.module:
-                targets = {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
-                arrows[module_of(path)] |= (targets & known) - {module_of(path)}
-    return arrows
+def imports(root: Path) -> Arrows:
+    """File → the project's files that it imports."""
+    return file_imports(root)
 
 
 @pytest.fixture(scope="module")
 def rooms(imports: Arrows) -> Arrows:
     """Room → the rooms that its files import."""
-    arrows: Arrows = defaultdict(set)
-    for module, targets in imports.items():
-        arrows[room(module)] |= {room(target) for target in targets} - {room(module)}
-    return arrows
+    return room_imports(imports)
 
 
 def test_no_two_rooms_import_each_other(rooms: Arrows) -> None:
@@ -58,3 +40,9 @@ def test_no_files_import_each_other_in_a_circle(imports: Arrows) -> None:
 def test_every_room_says_in_a_sentence_what_it_is(modules: Mapping[str, ast.Module]) -> None:
     packages = {path: tree for path, tree in modules.items() if path.endswith("__init__.py")}
     assert [path for path, tree in packages.items() if len(ast.get_docstring(tree) or "") < 20] == []
+
+
+def test_the_overview_has_the_rooms_and_quotes_the_chain_as_they_are(root: Path) -> None:
+    written = (root / "docs" / "overview.md").read_text(encoding="utf-8")
+    assert (root / "flows" / "train_gpt.py").read_text(encoding="utf-8") in written
+    assert written == overview_page(root), "run `make docs`"
