@@ -4,11 +4,11 @@ import os
 import shlex
 import textwrap
 from collections.abc import Iterator, Mapping
-from dataclasses import is_dataclass
+from dataclasses import fields
 from glob import escape, glob
 from inspect import getdoc
 from pkgutil import resolve_name
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any
 
 from cyclopts import App, Group, Parameter
 from cyclopts.completion import CompletionContext
@@ -145,7 +145,7 @@ def store_option(chosen: str, environment: Mapping[str, str]) -> str:
     return "" if found_anyway else f" --store {shlex.quote(chosen)}"
 
 
-def find_record(line: str) -> tuple[type, bool]:
+def find_record(line: str) -> tuple[Any, bool]:
     """Return the record that a command line prints, and whether it prints a list of them."""
     name = RECORDS[line]
     return resolve_name(name.removesuffix("*")), name.endswith("*")
@@ -158,28 +158,12 @@ def read_examples(verb: str) -> list[str]:
 
 
 def describe_fields(verb: str) -> str:
-    """Return the fields that a command prints with --json, those of nested records in parentheses."""
+    """Return the fields that a command prints with --json; docs/reference/json.md has those of nested records too."""
     described = list[str]()
     for line in (line for line in RECORDS if line.split()[0] == verb):
         record, is_list = find_record(line)
         options = "".join(f" of {word}" for word in line.split()[1:])
-        named = ", ".join(_describe_field(name, hint) for name, hint in get_type_hints(record).items())
+        named = ", ".join(field.name for field in fields(record))
         text = f"JSON{options}: {'a list of ' if is_list else ''}{named}."
         described.append(textwrap.fill(text, 78, break_on_hyphens=False))
     return "\n".join(described) or "JSON: a list of objects, one a row, with the columns as names."
-
-
-def _describe_field(name: str, hint: Any) -> str:
-    inner = list[str]()
-    for record in _records(hint):
-        path = f"{record.__module__}:{record.__name__}"
-        printing = [line for line, printed in RECORDS.items() if printed.removesuffix("*") == path]
-        inner += [f"as {printing[-1]} prints it"] if printing else list(get_type_hints(record))
-    return f"{name} ({', '.join(inner)})" if inner else name
-
-
-def _records(hint: Any) -> Iterator[type]:
-    if isinstance(hint, type) and is_dataclass(hint):
-        yield hint
-    for part in get_args(hint):
-        yield from _records(part)

@@ -110,7 +110,7 @@ def completion(shell: Shell | None = None, *, install: Flag = False, json: Json 
         cairn completion --install
         cairn completion bash > cairn.bash
     """
-    from cyclopts.completion import ShellDetectionError, add_to_rc_file, detect_shell, get_default_completion_path
+    from cyclopts.completion import ShellDetectionError, detect_shell
 
     try:
         chosen = shell or detect_shell()
@@ -119,10 +119,8 @@ def completion(shell: Shell | None = None, *, install: Flag = False, json: Json 
         text = make_script(chosen)
         view = CompletionView(shell=chosen, script=text)
         if install:
-            path = get_default_completion_path(chosen, "cairn").absolute()
+            path = app.install_completion(shell=chosen)
             path.write_text(text, encoding="utf-8")
-            if chosen != "fish":
-                add_to_rc_file(path, "cairn", chosen)
             text = f"installed: {path}; a new shell completes `cairn`"
             view = CompletionView(shell=chosen, path=str(path))
     except ShellDetectionError as error:
