@@ -191,10 +191,10 @@ def replay(
         found = replay_run(
             log,
             partial(choose_segments, run_id=run, from_step=from_step, to_step=to_step, percent=percent),
-            on_segment=lambda done: lines.write([f"steps {done.from_step} to {done.to_step}: {done.outcome}"]),
+            on_segment=lambda done: lines.write([f"steps {done.from_step} to {done.end.step}: {done.outcome}"]),
         )
     for item in found.failed:
-        say(f"cairn: run {run}, steps {item.from_step} to {item.to_step}: {item.outcome}: {item.why}")
+        say(f"cairn: run {run}, steps {item.from_step} to {item.end.step}: {item.outcome}: {item.why}")
     print_document(found) if json else print_replay(found)
     return found.exit_code
 

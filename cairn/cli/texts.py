@@ -47,9 +47,9 @@ def print_replay(replay: "Replay") -> None:
     rows = list[tuple[object, ...]]()
     for item in replay.segments:
         device, ranks = item.placement.device, item.placement.world_size
-        trained = (f"{item.from_step} to {item.to_step}", item.attempt, f"{ranks} x {device}" if ranks > 1 else device)
-        digests = short_digest(item.expected_sha256), short_digest(item.computed_sha256)
-        rows.append((*trained, item.outcome, *digests, f"{item.seconds:.1f}", item.why or None))
+        steps, where = f"{item.from_step} to {item.end.step}", f"{ranks} x {device}" if ranks > 1 else device
+        digests = short_digest(item.end.state_sha256), short_digest(item.computed_sha256)
+        rows.append((steps, item.end.attempt, where, item.outcome, *digests, f"{item.seconds:.1f}", item.why or None))
     columns = ("steps", "attempt", "trained on", "outcome", "committed", "recomputed", "seconds", "why")
     print_table(columns, rows, empty="no committed segment trains such a step")
     found = ", ".join(f"{count} {outcome}" for outcome, count in replay.outcomes.items() if count) or "none replayed"

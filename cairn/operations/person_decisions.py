@@ -174,13 +174,9 @@ def preview_deletion(log: run_log.RunLog) -> RunDeletion:
 
 def delete_as_person(log: run_log.RunLog, view: RunDeletion, why: str) -> RunDeletion:
     """Delete the run and return the deletion; raises as `delete_run` does."""
-    config = configuration_of(log.state)
+    config, writer = configuration_of(log.state), log_entry.this_writer()
     claimant = Claimant(
-        lease=config.lease,
-        budgets=config.budgets,
-        writer=log_entry.this_writer(),
-        monotonic=time.monotonic,
-        sleep=time.sleep,
+        lease=config.lease, budgets=config.budgets, writer=writer, monotonic=time.monotonic, sleep=time.sleep
     )
     report = delete_run(log, run_entries.RunDeleted(by=this_person(), why=why), claimant)
     gone = [item for item in report.items if item.action == SweepAction.DELETE and item.kind != SweepKind.UNFINISHED]

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from cairn.storage.logs import log_entry, run_entries, run_state
+from cairn.storage.logs import log_entry, run_entries, run_state, step_log
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.errors import InvalidConfiguration
 from cairn.tasks.policy.termination import ExitCode
 
 if TYPE_CHECKING:
     from cairn.model.training.training_loop import StepResult
-    from cairn.storage.logs.step_log import StepRecord
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,13 +45,11 @@ class ReplayOutcome(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplayedSegment:
-    """A segment: where it was trained, the committed and the recomputed digest, and which step its records blame."""
+    """A segment: the commit at its end, its attempt's placement, the recomputed digest, the first different step."""
 
     from_step: int
-    to_step: int
-    attempt: int
+    end: run_entries.CheckpointCommitted
     placement: run_entries.Placement
-    expected_sha256: str
     outcome: ReplayOutcome = ReplayOutcome.SKIPPED
     computed_sha256: str | None = None
     last_equal_step: int | None = None
@@ -138,7 +135,7 @@ def find_obstacle(started: run_entries.AttemptStarted, config: RunConfig, *, tor
 
 
 def compare_steps(
-    recorded: "Sequence[StepRecord]", computed: "Sequence[StepResult]", *, from_step: int
+    recorded: Sequence[step_log.StepRecord], computed: "Sequence[StepResult]", *, from_step: int
 ) -> tuple[int, int | None]:
     """Return the last step up to which a recomputation equals an attempt's records, bit for bit, and the next one."""
     records, last_equal = {record.step: _evidence(record) for record in reversed(recorded)}, from_step
@@ -149,7 +146,7 @@ def compare_steps(
     return last_equal, None
 
 
-def _evidence(step: "StepRecord | StepResult") -> tuple[float, float | None, str | None]:
+def _evidence(step: "step_log.StepRecord | StepResult") -> tuple[float, float | None, str | None]:
     norm = step.grad_norm if step.grad_norm is not None and math.isfinite(step.grad_norm) else None
     return step.train_loss, norm, step.weights_digest
 

@@ -53,9 +53,8 @@ class _SegmentReplayer:
     def _recompute(self, segment: Segment, carried: Mapping[str, Tensor] | None = None) -> Recomputed:
         """Train from the stored start, or from its tensors `carried`; `IntegrityError` if start or data are damaged."""
         config = parse_stored_configuration(segment.started.config)
-        place = trainer_channel.Place(
-            device=determinism.resolve_device(segment.started.placement.device.partition(":")[0])
-        )
+        kind, _, _ = segment.started.placement.device.partition(":")
+        place = trainer_channel.Place(device=determinism.resolve_device(kind))
         determinism.make_deterministic(seed=config.training.seed, threads=segment.started.placement.threads)
         spec = self._spec(segment, config)
         load = training_setup.CheckpointLoad(self._log.store, None if carried else spec.resume)
@@ -112,10 +111,8 @@ class _SegmentReplayer:
         began, end = time.monotonic(), segment.end
         row = ReplayedSegment(
             from_step=segment.from_step,
-            to_step=end.step,
-            attempt=end.attempt,
             placement=segment.started.placement,
-            expected_sha256=end.state_sha256,
+            end=end,
         )
         config, here = parse_stored_configuration(segment.started.config), library_versions()["torch"]
         why = replay_plan.find_obstacle(segment.started, config, torch_version=here, has_cuda=torch.cuda.is_available())

@@ -41,7 +41,7 @@ def replayed(cairn: Cairn, *arguments: str, code: int = 0) -> dict[str, Any]:
 
 
 def outcomes(document: dict[str, Any]) -> list[tuple[int, int, str]]:
-    return [(item["from_step"], item["to_step"], item["outcome"]) for item in document["segments"]]
+    return [(item["from_step"], item["end"]["step"], item["outcome"]) for item in document["segments"]]
 
 
 def stored(run: TrainedRun) -> dict[str, tuple[int, bytes]]:

@@ -29,7 +29,7 @@ def replay_segments(environment: Environment) -> Replayed:
     except ValueError:
         return Replayed(violations=(f"replay: exit {code}: {words[-600:]}",))
     others = [
-        f"replay: steps {item['from_step']} to {item['to_step']} are {item['outcome']}: {item['why']}"
+        f"replay: steps {item['from_step']} to {item['end']['step']} are {item['outcome']}: {item['why']}"
         for item in segments
         if item["outcome"] != EQUAL
     ]
