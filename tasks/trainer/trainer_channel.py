@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 import torch
@@ -35,7 +35,6 @@ from cairn.tasks.policy.failures import (
 )
 from cairn.tasks.trainer import trainer_group, trainer_protocol
 from cairn.tasks.trainer.machines import ConnectionEnded, greet
-from cairn.tasks.trainer.rank_launcher import Answer, Request
 
 _SPEC, _EXCEPTION, _EXCEPTION_SENT = "spec", "exception", "exception-sent"
 _EXCEPTION_SECONDS = 5.0
@@ -56,31 +55,30 @@ class RemoteRankStore(Store):
             self._peer = greet(socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS), secret)
         except (OSError, ConnectionEnded) as error:
             raise DistNetworkError(f"{address}: the first machine's launcher does not answer: {error}") from error
-        if not self._ask(Request(operation="join", number=rank)).number:
+        if not self._ask("join", number=rank).number:
             self.close()
             raise TaskError(f"rank {rank} has joined this attempt already; the next attempt has a place for it")
 
     def set(self, key: str, value: bytes | str) -> None:
         """Store a value."""
-        self._ask(Request(operation="set", keys=(key,), value=_bytes(value)))
+        self._ask("set", key, value=_bytes(value))
 
     def get(self, key: str) -> bytes:
         """Wait for a value and return it."""
         self.wait([key])
-        return self._ask(Request(operation="get", keys=(key,))).value or b""
+        return self._ask("get", key).value or b""
 
     def add(self, key: str, amount: int) -> int:
         """Add to a number and return the sum."""
-        return self._ask(Request(operation="add", keys=(key,), number=amount)).number
+        return self._ask("add", key, number=amount).number
 
     def compare_set(self, key: str, expected: bytes | str, desired: bytes | str) -> bytes:
         """Store a value where another is expected and is there; returns what is there then."""
-        request = Request(operation="compare_set", keys=(key,), value=_bytes(desired), expected=_bytes(expected))
-        return self._ask(request).value or b""
+        return self._ask("compare_set", key, value=_bytes(desired), expected=_bytes(expected)).value or b""
 
     def check(self, keys: Sequence[str]) -> bool:
         """Whether all these keys have a value."""
-        return bool(self._ask(Request(operation="check", keys=tuple(keys))).number)
+        return bool(self._ask("check", *keys).number)
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         """Wait until all these keys have a value; raises `TimeoutError` after the timeout."""
@@ -92,11 +90,11 @@ class RemoteRankStore(Store):
 
     def delete_key(self, key: str) -> bool:
         """Remove a key; returns whether it was there."""
-        return bool(self._ask(Request(operation="delete", keys=(key,))).number)
+        return bool(self._ask("delete", key).number)
 
     def num_keys(self) -> int:
         """Return how many keys there are."""
-        return self._ask(Request(operation="count")).number
+        return self._ask("count").number
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the timeout of waits that name none."""
@@ -110,11 +108,12 @@ class RemoteRankStore(Store):
         """Hang up."""
         self._peer.close()
 
-    def _ask(self, request: Request) -> Answer:
+    def _ask(self, operation: trainer_group.Operation, *keys: str, **values: Any) -> trainer_group.Answer:
+        request = trainer_group.Request(operation=operation, keys=keys, **values)
         try:
             with self._lock:
                 self._peer.send(msgspec.msgpack.encode(request))
-                return msgspec.msgpack.decode(self._peer.receive(), type=Answer)
+                return msgspec.msgpack.decode(self._peer.receive(), type=trainer_group.Answer)
         except (OSError, ConnectionEnded) as error:
             raise DistNetworkError(f"the first machine's launcher is gone: {error}") from error
 

@@ -43,7 +43,7 @@ def by(processes: int, *more: str) -> Settings:
 
 def launchers_of(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
     children = psutil.Process(process.pid).children(recursive=True)
-    return [child for child in children if "cairn.tasks.trainer.rank_launcher" in child.cmdline()]
+    return [child for child in children if "cairn.tasks.trainer.trainer_group" in child.cmdline()]
 
 
 def ranks_of(process: subprocess.Popen[bytes]) -> dict[int, psutil.Process]:

@@ -27,7 +27,7 @@ PROGRAMS = frozenset(
         "cairn.cli.command",
         "cairn.flows.orchestrator.prefect_server",
         "cairn.tasks.evaluator.evaluator",
-        "cairn.tasks.trainer.rank_launcher",
+        "cairn.tasks.trainer.trainer_group",
         "cairn.tasks.trainer.trainer",
         "tests.model.rank_legs",
         "tests.tasks.rank_resume",

@@ -11,8 +11,7 @@ from threading import Thread
 import psutil
 import pytest
 
-from cairn.tasks.trainer.rank_launcher import meeting_place
-from cairn.tasks.trainer.trainer_group import RANK_STORE, TrainerGroup
+from cairn.tasks.trainer.trainer_group import RANK_STORE, TrainerGroup, meeting_place
 from tests.crash.training_command import Command
 from tests.processes.waiting import wait_for
 from tests.security.listeners import family, is_password_asked, open_to_others, tcp_listeners, unix_listeners

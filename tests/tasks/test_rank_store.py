@@ -11,8 +11,8 @@ from torch.distributed import DistNetworkError, FileStore, Store
 
 from cairn.model.training.parallel import is_peer_loss
 from cairn.tasks.errors import TaskError
-from cairn.tasks.trainer.rank_launcher import serving_rendezvous
 from cairn.tasks.trainer.trainer_channel import RemoteRankStore, open_rank_store
+from cairn.tasks.trainer.trainer_group import serving_rendezvous
 
 SECRET = b"0123456789abcdef"
 

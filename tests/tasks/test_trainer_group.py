@@ -12,8 +12,7 @@ from cairn.model.configuration.training import TrainingConfig
 from cairn.storage.stores.child_process import child_command
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.errors import TaskError
-from cairn.tasks.trainer.rank_launcher import find_failed_rank, watch
-from cairn.tasks.trainer.trainer_group import TrainerGroup, trainer_group
+from cairn.tasks.trainer.trainer_group import TrainerGroup, find_failed_rank, trainer_group, watch
 from cairn.tasks.trainer.trainer_protocol import RankEnded
 
 SECRET = {"CAIRN_RENDEZVOUS_SECRET": "0123456789abcdef"}
@@ -29,7 +28,7 @@ def processes(tmp_path: Path, device: str = "auto", **environment: str) -> int:
 
 def test_one_process_is_the_trainer_itself_and_more_are_started_by_the_launcher() -> None:
     assert TrainerGroup().command() == child_command("cairn.tasks.trainer.trainer")
-    launcher = child_command("cairn.tasks.trainer.rank_launcher", "--processes", 4)
+    launcher = child_command("cairn.tasks.trainer.trainer_group", "--processes", 4)
     assert TrainerGroup(processes=4).command() == launcher
     several = TrainerGroup(processes=4, nodes=2, node_rank=1, rendezvous="node-0:29500")
     assert several.command() == (*launcher, "--nodes", "2", "--node-rank", "1", "--rendezvous", "node-0:29500")

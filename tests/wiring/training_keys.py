@@ -285,7 +285,7 @@ def several_processes(bench: Bench) -> None:
     warm = NotedWarmTrainer()
     with bench.flow.opened("training.processes=2", warm=warm) as run:
         assert run.group.size == 2
-        assert warm._command == child_command("cairn.tasks.trainer.rank_launcher", "--processes", "2")
+        assert warm._command == child_command("cairn.tasks.trainer.trainer_group", "--processes", "2")
 
 
 @acts("training.parallel")
