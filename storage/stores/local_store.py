@@ -58,9 +58,8 @@ class LocalStore(object_store.ObjectStore):
     def read_chunks(self, key: str) -> Iterator[bytes]:
         """Yield the object's bytes in chunks; raises ObjectMissing."""
         with self._reading(key) as file:
-            most_bytes = min(
-                os.fstat(file.fileno()).st_size + 1, object_store.READ_CHUNK_BYTES
-            )  # a large buffer costs more
+            size = os.fstat(file.fileno()).st_size
+            most_bytes = min(size + 1, object_store.READ_CHUNK_BYTES)  # a large buffer costs more
             while chunk := file.read(most_bytes):
                 yield chunk
 
@@ -132,12 +131,9 @@ class LocalStore(object_store.ObjectStore):
         return f"{prefix}/{min(names)}" if names else None
 
     def size(self, key: str) -> int | None:
-        try:
-            with suppress(FileNotFoundError, NotADirectoryError):
-                found = self.local_path(key).stat()
-                return found.st_size if stat.S_ISREG(found.st_mode) else None
-        except OSError as error:
-            raise _store_error(error, f"{self.url}/{key}: cannot stat") from error
+        with _convert_errors(f"{self.url}/{key}: cannot stat"), suppress(FileNotFoundError, NotADirectoryError):
+            found = self.local_path(key).stat()
+            return found.st_size if stat.S_ISREG(found.st_mode) else None
         return None
 
     def age_seconds(self, key: str) -> float | None:
@@ -191,11 +187,9 @@ class LocalStore(object_store.ObjectStore):
         return next(filter(os.path.islink, paths), None)
 
     def _scan(self, prefix: str) -> list[os.DirEntry[str]]:
-        try:
-            with suppress(FileNotFoundError, NotADirectoryError), os.scandir(self.local_path(prefix)) as entries:
-                return [entry for entry in entries if object_store.is_key(entry.name)]
-        except OSError as error:
-            raise _store_error(error, f"{self.url}/{prefix}: cannot list") from error
+        path, problem = self.local_path(prefix), f"{self.url}/{prefix}: cannot list"
+        with _convert_errors(problem), suppress(FileNotFoundError, NotADirectoryError), os.scandir(path) as entries:
+            return [entry for entry in entries if object_store.is_key(entry.name)]
         return []
 
     def _walk(self, prefix: str) -> Iterator[tuple[str, list[str]]]:
@@ -209,11 +203,8 @@ class LocalStore(object_store.ObjectStore):
             yield Path(folder).relative_to(self._root).as_posix(), names
 
     def _unlink(self, path: Path, problem: str) -> None:
-        try:
-            with suppress(NotADirectoryError):
-                path.unlink(missing_ok=True)
-        except OSError as error:
-            raise _store_error(error, problem) from error
+        with _convert_errors(problem), suppress(NotADirectoryError):
+            path.unlink(missing_ok=True)
         with suppress(OSError):
             path.parent.rmdir()
 
@@ -221,10 +212,8 @@ class LocalStore(object_store.ObjectStore):
     def _temporary_file(self, path: Path) -> Iterator[tuple[BinaryIO, Path]]:
         temporary = path.parent / f".{path.name}.{uuid.uuid4().hex}"
         try:
-            with self._open_temporary(temporary) as file:
+            with _convert_errors(f"{self.url}: cannot write {path.name}"), self._open_temporary(temporary) as file:
                 yield file, temporary
-        except OSError as error:
-            raise _store_error(error, f"{self.url}: cannot write {path.name}") from error
         finally:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
@@ -274,6 +263,14 @@ def fsync_path(path: Path) -> None:
 def _open_0664(path: str, flags: int) -> int:
     # Not world-writable whatever the umask: write access to a store decides what is trained.
     return os.open(path, flags, 0o664)
+
+
+@contextmanager
+def _convert_errors(problem: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise _store_error(error, problem) from error
 
 
 def _store_error(error: OSError, problem: str) -> StoreUnavailable:
