@@ -35,12 +35,6 @@ def convert(value: object, record_type: type[T], *, where: str) -> T:
         raise IntegrityError(f"{where}: not a valid {record_type.__name__}: {error}") from error
 
 
-def project(record: object, record_type: type[T], **others: Any) -> T:
-    """Return a record with the fields that `record` has under the same names; `others` are its other fields."""
-    names = [name for name in record_type.__annotations__ if name not in others and hasattr(record, name)]
-    return record_type(**{name: getattr(record, name) for name in names}, **others)
-
-
 def flatten(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return the values of nested sections under their dotted names."""
     flat: dict[str, Any] = {}
