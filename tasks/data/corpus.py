@@ -17,9 +17,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
 from io import RawIOBase
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, BinaryIO, cast
+
+import pyarrow as pa
 
 from cairn.model.configuration.data import DataConfig
 from cairn.storage.errors import IntegrityError
@@ -34,7 +35,6 @@ FEW_FILES = 100
 """Up to so many files of text the end of each is held out: of fewer documents a hash may take far too many or few."""
 
 _CHECK_THREADS = 4
-_ORDER = attrgetter("group", "name")
 TOPICS = "python:topics"
 DOCSTRINGS = "python:docstrings"
 # Part of the content hash, which is of the source files: increase it when the extraction changes.
@@ -65,7 +65,7 @@ def open_corpus(
             done += source.bytes
             if on_bytes:
                 on_bytes(done, total)
-    return tuple(sorted(checked, key=_ORDER))
+    return tuple(sorted(checked, key=lambda source: (source.group, source.name)))
 
 
 def preview_corpus(data: DataConfig, base_dir: Path) -> tuple[Source, ...]:
@@ -75,7 +75,7 @@ def preview_corpus(data: DataConfig, base_dir: Path) -> tuple[Source, ...]:
         return open_corpus(data, base_dir)
     # A text of unknown size is taken for one that is not compressed.
     unchecked = (_source(data, file, sha256="", text_bytes=file.bytes) for file in files)
-    return tuple(sorted([*built_in, *unchecked], key=_ORDER))
+    return tuple(sorted([*built_in, *unchecked], key=lambda source: (source.group, source.name)))
 
 
 def _find(data: DataConfig, base_dir: Path) -> tuple[list[Source], list[TextFile]]:
@@ -110,7 +110,7 @@ def _check(data: DataConfig, file: TextFile) -> Source:
     text_bytes = 0
     with _open_hashed(file) as stream:
         if file.unit == HELD_OUT_END:
-            text_bytes = _require_text(file, decompress(cast(BinaryIO, stream), file.compression, file.bytes))
+            text_bytes = _require_text(file, decompress(cast(BinaryIO, stream), file.codec, file.bytes))
         digest = stream.sha256_to_end()
     if stream.bytes == 0:
         raise file.invalid("the file is empty", "every source has text; fill the file, or leave it out")
@@ -171,7 +171,7 @@ def _changed(file: TextFile) -> InvalidCorpus:
 def _convert_errors(file: TextFile) -> Iterator[None]:
     try:
         yield
-    except (OSError, IntegrityError, *source_files.DECOMPRESSION_ERRORS) as problem:
+    except (OSError, IntegrityError, pa.ArrowException) as problem:
         raise file.invalid(f"cannot be read ({problem})", "every source is readable") from problem
 
 

@@ -5,15 +5,12 @@ Sources: RFC 1952 (gzip), RFC 8878 (Zstandard), jsonlines.org, Apache Parquet.
 """
 
 import glob
-import gzip
 import io
 import os
 import shutil
 import tempfile
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from functools import partial
 from itertools import chain, repeat
 from pathlib import Path, PurePosixPath
@@ -39,18 +36,10 @@ LONGEST_LINE_BYTES = 64 * 1024 * 1024
 _DETAIL_CHARACTERS = 200
 _PARAGRAPHS_AND_LINES = (b"\n\n", b"\n\r\n", b"\n")
 _LONGEST_CHARACTER_BYTES = 4
-DECOMPRESSION_ERRORS = (EOFError, zlib.error, pa.ArrowException)
 # They would be read as prose.
 _REFUSED_SUFFIXES = frozenset({".bz2", ".xz", ".zip", ".tar", ".tgz", ".tzst", ".arrow", ".feather", ".orc", ".avro"})
+_CODECS = {".gz": "gzip", ".zst": "zstd"}
 _UNITS = {".jsonl": LINE, ".ndjson": LINE, ".parquet": ROW}
-
-
-class Compression(StrEnum):
-    """How a whole file is compressed, by its suffix."""
-
-    NONE = ""
-    GZIP = ".gz"
-    ZSTD = ".zst"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,7 +53,7 @@ class TextFile:
     place: str
     bytes: int
     unit: str
-    compression: Compression
+    codec: str
     opener: Callable[[], BinaryIO]
     name: str = ""
     group: str = ""
@@ -123,9 +112,9 @@ def _open_local(path: str) -> BinaryIO:
 
 def _text_file(source: str, place: str, size_bytes: int, opener: Callable[[], BinaryIO]) -> TextFile:
     suffixes = ["", "", *(suffix.lower() for suffix in PurePosixPath(place).suffixes)]
-    packed, suffix = (suffixes[-1], suffixes[-2]) if suffixes[-1] in set(Compression) else ("", suffixes[-1])
-    compression, unit = Compression(packed), _UNITS.get(suffix, WHOLE_FILE)
-    file = TextFile(source=source, place=place, bytes=size_bytes, unit=unit, compression=compression, opener=opener)
+    codec = _CODECS.get(suffixes[-1], "")
+    unit = _UNITS.get(suffix := suffixes[-2] if codec else suffixes[-1], WHOLE_FILE)
+    file = TextFile(source=source, place=place, bytes=size_bytes, unit=unit, codec=codec, opener=opener)
     if suffix in _REFUSED_SUFFIXES:
         raise file.invalid(f"{suffix} files are not read", "plain text, .jsonl or .parquet, also as .gz or .zst")
     return file
@@ -160,14 +149,11 @@ def _invalid(source: str, problem: str, rule: str) -> InvalidCorpus:
     return InvalidCorpus(f"data.sources = {source!r}: {problem}; rule: {rule}")
 
 
-def decompress(stream: BinaryIO, compression: Compression, stored_bytes: int) -> BinaryIO:
-    """Return the text; reading damaged or far too long bytes raises OSError or one of DECOMPRESSION_ERRORS."""
+def decompress(stream: BinaryIO, codec: str, stored_bytes: int) -> BinaryIO:
+    """Return the text; reading damaged or far too long bytes raises OSError or ArrowException."""
     unpacked: Any = stream
-    if compression is Compression.GZIP:
-        unpacked = _Bounded(gzip.GzipFile(fileobj=stream, mode="rb"), stored_bytes)
-    elif compression is Compression.ZSTD:
-        # Without PythonFile pyarrow would close the caller's stream.
-        unpacked = _Bounded(pa.CompressedInputStream(pa.PythonFile(stream, mode="r"), "zstd"), stored_bytes)
+    if codec:  # without PythonFile pyarrow would close the caller's stream
+        unpacked = _Bounded(pa.CompressedInputStream(pa.PythonFile(stream, mode="r"), codec), stored_bytes)
     return cast(BinaryIO, io.BufferedReader(unpacked, CHUNK_BYTES))
 
 
@@ -192,10 +178,10 @@ def read_pieces(
 ) -> Iterator[Piece]:
     """Yield the documents and rejected documents of an open file in order."""
     reader = _Reader(name=file.name, data=data)
-    if file.unit == ROW and file.compression is Compression.NONE and _has_descriptor(stream):
+    if file.unit == ROW and not file.codec and _has_descriptor(stream):
         yield from reader.table(stream)
         return
-    text = decompress(stream, file.compression, file.bytes)
+    text = decompress(stream, file.codec, file.bytes)
     if file.unit == ROW:
         # Another process reads Parquet, from the end of the file: a compressed or remote one is copied first.
         with tempfile.TemporaryFile() as table:

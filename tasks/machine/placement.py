@@ -9,7 +9,6 @@ import shlex
 import socket
 import subprocess
 import tempfile
-import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
@@ -184,7 +183,7 @@ def trainer_folder(environment: Mapping[str, str], run_id: str) -> Path:
 
 def replace_file(path: Path, content: bytes) -> None:
     """Replace the file atomically; a folder that cannot be written is ignored."""
-    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    beside = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
