@@ -46,3 +46,13 @@ def test_the_overview_has_the_rooms_and_quotes_the_chain_as_they_are(root: Path)
     written = (root / "docs" / "overview.md").read_text(encoding="utf-8")
     assert (root / "flows" / "train_gpt.py").read_text(encoding="utf-8") in written
     assert written == overview_page(root), "run `make docs`"
+
+
+def test_at_most_one_context_variable_hands_something_past_the_arguments(modules: Mapping[str, ast.Module]) -> None:
+    made = [
+        path
+        for path, tree in modules.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "ContextVar"
+    ]
+    assert len(made) <= 1, made

@@ -5,6 +5,7 @@ It trains nothing, so it starts in half a second. What it was sent stands in `at
 `--first-loss L` lets the losses it reports fall from there. `--linger` makes it stay when it is told to finish, and
 write the file `finished-before-its-trainer` if the run is finished while it does. `--slow-upload N` leaves the upload
 of step N under way until it is told to wait for it; `--stop-parent` sends its parent SIGTERM where that shows.
+`--once KIND@N` disturbs the run after step N, in one attempt only: preempt, kill, or the kind of an error.
 """
 
 import argparse
@@ -23,6 +24,7 @@ from cairn.storage.logs.run_entries import StagedCheckpoint
 from cairn.storage.logs.run_log import RunLog, run_prefix
 from cairn.storage.logs.step_log import StepLog, StepRecord
 from cairn.storage.stores.open_store import open_store
+from cairn.tasks.policy.failures import ErrorKind, ExceptionReport
 from cairn.tasks.trainer.trainer_protocol import (
     Event,
     Ready,
@@ -60,8 +62,9 @@ def main() -> None:
     parser.add_argument("--linger", action="store_true")
     parser.add_argument("--slow-upload", type=int)
     parser.add_argument("--stop-parent", action="store_true")
+    parser.add_argument("--once", default="@-1")
     chosen = parser.parse_args()
-    ignores = chosen.deaf or chosen.stop_parent
+    ignores = chosen.deaf or chosen.stop_parent or chosen.once.startswith("preempt@")
     signal.signal(signal.SIGTERM, signal.SIG_IGN if ignores else signal.SIG_DFL)
     line = sys.stdin.buffer.readline()
     if not line:
@@ -106,6 +109,10 @@ def _segment(
         yield StepDone(record=record, tokens=trained * STEP_TOKENS, gpu_seconds=trained * STEP_GPU_SECONDS)
         if number == chosen.die_at:
             os.kill(os.getpid(), signal.SIGKILL)
+        kind, _, disturbed = chosen.once.partition("@")
+        if number == int(disturbed) and not (marker := spec.work_dir / f"disturbed-{number}").exists():
+            marker.touch()
+            yield from _disturb(kind, number)
     tokens, gpu_seconds = (until - first) * STEP_TOKENS, (until - first) * STEP_GPU_SECONDS
     done = SegmentDone(step=until, stopped=False, tokens=tokens, gpu_seconds=gpu_seconds)
     if slow is not None and until > slow and command.stall_seconds is not None:
@@ -119,6 +126,19 @@ def _segment(
     yield done
     if until != slow:
         yield _stage(spec, until)
+
+
+def _disturb(kind: str, step: int) -> Iterator[Event]:
+    if kind == "preempt":
+        os.kill(os.getppid(), signal.SIGTERM)
+    elif kind == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    else:
+        windows = (1, 2) if kind == "bad-data" else ()
+        yield ExceptionReport(
+            kind=ErrorKind(kind), exception="E", message="by the test", traceback=(), step=step, windows=windows
+        )
+        sys.exit(1)
 
 
 def _record(spec: TrainerSpec, step: int, first_loss: float) -> StepRecord:
