@@ -87,7 +87,7 @@ def train_gpt(
 
 def train(resolved: ResolvedRequest, steps: Steps, host: active_run.Host) -> FlowEnd:
     """Train a run to its end, or continue it; `steps` executes each step. Raises what refuses a run or its claim."""
-    run, end = run_opening.open_run(resolved, steps.tokenize_and_split, host), None
+    run, end = run_opening.open_run(resolved, steps, host), None
     with run.running_services(), accelerator_slot(run.say, is_stopping=run.is_shutting_down):
         try:
             while end is None and not run.is_over():
@@ -100,7 +100,7 @@ def train(resolved: ResolvedRequest, steps: Steps, host: active_run.Host) -> Flo
                 if (end := end_after(run, ended)) is None:
                     run.wait(ended.decision.delay_seconds)
             if end is None:
-                end = run_promotion.offer_best(run, steps.evaluate, steps.promote)
+                end = run_promotion.offer_best(run, steps)
                 run.sweep.finish()
         except Fenced as fenced:
             run.say(f"fenced: {fenced}")
@@ -121,7 +121,7 @@ def train_attempt(run: active_run.ActiveRun, started: AttemptStarted, steps: Ste
         with trainer.beating():
             try:
                 if not run.too_few_machines:
-                    evaluations.start_missing(steps.evaluate)
+                    evaluations.start_missing(steps)
                     if started.first_step < run.config.training.steps and not evaluations.stop_run():
                         with trainer.running():
                             train_segments(run, trainer, evaluations, steps)
@@ -163,7 +163,7 @@ def train_segments(
                 )
                 commit = beside.submit(copy_context().run, shown.commit_checkpoint, due, trainer, run.log)
                 commit.add_done_callback(run.note_commit)
-                evaluations.follow(commit, step, shown.evaluate)
+                evaluations.follow(commit, step, shown)
         if commit is not None:
             commit.result()
 

@@ -3,7 +3,6 @@
 import os
 
 from prefect import flow, task
-from prefect.cache_policies import NO_CACHE
 from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound
 
@@ -44,7 +43,7 @@ def train_set(
     return flow_end.completed(f"{len(members)} runs started: {', '.join(member.run_id for member in members)}")
 
 
-@task(name="start-run", task_run_name="start {member.run_id}", cache_policy=NO_CACHE, persist_result=False)
+@task(name="start-run", task_run_name="start {member.run_id}", persist_result=False)
 def start_run(member: SetMember, given: dict[str, str], deployment: str) -> None:
     """Create the flow run of one run of the set; `InvalidConfiguration` if there is no such deployment."""
     try:

@@ -4,15 +4,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
-from prefect.client.schemas.objects import State
-from prefect.states import Completed
+from prefect import State, states, task
 
 from cairn.storage.checkpoints import checkpoint
 from cairn.storage.errors import AppendUnknown, StoreUnavailable
-from cairn.storage.logs import log_entry, run_log
-from cairn.storage.logs.run_entries import StagedCheckpoint
+from cairn.storage.logs import log_entry, run_entries, run_log
 from cairn.storage.stores.object_store import RetryPolicy
 from cairn.tasks.evaluator.evaluation_run import EvaluationPlan, pin_for_evaluation
 from cairn.tasks.trainer.trainer_protocol import SegmentDone
@@ -35,7 +31,7 @@ class Commit:
 class Stager(Protocol):
     """The trainer that stages the checkpoint."""
 
-    def wait_staged(self, step: int) -> StagedCheckpoint:
+    def wait_staged(self, step: int) -> run_entries.StagedCheckpoint:
         """Wait until the checkpoint of `step` is staged; raises `TrainerGone`."""
 
 
@@ -58,10 +54,10 @@ def commit_checkpoint(commit: Commit, trainer: Stager, log: run_log.RunLog) -> l
 
 def committed_state(reference: log_entry.CheckpointReference) -> State[Any]:
     """Return how Prefect shows the commit."""
-    return Completed(message=f"step {reference.step}", data=reference)
+    return states.Completed(message=f"step {reference.step}", data=reference)
 
 
-@task(name="commit-checkpoint", task_run_name="commit-checkpoint {commit}", cache_policy=NO_CACHE, persist_result=False)
+@task(name="commit-checkpoint", task_run_name="commit-checkpoint {commit}", persist_result=False)
 def commit_checkpoint_task(commit: Commit, trainer: Stager, log: run_log.RunLog) -> State[Any]:
     """Commit as a task run of Prefect."""
     return committed_state(commit_checkpoint(commit, trainer, log))

@@ -4,10 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
-from prefect.client.schemas.objects import State
-from prefect.states import Cancelled, Completed
+from prefect import State, states, task
 
 from cairn.storage.logs import log_entry, run_entries, run_log
 from cairn.tasks.configuration.settings import EvaluatorConfig
@@ -62,11 +59,11 @@ def evaluate(measurement: Measurement, log: run_log.RunLog, stopping: Callable[[
 def evaluated_state(evaluated: Evaluated) -> State[Any]:
     """Return how Prefect shows it: an evaluator that failed is on record, and no failure of the step."""
     if isinstance(evaluated, Interrupted):
-        return Cancelled(message=evaluated.why, data=evaluated)
-    return Completed(data=evaluated)
+        return states.Cancelled(message=evaluated.why, data=evaluated)
+    return states.Completed(data=evaluated)
 
 
-@task(name="evaluate", task_run_name="evaluate {measurement}", cache_policy=NO_CACHE, persist_result=False)
+@task(name="evaluate", task_run_name="evaluate {measurement}", persist_result=False)
 def evaluate_task(
     measurement: Measurement, log: run_log.RunLog, stopping: Callable[[], bool] = lambda: False
 ) -> State[Any]:

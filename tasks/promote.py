@@ -3,10 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
-from prefect.client.schemas.objects import State
-from prefect.states import Completed
+from prefect import State, states, task
 
 from cairn.storage.logs.registry import Registry
 from cairn.storage.logs.run_log import RunLog
@@ -49,10 +46,10 @@ def promote(offered: Offer, log: RunLog) -> OfferDecision:
 def decided_state(decision: OfferDecision) -> State[Any]:
     """Return how Prefect shows the decision: a refusal completes the step too."""
     name = "Refused" if decision.is_refused else "Completed"
-    return Completed(name=name, message=decision.message, data=decision)
+    return states.Completed(name=name, message=decision.message, data=decision)
 
 
-@task(name="promote", task_run_name="promote {offered}", cache_policy=NO_CACHE, persist_result=False)
+@task(name="promote", task_run_name="promote {offered}", persist_result=False)
 def promote_task(offered: Offer, log: RunLog) -> State[Any]:
     """Promote as a task run of Prefect."""
     return decided_state(promote(offered, log))

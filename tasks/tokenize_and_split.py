@@ -4,10 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
-from prefect.client.schemas.objects import State
-from prefect.states import Completed
+from prefect import State, states, task
 
 from cairn.model.configuration.data import DataConfig
 from cairn.storage.stores.object_store import ObjectStore
@@ -41,10 +38,10 @@ def tokenize_and_split(
 
 def tokenized_state(snapshot: snapshot_lookup.SnapshotReference) -> State[Any]:
     """Return how Prefect shows the snapshot."""
-    return Completed(message=f"snapshot {snapshot.snapshot_id}", data=snapshot)
+    return states.Completed(message=f"snapshot {snapshot.snapshot_id}", data=snapshot)
 
 
-@task(name="tokenize-and-split", task_run_name="tokenize-and-split", cache_policy=NO_CACHE, persist_result=False)
+@task(name="tokenize-and-split", task_run_name="tokenize-and-split", persist_result=False)
 def tokenize_and_split_task(
     text: Text,
     store: ObjectStore,

@@ -3,15 +3,11 @@
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
-from prefect.client.schemas.objects import State
-from prefect.states import Completed, Failed
+from prefect import State, states, task
 
 from cairn.storage.errors import StorageError
 from cairn.tasks.errors import TrainerGone
-from cairn.tasks.policy.failures import Failure
-from cairn.tasks.policy.termination import TERMINATIONS, TerminationReason
+from cairn.tasks.policy import failures, termination
 from cairn.tasks.trainer.trainer_protocol import SegmentDone
 
 
@@ -39,7 +35,7 @@ class Trained:
     segment: Segment
     done: SegmentDone | None
     problem: TrainerGone | StorageError | None = None
-    failure: Failure | None = None
+    failure: failures.Failure | None = None
 
     @property
     def is_staged(self) -> bool:
@@ -54,7 +50,7 @@ class Trainer(Protocol):
     def train(self, segment: Segment) -> SegmentDone:
         """Train a segment; raises `TrainerGone` or a storage error."""
 
-    def explain(self, problem: TrainerGone | StorageError) -> Failure:
+    def explain(self, problem: TrainerGone | StorageError) -> failures.Failure:
         """End the trainer, and return what all evidence makes of its end."""
 
 
@@ -71,13 +67,13 @@ def trained_state(trained: Trained) -> State[Any]:
     if trained.failure is not None:
         reason, message = trained.failure.reason, trained.failure.detail
     elif trained.done is not None and trained.done.stopped:
-        reason, message = TerminationReason.PREEMPTED, f"stopped at step {trained.done.step} by a notice"
+        reason, message = termination.TerminationReason.PREEMPTED, f"stopped at step {trained.done.step} by a notice"
     else:
-        return Completed(message=f"step {trained.segment.until}", data=trained)
-    return Failed(name=TERMINATIONS[reason].task_state, message=message, data=trained)
+        return states.Completed(message=f"step {trained.segment.until}", data=trained)
+    return states.Failed(name=termination.TERMINATIONS[reason].task_state, message=message, data=trained)
 
 
-@task(name="train-segment", task_run_name="train-segment {segment}", cache_policy=NO_CACHE, persist_result=False)
+@task(name="train-segment", task_run_name="train-segment {segment}", persist_result=False)
 def train_segment_task(segment: Segment, trainer: Trainer) -> State[Any]:
     """Train the segment as a task run of Prefect."""
     return trained_state(train_segment(segment, trainer))

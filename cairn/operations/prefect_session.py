@@ -16,6 +16,7 @@ from cairn.flows.operations.checkpoint_offer import end_on_record
 from cairn.flows.orchestrator import prefect_settings, run_notices
 from cairn.flows.orchestrator.server_home import is_ephemeral_server
 from cairn.flows.orchestrator.session_server import SessionServer
+from cairn.flows.preparation import preflight
 from cairn.flows.preparation.training_request import ResolvedRequest
 from cairn.reports.exporters.exporters import run_exporters
 from cairn.reports.notices.notice_delivery import delivering_notices
@@ -85,20 +86,12 @@ def training_session(
         server.choose()
         if log.state.finished is None:
             warm.start(folder)
-        wait_early = None
-        if log.state.opened is None and not config.data.snapshot:
-            from cairn.flows.preparation.preflight import prepare_early
-
-            wait_early = prepare_early(resolved, config, os.environ, partial(warm.measure_speed, folder))
-        with process_scopes.collecting_no_garbage():
+        preparing = preflight.preparing_text(resolved, config, log, os.environ, partial(warm.measure_speed, folder))
+        with preparing, process_scopes.collecting_no_garbage():
             prefect_settings.import_prefect(say=output.say, refresh=True)
             from cairn.flows import train_gpt
-            from cairn.flows.orchestrator import flow_end
-            from cairn.flows.orchestrator.flow_run import Witness
-            from cairn.flows.orchestrator.run_overview import flow_run_name
-            from cairn.flows.run.active_run import Host, starter
-        if wait_early is not None:
-            wait_early()
+            from cairn.flows.orchestrator import flow_end, flow_run, run_overview
+            from cairn.flows.run import active_run
         request = resolved.request
         given = {
             "config": request.config,
@@ -107,11 +100,12 @@ def training_session(
             "store": resolved.store_url,
             "start_over": request.start_over,
         }
-        witness = Witness(train_gpt.train_gpt, flow_run_name(log.run_id, log.state.latest_attempt), given, server)
+        name = run_overview.flow_run_name(log.run_id, log.state.latest_attempt)
+        witness = flow_run.Witness(train_gpt.train_gpt, name, given, server)
         if not server.is_ephemeral:
             witness.flow_run.want()  # a server that runs already takes no core from the first step
-        by = starter(os.environ)
-        host = Host(shutdown=ShutdownSignal(), warm=warm, flow_run=witness.flow_run, continued_by=by)
+        by = active_run.starter(os.environ)
+        host = active_run.Host(shutdown=ShutdownSignal(), warm=warm, flow_run=witness.flow_run, continued_by=by)
         try:
             yield Session(train=train_gpt.train, host=host, steps=train_gpt.watched_by(witness), witness=witness)
         except BaseException as error:

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from prefect.client.orchestration import get_client
 
 from cairn.flows.orchestrator.flow_run import FlowRun
+from cairn.flows.orchestrator.server_home import is_ephemeral_server
 from cairn.tasks.attempt.shutdown_signal import ShutdownSignal
 
 _POLL_SECONDS = 3.0
@@ -24,7 +25,9 @@ class CancellationWatch:
     """Polls the state of one flow run, once there is one, in its own thread."""
 
     def __init__(self, flow_run: FlowRun, shutdown: ShutdownSignal) -> None:
-        self._flow_run, self._shutdown = flow_run, shutdown
+        # A person cannot reach the temporary server of a command.
+        self._flow_run = FlowRun() if is_ephemeral_server(os.environ) else flow_run
+        self._shutdown = shutdown
         self._poll_now, self._answered = threading.Event(), threading.Event()
         self._stop = self._cancelling = False
         self._cancelled_in_slurm: bool | None = None

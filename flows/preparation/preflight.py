@@ -7,8 +7,8 @@ import os
 import shutil
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from cairn.storage.errors import StoreRefused, StoreUnavailable
 from cairn.storage.logs import run_log, run_state
 from cairn.storage.snapshots.data_snapshot import read_manifest
 from cairn.storage.snapshots.snapshot_manifest import SPLITS
-from cairn.storage.stores import object_store, open_store, store_probe
+from cairn.storage.stores import object_store, store_probe
 from cairn.tasks.attempt import attempt_claim, injected_faults
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.configuration.stored_configuration import check_drift
@@ -35,8 +35,8 @@ from cairn.tasks.trainer.trainer_group import TrainerGroup, trainer_group
 
 _BESIDE_KEPT = 2
 """One checkpoint on its way, and one that is superseded and not yet deleted."""
-_MOST_EARLY_BYTES = 16 * 1024 * 1024
-"""Of sources: more text takes longer than a server's start, and the flow shows how far it is."""
+_SMALL_BYTES = 16 * 1024 * 1024
+"""More text takes longer to tokenize than Prefect takes to import, and the run's step shows how far it is."""
 
 
 def check_before_start(
@@ -77,40 +77,37 @@ def check_before_start(
     return wanted
 
 
-def prepare_early(
+@contextmanager
+def preparing_text(
     resolved: ResolvedRequest,
     config: RunConfig,
+    log: run_log.RunLog,
     environment: Mapping[str, str],
     ask: Callable[[], numerics.MachineSpeed | None],
-) -> Callable[[], None]:
-    """Make ready, while a temporary server starts, what the flow of a new run needs first: a small text, and numerics.
+) -> Iterator[None]:
+    """Tokenize a new run's small text and measure its numerics in a thread while the block imports modules.
 
-    The flow's own steps then find both; what fails here fails there again, and is reported there. It is done in a
-    thread that ends with the process; the function that is returned waits for it. This one waits until the text is
-    read: Python would read and import by turns, but imports run beside the tokenizer, which is no Python.
+    The run's own steps then find both; what fails here fails there again, and is reported there. The text is read
+    before the block: Python would read and import by turns, but imports run beside the tokenizer, which is no Python.
     """
-    is_read = threading.Event()
+    folder = placement.work_folder(environment)
 
     def prepare() -> None:
-        folder = placement.work_folder(environment)
         with suppress(Exception):
-            try:
-                sources = corpus.preview_corpus(config.data, resolved.base_dir)
-                is_small = sum(source.bytes for source in sources) <= _MOST_EARLY_BYTES
-                for source in sources if is_small else ():
-                    deque(source.documents(), maxlen=0)
-            finally:
-                is_read.set()
-            if is_small:
-                snapshot_build.build_snapshot(
-                    open_store.open_store(resolved.store_url), config.data, resolved.base_dir, cache_dir=folder
-                )
-                machine_speed.numerics_here(config.training, config.model, folder, ask=ask)
+            snapshot_build.build_snapshot(log.store, config.data, resolved.base_dir, cache_dir=folder)
+            machine_speed.numerics_here(config.training, config.model, folder, ask=ask)
 
-    thread = threading.Thread(target=prepare, name="early", daemon=True)
-    thread.start()
-    is_read.wait()
-    return thread.join
+    thread = threading.Thread(target=prepare, name="text", daemon=True)
+    if log.state.opened is None and not config.data.snapshot:
+        with suppress(Exception):
+            sources = corpus.preview_corpus(config.data, resolved.base_dir)
+            if sum(source.bytes for source in sources) <= _SMALL_BYTES:
+                for source in sources:
+                    deque(source.documents(), maxlen=0)
+                thread.start()
+    yield
+    if thread.ident is not None:
+        thread.join()
 
 
 def wanted_vocab_size(data: DataConfig, base_dir: Path) -> int:

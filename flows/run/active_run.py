@@ -25,8 +25,7 @@ from cairn.tasks.attempt import attempt_claim, attempt_end, preemption_notice, s
 from cairn.tasks.configuration import run_configuration
 from cairn.tasks.evaluator.evaluation_run import EvaluationPlan
 from cairn.tasks.machine import machine_speed, placement
-from cairn.tasks.policy.attempt_sizes import next_sizes
-from cairn.tasks.policy.curve_statistics import ThroughputWatch
+from cairn.tasks.policy import attempt_sizes, curve_statistics
 from cairn.tasks.policy.termination import FlowEnd, FlowOutcome
 from cairn.tasks.text.format import format_count, one_line
 from cairn.tasks.trainer import trainer_group, warm_trainer
@@ -99,7 +98,7 @@ class ActiveRun:
     machines: Machines
     gathering_seconds: float = 0.0
     too_few_machines: str = ""
-    throughput: ThroughputWatch = field(default_factory=ThroughputWatch)
+    throughput: curve_statistics.ThroughputWatch = field(default_factory=curve_statistics.ThroughputWatch)
 
     def say(self, message: str) -> None:
         """Print a line for people."""
@@ -226,7 +225,7 @@ def _claim(
 ) -> run_entries.AttemptStarted:
     ends = [attempt.ended for attempt in state.attempts if attempt.ended is not None]
     training, nodes, processes = run.config.training, run.group.nodes, run.group.size
-    sizes = next_sizes(state, training, processes=processes, chosen=run.micro_batch)
+    sizes = attempt_sizes.next_sizes(state, training, processes=processes, chosen=run.micro_batch)
     device = placement.resolved_device(
         training.device, on_cuda=machine_speed.trains_on_cuda(training.device), processes=processes
     )

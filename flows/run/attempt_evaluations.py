@@ -1,20 +1,17 @@
 """The evaluations of one attempt: one at a time beside training, at most one behind it if they may stop the run."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from queue import SimpleQueue
 
 from cairn.flows.run.active_run import ActiveRun
+from cairn.flows.run.steps import Steps
 from cairn.storage.checkpoints.resume_point import quarantine_checkpoint
 from cairn.storage.logs import log_entry, run_entries
-from cairn.storage.logs.run_log import RunLog
-from cairn.tasks.evaluate import Evaluated, Measurement
+from cairn.tasks.evaluate import Measurement
 from cairn.tasks.evaluator.evaluation_run import EvaluationPlan
 from cairn.tasks.policy.early_stop import Stop, StopTerms, find_stop, outstanding
-
-Evaluate = Callable[[Measurement, RunLog, Callable[[], bool]], Evaluated]
-"""The step that evaluates, shown or plain."""
 
 
 class AttemptEvaluations:
@@ -28,12 +25,12 @@ class AttemptEvaluations:
         self._stop: Stop | None = None
         self._is_attempt_over = False
 
-    def start_missing(self, evaluate: Evaluate) -> None:
+    def start_missing(self, steps: Steps) -> None:
         """Start the evaluations that were due in earlier attempts and have no outcome."""
         for plan, reference in self.missing():
             committed = Future[log_entry.CheckpointReference]()
             committed.set_result(reference)
-            self._start(plan, committed, evaluate)
+            self._start(plan, committed, steps)
 
     def missing(self) -> Iterator[tuple[EvaluationPlan, log_entry.CheckpointReference]]:
         """Yield the evaluations that are due and have no outcome, in step order."""
@@ -50,11 +47,11 @@ class AttemptEvaluations:
         """Return the plans by which the checkpoint of this step is evaluated."""
         return self._run.evaluation.all if self.is_due(step) else ()
 
-    def follow(self, committed: Future[log_entry.CheckpointReference], step: int, evaluate: Evaluate) -> None:
+    def follow(self, committed: Future[log_entry.CheckpointReference], step: int, steps: Steps) -> None:
         """Evaluate the checkpoint of `step` once it is committed, if that is due."""
         self._earlier = len(self._futures)
         for plan in self.plans_at(step):
-            self._start(plan, committed, evaluate)
+            self._start(plan, committed, steps)
 
     def stop_run(self, until: int | None = None) -> bool:
         """Wait and return whether the run stops early, before the segment that ends at `until`, or before any."""
@@ -82,12 +79,12 @@ class AttemptEvaluations:
         """Wait for every evaluation; failures are in the log already."""
         self._beside.shutdown()
 
-    def _start(
-        self, plan: EvaluationPlan, committed: Future[log_entry.CheckpointReference], evaluate: Evaluate
-    ) -> None:
+    def _start(self, plan: EvaluationPlan, committed: Future[log_entry.CheckpointReference], steps: Steps) -> None:
         def measure() -> None:
             reference = committed.result()
-            evaluate(Measurement(reference=reference, plan=plan, during_attempt=self._attempt), self._run.log, leaves)
+            steps.evaluate(
+                Measurement(reference=reference, plan=plan, during_attempt=self._attempt), self._run.log, leaves
+            )
 
         def leaves() -> bool:
             return self._is_attempt_over and self._run.is_shutting_down()

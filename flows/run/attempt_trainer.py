@@ -9,14 +9,12 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 from cairn.flows.preparation.preflight import available_memory, memory_room
-from cairn.flows.run import active_run
-from cairn.flows.run.attempt_evaluations import AttemptEvaluations
+from cairn.flows.run import active_run, attempt_evaluations
 from cairn.storage.errors import Fenced, StorageError
 from cairn.storage.logs import log_entry, run_entries, step_log
 from cairn.storage.snapshots.data_snapshot import read_manifest
-from cairn.tasks.attempt.attempt_claim import writing_heartbeats
+from cairn.tasks.attempt import attempt_claim, injected_faults
 from cairn.tasks.attempt.attempt_end import AttemptOver, Usage, end_attempt
-from cairn.tasks.attempt.injected_faults import injected_faults
 from cairn.tasks.attempt.watchdog import HangDetector, HeartbeatGap, detecting_hangs
 from cairn.tasks.errors import TrainerGone
 from cairn.tasks.machine.process_memory import MemoryReading, MemoryWatch, sampling
@@ -24,8 +22,7 @@ from cairn.tasks.policy.attempt_sizes import MemoryRoom, segment_end, stall_seco
 from cairn.tasks.policy.failures import Evidence, Failure, classify, kind_of
 from cairn.tasks.policy.termination import TerminationReason
 from cairn.tasks.train_segment import Segment
-from cairn.tasks.trainer.trainer_process import ReceivedEvents, TrainerProcess
-from cairn.tasks.trainer.trainer_protocol import SegmentDone, TrainerSpec, Waiting
+from cairn.tasks.trainer import trainer_process, trainer_protocol
 
 _LOST_SECONDS = 6.0
 """Longer than a rank waits until its exception was passed on."""
@@ -37,7 +34,7 @@ class AttemptTrainer:
     def __init__(self, run: active_run.ActiveRun, started: run_entries.AttemptStarted) -> None:
         self._run, self._started = run, started
         self._detector = HangDetector(run.config.watchdog)
-        self._process: TrainerProcess | None = None
+        self._process: trainer_process.TrainerProcess | None = None
         self._memory: MemoryWatch | None = None
         self._gap: HeartbeatGap | None = None
         self._grace_ended = self._is_stopped = False
@@ -48,7 +45,7 @@ class AttemptTrainer:
     def running(self) -> Iterator[None]:
         """Start the process, observe it and pass every shutdown request on to it; have it exit after the block."""
         run = self._run
-        self._process = process = TrainerProcess(
+        self._process = process = trainer_process.TrainerProcess(
             _trainer_spec(run, self._started),
             run.host.warm.acquire(run.work_dir),
             on_step=self._note_step,
@@ -64,7 +61,7 @@ class AttemptTrainer:
             yield
         process.finish(run.config.checkpoint.grace_seconds)
 
-    def segments(self, evaluations: AttemptEvaluations) -> Iterator[Segment]:
+    def segments(self, evaluations: attempt_evaluations.AttemptEvaluations) -> Iterator[Segment]:
         """Yield what is to be trained next, until the run is complete, stops early, or this process has to leave.
 
         If the last segment got no checkpoint, because the upload before was under way, a notice adds one without steps.
@@ -83,11 +80,10 @@ class AttemptTrainer:
         if self._behind and self._is_ending():
             yield self._segment(step, step, None)
 
-    def train(self, segment: Segment) -> SegmentDone:
+    def train(self, segment: Segment) -> trainer_protocol.SegmentDone:
         """Train a segment; raises `TrainerGone` if the process exits before."""
         assert self._process is not None
-        self._process.begin_segment(segment.until, stall_seconds=segment.stall_seconds)
-        done = self._process.end_segment()
+        done = self._process.train(segment.until, stall_seconds=segment.stall_seconds)
         self._is_stopped = done.stopped
         missing = f"no checkpoint of step {done.step}: that of step {done.behind} is still on its way"
         self._behind = "" if done.behind is None else missing
@@ -137,17 +133,17 @@ class AttemptTrainer:
             memory_limit_bytes=memory.limit_bytes,
             heartbeat_step=last.record.step if last else None,
             stderr_tail=() if process is None else process.stacks() if self._gap else process.stderr_tail(),
-            injected=injected_faults(run.log.store, run.log.prefix, self._started),
+            injected=injected_faults.injected_faults(run.log.store, run.log.prefix, self._started),
         )
 
     def beating(self) -> AbstractContextManager[None]:
         """Write the attempt's heartbeat while the block runs."""
         log, every_seconds = self._run.log, self._run.config.lease.heartbeat_seconds
-        return writing_heartbeats(log.store, log.prefix, self.heartbeat, every_seconds=every_seconds)
+        return attempt_claim.writing_heartbeats(log.store, log.prefix, self.heartbeat, every_seconds=every_seconds)
 
     def heartbeat(self, beat: int) -> step_log.Heartbeat:
         """Return how far the attempt is and what it has used."""
-        received = self._process.received if self._process else ReceivedEvents()
+        received = self._process.received if self._process else trainer_process.ReceivedEvents()
         last, ready = received.last_step, received.ready
         return step_log.Heartbeat(
             attempt=self._started.attempt,
@@ -174,7 +170,7 @@ class AttemptTrainer:
         tokens = self._run.config.training.global_batch * self._run.config.model.block_size
         return tokens / last.record.tokens_per_second if last else None
 
-    def _say_waiting(self, waiting: Waiting) -> None:
+    def _say_waiting(self, waiting: trainer_protocol.Waiting) -> None:
         if waiting.why:
             self._run.say(f"  step {waiting.step} has waited {waiting.seconds:.0f} s for the store: {waiting.why}")
 
@@ -248,9 +244,9 @@ def _room(run: active_run.ActiveRun) -> MemoryRoom | None:
     return memory_room(run.config, vocab_size, available_memory(run.config.training, run.group))
 
 
-def _trainer_spec(run: active_run.ActiveRun, started: run_entries.AttemptStarted) -> TrainerSpec:
+def _trainer_spec(run: active_run.ActiveRun, started: run_entries.AttemptStarted) -> trainer_protocol.TrainerSpec:
     config, state = run.config, run.log.state
-    return TrainerSpec(
+    return trainer_protocol.TrainerSpec(
         data=config.data,
         model=config.model,
         training=config.training,

@@ -22,17 +22,7 @@ from cairn.tasks.attempt.shutdown_signal import ShutdownSignal
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.machine.placement import check_machine
 from cairn.tasks.policy.termination import ExitCode
-from cairn.tasks.trainer.machines import (
-    ConnectionEnded,
-    NotAdmitted,
-    RanksEnded,
-    RunEnded,
-    SignedConnection,
-    StartRanks,
-    connect,
-    receive,
-)
-from cairn.tasks.trainer.trainer_group import RENDEZVOUS, TrainerGroup, rendezvous_secret
+from cairn.tasks.trainer import machines, trainer_group
 
 _OPENING_SECONDS = 900.0
 """The first machine may read and tokenize text for as long before it opens a run."""
@@ -47,7 +37,13 @@ class NodeService:
     """The ranks of this machine in attempt after attempt."""
 
     def __init__(
-        self, log: RunLog, config: RunConfig, group: TrainerGroup, folder: Path, *, say: Callable[[str], None]
+        self,
+        log: RunLog,
+        config: RunConfig,
+        group: trainer_group.TrainerGroup,
+        folder: Path,
+        *,
+        say: Callable[[str], None],
     ) -> None:
         self._log, self._config, self._group, self._folder, self._say = log, config, group, folder, say
         self._shutdown = ShutdownSignal()
@@ -69,7 +65,9 @@ class NodeService:
         ):
             self._say(f"waits for the first machine at {self._group.rendezvous} …")
             while self._notified_at is None:
-                first = connect(self._group.rendezvous, rendezvous_secret(os.environ), self._group.node_rank)
+                first = machines.connect(
+                    self._group.rendezvous, trainer_group.rendezvous_secret(os.environ), self._group.node_rank
+                )
                 if first is not None:
                     code = self._serve(first)
                     if code is not None:
@@ -86,36 +84,36 @@ class NodeService:
                 time.sleep(0.5 if self._notified_at is None else 0)
         return ExitCode.INTERRUPTED if self._shutdown.signal == "SIGINT" else ExitCode.PREEMPTED
 
-    def _serve(self, first: SignedConnection) -> ExitCode | None:
+    def _serve(self, first: machines.SignedConnection) -> ExitCode | None:
         """Do what the first machine says; None once it is gone, or once this one is told to leave and its ranks end."""
         try:
             while self._notified_at is None or self._ranks is not None:
                 if select.select([first], [], [], 0.2)[0]:
-                    match receive(first):
-                        case StartRanks() as order:
+                    match machines.receive(first):
+                        case machines.StartRanks() as order:
                             self._start(order)
-                        case RunEnded(exit_code=code):
+                        case machines.RunEnded(exit_code=code):
                             return ExitCode(code)
                 told, grace = self._notified_at, self._config.checkpoint.grace_seconds
                 if told is not None and time.monotonic() - told > grace:
                     self._kill_ranks()
                 elif self._ranks is not None and (ended := self._ranks.poll()) is not None:
                     self._ranks = None
-                    first.send(msgspec.msgpack.encode(RanksEnded(attempt=self._attempt, exit_code=ended)))
-        except (ConnectionEnded, NotAdmitted, OSError, msgspec.MsgspecError) as error:
+                    first.send(msgspec.msgpack.encode(machines.RanksEnded(attempt=self._attempt, exit_code=ended)))
+        except (machines.ConnectionEnded, machines.NotAdmitted, OSError, msgspec.MsgspecError) as error:
             self._say(f"the first machine is gone: {error}")
         finally:
             self._kill_ranks()
             first.close()
         return None
 
-    def _start(self, order: StartRanks) -> None:
+    def _start(self, order: machines.StartRanks) -> None:
         self._kill_ranks()
         self._attempt = order.attempt
         group = replace(self._group, nodes=order.nodes, node_rank=order.node_rank, rendezvous=order.rendezvous)
         self._ranks = subprocess.Popen(
             group.command(),
-            env={**os.environ, RENDEZVOUS: order.rendezvous, "CAIRN_NODE_FOLDER": str(self._folder)},
+            env={**os.environ, trainer_group.RENDEZVOUS: order.rendezvous, "CAIRN_NODE_FOLDER": str(self._folder)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             start_new_session=True,

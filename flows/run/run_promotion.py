@@ -7,7 +7,7 @@ other waits in its process. Without a server that a person can open the question
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -28,26 +28,19 @@ from pydantic import BaseModel, ConfigDict, Field
 from cairn.flows.operations import checkpoint_offer
 from cairn.flows.orchestrator import flow_end, server_home
 from cairn.flows.run.active_run import ActiveRun
-from cairn.flows.run.attempt_evaluations import Evaluate
+from cairn.flows.run.steps import Steps
 from cairn.reports.text.display_tables import markdown_text
 from cairn.storage.logs.log_entry import CheckpointReference
 from cairn.storage.logs.registry import Promoted, Registry
-from cairn.storage.logs.run_log import RunLog
 from cairn.storage.stores.document import sha256
+from cairn.tasks import errors, evaluate, promote
 from cairn.tasks.checkpoints import promotion
-from cairn.tasks.errors import CheckpointGone, EvaluationInterrupted
-from cairn.tasks.evaluate import Interrupted, Measurement
 from cairn.tasks.evaluator.evaluation_run import EvaluationPlan
 from cairn.tasks.policy.termination import FlowEnd
-from cairn.tasks.promote import Offer, OfferDecision
 
 _POLL_SECONDS, _ASKED_SECONDS = 2.0, 15.0
 _SLACK_SECONDS = 3600.0
 """Prefect fails a flow run that resumes after Prefect's own deadline, so that is later than ours."""
-
-
-Promote = Callable[[Offer, RunLog], OfferDecision]
-"""The step that promotes, shown or plain."""
 
 
 class PromotionApproval(BaseModel):
@@ -60,12 +53,12 @@ class PromotionApproval(BaseModel):
     why: str = Field(default="", description="your reason, for the record")
 
 
-def offer_best(run: ActiveRun, evaluate: Evaluate, promote: Promote) -> FlowEnd:
+def offer_best(run: ActiveRun, steps: Steps) -> FlowEnd:
     """Evaluate the last and the best checkpoint, and offer the best one unless that was decided before."""
     rules = checkpoint_offer.promotion_rules(run.config)
     try:
-        _evaluate_candidates(run, rules, evaluate)
-    except EvaluationInterrupted as interrupted:
+        _evaluate_candidates(run, rules, steps)
+    except errors.EvaluationInterrupted as interrupted:
         return run.interrupted_end(f"trained; {interrupted}; the same command continues")
     state = run.log.refresh()
     how = checkpoint_offer.describe_training(state)
@@ -88,35 +81,35 @@ def offer_best(run: ActiveRun, evaluate: Evaluate, promote: Promote) -> FlowEnd:
             message = f"{how}; {left}"
             return run.interrupted_end(message) if run.is_shutting_down() else flow_end.completed(message)
         candidate = replace(candidate, approval=answer)
-    decision = promote(Offer(candidate=candidate, rules=rules, registry=registry), run.log)
+    decision = steps.promote(promote.Offer(candidate=candidate, rules=rules, registry=registry), run.log)
     run.say(f"  {decision.message}")
     return flow_end.completed(f"{how}; {decision.message}")
 
 
-def _evaluate_candidates(run: ActiveRun, rules: promotion.PromotionRules, evaluate: Evaluate) -> None:
+def _evaluate_candidates(run: ActiveRun, rules: promotion.PromotionRules, steps: Steps) -> None:
     """Evaluate the last checkpoint under every suite, then the best one under the suites that promotion requires."""
     last = checkpoint_offer.last_checkpoint(run.log.refresh())
     if last is not None:
-        _evaluate_missing(run, last.committed.reference, run.evaluation.all, evaluate)
+        _evaluate_missing(run, last.committed.reference, run.evaluation.all, steps)
     best = checkpoint_offer.best_candidate(run.log.run_id, run.log.refresh(), rules)
     if best is not None and (last is None or best.reference != last.committed.reference):
         required = {suite.sha256 for suite in rules.required}
-        with suppress(CheckpointGone):  # then another one is the best
+        with suppress(errors.CheckpointGone):  # then another one is the best
             plans = [plan for plan in run.evaluation.all if plan.suite.sha256 in required]
-            _evaluate_missing(run, best.reference, plans, evaluate)
+            _evaluate_missing(run, best.reference, plans, steps)
 
 
 def _evaluate_missing(
-    run: ActiveRun, reference: CheckpointReference, plans: Sequence[EvaluationPlan], evaluate: Evaluate
+    run: ActiveRun, reference: CheckpointReference, plans: Sequence[EvaluationPlan], steps: Steps
 ) -> None:
     missing = checkpoint_offer.missing_suites(
         run.log.state, reference.manifest_sha256, (plan.suite.sha256 for plan in plans)
     )
     for plan in plans:
         if plan.suite.sha256 in missing:
-            ended = evaluate(Measurement(reference=reference, plan=plan), run.log, run.is_shutting_down)
-            if isinstance(ended, Interrupted):
-                raise EvaluationInterrupted(ended.why)
+            ended = steps.evaluate(evaluate.Measurement(reference=reference, plan=plan), run.log, run.is_shutting_down)
+            if isinstance(ended, evaluate.Interrupted):
+                raise errors.EvaluationInterrupted(ended.why)
 
 
 def ask(run: ActiveRun, registry: Registry, proposal: Promoted, timeout_seconds: float) -> promotion.Approval | str:

@@ -88,7 +88,7 @@ class TrainerProcess:
         self._on_step, self._on_waiting = on_step, on_waiting
         child.move_stderr(spec.work_dir / f"attempt-{spec.attempt:04d}.stderr")
         self._stderr_path = child.stderr_path
-        self.received, self._begun, self._ended = ReceivedEvents(), 0, 0  # segments
+        self.received = ReceivedEvents()
         self._listener = threading.Thread(target=self._listen, name=f"trainer-{spec.attempt}", daemon=True)
         self._listener.start()
         self._write(spec.model_dump_json().encode() + b"\n")
@@ -111,25 +111,13 @@ class TrainerProcess:
         """Wait for the port where the ranks of several machines meet; raises `TrainerGone` if it exits before."""
         return self._wait(lambda: self.received.listening).port
 
-    @property
-    def is_in_segment(self) -> bool:
-        """Whether a segment was begun whose end was not waited for."""
-        return self._begun > self._ended
-
-    def begin_segment(self, step: int, *, stall_seconds: float | None = None) -> None:
-        """Have the child train until `step`, see `TrainUntil`, unless it does; raises `TrainerGone` if it exited."""
-        if not self.is_in_segment:
-            self._begun += 1
-            self._detector.resume()
-            command = trainer_protocol.TrainUntil(step=step, stall_seconds=stall_seconds)
-            self._write(trainer_protocol.encode_message(command))
-
-    def end_segment(self) -> trainer_protocol.SegmentDone:
-        """Wait for the segment that was begun; raises `TrainerGone` if the child exits before."""
-        segments, number = self.received.segments, self._begun
-        segment = self._wait(lambda: segments[number - 1] if len(segments) >= number else None)
-        self._ended = number
-        return segment
+    def train(self, step: int, *, stall_seconds: float | None = None) -> trainer_protocol.SegmentDone:
+        """Have the child train until `step`, see `TrainUntil`; raises `TrainerGone` if it exits before."""
+        segments, before = self.received.segments, len(self.received.segments)
+        self._detector.resume()
+        command = trainer_protocol.TrainUntil(step=step, stall_seconds=stall_seconds)
+        self._write(trainer_protocol.encode_message(command))
+        return self._wait(lambda: segments[before] if len(segments) > before else None)
 
     def wait_staged(self, step: int) -> run_entries.StagedCheckpoint:
         """Wait until the checkpoint of `step` is staged; raises `TrainerGone` if the child exits before."""

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prefect import task
+from prefect.cache_policies import NO_CACHE
 
 from cairn.storage.stores.local_store import LocalStore
 from tests.house.packages import folder_of
@@ -107,7 +109,14 @@ def test_the_orchestrator_is_given_no_result_and_no_parameter_to_pickle(modules:
 
 
 def says_nothing_is_kept(decorator: ast.Call) -> bool:
-    """Whether no result is kept and, for a task, its parameters are not hashed, which pickles what is no JSON."""
+    """Whether no result is kept, and no cache policy is named."""
     said = {keyword.arg: ast.unparse(keyword.value) for keyword in decorator.keywords}
-    is_task = isinstance(decorator.func, ast.Name) and decorator.func.id == "task"
-    return said.get("persist_result") == "False" and (not is_task or said.get("cache_policy") == "NO_CACHE")
+    return said.get("persist_result") == "False" and "cache_policy" not in said
+
+
+def test_a_task_whose_result_is_not_kept_does_not_hash_its_parameters_either() -> None:
+    @task(persist_result=False)
+    def step() -> None:
+        """Do nothing."""
+
+    assert step.cache_policy == NO_CACHE, "the hash pickles what is no JSON"

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from cairn.flows.orchestrator.cancellation import CancellationWatch, is_cancelled, is_cancelled_in_slurm
+from cairn.flows.orchestrator.flow_run import FlowRun
 from cairn.tasks.attempt.shutdown_signal import ShutdownSignal
 
 CANCELLED = (
@@ -66,7 +67,7 @@ def in_cancelled_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("name", "cancelled"), [("SIGTERM", True), ("SIGUSR1", False)])
 def test_slurm_is_asked_once_sigterm_has_come(in_cancelled_job: None, name: str, cancelled: bool) -> None:
     shutdown = ShutdownSignal()
-    watch = CancellationWatch(None, shutdown)
+    watch = CancellationWatch(FlowRun(), shutdown)
     assert not watch.is_cancelling()
     shutdown.request(name)
     assert watch.is_cancelling() is cancelled and watch.where == ("Slurm" if cancelled else "Prefect")

@@ -147,7 +147,7 @@ class FlowWorld:
         """Yield the run as the flow opens or continues it."""
         trainers = warm or NotedWarmTrainer()
         try:
-            yield open_run(self._request(text, overrides), PLAIN.tokenize_and_split, self._host(trainers, shutdown))
+            yield open_run(self._request(text, overrides), PLAIN, self._host(trainers, shutdown))
         finally:
             trainers.close()
 

@@ -183,10 +183,7 @@ class TrainedBefore:
     def __init__(self, *ends: SegmentDone) -> None:
         self.received, self._ends = ReceivedEvents(), iter(ends)
 
-    def begin_segment(self, until: int, *, stall_seconds: float | None) -> None:
-        """Begin nothing."""
-
-    def end_segment(self) -> SegmentDone:
+    def train(self, until: int, *, stall_seconds: float | None) -> SegmentDone:
         return next(self._ends)
 
 

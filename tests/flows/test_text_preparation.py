@@ -1,11 +1,10 @@
-"""What is made ready while a server starts is what the flow would make; nothing that fails or takes long delays it."""
+"""What is prepared while Prefect is imported is what the run would make; nothing that fails or takes long delays it."""
 
 from pathlib import Path
 
 import pytest
 
 from cairn.flows.preparation import preflight
-from cairn.flows.preparation.preflight import prepare_early
 from cairn.flows.preparation.training_request import ResolvedRequest, TrainingRequest, resolve_request
 from cairn.model.estimates.numerics import MachineSpeed
 from cairn.storage.snapshots.data_snapshot import list_snapshots
@@ -28,24 +27,26 @@ def snapshots_after(resolved: ResolvedRequest, folder: Path) -> list[str]:
     def ask() -> MachineSpeed | None:
         raise AssertionError("these numerics need no measurement")
 
-    prepare_early(resolved, resolved.configuration, {"CAIRN_CACHE": str(folder / "cache")}, ask)()
+    environment = {"CAIRN_CACHE": str(folder / "cache")}
+    with preflight.preparing_text(resolved, resolved.configuration, resolved.open_log(), environment, ask):
+        pass
     return list(list_snapshots(LocalStore(folder / "store")))
 
 
-def test_the_snapshot_of_a_small_text_is_built_as_the_flow_builds_it(resolved: ResolvedRequest, tmp_path: Path) -> None:
-    (early,) = snapshots_after(resolved, tmp_path)
+def test_the_snapshot_of_a_small_text_is_built_as_the_run_builds_it(resolved: ResolvedRequest, tmp_path: Path) -> None:
+    (prepared,) = snapshots_after(resolved, tmp_path)
     assert resolved.configuration is not None
     built = build_snapshot(LocalStore(tmp_path / "elsewhere"), resolved.configuration.data, tmp_path)
-    assert built.snapshot_id == early
+    assert built.snapshot_id == prepared
 
 
-def test_much_text_is_left_to_the_flow(
+def test_much_text_is_left_to_the_run(
     resolved: ResolvedRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preflight, "_MOST_EARLY_BYTES", 100)
+    monkeypatch.setattr(preflight, "_SMALL_BYTES", 100)
     assert snapshots_after(resolved, tmp_path) == []
 
 
-def test_a_text_that_is_gone_is_left_to_the_flow(resolved: ResolvedRequest, tmp_path: Path) -> None:
+def test_a_text_that_is_gone_is_left_to_the_run(resolved: ResolvedRequest, tmp_path: Path) -> None:
     (tmp_path / "text.txt").unlink()
     assert snapshots_after(resolved, tmp_path) == []
