@@ -78,6 +78,25 @@ def test_every_make_target_that_a_document_names_exists(root: Path, documents: d
     assert named - targets == set()
 
 
+QUESTION = re.compile(r"^\| ([^|]*\?) \| (.*) \|$", re.MULTILINE)
+ANSWER = re.compile(r"`([\w/]+\.\w+)`(?: \(((?:`\w+`(?:, )?)+)\))?")
+
+
+def test_every_question_of_a_newcomer_is_answered_in_at_most_two_files_that_have_what_is_named(root: Path) -> None:
+    questions = QUESTION.findall((root / "CONTRIBUTING.md").read_text(encoding="utf-8"))
+    answers = {question: ANSWER.findall(answer) for question, answer in questions}
+    assert len(answers) >= 21
+    assert {question: found for question, found in answers.items() if not 1 <= len(found) <= 2} == {}
+    absent = [
+        (file, name)
+        for found in answers.values()
+        for file, names in found
+        for name in re.findall(r"\w+", names) or [""]
+        if not re.search(rf"\b{name}\b", (root / file).read_text(encoding="utf-8"))
+    ]
+    assert absent == []
+
+
 @pytest.mark.parametrize(("name", "ceiling"), CEILINGS.items())
 def test_a_document_that_could_grow_for_ever_keeps_its_ceiling(root: Path, name: str, ceiling: int) -> None:
     assert len((root / name).read_text(encoding="utf-8").split()) <= ceiling
