@@ -1,6 +1,6 @@
 """The main job, top to bottom: tokenize and split; train, commit, evaluate until the end; decide; promote.
 
-The chain is written once. What executes its steps is a parameter: the plain functions, tasks of Prefect in a deployed
+The chain is written once. The executor of its steps is a parameter: the plain functions, tasks of Prefect in a deployed
 flow run, or the plain functions beside a witness that shows them. Prefect shows; the run log decides.
 """
 

@@ -1,1 +1,1 @@
-"""What is trained: GPT, tokenizer, data order, optimizer, loop, evaluation. Knows no Prefect and no store."""
+"""The trained network: GPT, tokenizer, data order, optimizer, loop, evaluation. Knows no Prefect and no store."""

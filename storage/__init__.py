@@ -1,1 +1,1 @@
-"""What is durable: object stores, logs, checkpoints, data snapshots, SQL tables. Knows neither torch nor Prefect."""
+"""Durable things: object stores, logs, checkpoints, data snapshots, SQL tables. Knows neither torch nor Prefect."""

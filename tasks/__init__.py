@@ -1,1 +1,1 @@
-"""What a run does: one Prefect task per verb_noun file, the trainer and evaluator processes, and pure policy."""
+"""The work of a run: one Prefect task per verb_noun file, the trainer and evaluator processes, and pure policy."""

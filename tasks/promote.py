@@ -26,7 +26,7 @@ class Offer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OfferDecision:
-    """What the gates decided, in a sentence."""
+    """The decision of the gates, in a sentence."""
 
     message: str
     is_refused: bool = False

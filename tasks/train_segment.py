@@ -30,7 +30,7 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trained:
-    """What became of a segment: `done`, or the error that ended it, with what the evidence makes of it."""
+    """The result of a segment: `done`, or the error that ended it and the failure that the evidence makes of it."""
 
     segment: Segment
     done: SegmentDone | None

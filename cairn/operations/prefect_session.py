@@ -1,4 +1,4 @@
-"""What a command's training needs around it: its warm trainer, and the witness that shows it in Prefect.
+"""The surroundings of a command's training: its warm trainer, and the witness that shows it in Prefect.
 
 Imports Prefect only when training begins, while the trainer imports its own; the server starts after the first step.
 """
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Session:
-    """What `train` is given besides the request, and who shows it."""
+    """The arguments of `train` besides the request, and the witness that shows it."""
 
     train: "Callable[[ResolvedRequest, Steps, Host], FlowEnd]"
     host: "Host"

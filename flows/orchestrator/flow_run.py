@@ -66,7 +66,7 @@ class FlowRun:
 
 
 class Server(Protocol):
-    """What a witness needs of the command's server."""
+    """The command's server, as a witness needs it."""
 
     def wait_ready(self) -> bool:
         """Start it where needed and wait until it answers; False if it cannot be had."""

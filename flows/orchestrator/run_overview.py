@@ -39,7 +39,7 @@ from cairn.tasks.policy.termination import TERMINATIONS, TerminationReason
 MOST_LOST_FLOW_RUNS = 20
 ATTEMPT_ENDED = "cairn.attempt.ended"
 _TOGETHER_SECONDS = 2.0
-"""What changes within these is published together: a page is 100 kB, most of it the curve."""
+"""Changes within these are published together: a page is 100 kB, most of it the curve."""
 _LEAST_SECONDS = 60.0
 _SHARE_OF_AGE, _PAUSE_PER_COST = 0.05, 20.0
 """Prefect stores every plot, so a long run draws seldom; drawing takes at most a twentieth of one core."""

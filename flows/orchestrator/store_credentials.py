@@ -9,7 +9,7 @@ from cairn.tasks.errors import InvalidConfiguration
 
 
 class StoreCredentials(Block):
-    """What a person fills in under Blocks; each field is the variable of its name after `AWS_`."""
+    """The form under Blocks; each field is the variable of its name after `AWS_`."""
 
     _block_type_name = "Cairn store credentials"
     _block_type_slug = "cairn-store-credentials"

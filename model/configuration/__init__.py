@@ -1,1 +1,1 @@
-"""What users write about network, training and data, validated. No torch here."""
+"""The configuration of network, training and data, validated. No torch here."""

@@ -21,7 +21,7 @@ _MASKS_PER_DRAW = 4
 
 @dataclass(frozen=True, slots=True)
 class SavedAttention:
-    """What the backward pass needs: queries, keys and values (3, BH, T, D), each block's probabilities and dropout."""
+    """Saved for the backward pass: queries, keys and values (3, BH, T, D), each block's probabilities and dropout."""
 
     heads: Tensor
     weights: tuple[Tensor, ...]

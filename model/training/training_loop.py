@@ -130,7 +130,7 @@ def default_fetch_schedule(state: TrainState, *, at_steps: Collection[int] = ())
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepObserver:
-    """What the loop calls: `on_step` with each record in order, `stop_requested` after each step, `probe` when due."""
+    """The loop calls `on_step` with each record in order, `stop_requested` after each step, `probe` when due."""
 
     on_step: Callable[[StepResult], None]
     stop_requested: Callable[[], bool]

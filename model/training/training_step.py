@@ -32,7 +32,7 @@ BASELINE_STEPS = 64
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepInputs:
-    """What every step reads; `micro_batch` in windows. A `loader` of the same windows prefetches and changes no bit."""
+    """Inputs of every step; `micro_batch` in windows. A `loader` of the same windows prefetches and changes no bit."""
 
     windows: token_windows.TokenWindows
     order: sample_order.SampleOrder

@@ -21,7 +21,7 @@ _FOLDER = re.compile(r"step-(\d+)-attempt-(\d+)\Z")
 
 
 class SweepAction(StrEnum):
-    """What a sweep does with one thing."""
+    """The action of a sweep on one thing."""
 
     KEEP = "keep"
     SUPERSEDE = "supersede"
@@ -76,7 +76,7 @@ class SweepItem:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SweepReport:
-    """What a sweep did, or would do; `freed_bytes` counts deleted and discarded bytes."""
+    """The findings and actions of a sweep; `freed_bytes` counts deleted and discarded bytes."""
 
     run_id: str
     dry_run: bool

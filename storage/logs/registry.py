@@ -72,7 +72,7 @@ class RolledBack:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Withdrawn:
-    """A run is being deleted: the alias can no longer be rolled back to its weights. What it points at stays."""
+    """A run is being deleted: the alias can no longer be rolled back to its weights. Its present target stays."""
 
     alias: str
     run_id: str

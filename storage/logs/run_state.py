@@ -86,7 +86,7 @@ class RefusedEntry:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Charges:
-    """What was charged to a reason: by which attempts since the last progress, how often in all, and their loss."""
+    """The charges of a reason: by which attempts since the last progress, how often in all, and their loss."""
 
     since_progress: tuple[int, ...] = ()
     total: int = 0
@@ -158,7 +158,7 @@ class RunState:
 
     @property
     def beginning(self) -> log_entry.CheckpointReference | None:
-        """What a start without a commit resumes from: None at step 0, a checkpoint of another run for a fork."""
+        """A start without a commit resumes from this: None at step 0, a checkpoint of another run for a fork."""
         return self.origin.checkpoint if self.origin else None
 
     @property

@@ -1,4 +1,4 @@
-"""What an attempt leaves beside the log: step records as JSON lines, for curves, and its heartbeat, for liveness.
+"""Files of an attempt beside the log: step records as JSON lines, for curves, and its heartbeat, for liveness.
 
 Nothing is decided by the records. A local store gets the lines themselves, another one an object after each segment,
 named by the bytes before it. Liveness is by the store's or the reader's clock, and nothing safe rests on it.

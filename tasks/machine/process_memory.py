@@ -1,6 +1,6 @@
 """Memory of a process: peak use, limits, and the kernel's OOM kills.
 
-Sources: Linux admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst, proc(5). What cannot be read is None or 0, no error.
+Sources: Linux admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst, proc(5). A value that cannot be read is None or 0.
 """
 
 import threading
