@@ -19,7 +19,7 @@ from cairn.storage.errors import IntegrityError
 from cairn.storage.logs import log_entry, registry, run_entries, run_log, run_state
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.attempt.attempt_claim import Claimant, refuse_deleted, refuse_live_owner
-from cairn.tasks.checkpoints.retention import delete_run, withdrawn_aliases
+from cairn.tasks.checkpoints.retention import check_deletion, delete_run
 from cairn.tasks.configuration.configuration_source import parse_configuration
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.configuration.stored_configuration import differing_keys, keep_numerics
@@ -160,7 +160,7 @@ class RunDeletion:
 
 def preview_deletion(log: run_log.RunLog) -> RunDeletion:
     """Return the deletion without doing it; `GateRefused` if an alias or a fork needs it, `LiveOwner` if one lives."""
-    aliases = withdrawn_aliases(log)
+    aliases = check_deletion(log)
     refuse_live_owner(log, configuration_of(log.state).lease, monotonic=time.monotonic, sleep=time.sleep)
     there = [item for item in read_checkpoints(log) if item.state != run_state.CheckpointState.DELETED]
     return RunDeletion(

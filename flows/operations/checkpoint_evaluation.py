@@ -17,7 +17,7 @@ def plan_checkpoint(found: run_lookup.FoundCheckpoint, suite: str) -> evaluation
     if suite:
         try:
             evaluation = configuration_source.read_suite(
-                addresses.named_file(suite, addresses.SUITES, folder=Path()), config.evaluation
+                addresses.find_file(suite, addresses.SUITES, folder=Path()), config.evaluation
             )
         except TaskError as error:
             raise InvalidConfiguration(str(error)) from error

@@ -85,7 +85,7 @@ def missing_suites(state: run_state.RunState, manifest_sha256: str, suites: Iter
 
 def best_candidate(run_id: str, state: run_state.RunState, rules: PromotionRules) -> Candidate | None:
     """Return the readable checkpoint with the lowest loss under the primary suite, or None without an evaluation."""
-    best = promotion.best_evaluated(state, rules.required[0].sha256)
+    best = promotion.find_best_evaluation(state, rules.required[0].sha256)
     if best is None:
         return None
     record = next(r for r in state.readable if r.committed.manifest_sha256 == best.manifest_sha256)

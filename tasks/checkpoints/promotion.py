@@ -90,7 +90,7 @@ def evaluations_of(state: run_state.RunState, manifest_sha256: str) -> tuple[run
     return tuple(reversed(state.evaluations_of(manifest_sha256)))
 
 
-def best_evaluated(state: run_state.RunState, suite_sha256: str) -> run_entries.EvaluationRecorded | None:
+def find_best_evaluation(state: run_state.RunState, suite_sha256: str) -> run_entries.EvaluationRecorded | None:
     """Return the evaluation with the lowest finite loss among readable checkpoints of the suite."""
     known = (item for record in state.readable for item in reversed(record.evaluations))
     fitting = (item for item in known if item.suite_sha256 == suite_sha256)
@@ -98,7 +98,7 @@ def best_evaluated(state: run_state.RunState, suite_sha256: str) -> run_entries.
     return min(finite, key=lambda item: item.metrics[METRIC], default=None)
 
 
-def compared_evaluation(
+def choose_evaluation(
     candidate: Candidate, rules: PromotionRules, champion: Promoted | None
 ) -> run_entries.EvaluationRecorded | None:
     """Return the evaluation to compare: one measured like the champion, else the primary suite's, else None."""
@@ -129,7 +129,7 @@ def decide_promotion(
     champion = registry.champion
     if champion is not None and champion.manifest_sha256 == candidate.reference.manifest_sha256:
         return None
-    evaluation, loss = compared_evaluation(candidate, rules, champion), None
+    evaluation, loss = choose_evaluation(candidate, rules, champion), None
     if champion is not None and evaluation is not None:
         measured = champion if is_measured_like(evaluation, champion) else champion_evaluation
         loss = measured.metrics.get(METRIC, math.inf) if measured else None
@@ -334,7 +334,7 @@ def _decide(
     log: run_log.RunLog, alias: str, candidate: Candidate, rules: PromotionRules, state: RegistryState
 ) -> Promoted | Refused | None:
     champion, known = state.champion, tuple[run_entries.EvaluationRecorded, ...]()
-    evaluation = compared_evaluation(candidate, rules, champion)
+    evaluation = choose_evaluation(candidate, rules, champion)
     if champion is not None and evaluation is not None and not is_measured_like(evaluation, champion):
         known = evaluations_of(run_log.RunLog(log.store, champion.run_id).refresh(), champion.manifest_sha256)
         wanted = (evaluation.suite_sha256, evaluation.data_snapshot)

@@ -249,7 +249,7 @@ def _abandoned(run_id: str, pin: CheckpointPinned, state: registry.RegistryState
     )
 
 
-def withdrawn_aliases(log: run_log.RunLog, *, is_dead: Callable[[Placement], bool] = is_known_dead) -> tuple[str, ...]:
+def check_deletion(log: run_log.RunLog, *, is_dead: Callable[[Placement], bool] = is_known_dead) -> tuple[str, ...]:
     """Return the aliases that deleting the run keeps from being rolled back to it; raises `GateRefused` if needed.
 
     Needed are the checkpoint of an alias, that of its next rollback, one that is being offered, and the origin of a
@@ -270,10 +270,10 @@ def delete_run(
 ) -> SweepReport:
     """Close the run for good and delete its checkpoints; on a run that is closed, delete the rest of them.
 
-    Raises `LiveOwner`, or `GateRefused` as `withdrawn_aliases` does, before anything is deleted.
+    Raises `LiveOwner`, or `GateRefused` as `check_deletion` does, before anything is deleted.
     """
     if log.refresh().deleted is None:
-        withdrawn_aliases(log, is_dead=is_dead)
+        check_deletion(log, is_dead=is_dead)
         with suppress(BudgetExhausted):  # the receipt is written, and nothing is trained again
             end_lost_attempt(log, claimant)
         for alias in registry.list_aliases(log.store):

@@ -20,7 +20,7 @@ def choose_store(given: str, environment: Mapping[str, str], configured: str | N
     return given or environment.get("CAIRN_STORE", "") or configured or DEFAULT_STORE
 
 
-def named_file(text: str, place: Path, *, folder: Path) -> Path:
+def find_file(text: str, place: Path, *, folder: Path) -> Path:
     """Return the file that `text` means; a path starts at `folder`, and a file there of exactly that name comes first.
 
     Files of the working directory's `deployments` come before those that came with Cairn; a name that is nowhere is

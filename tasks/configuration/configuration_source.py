@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from cairn.storage.stores import object_store, redaction
 from cairn.tasks.configuration import addresses
-from cairn.tasks.configuration.addresses import CONFIGURATIONS, SUITES, is_name, known_names, named_file, why_unreadable
+from cairn.tasks.configuration.addresses import CONFIGURATIONS, SUITES, find_file, is_name, known_names, why_unreadable
 from cairn.tasks.configuration.key_reference import BrokenRule, broken_rules, list_keys, section_meanings
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.configuration.settings import SUITE_KEYS, EvaluationConfig, EvaluatorConfig, NotifyConfig
@@ -103,7 +103,7 @@ def read_notify(environment: Mapping[str, str]) -> NotifyConfig:
 def resolve_evaluation(evaluation: EvaluationConfig, folder: Path) -> EvaluationConfig:
     """Return the section with its suite read and files below `folder` hashed, unless they are; raises TaskError."""
     if evaluation.suite:
-        return read_suite(named_file(evaluation.suite, SUITES, folder=folder), evaluation)
+        return read_suite(find_file(evaluation.suite, SUITES, folder=folder), evaluation)
     evaluators = evaluation.evaluators
     if evaluation.command:
         short = EvaluatorConfig(
@@ -168,7 +168,7 @@ def _path(source: str) -> Path:
     """Return the file that a path, a `file://` URL or a bare name means; a file of exactly that name comes first."""
     if source.startswith("file://"):
         return Path(unquote(urlsplit(source).path))
-    path = named_file(source, CONFIGURATIONS, folder=Path())
+    path = find_file(source, CONFIGURATIONS, folder=Path())
     if is_name(source) and not path.exists():
         known = known_names(CONFIGURATIONS)
         raise InvalidConfiguration(

@@ -191,7 +191,7 @@ def read_corpus(sources: Sequence[Source], *, deduplicate: bool) -> Iterator[Pie
     seen = set[bytes]()
     for piece in (piece for source in sources for piece in source.pieces()):
         if deduplicate and isinstance(piece, Document):
-            if (digest := remembered(piece.sha256)) in seen:
+            if (digest := short_hash(piece.sha256)) in seen:
                 detail = f"the same text as an earlier document, sha256 {piece.sha256}"
                 yield Rejected(
                     source=piece.source, offset_bytes=piece.offset_bytes, kind=RejectionKind.DUPLICATE, detail=detail
@@ -201,7 +201,7 @@ def read_corpus(sources: Sequence[Source], *, deduplicate: bool) -> Iterator[Pie
         yield piece
 
 
-def remembered(sha256: str) -> bytes:
+def short_hash(sha256: str) -> bytes:
     """Return the kept part of a document's hash: 128 bits tell more texts apart than there are."""
     return bytes.fromhex(sha256[:32])
 

@@ -19,7 +19,7 @@ from cairn.storage.snapshots.snapshot_manifest import SPLITS, DocumentRow, Snaps
 from cairn.storage.snapshots.token_shard import DEFAULT_SHARD_TOKENS, MAX_TOKEN_ID, TOKEN, TokenFile, TokenFileFormat
 from cairn.storage.stores import document, object_store
 from cairn.tasks.data import foreign_tokenizer, snapshot_lookup, snapshot_writer
-from cairn.tasks.data.document import InvalidCorpus, remembered
+from cairn.tasks.data.document import InvalidCorpus, short_hash
 from cairn.tasks.errors import InvalidConfiguration
 
 DOCUMENT_TOKENS = 1 << 20
@@ -133,7 +133,7 @@ class _Import:
                 sha256=document.sha256(text),
             )
             writer.add_document(split, row)
-            digest = remembered(row.sha256)
+            digest = short_hash(row.sha256)
             if split == "val" and row.bytes:  # an end of text at the start of a file is not a document
                 self._val_digests.add(digest)
             elif split == "train" and digest in self._val_digests:

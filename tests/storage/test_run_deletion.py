@@ -23,7 +23,7 @@ from cairn.storage.logs.run_state import RunState
 from cairn.storage.logs.step_log import Heartbeat, write_heartbeat
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.attempt.attempt_claim import Claimant, claim_attempt
-from cairn.tasks.checkpoints.retention import delete_run, withdrawn_aliases
+from cairn.tasks.checkpoints.retention import check_deletion, delete_run
 from cairn.tasks.configuration.settings import BudgetsConfig, LeaseConfig
 from cairn.tasks.errors import GateRefused, InvalidConfiguration, LiveOwner
 from tests import entries
@@ -139,11 +139,11 @@ def test_what_an_alias_points_at_or_goes_back_to_next_is_needed(log: RunLog, pla
 def test_an_older_promotion_is_withdrawn_and_a_rollback_passes_it_by(log: RunLog) -> None:
     promote_step(log, 20)
     promote_others(log, 2)
-    assert withdrawn_aliases(log) == ("champion",)
+    assert check_deletion(log) == ("champion",)
     delete(log)
     champions = Registry(log.store, "champion").refresh().champions
     assert [promoted.run_id for _, promoted in champions] == ["other", "other"]
-    assert withdrawn_aliases(log) == ()
+    assert check_deletion(log) == ()
     newest = list_decisions(log.store)[0]
     assert (newest.kind, newest.run_id, newest.by, newest.why) == ("withdrawn", RUN, "me", "a first try")
 
