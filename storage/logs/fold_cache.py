@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from functools import cache, partial
 from itertools import chain, takewhile
 from types import GenericAlias
-from typing import Annotated, Any, Generic, Self, TypeVar, get_args, get_origin, overload
+from typing import Annotated, Any, Generic, Self, TypeVar, get_args, overload
 
 import msgspec
 
@@ -93,10 +93,6 @@ class History(Sequence[T]):
         return f"{type(self).__name__}({len(self)} items, the newest {self.recent[-3:]!r})"
 
 
-class Listed(History[T]):
-    """A history of small items, all of which a decision needs: it is stored as one list."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Stored:
     parts: tuple[Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")], ...]
@@ -105,8 +101,6 @@ class _Stored:
 
 def encode_history(value: object) -> object:
     """Return a history as JSON types, for msgspec; its parts must be written."""
-    if isinstance(value, Listed):
-        return list(value)
     if isinstance(value, History):
         return {"parts": [part.sha256 for part in value.parts], "recent": value.recent}
     raise NotImplementedError(f"{type(value)} cannot be stored")
@@ -115,8 +109,6 @@ def encode_history(value: object) -> object:
 def decode_history(kind: Any, value: Any) -> object:
     """Return the history that JSON types stand for, for msgspec; its parts are not read and have no `load` yet."""
     item_type = get_args(kind)[0]
-    if get_origin(kind) is Listed:
-        return Listed(msgspec.convert(value, items_type(item_type)))
     stored = msgspec.convert(value, _Stored)
     parts = tuple(Part[Any](sha256=name, item_type=item_type) for name in stored.parts)
     return History(msgspec.convert(stored.recent, items_type(item_type)), parts=parts)
@@ -267,5 +259,5 @@ def _parts(state: Any) -> Iterator[tuple[str, int, Part[Any]]]:
     """Yield the parts of the state's histories: the field, the part's number, the part."""
     for item in fields(state):
         history = getattr(state, item.name)
-        if isinstance(history, History) and not isinstance(history, Listed):
+        if isinstance(history, History):
             yield from ((item.name, number, part) for number, part in enumerate(history.parts))

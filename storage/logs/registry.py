@@ -115,8 +115,8 @@ class RegistryState:
 
     champions: fold_cache.History[tuple[datetime, Promoted]] = field(default_factory=fold_cache.History)
     history: fold_cache.History[DatedDecision] = field(default_factory=fold_cache.History)
-    reached: fold_cache.Listed[str] = field(default_factory=fold_cache.Listed)
-    decided_pins: fold_cache.Listed[str] = field(default_factory=fold_cache.Listed)
+    reached: tuple[str, ...] = ()
+    decided_pins: tuple[str, ...] = ()
     newer: log_entry.NewerEntry | None = None
 
     @property
@@ -166,23 +166,23 @@ def _apply(state: RegistryState, entry: log_entry.Entry) -> RegistryState:
     match body := entry.body:
         case Promoted():
             decision = DatedDecision(at=at, promoted=body)
-            champions, reached = champions.append((at, body)), reached.append(body.manifest_sha256)
+            champions, reached = champions.append((at, body)), (*reached, body.manifest_sha256)
         case Refused():
             decision = DatedDecision(at=at, refused=body)
         case RolledBack():  # the promotions between the newest and the named one cannot be read any more
             decision, left = DatedDecision(at=at, rolled_back=body), max(len(reached) - 1, 0)
             while left and reached[left - 1] != body.manifest_sha256:
                 left -= 1
-            champions, reached = champions.cut(left), reached.cut(left)
+            champions, reached = champions.cut(left), reached[:left]
         case Withdrawn():
             decision, current = DatedDecision(at=at, withdrawn=body), state.champion
             champions = fold_cache.History(
                 item for item in champions if item[1] is current or item[1].run_id != body.run_id
             )
-            reached = fold_cache.Listed(promoted.manifest_sha256 for _, promoted in champions)
+            reached = tuple(promoted.manifest_sha256 for _, promoted in champions)
         case _:
             return state if state.newer else replace(state, newer=log_entry.newer_entry(entry))
     if isinstance(body, Promoted | Refused) and body.pin_id:
-        decided = decided.append(body.pin_id)
+        decided = (*decided, body.pin_id)
     history = state.history.append(decision)
     return replace(state, champions=champions, history=history, reached=reached, decided_pins=decided)

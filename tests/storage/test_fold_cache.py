@@ -7,7 +7,7 @@ import pytest
 
 from cairn.storage.errors import IntegrityError, StoreUnavailable
 from cairn.storage.logs import run_log as run_log_module
-from cairn.storage.logs.fold_cache import FoldedLog
+from cairn.storage.logs.fold_cache import FOLD_VERSION, FoldedLog
 from cairn.storage.logs.log_entry import entry_name
 from cairn.storage.logs.run_log import fold, run_fold_cache
 from cairn.storage.logs.run_state import RunState
@@ -70,7 +70,7 @@ def halve(data: bytes) -> bytes:
 
 
 def foretell(data: bytes) -> bytes:
-    return data.replace(b'"version": 6', b'"version": 7', 1)
+    return data.replace(b'"version": %d' % FOLD_VERSION, b'"version": %d' % (FOLD_VERSION + 1), 1)
 
 
 def garble(data: bytes) -> bytes:

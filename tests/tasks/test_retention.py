@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from cairn.storage.checkpoints.sweep import Finding, SweepPlan
-from cairn.storage.logs.fold_cache import Listed
 from cairn.storage.logs.log_entry import CheckpointReference
 from cairn.storage.logs.registry import RegistryState
 from cairn.storage.logs.run_entries import (
@@ -118,7 +117,7 @@ def test_every_so_many_steps_one_is_kept() -> None:
 
 
 def test_what_an_alias_reaches_is_kept() -> None:
-    reach = RegistryState(reached=Listed([manifest(1)]))
+    reach = RegistryState(reached=(manifest(1),))
     state = run_of(1, 2, 3)
     assert finding_on(state, 1, terms(champion=reach)).why == "alias champion"
     assert over(plan_retention(terms(champion=reach), state, ())) == [2]
@@ -166,8 +165,8 @@ def test_why_a_checkpoint_stays_names_every_rule_that_keeps_it() -> None:
     assert why == "newest 1; best 1 (val_loss 1.5); every 2 steps; nothing newer to resume from"
 
 
-REACHES = RegistryState(reached=Listed([manifest(1)]), decided_pins=Listed(["h"]))
-LEFT = RegistryState(decided_pins=Listed(["h"]))
+REACHES = RegistryState(reached=(manifest(1),), decided_pins=("h",))
+LEFT = RegistryState(decided_pins=("h",))
 UNDECIDED = RegistryState()
 
 
@@ -260,7 +259,7 @@ def said_of(body: CheckpointCommitted, loss: float) -> list[object]:
 @st.composite
 def terms_of_any_kind(draw: st.DrawFn) -> RetentionTerms:
     reached = draw(st.frozensets(st.builds("{}-{}".format, st.integers(1, 3), st.integers(1, 9)), max_size=4))
-    reach = RegistryState(reached=Listed(sorted(reached)))
+    reach = RegistryState(reached=tuple(sorted(reached)))
     counts = [draw(st.integers(low, 3)) for low in (1, 0, 0)]
     return terms(keep_last=counts[0], keep_best=counts[1], keep_every=counts[2], champion=reach)
 
