@@ -65,8 +65,8 @@ def html_report(report: RunReport, curves: run_curves.RunCurves) -> str:
 
 def _render(pages: "Environment", name: str, report: RunReport, **context: object) -> str:
     title = f"Run {report.run_id} · {report.model_family}"
-    stretches = receipts.group_receipts(report.attempts)
-    return pages.get_template(name).render(report=report, title=title, stretches=stretches, **context)
+    spans = receipts.group_receipts(report.attempts)
+    return pages.get_template(name).render(report=report, title=title, spans=spans, **context)
 
 
 def write_html_report(report: RunReport, curves: run_curves.RunCurves, file: str) -> int:
@@ -145,7 +145,7 @@ class AttemptBars:
 
 
 def place_bars(attempts: Sequence[receipts.Receipt]) -> AttemptBars | None:
-    """Return one bar an attempt, above 600 attempts one for each stretch of equal ends; None without attempts."""
+    """Return one bar an attempt, above 600 attempts one for each span of equal ends; None without attempts."""
     if not attempts:
         return None
     spans = []
@@ -294,8 +294,8 @@ def attempt_page(frame: Frame, facts: post_mortem.PostMortem) -> str:
 def run_page(frame: Frame, view: RunView) -> str:
     """Return one run: the sections of its report, the plot drawn by the browser."""
     report = view.report
-    stretches, bars = receipts.group_receipts(report.attempts), place_bars(report.attempts)
-    return render_page("run", frame, report=report, stretches=stretches, bars=bars, view=view)
+    spans, bars = receipts.group_receipts(report.attempts), place_bars(report.attempts)
+    return render_page("run", frame, report=report, spans=spans, bars=bars, view=view)
 
 
 def render_page(name: str, frame: Frame, **shown: object) -> str:

@@ -125,7 +125,7 @@ def failed_host(placement: run_entries.Placement, ended: run_entries.AttemptEnde
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Stretch:
+class ReceiptSpan:
     """Consecutive attempts that ended for the same reason, all injected or none; `open` for one that has not ended."""
 
     reason: str
@@ -143,12 +143,12 @@ class Stretch:
 
     @property
     def first(self) -> Receipt:
-        """The oldest attempt of the stretch."""
+        """The oldest attempt of the span."""
         return self.attempts[0]
 
     @property
     def last(self) -> Receipt:
-        """The newest attempt of the stretch."""
+        """The newest attempt of the span."""
         return self.attempts[-1]
 
 
@@ -165,10 +165,10 @@ class ReasonRow:
     last_detail: str
 
 
-def group_receipts(receipts: Iterable[Receipt]) -> tuple[Stretch, ...]:
-    """Return the attempts in order, neighbours with the same reason as one stretch, injected faults apart."""
+def group_receipts(receipts: Iterable[Receipt]) -> tuple[ReceiptSpan, ...]:
+    """Return the attempts in order, neighbours with the same reason as one span, injected faults apart."""
     grouped = groupby(receipts, key=lambda receipt: (receipt.termination_reason or OPEN, bool(receipt.injected)))
-    return tuple(Stretch(reason=reason, attempts=tuple(group)) for (reason, _), group in grouped)
+    return tuple(ReceiptSpan(reason=reason, attempts=tuple(group)) for (reason, _), group in grouped)
 
 
 def count_reasons(receipts: Sequence[Receipt]) -> tuple[ReasonRow, ...]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from cairn.reports.queries.receipts import ReasonRow, Stretch, group_receipts
+from cairn.reports.queries.receipts import ReasonRow, ReceiptSpan, group_receipts
 from cairn.tasks.text.format import format_duration, format_list, format_value, one_line, sanitize, short_digest
 
 if TYPE_CHECKING:  # a command that prints one list loads nothing for the others
@@ -95,13 +95,13 @@ def runs_table(runs: "Sequence[RunSummary]", *, archived: bool = False) -> Table
 
 def receipts_table(receipts: "Sequence[Receipt]") -> Table:
     """Return the receipts, one a row."""
-    return stretches_table([stretch for receipt in receipts for stretch in group_receipts([receipt])])
+    return spans_table([span for receipt in receipts for span in group_receipts([receipt])])
 
 
-def stretches_table(stretches: Sequence[Stretch]) -> Table:
-    """Return attempts in order, each stretch of equal ends as one row; the micro-batch only where it changed."""
-    sizes = {receipt.micro_batch for stretch in stretches for receipt in stretch.attempts}
-    columns: Columns[Stretch] = {
+def spans_table(spans: Sequence[ReceiptSpan]) -> Table:
+    """Return attempts in order, each span of equal ends as one row; the micro-batch only where it changed."""
+    sizes = {receipt.micro_batch for span in spans for receipt in span.attempts}
+    columns: Columns[ReceiptSpan] = {
         "attempt": lambda row: f"{row.first.attempt} to {row.last.attempt}" if row.is_many else row.first.attempt,
         "started (UTC)": lambda row: row.first.started_at,
         "reason": lambda row: f"{row.reason} × {len(row.attempts):,}" if row.is_many else row.reason,
@@ -116,7 +116,7 @@ def stretches_table(stretches: Sequence[Stretch]) -> Table:
         "injected": lambda row: format_list([fault for one in row.attempts for fault in one.injected], 4) or None,
         "detail": lambda row: row.last.detail or None,
     }
-    return make_table(stretches, columns, empty="no attempts yet")
+    return make_table(spans, columns, empty="no attempts yet")
 
 
 def _sum(seconds: Iterable[float | None]) -> str | None:

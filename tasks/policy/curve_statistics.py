@@ -180,13 +180,13 @@ def find_clipped_updates(curve: Curve) -> str:
 
 
 def find_collapsed_throughput(curve: Curve) -> str:
-    """Return where the newest stretch of steps ran far below the run's own median, or "" where none did."""
+    """Return where the newest span of steps ran far below the run's own median, or "" where none did."""
     rates = np.asarray(curve.tokens_per_second, dtype=np.float64)
     if len(rates) < _FEWEST_RATES:
         return ""
     median = float(np.median(rates))
     is_slow = np.concatenate([[False], rates < _SLOW_SHARE * median, [False]])
-    borders: Sequence[int] = np.flatnonzero(np.diff(is_slow)).tolist()  # first index and end of each slow stretch
+    borders: Sequence[int] = np.flatnonzero(np.diff(is_slow)).tolist()  # first index and end of each slow span
     for first, end in reversed(list(zip(borders[::2], borders[1::2], strict=True))):
         slow = float(np.median(rates[first:end]))
         if end - first >= _SLOW_STEPS and sum(curve.seconds[first:end]) >= _SLOW_SECONDS:
