@@ -107,7 +107,7 @@ until server_answers; do
 done
 
 # Its address and password, in a file that only this user can read, until it stops.
-key="$("$BIN/python" -m cairn.flows.orchestrator.server_home)"
+key="$("$BIN/python" -m cairn.flows.orchestrator.prefect_server --address-file)"
 # shellcheck disable=SC1090
 . "$key"
 password="$PREFECT_API_AUTH_STRING"

@@ -12,7 +12,7 @@ from prefect.runtime import flow_run
 from cairn.flows.operations.checkpoint_evaluation import plan_checkpoint
 from cairn.flows.orchestrator import flow_end, run_overview
 from cairn.flows.orchestrator import run_parameters as form
-from cairn.flows.orchestrator.store_credentials import take_credentials
+from cairn.flows.orchestrator.server_setup import take_credentials
 from cairn.flows.run.steps import result_of
 from cairn.reports.queries import evaluations, run_lookup
 from cairn.storage.stores.open_store import open_store

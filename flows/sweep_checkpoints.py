@@ -10,7 +10,7 @@ from prefect import flow, get_run_logger
 from cairn.flows.operations.store_sweep import SweepOutcome, sweep_store
 from cairn.flows.orchestrator import flow_end
 from cairn.flows.orchestrator import run_parameters as form
-from cairn.flows.orchestrator.store_credentials import take_credentials
+from cairn.flows.orchestrator.server_setup import take_credentials
 from cairn.storage.stores.open_store import open_store
 from cairn.tasks.configuration.addresses import choose_store
 from cairn.tasks.policy.termination import FlowEnd

@@ -16,9 +16,8 @@ from prefect.client.schemas.objects import State
 
 from cairn.flows.orchestrator import flow_end
 from cairn.flows.orchestrator import run_parameters as form
-from cairn.flows.orchestrator.accelerator_slot import accelerator_slot
 from cairn.flows.orchestrator.flow_run import FlowRun, Witness
-from cairn.flows.orchestrator.store_credentials import take_credentials
+from cairn.flows.orchestrator.server_setup import accelerator_slot, take_credentials
 from cairn.flows.preparation.preflight import check_before_start
 from cairn.flows.preparation.training_request import ResolvedRequest, TrainingRequest, resolve_request, with_settings
 from cairn.flows.run import active_run, run_opening, run_promotion

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from cairn.flows.operations.checkpoint_offer import end_on_record
 from cairn.flows.orchestrator import prefect_settings, run_notices
-from cairn.flows.orchestrator.server_home import is_ephemeral_server
+from cairn.flows.orchestrator.prefect_server import is_ephemeral_server
 from cairn.flows.orchestrator.session_server import SessionServer
 from cairn.flows.preparation import preflight
 from cairn.flows.preparation.training_request import ResolvedRequest

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from prefect.client.orchestration import get_client
 
 from cairn.flows.orchestrator.flow_run import FlowRun
-from cairn.flows.orchestrator.server_home import is_ephemeral_server
+from cairn.flows.orchestrator.prefect_server import is_ephemeral_server
 from cairn.tasks.attempt.shutdown_signal import ShutdownSignal
 
 _POLL_SECONDS = 3.0

@@ -1,31 +1,40 @@
-"""The Prefect server that Cairn starts: the guarded application, its environment, and its two ways to serve.
+"""The Prefect server that Cairn starts: its home, the guarded application, and its two ways to serve.
 
-`python -P -m cairn.flows.orchestrator.prefect_server HOME SOCKET LOCK` is a command's temporary server, which inherits
-a listening socket and the home's lock; with `--port N` it is the server of `make up`. Prefect is imported to serve.
+Locks (flock) say who serves the home and who uses it, so that a process that was killed has let go. `make up` and the
+temporary servers of commands serve the same home, one at a time; a temporary one ends when no command uses it, or when
+`make up` asks for the home. `python -P -m cairn.flows.orchestrator.prefect_server HOME SOCKET LOCK` is a temporary one,
+which inherits a listening socket and the home's lock; with `--port N` it is that of `make up`; with `--address-file`
+the path of the file with the address is printed. Prefect is imported to serve.
 """
 
 import argparse
+import fcntl
 import logging
 import os
 import secrets
+import shlex
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cairn.flows.orchestrator.prefect_settings import prefect_home
-from cairn.flows.orchestrator.server_home import ServerHome
 from cairn.tasks.machine import process_scopes
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
     from uvicorn import Server
 
+_EPHEMERAL = "CAIRN_EPHEMERAL_SERVER"
+"""Holds the address of a temporary server, which has no pages; stands beside it in the file and the environment."""
+_SERVING, _USING, _HANDOVER = "serving.lock", "using.lock", "handover"
 _FLUSH_SECONDS, _POLL_SECONDS, _HANDOVER_SECONDS = 5.0, 0.2, 15.0
 _KEPT = frozenset({"HOME", "LANG", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "TMPDIR", "TZ", "USER", "VIRTUAL_ENV"})
 _KEPT_PREFIXES = ("LC_", "DYLD_", "PYTHON", "CAIRN_")
@@ -69,26 +78,85 @@ _UP = {
 }
 
 
+class ServerHome:
+    """One folder; a lock is a file descriptor, and let go by closing all its copies."""
+
+    def __init__(self, folder: Path) -> None:
+        """Make the folder, for this user alone; raises OSError where that is not possible."""
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if folder.stat().st_uid != os.getuid():
+            raise PermissionError(f"{folder}: belongs to another user")
+        folder.chmod(0o700)
+        self.folder = folder
+
+    @property
+    def address_file(self) -> Path:
+        """A line for a shell that names the server and its password, readable by this user alone, while one serves."""
+        return self.folder / "server"
+
+    def lock_serving(self) -> int | None:
+        """Return the lock of the one server; None while another serves."""
+        return _lock(self.folder / _SERVING, fcntl.LOCK_EX)
+
+    def lock_using(self) -> int | None:
+        """Return one lock of many, that of a command that uses the server; None while a temporary server ends."""
+        return _lock(self.folder / _USING, fcntl.LOCK_SH)
+
+    def lock_unused(self) -> int | None:
+        """Return a lock that lets no command use the server any more; None while one does."""
+        return _lock(self.folder / _USING, fcntl.LOCK_EX)
+
+    def ask_for_handover(self) -> None:
+        """Ask a temporary server to end, whoever uses it."""
+        (self.folder / _HANDOVER).touch()
+
+    def is_handover_asked(self) -> bool:
+        """Whether a temporary server is to end."""
+        return (self.folder / _HANDOVER).exists()
+
+    def end_handover(self) -> None:
+        """Let temporary servers serve again, later."""
+        (self.folder / _HANDOVER).unlink(missing_ok=True)
+
+    def write_address(self, api_url: str, password: str, *, is_ephemeral: bool) -> None:
+        """Replace the address file; a link that lies there is replaced, never followed."""
+        variables = {"PREFECT_API_URL": api_url, "PREFECT_API_AUTH_STRING": password}
+        variables |= {_EPHEMERAL: api_url} if is_ephemeral else {}
+        words = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
+        beside = self.folder / f".{uuid.uuid4().hex}"
+        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as written:
+            written.write(f"export {' '.join(words)}\n")
+        beside.replace(self.address_file)
+
+    def read_address(self) -> dict[str, str]:
+        """Return the variables that name the server; none where no server has left them."""
+        with suppress(OSError, ValueError):
+            return dict(word.split("=", 1) for word in shlex.split(self.address_file.read_text(encoding="utf-8"))[1:])
+        return {}
+
+    def remove_address(self) -> None:
+        """Remove the file with the password."""
+        self.address_file.unlink(missing_ok=True)
+
+
+def is_ephemeral_server(environment: Mapping[str, str]) -> bool:
+    """Whether the named server is a command's temporary one, where no person can answer or cancel anything."""
+    return _EPHEMERAL in environment and environment[_EPHEMERAL] == environment.get("PREFECT_API_URL")
+
+
+def _lock(path: Path, kind: int) -> int | None:
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(lock, kind | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        return None
+    return lock
+
+
 def new_password() -> str:
     """Return a password for a server: every user of the machine can connect to it."""
     return f"cairn:{secrets.token_urlsafe(24)}"
-
-
-def start_temporary(
-    home: ServerHome, listening: socket.socket, lock: int, password: str, environment: Mapping[str, str]
-) -> "subprocess.Popen[bytes]":
-    """Start a temporary server on the socket; it ignores the signals that a terminal sends to a whole job."""
-    # No page may read an answer: an address with a path is nobody's origin.
-    origin = f"http://127.0.0.1:{listening.getsockname()[1]}/api"
-    given = (str(home.folder), str(listening.fileno()), str(lock))
-    return subprocess.Popen(
-        [sys.executable, "-P", "-m", "cairn.flows.orchestrator.prefect_server", *given],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        pass_fds=(listening.fileno(), lock),
-        cwd=home.folder,
-        env=_server_environment(environment, home, password, origin) | _TEMPORARY,
-    )
 
 
 def _server_environment(environment: Mapping[str, str], home: ServerHome, password: str, origin: str) -> dict[str, str]:
@@ -103,6 +171,55 @@ def _server_environment(environment: Mapping[str, str], home: ServerHome, passwo
         "PREFECT_SERVER_API_AUTH_STRING": password,
         "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": origin,
     }
+
+
+class TemporaryServer:
+    """A home that this process has locked, a listening socket, and later the process that is given both."""
+
+    def __init__(self, home: ServerHome, serving: int) -> None:
+        """Write the address, which is known before the server answers."""
+        self._home, self._serving, self._password = home, serving, new_password()
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self._url = f"http://127.0.0.1:{self._listening.getsockname()[1]}/api"
+        self.child: subprocess.Popen[bytes] | None = None
+        home.write_address(self._url, self._password, is_ephemeral=True)
+
+    def start(self, environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
+        """Start the process, which alone keeps socket and lock; it ignores what a terminal sends to a whole job."""
+        given = (self._listening.fileno(), self._serving)
+        # No page may read an answer: an address with a path is nobody's origin.
+        settled = _server_environment(environment, self._home, self._password, origin=self._url) | _TEMPORARY
+        command = [sys.executable, "-P", "-m", "cairn.flows.orchestrator.prefect_server", str(self._home.folder)]
+        try:
+            self.child = subprocess.Popen(
+                [*command, *map(str, given)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=given,
+                cwd=self._home.folder,
+                env=settled,
+            )
+        finally:
+            self._let_go()
+        return self.child
+
+    def await_end(self, most_seconds: float) -> None:
+        """Wait for the process to end, by SIGKILL if it takes too long; a server that was never started is let go."""
+        if self.child is None:
+            self._home.remove_address()
+            self._let_go()
+        else:
+            try:
+                self.child.wait(most_seconds)
+            except subprocess.TimeoutExpired:
+                self.child.kill()
+                self.child.wait()
+
+    def _let_go(self) -> None:
+        if self._serving >= 0:
+            self._listening.close()
+            os.close(self._serving)
+            self._serving = -1
 
 
 def up_environment(environment: Mapping[str, str], home: ServerHome, port: int) -> dict[str, str]:
@@ -212,9 +329,12 @@ def main() -> None:
     """Serve as the command line says."""
     parser = argparse.ArgumentParser(prog="python -m cairn.flows.orchestrator.prefect_server", description=__doc__)
     parser.add_argument("--port", type=int, help="serve for `make up`, on this port")
+    parser.add_argument("--address-file", action="store_true", help="print where the address of the server is written")
     parser.add_argument("temporary", nargs="*", help="home, socket and lock of a temporary server")
     options = parser.parse_args()
-    if options.port:
+    if options.address_file:
+        print(ServerHome(prefect_home(os.environ)).address_file)
+    elif options.port:
         serve_up(ServerHome(prefect_home(os.environ)), options.port)
     else:
         folder, number, _ = options.temporary

@@ -91,6 +91,12 @@ def quieten_prefect(environment: MutableMapping[str, str], *, retries: int = 4) 
         environment.setdefault(name, value)
 
 
+def forget_server(environment: MutableMapping[str, str]) -> None:
+    """Name no server in the environment, and make no setting that was made for one."""
+    for name in [name for name in environment if _CLIENT.fullmatch(name)]:
+        del environment[name]
+
+
 def connect_directly(environment: MutableMapping[str, str]) -> None:
     """Let Prefect's clients reach a server of this machine whatever proxies and certificates the environment names.
 

@@ -1,30 +1,41 @@
-"""Makes what the deployments need on a Prefect server: work pool, queues, a limit of accelerators, the alert, a block.
+"""The needs of deployments on a Prefect server: work pool, queues, the alert, places for accelerators, credentials.
 
     python -m cairn.flows.orchestrator.server_setup [--alert-block slack-webhook/mine] [--accelerators 2]
 
-A second call changes nothing. `make up` calls it; on a server of one's own it comes before `prefect deploy --all`.
+makes what is missing; a second call changes nothing. `make up` calls it; on a server of one's own it comes before
+`prefect deploy --all`. A flow run takes a place among those that use accelerators as politeness: it waits at most an
+hour and then goes on all the same, since its log keeps a run safe. A place is a lease, so a killed flow run gives it
+back within two minutes.
 """
 
 import argparse
 import asyncio
 import json
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import copy_context
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
-from prefect.client.orchestration import PrefectClient, get_client
+from prefect import runtime
+from prefect.blocks.core import Block
+from prefect.client.orchestration import PrefectClient, SyncPrefectClient, get_client
 from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.events.actions import SendNotification
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
-from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
+from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound, PrefectHTTPStatusError
+from pydantic import Field, SecretStr
 
-from cairn.flows.orchestrator.accelerator_slot import ACCELERATORS
 from cairn.flows.orchestrator.flow_end import FLOW_ENDED
-from cairn.flows.orchestrator.store_credentials import StoreCredentials
 from cairn.tasks.errors import InvalidConfiguration
 
+ACCELERATORS = "cairn-accelerators"
+_ANSWER_SECONDS, _RELEASE_SECONDS = 10.0, 2.0
+_LEASE_SECONDS, _POLL_SECONDS, _LOOK_SECONDS = 60.0, 1.0, 0.2
 QUEUES: Mapping[str, int] = {"default": 1, "evaluate": 2, "train": 3}
 """Short work first: a look and a sweep take seconds, an evaluation minutes, and each would wait behind training for
 hours. Training waits for what is short at most as long as that takes. It matters only where a limit is set."""
@@ -36,6 +47,99 @@ _BODY = """{{ flow_run.name }} ended: {{ event.payload.reason }}
 {{ event.payload.message }}
 
 {{ flow_run|ui_url }}"""
+
+
+class StoreCredentials(Block):
+    """The form under Blocks; each field is the variable of its name after `AWS_`."""
+
+    _block_type_name = "Cairn store credentials"
+    _block_type_slug = "cairn-store-credentials"
+    _description = "Key, secret and endpoint of an S3 store, for the deployments' parameter `store_credentials`."
+
+    access_key_id: SecretStr
+    secret_access_key: SecretStr
+    session_token: SecretStr = Field(default=SecretStr(""), description="for temporary keys")
+    endpoint_url: str = Field(default="", description="empty: the worker's, else Amazon's")
+    region: str = Field(default="", description="empty: the worker's")
+
+
+def take_credentials(name: str, environment: MutableMapping[str, str]) -> None:
+    """Put this block into the environment in place of other credentials, if named; raises `InvalidConfiguration`."""
+    if not name:
+        return
+    try:
+        block = StoreCredentials.load(name)
+    except ValueError as error:
+        raise InvalidConfiguration(
+            f"store_credentials {name}: Prefect has no block `Cairn store credentials` of this name; make it under "
+            "Blocks, after `prefect block register -m cairn.flows.orchestrator.server_setup`"
+        ) from error
+    for variable in ("AWS_PROFILE", "AWS_DEFAULT_PROFILE", "AWS_SESSION_TOKEN"):
+        environment.pop(variable, None)
+    for field in StoreCredentials.model_fields:
+        value = getattr(block, field)
+        if text := value.get_secret_value() if isinstance(value, SecretStr) else value:
+            environment[f"AWS_{field.upper()}"] = text
+
+
+@contextmanager
+def accelerator_slot(
+    say: Callable[[str], None], *, is_stopping: Callable[[], bool] = lambda: False, most_seconds: float = 3600.0
+) -> Iterator[None]:
+    """Hold a place while the block runs; a flow run that no deployment has asks for none."""
+    if not runtime.flow_run.get_id():
+        yield
+        return
+    slot = _Slot()
+    context = copy_context()  # a thread's own would not know this server
+    thread = threading.Thread(target=context.run, args=(slot.hold,), name="accelerator-slot", daemon=True)
+    thread.start()
+    try:
+        slot.wait(say, is_stopping, most_seconds)
+        yield
+    finally:
+        slot.left.set()
+        thread.join(_RELEASE_SECONDS)
+
+
+class _Slot:
+    """Asks for the place, renews it and gives it back in a thread of its own, so that no slow API delays the flow."""
+
+    def __init__(self) -> None:
+        self.taken, self.ready, self.left = threading.Event(), threading.Event(), threading.Event()
+
+    def hold(self) -> None:
+        with suppress(Exception), get_client(sync_client=True) as client:  # an API that fails costs the place
+            lease = self._acquire(client) if runtime.deployment.get_id() is not None else None
+            self.ready.set()
+            while lease is not None and not self.left.wait(_LEASE_SECONDS / 3):
+                client.renew_concurrency_lease(lease, _LEASE_SECONDS)
+            if lease is not None:
+                client.release_concurrency_slots_with_lease(lease)
+        self.ready.set()
+
+    def wait(self, say: Callable[[str], None], is_stopping: Callable[[], bool], most_seconds: float) -> None:
+        until, is_told = time.monotonic() + _ANSWER_SECONDS, False
+        while not self.ready.wait(_LOOK_SECONDS) and time.monotonic() < until and not is_stopping():
+            if self.taken.is_set() and not is_told:
+                until, is_told = time.monotonic() + most_seconds, True
+                say(f"all places of {ACCELERATORS} are taken: waits for one, at most {most_seconds:.0f} s")
+        if is_told and not self.ready.is_set() and not is_stopping():
+            say(f"no place of {ACCELERATORS} became free: goes on all the same")
+
+    def _acquire(self, client: SyncPrefectClient) -> UUID | None:
+        """Return the lease, or None where there is no such limit or it is switched off."""
+        while not self.left.is_set():
+            try:
+                ask = client.increment_concurrency_slots_with_lease
+                given = ask([ACCELERATORS], 1, "concurrency", _LEASE_SECONDS).json()
+                return UUID(given["lease_id"]) if given["limits"] else None
+            except PrefectHTTPStatusError as error:
+                if error.response.status_code != 423:  # locked
+                    raise
+            self.taken.set()
+            self.left.wait(_POLL_SECONDS)
+        return None
 
 
 def alert_automation(block_document_id: Any) -> AutomationCore:

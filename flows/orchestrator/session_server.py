@@ -14,8 +14,9 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from cairn.flows.orchestrator import prefect_server, prefect_settings
-from cairn.flows.orchestrator.server_home import ServerHome, forget_server, is_ephemeral_server
+from cairn.flows.orchestrator import prefect_settings
+from cairn.flows.orchestrator.prefect_server import ServerHome, TemporaryServer, is_ephemeral_server
+from cairn.tasks.errors import InvalidConfiguration
 
 STARTING = "starting a temporary Prefect server, about ten seconds (PREFECT_API_URL names a running one) …"
 _ABSENT_SECONDS = 10.0  # a server that restarts is back in about this time; starting a temporary one takes as long
@@ -32,7 +33,7 @@ class SessionServer:
     def __init__(self, environment: MutableMapping[str, str], *, say: Callable[[str], None]) -> None:
         """Settle what Prefect is told by this environment; `say` is told once that there is no server any more."""
         self._environment, self._say = environment, say
-        self._own: _TemporaryServer | None = None
+        self._own: TemporaryServer | None = None
         self._using: int | None = None
         self._is_lost = self._is_stopping = False
         settle_client(environment, say=say)
@@ -69,9 +70,9 @@ class SessionServer:
                 return
             if time.monotonic() - began >= _ABSENT_SECONDS:
                 self._say(f"no Prefect server answers at {self.api_url}: this run is not shown there")
-                forget_server(self._environment)
-            else:
-                time.sleep(1.0)
+                break
+            time.sleep(1.0)
+        prefect_settings.forget_server(self._environment)
         prefect_settings.connect_directly(self._environment)
         with suppress(OSError):
             if self._join(ServerHome(prefect_settings.prefect_home(self._environment)), _BUSY_SECONDS):
@@ -92,7 +93,6 @@ class SessionServer:
             self._lose(str(error))
             return
         threading.Thread(target=self._await_end, args=(child,), name="prefect-server", daemon=True).start()
-        atexit.register(self.stop)
 
     def wait_ready(self, timeout_seconds: float = 180.0) -> bool:
         """Start it where needed and wait until it answers; False, once the reason was said, if it cannot be had."""
@@ -100,9 +100,13 @@ class SessionServer:
         until = time.monotonic() + timeout_seconds
         while not self.is_lost:
             left = until - time.monotonic()
-            with suppress(OSError):
+            try:
                 prefect_settings.ask_server(self._environment, timeout_seconds=max(_POLL_SECONDS, left))
                 return True
+            except InvalidConfiguration as error:  # it did not refuse before
+                self._lose(str(error))
+            except OSError:
+                pass
             if left <= 0:
                 self._lose(f"no answer in {timeout_seconds:.0f} s")
             time.sleep(_POLL_SECONDS)
@@ -129,7 +133,8 @@ class SessionServer:
             if (using := home.lock_using()) is not None:
                 address = home.read_address()
                 if (serving := home.lock_serving()) is not None:
-                    self._own = _TemporaryServer(home, serving)
+                    self._own = TemporaryServer(home, serving)
+                    atexit.register(self.stop)
                     self._environment.update(home.read_address())
                     self._say(STARTING)
                 elif address and _is_listening(address["PREFECT_API_URL"]):
@@ -150,46 +155,7 @@ class SessionServer:
         if not self._is_lost and not self._is_stopping:
             self._is_lost = True
             self._say(f"the Prefect server is gone, {why}: this run goes on and its pages miss the rest")
-            forget_server(self._environment)
-
-
-class _TemporaryServer:
-    """A home that this process has locked, a listening socket, and later the process that is given both."""
-
-    def __init__(self, home: ServerHome, serving: int) -> None:
-        self._home, self._serving, self._password = home, serving, prefect_server.new_password()
-        self._listening = socket.create_server(("127.0.0.1", 0))
-        self.child: subprocess.Popen[bytes] | None = None
-        url = f"http://127.0.0.1:{self._listening.getsockname()[1]}/api"
-        home.write_address(url, self._password, is_ephemeral=True)
-
-    def start(self, environment: MutableMapping[str, str]) -> "subprocess.Popen[bytes]":
-        """Start the process, which alone keeps socket and lock: with it they are gone."""
-        try:
-            self.child = prefect_server.start_temporary(
-                self._home, self._listening, self._serving, self._password, environment
-            )
-        finally:
-            self._let_go()
-        return self.child
-
-    def await_end(self, most_seconds: float) -> None:
-        """Wait for the process to end, by SIGKILL if it takes too long; a server that was never started is let go."""
-        if self.child is None:
-            self._home.remove_address()
-            self._let_go()
-        else:
-            try:
-                self.child.wait(most_seconds)
-            except subprocess.TimeoutExpired:
-                self.child.kill()
-                self.child.wait()
-
-    def _let_go(self) -> None:
-        if self._serving >= 0:
-            self._listening.close()
-            os.close(self._serving)
-            self._serving = -1
+            prefect_settings.forget_server(self._environment)
 
 
 def settle_client(environment: MutableMapping[str, str], *, say: Callable[[str], None]) -> None:
@@ -199,6 +165,7 @@ def settle_client(environment: MutableMapping[str, str], *, say: Callable[[str],
         with suppress(OSError):
             address = ServerHome(prefect_settings.prefect_home(environment)).read_address()
             if address and not is_ephemeral_server(address) and _is_listening(address["PREFECT_API_URL"]):
+                prefect_settings.forget_server(environment)
                 environment.update(address)
                 prefect_settings.connect_directly(environment)
 

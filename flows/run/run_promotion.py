@@ -26,7 +26,7 @@ from prefect.utilities.urls import url_for
 from pydantic import BaseModel, ConfigDict, Field
 
 from cairn.flows.operations import checkpoint_offer
-from cairn.flows.orchestrator import flow_end, server_home
+from cairn.flows.orchestrator import flow_end, prefect_server
 from cairn.flows.run.active_run import ActiveRun
 from cairn.flows.run.steps import Steps
 from cairn.reports.text.display_tables import markdown_text
@@ -114,7 +114,7 @@ def _evaluate_missing(
 
 def ask(run: ActiveRun, registry: Registry, proposal: Promoted, timeout_seconds: float) -> promotion.Approval | str:
     """Return the answer, or why there is none; in a deployed flow run the first call ends the process."""
-    is_named = bool(PREFECT_API_URL.value()) and not server_home.is_ephemeral_server(os.environ)
+    is_named = bool(PREFECT_API_URL.value()) and not prefect_server.is_ephemeral_server(os.environ)
     flow_run_id = run.host.flow_run.wait_id(_ASKED_SECONDS) if is_named else None
     if flow_run_id is None:
         return "no Prefect server is named (PREFECT_API_URL) where a person could be asked"

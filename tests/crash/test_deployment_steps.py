@@ -16,9 +16,7 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterDeploymen
 from prefect.client.schemas.objects import FlowRun
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from cairn.flows.orchestrator.accelerator_slot import ACCELERATORS, accelerator_slot
-from cairn.flows.orchestrator.server_setup import QUEUES, set_up
-from cairn.flows.orchestrator.store_credentials import StoreCredentials
+from cairn.flows.orchestrator.server_setup import ACCELERATORS, QUEUES, StoreCredentials, accelerator_slot, set_up
 from cairn.flows.watching.deployed_continuation import name_successor
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.stores.local_store import LocalStore

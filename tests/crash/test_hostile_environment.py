@@ -91,7 +91,14 @@ CASES = {
         }
     ),
     "nonsense about the client": Surroundings(
-        variables={"PREFECT_CLIENT_MAX_RETRIES": "many", "PREFECT_API_REQUEST_TIMEOUT": "soon"}
+        variables={"PREFECT_CLIENT_MAX_RETRIES": "many", "PREFECT_RUNNER_PROCESS_LIMIT": "few"}
+    ),
+    "settings for another server": Surroundings(
+        variables={
+            "PREFECT_API_KEY": "key",
+            "PREFECT_API_REQUEST_TIMEOUT": "0.001",
+            "PREFECT_CLIENT_CUSTOM_HEADERS": '{"Authorization": "theirs"}',
+        }
     ),
     "Prefect's test mode": Surroundings(variables={"PREFECT_TEST_MODE": "1", "PREFECT_DEBUG_MODE": "1"}),
     "retries by default": Surroundings(

@@ -8,7 +8,7 @@ import uuid
 import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from cairn.flows.orchestrator.store_credentials import StoreCredentials
+from cairn.flows.orchestrator.server_setup import StoreCredentials
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.stores.open_store import RetryingStore
 from cairn.storage.stores.s3_store import S3Store

@@ -98,8 +98,12 @@ def test_something_else_that_answers_there_is_no_server(
 
 
 def test_what_speaks_another_protocol_is_no_server() -> None:
+    def speak(listening: socket.socket) -> None:
+        with listening.accept()[0] as connection:
+            connection.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
+
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        thread = threading.Thread(target=lambda: listening.accept()[0].sendall(b"SSH-2.0-OpenSSH_9.2\r\n"))
+        thread = threading.Thread(target=speak, args=(listening,))
         thread.start()
         with pytest.raises(OSError, match=r"something else|reset"):
             ask_server({"PREFECT_API_URL": f"http://127.0.0.1:{listening.getsockname()[1]}/api"}, timeout_seconds=3)

@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from cairn.flows.orchestrator import session_server
+from cairn.flows.orchestrator.prefect_server import ServerHome
 from cairn.flows.orchestrator.prefect_settings import authorization, prefect_home
-from cairn.flows.orchestrator.server_home import ServerHome
 from cairn.flows.orchestrator.session_server import SessionServer, settle_client
 from tests.processes.waiting import patience_seconds, wait_until
 
@@ -75,6 +75,11 @@ def test_a_named_server_that_is_gone_is_replaced_by_a_temporary_one(
         f"no Prefect server answers at {nobody_listens}: this run is not shown there",
         session_server.STARTING,
     ]
+
+
+def test_a_temporary_server_is_asked_with_no_setting_that_was_made_for_another(choose: Choose) -> None:
+    foreign = {"PREFECT_API_KEY": "key", "PREFECT_API_REQUEST_TIMEOUT": "0.001", "PREFECT_CLIENT_CUSTOM_HEADERS": "{}"}
+    assert not foreign.keys() & choose(**foreign)[1].keys()
 
 
 def test_each_server_has_a_password_of_its_own_which_stands_in_no_argument(choose: Choose) -> None:
@@ -144,7 +149,7 @@ def test_a_server_that_dies_is_said_once_and_is_gone_for_the_command(choose: Cho
     assert said[1:] == [
         "the Prefect server is gone, it ended with code -9: this run goes on and its pages miss the rest"
     ]
-    assert not environment.keys() & {"PREFECT_API_URL", "PREFECT_API_AUTH_STRING", "CAIRN_EPHEMERAL_SERVER"}
+    assert not environment.keys() & {"PREFECT_API_URL", "PREFECT_API_AUTH_STRING"}
 
 
 def test_a_server_that_does_not_answer_in_time_is_said_once(choose: Choose) -> None:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cairn.flows.orchestrator.prefect_server import up_environment
-from cairn.flows.orchestrator.server_home import ServerHome
+from cairn.flows.orchestrator.prefect_server import ServerHome, up_environment
 
 PASSWORD = "PREFECT_SERVER_API_AUTH_STRING"
 
