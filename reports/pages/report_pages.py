@@ -54,9 +54,7 @@ def html_report(report: RunReport, curves: run_curves.RunCurves) -> str:
     """Return the report as one HTML page with the plot inside; equal reports give equal bytes."""
     image = b""
     if report.curve:
-        from cairn.reports.plots.curve_plot import (
-            draw_png,  # numpy and matplotlib: only where there is something to draw
-        )
+        from cairn.reports.plots.curve_plot import draw_png  # numpy and matplotlib: only where a curve is drawn
 
         image = draw_png(curves, width_px=_WIDTH_PX, height_px=_HEIGHT_PX)
     plot, bars = base64.b64encode(image).decode(), place_bars(report.attempts)
@@ -148,26 +146,20 @@ def place_bars(attempts: Sequence[receipts.Receipt]) -> AttemptBars | None:
     """Return one bar an attempt, above 600 attempts one for each span of equal ends; None without attempts."""
     if not attempts:
         return None
-    spans = []
-    if len(attempts) <= _MOST_BARS:
-        for receipt in attempts:
-            last, reason = _end_of(receipt), receipt.termination_reason or receipts.OPEN
-            steps = f"steps {receipt.first_step:,} to {receipt.last_step:,}"
-            lasted = format.format_duration((last - receipt.started_at).total_seconds())
-            title = f"attempt {receipt.attempt}: {reason}, {steps}, {lasted}"
-            spans.append((receipt.started_at, last, reason, title))
-    else:
-        for item in receipts.group_receipts(attempts):
-            title = f"attempts {item.first.attempt} to {item.last.attempt}: {item.reason}"
-            spans.append((item.first.started_at, _end_of(item.last), item.reason, title))
-    begin, end = spans[0][0], max(span[1] for span in spans)
+    together = [attempts] if len(attempts) > _MOST_BARS else [[receipt] for receipt in attempts]
+    stretches = [stretch for group in together for stretch in receipts.group_receipts(group)]
+    ends = [_end_of(item.last) for item in stretches]
+    begin, end, bars = attempts[0].started_at, max(ends), list[Bar]()
     scale = _BARS_WIDTH / ((end - begin).total_seconds() or 1.0)
-    bars = []
-    for first, last, reason, title in spans:
-        width = max((last - first).total_seconds() * scale, _LEAST_BAR_WIDTH)
-        left = min((first - begin).total_seconds() * scale, _BARS_WIDTH - width)
-        bars.append(Bar(left=left, width=width, reason=reason, title=title))
-    return AttemptBars(bars=tuple(bars), begin=begin, end=end, reasons=tuple(dict.fromkeys(span[2] for span in spans)))
+    for item, last in zip(stretches, ends, strict=True):
+        first, seconds = item.first, (last - item.first.started_at).total_seconds()
+        width = max(seconds * scale, _LEAST_BAR_WIDTH)
+        left = min((first.started_at - begin).total_seconds() * scale, _BARS_WIDTH - width)
+        which = f"attempts {first.attempt} to {item.last.attempt}" if item.is_many else f"attempt {first.attempt}"
+        steps = f"steps {first.first_step:,} to {item.last.last_step:,}"
+        title = f"{which}: {item.reason}, {steps}, {format.format_duration(seconds)}"
+        bars.append(Bar(left=left, width=width, reason=item.reason, title=title))
+    return AttemptBars(bars=tuple(bars), begin=begin, end=end, reasons=tuple(dict.fromkeys(bar.reason for bar in bars)))
 
 
 def css_class(reason: str) -> str:

@@ -9,14 +9,10 @@ from itertools import islice
 from typing import Any
 
 from cairn.reports.errors import RunNotFound
+from cairn.reports.queries import receipts, run_lookup, run_status
 from cairn.reports.queries.evaluations import EvaluationSummary, list_evaluations
-from cairn.reports.queries.receipts import Receipt, failed_host, make_receipt
-from cairn.reports.queries.run_lookup import read_beat, read_checkpoints
-from cairn.reports.queries.run_status import RunStatus, make_status
 from cairn.storage.errors import StorageError
-from cairn.storage.logs import log_entry, run_entries, step_log
-from cairn.storage.logs.run_log import RunLog
-from cairn.storage.logs.run_state import AttemptRecord, CheckpointRecord, RunState
+from cairn.storage.logs import log_entry, run_entries, run_log, run_state, step_log
 from cairn.storage.stores.document import flatten, stored_value
 from cairn.tasks.policy.termination import TerminationReason
 
@@ -64,12 +60,12 @@ class AttemptFacts:
     CAIRN_FAULTS listed, `quarantines` and `passed_over` are those at its start.
     """
 
-    receipt: Receipt
+    receipt: receipts.Receipt
     seconds: float
     reached_step: int
     lost_steps: int
     last_record: step_log.StepRecord | None
-    committed: tuple[CheckpointRecord, ...]
+    committed: tuple[run_state.CheckpointRecord, ...]
     same_machine: bool | None
     failed_hosts: Mapping[str, int]
     resumed: log_entry.CheckpointReference | None
@@ -81,7 +77,7 @@ class AttemptFacts:
     lease_seconds: float | None
     is_gone: bool
     heartbeat_age_seconds: float | None
-    successor: Receipt | None
+    successor: receipts.Receipt | None
     verdict: run_entries.CurveVerdict | None
     faults: str
     config_changes: tuple[ConfigChange, ...]
@@ -94,23 +90,23 @@ class AttemptFacts:
 class PostMortem:
     """A run as it stands now, and one attempt of it, None where there is none; also the JSON of `cairn explain`."""
 
-    status: RunStatus
+    status: run_status.RunStatus
     model_family: str
     run_attempts: int
     opened_at: datetime | None
     attempt: AttemptFacts | None
 
 
-def gather_post_mortem(log: RunLog, number: int | None = None, *, now: datetime | None = None) -> PostMortem:
+def gather_post_mortem(log: run_log.RunLog, number: int | None = None, *, now: datetime | None = None) -> PostMortem:
     """Return the facts of attempt `number` or `RunNotFound`; without one, the newest that did not complete."""
-    state, status, attempts = log.state, make_status(log, beat := read_beat(log)), log.state.attempts
+    state, attempts, beat = log.state, log.state.attempts, run_lookup.read_beat(log)
     if number is not None and not 1 <= number <= len(attempts):
         there = f"attempts 1 to {len(attempts)}" if len(attempts) > 1 else "only attempt 1"
         raise RunNotFound(f"run {log.run_id} has no attempt {number}; it has {there if attempts else 'none yet'}")
     failed = (item for item in reversed(attempts) if item.ended and item.ended.reason != TerminationReason.COMPLETED)
     record = attempts[number - 1] if number else next(failed, attempts[-1] if attempts else None)
     return PostMortem(
-        status=status,
+        status=run_status.make_status(log, beat),
         model_family=state.opened.model_family if state.opened else "",
         run_attempts=len(attempts),
         opened_at=state.opened_at,
@@ -118,7 +114,9 @@ def gather_post_mortem(log: RunLog, number: int | None = None, *, now: datetime 
     )
 
 
-def _gather_attempt(log: RunLog, record: AttemptRecord, beat: step_log.Heartbeat | None, now: datetime) -> AttemptFacts:
+def _gather_attempt(
+    log: run_log.RunLog, record: run_state.AttemptRecord, beat: step_log.Heartbeat | None, now: datetime
+) -> AttemptFacts:
     state, started, ended, number = log.state, record.started, record.ended, record.started.attempt
     before = state.attempts[number - 2] if number > 1 else None
     after = state.attempts[number] if number < len(state.attempts) else None
@@ -127,7 +125,7 @@ def _gather_attempt(log: RunLog, record: AttemptRecord, beat: step_log.Heartbeat
     committed = tuple(item for item in state.checkpoints if item.committed.attempt == number)
     mine = {item.committed.manifest_sha256 for item in committed}
     evaluations = tuple(item for item in list_evaluations(state) if item.manifest_sha256 in mine)
-    receipt, last_record = make_receipt(log.run_id, state, record, before, beat), None
+    receipt, last_record = receipts.make_receipt(log.run_id, state, record, before, beat), None
     with suppress(StorageError):
         last_record = step_log.read_last_record(log.store, log.prefix, number)
     reached = max(receipt.last_step, receipt.last_committed_step or 0, last_record.step if last_record else 0)
@@ -135,7 +133,7 @@ def _gather_attempt(log: RunLog, record: AttemptRecord, beat: step_log.Heartbeat
     resumed = state.find(started.resumed_from.prefix) if started.resumed_from else None
     here, earlier = started.placement, before.started.placement if before else None
     newest = islice(reversed(state.attempts), _ATTEMPTS_OF_HOSTS)
-    failed = Counter(host for item in newest if (host := failed_host(item.started.placement, item.ended)))
+    failed = Counter(host for item in newest if (host := receipts.failed_host(item.started.placement, item.ended)))
     return AttemptFacts(
         receipt=receipt,
         seconds=max(((record.ended_at or now) - record.started_at).total_seconds(), 0.0),
@@ -154,7 +152,7 @@ def _gather_attempt(log: RunLog, record: AttemptRecord, beat: step_log.Heartbeat
         lease_seconds=stored_value((after or record).started.config, "lease", "seconds", float),
         is_gone=ended is None and _is_gone(here),
         heartbeat_age_seconds=None if ended else _heartbeat_age(log, number, now),
-        successor=make_receipt(log.run_id, state, after, record, beat) if after else None,
+        successor=receipts.make_receipt(log.run_id, state, after, record, beat) if after else None,
         verdict=next((item.verdict for item in reversed(evaluations) if item.verdict), None),
         faults=started.faults,
         config_changes=tuple(_config_changes(before, record)),
@@ -164,12 +162,12 @@ def _gather_attempt(log: RunLog, record: AttemptRecord, beat: step_log.Heartbeat
     )
 
 
-def _passed_over(log: RunLog, record: AttemptRecord) -> Iterator[PassedOver]:
+def _passed_over(log: run_log.RunLog, record: run_state.AttemptRecord) -> Iterator[PassedOver]:
     """Yield the checkpoints beyond the resume point that existed before: unreadable or never committed."""
     resumed, number = record.started.resumed_from, record.started.attempt
     first, since = (resumed.step, resumed.attempt) if resumed else (0, 1)
     details = {item.committed.prefix: item.detail for item in log.state.checkpoints}
-    for item in read_checkpoints(log):
+    for item in run_lookup.read_checkpoints(log):
         if item.step > first and since <= item.attempt < number:
             detail = details.get(item.prefix, "").replace(f"{item.prefix}/", "")  # the objects stand first
             yield PassedOver(step=item.step, attempt=item.attempt, state=item.state, detail=detail)
@@ -187,13 +185,13 @@ def _is_gone(placement: run_entries.Placement) -> bool:
     return is_known_dead(placement)
 
 
-def _heartbeat_age(log: RunLog, number: int, now: datetime) -> float | None:
+def _heartbeat_age(log: run_log.RunLog, number: int, now: datetime) -> float | None:
     """Return the age of the heartbeat in a local folder, which has this machine's clock."""
     path = log.store.local_path(step_log.heartbeat_key(log.prefix, number))
     return max(now.timestamp() - path.stat().st_mtime, 0.0) if path is not None and path.exists() else None
 
 
-def _config_changes(before: AttemptRecord | None, record: AttemptRecord) -> Iterator[ConfigChange]:
+def _config_changes(before: run_state.AttemptRecord | None, record: run_state.AttemptRecord) -> Iterator[ConfigChange]:
     if before is None:
         return
     old, new = flatten(before.started.config), flatten(record.started.config)
@@ -204,7 +202,7 @@ def _config_changes(before: AttemptRecord | None, record: AttemptRecord) -> Iter
             yield ConfigChange(key=key, before=old.get(key), after=new.get(key))
 
 
-def _refused(state: RunState, entries: tuple[log_entry.Entry, ...], number: int) -> Iterator[Ineffective]:
+def _refused(state: run_state.RunState, entries: tuple[log_entry.Entry, ...], number: int) -> Iterator[Ineffective]:
     started = {item.body.attempt: item.seq for item in reversed(entries) if item.kind == "attempt-started"}
     ends = [item.seq for item in entries if item.kind == "attempt-ended" and item.body.attempt == number]
     for item in state.refused:

@@ -18,10 +18,7 @@ from typing import TYPE_CHECKING, Any
 from cairn.reports.errors import InvalidQuery, ReportError
 from cairn.reports.queries import alias_history, run_status, run_tables
 from cairn.reports.queries.run_tables import LOG_TABLES, ROWS, columns
-from cairn.storage.logs import run_entries, run_index
-from cairn.storage.logs.run_log import run_prefix
-from cairn.storage.logs.run_state import RunState
-from cairn.storage.logs.step_log import read_heartbeat, read_step_records
+from cairn.storage.logs import run_entries, run_index, run_log, run_state, step_log
 from cairn.storage.stores import document, object_store
 from cairn.storage.tables import table_cache
 
@@ -115,17 +112,18 @@ def gather_runs(store: object_store.ObjectStore, tables: frozenset[str], *, work
     run_ids = run_index.list_folders(store) if tables else []
     cache = table_cache.TableCache(store, (work / "tables" / document.sha256(store.url.encode())[:32]).absolute())
 
-    def phase(state: RunState) -> run_status.RunPhase:
+    def phase(state: run_state.RunState) -> run_status.RunPhase:
         return run_status.RunPhase.RUNNING if state.open_attempt else run_status.phase_of(state)
 
-    def of_run(run_id: str, state: RunState) -> dict[str, list[Any]]:
+    def of_run(run_id: str, state: run_state.RunState) -> dict[str, list[Any]]:
         return {"runs": [run_tables.make_run_row(run_id, state, phase(state))]}
 
-    def of_log(run_id: str, state: RunState) -> dict[str, list[Any]]:
+    def of_log(run_id: str, state: run_state.RunState) -> dict[str, list[Any]]:
         return run_tables.make_log_rows(run_id, state, phase(state))
 
-    def of_steps(run_id: str, state: RunState) -> dict[str, list[Any]]:
-        return {"steps": run_tables.make_step_rows(run_id, state, read_step_records(store, run_prefix(run_id)))}
+    def of_steps(run_id: str, state: run_state.RunState) -> dict[str, list[Any]]:
+        records = step_log.read_step_records(store, run_log.run_prefix(run_id))
+        return {"steps": run_tables.make_step_rows(run_id, state, records)}
 
     version, log = run_tables.schema_digest(), {table: columns(table) for table in LOG_TABLES if table != "runs"}
     kinds = (  # a list of runs is asked for most often, and makes no other rows
@@ -170,7 +168,7 @@ def _open_attempt(store: object_store.ObjectStore, stamp: table_cache.RunStamp) 
     phase = (
         run_status.RunPhase.INTERRUPTED if stamp.owner and is_known_dead(stamp.owner) else run_status.RunPhase.RUNNING
     )
-    beat = read_heartbeat(store, run_prefix(stamp.run_id), stamp.latest_attempt)
+    beat = step_log.read_heartbeat(store, run_log.run_prefix(stamp.run_id), stamp.latest_attempt)
     if beat is None:
         return (stamp.run_id, stamp.latest_attempt, phase, 0, 0, 0.0, *[None] * 5)
     progress = beat.step, beat.tokens, beat.gpu_seconds, beat.starting_seconds

@@ -91,9 +91,7 @@ def make_status(log: run_log.RunLog, beat: step_log.Heartbeat | None) -> RunStat
     owner, beat = (state.open_attempt, beat) if standing == RunPhase.RUNNING else (None, None)
     limits = configuration_document(state).get("budgets")
     if not limits:
-        from cairn.tasks.configuration.settings import (
-            BudgetsConfig,  # pydantic: only a run without an attempt pays for it
-        )
+        from cairn.tasks.configuration.settings import BudgetsConfig  # pydantic: only without an attempt
 
         limits = BudgetsConfig().model_dump(mode="json")
     newest, injected = state.attempts[-1] if state.attempts else None, ""

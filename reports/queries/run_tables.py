@@ -4,7 +4,7 @@ Of one run they hold its receipts, checkpoints and evaluations, and its steps.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, make_dataclass
+from dataclasses import make_dataclass
 from datetime import datetime
 from functools import cache
 from types import NoneType
@@ -48,20 +48,6 @@ _TYPES: Mapping[Any, str] = {
     Mapping[str, str]: "MAP(VARCHAR, VARCHAR)",
     Mapping[str, int | None]: "MAP(VARCHAR, BIGINT)",
 }
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HostRow:
-    """A machine over all runs: in how many attempts it took part, how many were lost or hung with it, the last when.
-
-    Injected faults do not count; which machine of several hung is not known.
-    """
-
-    host: str
-    runs: int
-    attempts: int
-    failed: int
-    last_failed_at: datetime | None
 
 
 def _row_type(name: str, *records: tuple[type, str], **others: Any) -> type:
@@ -115,7 +101,12 @@ ROWS: Mapping[str, type] = {
     ),
     # One surviving step; `replays` counts earlier attempts that trained it, `tokens` all tokens up to it.
     "steps": _row_type("StepRow", (step_log.StepRecord, ""), replays=int),
-    "hosts": HostRow,
+    # A machine over all runs: its attempts, and those that were lost or hung with it, where that is known, without
+    # injected faults.
+    "hosts": make_dataclass(
+        "HostRow",
+        [("host", str), ("runs", int), ("attempts", int), ("failed", int), ("last_failed_at", datetime | None)],
+    ),
     # One run; `finished_at` is when its last step was committed, `deleted_at` when a person deleted its checkpoints,
     # `last_seen_at` the newest sign of life; `train_loss` only of an open attempt. An unreadable run has only a state,
     # and a detail.

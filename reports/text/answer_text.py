@@ -8,10 +8,7 @@ from cairn.reports.text.display_tables import Columns, Table, make_table
 from cairn.tasks.text.format import format_count, format_duration, format_value, replace_unprintable, short_digest
 
 if TYPE_CHECKING:  # a command that prints one answer loads nothing for the others
-    from cairn.reports.queries.data_summary import DataSummary, GroupSummary, WindowSummary
-    from cairn.reports.queries.evaluations import Diagnosis, EvaluationSummary
-    from cairn.reports.queries.run_simulation import PolicyOutcome, SimulationSummary
-    from cairn.reports.queries.run_status import RunStatus
+    from cairn.reports.queries import data_summary, evaluations, run_simulation, run_status
     from cairn.storage.snapshots.snapshot_manifest import SnapshotSource
 
 _MOST_SOURCES = 20
@@ -29,7 +26,7 @@ Block = str | Facts | Table | Verbatim
 """A line, names with values, a table, or text of others."""
 
 
-def status_facts(status: "RunStatus") -> Facts:
+def status_facts(status: "run_status.RunStatus") -> Facts:
     """Return where a run stands; what is not the case is left out."""
     owner, count = status.owner, status.quarantined_windows
     windows = f"{format_count(count, 'window')} of the data, never drawn again; `cairn log` says why" if count else ""
@@ -49,7 +46,7 @@ def status_facts(status: "RunStatus") -> Facts:
     }
 
 
-def diagnosis_blocks(diagnosis: "Diagnosis") -> Iterator[Block]:
+def diagnosis_blocks(diagnosis: "evaluations.Diagnosis") -> Iterator[Block]:
     """Yield the verdict with its numbers and cures, then a row for each evaluation."""
     verdict = diagnosis.verdict
     yield {
@@ -62,7 +59,7 @@ def diagnosis_blocks(diagnosis: "Diagnosis") -> Iterator[Block]:
         **({"ended": diagnosis.stopped_early} if diagnosis.stopped_early else {}),
     }
     yield ""
-    columns: Columns[EvaluationSummary] = {
+    columns: Columns[evaluations.EvaluationSummary] = {
         "step": lambda item: item.step,
         "val_loss": lambda item: item.metrics["val_loss"],
         "train_loss": lambda item: item.verdict.numbers.get("train_loss") if item.verdict else None,
@@ -72,7 +69,7 @@ def diagnosis_blocks(diagnosis: "Diagnosis") -> Iterator[Block]:
     yield make_table(diagnosis.evaluations, columns, empty="no evaluations yet")
 
 
-def data_blocks(summary: "DataSummary") -> Iterator[Block]:
+def data_blocks(summary: "data_summary.DataSummary") -> Iterator[Block]:
     """Yield a snapshot: its facts, its sources, and windows with their documents."""
     manifest = summary.manifest
     ids = f"{manifest.vocab_size:,} ids, end of text {manifest.end_of_text_id}"
@@ -97,7 +94,7 @@ def data_blocks(summary: "DataSummary") -> Iterator[Block]:
     if len(manifest.sources) > _MOST_SOURCES:
         yield f"and {len(manifest.sources) - _MOST_SOURCES:,} more; --json lists all"
     if summary.groups:
-        groups: Columns[GroupSummary] = {
+        groups: Columns[data_summary.GroupSummary] = {
             "drawn together": lambda item: item.group.name,
             "files": lambda item: f"{item.group.sources:,}",
             "train tokens": lambda item: f"{item.group.train_tokens:,}",
@@ -112,7 +109,7 @@ def data_blocks(summary: "DataSummary") -> Iterator[Block]:
         yield from _window_blocks(window, summary.block_size)
 
 
-def _window_blocks(window: "WindowSummary", block_size: int) -> Iterator[Block]:
+def _window_blocks(window: "data_summary.WindowSummary", block_size: int) -> Iterator[Block]:
     last = window.first_token + block_size - 1
     yield f"\n{window.split} window {window.window}, tokens {window.first_token:,} to {last:,}, from"
     for place in window.documents:
@@ -124,7 +121,7 @@ def _window_blocks(window: "WindowSummary", block_size: int) -> Iterator[Block]:
     yield Verbatim(replace_unprintable(window.text))
 
 
-def simulation_blocks(summary: "SimulationSummary") -> Iterator[Block]:
+def simulation_blocks(summary: "run_simulation.SimulationSummary") -> Iterator[Block]:
     """Yield how the run ends under each policy, the assumptions, and the loss at other checkpoint intervals."""
     policy, *plain = summary.outcomes
     plan, trace, count = summary.plan, summary.trace, policy.seeds
@@ -169,7 +166,7 @@ def simulation_blocks(summary: "SimulationSummary") -> Iterator[Block]:
     yield better if gained >= 0.001 else "the present interval is as good as any"
 
 
-def _outcome_row(outcome: "PolicyOutcome") -> tuple[object, ...]:
+def _outcome_row(outcome: "run_simulation.PolicyOutcome") -> tuple[object, ...]:
     end = f"{format_duration(outcome.days * 86400)} {'finished' if outcome.finished else 'given up'}"
     goodput = f"{outcome.goodput:.1%} ({outcome.goodput_low:.1%} to {outcome.goodput_high:.1%})"
     lost = (outcome.wasted_gpu_hours, outcome.checkpoint_gpu_hours, outcome.restart_gpu_hours)
@@ -178,7 +175,7 @@ def _outcome_row(outcome: "PolicyOutcome") -> tuple[object, ...]:
     return outcome.policy, end, goodput, *hours, outcome.attempts, retries
 
 
-def _describe_end(outcome: "PolicyOutcome", total_steps: int) -> str:
+def _describe_end(outcome: "run_simulation.PolicyOutcome", total_steps: int) -> str:
     after = format_duration(outcome.days * 86400)
     if outcome.finished:
         between = f" ({format_duration(outcome.days_low * 86400)} to {format_duration(outcome.days_high * 86400)})"

@@ -13,14 +13,9 @@ from cairn.reports.queries.receipts import ReasonRow, ReceiptSpan, group_receipt
 from cairn.tasks.text.format import format_duration, format_list, format_value, one_line, sanitize, short_digest
 
 if TYPE_CHECKING:  # a command that prints one list loads nothing for the others
-    from cairn.reports.queries.alias_history import AliasDecision
-    from cairn.reports.queries.evaluations import EvaluationComparison, EvaluationSummary
+    from cairn.reports.queries import alias_history, evaluations, run_comparison, run_lookup, run_status
     from cairn.reports.queries.receipts import MachineRow, Receipt
-    from cairn.reports.queries.run_comparison import ComparedRun, RunComparison
-    from cairn.reports.queries.run_lookup import CheckpointSummary
-    from cairn.reports.queries.run_status import BudgetStatus, RunSummary
-    from cairn.storage.logs.log_entry import Entry
-    from cairn.storage.logs.run_entries import DataQuarantined
+    from cairn.storage.logs import log_entry, run_entries
 
 _NAMED_METRICS = ("val_loss", "perplexity", "bits_per_byte", "samples")
 _MOST_OTHERS = 4
@@ -77,10 +72,10 @@ def fence(text: str) -> str:
     return f"{mark}\n{shown}\n{mark}"
 
 
-def runs_table(runs: "Sequence[RunSummary]", *, archived: bool = False) -> Table:
+def runs_table(runs: "Sequence[run_status.RunSummary]", *, archived: bool = False) -> Table:
     """Return all runs, or all that were deleted."""
     first = "no runs here yet; `cairn train quickstart` makes the first one"
-    columns: Columns[RunSummary] = {
+    columns: Columns[run_status.RunSummary] = {
         "run": lambda run: run.run_id,
         "state": lambda run: run.state,
         "family": lambda run: run.model_family,
@@ -138,7 +133,7 @@ def reasons_table(reasons: Sequence[ReasonRow]) -> Table:
     return make_table(reasons, columns)
 
 
-def budgets_table(budgets: "Mapping[str, BudgetStatus]") -> Table:
+def budgets_table(budgets: "Mapping[str, run_status.BudgetStatus]") -> Table:
     """Return what each budget has spent and left."""
     columns: Columns[str] = {
         "reason": lambda reason: reason,
@@ -150,9 +145,9 @@ def budgets_table(budgets: "Mapping[str, BudgetStatus]") -> Table:
     return make_table(budgets, columns)
 
 
-def checkpoints_table(checkpoints: "Sequence[CheckpointSummary]") -> Table:
+def checkpoints_table(checkpoints: "Sequence[run_lookup.CheckpointSummary]") -> Table:
     """Return the checkpoints with their states."""
-    columns: Columns[CheckpointSummary] = {
+    columns: Columns[run_lookup.CheckpointSummary] = {
         "step": lambda item: item.step,
         "attempt": lambda item: item.attempt,
         "state": lambda item: item.state,
@@ -165,13 +160,13 @@ def checkpoints_table(checkpoints: "Sequence[CheckpointSummary]") -> Table:
     return make_table(checkpoints, columns, empty="no checkpoints yet")
 
 
-def evaluations_table(evaluations: "Sequence[EvaluationSummary]") -> Table:
+def evaluations_table(evaluations: "Sequence[evaluations.EvaluationSummary]") -> Table:
     """Return the evaluations."""
     columns = {"step": lambda item: item.step, **_measured(lambda item: item)}
     return make_table(evaluations, columns, empty="no evaluations yet")
 
 
-def _measured(of: "Callable[[Any], EvaluationSummary]") -> dict[str, Callable[[Any], object]]:
+def _measured(of: "Callable[[Any], evaluations.EvaluationSummary]") -> dict[str, Callable[[Any], object]]:
     return {
         "status": lambda row: of(row).status,
         "suite": lambda row: f"{of(row).suite} {short_digest(of(row).suite_sha256)}",
@@ -193,16 +188,16 @@ def _other_metrics(metrics: Mapping[str, float]) -> str | None:
     return ", ".join([*others[:_MOST_OTHERS], *more]) or None
 
 
-def comparison_table(comparison: "EvaluationComparison") -> Table:
+def comparison_table(comparison: "evaluations.EvaluationComparison") -> Table:
     """Return a checkpoint's evaluations with those of other weights under the same suites."""
     measured = _measured(lambda row: row.evaluation)
     columns = {"": lambda row: row.role, "checkpoint": lambda row: f"{row.run_id}@{row.evaluation.step}", **measured}
     return make_table(comparison.rows, columns, empty="nothing was measured")
 
 
-def compared_runs_table(comparison: "RunComparison") -> Table:
+def compared_runs_table(comparison: "run_comparison.RunComparison") -> Table:
     """Return the runs, that with the least held-out loss first, and in each what differs of its configuration."""
-    columns: Columns[ComparedRun] = {
+    columns: Columns[run_comparison.ComparedRun] = {
         "run": lambda run: run.run_id,
         **{key: partial(_setting, key=key) for key in comparison.differing},
         "state": lambda run: run.state,
@@ -219,11 +214,11 @@ def compared_runs_table(comparison: "RunComparison") -> Table:
     return make_table(comparison.best_first, columns)
 
 
-def _setting(run: "ComparedRun", *, key: str) -> object:
+def _setting(run: "run_comparison.ComparedRun", *, key: str) -> object:
     return run.settings[key]
 
 
-def held_out_table(comparison: "RunComparison") -> Table:
+def held_out_table(comparison: "run_comparison.RunComparison") -> Table:
     """Return the held-out losses at the newest steps that were evaluated, a run a column."""
     losses = {run.run_id: {item.step: item.val_loss for item in run.held_out} for run in comparison.runs}
     steps = sorted({step for of_run in losses.values() for step in of_run})[-_MOST_STEPS:]
@@ -231,9 +226,9 @@ def held_out_table(comparison: "RunComparison") -> Table:
     return make_table(steps, {"held-out loss at step": lambda step: step, **columns})
 
 
-def decisions_table(decisions: "Sequence[AliasDecision]") -> Table:
+def decisions_table(decisions: "Sequence[alias_history.AliasDecision]") -> Table:
     """Return decisions about aliases; a star marks what an alias points at."""
-    columns: Columns[AliasDecision] = {
+    columns: Columns[alias_history.AliasDecision] = {
         "alias": lambda item: f"{item.alias} *" if item.current else item.alias,
         "decision": lambda item: f"{item.kind}: {item.gate}" if item.gate else item.kind,
         "checkpoint": lambda item: item.run_id if item.step is None else f"{item.run_id}@{item.step}",
@@ -249,9 +244,9 @@ def decisions_table(decisions: "Sequence[AliasDecision]") -> Table:
     )
 
 
-def entries_table(entries: "Sequence[Entry]") -> Table:
+def entries_table(entries: "Sequence[log_entry.Entry]") -> Table:
     """Return the run log, one entry a row; --json has the whole of each."""
-    columns: Columns[Entry] = {
+    columns: Columns[log_entry.Entry] = {
         "seq": lambda entry: entry.seq,
         "at (UTC)": lambda entry: entry.at,
         "kind": lambda entry: entry.kind,
@@ -275,9 +270,9 @@ def machines_table(machines: "Sequence[MachineRow]") -> Table:
     return make_table(machines, columns)
 
 
-def quarantines_table(quarantines: "Sequence[DataQuarantined]") -> Table:
+def quarantines_table(quarantines: "Sequence[run_entries.DataQuarantined]") -> Table:
     """Return what was quarantined, and why."""
-    columns: Columns[DataQuarantined] = {
+    columns: Columns[run_entries.DataQuarantined] = {
         "attempt": lambda item: item.attempt,
         "reason": lambda item: item.reason,
         "windows": lambda item: format_list(item.windows, 12),
