@@ -1,4 +1,4 @@
-"""The decisions of a run that a person is told of, read off its log: one notice for each, with a key of its own."""
+"""Notices of the decisions in a run's log that a person wants to know of, each with a key of its own."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from cairn.tasks.policy.termination import DecisionAction, FlowOutcome, flow_out
 from cairn.tasks.text.format import one_line
 
 _OLD = timedelta(days=1)
-"""Older decisions are not told: a store that gets its first watcher does not repeat its history."""
+"""Older decisions make no notice: a store that gets its first watcher does not repeat its history."""
 _MOST_CHARACTERS = 500
 _FORMAT_VERSION = 1
 
@@ -49,7 +49,7 @@ class Notice:
 
     @property
     def document(self) -> bytes:
-        """The notice as receivers get it, as JSON: equal `id`s are one decision, told again."""
+        """The notice as receivers get it, as JSON: equal `id`s are one decision, sent again."""
         named = {name: getattr(self, name) for name in ("run_id", "kind", "step", "at", "text")}
         return encode({"version": _FORMAT_VERSION, "id": f"{self.run_id}/{self.key}", **named})
 

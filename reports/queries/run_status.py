@@ -120,7 +120,7 @@ def make_status(log: run_log.RunLog, beat: step_log.Heartbeat | None) -> RunStat
 
 
 def bits_differ(state: run_state.RunState) -> str:
-    """Return why the run's bits are not those of one that nobody disturbed; empty where they are."""
+    """Return why the run's bits are not those of an undisturbed one; empty where they are."""
     size = state.smallest_micro_batch
     return f"differ since an out-of-memory death halved the micro-batch to {size}" if size is not None else ""
 
