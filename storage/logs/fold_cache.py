@@ -121,6 +121,8 @@ def items_type(item_type: Any) -> type[tuple[Any, ...]]:
 
 FOLD_VERSION = 7
 S = TypeVar("S")
+Fold = Callable[[Iterable[Entry], S | None], S]
+"""Returns the state after these entries, from a state on or from none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,21 +141,47 @@ class _Label:
     state_sha256: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FoldCache(Generic[S]):
-    """The cached fold of the log `log` in `folder`: `fold.json`, and its parts in `fold/`."""
+class LogFold(Generic[S]):
+    """A log with its folded state, which only moves forward and is first read by `refresh`."""
 
-    log: EntryLog
-    folder: str
-    state_type: type[S]
-    fold: Callable[[Iterable[Entry], S | None], S]
+    def __init__(self, log: EntryLog, folder: str, fold: Fold[S], *, cache_every: int) -> None:
+        """Cache the fold after so many entries in `folder`: as `fold.json`, and its parts in `fold/`."""
+        self._log, self._folder, self._fold = log, folder, fold
+        self._head: ReadEntry | None = None
+        self._cache_every, self._cached_seq, self.state = cache_every, -1, fold((), None)
+        self.fold_key = f"{folder}/fold.json"
+        """The key of the cached fold's head: a label in one line, then the state."""
 
     @property
-    def key(self) -> str:
-        """The key of the head: a label in one line, then the state."""
-        return f"{self.folder}/fold.json"
+    def folded(self) -> FoldedLog[S] | None:
+        """The state read so far and the entry it ends with; None before the first entry."""
+        return None if self._head is None else FoldedLog(head=self._head, state=self.state)
 
-    def write(self, folded: FoldedLog[S]) -> None:
+    def refresh(self) -> S:
+        """Read the entries appended since and return the state; the first time, start from the cached fold."""
+        if self._head is None:  # whatever a sketch of the state said, the log says it again
+            self.state = self._fold((), None)
+            if (folded := self.read_fold()) is not None and self._is_sound(folded):
+                self._head, self.state, self._cached_seq = folded.head, folded.state, folded.head.entry.seq
+        for read in self._log.read_after(self._head):
+            self._accept(read)
+        return self.state
+
+    def cache(self) -> None:
+        """Cache the fold if some entries were read since it was cached; a store that refuses it loses nothing."""
+        if self._head is not None and self._head.entry.seq - self._cached_seq >= self._cache_every:
+            with suppress(StorageError):
+                self._cached_seq = self._head.entry.seq
+                self.write_fold(FoldedLog(head=self._head, state=self.state))
+
+    def _is_sound(self, folded: FoldedLog[S]) -> bool:
+        """Whether a cached fold is one that this program would have made."""
+        return True
+
+    def _accept(self, read: ReadEntry) -> None:
+        self._head, self.state = read, self._fold([read.entry], self.state)
+
+    def write_fold(self, folded: FoldedLog[S]) -> None:
         """Write the parts that are new, then the head; a head that no reader would take is not written."""
         for _, _, part in _parts(folded.state):
             if not part.sha256:
@@ -163,23 +191,23 @@ class FoldCache(Generic[S]):
             return
         seq, entry_sha256 = folded.head.entry.seq, folded.head.sha256
         label = _Label(version=FOLD_VERSION, seq=seq, entry_sha256=entry_sha256, state_sha256=sha256(state))
-        self.log.store.write(self.key, encode(label).replace(b"\n", b"") + b"\n" + state)
+        self._log.store.write(self.fold_key, encode(label).replace(b"\n", b"") + b"\n" + state)
 
-    def read(self) -> FoldedLog[S] | None:
+    def read_fold(self) -> FoldedLog[S] | None:
         """Return the cached state, None if it does not match; raises `IntegrityError` if entries were deleted."""
         try:
-            line, _, state_bytes = self.log.store.read(self.key).partition(b"\n")
-            label = decode(line, _Label, where=self.key)
+            line, _, state_bytes = self._log.store.read(self.fold_key).partition(b"\n")
+            label = decode(line, _Label, where=self.fold_key)
             if label.version != FOLD_VERSION or sha256(state_bytes) != label.state_sha256:
                 return None
-            state = decode(state_bytes, self.state_type, where=self.key, hook=decode_history)
+            state = decode(state_bytes, type(self.state), where=self.fold_key, hook=decode_history)
         except (ObjectMissing, IntegrityError):
             return None
-        head = self.log.read(label.seq)
+        head = self._log.read(label.seq)
         if head is None:
             raise IntegrityError(
-                f"{self.log.prefix}: ends before seq {label.seq}, which {self.key} was folded from: entries were "
-                f"deleted; restore them, or delete {self.key} to accept the loss"
+                f"{self._log.prefix}: ends before seq {label.seq}, which {self.fold_key} was folded from: entries were "
+                f"deleted; restore them, or delete {self.fold_key} to accept the loss"
             )
         if head.sha256 != label.entry_sha256:
             return None
@@ -192,7 +220,7 @@ class FoldCache(Generic[S]):
         """Return the items of a part, from the log's entries if its object is missing or damaged."""
         key = self._part_key(part.sha256)
         with suppress(ObjectMissing, IntegrityError):
-            data = self.log.store.read(key)
+            data = self._log.store.read(key)
             if sha256(data) == part.sha256:
                 return decode(data, items_type(part.item_type), where=key)
         first = number * PART_ITEMS
@@ -200,59 +228,20 @@ class FoldCache(Generic[S]):
 
     def _write_part(self, part: Part[Any]) -> None:
         data = msgspec.json.encode(part.items, order="sorted")
-        self.log.store.write(self._part_key(name := sha256(data)), data)
+        self._log.store.write(self._part_key(name := sha256(data)), data)
         part.sha256 = name
 
     def _part_key(self, name: str) -> str:
-        return f"{self.folder}/fold/{name}.json"
+        return f"{self._folder}/fold/{name}.json"
 
     def _refold(self, last: int) -> S:
         """Return the state of the whole log up to `last` with every item in memory, and write its parts again."""
-        reads = takewhile(lambda read: read.entry.seq <= last, self.log.read_after(None))
-        state = self.fold((read.entry for read in reads), None)
+        reads = takewhile(lambda read: read.entry.seq <= last, self._log.read_after(None))
+        state = self._fold((read.entry for read in reads), None)
         with suppress(StorageError):
             for _, _, part in _parts(state):
                 self._write_part(part)
         return state
-
-
-class LogFold(Generic[S]):
-    """A log with its folded state, which only moves forward and is first read by `refresh`."""
-
-    def __init__(self, cache: FoldCache[S], *, cache_every: int) -> None:
-        """Cache the fold after so many entries; the cache may be deleted at any time."""
-        self._cache, self._log, self._cache_every, self._cached_seq = cache, cache.log, cache_every, -1
-        self._head: ReadEntry | None = None
-        self.state = cache.fold((), None)
-
-    @property
-    def folded(self) -> FoldedLog[S] | None:
-        """The state read so far and the entry it ends with; None before the first entry."""
-        return None if self._head is None else FoldedLog(head=self._head, state=self.state)
-
-    def refresh(self) -> S:
-        """Read the entries appended since and return the state; the first time, start from the cached fold."""
-        if self._head is None:  # whatever a sketch of the state said, the log says it again
-            self.state = self._cache.fold((), None)
-            if (folded := self._cache.read()) is not None and self._is_sound(folded):
-                self._head, self.state, self._cached_seq = folded.head, folded.state, folded.head.entry.seq
-        for read in self._log.read_after(self._head):
-            self._accept(read)
-        return self.state
-
-    def cache(self) -> None:
-        """Cache the fold if some entries were read since it was cached; a store that refuses it loses nothing."""
-        if self._head is not None and self._head.entry.seq - self._cached_seq >= self._cache_every:
-            with suppress(StorageError):
-                self._cached_seq = self._head.entry.seq
-                self._cache.write(FoldedLog(head=self._head, state=self.state))
-
-    def _is_sound(self, folded: FoldedLog[S]) -> bool:
-        """Whether a cached fold is one that this program would have made."""
-        return True
-
-    def _accept(self, read: ReadEntry) -> None:
-        self._head, self.state = read, self._cache.fold([read.entry], self.state)
 
 
 def _parts(state: Any) -> Iterator[tuple[str, int, Part[Any]]]:

@@ -135,9 +135,7 @@ class Registry(fold_cache.LogFold[RegistryState]):
     def __init__(self, store: object_store.ObjectStore, alias: str, *, log: log_entry.EntryLog | None = None) -> None:
         self.alias, prefix = alias, object_store.check_key(f"models/{object_store.check_name('alias', alias)}/log")
         log = log or log_entry.EntryLog(store=store, prefix=prefix, kinds=MODEL_KINDS)
-        folder = f"models/{alias}"
-        cache = fold_cache.FoldCache(log=log, folder=folder, state_type=RegistryState, fold=fold_decisions)
-        super().__init__(cache, cache_every=FOLD_EVERY_ENTRIES)
+        super().__init__(log, f"models/{alias}", fold_decisions, cache_every=FOLD_EVERY_ENTRIES)
 
     def append(self, decide: Callable[[RegistryState], ModelDecision | None]) -> RegistryState:
         """Append what `decide` returns for the newest state, and call it again each time a race is lost."""

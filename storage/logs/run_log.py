@@ -173,11 +173,6 @@ def run_prefix(run_id: str) -> str:
     return check_key(f"runs/{check_name('run id', run_id)}")
 
 
-def run_fold_cache(log: log_entry.EntryLog, run_id: str) -> fold_cache.FoldCache[RunState]:
-    """Return the cached fold of a run."""
-    return fold_cache.FoldCache(log=log, folder=run_prefix(run_id), state_type=RunState, fold=fold)
-
-
 class RunLog(fold_cache.LogFold[RunState]):
     """One run's log with its folded state; nothing is read before `refresh`. Thread-safe."""
 
@@ -186,18 +181,13 @@ class RunLog(fold_cache.LogFold[RunState]):
         log = log or log_entry.EntryLog(
             store=store, prefix=f"{self.prefix}/log", kinds=kinds.RUN_KINDS, clock=log_entry.utc_now
         )
-        super().__init__(run_fold_cache(log, run_id), cache_every=FOLD_EVERY_ENTRIES)
+        super().__init__(log, self.prefix, fold, cache_every=FOLD_EVERY_ENTRIES)
         self._lock = threading.RLock()  # commit, evaluation and flow share one log across threads
 
     @property
     def seq(self) -> int:
         """The number of the newest entry read so far, -1 before the first."""
         return -1 if self._head is None else self._head.entry.seq
-
-    @property
-    def fold_key(self) -> str:
-        """The key of the cached fold."""
-        return self._cache.key
 
     def refresh(self) -> RunState:
         """Read the entries appended since and return the state; the first time, start from the cached fold."""

@@ -19,7 +19,7 @@ from typing import Any
 from cairn.storage.logs.fold_cache import FoldedLog
 from cairn.storage.logs.log_entry import FORMAT_VERSION, Entry, EntryLog, ReadEntry, entry_name
 from cairn.storage.logs.run_entries import RUN_KINDS, CheckpointCommitted, CheckpointDeleted, CheckpointSuperseded
-from cairn.storage.logs.run_log import FOLD_EVERY_ENTRIES, RunLog, fold, run_fold_cache
+from cairn.storage.logs.run_log import FOLD_EVERY_ENTRIES, RunLog, fold
 from cairn.storage.logs.run_state import RunState
 from cairn.storage.stores.document import encode, sha256
 from cairn.storage.stores.local_store import LocalStore
@@ -66,7 +66,7 @@ def committed(step: int, attempt: int) -> CheckpointCommitted:
 def write_log(store: LocalStore, entries: int, *, keep_all: bool) -> dict[str, float]:
     """Fold and write; returns seconds of folding and of writing the cache."""
     log = EntryLog(store=store, prefix=f"runs/{RUN}/log", kinds=RUN_KINDS)
-    cache, state, prev = run_fold_cache(log, RUN), RunState(), None
+    cache, state, prev = RunLog(store, RUN), RunState(), None
     folder = store.local_path(log.prefix)
     assert folder is not None
     folder.mkdir(parents=True)
@@ -85,7 +85,7 @@ def write_log(store: LocalStore, entries: int, *, keep_all: bool) -> dict[str, f
             (folder / entry_name(seq)).write_bytes(data)
         if seq and seq % FOLD_EVERY_ENTRIES == 0:
             began = time.perf_counter()
-            cache.write(FoldedLog(head=ReadEntry(entry=entry, sha256=prev), state=state))
+            cache.write_fold(FoldedLog(head=ReadEntry(entry=entry, sha256=prev), state=state))
             spent["cache"] += time.perf_counter() - began
     assert len(state.refused) == 0
     return {"entries": seq + 1, **spent}

@@ -26,9 +26,9 @@ from cairn.reports.queries.run_query import answer_query
 from cairn.reports.queries.run_status import RunPhase
 from cairn.reports.queries.run_tables import LOG_TABLES, columns, make_log_rows, schema_digest
 from cairn.storage.logs.fold_cache import FoldedLog, History
-from cairn.storage.logs.log_entry import FORMAT_VERSION, Entry, EntryLog, ReadEntry, Writer, entry_name
-from cairn.storage.logs.run_entries import RUN_KINDS, CheckpointCommitted, Decision, Placement, RunOpened
-from cairn.storage.logs.run_log import run_fold_cache
+from cairn.storage.logs.log_entry import FORMAT_VERSION, Entry, ReadEntry, Writer, entry_name
+from cairn.storage.logs.run_entries import CheckpointCommitted, Decision, Placement, RunOpened
+from cairn.storage.logs.run_log import RunLog
 from cairn.storage.logs.run_state import AttemptRecord, CheckpointRecord, RunState
 from cairn.storage.stores.document import encode, sha256
 from cairn.storage.stores.local_store import LocalStore
@@ -174,8 +174,7 @@ def build_store(folder: Path, work: Path, *, runs: int, attempts: int, moved: in
         tables = {table: arrow_table(listed, rows[table]) for table, listed in kind.tables.items()}
         made.setdefault(kind.pack_of(run_id), []).append((stamp, tables))
         if number < moved:
-            log = EntryLog(store=store, prefix=f"runs/{run_id}/log", kinds=RUN_KINDS)
-            run_fold_cache(log, run_id).write(head_of(store, run_id, state, 3 * attempts + 1))
+            RunLog(store, run_id).write_fold(head_of(store, run_id, state, 3 * attempts + 1))
     for name, members in made.items():
         (packs_of(store, work) / name).mkdir(parents=True)
         joined = {

@@ -21,7 +21,7 @@ import cairn.tasks.checkpoints.retention as retention
 import cairn.tasks.evaluator.evaluation_run as evaluation_run
 from cairn.storage.checkpoints.sweep import Finding
 from cairn.storage.errors import NotDurable, ObjectMissing, StoreUnavailable
-from cairn.storage.logs.fold_cache import FoldCache, FoldedLog, decode_history
+from cairn.storage.logs.fold_cache import FoldedLog, LogFold, decode_history
 from cairn.storage.logs.log_entry import (
     FORMAT_VERSION,
     CheckpointReference,
@@ -164,17 +164,17 @@ def sweep_of_a_live_attempt(patch: pytest.MonkeyPatch) -> None:
 def fold_cache_trusted(patch: pytest.MonkeyPatch) -> None:
     """The cached fold is believed if it can be decoded, whatever log it was folded from."""
 
-    def read(self: FoldCache[RunState]) -> FoldedLog[RunState] | None:
+    def read(self: LogFold[RunState]) -> FoldedLog[RunState] | None:
         try:
-            line, _, state = self.log.store.read(self.key).partition(b"\n")
+            line, _, state = self._log.store.read(self.fold_key).partition(b"\n")
         except ObjectMissing:
             return None
-        head = self.log.read(decode(line, dict, where=self.key)["seq"])
+        head = self._log.read(decode(line, dict, where=self.fold_key)["seq"])
         if head is None:
             return None
-        return FoldedLog(head=head, state=decode(state, RunState, where=self.key, hook=decode_history))
+        return FoldedLog(head=head, state=decode(state, RunState, where=self.fold_key, hook=decode_history))
 
-    patch.setattr(FoldCache, "read", read)
+    patch.setattr(LogFold, "read_fold", read)
 
 
 def pins_of_the_living_unpinned(patch: pytest.MonkeyPatch) -> None:

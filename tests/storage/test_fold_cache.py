@@ -9,12 +9,12 @@ from cairn.storage.errors import IntegrityError, StoreUnavailable
 from cairn.storage.logs import run_log as run_log_module
 from cairn.storage.logs.fold_cache import FOLD_VERSION, FoldedLog
 from cairn.storage.logs.log_entry import entry_name
-from cairn.storage.logs.run_log import fold, run_fold_cache
+from cairn.storage.logs.run_log import fold
 from cairn.storage.logs.run_state import RunState
 from cairn.storage.stores.object_store import ObjectStore
 from tests.entries import ended, evaluated, writer
 from tests.memory_store import MemoryStore
-from tests.storage.builders import LOG, RUN, claim, commit, copy_objects, entry_log, open_run, run_log, stage
+from tests.storage.builders import LOG, claim, commit, copy_objects, open_run, run_log, stage
 from tests.storage.faulty_store import Fault, FaultyStore
 
 KEY = "runs/r1/fold.json"
@@ -99,7 +99,7 @@ def test_a_cache_whose_fold_disagrees_with_the_entrys_writer_is_ignored(cached: 
     state, head = log.refresh(), log._head
     assert head is not None
     wrong = FoldedLog(head=head, state=replace(state, live_checkpoints=state.live_checkpoints[:1]))
-    run_fold_cache(entry_log(cached), RUN).write(wrong)
+    run_log(cached).write_fold(wrong)
     assert run_log(cached).refresh() == state
 
 
