@@ -27,18 +27,16 @@ _PROBE_WINDOWS = 8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingData:
-    """The inputs of every step and the probe; `shards` are those of the train split."""
+    """A snapshot, and the inputs of every step and the probe that are made of it."""
 
+    snapshot: data_snapshot.OpenSnapshot
     inputs: StepInputs
     probe: Probe | None
-    vocab_size: int
-    end_of_text_id: int
-    shards: tuple[token_shard.VerifiedShard, ...]
 
     def corrupt_next_batch(self, step: int) -> None:
         """Flip a bit on disk in the first sample of step `step` + 1, for fault injection."""
         drawn = self.inputs.order.windows_of(step)
-        flip_token(self.shards, int(self.inputs.windows.first_tokens(drawn)[0]))
+        flip_token(self.snapshot.train, int(self.inputs.windows.first_tokens(drawn)[0]))
         assert self.inputs.loader is not None
         self.inputs.loader.forget()  # it may have read the batch before the flip
 
@@ -75,13 +73,8 @@ def open_training_data(store: ObjectStore, spec: trainer_protocol.TrainerSpec, p
             prompt_ids=tokenizer.encode_prompt(spec.prompt),
             decode=tokenizer.decode,
         )
-    return TrainingData(
-        inputs=StepInputs(windows=windows, order=order, training=training, micro_batch=spec.micro_batch, loader=loader),
-        probe=probe,
-        vocab_size=manifest.vocab_size,
-        end_of_text_id=manifest.end_of_text_id,
-        shards=snapshot.train,
-    )
+    inputs = StepInputs(windows=windows, order=order, training=training, micro_batch=spec.micro_batch, loader=loader)
+    return TrainingData(snapshot=snapshot, inputs=inputs, probe=probe)
 
 
 class CheckpointLoad:
@@ -126,10 +119,10 @@ class CheckpointLoad:
 def fresh_state(spec: trainer_protocol.TrainerSpec, data: TrainingData, place: Place) -> TrainState:
     """Return the state of step 0, without values where a checkpoint gives them."""
     training = spec.training.model_copy(update={"activation_checkpointing": spec.activation_checkpointing})
-    new = spec.resume is None
-    state = TrainState.create(spec.model, training, data.vocab_size, place.device, place.ranks, filled=new)
+    new, manifest = spec.resume is None, data.snapshot.manifest
+    state = TrainState.create(spec.model, training, manifest.vocab_size, place.device, place.ranks, filled=new)
     if training.mask_documents:
-        state.model.boundary_id = data.end_of_text_id
+        state.model.boundary_id = manifest.end_of_text_id
     return state
 
 
