@@ -27,12 +27,11 @@ from cairn.storage.stores.document import decode, stored_value
 from cairn.tasks.attempt.injected_faults import evaluator_fault
 from cairn.tasks.configuration.settings import EVALUATOR_VERSION, METRIC, BudgetConfig, EvaluatorConfig
 from cairn.tasks.errors import CheckpointGone
-from cairn.tasks.evaluator.evaluation_suite import AnySuite, EvaluationResult
-from cairn.tasks.evaluator.evaluator_process import Outcome, refuse_command, run_evaluator
+from cairn.tasks.evaluator import evaluation_suite, evaluator_process
 from cairn.tasks.machine.placement import pid_namespace, this_placement
 from cairn.tasks.policy import budgets, curve_statistics, curve_verdict, failures
 
-Measure = Callable[[bytes, float], Outcome]
+Measure = Callable[[bytes, float], evaluator_process.Outcome]
 _POLL_SECONDS = 0.5
 
 
@@ -40,7 +39,7 @@ _POLL_SECONDS = 0.5
 class EvaluationPlan:
     """How checkpoints are measured under one suite; further suites have plans, failures and retries of their own."""
 
-    suite: AnySuite
+    suite: evaluation_suite.AnySuite
     model: ModelConfig
     snapshot_id: str
     cache_dir: Path
@@ -122,9 +121,9 @@ def record_evaluation(
     Raises `CheckpointGone` if the checkpoint is no longer committed, and `EvaluationInterrupted`, with nothing
     recorded, once `stopping` returns True. A command that this machine refuses is not run and recorded as failed.
     """
-    measure = measure or partial(run_evaluator, stopping=stopping)
-    if problem := refuse_command(plan.suite, os.environ):
-        refusal = Outcome(result=b"", problem=problem, refused=True)
+    measure = measure or partial(evaluator_process.run_evaluator, stopping=stopping)
+    if problem := evaluator_process.refuse_command(plan.suite, os.environ):
+        refusal = evaluator_process.Outcome(result=b"", problem=problem, refused=True)
         measure = lambda spec, timeout_seconds: refusal  # noqa: E731
     trial = _Trial(log=log, reference=reference, plan=plan, during_attempt=during_attempt, again=again, clock=clock)
     log.refresh()
@@ -207,7 +206,7 @@ def evaluation_folder(parent: Path) -> Iterator[Path]:
 
 
 def _body(
-    outcome: Outcome, reference: log_entry.CheckpointReference, plan: EvaluationPlan, **common: Any
+    outcome: evaluator_process.Outcome, reference: log_entry.CheckpointReference, plan: EvaluationPlan, **common: Any
 ) -> run_entries.EvaluationRecorded | run_entries.EvaluationFailed:
     common |= {
         "step": reference.step,
@@ -219,7 +218,7 @@ def _body(
     if outcome.problem:
         return run_entries.EvaluationFailed(detail=outcome.problem, refused=outcome.refused, **common)
     try:
-        result = msgspec.json.decode(outcome.result, type=EvaluationResult)
+        result = msgspec.json.decode(outcome.result, type=evaluation_suite.EvaluationResult)
     except (msgspec.DecodeError, RecursionError) as error:
         return run_entries.EvaluationFailed(detail=f"the evaluator printed nonsense: {error}", **common)
     return run_entries.EvaluationRecorded(evaluator_version=EVALUATOR_VERSION, **asdict(result), **common)

@@ -33,8 +33,7 @@ from cairn.tasks.policy.failures import (
     ExceptionReport,
     describe_exception,
 )
-from cairn.tasks.trainer import trainer_group, trainer_protocol
-from cairn.tasks.trainer.machines import ConnectionEnded, greet
+from cairn.tasks.trainer import machines, trainer_group, trainer_protocol
 
 _SPEC, _EXCEPTION, _EXCEPTION_SENT = "spec", "exception", "exception-sent"
 _EXCEPTION_SECONDS = 5.0
@@ -52,8 +51,8 @@ class RemoteRankStore(Store):
         self._lock, self._timeout = threading.Lock(), _TIMEOUT
         host, _, port = address.rpartition(":")
         try:  # the first machine's launcher listens before any rank starts
-            self._peer = greet(socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS), secret)
-        except (OSError, ConnectionEnded) as error:
+            self._peer = machines.greet(socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS), secret)
+        except (OSError, machines.ConnectionEnded) as error:
             raise DistNetworkError(f"{address}: the first machine's launcher does not answer: {error}") from error
         if not self._ask("join", number=rank).number:
             self.close()
@@ -114,7 +113,7 @@ class RemoteRankStore(Store):
             with self._lock:
                 self._peer.send(msgspec.msgpack.encode(request))
                 return msgspec.msgpack.decode(self._peer.receive(), type=trainer_group.Answer)
-        except (OSError, ConnectionEnded) as error:
+        except (OSError, machines.ConnectionEnded) as error:
             raise DistNetworkError(f"the first machine's launcher is gone: {error}") from error
 
 
