@@ -76,15 +76,14 @@ def parse_configuration(
     folder: Path | None = None,
 ) -> RunConfig:
     """Overlay environment and `--set`, validate, and read the suite; relative paths start at `folder`, or here."""
-    layered, origins = _overlay(document, overrides, environment)
+    layers = _Layers(document, overrides, environment, name)
     try:
-        config = RunConfig.model_validate(layered)
+        config = RunConfig.model_validate(layers.document)
         evaluation = resolve_evaluation(config.evaluation, folder or Path.cwd())
     except ValidationError as error:
-        lines = (f"{_origin(rule, origins, name)}: {rule.text}" for rule in broken_rules(error, layered))
-        raise InvalidConfiguration("\n".join(lines)) from error
+        raise layers.refusal(error) from error
     except TaskError as error:
-        where = origins.get("evaluation.suite", f"{name}: evaluation")
+        where = layers.origins.get("evaluation.suite", f"{name}: evaluation")
         raise InvalidConfiguration(f"{where}: {error}") from error
     exporters = config.exporters.based_at(folder or Path.cwd())
     return config.model_copy(update={"evaluation": evaluation, "exporters": exporters})
@@ -92,12 +91,11 @@ def parse_configuration(
 
 def read_notify(environment: Mapping[str, str]) -> NotifyConfig:
     """Return `[notify]` as the environment alone sets it, for a process that trains no run of its own."""
-    layered, origins = _overlay({}, (), environment)
+    layers = _Layers({}, (), environment, "environment")
     try:
-        return NotifyConfig.model_validate(layered.get("notify", {}))
+        return NotifyConfig.model_validate(layers.document.get("notify", {}))
     except ValidationError as error:
-        lines = (f"{_origin(rule, origins, 'environment')}: {rule.text}" for rule in broken_rules(error, layered))
-        raise InvalidConfiguration("\n".join(lines)) from error
+        raise layers.refusal(error) from error
 
 
 def resolve_evaluation(evaluation: EvaluationConfig, folder: Path) -> EvaluationConfig:
@@ -195,62 +193,64 @@ def _parse_toml(data: bytes, shown: str) -> dict[str, Any]:
         raise InvalidConfiguration(f"{shown}: not readable as TOML: {error}{rule}") from error
 
 
-def _overlay(
-    document: Mapping[str, Any], overrides: Sequence[str], environment: Mapping[str, str]
-) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the document with the overlays, and for each key that was set by one the variable or option that did."""
-    layered, origins = deepcopy(dict(document)), dict[str, str]()
-    _refuse_single_underscores(environment)
-    for variable, value in sorted(environment.items()):
-        if variable.startswith("CAIRN_") and "__" in variable:
-            _put(layered, variable.removeprefix("CAIRN_").lower().split("__"), value, origin=variable, origins=origins)
-    for override in overrides:
-        key, separator, value = override.partition("=")
-        if not separator or not key:
-            raise InvalidConfiguration(f"--set {override!r}: must be section.key=value")
-        _put(layered, key.split("."), value, origin=f"--set {override}", origins=origins)
-    if "evaluation.suite" in origins:  # it replaces the document's suite
-        for key in (*SUITE_KEYS, "command"):
-            if f"evaluation.{key}" not in origins:
-                layered["evaluation"].pop(key, None)
-    return layered, origins
+class _Layers:
+    """A document under the environment and `--set`; `origins` has the variable or option for each key that one set."""
 
+    def __init__(
+        self, document: Mapping[str, Any], overrides: Sequence[str], environment: Mapping[str, str], name: str
+    ) -> None:
+        self.document, self.origins, self._name = deepcopy(dict(document)), dict[str, str](), name
+        _refuse_single_underscores(environment)
+        for variable, value in sorted(environment.items()):
+            if variable.startswith("CAIRN_") and "__" in variable:
+                self._put(variable.removeprefix("CAIRN_").lower().split("__"), value, origin=variable)
+        for override in overrides:
+            key, separator, value = override.partition("=")
+            if not separator or not key:
+                raise InvalidConfiguration(f"--set {override!r}: must be section.key=value")
+            self._put(key.split("."), value, origin=f"--set {override}")
+        if "evaluation.suite" in self.origins:  # it replaces the document's suite
+            for key in (*SUITE_KEYS, "command"):
+                if f"evaluation.{key}" not in self.origins:
+                    self.document["evaluation"].pop(key, None)
 
-def _origin(rule: BrokenRule, origins: Mapping[str, str], name: str) -> str:
-    """Return the overlay that set the key, or one that the broken rule of its section names; else the document."""
-    named = (
-        origin
-        for key, origin in origins.items()
-        if key.startswith(f"{rule.key}.") and (rule.unknown or f"{key.rpartition('.')[2]}=" in rule.text)
-    )
-    return origins.get(rule.key) or next(named, name)
+    def refusal(self, error: ValidationError) -> InvalidConfiguration:
+        """Return the error with a line for each broken rule, which names the layer that broke it."""
+        lines = (f"{self._origin(rule)}: {rule.text}" for rule in broken_rules(error, self.document))
+        return InvalidConfiguration("\n".join(lines))
+
+    def _origin(self, rule: BrokenRule) -> str:
+        """Return the overlay that set the key, or one that the broken rule of its section names; else the document."""
+        named = (
+            origin
+            for key, origin in self.origins.items()
+            if key.startswith(f"{rule.key}.") and (rule.unknown or f"{key.rpartition('.')[2]}=" in rule.text)
+        )
+        return self.origins.get(rule.key) or next(named, self._name)
+
+    def _put(self, keys: Sequence[str], text: str, *, origin: str) -> None:
+        section, path = self.document, ".".join(keys[:-1])
+        # The name of a variable cannot hold the hyphen of [budgets.bad-data].
+        if "_" in path and (hyphened := path.replace("_", "-")) in section_meanings():
+            keys = [*hyphened.split("."), keys[-1]]
+        for key in keys[:-1]:
+            section = section.setdefault(key, {})
+            if not isinstance(section, dict):
+                raise InvalidConfiguration(f"{origin}: {key} is a value, not a section")
+        try:
+            section[keys[-1]] = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            section[keys[-1]] = text
+        self.origins[".".join(keys)] = origin
 
 
 def _refuse_single_underscores(environment: Mapping[str, str]) -> None:
     sections = tuple(f"CAIRN_{name.upper()}_" for name in RunConfig.model_fields)
-    if not any(name.startswith(sections) and "__" not in name for name in environment):
-        return  # the list of all keys takes a while to make
-    for key in list_keys():
+    single = {name for name in environment if name.startswith(sections) and "__" not in name}
+    for key in list_keys() if single else ():  # making that list takes a while
         right = f"CAIRN_{key.key.upper().replace('-', '_').replace('.', '__')}"
-        wrong = right.replace("__", "_")
-        if key.section and wrong in environment:
+        if key.section and (wrong := right.replace("__", "_")) in single:
             raise InvalidConfiguration(f"{wrong}: sets nothing; did you mean {right}? Two underscores end a section")
-
-
-def _put(document: dict[str, Any], keys: Sequence[str], text: str, *, origin: str, origins: dict[str, str]) -> None:
-    section, path = document, ".".join(keys[:-1])
-    # The name of a variable cannot hold the hyphen of [budgets.bad-data].
-    if "_" in path and (hyphened := path.replace("_", "-")) in section_meanings():
-        keys = [*hyphened.split("."), keys[-1]]
-    for key in keys[:-1]:
-        section = section.setdefault(key, {})
-        if not isinstance(section, dict):
-            raise InvalidConfiguration(f"{origin}: {key} is a value, not a section")
-    try:
-        section[keys[-1]] = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        section[keys[-1]] = text
-    origins[".".join(keys)] = origin
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
