@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _EPHEMERAL = "CAIRN_EPHEMERAL_SERVER"
 """Holds the address of a temporary server, which has no pages; stands beside it in the file and the environment."""
-_SERVING, _USING, _HANDOVER = "serving.lock", "using.lock", "handover"
+_SERVING, _USING = "serving.lock", "using.lock"
 _FLUSH_SECONDS, _POLL_SECONDS, _HANDOVER_SECONDS = 5.0, 0.2, 15.0
 _KEPT = frozenset({"HOME", "LANG", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "TMPDIR", "TZ", "USER", "VIRTUAL_ENV"})
 _KEPT_PREFIXES = ("LC_", "DYLD_", "PYTHON", "CAIRN_")
@@ -94,6 +94,11 @@ class ServerHome:
         """A line for a shell that names the server and its password, readable by this user alone, while one serves."""
         return self.folder / "server"
 
+    @property
+    def handover_file(self) -> Path:
+        """Asks a temporary server, as long as it exists, to end whoever uses it."""
+        return self.folder / "handover"
+
     def lock_serving(self) -> int | None:
         """Return the lock of the one server; None while another serves."""
         return _lock(self.folder / _SERVING, fcntl.LOCK_EX)
@@ -105,18 +110,6 @@ class ServerHome:
     def lock_unused(self) -> int | None:
         """Return a lock that lets no command use the server any more; None while one does."""
         return _lock(self.folder / _USING, fcntl.LOCK_EX)
-
-    def ask_for_handover(self) -> None:
-        """Ask a temporary server to end, whoever uses it."""
-        (self.folder / _HANDOVER).touch()
-
-    def is_handover_asked(self) -> bool:
-        """Whether a temporary server is to end."""
-        return (self.folder / _HANDOVER).exists()
-
-    def end_handover(self) -> None:
-        """Let temporary servers serve again, later."""
-        (self.folder / _HANDOVER).unlink(missing_ok=True)
 
     def write_address(self, api_url: str, password: str, *, is_ephemeral: bool) -> None:
         """Replace the address file; a link that lies there is replaced, never followed."""
@@ -133,10 +126,6 @@ class ServerHome:
         with suppress(OSError, ValueError):
             return dict(word.split("=", 1) for word in shlex.split(self.address_file.read_text(encoding="utf-8"))[1:])
         return {}
-
-    def remove_address(self) -> None:
-        """Remove the file with the password."""
-        self.address_file.unlink(missing_ok=True)
 
 
 def is_ephemeral_server(environment: Mapping[str, str]) -> bool:
@@ -206,7 +195,7 @@ class TemporaryServer:
     def await_end(self, most_seconds: float) -> None:
         """Wait for the process to end, by SIGKILL if it takes too long; a server that was never started is let go."""
         if self.child is None:
-            self._home.remove_address()
+            self._home.address_file.unlink(missing_ok=True)
             self._let_go()
         else:
             try:
@@ -282,9 +271,9 @@ def serve_temporarily(home: ServerHome, listening: socket.socket) -> None:
 
 
 def _end_when_unused(home: ServerHome, served: "list[Server]") -> None:
-    while home.lock_unused() is None and not home.is_handover_asked():
+    while home.lock_unused() is None and not home.handover_file.exists():
         time.sleep(_POLL_SECONDS)
-    home.remove_address()
+    home.address_file.unlink(missing_ok=True)
     if not served:
         os._exit(0)  # it has received nothing yet
     logging.disable()  # what it cancels now would print a traceback each
@@ -308,21 +297,21 @@ def serve_up(home: ServerHome, port: int) -> None:
     try:
         _guarded_server("warning").run(sockets=[listening])
     finally:
-        home.remove_address()
+        home.address_file.unlink(missing_ok=True)
         os.close(lock)
 
 
 def _take_over(home: ServerHome) -> int | None:
     if (lock := home.lock_serving()) is not None:
         return lock
-    home.ask_for_handover()
+    home.handover_file.touch()
     try:
         until = time.monotonic() + _HANDOVER_SECONDS
         while (lock := home.lock_serving()) is None and time.monotonic() < until:
             time.sleep(_POLL_SECONDS)
         return lock
     finally:
-        home.end_handover()
+        home.handover_file.unlink(missing_ok=True)
 
 
 def main() -> None:

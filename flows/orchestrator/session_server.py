@@ -18,7 +18,7 @@ from cairn.flows.orchestrator import prefect_settings
 from cairn.flows.orchestrator.prefect_server import ServerHome, TemporaryServer, is_ephemeral_server
 from cairn.tasks.errors import InvalidConfiguration
 
-STARTING = "starting a temporary Prefect server, about ten seconds (PREFECT_API_URL names a running one) …"
+TEMPORARY = "a temporary Prefect server shows this run (PREFECT_API_URL names a running one)"
 _ABSENT_SECONDS = 10.0  # a server that restarts is back in about this time; starting a temporary one takes as long
 _BUSY_SECONDS, _STOP_SECONDS, _POLL_SECONDS = 15.0, 8.0, 0.1
 
@@ -136,7 +136,7 @@ class SessionServer:
                     self._own = TemporaryServer(home, serving)
                     atexit.register(self.stop)
                     self._environment.update(home.read_address())
-                    self._say(STARTING)
+                    self._say(TEMPORARY)
                 elif address and _is_listening(address["PREFECT_API_URL"]):
                     self._environment.update(address)
                 else:

@@ -108,7 +108,7 @@ def watched(process: subprocess.Popen[str], began: float) -> Start:
 
 def phase_of(line: str) -> str | None:
     """Return the phase that ends with this line of the command's."""
-    if line.startswith("starting a temporary Prefect server"):
+    if line.startswith("a temporary Prefect server"):
         return CHECKED
     if line.startswith("attempt "):
         return CLAIMED

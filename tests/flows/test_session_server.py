@@ -73,7 +73,7 @@ def test_a_named_server_that_is_gone_is_replaced_by_a_temporary_one(
     assert server.is_ephemeral and server.api_url == environment["PREFECT_API_URL"] != nobody_listens
     assert said == [
         f"no Prefect server answers at {nobody_listens}: this run is not shown there",
-        session_server.STARTING,
+        session_server.TEMPORARY,
     ]
 
 
@@ -184,12 +184,12 @@ def test_a_command_finds_a_running_make_up_by_itself(choose: Choose, home: Serve
 
 def test_a_temporary_server_ends_when_make_up_asks_for_its_home(choose: Choose, home: ServerHome) -> None:
     process = process_of(choose()[0])
-    home.ask_for_handover()
+    home.handover_file.touch()
     psutil.wait_procs([process], timeout=patience_seconds())
     serving = home.lock_serving()
     assert serving is not None and not home.address_file.exists()
     os.close(serving)
-    home.end_handover()
+    home.handover_file.unlink()
 
 
 @pytest.mark.slow  # quick witness: the test of the password

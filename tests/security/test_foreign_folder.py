@@ -143,7 +143,7 @@ def test_a_run_with_a_server_of_its_own_is_killed_and_continued_and_opens_none(p
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     person.run("train", "bard.toml", "--run-id", "killed")
-    assert "starting a temporary Prefect server" in person.output()
+    assert "a temporary Prefect server shows this run" in person.output()
     assert person.ends("killed") == ["lost", "completed"]
 
 
