@@ -32,6 +32,11 @@ from cairn.model.training.training_step import (
     take_step,
 )
 
+_CPU = torch.device("cpu")
+_TOKENS, _VOCABULARY = 256, 1024
+_FEWEST_TURNS, _MOST_TURNS, _BUDGET_SECONDS = 3, 9, 0.15
+"""A turn is one step with each number of threads; after the fewest turns none begins when the seconds are spent."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepResult:
@@ -270,12 +275,6 @@ def _check(state: TrainState, inputs: StepInputs, *, until_step: int) -> None:
             f"windows of block_size={windows.block_size}, vocab_size={windows.vocab_size} must fit the model's "
             f"{model.config.block_size} and {model.vocab_size}"
         )
-
-
-_CPU = torch.device("cpu")
-_TOKENS, _VOCABULARY = 256, 1024
-_FEWEST_TURNS, _MOST_TURNS, _BUDGET_SECONDS = 3, 9, 0.15
-"""A turn is one step with each number of threads; after the fewest turns none begins when the seconds are spent."""
 
 
 def time_steps(

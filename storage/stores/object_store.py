@@ -16,6 +16,8 @@ from typing import ParamSpec, Protocol, TypeVar
 
 from cairn.storage import errors
 
+P = ParamSpec("P")
+T = TypeVar("T")
 NAME_RULE = "letters, digits and _ . = + -, beginning with a letter, a digit or _"
 _SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@=+-]*\Z")
 # A file system takes 255 bytes a name, and a temporary name is 34 longer than its object's; S3 takes 1024 a key.
@@ -243,10 +245,6 @@ def _verified_chunks(store: ObjectStore, expected: ExpectedObject) -> Iterator[b
 
 def _wrong_size(expected: ExpectedObject, found: str) -> errors.ObjectDamaged:
     return errors.ObjectDamaged(expected.key, expected=f"{expected.bytes} bytes", found=found)
-
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
