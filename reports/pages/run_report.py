@@ -8,10 +8,7 @@ from typing import Any
 from cairn.reports.plots.run_curves import RunCurves, gather_curves
 from cairn.reports.queries import alias_history, receipts, run_lookup, run_status
 from cairn.reports.queries.evaluations import EvaluationSummary, HeldOutPoint, list_evaluations
-from cairn.storage.checkpoints.payload import TrainerDocument
-from cairn.storage.errors import StorageError
 from cairn.storage.logs import run_entries, run_log, step_log
-from cairn.storage.stores.document import decode
 from cairn.tasks.configuration.settings import CostConfig
 
 _CURVE_POINTS = 200
@@ -150,19 +147,9 @@ def gather_report(
             quarantines=state.quarantines,
         ),
         machines=receipts.list_machines(attempts),
-        versions=_versions(log),
+        versions=attempts[-1].versions if attempts else {},
     )
     return report, curves
-
-
-def _versions(log: run_log.RunLog) -> Mapping[str, str]:
-    """Return the library versions of the newest readable checkpoint; empty where they cannot be read."""
-    newest = log.state.newest_committed
-    key = f"{newest.committed.prefix}/trainer.json" if newest else ""
-    try:
-        return decode(log.store.read(key), TrainerDocument, where=key).versions if key else {}
-    except StorageError:
-        return {}
 
 
 def count_cost(

@@ -44,8 +44,10 @@ class HeldOutPoint:
 
 
 def list_held_out(state: run_state.RunState) -> tuple[HeldOutPoint, ...]:
-    """Return the held-out losses in step order, all measured by one suite."""
-    tokens = tokens_per_step(state)
+    """Return those of the surviving checkpoints in step order, all measured by one suite: the one used most often."""
+    kept = {record.committed.manifest_sha256 for record in state.surviving_checkpoints}
+    measured = [item for item in state.evaluations if item.manifest_sha256 in kept and VAL_LOSS in item.metrics]
+    suites, tokens = [item.suite_sha256 for item in measured], tokens_per_step(state)
     return tuple(
         HeldOutPoint(
             step=item.step,
@@ -53,7 +55,7 @@ def list_held_out(state: run_state.RunState) -> tuple[HeldOutPoint, ...]:
             val_loss=item.metrics[VAL_LOSS],
             manifest_sha256=item.manifest_sha256,
         )
-        for item in comparable_evaluations(state)
+        for item in state.surviving_evaluations(max(reversed(suites), key=suites.count, default=""))
     )
 
 
@@ -61,14 +63,6 @@ def find_best(points: Sequence[HeldOutPoint]) -> HeldOutPoint | None:
     """Return the point with the least loss, the earliest of equals; None before the first finite one."""
     finite = (point for point in points if math.isfinite(point.val_loss))
     return min(finite, key=lambda point: (point.val_loss, point.step), default=None)
-
-
-def comparable_evaluations(state: run_state.RunState) -> tuple[run_entries.EvaluationRecorded, ...]:
-    """Return those of the surviving checkpoints in step order, all measured by one suite: the one used most often."""
-    kept = {record.committed.manifest_sha256 for record in state.surviving_checkpoints}
-    measured = [item for item in state.evaluations if item.manifest_sha256 in kept and VAL_LOSS in item.metrics]
-    suites = [item.suite_sha256 for item in measured]
-    return state.surviving_evaluations(max(reversed(suites), key=suites.count, default=""))
 
 
 def summarize_evaluation(item: Outcome) -> EvaluationSummary:
