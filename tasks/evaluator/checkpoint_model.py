@@ -6,7 +6,6 @@ Source: the layout of `PreTrainedModel.save_pretrained` and `PreTrainedTokenizer
 import json
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,11 +60,30 @@ def open_model(
 def write_model_directory(folder: Path, opened: CheckpointModel, *, card: str) -> None:
     """Write weights, configuration, tokenizer and README by one rename; TaskError unless `folder` is new or empty."""
     require_empty(folder)
+    network, end_id = opened.network, opened.tokenizer.end_of_text_id
+    config = hugging_face.config_of(network.config, vocab_size=network.vocab_size, end_of_text_id=end_id)
+    end_of_text = load_library_tokenizer(opened.snapshot.tokenizer_json).id_to_token(end_id)
+    documents: dict[str, dict[str, Any]] = {
+        initial_weights.CONFIG: config.model_dump(mode="json", exclude_none=True),
+        "generation_config.json": {"bos_token_id": end_id, "eos_token_id": end_id, "pad_token_id": end_id},
+        "tokenizer_config.json": {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "bos_token": end_of_text,
+            "eos_token": end_of_text,
+            "unk_token": end_of_text,
+            "model_max_length": network.config.block_size,
+            # Without token_type_ids: GPT-2 would add their embeddings to every token's.
+            "model_input_names": ["input_ids", "attention_mask"],
+            "clean_up_tokenization_spaces": False,
+            # As in training: text that spells the end-of-text marker is ordinary text.
+            "split_special_tokens": True,
+        },
+    }
     target = folder.resolve()
     staging = target.parent / f".{target.name}-{uuid.uuid4().hex}"
     try:
         staging.mkdir(parents=True)
-        for name, content in _documents(opened):
+        for name, content in documents.items():
             (staging / name).write_bytes(encode(content))
         tokenizer = opened.snapshot.tokenizer_json
         document = json.loads(tokenizer)
@@ -73,8 +91,8 @@ def write_model_directory(folder: Path, opened: CheckpointModel, *, card: str) -
             tokenizer = encode(document | {"post_processor": None}).decode()  # training adds no tokens around a text
         (staging / initial_weights.TOKENIZER).write_text(tokenizer, encoding="utf-8")
         (staging / "README.md").write_text(card, encoding="utf-8")
-        weights = {name: tensor.detach().cpu().float().numpy() for name, tensor in opened.network.named_parameters()}
-        renamed = hugging_face.to_hugging_face(weights, opened.network.config, opened.network.vocab_size)
+        weights = {name: tensor.detach().cpu().float().numpy() for name, tensor in network.named_parameters()}
+        renamed = hugging_face.to_hugging_face(weights, network.config, network.vocab_size)
         save_file(renamed, staging / initial_weights.WEIGHTS, {"format": "pt"})
         staging.rename(target)  # replaces an empty folder, and fails if it was filled meanwhile
     except OSError as error:
@@ -89,26 +107,3 @@ def require_empty(folder: Path) -> None:
         raise TaskError(f"{folder}: is no folder; rule: a new or empty folder; name another one")
     if folder.is_dir() and any(folder.iterdir()):
         raise TaskError(f"{folder}: is not empty; rule: nothing is overwritten; name a new folder or empty this one")
-
-
-def _documents(opened: CheckpointModel) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    network, end_id = opened.network, opened.tokenizer.end_of_text_id
-    config = hugging_face.config_of(network.config, vocab_size=network.vocab_size, end_of_text_id=end_id)
-    yield initial_weights.CONFIG, config.model_dump(mode="json", exclude_none=True)
-    yield "generation_config.json", {"bos_token_id": end_id, "eos_token_id": end_id, "pad_token_id": end_id}
-    end_of_text = load_library_tokenizer(opened.snapshot.tokenizer_json).id_to_token(end_id)
-    yield (
-        "tokenizer_config.json",
-        {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "bos_token": end_of_text,
-            "eos_token": end_of_text,
-            "unk_token": end_of_text,
-            "model_max_length": network.config.block_size,
-            # Without token_type_ids: GPT-2 would add their embeddings to every token's.
-            "model_input_names": ["input_ids", "attention_mask"],
-            "clean_up_tokenization_spaces": False,
-            # As in training: text that spells the end-of-text marker is ordinary text.
-            "split_special_tokens": True,
-        },
-    )

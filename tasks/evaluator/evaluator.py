@@ -21,6 +21,7 @@ from cairn.model.data.sample_order import window_range
 from cairn.model.data.token_windows import TokenWindows
 from cairn.model.inference.prediction import Sampling, evaluate, generate_stream, held_out_loss
 from cairn.model.training.determinism import make_deterministic, resolve_device
+from cairn.storage.stores.child_process import DEVNULL, start_child
 from cairn.storage.stores.object_store import describe_file
 from cairn.storage.stores.open_store import open_store
 from cairn.tasks.attempt.injected_faults import IN_EVALUATOR, PAUSES, FaultPlan, inject_process_fault
@@ -183,12 +184,7 @@ def guard_group() -> "subprocess.Popen[bytes] | None":
     """
     if os.getpgrp() != os.getpid():
         return None
-    return subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", _GUARD],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    return start_child([sys.executable, "-I", "-S", "-c", _GUARD], stdout=DEVNULL, stderr=DEVNULL, own_group=False)
 
 
 def _check_files(suite: EvaluatorConfig) -> None:
