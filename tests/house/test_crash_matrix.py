@@ -46,7 +46,7 @@ def test_every_key_of_the_crash_matrix_is_explained_and_every_explanation_used(r
         pytest.skip("the matrix is a list, without keys")
     ((heading, *rows),) = grids
     used = {key for row in rows for cell in row[1:] for key in KEY.findall(cell)}
-    explained = set(re.findall(r"^- \**([A-Z]\d{1,2})\**:? ", matrix(root), flags=re.MULTILINE))
+    explained = set(re.findall(r"^- \**([A-Z]\d{1,2})\**:?\s", matrix(root), flags=re.MULTILINE))
     assert used == explained
     short = [row[0] for row in rows if len(row) != len(heading)]
     assert not short, f"rows of another length than the heading: {short}"

@@ -78,6 +78,19 @@ def test_every_make_target_that_a_document_names_exists(root: Path, documents: d
     assert named - targets == set()
 
 
+UNWRAPPED = re.compile(r"^```.*?^```|^(?: {4}|\||!\[).*?$|^\s*`\S+$", re.MULTILINE | re.DOTALL)
+
+
+def test_prose_is_wrapped_at_120_characters(root: Path, documents: dict[Path, str]) -> None:
+    long = [
+        f"{path.relative_to(root)}: {line}"
+        for path, text in documents.items()
+        for line in UNWRAPPED.sub("", text).splitlines()
+        if len(line) > 120 and "reference" not in path.parts
+    ]
+    assert long == []
+
+
 QUESTION = re.compile(r"^\| ([^|]*\?) \| (.*) \|$", re.MULTILINE)
 ANSWER = re.compile(r"`([\w/]+\.\w+)`(?: \(((?:`\w+`(?:, )?)+)\))?")
 
