@@ -14,6 +14,7 @@ from cairn.reports.queries.evaluations import EvaluationSummary, list_evaluation
 from cairn.storage.errors import StorageError
 from cairn.storage.logs import log_entry, run_entries, run_log, run_state, step_log
 from cairn.storage.stores.document import flatten, stored_value
+from cairn.tasks.machine.placement import is_known_dead
 from cairn.tasks.policy.termination import TerminationReason
 
 _ATTEMPTS_OF_HOSTS = 200
@@ -122,6 +123,8 @@ def _gather_attempt(
     after = state.attempts[number] if number < len(state.attempts) else None
     has_vanished = ended is not None and ended.evidence.get("exit_code") is None  # another process wrote its end
     entries = log.read_entries() if has_vanished or any(item.attempt == number for item in state.refused) else ()
+    ends = (item.writer for item in entries if item.kind == "attempt-ended" and item.body.attempt == number)
+    writer = next(ends, None)
     committed = tuple(item for item in state.checkpoints if item.committed.attempt == number)
     mine = {item.committed.manifest_sha256 for item in committed}
     evaluations = tuple(item for item in list_evaluations(state) if item.manifest_sha256 in mine)
@@ -148,9 +151,9 @@ def _gather_attempt(
         reached_before=before.ended.last_step if before and before.ended else None,
         passed_over=tuple(_passed_over(log, record)),
         ended=ended,
-        ended_by=_foreign_writer(entries, number),
+        ended_by=writer if writer and writer.attempt != number else None,
         lease_seconds=stored_value((after or record).started.config, "lease", "seconds", float),
-        is_gone=ended is None and _is_gone(here),
+        is_gone=ended is None and is_known_dead(here),
         heartbeat_age_seconds=None if ended else _heartbeat_age(log, number, now),
         successor=receipts.make_receipt(log.run_id, state, after, record, beat) if after else None,
         verdict=next((item.verdict for item in reversed(evaluations) if item.verdict), None),
@@ -171,18 +174,6 @@ def _passed_over(log: run_log.RunLog, record: run_state.AttemptRecord) -> Iterat
         if item.step > first and since <= item.attempt < number:
             detail = details.get(item.prefix, "").replace(f"{item.prefix}/", "")  # the objects stand first
             yield PassedOver(step=item.step, attempt=item.attempt, state=item.state, detail=detail)
-
-
-def _foreign_writer(entries: tuple[log_entry.Entry, ...], number: int) -> log_entry.Writer | None:
-    writers = (item.writer for item in entries if item.kind == "attempt-ended" and item.body.attempt == number)
-    writer = next(writers, None)
-    return writer if writer and writer.attempt != number else None
-
-
-def _is_gone(placement: run_entries.Placement) -> bool:
-    from cairn.tasks.machine.placement import is_known_dead  # only an open attempt pays for it
-
-    return is_known_dead(placement)
 
 
 def _heartbeat_age(log: run_log.RunLog, number: int, now: datetime) -> float | None:

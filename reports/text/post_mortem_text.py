@@ -1,46 +1,63 @@
-"""A post-mortem as text: first the answer, then the facts behind it, on one screen."""
+"""Why an attempt ended and what was decided, as text: first the answer, then the facts behind it, on one screen.
 
-from collections.abc import Iterable, Iterator
+Evidence is read as receipts store it: an older or newer one may lack any key.
+"""
+
+import signal
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from cairn.reports.queries.post_mortem import AttemptFacts, PostMortem
-from cairn.reports.text import termination_text
-from cairn.tasks.policy.termination import TERMINATIONS, TerminationReason
+from cairn.reports.queries.receipts import Receipt
+from cairn.storage.logs.run_entries import AttemptEnded
+from cairn.tasks.policy.termination import TERMINATIONS, DecisionAction, ExitCode, TerminationReason
 from cairn.tasks.text import format
 from cairn.tasks.text.output import wrap, wrap_beside
 
 WIDTH = 110
 _LABEL = 12
-_MOST_CHANGES, _MOST_WINDOWS, _MOST_QUARANTINES, _MOST_LINES, _MOST_PASSED_OVER = 6, 8, 3, 5, 4
-_AFTER_BLANK = frozenset({"trying", "ended", "then"})
+_MOST_CHANGES, _MOST_WINDOWS, _MOST_ITEMS, _MOST_LINES, _MOST_PASSED_OVER = 6, 8, 3, 5, 4
+_DETAIL_CHARACTERS = 280
+_AFTER_BLANK = frozenset({"trying", "ended", "measured"})
+_EVIDENCE = {
+    "stop_signal": "notice to leave by {}",
+    "grace_ended": "it was killed because its grace period was over before it could commit",
+    "store_error": "the store's error: {}",
+    "kubernetes_reason": "Kubernetes gives the reason {}",
+}
+"""What a key of the evidence says, where it is not empty; {} stands for its value."""
+_LIMITS = {
+    "retries": "retries",
+    "total": "retries in all",
+    "wasted_gpu_seconds": "seconds of lost device time",
+    "samples": "samples that may be quarantined",
+}
 
 
 def post_mortem_lines(facts: PostMortem, columns: int | None = None) -> list[str]:
     """Return the lines of the post-mortem, none longer than 110 characters or the terminal's columns."""
     width, ended = min(columns or WIDTH, WIDTH), facts.attempt.ended if facts.attempt else None
-    stderr = ended.stderr_tail if ended else ()
-    tail = [line for line in (format.sanitize(item, kept="").rstrip() for item in stderr) if line.strip()]
-    sections = list(post_mortem_sections(facts))
-    if not tail and ended is not None:
-        sections.append(("stderr", "nothing was recorded"))
     lines = wrap(post_mortem_answer(facts), width)
-    for label, text in sections:
+    for label, text in post_mortem_sections(facts):
         lines += [""] if label in _AFTER_BLANK else []
         lines += wrap_beside(label, text, start=_LABEL, width=width)
-    lines += ["", "last lines on its stderr:"] if tail else []
-    lines += [f"  {line}" if len(line) <= width - 2 else f"  {line[: width - 3]}…" for line in tail[-_MOST_LINES:]]
-    if len(tail) > _MOST_LINES:
-        lines.append(f"  … and {len(tail) - _MOST_LINES} lines before: cairn explain {facts.status.run_id} --json")
+    if ended is not None:
+        tail = [line for line in (format.sanitize(it, kept="").rstrip() for it in ended.stderr_tail) if line.strip()]
+        lines += ["", "last lines on its stderr:" if tail else "nothing is on record of its stderr"]
+        lines += [f"  {line}" if len(line) <= width - 2 else f"  {line[: width - 3]}…" for line in tail[-_MOST_LINES:]]
+        if len(tail) > _MOST_LINES:
+            lines.append(f"  … and {len(tail) - _MOST_LINES} lines before: cairn explain {facts.status.run_id} --json")
     return lines
 
 
 def post_mortem_answer(facts: PostMortem) -> str:
-    """Return what happened in two or three sentences, on one line."""
+    """Return how the attempt ended or stands, its cost and what followed."""
     if facts.attempt is None:
         steps = format.format_count(facts.status.total_steps, "step")
         aim = f"to train {facts.model_family} for {steps}, and nothing was tried"
         opened = f"it was opened on {format.format_time(facts.opened_at)} {aim}"
         return f"Run {facts.status.run_id} has no attempts yet: {opened}. Now: {facts.status.next}."
-    return format.one_line(" ".join(_answer(facts, facts.attempt)))
+    return format.one_line(" ".join(f"{sentence}." for sentence in _answer(facts, facts.attempt)))
 
 
 def post_mortem_sections(facts: PostMortem) -> Iterator[tuple[str, str]]:
@@ -53,22 +70,34 @@ def post_mortem_sections(facts: PostMortem) -> Iterator[tuple[str, str]]:
 
 
 def _answer(facts: PostMortem, attempt: AttemptFacts) -> Iterator[str]:
-    status, receipt = facts.status, attempt.receipt
+    status, receipt, after = facts.status, attempt.receipt, attempt.successor
     name = f"Attempt {receipt.attempt} of {facts.run_attempts} of run {status.run_id}"
     step = f"step {attempt.reached_step:,} of {status.total_steps:,}"
     if attempt.ended is None:
-        yield f"{name} {_describe_open(attempt, step)}."
+        yield f"{name} {_describe_open(attempt, step)}"
         if status.symptom:
-            yield f"Warning: {status.symptom}."
-        yield f"Now: {status.next}."
+            yield f"Warning: {status.symptom}"
+        yield f"Now: {status.next}"
         return
     reason, at = attempt.ended.reason, f"at {step}, on {format.format_time(receipt.ended_at)}"
     known = TERMINATIONS.get(reason)
-    yield f"{name} {known.summary.format(at=at) if known else f'ended {at} for the reason {reason}'}."
+    yield f"{name} {known.summary.format(at=at) if known else f'ended {at} for the reason {reason}'}"
     if receipt.injected:
-        yield f"This end was injected: CAIRN_FAULTS lists {', '.join(receipt.injected)}."
-    yield f"{_cost(attempt)}."
-    yield f"{_afterwards(facts, attempt)}."
+        yield f"This end was injected: CAIRN_FAULTS lists {', '.join(receipt.injected)}"
+    yield _cost(attempt)
+    if after is None:
+        yield f"Now: {status.next.removeprefix(f'attempt {receipt.attempt} ended: {reason}; ')}"
+        return
+    later = format.format_duration(
+        max((after.started_at - (receipt.ended_at or after.started_at)).total_seconds(), 0.0)
+    )
+    place = "the same host" if after.placement.host == receipt.placement.host else after.placement.host
+    how = f" ({_difference(after)})" if _difference(after) else ""
+    did = f"did {format.format_count(after.last_step - after.first_step, 'step')}"
+    became = f"ended: {after.termination_reason}" if after.termination_reason else "is still open"
+    origin = f"from step {after.first_step:,}{how} {later} later on {place}"
+    yield f"Attempt {after.attempt} went on {origin}, {did} and {became}"
+    yield f"The run is {status.state} now. Next: {status.next}"
 
 
 def _describe_open(attempt: AttemptFacts, where: str) -> str:
@@ -83,34 +112,16 @@ def _describe_open(attempt: AttemptFacts, where: str) -> str:
 
 
 def _cost(attempt: AttemptFacts) -> str:
-    receipt, lost = attempt.receipt, attempt.lost_steps
-    seconds = receipt.wasted_gpu_seconds or 0.0
+    receipt, lost, reached = attempt.receipt, attempt.lost_steps, attempt.reached_step
+    seconds, kept = receipt.wasted_gpu_seconds or 0.0, receipt.last_committed_step
     if not lost and seconds < 0.05:
-        idle = attempt.reached_step == receipt.first_step
+        idle = reached == receipt.first_step
         return "It had trained no step yet, so nothing was lost" if idle else "All it did was kept: nothing was lost"
-    kept = f"it had committed nothing, so the run stood at step {receipt.first_step:,} again"
-    if receipt.last_committed_step is not None:
-        kept = f"everything up to step {receipt.last_committed_step:,} was kept"
-    steps = [format.format_count(lost, "step")] if lost else []
-    times = [f"{format.format_duration(seconds)} of device time"] if seconds >= 0.05 else []
-    return f"{' and '.join(steps + times)} {'was' if lost == 1 and not times else 'were'} lost; {kept}"
-
-
-def _afterwards(facts: PostMortem, attempt: AttemptFacts) -> str:
-    after, receipt = attempt.successor, attempt.receipt
-    if after is None:
-        ended = f"attempt {receipt.attempt} ended: {receipt.termination_reason}; "
-        return f"Now: {facts.status.next.removeprefix(ended)}"
-    different = difference(after.changed)
-    how = f" ({different})" if different else ""
-    reached = f"got to step {after.last_step:,}" if after.last_step > after.first_step else "did no step"
-    became = f"{reached} before it ended ({after.termination_reason})"
-    if after.termination_reason is None:
-        became = "is still open"
-    elif after.termination_reason == TerminationReason.COMPLETED:
-        became = "finished the run"
-    state = "" if after.termination_reason == TerminationReason.COMPLETED else f"; the run is {facts.status.state} now"
-    return f"Attempt {after.attempt} went on from step {after.first_step:,}{how} and {became}{state}"
+    which = format.format_steps(reached - lost + 1, reached)
+    parts = [f"{format.format_count(lost, 'step')} ({which})"] if lost else []
+    parts.append(f"{format.format_duration(seconds)} of its {format.format_duration(receipt.gpu_seconds)} device time")
+    now = f"it had committed nothing, so the run stood at step {receipt.first_step:,} again"
+    return f"Lost: {' and '.join(parts)}; {now if kept is None else f'everything up to step {kept:,} was kept'}"
 
 
 def _sections(facts: PostMortem, attempt: AttemptFacts) -> Iterator[tuple[str, Iterable[str]]]:
@@ -122,27 +133,18 @@ def _sections(facts: PostMortem, attempt: AttemptFacts) -> Iterator[tuple[str, I
             f"train a {facts.model_family} model for {format.format_count(total, 'step')}; {steps}",
             f"Code version {receipt.code_version}, micro-batch {receipt.micro_batch}",
             ", ".join(f"{name} {version}" for name, version in receipt.versions.items()),
+            f"CAIRN_FAULTS lists faults to inject: {format.one_line(attempt.faults, 160)}" if attempt.faults else "",
         ),
     )
     yield "config", [_config(attempt)]
     yield "data", _data(attempt, run_id)
     yield "where", _where(attempt)
-    if attempt.faults:
-        yield "faults", [f"CAIRN_FAULTS lists faults to inject: {format.one_line(attempt.faults, 160)}"]
     yield "set out", _origin(attempt)
     yield "got to", _progress(attempt)
     if attempt.ended is not None:
-        detail = format.one_line(receipt.detail or "", termination_text.DETAIL_CHARACTERS)
-        yield "ended", [f"reason {receipt.termination_reason}: {detail}"]
-        evidence = termination_text.evidence_sentences(attempt.ended.evidence, receipt)
-        yield "evidence", [*evidence, termination_text.end_writer_sentence(attempt)]
-        yield "lost", [_lost(attempt)]
-        yield "budget", termination_text.budget_sentences(receipt)
-    yield "decided", termination_text.decision_sentences(receipt)
-    yield "then", _then(facts, attempt)
-    yield "measured", termination_text.evaluation_sentences(attempt.evaluations, run_id)
-    if attempt.verdict is not None:
-        yield "curve", [f"{attempt.verdict.kind}: {attempt.verdict.why}"]
+        yield "ended", _end(attempt, attempt.ended.evidence)
+    yield "decided", _decision(receipt)
+    yield "measured", _measured(attempt, run_id)
     yield "no effect", (f"its entry {it.seq} ({it.kind}) had no effect because {it.why}" for it in attempt.refused)
 
 
@@ -150,35 +152,33 @@ def _config(attempt: AttemptFacts) -> str:
     receipt = attempt.receipt
     digest, before = f"configuration {format.short_digest(receipt.config_sha256)}", f"attempt {receipt.attempt - 1}"
     if receipt.attempt == 1:
-        return f"{digest}; this was the first attempt, there is none to compare with"
+        return f"{digest}; there is none before it to compare with"
     if not attempt.config_changes:
         return f"{digest}, the same as {before}'s in every key"
-    changes, different = list[str](), difference(receipt.changed)
-    for item in attempt.config_changes:
-        values = (
-            "(absent)" if it is None else format.one_line(format.format_value(it), 60)
-            for it in (item.before, item.after)
-        )
-        changes.append(f"{item.key} {' → '.join(values)}")
-    by = f" (decided after {before}: {different})" if different else ""
+    changes = [
+        f"{item.key} {format.one_line(_value(item.before), 60)} → {format.one_line(_value(item.after), 60)}"
+        for item in attempt.config_changes
+    ]
+    by = f" (decided after {before}: {_difference(receipt)})" if _difference(receipt) else ""
     return f"{digest}; different from {before}: {format.format_list(changes, _MOST_CHANGES)}{by}"
+
+
+def _value(value: object) -> str:
+    return "(absent)" if value is None else format.format_value(value)
 
 
 def _data(attempt: AttemptFacts, run_id: str) -> Iterator[str]:
     yield f"snapshot {format.short_digest(attempt.receipt.data_snapshot)}, the same for the whole run"
     quarantines = attempt.quarantines
-    windows = {window for item in quarantines for window in item.windows}
-    if not windows:
-        yield "No part of it was quarantined when this attempt started"
-        return
-    count = format.format_count(len(windows), "window")
-    yield f"{count} of it quarantined (never drawn again) when this attempt started"
-    for item in quarantines[-_MOST_QUARANTINES:]:
+    count = len({window for item in quarantines for window in item.windows})
+    never = " (never drawn again)" if count else ""
+    yield f"{format.format_count(count, 'window')} of it quarantined{never} when this attempt started"
+    for item in quarantines[-_MOST_ITEMS:]:
         which = format.format_list(sorted(item.windows), _MOST_WINDOWS, more=f"cairn log {run_id} --json")
         noun = "window" if len(item.windows) == 1 else "windows"
         yield f"Attempt {item.attempt}, {item.reason}: {noun} {which} ({format.one_line(item.detail, 120)})"
-    if len(quarantines) > _MOST_QUARANTINES:
-        yield f"And {len(quarantines) - _MOST_QUARANTINES} earlier: cairn log {run_id}"
+    if len(quarantines) > _MOST_ITEMS:
+        yield f"And {len(quarantines) - _MOST_ITEMS} earlier: cairn log {run_id}"
 
 
 def _where(attempt: AttemptFacts) -> Iterator[str]:
@@ -215,8 +215,6 @@ def _origin(attempt: AttemptFacts) -> Iterator[str]:
     if reached is not None and reached > receipt.first_step:
         again = format.format_steps(receipt.first_step + 1, reached)
         yield f"The attempt before had reached step {reached:,}; {again} had to be done again"
-    elif resumed is not None and not attempt.passed_over:
-        yield "That was the newest checkpoint there was"
     since = "the opening" if receipt.attempt == 1 else "the last sign of life before it"
     ready = f", {receipt.gathering_seconds:.0f} s of it for other machines" if receipt.gathering_seconds >= 1 else ""
     if receipt.starting_seconds is not None:
@@ -226,58 +224,140 @@ def _origin(attempt: AttemptFacts) -> Iterator[str]:
 
 def _progress(attempt: AttemptFacts) -> Iterator[str]:
     receipt, reached, took = attempt.receipt, attempt.reached_step, format.format_duration(attempt.seconds)
-    done, is_open = reached - receipt.first_step, attempt.ended is None
-    taking = f" since it started {took} ago" if is_open else f" in {took}"
+    done, last, steps = reached - receipt.first_step, attempt.last_record, []
+    taking = f" since it started {took} ago" if attempt.ended is None else f" in {took}"
     if not done:
-        end = "its first step is not done yet" if is_open else "it ended before its first step was done"
+        end = "its first step is not done yet" if attempt.ended is None else "it ended before its first step was done"
         yield f"no step at all{taking}: {end}"
         return
-    last = attempt.last_record
     loss = "" if last is None else f"; train loss {last.train_loss:.4g} at step {last.step:,}"
     yield f"step {reached:,}: {format.format_count(done, 'step')}{taking}{loss}"
-    if not is_open and reached > receipt.last_step:
+    if attempt.ended is not None and reached > receipt.last_step:
         yield f"Its own step records say so; when its end was put on record only step {receipt.last_step:,} was known"
-    steps = [f"{item.committed.step:,}" for item in attempt.committed]
-    if not steps:
-        yield "Nothing committed"
-        return
+    for item in attempt.committed:
+        steps.append(f"{item.committed.step:,}{' (quarantined now)' if item.state == 'quarantined' else ''}")
     shown = steps if len(steps) <= _MOST_WINDOWS else [steps[0], "…", *steps[-3:]]
-    plural = "" if len(steps) == 1 else "s"
-    yield f"{format.format_count(len(steps), 'checkpoint')} committed, at step{plural} {', '.join(shown)}"
-    excluded = [f"{it.committed.step:,} is quarantined now" for it in attempt.committed if it.state == "quarantined"]
-    yield format.format_list(excluded, 3)
+    at = f", at step{'' if len(steps) == 1 else 's'} {', '.join(shown)}" if steps else ""
+    yield f"{format.format_count(len(steps), 'checkpoint')} committed{at}"
 
 
-def _lost(attempt: AttemptFacts) -> str:
-    receipt, lost, reached = attempt.receipt, attempt.lost_steps, attempt.reached_step
-    wasted, whole = (
-        format.format_duration(receipt.wasted_gpu_seconds or 0.0),
-        format.format_duration(receipt.gpu_seconds),
+def _end(attempt: AttemptFacts, evidence: Mapping[str, Any]) -> Iterator[str]:
+    """Yield why the attempt ended, the evidence, why it leads to this reason, and who put the end on record."""
+    receipt, writer, where = attempt.receipt, attempt.ended_by, attempt.receipt.placement
+    reason, detail = receipt.termination_reason or "", receipt.detail or ""
+    yield f"reason {reason}: {format.one_line(detail, _DETAIL_CHARACTERS)}"
+    found = list(_evidence(evidence, detail))
+    yield from found
+    if not found and reason not in (TerminationReason.COMPLETED, TerminationReason.FENCED):
+        yield "no exit code, no signal and no last words are on record"
+    known = TERMINATIONS.get(reason)
+    if known and known.because:
+        yield f"That makes it {reason}: {known.because}"
+    if writer is not None:
+        lease = (
+            f"the lease of {format.format_duration(attempt.lease_seconds)}" if attempt.lease_seconds else "the lease"
+        )
+        how = f"which watched its heartbeat stay the same for {lease}"
+        if writer.host == where.host:
+            how = f"on the same host, where process {where.pid} was no longer there or had been silent for {lease}"
+        yield f"It left no last words: its end was put on record by process {writer.pid} on {writer.host}, {how}"
+
+
+def _evidence(evidence: Mapping[str, Any], detail: str) -> Iterator[str]:
+    """Yield what the evidence says beyond the detail of the end."""
+    for name, sentence in _EVIDENCE.items():
+        value = format.one_line(str(evidence.get(name) or ""), 200)
+        if value and value not in detail:
+            yield sentence.format(value)
+    if evidence.get("silent_seconds") is not None:
+        step = evidence.get("heartbeat_step")
+        yield f"it was killed for its silence {'before its first step' if step is None else f'after step {step:,}'}"
+    code, used, limit_bytes = (evidence.get(name) for name in ("exit_code", "rss_bytes", "memory_limit_bytes"))
+    if code is not None and not (code == 0 and evidence.get("finished")):
+        yield _describe_exit(code)
+    if (kills := evidence.get("oom_kills") or 0) or code == -signal.SIGKILL:
+        yield f"the kernel counted {format.format_count(kills, 'kill')} for memory (oom_kill) in its control group"
+    if used:
+        sizes = [f"{it / 1e9:.2f} GB" if it >= 1e9 else f"{it / 1e6:,.0f} MB" for it in (used, limit_bytes) if it]
+        yield f"it used up to {' of '.join(sizes)}{' allowed' if limit_bytes else ''}"
+    if isinstance(words := evidence.get("last_words"), Mapping):
+        yield from _last_words(words, detail)
+
+
+def _describe_exit(code: int) -> str:
+    number = -code if code < 0 else code - 128
+    name = next((f" ({item.name})" for item in signal.Signals if item == number), "")
+    if code < 0:
+        return f"the trainer process was ended by signal {number}{name}"
+    how = {ExitCode.DONE: ", in order", ExitCode.PREEMPTED: ", in order: that of a preemption"}
+    return f"the trainer process ended with exit code {code}{how.get(code, f': signal {number}{name}' if name else '')}"
+
+
+def _last_words(words: Mapping[str, Any], detail: str) -> Iterator[str]:
+    step, message, windows = words.get("step"), str(words.get("message", "")), words.get("windows") or ()
+    at = f" at step {step:,}" if step is not None else ""
+    if message and message in detail:
+        yield f"that error was its last words{at}"
+    else:
+        yield f"its last words{at}: {words.get('exception')}: {format.one_line(message, 200)}"
+    frames = [str(line).strip() for line in words.get("traceback", ()) if str(line).lstrip().startswith("File ")]
+    if frames:
+        head = frames[-1].partition("\n")[0]
+        file, *rest = head.split('"', 2)[1:] or [head]  # `File "trainer/loop.py", line 12, in step`
+        yield f"raised in {'/'.join(file.replace(chr(92), '/').rsplit('/', 2)[-2:])}{rest[0] if rest else ''}"
+    if windows:
+        which = format.format_list(list(windows), _MOST_WINDOWS)
+        yield f"guilty: {format.format_count(len(windows), 'sample')} of the data (windows {which})"
+    if words.get("spike_step") is not None:
+        yield f"the loss began to rise at step {words['spike_step']:,}"
+
+
+def _decision(receipt: Receipt) -> Iterator[str]:
+    """Yield what was decided at the end, why, and what it was charged to; nothing while the attempt is open."""
+    decision = receipt.decision
+    if decision is None:
+        return
+    wait = f", after waiting {format.format_duration(decision.delay_seconds)}" if decision.delay_seconds else ""
+    what = "try again" if decision.action == DecisionAction.RESUME else decision.action
+    why = format.one_line(decision.reason, _DETAIL_CHARACTERS)
+    yield f"{what}{wait}{'' if decision.reason == receipt.detail else f': {why}'}"
+    if decision.charged is None:
+        yield f"nothing was charged: {receipt.termination_reason} costs no retry"
+    elif decision.action == DecisionAction.STOP:
+        yield f"the budget {decision.charged} had to pay for this end and could not: it is spent"
+    else:
+        left = describe_left(decision.left)
+        yield f"the budget {decision.charged} paid for this end; left of it then: {left}"
+        yield "a commit of new steps fills the retries up again"
+
+
+def describe_left(left: Mapping[str, int | None]) -> str:
+    """Return what is left of a budget, limit by limit."""
+    limits = (
+        f"{format.format_value(value)} {_LIMITS.get(name, name)}" for name, value in left.items() if value is not None
     )
-    of_all = f"{wasted} of its {whole} device time"
-    if not lost:
-        return f"no step; {of_all}"
-    which = format.format_steps(reached - lost + 1, reached)
-    return f"{format.format_count(lost, 'step')} ({which}), trained but not committed; {of_all}, as far as is known"
+    return ", ".join(limits) or "no limit is set"
 
 
-def _then(facts: PostMortem, attempt: AttemptFacts) -> list[str]:
-    after, receipt = attempt.successor, attempt.receipt
-    if after is None:
-        return [] if attempt.ended is None else [f"nothing has happened since; the run is {facts.status.state}"]
-    later = max((after.started_at - (receipt.ended_at or after.started_at)).total_seconds(), 0.0)
-    how = f", {difference(after.changed)}" if difference(after.changed) else ""
-    outcome = f"then it ended: {after.termination_reason}" if after.termination_reason else "it is still open"
-    done = after.last_step - after.first_step
-    steps = f"{format.format_count(done, 'step')} done" if done else "no step done"
-    place = "the same host" if after.placement.host == receipt.placement.host else after.placement.host
-    return [
-        f"attempt {after.attempt} started {format.format_duration(later)} later on {place} "
-        f"from step {after.first_step:,}{how}; {steps}, {outcome}",
-        f"The run is {facts.status.state} now. Next: {facts.status.next}",
-    ]
+def describe_end(ended: AttemptEnded) -> str:
+    """Return the detail of an end and the reason of its decision, once where both are the same."""
+    return "; ".join(dict.fromkeys((ended.detail, ended.decision.reason)))
 
 
-def difference(changed: str) -> str:
+def _measured(attempt: AttemptFacts, run_id: str) -> Iterator[str]:
+    evaluations, verdict = attempt.evaluations, attempt.verdict
+    yield "" if evaluations else "none of its checkpoints was evaluated"
+    for item in evaluations[-_MOST_ITEMS:]:
+        named = sorted(item.metrics.items(), key=lambda item: (item[0] != "val_loss", item[0]))
+        numbers = ", ".join(f"{name} {value:.4g}" for name, value in named if name != "samples")
+        failed = f"failed ({format.one_line(item.detail or '', 100)})" if item.status == "failed" else ""
+        yield f"step {item.step:,} {item.suite}: {failed or format.one_line(numbers, 160)}"
+    if len(evaluations) > _MOST_ITEMS:
+        yield f"And {len(evaluations) - _MOST_ITEMS} before: cairn evaluations {run_id}"
+    if verdict is not None:
+        yield f"the curve is {verdict.kind}: {verdict.why}"
+
+
+def _difference(receipt: Receipt) -> str:
     """Return `micro-batch 4→2` of `after oom: micro-batch 4→2`; empty where nothing is different."""
-    return changed.partition(": ")[2] if changed.startswith("after ") else changed
+    return receipt.changed.partition(": ")[2] if receipt.changed.startswith("after ") else receipt.changed

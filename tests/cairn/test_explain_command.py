@@ -10,8 +10,7 @@ import pytest
 
 from cairn.reports.errors import RunNotFound
 from cairn.reports.queries.post_mortem import gather_post_mortem
-from cairn.reports.text.post_mortem_text import post_mortem_lines
-from cairn.reports.text.termination_text import describe_end
+from cairn.reports.text.post_mortem_text import describe_end, post_mortem_lines
 from cairn.storage.checkpoints.resume_point import quarantine_checkpoint
 from cairn.storage.logs.fold_cache import History
 from cairn.storage.logs.log_entry import Writer
@@ -85,21 +84,24 @@ def test_a_kill_is_explained_by_its_signal_and_by_what_is_missing(fresh: Fabrica
     end_by(fresh, Evidence(exit_code=-9, rss_bytes=400_000_000), step=15)
     text = explained(fresh)
     assert "The trainer process was ended by signal 9 (SIGKILL)" in text.replace("the trainer", "The trainer")
-    assert "counted no kill for memory" in text and "used up to 400 MB" in text
+    assert "counted 0 kills for memory" in text and "used up to 400 MB" in text
 
 
 def test_what_was_lost_is_counted_in_steps_and_device_time(fresh: FabricatedRun) -> None:
     fresh.start()
     fresh.commit(10)
     end_by(fresh, Evidence(exit_code=-9), step=15)
-    assert "5 steps and 2.0 s of device time were lost; everything up to step 10 was kept." in explained(fresh)
+    assert (
+        "Lost: 5 steps (steps 11 to 15) and 2.0 s of its 3.0 s device time; everything up to step 10 was kept."
+        in explained(fresh)
+    )
 
 
 def test_one_step_is_one_step(fresh: FabricatedRun) -> None:
     fresh.start()
     fresh.commit(10)
     end_by(fresh, Evidence(exit_code=-9), step=11)
-    assert "1 step (step 11), trained but not committed" in explained(fresh)
+    assert "Lost: 1 step (step 11) and " in explained(fresh)
 
 
 def test_an_attempt_that_reached_no_step_says_so(fresh: FabricatedRun) -> None:
@@ -158,7 +160,11 @@ def test_silence_is_measured_against_what_was_allowed(fresh: FabricatedRun) -> N
     fresh.start()
     end_by(fresh, Evidence(exit_code=-9, silent_seconds=61.0, allowed_seconds=60.0, heartbeat_step=4), step=4)
     text = explained(fresh)
-    assert "silent for 1 min 1 s after step 4; its own steps allowed 1 min, then it was killed" in text
+    assert (
+        "no sign of life for 61 s" in text
+        and "its own steps allowed 60 s" in text
+        and "for its silence after step 4" in text
+    )
 
 
 def test_a_notice_names_who_gave_it(fresh: FabricatedRun) -> None:
@@ -166,7 +172,11 @@ def test_a_notice_names_who_gave_it(fresh: FabricatedRun) -> None:
     fresh.commit(10)
     end_by(fresh, Evidence(exit_code=0, stop_signal="SIGTERM", notice="aws says so", grace_ended=True), step=10)
     text = explained(fresh)
-    assert "notice to leave by SIGTERM: aws says so." in text and "grace period was over" in text
+    assert (
+        "reason preempted: aws says so" in text
+        and "otice to leave by SIGTERM." in text
+        and "grace period was over" in text
+    )
 
 
 def test_guilty_windows_are_named_and_cut_when_there_are_many(fresh: FabricatedRun) -> None:
@@ -288,7 +298,10 @@ def test_a_spent_budget_is_said_to_be_spent(fresh: FabricatedRun) -> None:
     fresh.start()
     end_by(fresh, Evidence(exit_code=-9), step=3, lost={"retries": 0})
     text = explained(fresh)
-    assert "lost had to pay for this end and could not: it is spent." in text and "raise budgets.lost.retries" in text
+    assert (
+        "The budget lost had to pay for this end and could not: it is spent." in text
+        and "raise budgets.lost.retries" in text
+    )
 
 
 def test_stderr_cannot_steer_the_terminal(fresh: FabricatedRun) -> None:
@@ -354,7 +367,7 @@ def test_an_unknown_reason_and_bare_evidence_are_told_too(fresh: FabricatedRun) 
     body = entries.ended(1, "moon-phase", evidence={}, decision=entries.decided(action="stop"))
     fresh.log.append(lambda state: body, writer=HUMAN)
     text = explained(fresh)
-    assert "for the reason moon-phase" in text and "no exit code, no signal and no last words are on record" in text
+    assert "for the reason moon-phase" in text and "No exit code, no signal and no last words are on record" in text
 
 
 def test_a_many_device_placement_is_told(fresh: FabricatedRun) -> None:
