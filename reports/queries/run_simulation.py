@@ -7,6 +7,8 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
+from pydantic import ValidationError
+
 from cairn.reports.queries.run_lookup import configuration_of
 from cairn.reports.queries.simulation_options import SimulationOptions
 from cairn.storage.logs.run_state import RunState
@@ -14,7 +16,7 @@ from cairn.tasks.configuration.settings import BudgetsConfig, CheckpointConfig
 from cairn.tasks.errors import InvalidConfiguration
 from cairn.tasks.policy.attempt_sizes import next_sizes, segment_end
 from cairn.tasks.simulation import failure_trace, simulated_run
-from cairn.tasks.simulation.failure_trace import DAY_SECONDS, FailureTrace, InvalidTrace
+from cairn.tasks.simulation.failure_trace import DAY_SECONDS, FailureTrace
 
 if TYPE_CHECKING:
     from cairn.tasks.configuration.run_configuration import RunConfig
@@ -27,36 +29,37 @@ _COPIED_BYTES_PER_SECOND = 1e9
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PolicyOutcome:
-    """How the run ends under one policy, after `days`, for the seed of median goodput; `retries` by reason.
+class Spread:
+    """The value for the seed of median goodput, and the ends between which the middle 80 % of the seeds lie."""
 
-    With `finished_seeds` of all `seeds` it finishes; the middle 80 % of them lie between the low and the high ends.
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PolicyOutcome:
+    """How the run ends under one policy for the seed of median goodput, after `days`; `retries` by reason.
+
+    `hours` are wall time by use: useful, lost, commits, restarts and waiting. Of all `seeds`, `finished_seeds` finish.
     """
 
     policy: str
     finished: bool
-    days: float
-    goodput: float
-    useful_gpu_hours: float
-    wasted_gpu_hours: float
-    checkpoint_gpu_hours: float
-    restart_gpu_hours: float
-    waiting_hours: float
-    attempts: int
-    retries: Mapping[str, int]
     step: int
     stopped_by: str | None
+    days: Spread
+    goodput: Spread
+    hours: Mapping[str, float]
+    attempts: int
+    retries: Mapping[str, int]
     seeds: int
     finished_seeds: int
-    days_low: float
-    days_high: float
-    goodput_low: float
-    goodput_high: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SimulationSummary:
-    """The policy and plain retry counts on the same failures, and the checkpoint interval that loses least."""
+    """The policy and plain retry counts on the same failures, and the loss at the present and other intervals."""
 
     run_id: str | None
     seed: int
@@ -64,7 +67,7 @@ class SimulationSummary:
     trace: FailureTrace
     hours_between_failures: float | None
     outcomes: tuple[PolicyOutcome, ...]
-    intervals: simulated_run.IntervalComparison
+    intervals: Mapping[str, simulated_run.IntervalLoss]
 
 
 def simulate_policies(
@@ -76,24 +79,21 @@ def simulate_policies(
         from cairn.tasks.configuration.configuration_source import load_configuration
 
         config = load_configuration(Path(options.config), overrides=(), environment=environment)
+    if options.seeds < 1:
+        raise InvalidConfiguration(f"--seeds {options.seeds}: must be at least 1")
+    seeds = range(options.seed, options.seed + options.seeds)
     try:
         plan = _plan(options, state, config)
         trace = _trace(options, state, plan)
-        if options.seeds < 1:
-            raise InvalidConfiguration(f"--seeds {options.seeds}: must be at least 1")
-        seeds = range(options.seed, options.seed + options.seeds)
-        budgets = simulated_run.budget_policy(config.budgets if config else BudgetsConfig())
-        policies = {"budgets": budgets} | {f"{n} retries": simulated_run.plain_retries(n) for n in PLAIN_RETRIES}
-        outcomes = [
-            _outcome(
-                name, [simulated_run.simulate(plan, trace.failures(random.Random(seed)), policy) for seed in seeds]
-            )
-            for name, policy in policies.items()
-        ]
-        intervals = simulated_run.compare_intervals(plan, trace, range(options.seed, options.seed + _SWEEP_SEEDS))
-        between = trace.mean_device_seconds() / plan.devices / 3600
-    except (InvalidTrace, ValueError) as error:
-        raise InvalidConfiguration(str(error)) from error
+    except ValidationError as error:
+        raise InvalidConfiguration(failure_trace.describe_broken(error, "simulate")) from error
+    policies = {"budgets": simulated_run.budget_policy(config.budgets if config else BudgetsConfig())}
+    policies |= {f"{most} retries": simulated_run.plain_retries(most) for most in PLAIN_RETRIES}
+    outcomes = []
+    for name, policy in policies.items():
+        runs = [simulated_run.simulate(plan, trace.failures(random.Random(seed)), policy) for seed in seeds]
+        outcomes.append(_outcome(name, plan, runs))
+    between = trace.mean_device_seconds() / plan.devices / 3600
     return SimulationSummary(
         run_id=state.opened.run_id if state and state.opened else None,
         seed=options.seed,
@@ -101,35 +101,28 @@ def simulate_policies(
         trace=trace,
         hours_between_failures=between if between < float("inf") else None,
         outcomes=tuple(outcomes),
-        intervals=intervals,
+        intervals=simulated_run.compare_intervals(plan, trace, range(options.seed, options.seed + _SWEEP_SEEDS)),
     )
 
 
-def _outcome(policy: str, runs: Sequence[simulated_run.SimulatedRun]) -> PolicyOutcome:
+def _outcome(
+    policy: str, plan: simulated_run.SimulationPlan, runs: Sequence[simulated_run.SimulatedRun]
+) -> PolicyOutcome:
     run = sorted(runs, key=lambda one: one.goodput)[len(runs) // 2]
-    gpu_hours = run.plan.devices / 3600
-    days, goodput = sorted(one.wall_seconds / DAY_SECONDS for one in runs), sorted(one.goodput for one in runs)
+    days, goodput = sorted(sum(one.seconds) / DAY_SECONDS for one in runs), sorted(one.goodput for one in runs)
     low, high = round(0.1 * (len(runs) - 1)), round(0.9 * (len(runs) - 1))
     return PolicyOutcome(
         policy=policy,
-        finished=run.is_finished,
-        days=run.wall_seconds / DAY_SECONDS,
-        goodput=run.goodput,
-        useful_gpu_hours=run.useful_seconds * gpu_hours,
-        wasted_gpu_hours=run.lost_seconds * gpu_hours,
-        checkpoint_gpu_hours=run.checkpoint_seconds * gpu_hours,
-        restart_gpu_hours=run.restart_seconds * gpu_hours,
-        waiting_hours=run.waiting_seconds / 3600,
-        attempts=len(run.state.attempts),
-        retries={str(reason): count for reason, count in run.retries.items()},
+        finished=run.step == plan.total_steps,
         step=run.step,
         stopped_by=run.stopped_by,
+        days=Spread(value=sum(run.seconds) / DAY_SECONDS, low=days[low], high=days[high]),
+        goodput=Spread(value=run.goodput, low=goodput[low], high=goodput[high]),
+        hours={use: seconds / 3600 for use, seconds in run.seconds._asdict().items()},
+        attempts=len(run.state.attempts),
+        retries={str(reason): count for reason, count in run.retries.items()},
         seeds=len(runs),
-        finished_seeds=sum(one.is_finished for one in runs),
-        days_low=days[low],
-        days_high=days[high],
-        goodput_low=goodput[low],
-        goodput_high=goodput[high],
+        finished_seeds=sum(one.step == plan.total_steps for one in runs),
     )
 
 
@@ -164,7 +157,7 @@ def _plan(
     else:
         days = _LLAMA_DAYS if options.days is None else options.days
         if not (0 < days < float("inf") and 0 < step_seconds < float("inf")):
-            raise ValueError(f"days={days}, step_seconds={step_seconds}: must be above 0")
+            raise InvalidConfiguration(f"--days {days}, --step-seconds {step_seconds}: must be above 0")
         total_steps = max(round(days * DAY_SECONDS / step_seconds), 1)
     return simulated_run.SimulationPlan(
         total_steps=total_steps,

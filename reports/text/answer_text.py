@@ -10,6 +10,7 @@ from cairn.tasks.text.format import format_count, format_duration, format_value,
 if TYPE_CHECKING:  # a command that prints one answer loads nothing for the others
     from cairn.reports.queries import data_summary, evaluations, run_simulation, run_status
     from cairn.storage.snapshots.snapshot_manifest import SnapshotSource
+    from cairn.tasks.simulation.simulated_run import IntervalLoss
 
 _MOST_SOURCES = 20
 Facts = Mapping[str, object]
@@ -123,63 +124,53 @@ def _window_blocks(window: "data_summary.WindowSummary", block_size: int) -> Ite
 
 def simulation_blocks(summary: "run_simulation.SimulationSummary") -> Iterator[Block]:
     """Yield how the run ends under each policy, the assumptions, and the loss at other checkpoint intervals."""
-    policy, *plain = summary.outcomes
-    plan, trace, count = summary.plan, summary.trace, policy.seeds
+    plan, trace, seeds = summary.plan, summary.trace, summary.outcomes[0].seeds
+    for outcome in summary.outcomes:
+        yield f"{outcome.policy}: {_describe_outcome(outcome, plan.total_steps)}"
     between, shocks = summary.hours_between_failures, trace.aftershocks
     often = "never" if between is None else f"every {format_duration(between * 3600)}"
-    plain_ends = "; ".join(f"{outcome.policy}: {_describe_end(outcome, plan.total_steps)}" for outcome in plain)
     wait = f"another machine after {format_duration(trace.replacement_seconds)} on average, "
     again = f"{shocks.share:.0%} followed by another {shocks.rate_factor:g} times as fast, "
     assumed = f"{wait if trace.replacement_seconds else ''}{again if shocks.share else ''}"
-    seeds = f"seed {summary.seed}" if count == 1 else f"median and middle 80 % of {count} seeds from {summary.seed}"
-    yield f"this policy {_describe_end(policy, plan.total_steps)}; plain retry counts: {plain_ends}"
+    tried = f"seed {summary.seed}" if seeds == 1 else f"median and middle 80 % of {seeds} seeds from {summary.seed}"
     yield (
-        f"on {format_count(plan.devices, 'device')}, {plan.total_steps:,} steps "
+        f"\non {format_count(plan.devices, 'device')}, {plan.total_steps:,} steps "
         f"of {plan.step_seconds:.4g} s ({format_duration(plan.total_steps * plan.step_seconds)} if nothing failed), "
         f"a commit stops training for {plan.checkpoint_seconds:.3g} s, a restart takes {plan.restart_seconds:.4g} s,\n"
-        f"a failure {often}, {assumed}{seeds}; {trace.source}\n"
+        f"a failure {often}, {assumed}{tried}; {trace.source}\n"
     )
-    columns = ("policy", "end", "goodput", "hours wasted", "in commits", "in restarts", "attempts", "retries by reason")
-    yield Table(columns=columns, rows=tuple(map(_outcome_row, summary.outcomes)))
-    for outcome in summary.outcomes:
-        if outcome.stopped_by:
-            yield f"  {outcome.policy} stopped by {outcome.stopped_by}"
+    columns: Columns[run_simulation.PolicyOutcome] = {
+        "policy": lambda item: item.policy,
+        "attempts": lambda item: item.attempts,
+        "device hours lost": lambda item: f"{item.hours['lost'] * plan.devices:,.1f}",
+        "in commits": lambda item: f"{item.hours['commits'] * plan.devices:,.1f}",
+        "in restarts": lambda item: f"{item.hours['restarts'] * plan.devices:,.1f}",
+        "retries by reason": lambda item: ", ".join(f"{why} {count}" for why, count in item.retries.items()) or None,
+    }
+    yield make_table(summary.outcomes, columns)
     yield ""
-    found = summary.intervals
-    intervals = {"now": found.present, "Young": found.young, "Daly": found.daly, "simulated best": found.simulated}
-    rows = [
-        (
-            name,
-            i.every_steps,
-            format_duration(i.seconds),
-            f"{i.lost_share:.2%} ({i.lost_least:.2%} to {i.lost_most:.2%})",
-        )
-        for name, i in intervals.items()
-        if i
-    ]
-    yield Table(columns=("commit every", "steps", "time", "not useful"), rows=tuple(rows))
-    if found.simulated is None:
+    losses: Columns[tuple[str, IntervalLoss]] = {
+        "commit every": lambda item: item[0],
+        "steps": lambda item: item[1].every_steps,
+        "time": lambda item: format_duration(item[1].seconds),
+        "not useful": lambda item: f"{item[1].lost_share:.2%} ({item[1].lost_least:.2%} to {item[1].lost_most:.2%})",
+    }
+    yield make_table(summary.intervals.items(), losses)
+    if "simulated" not in summary.intervals:
         yield "nothing that loses work ever happens: any interval is short enough"
         return
-    gained = found.present.lost_share - found.simulated.lost_share
-    better = f"checkpoint.every_steps={found.simulated.every_steps} would make {gained:.2%} more of the time useful"
+    best = summary.intervals["simulated"]
+    gained = summary.intervals["present"].lost_share - best.lost_share
+    better = f"checkpoint.every_steps={best.every_steps} would make {gained:.2%} more of the time useful"
     yield better if gained >= 0.001 else "the present interval is as good as any"
 
 
-def _outcome_row(outcome: "run_simulation.PolicyOutcome") -> tuple[object, ...]:
-    end = f"{format_duration(outcome.days * 86400)} {'finished' if outcome.finished else 'given up'}"
-    goodput = f"{outcome.goodput:.1%} ({outcome.goodput_low:.1%} to {outcome.goodput_high:.1%})"
-    lost = (outcome.wasted_gpu_hours, outcome.checkpoint_gpu_hours, outcome.restart_gpu_hours)
-    hours = (f"{hours:,.0f}" if hours >= 100 else f"{hours:.3g}" for hours in lost)
-    retries = ", ".join(f"{reason} {count}" for reason, count in outcome.retries.items()) or None
-    return outcome.policy, end, goodput, *hours, outcome.attempts, retries
-
-
-def _describe_end(outcome: "run_simulation.PolicyOutcome", total_steps: int) -> str:
-    after = format_duration(outcome.days * 86400)
+def _describe_outcome(outcome: "run_simulation.PolicyOutcome", total_steps: int) -> str:
+    days, goodput = outcome.days, outcome.goodput
+    low, after, high = (format_duration(number * 86400) for number in (days.low, days.value, days.high))
+    useful = f"goodput {goodput.value:.1%} ({goodput.low:.1%} to {goodput.high:.1%})"
     if outcome.finished:
-        between = f" ({format_duration(outcome.days_low * 86400)} to {format_duration(outcome.days_high * 86400)})"
-        of_all = f" with {outcome.finished_seeds} of {outcome.seeds} seeds"
-        of_all = of_all if outcome.finished_seeds < outcome.seeds else ""
-        return f"finishes after {after}{between}{of_all}, goodput {outcome.goodput:.1%}"
-    return f"gives up after {after} with {outcome.step / total_steps:.1%} of the steps done"
+        of_all = f"{outcome.finished_seeds} of {outcome.seeds} seeds"
+        return f"finishes after {after} ({low} to {high}) with {of_all}, {useful}"
+    done = f"{outcome.step / total_steps:.1%} of the steps done"
+    return f"gives up after {after} with {done}, {useful}, stopped by {outcome.stopped_by}"

@@ -289,7 +289,7 @@ def _describe_exit(code: int) -> str:
     name = next((f" ({item.name})" for item in signal.Signals if item == number), "")
     if code < 0:
         return f"the trainer process was ended by signal {number}{name}"
-    how = {ExitCode.DONE: ", in order", ExitCode.PREEMPTED: ", in order: that of a preemption"}
+    how: Mapping[int, str] = {ExitCode.DONE: ", in order", ExitCode.PREEMPTED: ", in order: that of a preemption"}
     return f"the trainer process ended with exit code {code}{how.get(code, f': signal {number}{name}' if name else '')}"
 
 

@@ -20,25 +20,19 @@ import json
 import random
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from itertools import accumulate, chain
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
 
 from cairn.storage.logs.run_state import AttemptRecord, RunState
-from cairn.tasks.errors import TaskError
+from cairn.tasks.errors import InvalidConfiguration
 from cairn.tasks.policy.termination import DecisionAction, TerminationReason
 
 DAY_SECONDS = 86_400.0
 _NO_FAILURES = frozenset({TerminationReason.COMPLETED, TerminationReason.FENCED, TerminationReason.CANCELLED})
-_RULES = {
-    "source": "a text",
-    "replacement_seconds": "a number of at least 0",
-    "aftershocks.share": "a number of at least 0 and below 1",
-    "aftershocks.rate_factor": "a number of at least 1",
-}
 _TAKES_MACHINE = frozenset({TerminationReason.PREEMPTED, TerminationReason.LOST})
 _PUBLISHED = {
     TerminationReason.LOST: 371,
@@ -47,62 +41,55 @@ _PUBLISHED = {
     TerminationReason.DIVERGED: 6,
     TerminationReason.STORAGE: 3,
 }
+_STRICT = ConfigDict(extra="forbid")
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-class InvalidTrace(TaskError):
-    """A failure trace breaks a rule; the message names the field and the rule."""
+def _is_failure(reason: TerminationReason) -> TerminationReason:
+    if reason in _NO_FAILURES:
+        raise ValueError(f"{reason} is no failure, but another way to end")
+    return reason
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+FailureReason = Annotated[TerminationReason, AfterValidator(_is_failure)]
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
 class TraceFailure:
     """The failure of one attempt, `after_device_seconds` from its start; None and empty mean unknown.
 
     The next attempt waits `replacement_seconds` for another machine.
     """
 
-    reason: TerminationReason
-    after_device_seconds: float
+    reason: FailureReason
+    after_device_seconds: NotNegative
     detail: str = ""
     fingerprint: str = ""
     quarantined_samples: int | None = None
     repaired_objects: int = 0
-    replacement_seconds: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.reason in _NO_FAILURES:
-            raise InvalidTrace(f"reason {self.reason}: must be a failure")
-        if not self.after_device_seconds >= 0:
-            raise InvalidTrace(f"after_device_seconds {self.after_device_seconds}: must not be negative")
+    replacement_seconds: NotNegative = 0.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
 class Aftershocks:
     """Failures that come together: a `share` of all has another after it, `rate_factor` times as fast as others."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
 
     share: Annotated[float, Field(ge=0, lt=1)] = 0.0
     rate_factor: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
 class FailureTrace:
-    """Recorded failures in order, then drawn ones; `rates` are failures per device and day, by reason.
+    """Recorded failures in order, then drawn ones by their rates: failures per device and day, by reason.
 
     `replacement_seconds` is the mean wait for another machine after a failure that took one.
     """
 
-    source: str
-    rates: Mapping[TerminationReason, float]
+    source: str = ""
+    per_device_day: dict[FailureReason, NotNegative]
     recorded: tuple[TraceFailure, ...] = ()
-    replacement_seconds: float = 0.0
-    aftershocks: Aftershocks = field(default_factory=Aftershocks)
-
-    def __post_init__(self) -> None:
-        if wrong := [reason for reason in self.rates if reason in _NO_FAILURES]:
-            raise InvalidTrace(f"per_device_day.{wrong[0]}: must be a failure, not another way to end")
-        if not 0 <= self.replacement_seconds < float("inf"):  # an option replaces what a trace file says
-            raise InvalidTrace(f"replacement_seconds = {self.replacement_seconds}: must be finite, not negative")
+    replacement_seconds: NotNegative = 0.0
+    aftershocks: Aftershocks = Aftershocks()
 
     def failures(self, generator: random.Random) -> Iterator[TraceFailure]:
         """Yield the failure of each attempt; ends only if the rates are zero."""
@@ -113,7 +100,7 @@ class FailureTrace:
 
         An aftershock has the reason of the failure before it. The mean time between failures is that of the rates.
         """
-        reasons, ladder = tuple(self.rates), tuple(accumulate(self.rates.values()))
+        reasons, ladder = tuple(self.per_device_day), tuple(accumulate(self.per_device_day.values()))
         if not ladder or ladder[-1] <= 0:
             return
         shocks, reason, is_aftershock = self.aftershocks, reasons[0], False
@@ -124,62 +111,39 @@ class FailureTrace:
             after = generator.expovariate(per_second * (shocks.rate_factor if is_aftershock else 1))
             reason = reason if is_aftershock else generator.choices(reasons, cum_weights=ladder)[0]
             wait = self.replacement_seconds if reason in _TAKES_MACHINE else 0.0
-            yield TraceFailure(
-                reason=reason,
-                after_device_seconds=after,
-                replacement_seconds=generator.expovariate(1 / wait) if wait else 0.0,
-            )
+            wait = generator.expovariate(1 / wait) if wait else 0.0
+            yield TraceFailure(reason=reason, after_device_seconds=after, replacement_seconds=wait)
             is_aftershock = shocks.share > 0 and generator.random() < shocks.share
 
     def mean_device_seconds(self, *, without: frozenset[TerminationReason] = frozenset()) -> float:
         """Return the mean device time between failures by rates, except reasons in `without`; may be infinite."""
-        per_day = sum(rate for reason, rate in self.rates.items() if reason not in without)
+        per_day = sum(rate for reason, rate in self.per_device_day.items() if reason not in without)
         return DAY_SECONDS / per_day if per_day > 0 else float("inf")
-
-
-class _TraceFile(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    source: str = ""
-    replacement_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    aftershocks: Aftershocks = Aftershocks()
-    per_device_day: dict[TerminationReason, Annotated[float, Field(ge=0, allow_inf_nan=False)]]
 
 
 def published_trace() -> FailureTrace:
     """Return the interruptions of Llama 3 405B as rates per device and day."""
     return FailureTrace(
         source="Llama 3 405B: 419 unexpected interruptions of 16,384 GPUs in 54 days (arXiv:2407.21783)",
-        rates={reason: count / (16_384 * 54) for reason, count in _PUBLISHED.items()},
+        per_device_day={reason: count / (16_384 * 54) for reason, count in _PUBLISHED.items()},
     )
 
 
 def parse_trace(text: str, *, name: str) -> FailureTrace:
-    """Return the trace in a TOML or JSON text; raises `InvalidTrace` with one line per broken rule."""
+    """Return the trace in a TOML or JSON text; raises `InvalidConfiguration` with one line per broken rule."""
     try:
-        read = _TraceFile.model_validate(json.loads(text) if text.lstrip().startswith("{") else tomllib.loads(text))
+        document = json.loads(text) if text.lstrip().startswith("{") else tomllib.loads(text)
+        return TypeAdapter(FailureTrace).validate_python({"source": name} | document)
     except ValidationError as error:
-        broken = [f"{name}: {_describe(item['type'], item['loc'], item['input'])}" for item in error.errors()]
-        raise InvalidTrace("\n".join(broken)) from error
+        raise InvalidConfiguration(describe_broken(error, name)) from error
     except ValueError as error:  # both decoders' errors are ValueErrors
-        raise InvalidTrace(f"{name}: neither TOML nor JSON: {error}") from error
-    return FailureTrace(
-        source=read.source or name,
-        rates=read.per_device_day,
-        replacement_seconds=read.replacement_seconds,
-        aftershocks=read.aftershocks,
-    )
+        raise InvalidConfiguration(f"{name}: neither TOML nor JSON: {error}") from error
 
 
-def _describe(kind: str, location: Sequence[str | int], given: object) -> str:
-    key = ".".join(map(str, location)).removesuffix(".[key]")
-    if kind == "missing":
-        return f"{key}: missing; reason = failures of one device in one day"
-    if kind in ("extra_forbidden", "unexpected_keyword_argument"):
-        return f"{key}: unknown key; there are {', '.join((*_TraceFile.model_fields, *_RULES))}"
-    rule = _RULES.get(key, "rates of at least 0, by reason")
-    reasons = ", ".join(reason for reason in TerminationReason if reason not in _NO_FAILURES)
-    return f"{key} = {given!r}: must be {f'one of {reasons}' if location[-1] == '[key]' else rule}"
+def describe_broken(error: ValidationError, name: str) -> str:
+    """Return one line for each broken rule, with the field, its value and the rule."""
+    broken = ((".".join(map(str, item["loc"])).removesuffix(".[key]"), item) for item in error.errors())
+    return "\n".join(f"{name}: {key} = {item['input']!r}: {item['msg']}" for key, item in broken)
 
 
 def recorded_trace(state: RunState, *, restart_device_seconds: float = 0.0) -> FailureTrace:
@@ -210,7 +174,7 @@ def recorded_trace(state: RunState, *, restart_device_seconds: float = 0.0) -> F
     run_id = state.opened.run_id if state.opened else ""
     return FailureTrace(
         source=f"run {run_id}: {len(recorded)} failures in {device_days * 24:.3g} device hours",
-        rates={reason: count / device_days for reason, count in sorted(counts.items()) if device_days},
+        per_device_day={reason: count / device_days for reason, count in sorted(counts.items()) if device_days},
         recorded=tuple(recorded),
     )
 

@@ -7,23 +7,26 @@ cost of a commit and M the mean time between failures that lose work, and of Dal
 """
 
 import math
+import operator
 import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache, partial
 from itertools import chain, islice, repeat
-from typing import Any, Self
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 
 from cairn.storage.logs import log_entry, run_entries, run_log, run_state
-from cairn.storage.logs.run_entries import DataQuarantined, Decision
 from cairn.tasks.attempt.attempt_end import AttemptOver, Remedy, Usage, write_receipt
 from cairn.tasks.configuration.settings import BudgetsConfig
 from cairn.tasks.policy.budgets import FailureImpact, Policy, decide
 from cairn.tasks.policy.failures import Evidence, Failure
 from cairn.tasks.policy.termination import DecisionAction, TerminationReason
-from cairn.tasks.simulation.failure_trace import FailureTrace, TraceFailure
+from cairn.tasks.simulation.failure_trace import FailureTrace, NotNegative, TraceFailure
 
 MOST_ATTEMPTS = 10_000
 _TIME = datetime(2000, 1, 1, tzinfo=UTC)
@@ -31,41 +34,44 @@ _TIME = datetime(2000, 1, 1, tzinfo=UTC)
 _PLACEMENT = run_entries.Placement(
     host="", boot_id="", pid_namespace="", pid=1, start_ticks=0, device="", world_size=1, threads=1
 )
+_Count = Annotated[int, Field(ge=1)]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class SimulationPlan:
     """The steps to train, the number of devices, and the time that each part takes."""
 
-    total_steps: int
-    devices: int
-    step_seconds: float
-    every_steps: int
-    checkpoint_seconds: float
-    restart_seconds: float
-    grace_seconds: float
-    micro_batch: int = 1
-    global_batch: int = 1
-
-    def __post_init__(self) -> None:
-        for name in ("total_steps", "devices", "every_steps", "micro_batch", "global_batch", "step_seconds"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name}={getattr(self, name)}: must be above 0")
-        for name in ("checkpoint_seconds", "restart_seconds", "grace_seconds"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name}={getattr(self, name)}: must not be negative")
+    total_steps: _Count
+    devices: _Count
+    step_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    every_steps: _Count
+    checkpoint_seconds: NotNegative
+    restart_seconds: NotNegative
+    grace_seconds: NotNegative
+    micro_batch: _Count = 1
+    global_batch: _Count = 1
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AttemptSpan:
-    """How far one attempt got and where its wall time went, in seconds."""
+class WallSeconds(NamedTuple):
+    """Wall time by its use: committed steps, steps that were lost, commits, restarts, waiting between attempts."""
+
+    useful: float = 0.0
+    lost: float = 0.0
+    commits: float = 0.0
+    restarts: float = 0.0
+    waiting: float = 0.0
+
+    def plus(self, other: "WallSeconds") -> "WallSeconds":
+        """Return the sum, use by use."""
+        return WallSeconds(*map(operator.add, self, other))
+
+
+class AttemptSpan(NamedTuple):
+    """How far one attempt got and where its wall time went."""
 
     committed_step: int
     last_step: int
-    restart_seconds: float
-    commits: int = 0
-    lost_seconds: float = 0.0
-    is_finished: bool = False
+    seconds: WallSeconds
 
 
 def train_until(
@@ -75,80 +81,51 @@ def train_until(
 
     After the last commit it fails, or gets a notice of a preemption and commits in its grace.
     """
-    failure_seconds = failure.after_device_seconds / plan.devices if failure else math.inf
-    if failure_seconds < restart_seconds:
-        return AttemptSpan(committed_step=first_step, last_step=first_step, restart_seconds=failure_seconds)
-    span = partial(AttemptSpan, restart_seconds=restart_seconds)
+    seconds = failure.after_device_seconds / plan.devices if failure else math.inf
+    if seconds < restart_seconds:
+        return AttemptSpan(first_step, first_step, WallSeconds(restarts=seconds))
     every, last = plan.every_steps, plan.total_steps
-    behind = first_step // every
-    all_commits = -(-last // every) - behind
-    training = failure_seconds - restart_seconds
-    if training >= (last - first_step) * plan.step_seconds + all_commits * plan.checkpoint_seconds:
-        return span(committed_step=last, last_step=last, commits=all_commits, is_finished=True)
-    first_end = (min(last, (behind + 1) * every) - first_step) * plan.step_seconds + plan.checkpoint_seconds
-    whole = every * plan.step_seconds + plan.checkpoint_seconds
-    commits = 0 if training < first_end else min(1 + int((training - first_end) / whole), all_commits - 1)
-    step = (behind + commits) * every if commits else first_step
-    since = max(training - (step - first_step) * plan.step_seconds - commits * plan.checkpoint_seconds, 0.0)
-    boundary = min(last, (step // every + 1) * every)
-    if failure is not None and failure.reason is TerminationReason.PREEMPTED:
-        reached = min(step + math.ceil(since / plan.step_seconds), boundary)
-        if reached == step:
-            return span(committed_step=step, last_step=step, commits=commits)
-        if (reached - step) * plan.step_seconds + plan.checkpoint_seconds - since <= plan.grace_seconds:
-            is_last = reached == last
-            return span(committed_step=reached, last_step=reached, commits=commits + 1, is_finished=is_last)
-        since += plan.grace_seconds
-    last_step = min(step + int(since / plan.step_seconds), boundary)
-    return span(committed_step=step, last_step=last_step, commits=commits, lost_seconds=since)
+    step_seconds, commit_seconds = plan.step_seconds, plan.checkpoint_seconds
+    before, lost = first_step // every, 0.0
+    # The time at which the failure comes on a clock on which step 0 begins at 0 and every step has one place.
+    now = first_step * step_seconds + before * commit_seconds + seconds - restart_seconds
+    commits = -(-last // every)
+    if now >= last * step_seconds + commits * commit_seconds:
+        committed = reached = last
+    else:
+        commits = max(int(now / (every * step_seconds + commit_seconds)), before)
+        committed = max(first_step, commits * every)
+        lost = max(now - committed * step_seconds - commits * commit_seconds, 0.0)
+        boundary = min(last, (committed // every + 1) * every)
+        announced = min(committed + math.ceil(lost / step_seconds), boundary)
+        needed = (announced - committed) * step_seconds + commit_seconds - lost
+        if failure is not None and failure.reason is TerminationReason.PREEMPTED and announced > committed:
+            if needed <= plan.grace_seconds:
+                committed, commits, lost = announced, commits + 1, 0.0
+            else:
+                lost += plan.grace_seconds
+        reached = min(committed + int(lost / step_seconds), boundary)
+    spent = WallSeconds(
+        useful=(committed - first_step) * step_seconds,
+        lost=lost,
+        commits=(commits - before) * commit_seconds,
+        restarts=restart_seconds,
+    )
+    return AttemptSpan(committed, reached, spent)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SimulatedRun:
+class SimulatedRun(NamedTuple):
     """How a run ended under a policy and where its time went; `state` has every receipt with its decision."""
 
-    plan: SimulationPlan
-    state: run_state.RunState = field(default_factory=run_state.RunState)
-    step: int = 0
-    commits: int = 0
-    restart_seconds: float = 0.0
-    lost_seconds: float = 0.0
-    waiting_seconds: float = 0.0
-    is_finished: bool = False
-    stopped_by: str | None = None
-
-    def after(self, span: AttemptSpan, waiting_seconds: float = 0.0) -> Self:
-        """Return the run after one more attempt, and the wait for the next if it did not finish."""
-        return replace(
-            self,
-            step=span.committed_step,
-            commits=self.commits + span.commits,
-            restart_seconds=self.restart_seconds + span.restart_seconds,
-            lost_seconds=self.lost_seconds + span.lost_seconds,
-            waiting_seconds=self.waiting_seconds + (0.0 if span.is_finished else waiting_seconds),
-            is_finished=span.is_finished,
-        )
-
-    @property
-    def useful_seconds(self) -> float:
-        """Wall seconds spent on steps that are committed."""
-        return self.step * self.plan.step_seconds
-
-    @property
-    def checkpoint_seconds(self) -> float:
-        """Wall seconds in which training stood still for commits."""
-        return self.commits * self.plan.checkpoint_seconds
-
-    @property
-    def wall_seconds(self) -> float:
-        """Wall seconds from the first step to the end."""
-        spent = self.useful_seconds + self.checkpoint_seconds + self.restart_seconds
-        return spent + self.lost_seconds + self.waiting_seconds
+    state: run_state.RunState
+    step: int
+    seconds: WallSeconds
+    stopped_by: str | None
 
     @property
     def goodput(self) -> float:
         """Useful share of the wall time; 0 for a run that never started."""
-        return self.useful_seconds / self.wall_seconds if self.wall_seconds else 0.0
+        return self.seconds.useful / sum(self.seconds) if sum(self.seconds) else 0.0
 
     @property
     def retries(self) -> Mapping[str, int]:
@@ -165,60 +142,37 @@ def budget_policy(budgets: BudgetsConfig) -> Policy:
 def plain_retries(most: int) -> Policy:
     """Return the policy of a plain retry counter: at most `most` retries in total, for any reason."""
 
-    def policy(state: run_state.RunState, failure: Failure, impact: FailureImpact) -> Decision:
-        if len(state.attempts) > most:
-            return Decision(action=DecisionAction.STOP, reason=f"{failure.reason} after {most} retries for any reason")
-        return Decision(action=DecisionAction.RESUME, reason=f"retry {len(state.attempts)} of {most}")
+    def policy(state: run_state.RunState, failure: Failure, impact: FailureImpact) -> run_entries.Decision:
+        stops = len(state.attempts) > most
+        reason = f"{failure.reason} after {most} retries for any reason" if stops else ""
+        return run_entries.Decision(action=DecisionAction.STOP if stops else DecisionAction.RESUME, reason=reason)
 
     return policy
 
 
 def simulate(plan: SimulationPlan, failures: Iterable[TraceFailure], policy: Policy) -> SimulatedRun:
     """Return the run at its end: finished, stopped by the policy, or cut off after `MOST_ATTEMPTS`."""
-    run, sequence = SimulatedRun(plan=plan), iter(failures)
-    while len(run.state.attempts) < MOST_ATTEMPTS:
+    state, sequence, step = run_state.RunState(), iter(failures), 0
+    spent, restart, stopped_by = WallSeconds(), 0.0, None
+    while step < plan.total_steps and stopped_by is None:
         event = next(sequence, None)
-        restart = plan.restart_seconds if run.state.attempts else 0.0
-        run = _with_attempt(run, train_until(plan, event, first_step=run.step, restart_seconds=restart), event, policy)
-        if run.is_finished or run.stopped_by is not None:
-            return run
-    return replace(run, stopped_by=f"cut off after {MOST_ATTEMPTS:,} attempts")
+        span = train_until(plan, event, first_step=step, restart_seconds=restart)
+        state, step = _begin(plan, state, span), span.committed_step
+        spent, restart = spent.plus(span.seconds), plan.restart_seconds
+        if event is not None and step < plan.total_steps:
+            state, decision = _end(plan, state, span, event, policy)
+            if decision.action != DecisionAction.RESUME:
+                stopped_by = f"{event.reason}: {decision.reason or 'never retried'}"
+            elif len(state.attempts) >= MOST_ATTEMPTS:
+                stopped_by = f"cut off after {MOST_ATTEMPTS:,} attempts"
+            else:
+                spent = spent.plus(WallSeconds(waiting=max(decision.delay_seconds, event.replacement_seconds)))
+    return SimulatedRun(state, step, spent, stopped_by)
 
 
-def _with_attempt(run: SimulatedRun, span: AttemptSpan, event: TraceFailure | None, policy: Policy) -> SimulatedRun:
-    """Return the run after an attempt that ended with `event`; a failure in the data is in the samples of one step."""
-    plan, state = run.plan, _with_commit(run, span)
-    number, finished = state.latest_attempt, event is None or span.is_finished
-    failure = Failure(reason=TerminationReason.COMPLETED, detail="the last step is committed", fingerprint="")
-    remedy = Remedy()
-    if event is not None and not finished:
-        place = f" after step {span.last_step}" if event.reason is TerminationReason.HUNG else ""
-        fingerprint = event.fingerprint or f"{event.reason}{place}"
-        failure = Failure(reason=event.reason, detail=event.detail, fingerprint=fingerprint)
-        samples, first = event.quarantined_samples, sum(len(item.windows) for item in state.quarantines)
-        if samples is None:
-            is_in_data = event.reason in (TerminationReason.BAD_DATA, TerminationReason.DIVERGED)
-            samples = plan.global_batch if is_in_data else 0
-        repaired = ("an object",) * event.repaired_objects
-        remedy = Remedy(windows=tuple(range(first, first + samples)), repaired_objects=repaired)
-    gpu_seconds = state.attempts[-1].committed_gpu_seconds + span.lost_seconds * plan.devices
-    usage = Usage(last_step=span.last_step, tokens=0, gpu_seconds=gpu_seconds)
-    over = AttemptOver(attempt=number, evidence=Evidence(), usage=usage)
-    policy = partial(decide, BudgetsConfig()) if finished else policy
-    receipt = write_receipt(state, failure, over, policy=policy, remedy=remedy)
-    decision, resumes = receipt.decision, receipt.decision.action == DecisionAction.RESUME
-    if resumes and remedy.windows:
-        body = DataQuarantined(attempt=number, reason=failure.reason, windows=remedy.windows, detail=failure.detail)
-        state = _fold(state, body)
-    waited = max(decision.delay_seconds, event.replacement_seconds) if event and resumes else 0.0
-    stopped_by = None if finished or resumes else f"{failure.reason}: {decision.reason or 'never retried'}"
-    return replace(run.after(span, waited), state=_fold(state, receipt), stopped_by=stopped_by)
-
-
-def _with_commit(run: SimulatedRun, span: AttemptSpan) -> run_state.RunState:
+def _begin(plan: SimulationPlan, state: run_state.RunState, span: AttemptSpan) -> run_state.RunState:
     """Return the state with one more attempt open and its newest commit, if it made one; older ones are superseded."""
-    state, plan, number = run.state, run.plan, run.state.latest_attempt + 1
-    newest = state.newest_committed
+    number, newest = state.latest_attempt + 1, state.newest_committed
     started = run_entries.AttemptStarted(
         attempt=number,
         placement=_PLACEMENT,
@@ -229,21 +183,48 @@ def _with_commit(run: SimulatedRun, span: AttemptSpan) -> run_state.RunState:
         resumed_from=newest.committed.reference if newest else None,
         activation_checkpointing=state.recomputes_activations,
     )
-    state, step = _fold(state, started), span.committed_step
-    if step == run.step:
+    state = _fold(state, started)
+    if not span.seconds.useful:
         return state
-    used_seconds = (step - run.step) * plan.step_seconds + span.commits * plan.checkpoint_seconds
     committed = run_entries.CheckpointCommitted(
-        step=step,
+        step=span.committed_step,
         attempt=number,
-        prefix=f"step-{step:08d}-attempt-{number:04d}",
+        prefix=f"step-{span.committed_step:08d}-attempt-{number:04d}",
         manifest_sha256="",
         state_sha256="",
         bytes=0,
         tokens=0,
-        gpu_seconds=used_seconds * plan.devices,
+        gpu_seconds=(span.seconds.useful + span.seconds.commits) * plan.devices,
     )
     return _fold(replace(state, live_checkpoints=()), committed)
+
+
+def _end(
+    plan: SimulationPlan, state: run_state.RunState, span: AttemptSpan, event: TraceFailure, policy: Policy
+) -> tuple[run_state.RunState, run_entries.Decision]:
+    """Return the state after the open attempt ended with `event`, and the decision.
+
+    A failure in the data is in the samples of one step.
+    """
+    place = f" after step {span.last_step}" if event.reason is TerminationReason.HUNG else ""
+    fingerprint = event.fingerprint or f"{event.reason}{place}"
+    failure = Failure(reason=event.reason, detail=event.detail, fingerprint=fingerprint)
+    samples, first = event.quarantined_samples, sum(len(item.windows) for item in state.quarantines)
+    if samples is None:
+        is_in_data = event.reason in (TerminationReason.BAD_DATA, TerminationReason.DIVERGED)
+        samples = plan.global_batch if is_in_data else 0
+    windows = tuple(range(first, first + samples))
+    remedy = Remedy(windows=windows, repaired_objects=("an object",) * event.repaired_objects)
+    gpu_seconds = state.attempts[-1].committed_gpu_seconds + span.seconds.lost * plan.devices
+    usage = Usage(last_step=span.last_step, tokens=0, gpu_seconds=gpu_seconds)
+    over = AttemptOver(attempt=state.latest_attempt, evidence=Evidence(), usage=usage)
+    receipt = write_receipt(state, failure, over, policy=policy, remedy=remedy)
+    if windows and receipt.decision.action == DecisionAction.RESUME:
+        body = run_entries.DataQuarantined(
+            attempt=over.attempt, reason=failure.reason, windows=windows, detail=failure.detail
+        )
+        state = _fold(state, body)
+    return _fold(state, receipt), receipt.decision
 
 
 def _fold(state: run_state.RunState, body: Any) -> run_state.RunState:
@@ -252,7 +233,7 @@ def _fold(state: run_state.RunState, body: Any) -> run_state.RunState:
     return run_log.fold([replace(entry, at=_TIME)], state)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class IntervalLoss:
     """The share of wall time that is not useful with a commit every `every_steps` steps: mean, least and most."""
 
@@ -261,17 +242,6 @@ class IntervalLoss:
     lost_share: float
     lost_least: float
     lost_most: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class IntervalComparison:
-    """A run's own interval beside the formulas' and the simulation's best, None if no failure ever loses work."""
-
-    present: IntervalLoss
-    young: IntervalLoss | None
-    daly: IntervalLoss | None
-    simulated: IntervalLoss | None
-    sweep: tuple[IntervalLoss, ...]
 
 
 def young_seconds(checkpoint_seconds: float, between_failures_seconds: float) -> float:
@@ -293,13 +263,14 @@ def measure_interval(plan: SimulationPlan, trace: FailureTrace, seeds: Sequence[
     shares = []
     for seed in seeds:
         # As `simulate` for at most 2,000 attempts that always resume, without the costly receipts.
-        run, restart_seconds = SimulatedRun(plan=plan), 0.0
+        step, spent, restart = 0, WallSeconds(), 0.0
         for event in islice(chain(trace.drawn(random.Random(seed)), repeat(None)), 2_000):
-            span = train_until(plan, event, first_step=run.step, restart_seconds=restart_seconds)
-            run, restart_seconds = run.after(span, event.replacement_seconds if event else 0.0), plan.restart_seconds
-            if run.is_finished:
+            span = train_until(plan, event, first_step=step, restart_seconds=restart)
+            step, spent, restart = span.committed_step, spent.plus(span.seconds), plan.restart_seconds
+            if event is None or step == plan.total_steps:
                 break
-        shares.append(1 - run.goodput)
+            spent = spent.plus(WallSeconds(waiting=event.replacement_seconds))
+        shares.append(1 - spent.useful / sum(spent))
     return IntervalLoss(
         every_steps=plan.every_steps,
         seconds=plan.every_steps * plan.step_seconds,
@@ -309,10 +280,11 @@ def measure_interval(plan: SimulationPlan, trace: FailureTrace, seeds: Sequence[
     )
 
 
-def compare_intervals(plan: SimulationPlan, trace: FailureTrace, seeds: Sequence[int]) -> IntervalComparison:
-    """Return the plan's own interval, both formulas' and the best of a sweep around them, on the same failures.
+def compare_intervals(plan: SimulationPlan, trace: FailureTrace, seeds: Sequence[int]) -> dict[str, IntervalLoss]:
+    """Return the loss with the plan's own interval, Young's, Daly's and the best of a sweep, on the same failures.
 
-    A short run is lengthened to about 200 failures, because the long-run share is wanted.
+    Without failures that lose work there is only the own one. A short run is lengthened to about 200 failures, because
+    the long-run share is wanted.
     """
     notice_saves_all = plan.grace_seconds >= plan.step_seconds + plan.checkpoint_seconds
     announced = frozenset({TerminationReason.PREEMPTED}) if notice_saves_all else frozenset()
@@ -324,18 +296,14 @@ def compare_intervals(plan: SimulationPlan, trace: FailureTrace, seeds: Sequence
     def measure(steps: int) -> IntervalLoss:
         return measure_interval(replace(long_run, every_steps=steps), trace, seeds)
 
-    present = measure(plan.every_steps)
+    found = {"present": measure(plan.every_steps)}
     if math.isinf(between):
-        return IntervalComparison(present=present, young=None, daly=None, simulated=None, sweep=(present,))
-    by_young, by_daly = (formula(plan.checkpoint_seconds, between) for formula in (young_seconds, daly_seconds))
-    young, daly = measure(_steps(by_young, plan)), measure(_steps(by_daly, plan))
+        return found
+    young, daly = (formula(plan.checkpoint_seconds, between) for formula in (young_seconds, daly_seconds))
     # From a quarter to four times the formulas, on a logarithmic scale.
-    around = (max(by_daly, by_young / 2) * 2 ** (n / 3) for n in range(-6, 7))
-    swept = [measure(steps) for steps in sorted({_steps(seconds, plan) for seconds in around})]
-    best, all_measured = min(swept, key=lambda item: item.lost_share), {present, young, daly, *swept}
-    sweep = tuple(sorted(all_measured, key=lambda item: item.every_steps))
-    return IntervalComparison(present=present, young=young, daly=daly, simulated=best, sweep=sweep)
-
-
-def _steps(seconds: float, plan: SimulationPlan) -> int:
-    return min(max(round(seconds / plan.step_seconds), 1), plan.total_steps)
+    sweep = (max(daly, young / 2) * 2 ** (n / 3) for n in range(-6, 7))
+    losses = [
+        measure(min(max(round(seconds / plan.step_seconds), 1), plan.total_steps)) for seconds in (young, daly, *sweep)
+    ]
+    best = min(losses[2:], key=lambda item: item.lost_share)
+    return found | {"young": losses[0], "daly": losses[1], "simulated": best}
