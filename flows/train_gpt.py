@@ -25,7 +25,7 @@ from cairn.flows.run.attempt_evaluations import AttemptEvaluations, finish_run
 from cairn.flows.run.attempt_trainer import AttemptTrainer, record_end
 from cairn.flows.run.steps import PLAIN, Steps, result_of
 from cairn.flows.watching.deployed_continuation import name_successor
-from cairn.reports.text.post_mortem_text import describe_end, describe_left
+from cairn.reports.text.answer_text import describe_end, describe_left
 from cairn.storage.errors import Fenced, NotDurable, StorageError, StoreRefused
 from cairn.storage.logs.log_entry import CheckpointReference
 from cairn.storage.logs.run_entries import AttemptEnded, AttemptStarted

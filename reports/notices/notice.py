@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 from cairn.reports.queries import run_lookup, run_status
-from cairn.reports.text.post_mortem_text import describe_end
+from cairn.reports.text.answer_text import describe_end
 from cairn.storage.logs import registry, run_state
 from cairn.storage.stores.document import encode, stored_value
 from cairn.tasks.policy.termination import DecisionAction, FlowOutcome, flow_outcome

@@ -9,10 +9,17 @@ from cairn.tasks.text.format import format_count, format_duration, format_value,
 
 if TYPE_CHECKING:  # a command that prints one answer loads nothing for the others
     from cairn.reports.queries import data_summary, evaluations, run_simulation, run_status
+    from cairn.storage.logs import run_entries
     from cairn.storage.snapshots.snapshot_manifest import SnapshotSource
     from cairn.tasks.simulation.simulated_run import IntervalLoss
 
 _MOST_SOURCES = 20
+_LIMITS = {
+    "retries": "retries",
+    "total": "retries in all",
+    "wasted_gpu_seconds": "seconds of lost device time",
+    "samples": "samples that may be quarantined",
+}
 Facts = Mapping[str, object]
 
 
@@ -45,6 +52,17 @@ def status_facts(status: "run_status.RunStatus") -> Facts:
         **{name: text for name, text in notes.items() if text},
         "next": status.next,
     }
+
+
+def describe_left(left: Mapping[str, int | None]) -> str:
+    """Return what is left of a budget, limit by limit."""
+    limits = (f"{format_value(value)} {_LIMITS.get(name, name)}" for name, value in left.items() if value is not None)
+    return ", ".join(limits) or "no limit is set"
+
+
+def describe_end(ended: "run_entries.AttemptEnded") -> str:
+    """Return the detail of an end and the reason of its decision, once where both are the same."""
+    return "; ".join(dict.fromkeys((ended.detail, ended.decision.reason)))
 
 
 def diagnosis_blocks(diagnosis: "evaluations.Diagnosis") -> Iterator[Block]:

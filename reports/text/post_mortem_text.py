@@ -9,7 +9,7 @@ from typing import Any
 
 from cairn.reports.queries.post_mortem import AttemptFacts, PostMortem
 from cairn.reports.queries.receipts import Receipt
-from cairn.storage.logs.run_entries import AttemptEnded
+from cairn.reports.text.answer_text import describe_left
 from cairn.tasks.policy.termination import TERMINATIONS, DecisionAction, ExitCode, TerminationReason
 from cairn.tasks.text import format
 from cairn.tasks.text.output import wrap, wrap_beside
@@ -25,13 +25,7 @@ _EVIDENCE = {
     "store_error": "the store's error: {}",
     "kubernetes_reason": "Kubernetes gives the reason {}",
 }
-"""What a key of the evidence says, where it is not empty; {} stands for its value."""
-_LIMITS = {
-    "retries": "retries",
-    "total": "retries in all",
-    "wasted_gpu_seconds": "seconds of lost device time",
-    "samples": "samples that may be quarantined",
-}
+"""The sentence of each key of the evidence that is not empty; {} stands for its value."""
 
 
 def post_mortem_lines(facts: PostMortem, columns: int | None = None) -> list[str]:
@@ -329,19 +323,6 @@ def _decision(receipt: Receipt) -> Iterator[str]:
         left = describe_left(decision.left)
         yield f"the budget {decision.charged} paid for this end; left of it then: {left}"
         yield "a commit of new steps fills the retries up again"
-
-
-def describe_left(left: Mapping[str, int | None]) -> str:
-    """Return what is left of a budget, limit by limit."""
-    limits = (
-        f"{format.format_value(value)} {_LIMITS.get(name, name)}" for name, value in left.items() if value is not None
-    )
-    return ", ".join(limits) or "no limit is set"
-
-
-def describe_end(ended: AttemptEnded) -> str:
-    """Return the detail of an end and the reason of its decision, once where both are the same."""
-    return "; ".join(dict.fromkeys((ended.detail, ended.decision.reason)))
 
 
 def _measured(attempt: AttemptFacts, run_id: str) -> Iterator[str]:

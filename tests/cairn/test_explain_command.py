@@ -10,7 +10,8 @@ import pytest
 
 from cairn.reports.errors import RunNotFound
 from cairn.reports.queries.post_mortem import gather_post_mortem
-from cairn.reports.text.post_mortem_text import describe_end, post_mortem_lines
+from cairn.reports.text.answer_text import describe_end
+from cairn.reports.text.post_mortem_text import post_mortem_lines
 from cairn.storage.checkpoints.resume_point import quarantine_checkpoint
 from cairn.storage.logs.fold_cache import History
 from cairn.storage.logs.log_entry import Writer
