@@ -48,14 +48,6 @@ class WindowSummary:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SplitSummary:
-    """The numbers of shards and windows of a split."""
-
-    shards: int
-    windows: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class GroupSummary:
     """Sources that are drawn together, and the train windows that are wholly theirs.
 
@@ -70,13 +62,13 @@ class GroupSummary:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataSummary:
-    """A snapshot: its manifest, its shards and windows of `block_size` tokens by split, and some of the windows."""
+    """A snapshot: its manifest, its numbers of windows of `block_size` tokens by split, and some of the windows."""
 
     snapshot_id: str
     run_id: str | None
     manifest: SnapshotManifest
     block_size: int
-    splits: Mapping[str, SplitSummary]
+    window_counts: Mapping[str, int]
     groups: tuple[GroupSummary, ...]
     windows: tuple[WindowSummary, ...]
 
@@ -110,21 +102,15 @@ def summarize_data(store: ObjectStore, reference: str, choice: WindowChoice, *, 
     block_size = choice.block_size or found.block_size or DEFAULT_BLOCK_SIZE
     files = SnapshotFiles(store, found.snapshot_id, cache_dir)
     manifest = files.manifest
-    splits: dict[str, SplitSummary] = {
-        split: SplitSummary(
-            shards=sum(item.key.startswith(f"{split}-") for item in manifest.objects),
-            windows=(manifest.split(split).tokens - 1) // block_size,
-        )
-        for split in SPLITS
-    }
+    window_counts: dict[str, int] = {split: (manifest.split(split).tokens - 1) // block_size for split in SPLITS}
     return DataSummary(
         snapshot_id=found.snapshot_id,
         run_id=found.run_id,
         manifest=manifest,
         block_size=block_size,
-        splits=splits,
+        window_counts=window_counts,
         groups=tuple(_summarize_groups(manifest, found, block_size)),
-        windows=tuple(_summarize_windows(files, _choose_windows(manifest, splits, choice, block_size), found)),
+        windows=tuple(_summarize_windows(files, _choose_windows(manifest, window_counts, choice, block_size), found)),
     )
 
 
@@ -186,20 +172,20 @@ def _summarize_windows(
 
 
 def _choose_windows(
-    manifest: SnapshotManifest, splits: Mapping[str, SplitSummary], choice: WindowChoice, block_size: int
+    manifest: SnapshotManifest, window_counts: Mapping[str, int], choice: WindowChoice, block_size: int
 ) -> list[tuple[int, TokenSpan]]:
     """Return the number and the place of each window to show."""
 
     def place(split: SplitName, window: int) -> tuple[int, TokenSpan]:
-        count = splits[split].windows
+        count = window_counts[split]
         start = int(token_windows.first_tokens(np.array([window]), window_count=count, block_size=block_size)[0])
         return window, TokenSpan(split=split, start=start, stop=start + block_size)
 
     if choice.window is None:
-        middle, last = splits["train"].windows // 2, splits["train"].windows - 1
+        middle, last = window_counts["train"] // 2, window_counts["train"] - 1
         chosen: list[tuple[SplitName, int]] = [*(("train", it) for it in sorted({0, middle, last})), ("val", 0)]
-        return [place(split, window) for split, window in chosen if 0 <= window < splits[split].windows]
-    count = splits[choice.split].windows
+        return [place(split, window) for split, window in chosen if 0 <= window < window_counts[split]]
+    count = window_counts[choice.split]
     later = count * block_size  # those of later epochs; none goes past the end of the text
     last = manifest.split(choice.split).tokens - 1 - block_size
     if not 0 <= choice.window < later or place(choice.split, choice.window)[1].start > last:

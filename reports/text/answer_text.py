@@ -95,10 +95,10 @@ def data_blocks(summary: "data_summary.DataSummary") -> Iterator[Block]:
     facts = {"snapshot": summary.snapshot_id, "bytes": f"{sum(item.bytes for item in manifest.objects):,}"}
     facts["tokenizer"] = f"{short_digest(manifest.tokenizer_sha256)}, {ids}"
     for split, size in {"train": manifest.splits.train, "val": manifest.splits.val}.items():
-        parts = summary.splits[split]
+        shards = sum(item.key.startswith(f"{split}-") for item in manifest.objects)
         text = f"{size.tokens:,} tokens of {size.bytes:,} bytes in {size.documents:,} documents"
-        shards = f"{format_count(parts.shards, 'shard')}, {parts.windows:,} windows of {summary.block_size}"
-        facts[split] = f"{text}, {shards}"
+        windows = f"{summary.window_counts[split]:,} windows of {summary.block_size}"
+        facts[split] = f"{text}, {format_count(shards, 'shard')}, {windows}"
     facts["left out"] = ", ".join(f"{item.kind} {item.documents:,}" for item in manifest.rejected) or "nothing"
     yield facts
     yield ""

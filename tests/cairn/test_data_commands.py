@@ -83,7 +83,7 @@ def test_every_token_of_the_outer_and_the_middle_windows_leads_back_to_its_sourc
 ) -> None:
     """With bytes as tokens a window is its documents' bytes, each followed by one end of text."""
     by_name = {path.name: path for path in corpus.iterdir()}
-    count = look(store, snapshot_id, tmp_path).splits[split].windows
+    count = look(store, snapshot_id, tmp_path).window_counts[split]
     for window in sorted({0, count // 2, count - 1}):  # each look at the index is a process of its own
         (view,) = look(store, snapshot_id, tmp_path, window=window, split=split).windows
         expected = ""
@@ -101,7 +101,7 @@ def test_a_few_windows_of_both_splits_are_shown_unless_one_is_asked_for(
     store: LocalStore, snapshot_id: str, tmp_path: Path
 ) -> None:
     view = look(store, snapshot_id, tmp_path)
-    last = view.splits["train"].windows - 1
+    last = view.window_counts["train"] - 1
     assert [(shown.split, shown.window) for shown in view.windows] == [
         ("train", 0),
         ("train", (last + 1) // 2),
@@ -191,7 +191,7 @@ def test_a_window_is_shown_as_drawn_exactly_where_a_component_has_it(
     components = weighted_components(open_snapshot(store, weighted_run, tmp_path / "cache").manifest, WEIGHTED, BLOCK)
     drawn = {window for part in components for window in range(part.first_window, part.end_window)}
     edges = {edge + side for part in components for edge in (part.first_window, part.end_window) for side in (-1, 0)}
-    count = look(store, "mixed", tmp_path).splits["train"].windows
+    count = look(store, "mixed", tmp_path).window_counts["train"]
     assert len(drawn) < count
     for window in sorted(edges & set(range(count))):
         (shown,) = look(store, "mixed", tmp_path, window=window).windows
