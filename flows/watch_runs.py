@@ -20,7 +20,7 @@ def watch_runs(
     store_credentials: form.Credentials = "",
     deployment: form.Deployment = "train-gpt/train-gpt",
 ) -> FlowEnd:
-    """Look once at all runs of a store and continue those that must be, through their deployment.
+    """Poll all runs of a store once and continue those that must be, through their deployment.
 
     Args:
         store: folder or URL of the object store; empty: CAIRN_STORE, else ./cairn-store.

@@ -218,9 +218,9 @@ def watch(
     """Continue every unfinished run whose owner is gone or whose back-off is over; safe to run many times at once.
 
     Args:
-        once: look once, print what was done and why, and exit.
+        once: poll once, print what was done and why, and exit.
         deployment: continue runs by flow runs of this deployment (flow/deployment) instead of on this machine.
-        every: seconds between two looks.
+        every: seconds between two polls.
         at_most: how many runs are continued on this machine at a time.
         metrics_port: answer Prometheus on this port of 127.0.0.1 with the numbers of all runs [no port].
         otlp: send the same numbers by OpenTelemetry's protocol to where OTEL_EXPORTER_OTLP_ENDPOINT says.
@@ -233,7 +233,7 @@ def watch(
         cairn watch --otlp
     """
     if once and (metrics_port or otlp):
-        raise InvalidConfiguration("--once looks once and ends: leave out --metrics-port and --otlp, or --once")
+        raise InvalidConfiguration("--once polls once and ends: leave out --metrics-port and --otlp, or --once")
     from cairn.flows.orchestrator.prefect_settings import quieten_prefect
     from cairn.flows.orchestrator.session_server import settle_client
     from cairn.flows.watching.run_progress import WatchDisplay

@@ -1,7 +1,7 @@
 """Ends a flow run in Prefect's own words; why it ended stands first in the message, in a tag and in an event.
 
 Lists and automations of Prefect know only its own state names. A flow that no deployment has begun raises its expected
-errors instead, for whoever called it. Unexpected errors keep their traceback in both.
+errors instead, for its caller. Unexpected errors keep their traceback in both.
 """
 
 import functools

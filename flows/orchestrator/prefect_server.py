@@ -96,7 +96,7 @@ class ServerHome:
 
     @property
     def handover_file(self) -> Path:
-        """Asks a temporary server, as long as it exists, to end whoever uses it."""
+        """Asks a temporary server, as long as it exists, to end, also one that is used."""
         return self.folder / "handover"
 
     def lock_serving(self) -> int | None:

@@ -61,7 +61,7 @@ def prefect_home(environment: Mapping[str, str]) -> Path:
 
 
 def settle_prefect(environment: MutableMapping[str, str], *, say: Callable[[str], None]) -> None:
-    """Leave in the environment what Prefect may be told, and add what the user's active profile says of the server."""
+    """Leave in the environment the settings that Prefect may have, and add the server of the user's active profile."""
     home = prefect_home(environment)
     for name, value in _read_profile(environment, say).items():
         if _CLIENT.fullmatch(name) and not environment.get(name):

@@ -35,6 +35,6 @@ def all_receivers(notify: NotifyConfig) -> Sequence[Receiver]:
 
 
 def notices_of(log: run_log.RunLog) -> Iterator[Notice]:
-    """Return what the log that was read says now that is worth telling; an alias is read where it has to be."""
+    """Return the notices in the log as it was read; an alias is read where it has to be."""
     now = datetime.now(UTC)
     return find_notices(log.run_id, log.state, lambda alias: registry.Registry(log.store, alias).refresh(), now=now)

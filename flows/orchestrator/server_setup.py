@@ -37,11 +37,11 @@ ACCELERATORS = "cairn-accelerators"
 _ANSWER_SECONDS, _RELEASE_SECONDS = 10.0, 2.0
 _LEASE_SECONDS, _POLL_SECONDS, _LOOK_SECONDS = 60.0, 1.0, 0.2
 QUEUES: Mapping[str, int] = {"default": 1, "evaluate": 2, "train": 3}
-"""Short work first: a look and a sweep take seconds, an evaluation minutes, and each would wait behind training for
+"""Short work first: a poll and a sweep take seconds, an evaluation minutes, and each would wait behind training for
 hours. Training waits for what is short at most as long as that takes. It matters only where a limit is set."""
 ALERT = "cairn: a budget is exhausted, or stored data is damaged"
 ALARMING = ("budget-exhausted", "integrity", "snapshot-damaged", "object-damaged", "nothing-readable")
-"""The reasons of `cairn.flow.ended` after which nothing goes on before a person has looked."""
+"""The reasons of `cairn.flow.ended` after which nothing goes on before a person has acted."""
 _BODY = """{{ flow_run.name }} ended: {{ event.payload.reason }}
 
 {{ event.payload.message }}
@@ -160,7 +160,7 @@ async def set_up(pool: WorkPoolCreate, *, accelerators: int | None, alert_block:
     async with get_client() as client:
         try:
             await StoreCredentials.aregister_type_and_schema(client=client)
-        except ObjectAlreadyExists:  # somebody else set the server up between its look and its request
+        except ObjectAlreadyExists:  # somebody else set the server up between its check and its request
             await StoreCredentials.aregister_type_and_schema(client=client)
         changed, template, limit = [], None, None
         with suppress(ObjectNotFound):

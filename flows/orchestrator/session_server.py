@@ -31,7 +31,7 @@ class SessionServer:
     """
 
     def __init__(self, environment: MutableMapping[str, str], *, say: Callable[[str], None]) -> None:
-        """Settle what Prefect is told by this environment; `say` is told once that there is no server any more."""
+        """Settle Prefect's settings in this environment; `say` is called once when there is no server any more."""
         self._environment, self._say = environment, say
         self._own: TemporaryServer | None = None
         self._using: int | None = None
@@ -159,7 +159,7 @@ class SessionServer:
 
 
 def settle_client(environment: MutableMapping[str, str], *, say: Callable[[str], None]) -> None:
-    """Settle what Prefect is told by this environment, with the server of a running `make up` where none is named."""
+    """Settle Prefect's settings in this environment, with the server of a running `make up` where none is named."""
     prefect_settings.settle_prefect(environment, say=say)
     if not environment.get("PREFECT_API_URL"):
         with suppress(OSError):

@@ -236,7 +236,7 @@ def record_end(run: active_run.ActiveRun, evidence: Evidence, last: step_log.Hea
 
 
 def _room(run: active_run.ActiveRun) -> MemoryRoom | None:
-    """Return the memory that the next attempt has, now that the trainer is gone; None if nobody knows."""
+    """Return the memory that the next attempt has, now that the trainer is gone; None if it is not known."""
     try:
         vocab_size = read_manifest(run.log.store, run.origin.snapshot_id).vocab_size
     except StorageError:  # no reason to write no receipt

@@ -85,7 +85,7 @@ class NodeService:
         return ExitCode.INTERRUPTED if self._shutdown.signal == "SIGINT" else ExitCode.PREEMPTED
 
     def _serve(self, first: machines.SignedConnection) -> ExitCode | None:
-        """Do what the first machine says; None once it is gone, or once this one is told to leave and its ranks end."""
+        """Obey the first machine; None once it is gone, or once this one got a notice and its ranks have ended."""
         try:
             while self._notified_at is None or self._ranks is not None:
                 if select.select([first], [], [], 0.2)[0]:

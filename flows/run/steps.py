@@ -1,4 +1,4 @@
-"""The five steps of the chain as a parameter: whoever trains says what executes them."""
+"""The five steps of the chain as a parameter: the caller of the chain chooses what executes them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

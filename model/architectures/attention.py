@@ -1,4 +1,4 @@
-"""Causal self-attention: any number of key-value heads, places learned elsewhere or told by rotation, and its cache.
+"""Causal self-attention: any number of key-value heads, places learned elsewhere or given by rotation, and its cache.
 
 Sources: Vaswani et al. 2017, "Attention Is All You Need"; Ainslie et al. 2023, "GQA"; Su et al. 2021, "RoFormer";
 Henry et al. 2020, "Query-Key Normalization"; Pope et al. 2022, "Efficiently Scaling Transformer Inference", 2.1; Dao

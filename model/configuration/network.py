@@ -86,7 +86,7 @@ class ModelConfig(Section, use_attribute_docstrings=True):
     qk_norm: bool = _preset("qk_norm")
     """queries and keys are normalised by RMSNorm, each head on its own"""
     positions: Literal["learned", "rotary"] = _preset("positions")
-    """how a token's place is told: a learned table, or queries and keys rotated by it"""
+    """how a token's place is encoded: a learned table, or queries and keys rotated by it"""
     rotary_base: PositiveNumber = 1e6
     """base of the rotations' wavelengths; with rotary positions"""
     feed_forward: FeedForwardKind = _preset("feed_forward")

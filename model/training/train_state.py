@@ -26,7 +26,7 @@ WEIGHT_PREFIX = "model."
 
 
 class OwnTime:
-    """How long a rank works on a step by itself: what tells the slow one from those that wait for it.
+    """How long a rank works on a step by itself: longest on the slow one, for which the others wait.
 
     The newest step that is known: on a GPU, for which the host does not wait, an earlier one.
     """

@@ -1,1 +1,1 @@
-"""Word of the decisions in a run's log that a person wants to hear of: a command, a webhook, whatever else receives."""
+"""Notices of the decisions in a run's log: to a command, a webhook or any other receiver."""

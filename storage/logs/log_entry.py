@@ -59,7 +59,7 @@ class ForkOrigin:
     """The checkpoint of another run that a run begins with: weights, optimizer, generators and step.
 
     `quarantined_windows` are those of the same data that the other run did not draw from there on, `config` is the
-    whole configuration that the first attempt gets where nobody gives one.
+    whole configuration that the first attempt gets if it is given none.
     """
 
     run_id: str

@@ -231,7 +231,7 @@ def write_heartbeat(store: object_store.ObjectStore, run_prefix: str, heartbeat:
 
 
 def silent_seconds(store: object_store.ObjectStore, run_prefix: str, attempt: int) -> float | None:
-    """Return for how long the attempt has written no heartbeat, by the store's clock; None if that cannot be told."""
+    """Return for how long the attempt has written no heartbeat, by the store's clock; None if that is not known."""
     return store.age_seconds(heartbeat_key(run_prefix, attempt))
 
 

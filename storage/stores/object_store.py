@@ -86,7 +86,7 @@ class ObjectStore(Protocol):
         return {key: size for key in self.keys(prefix) if (size := self.size(key)) is not None}
 
     def age_seconds(self, key: str) -> float | None:
-        """Return the seconds since the object was written, by the store's clock alone; None if that cannot be told."""
+        """Return the seconds since the object was written, by the store's clock alone; None if that is not known."""
         check_key(key)
         return None
 

@@ -79,7 +79,7 @@ def error_code(error: BaseException) -> str:
 class PartSender:
     """Sends the parts of uploads from threads, over blocking connections: an event loop takes far more processor time.
 
-    Parts are not hashed for their signature: whoever reads a checkpoint checks every byte. Small objects stay signed
+    Parts are not hashed for their signature: every reader of a checkpoint checks each byte. Small objects stay signed
     whole, and with the client: nothing could ever take the place of a spoiled entry of a log.
     """
 

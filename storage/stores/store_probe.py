@@ -1,6 +1,6 @@
-"""Tests a store by real requests before it keeps a run log: create-if-absent must exclude, lists must be ordered.
+"""Tests a store by real requests before it keeps a run log: create-if-absent must be atomic, lists must be ordered.
 
-A store that looks first and writes then is only caught in between. Servers are caught by many creators at once, file
+A store that checks first and writes then is only caught in between. Servers are caught by many creators at once, file
 systems in this process by two creators that run in step, line by line.
 """
 
@@ -20,7 +20,7 @@ _STEP_SECONDS = 0.02
 _MISSED_STEPS = 16
 """How often a creator goes on alone before both run freely: they wait for a server, not for each other."""
 _PADDING = bytes(65_536)
-"""Makes a body that takes a while to arrive, between a server's look and its write."""
+"""Makes a body that takes a while to arrive, between a server's check and its write."""
 _SECOND_SUCCEEDED = "ignores If-None-Match: the second create of one key succeeded"
 _NOT_EXCLUSIVE = "so create-if-absent does not exclude"
 

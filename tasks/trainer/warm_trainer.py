@@ -113,7 +113,7 @@ class WarmTrainer:
 
 @contextmanager
 def warm_trainer() -> Iterator[WarmTrainer]:
-    """Yield a `WarmTrainer`; what it has started and nobody has acquired is discarded with the block."""
+    """Yield a `WarmTrainer`; a trainer that was started and not acquired is discarded with the block."""
     warm = WarmTrainer()
     try:
         yield warm

@@ -404,7 +404,7 @@ def test_a_number_that_cannot_be_is_a_usage_error(cairn: Cairn, option: tuple[st
 @pytest.mark.parametrize("option", [("--metrics-port", "9"), ("--otlp",)])
 def test_numbers_of_a_single_look_are_refused(cairn: Cairn, option: tuple[str, ...]) -> None:
     ended = cairn("watch", "--once", *option)
-    assert ended.code == 2 and "--once looks once and ends: leave out --metrics-port and --otlp" in ended.err
+    assert ended.code == 2 and "--once polls once and ends: leave out --metrics-port and --otlp" in ended.err
 
 
 def test_a_deployment_without_a_server_is_a_usage_error(cairn: Cairn) -> None:
