@@ -4,14 +4,11 @@ import os
 from contextlib import suppress
 from uuid import UUID
 
-from prefect import flow, get_run_logger
-from prefect.client.orchestration import get_client
+from prefect import flow, get_client, get_run_logger, runtime
 from prefect.client.schemas.actions import ArtifactCreate
-from prefect.runtime import flow_run
 
 from cairn.flows.operations.checkpoint_evaluation import plan_checkpoint
-from cairn.flows.orchestrator import flow_end, run_overview
-from cairn.flows.orchestrator import run_parameters as form
+from cairn.flows.orchestrator import flow_end, form, run_overview
 from cairn.flows.orchestrator.server_setup import take_credentials
 from cairn.flows.run.steps import result_of
 from cairn.reports.queries import evaluations, run_lookup
@@ -61,7 +58,7 @@ def evaluate_promoted(
         for item in (row.evaluation for row in view.rows if row.role == "this")
     )
     with suppress(Exception), get_client(sync_client=True) as client:  # an API that fails costs the table in the UI
-        flow_end.add_tags(client, UUID(flow_run.get_id()), {f"run:{view.run_id}"})
+        flow_end.add_tags(client, UUID(runtime.flow_run.get_id()), {f"run:{view.run_id}"})
         client.create_artifact(
             ArtifactCreate(
                 key=run_overview.artifact_key(view.run_id, "evaluations"),
@@ -70,9 +67,9 @@ def evaluate_promoted(
                 data=run_overview.evaluation_markdown(
                     view,
                     words,
-                    run_overview.find_evaluation_form(client, run_overview.kept_parameters(flow_run.get_parameters())),
+                    run_overview.find_evaluation_form(client, runtime.flow_run.get_parameters()),
                 ),
-                flow_run_id=UUID(flow_run.get_id()),
+                flow_run_id=UUID(runtime.flow_run.get_id()),
             )
         )
     logger.info("%s", words)

@@ -8,8 +8,7 @@ from random import Random
 from prefect import flow, get_run_logger
 
 from cairn.flows.operations.store_sweep import SweepOutcome, sweep_store
-from cairn.flows.orchestrator import flow_end
-from cairn.flows.orchestrator import run_parameters as form
+from cairn.flows.orchestrator import flow_end, form
 from cairn.flows.orchestrator.server_setup import take_credentials
 from cairn.storage.stores.open_store import open_store
 from cairn.tasks.configuration.addresses import choose_store

@@ -14,13 +14,12 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from prefect import Task, flow, get_run_logger, runtime
 from prefect.client.schemas.objects import State
 
-from cairn.flows.orchestrator import flow_end
-from cairn.flows.orchestrator import run_parameters as form
+from cairn.flows.orchestrator import flow_end, form
 from cairn.flows.orchestrator.flow_run import FlowRun, Witness
 from cairn.flows.orchestrator.server_setup import accelerator_slot, take_credentials
 from cairn.flows.preparation.preflight import check_before_start
 from cairn.flows.preparation.training_request import ResolvedRequest, TrainingRequest, resolve_request, with_settings
-from cairn.flows.run import active_run, run_opening, run_promotion
+from cairn.flows.run import active_run, run_promotion
 from cairn.flows.run.attempt_evaluations import AttemptEvaluations, finish_run
 from cairn.flows.run.attempt_trainer import AttemptTrainer, record_end
 from cairn.flows.run.steps import PLAIN, Steps, result_of
@@ -86,14 +85,13 @@ def train_gpt(
 
 def train(resolved: ResolvedRequest, steps: Steps, host: active_run.Host) -> FlowEnd:
     """Train a run to its end, or continue it; `steps` executes each step. Raises what refuses a run or its claim."""
-    run, end = run_opening.open_run(resolved, steps, host), None
+    run, end = active_run.open_run(resolved, steps, host), None
     with run.running_services(), accelerator_slot(run.say, is_stopping=run.is_shutting_down):
         try:
             while end is None and not run.is_over():
-                if (gathered := active_run.gather_machines(run)) is None:
+                if not active_run.gather_machines(run):
                     end = run.interrupted_end("it waited for other machines")
                     break
-                run = gathered
                 started = active_run.claim_next_attempt(run)  # fences every older attempt
                 ended = train_attempt(run, started, steps)  # the receipt: reason, charge, decision
                 if (end := end_after(run, ended)) is None:
@@ -115,7 +113,6 @@ def train_attempt(run: active_run.ActiveRun, started: AttemptStarted, steps: Ste
     """Train from the newest commit until the run is complete or something ends the attempt; append its receipt."""
     trainer, evaluations = AttemptTrainer(run, started), AttemptEvaluations(run, started.attempt)
     problem: TrainerGone | StorageError | None = None
-    run.overview.change()
     try:
         with trainer.beating():
             try:
@@ -133,7 +130,6 @@ def train_attempt(run: active_run.ActiveRun, started: AttemptStarted, steps: Ste
         evaluations.end_attempt()
         if not run.is_shutting_down():
             evaluations.wait()
-    run.overview.change()
     run.say(f"attempt {ended.attempt} ended: {ended.reason} at step {ended.last_step}: {ended.detail}")
     return ended
 
@@ -160,7 +156,7 @@ def train_segments(
                     retry=run.retry,
                     evaluations=evaluations.plans_at(step),
                 )
-                commit = beside.submit(copy_context().run, shown.commit_checkpoint, due, trainer, run.log)
+                commit = beside.submit(copy_context().run, shown.commit_checkpoint, due, trainer.wait_staged, run.log)
                 commit.add_done_callback(run.note_commit)
                 evaluations.follow(commit, step, shown)
         if commit is not None:

@@ -6,8 +6,7 @@ from prefect import flow, task
 from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound
 
-from cairn.flows.orchestrator import flow_end, run_overview
-from cairn.flows.orchestrator import run_parameters as form
+from cairn.flows.orchestrator import flow_end, form, run_overview
 from cairn.flows.preparation.training_request import TrainingRequest, choose_run_id
 from cairn.tasks.configuration.configuration_source import SetMember, expand_set, read_configuration
 from cairn.tasks.errors import InvalidConfiguration

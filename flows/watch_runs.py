@@ -5,8 +5,7 @@ from collections import Counter
 
 from prefect import flow, get_run_logger
 
-from cairn.flows.orchestrator import flow_end
-from cairn.flows.orchestrator import run_parameters as form
+from cairn.flows.orchestrator import flow_end, form
 from cairn.flows.orchestrator.server_setup import take_credentials
 from cairn.flows.watching.run_watcher import WatchAction, WatchRequest, open_watcher
 from cairn.tasks.configuration.addresses import choose_store

@@ -1,8 +1,9 @@
 """The step `commit-checkpoint`: one log entry makes a segment's staged checkpoint the run's newest."""
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from prefect import State, states, task
 
@@ -28,16 +29,13 @@ class Commit:
         return f"{self.done.step}, attempt {self.attempt}"
 
 
-class Stager(Protocol):
-    """The trainer that stages the checkpoint."""
-
-    def wait_staged(self, step: int) -> run_entries.StagedCheckpoint:
-        """Wait until the checkpoint of `step` is staged; raises `TrainerGone`."""
+WaitStaged = Callable[[int], run_entries.StagedCheckpoint]
+"""Waits until the checkpoint of a step is staged; raises `TrainerGone`."""
 
 
-def commit_checkpoint(commit: Commit, trainer: Stager, log: run_log.RunLog) -> log_entry.CheckpointReference:
+def commit_checkpoint(commit: Commit, wait_staged: WaitStaged, log: run_log.RunLog) -> log_entry.CheckpointReference:
     """Wait until it is staged; check, commit and pin it. Raises `TrainerGone`, `IntegrityError` or `Fenced`."""
-    staged, done = trainer.wait_staged(commit.done.step), commit.done
+    staged, done = wait_staged(commit.done.step), commit.done
     for attempt in commit.retry.attempts():
         with attempt:
             checkpoint.commit_checkpoint(
@@ -58,6 +56,6 @@ def committed_state(reference: log_entry.CheckpointReference) -> State[Any]:
 
 
 @task(name="commit-checkpoint", task_run_name="commit-checkpoint {commit}", persist_result=False)
-def commit_checkpoint_task(commit: Commit, trainer: Stager, log: run_log.RunLog) -> State[Any]:
+def commit_checkpoint_task(commit: Commit, wait_staged: WaitStaged, log: run_log.RunLog) -> State[Any]:
     """Commit as a task run of Prefect."""
-    return committed_state(commit_checkpoint(commit, trainer, log))
+    return committed_state(commit_checkpoint(commit, wait_staged, log))

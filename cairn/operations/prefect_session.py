@@ -19,7 +19,6 @@ from cairn.flows.orchestrator.session_server import SessionServer
 from cairn.flows.preparation import preflight
 from cairn.flows.preparation.training_request import ResolvedRequest
 from cairn.reports.exporters.exporters import run_exporters
-from cairn.reports.notices.notice_delivery import delivering_notices
 from cairn.storage.errors import StorageError
 from cairn.storage.logs.run_log import RunLog
 from cairn.tasks.attempt.attempt_claim import refuse_live_owner
@@ -66,9 +65,7 @@ def end_without_flow(log: RunLog, config: RunConfig, environment: Mapping[str, s
         return None
     with (
         run_exporters(log, config.exporters, environment, output.say),
-        delivering_notices(
-            log.store, run_notices.all_receivers(config.notify), partial(run_notices.notices_of, log), output.say
-        ),
+        run_notices.delivering_notices(log, config.notify, output.say),
         suppress(StorageError),
     ):
         sweep_run(log, config.checkpoint, suite_of(config.evaluation).sha256)

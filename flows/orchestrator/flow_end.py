@@ -11,13 +11,10 @@ from contextlib import suppress
 from typing import Any, ParamSpec
 from uuid import UUID
 
-from prefect import get_run_logger
-from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.objects import State
+from prefect import State, get_client, get_run_logger, runtime, states
+from prefect.client.orchestration import SyncPrefectClient
 from prefect.events import emit_event
 from prefect.exceptions import Abort
-from prefect.runtime import deployment, flow_run
-from prefect.states import Cancelled, Completed, Crashed, Failed
 
 from cairn.flows.errors import EXPECTED_ERRORS
 from cairn.tasks.policy.termination import FlowEnd, FlowOutcome
@@ -26,13 +23,13 @@ P = ParamSpec("P")
 FLOW_ENDED = "cairn.flow.ended"
 """The event of a flow run that did not complete; its label `cairn.reason` says why."""
 _STATES: Mapping[str, Callable[..., State[Any]]] = {
-    FlowOutcome.COMPLETED: Completed,
+    FlowOutcome.COMPLETED: states.Completed,
     # What Prefect itself calls a flow run whose machine was taken: orange, not a red failure, and no automation for
     # failures fires, for the next flow run goes on where this one was.
-    FlowOutcome.PREEMPTED: Crashed,
-    FlowOutcome.INTERRUPTED: Cancelled,
-    FlowOutcome.CANCELLED: Cancelled,
-    FlowOutcome.FENCED: Cancelled,  # another flow run has taken over: nothing is lost, and nobody need look
+    FlowOutcome.PREEMPTED: states.Crashed,
+    FlowOutcome.INTERRUPTED: states.Cancelled,
+    FlowOutcome.CANCELLED: states.Cancelled,
+    FlowOutcome.FENCED: states.Cancelled,  # another flow run has taken over: nothing is lost, and nobody need look
 }
 
 
@@ -44,8 +41,8 @@ def completed(message: str) -> FlowEnd:
 def shown_state(end: FlowEnd) -> State[Any]:
     """Return the state, named as Prefect names its own, whose message begins with the reason."""
     message = end.message if end.reason == FlowOutcome.COMPLETED else f"{end.reason}: {end.message}"
-    state: State[Any] = _STATES[end.reason](message=message) if end.reason in _STATES else Failed(message=message)
-    return state
+    make: Callable[..., State[Any]] = _STATES.get(end.reason, states.Failed)
+    return make(message=message)
 
 
 def reason_of(error: BaseException) -> str:
@@ -58,7 +55,7 @@ def as_prefect_state(body: Callable[P, FlowEnd]) -> Callable[P, State[None]]:
 
     @functools.wraps(body)
     def wrapper(*arguments: P.args, **keywords: P.kwargs) -> State[None]:
-        is_deployed = deployment.get_id() is not None
+        is_deployed = runtime.deployment.get_id() is not None
         try:
             end = body(*arguments, **keywords)
         except EXPECTED_ERRORS as error:
@@ -66,9 +63,9 @@ def as_prefect_state(body: Callable[P, FlowEnd]) -> Callable[P, State[None]]:
                 raise
             get_run_logger().error("%s", error)
             end = FlowEnd(reason=reason_of(error), message=str(error))
-        state, flow_run_id = shown_state(end), flow_run.get_id()
+        state, flow_run_id = shown_state(end), runtime.flow_run.get_id()
         if not state.is_completed() and flow_run_id:
-            report_reason(end, flow_run_id, flow_run.get_name() or "")
+            report_reason(end, flow_run_id, runtime.flow_run.get_name() or "")
             if is_deployed:  # for a returned state the engine would log a long traceback
                 with suppress(Exception), get_client(sync_client=True) as client:
                     client.set_flow_run_state(UUID(flow_run_id), state, force=True)

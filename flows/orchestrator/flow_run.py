@@ -1,25 +1,31 @@
-"""The flow run that shows a run: known at once where a deployment began it, made later for a command's run.
+"""The flow run that shows a run, and its cancellation by a person.
 
-A command's run is shown by a witness, which has its own thread: it starts the server after the first step, and whatever
-Prefect does or does not do costs pages, never a step, a commit or an exit code.
+A deployment's flow run is known at once; that of a command's run is made later.
+The witness of a command's run has its own thread: it starts the server after the first step, and whatever Prefect does
+or does not do costs pages, never a step, a commit or an exit code.
 """
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from queue import SimpleQueue
 from typing import Any, Protocol
 from uuid import UUID, uuid4
 
-from prefect import Flow, Task
-from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect import Flow, State, Task, get_client, states
+from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import LogCreate
-from prefect.client.schemas.objects import State
-from prefect.states import Failed, Running
 from prefect.types import DateTime
+
+from cairn.flows.orchestrator.prefect_server import is_ephemeral_server
+from cairn.tasks.attempt.preemption_notice import is_cancelled_in_slurm
+from cairn.tasks.attempt.shutdown_signal import ShutdownSignal
+from cairn.tasks.machine.process_scopes import running_beside
 
 Request = Callable[[SyncPrefectClient, UUID], object]
 """Something to ask of the server for this flow run."""
+_POLL_SECONDS = 3.0
 _QUEUED = 2_000  # requests that wait for a server; later ones are left out
 _LAST_SECONDS = 60.0
 """How long the end of a short run waits for its server: as long as a slow machine takes to start one."""
@@ -95,7 +101,7 @@ class Witness:
 
         def begin(client: SyncPrefectClient, flow_run_id: UUID) -> None:
             key = str(task_run_id)
-            client.create_task_run(task, flow_run_id, key, id=task_run_id, name=name, state=Running())
+            client.create_task_run(task, flow_run_id, key, id=task_run_id, name=name, state=states.Running())
 
         def end(client: SyncPrefectClient, flow_run_id: UUID) -> None:
             client.set_task_run_state(task_run_id, ended[-1], force=True)
@@ -104,7 +110,7 @@ class Witness:
         try:
             yield ended
         except BaseException as error:
-            ended.append(Failed(message=f"{type(error).__name__}: {error}"))
+            ended.append(states.Failed(message=f"{type(error).__name__}: {error}"))
             raise
         finally:
             self._ask(end)
@@ -139,7 +145,7 @@ class Witness:
                 return
             with suppress(Exception), get_client(sync_client=True) as client:  # whatever Prefect does, the run goes on
                 parameters = dict(self.flow_run.parameters)
-                made = client.create_flow_run(self._flow, name=self.name, parameters=parameters, state=Running())
+                made = client.create_flow_run(self._flow, name=self.name, parameters=parameters, state=states.Running())
                 self.flow_run.settle(str(made.id))
                 while (request := self._requests.get()) is not None and not self._server.is_lost:
                     with suppress(Exception):  # an API that fails costs this line
@@ -147,3 +153,51 @@ class Witness:
         finally:
             self._is_over = True
             self.flow_run.settle(None)
+
+
+class CancellationWatch:
+    """Polls the state of one flow run, once there is one, in its own thread: Prefect sends no signal by itself."""
+
+    def __init__(self, flow_run: FlowRun, shutdown: ShutdownSignal) -> None:
+        # A person cannot reach the temporary server of a command.
+        self._flow_run = FlowRun() if is_ephemeral_server(os.environ) else flow_run
+        self._shutdown = shutdown
+        self._poll_now, self._answered = threading.Event(), threading.Event()
+        self._cancelling = False
+        self._cancelled_in_slurm: bool | None = None
+
+    def watching(self) -> AbstractContextManager[None]:
+        """Poll every few seconds while the block runs; a cancellation requests the shutdown."""
+        if not self._flow_run.is_expected:
+            return nullcontext()
+        return running_beside(self._poll, name="cancellation", join_seconds=0.0)
+
+    def is_cancelling(self) -> bool:
+        """Return whether it is cancelled; after a shutdown request it asks first, and a slow answer counts as no."""
+        if self._flow_run.id is not None and self._shutdown.signal and not self._cancelling:
+            self._answered.clear()
+            self._poll_now.set()
+            self._answered.wait(_POLL_SECONDS)
+        if not self._cancelling and self._cancelled_in_slurm is None and self._shutdown.signal == "SIGTERM":
+            self._cancelled_in_slurm = is_cancelled_in_slurm(os.environ)
+        return self._cancelling or bool(self._cancelled_in_slurm)
+
+    @property
+    def where(self) -> str:
+        """Where a person cancelled it."""
+        return "Slurm" if self._cancelled_in_slurm else "Prefect"
+
+    def _poll(self, stop: threading.Event) -> None:
+        if (flow_run_id := self._flow_run.wait_id()) is None:
+            return
+        with suppress(Exception), get_client(sync_client=True) as client:  # whatever the API does, training goes on
+            while not stop.is_set():
+                self._poll_now.clear()
+                with suppress(Exception):  # an API that does not answer is no cancellation
+                    state = client.read_flow_run(flow_run_id).state
+                    self._cancelling = state is not None and (state.is_cancelling() or state.is_cancelled())
+                self._answered.set()
+                if self._cancelling:
+                    self._shutdown.request("cancelled in Prefect", "a person cancelled it in Prefect")
+                    return
+                self._poll_now.wait(_POLL_SECONDS)

@@ -1,12 +1,14 @@
 """The notices of a run and all their receivers: beside a command and a webhook a notification block of Prefect."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from cairn.flows.orchestrator.prefect_settings import import_prefect
+from cairn.reports.notices import notice_delivery
 from cairn.reports.notices.notice import Notice, find_notices
-from cairn.reports.notices.notice_delivery import Receiver, make_receivers
 from cairn.storage.logs import registry, run_log
 from cairn.tasks.configuration.settings import NotifyConfig
 from cairn.tasks.text import output
@@ -29,12 +31,19 @@ class BlockReceiver:
         block.notify(notice.text, subject=f"cairn: {notice.run_id}: {notice.kind}")
 
 
-def all_receivers(notify: NotifyConfig) -> Sequence[Receiver]:
+def all_receivers(notify: NotifyConfig) -> Sequence[notice_delivery.Receiver]:
     """Return every receiver that the configuration of this machine names."""
-    return [*make_receivers(notify), *([BlockReceiver(notify.block)] if notify.block else [])]
+    return [*notice_delivery.make_receivers(notify), *([BlockReceiver(notify.block)] if notify.block else [])]
 
 
 def notices_of(log: run_log.RunLog) -> Iterator[Notice]:
     """Return the notices in the log as it was read; an alias is read where it has to be."""
     now = datetime.now(UTC)
     return find_notices(log.run_id, log.state, lambda alias: registry.Registry(log.store, alias).refresh(), now=now)
+
+
+def delivering_notices(
+    log: run_log.RunLog, notify: NotifyConfig, say: Callable[[str], None]
+) -> AbstractContextManager[None]:
+    """Deliver the notices of one run, whose log others read, while the block runs."""
+    return notice_delivery.delivering_notices(log.store, all_receivers(notify), partial(notices_of, log), say)

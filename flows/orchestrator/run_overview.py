@@ -17,13 +17,12 @@ from typing import Any
 from urllib.parse import quote
 from uuid import NAMESPACE_URL, UUID, uuid5
 
-from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect import State, get_client, states
+from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas import filters
 from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
-from prefect.client.schemas.objects import State, StateType
 from prefect.events import emit_event
 from prefect.exceptions import ObjectNotFound
-from prefect.states import Crashed
 
 from cairn.flows.orchestrator.flow_end import add_tags
 from cairn.flows.orchestrator.flow_run import FlowRun
@@ -34,6 +33,7 @@ from cairn.reports.text import display_tables as tables
 from cairn.storage.logs import run_log, run_state
 from cairn.storage.stores.document import sha256
 from cairn.tasks.configuration.settings import METRIC
+from cairn.tasks.machine.process_scopes import running_beside
 from cairn.tasks.policy.termination import TERMINATIONS, TerminationReason
 
 MOST_LOST_FLOW_RUNS = 20
@@ -69,16 +69,12 @@ class EvaluationForm:
         return f"Measure `{reference}` again under {', '.join(links)}"
 
 
-def kept_parameters(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters of a flow run that its evaluations need too."""
-    return {name: given[name] for name in ("store", "store_credentials") if given.get(name)}
-
-
-def find_evaluation_form(client: SyncPrefectClient, kept: Mapping[str, Any]) -> EvaluationForm | None:
-    """Return the form, None where the deployment is not registered; raises the API's other errors."""
+def find_evaluation_form(client: SyncPrefectClient, given: Mapping[str, Any]) -> EvaluationForm | None:
+    """Return the form for a flow run's parameters, None where it is not registered; raises the API's other errors."""
     with suppress(ObjectNotFound):
         deployment_id = client.read_deployment_by_name("evaluate-promoted/evaluate-promoted").id
         suites = tuple(sorted(Path("deployments/suites").glob("*.toml")))
+        kept = {name: given[name] for name in ("store", "store_credentials") if given.get(name)}
         return EvaluationForm(deployment_id=deployment_id, kept=kept, suites=suites)
     return None
 
@@ -178,15 +174,14 @@ class RunOverview:
 
     def __init__(self, log: run_log.RunLog, flow_run: FlowRun) -> None:
         self._log, self._flow_run = log, flow_run
-        self._changed, self._ended = threading.Event(), threading.Event()
         self._began = time.monotonic()
         self._told = {attempt.started.attempt for attempt in log.state.attempts if attempt.ended is not None}
         self._drawn: Drawing | None = None
-        self._curve = self._shown = self._name = self._question = ""
+        self._curve = self._shown = self._name = ""
+        self.question = ""  # that a person is asked
         self._tags: set[str] = set()
         self._artifact_id: UUID | None = None
         self._are_lost_closed = False
-        self._kept = kept_parameters(flow_run.parameters)
         self._form: EvaluationForm | None = None
 
     @contextmanager
@@ -195,49 +190,36 @@ class RunOverview:
         if not self._flow_run.is_expected:
             yield
             return
-        thread = threading.Thread(target=self._publish_all, name="overview", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            self._flow_run.want()
-            self._ended.set()
-            self._changed.set()
-            thread.join(10.0)
+        with running_beside(self._publish_all, name="overview", join_seconds=10.0):
+            try:
+                yield
+            finally:
+                self._flow_run.want()
 
-    def change(self) -> None:
-        """Mark that the log has changed."""
-        self._changed.set()
-
-    def show_question(self, markdown: str) -> None:
-        """Show what a person is asked, until this is called with an empty text."""
-        self._question = markdown
-        self._changed.set()
-
-    def _publish_all(self) -> None:
+    def _publish_all(self, stop: threading.Event) -> None:
         if (flow_run_id := self._flow_run.wait_id()) is None:
             return
+        published, is_last = None, False
         with suppress(Exception), get_client(sync_client=True) as client:
-            last = False
-            while not last:
-                self._changed.wait()
-                last = self._ended.wait(_TOGETHER_SECONDS)
-                self._changed.clear()
-                with suppress(Exception):  # an API that fails costs one version of a table
-                    self._publish(client, flow_run_id)
+            while not is_last:
+                is_last = stop.wait(_TOGETHER_SECONDS)
+                if is_last or published != (self._log.seq, self.question):
+                    published = self._log.seq, self.question
+                    with suppress(Exception):  # an API that fails costs one version of a table
+                        self._publish(client, flow_run_id, is_last=is_last)
 
-    def _publish(self, client: SyncPrefectClient, flow_run_id: UUID) -> None:
+    def _publish(self, client: SyncPrefectClient, flow_run_id: UUID, *, is_last: bool) -> None:
         self._emit_ended()
         self._name_and_tag(client, flow_run_id)
         now, ended = time.monotonic(), sum(attempt.ended is not None for attempt in self._log.state.attempts)
         age = now - self._began
         is_curve_due = is_due(self._drawn, now_seconds=now, age_seconds=age, ended_attempts=ended)
-        if (self._ended.is_set() or is_curve_due) and (markdown := curve_markdown(self._log)) is not None:
+        if (is_last or is_curve_due) and (markdown := curve_markdown(self._log)) is not None:
             drawn_at = time.monotonic()
             self._drawn = Drawing(at_seconds=drawn_at, cost_seconds=drawn_at - now, ended_attempts=ended)
             self._curve = markdown
-        self._form = self._form or find_evaluation_form(client, self._kept)
-        page = overview_markdown(self._log, self._curve, self._question, self._form)
+        self._form = self._form or find_evaluation_form(client, self._flow_run.parameters)
+        page = overview_markdown(self._log, self._curve, self.question, self._form)
         if page != self._shown:
             key, words = artifact_key(self._log.run_id), f"run {self._log.run_id}, after entry {self._log.seq}"
             if self._artifact_id is None:  # a flow run that was suspended has one
@@ -309,9 +291,9 @@ def _end_lost(client: SyncPrefectClient, state: run_state.RunState, flow_run_id:
     if not (lost := list(lost_flow_runs(state, flow_run_id))):
         return
     message = f"lost: its process is gone; flow run {flow_run_id} went on in its place"
-    ending: State[Any] = Crashed(message=message)
-    ending_segment: State[Any] = Crashed(name=TERMINATIONS[TerminationReason.LOST].task_state, message=message)
-    unfinished = {"type": {"any_": [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING]}}
+    ending: State[Any] = states.Crashed(message=message)
+    ending_segment: State[Any] = states.Crashed(name=TERMINATIONS[TerminationReason.LOST].task_state, message=message)
+    unfinished = {"type": {"any_": ["RUNNING", "PENDING", "CANCELLING"]}}
     task_runs = filters.TaskRunFilter.model_validate({"flow_run_id": {"any_": lost}, "state": unfinished})
     flow_runs = filters.FlowRunFilter.model_validate({"id": {"any_": lost}, "state": unfinished})
     for task_run in client.read_task_runs(task_run_filter=task_runs, limit=200):

@@ -32,6 +32,7 @@ from pydantic import Field, SecretStr
 
 from cairn.flows.orchestrator.flow_end import FLOW_ENDED
 from cairn.tasks.errors import InvalidConfiguration
+from cairn.tasks.machine.process_scopes import running_beside
 
 ACCELERATORS = "cairn-accelerators"
 _ANSWER_SECONDS, _RELEASE_SECONDS = 10.0, 2.0
@@ -90,29 +91,27 @@ def accelerator_slot(
     if not runtime.flow_run.get_id():
         yield
         return
-    slot = _Slot()
-    context = copy_context()  # a thread's own would not know this server
-    thread = threading.Thread(target=context.run, args=(slot.hold,), name="accelerator-slot", daemon=True)
-    thread.start()
-    try:
+    slot, context = _Slot(), copy_context()  # a thread's own context would not know this server
+
+    def hold(left: threading.Event) -> None:
+        context.run(slot.hold, left)
+
+    with running_beside(hold, name="accelerator-slot", join_seconds=_RELEASE_SECONDS):
         slot.wait(say, is_stopping, most_seconds)
         yield
-    finally:
-        slot.left.set()
-        thread.join(_RELEASE_SECONDS)
 
 
 class _Slot:
     """Asks for the place, renews it and gives it back in a thread of its own, so that no slow API delays the flow."""
 
     def __init__(self) -> None:
-        self.taken, self.ready, self.left = threading.Event(), threading.Event(), threading.Event()
+        self.taken, self.ready = threading.Event(), threading.Event()
 
-    def hold(self) -> None:
+    def hold(self, left: threading.Event) -> None:
         with suppress(Exception), get_client(sync_client=True) as client:  # an API that fails costs the place
-            lease = self._acquire(client) if runtime.deployment.get_id() is not None else None
+            lease = self._acquire(client, left) if runtime.deployment.get_id() is not None else None
             self.ready.set()
-            while lease is not None and not self.left.wait(_LEASE_SECONDS / 3):
+            while lease is not None and not left.wait(_LEASE_SECONDS / 3):
                 client.renew_concurrency_lease(lease, _LEASE_SECONDS)
             if lease is not None:
                 client.release_concurrency_slots_with_lease(lease)
@@ -127,9 +126,9 @@ class _Slot:
         if is_told and not self.ready.is_set() and not is_stopping():
             say(f"no place of {ACCELERATORS} became free: goes on all the same")
 
-    def _acquire(self, client: SyncPrefectClient) -> UUID | None:
+    def _acquire(self, client: SyncPrefectClient, left: threading.Event) -> UUID | None:
         """Return the lease, or None where there is no such limit or it is switched off."""
-        while not self.left.is_set():
+        while not left.is_set():
             try:
                 ask = client.increment_concurrency_slots_with_lease
                 given = ask([ACCELERATORS], 1, "concurrency", _LEASE_SECONDS).json()
@@ -138,7 +137,7 @@ class _Slot:
                 if error.response.status_code != 423:  # locked
                     raise
             self.taken.set()
-            self.left.wait(_POLL_SECONDS)
+            left.wait(_POLL_SECONDS)
         return None
 
 

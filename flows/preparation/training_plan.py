@@ -14,7 +14,7 @@ from cairn.reports.queries.run_status import BudgetStatus, RunPhase, count_budge
 from cairn.storage.logs import run_log, step_log
 from cairn.storage.snapshots import data_snapshot, snapshot_manifest
 from cairn.tasks.configuration.run_configuration import RunConfig
-from cairn.tasks.data import corpus, snapshot_build, snapshot_lookup
+from cairn.tasks.data import corpus, document, snapshot_build, snapshot_lookup
 from cairn.tasks.evaluator.evaluation_suite import suite_of
 from cairn.tasks.policy.attempt_sizes import AttemptSizes, next_sizes
 
@@ -141,17 +141,30 @@ def _action(log: run_log.RunLog) -> tuple[PlanAction, str]:
 
 def _data(log: run_log.RunLog, config: RunConfig, base_dir: Path) -> PlannedData:
     """Return the data of a run, or of one that would be opened; raises `InvalidCorpus` for unusable sources."""
-    opened, data = log.state.opened, config.data
+    opened, data, sources = log.state.opened, config.data, tuple[document.Source, ...]()
+    found: snapshot_lookup.SnapshotReference | None
     if opened is not None:
-        return _snapshot_data(opened.data_snapshot, data_snapshot.read_manifest(log.store, opened.data_snapshot))
-    if data.snapshot:
-        chosen = snapshot_lookup.find_by_id(log.store, data.snapshot)
-        return _snapshot_data(chosen.snapshot_id, chosen.manifest)
-    sources = corpus.preview_corpus(data, base_dir)
-    if built := snapshot_build.find_built(log.store, data, base_dir, sources):
-        return _snapshot_data(built.snapshot_id, built.manifest)
+        manifest = data_snapshot.read_manifest(log.store, opened.data_snapshot)
+        found = snapshot_lookup.SnapshotReference(snapshot_id=opened.data_snapshot, manifest=manifest, reused=True)
+    elif data.snapshot:
+        found = snapshot_lookup.find_by_id(log.store, data.snapshot)
+    else:
+        sources = corpus.preview_corpus(data, base_dir)
+        found = snapshot_build.find_built(log.store, data, base_dir, sources)
+    if found is not None:
+        manifest, train, val = found.manifest, found.manifest.split("train"), found.manifest.split("val")
+        return PlannedData(
+            snapshot_id=found.snapshot_id,
+            sources={source.name: source.bytes for source in manifest.sources},
+            train_tokens=train.tokens,
+            val_tokens=val.tokens,
+            train_bytes=train.bytes,
+            val_bytes=val.bytes,
+            val_fraction=manifest.val_fraction,
+            vocab_size=manifest.vocab_size,
+        )
     sizes: dict[snapshot_manifest.SplitName, int] = {}
-    if all(source.sha256 or source.border is not None for source in sources):  # else there is much, and it was not read
+    if all(source.sha256 or source.border is not None for source in sources):  # else there is much, not looked at
         sizes = dict.fromkeys(snapshot_manifest.SPLITS, 0)
         for split, size_bytes in (size for source in sources for size in source.sizes(data.val_fraction)):
             sizes[split] += size_bytes
@@ -161,20 +174,6 @@ def _data(log: run_log.RunLog, config: RunConfig, base_dir: Path) -> PlannedData
         val_bytes=sizes.get("val"),
         val_fraction=data.val_fraction,
         vocab_size=preflight.wanted_vocab_size(data, base_dir),
-    )
-
-
-def _snapshot_data(snapshot_id: str, manifest: snapshot_manifest.SnapshotManifest) -> PlannedData:
-    train, val = manifest.split("train"), manifest.split("val")
-    return PlannedData(
-        snapshot_id=snapshot_id,
-        sources={source.name: source.bytes for source in manifest.sources},
-        train_tokens=train.tokens,
-        val_tokens=val.tokens,
-        train_bytes=train.bytes,
-        val_bytes=val.bytes,
-        val_fraction=manifest.val_fraction,
-        vocab_size=manifest.vocab_size,
     )
 
 

@@ -1,65 +1,43 @@
-"""A run while this process trains it: what all its attempts share, and how it claims the next one."""
+"""A run while this process trains it: how it is opened or joined, what its attempts share, how the next is claimed.
+
+The first of several processes decides data, weights and numerics, in the log; the others join.
+"""
 
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from cairn.flows.orchestrator.cancellation import CancellationWatch
-from cairn.flows.orchestrator.flow_run import FlowRun
-from cairn.flows.orchestrator.run_notices import all_receivers, notices_of
+from cairn.flows.operations.checkpoint_evaluation import plan_evaluation
+from cairn.flows.orchestrator import flow_run, run_notices
 from cairn.flows.orchestrator.run_overview import RunOverview
-from cairn.flows.run.progress import Progress
+from cairn.flows.preparation import preflight, training_request
+from cairn.flows.run.progress import Progress, TextProgress
+from cairn.flows.run.steps import Steps
+from cairn.model.estimates.numerics import choose_threads, thread_candidates
 from cairn.reports.exporters.exporters import run_exporters
-from cairn.reports.notices.notice_delivery import delivering_notices
-from cairn.storage.checkpoints.sweep import SweepReport
-from cairn.storage.errors import StorageError
+from cairn.reports.queries.run_lookup import configuration_document
 from cairn.storage.logs import log_entry, run_entries, run_log, run_state
-from cairn.storage.stores import object_store
+from cairn.storage.snapshots.data_snapshot import TOKENIZER, SnapshotFiles, read_manifest
+from cairn.storage.stores import object_store, store_probe
 from cairn.tasks.attempt import attempt_claim, attempt_end, preemption_notice, shutdown_signal
-from cairn.tasks.configuration import run_configuration
-from cairn.tasks.evaluator.evaluation_run import EvaluationPlan
+from cairn.tasks.checkpoints.retention import sweep_run
+from cairn.tasks.configuration.run_configuration import RunConfig
+from cairn.tasks.configuration.stored_configuration import check_drift, keep_numerics, left_out
+from cairn.tasks.data import document, snapshot_build
+from cairn.tasks.evaluator.evaluator_process import refuse_command
 from cairn.tasks.machine import machine_speed, placement
+from cairn.tasks.machine.process_scopes import BackgroundWork
 from cairn.tasks.policy import attempt_sizes, curve_statistics
 from cairn.tasks.policy.termination import FlowEnd, FlowOutcome
 from cairn.tasks.text.format import format_count, one_line
-from cairn.tasks.trainer import trainer_group, warm_trainer
-from cairn.tasks.trainer.machines import Machines
-
-
-class BackgroundSweep:
-    """Sweeps of one run beside its training, never two at once; none delays or fails the run."""
-
-    def __init__(self, sweep: Callable[[], SweepReport], say: Callable[[str], None]) -> None:
-        """Prepare without reading; `sweep` has a log reader of its own, so that commits never wait for it."""
-        self._sweep, self._say = sweep, say
-        self._idle = threading.Event()
-        self._idle.set()
-
-    def start(self) -> None:
-        """Start a sweep unless one is running; what that one misses, the next one deletes."""
-        if self._idle.is_set():
-            self._idle.clear()
-            threading.Thread(target=self._run, name="sweep", daemon=True).start()
-
-    def finish(self) -> None:
-        """Sweep once more after the running sweep, when no attempt is open and no evaluation is outstanding."""
-        self._idle.wait()
-        self.start()
-        self._idle.wait()
-
-    def _run(self) -> None:
-        try:
-            self._sweep()
-        except StorageError as error:
-            self._say(f"  a sweep stopped, the next one continues: {one_line(str(error), 200)}")
-        finally:
-            self._idle.set()
+from cairn.tasks.tokenize_and_split import Text
+from cairn.tasks.trainer import initial_weights, machines, trainer_group, trainer_protocol, warm_trainer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,11 +46,10 @@ class Host:
 
     shutdown: shutdown_signal.ShutdownSignal
     warm: warm_trainer.WarmTrainer
-    flow_run: FlowRun
+    flow_run: flow_run.FlowRun
     continued_by: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ActiveRun:
     """An opened run, how this machine starts its trainers, and the services beside its training.
 
@@ -80,25 +57,39 @@ class ActiveRun:
     other machines, `too_few_machines` that it was in vain.
     """
 
-    log: run_log.RunLog
-    config: run_configuration.RunConfig
-    host: Host
-    start_over: bool
-    micro_batch: int | None
-    evaluation: EvaluationPlan
-    origin: attempt_end.DataOrigin
-    group: trainer_group.TrainerGroup
-    work_dir: Path
-    threads: int
-    progress: Progress
-    sweep: BackgroundSweep
-    overview: RunOverview
-    cancellation: CancellationWatch
-    retry: object_store.RetryPolicy
-    machines: Machines
-    gathering_seconds: float = 0.0
-    too_few_machines: str = ""
-    throughput: curve_statistics.ThroughputWatch = field(default_factory=curve_statistics.ThroughputWatch)
+    def __init__(
+        self,
+        log: run_log.RunLog,
+        config: RunConfig,
+        host: Host,
+        origin: attempt_end.DataOrigin,
+        *,
+        start_over: bool,
+        micro_batch: int | None,
+    ) -> None:
+        """Prepare the services; none runs yet."""
+        self.log, self.config, self.host, self.origin = log, config, host, origin
+        self.start_over, self.micro_batch = start_over, micro_batch
+        self.group = trainer_group.trainer_group(config.training, os.environ)
+        self.machines = machines.Machines(self.group.nodes)
+        self.gathering_seconds, self.too_few_machines = 0.0, ""
+        self.work_dir = placement.trainer_folder(os.environ, log.run_id)
+        self.threads = placement.resolve_threads(config.training.threads)
+        self.evaluation = plan_evaluation(
+            config,
+            origin.snapshot_id,
+            placement.work_folder(os.environ),
+            threads=max(1, self.threads // 2),  # training has priority
+            faults=os.environ.get("CAIRN_FAULTS", ""),
+        )
+        self.progress = Progress(config.training.steps, echo=host.flow_run.echo)
+        self.throughput = curve_statistics.ThroughputWatch()
+        self.retry = object_store.run_retry_policy(config.checkpoint.patience_seconds, self.say)
+        reader = run_log.RunLog(log.store, log.run_id)  # a log of its own, so that commits never wait for a sweep
+        sweep = partial(sweep_run, reader, config.checkpoint, self.evaluation.suite.sha256)
+        self.sweep = BackgroundWork(sweep, self._say_sweep_stopped, name="sweep")
+        self.overview = RunOverview(log, host.flow_run)
+        self.cancellation = flow_run.CancellationWatch(host.flow_run, host.shutdown)
 
     def say(self, message: str) -> None:
         """Print a line for people."""
@@ -113,8 +104,10 @@ class ActiveRun:
         if commit.exception() is None:
             reference = commit.result()
             self.say(f"  committed step {reference.step}: {reference.prefix}")
-            self.overview.change()
             self.sweep.start()
+
+    def _say_sweep_stopped(self, error: Exception) -> None:
+        self.say(f"  a sweep stopped, the next one continues: {one_line(str(error), 200)}")
 
     def is_over(self) -> bool:
         """Read the log; return whether the run is finished and no attempt is open."""
@@ -153,9 +146,7 @@ class ActiveRun:
             self.overview.published(),
             self.host.shutdown.on_shutdown(lambda: self.host.flow_run.settle(None)),  # it leaves: none is waited for
             run_exporters(self.log, self.config.exporters, os.environ, self.say),
-            delivering_notices(
-                self.log.store, all_receivers(self.config.notify), partial(notices_of, self.log), self.say
-            ),
+            run_notices.delivering_notices(self.log, self.config.notify, self.say),
             self.cancellation.watching(),
             self.host.shutdown.listening(rules.signal),
             preemption_notice.polling_notices(
@@ -168,6 +159,102 @@ class ActiveRun:
 def starter(environment: Mapping[str, str], default: str = "person") -> str:
     """Return who starts this run again: as the batch script or manifest says, else the default."""
     return environment.get("CAIRN_CONTINUED_BY", "").strip() or default
+
+
+def open_run(resolved: training_request.ResolvedRequest, steps: Steps, host: Host) -> ActiveRun:
+    """Return the run ready for its next attempt, opened first where the log does not know it; raises `ConfigDrift`."""
+    log = resolved.open_log()
+    opened = log.refresh().opened
+    is_new, memory = opened is None, None
+    config = training_request.configure_run(resolved, log.state, os.environ)
+    group = trainer_group.trainer_group(config.training, os.environ)
+    if config.training.micro_batch == "auto" and not log.state.attempts:  # before a warm trainer takes its share
+        memory = preflight.available_memory(config.training, group)
+    if log.state.finished is None:
+        host.warm.start(placement.trainer_folder(os.environ, log.run_id))
+    if opened is None:
+        opened = _record_opening(log, config, resolved.base_dir, steps, host)
+        config = keep_numerics(config, opened.config)  # another process may have been first
+    check_drift(opened.config, config, run_id=log.run_id)
+    manifest = read_manifest(log.store, opened.data_snapshot) if is_new or memory else None
+    host.warm.set_command(group.command())
+    origin = attempt_end.DataOrigin(
+        snapshot_id=opened.data_snapshot,
+        data=config.data if resolved.configuration or is_new else None,
+        base_dir=resolved.base_dir,
+        cache_dir=placement.work_folder(os.environ) / "snapshots",
+    )
+    chosen = preflight.choose_micro_batch(config, manifest.vocab_size, memory) if memory and manifest else None
+    run = ActiveRun(log, config, host, origin, start_over=resolved.request.start_over, micro_batch=chosen)
+    if is_new and manifest:
+        train, val = manifest.split("train").tokens, manifest.split("val").tokens
+        run.say(document.describe_split(train, val, "tokens", manifest.val_fraction))
+    if resolved.configuration is None:
+        _say_ignored(run)
+    return run
+
+
+def _say_ignored(run: ActiveRun) -> None:
+    """Name what the log says and this machine does not do, and what to do."""
+    commands = (plan.suite.name for plan in run.evaluation.following if refuse_command(plan.suite, os.environ))
+    not_taken = left_out(configuration_document(run.log.state))
+    if ignored := ", ".join((*not_taken, *(f"the command of evaluator {name}" for name in commands))):
+        how = "give the configuration file, --set section.key=value, or CAIRN_SECTION__KEY in the environment"
+        run.say(f"not taken from the run's log: {ignored}; {how}")
+
+
+def _choose_threads(config: RunConfig, warm: warm_trainer.WarmTrainer, work_dir: Path) -> tuple[int, str]:
+    """Return the threads of each trainer process, and why; one process on a CPU measures steps with fewer."""
+    training, group = config.training, trainer_group.trainer_group(config.training, os.environ)
+    if training.threads != "auto":
+        return training.threads, "as configured"
+    cores = max(1, placement.usable_cores() // group.processes)
+    if cores == 1 or group.size > 1 or training.device == "mps" or machine_speed.trains_on_cuda(training.device):
+        return choose_threads({}, cores)
+    trial = trainer_protocol.ThreadTrial(model=config.model, training=training, candidates=thread_candidates(cores))
+    return choose_threads(warm.time_threads(trial, work_dir), cores)
+
+
+def _record_opening(
+    log: run_log.RunLog, wanted: RunConfig, base_dir: Path, steps: Steps, host: Host
+) -> run_entries.RunOpened:
+    """Append run-opened with data, initial weights and this machine's fastest numerics; return the log's entry."""
+    store_probe.probe_store(log.store)
+    folder, work_dir = placement.work_folder(os.environ), placement.trainer_folder(os.environ, log.run_id)
+    text, ask = Text(data=wanted.data, base_dir=base_dir, cache_dir=folder), partial(host.warm.measure_speed, work_dir)
+    choosing = machine_speed.numerics_beside(wanted.training, wanted.model, folder, ask)
+    with choosing as mode, TextProgress().showing() as show:
+        snapshot = steps.tokenize_and_split(text, log.store, show)
+    snapshot_build.check_block_size(snapshot.manifest, wanted.model.block_size, wanted.data)
+    initial = None
+    if wanted.training.init_from is not None:
+        files = SnapshotFiles(log.store, snapshot.snapshot_id, folder / "snapshots")
+        initial = initial_weights.keep_initial_weights(
+            log.store,
+            initial_weights.InitialDirectory(wanted.training.init_from, base_dir),
+            wanted.model,
+            tokenizer_json=files.path(TOKENIZER).read_text(encoding="utf-8"),
+            vocab_size=files.manifest.vocab_size,
+        )
+    chosen = wanted.with_mode(precision=mode().precision, kernels=mode().kernels)
+    threads, threads_why = _choose_threads(chosen, host.warm, work_dir)
+    chosen = chosen.with_mode(precision=mode().precision, kernels=mode().kernels, threads=threads)
+    body = run_entries.RunOpened(
+        run_id=log.run_id,
+        model_family=chosen.model_family,
+        config=chosen.frozen(),
+        config_sha256=chosen.frozen_sha256(),
+        data_snapshot=snapshot.snapshot_id,
+        total_steps=chosen.training.steps,
+        code_version=placement.code_version(),
+        initial_weights_sha256=initial,
+        threads_why=threads_why,
+        nodes_wanted=trainer_group.trainer_group(chosen.training, os.environ).nodes,
+        continued_by=host.continued_by,
+    )
+    opened = log.append(lambda state: body if state.opened is None else None, writer=log_entry.this_writer()).opened
+    assert opened is not None
+    return opened
 
 
 def claim_next_attempt(run: ActiveRun) -> run_entries.AttemptStarted:
@@ -195,29 +282,30 @@ def claim_next_attempt(run: ActiveRun) -> run_entries.AttemptStarted:
     return started
 
 
-def gather_machines(run: ActiveRun) -> ActiveRun | None:
-    """Return the run with the machines of its next attempt, or with `too_few_machines`; None at a notice to leave."""
+def gather_machines(run: ActiveRun) -> bool:
+    """Wait for the machines of the next attempt; False at a notice to leave. See `gathering_seconds`."""
     rules, wanted = run.config.machines, run.machines.nodes
     if wanted == 1:
-        return run
-    here, seconds = 1, 0.0
+        return True
+    here = 1
+    run.gathering_seconds = 0.0
     if not (failed := placement.check_machine(rules)):
         began = time.monotonic()
         if run.machines.gather(0.0, is_stopping=run.is_shutting_down) < wanted:
             run.say(f"waits for {wanted} machines, with this one, at {run.group.rendezvous} …")
         here = run.machines.gather(rules.wait_seconds, is_stopping=run.is_shutting_down)
-        seconds = time.monotonic() - began
+        run.gathering_seconds = seconds = time.monotonic() - began
         if run.is_shutting_down():
-            return None
+            return False
         if here < min(rules.at_least or wanted, wanted):
             failed = f"{here} of {wanted} machines were here after {seconds:.0f} s"
         elif here < wanted:
             run.say(f"goes on with {here} of {wanted} machines: no more have come within {seconds:.0f} s")
     # Too few are claimed by the first machine alone: of several, not every number can share the micro-batches.
-    group = replace(run.group, nodes=1 if failed else here)
+    run.group, run.too_few_machines = replace(run.group, nodes=1 if failed else here), failed
     if not failed:
-        run.host.warm.set_command(group.command())
-    return replace(run, group=group, gathering_seconds=seconds, too_few_machines=failed)
+        run.host.warm.set_command(run.group.command())
+    return True
 
 
 def _claim(

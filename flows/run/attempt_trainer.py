@@ -14,7 +14,7 @@ from cairn.storage.errors import Fenced, StorageError
 from cairn.storage.logs import log_entry, run_entries, step_log
 from cairn.storage.snapshots.data_snapshot import read_manifest
 from cairn.tasks.attempt import attempt_claim, injected_faults
-from cairn.tasks.attempt.attempt_end import AttemptOver, Usage, end_attempt
+from cairn.tasks.attempt.attempt_end import AttemptOver, end_attempt
 from cairn.tasks.attempt.watchdog import HangDetector, HeartbeatGap, detecting_hangs
 from cairn.tasks.errors import TrainerGone
 from cairn.tasks.machine.process_memory import MemoryReading, MemoryWatch, sampling
@@ -220,13 +220,7 @@ def record_end(run: active_run.ActiveRun, evidence: Evidence, last: step_log.Hea
     over = AttemptOver(
         attempt=last.attempt,
         evidence=evidence,
-        usage=Usage(
-            last_step=last.step,
-            tokens=last.tokens,
-            gpu_seconds=last.gpu_seconds,
-            peak=last.peak,
-            starting_seconds=last.starting_seconds,
-        ),
+        last=last,
         jitter=random.random(),
         room=_room(run) if classify(evidence).reason is TerminationReason.OOM else None,
     )

@@ -14,16 +14,13 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.objects import State
+from prefect import State, get_client, runtime, states, suspend_flow_run
+from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.responses import SetStateStatus
-from prefect.flow_runs import suspend_flow_run
-from prefect.input.run_input import keyset_from_paused_state, run_input_subclass_from_type
-from prefect.runtime import deployment
+from prefect.input.run_input import RunInput, keyset_from_paused_state
 from prefect.settings import PREFECT_API_URL
-from prefect.states import Paused
 from prefect.utilities.urls import url_for
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from cairn.flows.operations import checkpoint_offer
 from cairn.flows.orchestrator import flow_end, prefect_server
@@ -43,10 +40,8 @@ _SLACK_SECONDS = 3600.0
 """Prefect fails a flow run that resumes after Prefect's own deadline, so that is later than ours."""
 
 
-class PromotionApproval(BaseModel):
+class PromotionApproval(RunInput):
     """The form that a person fills in."""
-
-    model_config = ConfigDict(extra="forbid")
 
     approve: bool = Field(description="yes: the alias points at this checkpoint from now on; no: it is refused")
     by: str = Field(min_length=1, description="who you are, for the record")
@@ -71,7 +66,7 @@ def offer_best(run: ActiveRun, steps: Steps) -> FlowEnd:
         return flow_end.completed(f"{how}; {before}")
     if rules.needs_approval and isinstance(foreseen, Promoted):
         answer = ask(run, registry, foreseen, run.config.promotion.approval_timeout_seconds)
-        run.overview.show_question("")
+        run.overview.question = ""
         if isinstance(answer, str):
             named = f"{candidate.run_id}@{candidate.reference.step}"
             left = checkpoint_offer.describe_earlier_decision(registry, candidate, None) or (
@@ -118,14 +113,13 @@ def ask(run: ActiveRun, registry: Registry, proposal: Promoted, timeout_seconds:
     flow_run_id = run.host.flow_run.wait_id(_ASKED_SECONDS) if is_named else None
     if flow_run_id is None:
         return "no Prefect server is named (PREFECT_API_URL) where a person could be asked"
-    form: Any = run_input_subclass_from_type(PromotionApproval)
-    form = form.with_initial_data(description=describe(proposal, registry.state.champion))
+    form: Any = PromotionApproval.with_initial_data(description=describe(proposal, registry.state.champion))
     key = sha256(f"{proposal.alias} {proposal.manifest_sha256}".encode())[:32]
     try:
         with get_client(sync_client=True) as client:
             asked_before = client.read_flow_run(flow_run_id).empirical_policy.pause_keys or set()
-            if not deployment.get_id():
-                paused: State[Any] = Paused(timeout_seconds=int(timeout_seconds + _SLACK_SECONDS), pause_key=key)
+            if not runtime.deployment.get_id():
+                paused: State[Any] = states.Paused(timeout_seconds=int(timeout_seconds + _SLACK_SECONDS), pause_key=key)
                 keyset = keyset_from_paused_state(paused)
                 paused.state_details.run_input_keyset = {str(name): stored for name, stored in keyset.items()}
                 answer = client.set_flow_run_state(flow_run_id, paused)
@@ -170,7 +164,7 @@ def _announce(run: ActiveRun, proposal: Promoted, timeout_seconds: float) -> Non
         f"may {alias} point at {named}? It waits for approval until {until}: resume flow run {flow_run_id} in "
         f"Prefect, {url_for('flow-run', obj_id=flow_run_id)}, or `cairn promote {named}` in another terminal"
     )
-    run.overview.show_question(
+    run.overview.question = (
         f"**May `{alias}` point at `{named}`? It waits for approval until {until}.** "
         f"[Open the flow run](../../runs/flow-run/{flow_run_id}) and choose Resume (in its menu): a form asks for the "
         f"answer. `cairn promote {named}`, typed by a person, is a yes too."
@@ -195,6 +189,5 @@ def _wait(client: SyncPrefectClient, run: ActiveRun, registry: Registry, proposa
     return f"{run.host.shutdown.signal} came before an answer"
 
 
-def _approval(answer: BaseModel) -> promotion.Approval:
-    given = PromotionApproval.model_validate(answer.model_dump())
+def _approval(given: PromotionApproval) -> promotion.Approval:
     return promotion.Approval(is_given=given.approve, by=given.by, why=given.why)

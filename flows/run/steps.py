@@ -21,7 +21,7 @@ class Steps:
 
     tokenize_and_split: Callable[[tokenize_and_split.Text, ObjectStore, ProgressListener], SnapshotReference]
     train_segment: Callable[[train_segment.Segment, train_segment.Trainer], train_segment.Trained]
-    commit_checkpoint: Callable[[commit_checkpoint.Commit, commit_checkpoint.Stager, RunLog], CheckpointReference]
+    commit_checkpoint: Callable[[commit_checkpoint.Commit, commit_checkpoint.WaitStaged, RunLog], CheckpointReference]
     evaluate: Callable[[evaluate.Measurement, RunLog, Callable[[], bool]], evaluate.Evaluated]
     promote: Callable[[promote.Offer, RunLog], promote.OfferDecision]
 

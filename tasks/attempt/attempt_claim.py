@@ -15,7 +15,7 @@ from cairn.storage.checkpoints.resume_point import newest_verified
 from cairn.storage.errors import NothingReadable, StorageError
 from cairn.storage.logs import log_entry, run_entries, run_log, run_state, step_log
 from cairn.storage.stores.object_store import ObjectStore
-from cairn.tasks.attempt.attempt_end import AttemptOver, Usage, write_receipt
+from cairn.tasks.attempt.attempt_end import AttemptOver, write_receipt
 from cairn.tasks.attempt.injected_faults import injected_faults
 from cairn.tasks.configuration.settings import BudgetsConfig, LeaseConfig
 from cairn.tasks.errors import BudgetExhausted, InvalidConfiguration, LiveOwner
@@ -156,23 +156,16 @@ def _next_attempt(
 
 
 def _end_as_lost(log: run_log.RunLog, owner: run_state.AttemptRecord, claimant: Claimant) -> None:
-    heartbeat = step_log.read_heartbeat(log.store, log.prefix, owner.started.attempt)
-    usage = Usage(last_step=owner.started.first_step, tokens=0, gpu_seconds=0.0, last_seen_at=owner.started_at)
-    if heartbeat is not None:
-        usage = Usage(
-            last_step=heartbeat.step,
-            tokens=heartbeat.tokens,
-            gpu_seconds=heartbeat.gpu_seconds,
-            peak=heartbeat.peak,
-            starting_seconds=heartbeat.starting_seconds,
-            last_seen_at=heartbeat.at or owner.started_at,
-        )
+    number = owner.started.attempt
+    last = step_log.read_heartbeat(log.store, log.prefix, number) or step_log.Heartbeat(
+        attempt=number, beat=0, step=owner.started.first_step, train_loss=None, tokens=0, gpu_seconds=0.0
+    )
     evidence = failures.Evidence(
-        heartbeat_step=usage.last_step,
+        heartbeat_step=last.step,
         kubernetes_reason=claimant.kubernetes_reason(owner.started.placement.host),
         injected=injected_faults(log.store, log.prefix, owner.started),
     )
-    over = AttemptOver(attempt=owner.started.attempt, evidence=evidence, usage=usage)
+    over = AttemptOver(attempt=number, evidence=evidence, last=last, last_seen_at=last.at or owner.started_at)
 
     def decide(state: run_state.RunState) -> run_entries.AttemptEnded | None:
         if state.open_attempt is None or state.open_attempt.started.attempt != over.attempt:

@@ -13,10 +13,11 @@ from typing import Any
 from cairn.model.configuration.data import DataConfig
 from cairn.storage.checkpoints.resume_point import quarantine_checkpoint
 from cairn.storage.errors import Fenced, IntegrityError, ObjectMissing
-from cairn.storage.logs.log_entry import DevicePeak, Writer
+from cairn.storage.logs.log_entry import Writer
 from cairn.storage.logs.run_entries import AttemptEnded, DataQuarantined
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.logs.run_state import RunState
+from cairn.storage.logs.step_log import Heartbeat
 from cairn.storage.stores.document import decode, encode
 from cairn.tasks.configuration.settings import BudgetsConfig
 from cairn.tasks.policy import attempt_sizes, failures, termination
@@ -24,24 +25,16 @@ from cairn.tasks.policy.budgets import FailureImpact, Policy, decide
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Usage:
-    """How far an attempt got and what it used, as far as is known; see `AttemptEnded`."""
-
-    last_step: int
-    tokens: int
-    gpu_seconds: float
-    peak: DevicePeak | None = None
-    starting_seconds: float | None = None
-    last_seen_at: datetime | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptOver:
-    """The facts of an ended attempt; `jitter` in [0, 1) shortens the next delay, `room` is the memory for it."""
+    """The facts of an ended attempt: `last` is how far it got, `last_seen_at` when that was if it was lost.
+
+    `jitter` in [0, 1) shortens the next delay, `room` is the memory for the next attempt.
+    """
 
     attempt: int
     evidence: failures.Evidence
-    usage: Usage
+    last: Heartbeat
+    last_seen_at: datetime | None = None
     jitter: float = 0.0
     room: attempt_sizes.MemoryRoom | None = None
 
@@ -118,12 +111,12 @@ def write_receipt(
     state: RunState, failure: failures.Failure, over: AttemptOver, *, policy: Policy, remedy: Remedy = NO_REMEDY
 ) -> AttemptEnded:
     """Return the entry that ends the open attempt of `state`, including the decision on what follows."""
-    owner, number, usage = state.open_attempt, over.attempt, over.usage
+    owner, number, last = state.open_attempt, over.attempt, over.last
     if owner is None or owner.started.attempt != number:
         raise ValueError(f"attempt {number} is not open: only the open attempt can be ended")
     useful = owner.committed_gpu_seconds
-    gpu_seconds = max(usage.gpu_seconds, useful)
-    last_step = max(usage.last_step, owner.last_committed_step or 0)
+    gpu_seconds = max(last.gpu_seconds, useful)
+    last_step = max(last.step, owner.last_committed_step or 0)
     before = {window for item in state.quarantines if item.attempt != number for window in item.windows}
     sizes, training = attempt_sizes.sizes_of(owner.started), owner.started.config.get("training", {})
     lighter = attempt_sizes.lighter_sizes(
@@ -147,16 +140,16 @@ def write_receipt(
         detail=failure.detail,
         fingerprint=failure.fingerprint,
         last_step=last_step,
-        tokens=max(usage.tokens, owner.committed_tokens),
+        tokens=max(last.tokens, owner.committed_tokens),
         gpu_seconds=gpu_seconds,
         useful_gpu_seconds=useful,
         wasted_gpu_seconds=gpu_seconds - useful,
         stderr_tail=over.evidence.stderr_tail,
         decision=policy(state, failure, impact),
         evidence=evidence_document(over.evidence),
-        peak=usage.peak,
-        starting_seconds=usage.starting_seconds,
-        last_seen_at=usage.last_seen_at,
+        peak=last.peak,
+        starting_seconds=last.starting_seconds,
+        last_seen_at=over.last_seen_at,
     )
 
 

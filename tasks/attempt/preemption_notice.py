@@ -4,7 +4,10 @@ Sources: AWS "Spot Instance interruption notices" and "Use the Instance Metadata
 is no notice); Google "Preemptible VM instances" and "Get maintenance event notices" (a live migration is no notice).
 """
 
+import math
 import os
+import re
+import subprocess
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -175,6 +178,36 @@ def kubernetes_reason(environment: Mapping[str, str], host: str) -> str:
     return next((words[1] for words in map(str.split, reversed(lines)) if len(words) == 2 and words[0] == host), "")
 
 
+def is_cancelled_in_slurm(environment: Mapping[str, str]) -> bool:
+    """Whether this process belongs to a job that was ended by `scancel`; False if Slurm does not answer.
+
+    Slurm sends the same signal before a preemption, a requeue and a time limit (`scontrol show job` of Slurm 22.05,
+    observed after each of the four).
+    """
+    job = environment.get("SLURM_JOB_ID", "")
+    if not job.isdigit():
+        return False
+    command = ["scontrol", "--oneliner", "show", "job", job]
+    try:
+        shown = subprocess.run(command, capture_output=True, text=True, timeout=5.0, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return is_cancelled(shown)
+
+
+def is_cancelled(shown: str) -> bool:
+    """Whether `scontrol show job` describes a job that `scancel` ended."""
+    # While it ends, it is only COMPLETING; but it was not preempted, has run (a job that is queued again has not, by
+    # its new start) and is not out of time.
+    words = dict(word.split("=", 1) for word in shown.split() if "=" in word)
+    state = words.get("JobState", "")
+    if state.startswith("CANCELLED"):
+        return True
+    if state != "COMPLETING" or words.get("PreemptTime", "None") != "None":
+        return False
+    return 0 < _seconds(words.get("RunTime", "")) < (_seconds(words.get("TimeLimit", "")) or math.inf)
+
+
 def _answer(url: str, headers: Mapping[str, str], *, method: str = "GET") -> _Answer:
     request = Request(url, headers=dict(headers), method=method)
     try:  # the service is on this machine, never behind a proxy
@@ -187,3 +220,10 @@ def _answer(url: str, headers: Mapping[str, str], *, method: str = "GET") -> _An
             return _Answer(status=error.code, body="", flavor="")
     except (OSError, HTTPException, ValueError) as error:
         raise MetadataUnavailable(f"{url}: {error}") from error
+
+
+def _seconds(duration: str) -> int:
+    """Return the seconds of [days-]hours:minutes:seconds, 0 for anything else, such as UNLIMITED."""
+    found = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", duration)
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups()) if found else (0, 0, 0, 0)
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds

@@ -1,4 +1,4 @@
-"""Scopes of a block in this process: a daemon thread beside it, or no search for garbage."""
+"""Daemon threads beside this process's own work, and a block without a search for garbage."""
 
 import gc
 import threading
@@ -54,6 +54,35 @@ def repeating_beside(
 
     with running_beside(body, name=name, join_seconds=join_seconds):
         yield
+
+
+class BackgroundWork:
+    """Work of the same kind in a daemon thread, never two at once; `report` gets the error of one that failed."""
+
+    def __init__(self, work: Callable[[], object], report: Callable[[Exception], None], *, name: str) -> None:
+        self._work, self._report, self._name = work, report, name
+        self._idle = threading.Event()
+        self._idle.set()
+
+    def start(self) -> None:
+        """Start it unless it is running."""
+        if self._idle.is_set():
+            self._idle.clear()
+            threading.Thread(target=self._run, name=self._name, daemon=True).start()
+
+    def finish(self) -> None:
+        """Wait for the running one, do the work once more, and wait for that."""
+        self._idle.wait()
+        self.start()
+        self._idle.wait()
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        except Exception as error:
+            self._report(error)
+        finally:
+            self._idle.set()
 
 
 @contextmanager

@@ -21,7 +21,8 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from cairn.storage.logs import log_entry, run_entries, run_log, run_state
-from cairn.tasks.attempt.attempt_end import AttemptOver, Remedy, Usage, write_receipt
+from cairn.storage.logs.step_log import Heartbeat
+from cairn.tasks.attempt.attempt_end import AttemptOver, Remedy, write_receipt
 from cairn.tasks.configuration.settings import BudgetsConfig
 from cairn.tasks.policy.budgets import FailureImpact, Policy, decide
 from cairn.tasks.policy.failures import Evidence, Failure
@@ -216,8 +217,9 @@ def _end(
     windows = tuple(range(first, first + samples))
     remedy = Remedy(windows=windows, repaired_objects=("an object",) * event.repaired_objects)
     gpu_seconds = state.attempts[-1].committed_gpu_seconds + span.seconds.lost * plan.devices
-    usage = Usage(last_step=span.last_step, tokens=0, gpu_seconds=gpu_seconds)
-    over = AttemptOver(attempt=state.latest_attempt, evidence=Evidence(), usage=usage)
+    number = state.latest_attempt
+    last = Heartbeat(attempt=number, beat=0, step=span.last_step, train_loss=None, tokens=0, gpu_seconds=gpu_seconds)
+    over = AttemptOver(attempt=number, evidence=Evidence(), last=last)
     receipt = write_receipt(state, failure, over, policy=policy, remedy=remedy)
     if windows and receipt.decision.action == DecisionAction.RESUME:
         body = run_entries.DataQuarantined(

@@ -17,8 +17,9 @@ from cairn.storage.logs.fold_cache import History
 from cairn.storage.logs.log_entry import Writer
 from cairn.storage.logs.run_entries import AttemptEnded, DataQuarantined, Decision
 from cairn.storage.logs.run_state import RefusedEntry
+from cairn.storage.logs.step_log import Heartbeat
 from cairn.storage.stores.local_store import LocalStore
-from cairn.tasks.attempt.attempt_end import AttemptOver, Usage, write_receipt
+from cairn.tasks.attempt.attempt_end import AttemptOver, write_receipt
 from cairn.tasks.configuration.settings import BudgetsConfig
 from cairn.tasks.policy.budgets import decide
 from cairn.tasks.policy.failures import ErrorKind, Evidence, ExceptionReport, classify
@@ -38,9 +39,10 @@ def end_by(
     run: FabricatedRun, evidence: Evidence, *, step: int, writer: Writer | None = None, **budgets: Any
 ) -> AttemptEnded:
     """End the open attempt as the real parent does: classified, decided, on record."""
-    usage = Usage(last_step=step, tokens=step, gpu_seconds=step / 5)
     state = run.log.refresh()
-    over = AttemptOver(attempt=state.latest_attempt, evidence=evidence, usage=usage)
+    number = state.latest_attempt
+    last = Heartbeat(attempt=number, beat=1, step=step, train_loss=None, tokens=step, gpu_seconds=step / 5)
+    over = AttemptOver(attempt=number, evidence=evidence, last=last)
     body = write_receipt(state, classify(evidence), over, policy=partial(decide, BudgetsConfig(**budgets)))
     own = Writer(host="elsewhere", pid=1, attempt=state.latest_attempt)
     run.log.append(lambda state: body, writer=writer or own)

@@ -114,7 +114,7 @@ def steps_in_flow(monkeypatch: pytest.MonkeyPatch, url: str) -> int:
     def open_run(resolved: ResolvedRequest, *services: object) -> None:
         raise Reached(configure_run(resolved, RunState(), {}).training.steps)
 
-    monkeypatch.setattr(module.run_opening, "open_run", open_run)
+    monkeypatch.setattr(module.active_run, "open_run", open_run)
     monkeypatch.setattr(module, "check_before_start", lambda *arguments: None)
     monkeypatch.setattr(module, "get_run_logger", logging.getLogger)
     with pytest.raises(Reached) as reached:

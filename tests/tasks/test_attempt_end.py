@@ -8,8 +8,9 @@ import pytest
 from cairn.model.configuration.data import DataConfig
 from cairn.storage.errors import Fenced
 from cairn.storage.logs.run_log import RunLog
+from cairn.storage.logs.step_log import Heartbeat
 from cairn.storage.stores.local_store import LocalStore
-from cairn.tasks.attempt.attempt_end import AttemptOver, DataOrigin, Usage, end_attempt
+from cairn.tasks.attempt.attempt_end import AttemptOver, DataOrigin, end_attempt
 from cairn.tasks.configuration.settings import BudgetsConfig
 from cairn.tasks.data.snapshot_build import build_snapshot
 from cairn.tasks.policy.failures import ErrorKind, Evidence, ExceptionReport
@@ -40,11 +41,9 @@ class Scene:
         origin = DataOrigin(
             snapshot_id=self.snapshot_id, data=BYTES, base_dir=self.folder, cache_dir=self.folder / "cache"
         )
-        over = AttemptOver(
-            attempt=self.log.state.latest_attempt,
-            evidence=Evidence(**evidence),
-            usage=Usage(last_step=12, tokens=100, gpu_seconds=9.0),
-        )
+        number = self.log.state.latest_attempt
+        last = Heartbeat(attempt=number, beat=1, step=12, train_loss=None, tokens=100, gpu_seconds=9.0)
+        over = AttemptOver(attempt=number, evidence=Evidence(**evidence), last=last)
         settings = budgets or BudgetsConfig()
         return end_attempt(self.log, over, budgets=settings, origin=origin, writer=writer(over.attempt))
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cairn.flows.orchestrator.cancellation import CancellationWatch, is_cancelled, is_cancelled_in_slurm
-from cairn.flows.orchestrator.flow_run import FlowRun
+from cairn.flows.orchestrator.flow_run import CancellationWatch, FlowRun
+from cairn.tasks.attempt.preemption_notice import is_cancelled, is_cancelled_in_slurm
 from cairn.tasks.attempt.shutdown_signal import ShutdownSignal
 
 CANCELLED = (

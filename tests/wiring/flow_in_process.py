@@ -22,9 +22,8 @@ from cairn.flows.orchestrator.flow_run import FlowRun
 from cairn.flows.preparation.preflight import check_before_start
 from cairn.flows.preparation.training_request import ResolvedRequest, TrainingRequest, resolve_request
 from cairn.flows.run import active_run
-from cairn.flows.run.active_run import ActiveRun, Host
+from cairn.flows.run.active_run import ActiveRun, Host, open_run
 from cairn.flows.run.attempt_trainer import AttemptTrainer, record_end
-from cairn.flows.run.run_opening import open_run
 from cairn.flows.run.steps import PLAIN, Steps
 from cairn.flows.train_gpt import train
 from cairn.storage.logs.run_entries import AttemptEnded, AttemptStarted
@@ -204,6 +203,6 @@ def answer_for_evaluators(patch: pytest.MonkeyPatch, world: FlowWorld) -> None:
         warm.waited.append(seconds)
 
     patch.setattr(ActiveRun, "wait", note_wait)
-    patch.setattr(evaluation_run, "run_evaluator", world.evaluators.run)
+    patch.setattr(evaluation_run.evaluator_process, "run_evaluator", world.evaluators.run)
     patch.setenv("CAIRN_CACHE", str(world.folder / "cache"))
     patch.setenv("PYTHONPATH", str(ROOT))

@@ -215,14 +215,12 @@ def how_long_other_machines_are_waited_for_and_how_many_are_enough(bench: Bench)
     soon = "machines.wait_seconds=0.25"
     for enough in ("0", "2", "4"):
         with bench.flow.opened(soon, f"machines.at_least={enough}") as run:
-            missing = gather_machines(run)
-            assert missing is not None and missing.too_few_machines.startswith("1 of 3 machines were here after")
-            assert train_attempt(missing, claim_next_attempt(missing), PLAIN).reason == "too-few-machines"
+            assert gather_machines(run) and run.too_few_machines.startswith("1 of 3 machines were here after")
+            assert train_attempt(run, claim_next_attempt(run), PLAIN).reason == "too-few-machines"
     with bench.flow.opened(soon, "machines.at_least=1") as run:
-        alone = gather_machines(run)
-        assert alone is not None and 0.25 <= alone.gathering_seconds < 60
-        started = claim_next_attempt(alone)
-    assert started.gathering_seconds == alone.gathering_seconds
+        assert gather_machines(run) and 0.25 <= run.gathering_seconds < 60
+        started = claim_next_attempt(run)
+    assert started.gathering_seconds == run.gathering_seconds
     assert (started.placement.nodes, started.placement.nodes_wanted, started.placement.world_size) == (1, 3, 1)
 
 
@@ -236,8 +234,7 @@ def what_a_machine_passes_before_it_joins(bench: Bench) -> None:
         ("/bin/true", "1 of 2 machines"),
     ):
         with bench.flow.opened("machines.wait_seconds=0.25", f"machines.check={command}") as run:
-            missing = gather_machines(run)
-            assert missing is not None and said in missing.too_few_machines
+            assert gather_machines(run) and said in run.too_few_machines
 
 
 @acts("watchdog.factor", "watchdog.floor_seconds")

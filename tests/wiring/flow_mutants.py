@@ -4,9 +4,8 @@ from tests.wiring.mutant import key, mutant
 
 TRAINER = "flows/run/attempt_trainer.py"
 EVALUATIONS = "flows/run/attempt_evaluations.py"
-ACTIVE = CLAIM = "flows/run/active_run.py"
+ACTIVE = CLAIM = OPENING = "flows/run/active_run.py"
 FLOW = "flows/train_gpt.py"
-OPENING = "flows/run/run_opening.py"
 TESTS = "tests/wiring/test_flow.py"
 SPEC = f"{TESTS}::test_the_spec_that_a_trainer_is_sent_says_what_configuration_and_log_say"
 STARTED = f"{TESTS}::test_an_attempt_records_what_it_was_started_with"
@@ -120,13 +119,7 @@ FLOW_MUTANTS = (
         "return None",
         f"{TESTS}::test_a_limit_in_seconds_ends_segments_by_the_speed_of_the_last_step",
     ),
-    mutant(
-        "receipt-without-tokens",
-        TRAINER,
-        "            tokens=last.tokens,\n            gpu_seconds=last.gpu_seconds,\n",
-        "            tokens=0,\n            gpu_seconds=last.gpu_seconds,\n",
-        COUNTED,
-    ),
+    mutant("receipt-without-tokens", TRAINER, "tokens=last.tokens if last else 0", "tokens=0", COUNTED),
     mutant(
         "remedy-without-room",
         TRAINER,
@@ -245,18 +238,22 @@ FLOW_MUTANTS = (
     mutant(
         "sweep-beside-training-of-defaults",
         OPENING,
-        "RunLog(log.store, log.run_id), config.checkpoint,",
-        "RunLog(log.store, log.run_id), type(config.checkpoint)(),",
+        "partial(sweep_run, reader, config.checkpoint,",
+        "partial(sweep_run, reader, type(config.checkpoint)(),",
         STAY,
     ),
     mutant(
-        "sweep-knows-no-losses", OPENING, "config.checkpoint, evaluation.suite.sha256", 'config.checkpoint, ""', STAY
+        "sweep-knows-no-losses",
+        OPENING,
+        "config.checkpoint, self.evaluation.suite.sha256",
+        'config.checkpoint, ""',
+        STAY,
     ),
     mutant(
         "flow-of-default-patience",
         OPENING,
-        "run_retry_policy(config.checkpoint.patience_seconds, progress.say)",
-        "run_retry_policy(600.0, progress.say)",
+        "run_retry_policy(config.checkpoint.patience_seconds, self.say)",
+        "run_retry_policy(600.0, self.say)",
         key("how_long_the_store_is_waited_for"),
     ),
     mutant(

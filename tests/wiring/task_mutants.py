@@ -49,7 +49,7 @@ TASK_MUTANTS = (
     ),
     mutant(
         "sources-of-a-log-are-opened",
-        "flows/run/run_opening.py",
+        "flows/run/active_run.py",
         "data=config.data if resolved.configuration or is_new else None,",
         "data=config.data,",
         f"{LOG}::test_a_damaged_shard_is_not_rebuilt_from_sources_that_only_the_log_names",

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from cairn.flows.run import run_opening
+from cairn.flows.run import active_run
 from cairn.model.data.token_windows import TokenWindows
 from cairn.model.errors import InvalidInput
 from cairn.model.training.parallel import SINGLE_RANK
@@ -269,7 +269,7 @@ def the_threads_of_the_process(bench: Bench) -> None:
     assert channel.threads == 3
     warm = NotedWarmTrainer()
     warm.step_seconds |= {4: 0.3, 2: 0.011, 1: 0.01}
-    bench.patch.setattr(run_opening, "usable_cores", lambda: 4)
+    bench.patch.setattr(active_run.placement, "usable_cores", lambda: 4)
     with bench.flow.opened("training.threads=auto", warm=warm) as run:
         assert run.config.training.threads == run.threads == 2 and run.evaluation.threads == 1
     opened = bench.flow.log.state.opened

@@ -236,8 +236,8 @@ TRAINING_MUTANTS = (
     mutant("trainer-of-one-thread", TRAINER, "threads=spec.threads", "threads=1", key("the_threads_of_the_process")),
     mutant(
         "threads-that-nobody-measured",
-        "flows/run/run_opening.py",
-        "choose_threads(warm.time_threads(trial, trainer_folder(os.environ, run_id)), cores)",
+        "flows/run/active_run.py",
+        "choose_threads(warm.time_threads(trial, work_dir), cores)",
         "choose_threads({}, cores)",
         key("the_threads_of_the_process"),
     ),
