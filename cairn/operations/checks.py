@@ -92,7 +92,7 @@ def _store(url: str) -> str:
     store = open_store(url)
     probe_store(store, creators=PROBE_CREATORS, rounds=PROBE_ROUNDS)
     race = f"{PROBE_ROUNDS} races of {PROBE_CREATORS} creators, one winner each"
-    return f"{store.url}: writable, create-if-absent excludes ({race})"
+    return f"{store.url}: writable, create-if-absent is atomic ({race})"
 
 
 def _prefect() -> str:

@@ -25,11 +25,11 @@ FLOW_ENDED = "cairn.flow.ended"
 _STATES: Mapping[str, Callable[..., State[Any]]] = {
     FlowOutcome.COMPLETED: states.Completed,
     # What Prefect itself calls a flow run whose machine was taken: orange, not a red failure, and no automation for
-    # failures fires, for the next flow run goes on where this one was.
+    # failures fires, because the next flow run goes on where this one was.
     FlowOutcome.PREEMPTED: states.Crashed,
     FlowOutcome.INTERRUPTED: states.Cancelled,
     FlowOutcome.CANCELLED: states.Cancelled,
-    FlowOutcome.FENCED: states.Cancelled,  # another flow run has taken over: nothing is lost, and nobody need look
+    FlowOutcome.FENCED: states.Cancelled,  # another flow run continues it: nothing is lost, nothing is to be done
 }
 
 

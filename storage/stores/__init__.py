@@ -1,1 +1,1 @@
-"""Object stores that exclude: local files and S3."""
+"""Object stores with an atomic create-if-absent: local files and S3."""

@@ -1,6 +1,6 @@
-"""A store in a local folder, with a create that excludes and survives power loss.
+"""A store in a local folder, with an atomic create-if-absent that survives power loss.
 
-fsspec's local `mode='create'` is exists-then-open and does not exclude. Temporary names start with a dot; keys do not.
+fsspec's local `mode='create'` is exists-then-open, so not atomic. Temporary names start with a dot; keys do not.
 Below the root, nothing is written or deleted through a symbolic link, and links are followed only within it.
 """
 

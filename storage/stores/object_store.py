@@ -41,7 +41,7 @@ class UnfinishedWrite:
 
 
 class ObjectStore(Protocol):
-    """Immutable objects below one root, with a create that excludes.
+    """Immutable objects below one root, with an atomic create-if-absent.
 
     Every method raises StoreUnavailable if the store gives no clear answer, and StoreRefused if it refuses, so that a
     retry cannot help. A store that inherits has no unfinished writes and no local files, unless it says otherwise.

@@ -16,7 +16,7 @@ from cairn.storage.stores import local_store, redaction
 from cairn.storage.stores.object_store import ObjectStore, P, RetryPolicy, T
 
 _NOT_SPOKEN = {"Google Cloud Storage": ("gs", "gcs"), "Azure Blob Storage": ("az", "abfs", "abfss", "adl")}
-"""Stores that could exclude, by their schemes; Cairn does not speak their APIs."""
+"""Stores with an atomic create of their own, by their schemes; Cairn does not speak their APIs."""
 _DEFAULT = RetryPolicy()
 
 
@@ -95,10 +95,10 @@ def open_store(url: str) -> ObjectStore:
         if not parts.netloc or parts.query or parts.fragment:
             raise StorageError("store URL s3://: must be s3://bucket or s3://bucket/prefix, without ? and #")
         return RetryingStore(S3Store(S3Bucket(parts.netloc), parts.path))
-    why = "no store of this kind is known to have a create-if-absent that excludes"
+    why = "no store of this kind is known to have an atomic create-if-absent"
     if name := next((name for name, schemes in _NOT_SPOKEN.items() if parts.scheme in schemes), ""):
         why = f"{name} is not supported, and an S3-compatible endpoint of it (s3://, AWS_ENDPOINT_URL) was never tried"
-        why += ": ask `cairn doctor` whether its create-if-absent excludes"
+        why += ": ask `cairn doctor` whether its create-if-absent is atomic"
     rule = "a folder, file://FOLDER or s3://BUCKET/PREFIX"
     raise StorageError(f"store {parts.scheme}://: {why}; choose another --store: {rule}")
 

@@ -22,7 +22,7 @@ _MISSED_STEPS = 16
 _PADDING = bytes(65_536)
 """Makes a body that takes a while to arrive, between a server's check and its write."""
 _SECOND_SUCCEEDED = "ignores If-None-Match: the second create of one key succeeded"
-_NOT_EXCLUSIVE = "so create-if-absent does not exclude"
+_NOT_ATOMIC = "so create-if-absent is not atomic"
 
 
 def probe_store(store: ObjectStore, *, creators: int = 8, rounds: int = 2) -> None:
@@ -42,7 +42,7 @@ def probe_store(store: ObjectStore, *, creators: int = 8, rounds: int = 2) -> No
         _check_new(store, later)
         with suppress(StoreUnavailable):
             if store.create(later, b"second") or _read(store, later) != b"first":
-                raise _unsound(store, f"{_SECOND_SUCCEEDED}, {_NOT_EXCLUSIVE}")
+                raise _unsound(store, f"{_SECOND_SUCCEEDED}, {_NOT_ATOMIC}")
         _check_first(store, folder, later)
         _check_new(store, earlier)
         _check_first(store, folder, earlier)
@@ -66,16 +66,16 @@ def _check_race(store: ObjectStore, key: str, creators: int, pool: ThreadPoolExe
         raise _unsound(store, problem) from refused
     winners = [body for body, answer in zip(bodies, answers, strict=True) if answer is True]
     if len(winners) == creators > 2:
-        raise _unsound(store, f"{_SECOND_SUCCEEDED}, as did all {creators} racing ones, {_NOT_EXCLUSIVE}")
+        raise _unsound(store, f"{_SECOND_SUCCEEDED}, as did all {creators} racing ones, {_NOT_ATOMIC}")
     if len(winners) > 1:
-        raise _unsound(store, f"told {len(winners)} of {creators} racing creators they had won, {_NOT_EXCLUSIVE}")
+        raise _unsound(store, f"told {len(winners)} of {creators} racing creators they had won, {_NOT_ATOMIC}")
     found = _read(store, key)
     unknown = {body: answer for body, answer in zip(bodies, answers, strict=True) if not isinstance(answer, bool)}
     if found is None and not winners and unknown:
         raise next(iter(unknown.values()))
     # A creator whose answer is unknown may have won; a creator that got False has not.
     if found not in (winners or unknown):
-        raise _unsound(store, f"keeps other bytes than the winning creator's, {_NOT_EXCLUSIVE}")
+        raise _unsound(store, f"keeps other bytes than the winning creator's, {_NOT_ATOMIC}")
 
 
 class _Steps:

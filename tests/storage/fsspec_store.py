@@ -1,4 +1,4 @@
-"""A store over an fsspec file system and its own `mode='create'`, which does not exclude: what a probe must find."""
+"""A store over an fsspec file system and its own `mode='create'`, which is not atomic: what a probe must find."""
 
 import uuid
 from pathlib import Path

@@ -134,7 +134,7 @@ class TellsALoserItWon(MemoryStore):
 
 @pytest.mark.parametrize("unsound", [Overwriting, LateToExclude, TellsALoserItWon])
 def test_the_probe_refuses_a_store_that_does_not_exclude(unsound: type[MemoryStore]) -> None:
-    with pytest.raises(StoreUnsound, match="does not exclude"):
+    with pytest.raises(StoreUnsound, match="create-if-absent is not atomic"):
         probe_store(unsound())
 
 

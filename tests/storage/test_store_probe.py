@@ -108,7 +108,7 @@ def test_an_unclear_answer_to_a_loser_is_no_fault(kind: Callable[[], MemoryStore
 @pytest.mark.parametrize("scheme", ["memory", "local"])
 def test_a_file_system_that_looks_first_and_writes_then_is_refused_every_time(scheme: str, tmp_path: Path) -> None:
     for _ in range(20):
-        with pytest.raises(StoreUnsound, match=r"does not exclude; no run may be kept there, choose another store"):
+        with pytest.raises(StoreUnsound, match=r"is not atomic; no run may be kept there, choose another store"):
             probe_store(FsspecStore(scheme, tmp_path))
 
 
