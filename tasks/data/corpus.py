@@ -172,7 +172,8 @@ def _convert_errors(file: TextFile) -> Iterator[None]:
     try:
         yield
     except (OSError, IntegrityError, pa.ArrowException) as problem:
-        raise file.invalid(f"cannot be read ({problem})", "every source is readable") from problem
+        what = f"cannot be read as {file.codec}" if file.codec else "cannot be read"
+        raise file.invalid(f"{what} ({problem})", "every source is readable") from problem
 
 
 @contextmanager

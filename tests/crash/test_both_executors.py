@@ -42,7 +42,10 @@ def record_of(world: FlowWorld, waited: list[float]) -> dict[str, Any]:
     receipts = [record.ended for record in state.attempts if record.ended is not None]
     return {
         "bits": [(record.committed.step, record.committed.state_sha256) for record in state.checkpoints],
-        "receipts": [(end.reason, end.detail, end.last_step, end.tokens, end.gpu_seconds) for end in receipts],
+        "receipts": [
+            (end.reason, end.detail.partition("; it used")[0], end.last_step, end.tokens, end.gpu_seconds)
+            for end in receipts
+        ],
         "decisions": [end.decision for end in receipts],
         "waited": waited,
         "evaluated": [(item.step, dict(item.metrics)) for item in state.evaluations],

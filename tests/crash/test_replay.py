@@ -14,21 +14,22 @@ from tests.text.shakespeare import TINY_SHAKESPEARE
 pytestmark = pytest.mark.xdist_group("scarred")  # no other worker waits for that run
 
 
-def verdicts(command: Command, folder: Path, *, code: int = 0) -> list[tuple[int, int, str]]:
+def outcomes(command: Command, folder: Path, *, code: int = 0) -> list[tuple[int, int, str]]:
     """Replay the run, with caches and all else of its own in `folder`."""
     ended = run_here(("replay", RUN, "--json", "--store", str(command.folder / "store")), folder, {})
     assert ended.code == code, ended.err
-    return [(item["from_step"], item["to_step"], item["verdict"]) for item in json.loads(ended.out)["segments"]]
+    segments = json.loads(ended.out)["segments"]
+    return [(item["from_step"], item["end"]["step"], item["outcome"]) for item in segments]
 
 
 def test_every_segment_of_the_run_nobody_touched_is_equal(undisturbed: Command, tmp_path: Path) -> None:
     steps = range(0, STEPS, 5)
-    assert verdicts(undisturbed, tmp_path) == [(step, step + 5, "equal") for step in steps]
+    assert outcomes(undisturbed, tmp_path) == [(step, step + 5, "equal") for step in steps]
 
 
 def test_every_segment_of_the_run_that_met_every_fault_is_equal(scarred: Command, tmp_path: Path) -> None:
-    found = verdicts(scarred, tmp_path)
-    assert {verdict for _, _, verdict in found} == {"equal"}
+    found = outcomes(scarred, tmp_path)
+    assert {outcome for _, _, outcome in found} == {"equal"}
     assert {(10, 12), (12, 15)} <= {(first, last) for first, last, _ in found}, "it was preempted after step 12"
 
 
@@ -36,7 +37,7 @@ def test_every_segment_of_the_run_that_met_every_fault_is_equal(scarred: Command
 def test_a_run_in_which_a_bit_was_flipped_ends_well_and_its_replay_says_where(tmp_path: Path, api_url: str) -> None:
     command = Command(tmp_path, api_url, environment={"CAIRN_FAULTS": "sdc@22"})
     command.train("--set", "training.steps=30")
-    found = verdicts(command, tmp_path, code=5)
+    found = outcomes(command, tmp_path, code=5)
     assert [segment for segment in found if segment[2] != "equal"] == [(20, 25, "different")]
 
 
@@ -45,7 +46,7 @@ def test_a_run_in_which_a_bit_was_flipped_ends_well_and_its_replay_says_where(tm
 def test_a_run_that_was_killed_on_two_processes_is_computed_again_by_one(command: Command, tmp_path: Path) -> None:
     settings = ("--set", "training.steps=20", "--set", "training.processes=2", "--set", "training.micro_batch=2")
     command.train(*settings, CAIRN_FAULTS="kill@12")
-    assert verdicts(command, tmp_path) == [(step, step + 5, "equal") for step in range(0, 20, 5)]
+    assert outcomes(command, tmp_path) == [(step, step + 5, "equal") for step in range(0, 20, 5)]
 
 
 @pytest.mark.slow
@@ -63,4 +64,4 @@ def test_what_a_configuration_of_ours_trains_is_computed_again(command: Command,
     few = ("training.steps=4", "training.warmup_steps=0", "checkpoint.every_steps=2")
     settings = (f'data.sources=["{TINY_SHAKESPEARE}"]', *few)
     command.train(*(word for setting in settings for word in ("--set", setting)))
-    assert verdicts(command, tmp_path) == [(0, 2, "equal"), (2, 4, "equal")]
+    assert outcomes(command, tmp_path) == [(0, 2, "equal"), (2, 4, "equal")]
