@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache, partial
-from itertools import chain, islice, repeat
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
@@ -151,24 +150,29 @@ def plain_retries(most: int) -> Policy:
     return policy
 
 
-def simulate(plan: SimulationPlan, failures: Iterable[TraceFailure], policy: Policy) -> SimulatedRun:
-    """Return the run at its end: finished, stopped by the policy, or cut off after `MOST_ATTEMPTS`."""
-    state, sequence, step = run_state.RunState(), iter(failures), 0
-    spent, restart, stopped_by = WallSeconds(), 0.0, None
-    while step < plan.total_steps and stopped_by is None:
+def simulate(
+    plan: SimulationPlan, failures: Iterable[TraceFailure], policy: Policy | None, most_attempts: int = MOST_ATTEMPTS
+) -> SimulatedRun:
+    """Return the run at its end: finished, stopped by the policy, or cut off after so many attempts.
+
+    Without a policy every failure is followed by another attempt, and the costly receipts are not written.
+    """
+    state, sequence, step, spent, restart = run_state.RunState(), iter(failures), 0, WallSeconds(), 0.0
+    for _ in range(most_attempts):
         event = next(sequence, None)
         span = train_until(plan, event, first_step=step, restart_seconds=restart)
-        state, step = _begin(plan, state, span), span.committed_step
-        spent, restart = spent.plus(span.seconds), plan.restart_seconds
-        if event is not None and step < plan.total_steps:
+        step, spent, restart = span.committed_step, spent.plus(span.seconds), plan.restart_seconds
+        state = _begin(plan, state, span) if policy else state
+        if event is None or step == plan.total_steps:
+            return SimulatedRun(state, step, spent, None)
+        wait = event.replacement_seconds
+        if policy:
             state, decision = _end(plan, state, span, event, policy)
+            wait = max(wait, decision.delay_seconds)
             if decision.action != DecisionAction.RESUME:
-                stopped_by = f"{event.reason}: {decision.reason or 'never retried'}"
-            elif len(state.attempts) >= MOST_ATTEMPTS:
-                stopped_by = f"cut off after {MOST_ATTEMPTS:,} attempts"
-            else:
-                spent = spent.plus(WallSeconds(waiting=max(decision.delay_seconds, event.replacement_seconds)))
-    return SimulatedRun(state, step, spent, stopped_by)
+                return SimulatedRun(state, step, spent, f"{event.reason}: {decision.reason or 'never retried'}")
+        spent = spent.plus(WallSeconds(waiting=wait))
+    return SimulatedRun(state, step, spent, f"cut off after {most_attempts:,} attempts")
 
 
 def _begin(plan: SimulationPlan, state: run_state.RunState, span: AttemptSpan) -> run_state.RunState:
@@ -262,17 +266,8 @@ def daly_seconds(checkpoint_seconds: float, between_failures_seconds: float) -> 
 
 def measure_interval(plan: SimulationPlan, trace: FailureTrace, seeds: Sequence[int]) -> IntervalLoss:
     """Return the shares of wall time that are not useful, over runs with drawn failures that always resume."""
-    shares = []
-    for seed in seeds:
-        # As `simulate` for at most 2,000 attempts that always resume, without the costly receipts.
-        step, spent, restart = 0, WallSeconds(), 0.0
-        for event in islice(chain(trace.drawn(random.Random(seed)), repeat(None)), 2_000):
-            span = train_until(plan, event, first_step=step, restart_seconds=restart)
-            step, spent, restart = span.committed_step, spent.plus(span.seconds), plan.restart_seconds
-            if event is None or step == plan.total_steps:
-                break
-            spent = spent.plus(WallSeconds(waiting=event.replacement_seconds))
-        shares.append(1 - spent.useful / sum(spent))
+    runs = (simulate(plan, trace.drawn(random.Random(seed)), None, most_attempts=2_000) for seed in seeds)
+    shares = [1 - run.goodput for run in runs]
     return IntervalLoss(
         every_steps=plan.every_steps,
         seconds=plan.every_steps * plan.step_seconds,
