@@ -25,7 +25,15 @@ from starlette.responses import PlainTextResponse
 
 from cairn.reports.errors import ReportError, RunNotFound
 from cairn.reports.pages import report_pages, run_report
-from cairn.reports.pages.report_pages import SORTS, FollowedRun, Frame, RunsQuery, render_page, select_rows
+from cairn.reports.pages.report_pages import (
+    DEFAULT_SORT,
+    HEADINGS,
+    FollowedRun,
+    Frame,
+    RunsQuery,
+    render_page,
+    select_rows,
+)
 from cairn.reports.plots.plot_axis import TRACE_COLUMNS, view_curves
 from cairn.reports.queries.alias_history import list_decisions, list_promotions
 from cairn.reports.queries.post_mortem import gather_post_mortem
@@ -162,9 +170,9 @@ class LivePages:
         work = work_folder(self._environment)  # for packed tables
         return self._views.read("runs", lambda: partial(report_pages.read_overview, self._store, work=work))
 
-    def runs(self, request: Request, q: str = "", sort: str = SORTS[0], down: bool = True) -> Response:
+    def runs(self, request: Request, q: str = "", sort: str = DEFAULT_SORT, down: bool = True) -> Response:
         """All runs, searched and sorted."""
-        query = RunsQuery(search=q, sort=sort if sort in SORTS else SORTS[0], descending=down)
+        query = RunsQuery(search=q, sort=sort if sort in report_pages.HEADINGS else DEFAULT_SORT, descending=down)
         view, hourly = self.overview(), None  # the price of a device hour
         with suppress(KeyError, ValueError):
             hourly = float(self._environment[run_report.PRICE])

@@ -131,15 +131,11 @@ class Bar:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptBars:
-    """The drawing, `width` by `height` units, from `begin` to `end`; `reasons` are those that occur, for the legend."""
+    """The bars of a run from `begin` to `end`, on a drawing 1,000 units wide."""
 
     bars: tuple[Bar, ...]
     begin: datetime
     end: datetime
-    reasons: tuple[str, ...]
-    width: int = _BARS_WIDTH
-    height: int = 62
-    bar_height: int = 34
 
 
 def place_bars(attempts: Sequence[receipts.Receipt]) -> AttemptBars | None:
@@ -159,7 +155,7 @@ def place_bars(attempts: Sequence[receipts.Receipt]) -> AttemptBars | None:
         steps = f"steps {first.first_step:,} to {item.last.last_step:,}"
         title = f"{which}: {item.reason}, {steps}, {format.format_duration(seconds)}"
         bars.append(Bar(left=left, width=width, reason=item.reason, title=title))
-    return AttemptBars(bars=tuple(bars), begin=begin, end=end, reasons=tuple(dict.fromkeys(bar.reason for bar in bars)))
+    return AttemptBars(bars=tuple(bars), begin=begin, end=end)
 
 
 def css_class(reason: str) -> str:
@@ -174,7 +170,7 @@ def _end_of(receipt: receipts.Receipt) -> datetime:
     return receipt.ended_at or receipt.started_at + trained
 
 
-HEADINGS: Mapping[str, str] = {
+HEADINGS: Mapping[str, str] = {  # the fields that runs can be sorted by
     "run_id": "run",
     "state": "state",
     "step": "step",
@@ -184,8 +180,7 @@ HEADINGS: Mapping[str, str] = {
     "attempts": "attempts",
     "last_seen_at": "last sign of life",
 }
-SORTS = ("last_seen_at", "run_id", "state", "step", "train_loss", "val_loss", "gpu_seconds", "attempts")
-"""The fields that runs can be sorted by; the first one is the default."""
+DEFAULT_SORT = "last_seen_at"
 
 
 OverviewRow = namedtuple(

@@ -24,11 +24,6 @@ class DataFacts:
     tokenizer: str
     quarantines: tuple[run_entries.DataQuarantined, ...]
 
-    @property
-    def quarantined_windows(self) -> int:
-        """How many windows of the data are never drawn again."""
-        return len({window for item in self.quarantines for window in item.windows})
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunCost:
@@ -53,12 +48,6 @@ class RunCost:
     currency: str
     money: float | None
     wasted_money: float | None
-
-    @property
-    def useful_share(self) -> float | None:
-        """The share of the settled device time that is kept; None before any is settled."""
-        settled = self.useful_gpu_seconds + self.wasted_gpu_seconds
-        return self.useful_gpu_seconds / settled if settled else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,23 +78,6 @@ class RunReport:
     data: DataFacts
     machines: tuple[receipts.MachineRow, ...]
     versions: Mapping[str, str]
-
-    @property
-    def aliases(self) -> tuple[str, ...]:
-        """The step that each alias was last pointed at, in words."""
-        promoted = (item for item in reversed(self.promotions) if item.kind == "promoted")
-        newest = {item.alias: f"{item.alias} was pointed at step {item.step:,}" for item in promoted}
-        return tuple(newest.values())
-
-    @property
-    def reason_counts(self) -> tuple[str, ...]:
-        """How many attempts ended for each reason, the rarest first."""
-        return tuple(f"{row.attempts:,} {row.reason}" for row in self.reasons)
-
-    @property
-    def micro_batch_changed(self) -> bool:
-        """Whether the attempts had different micro-batches."""
-        return len({receipt.micro_batch for receipt in self.attempts}) > 1
 
 
 def gather_report(
