@@ -27,7 +27,6 @@ from cairn.reports.errors import ReportError, RunNotFound
 from cairn.reports.pages import report_pages, run_report
 from cairn.reports.pages.report_pages import (
     DEFAULT_SORT,
-    HEADINGS,
     FollowedRun,
     Frame,
     RunsQuery,

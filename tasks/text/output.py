@@ -31,7 +31,6 @@ _WORDS = re.compile(r"\(?`[^`]{1,76}`\S*|\S+")
 """A command between backticks is one word: in two lines it could not be pasted."""
 _ONE_LINE = 24
 """Cells of up to this width are not wrapped."""
-_BELOW = "    "
 _NOTHING = ("", "–", "-")
 
 
@@ -150,10 +149,17 @@ def _replace_unencodable(error: UnicodeError) -> tuple[str, int]:
 
 
 def wrap(text: str, width: int) -> list[str]:
-    """Return text in lines of at most `width` cells; a longer word has its own line."""
+    """Return text in lines of at most `width` cells, all indented as it is; a longer word has its own line."""
     if _cells(text) <= width:
         return [text]
-    return _fill(_WORDS.findall(text), width, text[: len(text) - len(text.lstrip())])
+    lines, indent = [], text[: len(text) - len(text.lstrip())]
+    line = indent
+    for word in _WORDS.findall(text):
+        if line.strip() and _cells(line) + 1 + _cells(word) > width:
+            lines.append(line)
+            line = indent
+        line += f" {word}" if line.strip() else word
+    return [*lines, line]
 
 
 def wrap_beside(label: str, text: str, *, start: int, width: int) -> list[str]:
@@ -166,7 +172,7 @@ def lay_out(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -
     """Yield the lines of the heading, then those of each row; a row names the cells below it."""
     together = list(zip(columns, *rows, strict=True))
     natural = [max(map(_cells, cells)) for cells in together]
-    least = [max([_longest_word(name), *map(_least_width, cells)]) for name, *cells in together]
+    least = [max(_least_width(cell, _ONE_LINE if number else 0) for number, cell in enumerate(it)) for it in together]
     fitting = {gap: sum(end - gap <= width for end in accumulate(size + gap for size in least)) for gap in (1, 2)}
     kept, gap = max((max(count, 1), gap) for gap, count in fitting.items())
     widths, spare = least[:kept], width - sum(least[:kept]) - gap * (kept - 1)
@@ -174,32 +180,15 @@ def lay_out(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -
         more = max(min(natural[column] - least[column], spare), 0)
         widths[column], spare = least[column] + more, spare - more
     for number, cells in enumerate([columns, *rows]):
-        beside = [wrap(cell, size) for cell, size in zip(cells, widths, strict=False)]
-        lines = [_beside(parts, widths, " " * gap) for parts in zip_longest(*beside, fillvalue="")]
+        beside = zip_longest(*map(wrap, cells, widths), fillvalue="")
+        lines = [(" " * gap).join(map(_fill, parts, widths)).rstrip() for parts in beside]
         below = list(zip(columns, cells, strict=True))[kept:] if number else []
-        yield (*lines, *_listed([f"{name}: {cell}" for name, cell in below if cell not in _NOTHING], width))
+        named = "; ".join(f"{name}: {cell}" for name, cell in below if cell not in _NOTHING)
+        yield (*lines, *(wrap(f"    {named}", width) if named else ()))
 
 
-def _listed(items: Sequence[str], width: int) -> list[str]:
-    """Return the items on indented lines, an item on one line if it fits."""
-    ended = [*(f"{item};" for item in items[:-1]), *items[-1:]]
-    fits = [[item] if _cells(item) <= width - len(_BELOW) else _WORDS.findall(item) for item in ended]
-    return _fill([part for item in fits for part in item], width, _BELOW) if items else []
-
-
-def _fill(words: Iterable[str], width: int, indent: str) -> list[str]:
-    lines: list[str] = []
-    line = indent
-    for word in words:
-        if line.strip() and _cells(line) + 1 + _cells(word) > width:
-            lines.append(line)
-            line = indent
-        line += f" {word}" if line.strip() else word
-    return [*lines, line]
-
-
-def _beside(parts: Sequence[str], widths: Sequence[int], gap: str) -> str:
-    return gap.join(part + " " * (size - _cells(part)) for part, size in zip(parts, widths, strict=True)).rstrip()
+def _fill(text: str, width: int) -> str:
+    return text + " " * (width - _cells(text))
 
 
 def _cells(text: str) -> int:
@@ -211,10 +200,7 @@ def _cells(text: str) -> int:
     return cell_len(text)
 
 
-def _longest_word(text: str) -> int:
-    return max(map(_cells, _WORDS.findall(text)), default=0)
-
-
-def _least_width(cell: str) -> int:
-    size = _cells(cell)
-    return size if size <= _ONE_LINE else max(_longest_word(cell), _ONE_LINE)
+def _least_width(text: str, one_line: int) -> int:
+    """Return the width of the longest word, or of the whole text where that is at most `one_line`."""
+    words = max(map(_cells, _WORDS.findall(text)), default=0)
+    return min(_cells(text), max(words, one_line))
