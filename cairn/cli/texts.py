@@ -7,6 +7,8 @@ from decimal import Decimal
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from rich.filesize import decimal
+
 from cairn.cli.app import store_option
 from cairn.reports.text.answer_text import Block, Verbatim
 from cairn.reports.text.display_tables import Table
@@ -146,7 +148,7 @@ def describe_plan(plan: "TrainingPlan", config: "RunConfig") -> Iterator[tuple[s
     """Yield name and text of each line; estimates are marked as estimates."""
     from cairn.model.estimates.size_estimate import PARTS
 
-    total_steps, data, model = config.training.steps, plan.data, config.model
+    total_steps, data, model, memory = config.training.steps, plan.data, config.model, plan.memory
     origin = f"run {plan.run_id} from step {plan.from_step:,} of {total_steps:,} as attempt {plan.attempt}"
     actions = {
         "open": f"open {origin}",
@@ -157,28 +159,24 @@ def describe_plan(plan: "TrainingPlan", config: "RunConfig") -> Iterator[tuple[s
     yield "would", actions.get(plan.action, f"train nothing: run {plan.run_id} is finished")
     yield "because", plan.why
     yield "store", plan.store
-    files = f"{format_count(len(data.sources), 'source')}, {_format_bytes(sum(data.sources.values()))}"
+    files = f"{format_count(len(data.sources), 'source')}, {decimal(sum(data.sources.values()))}"
+    train, val, unit, begin = data.train_tokens, data.val_tokens, "tokens", f"snapshot {short_digest(data.snapshot_id)}"
     if data.snapshot_id is None:
-        train, val, unit = data.train_bytes, data.val_bytes, "bytes"
-        begin = f"not tokenized yet: {files} ({format_list([*data.sources], 4)})"
-    else:
-        train, val, unit = data.train_tokens, data.val_tokens, "tokens"
-        begin = f"snapshot {short_digest(data.snapshot_id)}: {files}"
+        train, val, unit, begin = data.train_bytes, data.val_bytes, "bytes", "not tokenized yet"
+        files = f"{files} ({format_list([*data.sources], 4)})"
     split = "" if train is None or val is None else f", {describe_split(train, val, unit, data.val_fraction)}"
-    yield "data", begin + split
+    yield "data", f"{begin}: {files}{split}"
     shape = f"{format_count(model.n_layer, 'layer')}, {format_count(model.n_head, 'head')}, width {model.n_embd}"
     vocabulary = f"{data.vocab_size:,} ids{'' if data.snapshot_id else ' at most'}, block {model.block_size:,}"
     yield "model", f"{config.model_family}: {plan.parameters:,} parameters ({shape}, {vocabulary})"
-    memory, shown = plan.memory, {name: plan.memory.parts.bytes_of(name) for name in PARTS}
-    parts = ", ".join(f"{name.replace('_', ' ')} {_format_bytes(size)}" for name, size in shown.items() if size)
+    shown = {name.replace("_", " "): memory.parts.bytes_of(name) for name in PARTS}
+    parts = ", ".join(f"{name} {decimal(size)}" for name, size in shown.items() if size)
     recomputed = ", activations recomputed" if memory.sizes.activation_checkpointing else ""
-    numerics = f"{config.training.precision} with {config.training.kernels} kernels"
-    how = f"micro-batch {memory.sizes.micro_batch}, {numerics}{recomputed}"
-    here = ""
-    if memory.there_bytes is not None:
-        short = ": more than there is" if memory.total_bytes > memory.there_bytes else ""
-        here = f"; {_format_bytes(memory.there_bytes)} are there now{short}"
-    yield "memory", f"an estimate: {_format_bytes(memory.total_bytes)} at its peak with {how} ({parts}){here}"
+    numerics = f"{config.training.precision} with {config.training.kernels} kernels{recomputed}"
+    how = f"micro-batch {memory.sizes.micro_batch}, {numerics} ({parts})"
+    there = "" if memory.there_bytes is None else f"; {decimal(memory.there_bytes)} are there now"
+    short = ": more than there is" if there and memory.total_bytes > (memory.there_bytes or 0) else ""
+    yield "memory", f"an estimate: {decimal(memory.total_bytes)} at its peak with {how}{there}{short}"
     if plan.action != "nothing":
         yield from _describe_remaining(plan, config)
     yield "retries left", ", ".join(f"{reason} {budget.left}" for reason, budget in plan.budgets.items())
@@ -186,33 +184,22 @@ def describe_plan(plan: "TrainingPlan", config: "RunConfig") -> Iterator[tuple[s
 
 def _describe_remaining(plan: "TrainingPlan", config: "RunConfig") -> Iterator[tuple[str, str]]:
     total_steps, early = config.training.steps, " at most: it may stop early" if config.early_stop.is_on else ""
-    tokens = f"{plan.tokens_ahead:,} tokens, {plan.tokens_per_step:,} each"
-    yield "steps", f"{total_steps - plan.from_step:,} ahead of {total_steps:,}{early}; {tokens}"
-    speed, seconds = plan.cost.tokens_per_second, plan.cost.seconds
-    if speed is None or seconds is None:
-        yield "time", "not known before the run has trained a step"
-    else:
-        pace = f"the {speed:,.0f} tokens/s of its newest steps"
-        yield "time", f"an estimate: {format_duration(seconds)} of training at {pace}"
-    rules, room, size = config.checkpoint, plan.room, f"{_format_bytes(plan.room.bytes_each)} each"
+    rules, room, cost, currency = config.checkpoint, plan.room, plan.cost, config.cost.currency
+    unknown, tokens = "not known before the run has trained a step", f"{plan.tokens_ahead:,} tokens"
+    yield (
+        "steps",
+        f"{total_steps - plan.from_step:,} ahead of {total_steps:,}{early}; {tokens}, {plan.tokens_per_step:,} each",
+    )
+    pace = f"of training at the {cost.tokens_per_second or 0:,.0f} tokens/s of its newest steps"
+    yield "time", unknown if cost.seconds is None else f"an estimate: {format_duration(cost.seconds)} {pace}"
     every = f" and every {rules.every_seconds:g} s" if rules.every_seconds else ""
-    kept = f"at most {room.kept_at_most} kept ({_format_bytes(room.kept_at_most * room.bytes_each)})"
-    schedule = f"{plan.commits:,} ahead, every {format_count(rules.every_steps, 'step')}{every}, {size}"
-    yield "checkpoints", f"{schedule}; {kept} beside those in use"
-    free = "" if room.free_bytes is None else f", {_format_bytes(room.free_bytes)} are free"
-    yield "room", f"the store needs {_format_bytes(room.needed_bytes)} more for all at once{free}"
+    kept = f"at most {room.kept_at_most} kept ({decimal(room.kept_at_most * room.bytes_each)})"
+    schedule = f"{plan.commits:,} ahead, every {format_count(rules.every_steps, 'step')}{every}"
+    yield "checkpoints", f"{schedule}, {decimal(room.bytes_each)} each; {kept} beside those in use"
+    free = "" if room.free_bytes is None else f", {decimal(room.free_bytes)} are free"
+    yield "room", f"the store needs {decimal(room.needed_bytes)} more for all at once{free}"
     yield "evaluations", f"of {format_count(plan.evaluated_commits, 'commit')}: {', '.join(plan.suites)}"
-    price, currency = config.cost.gpu_hour_price, config.cost.currency
-    if price is not None:
-        money = "not known before the run has trained a step"
-        if plan.cost.money is not None:
-            amount = f"{plan.cost.money:,.2f}" if plan.cost.money >= 0.005 else "less than 0.01"
-            money = f"an estimate: {amount} {currency}"
-        yield "cost", f"{money}, at {price:g} {currency} an hour"
-
-
-def _format_bytes(size: int) -> str:
-    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "KB")):
-        if size >= unit:
-            return f"{size / unit:.3g} {name}"
-    return format_count(size, "byte")
+    if config.cost.gpu_hour_price is not None:
+        amount = "less than 0.01" if (cost.money or 0) < 0.005 else f"{cost.money:,.2f}"
+        money = unknown if cost.money is None else f"an estimate: {amount} {currency}"
+        yield "cost", f"{money}, at {config.cost.gpu_hour_price:g} {currency} an hour"
