@@ -14,6 +14,7 @@ from cairn.storage.checkpoints.checkpoint import (
     TensorGroup,
     UploadOptions,
     load_checkpoint,
+    read_manifest,
     stage_checkpoint,
     verify_checkpoint,
 )
@@ -231,6 +232,18 @@ def test_a_shard_is_hashed_while_the_store_takes_it() -> None:
 def test_the_state_digest_does_not_depend_on_the_sharding(store: ObjectStore) -> None:
     digests = {stage(store, step=5, attempt=1, shard_bytes=size).state_sha256 for size in (1, 16, 1 << 20)}
     assert len(digests) == 1
+
+
+@pytest.mark.parametrize("shard_bytes", [1, 16, 1 << 20])
+def test_every_shard_of_a_checkpoint_opens_in_the_library_however_many_wrote_it(
+    store: ObjectStore, shard_bytes: int
+) -> None:
+    staged = stage(store, step=5, attempt=1, shard_bytes=shard_bytes)
+    shards = [key for key in store.keys(staged.prefix) if key.endswith(".safetensors")]
+    names = [name for key in shards for name, _ in deserialize(store.read(key))]
+    manifest = read_manifest(store, staged.prefix, staged.manifest_sha256)
+    assert sorted(names) == sorted(tensor.name for shard in manifest.shards for tensor in shard.tensors)
+    assert shards and names
 
 
 def test_a_tensor_larger_than_a_chunk_survives_the_way_through_the_store(store: ObjectStore) -> None:
