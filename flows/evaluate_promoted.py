@@ -10,11 +10,11 @@ from prefect.client.schemas.actions import ArtifactCreate
 from cairn.flows.operations.checkpoint_evaluation import plan_checkpoint
 from cairn.flows.orchestrator import flow_end, form, run_overview
 from cairn.flows.orchestrator.server_setup import take_credentials
-from cairn.flows.run.steps import result_of
+from cairn.flows.run.steps import as_task
 from cairn.reports.queries import evaluations, run_lookup
 from cairn.storage.stores.open_store import open_store
 from cairn.tasks.configuration.addresses import choose_store
-from cairn.tasks.evaluate import Interrupted, Measurement, evaluate_task
+from cairn.tasks.evaluate import Interrupted, Measurement, evaluate
 from cairn.tasks.policy.termination import FlowEnd
 
 
@@ -45,10 +45,9 @@ def evaluate_promoted(
     logger = get_run_logger()
     take_credentials(store_credentials, os.environ)
     found = run_lookup.find_checkpoint(open_store(choose_store(store, os.environ)), reference)
+    measure = as_task(evaluate)
     ended = [
-        result_of(
-            evaluate_task, Measurement(reference=found.reference, plan=one, again=again, on_request=True), found.log
-        )
+        measure(Measurement(reference=found.reference, plan=one, again=again, on_request=True), found.log)
         for one in plan_checkpoint(found, suite).all
     ]
     view = evaluations.compare_evaluations(found, [one for one in ended if not isinstance(one, Interrupted)])

@@ -8,11 +8,9 @@ import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
-from functools import partial
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any
 
 from prefect import Task, flow, get_run_logger, runtime
-from prefect.client.schemas.objects import State
 
 from cairn.flows.orchestrator import flow_end, form
 from cairn.flows.orchestrator.flow_run import FlowRun, Witness
@@ -22,21 +20,18 @@ from cairn.flows.preparation.training_request import ResolvedRequest, TrainingRe
 from cairn.flows.run import active_run, run_promotion
 from cairn.flows.run.attempt_evaluations import AttemptEvaluations, finish_run
 from cairn.flows.run.attempt_trainer import AttemptTrainer, record_end
-from cairn.flows.run.steps import PLAIN, Steps, result_of
+from cairn.flows.run.steps import PLAIN, TASKS, Steps, state_of, steps_by
 from cairn.flows.watching.deployed_continuation import name_successor
 from cairn.reports.text.answer_text import describe_end, describe_left
 from cairn.storage.errors import Fenced, NotDurable, StorageError, StoreRefused
 from cairn.storage.logs.log_entry import CheckpointReference
 from cairn.storage.logs.run_entries import AttemptEnded, AttemptStarted
-from cairn.tasks import commit_checkpoint, evaluate, promote, tokenize_and_split, train_segment
+from cairn.tasks import commit_checkpoint, train_segment
 from cairn.tasks.attempt.shutdown_signal import ShutdownSignal
 from cairn.tasks.errors import TrainerGone
 from cairn.tasks.policy.termination import EXIT_CODES, DecisionAction, FlowEnd, FlowOutcome, flow_outcome
 from cairn.tasks.trainer.warm_trainer import warm_trainer
 
-P = ParamSpec("P")
-R = TypeVar("R")
-T = TypeVar("T")
 _GROUPS = 18
 """Of a long run every n-th segment is shown, with its commit and evaluation: at most sixty task runs a flow run."""
 
@@ -185,38 +180,16 @@ def is_shown(segment: train_segment.Segment, total_steps: int) -> bool:
     return segment.first == 0 or passes or segment.until == total_steps
 
 
-TASKS = Steps(
-    tokenize_and_split=partial(result_of, tokenize_and_split.tokenize_and_split_task),
-    train_segment=partial(result_of, train_segment.train_segment_task),
-    commit_checkpoint=partial(result_of, commit_checkpoint.commit_checkpoint_task),
-    evaluate=partial(result_of, evaluate.evaluate_task),
-    promote=partial(result_of, promote.promote_task),
-)
-"""The steps as task runs of the flow run that this process is."""
-
-
 def watched_by(witness: Witness) -> Steps:
     """Return the plain steps, each shown by a witness, whose failures never reach them."""
 
-    def watch(
-        step: Callable[Concatenate[R, P], T], task: Task[..., Any], as_state: Callable[[T], State[Any]]
-    ) -> Callable[Concatenate[R, P], T]:
-        def perform(record: R, /, *arguments: P.args, **named: P.kwargs) -> T:
-            with witness.showing(task, f"{task.name} {record}".strip()) as states:
-                value = step(record, *arguments, **named)
-                states.append(as_state(value))
+    def watch(step: Task[..., Any]) -> Callable[..., Any]:
+        def perform(record: object, *arguments: Any) -> Any:
+            with witness.showing(step, f"{step.name} {record}".strip()) as states:
+                value = step.fn(record, *arguments)
+                states.append(state_of(value))
             return value
 
         return perform
 
-    return Steps(
-        tokenize_and_split=watch(
-            PLAIN.tokenize_and_split, tokenize_and_split.tokenize_and_split_task, tokenize_and_split.tokenized_state
-        ),
-        train_segment=watch(PLAIN.train_segment, train_segment.train_segment_task, train_segment.trained_state),
-        commit_checkpoint=watch(
-            PLAIN.commit_checkpoint, commit_checkpoint.commit_checkpoint_task, commit_checkpoint.committed_state
-        ),
-        evaluate=watch(PLAIN.evaluate, evaluate.evaluate_task, evaluate.evaluated_state),
-        promote=watch(PLAIN.promote, promote.promote_task, promote.decided_state),
-    )
+    return steps_by(watch)

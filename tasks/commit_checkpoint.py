@@ -3,9 +3,8 @@
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
-from prefect import State, states, task
+from prefect import task
 
 from cairn.storage.checkpoints import checkpoint
 from cairn.storage.errors import AppendUnknown, StoreUnavailable
@@ -33,6 +32,7 @@ WaitStaged = Callable[[int], run_entries.StagedCheckpoint]
 """Waits until the checkpoint of a step is staged; raises `TrainerGone`."""
 
 
+@task(name="commit-checkpoint", task_run_name="commit-checkpoint {commit}", persist_result=False)
 def commit_checkpoint(commit: Commit, wait_staged: WaitStaged, log: run_log.RunLog) -> log_entry.CheckpointReference:
     """Wait until it is staged; check, commit and pin it. Raises `TrainerGone`, `IntegrityError` or `Fenced`."""
     staged, done = wait_staged(commit.done.step), commit.done
@@ -48,14 +48,3 @@ def commit_checkpoint(commit: Commit, wait_staged: WaitStaged, log: run_log.RunL
         for plan in commit.evaluations:
             pin_for_evaluation(log, reference, plan, during_attempt=commit.attempt)
     return reference
-
-
-def committed_state(reference: log_entry.CheckpointReference) -> State[Any]:
-    """Return how Prefect shows the commit."""
-    return states.Completed(message=f"step {reference.step}", data=reference)
-
-
-@task(name="commit-checkpoint", task_run_name="commit-checkpoint {commit}", persist_result=False)
-def commit_checkpoint_task(commit: Commit, wait_staged: WaitStaged, log: run_log.RunLog) -> State[Any]:
-    """Commit as a task run of Prefect."""
-    return committed_state(commit_checkpoint(commit, wait_staged, log))

@@ -2,9 +2,8 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from prefect import State, states, task
+from prefect import task
 
 from cairn.storage.logs import log_entry, run_entries, run_log
 from cairn.tasks.configuration.settings import EvaluatorConfig
@@ -40,6 +39,7 @@ class Interrupted:
 Evaluated = run_entries.EvaluationRecorded | run_entries.EvaluationFailed | Interrupted
 
 
+@task(name="evaluate", task_run_name="evaluate {measurement}", persist_result=False)
 def evaluate(measurement: Measurement, log: run_log.RunLog, stopping: Callable[[], bool] = lambda: False) -> Evaluated:
     """Record the evaluation or the evaluator's failure, as `record_evaluation` does."""
     try:
@@ -54,18 +54,3 @@ def evaluate(measurement: Measurement, log: run_log.RunLog, stopping: Callable[[
         )
     except EvaluationInterrupted as interrupted:
         return Interrupted(why=str(interrupted))
-
-
-def evaluated_state(evaluated: Evaluated) -> State[Any]:
-    """Return how Prefect shows it: an evaluator that failed is on record, and no failure of the step."""
-    if isinstance(evaluated, Interrupted):
-        return states.Cancelled(message=evaluated.why, data=evaluated)
-    return states.Completed(data=evaluated)
-
-
-@task(name="evaluate", task_run_name="evaluate {measurement}", persist_result=False)
-def evaluate_task(
-    measurement: Measurement, log: run_log.RunLog, stopping: Callable[[], bool] = lambda: False
-) -> State[Any]:
-    """Evaluate as a task run of Prefect."""
-    return evaluated_state(evaluate(measurement, log, stopping))

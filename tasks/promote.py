@@ -1,9 +1,8 @@
 """The step `promote`: offers a checkpoint to an alias and records the decision."""
 
 from dataclasses import dataclass
-from typing import Any
 
-from prefect import State, states, task
+from prefect import task
 
 from cairn.storage.logs.registry import Registry
 from cairn.storage.logs.run_log import RunLog
@@ -32,6 +31,7 @@ class OfferDecision:
     is_refused: bool = False
 
 
+@task(name="promote", task_run_name="promote {offered}", persist_result=False)
 def promote(offered: Offer, log: RunLog) -> OfferDecision:
     """Append the decision of the gates; a refusal is a decision too."""
     try:
@@ -41,15 +41,3 @@ def promote(offered: Offer, log: RunLog) -> OfferDecision:
     assert champion is not None
     loss = champion.metrics[METRIC]
     return OfferDecision(message=f"{offered.registry.alias} is step {champion.step} with held-out loss {loss:.4f}")
-
-
-def decided_state(decision: OfferDecision) -> State[Any]:
-    """Return how Prefect shows the decision: a refusal completes the step too."""
-    name = "Refused" if decision.is_refused else "Completed"
-    return states.Completed(name=name, message=decision.message, data=decision)
-
-
-@task(name="promote", task_run_name="promote {offered}", persist_result=False)
-def promote_task(offered: Offer, log: RunLog) -> State[Any]:
-    """Promote as a task run of Prefect."""
-    return decided_state(promote(offered, log))

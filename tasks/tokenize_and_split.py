@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from prefect import State, states, task
+from prefect import task
 
 from cairn.model.configuration.data import DataConfig
 from cairn.storage.stores.object_store import ObjectStore
@@ -23,6 +22,7 @@ class Text:
         return ""  # a run has one text: its step needs no other name
 
 
+@task(name="tokenize-and-split", task_run_name="tokenize-and-split", persist_result=False)
 def tokenize_and_split(
     text: Text,
     store: ObjectStore,
@@ -34,18 +34,3 @@ def tokenize_and_split(
     """
     options = snapshot_build.BuildOptions(on_progress=on_progress)
     return snapshot_build.build_snapshot(store, text.data, text.base_dir, cache_dir=text.cache_dir, options=options)
-
-
-def tokenized_state(snapshot: snapshot_lookup.SnapshotReference) -> State[Any]:
-    """Return how Prefect shows the snapshot."""
-    return states.Completed(message=f"snapshot {snapshot.snapshot_id}", data=snapshot)
-
-
-@task(name="tokenize-and-split", task_run_name="tokenize-and-split", persist_result=False)
-def tokenize_and_split_task(
-    text: Text,
-    store: ObjectStore,
-    on_progress: snapshot_build.ProgressListener = snapshot_build.ignore_progress,
-) -> State[Any]:
-    """Tokenize and split as a task run of Prefect."""
-    return tokenized_state(tokenize_and_split(text, store, on_progress))

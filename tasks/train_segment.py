@@ -1,13 +1,13 @@
 """The step `train-segment`: the steps between two commits."""
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
-from prefect import State, states, task
+from prefect import task
 
 from cairn.storage.errors import StorageError
 from cairn.tasks.errors import TrainerGone
-from cairn.tasks.policy import failures, termination
+from cairn.tasks.policy import failures
 from cairn.tasks.trainer.trainer_protocol import SegmentDone
 
 
@@ -54,26 +54,10 @@ class Trainer(Protocol):
         """End the trainer, and return what all evidence makes of its end."""
 
 
+@task(name="train-segment", task_run_name="train-segment {segment}", persist_result=False)
 def train_segment(segment: Segment, trainer: Trainer) -> Trained:
     """Train the segment; a failure is a value."""
     try:
         return Trained(segment=segment, done=trainer.train(segment))
     except (TrainerGone, StorageError) as problem:
         return Trained(segment=segment, done=None, problem=problem, failure=trainer.explain(problem))
-
-
-def trained_state(trained: Trained) -> State[Any]:
-    """Return how Prefect shows it: an early end is a failure named after its reason."""
-    if trained.failure is not None:
-        reason, message = trained.failure.reason, trained.failure.detail
-    elif trained.done is not None and trained.done.stopped:
-        reason, message = termination.TerminationReason.PREEMPTED, f"stopped at step {trained.done.step} by a notice"
-    else:
-        return states.Completed(message=f"step {trained.segment.until}", data=trained)
-    return states.Failed(name=termination.TERMINATIONS[reason].task_state, message=message, data=trained)
-
-
-@task(name="train-segment", task_run_name="train-segment {segment}", persist_result=False)
-def train_segment_task(segment: Segment, trainer: Trainer) -> State[Any]:
-    """Train the segment as a task run of Prefect."""
-    return trained_state(train_segment(segment, trainer))

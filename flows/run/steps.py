@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 
-from prefect import Task
-from prefect.client.schemas.objects import State
+from prefect import State, Task, states
 
 from cairn.storage.logs.log_entry import CheckpointReference
 from cairn.storage.logs.run_log import RunLog
@@ -13,11 +13,12 @@ from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks import commit_checkpoint, evaluate, promote, tokenize_and_split, train_segment
 from cairn.tasks.data.snapshot_build import ProgressListener
 from cairn.tasks.data.snapshot_lookup import SnapshotReference
+from cairn.tasks.policy.termination import TERMINATIONS, TerminationReason
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Steps:
-    """Five callables: the plain functions of `tasks/`, or what shows them."""
+    """Five callables: the plain functions of the tasks, the tasks, or the functions with something that shows them."""
 
     tokenize_and_split: Callable[[tokenize_and_split.Text, ObjectStore, ProgressListener], SnapshotReference]
     train_segment: Callable[[train_segment.Segment, train_segment.Trainer], train_segment.Trained]
@@ -26,19 +27,46 @@ class Steps:
     promote: Callable[[promote.Offer, RunLog], promote.OfferDecision]
 
 
-PLAIN = Steps(
-    tokenize_and_split=tokenize_and_split.tokenize_and_split,
-    train_segment=train_segment.train_segment,
-    commit_checkpoint=commit_checkpoint.commit_checkpoint,
-    evaluate=evaluate.evaluate,
-    promote=promote.promote,
-)
+def steps_by(execute: Callable[[Task[..., Any]], Callable[..., Any]]) -> Steps:
+    """Return the steps, each executed as `execute` makes of its task."""
+    return Steps(
+        tokenize_and_split=execute(tokenize_and_split.tokenize_and_split),
+        train_segment=execute(train_segment.train_segment),
+        commit_checkpoint=execute(commit_checkpoint.commit_checkpoint),
+        evaluate=execute(evaluate.evaluate),
+        promote=execute(promote.promote),
+    )
 
 
-def result_of(step: Task[..., Any], *arguments: Any) -> Any:
-    """Call a Prefect task and return what its state carries, whatever the state; raises what its function raised."""
-    state: State[Any] = step(*arguments, return_state=True)  # type: ignore[assignment]
-    result = getattr(state.data, "result", state.data)
-    if isinstance(result, BaseException):
-        raise result
-    return result
+def as_task(step: Task[..., Any]) -> Callable[..., Any]:
+    """Return the step as a task run of the flow run that this process is, which ends in the state that it deserves."""
+    function = wraps(step.fn)(lambda *arguments, **named: state_of(step.fn(*arguments, **named)))
+    task = Task(fn=function, name=step.name, task_run_name=step.task_run_name, persist_result=False)
+
+    def perform(*arguments: Any) -> Any:
+        state: State[Any] = task(*arguments, return_state=True)
+        result = getattr(state.data, "result", state.data)
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+    return perform
+
+
+def state_of(value: object) -> State[Any]:
+    """Return how Prefect shows the value of a step: an early end of a segment is a failure named after its reason."""
+    match value:
+        case train_segment.Trained(failure=failure) if failure is not None:
+            return states.Failed(name=TERMINATIONS[failure.reason].task_state, message=failure.detail, data=value)
+        case train_segment.Trained(done=done) if done is not None and done.stopped:
+            name, message = TERMINATIONS[TerminationReason.PREEMPTED].task_state, f"stopped at step {done.step}"
+            return states.Failed(name=name, message=f"{message} by a notice", data=value)
+        case evaluate.Interrupted(why=why):
+            return states.Cancelled(message=why, data=value)
+        case promote.OfferDecision(message=message, is_refused=is_refused):  # a refusal completes the step too
+            return states.Completed(name="Refused" if is_refused else "Completed", message=message, data=value)
+    return states.Completed(data=value)
+
+
+PLAIN = steps_by(lambda step: step.fn)
+TASKS = steps_by(as_task)

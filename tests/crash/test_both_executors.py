@@ -9,8 +9,7 @@ import pytest
 from prefect import flow
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from cairn.flows.run.steps import PLAIN, Steps
-from cairn.flows.train_gpt import TASKS
+from cairn.flows.run.steps import PLAIN, TASKS, Steps
 from cairn.storage.logs.registry import Registry
 from tests.wiring.flow_in_process import FlowWorld, NotedWarmTrainer, answer_for_evaluators
 

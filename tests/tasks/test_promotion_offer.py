@@ -196,13 +196,14 @@ def test_an_offer_that_a_sweep_took_for_a_dead_ones_promotes_nothing_that_may_be
 
 def test_a_refused_gate_completes_the_task_under_a_name_of_its_own_with_the_reason() -> None:
     # Prefect, for which the processes above would wait as well
-    from cairn.tasks.promote import Offer, decided_state, promote
+    from cairn.flows.run.steps import state_of
+    from cairn.tasks.promote import Offer, promote
 
     store = MemoryStore("test")
     log = measured(store, step_10=2.0, step_20=2.5)
     registry = Registry(store, "champion")
     offers = (Offer(candidate=candidate(store, step)[1], rules=RULES, registry=registry) for step in (10, 20))
-    states = [decided_state(promote(offered, log)) for offered in offers]
+    states = [state_of(promote.fn(offered, log)) for offered in offers]
     assert [(state.type.value, state.name) for state in states] == [
         ("COMPLETED", "Completed"),
         ("COMPLETED", "Refused"),
