@@ -92,7 +92,7 @@ def quieten_prefect(environment: MutableMapping[str, str], *, retries: int = 4) 
 
 
 def forget_server(environment: MutableMapping[str, str]) -> None:
-    """Name no server in the environment, and make no setting that was made for one."""
+    """Name no server in the environment, and keep no setting that was made for one."""
     for name in [name for name in environment if _CLIENT.fullmatch(name)]:
         del environment[name]
 
