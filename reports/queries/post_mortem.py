@@ -55,13 +55,13 @@ class AttemptFacts:
 
     `reached_step` may be known from step records alone, of which `last_record` is the newest; `lost_steps` are done and
     not committed. `same_machine` compares host and boot with the previous attempt, None for the first; `failed_hosts`
-    counts the run's attempts that were lost or hung with a machine, where more than one was. `resumed` is None at the
-    beginning of the run. `ended_by` wrote the end, None where the attempt's own parent did; `is_gone` says of an open
-    attempt that its process is known to be gone. `config_changes` are against the previous attempt, `faults` is what
-    CAIRN_FAULTS listed, `quarantines` and `passed_over` are those at its start.
+    counts the run's attempts that were lost or hung with a machine, where more than one was. `ended_by` wrote the end,
+    None where the attempt's own parent did; `is_gone` says of an open attempt that its process is known to be gone.
+    `config_changes` are against the previous attempt, `quarantines` and `passed_over` are those at its start.
     """
 
     receipt: receipts.Receipt
+    record: run_state.AttemptRecord
     seconds: float
     reached_step: int
     lost_steps: int
@@ -69,18 +69,15 @@ class AttemptFacts:
     committed: tuple[run_state.CheckpointRecord, ...]
     same_machine: bool | None
     failed_hosts: Mapping[str, int]
-    resumed: log_entry.CheckpointReference | None
     resumed_committed_at: datetime | None
     reached_before: int | None
     passed_over: tuple[PassedOver, ...]
-    ended: run_entries.AttemptEnded | None
     ended_by: log_entry.Writer | None
     lease_seconds: float | None
     is_gone: bool
     heartbeat_age_seconds: float | None
     successor: receipts.Receipt | None
     verdict: run_entries.CurveVerdict | None
-    faults: str
     config_changes: tuple[ConfigChange, ...]
     quarantines: tuple[run_entries.DataQuarantined, ...]
     evaluations: tuple[EvaluationSummary, ...]
@@ -139,6 +136,7 @@ def _gather_attempt(
     failed = Counter(host for item in newest if (host := receipts.failed_host(item.started.placement, item.ended)))
     return AttemptFacts(
         receipt=receipt,
+        record=record,
         seconds=max(((record.ended_at or now) - record.started_at).total_seconds(), 0.0),
         reached_step=reached,
         lost_steps=max(reached - kept, 0) if ended else 0,
@@ -146,18 +144,15 @@ def _gather_attempt(
         committed=committed,
         same_machine=(earlier.host, earlier.boot_id) == (here.host, here.boot_id) if earlier else None,
         failed_hosts={host: count for host, count in failed.most_common() if count > 1},
-        resumed=started.resumed_from,
         resumed_committed_at=resumed.committed_at if resumed else None,
         reached_before=before.ended.last_step if before and before.ended else None,
         passed_over=tuple(_passed_over(log, record)),
-        ended=ended,
         ended_by=writer if writer and writer.attempt != number else None,
         lease_seconds=stored_value((after or record).started.config, "lease", "seconds", float),
         is_gone=ended is None and is_known_dead(here),
         heartbeat_age_seconds=None if ended else _heartbeat_age(log, number, now),
         successor=receipts.make_receipt(log.run_id, state, after, record, beat) if after else None,
         verdict=next((item.verdict for item in reversed(evaluations) if item.verdict), None),
-        faults=started.faults,
         config_changes=tuple(_config_changes(before, record)),
         quarantines=tuple(item for item in state.quarantines if item.attempt < number),
         evaluations=evaluations,
@@ -195,15 +190,11 @@ def _config_changes(before: run_state.AttemptRecord | None, record: run_state.At
 
 def _refused(state: run_state.RunState, entries: tuple[log_entry.Entry, ...], number: int) -> Iterator[Ineffective]:
     started = {item.body.attempt: item.seq for item in reversed(entries) if item.kind == "attempt-started"}
-    ends = [item.seq for item in entries if item.kind == "attempt-ended" and item.body.attempt == number]
     for item in state.refused:
         if item.attempt != number:
             continue
         newer = [(seq, attempt) for attempt, seq in started.items() if attempt > number and seq < item.seq]
+        why = "it came after the end of this attempt, or contradicts the entries before it"
         if newer:
             why = f"attempt {min(newer)[1]} had taken over the run at entry {min(newer)[0]}"
-        elif ends and ends[0] < item.seq:
-            why = f"this attempt had already been ended at entry {ends[0]}"
-        else:
-            why = "what it says contradicts the entries before it"
         yield Ineffective(seq=item.seq, kind=item.kind, why=why)

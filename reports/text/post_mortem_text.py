@@ -30,7 +30,7 @@ _EVIDENCE = {
 
 def post_mortem_lines(facts: PostMortem, columns: int | None = None) -> list[str]:
     """Return the lines of the post-mortem, none longer than 110 characters or the terminal's columns."""
-    width, ended = min(columns or WIDTH, WIDTH), facts.attempt.ended if facts.attempt else None
+    width, ended = min(columns or WIDTH, WIDTH), facts.attempt.record.ended if facts.attempt else None
     lines = wrap(post_mortem_answer(facts), width)
     for label, text in post_mortem_sections(facts):
         lines += [""] if label in _AFTER_BLANK else []
@@ -67,13 +67,13 @@ def _answer(facts: PostMortem, attempt: AttemptFacts) -> Iterator[str]:
     status, receipt, after = facts.status, attempt.receipt, attempt.successor
     name = f"Attempt {receipt.attempt} of {facts.run_attempts} of run {status.run_id}"
     step = f"step {attempt.reached_step:,} of {status.total_steps:,}"
-    if attempt.ended is None:
+    if attempt.record.ended is None:
         yield f"{name} {_describe_open(attempt, step)}"
         if status.symptom:
             yield f"Warning: {status.symptom}"
         yield f"Now: {status.next}"
         return
-    reason, at = attempt.ended.reason, f"at {step}, on {format.format_time(receipt.ended_at)}"
+    reason, at = attempt.record.ended.reason, f"at {step}, on {format.format_time(receipt.ended_at)}"
     known = TERMINATIONS.get(reason)
     yield f"{name} {known.summary.format(at=at) if known else f'ended {at} for the reason {reason}'}"
     if receipt.injected:
@@ -120,6 +120,7 @@ def _cost(attempt: AttemptFacts) -> str:
 
 def _sections(facts: PostMortem, attempt: AttemptFacts) -> Iterator[tuple[str, Iterable[str]]]:
     receipt, total, run_id = attempt.receipt, facts.status.total_steps, facts.status.run_id
+    faults, ended = attempt.record.started.faults, attempt.record.ended
     steps = f"this attempt was to do steps {receipt.first_step + 1:,} to {total:,}"
     yield (
         "trying",
@@ -127,7 +128,7 @@ def _sections(facts: PostMortem, attempt: AttemptFacts) -> Iterator[tuple[str, I
             f"train a {facts.model_family} model for {format.format_count(total, 'step')}; {steps}",
             f"Code version {receipt.code_version}, micro-batch {receipt.micro_batch}",
             ", ".join(f"{name} {version}" for name, version in receipt.versions.items()),
-            f"CAIRN_FAULTS lists faults to inject: {format.one_line(attempt.faults, 160)}" if attempt.faults else "",
+            f"CAIRN_FAULTS lists faults to inject: {format.one_line(faults, 160)}" if faults else "",
         ),
     )
     yield "config", [_config(attempt)]
@@ -135,8 +136,8 @@ def _sections(facts: PostMortem, attempt: AttemptFacts) -> Iterator[tuple[str, I
     yield "where", _where(attempt)
     yield "set out", _origin(attempt)
     yield "got to", _progress(attempt)
-    if attempt.ended is not None:
-        yield "ended", _end(attempt, attempt.ended.evidence)
+    if ended is not None:
+        yield "ended", _end(attempt, ended.evidence)
     yield "decided", _decision(receipt)
     yield "measured", _measured(attempt, run_id)
     yield "no effect", (f"its entry {it.seq} ({it.kind}) had no effect because {it.why}" for it in attempt.refused)
@@ -192,7 +193,7 @@ def _where(attempt: AttemptFacts) -> Iterator[str]:
 
 
 def _origin(attempt: AttemptFacts) -> Iterator[str]:
-    receipt, resumed, reached = attempt.receipt, attempt.resumed, attempt.reached_before
+    receipt, resumed, reached = attempt.receipt, attempt.record.started.resumed_from, attempt.reached_before
     if resumed is None:
         is_first = receipt.attempt == 1
         nothing = "nothing was committed yet" if is_first else "no checkpoint was committed that could be read"
@@ -218,18 +219,18 @@ def _origin(attempt: AttemptFacts) -> Iterator[str]:
 
 def _progress(attempt: AttemptFacts) -> Iterator[str]:
     receipt, reached, took = attempt.receipt, attempt.reached_step, format.format_duration(attempt.seconds)
-    done, last, steps = reached - receipt.first_step, attempt.last_record, []
-    taking = f" since it started {took} ago" if attempt.ended is None else f" in {took}"
+    done, last, is_open = reached - receipt.first_step, attempt.last_record, attempt.record.ended is None
+    taking = f" since it started {took} ago" if is_open else f" in {took}"
     if not done:
-        end = "its first step is not done yet" if attempt.ended is None else "it ended before its first step was done"
-        yield f"no step at all{taking}: {end}"
+        why = "its first step is not done yet" if is_open else "it ended before its first step was done"
+        yield f"no step at all{taking}: {why}"
         return
     loss = "" if last is None else f"; train loss {last.train_loss:.4g} at step {last.step:,}"
     yield f"step {reached:,}: {format.format_count(done, 'step')}{taking}{loss}"
-    if attempt.ended is not None and reached > receipt.last_step:
+    if not is_open and reached > receipt.last_step:
         yield f"Its own step records say so; when its end was put on record only step {receipt.last_step:,} was known"
-    for item in attempt.committed:
-        steps.append(f"{item.committed.step:,}{' (quarantined now)' if item.state == 'quarantined' else ''}")
+    now = {"quarantined": " (quarantined now)"}
+    steps = [f"{item.committed.step:,}{now.get(item.state, '')}" for item in attempt.committed]
     shown = steps if len(steps) <= _MOST_WINDOWS else [steps[0], "…", *steps[-3:]]
     at = f", at step{'' if len(steps) == 1 else 's'} {', '.join(shown)}" if steps else ""
     yield f"{format.format_count(len(steps), 'checkpoint')} committed{at}"

@@ -343,9 +343,10 @@ def test_json_has_the_facts_under_stable_names(bard: FabricatedRun, cairn: Cairn
     facts = json.loads(cairn("explain", "bard", "--json").out)
     assert set(facts) == {"status", "model_family", "run_attempts", "opened_at", "attempt"}
     assert set(facts["attempt"]) == {
-        "receipt", "seconds", "reached_step", "lost_steps", "last_record", "committed", "same_machine", "failed_hosts",
-        "resumed", "resumed_committed_at", "reached_before", "passed_over", "ended", "ended_by", "lease_seconds",
-        "is_gone", "heartbeat_age_seconds", "successor", "verdict", "faults", "config_changes", "quarantines",
+        "receipt", "record", "seconds", "reached_step", "lost_steps", "last_record", "committed", "same_machine",
+        "failed_hosts",
+        "resumed_committed_at", "reached_before", "passed_over", "ended_by", "lease_seconds",
+        "is_gone", "heartbeat_age_seconds", "successor", "verdict", "config_changes", "quarantines",
         "evaluations", "refused",
     }  # fmt: skip
 
