@@ -4,6 +4,7 @@ Parts of a live page that may change while it is seen are marked for its script.
 """
 
 import base64
+import re
 from collections import namedtuple
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ _WIDTH_PX, _HEIGHT_PX = 1200, 820
 _BARS_WIDTH = 1000
 _LEAST_BAR_WIDTH = 1.5
 _MOST_BARS = 600
+_NUMBER = re.compile(r"[0-9,]+(\.[0-9]*)?|–")
 _KNOWN: frozenset[str] = frozenset({*TerminationReason, receipts.OPEN})
 
 
@@ -83,14 +85,10 @@ def html_environment() -> "Environment":
         parts = format.one_line(text).split("`")
         return parts if len(parts) % 2 else [format.one_line(text)]
 
-    def number_columns(table: Table) -> list[bool]:
-        """Return for each column whether all its cells are numbers or nothing."""
-        columns = zip(*table.rows, strict=True) if table.rows else [()] * len(table.columns)
-        texts = [[format.format_value(cell) for cell in cells if cell is not None] for cells in columns]
-        return [
-            bool(table.rows) and all(text.replace(",", "").replace(".", "", 1).isdigit() for text in some)
-            for some in texts
-        ]
+    def number_columns(table: Table) -> set[str]:
+        """Return the headings of the columns in which all cells are numbers or nothing."""
+        columns = zip(table.columns, zip(*table.rows, strict=True), strict=False)
+        return {name for name, cells in columns if all(_NUMBER.fullmatch(format.format_value(cell)) for cell in cells)}
 
     return _environment(autoescape=True, css_class=css_class, commands=commands, number_columns=number_columns)
 

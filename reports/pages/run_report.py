@@ -16,16 +16,6 @@ PRICE, CURRENCY = "CAIRN_COST__GPU_HOUR_PRICE", "CAIRN_COST__CURRENCY"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DataFacts:
-    """The data snapshot, its sources and tokenizer as configured, and quarantined windows."""
-
-    snapshot: str
-    sources: tuple[str, ...]
-    tokenizer: str
-    quarantines: tuple[run_entries.DataQuarantined, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class RunCost:
     """Device time in seconds: all, kept in a commit, lost, and of the open attempt, which is neither yet.
 
@@ -75,9 +65,9 @@ class RunReport:
     evaluations: tuple[EvaluationSummary, ...]
     checkpoints: tuple[run_lookup.CheckpointSummary, ...]
     promotions: tuple[alias_history.AliasDecision, ...]
-    data: DataFacts
+    opened: run_entries.RunOpened | None
+    quarantines: tuple[run_entries.DataQuarantined, ...]
     machines: tuple[receipts.MachineRow, ...]
-    versions: Mapping[str, str]
 
 
 def gather_report(
@@ -87,7 +77,7 @@ def gather_report(
     state, beat = log.state, run_lookup.read_beat(log)
     attempts = receipts.read_receipts(log, beat)
     curves = gather_curves(log, lines, attempts)
-    newest, data = state.newest_committed, state.opened.config.get("data", {}) if state.opened else {}
+    newest = state.newest_committed
     document: dict[str, Any] = dict(run_lookup.configuration_document(state).get("cost", {}))
     named = {"gpu_hour_price": environment.get(PRICE), "currency": environment.get(CURRENCY)}
     price = CostConfig.model_validate(document | {key: value for key, value in named.items() if value})
@@ -112,14 +102,9 @@ def gather_report(
         evaluations=list_evaluations(state),
         checkpoints=run_lookup.read_checkpoints(log),
         promotions=tuple(item for item in alias_history.list_decisions(log.store) if item.run_id == log.run_id),
-        data=DataFacts(
-            snapshot=state.opened.data_snapshot if state.opened else "",
-            sources=tuple(map(str, data.get("sources", ()))),
-            tokenizer=str(data.get("tokenizer", "")),
-            quarantines=state.quarantines,
-        ),
+        opened=state.opened,
+        quarantines=state.quarantines,
         machines=receipts.list_machines(attempts),
-        versions=attempts[-1].versions if attempts else {},
     )
     return report, curves
 
