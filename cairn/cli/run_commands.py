@@ -15,7 +15,7 @@ from cairn.reports.queries.simulation_options import SimulationOptions
 from cairn.reports.text import answer_text, display_tables
 from cairn.tasks.errors import InvalidConfiguration
 from cairn.tasks.machine.placement import work_folder
-from cairn.tasks.text.output import output_columns, print_document, print_line, print_table, say
+from cairn.tasks.text.output import output_columns, print_document, print_table, say
 
 Axis = Literal["step", "tokens"]
 ComparedAxis = Literal["step", "tokens", "time"]
@@ -97,10 +97,10 @@ def explain(run: str, *, attempt: int | None = None, store: Url = "", json: Json
         cairn explain quickstart --attempt 3
     """
     from cairn.reports.queries.post_mortem import gather_post_mortem
-    from cairn.reports.text.post_mortem_text import post_mortem_lines
+    from cairn.reports.text.post_mortem_text import post_mortem_blocks
 
     facts = gather_post_mortem(open_run_log(store, run), attempt)
-    print_document(facts) if json else print_line("\n".join(post_mortem_lines(facts, output_columns())))
+    print_document(facts) if json else print_blocks(*post_mortem_blocks(facts))
 
 
 def log(run: str, *, store: Url = "", json: Json = False) -> None:

@@ -9,16 +9,12 @@ from typing import Any
 
 from cairn.reports.queries.post_mortem import AttemptFacts, PostMortem
 from cairn.reports.queries.receipts import Receipt
-from cairn.reports.text.answer_text import describe_left
+from cairn.reports.text.answer_text import Block, describe_left
 from cairn.tasks.policy.termination import TERMINATIONS, DecisionAction, ExitCode, TerminationReason
 from cairn.tasks.text import format
-from cairn.tasks.text.output import wrap, wrap_beside
 
-WIDTH = 110
-_LABEL = 12
 _MOST_CHANGES, _MOST_WINDOWS, _MOST_ITEMS, _MOST_LINES, _MOST_PASSED_OVER = 6, 8, 3, 5, 4
-_DETAIL_CHARACTERS = 280
-_AFTER_BLANK = frozenset({"trying", "ended", "measured"})
+_DETAIL_CHARACTERS, _STDERR_CHARACTERS = 280, 108
 _EVIDENCE = {
     "stop_signal": "notice to leave by {}",
     "grace_ended": "it was killed because its grace period was over before it could commit",
@@ -28,20 +24,18 @@ _EVIDENCE = {
 """The sentence of each key of the evidence that is not empty; {} stands for its value."""
 
 
-def post_mortem_lines(facts: PostMortem, columns: int | None = None) -> list[str]:
-    """Return the lines of the post-mortem, none longer than 110 characters or the terminal's columns."""
-    width, ended = min(columns or WIDTH, WIDTH), facts.attempt.record.ended if facts.attempt else None
-    lines = wrap(post_mortem_answer(facts), width)
-    for label, text in post_mortem_sections(facts):
-        lines += [""] if label in _AFTER_BLANK else []
-        lines += wrap_beside(label, text, start=_LABEL, width=width)
-    if ended is not None:
+def post_mortem_blocks(facts: PostMortem) -> Iterator[Block]:
+    """Yield the answer, the sections behind it, and the last lines on the attempt's stderr."""
+    yield f"{post_mortem_answer(facts)}\n"
+    if facts.attempt is None:
+        return
+    yield dict(post_mortem_sections(facts))
+    if (ended := facts.attempt.record.ended) is not None:
         tail = [line for line in (format.sanitize(it, kept="").rstrip() for it in ended.stderr_tail) if line.strip()]
-        lines += ["", "last lines on its stderr:" if tail else "nothing is on record of its stderr"]
-        lines += [f"  {line}" if len(line) <= width - 2 else f"  {line[: width - 3]}…" for line in tail[-_MOST_LINES:]]
+        yield "\nlast lines on its stderr:" if tail else "\nnothing is on record of its stderr"
+        yield from (f"  {line[:_STDERR_CHARACTERS]}" for line in tail[-_MOST_LINES:])
         if len(tail) > _MOST_LINES:
-            lines.append(f"  … and {len(tail) - _MOST_LINES} lines before: cairn explain {facts.status.run_id} --json")
-    return lines
+            yield f"  … and {len(tail) - _MOST_LINES} lines before: cairn explain {facts.status.run_id} --json"
 
 
 def post_mortem_answer(facts: PostMortem) -> str:

@@ -1,5 +1,7 @@
+import io
 import json
 import os
+from contextlib import redirect_stdout
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -8,10 +10,11 @@ from typing import Any
 
 import pytest
 
+from cairn.cli.texts import print_blocks
 from cairn.reports.errors import RunNotFound
-from cairn.reports.queries.post_mortem import gather_post_mortem
+from cairn.reports.queries.post_mortem import PostMortem, gather_post_mortem
 from cairn.reports.text.answer_text import describe_end
-from cairn.reports.text.post_mortem_text import post_mortem_lines
+from cairn.reports.text.post_mortem_text import post_mortem_blocks
 from cairn.storage.checkpoints.resume_point import quarantine_checkpoint
 from cairn.storage.logs.fold_cache import History
 from cairn.storage.logs.log_entry import Writer
@@ -32,7 +35,14 @@ HUMAN = Writer(host="here", pid=1)
 
 def explained(run: FabricatedRun, number: int | None = None) -> str:
     """The text without its line breaks, so that a claim may span lines."""
-    return " ".join(" ".join(post_mortem_lines(gather_post_mortem(run.log, number))).split())
+    return " ".join(printed(gather_post_mortem(run.log, number)).split())
+
+
+def printed(facts: PostMortem) -> str:
+    """What `cairn explain` prints of a post-mortem where the terminal is wide."""
+    with redirect_stdout(io.StringIO()) as out:
+        print_blocks(*post_mortem_blocks(facts))
+    return out.getvalue()
 
 
 def end_by(
@@ -231,7 +241,7 @@ def test_a_heartbeat_that_fell_silent_is_noticed(bard: FabricatedRun, tmp_path: 
     beat = tmp_path / "store" / "runs" / "bard" / "heartbeats" / "attempt-0002.json"
     os.utime(beat, (1_800_000_000, 1_800_000_000))
     now = datetime.fromtimestamp(1_800_003_600, tz=UTC)
-    text = " ".join(post_mortem_lines(gather_post_mortem(bard.log, 2, now=now)))
+    text = printed(gather_post_mortem(bard.log, 2, now=now))
     assert "fell silent; its last sign of life was 1 h ago" in text
 
 
@@ -270,8 +280,8 @@ def test_a_damaged_checkpoint_is_passed_over_with_the_objects_name(fresh: Fabric
     assert "attempt 1: it is quarantined: weights-00001-of-00001.safetensors: sha256 is 000" in explained(fresh, 2)
 
 
-def test_no_line_is_wider_than_the_terminal(bard: FabricatedRun) -> None:
-    assert max(map(len, post_mortem_lines(gather_post_mortem(bard.log, 1), 60))) <= 60
+def test_no_line_is_wider_than_the_terminal(bard: FabricatedRun, cairn: Cairn) -> None:
+    assert max(map(len, cairn("explain", "bard", "--attempt", "1", COLUMNS="60").out.splitlines())) <= 60
 
 
 def test_bytes_without_a_commit_are_passed_over_with_their_reason(fresh: FabricatedRun, store: LocalStore) -> None:
@@ -310,11 +320,11 @@ def test_a_spent_budget_is_said_to_be_spent(fresh: FabricatedRun) -> None:
 def test_stderr_cannot_steer_the_terminal(fresh: FabricatedRun) -> None:
     fresh.start()
     end_by(fresh, Evidence(exit_code=1, stderr_tail=("\x1b]0;owned\x07\x1b[31mred\x1b[0m", "\x07bell\x9b2J")), step=3)
-    text = "\n".join(post_mortem_lines(gather_post_mortem(fresh.log)))
+    text = printed(gather_post_mortem(fresh.log))
     assert "  red\n" in text and all(char.isprintable() or char == "\n" for char in text)
 
 
-def test_an_attempt_fits_one_screen_however_much_there_is(fresh: FabricatedRun) -> None:
+def test_an_attempt_fits_one_screen_however_much_there_is(fresh: FabricatedRun, cairn: Cairn) -> None:
     fresh.start()
     first = [fresh.commit(step) for step in range(1, 30)]
     for reference in first:
@@ -324,7 +334,7 @@ def test_an_attempt_fits_one_screen_however_much_there_is(fresh: FabricatedRun) 
     end_by(fresh, Evidence(exit_code=-9), step=30)
     fresh.start(overrides=[f"budgets.{name}.retries=77" for name in ("lost", "oom", "hung", "storage", "diverged")])
     end_by(fresh, Evidence(exit_code=1, stderr_tail=tuple("error " * 50 for _ in range(40))), step=35)
-    lines = post_mortem_lines(gather_post_mortem(fresh.log))
+    lines = cairn("explain", "fresh", COLUMNS="110").out.splitlines()
     assert len(lines) <= 50 and max(map(len, lines)) <= 110
 
 

@@ -234,7 +234,8 @@ def test_json_has_the_report_under_stable_names(bard: FabricatedRun, cairn: Cair
     report = json.loads(cairn("report", "bard", "--json").out)
     assert set(report) >= {
         "run_id", "newest_seq", "model_family", "opened_at", "status", "state_sha256", "best", "cost", "reasons",
-        "attempts", "curve", "held_out", "evaluations", "checkpoints", "promotions", "opened", "quarantines", "machines",
+        "attempts", "curve", "held_out", "evaluations", "checkpoints", "promotions", "opened", "quarantines",
+        "machines",
     }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from cairn.reports.queries.post_mortem import gather_post_mortem
 from cairn.reports.queries.receipts import count_reasons, read_receipts
 from cairn.reports.queries.run_lookup import read_beat, read_checkpoints
 from cairn.reports.queries.run_status import read_status
-from cairn.reports.text.post_mortem_text import post_mortem_lines
+from cairn.reports.text.post_mortem_text import post_mortem_answer
 from cairn.storage.stores.document import encode
 from cairn.storage.stores.local_store import LocalStore
 from cairn.tasks.attempt.attempt_end import evidence_document
@@ -82,7 +82,7 @@ def test_an_injected_fault_is_marked_in_receipt_status_explanation_and_table(fre
     (receipt,) = read_receipts(fresh.log, read_beat(fresh.log))
     assert receipt.injected == ("kill@30",) and (receipt.detail or "").startswith("injected (kill@30): ")
     assert read_status(fresh.log).injected.endswith("; kill@30 ended attempt 1")
-    told = " ".join(post_mortem_lines(gather_post_mortem(fresh.log)))
+    told = post_mortem_answer(gather_post_mortem(fresh.log))
     assert "This end was injected: CAIRN_FAULTS lists kill@30." in told
     counted = count_reasons([receipt, replace(receipt, injected=())])
     assert {row.reason for row in counted} == {"lost", "lost (injected)"}
