@@ -8,8 +8,7 @@ from prefect import flow, get_client, get_run_logger, runtime
 from prefect.client.schemas.actions import ArtifactCreate
 
 from cairn.flows.operations.checkpoint_evaluation import plan_checkpoint
-from cairn.flows.orchestrator import flow_end, form, run_overview
-from cairn.flows.orchestrator.server_setup import take_credentials
+from cairn.flows.orchestrator import flow_run, form, run_overview, server_setup
 from cairn.flows.run.steps import as_task
 from cairn.reports.queries import evaluations, run_lookup
 from cairn.storage.stores.open_store import open_store
@@ -25,7 +24,7 @@ from cairn.tasks.policy.termination import FlowEnd
     validate_parameters=True,
     persist_result=False,
 )
-@flow_end.as_prefect_state
+@flow_run.as_prefect_state
 def evaluate_promoted(
     reference: form.Reference = "champion",
     suite: form.Suite = "",
@@ -43,7 +42,7 @@ def evaluate_promoted(
         again: measure also what is on record, and add a second row.
     """
     logger = get_run_logger()
-    take_credentials(store_credentials, os.environ)
+    server_setup.take_credentials(store_credentials, os.environ)
     found = run_lookup.find_checkpoint(open_store(choose_store(store, os.environ)), reference)
     measure = as_task(evaluate)
     ended = [
@@ -57,7 +56,7 @@ def evaluate_promoted(
         for item in (row.evaluation for row in view.rows if row.role == "this")
     )
     with suppress(Exception), get_client(sync_client=True) as client:  # an API that fails costs the table in the UI
-        flow_end.add_tags(client, UUID(runtime.flow_run.get_id()), {f"run:{view.run_id}"})
+        flow_run.add_tags(client, UUID(runtime.flow_run.get_id()), {f"run:{view.run_id}"})
         client.create_artifact(
             ArtifactCreate(
                 key=run_overview.artifact_key(view.run_id, "evaluations"),
@@ -72,4 +71,4 @@ def evaluate_promoted(
             )
         )
     logger.info("%s", words)
-    return FlowEnd(reason="evaluator-failed", message=words) if view.status == "failed" else flow_end.completed(words)
+    return FlowEnd(reason="evaluator-failed", message=words) if view.status == "failed" else flow_run.completed(words)

@@ -8,15 +8,14 @@ from random import Random
 from prefect import flow, get_run_logger
 
 from cairn.flows.operations.store_sweep import SweepOutcome, sweep_store
-from cairn.flows.orchestrator import flow_end, form
-from cairn.flows.orchestrator.server_setup import take_credentials
+from cairn.flows.orchestrator import flow_run, form, server_setup
 from cairn.storage.stores.open_store import open_store
 from cairn.tasks.configuration.addresses import choose_store
 from cairn.tasks.policy.termination import FlowEnd
 
 
 @flow(name="sweep-checkpoints", retries=0, validate_parameters=True, persist_result=False)
-@flow_end.as_prefect_state
+@flow_run.as_prefect_state
 def sweep_checkpoints(
     store: form.Store = "",
     store_credentials: form.Credentials = "",
@@ -32,7 +31,7 @@ def sweep_checkpoints(
         most_seconds: after this time no further run is started; each sweep starts at a random run.
     """
     logger = get_run_logger()
-    take_credentials(store_credentials, os.environ)
+    server_setup.take_credentials(store_credentials, os.environ)
     rows = sweep_store(
         open_store(choose_store(store, os.environ)),
         dry_run=dry_run,
@@ -48,4 +47,4 @@ def sweep_checkpoints(
     total = f"{sum(row.freed_bytes for row in rows):,} bytes {'would be freed' if dry_run else 'freed'}"
     failed = [f"{row.run_id}: {row.why}" for row in rows if row.action == SweepOutcome.FAILED]
     message = "; ".join([counts or "no runs", total, *failed])
-    return FlowEnd(reason="sweep-failed", message=message) if failed else flow_end.completed(message)
+    return FlowEnd(reason="sweep-failed", message=message) if failed else flow_run.completed(message)

@@ -12,9 +12,7 @@ from typing import Any
 
 from prefect import Task, flow, get_run_logger, runtime
 
-from cairn.flows.orchestrator import flow_end, form
-from cairn.flows.orchestrator.flow_run import FlowRun, Witness
-from cairn.flows.orchestrator.server_setup import accelerator_slot, take_credentials
+from cairn.flows.orchestrator import flow_run, form, server_setup
 from cairn.flows.preparation.preflight import check_before_start
 from cairn.flows.preparation.training_request import ResolvedRequest, TrainingRequest, resolve_request, with_settings
 from cairn.flows.run import active_run, run_promotion
@@ -37,7 +35,7 @@ _GROUPS = 18
 
 
 @flow(name="train-gpt", retries=0, validate_parameters=True, persist_result=False)
-@flow_end.as_prefect_state
+@flow_run.as_prefect_state
 def train_gpt(
     config: form.Config = "",
     run_id: form.RunId = "",
@@ -64,14 +62,15 @@ def train_gpt(
         overrides: `section.key=value` on top of the configuration, one each; a key with a field above only there.
         start_over: begin again at step 0 where commits exist and none can be read any more.
     """
-    take_credentials(store_credentials, os.environ)
+    server_setup.take_credentials(store_credentials, os.environ)
     given = with_settings(overrides, steps=steps, learning_rate=learning_rate, micro_batch=micro_batch)
     request = TrainingRequest(config=config, run_id=run_id, overrides=given, store=store, start_over=start_over)
     resolved, shutdown = resolve_request(request, os.environ), ShutdownSignal()
     check_before_start(resolved, resolved.open_log(), os.environ)
-    shown = FlowRun(runtime.flow_run.get_id(), parameters=runtime.flow_run.get_parameters(), echo=get_run_logger().info)
+    ours = runtime.flow_run
+    shown = flow_run.FlowRun(ours.get_id(), parameters=ours.get_parameters(), echo=get_run_logger().info)
     deployment = runtime.deployment.get_name()
-    by = f"prefect deployment {runtime.flow_run.get_flow_name()}/{deployment}" if deployment else "person"
+    by = f"prefect deployment {ours.get_flow_name()}/{deployment}" if deployment else "person"
     with shutdown.listening(), warm_trainer() as warm:
         continued_by = active_run.starter(os.environ, default=by)
         host = active_run.Host(shutdown=shutdown, warm=warm, flow_run=shown, continued_by=continued_by)
@@ -81,7 +80,7 @@ def train_gpt(
 def train(resolved: ResolvedRequest, steps: Steps, host: active_run.Host) -> FlowEnd:
     """Train a run to its end, or continue it; `steps` executes each step. Raises what refuses a run or its claim."""
     run, end = active_run.open_run(resolved, steps, host), None
-    with run.running_services(), accelerator_slot(run.say, is_stopping=run.is_shutting_down):
+    with run.running_services(), server_setup.accelerator_slot(run.say, is_stopping=run.is_shutting_down):
         try:
             while end is None and not run.is_over():
                 if not active_run.gather_machines(run):
@@ -180,7 +179,7 @@ def is_shown(segment: train_segment.Segment, total_steps: int) -> bool:
     return segment.first == 0 or passes or segment.until == total_steps
 
 
-def watched_by(witness: Witness) -> Steps:
+def watched_by(witness: flow_run.Witness) -> Steps:
     """Return the plain steps, each shown by a witness, whose failures never reach them."""
 
     def watch(step: Task[..., Any]) -> Callable[..., Any]:

@@ -6,7 +6,7 @@ from prefect import flow, task
 from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound
 
-from cairn.flows.orchestrator import flow_end, form, run_overview
+from cairn.flows.orchestrator import flow_run, form, run_overview
 from cairn.flows.preparation.training_request import TrainingRequest, choose_run_id
 from cairn.tasks.configuration.configuration_source import SetMember, expand_set, read_configuration
 from cairn.tasks.errors import InvalidConfiguration
@@ -14,7 +14,7 @@ from cairn.tasks.policy.termination import FlowEnd
 
 
 @flow(name="train-set", retries=0, validate_parameters=True, persist_result=False)
-@flow_end.as_prefect_state
+@flow_run.as_prefect_state
 def train_set(
     config: form.Config = "quickstart",
     name: form.RunId = "",
@@ -39,7 +39,7 @@ def train_set(
     given = {"config": config, "store": store, "store_credentials": store_credentials}
     started = start_run.map(list(members), given=[given] * len(members), deployment=[deployment] * len(members))
     started.result()
-    return flow_end.completed(f"{len(members)} runs started: {', '.join(member.run_id for member in members)}")
+    return flow_run.completed(f"{len(members)} runs started: {', '.join(member.run_id for member in members)}")
 
 
 @task(name="start-run", task_run_name="start {member.run_id}", persist_result=False)

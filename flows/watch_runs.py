@@ -5,15 +5,14 @@ from collections import Counter
 
 from prefect import flow, get_run_logger
 
-from cairn.flows.orchestrator import flow_end, form
-from cairn.flows.orchestrator.server_setup import take_credentials
+from cairn.flows.orchestrator import flow_run, form, server_setup
 from cairn.flows.watching.run_watcher import WatchAction, WatchRequest, open_watcher
 from cairn.tasks.configuration.addresses import choose_store
 from cairn.tasks.policy.termination import FlowEnd
 
 
 @flow(name="watch-runs", retries=0, validate_parameters=True, persist_result=False)
-@flow_end.as_prefect_state
+@flow_run.as_prefect_state
 def watch_runs(
     store: form.Store = "",
     store_credentials: form.Credentials = "",
@@ -27,7 +26,7 @@ def watch_runs(
         deployment: flow/deployment whose flow runs continue the runs; empty: a process of this machine does.
     """
     logger = get_run_logger()
-    take_credentials(store_credentials, os.environ)
+    server_setup.take_credentials(store_credentials, os.environ)
     watcher = open_watcher(WatchRequest(store=choose_store(store, os.environ), deployment=deployment))
     with watcher.delivering_notices(logger.warning):
         rows = watcher.poll_patiently()
@@ -35,4 +34,4 @@ def watch_runs(
         logger.info("%s: %s: %s %s", row.run_id, row.action, row.why, row.how)
     counts = ", ".join(f"{action} {count}" for action, count in sorted(Counter(row.action for row in rows).items()))
     continued = ", ".join(row.run_id for row in rows if row.action == WatchAction.CONTINUED)
-    return flow_end.completed(f"{counts or 'no runs'}{f'; continued: {continued}' if continued else ''}")
+    return flow_run.completed(f"{counts or 'no runs'}{f'; continued: {continued}' if continued else ''}")

@@ -48,12 +48,12 @@ class Session:
 
     def end(self, end: FlowEnd) -> None:
         """Show how the run ended, with its reason as a tag and an event; a process that has to leave waits for none."""
-        from cairn.flows.orchestrator import flow_end
+        from cairn.flows.orchestrator import flow_run
 
         exit_on_sigterm(EXIT_CODES.get(end.reason, ExitCode.ERROR))
-        state, shown = flow_end.shown_state(end), self.host.flow_run
+        state, shown = flow_run.shown_state(end), self.host.flow_run
         if not state.is_completed() and shown.id is not None and not is_ephemeral_server(os.environ):
-            flow_end.report_reason(end, shown.id, self.witness.name)
+            flow_run.report_reason(end, shown.id, self.witness.name)
         self.witness.finish(state, at_once=self.host.shutdown.signal is not None)
 
 
@@ -87,7 +87,7 @@ def training_session(
         with preparing, process_scopes.collecting_no_garbage():
             prefect_settings.import_prefect(say=output.say, refresh=True)
             from cairn.flows import train_gpt
-            from cairn.flows.orchestrator import flow_end, flow_run, run_overview
+            from cairn.flows.orchestrator import flow_run, run_overview
             from cairn.flows.run import active_run
         request = resolved.request
         given = {
@@ -106,8 +106,8 @@ def training_session(
         try:
             yield Session(train=train_gpt.train, host=host, steps=train_gpt.watched_by(witness), witness=witness)
         except BaseException as error:
-            reason = flow_end.reason_of(error)
-            witness.finish(flow_end.shown_state(FlowEnd(reason=reason, message=str(error))), at_once=True)
+            reason = flow_run.reason_of(error)
+            witness.finish(flow_run.shown_state(FlowEnd(reason=reason, message=str(error))), at_once=True)
             raise
 
 

@@ -1,28 +1,49 @@
-"""The flow run that shows a run, and its cancellation by a person.
+"""The flow run that shows a run, its cancellation by a person, and its end in Prefect's own words.
 
 A deployment's flow run is known at once; that of a command's run is made later.
 The witness of a command's run has its own thread: it starts the server after the first step, and whatever Prefect does
 or does not do costs pages, never a step, a commit or an exit code.
+
+Lists and automations of Prefect know only its own state names, so the reason of an end stands first in the message, in
+a tag and in an event. A flow that no deployment has begun raises its expected errors instead. Unexpected errors keep
+their traceback in both.
 """
 
+import functools
 import os
+import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import Any, ParamSpec, Protocol
 from uuid import UUID, uuid4
 
-from prefect import Flow, State, Task, get_client, states
+from prefect import Flow, State, Task, get_client, get_run_logger, runtime, states
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import LogCreate
+from prefect.events import emit_event
+from prefect.exceptions import Abort
 from prefect.types import DateTime
 
+from cairn.flows.errors import EXPECTED_ERRORS
 from cairn.flows.orchestrator.prefect_server import is_ephemeral_server
-from cairn.tasks.attempt.preemption_notice import is_cancelled_in_slurm
-from cairn.tasks.attempt.shutdown_signal import ShutdownSignal
+from cairn.tasks.attempt import preemption_notice, shutdown_signal
 from cairn.tasks.machine.process_scopes import running_beside
+from cairn.tasks.policy.termination import FlowEnd, FlowOutcome
 
+P = ParamSpec("P")
+FLOW_ENDED = "cairn.flow.ended"
+"""The event of a flow run that did not complete; its label `cairn.reason` says why."""
+_STATES: Mapping[str, Callable[..., State[Any]]] = {
+    FlowOutcome.COMPLETED: states.Completed,
+    # What Prefect itself calls a flow run whose machine was taken: orange, not a red failure, and no automation for
+    # failures fires, because the next flow run goes on where this one was.
+    FlowOutcome.PREEMPTED: states.Crashed,
+    FlowOutcome.INTERRUPTED: states.Cancelled,
+    FlowOutcome.CANCELLED: states.Cancelled,
+    FlowOutcome.FENCED: states.Cancelled,  # another flow run continues it: nothing is lost, nothing is to be done
+}
 Request = Callable[[SyncPrefectClient, UUID], object]
 """Something to ask of the server for this flow run."""
 _POLL_SECONDS = 3.0
@@ -158,7 +179,7 @@ class Witness:
 class CancellationWatch:
     """Polls the state of one flow run, once there is one, in its own thread: Prefect sends no signal by itself."""
 
-    def __init__(self, flow_run: FlowRun, shutdown: ShutdownSignal) -> None:
+    def __init__(self, flow_run: FlowRun, shutdown: shutdown_signal.ShutdownSignal) -> None:
         # A person cannot reach the temporary server of a command.
         self._flow_run = FlowRun() if is_ephemeral_server(os.environ) else flow_run
         self._shutdown = shutdown
@@ -179,7 +200,7 @@ class CancellationWatch:
             self._poll_now.set()
             self._answered.wait(_POLL_SECONDS)
         if not self._cancelling and self._cancelled_in_slurm is None and self._shutdown.signal == "SIGTERM":
-            self._cancelled_in_slurm = is_cancelled_in_slurm(os.environ)
+            self._cancelled_in_slurm = preemption_notice.is_cancelled_in_slurm(os.environ)
         return self._cancelling or bool(self._cancelled_in_slurm)
 
     @property
@@ -201,3 +222,68 @@ class CancellationWatch:
                     self._shutdown.request("cancelled in Prefect", "a person cancelled it in Prefect")
                     return
                 self._poll_now.wait(_POLL_SECONDS)
+
+
+def completed(message: str) -> FlowEnd:
+    """Return the end of a flow that has done all it was to do."""
+    return FlowEnd(reason=FlowOutcome.COMPLETED, message=message)
+
+
+def shown_state(end: FlowEnd) -> State[Any]:
+    """Return the state, named as Prefect names its own, whose message begins with the reason."""
+    message = end.message if end.reason == FlowOutcome.COMPLETED else f"{end.reason}: {end.message}"
+    make: Callable[..., State[Any]] = _STATES.get(end.reason, states.Failed)
+    return make(message=message)
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the reason of a refusal: `ConfigDrift` is `config-drift`, `IntegrityError` is `integrity`."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", type(error).__name__.removesuffix("Error")).lower()
+
+
+def as_prefect_state(body: Callable[P, FlowEnd]) -> Callable[P, State[None]]:
+    """Turn how the body ended, or its expected error, into the flow run's last state."""
+
+    @functools.wraps(body)
+    def wrapper(*arguments: P.args, **keywords: P.kwargs) -> State[None]:
+        is_deployed = runtime.deployment.get_id() is not None
+        try:
+            end = body(*arguments, **keywords)
+        except EXPECTED_ERRORS as error:
+            if not is_deployed:
+                raise
+            get_run_logger().error("%s", error)
+            end = FlowEnd(reason=reason_of(error), message=str(error))
+        state, flow_run_id = shown_state(end), runtime.flow_run.get_id()
+        if not state.is_completed() and flow_run_id:
+            report_reason(end, flow_run_id, runtime.flow_run.get_name() or "")
+            if is_deployed:  # for a returned state the engine would log a long traceback
+                with suppress(Exception), get_client(sync_client=True) as client:
+                    client.set_flow_run_state(UUID(flow_run_id), state, force=True)
+                    raise Abort(state.message)
+        return state
+
+    return wrapper
+
+
+def add_tags(client: SyncPrefectClient, flow_run_id: UUID, tags: Set[str]) -> None:
+    """Add the tags that are missing beside those a person has given; Prefect's own update replaces all. Raises."""
+    present = set(client.read_flow_run(flow_run_id).tags)
+    if not tags <= present:
+        client.update_flow_run(flow_run_id, tags=sorted(present | tags))
+
+
+def report_reason(end: FlowEnd, flow_run_id: str, name: str) -> None:
+    """Tag the flow run with the reason and emit the event; an API that fails costs them."""
+    with suppress(Exception), get_client(sync_client=True) as client:
+        add_tags(client, UUID(flow_run_id), {f"reason:{end.reason}"})
+    with suppress(Exception):
+        emit_event(
+            FLOW_ENDED,
+            resource={
+                "prefect.resource.id": f"prefect.flow-run.{flow_run_id}",
+                "prefect.resource.name": name,
+                "cairn.reason": end.reason,
+            },
+            payload={"reason": end.reason, "message": end.message},
+        )

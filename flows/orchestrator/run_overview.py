@@ -24,8 +24,7 @@ from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
 from prefect.events import emit_event
 from prefect.exceptions import ObjectNotFound
 
-from cairn.flows.orchestrator.flow_end import add_tags
-from cairn.flows.orchestrator.flow_run import FlowRun
+from cairn.flows.orchestrator.flow_run import FlowRun, add_tags
 from cairn.reports.plots.run_curves import describe_run, gather_curves
 from cairn.reports.queries import receipts, run_lookup, run_status
 from cairn.reports.queries.evaluations import EvaluationComparison, list_evaluations
@@ -181,7 +180,7 @@ class RunOverview:
         self.question = ""  # that a person is asked
         self._tags: set[str] = set()
         self._artifact_id: UUID | None = None
-        self._are_lost_closed = False
+        self._lost = tuple[UUID, ...]()
         self._form: EvaluationForm | None = None
 
     @contextmanager
@@ -210,10 +209,15 @@ class RunOverview:
 
     def _publish(self, client: SyncPrefectClient, flow_run_id: UUID, *, is_last: bool) -> None:
         self._emit_ended()
-        self._name_and_tag(client, flow_run_id)
-        now, ended = time.monotonic(), sum(attempt.ended is not None for attempt in self._log.state.attempts)
-        age = now - self._began
-        is_curve_due = is_due(self._drawn, now_seconds=now, age_seconds=age, ended_attempts=ended)
+        run_id, ends = self._log.run_id, [attempt.ended for attempt in self._log.state.attempts if attempt.ended]
+        if (tags := {f"run:{run_id}", *(f"reason:{end.reason}" for end in ends)}) != self._tags:
+            add_tags(client, flow_run_id, tags)
+            self._tags = tags
+        if (name := flow_run_name(run_id, self._log.state.latest_attempt)) != self._name:
+            client.update_flow_run(flow_run_id, name=name)
+            self._name = name
+        now, ended = time.monotonic(), len(ends)
+        is_curve_due = is_due(self._drawn, now_seconds=now, age_seconds=now - self._began, ended_attempts=ended)
         if (is_last or is_curve_due) and (markdown := curve_markdown(self._log)) is not None:
             drawn_at = time.monotonic()
             self._drawn = Drawing(at_seconds=drawn_at, cost_seconds=drawn_at - now, ended_attempts=ended)
@@ -221,7 +225,7 @@ class RunOverview:
         self._form = self._form or find_evaluation_form(client, self._flow_run.parameters)
         page = overview_markdown(self._log, self._curve, self.question, self._form)
         if page != self._shown:
-            key, words = artifact_key(self._log.run_id), f"run {self._log.run_id}, after entry {self._log.seq}"
+            key, words = artifact_key(run_id), f"run {run_id}, after entry {self._log.seq}"
             if self._artifact_id is None:  # a flow run that was suspended has one
                 given = {"flow_run_id": {"any_": [flow_run_id]}, "key": {"any_": [key]}}
                 rule = filters.ArtifactFilter.model_validate(given)
@@ -232,9 +236,9 @@ class RunOverview:
             else:  # a new version would be one more card
                 client.update_artifact(self._artifact_id, ArtifactUpdate(data=page, description=words))
             self._shown = page
-        if not self._are_lost_closed and self._log.state.latest_attempt:
-            _end_lost(client, self._log.state, flow_run_id)
-            self._are_lost_closed = True
+        if (lost := lost_flow_runs(self._log.state, flow_run_id)) != self._lost:
+            _end_lost(client, lost, flow_run_id)
+            self._lost = lost
 
     def _emit_ended(self) -> None:
         """Send an event for each new receipt; its id is always the same, so that Prefect keeps one of several."""
@@ -266,18 +270,6 @@ class RunOverview:
             )
             self._told.add(ended.attempt)
 
-    def _name_and_tag(self, client: SyncPrefectClient, flow_run_id: UUID) -> None:
-        attempts = self._log.state.attempts
-        reasons = {attempt.ended.reason for attempt in attempts if attempt.ended is not None}
-        tags = {f"run:{self._log.run_id}", *(f"reason:{reason}" for reason in reasons)}
-        if tags != self._tags:
-            add_tags(client, flow_run_id, tags)
-            self._tags = tags
-        name = flow_run_name(self._log.run_id, self._log.state.latest_attempt)
-        if name != self._name:
-            client.update_flow_run(flow_run_id, name=name)
-            self._name = name
-
 
 def lost_flow_runs(state: run_state.RunState, but: UUID) -> tuple[UUID, ...]:
     """Return the flow runs, newest first, whose newest attempt was lost: they are dead or fenced."""
@@ -286,16 +278,14 @@ def lost_flow_runs(state: run_state.RunState, but: UUID) -> tuple[UUID, ...]:
     return tuple(flow_run_id for flow_run_id in reversed(lost) if flow_run_id != but)[:MOST_LOST_FLOW_RUNS]
 
 
-def _end_lost(client: SyncPrefectClient, state: run_state.RunState, flow_run_id: UUID) -> None:
-    """End as `Crashed` what lost attempts have left unfinished in Prefect; raises the API's errors."""
-    if not (lost := list(lost_flow_runs(state, flow_run_id))):
-        return
+def _end_lost(client: SyncPrefectClient, lost: Sequence[UUID], flow_run_id: UUID) -> None:
+    """End as `Crashed` what these flow runs have left unfinished in Prefect; raises the API's errors."""
     message = f"lost: its process is gone; flow run {flow_run_id} went on in its place"
     ending: State[Any] = states.Crashed(message=message)
     ending_segment: State[Any] = states.Crashed(name=TERMINATIONS[TerminationReason.LOST].task_state, message=message)
     unfinished = {"type": {"any_": ["RUNNING", "PENDING", "CANCELLING"]}}
-    task_runs = filters.TaskRunFilter.model_validate({"flow_run_id": {"any_": lost}, "state": unfinished})
-    flow_runs = filters.FlowRunFilter.model_validate({"id": {"any_": lost}, "state": unfinished})
+    task_runs = filters.TaskRunFilter.model_validate({"flow_run_id": {"any_": list(lost)}, "state": unfinished})
+    flow_runs = filters.FlowRunFilter.model_validate({"id": {"any_": list(lost)}, "state": unfinished})
     for task_run in client.read_task_runs(task_run_filter=task_runs, limit=200):
         client.set_task_run_state(task_run.id, ending_segment, force=True)
     for lost_run in client.read_flow_runs(flow_run_filter=flow_runs):

@@ -30,7 +30,7 @@ from prefect.events.schemas.automations import AutomationCore, EventTrigger, Pos
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound, PrefectHTTPStatusError
 from pydantic import Field, SecretStr
 
-from cairn.flows.orchestrator.flow_end import FLOW_ENDED
+from cairn.flows.orchestrator.flow_run import FLOW_ENDED
 from cairn.tasks.errors import InvalidConfiguration
 from cairn.tasks.machine.process_scopes import running_beside
 

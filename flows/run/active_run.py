@@ -14,8 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from cairn.flows.operations.checkpoint_evaluation import plan_evaluation
-from cairn.flows.orchestrator import flow_run, run_notices
-from cairn.flows.orchestrator.run_overview import RunOverview
+from cairn.flows.orchestrator import flow_run, run_notices, run_overview
 from cairn.flows.preparation import preflight, training_request
 from cairn.flows.run.progress import Progress, TextProgress
 from cairn.flows.run.steps import Steps
@@ -31,8 +30,7 @@ from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.configuration.stored_configuration import check_drift, keep_numerics, left_out
 from cairn.tasks.data import document, snapshot_build
 from cairn.tasks.evaluator.evaluator_process import refuse_command
-from cairn.tasks.machine import machine_speed, placement
-from cairn.tasks.machine.process_scopes import BackgroundWork
+from cairn.tasks.machine import machine_speed, placement, process_scopes
 from cairn.tasks.policy import attempt_sizes, curve_statistics
 from cairn.tasks.policy.termination import FlowEnd, FlowOutcome
 from cairn.tasks.text.format import format_count, one_line
@@ -87,8 +85,8 @@ class ActiveRun:
         self.retry = object_store.run_retry_policy(config.checkpoint.patience_seconds, self.say)
         reader = run_log.RunLog(log.store, log.run_id)  # a log of its own, so that commits never wait for a sweep
         sweep = partial(sweep_run, reader, config.checkpoint, self.evaluation.suite.sha256)
-        self.sweep = BackgroundWork(sweep, self._say_sweep_stopped, name="sweep")
-        self.overview = RunOverview(log, host.flow_run)
+        self.sweep = process_scopes.BackgroundWork(sweep, self._say_sweep_stopped, name="sweep")
+        self.overview = run_overview.RunOverview(log, host.flow_run)
         self.cancellation = flow_run.CancellationWatch(host.flow_run, host.shutdown)
 
     def say(self, message: str) -> None:

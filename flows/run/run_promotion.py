@@ -23,7 +23,7 @@ from prefect.utilities.urls import url_for
 from pydantic import Field
 
 from cairn.flows.operations import checkpoint_offer
-from cairn.flows.orchestrator import flow_end, prefect_server
+from cairn.flows.orchestrator import flow_run, prefect_server
 from cairn.flows.run.active_run import ActiveRun
 from cairn.flows.run.steps import Steps
 from cairn.reports.text.display_tables import markdown_text
@@ -59,11 +59,11 @@ def offer_best(run: ActiveRun, steps: Steps) -> FlowEnd:
     how = checkpoint_offer.describe_training(state)
     candidate = checkpoint_offer.best_candidate(run.log.run_id, state, rules)
     if candidate is None:
-        return flow_end.completed(f"{how}; nothing to promote: no evaluation succeeded")
+        return flow_run.completed(f"{how}; nothing to promote: no evaluation succeeded")
     registry = Registry(run.log.store, run.config.promotion.alias)
     foreseen = promotion.preview_offer(run.log, registry, candidate, replace(rules, needs_approval=False))
     if before := checkpoint_offer.describe_earlier_decision(registry, candidate, foreseen):
-        return flow_end.completed(f"{how}; {before}")
+        return flow_run.completed(f"{how}; {before}")
     if rules.needs_approval and isinstance(foreseen, Promoted):
         answer = ask(run, registry, foreseen, run.config.promotion.approval_timeout_seconds)
         run.overview.question = ""
@@ -74,11 +74,11 @@ def offer_best(run: ActiveRun, steps: Steps) -> FlowEnd:
                 f"`cairn promote {named}`, typed by a person, approves it, the same command asks again"
             )
             message = f"{how}; {left}"
-            return run.interrupted_end(message) if run.is_shutting_down() else flow_end.completed(message)
+            return run.interrupted_end(message) if run.is_shutting_down() else flow_run.completed(message)
         candidate = replace(candidate, approval=answer)
     decision = steps.promote(promote.Offer(candidate=candidate, rules=rules, registry=registry), run.log)
     run.say(f"  {decision.message}")
-    return flow_end.completed(f"{how}; {decision.message}")
+    return flow_run.completed(f"{how}; {decision.message}")
 
 
 def _evaluate_candidates(run: ActiveRun, rules: promotion.PromotionRules, steps: Steps) -> None:

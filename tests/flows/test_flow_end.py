@@ -2,7 +2,7 @@
 
 import pytest
 
-from cairn.flows.orchestrator.flow_end import completed, reason_of, shown_state
+from cairn.flows.orchestrator.flow_run import completed, reason_of, shown_state
 from cairn.flows.orchestrator.run_overview import artifact_key, flow_run_name
 from cairn.storage.errors import IntegrityError
 from cairn.tasks.errors import BudgetExhausted, ConfigDrift, InvalidConfiguration

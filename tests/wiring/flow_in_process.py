@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from prefect.client.schemas.objects import State
 
-from cairn.flows.orchestrator import flow_end
+from cairn.flows.orchestrator import flow_run
 from cairn.flows.orchestrator.flow_run import FlowRun
 from cairn.flows.preparation.preflight import check_before_start
 from cairn.flows.preparation.training_request import ResolvedRequest, TrainingRequest, resolve_request
@@ -163,7 +163,7 @@ class FlowWorld:
         trainers = warm or NotedWarmTrainer()
         try:
             resolved = self._request(text, overrides, run_id=run_id, store=store)
-            return flow_end.shown_state(train(resolved, steps, self._host(trainers)))
+            return flow_run.shown_state(train(resolved, steps, self._host(trainers)))
         finally:
             trainers.close()
 
