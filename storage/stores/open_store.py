@@ -1,70 +1,15 @@
-"""Opens the store of a URL; of a remote one, idempotent operations are retried.
-
-`create` is not retried, because only the log can tell a lost race from a second try; `write_stream` is not, because its
-chunks are consumed.
-"""
+"""Opens the store of a URL."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
 from pathlib import Path
-from typing import Concatenate
 from urllib.parse import unquote, urlsplit
 
 from cairn.storage.errors import StorageError
 from cairn.storage.stores import local_store, redaction
-from cairn.storage.stores.object_store import ObjectStore, P, RetryPolicy, T
+from cairn.storage.stores.object_store import ObjectStore
 
 _NOT_SPOKEN = {"Google Cloud Storage": ("gs", "gcs"), "Azure Blob Storage": ("az", "abfs", "abfss", "adl")}
 """Stores with an atomic create of their own, by their schemes; Cairn does not speak their APIs."""
-_DEFAULT = RetryPolicy()
-
-
-def _retried(method: Callable[Concatenate[ObjectStore, P], T]) -> "Callable[Concatenate[RetryingStore, P], T]":
-    """Return a method that calls this one of the inner store, with retries."""
-
-    def call(self: "RetryingStore", /, *arguments: P.args, **named: P.kwargs) -> T:
-        inner: Callable[P, T] = getattr(self.inner, method.__name__)
-        return self.retry_policy.call(inner, *arguments, **named)
-
-    return call
-
-
-class RetryingStore(ObjectStore):
-    """An `ObjectStore` over another one that may be unavailable for some seconds."""
-
-    def __init__(self, inner: ObjectStore, *, retry_policy: RetryPolicy = _DEFAULT) -> None:
-        self.inner, self.retry_policy = inner, retry_policy
-
-    read, read_range, write = _retried(ObjectStore.read), _retried(ObjectStore.read_range), _retried(ObjectStore.write)
-    keys, folders, first = _retried(ObjectStore.keys), _retried(ObjectStore.folders), _retried(ObjectStore.first)
-    size, sizes = _retried(ObjectStore.size), _retried(ObjectStore.sizes)
-    age_seconds = _retried(ObjectStore.age_seconds)
-    delete, delete_all = _retried(ObjectStore.delete), _retried(ObjectStore.delete_all)
-    unfinished, discard = _retried(ObjectStore.unfinished), _retried(ObjectStore.discard)
-
-    @property
-    def url(self) -> str:
-        return self.inner.url
-
-    def read_chunks(self, key: str) -> Iterator[bytes]:
-        """Yield the object's bytes in chunks; only the first chunk is retried."""
-
-        def begin() -> tuple[list[bytes], Iterator[bytes]]:
-            chunks = iter(self.inner.read_chunks(key))
-            return [chunk for chunk in (next(chunks, None),) if chunk is not None], chunks
-
-        first, rest = self.retry_policy.call(begin)
-        yield from chain(first, rest)
-
-    def create(self, key: str, data: bytes) -> bool:
-        return self.inner.create(key, data)
-
-    def write_stream(self, key: str, chunks: Iterable[bytes | memoryview]) -> int:
-        return self.inner.write_stream(key, chunks)
-
-    def local_path(self, key: str) -> Path | None:
-        return self.inner.local_path(key)
 
 
 def open_store(url: str) -> ObjectStore:
@@ -94,7 +39,7 @@ def open_store(url: str) -> ObjectStore:
 
         if not parts.netloc or parts.query or parts.fragment:
             raise StorageError("store URL s3://: must be s3://bucket or s3://bucket/prefix, without ? and #")
-        return RetryingStore(S3Store(S3Bucket(parts.netloc), parts.path))
+        return S3Store(S3Bucket(parts.netloc), parts.path)
     why = "no store of this kind is known to have an atomic create-if-absent"
     if name := next((name for name, schemes in _NOT_SPOKEN.items() if parts.scheme in schemes), ""):
         why = f"{name} is not supported, and an S3-compatible endpoint of it (s3://, AWS_ENDPOINT_URL) was never tried"

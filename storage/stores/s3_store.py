@@ -1,7 +1,8 @@
 """A store in an S3 bucket: one request per small operation, ranges and parts for large objects.
 
 `create` is a single PUT with If-None-Match: * (RFC 9110, section 13.1.2), the only condition that every sound server
-honours. Any answer but success and 412 is unknown; the log settles it by reading back.
+honours. Any answer but success and 412 is unknown; the log settles it by reading back. All other requests are
+idempotent and are retried for some seconds.
 """
 
 import io
@@ -42,7 +43,7 @@ class S3Store(ObjectStore):
     def __init__(
         self, bucket: s3_bucket.S3Bucket, prefix: str = "", *, retry_policy: object_store.RetryPolicy = _RETRY_POLICY
     ) -> None:
-        """Use the objects below `prefix`; only ranges and parts of large objects are retried."""
+        """Use the objects below `prefix`; every request but that of `create` is retried by itself."""
         self._bucket, self._retry_policy = bucket, retry_policy
         self._below = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
 
@@ -52,7 +53,7 @@ class S3Store(ObjectStore):
 
     def read(self, key: str, *, at_most_bytes: int = object_store.MAX_READ_BYTES) -> bytes:
         """Return the object's bytes in one GET; raises ObjectMissing, or IntegrityError for a larger object."""
-        return self._bucket.fetch(self._name(key), at_most_bytes=at_most_bytes).data
+        return self._retry_policy.call(self._bucket.fetch, self._name(key), at_most_bytes=at_most_bytes).data
 
     def read_chunks(self, key: str) -> Iterator[bytes]:
         """Yield ranged GETs, a few ahead, each with retries; IntegrityError if the object is replaced meanwhile."""
@@ -80,9 +81,11 @@ class S3Store(ObjectStore):
 
     def write(self, key: str, data: bytes) -> None:
         """Create or overwrite the object in one PUT."""
-        seconds = self._bucket.timeouts.upload_seconds(len(data))
-        body = io.BytesIO(data) if len(data) >= 1 << 20 else data  # the client sends a file in pieces, without a copy
-        self._bucket.request("write", "put_object", seconds=seconds, Key=self._name(key), Body=body)
+        name, seconds = self._name(key), self._bucket.timeouts.upload_seconds(len(data))
+        for attempt in self._retry_policy.attempts():
+            body = io.BytesIO(data) if len(data) >= 1 << 20 else data  # a file is sent in pieces, without a copy
+            with attempt:
+                self._bucket.request("write", "put_object", seconds=seconds, Key=name, Body=body)
 
     def write_stream(self, key: str, chunks: Iterable[bytes | memoryview]) -> int:
         """Write chunks as one object, in parts above 16 MiB; returns its bytes. An error leaves nothing behind."""
@@ -92,7 +95,7 @@ class S3Store(ObjectStore):
             # pop() keeps no reference to a part that is sent.
             upload = _Upload(self._bucket, self._name(key), self._retry_policy)
             return upload.send(chain(map(first_parts.pop, (0, 0)), parts))
-        self._retry_policy.call(self.write, key, bytes(first_parts[0]))
+        self.write(key, bytes(first_parts[0]))
         return len(first_parts[0])
 
     def keys(self, prefix: str) -> list[str]:
@@ -115,13 +118,13 @@ class S3Store(ObjectStore):
 
     def size(self, key: str) -> int | None:
         with suppress(ObjectMissing):
-            return int(self._bucket.request("stat", "head_object", Key=self._name(key))["ContentLength"])
+            return int(self._request("stat", "head_object", Key=self._name(key))["ContentLength"])
         return None
 
     def age_seconds(self, key: str) -> float | None:
         """Return the whole seconds between two times of one answer of the server: its own, and the object's."""
         with suppress(ObjectMissing):
-            answer = self._bucket.request("stat", "head_object", Key=self._name(key))
+            answer = self._request("stat", "head_object", Key=self._name(key))
             if now := _server_time(answer):
                 return float((now - answer["LastModified"]).total_seconds())
         return None
@@ -129,7 +132,7 @@ class S3Store(ObjectStore):
     def delete(self, key: str) -> None:
         """Delete the object if it exists, in one request."""
         with suppress(ObjectMissing):
-            self._bucket.request("delete", "delete_object", Key=self._name(key))
+            self._request("delete", "delete_object", Key=self._name(key))
 
     def delete_all(self, keys: Sequence[str]) -> None:
         """Delete these objects, a thousand in one request; one by one where the store does not do that."""
@@ -138,7 +141,7 @@ class S3Store(ObjectStore):
             doomed = {"Objects": [{"Key": self._name(key)} for key in page], "Quiet": True}
             seconds = self._bucket.timeouts.silence_seconds
             try:
-                left = self._bucket.request("delete", "delete_objects", seconds=seconds, Delete=doomed).get("Errors")
+                left = self._request("delete", "delete_objects", seconds=seconds, Delete=doomed).get("Errors")
             except StoreRefused:
                 left = page
             for key in page if left else ():
@@ -163,7 +166,10 @@ class S3Store(ObjectStore):
     def discard(self, write: UnfinishedWrite) -> None:
         """Abort a multipart upload if it still exists."""
         with suppress(ObjectMissing):
-            self._bucket.request("discard", "abort_multipart_upload", Key=self._name(write.key), UploadId=write.token)
+            self._request("discard", "abort_multipart_upload", Key=self._name(write.key), UploadId=write.token)
+
+    def _request(self, action: str, method: str, **parameters: Any) -> dict[str, Any]:
+        return self._retry_policy.call(self._bucket.request, action, method, **parameters)
 
     def _name(self, key: str) -> str:
         return self._below + object_store.check_key(key)
@@ -216,7 +222,7 @@ class S3Store(ObjectStore):
     ) -> Iterator[Mapping[str, Any]]:
         markers: dict[str, Any] = {}
         while True:
-            page = self._bucket.request("list", method, **{**parameters, **(markers or first_page or {})})
+            page = self._request("list", method, **{**parameters, **(markers or first_page or {})})
             yield page
             before = markers
             markers = {name: page[f"Next{name}"] for name in _MARKERS[method] if page.get(f"Next{name}")}

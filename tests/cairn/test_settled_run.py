@@ -14,7 +14,6 @@ import pytest
 from cairn.flows.operations.checkpoint_offer import end_on_record
 from cairn.storage.stores.local_store import LocalStore
 from cairn.storage.stores.object_store import ObjectStore
-from cairn.storage.stores.open_store import RetryingStore
 from cairn.storage.stores.s3_store import S3Store
 from tests.commands import Cairn
 from tests.fabricated_run import configuration, fabricate
@@ -90,7 +89,7 @@ def shared(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ObjectSto
         return
     server = s3_server("quick", tmp_path)
     with aws_environment(server.environment()):
-        yield RetryingStore(S3Store(server.bucket(), uuid.uuid4().hex))
+        yield S3Store(server.bucket(), uuid.uuid4().hex)
 
 
 def test_a_live_owner_of_another_machine_is_named_in_less_than_two_seconds_of_a_core(

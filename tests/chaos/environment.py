@@ -13,7 +13,6 @@ from typing import Any
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.stores.local_store import LocalStore
 from cairn.storage.stores.object_store import ObjectStore
-from cairn.storage.stores.open_store import RetryingStore
 from cairn.storage.stores.s3_store import S3Store
 from cairn.tasks.configuration.configuration_source import load_configuration
 from tests.chaos.deployed import DEPLOYMENT, Deployed
@@ -101,7 +100,7 @@ class Environment:
         if store in _SERVERS:
             remote: S3Server = s3_server(_SERVERS[store], folder.parent)
             self.proxy = FaultProxy(upstream=remote.endpoint).__enter__()
-            where = RetryingStore(S3Store(remote.bucket(), self.tag))
+            where = S3Store(remote.bucket(), self.tag)
             variables |= remote.environment(self.proxy.endpoint)
         self._variables = variables
         named = "" if own_server else server.url

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from cairn.storage.stores.open_store import RetryingStore
 from cairn.storage.stores.s3_store import S3Store
 from tests.crash.prefect_api import JOB_TEMPLATE, Prefect, prefect_command
 from tests.crash.prefect_server import shared_server
@@ -81,5 +80,5 @@ def proxy(emulator: S3Server) -> Iterator[FaultProxy]:
 @pytest.fixture
 def remote(tmp_path: Path, api_url: str, emulator: S3Server, proxy: FaultProxy) -> Command:
     """A command whose store is behind the proxy; the test itself reads past it."""
-    store = RetryingStore(S3Store(emulator.bucket(), uuid.uuid4().hex))
+    store = S3Store(emulator.bucket(), uuid.uuid4().hex)
     return Command(tmp_path, api_url, store=store, environment=emulator.environment(proxy.endpoint))

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from cairn.storage.stores.object_store import ObjectStore
-from cairn.storage.stores.open_store import RetryingStore
 from cairn.storage.stores.s3_store import S3Store
 from tests.crash.training_command import Command
 from tests.s3.servers import BUCKET, CEPH, S3Server, s3_server
@@ -30,7 +29,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.fixture
 def store(server: S3Server) -> ObjectStore:
     """A prefix of its own."""
-    return RetryingStore(S3Store(server.bucket(), uuid.uuid4().hex))
+    return S3Store(server.bucket(), uuid.uuid4().hex)
 
 
 def train_with_faults(tmp_path: Path, api_url: str, store: ObjectStore, environment: dict[str, str]) -> Command:
@@ -58,7 +57,7 @@ def test_no_credential_is_in_anything_a_run_writes(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, api_url: str
 ) -> None:
     server = s3_server("quick", tmp_path_factory.getbasetemp())  # the emulator lets anybody in
-    store = RetryingStore(S3Store(server.bucket(), uuid.uuid4().hex))
+    store = S3Store(server.bucket(), uuid.uuid4().hex)
     train_with_faults(tmp_path, api_url, store, {**server.environment(), **CANARIES})
     written = dict(everything_written(tmp_path, session_folder() / "prefect", store))
     assert any(name.endswith(".db") for name in written), "Prefect's database must be among what is searched"

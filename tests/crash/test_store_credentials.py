@@ -10,7 +10,6 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from cairn.flows.orchestrator.server_setup import StoreCredentials
 from cairn.storage.logs.run_log import RunLog
-from cairn.storage.stores.open_store import RetryingStore
 from cairn.storage.stores.s3_store import S3Store
 from tests.crash.leaks import found_in, told_by
 from tests.crash.prefect_api import Prefect, ask, flow_runs
@@ -41,7 +40,7 @@ def test_a_worker_without_credentials_trains_in_the_store_of_the_block_and_tells
     prefect("worker", "start", "--pool", "cairn", "--run-once")
     (flow_run,) = [item for item in flow_runs(api_url, "train-gpt") if item["parameters"].get("store") == url]
     assert flow_run["state_name"] == "Completed", flow_run["state"]["message"]
-    state = RunLog(RetryingStore(S3Store(emulator.bucket(), prefix)), "run").refresh()
+    state = RunLog(S3Store(emulator.bucket(), prefix), "run").refresh()
     assert state.finished is not None
     assert found_in(told_by(api_url), SECRETS) == []
     written = [path for path in command.folder.rglob("*") if path.is_file()]

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import pytest
 
 from cairn.storage.stores.object_store import RetryPolicy
-from cairn.storage.stores.open_store import RetryingStore
 from cairn.storage.stores.s3_bucket import S3Bucket
 from cairn.storage.stores.s3_store import S3Store
 from tests.s3.fault_proxy import FaultProxy
@@ -72,19 +71,13 @@ def part_bytes(server: S3Server) -> int:
 
 
 @pytest.fixture
-def bare(proxied_bucket: S3Bucket, proxy: FaultProxy, part_bytes: int, monkeypatch: pytest.MonkeyPatch) -> S3Store:
-    """An empty store behind the proxy that repeats small pieces, but no whole operation."""
+def store(proxied_bucket: S3Bucket, proxy: FaultProxy, part_bytes: int, monkeypatch: pytest.MonkeyPatch) -> S3Store:
+    """An empty store behind the proxy."""
     monkeypatch.setattr("cairn.storage.stores.s3_store.PART_BYTES", part_bytes)
     return S3Store(proxied_bucket, uuid.uuid4().hex, retry_policy=QUICK)
 
 
 @pytest.fixture
-def store(bare: S3Store) -> RetryingStore:
-    """The same with retries, as `open_store` gives it."""
-    return RetryingStore(bare, retry_policy=QUICK)
-
-
-@pytest.fixture
-def direct(direct_bucket: S3Bucket, bare: S3Store) -> S3Store:
+def direct(direct_bucket: S3Bucket, store: S3Store) -> S3Store:
     """The same objects, past the proxy."""
-    return S3Store(direct_bucket, bare._below)
+    return S3Store(direct_bucket, store._below)

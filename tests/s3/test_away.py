@@ -13,7 +13,6 @@ import pytest
 
 from cairn.storage.errors import StoreUnavailable, StoreUnsound
 from cairn.storage.stores.object_store import RetryPolicy
-from cairn.storage.stores.open_store import RetryingStore
 from cairn.storage.stores.s3_bucket import S3Bucket
 from cairn.storage.stores.s3_store import S3Store
 from cairn.storage.stores.store_probe import probe_store
@@ -77,7 +76,7 @@ def test_the_error_names_the_store_and_what_was_tried() -> None:
         aws_environment(NOWHERE.environment()),
         pytest.raises(StoreUnavailable, match=r"s3://cairn/x/a/?: cannot list"),
     ):
-        RetryingStore(S3Store(S3Bucket("cairn"), "x"), retry_policy=RetryPolicy(tries=2, sleep=no_sleep)).keys("a")
+        S3Store(S3Bucket("cairn"), "x", retry_policy=RetryPolicy(tries=2, sleep=no_sleep)).keys("a")
 
 
 def is_served(port: int) -> bool:

@@ -11,7 +11,6 @@ import pytest
 
 from cairn.storage.stores.local_store import LocalStore
 from cairn.storage.stores.object_store import ObjectStore
-from cairn.storage.stores.open_store import RetryingStore
 from cairn.storage.stores.s3_bucket import S3Bucket
 from cairn.storage.stores.s3_store import S3Store
 from tests.full_amount import share_of
@@ -61,4 +60,4 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
         return MemoryStore("test")
     if request.param == "local":
         return LocalStore(tmp_path / "store")
-    return RetryingStore(S3Store(request.getfixturevalue(f"{request.param}_bucket"), uuid.uuid4().hex))
+    return S3Store(request.getfixturevalue(f"{request.param}_bucket"), uuid.uuid4().hex)

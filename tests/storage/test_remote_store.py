@@ -16,7 +16,7 @@ import pytest
 
 from cairn.storage.errors import IntegrityError, StorageError, StoreRefused, StoreUnavailable
 from cairn.storage.stores.object_store import PART_BYTES, RetryPolicy, write_hashed
-from cairn.storage.stores.open_store import RetryingStore, open_store
+from cairn.storage.stores.open_store import open_store
 from cairn.storage.stores.s3_bucket import S3Bucket, Timeouts, convert_error
 from cairn.storage.stores.s3_store import CONCURRENT_PARTS, S3Store
 from tests.entries import evaluated, writer
@@ -60,8 +60,7 @@ def environment(quick_server: S3Server) -> Iterator[dict[str, str]]:
 def test_a_url_leads_to_the_bucket_by_the_usual_variables(environment: dict[str, str]) -> None:
     store = open_store(f"s3://cairn/{uuid.uuid4().hex}/")
     store.write("a/b", b"1")
-    assert isinstance(store, RetryingStore)
-    assert isinstance(store.inner, S3Store)
+    assert isinstance(store, S3Store)
     assert (open_store(store.url).read("a/b"), store.url.endswith("/")) == (b"1", False)
 
 

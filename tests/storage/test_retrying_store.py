@@ -1,17 +1,17 @@
 """Retries: only what is idempotent, only as long as the policy says."""
 
-from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from cairn.storage.errors import ObjectMissing, StorageError, StoreRefused, StoreUnavailable
-from cairn.storage.stores.object_store import ObjectStore, RetryPolicy, UnfinishedWrite
-from cairn.storage.stores.open_store import RetryingStore
-from tests.memory_store import MemoryStore
+from cairn.storage.stores.object_store import RetryPolicy
+from cairn.storage.stores.s3_bucket import Fetched, Timeouts
+from cairn.storage.stores.s3_store import S3Store
 from tests.storage.store_operations import OPERATIONS
 
-ONCE = {"create", "write_stream", "local_path"}
+ONCE = {"create", "local_path"}
 
 
 class Clock:
@@ -30,22 +30,23 @@ class Clock:
 
 
 class Failing:
-    """Raises the errors one by one, then does as the store below."""
+    """A bucket that raises the errors one by one, and then answers as one with an object of a byte."""
+
+    name, timeouts = "cairn", Timeouts()
 
     def __init__(self, *errors: Exception) -> None:
-        self.inner = MemoryStore()
-        self.inner.write("a/b", b"1")
         self.errors = list(errors)
         self.asked = 0
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        def operate(*arguments: Any, **named: Any) -> Any:
-            self.asked += 1
-            if self.errors:
-                raise self.errors.pop(0)
-            return getattr(self.inner, name)(*arguments, **named)
+    def request(self, action: str, method: str, **parameters: Any) -> dict[str, Any]:
+        self.asked += 1
+        if self.errors:
+            raise self.errors.pop(0)
+        return {"ContentLength": 1, "LastModified": datetime.now(UTC)}
 
-        return operate
+    def fetch(self, key: str, **parameters: Any) -> Fetched:
+        self.request("read", "get_object")
+        return Fetched(data=b"1", etag="e", total_bytes=1)
 
 
 def away(times: int) -> Any:
@@ -54,36 +55,30 @@ def away(times: int) -> Any:
 
 @pytest.mark.parametrize("operation", sorted(set(OPERATIONS) - ONCE))
 def test_an_idempotent_operation_is_retried_until_it_succeeds(operation: str) -> None:
-    store = away(3)
-    OPERATIONS[operation](RetryingStore(store, retry_policy=Clock().policy()), "a/b")
-    assert store.asked == 4
+    bucket = away(3)
+    OPERATIONS[operation](S3Store(bucket, retry_policy=Clock().policy()), "a/b")
+    assert bucket.asked == 4
 
 
-@pytest.mark.parametrize("operation", ["create", "write_stream"])
-def test_an_operation_that_is_not_idempotent_is_tried_once(operation: str) -> None:
-    store = away(1)
+def test_a_create_is_tried_once() -> None:
+    bucket = away(1)
     with pytest.raises(StoreUnavailable):
-        OPERATIONS[operation](RetryingStore(store, retry_policy=Clock().policy()), "a/b")
-    assert store.asked == 1
-
-
-def test_every_operation_of_a_store_is_offered() -> None:
-    offered = {name for name in vars(ObjectStore) if not name.startswith("_")}
-    assert offered <= set(vars(RetryingStore))
+        S3Store(bucket, retry_policy=Clock().policy()).create("a/b", b"1")
+    assert bucket.asked == 1
 
 
 @pytest.mark.parametrize("error", [StoreRefused("no"), ObjectMissing("none"), StorageError("bad key")])
 def test_an_answer_that_will_not_change_passes_at_once(error: StorageError) -> None:
-    store: Any = Failing(error)
+    bucket: Any = Failing(error)
     with pytest.raises(type(error)):
-        RetryingStore(store, retry_policy=Clock().policy()).read("a/b")
-    assert store.asked == 1
+        S3Store(bucket, retry_policy=Clock().policy()).read("a/b")
+    assert bucket.asked == 1
 
 
 def test_pauses_double_up_to_the_longest() -> None:
     clock = Clock()
     with pytest.raises(StoreUnavailable):
-        RetryingStore(away(99), retry_policy=clock.policy(total_seconds=100)).read("a/b")
+        S3Store(away(99), retry_policy=clock.policy(total_seconds=100)).read("a/b")
     assert clock.slept == [0.2, 0.4, 0.8, 1.6, 3.0]
 
 
@@ -91,35 +86,17 @@ def test_half_of_a_pause_is_random() -> None:
     clock = Clock()
     policy = RetryPolicy(tries=2, sleep=clock.sleep, clock=lambda: clock.now, random=lambda: 0.0)
     with pytest.raises(StoreUnavailable):
-        RetryingStore(away(99), retry_policy=policy).read("a/b")
+        S3Store(away(99), retry_policy=policy).read("a/b")
     assert clock.slept == [0.1]
 
 
 def test_no_try_begins_after_the_total_time() -> None:
     clock = Clock()
     with pytest.raises(StoreUnavailable):
-        RetryingStore(away(99), retry_policy=clock.policy(tries=1000, total_seconds=10)).read("a/b")
+        S3Store(away(99), retry_policy=clock.policy(tries=1000, total_seconds=10)).read("a/b")
     assert clock.now < 10
 
 
 def test_a_policy_without_a_first_try_is_refused() -> None:
     with pytest.raises(StorageError, match="tries 0"):
         RetryPolicy(tries=0)
-
-
-def test_a_read_that_breaks_after_its_first_piece_is_not_begun_again() -> None:
-    class Breaking(MemoryStore):
-        def read_chunks(self, key: str) -> Iterator[bytes]:
-            yield b"1"
-            raise StoreUnavailable("reset")
-
-    chunks = RetryingStore(Breaking(), retry_policy=Clock().policy()).read_chunks("a/b")
-    assert next(chunks) == b"1"
-    with pytest.raises(StoreUnavailable):
-        next(chunks)
-
-
-def test_unfinished_writes_are_the_stores_below() -> None:
-    left = UnfinishedWrite(key="a/b", bytes=1, age_seconds=0.0, token="t")
-    RetryingStore(MemoryStore()).discard(left)
-    assert RetryingStore(MemoryStore()).unfinished("a") == []
