@@ -47,8 +47,6 @@ class _Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     vocab_size: int
-    initializer_range: float = 0.02
-    use_cache: bool = True
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
     torch_dtype: str | None = "float32"
@@ -72,7 +70,6 @@ class Gpt2Config(_Config):
     layer_norm_epsilon: float = 1e-5
     scale_attn_weights: bool = True
     scale_attn_by_inverse_layer_idx: bool = False
-    reorder_and_upcast_attn: bool = False
     add_cross_attention: bool = False
     tie_word_embeddings: bool = True
     bos_token_id: int | None = 50256

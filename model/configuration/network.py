@@ -124,13 +124,6 @@ class ModelConfig(Section, use_attribute_docstrings=True):
         """Width of all keys, and of all values."""
         return self.n_kv_head * self.head_size
 
-    @property
-    def has_gpt2_layers(self) -> bool:
-        """Whether a layer computes what GPT-2's does."""
-        wanted = {name: value for name, value in _PRESETS["gpt2"].items() if name not in ("bias", "norm_epsilon")}
-        plain = self.n_kv_head == self.n_head and self.attention_width == self.n_embd and self.norm_gain
-        return plain and not self.ngram_rows and all(getattr(self, name) == value for name, value in wanted.items())
-
 
 Kind = Literal["embedding", "positions", "ngrams", "head", "matrix", "gain", "bias"]
 INITIAL_STD = 0.02
@@ -185,7 +178,9 @@ Family = Literal["gpt2", "llama", "qwen3"]
 
 def family_of(model: ModelConfig) -> Family | None:
     """Return the architecture of `transformers` that computes what this network does, None if there is none."""
-    if model.has_gpt2_layers:
+    wanted = {name: value for name, value in _PRESETS["gpt2"].items() if name not in ("bias", "norm_epsilon")}
+    plain = model.n_kv_head == model.n_head and model.attention_width == model.n_embd and model.norm_gain
+    if plain and not model.ngram_rows and all(getattr(model, name) == value for name, value in wanted.items()):
         return "gpt2" if model.tied else None
     llama = model.norm == "rms" and model.positions == "rotary" and model.feed_forward == "swiglu"
     if not llama or model.bias or model.ngram_rows:

@@ -2,7 +2,6 @@
 
 import time
 from collections import deque
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Self
@@ -13,7 +12,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cairn.model.data import sample_order, token_windows
-from cairn.model.errors import InvalidInput
 
 DRAWS_PER_CALL = 4096
 """Draws computed in one call of the order: for a few, a call costs more than gathering their tokens."""
@@ -40,7 +38,7 @@ def gather_batch(
 
 
 class BatchLoader:
-    """A context manager that prefetches the `rows` of `steps_ahead` steps before `end_step`, B x (T+1) int64 each."""
+    """A context manager that prefetches the `rows` of `STEPS_AHEAD` steps before `end_step`, B x (T+1) int64 each."""
 
     def __init__(
         self,
@@ -49,15 +47,10 @@ class BatchLoader:
         device: torch.device,
         *,
         end_step: int,
-        steps_ahead: int = STEPS_AHEAD,
         rows: slice = slice(None),
-        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        if steps_ahead < 1:
-            raise InvalidInput(f"steps_ahead={steps_ahead} must be at least 1")
         self.windows, self.order = windows, order
-        self._clock, self._waited_seconds = clock, 0.0
-        self._device, self._end_step, self._steps_ahead, self._rows = device, end_step, steps_ahead, rows
+        self._device, self._end_step, self._rows, self._waited_seconds = device, end_step, rows, 0.0
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches", initializer=self._use_device)
         self._prefetched: deque[tuple[int, Future[Batch]]] = deque()
         self._steps_at_once = max(1, DRAWS_PER_CALL // order.global_batch)
@@ -69,13 +62,13 @@ class BatchLoader:
             self.forget()
             self._read(step)
         _, batch = self._prefetched.popleft()
-        for following in range(step + 1 + len(self._prefetched), min(step + 1 + self._steps_ahead, self._end_step)):
+        for following in range(step + 1 + len(self._prefetched), min(step + 1 + STEPS_AHEAD, self._end_step)):
             self._read(following)
-        began = self._clock()
+        began = time.perf_counter()
         try:
             return batch.result()
         finally:
-            self._waited_seconds += self._clock() - began
+            self._waited_seconds += time.perf_counter() - began
 
     def take_waited_seconds(self) -> float:
         """Return the seconds that `batch` has waited since this was last asked."""

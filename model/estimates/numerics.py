@@ -5,13 +5,11 @@ measured, where whole steps would tie at the crossover width; fewer threads than
 number is part of the arithmetic: a layer norm's gradient is added up in one part for each).
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cairn.model.configuration.network import ModelConfig
 from cairn.model.configuration.training import Kernels, Precision, TrainingConfig
-from cairn.model.errors import InvalidInput
 
 MIN_BF16_GAIN = 1.4
 """How many times as fast as fp32 bf16 products must be: hardware gives 2 or more on a CPU, emulation 1 or less."""
@@ -32,10 +30,6 @@ class MachineSpeed:
     cuda_has_half: bool = False
     cpu_half_gain: float = 0.0
 
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.cpu_half_gain) and self.cpu_half_gain >= 0):
-            raise InvalidInput(f"cpu_half_gain={self.cpu_half_gain} must be a finite number of at least 0")
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NumericsChoice:
@@ -44,11 +38,6 @@ class NumericsChoice:
     precision: Precision
     kernels: Kernels
     why: str
-
-
-def has_auto_numerics(training: TrainingConfig) -> bool:
-    """Whether the configuration leaves precision or kernels to Cairn."""
-    return "auto" in (training.precision, training.kernels)
 
 
 def benefits_from_cpu_bf16(training: TrainingConfig, model: ModelConfig) -> bool:

@@ -50,8 +50,6 @@ def held_out_loss(
     The windows are evenly spread over the data, or over those `among` it, and always the same ones. They are measured
     some thousand tokens at a time, whatever the batch size: the loss depends on nothing but the slice.
     """
-    if batches < 1 or batch_size < 1:
-        raise InvalidInput(f"batches={batches} and batch_size={batch_size} must be at least 1")
     among = range(windows.window_count) if among is None else among
     total, count = 0.0, min(batches * batch_size, len(among))
     chosen = among.start + np.arange(count, dtype=np.int64) * len(among) // count
@@ -67,8 +65,6 @@ def evaluate(
     model: GPT, val_windows: TokenWindows, *, batches: int, batch_size: int, bytes_per_token: float
 ) -> EvaluationMetrics:
     """Measure `model` on `batches` x `batch_size` held-out windows; leaves its mode and all generators unchanged."""
-    if not bytes_per_token > 0:
-        raise InvalidInput(f"bytes_per_token={bytes_per_token} must be above 0")
     loss, samples = held_out_loss(model, val_windows, batches=batches, batch_size=batch_size)
     return EvaluationMetrics(
         val_loss=loss,

@@ -12,7 +12,6 @@ import hashlib
 import os
 import random
 import sys
-from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -60,14 +59,6 @@ def keep_freed_memory() -> bool:
         return False
     options = ((-3, LARGEST_POOLED_BYTES), (-1, 2**31 - 1))  # M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of mallopt(3)
     return all(library.mallopt(option, value) == 1 for option, value in options)
-
-
-@contextlib.contextmanager
-def seeded_generators(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed the generators that weights and dropout draw from; after the block they are as before."""
-    with keeping_generators(device):
-        seed_generators(seed, device)
-        yield
 
 
 def seed_generators(seed: int, device: torch.device) -> None:

@@ -117,7 +117,8 @@ class TrainState:
                 lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
             )
         if filled:
-            with determinism.seeded_generators(training_config.seed, device):
+            with determinism.keeping_generators(device):
+                determinism.seed_generators(training_config.seed, device)
                 model.fill(parallel.copy_into)
         compiles_whole = training_config.compile and training_config.kernels == "stock"
         return cls(

@@ -79,10 +79,6 @@ class Probe:
     prompt_ids: Sequence[int]
     decode: Callable[[Sequence[int]], str]
 
-    def __post_init__(self) -> None:
-        if self.every_steps < 1:
-            raise InvalidInput(f"every_steps={self.every_steps} must be at least 1; pass no probe to switch it off")
-
     def is_due(self, step: int) -> bool:
         """Whether to measure after `step` completed steps."""
         return step % self.every_steps == 0
@@ -107,10 +103,6 @@ class FetchSchedule:
     every_steps: int
     every_seconds: float = 1.0
     at_steps: Collection[int] = ()
-
-    def __post_init__(self) -> None:
-        if self.every_steps < 1:
-            raise InvalidInput(f"every_steps={self.every_steps} must be at least 1, which fetches after every step")
 
     def is_due(self, step: int, *, pending: int, seconds: float) -> bool:
         """Whether to fetch after `step`, with `pending` steps launched, the oldest of them `seconds` ago."""
@@ -157,9 +149,16 @@ def train_until(
     raised; steps fetched together share their time. The loader stays open.
     NonFiniteLoss and TokenOutOfRange leave the state as after the last completed step.
     """
-    _check(state, inputs, until_step=until_step)
+    order, windows, training = inputs.order, inputs.windows, inputs.training
+    if (covered := order.window_count) != windows.window_count:
+        raise InvalidInput(f"order covers {covered} windows, the data has {windows.window_count}; must be equal")
+    if training.mask_documents != (state.model.boundary_id is not None):
+        raise InvalidInput(
+            f"training.mask_documents={training.mask_documents} must agree with the network's "
+            f"boundary_id={state.model.boundary_id}; set it to the tokenizer's end-of-text id to mask, to None not to"
+        )
     state.model.train()
-    peak_flops(state.device, inputs.training.precision)  # once per process, and not during a step
+    peak_flops(state.device, training.precision)  # once per process, and not during a step
     schedule = default_fetch_schedule(state) if schedule is None else schedule
     if schedule.every_steps > 1 and state.scaler is None:
         return _train_deferred(state, inputs, observer, until_step, schedule)
@@ -255,26 +254,6 @@ def _report(
             median_rank_seconds=median_low(own) if own else None,
         )
     )
-
-
-def _check(state: TrainState, inputs: StepInputs, *, until_step: int) -> None:
-    windows, order, training, model = inputs.windows, inputs.order, inputs.training, state.model
-    if until_step > training.steps:
-        raise InvalidInput(f"until_step={until_step} must be at most training.steps={training.steps}")
-    if (covered := order.window_count) != windows.window_count:
-        raise InvalidInput(f"order covers {covered} windows, the data has {windows.window_count}; must be equal")
-    if training.mask_documents != (model.boundary_id is not None):
-        raise InvalidInput(
-            f"training.mask_documents={training.mask_documents} must agree with the network's "
-            f"boundary_id={model.boundary_id}; set it to the tokenizer's end-of-text id to mask, to None not to"
-        )
-    if order.global_batch != state.global_batch:
-        raise InvalidInput(f"order draws {order.global_batch} samples, the state {state.global_batch}; must be equal")
-    if windows.block_size > model.config.block_size or windows.vocab_size > model.vocab_size:
-        raise InvalidInput(
-            f"windows of block_size={windows.block_size}, vocab_size={windows.vocab_size} must fit the model's "
-            f"{model.config.block_size} and {model.vocab_size}"
-        )
 
 
 def time_steps(

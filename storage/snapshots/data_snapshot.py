@@ -25,6 +25,7 @@ TOKENIZER = "tokenizer.json"
 DOCUMENTS = "documents.parquet"
 REJECTED = "rejected.parquet"
 DEFAULT_CACHE_BYTES = 50_000_000_000
+EAGER_BYTES = 64 * 1024 * 1024
 _YOUNG_SECONDS = 3600.0
 _COPY, _TEMPORARY = re.compile(r"[0-9a-f]{64}\Z"), re.compile(r"\.[0-9a-f]{64}-[0-9a-f]{32}\Z")
 
@@ -103,11 +104,11 @@ def replace_object(store: ObjectStore, snapshot_id: str, item: SnapshotObject, p
 class SnapshotFiles:
     """A snapshot's objects as files, verified at first use; cached copies of remote ones stay while this is in use."""
 
-    def __init__(self, store: ObjectStore, snapshot_id: str, cache: Path, *, limit_bytes: int | None = None) -> None:
-        """Read the manifest; `limit_bytes` bounds the cache, by default CAIRN_CACHE_BYTES."""
+    def __init__(self, store: ObjectStore, snapshot_id: str, cache: Path) -> None:
+        """Read the manifest; CAIRN_CACHE_BYTES bounds the cache."""
         self.manifest, self.snapshot_id = read_manifest(store, snapshot_id), snapshot_id
         self._store, self._verified = store, dict[str, Path]()
-        self._cache = SnapshotCache(cache, limit_bytes=cache_bytes(os.environ) if limit_bytes is None else limit_bytes)
+        self._cache = SnapshotCache(cache, limit_bytes=cache_bytes(os.environ))
         self._objects = {item.key: item for item in self.manifest.objects}
 
     def path(self, name: str) -> Path:
@@ -136,22 +137,15 @@ class SnapshotFiles:
         return tuple(shards)
 
 
-def open_snapshot(
-    store: ObjectStore,
-    snapshot_id: str,
-    cache_dir: Path,
-    *,
-    eager_bytes: int = 64 * 1024 * 1024,
-    limit_bytes: int | None = None,
-) -> OpenSnapshot:
+def open_snapshot(store: ObjectStore, snapshot_id: str, cache_dir: Path) -> OpenSnapshot:
     """Open a snapshot; no byte of it is used before it is verified. Raises SnapshotDamaged.
 
-    A snapshot of at most `eager_bytes` is verified now, a shard of a larger one at its first use. Objects of a remote
-    store are kept in `cache_dir` within `limit_bytes`, by default CAIRN_CACHE_BYTES.
+    A snapshot of at most `EAGER_BYTES` is verified now, a shard of a larger one at its first use. Objects of a remote
+    store are kept in `cache_dir` within CAIRN_CACHE_BYTES.
     """
-    files = SnapshotFiles(store, snapshot_id, cache_dir, limit_bytes=limit_bytes)
+    files = SnapshotFiles(store, snapshot_id, cache_dir)
     train, val = files.shards("train"), files.shards("val")
-    if sum(item.bytes for item in files.manifest.objects) <= eager_bytes:
+    if sum(item.bytes for item in files.manifest.objects) <= EAGER_BYTES:
         for item in files.manifest.objects:
             files.path(item.key)
         for shard in (*train, *val):

@@ -63,8 +63,6 @@ class ShardWriter:
     def __init__(
         self, folder: Path, prefix: str, schema: ShardSchema, *, shard_tokens: int = DEFAULT_SHARD_TOKENS
     ) -> None:
-        if shard_tokens < 1:
-            raise StorageError(f"shard_tokens = {shard_tokens}: must be at least 1")
         self._folder, self._prefix, self._schema = folder, prefix, schema
         self._buffer: NDArray[Any] = np.empty(shard_tokens, dtype=schema.dtype)
         self._filled = self._written = self.tokens = 0

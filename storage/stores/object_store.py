@@ -260,10 +260,6 @@ class RetryPolicy:
     clock: Callable[[], float] = time.monotonic
     random: Callable[[], float] = random.random
 
-    def __post_init__(self) -> None:
-        if self.tries < 1:
-            raise errors.StorageError(f"tries {self.tries}: must be at least 1")
-
     def call(self, operation: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         """Return the operation's result; the operation must be idempotent. Raises as `attempts` does."""
         for attempt in self.attempts():

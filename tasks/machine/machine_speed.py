@@ -17,7 +17,6 @@ from pathlib import Path
 from cairn.model.configuration.network import ModelConfig
 from cairn.model.configuration.training import TrainingConfig
 from cairn.model.errors import ModelError
-from cairn.model.estimates import numerics
 from cairn.model.estimates.numerics import MachineSpeed, NumericsChoice, benefits_from_cpu_bf16, choose_numerics
 from cairn.storage.errors import IntegrityError
 from cairn.storage.stores.child_process import child_command, child_environment
@@ -40,7 +39,7 @@ def numerics_here(
     training: TrainingConfig, model: ModelConfig, folder: Path, *, keep: bool = True, ask: Ask = lambda: None
 ) -> NumericsChoice:
     """Return the numerics of a new run here; measures only if the choice needs it, and caches in `folder` if `keep`."""
-    if not numerics.has_auto_numerics(training):
+    if "auto" not in (training.precision, training.kernels):
         return choose_numerics(training, model, MachineSpeed())
     wants_half = training.precision == "auto" and benefits_from_cpu_bf16(training, model) and may_have_half(cpu_facts())
     needed = wants_half or trains_on_cuda(training.device)

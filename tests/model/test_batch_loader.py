@@ -73,14 +73,15 @@ def test_prefetching_changes_no_bit_of_training(tiny_run: type[TinyRun], micro_b
 
 @pytest.mark.parametrize("steps_ahead", [1, 2, 4])
 def test_a_run_resumed_with_a_new_loader_ends_with_the_bits_of_a_run_without_a_loader(
-    tiny_run: type[TinyRun], steps_ahead
+    tiny_run: type[TinyRun], monkeypatch: pytest.MonkeyPatch, steps_ahead
 ) -> None:
+    monkeypatch.setattr(batch_loader, "STEPS_AHEAD", steps_ahead)
     plain, killed, resumed = (tiny_run(model=DROPOUT) for _ in range(3))
     plain.train(12)
-    with loader_of(killed, steps_ahead=steps_ahead) as loader:
+    with loader_of(killed) as loader:
         killed.train(5, loader=loader)
     resumed.state.load(killed.tensors())
-    with loader_of(resumed, steps_ahead=steps_ahead) as loader:
+    with loader_of(resumed) as loader:
         resumed.train(12, loader=loader)
     assert resumed.bits() == plain.bits()
 
@@ -135,7 +136,7 @@ def test_a_bad_token_is_raised_at_the_step_that_draws_it_with_its_window(tiny_ru
     run = tiny_run()
     window = only_at_step(run.order, BAD_STEP)
     with_bad_token(run, window)
-    with loader_of(run, steps_ahead=4) as loader, pytest.raises(TokenOutOfRange) as caught:
+    with loader_of(run) as loader, pytest.raises(TokenOutOfRange) as caught:
         run.train(12, loader=loader)
     assert run.state.step == BAD_STEP and caught.value.window == window
 
@@ -143,21 +144,21 @@ def test_a_bad_token_is_raised_at_the_step_that_draws_it_with_its_window(tiny_ru
 def test_a_bad_token_of_a_step_that_is_not_trained_is_never_raised(tiny_run: type[TinyRun]) -> None:
     run, plain = tiny_run(), tiny_run()
     with_bad_token(run, only_at_step(run.order, BAD_STEP))
-    with loader_of(run, steps_ahead=4) as loader:
+    with loader_of(run) as loader:
         run.train(BAD_STEP, loader=loader)
     plain.train(BAD_STEP)
     assert run.bits() == plain.bits()
 
 
 def test_the_next_batches_are_gathered_in_the_background(tiny_run: type[TinyRun], watched: WatchedWindows) -> None:
-    with BatchLoader(watched, tiny_run().order, CPU, end_step=12, steps_ahead=3) as loader:
+    with BatchLoader(watched, tiny_run().order, CPU, end_step=12) as loader:
         loader.batch(0)
-        watched.wait_for(1 + 3)
-        assert watched.gathered == 1 + 3
+        watched.wait_for(1 + 2)
+        assert watched.gathered == 1 + 2
 
 
 def test_no_batch_is_gathered_from_the_end_on(tiny_run: type[TinyRun], watched: WatchedWindows) -> None:
-    with BatchLoader(watched, tiny_run().order, CPU, end_step=3, steps_ahead=4) as loader:
+    with BatchLoader(watched, tiny_run().order, CPU, end_step=3) as loader:
         for step in range(3):
             loader.batch(step)
     assert watched.gathered == 3
@@ -181,7 +182,7 @@ def test_forget_gathers_prefetched_batches_again(tiny_run: type[TinyRun]) -> Non
 
 
 def test_closing_leaves_no_thread_even_with_pending_batches(tiny_run: type[TinyRun], watched: WatchedWindows) -> None:
-    loader = BatchLoader(watched, tiny_run().order, CPU, end_step=12, steps_ahead=4)
+    loader = BatchLoader(watched, tiny_run().order, CPU, end_step=12)
     loader.batch(0)
     watched.may_gather.clear()
     threading.Timer(0.01, watched.may_gather.set).start()
@@ -197,8 +198,3 @@ def test_a_loader_of_another_order_is_refused(tiny_run: type[TinyRun]) -> None:
         pytest.raises(InvalidInput, match="another order"),
     ):
         run.train(1, loader=loader)
-
-
-def test_a_loader_without_prefetching_is_refused(tiny_run: type[TinyRun]) -> None:
-    with pytest.raises(InvalidInput, match="steps_ahead=0"):
-        loader_of(tiny_run(), steps_ahead=0)

@@ -1,12 +1,10 @@
 """The keyed permutation."""
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cairn.model.data.sample_order import Permutation
-from cairn.model.errors import InvalidInput
 
 
 @settings(max_examples=60, deadline=None)
@@ -37,17 +35,6 @@ def test_another_key_permutes_otherwise() -> None:
 def test_neighbours_are_scattered() -> None:
     values = Permutation(size=100_000, key="k").permute(np.arange(100_000))
     assert abs(np.corrcoef(values[:-1], values[1:])[0, 1]) < 0.02
-
-
-@pytest.mark.parametrize("position", [-1, 10])
-def test_a_position_outside_is_refused(position) -> None:
-    with pytest.raises(InvalidInput, match=r"\[0, 10\)"):
-        Permutation(size=10, key="k").permute(np.array([position]))
-
-
-def test_an_empty_permutation_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="size=0"):
-        Permutation(size=0, key="k")
 
 
 GOLDEN = [5, 4, 9, 7, 8, 0, 3, 2, 6, 1]

@@ -2,7 +2,6 @@
 
 import pytest
 
-from cairn.model.errors import InvalidInput
 from cairn.model.training.training_loop import Probe
 from tests.model.tiny_run import TinyRun
 
@@ -51,8 +50,3 @@ def test_the_model_is_back_in_its_mode_after_a_probe(tiny_run: type[TinyRun]) ->
         run.state.model.train(mode)
         make(run).measure(run.state.model)
         assert run.state.model.training is mode
-
-
-def test_a_probe_that_is_never_due_is_refused(tiny_run: type[TinyRun]) -> None:
-    with pytest.raises(InvalidInput, match="every_steps=0"):
-        make(tiny_run(), every_steps=0)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn.model.configuration.data import draw_shares, require_short_period
-from cairn.model.data.sample_order import Component, split_draws, window_range
+from cairn.model.data.sample_order import split_draws, window_range
 from cairn.model.data.token_windows import TokenWindows
 from cairn.model.errors import InvalidInput
 
@@ -74,20 +74,6 @@ def test_equal_weights_alternate() -> None:
 def test_weights_without_a_schedule_are_refused(weights) -> None:
     with pytest.raises(InvalidInput, match="weights"):
         require_short_period(weights)
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"weight": 0.0}, "weight=0.0"),
-        ({"weight": float("nan")}, "weight=nan"),
-        ({"window_count": 0}, "window_count=0"),
-        ({"first_window": -1}, "first_window=-1"),
-    ],
-)
-def test_a_component_without_draws_is_refused(changes, words) -> None:
-    with pytest.raises(InvalidInput, match=words):
-        Component(**{"first_window": 0, "window_count": 4, **changes})
 
 
 @given(st.lists(st.integers(20, 60), min_size=1, max_size=5), st.integers(1, 8))

@@ -5,7 +5,7 @@ import torch
 
 from cairn.model.architectures.gpt import GPT
 from cairn.model.errors import StateMismatch
-from cairn.model.training.determinism import seeded_generators
+from cairn.model.training.determinism import keeping_generators, seed_generators
 from cairn.model.training.train_state import TrainState, load_weights
 from tests.device import device_under_test
 from tests.model.tiny_run import TinyRun
@@ -57,7 +57,8 @@ def test_a_state_filled_tensor_by_tensor_has_the_bits_of_a_network_made_at_once(
     tiny_run: type[TinyRun], mode: str
 ) -> None:
     state = tiny_run(**MODES[mode]).state
-    with seeded_generators(1337, torch.device("cpu")):
+    with keeping_generators(torch.device("cpu")):
+        seed_generators(1337, torch.device("cpu"))
         whole = GPT(state.model.config, state.model.vocab_size)
     for (name, filled), expected in zip(state.model.named_parameters(), whole.parameters(), strict=True):
         assert torch.equal(filled, expected), name

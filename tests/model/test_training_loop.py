@@ -81,11 +81,6 @@ def test_a_continued_run_draws_the_windows_the_undisturbed_one_would(tiny_run: t
     assert before + watched(continued, 12) == expected
 
 
-def test_training_beyond_the_run_is_refused(tiny_run: type[TinyRun]) -> None:
-    with pytest.raises(InvalidInput, match=r"until_step=13.*12"):
-        tiny_run().train(13)
-
-
 def test_an_order_over_other_data_is_refused(tiny_run: type[TinyRun]) -> None:
     run = tiny_run()
     run.order = SampleOrder(window_count=7, seed=0, global_batch=6)

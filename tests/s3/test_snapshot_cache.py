@@ -41,9 +41,10 @@ MANIFEST = SnapshotManifest(
 READS_ALL = """
 import sys
 from pathlib import Path
-from cairn.storage.snapshots.data_snapshot import open_snapshot
+from cairn.storage.snapshots import data_snapshot
 from cairn.storage.stores.open_store import open_store
-opened = open_snapshot(open_store(sys.argv[1]), sys.argv[2], Path(sys.argv[3]), eager_bytes=0, limit_bytes=50_000)
+data_snapshot.EAGER_BYTES = 0
+opened = data_snapshot.open_snapshot(open_store(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))
 print(sum(int(shard.tokens().sum(dtype="int64")) for shard in opened.train))
 """
 
@@ -85,30 +86,34 @@ def pass_hours(cache: Path) -> None:
 
 
 def test_the_cache_keeps_its_bound_over_one_start_hours_after_the_other(
-    store: S3Store, snapshot_id: str, tmp_path: Path
+    store: S3Store, snapshot_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit_bytes = 5 * SHARD_TOKENS
+    monkeypatch.setattr("cairn.storage.snapshots.data_snapshot.EAGER_BYTES", 0)
+    monkeypatch.setenv("CAIRN_CACHE_BYTES", str(limit_bytes))
     for shard in range(TOKENS // SHARD_TOKENS):
-        opened = open_snapshot(store, snapshot_id, tmp_path / "cache", eager_bytes=0, limit_bytes=limit_bytes)
+        opened = open_snapshot(store, snapshot_id, tmp_path / "cache")
         opened.train[shard][:1]
         del opened
         assert held_bytes(tmp_path / "cache") <= limit_bytes
         pass_hours(tmp_path / "cache")
 
 
-def test_a_snapshot_larger_than_the_cache_is_read_whole(store: S3Store, snapshot_id: str, tmp_path: Path) -> None:
-    opened = open_snapshot(store, snapshot_id, tmp_path / "cache", eager_bytes=0, limit_bytes=0)
+def test_a_snapshot_larger_than_the_cache_is_read_whole(
+    store: S3Store, snapshot_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cairn.storage.snapshots.data_snapshot.EAGER_BYTES", 0)
+    monkeypatch.setenv("CAIRN_CACHE_BYTES", "0")
+    opened = open_snapshot(store, snapshot_id, tmp_path / "cache")
     assert np.concatenate(opened.train).tolist() == TEXT.tolist()
 
 
 def test_processes_that_share_a_cache_too_small_for_them_read_every_token(
     store: S3Store, server: S3Server, snapshot_id: str, tmp_path: Path
 ) -> None:
+    environment = os.environ | server.environment() | {"CAIRN_CACHE_BYTES": "50000"}
     command = [sys.executable, "-c", READS_ALL, store.url, snapshot_id, str(tmp_path / "cache")]
-    readers = [
-        subprocess.Popen(command, env=os.environ | server.environment(), stdout=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
+    readers = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     sums = [int(reader.communicate(timeout=240)[0]) for reader in readers]
     assert sums == [int(TEXT.sum())] * 2
 
@@ -130,12 +135,13 @@ def test_a_flipped_byte_of_a_copy_is_found_at_the_next_start_and_fetched_again(
 
 @pytest.mark.parametrize("eager_bytes", [0, 1 << 30])
 def test_a_flipped_byte_in_the_bucket_names_the_shard_and_leaves_no_copy(
-    store: S3Store, snapshot_id: str, tmp_path: Path, eager_bytes: int
+    store: S3Store, snapshot_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, eager_bytes: int
 ) -> None:
+    monkeypatch.setattr("cairn.storage.snapshots.data_snapshot.EAGER_BYTES", eager_bytes)
     key = f"data/{snapshot_id}/train-00004.arrow"
     data = bytearray(store.read(key))
     data[-700] ^= 1
     store.write(key, bytes(data))
     with pytest.raises(SnapshotDamaged, match=f"{key}: sha256 is"):
-        open_snapshot(store, snapshot_id, tmp_path / "cache", eager_bytes=eager_bytes).train[4][:1]
+        open_snapshot(store, snapshot_id, tmp_path / "cache").train[4][:1]
     assert sha256(bytes(data)) not in [path.name for path in (tmp_path / "cache").iterdir()]

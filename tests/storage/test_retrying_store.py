@@ -95,8 +95,3 @@ def test_no_try_begins_after_the_total_time() -> None:
     with pytest.raises(StoreUnavailable):
         S3Store(away(99), retry_policy=clock.policy(tries=1000, total_seconds=10)).read("a/b")
     assert clock.now < 10
-
-
-def test_a_policy_without_a_first_try_is_refused() -> None:
-    with pytest.raises(StorageError, match="tries 0"):
-        RetryPolicy(tries=0)

@@ -77,7 +77,9 @@ def flipped(store: ObjectStore, key: str) -> Iterator[int]:
 
 
 def open_lazily(store: ObjectStore, snapshot_id: str, tmp_path: Path) -> OpenSnapshot:
-    return open_snapshot(store, snapshot_id, tmp_path / "cache", eager_bytes=0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("cairn.storage.snapshots.data_snapshot.EAGER_BYTES", 0)
+        return open_snapshot(store, snapshot_id, tmp_path / "cache")
 
 
 def windows_of(opened: OpenSnapshot, name: str) -> TokenWindows:

@@ -40,12 +40,18 @@ def flip(store: LocalStore, key: str) -> None:
     store.write(key, bytes(data))
 
 
+@pytest.fixture(autouse=True)
+def lazy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No shard is verified before its first use."""
+    monkeypatch.setattr("cairn.storage.snapshots.data_snapshot.EAGER_BYTES", 0)
+
+
 def test_every_batch_before_the_damaged_shard_is_trained_on_and_none_of_it(
     store: LocalStore, snapshot_id: str, tmp_path: Path
 ) -> None:
     key = f"data/{snapshot_id}/train-00007.arrow"
     flip(store, key)
-    opened = open_snapshot(store, snapshot_id, tmp_path / "cache", eager_bytes=0)
+    opened = open_snapshot(store, snapshot_id, tmp_path / "cache")
     windows = TokenWindows(opened.train, BLOCK, 257)
     order = SampleOrder(window_count=windows.window_count, seed=3, global_batch=2)
     first_bad = next(step for step in range(100) if 7 in shards_read_at(order, step))
@@ -68,7 +74,7 @@ def test_the_trainers_last_words_become_bad_data_with_the_shards_name(
 ) -> None:
     key = f"data/{snapshot_id}/train-00002.arrow"
     flip(store, key)
-    shard = open_snapshot(store, snapshot_id, tmp_path / "cache", eager_bytes=0).train[2]
+    shard = open_snapshot(store, snapshot_id, tmp_path / "cache").train[2]
     with pytest.raises(SnapshotDamaged) as caught:
         shard[:1]
     words = ExceptionReport(

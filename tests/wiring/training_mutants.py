@@ -215,8 +215,8 @@ TRAINING_MUTANTS = (
     mutant(
         "weights-of-seed-zero",
         "model/training/train_state.py",
-        "seeded_generators(training_config.seed, device)",
-        "seeded_generators(0, device)",
+        "seed_generators(training_config.seed, device)",
+        "seed_generators(0, device)",
         key("other_weights_and_another_order"),
     ),
     mutant(
