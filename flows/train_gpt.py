@@ -28,7 +28,7 @@ from cairn.tasks import commit_checkpoint, train_segment
 from cairn.tasks.attempt.shutdown_signal import ShutdownSignal
 from cairn.tasks.errors import TrainerGone
 from cairn.tasks.policy.termination import EXIT_CODES, DecisionAction, FlowEnd, FlowOutcome, flow_outcome
-from cairn.tasks.trainer.warm_trainer import warm_trainer
+from cairn.tasks.trainer.trainer_process import warm_trainer
 
 _GROUPS = 18
 """Of a long run every n-th segment is shown, with its commit and evaluation: at most sixty task runs a flow run."""

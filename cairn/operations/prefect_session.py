@@ -29,7 +29,7 @@ from cairn.tasks.evaluator.evaluation_suite import suite_of
 from cairn.tasks.machine import placement, process_scopes
 from cairn.tasks.policy.termination import EXIT_CODES, ExitCode, FlowEnd, FlowOutcome
 from cairn.tasks.text import output
-from cairn.tasks.trainer.warm_trainer import warm_trainer
+from cairn.tasks.trainer.trainer_process import warm_trainer
 
 if TYPE_CHECKING:
     from cairn.flows.orchestrator.flow_run import Witness

@@ -35,7 +35,7 @@ from cairn.tasks.policy import attempt_sizes, curve_statistics
 from cairn.tasks.policy.termination import FlowEnd, FlowOutcome
 from cairn.tasks.text.format import format_count, one_line
 from cairn.tasks.tokenize_and_split import Text
-from cairn.tasks.trainer import initial_weights, machines, trainer_group, trainer_protocol, warm_trainer
+from cairn.tasks.trainer import initial_weights, machines, trainer_group, trainer_process, trainer_protocol
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +43,7 @@ class Host:
     """The process that trains: what ends it, its warm trainer, the flow run that shows it, and who starts it again."""
 
     shutdown: shutdown_signal.ShutdownSignal
-    warm: warm_trainer.WarmTrainer
+    warm: trainer_process.WarmTrainer
     flow_run: flow_run.FlowRun
     continued_by: str
 
@@ -120,9 +120,9 @@ class ActiveRun:
         """Wait before the next attempt, unless a shutdown is requested; a trainer starts in the last seconds."""
         woken = threading.Event()
         with self.host.shutdown.on_shutdown(woken.set):
-            if not woken.wait(max(0.0, seconds - warm_trainer.IMPORT_SECONDS)):
+            if not woken.wait(max(0.0, seconds - trainer_process.IMPORT_SECONDS)):
                 self.host.warm.start(self.work_dir)
-                woken.wait(min(seconds, warm_trainer.IMPORT_SECONDS))
+                woken.wait(min(seconds, trainer_process.IMPORT_SECONDS))
 
     def interrupted_end(self, message: str) -> FlowEnd:
         """Return the end at a shutdown request outside of an attempt, or without the machines for one."""
@@ -201,7 +201,7 @@ def _say_ignored(run: ActiveRun) -> None:
         run.say(f"not taken from the run's log: {ignored}; {how}")
 
 
-def _choose_threads(config: RunConfig, warm: warm_trainer.WarmTrainer, work_dir: Path) -> tuple[int, str]:
+def _choose_threads(config: RunConfig, warm: trainer_process.WarmTrainer, work_dir: Path) -> tuple[int, str]:
     """Return the threads of each trainer process, and why; one process on a CPU measures steps with fewer."""
     training, group = config.training, trainer_group.trainer_group(config.training, os.environ)
     if training.threads != "auto":

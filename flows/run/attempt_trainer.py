@@ -19,7 +19,7 @@ from cairn.tasks.attempt.watchdog import HangDetector, HeartbeatGap, detecting_h
 from cairn.tasks.errors import TrainerGone
 from cairn.tasks.machine.process_memory import MemoryReading, MemoryWatch, sampling
 from cairn.tasks.policy.attempt_sizes import MemoryRoom, segment_end, stall_seconds
-from cairn.tasks.policy.failures import Evidence, Failure, classify, kind_of
+from cairn.tasks.policy.failures import Evidence, ExceptionReport, Failure, classify, kind_of
 from cairn.tasks.policy.termination import TerminationReason
 from cairn.tasks.train_segment import Segment
 from cairn.tasks.trainer import trainer_process, trainer_protocol
@@ -107,9 +107,9 @@ class AttemptTrainer:
         if process is not None:
             # A trainer that has ended gives its reason; one that still runs has nothing more to do.
             code = process.reap() if isinstance(problem, TrainerGone) else process.kill()
-            report = process.received.exception
+            report = process.received.newest(ExceptionReport)
         memory = self._memory.reading() if self._memory else MemoryReading()
-        last = process.received.last_step if process else None
+        last = process.received.newest(trainer_protocol.StepDone) if process else None
         return Evidence(
             exit_code=code,
             last_words=report,
@@ -144,7 +144,7 @@ class AttemptTrainer:
     def heartbeat(self, beat: int) -> step_log.Heartbeat:
         """Return how far the attempt is and what it has used."""
         received = self._process.received if self._process else trainer_process.ReceivedEvents()
-        last, ready = received.last_step, received.ready
+        last, ready = received.newest(trainer_protocol.StepDone), received.newest(trainer_protocol.Ready)
         return step_log.Heartbeat(
             attempt=self._started.attempt,
             beat=beat,
@@ -166,7 +166,7 @@ class AttemptTrainer:
         return self._run.is_shutting_down() or self._is_stopped
 
     def _step_seconds(self) -> float | None:
-        last = self._process.received.last_step if self._process else None
+        last = self._process.received.newest(trainer_protocol.StepDone) if self._process else None
         tokens = self._run.config.training.global_batch * self._run.config.model.block_size
         return tokens / last.record.tokens_per_second if last else None
 

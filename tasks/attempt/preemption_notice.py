@@ -70,41 +70,26 @@ def read_notice_file(path: str) -> PreemptionNotice | None:
     return PreemptionNotice(name="notice-file", detail=": ".join(filter(None, words)))
 
 
-class AwsMetadata:
-    """The spot interruption notice of EC2's metadata service, version 2, which needs a session token."""
-
-    def __init__(self, address: str = _AWS_ADDRESS) -> None:
-        self._address = address.rstrip("/")
-        self._token = ""
-
-    def __call__(self) -> PreemptionNotice | None:
-        """Return the notice once there is one; 404 means there is none."""
-        answer = self._read_action()
-        if answer.status == 401:  # the token has expired
-            self._token = ""
-            answer = self._read_action()
-        if answer.status == 404:
-            return None
-        if answer.status != 200:
-            raise MetadataUnavailable(f"AWS metadata service answered {answer.status}")
-        try:
-            found = msgspec.json.decode(answer.body, type=_InstanceAction)
-        except (msgspec.DecodeError, RecursionError) as error:
-            raise MetadataUnavailable(f"AWS metadata service gave an unreadable answer: {error}") from error
-        if found.action not in ("terminate", "stop", "hibernate"):
-            return None
-        detail = f"AWS announced: {found.action} at {found.time[:_DETAIL_CHARACTERS]}"
-        return PreemptionNotice(name="aws", detail=detail)
-
-    def _read_action(self) -> _Answer:
-        if not self._token:
-            lifetime = {"X-aws-ec2-metadata-token-ttl-seconds": "21600"}
-            granted = _answer(f"{self._address}/latest/api/token", lifetime, method="PUT")
-            if granted.status != 200:
-                raise MetadataUnavailable(f"AWS metadata service gave no token: {granted.status}")
-            self._token = granted.body.strip()
-        token = {"X-aws-ec2-metadata-token": self._token}
-        return _answer(f"{self._address}/latest/meta-data/spot/instance-action", token)
+def read_aws_notice(address: str = _AWS_ADDRESS) -> PreemptionNotice | None:
+    """Return the spot interruption notice of EC2's metadata service, version 2, which needs a session token."""
+    service = f"{address.rstrip('/')}/latest"
+    granted = _answer(f"{service}/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": "60"}, method="PUT")
+    if granted.status != 200:
+        raise MetadataUnavailable(f"AWS metadata service gave no token: {granted.status}")
+    token = {"X-aws-ec2-metadata-token": granted.body.strip()}
+    answer = _answer(f"{service}/meta-data/spot/instance-action", token)
+    if answer.status == 404:  # there is none
+        return None
+    if answer.status != 200:
+        raise MetadataUnavailable(f"AWS metadata service answered {answer.status}")
+    try:
+        found = msgspec.json.decode(answer.body, type=_InstanceAction)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise MetadataUnavailable(f"AWS metadata service gave an unreadable answer: {error}") from error
+    if found.action not in ("terminate", "stop", "hibernate"):
+        return None
+    detail = f"AWS announced: {found.action} at {found.time[:_DETAIL_CHARACTERS]}"
+    return PreemptionNotice(name="aws", detail=detail)
 
 
 def read_gcp_notice(host: str = _GCP_HOST) -> PreemptionNotice | None:
@@ -130,7 +115,8 @@ def notice_sources(config: PreemptionConfig, environment: Mapping[str, str]) -> 
     """Return the sources that `config` names; environment variables of the clouds' tools may move a service."""
     sources: list[NoticeSource] = [partial(read_notice_file, config.notice_file)] if config.notice_file else []
     if config.metadata == "aws":
-        sources.append(AwsMetadata(environment.get("AWS_EC2_METADATA_SERVICE_ENDPOINT") or _AWS_ADDRESS))
+        address = environment.get("AWS_EC2_METADATA_SERVICE_ENDPOINT") or _AWS_ADDRESS
+        sources.append(partial(read_aws_notice, address))
     if config.metadata == "gcp":
         sources.append(partial(read_gcp_notice, environment.get("GCE_METADATA_HOST") or _GCP_HOST))
     return tuple(sources)

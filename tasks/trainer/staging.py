@@ -15,18 +15,14 @@ import torch
 
 from cairn.model.training.parallel import Ranks
 from cairn.model.training.train_state import NamedTensor
-from cairn.storage.checkpoints.checkpoint import (
-    CheckpointTarget,
-    UploadOptions,
-    stage_checkpoint,
-    stage_share,
-)
+from cairn.storage.checkpoints.checkpoint import CheckpointTarget, UploadOptions, stage_checkpoint, stage_share
 from cairn.storage.checkpoints.payload import ManifestShard, TrainerDocument
 from cairn.storage.errors import StorageError
 from cairn.storage.logs.run_entries import StagedCheckpoint
 from cairn.storage.stores.object_store import ObjectStore, run_retry_policy
 from cairn.tasks.trainer import staging_buffer, trainer_channel
 from cairn.tasks.trainer.tensor_exchange import to_group
+from cairn.tasks.trainer.trainer_protocol import Waiting
 
 _HEARTBEAT_SECONDS = 2.0
 _UPLOADS = UploadOptions(at_once=4, thread_start=staging_buffer.lower_thread_priority)
@@ -40,15 +36,6 @@ class HostCheckpoint:
     target: CheckpointTarget
     tensors: tuple[NamedTensor, ...]
     document: TrainerDocument
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StagingCallbacks:
-    """Called when a checkpoint is staged; with (step, why, seconds) while it waits; and with the error if it failed."""
-
-    on_staged: Callable[[StagedCheckpoint], None]
-    on_waiting: Callable[[int, str, float], None]
-    on_failed: Callable[[Exception], None]
 
 
 def assign_writers(tensors: Sequence[NamedTensor], count: int) -> dict[str, int]:
@@ -93,17 +80,19 @@ class Staging:
     def __init__(
         self,
         store: ObjectStore,
-        callbacks: StagingCallbacks,
+        send: Callable[[StagedCheckpoint | Waiting], None],
+        on_failed: Callable[[Exception], None],
         *,
         patience_seconds: float,
         buffer: staging_buffer.StagingBuffer | None = None,
         shared: SharedStaging | None = None,
     ) -> None:
-        """Own `buffer` from now on; `shared` is this rank's part if several ranks stage together."""
+        """Send each checkpoint that is staged, or waits; `buffer` is owned, `shared` is this rank's part of several."""
         self._shared = shared
         self._writer: Callable[[str], int] = (lambda _: 0) if shared is None else shared.writer
         self._rank = 0 if shared is None else shared.ranks.rank
-        self._store, self._callbacks, self._retry_policy = store, callbacks, run_retry_policy(patience_seconds)
+        self._store, self._retry_policy = store, run_retry_policy(patience_seconds)
+        self._send, self._on_failed = send, on_failed
         self._buffer = buffer or staging_buffer.StagingBuffer(torch.device("cpu"))
         self._thread: threading.Thread | None = None
         self.step = 0
@@ -130,7 +119,7 @@ class Staging:
         return self._thread is not None and self._thread.is_alive()
 
     def wait(self, limit_seconds: float = math.inf) -> bool:
-        """Wait until the checkpoint on its way is staged, calling `on_waiting` every 2 s as a sign of life.
+        """Wait until the checkpoint on its way is staged, sending `Waiting` every 2 s as a sign of life.
 
         Returns False if it still is not after `limit_seconds`.
         """
@@ -138,7 +127,7 @@ class Staging:
         while self._thread is not None and self.is_in_progress and waited_seconds < limit_seconds:
             self._thread.join(min(_HEARTBEAT_SECONDS, limit_seconds - waited_seconds))
             waited_seconds = time.monotonic() - started
-            self._callbacks.on_waiting(self.step, "", waited_seconds)
+            self._send(Waiting(step=self.step, why="", seconds=waited_seconds))
         return not self.is_in_progress
 
     def _run(self, checkpoint: HostCheckpoint, before: Callable[[], None]) -> None:
@@ -146,7 +135,7 @@ class Staging:
         shared, target, document = self._shared, checkpoint.target, checkpoint.document
 
         def on_retry(error: StorageError, seconds: float) -> None:
-            self._callbacks.on_waiting(document.step, str(error), seconds)
+            self._send(Waiting(step=document.step, why=str(error), seconds=seconds))
 
         policy = replace(self._retry_policy, on_retry=on_retry)
 
@@ -164,6 +153,6 @@ class Staging:
             upload = partial(stage_checkpoint, self._store, target, groups, document, uploads=_UPLOADS)
             if shared is not None:
                 upload = partial(upload, writers=shared.ranks.size, others=partial(shared.other_shards, document.step))
-            self._callbacks.on_staged(policy.call(complete))
+            self._send(policy.call(complete))
         except Exception as error:
-            self._callbacks.on_failed(error)
+            self._on_failed(error)

@@ -10,17 +10,9 @@ from cairn.model.training import parallel, train_state
 from cairn.storage.checkpoints import checkpoint, checkpoint_shard, payload
 
 DTYPES: Mapping[str, torch.dtype] = {
-    "BOOL": torch.bool,
-    "U8": torch.uint8,
-    "I8": torch.int8,
-    "I16": torch.int16,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I32": torch.int32,
-    "F32": torch.float32,
-    "I64": torch.int64,
-    "F64": torch.float64,
-}
+    "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16, "F16": torch.float16,
+    "BF16": torch.bfloat16, "I32": torch.int32, "F32": torch.float32, "I64": torch.int64, "F64": torch.float64,
+}  # fmt: skip
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 

@@ -38,7 +38,7 @@ from cairn.tasks.attempt.injected_faults import IN_LOAD, FaultKind, FaultPlan, i
 from cairn.tasks.configuration.settings import DivergenceConfig
 from cairn.tasks.trainer import staging, staging_buffer, tensor_exchange, trainer_group, training_setup
 from cairn.tasks.trainer.trainer_channel import Channel, Place, exit_on_error, open_channel
-from cairn.tasks.trainer.trainer_protocol import Ready, SegmentDone, StepDone, TrainerSpec, TrainUntil, Waiting
+from cairn.tasks.trainer.trainer_protocol import Ready, SegmentDone, StepDone, TrainerSpec, TrainUntil
 
 _SHOWN_CALLS = 3
 
@@ -125,16 +125,16 @@ class Trainer:
         self._state = training_setup.fresh_state(spec, self._data, place)
         self._faults = FaultPlan(self._store, prefix, spec.faults, attempt=spec.attempt)
         self._spikes = SpikeCheck(spec.divergence, self._data.inputs.order)
-        callbacks = staging.StagingCallbacks(
-            on_staged=channel.send,
-            on_waiting=lambda step, why, seconds: channel.send(Waiting(step=step, why=why, seconds=seconds)),
-            on_failed=partial(exit_on_error, channel),
-        )
         shared, buffer = None, staging_buffer.StagingBuffer(place.device)
         if place.rendezvous is not None:
             shared = staging.SharedStaging(place.ranks, place.rendezvous, self._state.live_tensors())
         self._staging = staging.Staging(
-            self._store, callbacks, patience_seconds=spec.patience_seconds, buffer=buffer, shared=shared
+            self._store,
+            channel.send,
+            partial(exit_on_error, channel),
+            patience_seconds=spec.patience_seconds,
+            buffer=buffer,
+            shared=shared,
         )
 
     def resume(self) -> None:

@@ -6,7 +6,6 @@ of one machine meet in a file that only this user can reach, those of several in
 machine's launcher.
 """
 
-import argparse
 import contextlib
 import os
 import re
@@ -17,7 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from subprocess import Popen
 from types import FrameType
@@ -79,10 +78,9 @@ class TrainerGroup:
         """Return the command that starts this machine's part: the trainer itself, or a launcher of several."""
         if self.size == 1:
             return TRAINER_COMMAND
-        rendezvous = self.rendezvous if self.node_rank else f"{self.host}:0"
-        several = ("--nodes", self.nodes, "--node-rank", self.node_rank, "--rendezvous", rendezvous)
-        options = ("--processes", self.processes, *(several if self.nodes > 1 else ()))
-        return child_process.child_command("cairn.tasks.trainer.trainer_group", *options)
+        is_first_of_several = self.nodes > 1 and not self.node_rank
+        group = replace(self, rendezvous=f"{self.host}:0") if is_first_of_several else self
+        return child_process.child_command("cairn.tasks.trainer.trainer_group", msgspec.json.encode(group).decode())
 
 
 def trainer_group(
@@ -212,17 +210,12 @@ def serving_rendezvous(address: str, secret: bytes) -> Iterator[int]:
         yield port
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run this machine's ranks to their end; if one failed, send which one to the parent and exit with 1."""
+def main() -> None:
+    """Run the ranks of the group in the argument to their end; if one failed, send which to the parent and exit 1."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, STACKS_SIGNAL):
         signal.signal(number, _forward_signal)
-    parser = argparse.ArgumentParser(prog="trainer_group")
-    parser.add_argument("--processes", type=int, required=True)
-    parser.add_argument("--nodes", type=int, default=1)
-    parser.add_argument("--node-rank", type=int, default=0)
-    parser.add_argument("--rendezvous", default="")
-    group, ranks = TrainerGroup(**vars(parser.parse_args(arguments))), dict[int, "Popen[bytes]"]()
+    group, ranks = msgspec.json.decode(sys.argv[1], type=TrainerGroup), dict[int, "Popen[bytes]"]()
     with meeting_place(group) as variables:
         for local in range(group.processes):
             rank = group.node_rank * group.processes + local

@@ -1,27 +1,137 @@
-"""The parent's side of a running trainer: send its spec and commands, receive its events, and know how it exited."""
+"""The parent's side of a trainer: start it, send its spec and commands, receive its events, and know how it exited.
+
+Its imports take seconds, so it is started ahead of its spec; at most one waits, and none is left behind.
+"""
 
 import operator
 import os
 import subprocess
+import tempfile
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from pydantic import BaseModel
+
+from cairn.model.estimates.numerics import MachineSpeed
 from cairn.storage.logs import run_entries, step_log
-from cairn.storage.stores.child_process import end_child
+from cairn.storage.stores.child_process import end_child, start_child
 from cairn.tasks.attempt.watchdog import HangDetector
-from cairn.tasks.errors import TrainerGone
+from cairn.tasks.errors import TaskError, TrainerGone
 from cairn.tasks.policy.failures import ExceptionReport, describe_exception
-from cairn.tasks.trainer import trainer_group, trainer_protocol, warm_trainer
+from cairn.tasks.trainer import trainer_group, trainer_protocol
 
 T = TypeVar("T")
 _TAIL_BYTES = 64 * 1024  # a library may write gigabytes of warnings
 _EXIT_SECONDS = 30.0
 """A large process dies slowly: it may write a core dump, and the kernel unmaps its memory."""
+IMPORT_SECONDS = 5.0
+"""About the time a trainer's imports take; one that waits for longer only uses memory."""
+_TRIAL_SECONDS = 60.0
 _STACKS_POLLS, _STACKS_POLL_SECONDS, _STACK_LINES = 20, 0.1, 40
+
+
+class TrainerChild:
+    """A trainer's process, in a group that Ctrl-C does not reach; without a spec it exits when its stdin closes."""
+
+    def __init__(self, work_dir: Path, command: Sequence[str] = trainer_group.TRAINER_COMMAND) -> None:
+        """Start it with its stderr in a temporary file of `work_dir`."""
+        work_dir.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(prefix="waiting-", suffix=".stderr", dir=work_dir)
+        self.stderr_path = Path(name)
+        with os.fdopen(descriptor, "wb") as stderr:
+            self.process = start_child(command, stderr=stderr)
+
+    def move_stderr(self, path: Path) -> None:
+        """Rename the stderr file to `path`, on the same file system."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.stderr_path.replace(path)
+        self.stderr_path = path
+
+    def discard(self) -> None:
+        """Kill the process and delete its stderr file."""
+        end_child(self.process)
+        for pipe in (self.process.stdin, self.process.stdout):
+            with suppress(BrokenPipeError):  # it was sent something that it did not read
+                if pipe is not None:
+                    pipe.close()
+        self.stderr_path.unlink(missing_ok=True)
+
+
+class WarmTrainer:
+    """At most one trainer process without a spec."""
+
+    def __init__(self, start: Callable[[Path], TrainerChild] = TrainerChild) -> None:
+        self._start, self._command, self._starting = start, trainer_group.TRAINER_COMMAND, threading.Lock()
+        self._child: TrainerChild | None = None
+
+    def set_command(self, command: tuple[str, ...]) -> None:
+        """Start trainers by this command from now on, and discard one that was started by another."""
+        if command != self._command:
+            self._command, self._start = command, partial(TrainerChild, command=command)
+            self.discard()
+
+    def start(self, work_dir: Path) -> None:
+        """Start a trainer with its stderr in `work_dir`, unless a live one waits already."""
+        with self._starting:
+            if self._child is None or self._child.process.poll() is not None:
+                self.discard()
+                self._child = self._start(work_dir)
+
+    def time_threads(self, trial: trainer_protocol.ThreadTrial, work_dir: Path) -> Mapping[int, float]:
+        """Have the trainer that waits time steps; returns seconds by number of threads, none if it cannot."""
+        answer = self._ask(trial, work_dir, trainer_protocol.TrialDone)
+        return answer.step_seconds if answer else {}
+
+    def measure_speed(self, work_dir: Path) -> MachineSpeed | None:
+        """Have the trainer that waits measure this machine; returns None if it cannot."""
+        return self._ask(trainer_protocol.SpeedTrial(), work_dir, MachineSpeed)
+
+    def _ask(self, trial: BaseModel, work_dir: Path, kind: type[T]) -> T | None:
+        """Return the answer, of this kind, of the trainer that waits; one that gives none is discarded."""
+        self.start(work_dir)
+        assert self._child is not None
+        process = self._child.process
+        assert process.stdin is not None and process.stdout is not None
+        timer = threading.Timer(_TRIAL_SECONDS, process.kill)
+        timer.start()
+        answer = None
+        with suppress(OSError, TaskError):
+            process.stdin.write(trial.model_dump_json().encode() + b"\n")
+            process.stdin.flush()
+            answer = trainer_protocol.decode_message(process.stdout.readline())
+        timer.cancel()
+        if isinstance(answer, kind):
+            return answer
+        self.discard()
+        return None
+
+    def acquire(self, work_dir: Path) -> TrainerChild:
+        """Return the trainer that waits, or a new one; the caller owns it from now on."""
+        self.start(work_dir)
+        child, self._child = self._child, None
+        assert child is not None
+        return child
+
+    def discard(self) -> None:
+        """Kill the trainer that waits, if any."""
+        child, self._child = self._child, None
+        if child is not None:
+            child.discard()
+
+
+@contextmanager
+def warm_trainer() -> Iterator[WarmTrainer]:
+    """Yield a `WarmTrainer`; a trainer that was started and not acquired is discarded with the block."""
+    warm = WarmTrainer()
+    try:
+        yield warm
+    finally:
+        warm.discard()
 
 
 class ReceivedEvents:
@@ -30,33 +140,24 @@ class ReceivedEvents:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._closed = False
-        self.ready: trainer_protocol.Ready | None = None
+        self._newest: dict[type, Any] = {}
         self.segments: list[trainer_protocol.SegmentDone] = []
         self.staged: dict[int, run_entries.StagedCheckpoint] = {}
-        self.last_step: trainer_protocol.StepDone | None = None
-        self.exception: ExceptionReport | None = None
-        self.rank_ended: trainer_protocol.RankEnded | None = None
-        self.listening: trainer_protocol.Listening | None = None
 
     def add(self, event: trainer_protocol.Command | trainer_protocol.Event) -> None:
         """Keep an event and wake those who wait."""
         with self._changed:
-            match event:
-                case trainer_protocol.Ready():
-                    self.ready = event
-                case trainer_protocol.StepDone():
-                    self.last_step = event
-                case trainer_protocol.SegmentDone():
-                    self.segments.append(event)
-                case run_entries.StagedCheckpoint():
-                    self.staged[event.step] = event
-                case ExceptionReport() if self.exception is None:  # of several ranks, the first report has the cause
-                    self.exception = event
-                case trainer_protocol.RankEnded():
-                    self.rank_ended = event
-                case trainer_protocol.Listening():
-                    self.listening = event
+            if isinstance(event, trainer_protocol.SegmentDone):
+                self.segments.append(event)
+            elif isinstance(event, run_entries.StagedCheckpoint):
+                self.staged[event.step] = event
+            elif not isinstance(event, ExceptionReport) or not self.newest(ExceptionReport):
+                self._newest[type(event)] = event  # of several ranks, the first report has the cause
             self._changed.notify_all()
+
+    def newest(self, kind: type[T]) -> T | None:
+        """Return the newest event of this kind, or None before the first; of exceptions, the first."""
+        return self._newest.get(kind)
 
     def close(self) -> None:
         """End every wait: no more events will come."""
@@ -77,7 +178,7 @@ class TrainerProcess:
     def __init__(
         self,
         spec: trainer_protocol.TrainerSpec,
-        child: warm_trainer.TrainerChild,
+        child: TrainerChild,
         *,
         on_step: Callable[[step_log.StepRecord], None],
         on_waiting: Callable[[trainer_protocol.Waiting], None],
@@ -105,11 +206,11 @@ class TrainerProcess:
 
     def wait_ready(self) -> trainer_protocol.Ready:
         """Wait until the child has loaded its state; raises `TrainerGone` if it exits before."""
-        return self._wait(lambda: self.received.ready)
+        return self._wait(lambda: self.received.newest(trainer_protocol.Ready))
 
     def wait_listening(self) -> int:
         """Wait for the port where the ranks of several machines meet; raises `TrainerGone` if it exits before."""
-        return self._wait(lambda: self.received.listening).port
+        return self._wait(lambda: self.received.newest(trainer_protocol.Listening)).port
 
     def train(self, step: int, *, stall_seconds: float | None = None) -> trainer_protocol.SegmentDone:
         """Have the child train until `step`, see `TrainUntil`; raises `TrainerGone` if it exits before."""
@@ -163,7 +264,7 @@ class TrainerProcess:
         """
         code = end_child(self._child)
         self._listener.join()
-        ended = self.received.rank_ended
+        ended = self.received.newest(trainer_protocol.RankEnded)
         return ended.exit_code if ended else code
 
     def reap(self) -> int:
@@ -174,7 +275,7 @@ class TrainerProcess:
 
     def stderr_tail(self) -> tuple[str, ...]:
         """Return the last lines of the child's stderr; of several ranks, of the one that ended them all."""
-        ended, spec = self.received.rank_ended, self._spec
+        ended, spec = self.received.newest(trainer_protocol.RankEnded), self._spec
         own = tail_of(trainer_group.rank_stderr(spec.work_dir, spec.attempt, ended.rank)) if ended else ()
         return own or tail_of(self._stderr_path)
 

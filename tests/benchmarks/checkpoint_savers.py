@@ -26,9 +26,10 @@ from cairn.storage.logs.run_entries import StagedCheckpoint
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.storage.stores.open_store import open_store
-from cairn.tasks.trainer.staging import HostCheckpoint, Staging, StagingCallbacks
+from cairn.tasks.trainer.staging import HostCheckpoint, Staging
 from cairn.tasks.trainer.staging_buffer import StagingBuffer
 from cairn.tasks.trainer.tensor_exchange import to_group
+from cairn.tasks.trainer.trainer_protocol import Waiting
 from tests.entries import started, writer
 from tests.storage.builders import opened
 
@@ -99,12 +100,14 @@ class CairnSaver:
         self.log.append(lambda _: opened(), writer=writer())
         self.log.append(lambda _: started(1), writer=writer())
         self.results: list[StagedCheckpoint | Exception] = []
-        reports = StagingCallbacks(
-            on_staged=self.results.append, on_waiting=lambda step, why, seconds: None, on_failed=self.results.append
-        )
-        self.staging = Staging(self.store, reports, patience_seconds=60, buffer=StagingBuffer(state.device))
+        buffer = StagingBuffer(state.device)
+        self.staging = Staging(self.store, self._add, self.results.append, patience_seconds=60, buffer=buffer)
         self.staging.prepare(state.live_tensors())
         self.step = 0
+
+    def _add(self, event: StagedCheckpoint | Waiting) -> None:
+        if isinstance(event, StagedCheckpoint):
+            self.results.append(event)
 
     def save(self) -> Saved:
         """Save, and wait until it is committed."""

@@ -161,7 +161,7 @@ def train(case: MemoryCase, folder: Path) -> Measured:
     from cairn.model.training.training_loop import StepObserver, train_until
     from cairn.model.training.training_step import StepInputs
     from cairn.storage.stores.open_store import open_store
-    from cairn.tasks.trainer.staging import Staging, StagingCallbacks
+    from cairn.tasks.trainer.staging import Staging
     from cairn.tasks.trainer.staging_buffer import StagingBuffer
 
     threads, device = int(os.environ.get("OMP_NUM_THREADS", "2")), torch.device(case.device)
@@ -176,8 +176,8 @@ def train(case: MemoryCase, folder: Path) -> Measured:
     state.model.boundary_id = 7 if case.masked else None
     made = _resident("VmHWM")
     failures: list[Exception] = []
-    reports = StagingCallbacks(on_staged=lambda _: None, on_waiting=lambda *_: None, on_failed=failures.append)
-    staging = Staging(open_store(folder.as_uri()), reports, patience_seconds=1.0, buffer=StagingBuffer(device))
+    store, buffer = open_store(folder.as_uri()), StagingBuffer(device)
+    staging = Staging(store, lambda _: None, failures.append, patience_seconds=1.0, buffer=buffer)
     with BatchLoader(windows, order, device, end_step=case.training.steps) as loader:
         inputs = StepInputs(
             windows=windows, order=order, training=case.training, micro_batch=case.micro_batch, loader=loader

@@ -8,7 +8,7 @@ import pytest
 from cairn.operations.checks import _prefect
 from cairn.reports.errors import ReportError
 from cairn.reports.exporters.mlflow_exporter import MlflowClient
-from cairn.tasks.attempt.preemption_notice import AwsMetadata, MetadataUnavailable, read_gcp_notice
+from cairn.tasks.attempt.preemption_notice import MetadataUnavailable, read_aws_notice, read_gcp_notice
 from tests.security.recording_server import recording_server
 
 CANARY = "canary-of-a-client"
@@ -30,7 +30,7 @@ def ask_prefect(url: str) -> None:
 
 def ask_aws(url: str) -> None:
     with suppress(MetadataUnavailable):
-        AwsMetadata(url)()
+        read_aws_notice(url)
 
 
 def ask_google(url: str) -> None:

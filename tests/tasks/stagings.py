@@ -6,8 +6,9 @@ from cairn.storage.checkpoints.payload import TrainerDocument, small_tensor
 from cairn.storage.logs.log_entry import CheckpointReference
 from cairn.storage.logs.run_entries import StagedCheckpoint
 from cairn.storage.stores.object_store import ObjectStore
-from cairn.tasks.trainer.staging import HostCheckpoint, Staging, StagingCallbacks
+from cairn.tasks.trainer.staging import HostCheckpoint, Staging
 from cairn.tasks.trainer.tensor_exchange import to_group
+from cairn.tasks.trainer.trainer_protocol import Waiting
 from tests.storage.builders import RUN, trainer_document
 
 
@@ -28,12 +29,11 @@ class Stagings:
 
     def __init__(self, store: ObjectStore) -> None:
         self.store, self.staged = store, list[CheckpointReference]()
-        reports = StagingCallbacks(
-            on_staged=self._on_staged, on_waiting=lambda step, why, seconds: None, on_failed=self._on_failed
-        )
-        self.staging = Staging(store, reports, patience_seconds=60)
+        self.staging = Staging(store, self._add, self._on_failed, patience_seconds=60)
 
-    def _on_staged(self, staged: StagedCheckpoint) -> None:
+    def _add(self, staged: StagedCheckpoint | Waiting) -> None:
+        if isinstance(staged, Waiting):
+            return
         self.staged.append(
             CheckpointReference(
                 step=staged.step,

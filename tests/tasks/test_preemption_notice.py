@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from cairn.tasks.attempt.preemption_notice import (
-    AwsMetadata,
     MetadataUnavailable,
     NoticeSource,
     PreemptionNotice,
     notice_sources,
     polling_notices,
+    read_aws_notice,
     read_gcp_notice,
     read_notice_file,
 )
@@ -39,8 +39,8 @@ def host(cloud: Cloud) -> Iterator[str]:
 
 
 @pytest.fixture
-def aws(host: str) -> AwsMetadata:
-    return AwsMetadata(f"http://{host}/")
+def aws(host: str) -> NoticeSource:
+    return partial(read_aws_notice, f"http://{host}/")
 
 
 @pytest.fixture
@@ -49,32 +49,27 @@ def gcp(host: str, cloud: Cloud) -> NoticeSource:
     return partial(read_gcp_notice, host)
 
 
-def test_a_spot_instance_that_may_stay_has_no_notice(aws: AwsMetadata) -> None:
+def test_a_spot_instance_that_may_stay_has_no_notice(aws: NoticeSource) -> None:
     assert aws() is None
 
 
 @pytest.mark.parametrize("action", ["terminate", "stop", "hibernate"])
-def test_an_instance_action_is_a_notice(aws: AwsMetadata, cloud: Cloud, action: str) -> None:
+def test_an_instance_action_is_a_notice(aws: NoticeSource, cloud: Cloud, action: str) -> None:
     cloud.answers[ACTION] = TERMINATE.replace("terminate", action)
     assert aws() == PreemptionNotice(name="aws", detail=f"AWS announced: {action} at 2026-01-01T12:02:00Z")
 
 
-def test_a_rebalance_recommendation_is_no_notice(aws: AwsMetadata, cloud: Cloud) -> None:
+def test_a_rebalance_recommendation_is_no_notice(aws: NoticeSource, cloud: Cloud) -> None:
     cloud.answers[REBALANCE] = '{"noticeTime": "2026-01-01T12:00:00Z"}'
     assert aws() is None
     assert not any("rebalance" in asked for asked in cloud.asked)
 
 
-def test_one_token_serves_many_questions(aws: AwsMetadata, cloud: Cloud) -> None:
-    for _ in range(3):
-        aws()
-    assert cloud.asked == ["PUT /latest/api/token", *[f"GET {ACTION}"] * 3]
-
-
-def test_a_token_that_ran_out_is_renewed(aws: AwsMetadata, cloud: Cloud) -> None:
+def test_each_question_has_its_own_token(aws: NoticeSource, cloud: Cloud) -> None:
     aws()
     cloud.token, cloud.answers[ACTION] = "token-2", TERMINATE
     assert aws() is not None
+    assert cloud.asked == ["PUT /latest/api/token", f"GET {ACTION}"] * 2
 
 
 def test_an_instance_that_google_preempts_has_a_notice(gcp: NoticeSource, cloud: Cloud) -> None:
@@ -100,7 +95,7 @@ def test_who_does_not_say_it_is_google_is_not_believed(gcp: NoticeSource, cloud:
 
 
 @pytest.mark.parametrize("body", ["", "<html>sign in</html>", '{"time": "now"}', "[]", '{"action": 7}'])
-def test_an_answer_that_makes_no_sense_is_no_notice(aws: AwsMetadata, cloud: Cloud, body: str) -> None:
+def test_an_answer_that_makes_no_sense_is_no_notice(aws: NoticeSource, cloud: Cloud, body: str) -> None:
     cloud.answers[ACTION] = body
     with pytest.raises(MetadataUnavailable):
         aws()
@@ -119,7 +114,7 @@ def test_a_service_in_trouble_is_no_notice(
 
 def test_a_service_that_is_not_there_is_no_notice(unused_port: int) -> None:
     for source in (
-        AwsMetadata(f"http://127.0.0.1:{unused_port}"),
+        partial(read_aws_notice, f"http://127.0.0.1:{unused_port}"),
         partial(read_gcp_notice, f"127.0.0.1:{unused_port}"),
     ):
         with pytest.raises(MetadataUnavailable):
@@ -150,7 +145,7 @@ def test_the_configuration_names_the_sources(host: str, cloud: Cloud, tmp_path: 
     assert gcp() == PreemptionNotice(name="gcp", detail="GCP announced: this instance is being preempted")
 
 
-def test_a_notice_reaches_the_listeners_once_and_keeps_its_words(aws: AwsMetadata, cloud: Cloud) -> None:
+def test_a_notice_reaches_the_listeners_once_and_keeps_its_words(aws: NoticeSource, cloud: Cloud) -> None:
     notice, heard = ShutdownSignal(), list[str]()
     told = threading.Event()
 
@@ -165,7 +160,7 @@ def test_a_notice_reaches_the_listeners_once_and_keeps_its_words(aws: AwsMetadat
     assert notice.signal == "aws"
 
 
-def test_silent_services_are_asked_again_and_complained_of_once(aws: AwsMetadata, cloud: Cloud) -> None:
+def test_silent_services_are_asked_again_and_complained_of_once(aws: NoticeSource, cloud: Cloud) -> None:
     notice, problems = ShutdownSignal(), list[str]()
     cloud.status = 500
     with polling_notices(notice, (aws,), poll_seconds=0.001, on_problem=problems.append):

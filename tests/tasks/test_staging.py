@@ -11,7 +11,8 @@ from cairn.model.training.train_state import NamedTensor
 from cairn.storage.checkpoints.checkpoint import checkpoint_target
 from cairn.storage.errors import StoreRefused, StoreUnavailable
 from cairn.storage.logs.run_entries import StagedCheckpoint
-from cairn.tasks.trainer.staging import HostCheckpoint, Staging, StagingCallbacks
+from cairn.tasks.trainer.staging import HostCheckpoint, Staging
+from cairn.tasks.trainer.trainer_protocol import Waiting
 from tests.memory_store import MemoryStore
 from tests.storage.builders import RUN, trainer_document
 
@@ -37,11 +38,12 @@ class Heard:
         self.staged: list[StagedCheckpoint] = []
         self.waiting: list[str] = []
         self.failed: list[Exception] = []
-        self.reports = StagingCallbacks(
-            on_staged=self.staged.append,
-            on_waiting=lambda step, why, seconds: self.waiting.append(why),
-            on_failed=self.failed.append,
-        )
+
+    def add(self, event: StagedCheckpoint | Waiting) -> None:
+        if isinstance(event, Waiting):
+            self.waiting.append(event.why)
+        else:
+            self.staged.append(event)
 
 
 def host_checkpoint(step: int) -> HostCheckpoint:
@@ -54,7 +56,9 @@ def host_checkpoint(step: int) -> HostCheckpoint:
 
 def test_a_store_that_is_away_for_a_while_costs_time_not_the_checkpoint() -> None:
     heard = Heard()
-    staging = Staging(AwayStore(2, StoreUnavailable("503 SlowDown")), heard.reports, patience_seconds=60)
+    staging = Staging(
+        AwayStore(2, StoreUnavailable("503 SlowDown")), heard.add, heard.failed.append, patience_seconds=60
+    )
     staging.begin(host_checkpoint(5), before=lambda: None)
     staging.wait()
     assert [staged.step for staged in heard.staged] == [5]
@@ -63,7 +67,9 @@ def test_a_store_that_is_away_for_a_while_costs_time_not_the_checkpoint() -> Non
 
 def test_patience_that_runs_out_fails_with_the_stores_own_words() -> None:
     heard = Heard()
-    staging = Staging(AwayStore(99, StoreUnavailable("503 SlowDown")), heard.reports, patience_seconds=0.4)
+    staging = Staging(
+        AwayStore(99, StoreUnavailable("503 SlowDown")), heard.add, heard.failed.append, patience_seconds=0.4
+    )
     staging.begin(host_checkpoint(5), before=lambda: None)
     staging.wait()
     assert [str(error) for error in heard.failed] == ["503 SlowDown"]
@@ -72,7 +78,7 @@ def test_patience_that_runs_out_fails_with_the_stores_own_words() -> None:
 def test_a_refusal_is_not_asked_again() -> None:
     heard = Heard()
     store = AwayStore(99, StoreRefused("AccessDenied"))
-    staging = Staging(store, heard.reports, patience_seconds=60)
+    staging = Staging(store, heard.add, heard.failed.append, patience_seconds=60)
     staging.begin(host_checkpoint(5), before=lambda: None)
     staging.wait()
     assert (store.times, [str(error) for error in heard.failed]) == (98, ["AccessDenied"])
@@ -80,7 +86,7 @@ def test_a_refusal_is_not_asked_again() -> None:
 
 def test_the_next_checkpoint_waits_for_the_one_under_way() -> None:
     heard, gate, order = Heard(), threading.Event(), list[str]()
-    staging = Staging(MemoryStore(), heard.reports, patience_seconds=60)
+    staging = Staging(MemoryStore(), heard.add, heard.failed.append, patience_seconds=60)
 
     def slow() -> None:
         gate.wait()
@@ -97,7 +103,7 @@ def test_the_next_checkpoint_waits_for_the_one_under_way() -> None:
 @pytest.mark.parametrize("step", [5, 10])
 def test_what_is_staged_names_its_step(step: int) -> None:
     heard = Heard()
-    staging = Staging(MemoryStore(), heard.reports, patience_seconds=60)
+    staging = Staging(MemoryStore(), heard.add, heard.failed.append, patience_seconds=60)
     staging.begin(host_checkpoint(step), before=lambda: None)
     staging.wait()
     assert heard.staged[0].step == step

@@ -1,9 +1,11 @@
 """How many processes there are, where that is said, and what is refused."""
 
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from cairn.model.configuration.data import DataConfig
@@ -28,11 +30,13 @@ def processes(tmp_path: Path, device: str = "auto", **environment: str) -> int:
 
 def test_one_process_is_the_trainer_itself_and_more_are_started_by_the_launcher() -> None:
     assert TrainerGroup().command() == child_command("cairn.tasks.trainer.trainer")
-    launcher = child_command("cairn.tasks.trainer.trainer_group", "--processes", 4)
-    assert TrainerGroup(processes=4).command() == launcher
+    *launcher, group = TrainerGroup(processes=4).command()
+    assert tuple(launcher) == child_command("cairn.tasks.trainer.trainer_group")
+    assert msgspec.json.decode(group, type=TrainerGroup) == TrainerGroup(processes=4)
     several = TrainerGroup(processes=4, nodes=2, node_rank=1, rendezvous="node-0:29500")
-    assert several.command() == (*launcher, "--nodes", "2", "--node-rank", "1", "--rendezvous", "node-0:29500")
-    assert several.size == 8
+    assert msgspec.json.decode(several.command()[-1], type=TrainerGroup) == several
+    first = msgspec.json.decode(replace(several, node_rank=0).command()[-1], type=TrainerGroup)
+    assert (first.rendezvous, several.size) == ("node-0:0", 8)
 
 
 def test_auto_is_one_process_for_each_gpu_and_one_without(tmp_path: Path) -> None:

@@ -15,11 +15,10 @@ from cairn.storage.logs.step_log import StepRecord
 from cairn.tasks.attempt.watchdog import HangDetector
 from cairn.tasks.configuration.settings import DivergenceConfig, WatchdogConfig
 from cairn.tasks.errors import TrainerGone
-from cairn.tasks.policy.failures import ErrorKind
+from cairn.tasks.policy.failures import ErrorKind, ExceptionReport
 from cairn.tasks.trainer import trainer_process
-from cairn.tasks.trainer.trainer_process import TrainerProcess
+from cairn.tasks.trainer.trainer_process import TrainerChild, TrainerProcess
 from cairn.tasks.trainer.trainer_protocol import StepDone, TrainerSpec, encode_message
-from cairn.tasks.trainer.warm_trainer import TrainerChild
 
 STEP = StepRecord(
     step=1,
@@ -82,7 +81,7 @@ def test_a_living_child_ends_with_its_listener_and_with_its_error_as_the_reason(
     with pytest.raises(TrainerGone):
         trainer.wait_ready()
     assert trainer.reap() == -9
-    report = trainer.received.exception
+    report = trainer.received.newest(ExceptionReport)
     assert report is not None and (report.kind, report.message) == (kind, message)
 
 
@@ -92,7 +91,7 @@ def test_a_line_that_a_kill_cut_off_is_no_error(tmp_path: Path, children: list[T
     )
     with pytest.raises(TrainerGone):
         trainer.wait_ready()
-    assert (trainer.reap(), trainer.received.exception) == (-9, None)
+    assert (trainer.reap(), trainer.received.newest(ExceptionReport)) == (-9, None)
 
 
 def test_a_child_that_hangs_in_its_exit_is_killed_when_its_time_is_over(

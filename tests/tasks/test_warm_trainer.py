@@ -12,8 +12,8 @@ from cairn.model.configuration.network import ModelConfig
 from cairn.model.configuration.training import TrainingConfig
 from cairn.model.estimates.numerics import MachineSpeed
 from cairn.tasks.policy.failures import ORPHANED_EXIT_CODE
+from cairn.tasks.trainer.trainer_process import TrainerChild, WarmTrainer, warm_trainer
 from cairn.tasks.trainer.trainer_protocol import ThreadTrial, encode_message
-from cairn.tasks.trainer.warm_trainer import TrainerChild, WarmTrainer, warm_trainer
 from tests.processes.fork_server import fork_server
 
 SAYS_SO_AND_WAITS = "import sys; print('here', file=sys.stderr, flush=True); print('there', flush=True); input()"

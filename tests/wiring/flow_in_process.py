@@ -34,8 +34,8 @@ from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.evaluator import evaluation_run
 from cairn.tasks.evaluator.evaluator_process import Outcome
 from cairn.tasks.policy.failures import Evidence
+from cairn.tasks.trainer.trainer_process import TrainerChild, WarmTrainer
 from cairn.tasks.trainer.trainer_protocol import Finish, ThreadTrial, TrainerSpec, TrainUntil, decode_message
-from cairn.tasks.trainer.warm_trainer import TrainerChild, WarmTrainer
 from tests.wiring.tensorless_trainer import heard_by
 
 ROOT = Path(__file__).parents[2]

@@ -12,12 +12,12 @@ from cairn.flows.run import active_run
 from cairn.model.data.token_windows import TokenWindows
 from cairn.model.errors import InvalidInput
 from cairn.model.training.parallel import SINGLE_RANK
-from cairn.storage.stores.child_process import child_command
 from cairn.tasks.machine import placement as placement_module
 from cairn.tasks.trainer import trainer as trainer_module
 from cairn.tasks.trainer import trainer_channel
 from cairn.tasks.trainer.trainer import Trainer
 from cairn.tasks.trainer.trainer_channel import ParentChannel, Place, RankChannel
+from cairn.tasks.trainer.trainer_group import TrainerGroup
 from cairn.tasks.trainer.trainer_protocol import Finish, StepDone, TrainerSpec
 from tests.tasks.trainer_in_process import MODEL, TRAINING, ParentEnd
 from tests.wiring.bench import Bench
@@ -285,7 +285,7 @@ def several_processes(bench: Bench) -> None:
     warm = NotedWarmTrainer()
     with bench.flow.opened("training.processes=2", warm=warm) as run:
         assert run.group.size == 2
-        assert warm._command == child_command("cairn.tasks.trainer.trainer_group", "--processes", "2")
+        assert warm._command == TrainerGroup(processes=2).command()
 
 
 @acts("training.parallel")
