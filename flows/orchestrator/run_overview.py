@@ -162,9 +162,9 @@ def curve_markdown(log: run_log.RunLog) -> str | None:
     curves = gather_curves(log)
     if not curves.points:
         return None
-    from cairn.reports.plots.curve_plot import draw_png  # numpy and matplotlib: only where something is drawn
+    from cairn.reports.plots.curve_plot import draw_run  # numpy and matplotlib: only where something is drawn
 
-    image = base64.b64encode(draw_png(curves, width_px=900, height_px=600)).decode()
+    image = base64.b64encode(draw_run(curves, width_px=900, height_px=600)).decode()
     return f"![curves of {curves.run_id}](data:image/png;base64,{image})\n\n{describe_run(curves)}"
 
 

@@ -56,9 +56,9 @@ def html_report(report: RunReport, curves: run_curves.RunCurves) -> str:
     """Return the report as one HTML page with the plot inside; equal reports give equal bytes."""
     image = b""
     if report.curve:
-        from cairn.reports.plots.curve_plot import draw_png  # numpy and matplotlib: only where a curve is drawn
+        from cairn.reports.plots.curve_plot import draw_run  # numpy and matplotlib: only where a curve is drawn
 
-        image = draw_png(curves, width_px=_WIDTH_PX, height_px=_HEIGHT_PX)
+        image = draw_run(curves, width_px=_WIDTH_PX, height_px=_HEIGHT_PX)
     plot, bars = base64.b64encode(image).decode(), place_bars(report.attempts)
     return _render(html_environment(), "report.html.j2", report, plot=plot, bars=bars, live=False)
 

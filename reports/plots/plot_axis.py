@@ -3,9 +3,8 @@
 Thinning keeps the first, least, greatest and last value of each pixel column (M4, Jugel et al., VLDB 2014).
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -15,8 +14,7 @@ from cairn.reports.plots import run_curves
 from cairn.tasks.policy.termination import TerminationReason
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-    from matplotlib.text import Text
+    pass
 
 Dashes = Literal["solid", "dashed", "dotted"]
 # The colours are safe for colour-blind readers (Okabe and Ito, 2008).
@@ -47,24 +45,6 @@ _BINS = 1200
 LAYOUT_INCHES = 8.0
 _GREATEST = 1e30
 _WINDOW_SHARE = 50
-
-
-@cache
-def _forget_styles() -> None:
-    """Go back to matplotlib's own style: it has read a `matplotlibrc`, the one of the working folder before others."""
-    import matplotlib
-
-    matplotlib.rcdefaults()
-
-
-def make_figure(width_px: int, height_px: int) -> "Figure":
-    """Return an empty figure of this size, eight inches wide."""
-    from matplotlib.figure import Figure
-
-    _forget_styles()
-    dots = width_px / LAYOUT_INCHES
-    # Half a pixel more: the canvas rounds down, and rounding may go below.
-    return Figure(figsize=(LAYOUT_INCHES, (height_px + 0.5) / dots), dpi=dots, facecolor="white")
 
 
 def reason_style(reason: str) -> tuple[str, Dashes]:
@@ -130,7 +110,6 @@ class PlotAxis:
 
     curves: run_curves.RunCurves
     across: Across
-    height_inches: float
 
     @property
     def unit(self) -> float:
@@ -158,82 +137,39 @@ class PlotAxis:
         return sorted({round(place * COLUMNS / reach): place for place in places}.values())
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Trace:
-    """A curve: values over steps, and the seconds that were trained up to each step."""
+def view_curves(curves: run_curves.RunCurves, *, columns: int = TRACE_COLUMNS) -> dict[str, Any]:
+    """Return the curves as a browser draws them, each thinned to what so many columns can show.
 
-    steps: tuple[float, ...]
-    seconds: tuple[float, ...]
-    values: tuple[float, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EndedAttempts:
-    """Where attempts ended for one reason, in what colour and line a plot shows it, and how many there were."""
-
-    reason: str
-    count: int
-    color: str
-    dashes: Dashes
-    trace: Trace
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CurveView:
-    """The curves of one run as a browser draws them; `traces` by name, none empty, `inherited` before a fork."""
-
-    run_id: str
-    state: str
-    total_steps: int
-    tokens_per_step: int
-    parent: str
-    traces: Mapping[str, Trace]
-    ends: tuple[EndedAttempts, ...]
-    replays: tuple[run_curves.Replay, ...]
-    promotions: tuple[run_curves.PromotedPoint, ...]
-    end_step: int | None
-
-
-def view_curves(curves: run_curves.RunCurves, *, columns: int = TRACE_COLUMNS) -> CurveView:
-    """Return the curves as a browser draws them, each thinned to what so many columns can show."""
-    axis, records = PlotAxis(curves=curves, across="step", height_inches=0), [point.record for point in curves.points]
+    `traces` by name, none empty; `inherited` is before a fork. A trace has values over steps, and the seconds that
+    were trained up to each step.
+    """
+    axis, records = PlotAxis(curves=curves, across="step"), [point.record for point in curves.points]
     steps = np.array([records[0].step - 1 if records else 0, *(record.step for record in records)], dtype=np.float64)
     seconds = np.array([0, *(record.seconds for record in records)], dtype=np.float64)
-    clock = Series(steps=steps, values=np.cumsum(np.where(np.isfinite(seconds), seconds, 0.0)))  # a fork begins at 0
+    clock = np.cumsum(np.where(np.isfinite(seconds), seconds, 0.0))  # a fork begins at 0
+
+    def trace(series: Series) -> dict[str, list[float]]:
+        times = np.round(np.interp(series.steps, steps, clock), 3)
+        return {"steps": series.steps.round(1).tolist(), "seconds": times.tolist(), "values": series.values.tolist()}
+
     whole = {name: axis.series(name) for name in _DRAWN}
     drawn = {name: thin_out(series, columns=columns) for name, series in whole.items()}
     drawn["trend"] = smooth(whole["train_loss"])
     drawn["inherited"] = thin_out(axis.series("train_loss", inherited=True), columns=columns)
     pairs = [(point.step, point.val_loss) for point in curves.held_out]
-    steps, values = np.array(pairs, dtype=np.float64).reshape(-1, 2).T
-    drawn["val_loss"] = Series(steps=steps, values=values).finite
+    held_steps, losses = np.array(pairs, dtype=np.float64).reshape(-1, 2).T
+    drawn["val_loss"] = Series(steps=held_steps, values=losses).finite
     ends = []
     for reason, count in curves.reasons:
         (color, dashes), places = reason_style(reason), np.array(axis.places(reason), dtype=np.float64)
-        trace = _trace(Series(steps=places, values=np.zeros(len(places))), clock)
-        ends.append(EndedAttempts(reason=reason, count=count, color=color, dashes=dashes, trace=trace))
-    return CurveView(
-        run_id=curves.run_id,
-        state=curves.state,
-        total_steps=curves.total_steps,
-        tokens_per_step=curves.tokens_per_step,
-        parent=curves.parent,
-        traces={name: _trace(series, clock) for name, series in drawn.items() if len(series.steps)},
-        ends=tuple(ends),
-        replays=curves.replays,
-        promotions=curves.promotions,
-        end_step=curves.end.step if curves.end else None,
-    )
-
-
-def _trace(series: Series, clock: Series) -> Trace:
-    seconds = np.interp(series.steps, clock.steps, clock.values)
-    columns = (np.round(series.steps, 1), np.round(seconds, 3), series.values)
-    steps, times, values = (tuple(map(float, column.tolist())) for column in columns)
-    return Trace(steps=steps, seconds=times, values=values)
-
-
-def disable_math(texts: "Iterable[Text]") -> None:
-    """Switch off formulas: a dollar sign in a name is a dollar sign."""
-    for text in texts:
-        text.set_parse_math(False)
+        line = trace(Series(steps=places, values=np.zeros(len(places))))
+        ends.append({"reason": reason, "count": count, "color": color, "dashes": dashes, "trace": line})
+    return {
+        "run_id": curves.run_id,
+        "tokens_per_step": curves.tokens_per_step,
+        "parent": curves.parent,
+        "traces": {name: trace(series) for name, series in drawn.items() if len(series.steps)},
+        "ends": ends,
+        "replays": curves.replays,
+        "promotions": curves.promotions,
+    }

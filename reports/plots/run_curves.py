@@ -193,14 +193,6 @@ def format_number(number: float) -> str:
     return f"{number / size[0]:.4g}{size[1]}"
 
 
-def format_small_number(number: float) -> str:
-    """Return a number of any size with few characters: `3e-4`."""
-    digits, _, exponent = f"{number:.3g}".partition("e")
-    if not exponent and 0 < abs(number) < 1e-3:
-        digits, _, exponent = f"{number:.1e}".partition("e")
-    return f"{digits.removesuffix('.0')}e{int(exponent)}" if exponent else digits
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlotRequest:
     """File and size of a plot, and the unit of its lower axis; the upper axis has the other one."""
@@ -213,11 +205,14 @@ class PlotRequest:
     def __post_init__(self) -> None:
         if self.file.suffix.lower() not in _SUFFIXES:
             raise InvalidConfiguration(f"{self.file}: must end in {' or '.join(_SUFFIXES)}; the suffix says the format")
-        if not self.file.absolute().parent.is_dir():
-            raise InvalidConfiguration(f"{self.file}: its folder does not exist; make it first")
         for name, value in (("width", self.width_px), ("height", self.height_px)):
             if not _LEAST_PX <= value <= _GREATEST_PX:
                 raise InvalidConfiguration(f"--{name} {value}: must be {_LEAST_PX} to {_GREATEST_PX} pixels")
+
+    @property
+    def form(self) -> str:
+        """The format that the file's suffix names: png or svg."""
+        return self.file.suffix.lower().removeprefix(".")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
