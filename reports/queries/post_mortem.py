@@ -22,15 +22,6 @@ _ATTEMPTS_OF_HOSTS = 200
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ConfigChange:
-    """A key that differs from the previous attempt's configuration; None where one of the two lacks it."""
-
-    key: str
-    before: Any
-    after: Any
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class PassedOver:
     """A checkpoint newer than the one that was resumed, and why it was skipped: still writing, or quarantined."""
 
@@ -41,15 +32,6 @@ class PassedOver:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Ineffective:
-    """An entry of this attempt that the fold refused, and why."""
-
-    seq: int
-    kind: str
-    why: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptFacts:
     """One attempt: its receipt, what it started from, what it did, how its end was recorded, and the next attempt.
 
@@ -57,7 +39,8 @@ class AttemptFacts:
     not committed. `same_machine` compares host and boot with the previous attempt, None for the first; `failed_hosts`
     counts the run's attempts that were lost or hung with a machine, where more than one was. `ended_by` wrote the end,
     None where the attempt's own parent did; `is_gone` says of an open attempt that its process is known to be gone.
-    `config_changes` are against the previous attempt, `quarantines` and `passed_over` are those at its start.
+    `config_changes` are values of the previous attempt and of this one, None where one lacks the key; `quarantines` and
+    `passed_over` are those at its start. `refused` says why the fold refused the entry of this number.
     """
 
     receipt: receipts.Receipt
@@ -78,10 +61,10 @@ class AttemptFacts:
     heartbeat_age_seconds: float | None
     successor: receipts.Receipt | None
     verdict: run_entries.CurveVerdict | None
-    config_changes: tuple[ConfigChange, ...]
+    config_changes: Mapping[str, tuple[Any, Any]]
     quarantines: tuple[run_entries.DataQuarantined, ...]
     evaluations: tuple[EvaluationSummary, ...]
-    refused: tuple[Ineffective, ...]
+    refused: Mapping[int, str]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,10 +136,10 @@ def _gather_attempt(
         heartbeat_age_seconds=None if ended else _heartbeat_age(log, number, now),
         successor=receipts.make_receipt(log.run_id, state, after, record, beat) if after else None,
         verdict=next((item.verdict for item in reversed(evaluations) if item.verdict), None),
-        config_changes=tuple(_config_changes(before, record)),
+        config_changes=_config_changes(before, record),
         quarantines=tuple(item for item in state.quarantines if item.attempt < number),
         evaluations=evaluations,
-        refused=tuple(_refused(state, entries, number)),
+        refused=dict(_refused(state, entries, number)),
     )
 
 
@@ -177,18 +160,19 @@ def _heartbeat_age(log: run_log.RunLog, number: int, now: datetime) -> float | N
     return max(now.timestamp() - path.stat().st_mtime, 0.0) if path is not None and path.exists() else None
 
 
-def _config_changes(before: run_state.AttemptRecord | None, record: run_state.AttemptRecord) -> Iterator[ConfigChange]:
+def _config_changes(
+    before: run_state.AttemptRecord | None, record: run_state.AttemptRecord
+) -> Mapping[str, tuple[Any, Any]]:
     if before is None:
-        return
+        return {}
     old, new = flatten(before.started.config), flatten(record.started.config)
     for name in ("code_version", "micro_batch", "activation_checkpointing"):
         old[name], new[name] = getattr(before.started, name), getattr(record.started, name)
-    for key in sorted(old.keys() | new.keys()):
-        if old.get(key) != new.get(key):
-            yield ConfigChange(key=key, before=old.get(key), after=new.get(key))
+    pairs = {key: (old.get(key), new.get(key)) for key in sorted(old.keys() | new.keys())}
+    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def _refused(state: run_state.RunState, entries: tuple[log_entry.Entry, ...], number: int) -> Iterator[Ineffective]:
+def _refused(state: run_state.RunState, entries: tuple[log_entry.Entry, ...], number: int) -> Iterator[tuple[int, str]]:
     started = {item.body.attempt: item.seq for item in reversed(entries) if item.kind == "attempt-started"}
     for item in state.refused:
         if item.attempt != number:
@@ -197,4 +181,4 @@ def _refused(state: run_state.RunState, entries: tuple[log_entry.Entry, ...], nu
         why = "it came after the end of this attempt, or contradicts the entries before it"
         if newer:
             why = f"attempt {min(newer)[1]} had taken over the run at entry {min(newer)[0]}"
-        yield Ineffective(seq=item.seq, kind=item.kind, why=why)
+        yield item.seq, f"{item.kind}, but {why}"

@@ -134,7 +134,7 @@ def _sections(facts: PostMortem, attempt: AttemptFacts) -> Iterator[tuple[str, I
         yield "ended", _end(attempt, ended.evidence)
     yield "decided", _decision(receipt)
     yield "measured", _measured(attempt, run_id)
-    yield "no effect", (f"its entry {it.seq} ({it.kind}) had no effect because {it.why}" for it in attempt.refused)
+    yield "no effect", (f"its entry {seq} had no effect: {why}" for seq, why in attempt.refused.items())
 
 
 def _config(attempt: AttemptFacts) -> str:
@@ -144,16 +144,12 @@ def _config(attempt: AttemptFacts) -> str:
         return f"{digest}; there is none before it to compare with"
     if not attempt.config_changes:
         return f"{digest}, the same as {before}'s in every key"
-    changes = [
-        f"{item.key} {format.one_line(_value(item.before), 60)} → {format.one_line(_value(item.after), 60)}"
-        for item in attempt.config_changes
-    ]
+    changes = []
+    for key, values in attempt.config_changes.items():
+        shown = ("(absent)" if it is None else format.one_line(format.format_value(it), 60) for it in values)
+        changes.append(f"{key} {' → '.join(shown)}")
     by = f" (decided after {before}: {_difference(receipt)})" if _difference(receipt) else ""
     return f"{digest}; different from {before}: {format.format_list(changes, _MOST_CHANGES)}{by}"
-
-
-def _value(value: object) -> str:
-    return "(absent)" if value is None else format.format_value(value)
 
 
 def _data(attempt: AttemptFacts, run_id: str) -> Iterator[str]:

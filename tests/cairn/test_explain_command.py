@@ -302,9 +302,7 @@ def test_an_entry_without_effect_says_why(fresh: FabricatedRun) -> None:
     seq = fresh.log.seq + 1
     refused = RefusedEntry(seq=seq, kind="checkpoint-committed", attempt=1)
     fresh.log.state = replace(fresh.log.state, refused=History([refused]))
-    assert f"its entry {seq} (checkpoint-committed) had no effect because attempt 2 had taken over" in explained(
-        fresh, 1
-    )
+    assert f"its entry {seq} had no effect: checkpoint-committed, but attempt 2 had taken over" in explained(fresh, 1)
 
 
 def test_a_spent_budget_is_said_to_be_spent(fresh: FabricatedRun) -> None:
