@@ -188,18 +188,12 @@ def _begin(plan: SimulationPlan, state: run_state.RunState, span: AttemptSpan) -
         resumed_from=newest.committed.reference if newest else None,
         activation_checkpointing=state.recomputes_activations,
     )
-    state = _fold(state, started)
+    state, step = _fold(state, started), span.committed_step
     if not span.seconds.useful:
         return state
+    used, name = (span.seconds.useful + span.seconds.commits) * plan.devices, f"step-{step}-attempt-{number}"
     committed = run_entries.CheckpointCommitted(
-        step=span.committed_step,
-        attempt=number,
-        prefix=f"step-{span.committed_step:08d}-attempt-{number:04d}",
-        manifest_sha256="",
-        state_sha256="",
-        bytes=0,
-        tokens=0,
-        gpu_seconds=(span.seconds.useful + span.seconds.commits) * plan.devices,
+        step=step, attempt=number, prefix=name, manifest_sha256="", state_sha256="", bytes=0, tokens=0, gpu_seconds=used
     )
     return _fold(replace(state, live_checkpoints=()), committed)
 
@@ -226,9 +220,7 @@ def _end(
     over = AttemptOver(attempt=number, evidence=Evidence(), last=last)
     receipt = write_receipt(state, failure, over, policy=policy, remedy=remedy)
     if windows and receipt.decision.action == DecisionAction.RESUME:
-        body = run_entries.DataQuarantined(
-            attempt=over.attempt, reason=failure.reason, windows=windows, detail=failure.detail
-        )
+        body = run_entries.DataQuarantined(attempt=number, reason=event.reason, windows=windows, detail="")
         state = _fold(state, body)
     return _fold(state, receipt), receipt.decision
 
