@@ -12,8 +12,7 @@ from rich.filesize import decimal
 from cairn.cli.app import store_option
 from cairn.reports.text.answer_text import Block, Verbatim
 from cairn.reports.text.display_tables import Table
-from cairn.storage.logs.registry import Promoted, Refused, Registry
-from cairn.storage.logs.run_log import RunLog
+from cairn.storage.logs import registry, run_log
 from cairn.storage.stores.document import decode, encode
 from cairn.tasks.data.document import describe_split
 from cairn.tasks.text.format import format_count, format_duration, format_list, short_digest
@@ -114,7 +113,7 @@ def _plain(value: Any, type_name: str) -> Any:
             return value
 
 
-def describe_finished_run(log: RunLog, alias: str, store_url: str, ending: str) -> Iterator[str]:
+def describe_finished_run(log: run_log.RunLog, alias: str, store_url: str, ending: str) -> Iterator[str]:
     """Yield the lines; the commands find the store, and can be pasted into a shell."""
     from cairn.reports.queries.run_status import bits_differ
     from cairn.tasks.checkpoints.promotion import Gate
@@ -122,8 +121,8 @@ def describe_finished_run(log: RunLog, alias: str, store_url: str, ending: str) 
     yield f"run {log.run_id}: {ending}"
     if differ := bits_differ(log.state):
         yield f"bits: {differ}"
-    registry = Registry(log.store, alias).refresh()
-    own = registry.champion if registry.champion and registry.champion.run_id == log.run_id else None
+    known = registry.Registry(log.store, alias).refresh()
+    own = known.champion if known.champion and known.champion.run_id == log.run_id else None
     if own is not None:
         losses = ", ".join(f"{name} {value:.4g}" for name, value in sorted(own.metrics.items()) if name != "samples")
         yield f"promoted: {alias} → {log.run_id}@{own.step} ({losses})"
@@ -134,9 +133,9 @@ def describe_finished_run(log: RunLog, alias: str, store_url: str, ending: str) 
     option = store_option(store_url, os.environ)
     yield "try:"
     yield f'  cairn sample {alias if own else log.run_id} --prompt "The "{option}'
-    decisions = (body for _, body in reversed(registry.history) if isinstance(body, Promoted | Refused))
+    decisions = (body for _, body in reversed(known.history) if isinstance(body, registry.Promoted | registry.Refused))
     last = next((body for body in decisions if body.run_id == log.run_id), None)
-    if isinstance(last, Refused) and last.gate in (Gate.COMPARABLE, Gate.BETTER):
+    if isinstance(last, registry.Refused) and last.gate in (Gate.COMPARABLE, Gate.BETTER):
         yield f"  cairn promote {log.run_id}@{last.step} --alias {log.run_id}-best{option}"
     yield f"  cairn status {log.run_id}{option}"
     yield f"  cairn attempts {log.run_id}{option}"

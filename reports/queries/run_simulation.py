@@ -45,7 +45,6 @@ class PolicyOutcome:
     """
 
     policy: str
-    finished: bool
     step: int
     stopped_by: str | None
     days: Spread
@@ -92,7 +91,7 @@ def simulate_policies(
     outcomes = []
     for name, policy in policies.items():
         runs = [simulated_run.simulate(plan, trace.failures(random.Random(seed)), policy) for seed in seeds]
-        outcomes.append(_outcome(name, plan, runs))
+        outcomes.append(_outcome(name, runs))
     between = trace.mean_device_seconds() / plan.devices / 3600
     return SimulationSummary(
         run_id=state.opened.run_id if state and state.opened else None,
@@ -105,15 +104,15 @@ def simulate_policies(
     )
 
 
-def _outcome(
-    policy: str, plan: simulated_run.SimulationPlan, runs: Sequence[simulated_run.SimulatedRun]
-) -> PolicyOutcome:
+def _outcome(policy: str, runs: Sequence[simulated_run.SimulatedRun]) -> PolicyOutcome:
     run = sorted(runs, key=lambda one: one.goodput)[len(runs) // 2]
-    days, goodput = sorted(sum(one.seconds) / DAY_SECONDS for one in runs), sorted(one.goodput for one in runs)
+    days, goodput = (
+        sorted(sum(one.seconds) / DAY_SECONDS for one in runs),
+        sorted(one.goodput for one in runs),
+    )
     low, high = round(0.1 * (len(runs) - 1)), round(0.9 * (len(runs) - 1))
     return PolicyOutcome(
         policy=policy,
-        finished=run.step == plan.total_steps,
         step=run.step,
         stopped_by=run.stopped_by,
         days=Spread(value=sum(run.seconds) / DAY_SECONDS, low=days[low], high=days[high]),
@@ -122,7 +121,7 @@ def _outcome(
         attempts=len(run.state.attempts),
         retries={str(reason): count for reason, count in run.retries.items()},
         seeds=len(runs),
-        finished_seeds=sum(one.step == plan.total_steps for one in runs),
+        finished_seeds=sum(one.stopped_by is None for one in runs),
     )
 
 

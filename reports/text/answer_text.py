@@ -187,7 +187,7 @@ def _describe_outcome(outcome: "run_simulation.PolicyOutcome", total_steps: int)
     days, goodput = outcome.days, outcome.goodput
     low, after, high = (format_duration(number * 86400) for number in (days.low, days.value, days.high))
     useful = f"goodput {goodput.value:.1%} ({goodput.low:.1%} to {goodput.high:.1%})"
-    if outcome.finished:
+    if outcome.stopped_by is None:
         of_all = f"{outcome.finished_seeds} of {outcome.seeds} seeds"
         return f"finishes after {after} ({low} to {high}) with {of_all}, {useful}"
     done = f"{outcome.step / total_steps:.1%} of the steps done"

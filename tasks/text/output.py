@@ -39,11 +39,10 @@ def print_document(record: object) -> None:
     try:
         write_json(encode(record).decode())
         sys.stdout.flush()  # `watch` goes on for days
-    except BrokenPipeError:
-        discard_output(sys.stdout)
     except OSError as error:
         discard_output(sys.stdout)
-        raise TaskError(f"the output could not be written: {error}") from error
+        if not isinstance(error, BrokenPipeError):
+            raise TaskError(f"the output could not be written: {error}") from error
 
 
 def write_json(document: str) -> None:

@@ -47,7 +47,6 @@ def test_the_fields_are_the_promised_ones(cairn: Cairn) -> None:
     assert [outcome["policy"] for outcome in view["outcomes"]] == ["budgets", "3 retries", "10 retries"]
     assert view["outcomes"][0].keys() == {
         "policy",
-        "finished",
         "days",
         "goodput",
         "hours",
@@ -104,7 +103,7 @@ def test_rates_come_from_a_file(cairn: Cairn, tmp_path: Path) -> None:
     (tmp_path / "rates.toml").write_text('source = "ours"\n[per_device_day]\nerror = 1.0\n', encoding="utf-8")
     view = document(cairn("simulate", "--trace", "rates.toml", *SHORT, "--json"))
     assert (view["trace"]["source"], view["trace"]["per_device_day"]) == ("ours", {"error": 1.0})
-    assert (view["outcomes"][0]["finished"], view["outcomes"][0]["attempts"]) == (False, 1)
+    assert (view["outcomes"][0]["finished_seeds"], view["outcomes"][0]["attempts"]) == (0, 1)
 
 
 def test_a_stored_run_is_replayed_with_its_own_times_and_policy(bard: FabricatedRun, cairn: Cairn) -> None:
@@ -113,7 +112,7 @@ def test_a_stored_run_is_replayed_with_its_own_times_and_policy(bard: Fabricated
     assert (view["run_id"], len(view["trace"]["recorded"]), plan["total_steps"], plan["devices"]) == ("bard", 1, 40, 2)
     assert plan["step_seconds"] == pytest.approx((2.0 + 3.0) / 30 / 2), "device time of two devices"
     assert view["trace"]["per_device_day"].keys() == {"preempted"}
-    assert view["outcomes"][0]["finished"]
+    assert view["outcomes"][0]["stopped_by"] is None
 
 
 def test_people_see_a_stored_run_replayed(bard: FabricatedRun, cairn: Cairn) -> None:
@@ -128,7 +127,7 @@ def test_a_run_that_committed_nothing_needs_a_step_time(fresh: FabricatedRun, ca
 
 def test_a_run_that_never_failed_finishes_under_every_policy(fresh: FabricatedRun, cairn: Cairn) -> None:
     view = document(cairn("simulate", "fresh", "--step-seconds", "1", "--json"))
-    assert [outcome["finished"] for outcome in view["outcomes"]] == [True] * 3
+    assert [outcome["stopped_by"] for outcome in view["outcomes"]] == [None] * 3
     assert view["intervals"].keys() == {"present"}
 
 
