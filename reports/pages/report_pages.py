@@ -19,7 +19,7 @@ from cairn.reports.pages.run_report import RunReport, gather_report
 from cairn.reports.plots import run_curves
 from cairn.reports.queries import post_mortem, receipts, run_lookup, run_query, run_status
 from cairn.reports.text import display_tables, post_mortem_text
-from cairn.reports.text.display_tables import Table, fence, format_cell, markdown_table, markdown_text
+from cairn.reports.text.display_tables import Table, format_cell
 from cairn.storage.logs import run_log, step_log
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.policy.termination import TerminationReason
@@ -38,8 +38,9 @@ _KNOWN: frozenset[str] = frozenset({*TerminationReason, receipts.OPEN})
 
 def markdown_report(report: RunReport, *, columns: int | None = None) -> str:
     """Return the report as Markdown: text of the run stays text. In a terminal, lines and tables fit its columns."""
-    write_table = partial(_lay_out_table, columns=columns) if columns else markdown_table
-    pages = _environment(autoescape=False, markdown=markdown_text, markdown_table=write_table, fence=fence)
+    pages = _environment(autoescape=False)
+    if columns:
+        pages.filters["markdown_table"] = partial(_lay_out_table, columns=columns)
     parts = _render(pages, "report.md.j2", report).split("```")
     if columns:  # every second part is between fences
         for place, part in list(enumerate(parts))[::2]:
@@ -104,16 +105,8 @@ def _environment(*, autoescape: bool, **filters: Callable[..., object]) -> "Envi
         lstrip_blocks=True,
         auto_reload=False,  # a server that runs keeps the templates that fit its code
     )
-    pages.filters |= {name: getattr(display_tables, name) for name in dir(display_tables) if name.endswith("_table")}
-    pages.filters |= filters | {
-        "count": format.format_count,
-        "duration": format.format_duration,
-        "line": format.one_line,
-        "listing": format.format_list,
-        "plain": format_cell,
-        "sanitize": format.sanitize,
-        "time": format.format_time,
-    }
+    ours = {**vars(format), **vars(display_tables)}
+    pages.filters |= {name: value for name, value in ours.items() if callable(value)} | filters
     return pages
 
 
