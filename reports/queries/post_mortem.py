@@ -60,7 +60,6 @@ class AttemptFacts:
     is_gone: bool
     heartbeat_age_seconds: float | None
     successor: receipts.Receipt | None
-    verdict: run_entries.CurveVerdict | None
     config_changes: Mapping[str, tuple[Any, Any]]
     quarantines: tuple[run_entries.DataQuarantined, ...]
     evaluations: tuple[EvaluationSummary, ...]
@@ -135,7 +134,6 @@ def _gather_attempt(
         is_gone=ended is None and is_known_dead(here),
         heartbeat_age_seconds=None if ended else _heartbeat_age(log, number, now),
         successor=receipts.make_receipt(log.run_id, state, after, record, beat) if after else None,
-        verdict=next((item.verdict for item in reversed(evaluations) if item.verdict), None),
         config_changes=_config_changes(before, record),
         quarantines=tuple(item for item in state.quarantines if item.attempt < number),
         evaluations=evaluations,

@@ -14,12 +14,6 @@ if TYPE_CHECKING:  # a command that prints one answer loads nothing for the othe
     from cairn.tasks.simulation.simulated_run import IntervalLoss
 
 _MOST_SOURCES = 20
-_LIMITS = {
-    "retries": "retries",
-    "total": "retries in all",
-    "wasted_gpu_seconds": "seconds of lost device time",
-    "samples": "samples that may be quarantined",
-}
 Facts = Mapping[str, object]
 
 
@@ -55,8 +49,8 @@ def status_facts(status: "run_status.RunStatus") -> Facts:
 
 
 def describe_left(left: Mapping[str, int | None]) -> str:
-    """Return what is left of a budget, limit by limit."""
-    limits = (f"{format_value(value)} {_LIMITS.get(name, name)}" for name, value in left.items() if value is not None)
+    """Return what is left of a budget, limit by limit, as its keys name them."""
+    limits = (f"{name.replace('_', ' ')} {value}" for name, value in left.items() if value is not None)
     return ", ".join(limits) or "no limit is set"
 
 

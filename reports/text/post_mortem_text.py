@@ -317,7 +317,7 @@ def _decision(receipt: Receipt) -> Iterator[str]:
 
 
 def _measured(attempt: AttemptFacts, run_id: str) -> Iterator[str]:
-    evaluations, verdict = attempt.evaluations, attempt.verdict
+    evaluations = attempt.evaluations
     yield "" if evaluations else "none of its checkpoints was evaluated"
     for item in evaluations[-_MOST_ITEMS:]:
         named = sorted(item.metrics.items(), key=lambda item: (item[0] != "val_loss", item[0]))
@@ -326,7 +326,7 @@ def _measured(attempt: AttemptFacts, run_id: str) -> Iterator[str]:
         yield f"step {item.step:,} {item.suite}: {failed or format.one_line(numbers, 160)}"
     if len(evaluations) > _MOST_ITEMS:
         yield f"And {len(evaluations) - _MOST_ITEMS} before: cairn evaluations {run_id}"
-    if verdict is not None:
+    for verdict in [item.verdict for item in evaluations if item.verdict][-1:]:
         yield f"the curve is {verdict.kind}: {verdict.why}"
 
 

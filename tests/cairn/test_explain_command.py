@@ -354,7 +354,7 @@ def test_json_has_the_facts_under_stable_names(bard: FabricatedRun, cairn: Cairn
         "receipt", "record", "seconds", "reached_step", "lost_steps", "last_record", "committed", "same_machine",
         "failed_hosts",
         "resumed_committed_at", "reached_before", "passed_over", "ended_by", "lease_seconds",
-        "is_gone", "heartbeat_age_seconds", "successor", "verdict", "config_changes", "quarantines",
+        "is_gone", "heartbeat_age_seconds", "successor", "config_changes", "quarantines",
         "evaluations", "refused",
     }  # fmt: skip
 
