@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from queue import SimpleQueue
-from typing import Any, ParamSpec, Protocol
+from typing import Any, ParamSpec
 from uuid import UUID, uuid4
 
 from prefect import Flow, State, Task, get_client, get_run_logger, runtime, states
@@ -28,6 +28,7 @@ from prefect.types import DateTime
 
 from cairn.flows.errors import EXPECTED_ERRORS
 from cairn.flows.orchestrator.prefect_server import is_ephemeral_server
+from cairn.flows.orchestrator.session_server import SessionServer
 from cairn.tasks.attempt import preemption_notice, shutdown_signal
 from cairn.tasks.machine.process_scopes import running_beside
 from cairn.tasks.policy.termination import FlowEnd, FlowOutcome
@@ -92,21 +93,10 @@ class FlowRun:
         return self._is_settled.is_set()
 
 
-class Server(Protocol):
-    """The command's server, as a witness needs it."""
-
-    def wait_ready(self) -> bool:
-        """Start it where needed and wait until it answers; False if it cannot be had."""
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether there is none any more."""
-
-
 class Witness:
     """Writes a run's steps, lines and end to the Prefect server, in the order in which they happened."""
 
-    def __init__(self, flow: Flow[Any, Any], name: str, parameters: Mapping[str, Any], server: Server) -> None:
+    def __init__(self, flow: Flow[Any, Any], name: str, parameters: Mapping[str, Any], server: SessionServer) -> None:
         """Begin to wait for the first step; the flow run will have this name and these parameters."""
         self.flow_run = FlowRun(parameters=parameters, echo=self._log, is_expected=True)
         self._flow, self.name, self._server = flow, name, server

@@ -127,11 +127,14 @@ def ask(run: ActiveRun, registry: Registry, proposal: Promoted, timeout_seconds:
                     return f"Prefect did not pause the flow run: {answer.details}"
                 form.save(keyset, flow_run_id)
                 _announce(run, proposal, timeout_seconds)
-                why = _wait(client, run, registry, proposal, timeout_seconds)
-                return why or _approval(form.load(keyset, flow_run_id))
-        if key not in asked_before:  # else this process was started by the answer
-            _announce(run, proposal, timeout_seconds)
-        return _approval(suspend_flow_run(wait_for_input=form, timeout=int(timeout_seconds), key=key))
+                if why := _wait(client, run, registry, proposal, timeout_seconds):
+                    return why
+                given = form.load(keyset, flow_run_id)
+            else:
+                if key not in asked_before:  # else this process was started by the answer
+                    _announce(run, proposal, timeout_seconds)
+                given = suspend_flow_run(wait_for_input=form, timeout=int(timeout_seconds), key=key)
+            return promotion.Approval(is_given=given.approve, by=given.by, why=given.why)
     except Exception as error:  # whatever the API does, the run is trained and nothing is decided
         return f"Prefect could not ask: {error}"
 
@@ -187,7 +190,3 @@ def _wait(client: SyncPrefectClient, run: ActiveRun, registry: Registry, proposa
                 return f"nobody answered in Prefect within {seconds:g} s"
             woken.wait(min(_POLL_SECONDS, max(0.0, deadline - time.monotonic())))
     return f"{run.host.shutdown.signal} came before an answer"
-
-
-def _approval(given: PromotionApproval) -> promotion.Approval:
-    return promotion.Approval(is_given=given.approve, by=given.by, why=given.why)
