@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from cairn.storage.logs.log_entry import CheckpointReference
 from cairn.storage.logs.step_log import Heartbeat, write_heartbeat
 from cairn.storage.stores.object_store import ObjectStore
-from cairn.tasks.evaluator.evaluation_suite import suite_of
+from cairn.tasks.evaluator.evaluation_run import suite_of
 from cairn.tasks.machine.placement import this_placement
 from tests.fabricated_run import FabricatedRun, configuration, fabricate, promote
 

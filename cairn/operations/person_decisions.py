@@ -18,7 +18,7 @@ from cairn.storage.checkpoints.sweep import SweepAction, SweepKind
 from cairn.storage.errors import IntegrityError
 from cairn.storage.logs import log_entry, registry, run_entries, run_log, run_state
 from cairn.storage.stores.object_store import ObjectStore
-from cairn.tasks.attempt.attempt_claim import Claimant, refuse_deleted, refuse_live_owner
+from cairn.tasks.attempt.attempt_entries import Claimant, refuse_deleted, refuse_live_owner
 from cairn.tasks.checkpoints.retention import check_deletion, delete_run
 from cairn.tasks.configuration.configuration_source import parse_configuration
 from cairn.tasks.configuration.run_configuration import RunConfig

@@ -21,11 +21,11 @@ from cairn.flows.preparation.training_request import ResolvedRequest
 from cairn.reports.exporters.exporters import run_exporters
 from cairn.storage.errors import StorageError
 from cairn.storage.logs.run_log import RunLog
-from cairn.tasks.attempt.attempt_claim import refuse_live_owner
+from cairn.tasks.attempt.attempt_entries import refuse_live_owner
 from cairn.tasks.attempt.shutdown_signal import ShutdownSignal, exit_on_sigterm
 from cairn.tasks.checkpoints.retention import sweep_run
 from cairn.tasks.configuration.run_configuration import RunConfig
-from cairn.tasks.evaluator.evaluation_suite import suite_of
+from cairn.tasks.evaluator.evaluation_run import suite_of
 from cairn.tasks.machine import placement, process_scopes
 from cairn.tasks.policy.termination import EXIT_CODES, ExitCode, FlowEnd, FlowOutcome
 from cairn.tasks.text import output

@@ -7,7 +7,7 @@ from pathlib import Path
 from cairn.reports.queries import evaluations, run_lookup
 from cairn.tasks.configuration import addresses, configuration_source, run_configuration
 from cairn.tasks.errors import InvalidConfiguration, TaskError
-from cairn.tasks.evaluator import evaluation_run, evaluation_suite
+from cairn.tasks.evaluator import evaluation_run
 from cairn.tasks.machine.placement import resolve_threads, work_folder
 
 
@@ -37,7 +37,7 @@ def plan_evaluation(
 ) -> evaluation_run.EvaluationPlan:
     """Return the plan of the held-out suite, followed by those of the user's evaluators; files go to `work_dir`."""
     plan = evaluation_run.EvaluationPlan(
-        suite=evaluation_suite.suite_of(config.evaluation),
+        suite=evaluation_run.suite_of(config.evaluation),
         model=config.model,
         snapshot_id=snapshot_id,
         cache_dir=work_dir / "snapshots",

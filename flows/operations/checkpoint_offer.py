@@ -12,7 +12,7 @@ from cairn.storage.logs.registry import Promoted, Refused, Registry, RegistrySta
 from cairn.tasks.checkpoints import promotion
 from cairn.tasks.checkpoints.promotion import Approval, Candidate, Gate, PromotionRules
 from cairn.tasks.configuration import run_configuration, settings
-from cairn.tasks.evaluator.evaluation_suite import required_suites_of, suite_of
+from cairn.tasks.evaluator.evaluation_run import required_suites_of, suite_of
 
 
 def this_person() -> str:

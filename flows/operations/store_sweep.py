@@ -11,7 +11,7 @@ from cairn.storage.checkpoints.sweep import SweepAction, SweepReport
 from cairn.storage.logs.run_index import list_run_ids
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.checkpoints.retention import sweep_run
-from cairn.tasks.evaluator.evaluation_suite import suite_of
+from cairn.tasks.evaluator.evaluation_run import suite_of
 
 
 class SweepOutcome(StrEnum):

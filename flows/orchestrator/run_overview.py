@@ -33,7 +33,7 @@ from cairn.storage.logs import run_log, run_state
 from cairn.storage.stores.document import sha256
 from cairn.tasks.configuration.settings import METRIC
 from cairn.tasks.machine.process_scopes import running_beside
-from cairn.tasks.policy.termination import TERMINATIONS, TerminationReason
+from cairn.tasks.policy.termination import TerminationReason
 
 MOST_LOST_FLOW_RUNS = 20
 ATTEMPT_ENDED = "cairn.attempt.ended"
@@ -282,7 +282,7 @@ def _end_lost(client: SyncPrefectClient, lost: Sequence[UUID], flow_run_id: UUID
     """End as `Crashed` what these flow runs have left unfinished in Prefect; raises the API's errors."""
     message = f"lost: its process is gone; flow run {flow_run_id} went on in its place"
     ending: State[Any] = states.Crashed(message=message)
-    ending_segment: State[Any] = states.Crashed(name=TERMINATIONS[TerminationReason.LOST].task_state, message=message)
+    ending_segment: State[Any] = states.Crashed(name=TerminationReason.LOST.state_name, message=message)
     unfinished = {"type": {"any_": ["RUNNING", "PENDING", "CANCELLING"]}}
     task_runs = filters.TaskRunFilter.model_validate({"flow_run_id": {"any_": list(lost)}, "state": unfinished})
     flow_runs = filters.FlowRunFilter.model_validate({"id": {"any_": list(lost)}, "state": unfinished})

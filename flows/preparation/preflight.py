@@ -23,7 +23,7 @@ from cairn.storage.logs import run_log, run_state
 from cairn.storage.snapshots.data_snapshot import read_manifest
 from cairn.storage.snapshots.snapshot_manifest import SPLITS
 from cairn.storage.stores import object_store, store_probe
-from cairn.tasks.attempt import attempt_claim, injected_faults
+from cairn.tasks.attempt import attempt_entries, injected_faults
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.configuration.stored_configuration import check_drift
 from cairn.tasks.data import corpus, document, snapshot_build, snapshot_lookup
@@ -48,7 +48,7 @@ def check_before_start(
     except StoreUnavailable as error:
         problem = f"store {log.store.url}: cannot be read: {error}; name another with --store"
         raise InvalidConfiguration(problem) from error
-    attempt_claim.refuse_deleted(log.state)
+    attempt_entries.refuse_deleted(log.state)
     wanted = configure_run(resolved, log.state, environment)
     if opened is not None:
         check_drift(opened.config, wanted, run_id=log.run_id)

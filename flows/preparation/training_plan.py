@@ -15,7 +15,7 @@ from cairn.storage.logs import run_log, step_log
 from cairn.storage.snapshots import data_snapshot, snapshot_manifest
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.data import corpus, document, snapshot_build, snapshot_lookup
-from cairn.tasks.evaluator.evaluation_suite import suite_of
+from cairn.tasks.evaluator.evaluation_run import suite_of
 from cairn.tasks.policy.attempt_sizes import AttemptSizes, next_sizes
 
 

@@ -24,12 +24,12 @@ from cairn.reports.queries.run_lookup import configuration_document
 from cairn.storage.logs import log_entry, run_entries, run_log, run_state
 from cairn.storage.snapshots.data_snapshot import TOKENIZER, SnapshotFiles, read_manifest
 from cairn.storage.stores import object_store, store_probe
-from cairn.tasks.attempt import attempt_claim, attempt_end, preemption_notice, shutdown_signal
+from cairn.tasks.attempt import attempt_entries, preemption_notice, shutdown_signal
 from cairn.tasks.checkpoints.retention import sweep_run
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.configuration.stored_configuration import check_drift, keep_numerics, left_out
 from cairn.tasks.data import document, snapshot_build
-from cairn.tasks.evaluator.evaluator_process import refuse_command
+from cairn.tasks.evaluator.evaluation_run import refuse_command
 from cairn.tasks.machine import machine_speed, placement, process_scopes
 from cairn.tasks.policy import attempt_sizes, curve_statistics
 from cairn.tasks.policy.termination import FlowEnd, FlowOutcome
@@ -60,7 +60,7 @@ class ActiveRun:
         log: run_log.RunLog,
         config: RunConfig,
         host: Host,
-        origin: attempt_end.DataOrigin,
+        origin: attempt_entries.DataOrigin,
         *,
         start_over: bool,
         micro_batch: int | None,
@@ -176,7 +176,7 @@ def open_run(resolved: training_request.ResolvedRequest, steps: Steps, host: Hos
     check_drift(opened.config, config, run_id=log.run_id)
     manifest = read_manifest(log.store, opened.data_snapshot) if is_new or memory else None
     host.warm.set_command(group.command())
-    origin = attempt_end.DataOrigin(
+    origin = attempt_entries.DataOrigin(
         snapshot_id=opened.data_snapshot,
         data=config.data if resolved.configuration or is_new else None,
         base_dir=resolved.base_dir,
@@ -257,7 +257,7 @@ def _record_opening(
 
 def claim_next_attempt(run: ActiveRun) -> run_entries.AttemptStarted:
     """Append attempt-started, say how the attempt begins, and return it; raises as `claim_attempt` does."""
-    claimant = attempt_claim.Claimant(
+    claimant = attempt_entries.Claimant(
         lease=run.config.lease,
         budgets=run.config.budgets,
         writer=run.writer(),
@@ -266,7 +266,7 @@ def claim_next_attempt(run: ActiveRun) -> run_entries.AttemptStarted:
         start_over=run.start_over,
         kubernetes_reason=partial(preemption_notice.kubernetes_reason, os.environ),
     )
-    started = run.retry.call(lambda: attempt_claim.claim_attempt(run.log, claimant, partial(_claim, run)))
+    started = run.retry.call(lambda: attempt_entries.claim_attempt(run.log, claimant, partial(_claim, run)))
     opened, place = run.log.state.opened, started.placement
     origin = f"resumes from step {started.resumed_from.step}" if started.resumed_from else "starts at step 0"
     run.say(f"attempt {started.attempt} {origin} of {run.config.training.steps}")

@@ -13,8 +13,8 @@ from cairn.flows.run import active_run, attempt_evaluations
 from cairn.storage.errors import Fenced, StorageError
 from cairn.storage.logs import log_entry, run_entries, step_log
 from cairn.storage.snapshots.data_snapshot import read_manifest
-from cairn.tasks.attempt import attempt_claim, injected_faults
-from cairn.tasks.attempt.attempt_end import AttemptOver, end_attempt
+from cairn.tasks.attempt import attempt_entries, injected_faults
+from cairn.tasks.attempt.attempt_entries import AttemptOver, end_attempt
 from cairn.tasks.attempt.watchdog import HangDetector, HeartbeatGap, detecting_hangs
 from cairn.tasks.errors import TrainerGone
 from cairn.tasks.machine.process_memory import MemoryReading, MemoryWatch, sampling
@@ -139,7 +139,7 @@ class AttemptTrainer:
     def beating(self) -> AbstractContextManager[None]:
         """Write the attempt's heartbeat while the block runs."""
         log, every_seconds = self._run.log, self._run.config.lease.heartbeat_seconds
-        return attempt_claim.writing_heartbeats(log.store, log.prefix, self.heartbeat, every_seconds=every_seconds)
+        return attempt_entries.writing_heartbeats(log.store, log.prefix, self.heartbeat, every_seconds=every_seconds)
 
     def heartbeat(self, beat: int) -> step_log.Heartbeat:
         """Return how far the attempt is and what it has used."""
@@ -225,7 +225,7 @@ def record_end(run: active_run.ActiveRun, evidence: Evidence, last: step_log.Hea
         room=_room(run) if classify(evidence).reason is TerminationReason.OOM else None,
     )
     return run.retry.call(
-        end_attempt, run.log, over, budgets=run.config.budgets, origin=run.origin, writer=run.writer(last.attempt)
+        end_attempt, run.log, over, limits=run.config.budgets, origin=run.origin, writer=run.writer(last.attempt)
     )
 
 

@@ -13,7 +13,7 @@ from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks import commit_checkpoint, evaluate, promote, tokenize_and_split, train_segment
 from cairn.tasks.data.snapshot_build import ProgressListener
 from cairn.tasks.data.snapshot_lookup import SnapshotReference
-from cairn.tasks.policy.termination import TERMINATIONS, TerminationReason
+from cairn.tasks.policy.termination import TerminationReason
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,9 +57,9 @@ def state_of(value: object) -> State[Any]:
     """Return how Prefect shows the value of a step: an early end of a segment is a failure named after its reason."""
     match value:
         case train_segment.Trained(failure=failure) if failure is not None:
-            return states.Failed(name=TERMINATIONS[failure.reason].task_state, message=failure.detail, data=value)
+            return states.Failed(name=failure.reason.state_name, message=failure.detail, data=value)
         case train_segment.Trained(done=done) if done is not None and done.stopped:
-            name, message = TERMINATIONS[TerminationReason.PREEMPTED].task_state, f"stopped at step {done.step}"
+            name, message = TerminationReason.PREEMPTED.state_name, f"stopped at step {done.step}"
             return states.Failed(name=name, message=f"{message} by a notice", data=value)
         case evaluate.Interrupted(why=why):
             return states.Cancelled(message=why, data=value)

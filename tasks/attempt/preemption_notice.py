@@ -48,13 +48,6 @@ NoticeSource = Callable[[], PreemptionNotice | None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Answer:
-    status: int
-    body: str
-    flavor: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class _InstanceAction:
     action: str
     time: str = "an unknown time"
@@ -73,17 +66,17 @@ def read_notice_file(path: str) -> PreemptionNotice | None:
 def read_aws_notice(address: str = _AWS_ADDRESS) -> PreemptionNotice | None:
     """Return the spot interruption notice of EC2's metadata service, version 2, which needs a session token."""
     service = f"{address.rstrip('/')}/latest"
-    granted = _answer(f"{service}/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": "60"}, method="PUT")
-    if granted.status != 200:
-        raise MetadataUnavailable(f"AWS metadata service gave no token: {granted.status}")
-    token = {"X-aws-ec2-metadata-token": granted.body.strip()}
-    answer = _answer(f"{service}/meta-data/spot/instance-action", token)
-    if answer.status == 404:  # there is none
+    status, granted, _ = _answer(f"{service}/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": "60"}, method="PUT")
+    if status != 200:
+        raise MetadataUnavailable(f"AWS metadata service gave no token: {status}")
+    token = {"X-aws-ec2-metadata-token": granted.strip()}
+    status, body, _ = _answer(f"{service}/meta-data/spot/instance-action", token)
+    if status == 404:  # there is none
         return None
-    if answer.status != 200:
-        raise MetadataUnavailable(f"AWS metadata service answered {answer.status}")
+    if status != 200:
+        raise MetadataUnavailable(f"AWS metadata service answered {status}")
     try:
-        found = msgspec.json.decode(answer.body, type=_InstanceAction)
+        found = msgspec.json.decode(body, type=_InstanceAction)
     except (msgspec.DecodeError, RecursionError) as error:
         raise MetadataUnavailable(f"AWS metadata service gave an unreadable answer: {error}") from error
     if found.action not in ("terminate", "stop", "hibernate"):
@@ -102,13 +95,13 @@ def read_gcp_notice(host: str = _GCP_HOST) -> PreemptionNotice | None:
 
 
 def _read_gcp(host: str, name: str) -> str:
-    answer = _answer(f"http://{host}/computeMetadata/v1/instance/{name}", {"Metadata-Flavor": "Google"})
+    status, body, flavor = _answer(f"http://{host}/computeMetadata/v1/instance/{name}", {"Metadata-Flavor": "Google"})
     # Another server under this name, such as a captive portal, does not send Google's header.
-    if answer.status == 404:
+    if status == 404:
         return ""
-    if answer.status != 200 or answer.flavor != "Google":
-        raise MetadataUnavailable(f"GCP metadata server: {name}: answered {answer.status}")
-    return answer.body.strip()
+    if status != 200 or flavor != "Google":
+        raise MetadataUnavailable(f"GCP metadata server: {name}: answered {status}")
+    return body.strip()
 
 
 def notice_sources(config: PreemptionConfig, environment: Mapping[str, str]) -> tuple[NoticeSource, ...]:
@@ -194,16 +187,16 @@ def is_cancelled(shown: str) -> bool:
     return 0 < _seconds(words.get("RunTime", "")) < (_seconds(words.get("TimeLimit", "")) or math.inf)
 
 
-def _answer(url: str, headers: Mapping[str, str], *, method: str = "GET") -> _Answer:
+def _answer(url: str, headers: Mapping[str, str], *, method: str = "GET") -> tuple[int, str, str]:
+    """Return status, body and the header that Google's service sends."""
     request = Request(url, headers=dict(headers), method=method)
     try:  # the service is on this machine, never behind a proxy
         with open_directly(request, timeout_seconds=_TIMEOUT_SECONDS, proxies=False) as response:
             body: bytes = response.read(64 * 1024)
-            flavor = response.headers.get("Metadata-Flavor", "")
-            return _Answer(status=response.status, body=body.decode("utf-8", "replace"), flavor=flavor)
+            return response.status, body.decode("utf-8", "replace"), response.headers.get("Metadata-Flavor", "")
     except HTTPError as error:
         with error:
-            return _Answer(status=error.code, body="", flavor="")
+            return error.code, "", ""
     except (OSError, HTTPException, ValueError) as error:
         raise MetadataUnavailable(f"{url}: {error}") from error
 

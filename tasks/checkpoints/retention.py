@@ -16,7 +16,7 @@ from cairn.storage.checkpoints.sweep import Finding, SweepPlan, SweepReport, par
 from cairn.storage.errors import IntegrityError, StorageError, WriterTooOld
 from cairn.storage.logs import log_entry, registry, run_index, run_log, run_state
 from cairn.storage.logs.run_entries import CheckpointPinned, Placement, RunDeleted
-from cairn.tasks.attempt.attempt_claim import Claimant, end_lost_attempt
+from cairn.tasks.attempt.attempt_entries import Claimant, end_lost_attempt
 from cairn.tasks.checkpoints.promotion import Gate
 from cairn.tasks.configuration.settings import METRIC, CheckpointConfig
 from cairn.tasks.errors import BudgetExhausted, GateRefused, LiveOwner

@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
@@ -23,30 +23,81 @@ from cairn.model.configuration.network import ModelConfig
 from cairn.storage.checkpoints.resume_point import new_pin, pin_checkpoint, unpin_entry
 from cairn.storage.errors import StorageError
 from cairn.storage.logs import log_entry, run_entries, run_log, run_state, step_log
-from cairn.storage.stores.document import decode, stored_value
+from cairn.storage.snapshots.data_snapshot import read_manifest
+from cairn.storage.stores.document import encode, sha256, stored_value
 from cairn.tasks.attempt.injected_faults import evaluator_fault
-from cairn.tasks.configuration.settings import EVALUATOR_VERSION, METRIC, BudgetConfig, EvaluatorConfig
+from cairn.tasks.configuration import settings
 from cairn.tasks.errors import CheckpointGone
-from cairn.tasks.evaluator import evaluation_suite, evaluator_process
+from cairn.tasks.evaluator import evaluator_process
 from cairn.tasks.machine.placement import pid_namespace, this_placement
 from cairn.tasks.policy import budgets, curve_statistics, curve_verdict, failures
 
 Measure = Callable[[bytes, float], evaluator_process.Outcome]
 _POLL_SECONDS = 0.5
+COMMANDS, ALLOWED, LOGGED = "CAIRN_EVALUATOR_COMMANDS", "allow", "log"
+"""`allow`, the default, runs commands of this machine's configurations; `log` runs those of logs too; others none."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Suite:
+    """A fixed slice of held-out windows and fixed prompts with a fixed seed."""
+
+    name: str
+    batches: int
+    batch_size: int
+    prompts: tuple[str, ...]
+    sample_tokens: int
+    sample_seed: int
+    evaluator_version: str = settings.EVALUATOR_VERSION
+
+    @property
+    def sha256(self) -> str:
+        """The suite's identity."""
+        return sha256(encode(self))
+
+
+AnySuite = Suite | settings.EvaluatorConfig
+"""A slice of held-out windows with prompts, or a command."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationResult:
+    """An evaluator's measurements: losses in nats per token, the text after each prompt; and its command's boundary."""
+
+    metrics: dict[str, float]
+    samples: tuple[str, ...] = ()
+    boundary: str = ""
+
+
+def suite_of(evaluation: settings.EvaluationConfig) -> Suite:
+    """Return the held-out suite of a run's evaluation section, by which its checkpoints are compared."""
+    return Suite(
+        name=evaluation.name,
+        batches=evaluation.batches,
+        batch_size=evaluation.batch_size,
+        prompts=evaluation.prompts,
+        sample_tokens=evaluation.sample_tokens,
+        sample_seed=evaluation.sample_seed,
+    )
+
+
+def required_suites_of(evaluation: settings.EvaluationConfig) -> tuple[AnySuite, ...]:
+    """Return the suites that must have measured a checkpoint before it may be promoted."""
+    return (suite_of(evaluation), *(suite for suite in evaluation.evaluators if suite.required))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationPlan:
     """How checkpoints are measured under one suite; further suites have plans, failures and retries of their own."""
 
-    suite: evaluation_suite.AnySuite
+    suite: AnySuite
     model: ModelConfig
     snapshot_id: str
     cache_dir: Path
     device: str
     threads: int
     timeout_seconds: float
-    budget: BudgetConfig = field(default_factory=lambda: BudgetConfig(retries=0))
+    budget: settings.BudgetConfig = field(default_factory=lambda: settings.BudgetConfig(retries=0))
     faults: str = ""
     mask_documents: bool = False
     following: tuple["EvaluationPlan", ...] = ()
@@ -122,7 +173,7 @@ def record_evaluation(
     recorded, once `stopping` returns True. A command that this machine refuses is not run and recorded as failed.
     """
     measure = measure or partial(evaluator_process.run_evaluator, stopping=stopping)
-    if problem := evaluator_process.refuse_command(plan.suite, os.environ):
+    if problem := refuse_command(plan.suite, os.environ):
         refusal = evaluator_process.Outcome(result=b"", problem=problem, refused=True)
         measure = lambda spec, timeout_seconds: refusal  # noqa: E731
     trial = _Trial(log=log, reference=reference, plan=plan, during_attempt=during_attempt, again=again, clock=clock)
@@ -170,7 +221,7 @@ def _measure_once(trial: _Trial, measure: Measure) -> run_entries.EvaluationReco
     started_at, started = trial.clock(), time.monotonic()
     parent = plan.cache_dir.parent / "evaluations"
     number = 1 + len(log.state.evaluations) + len(log.state.failed_evaluations)
-    with evaluation_folder(parent) if isinstance(plan.suite, EvaluatorConfig) else nullcontext() as folder:
+    with evaluation_folder(parent) if isinstance(plan.suite, settings.EvaluatorConfig) else nullcontext() as folder:
         spec = EvaluationSpec(
             plan=replace(plan, following=()),
             checkpoint=reference,
@@ -218,10 +269,10 @@ def _body(
     if outcome.problem:
         return run_entries.EvaluationFailed(detail=outcome.problem, refused=outcome.refused, **common)
     try:
-        result = msgspec.json.decode(outcome.result, type=evaluation_suite.EvaluationResult)
+        result = msgspec.json.decode(outcome.result, type=EvaluationResult)
     except (msgspec.DecodeError, RecursionError) as error:
         return run_entries.EvaluationFailed(detail=f"the evaluator printed nonsense: {error}", **common)
-    return run_entries.EvaluationRecorded(evaluator_version=EVALUATOR_VERSION, **asdict(result), **common)
+    return run_entries.EvaluationRecorded(evaluator_version=settings.EVALUATOR_VERSION, **asdict(result), **common)
 
 
 def _unless_recorded(
@@ -238,15 +289,10 @@ def _unless_recorded(
     return body
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Vocabulary:
-    vocab_size: int
-
-
 def with_verdict(log: run_log.RunLog, body: run_entries.EvaluationRecorded) -> run_entries.EvaluationRecorded:
     """Return the evaluation with the verdict on the curve up to its step, if it has a held-out loss to judge."""
     with suppress(StorageError, ValueError, LookupError, ArithmeticError):
-        loss = body.metrics[METRIC]
+        loss = body.metrics[settings.METRIC]
         curve = read_curve(log, suite_sha256=body.suite_sha256, until_step=body.step)
         val = [point for point in curve.val if point[0] != body.step]
         return replace(body, verdict=curve_verdict.judge(replace(curve, val=(*val, (body.step, loss)))))
@@ -260,12 +306,11 @@ def read_curve(
     state, last = log.state, until_step if until_step is not None else float("inf")
     points = step_log.splice(step_log.read_step_records(log.store, log.prefix), state.attempts)
     records = [point.record for point in points if point.record.step <= last]
-    measured = (item for item in state.surviving_evaluations(suite_sha256) if METRIC in item.metrics)
+    measured = (item for item in state.surviving_evaluations(suite_sha256) if settings.METRIC in item.metrics)
     vocab_size = 0  # where the run's snapshot cannot be read
     if state.opened is not None:
-        key = f"data/{state.opened.data_snapshot}/snapshot.json"
         with suppress(StorageError):
-            vocab_size = decode(log.store.read(key), _Vocabulary, where=key).vocab_size
+            vocab_size = read_manifest(log.store, state.opened.data_snapshot).vocab_size
     return curve_statistics.Curve(
         steps=[record.step for record in records],
         train_losses=[record.train_loss for record in records],
@@ -275,7 +320,7 @@ def read_curve(
         seconds=[record.seconds for record in records],
         slowest_ranks=[_slowest_rank(state, record) for record in records],
         samples=[record.sample for record in records if record.sample],
-        val=tuple((item.step, item.metrics[METRIC]) for item in measured if item.step <= last),
+        val=tuple((item.step, item.metrics[settings.METRIC]) for item in measured if item.step <= last),
         vocab_size=vocab_size,
         total_steps=state.opened.total_steps if state.opened else 0,
         grad_clip=stored_value(state.opened.config if state.opened else {}, "training", "grad_clip", float) or 0.0,
@@ -293,4 +338,17 @@ def _slowest_rank(state: run_state.RunState, record: step_log.StepRecord) -> tup
 
 def curve_suite(state: run_state.RunState) -> str | None:
     """Return the suite of the newest recorded held-out loss, or None before the first."""
-    return next((item.suite_sha256 for item in reversed(state.evaluations) if METRIC in item.metrics), None)
+    return next((item.suite_sha256 for item in reversed(state.evaluations) if settings.METRIC in item.metrics), None)
+
+
+def refuse_command(suite: AnySuite, environment: Mapping[str, str]) -> str:
+    """Return why this machine does not run the suite's command; empty if it does, or if the suite has none."""
+    allowed, problem = environment.get(COMMANDS, ALLOWED), ""
+    if isinstance(suite, settings.EvaluatorConfig) and allowed not in (ALLOWED, LOGGED):
+        problem = f"this machine runs no evaluator's command ({COMMANDS} is not `{ALLOWED}`)"
+    elif isinstance(suite, settings.EvaluatorConfig) and suite.logged and allowed != LOGGED:
+        problem = (
+            "only the run's log names its command, so it was not run; name it in this machine's configuration or with "
+            f"--suite, or set {COMMANDS}={LOGGED} to run the commands of logs"
+        )
+    return f"evaluator {suite.name}: {problem}" if problem else ""

@@ -21,14 +21,13 @@ from cairn.model.data.sample_order import window_range
 from cairn.model.data.token_windows import TokenWindows
 from cairn.model.inference.prediction import Sampling, evaluate, generate_stream, held_out_loss
 from cairn.model.training.determinism import make_deterministic, resolve_device
+from cairn.storage.stores import object_store, open_store
 from cairn.storage.stores.child_process import DEVNULL, start_child
-from cairn.storage.stores.object_store import describe_file
-from cairn.storage.stores.open_store import open_store
 from cairn.tasks.attempt.injected_faults import IN_EVALUATOR, PAUSES, FaultPlan, inject_process_fault
 from cairn.tasks.configuration.settings import METRIC, EvaluatorConfig
 from cairn.tasks.errors import TaskError
 from cairn.tasks.evaluator import checkpoint_model, confinement, evaluation_run, evaluator_process
-from cairn.tasks.evaluator.evaluation_suite import EvaluationResult, Suite
+from cairn.tasks.evaluator.evaluation_run import EvaluationResult, Suite
 
 MODEL = "{model}"
 MOST_PRINTED_BYTES = 1024 * 1024
@@ -50,7 +49,7 @@ _GUARD = "import os, signal; os.read(0, 1); os.killpg(0, signal.SIGKILL)"
 
 def _open(spec: evaluation_run.EvaluationSpec, device: str) -> checkpoint_model.CheckpointModel:
     return checkpoint_model.open_model(
-        open_store(spec.store_url),
+        open_store.open_store(spec.store_url),
         spec.checkpoint,
         model=spec.plan.model,
         snapshot_id=spec.plan.snapshot_id,
@@ -191,7 +190,7 @@ def _check_files(suite: EvaluatorConfig) -> None:
     for name, expected in (suite.files or {}).items():
         path = Path(suite.folder) / name
         try:
-            found = describe_file(path).sha256
+            found = object_store.describe_file(path).sha256
         except OSError as error:
             raise TaskError(f"evaluator {suite.name}: {path}: cannot be read: {error}") from error
         if found != expected:
@@ -220,7 +219,7 @@ def main() -> None:
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     spec = evaluation_run.EvaluationSpec.model_validate_json(sys.stdin.buffer.read())
-    faults = FaultPlan(open_store(spec.store_url), spec.run_prefix, spec.plan.faults)
+    faults = FaultPlan(open_store.open_store(spec.store_url), spec.run_prefix, spec.plan.faults)
     for kind in faults.due(spec.number, IN_EVALUATOR):
         faults.pause(kind, spec.number) if kind in PAUSES else inject_process_fault(kind)
     os.nice(15)  # on shared cores, waiting threads of both processes slow training by a factor of ten

@@ -7,23 +7,19 @@ import os
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO
 
 from cairn.storage.stores.child_process import child_command, end_child, start_child
-from cairn.tasks.configuration.settings import EvaluatorConfig
 from cairn.tasks.errors import EvaluationInterrupted
-from cairn.tasks.evaluator.evaluation_suite import AnySuite
 
 EVALUATOR_COMMAND = child_command("cairn.tasks.evaluator.evaluator")
 MOST_STDOUT_BYTES = 8 * 1024 * 1024
 _TAIL_BYTES = 64 * 1024
 _POLL_SECONDS = 0.1
 _DRAIN_SECONDS = 5.0
-COMMANDS, ALLOWED, LOGGED = "CAIRN_EVALUATOR_COMMANDS", "allow", "log"
-"""`allow`, the default, runs commands of this machine's configurations; `log` runs those of logs too; others none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,16 +106,3 @@ def _wait(
             return f"the evaluator did not answer within {timeout_seconds:g} s"
         time.sleep(_POLL_SECONDS)
     return ""
-
-
-def refuse_command(suite: AnySuite, environment: Mapping[str, str]) -> str:
-    """Return why this machine does not run the suite's command; empty if it does, or if the suite has none."""
-    allowed, problem = environment.get(COMMANDS, ALLOWED), ""
-    if isinstance(suite, EvaluatorConfig) and allowed not in (ALLOWED, LOGGED):
-        problem = f"this machine runs no evaluator's command ({COMMANDS} is not `{ALLOWED}`)"
-    elif isinstance(suite, EvaluatorConfig) and suite.logged and allowed != LOGGED:
-        problem = (
-            "only the run's log names its command, so it was not run; name it in this machine's configuration or with "
-            f"--suite, or set {COMMANDS}={LOGGED} to run the commands of logs"
-        )
-    return f"evaluator {suite.name}: {problem}" if problem else ""

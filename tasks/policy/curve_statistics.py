@@ -52,14 +52,6 @@ class Curve:
     total_steps: int = 0
     grad_clip: float = 0.0
 
-    def __post_init__(self) -> None:
-        for name in ("grad_norms", "learning_rates", "tokens_per_second", "seconds", "slowest_ranks"):
-            column = getattr(self, name)
-            if len(column) not in (0, len(self.steps)):
-                raise ValueError(f"{name}: {len(column)} values, must be none or {len(self.steps)} as steps")
-        if len(self.train_losses) != len(self.steps):
-            raise ValueError(f"train_losses: {len(self.train_losses)} values, must be {len(self.steps)} as steps")
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Level:

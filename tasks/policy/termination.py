@@ -21,6 +21,11 @@ class TerminationReason(StrEnum):
     CANCELLED = "cancelled"
     ERROR = "error"
 
+    @property
+    def state_name(self) -> str:
+        """The name of a failed segment's state in Prefect, such as `BadData`."""
+        return self.title().replace("-", "")
+
 
 class DecisionAction(StrEnum):
     """The step after the end of an attempt, as the receipt stores it."""
@@ -70,71 +75,56 @@ class FlowEnd:
 class Termination:
     """The meaning of one termination reason.
 
-    `task_state` names the failed segment in Prefect; `outcome` is how the flow ends when no other attempt follows.
-    `summary` completes a sentence about the attempt; `because` says why the evidence leads to this reason.
+    `outcome` is how the flow ends when no other attempt follows. `summary` completes a sentence about the attempt;
+    `because` says why the evidence leads to this reason.
     """
 
-    task_state: str
     summary: str
     because: str = ""
     outcome: FlowOutcome = FlowOutcome.BUDGET_EXHAUSTED
 
 
 TERMINATIONS: Mapping[str, Termination] = {
-    TerminationReason.COMPLETED: Termination(
-        task_state="Completed", outcome=FlowOutcome.COMPLETED, summary="finished the run {at}"
-    ),
+    TerminationReason.COMPLETED: Termination(outcome=FlowOutcome.COMPLETED, summary="finished the run {at}"),
     TerminationReason.PREEMPTED: Termination(
-        task_state="Preempted",
         outcome=FlowOutcome.PREEMPTED,
         summary="was preempted {at}: its machine was about to be taken away",
         because="a shutdown notice came from the machine, so the run itself is not the cause",
     ),
     TerminationReason.LOST: Termination(
-        task_state="Lost",
         summary="disappeared {at} without an error",
         because="no notice, no error and no memory kill is on record, so the cause is unknown",
     ),
     TerminationReason.OOM: Termination(
-        task_state="OOM",
         summary="ran out of memory {at}",
         because="an allocation failed, or the kernel killed the process for memory",
     ),
     TerminationReason.BAD_DATA: Termination(
-        task_state="BadData",
         summary="met data that cannot be trained on {at}",
         because="the failure was traced to the samples of one batch or to a damaged file",
     ),
     TerminationReason.DIVERGED: Termination(
-        task_state="Diverged",
         summary="was ended {at} because its loss exploded",
         because="the loss was not finite or far above its own history, and no single batch explains it",
     ),
     TerminationReason.STORAGE: Termination(
-        task_state="Storage",
         summary="could not reach or write its storage {at}",
         because="an error of the store ended it",
     ),
     TerminationReason.HUNG: Termination(
-        task_state="Hung",
         summary="stopped making progress {at} and was killed",
         because="it was silent for longer than the watchdog's timeout, which is computed from the run's own steps",
     ),
     TerminationReason.TOO_FEW_MACHINES: Termination(
-        task_state="TooFewMachines",
         summary="waited for other machines in vain {at}",
         because="the first machine was here, and too few others came in time",
     ),
     TerminationReason.FENCED: Termination(
-        task_state="Fenced",
         outcome=FlowOutcome.FENCED,
         summary="gave way {at} to a newer attempt that had taken over the run",
     ),
-    TerminationReason.CANCELLED: Termination(
-        task_state="Cancelled", outcome=FlowOutcome.INTERRUPTED, summary="was cancelled by a person {at}"
-    ),
+    TerminationReason.CANCELLED: Termination(outcome=FlowOutcome.INTERRUPTED, summary="was cancelled by a person {at}"),
     TerminationReason.ERROR: Termination(
-        task_state="Error",
         outcome=FlowOutcome.ERROR,
         summary="failed {at} with an error that a retry would not fix",
         because="it matches none of the causes that a retry can fix",

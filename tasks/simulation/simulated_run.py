@@ -21,7 +21,7 @@ from pydantic.dataclasses import dataclass
 
 from cairn.storage.logs import log_entry, run_entries, run_log, run_state
 from cairn.storage.logs.step_log import Heartbeat
-from cairn.tasks.attempt.attempt_end import AttemptOver, Remedy, write_receipt
+from cairn.tasks.attempt.attempt_entries import AttemptOver, Remedy, write_receipt
 from cairn.tasks.configuration.settings import BudgetsConfig
 from cairn.tasks.policy.budgets import FailureImpact, Policy, decide
 from cairn.tasks.policy.failures import Evidence, Failure

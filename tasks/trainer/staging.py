@@ -20,9 +20,8 @@ from cairn.storage.checkpoints.payload import ManifestShard, TrainerDocument
 from cairn.storage.errors import StorageError
 from cairn.storage.logs.run_entries import StagedCheckpoint
 from cairn.storage.stores.object_store import ObjectStore, run_retry_policy
-from cairn.tasks.trainer import staging_buffer, trainer_channel
+from cairn.tasks.trainer import staging_buffer, trainer_channel, trainer_protocol
 from cairn.tasks.trainer.tensor_exchange import to_group
-from cairn.tasks.trainer.trainer_protocol import Waiting
 
 _HEARTBEAT_SECONDS = 2.0
 _UPLOADS = UploadOptions(at_once=4, thread_start=staging_buffer.lower_thread_priority)
@@ -80,7 +79,7 @@ class Staging:
     def __init__(
         self,
         store: ObjectStore,
-        send: Callable[[StagedCheckpoint | Waiting], None],
+        send: Callable[[StagedCheckpoint | trainer_protocol.Waiting], None],
         on_failed: Callable[[Exception], None],
         *,
         patience_seconds: float,
@@ -127,7 +126,7 @@ class Staging:
         while self._thread is not None and self.is_in_progress and waited_seconds < limit_seconds:
             self._thread.join(min(_HEARTBEAT_SECONDS, limit_seconds - waited_seconds))
             waited_seconds = time.monotonic() - started
-            self._send(Waiting(step=self.step, why="", seconds=waited_seconds))
+            self._send(trainer_protocol.Waiting(step=self.step, why="", seconds=waited_seconds))
         return not self.is_in_progress
 
     def _run(self, checkpoint: HostCheckpoint, before: Callable[[], None]) -> None:
@@ -135,7 +134,7 @@ class Staging:
         shared, target, document = self._shared, checkpoint.target, checkpoint.document
 
         def on_retry(error: StorageError, seconds: float) -> None:
-            self._send(Waiting(step=document.step, why=str(error), seconds=seconds))
+            self._send(trainer_protocol.Waiting(step=document.step, why=str(error), seconds=seconds))
 
         policy = replace(self._retry_policy, on_retry=on_retry)
 

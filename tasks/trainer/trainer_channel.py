@@ -26,13 +26,7 @@ from cairn.model.estimates.utilization import measure_machine
 from cairn.model.training import determinism, parallel, training_loop
 from cairn.storage.stores.child_process import die_with_starting_thread
 from cairn.tasks.errors import TaskError
-from cairn.tasks.policy.failures import (
-    ORPHANED_EXIT_CODE,
-    PEER_LOST_EXIT_CODE,
-    ErrorKind,
-    ExceptionReport,
-    describe_exception,
-)
+from cairn.tasks.policy import failures
 from cairn.tasks.trainer import machines, trainer_group, trainer_protocol
 
 _SPEC, _EXCEPTION, _EXCEPTION_SENT = "spec", "exception", "exception-sent"
@@ -183,7 +177,7 @@ class ParentChannel:
                 case spec:
                     threading.Thread(target=self._read_commands, name="commands", daemon=True).start()
                     return spec
-        os._exit(ORPHANED_EXIT_CODE)  # started ahead for a run that did not begin
+        os._exit(failures.ORPHANED_EXIT_CODE)  # started ahead for a run that did not begin
 
     def join(self, spec: trainer_protocol.TrainerSpec) -> Place:
         """Return the place of the only process."""
@@ -199,14 +193,14 @@ class ParentChannel:
             with self._lock:
                 self._out.write(trainer_protocol.encode_message(event))
         except BrokenPipeError:
-            os._exit(ORPHANED_EXIT_CODE)
+            os._exit(failures.ORPHANED_EXIT_CODE)
 
     def _read_commands(self) -> None:
         for line in sys.stdin.buffer:
             message = trainer_protocol.decode_message(line)
             if isinstance(message, trainer_protocol.TrainUntil | trainer_protocol.Finish):
                 self._commands.put(message)
-        os._exit(ORPHANED_EXIT_CODE)
+        os._exit(failures.ORPHANED_EXIT_CODE)
 
 
 class RankChannel:
@@ -263,13 +257,13 @@ class RankChannel:
         """Send an event; of a rank other than 0 only an exception is sent, and waited for until rank 0 forwarded it."""
         if self._parent is not None:
             self._parent.send(event)
-        elif isinstance(event, ExceptionReport):
+        elif isinstance(event, failures.ExceptionReport):
             self._rendezvous.put(_EXCEPTION, trainer_protocol.encode_message(event))
             self._rendezvous.get(_EXCEPTION_SENT, timeout_seconds=_EXCEPTION_SECONDS)
 
     def _forward_exception(self) -> None:
         event = trainer_protocol.decode_message(self._rendezvous.get(_EXCEPTION))
-        if self._parent is not None and isinstance(event, ExceptionReport):
+        if self._parent is not None and isinstance(event, failures.ExceptionReport):
             self._parent.send(event)
         self._rendezvous.put(_EXCEPTION_SENT, b"")
 
@@ -288,6 +282,8 @@ def exit_on_error(channel: Channel, error: BaseException) -> NoReturn:
     traceback.print_exception(error)
     sys.stderr.flush()
     if isinstance(channel, RankChannel) and parallel.is_peer_loss(error):
-        os._exit(PEER_LOST_EXIT_CODE)
-    channel.send(describe_exception(error, ErrorKind.DEVICE_LOST if parallel.is_peer_loss(error) else None))
+        os._exit(failures.PEER_LOST_EXIT_CODE)
+    channel.send(
+        failures.describe_exception(error, failures.ErrorKind.DEVICE_LOST if parallel.is_peer_loss(error) else None)
+    )
     os._exit(1)

@@ -22,7 +22,7 @@ from cairn.storage.logs.run_entries import AttemptEnded, DataQuarantined, Decisi
 from cairn.storage.logs.run_state import RefusedEntry
 from cairn.storage.logs.step_log import Heartbeat
 from cairn.storage.stores.local_store import LocalStore
-from cairn.tasks.attempt.attempt_end import AttemptOver, write_receipt
+from cairn.tasks.attempt.attempt_entries import AttemptOver, write_receipt
 from cairn.tasks.configuration.settings import BudgetsConfig
 from cairn.tasks.policy.budgets import decide
 from cairn.tasks.policy.failures import ErrorKind, Evidence, ExceptionReport, classify

@@ -13,8 +13,7 @@ from cairn.storage.logs.log_entry import Writer
 from cairn.storage.logs.run_state import CheckpointState
 from cairn.tasks.attempt.shutdown_signal import ShutdownSignal
 from cairn.tasks.configuration.settings import EvaluationConfig
-from cairn.tasks.evaluator.evaluation_run import EvaluationPlan
-from cairn.tasks.evaluator.evaluation_suite import suite_of
+from cairn.tasks.evaluator.evaluation_run import EvaluationPlan, suite_of
 from tests.fabricated_run import FabricatedRun, configuration
 
 SUITE = suite_of(EvaluationConfig())

@@ -15,7 +15,7 @@ import pytest
 import cairn.storage.checkpoints.checkpoint as checkpoint
 import cairn.storage.checkpoints.resume_point as resume_point
 import cairn.storage.checkpoints.sweep as sweep
-import cairn.tasks.attempt.attempt_claim as attempt_claim
+import cairn.tasks.attempt.attempt_entries as attempt_entries
 import cairn.tasks.checkpoints.promotion as promotion
 import cairn.tasks.checkpoints.retention as retention
 import cairn.tasks.evaluator.evaluation_run as evaluation_run
@@ -193,10 +193,10 @@ def claim_on_an_old_state(patch: pytest.MonkeyPatch) -> None:
 
     def next_attempt(log: Any, reference: CheckpointReference | None, start: Any, state: RunState) -> Any:
         if state.open_attempt is not None:
-            raise attempt_claim._live_owner(log, state.open_attempt, "claimed the run first")
+            raise attempt_entries._live_owner(log, state.open_attempt, "claimed the run first")
         return start(state.latest_attempt + 1, reference, state)
 
-    patch.setattr(attempt_claim, "_next_attempt", next_attempt)
+    patch.setattr(attempt_entries, "_next_attempt", next_attempt)
 
 
 def fsync_error_swallowed(patch: pytest.MonkeyPatch) -> None:
@@ -229,7 +229,7 @@ def no_version_gate(patch: pytest.MonkeyPatch) -> None:
 
 def heartbeat_ignored(patch: pytest.MonkeyPatch) -> None:
     """An owner that seems to be gone is not observed."""
-    patch.setattr(attempt_claim, "_DEAD_SILENT_BEATS", 0.0)
+    patch.setattr(attempt_entries, "_DEAD_SILENT_BEATS", 0.0)
 
 
 def shared_pin(patch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import cairn.storage.checkpoints.checkpoint as checkpoint
-import cairn.tasks.attempt.attempt_claim as attempt_claim
+import cairn.tasks.attempt.attempt_entries as attempt_entries
 import cairn.tasks.checkpoints.promotion as promotion
 import cairn.tasks.checkpoints.retention as retention
 import cairn.tasks.evaluator.evaluation_run as evaluation_run
@@ -47,8 +47,7 @@ from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.checkpoints.promotion import Candidate, PromotionRules, evaluations_of
 from cairn.tasks.configuration.settings import BudgetsConfig, CheckpointConfig, LeaseConfig
 from cairn.tasks.errors import CheckpointGone, GateRefused, TaskError
-from cairn.tasks.evaluator.evaluation_run import EvaluationPlan
-from cairn.tasks.evaluator.evaluation_suite import Suite
+from cairn.tasks.evaluator.evaluation_run import EvaluationPlan, Suite
 from cairn.tasks.evaluator.evaluator_process import Outcome
 from tests.entries import CONFIG, NOON, ended
 from tests.protocol.raw_history import read_raw, require, tell_run
@@ -166,13 +165,13 @@ def open_run(process: Process) -> None:
 def claim(process: Process, log: RunLog) -> AttemptStarted:
     """Claim the next attempt as the flow does."""
     with being(process):
-        started = attempt_claim.claim_attempt(log, _claimant(process), partial(_start, process))
+        started = attempt_entries.claim_attempt(log, _claimant(process), partial(_start, process))
     process.ledger.acknowledge(f"claimed {started.attempt}")
     return started
 
 
-def _claimant(process: Process) -> attempt_claim.Claimant:
-    return attempt_claim.Claimant(
+def _claimant(process: Process) -> attempt_entries.Claimant:
+    return attempt_entries.Claimant(
         lease=LEASE,
         budgets=BudgetsConfig(),
         writer=process.writer(),

@@ -20,7 +20,7 @@ from cairn.storage.logs.registry import Registry
 from cairn.storage.logs.run_entries import AttemptEnded, EvaluationFailed
 from cairn.tasks.configuration.settings import EvaluatorConfig
 from cairn.tasks.configuration.stored_configuration import parse_stored_configuration
-from cairn.tasks.evaluator.evaluator_process import refuse_command
+from cairn.tasks.evaluator.evaluation_run import refuse_command
 from cairn.tasks.policy.failures import ErrorKind, Evidence, ExceptionReport
 from tests.entries import refusals
 from tests.security.recording_server import RecordingServer, recording_server

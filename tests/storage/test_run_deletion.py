@@ -22,7 +22,7 @@ from cairn.storage.logs.run_log import RunLog
 from cairn.storage.logs.run_state import RunState
 from cairn.storage.logs.step_log import Heartbeat, write_heartbeat
 from cairn.storage.stores.object_store import ObjectStore
-from cairn.tasks.attempt.attempt_claim import Claimant, claim_attempt
+from cairn.tasks.attempt.attempt_entries import Claimant, claim_attempt
 from cairn.tasks.checkpoints.retention import check_deletion, delete_run
 from cairn.tasks.configuration.settings import BudgetsConfig, LeaseConfig
 from cairn.tasks.errors import GateRefused, InvalidConfiguration, LiveOwner

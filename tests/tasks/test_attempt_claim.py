@@ -3,7 +3,7 @@ import pytest
 from cairn.storage.logs.log_entry import DevicePeak, Writer
 from cairn.storage.logs.run_entries import AttemptStarted
 from cairn.storage.logs.run_log import RunLog
-from cairn.tasks.attempt.attempt_claim import Claimant, claim_attempt
+from cairn.tasks.attempt.attempt_entries import Claimant, claim_attempt
 from cairn.tasks.attempt.injected_faults import FaultKind, FaultPlan
 from cairn.tasks.configuration.settings import BudgetsConfig, LeaseConfig
 from cairn.tasks.errors import LiveOwner

@@ -10,7 +10,7 @@ from cairn.storage.errors import Fenced
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.logs.step_log import Heartbeat
 from cairn.storage.stores.local_store import LocalStore
-from cairn.tasks.attempt.attempt_end import AttemptOver, DataOrigin, end_attempt
+from cairn.tasks.attempt.attempt_entries import AttemptOver, DataOrigin, end_attempt
 from cairn.tasks.configuration.settings import BudgetsConfig
 from cairn.tasks.data.snapshot_build import build_snapshot
 from cairn.tasks.policy.failures import ErrorKind, Evidence, ExceptionReport
@@ -45,7 +45,7 @@ class Scene:
         last = Heartbeat(attempt=number, beat=1, step=12, train_loss=None, tokens=100, gpu_seconds=9.0)
         over = AttemptOver(attempt=number, evidence=Evidence(**evidence), last=last)
         settings = budgets or BudgetsConfig()
-        return end_attempt(self.log, over, budgets=settings, origin=origin, writer=writer(over.attempt))
+        return end_attempt(self.log, over, limits=settings, origin=origin, writer=writer(over.attempt))
 
 
 @pytest.fixture

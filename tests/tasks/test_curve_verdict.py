@@ -137,11 +137,6 @@ def test_a_verdict_does_not_depend_on_the_container_of_the_losses() -> None:
     assert judge(curve(losses)) == judge(curve(losses.tolist()))
 
 
-def test_columns_of_different_length_are_refused() -> None:
-    with pytest.raises(ValueError, match="train_losses: 2 values, must be 1 as steps"):
-        Curve(steps=[1], train_losses=[1.0, 2.0])
-
-
 def test_a_level_is_the_median_of_the_newest_window() -> None:
     losses = np.array([9.0] * 5 + [4.0] * 4 + [100.0])
     assert level_of(range(10), losses).now == 4.0

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from cairn.tasks.attempt.attempt_claim import refuse_live_owner
+from cairn.tasks.attempt.attempt_entries import refuse_live_owner
 from cairn.tasks.configuration.settings import LeaseConfig
 from cairn.tasks.errors import LiveOwner
 from tests import entries

@@ -12,9 +12,8 @@ from cairn.tasks.configuration.configuration_source import resolve_evaluation
 from cairn.tasks.configuration.settings import EvaluationConfig, EvaluatorConfig
 from cairn.tasks.errors import TaskError
 from cairn.tasks.evaluator import evaluator
-from cairn.tasks.evaluator.evaluation_run import EvaluationSpec, evaluation_folder
+from cairn.tasks.evaluator.evaluation_run import EvaluationSpec, evaluation_folder, refuse_command
 from cairn.tasks.evaluator.evaluator import command_environment, parse_metrics, run_command
-from cairn.tasks.evaluator.evaluator_process import refuse_command
 from tests.tasks.evaluation_spec import evaluation_spec
 
 Script = Callable[..., EvaluatorConfig]

@@ -13,8 +13,7 @@ from cairn.storage.logs.run_entries import EvaluationFailed, EvaluationRecorded
 from cairn.storage.logs.run_log import RunLog
 from cairn.tasks.configuration.settings import BudgetConfig, EvaluationConfig, EvaluatorConfig
 from cairn.tasks.errors import CheckpointGone, EvaluationInterrupted
-from cairn.tasks.evaluator.evaluation_run import EvaluationPlan, find_evaluation, record_evaluation
-from cairn.tasks.evaluator.evaluation_suite import suite_of
+from cairn.tasks.evaluator.evaluation_run import EvaluationPlan, find_evaluation, record_evaluation, suite_of
 from cairn.tasks.evaluator.evaluator_process import Outcome
 from tests.memory_store import MemoryStore
 from tests.storage.builders import run_with_commits

@@ -15,7 +15,7 @@ from cairn.tasks.configuration.configuration_source import (
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.configuration.settings import EvaluationConfig
 from cairn.tasks.errors import InvalidConfiguration, TaskError
-from cairn.tasks.evaluator.evaluation_suite import required_suites_of, suite_of
+from cairn.tasks.evaluator.evaluation_run import required_suites_of, suite_of
 
 MINIMAL: dict[str, Any] = {
     "data": {"sources": ["text.txt"], "tokenizer": "bytes"},

@@ -16,7 +16,7 @@ from cairn.storage.logs.run_entries import Placement
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.stores.document import encode
 from cairn.storage.stores.local_store import LocalStore
-from cairn.tasks.attempt.attempt_claim import Claimant, claim_attempt
+from cairn.tasks.attempt.attempt_entries import Claimant, claim_attempt
 from cairn.tasks.checkpoints.retention import sweep_run
 from cairn.tasks.configuration.settings import BudgetsConfig, CheckpointConfig, LeaseConfig
 from cairn.tasks.errors import LiveOwner

@@ -191,7 +191,7 @@ def what_is_tried_first_after_out_of_memory(bench: Bench) -> None:
 @acts("lease.seconds", "lease.heartbeat_seconds")
 def how_a_live_attempt_is_recognized(bench: Bench) -> None:
     seen: list[Any] = []
-    claim, beat = active_run.attempt_claim.claim_attempt, attempt_trainer.attempt_claim.writing_heartbeats
+    claim, beat = active_run.attempt_entries.claim_attempt, attempt_trainer.attempt_entries.writing_heartbeats
 
     def noting_claim(log: Any, claimant: Any, start: Any) -> Any:
         seen.append(claimant.lease.seconds)
@@ -201,8 +201,8 @@ def how_a_live_attempt_is_recognized(bench: Bench) -> None:
         seen.append(every_seconds)
         return beat(*arguments, every_seconds=every_seconds)
 
-    bench.patch.setattr(active_run.attempt_claim, "claim_attempt", noting_claim)
-    bench.patch.setattr(attempt_trainer.attempt_claim, "writing_heartbeats", noting_beat)
+    bench.patch.setattr(active_run.attempt_entries, "claim_attempt", noting_claim)
+    bench.patch.setattr(attempt_trainer.attempt_entries, "writing_heartbeats", noting_beat)
     bench.flow.train("lease.seconds=45.5", "lease.heartbeat_seconds=1.25")
     assert seen == [45.5, 1.25]
 

@@ -2,8 +2,8 @@
 
 from tests.wiring.mutant import key, mutant
 
-RECEIPT = "tasks/attempt/attempt_end.py"
-CLAIM = "tasks/attempt/attempt_claim.py"
+RECEIPT = "tasks/attempt/attempt_entries.py"
+CLAIM = "tasks/attempt/attempt_entries.py"
 BUDGETS = "tasks/policy/budgets.py"
 EARLY_STOP = "tasks/policy/early_stop.py"
 WATCH = "tasks/policy/run_watch.py"
@@ -35,7 +35,7 @@ TASK_MUTANTS = (
     ),
     mutant(
         "commands-of-a-log-run",
-        "tasks/evaluator/evaluator_process.py",
+        "tasks/evaluator/evaluation_run.py",
         "elif isinstance(suite, EvaluatorConfig) and suite.logged and allowed != LOGGED:",
         "elif problem:",
         f"{LOG}::test_a_command_that_only_the_log_names_is_not_run_and_the_record_says_why",

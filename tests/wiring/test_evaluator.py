@@ -15,8 +15,7 @@ from cairn.model.inference.prediction import held_out_loss
 from cairn.storage.logs.run_entries import EvaluationFailed, EvaluationRecorded
 from cairn.storage.snapshots.data_snapshot import open_snapshot
 from cairn.storage.stores.local_store import LocalStore
-from cairn.tasks.evaluator.evaluation_run import EvaluationPlan, EvaluationSpec, record_evaluation
-from cairn.tasks.evaluator.evaluation_suite import Suite
+from cairn.tasks.evaluator.evaluation_run import EvaluationPlan, EvaluationSpec, Suite, record_evaluation
 from cairn.tasks.evaluator.evaluator import _open, measure_held_out
 from cairn.tasks.evaluator.evaluator_process import Outcome
 from tests.tasks.committed_model import CommittedModel, commit_model, small_configuration
