@@ -60,15 +60,6 @@ AnySuite = Suite | settings.EvaluatorConfig
 """A slice of held-out windows with prompts, or a command."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EvaluationResult:
-    """An evaluator's measurements: losses in nats per token, the text after each prompt; and its command's boundary."""
-
-    metrics: dict[str, float]
-    samples: tuple[str, ...] = ()
-    boundary: str = ""
-
-
 def suite_of(evaluation: settings.EvaluationConfig) -> Suite:
     """Return the held-out suite of a run's evaluation section, by which its checkpoints are compared."""
     return Suite(
@@ -269,7 +260,7 @@ def _body(
     if outcome.problem:
         return run_entries.EvaluationFailed(detail=outcome.problem, refused=outcome.refused, **common)
     try:
-        result = msgspec.json.decode(outcome.result, type=EvaluationResult)
+        result = msgspec.json.decode(outcome.result, type=evaluator_process.EvaluationResult)
     except (msgspec.DecodeError, RecursionError) as error:
         return run_entries.EvaluationFailed(detail=f"the evaluator printed nonsense: {error}", **common)
     return run_entries.EvaluationRecorded(evaluator_version=settings.EVALUATOR_VERSION, **asdict(result), **common)

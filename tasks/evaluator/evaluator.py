@@ -26,8 +26,9 @@ from cairn.storage.stores.child_process import DEVNULL, start_child
 from cairn.tasks.attempt.injected_faults import IN_EVALUATOR, PAUSES, FaultPlan, inject_process_fault
 from cairn.tasks.configuration.settings import METRIC, EvaluatorConfig
 from cairn.tasks.errors import TaskError
-from cairn.tasks.evaluator import checkpoint_model, confinement, evaluation_run, evaluator_process
-from cairn.tasks.evaluator.evaluation_run import EvaluationResult, Suite
+from cairn.tasks.evaluator import checkpoint_model, confinement
+from cairn.tasks.evaluator.evaluation_run import EvaluationSpec, Suite
+from cairn.tasks.evaluator.evaluator_process import EvaluationResult, PipeReader
 
 MODEL = "{model}"
 MOST_PRINTED_BYTES = 1024 * 1024
@@ -47,7 +48,7 @@ PASSED = frozenset(_PASSED.split())
 _GUARD = "import os, signal; os.read(0, 1); os.killpg(0, signal.SIGKILL)"
 
 
-def _open(spec: evaluation_run.EvaluationSpec, device: str) -> checkpoint_model.CheckpointModel:
+def _open(spec: EvaluationSpec, device: str) -> checkpoint_model.CheckpointModel:
     return checkpoint_model.open_model(
         open_store.open_store(spec.store_url),
         spec.checkpoint,
@@ -81,7 +82,7 @@ def measure_held_out(opened: checkpoint_model.CheckpointModel, suite: Suite) -> 
     return EvaluationResult(metrics=measured, samples=tuple(_sample(opened, suite, text) for text in suite.prompts))
 
 
-def _measure_by_command(spec: evaluation_run.EvaluationSpec, suite: EvaluatorConfig) -> EvaluationResult:
+def _measure_by_command(spec: EvaluationSpec, suite: EvaluatorConfig) -> EvaluationResult:
     assert spec.folder is not None
     guard = guard_group()
     (spec.folder / "scratch").mkdir(parents=True)
@@ -97,7 +98,7 @@ def _measure_by_command(spec: evaluation_run.EvaluationSpec, suite: EvaluatorCon
     return result
 
 
-def run_command(suite: EvaluatorConfig, spec: evaluation_run.EvaluationSpec) -> EvaluationResult:
+def run_command(suite: EvaluatorConfig, spec: EvaluationSpec) -> EvaluationResult:
     """Run the command on `spec.folder / "model"` and return the numbers it printed, nested names joined by slashes.
 
     Raises TaskError for a changed file of the suite, a command that fails, or other output than finite numbers.
@@ -135,7 +136,7 @@ def run_command(suite: EvaluatorConfig, spec: evaluation_run.EvaluationSpec) -> 
 
 def _read_metrics(name: str, child: "subprocess.Popen[bytes]") -> dict[str, float]:
     assert child.stdout is not None and child.stderr is not None
-    stderr = evaluator_process.PipeReader(child.stderr, copy_to=2)
+    stderr = PipeReader(child.stderr, copy_to=2)
     with child.stdout:
         printed = child.stdout.read(MOST_PRINTED_BYTES + 1)
     if len(printed) > MOST_PRINTED_BYTES:
@@ -159,7 +160,7 @@ def parse_metrics(name: str, printed: bytes) -> dict[str, float]:
     return metrics
 
 
-def command_environment(environment: Mapping[str, str], spec: evaluation_run.EvaluationSpec) -> dict[str, str]:
+def command_environment(environment: Mapping[str, str], spec: EvaluationSpec) -> dict[str, str]:
     """Return the command's environment: what it may have, with the spec's values; `python` is this interpreter."""
     assert spec.folder is not None
     passed = PASSED.union(environment.get("CAIRN_EVALUATOR_VARIABLES", "").replace(",", " ").split())
@@ -218,7 +219,7 @@ def main() -> None:
     """Read the spec from stdin, and print the result as the only line on stdout."""
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    spec = evaluation_run.EvaluationSpec.model_validate_json(sys.stdin.buffer.read())
+    spec = EvaluationSpec.model_validate_json(sys.stdin.buffer.read())
     faults = FaultPlan(open_store.open_store(spec.store_url), spec.run_prefix, spec.plan.faults)
     for kind in faults.due(spec.number, IN_EVALUATOR):
         faults.pause(kind, spec.number) if kind in PAUSES else inject_process_fault(kind)

@@ -31,6 +31,15 @@ class Outcome:
     refused: bool = False
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationResult:
+    """An evaluator's measurements: losses in nats per token, the text after each prompt; and its command's boundary."""
+
+    metrics: dict[str, float]
+    samples: tuple[str, ...] = ()
+    boundary: str = ""
+
+
 class PipeReader:
     """Reads a pipe in a thread of its own and keeps its first bytes, or its last 64 KiB; the rest is discarded."""
 

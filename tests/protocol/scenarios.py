@@ -18,7 +18,7 @@ from cairn.storage.logs.run_entries import ReadEvidence
 from cairn.storage.logs.run_index import list_run_ids
 from cairn.storage.logs.run_log import RunLog
 from cairn.tasks.errors import LiveOwner
-from cairn.tasks.evaluator.evaluation_run import Outcome
+from cairn.tasks.evaluator.evaluator_process import Outcome
 from tests.memory_store import MemoryStore
 from tests.protocol import processes
 from tests.protocol.processes import PREFIX, EventfulClock, Process, measured
