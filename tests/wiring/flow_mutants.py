@@ -130,8 +130,8 @@ FLOW_MUTANTS = (
     mutant(
         "receipt-by-default-budgets",
         TRAINER,
-        "end_attempt, run.log, over, budgets=run.config.budgets,",
-        "end_attempt, run.log, over, budgets=type(run.config.budgets)(),",
+        "end_attempt, run.log, over, limits=run.config.budgets,",
+        "end_attempt, run.log, over, limits=type(run.config.budgets)(),",
         BACK_OFF,
     ),
     mutant(

@@ -36,7 +36,7 @@ TASK_MUTANTS = (
     mutant(
         "commands-of-a-log-run",
         "tasks/evaluator/evaluation_run.py",
-        "elif isinstance(suite, EvaluatorConfig) and suite.logged and allowed != LOGGED:",
+        "elif isinstance(suite, settings.EvaluatorConfig) and suite.logged and allowed != LOGGED:",
         "elif problem:",
         f"{LOG}::test_a_command_that_only_the_log_names_is_not_run_and_the_record_says_why",
     ),
