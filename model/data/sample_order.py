@@ -110,9 +110,6 @@ class SampleOrder:
     components: tuple[Component, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("window_count", "global_batch", "block_size"):
-            if getattr(self, name) < 1:
-                raise InvalidInput(f"{name}={getattr(self, name)} must be at least 1")
         if not self.components:
             object.__setattr__(self, "components", (Component(first_window=0, window_count=self.window_count),))
         end = self.window_count * self.block_size
@@ -140,8 +137,6 @@ class SampleOrder:
 
     def windows_between(self, step: int, end_step: int) -> NDArray[np.int64]:
         """Return the batches (end_step - step, global_batch) of the steps from `step` on, cheaper than one by one."""
-        if step < 0:
-            raise InvalidInput(f"step={step} must not be negative")
         draws = np.arange(step * self.global_batch, end_step * self.global_batch, dtype=np.int64)
         chosen, own = split_draws(draw_shares([component.weight for component in self.components]), draws)
         windows = np.empty_like(draws)

@@ -9,19 +9,9 @@ from numpy.typing import NDArray
 
 from cairn.model.errors import InvalidInput, TokenOutOfRange
 
-SHARD_DTYPES = (np.dtype(np.uint16), np.dtype(np.uint32))
-
 
 class TokenRow(Protocol):
     """A shard: a row of tokens (N,) whose slices are arrays, such as an array or one that is read lazily."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The number of tokens, (N,)."""
-
-    @property
-    def dtype(self) -> "np.dtype[Any]":
-        """Token width."""
 
     def __len__(self) -> int: ...
 
@@ -45,12 +35,7 @@ class TokenWindows:
     """
 
     def __init__(self, shards: Sequence[TokenRow], block_size: int, vocab_size: int) -> None:
-        """Take uint16 or uint32 shards (N_k,) in order; less than one window raises InvalidInput."""
-        for number, row in enumerate(shards):
-            if len(row.shape) != 1 or row.dtype not in SHARD_DTYPES:
-                raise InvalidInput(f"shard {number} is {row.shape} {row.dtype}; must be one row of uint16 or uint32")
-        if block_size < 1 or vocab_size < 1:
-            raise InvalidInput(f"block_size={block_size} and vocab_size={vocab_size} must be at least 1")
+        """Take shards (N_k,) in order; less than one window raises InvalidInput."""
         self._shards = tuple(shards)
         self._windows_of_shard: dict[int, NDArray[Any]] = {}
         self._starts = np.cumsum([0, *(len(shard) for shard in shards)], dtype=np.int64)

@@ -19,7 +19,7 @@ from torch import Tensor
 from cairn.model.architectures.attention import document_starts, takes_starts
 from cairn.model.configuration.training import TrainingConfig
 from cairn.model.data import batch_loader, sample_order, token_windows
-from cairn.model.errors import InvalidInput, NonFiniteLoss, TokenOutOfRange
+from cairn.model.errors import NonFiniteLoss, TokenOutOfRange
 from cairn.model.kernels.head_loss import head_loss, padded_head_loss, token_loss
 from cairn.model.training.determinism import dropout_seed, keeping_generators, seed_generators
 from cairn.model.training.optimizer import set_rate, update_weights
@@ -39,13 +39,6 @@ class StepInputs:
     training: TrainingConfig
     micro_batch: int
     loader: batch_loader.BatchLoader | None = None
-
-    def __post_init__(self) -> None:
-        most = self.order.global_batch
-        if not 1 <= self.micro_batch <= most:
-            raise InvalidInput(f"micro_batch={self.micro_batch} must be from 1 to global_batch={most}")
-        if self.loader and not (self.loader.windows is self.windows and self.loader.order == self.order):
-            raise InvalidInput("the loader reads other windows or another order; make it from those of the training")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,7 +7,6 @@ and its settings are locked (https://duckdb.org/docs/stable/operations_manual/se
 import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     import duckdb
     import pyarrow as pa
 
-_READERS = 32
 _NEEDS = {"promotions": ("promotions", "runs"), "hosts": ("training_attempts",)}
 _WITH_OPEN_ATTEMPTS = {"runs", "training_attempts"}
 _DYNAMIC_TABLE = re.compile(r"\bquery(_table)?\b")
@@ -141,8 +139,8 @@ def gather_runs(store: object_store.ObjectStore, tables: frozenset[str], *, work
         if fresh:
             parts.setdefault(table, []).append(table_cache.arrow_table(columns(table), fresh))
     stamps = gathered[0].stamps if tables & _WITH_OPEN_ATTEMPTS else ()
-    with ThreadPoolExecutor(_READERS) as readers:
-        open_attempts = readers.map(partial(_open_attempt, store), [stamp for stamp in stamps if stamp.owner])
+    opened = [stamp for stamp in stamps if stamp.owner]
+    open_attempts = object_store.ask_each(store, partial(_open_attempt, store), opened)
     return QueriedRuns(
         parts=parts,
         open_attempts=tuple(open_attempts),

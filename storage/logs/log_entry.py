@@ -9,7 +9,6 @@ import socket
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import count, takewhile
@@ -136,7 +135,6 @@ def decode_entry(data: bytes, kinds: Mapping[str, type], *, where: str) -> Entry
 _PLAIN = os.O_NOFOLLOW | os.O_NONBLOCK
 _TRIES = 6
 _PROBES = 16
-_READERS = 16
 
 
 def utc_now() -> datetime:
@@ -195,11 +193,6 @@ class EntryLog:
             raise errors.IntegrityError(f"{key}: holds seq {entry.seq}, must hold {seq}")
         return ReadEntry(entry=entry, sha256=document.sha256(data))
 
-    def newest(self) -> ReadEntry | None:
-        """Return the newest entry in two requests however long the log is, or None for an empty log."""
-        key = self.store.first(self.prefix)
-        return None if key is None else self.read(seq_of(key.rsplit("/", 1)[1]))
-
     def read_after(self, last: ReadEntry | None) -> Iterator[ReadEntry]:
         """Yield every entry after `last`, oldest first; raise `IntegrityError` at the first that is not sound.
 
@@ -228,9 +221,8 @@ class EntryLog:
         if newest <= seq:
             read = self.read(seq, folder)
             return [] if read is None else [read]
-        with ThreadPoolExecutor(_READERS) as readers:
-            reads = takewhile(lambda read: read is not None, readers.map(self.read, range(seq, newest + 1)))
-            return [read for read in reads if read is not None]
+        reads = object_store.ask_each(self.store, self.read, range(seq, newest + 1))
+        return [read for read in takewhile(lambda read: read is not None, reads) if read is not None]
 
     def append(
         self, body: Any, *, after: ReadEntry | None, writer: Writer, resume: tuple[CheckpointReference, ...] = ()

@@ -4,7 +4,6 @@ One request says whether a run has moved since. Of the runs that are over, each 
 """
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import compress
@@ -13,7 +12,7 @@ from typing import TypeVar
 from cairn.storage.errors import IntegrityError, StorageError
 from cairn.storage.logs import fold_cache, log_entry, run_log, run_state
 from cairn.storage.stores.document import decode, encode
-from cairn.storage.stores.object_store import ObjectStore
+from cairn.storage.stores.object_store import ObjectStore, ask_each
 
 INDEX_FOLDER = "index/runs"
 RUNS_IN_OBJECT = 500
@@ -21,7 +20,6 @@ RUNS_IN_OBJECT = 500
 ASKED_OVER_RUNS = 40
 """Runs that are over and are asked in one refresh whether they went on."""
 _VERSION = 2
-_READERS = 8
 Item = TypeVar("Item")
 
 
@@ -80,9 +78,8 @@ class RunIndex:
             except IntegrityError as error:
                 return unreadable(run_id, str(error))
 
-        with ThreadPoolExecutor(_READERS) as readers:
-            found = zip(run_ids, readers.map(read_one, run_ids), strict=True)
-            return [(run_id, item) for run_id, item in found if item is not None]
+        found = zip(run_ids, ask_each(self._store, read_one, run_ids), strict=True)
+        return [(run_id, item) for run_id, item in found if item is not None]
 
     def read(self, run_id: str) -> run_log.RunLog:
         """Return a run's log: with the state of its sketch and `folded` None if it has not moved, else refreshed."""
@@ -151,8 +148,7 @@ def list_run_ids(store: ObjectStore) -> list[str]:
         return store.first(folder) is not None
 
     found = list_folders(store)
-    with ThreadPoolExecutor(_READERS) as readers:
-        return list(compress(found, readers.map(has_log, found)))
+    return list(compress(found, ask_each(store, has_log, found)))
 
 
 def is_empty(log: run_log.RunLog) -> bool:

@@ -7,10 +7,10 @@ named by the bytes before it. Liveness is by the store's or the reader's clock, 
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -22,7 +22,6 @@ from cairn.storage.stores import document, object_store
 MOST_STEP_LOG_BYTES = 2 * 1024**3
 """About ten million steps of one attempt; such a file is read whole."""
 _MOST_TAIL_BYTES = 4 * 1024 * 1024
-_READERS = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -194,11 +193,8 @@ def _pieces(store: object_store.ObjectStore, run_prefix: str, attempt: int) -> t
 
 
 def _read_records(store: object_store.ObjectStore, keys: Sequence[str]) -> list[StepRecord]:
-    """Read several objects at once, unless they are local files."""
-    if len(keys) < 2 or store.local_path(keys[0]) is not None:
-        return [record for key in keys for record in parse_step_records(_read(store, key))]
-    with ThreadPoolExecutor(_READERS) as readers:
-        return [line for data in readers.map(lambda key: _read(store, key), keys) for line in parse_step_records(data)]
+    data = object_store.ask_each(store, partial(_read, store), keys)
+    return [record for lines in data for record in parse_step_records(lines)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

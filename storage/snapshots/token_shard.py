@@ -96,8 +96,6 @@ class ShardWriter:
 
 def write_shard(path: Path, tokens: NDArray[Any], schema: ShardSchema) -> None:
     """Write tokens (N,) of the schema's width as one shard file, without a copy."""
-    if tokens.ndim != 1 or tokens.dtype != schema.dtype:
-        raise StorageError(f"{path}: tokens are {tokens.shape} {tokens.dtype}; must be one row of {schema.dtype}")
     arrow = schema.arrow()
     column = pa.Array.from_buffers(arrow.field("token").type, len(tokens), [None, pa.py_buffer(tokens)])
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, arrow) as writer:
@@ -173,23 +171,11 @@ def slices_between(rows: "Iterable[NDArray[Any] | VerifiedShard]", start: int, s
 class VerifiedShard:
     """Tokens (N,) of a shard, fetched, hashed and mapped read-only at the first use; thread-safe."""
 
-    ndim = 1
-
     def __init__(self, fetch: Callable[[], Path], schema: ShardSchema, *, tokens: int, where: str) -> None:
         """`fetch` verifies the file and returns its path; `tokens` is the number it must hold."""
         self._fetch, self._schema, self._length, self._where = fetch, schema, tokens, where
         self._lock = threading.Lock()
         self._tokens: NDArray[Any] | None = None
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Token width."""
-        return self._schema.dtype
-
-    @property
-    def shape(self) -> tuple[int]:
-        """One row."""
-        return (self._length,)
 
     def tokens(self) -> NDArray[Any]:
         """Return the tokens; the first call verifies the file. Every call raises SnapshotDamaged for a damaged one."""
@@ -213,7 +199,7 @@ class VerifiedShard:
             content = mapped.read_buffer()
             with pa.ipc.open_file(content) as reader:
                 column = reader.get_batch(0).column(0)
-                return path, column.buffers()[1].address - content.address + position * self.dtype.itemsize
+                return path, column.buffers()[1].address - content.address + position * self._schema.dtype.itemsize
 
     def __len__(self) -> int:
         return self._length  # needs no file

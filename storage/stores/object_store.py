@@ -9,6 +9,7 @@ import random
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,8 @@ from cairn.storage import errors
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Item = TypeVar("Item")
+_ASKED_AT_ONCE = 32
 NAME_RULE = "letters, digits and _ . = + -, beginning with a letter, a digit or _"
 _SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@=+-]*\Z")
 # A file system takes 255 bytes a name, and a temporary name is 34 longer than its object's; S3 takes 1024 a key.
@@ -141,6 +144,15 @@ def is_key(name: str) -> bool:
     with suppress(errors.StorageError):
         return bool(check_key(name))
     return False
+
+
+def ask_each(store: ObjectStore, ask: Callable[[Item], T], items: Iterable[Item]) -> Iterator[T]:
+    """Yield what `ask` returns for each item, in order; a remote store is asked for several at once."""
+    if store.local_path("runs") is not None:
+        yield from map(ask, items)
+        return
+    with ThreadPoolExecutor(_ASKED_AT_ONCE) as readers:
+        yield from readers.map(ask, items)
 
 
 def too_large(where: str, at_most: int) -> errors.IntegrityError:

@@ -8,29 +8,25 @@ import os
 import shutil
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import compress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from cairn.storage.errors import IntegrityError, StorageError
 from cairn.storage.logs import fold_cache, log_entry, run_entries, run_log, run_state, step_log
 from cairn.storage.stores.document import decode, encode, sha256
-from cairn.storage.stores.object_store import ObjectStore, WrittenObject, describe_file
+from cairn.storage.stores.object_store import ObjectStore, WrittenObject, ask_each, describe_file
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 PACK = "pack.json"
-Given = TypeVar("Given")
-Answer = TypeVar("Answer")
 _RunRows = Mapping[str, Sequence[Any]]
-_READERS = 32
 _ROW_GROUP_ROWS = 122_880
 
 
@@ -115,7 +111,7 @@ class TableCache:
         folder, here = self._folder / kind.name, set(run_ids)
         packs = {name: read_pack(folder / name, kind.version) for name in sorted(members)}
         stamps = [stamp for pack in packs.values() if pack for stamp in pack.runs if stamp.run_id in here]
-        answers = self._each(partial(is_current, self._store), stamps)
+        answers = ask_each(self._store, partial(is_current, self._store), stamps)
         current = frozenset(stamp.run_id for stamp in compress(stamps, answers))
         gathered = GatheredTables(parts={name: [] for name in wanted})
         fold = partial(self._fold, kind, gathered.unreadable)
@@ -125,7 +121,8 @@ class TableCache:
             files = find_files(place, pack, kind.tables if has_moved else wanted) if pack else None
             kept = [stamp for stamp in packed if stamp.run_id in current] if files is not None else []
             known, tables = {stamp.run_id for stamp in kept}, dict[str, Any](files or {})
-            runs = list(filter(None, self._each(fold, [run_id for run_id in members[name] if run_id not in known])))
+            moved = [run_id for run_id in members[name] if run_id not in known]
+            runs = list(filter(None, ask_each(self._store, fold, moved)))
             gathered.stamps.extend(kept := [*kept, *(stamp for stamp, _ in runs)])
             if runs or len(known) < len(packed):  # the pack is written again: it has other runs, or one has moved
                 for table, columns in kind.tables.items():
@@ -152,14 +149,6 @@ class TableCache:
             return None
         stamp = stamp_run(self._store, run_id, log.folded, with_steps=kind.with_steps)
         return stamp, kind.make(run_id, log.state)
-
-    def _each(self, ask: Callable[[Given], Answer], items: Iterable[Given]) -> Iterator[Answer]:
-        """Yield the answers in order, asking several at once unless the store is local."""
-        if self._store.local_path("runs") is not None:
-            yield from map(ask, items)
-            return
-        with ThreadPoolExecutor(_READERS) as readers:
-            yield from readers.map(ask, items)
 
 
 def read_pack(folder: Path, version: str) -> Pack | None:

@@ -26,6 +26,7 @@ from cairn.storage.stores.object_store import ObjectStore
 from tests.commands import Cairn
 from tests.entries import placement
 from tests.fabricated_run import HUMAN, FabricatedRun, fabricate
+from tests.storage.builders import newest_entry
 
 CONTRACT = """
     select termination_reason, count(*) as attempts, sum(gpu_seconds) / 3600 as gpu_hours
@@ -218,7 +219,7 @@ def test_machines_that_failed_are_counted_over_all_their_attempts(fresh: Fabrica
 
 def test_entries_of_a_newer_kind_are_passed_over(fresh: FabricatedRun, work: Path) -> None:
     fresh.start()
-    store, newest = fresh.log.store, fresh.log._log.newest()
+    store, newest = fresh.log.store, newest_entry(fresh.log._log)
     assert newest is not None
     data = store.read("runs/fresh/log/9999999998.json").decode()
     digest = sha256(data.encode())

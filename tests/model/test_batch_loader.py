@@ -10,7 +10,7 @@ from cairn.model.data import batch_loader
 from cairn.model.data.batch_loader import BatchLoader, gather_batch
 from cairn.model.data.sample_order import Component, SampleOrder
 from cairn.model.data.token_windows import TokenWindows
-from cairn.model.errors import InvalidInput, TokenOutOfRange
+from cairn.model.errors import TokenOutOfRange
 from tests.model.tiny_run import TinyRun
 
 CPU = torch.device("cpu")
@@ -188,13 +188,3 @@ def test_closing_leaves_no_thread_even_with_pending_batches(tiny_run: type[TinyR
     threading.Timer(0.01, watched.may_gather.set).start()
     loader.close()
     assert watched.threads and not any(thread.is_alive() for thread in watched.threads)
-
-
-def test_a_loader_of_another_order_is_refused(tiny_run: type[TinyRun]) -> None:
-    run = tiny_run()
-    other = SampleOrder(window_count=50, seed=4, global_batch=6)
-    with (
-        BatchLoader(run.windows, other, CPU, end_step=12) as loader,
-        pytest.raises(InvalidInput, match="another order"),
-    ):
-        run.train(1, loader=loader)

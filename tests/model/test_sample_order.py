@@ -94,8 +94,6 @@ def test_a_replacement_is_the_same_every_time() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"window_count": 0}, "window_count=0"),
-        ({"global_batch": 0}, "global_batch=0"),
         ({"quarantined": frozenset({50})}, "quarantined=50"),
         ({"quarantined": frozenset(range(50))}, "all 50 windows"),
         ({"components": THREE, "quarantined": frozenset(range(21, 25))}, r"all 4 windows of \[21, 25\)"),
@@ -106,11 +104,6 @@ def test_a_replacement_is_the_same_every_time() -> None:
 def test_an_order_with_nothing_to_draw_is_refused(changes, words) -> None:
     with pytest.raises(InvalidInput, match=words):
         SampleOrder(**{**SIZES, **changes})
-
-
-def test_a_negative_step_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="step=-1"):
-        SampleOrder(**SIZES).windows_of(-1)
 
 
 def test_an_order_without_components_is_the_order_of_a_single_one_of_any_weight() -> None:

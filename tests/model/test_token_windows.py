@@ -52,12 +52,6 @@ def test_a_token_outside_the_vocabulary_is_an_error_that_names_its_window() -> N
     assert caught.value.window == 1
 
 
-@pytest.mark.parametrize("shard", [np.zeros(9, dtype=np.int64), np.zeros((3, 3), dtype=np.uint16)])
-def test_a_shard_of_another_shape_or_dtype_is_refused(shard) -> None:
-    with pytest.raises(InvalidInput, match="shard 0"):
-        TokenWindows([shard], 2, 10)
-
-
 def test_a_window_of_a_higher_number_begins_some_tokens_later() -> None:
     windows = TokenWindows([np.arange(6, dtype=np.uint16), np.arange(6, 13, dtype=np.uint16)], 4, 13)
     assert windows.gather(np.array([3, 3 + 1, 2 * 3, 3 * 3 + 1]))[:, 0].tolist() == [1, 5, 2, 7]

@@ -18,7 +18,7 @@ from cairn.storage.checkpoints.checkpoint import (
 )
 from cairn.storage.checkpoints.checkpoint import verify_checkpoint as verify
 from cairn.storage.checkpoints.payload import TensorRecord, TrainerDocument, small_tensor
-from cairn.storage.logs.log_entry import FORMAT_VERSION, Entry, EntryLog, ReadEntry, entry_name
+from cairn.storage.logs.log_entry import FORMAT_VERSION, Entry, EntryLog, ReadEntry, entry_name, seq_of
 from cairn.storage.logs.run_entries import RUN_KINDS, AttemptEnded, CheckpointCommitted, RunOpened, StagedCheckpoint
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.logs.run_state import RunState
@@ -83,7 +83,7 @@ def entry(body: object, *, attempt: int | None = None, seq: int = 0) -> Entry:
 
 def forge(store: ObjectStore, body: object, *, attempt: int | None = None) -> None:
     """Append an entry as a writer without scruples would: chained correctly, checked by nobody."""
-    last: ReadEntry | None = entry_log(store).newest()
+    last: ReadEntry | None = newest_entry(entry_log(store))
     forged = entry(body, attempt=attempt, seq=0 if last is None else last.entry.seq + 1)
     data = encode(replace(forged, prev=None if last is None else last.sha256))
     assert store.create(f"{LOG}/{entry_name(forged.seq)}", data)
@@ -195,9 +195,15 @@ def check_invariants(store: ObjectStore, acknowledged: set[str]) -> RunState:
 def append_as_a_newer_program(store: ObjectStore, *, run: str = RUN, **changed: object) -> None:
     """Append an entry that this program cannot understand."""
     log = f"runs/{run}/log"
-    last = entry_log(store, log).newest()
+    last = newest_entry(entry_log(store, log))
     assert last is not None
     document = msgspec.json.decode(store.read(f"{log}/{entry_name(last.entry.seq)}"))
     document |= {"seq": last.entry.seq + 1, "prev": last.sha256, "write_id": "new", **changed}
     document["body"] = {"anything": [1, {"deep": None}]}
     store.create(f"{log}/{entry_name(last.entry.seq + 1)}", msgspec.json.encode(document))
+
+
+def newest_entry(log: EntryLog) -> ReadEntry | None:
+    """Return the newest entry in two requests however long the log is, or None for an empty log."""
+    key = log.store.first(log.prefix)
+    return None if key is None else log.read(seq_of(key.rsplit("/", 1)[1]))

@@ -20,7 +20,7 @@ from cairn.storage.stores.local_store import LocalStore
 from cairn.storage.stores.object_store import MAX_READ_BYTES, ObjectStore
 from tests.entries import ended, evaluated, started, writer
 from tests.memory_store import MemoryStore
-from tests.storage.builders import LOG, RUN, committed, entry, opened, run_log
+from tests.storage.builders import LOG, RUN, committed, entry, newest_entry, opened, run_log
 from tests.storage.faulty_store import FaultyStore
 
 pytestmark = pytest.mark.xdist_group("cold-start")  # its runs are made once for all its tests
@@ -86,7 +86,7 @@ def requests_of(store: ObjectStore, read: Callable[[ObjectStore], object]) -> in
 
 def test_the_newest_committed_checkpoint_is_found_in_two_requests(long_run: LocalStore) -> None:
     def newest(store: ObjectStore) -> None:
-        found = EntryLog(store=store, prefix=LOG, kinds=RUN_KINDS).newest()
+        found = newest_entry(EntryLog(store=store, prefix=LOG, kinds=RUN_KINDS))
         assert found is not None
         assert [reference.step for reference in found.entry.resume] == [NEWEST, NEWEST - 10, NEWEST - 20]
 

@@ -32,6 +32,7 @@ from tests.storage.builders import (
     committed,
     entry,
     entry_log,
+    newest_entry,
     no_sleep,
     open_run,
     opened,
@@ -203,18 +204,18 @@ def test_the_newest_entry_takes_two_requests_however_long_the_log(length: int) -
     for seq in range(length):
         memory.create(f"{LOG}/{entry_name(seq)}", encode(entry(opened(), seq=seq)))
     counting = FaultyStore(memory)
-    newest = entry_log(counting).newest()  # type: ignore[arg-type]
+    newest = newest_entry(entry_log(counting))  # type: ignore[arg-type]
     assert newest is not None
     assert (newest.entry.seq, counting.operations) == (length - 1, ["first", "read"])
 
 
 def test_an_empty_log_has_no_newest_entry(store: ObjectStore) -> None:
-    assert entry_log(store).newest() is None
+    assert newest_entry(entry_log(store)) is None
 
 
 def test_the_newest_entry_alone_says_what_to_resume_from(store: ObjectStore) -> None:
     state = run_with_commits(store, *range(1, 11)).state
-    newest = entry_log(store).newest()
+    newest = newest_entry(entry_log(store))
     assert newest is not None
     assert [reference.step for reference in newest.entry.resume] == [10, 9, 8, 7, 6, 5, 4, 3]
     assert newest.entry.resume == state.resume
@@ -225,7 +226,7 @@ def test_a_foreign_file_in_the_log_folder_is_named(store: ObjectStore, name: str
     open_run(store)
     store.write(f"{LOG}/{name}", b"{}")
     with pytest.raises(IntegrityError, match=name.replace("+", r"\+")):
-        entry_log(store).newest()
+        newest_entry(entry_log(store))
 
 
 def test_an_entry_changed_in_place_is_noticed_through_the_prev_chain(store: ObjectStore) -> None:

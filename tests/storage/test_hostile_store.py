@@ -28,6 +28,7 @@ from tests.storage.builders import (
     committed,
     forge,
     laid_out,
+    newest_entry,
     open_run,
     run_log,
     run_with_commits,
@@ -55,7 +56,7 @@ def test_no_more_is_read_than_the_reader_takes(store: ObjectStore) -> None:
 def test_an_entry_of_any_size_is_refused_in_bounded_memory(tmp_path: Path, size_bytes: int) -> None:
     filled_with_zeros(tmp_path, f"{LOG}/{entry_name(0)}", size_bytes)
     with pytest.raises(IntegrityError, match="more than the 67,108,864 bytes that are read"):
-        EntryLog(store=LocalStore(tmp_path), prefix=LOG, kinds=RUN_KINDS).newest()
+        newest_entry(EntryLog(store=LocalStore(tmp_path), prefix=LOG, kinds=RUN_KINDS))
 
 
 def test_a_heartbeat_and_a_fold_of_any_size_are_none(tmp_path: Path) -> None:

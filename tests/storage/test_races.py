@@ -17,7 +17,7 @@ from cairn.storage.stores.store_probe import probe_store
 from tests.entries import evaluated, started, writer
 from tests.memory_store import MemoryStore
 from tests.processes.waiting import patience_seconds
-from tests.storage.builders import check_invariants, entry_log, open_run, run_log
+from tests.storage.builders import check_invariants, entry_log, newest_entry, open_run, run_log
 
 THREADS = 32
 ROUNDS, WRITERS = 8, 8
@@ -90,7 +90,7 @@ def test_of_claimers_of_one_number_exactly_one_gets_it(store: ObjectStore) -> No
 
 def test_of_appends_after_the_same_entry_exactly_one_is_committed(store: ObjectStore) -> None:
     open_run(store)
-    head = entry_log(store).newest()
+    head = newest_entry(entry_log(store))
     answers = at_once(WRITERS, lambda index: entry_log(store).append(started(1), after=head, writer=writer()))
     assert sum(answer is not None for answer in answers) == 1
 

@@ -37,6 +37,7 @@ from tests.storage.builders import (
     commit,
     copy_objects,
     laid_out,
+    newest_entry,
     no_sleep,
     run_log,
     run_with_commits,
@@ -318,7 +319,7 @@ def test_what_a_dead_offerer_still_had_on_its_way_comes_too_late(store: ObjectSt
     log = laid_out(store, 10, 20, 30)
     pin(log, 10, "dead-offer", pid=DEAD_PID, alias="champion")
     entries = EntryLog(store=store, prefix="models/champion/log", kinds=MODEL_KINDS, clock=clock, sleep=no_sleep)
-    head = entries.newest()
+    head = newest_entry(entries)
     swept(store)
     promoted = Promoted(
         alias="champion",
