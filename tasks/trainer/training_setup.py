@@ -130,9 +130,9 @@ def flip_token(shards: Iterable[token_shard.VerifiedShard], position: int) -> No
     """Flip the highest bit of the token at `position` of the shards in order, in its file on this disk."""
     for shard in shards:
         if position < len(shard):
-            path, first_byte = shard.place_of(position)
+            path, end_byte = shard.place_of(position + 1)
             with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as content:
-                content[first_byte + shard.dtype.itemsize - 1] ^= 0x80
+                content[end_byte - 1] ^= 0x80
                 content.flush()
             return
         position -= len(shard)
