@@ -76,14 +76,11 @@ def _answer(facts: PostMortem, attempt: AttemptFacts) -> Iterator[str]:
     if after is None:
         yield f"Now: {status.next.removeprefix(f'attempt {receipt.attempt} ended: {reason}; ')}"
         return
-    later = format.format_duration(
-        max((after.started_at - (receipt.ended_at or after.started_at)).total_seconds(), 0.0)
-    )
     place = "the same host" if after.placement.host == receipt.placement.host else after.placement.host
     how = f" ({_difference(after)})" if _difference(after) else ""
     did = f"did {format.format_count(after.last_step - after.first_step, 'step')}"
     became = f"ended: {after.termination_reason}" if after.termination_reason else "is still open"
-    origin = f"from step {after.first_step:,}{how} {later} later on {place}"
+    origin = f"from step {after.first_step:,}{how} {format.format_duration(after.waiting_seconds)} later on {place}"
     yield f"Attempt {after.attempt} went on {origin}, {did} and {became}"
     yield f"The run is {status.state} now. Next: {status.next}"
 
@@ -239,9 +236,8 @@ def _end(attempt: AttemptFacts, evidence: Mapping[str, Any]) -> Iterator[str]:
     if known and known.because:
         yield f"That makes it {reason}: {known.because}"
     if writer is not None:
-        lease = (
-            f"the lease of {format.format_duration(attempt.lease_seconds)}" if attempt.lease_seconds else "the lease"
-        )
+        seconds = attempt.lease_seconds
+        lease = f"the lease of {format.format_duration(seconds)}" if seconds else "the lease"
         how = f"which watched its heartbeat stay the same for {lease}"
         if writer.host == where.host:
             how = f"on the same host, where process {where.pid} was no longer there or had been silent for {lease}"

@@ -256,19 +256,6 @@ def daly_seconds(checkpoint_seconds: float, between_failures_seconds: float) -> 
     return young_seconds(checkpoint_seconds, between_failures_seconds) * series - checkpoint_seconds
 
 
-def measure_interval(plan: SimulationPlan, trace: FailureTrace, seeds: Sequence[int]) -> IntervalLoss:
-    """Return the shares of wall time that are not useful, over runs with drawn failures that always resume."""
-    runs = (simulate(plan, trace.drawn(random.Random(seed)), None, most_attempts=2_000) for seed in seeds)
-    shares = [1 - run.goodput for run in runs]
-    return IntervalLoss(
-        every_steps=plan.every_steps,
-        seconds=plan.every_steps * plan.step_seconds,
-        lost_share=sum(shares) / len(shares),
-        lost_least=min(shares),
-        lost_most=max(shares),
-    )
-
-
 def compare_intervals(plan: SimulationPlan, trace: FailureTrace, seeds: Sequence[int]) -> dict[str, IntervalLoss]:
     """Return the loss with the plan's own interval, Young's, Daly's and the best of a sweep, on the same failures.
 
@@ -283,7 +270,16 @@ def compare_intervals(plan: SimulationPlan, trace: FailureTrace, seeds: Sequence
 
     @cache
     def measure(steps: int) -> IntervalLoss:
-        return measure_interval(replace(long_run, every_steps=steps), trace, seeds)
+        tried = replace(long_run, every_steps=steps)
+        runs = (simulate(tried, trace.drawn(random.Random(seed)), None, most_attempts=2_000) for seed in seeds)
+        lost = [1 - run.goodput for run in runs]
+        return IntervalLoss(
+            every_steps=steps,
+            seconds=steps * plan.step_seconds,
+            lost_share=sum(lost) / len(lost),
+            lost_least=min(lost),
+            lost_most=max(lost),
+        )
 
     found = {"present": measure(plan.every_steps)}
     if math.isinf(between):

@@ -32,7 +32,6 @@ from cairn.tasks.simulation.simulated_run import (
     budget_policy,
     compare_intervals,
     daly_seconds,
-    measure_interval,
     plain_retries,
     simulate,
     train_until,
@@ -388,7 +387,7 @@ def test_where_nothing_fails_no_interval_is_better() -> None:
 def test_the_sweep_measures_what_a_whole_simulation_measures() -> None:
     trace = published_trace()
     run = simulate(LLAMA, trace.drawn(random.Random(5)), never_give_up)
-    assert measure_interval(LLAMA, trace, [5]).lost_share == pytest.approx(1 - run.goodput)
+    assert compare_intervals(LLAMA, trace, [5])["present"].lost_share == pytest.approx(1 - run.goodput)
 
 
 def test_a_stored_log_replays_its_own_reasons_after_its_own_times() -> None:
