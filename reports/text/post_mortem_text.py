@@ -10,6 +10,7 @@ from typing import Any
 from cairn.reports.queries.post_mortem import AttemptFacts, PostMortem
 from cairn.reports.queries.receipts import Receipt
 from cairn.reports.text.answer_text import Block, describe_left
+from cairn.reports.text.display_tables import evaluations_table
 from cairn.tasks.policy.termination import TERMINATIONS, DecisionAction, ExitCode, TerminationReason
 from cairn.tasks.text import format
 
@@ -30,6 +31,9 @@ def post_mortem_blocks(facts: PostMortem) -> Iterator[Block]:
     if facts.attempt is None:
         return
     yield dict(post_mortem_sections(facts))
+    if facts.attempt.evaluations:
+        yield "\nthe newest evaluations of its checkpoints:"
+        yield evaluations_table(facts.attempt.evaluations[-_MOST_ITEMS:])
     if (ended := facts.attempt.record.ended) is not None:
         tail = [line for line in (format.sanitize(it, kept="").rstrip() for it in ended.stderr_tail) if line.strip()]
         yield "\nlast lines on its stderr:" if tail else "\nnothing is on record of its stderr"
@@ -130,7 +134,6 @@ def _sections(facts: PostMortem, attempt: AttemptFacts) -> Iterator[tuple[str, I
     if ended is not None:
         yield "ended", _end(attempt, ended.evidence)
     yield "decided", _decision(receipt)
-    yield "measured", _measured(attempt, run_id)
     yield "no effect", (f"its entry {seq} had no effect: {why}" for seq, why in attempt.refused.items())
 
 
@@ -310,20 +313,6 @@ def _decision(receipt: Receipt) -> Iterator[str]:
         left = describe_left(decision.left)
         yield f"the budget {decision.charged} paid for this end; left of it then: {left}"
         yield "a commit of new steps fills the retries up again"
-
-
-def _measured(attempt: AttemptFacts, run_id: str) -> Iterator[str]:
-    evaluations = attempt.evaluations
-    yield "" if evaluations else "none of its checkpoints was evaluated"
-    for item in evaluations[-_MOST_ITEMS:]:
-        named = sorted(item.metrics.items(), key=lambda item: (item[0] != "val_loss", item[0]))
-        numbers = ", ".join(f"{name} {value:.4g}" for name, value in named if name != "samples")
-        failed = f"failed ({format.one_line(item.detail or '', 100)})" if item.status == "failed" else ""
-        yield f"step {item.step:,} {item.suite}: {failed or format.one_line(numbers, 160)}"
-    if len(evaluations) > _MOST_ITEMS:
-        yield f"And {len(evaluations) - _MOST_ITEMS} before: cairn evaluations {run_id}"
-    for verdict in [item.verdict for item in evaluations if item.verdict][-1:]:
-        yield f"the curve is {verdict.kind}: {verdict.why}"
 
 
 def _difference(receipt: Receipt) -> str:
