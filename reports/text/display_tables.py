@@ -276,6 +276,6 @@ def quarantines_table(quarantines: "Sequence[run_entries.DataQuarantined]") -> T
         "attempt": lambda item: item.attempt,
         "reason": lambda item: item.reason,
         "windows": lambda item: format_list(item.windows, 12),
-        "why": lambda item: item.detail,
+        "why": lambda item: one_line(item.detail, 120),
     }
     return make_table(quarantines, columns)

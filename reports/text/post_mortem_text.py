@@ -10,7 +10,7 @@ from typing import Any
 from cairn.reports.queries.post_mortem import AttemptFacts, PostMortem
 from cairn.reports.queries.receipts import Receipt
 from cairn.reports.text.answer_text import Block, describe_left
-from cairn.reports.text.display_tables import evaluations_table
+from cairn.reports.text.display_tables import evaluations_table, quarantines_table
 from cairn.tasks.policy.termination import TERMINATIONS, DecisionAction, ExitCode, TerminationReason
 from cairn.tasks.text import format
 
@@ -31,6 +31,9 @@ def post_mortem_blocks(facts: PostMortem) -> Iterator[Block]:
     if facts.attempt is None:
         return
     yield dict(post_mortem_sections(facts))
+    if facts.attempt.quarantines:
+        yield f"\nthe newest data that was quarantined at its start; all: cairn log {facts.status.run_id}"
+        yield quarantines_table(facts.attempt.quarantines[-_MOST_ITEMS:])
     if facts.attempt.evaluations:
         yield "\nthe newest evaluations of its checkpoints:"
         yield evaluations_table(facts.attempt.evaluations[-_MOST_ITEMS:])
@@ -114,7 +117,7 @@ def _cost(attempt: AttemptFacts) -> str:
 
 
 def _sections(facts: PostMortem, attempt: AttemptFacts) -> Iterator[tuple[str, Iterable[str]]]:
-    receipt, total, run_id = attempt.receipt, facts.status.total_steps, facts.status.run_id
+    receipt, total = attempt.receipt, facts.status.total_steps
     faults, ended = attempt.record.started.faults, attempt.record.ended
     steps = f"this attempt was to do steps {receipt.first_step + 1:,} to {total:,}"
     yield (
@@ -127,7 +130,9 @@ def _sections(facts: PostMortem, attempt: AttemptFacts) -> Iterator[tuple[str, I
         ),
     )
     yield "config", [_config(attempt)]
-    yield "data", _data(attempt, run_id)
+    count = len({window for item in attempt.quarantines for window in item.windows})
+    quarantined = f"{format.format_count(count, 'window')} of it quarantined{', never drawn again' if count else ''}"
+    yield "data", [f"snapshot {format.short_digest(receipt.data_snapshot)}, at the start {quarantined}"]
     yield "where", _where(attempt)
     yield "set out", _origin(attempt)
     yield "got to", _progress(attempt)
@@ -150,20 +155,6 @@ def _config(attempt: AttemptFacts) -> str:
         changes.append(f"{key} {' → '.join(shown)}")
     by = f" (decided after {before}: {_difference(receipt)})" if _difference(receipt) else ""
     return f"{digest}; different from {before}: {format.format_list(changes, _MOST_CHANGES)}{by}"
-
-
-def _data(attempt: AttemptFacts, run_id: str) -> Iterator[str]:
-    yield f"snapshot {format.short_digest(attempt.receipt.data_snapshot)}, the same for the whole run"
-    quarantines = attempt.quarantines
-    count = len({window for item in quarantines for window in item.windows})
-    never = " (never drawn again)" if count else ""
-    yield f"{format.format_count(count, 'window')} of it quarantined{never} when this attempt started"
-    for item in quarantines[-_MOST_ITEMS:]:
-        which = format.format_list(sorted(item.windows), _MOST_WINDOWS, more=f"cairn log {run_id} --json")
-        noun = "window" if len(item.windows) == 1 else "windows"
-        yield f"Attempt {item.attempt}, {item.reason}: {noun} {which} ({format.one_line(item.detail, 120)})"
-    if len(quarantines) > _MOST_ITEMS:
-        yield f"And {len(quarantines) - _MOST_ITEMS} earlier: cairn log {run_id}"
 
 
 def _where(attempt: AttemptFacts) -> Iterator[str]:

@@ -213,9 +213,9 @@ def test_quarantine_in_force_is_shown_with_its_reason(fresh: FabricatedRun) -> N
     end_by(fresh, Evidence(exit_code=-9), step=3)
     fresh.start()
     text = explained(fresh, 2)
-    assert "2 windows of it quarantined (never drawn again) when this attempt started." in text
-    assert "Attempt 1, bad-data: windows 3, 5 (token ids out of range)." in text
-    assert "quarantined (never" not in explained(fresh, 1)
+    assert "at the start 2 windows of it quarantined, never drawn again." in text
+    assert "1 bad-data 5, 3 token ids out of range" in text
+    assert "never drawn again" not in explained(fresh, 1)
 
 
 def test_an_end_that_somebody_else_recorded_says_who_and_how(fresh: FabricatedRun) -> None:
