@@ -22,16 +22,6 @@ _ATTEMPTS_OF_HOSTS = 200
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PassedOver:
-    """A checkpoint newer than the one that was resumed, and why it was skipped: still writing, or quarantined."""
-
-    step: int
-    attempt: int
-    state: str
-    detail: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptFacts:
     """One attempt: its receipt, what it started from, what it did, how its end was recorded, and the next attempt.
 
@@ -54,7 +44,7 @@ class AttemptFacts:
     failed_hosts: Mapping[str, int]
     resumed_committed_at: datetime | None
     reached_before: int | None
-    passed_over: tuple[PassedOver, ...]
+    passed_over: tuple[run_lookup.CheckpointSummary, ...]
     ended_by: log_entry.Writer | None
     lease_seconds: float | None
     is_gone: bool
@@ -116,6 +106,12 @@ def _gather_attempt(
     here, earlier = started.placement, before.started.placement if before else None
     newest = islice(reversed(state.attempts), _ATTEMPTS_OF_HOSTS)
     failed = Counter(host for item in newest if (host := receipts.failed_host(item.started.placement, item.ended)))
+    origin, since = (started.resumed_from.step, started.resumed_from.attempt) if started.resumed_from else (0, 1)
+
+    def is_passed_over(item: run_lookup.CheckpointSummary) -> bool:
+        """Whether it is beyond the resume point and existed before: unreadable or never committed."""
+        return item.step > origin and since <= item.attempt < number
+
     return AttemptFacts(
         receipt=receipt,
         record=record,
@@ -128,7 +124,7 @@ def _gather_attempt(
         failed_hosts={host: count for host, count in failed.most_common() if count > 1},
         resumed_committed_at=resumed.committed_at if resumed else None,
         reached_before=before.ended.last_step if before and before.ended else None,
-        passed_over=tuple(_passed_over(log, record)),
+        passed_over=tuple(item for item in run_lookup.read_checkpoints(log) if is_passed_over(item)),
         ended_by=writer if writer and writer.attempt != number else None,
         lease_seconds=stored_value((after or record).started.config, "lease", "seconds", float),
         is_gone=ended is None and is_known_dead(here),
@@ -139,17 +135,6 @@ def _gather_attempt(
         evaluations=evaluations,
         refused=dict(_refused(state, entries, number)),
     )
-
-
-def _passed_over(log: run_log.RunLog, record: run_state.AttemptRecord) -> Iterator[PassedOver]:
-    """Yield the checkpoints beyond the resume point that existed before: unreadable or never committed."""
-    resumed, number = record.started.resumed_from, record.started.attempt
-    first, since = (resumed.step, resumed.attempt) if resumed else (0, 1)
-    details = {item.committed.prefix: item.detail for item in log.state.checkpoints}
-    for item in run_lookup.read_checkpoints(log):
-        if item.step > first and since <= item.attempt < number:
-            detail = details.get(item.prefix, "").replace(f"{item.prefix}/", "")  # the objects stand first
-            yield PassedOver(step=item.step, attempt=item.attempt, state=item.state, detail=detail)
 
 
 def _heartbeat_age(log: run_log.RunLog, number: int, now: datetime) -> float | None:

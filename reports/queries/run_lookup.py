@@ -74,7 +74,7 @@ def read_beat(log: run_log.RunLog) -> step_log.Heartbeat | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointSummary:
-    """A checkpoint in one of its states; one that is still *writing* has no digests and no commit time."""
+    """A checkpoint in one of its states and why; one that is still *writing* has no digests and no commit time."""
 
     run_id: str
     attempt: int
@@ -85,6 +85,7 @@ class CheckpointSummary:
     state_sha256: str | None = None
     bytes: int
     committed_at: datetime | None = None
+    detail: str = ""
 
 
 def read_checkpoints(log: run_log.RunLog) -> tuple[CheckpointSummary, ...]:
@@ -116,6 +117,7 @@ def summarize_checkpoint(run_id: str, record: run_state.CheckpointRecord) -> Che
         state_sha256=committed.state_sha256,
         bytes=committed.bytes,
         committed_at=record.committed_at,
+        detail=record.detail,
     )
 
 

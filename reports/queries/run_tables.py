@@ -84,9 +84,7 @@ ROWS: Mapping[str, type] = {
         config=JsonText,
     ),
     # A committed checkpoint, in whatever state it is now; one that is still being written has no row.
-    "checkpoints": _row_type(
-        "CheckpointRow", (run_lookup.CheckpointSummary, ""), tokens=int, gpu_seconds=float, detail=str
-    ),
+    "checkpoints": _row_type("CheckpointRow", (run_lookup.CheckpointSummary, ""), tokens=int, gpu_seconds=float),
     # One evaluation, recorded or failed, and the verdict on the loss curve up to its checkpoint.
     "evaluations": _row_type(
         "EvaluationRow",
@@ -162,7 +160,6 @@ def make_log_rows(run_id: str, state: run_state.RunState, standing: run_status.R
                 model_family=family,
                 tokens=record.committed.tokens,
                 gpu_seconds=record.committed.gpu_seconds,
-                detail=record.detail,
             )
             for record in state.checkpoints
         ],

@@ -156,6 +156,7 @@ def checkpoints_table(checkpoints: "Sequence[run_lookup.CheckpointSummary]") -> 
         "manifest": lambda item: short_digest(item.manifest_sha256),
         "state digest": lambda item: short_digest(item.state_sha256),
         "prefix": lambda item: item.prefix,
+        "detail": lambda item: item.detail.replace(f"{item.prefix}/", "") or None,
     }
     return make_table(checkpoints, columns, empty="no checkpoints yet")
 

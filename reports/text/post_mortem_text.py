@@ -10,11 +10,11 @@ from typing import Any
 from cairn.reports.queries.post_mortem import AttemptFacts, PostMortem
 from cairn.reports.queries.receipts import Receipt
 from cairn.reports.text.answer_text import Block, describe_left
-from cairn.reports.text.display_tables import evaluations_table, quarantines_table
+from cairn.reports.text.display_tables import checkpoints_table, evaluations_table, quarantines_table
 from cairn.tasks.policy.termination import TERMINATIONS, DecisionAction, ExitCode, TerminationReason
 from cairn.tasks.text import format
 
-_MOST_CHANGES, _MOST_WINDOWS, _MOST_ITEMS, _MOST_LINES, _MOST_PASSED_OVER = 6, 8, 3, 5, 4
+_MOST_CHANGES, _MOST_WINDOWS, _MOST_ITEMS, _MOST_LINES = 6, 8, 3, 5
 _DETAIL_CHARACTERS, _STDERR_CHARACTERS = 280, 108
 _EVIDENCE = {
     "stop_signal": "notice to leave by {}",
@@ -31,6 +31,9 @@ def post_mortem_blocks(facts: PostMortem) -> Iterator[Block]:
     if facts.attempt is None:
         return
     yield dict(post_mortem_sections(facts))
+    if facts.attempt.passed_over:
+        yield "\ncheckpoints that it could not start from:"
+        yield checkpoints_table(facts.attempt.passed_over[-_MOST_ITEMS:])
     if facts.attempt.quarantines:
         yield f"\nthe newest data that was quarantined at its start; all: cairn log {facts.status.run_id}"
         yield quarantines_table(facts.attempt.quarantines[-_MOST_ITEMS:])
@@ -184,10 +187,6 @@ def _origin(attempt: AttemptFacts) -> Iterator[str]:
         names = f"{resumed.prefix.rsplit('/', 1)[-1]}, manifest {format.short_digest(resumed.manifest_sha256)}"
         by = f"committed by attempt {resumed.attempt}{when} and verified at start"
         yield f"from step {resumed.step:,}, {by} ({names})"
-    for item in attempt.passed_over[-_MOST_PASSED_OVER:]:
-        why = f"it is {item.state}{f': {format.one_line(item.detail, 120)}' if item.detail else ''}"
-        why = "its bytes were being written, but never committed" if item.state == "writing" else why
-        yield f"Not from step {item.step:,} of attempt {item.attempt}: {why}"
     if reached is not None and reached > receipt.first_step:
         again = format.format_steps(receipt.first_step + 1, reached)
         yield f"The attempt before had reached step {reached:,}; {again} had to be done again"

@@ -28,7 +28,7 @@ ATTEMPT = {
 }
 CHECKPOINT = {
     "run_id", "attempt", "step", "state", "prefix", "manifest_sha256", "state_sha256", "bytes",
-    "committed_at",
+    "committed_at", "detail",
 }
 EVALUATION = {
     "step", "manifest_sha256", "suite", "suite_sha256", "data_snapshot", "status", "metrics", "samples",
