@@ -106,12 +106,6 @@ def _gather_attempt(
     here, earlier = started.placement, before.started.placement if before else None
     newest = islice(reversed(state.attempts), _ATTEMPTS_OF_HOSTS)
     failed = Counter(host for item in newest if (host := receipts.failed_host(item.started.placement, item.ended)))
-    origin, since = (started.resumed_from.step, started.resumed_from.attempt) if started.resumed_from else (0, 1)
-
-    def is_passed_over(item: run_lookup.CheckpointSummary) -> bool:
-        """Whether it is beyond the resume point and existed before: unreadable or never committed."""
-        return item.step > origin and since <= item.attempt < number
-
     return AttemptFacts(
         receipt=receipt,
         record=record,
@@ -124,7 +118,7 @@ def _gather_attempt(
         failed_hosts={host: count for host, count in failed.most_common() if count > 1},
         resumed_committed_at=resumed.committed_at if resumed else None,
         reached_before=before.ended.last_step if before and before.ended else None,
-        passed_over=tuple(item for item in run_lookup.read_checkpoints(log) if is_passed_over(item)),
+        passed_over=tuple(_passed_over(log, record)),
         ended_by=writer if writer and writer.attempt != number else None,
         lease_seconds=stored_value((after or record).started.config, "lease", "seconds", float),
         is_gone=ended is None and is_known_dead(here),
@@ -135,6 +129,15 @@ def _gather_attempt(
         evaluations=evaluations,
         refused=dict(_refused(state, entries, number)),
     )
+
+
+def _passed_over(log: run_log.RunLog, record: run_state.AttemptRecord) -> Iterator[run_lookup.CheckpointSummary]:
+    """Yield the checkpoints beyond the resume point that existed before: unreadable or never committed."""
+    resumed = record.started.resumed_from
+    first, since = (resumed.step, resumed.attempt) if resumed else (0, 1)
+    for item in run_lookup.read_checkpoints(log):
+        if item.step > first and since <= item.attempt < record.started.attempt:
+            yield item
 
 
 def _heartbeat_age(log: run_log.RunLog, number: int, now: datetime) -> float | None:
