@@ -98,7 +98,7 @@ def training_session(
             "start_over": request.start_over,
         }
         name = run_overview.flow_run_name(log.run_id, log.state.latest_attempt)
-        witness = flow_run.Witness(train_gpt.train_gpt, name, given, server)
+        witness = flow_run.Witness(train_gpt.train_gpt, name, given, server, say=output.say)
         if not server.is_ephemeral:
             witness.flow_run.want()  # a server that runs already takes no core from the first step
         by = active_run.starter(os.environ)

@@ -19,6 +19,7 @@ from queue import SimpleQueue
 from typing import Any, ParamSpec
 from uuid import UUID, uuid4
 
+from httpx import TransportError
 from prefect import Flow, State, Task, get_client, get_run_logger, runtime, states
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import LogCreate
@@ -96,12 +97,20 @@ class FlowRun:
 class Witness:
     """Writes a run's steps, lines and end to the Prefect server, in the order in which they happened."""
 
-    def __init__(self, flow: Flow[Any, Any], name: str, parameters: Mapping[str, Any], server: SessionServer) -> None:
+    def __init__(
+        self,
+        flow: Flow[Any, Any],
+        name: str,
+        parameters: Mapping[str, Any],
+        server: SessionServer,
+        *,
+        say: Callable[[str], None],
+    ) -> None:
         """Begin to wait for the first step; the flow run will have this name and these parameters."""
         self.flow_run = FlowRun(parameters=parameters, echo=self._log, is_expected=True)
-        self._flow, self.name, self._server = flow, name, server
+        self._flow, self.name, self._server, self._say = flow, name, server, say
         self._requests = SimpleQueue[Request | None]()
-        self._is_over = False
+        self._is_over = self._is_away = False
         self._thread = threading.Thread(target=self._show, name="witness", daemon=True)
         self._thread.start()
 
@@ -159,8 +168,14 @@ class Witness:
                 made = client.create_flow_run(self._flow, name=self.name, parameters=parameters, state=states.Running())
                 self.flow_run.settle(str(made.id))
                 while (request := self._requests.get()) is not None and not self._server.is_lost:
-                    with suppress(Exception):  # an API that fails costs this line
+                    try:
                         request(client, made.id)
+                    except TransportError:
+                        if not (self._is_away or self._server.is_lost):
+                            self._say("Prefect does not answer: this run goes on, and its pages miss some of it")
+                        self._is_away = True
+                    except Exception:  # an API that fails costs this line
+                        pass
         finally:
             self._is_over = True
             self.flow_run.settle(None)

@@ -6,7 +6,7 @@ import pytest
 
 from cairn.reports.queries.run_status import list_runs
 from tests.crash.prefect_api import Prefect, flow_runs
-from tests.crash.training_command import Command
+from tests.crash.training_command import RUN, Command
 from tests.processes.waiting import patience_seconds
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -39,5 +39,5 @@ def test_the_flow_starts_a_flow_run_of_train_gpt_for_each_value(
     }
     prefect("deployment", "run", "train-set/train-set", "--params", json.dumps(parameters))
     prefect("worker", "start", "--pool", "cairn", "--run-once")
-    started = [item for item in flow_runs(api_url, "train-gpt") if item["id"] not in before]
-    assert sorted(item["parameters"]["run_id"] for item in started) == sorted(MEMBERS)
+    started = [item["parameters"]["run_id"] for item in flow_runs(api_url, "train-gpt") if item["id"] not in before]
+    assert sorted(run_id for run_id in started if run_id != RUN) == sorted(MEMBERS)  # other tests train `RUN` meanwhile
