@@ -32,5 +32,6 @@ def tokenize_and_split(
 
     Raises InvalidCorpus for text or settings that cannot be used.
     """
-    options = snapshot_build.BuildOptions(on_progress=on_progress)
-    return snapshot_build.build_snapshot(store, text.data, text.base_dir, cache_dir=text.cache_dir, options=options)
+    return snapshot_build.build_snapshot(
+        store, text.data, text.base_dir, cache_dir=text.cache_dir, on_progress=on_progress
+    )

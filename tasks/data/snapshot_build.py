@@ -62,19 +62,6 @@ def ignore_progress(progress: BuildProgress) -> None:
     """Do nothing."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BuildOptions:
-    """Options that change no byte: batches at once, text of each, and how much a kill repeats (`part_bytes`)."""
-
-    workers: int = 2  # each batch uses all cores; the second one keeps them busy between batches
-    batch_bytes: int = 1 << 20
-    part_bytes: int = 64 << 20
-    on_progress: ProgressListener = ignore_progress
-
-
-_DEFAULT_OPTIONS = BuildOptions()
-
-
 def build_snapshot(
     store: ObjectStore,
     data: DataConfig,
@@ -82,7 +69,7 @@ def build_snapshot(
     *,
     shard_tokens: int = token_shard.DEFAULT_SHARD_TOKENS,
     cache_dir: Path | None = None,
-    options: BuildOptions = _DEFAULT_OPTIONS,
+    on_progress: ProgressListener = ignore_progress,
 ) -> SnapshotReference:
     """Return the snapshot of `data`, and build it unless its recipe is known; relative paths start at `base_dir`.
 
@@ -91,7 +78,7 @@ def build_snapshot(
     """
     if data.snapshot:
         return find_by_id(store, data.snapshot)
-    build = _Build(data, base_dir, shard_tokens, options)
+    build = _Build(data, base_dir, shard_tokens, on_progress)
     recipe = make_recipe(data, build.sources, build.tokenizer, shard_tokens)
     if known := find_by_recipe(store, recipe):
         bad = {item.kind: item.documents for item in known.manifest.rejected if item.kind != RejectionKind.DUPLICATE}
@@ -141,7 +128,7 @@ def repair_snapshot(
         )
     try:
         with tempfile.TemporaryDirectory(prefix="cairn-snapshot-") as staging:
-            _Build(data, base_dir, token_shard.DEFAULT_SHARD_TOKENS, _DEFAULT_OPTIONS).stage(Path(staging))
+            _Build(data, base_dir, token_shard.DEFAULT_SHARD_TOKENS, ignore_progress).stage(Path(staging))
             for item in damaged:
                 data_snapshot.replace_object(store, snapshot_id, item, Path(staging) / "snapshot" / item.key)
     except (InvalidCorpus, InvalidInput, OSError) as error:
@@ -182,25 +169,25 @@ def given_tokenizer(data: DataConfig, base_dir: Path) -> Tokenizer | None:
 class _Build:
     """One build: the sources that were checked, the given tokenizer, and the stages that come then."""
 
-    def __init__(self, data: DataConfig, base_dir: Path, shard_tokens: int, options: BuildOptions) -> None:
-        self._data, self._shard_tokens, self._options = data, shard_tokens, options
+    def __init__(self, data: DataConfig, base_dir: Path, shard_tokens: int, on_progress: ProgressListener) -> None:
+        self._data, self._shard_tokens, self._on_progress = data, shard_tokens, on_progress
         self.tokenizer = given_tokenizer(data, base_dir)
         self.sources = open_corpus(data, base_dir, lambda done, total: self._report(BuildStage.CHECKING, total, done))
 
     def stage(self, folder: Path) -> snapshot_manifest.SnapshotManifest:
         """Write every file of the snapshot into `folder/snapshot`, with the parts that an earlier build finished."""
         survey, tokenizer = self._survey(folder)
-        done, options, val_fraction = find_finished_parts(folder), self._options, self._data.val_fraction
+        paths, done_pieces, done_bytes, done_documents = find_finished_parts(folder)
+        val_fraction = self._data.val_fraction
         # All of the text is read again, to be hashed; only the rest after the finished parts is tokenized.
-        pieces = islice(document.read_corpus(self.sources, deduplicate=self._data.deduplicate), done.pieces, None)
+        pieces = islice(document.read_corpus(self.sources, deduplicate=self._data.deduplicate), done_pieces, None)
         encoder = PartEncoder(tokenizer=tokenizer, val_fraction=val_fraction)
-        batches = encoder.encode(pieces, workers=options.workers, batch_bytes=options.batch_bytes)
-        counted = self._count(BuildStage.TOKENIZING, survey, batches, done.text_bytes, done.documents)
-        write_parts(folder, len(done.paths), counted, encoder.schema, part_bytes=options.part_bytes)
+        counted = self._count(BuildStage.TOKENIZING, survey, encoder.encode(pieces), done_bytes, done_documents)
+        write_parts(folder, len(paths), counted, encoder.schema)
         target = folder / "snapshot"
         shutil.rmtree(target, ignore_errors=True)  # of a build that was killed meanwhile
         target.mkdir()
-        counted = self._count(BuildStage.WRITING, survey, read_parts(find_finished_parts(folder).paths))
+        counted = self._count(BuildStage.WRITING, survey, read_parts(find_finished_parts(folder)[0]))
         return assemble(
             target, counted, self.sources, tokenizer, val_fraction=val_fraction, shard_tokens=self._shard_tokens
         )
@@ -243,9 +230,8 @@ class _Build:
             self._report(stage, survey.text_bytes, done, documents)
 
     def _report(self, stage: BuildStage, total: int, done: int, documents: int = 0) -> None:
-        self._options.on_progress(
-            BuildProgress(stage=stage, bytes_done=min(done, total), bytes_total=total, documents=documents)
-        )
+        done = min(done, total)
+        self._on_progress(BuildProgress(stage=stage, bytes_done=done, bytes_total=total, documents=documents))
 
 
 def _require_usable(survey: Survey, data: DataConfig) -> None:

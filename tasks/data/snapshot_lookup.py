@@ -3,10 +3,9 @@
 Assigns the weights of `data.weights` to a snapshot's groups by name, in the order of the snapshot.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-
-import msgspec
+from typing import Any
 
 from cairn.model.configuration.data import SNAPSHOT_SOURCE, DataConfig
 from cairn.model.data.sample_order import Component, window_range
@@ -16,6 +15,9 @@ from cairn.storage.snapshots.data_snapshot import list_snapshots, read_manifest
 from cairn.storage.snapshots.snapshot_manifest import SnapshotManifest
 from cairn.storage.stores import document, object_store
 from cairn.tasks.data.document import InvalidCorpus, Source
+
+_DECISIVE_KEYS = {"tokenizer_bytes", "text_field", "max_document_bytes", "deduplicate", "val_fraction"}
+"""Keys of `[data]` that decide a snapshot's bytes; the sources and the tokenizer count by their content."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,62 +30,40 @@ class SnapshotReference:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RecipeSource:
-    """A source by name and content, and its group if weights keep the sources apart."""
-
-    name: str
-    sha256: str
-    unit: str
-    group: str | msgspec.UnsetType = msgspec.UNSET
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Recipe:
-    """Everything that decides a snapshot's bytes and is known before tokenization."""
-
-    version: int
-    sources: tuple[RecipeSource, ...]
-    tokenizer: str
-    tokenizer_bytes: int
-    text_field: str
-    max_document_bytes: int
-    deduplicate: bool
-    val_fraction: float
-    shard_tokens: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class RecipeResult:
     """The snapshot that a recipe gave."""
 
-    recipe: Recipe
+    recipe: Mapping[str, Any]
     snapshot_id: str
 
 
-def make_recipe(data: DataConfig, sources: Sequence[Source], given: Tokenizer | None, shard_tokens: int) -> Recipe:
-    """Return the recipe, with the hash of a given tokenizer, or how it is trained."""
-    return Recipe(
-        version=3,
-        sources=tuple(
-            RecipeSource(name=item.name, sha256=item.sha256, unit=item.unit, group=item.group or msgspec.UNSET)
+def make_recipe(
+    data: DataConfig, sources: Sequence[Source], given: Tokenizer | None, shard_tokens: int
+) -> dict[str, Any]:
+    """Return all that decides a snapshot's bytes before tokenization: a given tokenizer by its hash, no file's size."""
+    return {
+        **data.model_dump(include=_DECISIVE_KEYS),
+        "version": 3,
+        "sources": [
+            {
+                "name": item.name,
+                "sha256": item.sha256,
+                "unit": item.unit,
+                **({"group": item.group} if item.group else {}),
+            }
             for item in sources
-        ),
-        tokenizer=f"sha256:{given.sha256}" if given else data.tokenizer,
-        tokenizer_bytes=data.tokenizer_bytes,
-        text_field=data.text_field,
-        max_document_bytes=data.max_document_bytes,
-        deduplicate=data.deduplicate,
-        val_fraction=data.val_fraction,
-        shard_tokens=shard_tokens,
-    )
+        ],
+        "tokenizer": f"sha256:{given.sha256}" if given else data.tokenizer,
+        "shard_tokens": shard_tokens,
+    }
 
 
-def recipe_id(recipe: Recipe) -> str:
+def recipe_id(recipe: Mapping[str, Any]) -> str:
     """Return the SHA-256 of the recipe."""
     return document.sha256(document.encode(recipe))
 
 
-def find_by_recipe(store: object_store.ObjectStore, recipe: Recipe) -> SnapshotReference | None:
+def find_by_recipe(store: object_store.ObjectStore, recipe: Mapping[str, Any]) -> SnapshotReference | None:
     """Return the snapshot that the recipe gave before, if it still exists."""
     key = _key(recipe)
     try:
@@ -94,7 +74,7 @@ def find_by_recipe(store: object_store.ObjectStore, recipe: Recipe) -> SnapshotR
     return SnapshotReference(snapshot_id=snapshot_id, manifest=manifest, reused=True)
 
 
-def save_recipe(store: object_store.ObjectStore, recipe: Recipe, snapshot_id: str) -> None:
+def save_recipe(store: object_store.ObjectStore, recipe: Mapping[str, Any], snapshot_id: str) -> None:
     """Record the snapshot that the recipe gave."""
     store.write(_key(recipe), document.encode(RecipeResult(recipe=recipe, snapshot_id=snapshot_id)))
 
@@ -151,7 +131,7 @@ def too_few_tokens(source: str, tokens: int, block_size: int) -> InvalidCorpus:
     )
 
 
-def _key(recipe: Recipe) -> str:
+def _key(recipe: Mapping[str, Any]) -> str:
     return f"data/recipes/{recipe_id(recipe)}.json"
 
 

@@ -21,38 +21,25 @@ from numpy.typing import NDArray
 from cairn.model.data.tokenizer import Tokenizer
 from cairn.storage.snapshots import snapshot_manifest
 from cairn.storage.snapshots.data_snapshot import DOCUMENTS, REJECTED, TOKENIZER
-from cairn.storage.snapshots.snapshot_manifest import (
-    REJECTED_SCHEMA,
-    SPLITS,
-    DocumentRow,
-    RejectedRow,
-    RowWriter,
-    SnapshotGroup,
-    SnapshotManifest,
-    SnapshotSource,
-    SplitName,
-    SplitSize,
-)
+from cairn.storage.snapshots.snapshot_manifest import SPLITS, DocumentRow, RejectedRow, SnapshotManifest, SplitName
 from cairn.storage.snapshots.token_shard import ShardSchema, ShardWriter, token_dtype
 from cairn.storage.stores.local_store import fsync_path
 from cairn.tasks.data.document import Document, Piece, Rejected, Source
 
 _COLUMNS = ("source", "offset_bytes", "kind", "detail", "bytes", "split", "sha256")
 _BATCH_PIECES = 4096
+BATCH_BYTES = 1 << 20
+PART_BYTES = 64 << 20
+"""How much a kill repeats."""
+WORKERS = 2
+"""Each batch uses all cores; the second one keeps them busy between batches."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PartsDone:
-    """Finished parts: `paths` hold the first `pieces` of the corpus."""
+def find_finished_parts(folder: Path) -> tuple[list[Path], int, int, int]:
+    """Return the parts in `folder`, and the pieces, bytes of text and documents in them.
 
-    paths: tuple[Path, ...]
-    pieces: int
-    text_bytes: int
-    documents: int
-
-
-def find_finished_parts(folder: Path) -> PartsDone:
-    """Return the parts in `folder`; deletes an unreadable part and those after it."""
+    Deletes an unreadable part and those after it.
+    """
     paths: list[Path] = []
     with suppress(pa.ArrowException):
         while (path := _part(folder, len(paths))).is_file():
@@ -65,7 +52,7 @@ def find_finished_parts(folder: Path) -> PartsDone:
         pieces += batch.num_rows
         text_bytes += compute.sum(batch.column("bytes")).as_py()
         documents += batch.column("kind").null_count
-    return PartsDone(paths=tuple(paths), pieces=pieces, text_bytes=text_bytes, documents=documents)
+    return paths, pieces, text_bytes, documents
 
 
 def read_parts(paths: Iterable[Path]) -> Iterator[pa.RecordBatch]:
@@ -91,14 +78,14 @@ class PartEncoder:
         ids = pa.large_list(pa.from_numpy_dtype(token_dtype(self.tokenizer.vocab_size)))
         return pa.schema([*((name, integers.get(name, texts)) for name in names), ("ids", ids)])
 
-    def encode(self, pieces: Iterator[Piece], *, workers: int, batch_bytes: int) -> Iterator[pa.RecordBatch]:
+    def encode(self, pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
         """Yield the pieces in order with their tokens; end-of-text follows each document that ends."""
         waiting: deque[Future[pa.RecordBatch]] = deque()
-        with ThreadPoolExecutor(workers, thread_name_prefix="encode") as pool:
+        with ThreadPoolExecutor(WORKERS, thread_name_prefix="encode") as pool:
             try:
-                for batch in _batches(pieces, batch_bytes):
+                for batch in _batches(pieces):
                     waiting.append(pool.submit(self._encode_batch, batch))
-                    if len(waiting) > workers:
+                    if len(waiting) > WORKERS:
                         yield waiting.popleft().result()
                 while waiting:
                     yield waiting.popleft().result()
@@ -127,15 +114,13 @@ class PartEncoder:
         return piece.source, piece.offset_bytes, piece.bytes, split, piece.sha256, None, None
 
 
-def write_parts(
-    folder: Path, first: int, batches: Iterator[pa.RecordBatch], schema: pa.Schema, *, part_bytes: int
-) -> None:
+def write_parts(folder: Path, first: int, batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> None:
     """Write the batches as parts from number `first` on."""
     number, batch = first, next(batches, None)
     while batch is not None:
         size_bytes, unfinished = 0, _part(folder, number).with_suffix(".unfinished")
         with pa.OSFile(str(unfinished), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
-            while batch is not None and size_bytes < part_bytes:
+            while batch is not None and size_bytes < PART_BYTES:
                 writer.write_batch(batch)
                 size_bytes += compute.sum(batch.column("bytes")).as_py()
                 batch = next(batches, None)
@@ -148,13 +133,13 @@ def _part(folder: Path, number: int) -> Path:
     return folder / f"part-{number:06d}.arrow"
 
 
-def _batches(pieces: Iterator[Piece], batch_bytes: int) -> Iterator[list[Piece]]:
+def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
     batch: list[Piece] = []
     size_bytes = 0
     for piece in pieces:
         batch.append(piece)
         size_bytes += piece.bytes if isinstance(piece, Document) else 0
-        if size_bytes >= batch_bytes or len(batch) == _BATCH_PIECES:
+        if size_bytes >= BATCH_BYTES or len(batch) == _BATCH_PIECES:
             yield batch
             batch, size_bytes = [], 0
     if batch:
@@ -167,9 +152,9 @@ class SnapshotWriter:
     def __init__(self, folder: Path, tokenizer: Tokenizer, *, shard_tokens: int) -> None:
         self._folder, self._tokenizer, self._shard_tokens = folder, tokenizer, shard_tokens
         self._stack = ExitStack()
-        self._rejects: RowWriter | None = None
+        self._rejects: snapshot_manifest.RowWriter | None = None
         self._rejected = Counter[str]()
-        self.documents, self.tokens, self.bytes = Counter[SplitName](), Counter[SplitName](), Counter[SplitName]()
+        self.sizes = {split: Counter(documents=0, tokens=0, bytes=0) for split in SPLITS}
 
     def __enter__(self) -> "SnapshotWriter":
         (self._folder / TOKENIZER).write_bytes(self._tokenizer.to_json().encode("utf-8"))
@@ -191,37 +176,39 @@ class SnapshotWriter:
     def add_document(self, split: SplitName, row: DocumentRow) -> None:
         """Append a document to the index; its tokens are added separately, in the same order."""
         self._index.append(row)
-        self.documents[split] += 1
-        self.tokens[split] += row.tokens
-        self.bytes[split] += row.bytes
+        self.sizes[split].update(documents=1, tokens=row.tokens, bytes=row.bytes)
 
     def add_rejected(self, row: RejectedRow) -> None:
         """Append a rejected document; the file exists only if there are some."""
         if self._rejects is None:
-            self._rejects = self._stack.enter_context(RowWriter(self._folder / REJECTED, REJECTED_SCHEMA))
+            self._rejects = self._stack.enter_context(
+                snapshot_manifest.RowWriter(self._folder / REJECTED, snapshot_manifest.REJECTED_SCHEMA)
+            )
         self._rejects.append(row)
         self._rejected[row.kind] += 1
 
     def manifest(
-        self, sources: Iterable[SnapshotSource], *, val_fraction: float, groups: tuple[SnapshotGroup, ...] = ()
+        self,
+        sources: Iterable[snapshot_manifest.SnapshotSource],
+        *,
+        val_fraction: float,
+        groups: tuple[snapshot_manifest.SnapshotGroup, ...] = (),
     ) -> SnapshotManifest:
         """Return the manifest without objects."""
+        train, val = (snapshot_manifest.SplitSize(**self.sizes[split]) for split in SPLITS)
         return SnapshotManifest(
             version=snapshot_manifest.SNAPSHOT_VERSION,
             tokenizer_sha256=self._tokenizer.sha256,
             vocab_size=self._tokenizer.vocab_size,
             end_of_text_id=self._tokenizer.end_of_text_id,
             val_fraction=val_fraction,
-            splits=snapshot_manifest.SnapshotSplits(train=self._size("train"), val=self._size("val")),
+            splits=snapshot_manifest.SnapshotSplits(train=train, val=val),
             sources=tuple(sources),
             rejected=tuple(
                 snapshot_manifest.RejectedCount(kind=kind, documents=n) for kind, n in sorted(self._rejected.items())
             ),
             groups=groups or msgspec.UNSET,
         )
-
-    def _size(self, split: SplitName) -> SplitSize:
-        return SplitSize(documents=self.documents[split], tokens=self.tokens[split], bytes=self.bytes[split])
 
 
 def assemble(
@@ -256,14 +243,16 @@ def assemble(
                 tokens[group_of[source], split] += count
     return writer.manifest(
         (
-            SnapshotSource(
+            snapshot_manifest.SnapshotSource(
                 name=item.name, bytes=item.bytes, sha256=item.sha256, unit=item.unit, documents=documents[item.name]
             )
             for item in sources
         ),
         val_fraction=val_fraction,
         groups=tuple(
-            SnapshotGroup(name=name, sources=n, train_tokens=tokens[name, "train"], val_tokens=tokens[name, "val"])
+            snapshot_manifest.SnapshotGroup(
+                name=name, sources=n, train_tokens=tokens[name, "train"], val_tokens=tokens[name, "val"]
+            )
             for name, n in Counter(group_of.values()).items()
             if name
         ),

@@ -178,7 +178,7 @@ def read_pieces(
 ) -> Iterator[Piece]:
     """Yield the documents and rejected documents of an open file in order."""
     reader = _Reader(name=file.name, data=data)
-    if file.unit == ROW and not file.codec and _has_descriptor(stream):
+    if file.unit == ROW and not file.codec and "://" not in file.place:
         yield from reader.table(stream)
         return
     text = decompress(stream, file.codec, file.bytes)
@@ -208,13 +208,6 @@ def lines_of(stream: BinaryIO, longest: int) -> Iterator[tuple[int, bytes]]:
             length, ended = length + len(rest), rest.endswith(b"\n")
         yield offset, line
         offset += length
-
-
-def _has_descriptor(stream: BinaryIO) -> bool:
-    try:
-        return stream.fileno() >= 0
-    except (OSError, AttributeError):
-        return False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

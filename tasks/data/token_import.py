@@ -108,12 +108,11 @@ class _Import:
                 for path in files.of(split):
                     self._add_file(token_shard.inspect_token_file(path), split, writer)
         for split in SPLITS:
-            if not writer.bytes[split]:
+            if not writer.sizes[split]["bytes"]:
                 raise InvalidCorpus(f"--{split}: holds nothing but ends of text; rule: each split has a document")
-        return writer.manifest(
-            sorted(self._sources, key=lambda source: source.name),
-            val_fraction=writer.tokens["val"] / writer.tokens.total(),
-        )
+        tokens = {split: writer.sizes[split]["tokens"] for split in SPLITS}
+        sources = sorted(self._sources, key=lambda source: source.name)
+        return writer.manifest(sources, val_fraction=tokens["val"] / sum(tokens.values()))
 
     def _add_file(self, file: TokenFile, split: SplitName, writer: snapshot_writer.SnapshotWriter) -> None:
         before, tokens, documents = file.path.stat(), file.map(), 0

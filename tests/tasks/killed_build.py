@@ -10,7 +10,8 @@ from pathlib import Path
 
 from cairn.model.configuration.data import DataConfig
 from cairn.storage.stores.local_store import LocalStore
-from cairn.tasks.data.snapshot_build import BuildOptions, BuildProgress, BuildStage, build_snapshot
+from cairn.tasks.data import snapshot_writer
+from cairn.tasks.data.snapshot_build import BuildProgress, BuildStage, build_snapshot
 
 
 def main() -> None:
@@ -21,13 +22,14 @@ def main() -> None:
         if (progress.stage is BuildStage.TOKENIZING and parts >= part) or progress.stage is BuildStage.WRITING:
             os.kill(os.getpid(), signal.SIGKILL)
 
+    snapshot_writer.BATCH_BYTES, snapshot_writer.PART_BYTES = 1500, 4000
     build_snapshot(
         LocalStore(folder / "store"),
         DataConfig.model_validate_json(sys.argv[3]),
         folder,
         shard_tokens=4096,
         cache_dir=folder / "cache",
-        options=BuildOptions(batch_bytes=1500, part_bytes=4000, on_progress=watch),
+        on_progress=watch,
     )
 
 

@@ -6,7 +6,6 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,8 +15,9 @@ import pytest
 from cairn.model.configuration.data import DataConfig
 from cairn.model.data.tokenizer import Tokenizer
 from cairn.storage.snapshots.snapshot_manifest import SnapshotManifest
+from cairn.tasks.data import snapshot_writer
 from cairn.tasks.data.document import Document, InvalidCorpus, TextSample, make_document, split_of
-from cairn.tasks.data.snapshot_build import BuildOptions, BuildProgress, BuildStage, build_folder, build_snapshot
+from cairn.tasks.data.snapshot_build import BuildProgress, BuildStage, build_folder, build_snapshot
 from cairn.tasks.data.snapshot_lookup import SnapshotReference
 from tests.memory_store import MemoryStore
 from tests.tasks import killed_build
@@ -45,8 +45,13 @@ def corpus(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def built(data: DataConfig, base: Path, options: BuildOptions | None = None) -> SnapshotReference:
-    return build_snapshot(MemoryStore(), data, base, shard_tokens=4096, options=options or BuildOptions())
+@pytest.fixture
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot_writer, "BATCH_BYTES", 1500)
+
+
+def built(data: DataConfig, base: Path) -> SnapshotReference:
+    return build_snapshot(MemoryStore(), data, base, shard_tokens=4096)
 
 
 def index_of(data: DataConfig, base: Path, name: str = "documents") -> list[dict[str, object]]:
@@ -60,13 +65,14 @@ def counts(manifest: SnapshotManifest) -> dict[str, int]:
     return {item.kind: item.documents for item in manifest.rejected}
 
 
-def test_the_id_does_not_depend_on_workers_batches_or_parts(every_shape: Path) -> None:
-    all_options = [
-        BuildOptions(),
-        BuildOptions(workers=1, batch_bytes=1500, part_bytes=3000),
-        BuildOptions(workers=5, batch_bytes=500, part_bytes=9999),
-    ]
-    assert len({built(DATA, every_shape, options).snapshot_id for options in all_options}) == 1
+def test_the_id_does_not_depend_on_workers_batches_or_parts(every_shape: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = {built(DATA, every_shape).snapshot_id}
+    for workers, batch_bytes, part_bytes in ((1, 1500, 3000), (5, 500, 9999)):
+        monkeypatch.setattr(snapshot_writer, "WORKERS", workers)
+        monkeypatch.setattr(snapshot_writer, "BATCH_BYTES", batch_bytes)
+        monkeypatch.setattr(snapshot_writer, "PART_BYTES", part_bytes)
+        ids.add(built(DATA, every_shape).snapshot_id)
+    assert len(ids) == 1
 
 
 def test_the_id_does_not_depend_on_the_order_of_sources(corpus: Path) -> None:
@@ -144,6 +150,7 @@ def test_duplicates_stay_unless_they_are_unwanted(corpus: Path) -> None:
     assert {item.name: item.documents for item in manifest.sources}["e.jsonl"] == 0
 
 
+@pytest.mark.usefixtures("small_batches")
 @pytest.mark.parametrize(
     ("part", "deduplicate"),
     [(1, False), (4, True), (10**6, False)],
@@ -171,7 +178,7 @@ def test_a_killed_build_goes_on_from_its_parts_to_the_same_bytes(
         corpus,
         shard_tokens=4096,
         cache_dir=corpus / "cache",
-        options=BuildOptions(batch_bytes=1500, on_progress=reported.append),
+        on_progress=reported.append,
     )
     assert reference.snapshot_id == whole
     encoded = [item for item in reported if item.stage is BuildStage.TOKENIZING]
@@ -187,27 +194,25 @@ def test_two_builders_of_one_recipe_do_not_disturb_each_other(corpus: Path) -> N
             inner.append("begun")
             inner.append(build_snapshot(MemoryStore(), DATA, corpus, cache_dir=corpus / "cache").snapshot_id)
 
-    outer = build_snapshot(
-        MemoryStore(), DATA, corpus, cache_dir=corpus / "cache", options=BuildOptions(on_progress=meanwhile)
-    )
+    outer = build_snapshot(MemoryStore(), DATA, corpus, cache_dir=corpus / "cache", on_progress=meanwhile)
     assert inner[1] == outer.snapshot_id
 
 
+@pytest.mark.usefixtures("small_batches")
 def test_parts_of_a_source_that_changed_are_not_used_again(corpus: Path) -> None:
     def disturb(progress: BuildProgress) -> None:
         if progress.stage is BuildStage.TOKENIZING:
             (corpus / "d.jsonl.gz").write_bytes(packed(shaped(TEXTS[:50], "jsonl"), ".gz"))
 
     with pytest.raises(InvalidCorpus, match="changed while it was read"):
-        build_snapshot(
-            MemoryStore(), DATA, corpus, cache_dir=corpus, options=BuildOptions(batch_bytes=1500, on_progress=disturb)
-        )
+        build_snapshot(MemoryStore(), DATA, corpus, cache_dir=corpus, on_progress=disturb)
     assert not list(corpus.glob("snapshots-in-work/*/"))
 
 
+@pytest.mark.usefixtures("small_batches")
 def test_progress_never_goes_back_and_ends_at_the_whole(corpus: Path) -> None:
     reported: list[BuildProgress] = []
-    manifest = built(DATA, corpus, BuildOptions(batch_bytes=1500, on_progress=reported.append)).manifest
+    manifest = build_snapshot(MemoryStore(), DATA, corpus, on_progress=reported.append).manifest
     for stage in (BuildStage.TOKENIZING, BuildStage.WRITING):
         done = [item for item in reported if item.stage is stage]
         assert [item.bytes_done for item in done] == sorted(item.bytes_done for item in done)
@@ -244,8 +249,11 @@ def test_the_split_of_a_document_is_in_its_row(corpus: Path) -> None:
     assert all(row["split"] == split_of(str(row["sha256"]), DATA.val_fraction) for row in index_of(DATA, corpus))
 
 
-def test_a_part_that_cannot_be_read_is_made_again_with_all_after_it(corpus: Path) -> None:
-    options = BuildOptions(batch_bytes=1500, part_bytes=4000)
+@pytest.mark.usefixtures("small_batches")
+def test_a_part_that_cannot_be_read_is_made_again_with_all_after_it(
+    corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot_writer, "PART_BYTES", 4000)
 
     def give_up(progress: BuildProgress) -> None:
         if progress.stage is BuildStage.WRITING:
@@ -258,7 +266,7 @@ def test_a_part_that_cannot_be_read_is_made_again_with_all_after_it(corpus: Path
             corpus,
             shard_tokens=4096,
             cache_dir=corpus,
-            options=replace(options, on_progress=give_up),
+            on_progress=give_up,
         )
     parts = sorted(corpus.glob("snapshots-in-work/*/part-*.arrow"))
     assert len(parts) > 5
