@@ -6,10 +6,11 @@ offers the slower one is compared with the new champion.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
+from typing import TypeAlias
 
 from cairn.storage.checkpoints.resume_point import new_pin, pin_checkpoint, unpin_checkpoint
 from cairn.storage.logs import log_entry, run_entries, run_log, run_state
@@ -18,6 +19,8 @@ from cairn.tasks.configuration.settings import METRIC
 from cairn.tasks.configuration.stored_configuration import parse_stored_configuration
 from cairn.tasks.errors import GateRefused
 from cairn.tasks.machine.placement import this_placement
+
+_Measured: TypeAlias = Promoted | run_entries.EvaluationRecorded
 
 
 class Gate(StrEnum):
@@ -109,9 +112,9 @@ def choose_evaluation(
     return next(iter([*alike, *found]), None)
 
 
-def is_measured_like(evaluation: run_entries.EvaluationRecorded, champion: Promoted) -> bool:
+def is_measured_like(evaluation: run_entries.EvaluationRecorded, other: _Measured) -> bool:
     """Whether two losses are comparable: the same suite on the same data."""
-    return (evaluation.suite_sha256, evaluation.data_snapshot) == (champion.suite_sha256, champion.data_snapshot)
+    return (evaluation.suite_sha256, evaluation.data_snapshot) == (other.suite_sha256, other.data_snapshot)
 
 
 def decide_promotion(
@@ -120,23 +123,26 @@ def decide_promotion(
     rules: PromotionRules,
     *,
     alias: str,
-    champion_evaluation: run_entries.EvaluationRecorded | None = None,
+    read_evaluations: Callable[[Promoted], Sequence[run_entries.EvaluationRecorded]],
 ) -> Promoted | Refused | None:
     """Return the entry to append, or None if the alias already points at these weights.
 
-    `champion_evaluation`, under the candidate's suite and data, is needed if the champion's promotion had another.
+    `read_evaluations` returns the champion's; called if its promotion was measured on another suite or data.
     """
     champion = registry.champion
     if champion is not None and champion.manifest_sha256 == candidate.reference.manifest_sha256:
         return None
     evaluation, loss = choose_evaluation(candidate, rules, champion), None
     if champion is not None and evaluation is not None:
-        measured = champion if is_measured_like(evaluation, champion) else champion_evaluation
-        loss = measured.metrics.get(METRIC, math.inf) if measured else None
+        measured: Sequence[_Measured] = [champion]
+        if not is_measured_like(evaluation, champion):
+            measured = read_evaluations(champion)
+        alike = (item.metrics.get(METRIC, math.inf) for item in measured if is_measured_like(evaluation, item))
+        loss = next(alike, None)
     offer = _Offer(candidate=candidate, rules=rules, champion=champion, evaluation=evaluation, champion_loss=loss)
     for name, gate in GATES:
         if detail := gate(offer):
-            return _refused(candidate, alias, name, detail, evaluation)
+            return refusal(candidate, alias, name, detail, evaluation)
     return _promoted(offer, alias)
 
 
@@ -144,7 +150,7 @@ def refuse_unreadable(candidate: Candidate, alias: str) -> Refused:
     """Return the refusal of a checkpoint that is no longer committed, so that nothing protects its bytes."""
     problem = "this checkpoint is no longer committed in the run's log, and its bytes may be deleted"
     advice = f"`cairn checkpoints {candidate.run_id}` lists those that can be promoted"
-    return _refused(candidate, alias, Gate.READABLE, f"{problem}; {advice}", None)
+    return refusal(candidate, alias, Gate.READABLE, f"{problem}; {advice}")
 
 
 def decision_on_record(state: RegistryState, manifest_sha256: str) -> Promoted | Refused | None:
@@ -267,9 +273,10 @@ def _promoted(offer: _Offer, alias: str) -> Promoted:
     )
 
 
-def _refused(
-    candidate: Candidate, alias: str, gate: Gate, detail: str, evaluation: run_entries.EvaluationRecorded | None
+def refusal(
+    candidate: Candidate, alias: str, gate: Gate, detail: str, evaluation: run_entries.EvaluationRecorded | None = None
 ) -> Refused:
+    """Return the entry of a gate that refuses, with the evaluation that it looked at."""
     finite = {name: value for name, value in evaluation.metrics.items() if math.isfinite(value)} if evaluation else {}
     return Refused(
         alias=alias,
@@ -333,12 +340,10 @@ def pending_offer(state: run_state.RunState, read_registry: Callable[[str], Regi
 def _decide(
     log: run_log.RunLog, alias: str, candidate: Candidate, rules: PromotionRules, state: RegistryState
 ) -> Promoted | Refused | None:
-    champion, known = state.champion, tuple[run_entries.EvaluationRecorded, ...]()
-    evaluation = choose_evaluation(candidate, rules, champion)
-    if champion is not None and evaluation is not None and not is_measured_like(evaluation, champion):
-        known = evaluations_of(run_log.RunLog(log.store, champion.run_id).refresh(), champion.manifest_sha256)
-        wanted = (evaluation.suite_sha256, evaluation.data_snapshot)
-        known = tuple(item for item in known if (item.suite_sha256, item.data_snapshot) == wanted)
     if candidate.pin_id is not None and candidate.pin_id in state.decided_pins:
         return None  # a sweep took this process for dead and decided: its pin may be over, so it comes too late
-    return decide_promotion(state, candidate, rules, alias=alias, champion_evaluation=next(iter(known), None))
+
+    def read(champion: Promoted) -> Sequence[run_entries.EvaluationRecorded]:
+        return evaluations_of(run_log.RunLog(log.store, champion.run_id).refresh(), champion.manifest_sha256)
+
+    return decide_promotion(state, candidate, rules, alias=alias, read_evaluations=read)

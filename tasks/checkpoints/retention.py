@@ -17,7 +17,7 @@ from cairn.storage.errors import IntegrityError, StorageError, WriterTooOld
 from cairn.storage.logs import log_entry, registry, run_index, run_log, run_state
 from cairn.storage.logs.run_entries import CheckpointPinned, Placement, RunDeleted
 from cairn.tasks.attempt.attempt_entries import Claimant, end_lost_attempt
-from cairn.tasks.checkpoints.promotion import Gate
+from cairn.tasks.checkpoints.promotion import Candidate, Gate, refusal
 from cairn.tasks.configuration.settings import METRIC, CheckpointConfig
 from cairn.tasks.errors import BudgetExhausted, GateRefused, LiveOwner
 from cairn.tasks.machine.placement import is_known_dead
@@ -236,17 +236,9 @@ def _abandoned(run_id: str, pin: CheckpointPinned, state: registry.RegistryState
     """Refuse the offer of a dead process; its last request may still arrive, but then it comes too late."""
     if pin.pin_id in state.decided_pins:
         return None
-    return registry.Refused(
-        alias=pin.alias or "",
-        run_id=run_id,
-        step=pin.step,
-        manifest_sha256=pin.manifest_sha256,
-        pin_id=pin.pin_id,
-        suite_sha256=pin.suite_sha256,
-        gate=Gate.ABANDONED.value,
-        detail=f"process {pin.pinned_by.pid} on {pin.pinned_by.host}, which offered it, died before the gates decided",
-        by="sweep",
-    )
+    candidate = Candidate(run_id=run_id, reference=pin, evaluations=(), by="sweep", pin_id=pin.pin_id)
+    detail = f"process {pin.pinned_by.pid} on {pin.pinned_by.host}, which offered it, died before the gates decided"
+    return refusal(candidate, pin.alias or "", Gate.ABANDONED, detail)
 
 
 def check_deletion(log: run_log.RunLog, *, is_dead: Callable[[Placement], bool] = is_known_dead) -> tuple[str, ...]:

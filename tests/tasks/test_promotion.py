@@ -60,9 +60,11 @@ def holding(*bodies: Promoted) -> RegistryState:
 
 
 def decide(
-    offered: Candidate, *, state: RegistryState | None = None, rules: PromotionRules = RULES, **other: Any
+    offered: Candidate, *earlier: EvaluationRecorded, state: RegistryState | None = None, rules: PromotionRules = RULES
 ) -> Promoted | Refused | None:
-    return decide_promotion(state or holding(promoted()), offered, rules, alias="champion", **other)
+    return decide_promotion(
+        state or holding(promoted()), offered, rules, alias="champion", read_evaluations=lambda _: earlier
+    )
 
 
 def gate(decision: Promoted | Refused | None) -> str:
@@ -139,8 +141,8 @@ def test_a_champion_measured_on_other_data_cannot_be_compared() -> None:
 def test_the_champions_later_evaluation_under_the_candidates_suite_decides(champion_loss: float, expected: str) -> None:
     decision = decide(
         candidate(evaluation()),
+        evaluation(10, champion_loss),
         state=holding(promoted(suite_sha256="other", val_loss=9.0)),
-        champion_evaluation=evaluation(10, champion_loss),
     )
     assert gate(decision) == expected
 
