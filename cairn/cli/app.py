@@ -96,9 +96,9 @@ def complete_argument(context: CompletionContext) -> Iterator[str | tuple[str, s
     if name in ("--run", "--run-id"):
         yield from complete_run(context)
     elif name in ("--set", "--key"):
-        from cairn.tasks.configuration.key_reference import list_keys
+        from cairn.tasks.configuration.key_reference import keys_by_name
 
-        yield from ((f"{key.key}{'=' if name == '--set' else ''}", key.summary) for key in list_keys())
+        yield from ((f"{key.key}{'=' if name == '--set' else ''}", key.summary) for key in keys_by_name().values())
     elif argument.hint in (str, tuple[str, ...]):
         if place := {"--config": addresses.CONFIGURATIONS, "--suite": addresses.SUITES}.get(name):
             yield from ((known, f"in {place}") for known in addresses.known_names(place))

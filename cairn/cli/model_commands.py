@@ -213,7 +213,7 @@ def import_tokens(
 
     chosen = open_chosen_store(store)
     meaning = token_import.given_tokenizer(tokenizer, vocab_size, end_of_text)
-    files = token_import.TokenFiles(train=tuple(map(Path, train)), val=tuple(map(Path, val)))
+    files: token_import.TokenFiles = {"train": [*map(Path, train)], "val": [*map(Path, val)]}
     made = token_import.import_tokens(chosen, files, meaning, allow_shared=allow_shared)
     if json:
         print_document(made)

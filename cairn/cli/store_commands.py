@@ -66,9 +66,9 @@ def config(key: str = "", *, json: Json = False) -> None:
         cairn config training
         cairn config training.lr --json
     """
-    from cairn.tasks.configuration.key_reference import list_keys, unknown_key
+    from cairn.tasks.configuration.key_reference import keys_by_name, unknown_key
 
-    keys = [one for one in list_keys() if not key or f"{one.key}.".startswith(f"{key}.")]
+    keys = [one for one in keys_by_name().values() if not key or f"{one.key}.".startswith(f"{key}.")]
     if not keys:
         raise InvalidConfiguration(f"{key}: {unknown_key(key, is_section='.' not in key)}")
     if json:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 
-from cairn.tasks.configuration.key_reference import ConfigurationKey, list_keys, section_meanings
+from cairn.tasks.configuration.key_reference import ConfigurationKey, keys_by_name, section_meanings
 
 _HEAD = """# Configuration keys
 
@@ -19,7 +19,7 @@ _ANY_REASON = "budgets.<reason>"
 
 def configuration_page() -> str:
     """Return all sections with their keys as Markdown."""
-    lines, lists = [_HEAD], {key.key for key in list_keys()}
+    lines, lists = [_HEAD], set(keys_by_name())
     for section, keys in _sections():
         title = (f"`[[{section}]]`" if section in lists else f"`[{section}]`") if section else "Outside of all sections"
         meaning = section_meanings().get(section.removesuffix(".<reason>"))
@@ -29,9 +29,9 @@ def configuration_page() -> str:
 
 def _sections() -> Iterator[tuple[str, Sequence[ConfigurationKey]]]:
     """Yield sections with their keys; the budgets, which differ in their defaults only, are one section."""
-    yield "", [key for key in list_keys() if not key.section]
-    budgets = [key for key in list_keys() if key.section.startswith("budgets.")]
-    for section, keys in groupby((key for key in list_keys() if key.section), key=lambda key: key.section):
+    yield "", [key for key in keys_by_name().values() if not key.section]
+    budgets = [key for key in keys_by_name().values() if key.section.startswith("budgets.")]
+    for section, keys in groupby((key for key in keys_by_name().values() if key.section), key=lambda key: key.section):
         if not section.startswith("budgets."):
             yield section, list(keys)
         elif section == budgets[0].section:

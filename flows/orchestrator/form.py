@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from cairn.tasks.configuration.key_reference import list_keys, meaning_of
+from cairn.tasks.configuration.key_reference import keys_by_name
 
 _RUN_ID = r"[A-Za-z0-9_][A-Za-z0-9_.=+-]*"
 _LOCATION = (r"^(|\S|\S.*\S)$", "a path or a URL without spaces around it")
@@ -17,7 +17,7 @@ _NAME = (rf"^({_RUN_ID})?$", "letters, digits and _ . = + - with a letter, a dig
 _REFERENCE = (rf"^{_RUN_ID}(@\d+)?$", "an alias such as champion, RUN, or RUN@STEP")
 _DEPLOYMENT = (r"^([^/\s]+/[^/\s]+)?$", "flow/deployment, such as train-gpt/train-gpt")
 _OVERRIDE = (
-    f"^({'|'.join(re.escape(key.key) for key in list_keys())})=",
+    f"^({'|'.join(re.escape(key) for key in keys_by_name())})=",
     "section.key=value with a key that `cairn config` lists, such as training.warmup_steps=50",
 )
 _NAMED_KEYS = ("training.global_batch", "training.warmup_steps", "model.n_layer", "data.sources")
@@ -40,7 +40,7 @@ def _described(title: str, description: str, example: Any, **rules: Any) -> Any:
 
 
 def _setting(title: str, key: str, example: float) -> Any:
-    description = f"{meaning_of(key)} ({key}), such as {example:g}; 0: as the configuration says"
+    description = f"{keys_by_name()[key].summary} ({key}), such as {example:g}; 0: as the configuration says"
     return _described(title, description, example, ge=0)
 
 
@@ -56,7 +56,7 @@ Overrides = Annotated[
     _described(
         "Overrides",
         f"`section.key=value` {_ON_TOP}, such as "
-        + ", ".join(f"{key} ({meaning_of(key)})" for key in _NAMED_KEYS)
+        + ", ".join(f"{key} ({keys_by_name()[key].summary})" for key in _NAMED_KEYS)
         + ". `cairn config` lists all keys. A key that is set in a field of its own as well is refused.",
         ["training.warmup_steps=50", "training.global_batch=64"],
     ),

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from cairn.storage.stores import object_store, redaction
 from cairn.tasks.configuration import addresses
 from cairn.tasks.configuration.addresses import CONFIGURATIONS, SUITES, find_file, is_name, known_names, why_unreadable
-from cairn.tasks.configuration.key_reference import BrokenRule, broken_rules, list_keys, section_meanings
+from cairn.tasks.configuration.key_reference import BrokenRule, broken_rules, keys_by_name, section_meanings
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.configuration.settings import SUITE_KEYS, EvaluationConfig, EvaluatorConfig, NotifyConfig
 from cairn.tasks.errors import InvalidConfiguration, TaskError
@@ -247,7 +247,7 @@ class _Layers:
 def _refuse_single_underscores(environment: Mapping[str, str]) -> None:
     sections = tuple(f"CAIRN_{name.upper()}_" for name in RunConfig.model_fields)
     single = {name for name in environment if name.startswith(sections) and "__" not in name}
-    for key in list_keys() if single else ():  # making that list takes a while
+    for key in keys_by_name().values() if single else ():  # making that list takes a while
         right = f"CAIRN_{key.key.upper().replace('-', '_').replace('.', '__')}"
         if key.section and (wrong := right.replace("__", "_")) in single:
             raise InvalidConfiguration(f"{wrong}: sets nothing; did you mean {right}? Two underscores end a section")

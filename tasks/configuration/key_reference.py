@@ -59,15 +59,15 @@ class BrokenRule:
 
 
 @cache
-def list_keys() -> tuple[ConfigurationKey, ...]:
-    """Return all keys in the order of the models."""
-    keys = []
+def keys_by_name() -> Mapping[str, ConfigurationKey]:
+    """Return all keys in the order of the models, by names such as `training.lr`."""
+    keys = {}
     for key, field, _, default in _fields(_schema(), "", {}):
         if "$ref" in field or field.get("internal"):
             continue
         section, _, name = key.partition(".")
         unit = next((unit for suffix, unit in _UNIT_SUFFIXES.items() if name.endswith(f"_{suffix}")), "")
-        described = ConfigurationKey(
+        keys[key] = ConfigurationKey(
             key=key,
             meaning=" ".join(field["description"].split()),
             unit=field.get("unit", unit),
@@ -75,24 +75,13 @@ def list_keys() -> tuple[ConfigurationKey, ...]:
             default=default,
             frozen=section in FROZEN_SECTIONS and not (section == "training" and name in UNFROZEN_TRAINING),
         )
-        keys.append(described)
-    return tuple(keys)
+    return keys
 
 
 @cache
 def section_meanings() -> Mapping[str, str]:
     """Return the sentence of every section by its name, in the order of the models."""
     return {name: section["description"] for name, _, section, _ in _fields(_schema(), "", {}) if section}
-
-
-def find_key(name: str) -> ConfigurationKey | None:
-    """Return the key of this name; None where there is none."""
-    return next((key for key in list_keys() if key.key == name), None)
-
-
-def meaning_of(key: str) -> str:
-    """Return the meaning of a key such as `training.lr`, without its details; raises KeyError for an unknown key."""
-    return {known.key: known.summary for known in list_keys()}[key]
 
 
 def suggest_key(unknown: str) -> ConfigurationKey | None:
@@ -108,7 +97,7 @@ def suggest_key(unknown: str) -> ConfigurationKey | None:
         meant = 0.85 if place == 0 else 0.65 if place > 0 else 0.0
         return max(spelled, meant) + (0.2 if key.section == section else 0.0)
 
-    found = max(list_keys(), key=likeness)
+    found = max(keys_by_name().values(), key=likeness)
     return found if likeness(found) >= 0.8 else None
 
 
@@ -200,10 +189,10 @@ def _dotted(path: Sequence[str | int]) -> str:
 
 def _rules(kind: str, item: ErrorDetails, path: Sequence[str | int], value: object) -> Iterator[BrokenRule]:
     name, shown = _dotted(path), _cut(".".join(map(str, path))) or "the configuration"
-    known = find_key(name)
+    known = keys_by_name().get(name)
     given = shown if isinstance(value, Mapping) else f"{shown} = {_cut(repr(value))}"
     if kind == "missing":
-        required = [key for key in list_keys() if key.section == name and key.default == "required"]
+        required = [key for key in keys_by_name().values() if key.section == name and key.default == "required"]
         for key in [known] if known else required:
             yield BrokenRule(key=key.key, text=f"{shown if known else key.key}: missing; {key.summary}")
         return

@@ -1,10 +1,10 @@
 """Imports token files of nanoGPT and llm.c as a snapshot, and exports one; documents end with their token or file."""
 
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,24 +27,8 @@ _UNIT = "document of tokens"
 _PEEK_TOKENS = 1 << 22
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TokenFiles:
-    """The files of each split in the order of their tokens."""
-
-    train: tuple[Path, ...]
-    val: tuple[Path, ...]
-
-    def __post_init__(self) -> None:
-        for split in SPLITS:
-            if not self.of(split):
-                raise InvalidCorpus(f"--{split}: names no file; rule: a snapshot has a train and a val split")
-        names = [path.name for path in (*self.train, *self.val)]
-        if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise InvalidCorpus(f"{twice[0]}: two files have this name; rule: names tell documents' sources apart")
-
-    def of(self, split: SplitName) -> tuple[Path, ...]:
-        """Return the files of a split."""
-        return self.train if split == "train" else self.val
+TokenFiles: TypeAlias = Mapping[SplitName, Sequence[Path]]
+"""The files of each split in the order of their tokens."""
 
 
 def numbered_vocabulary(vocab_size: int, end_of_text_id: int) -> Tokenizer:
@@ -103,9 +87,15 @@ class _Import:
 
     def run(self, files: TokenFiles, folder: Path) -> SnapshotManifest:
         """Write the snapshot's files; val first, so that train is compared with its few documents."""
+        for split in SPLITS:
+            if not files[split]:
+                raise InvalidCorpus(f"--{split}: names no file; rule: a snapshot has a train and a val split")
+        names = Counter(path.name for split in SPLITS for path in files[split])
+        if twice := sorted(name for name in names if names[name] > 1):
+            raise InvalidCorpus(f"{twice[0]}: two files have this name; rule: names tell documents' sources apart")
         with snapshot_writer.SnapshotWriter(folder, self._tokenizer, shard_tokens=DEFAULT_SHARD_TOKENS) as writer:
             for split in reversed(SPLITS):
-                for path in files.of(split):
+                for path in files[split]:
                     self._add_file(token_shard.inspect_token_file(path), split, writer)
         for split in SPLITS:
             if not writer.sizes[split]["bytes"]:

@@ -9,7 +9,7 @@ import yaml
 from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools import ValidationError, validate
 
-from cairn.tasks.configuration.key_reference import meaning_of
+from cairn.tasks.configuration.key_reference import keys_by_name
 
 ROOT = Path(__file__).parents[2]
 DEPLOYMENTS = yaml.safe_load((ROOT / "prefect.yaml").read_text(encoding="utf-8"))["deployments"]
@@ -45,10 +45,11 @@ def test_every_parameter_of_every_form_has_a_title_a_description_and_a_default(n
 def test_the_form_of_a_training_run_explains_keys_in_the_words_of_their_fields() -> None:
     fields = schema_of("train-gpt")["properties"]
     rate, overrides = fields["learning_rate"]["description"], fields["overrides"]["description"]
-    assert rate.startswith(f"{meaning_of('training.lr')} (training.lr), such as 0.001; 0: ") and meaning_of(
-        "training.lr"
+    assert (
+        rate.startswith(f"{keys_by_name()['training.lr'].summary} (training.lr), such as 0.001; 0: ")
+        and keys_by_name()["training.lr"].summary
     )
-    assert f"model.n_layer ({meaning_of('model.n_layer')})" in overrides
+    assert f"model.n_layer ({keys_by_name()['model.n_layer'].summary})" in overrides
 
 
 def test_the_common_settings_have_typed_fields_in_the_order_of_their_use() -> None:

@@ -16,7 +16,7 @@ from cyclopts import CycloptsError, MissingArgumentError
 
 from cairn.cli.command import app
 from cairn.tasks.configuration.configuration_source import expand_set, parse_configuration
-from cairn.tasks.configuration.key_reference import list_keys
+from cairn.tasks.configuration.key_reference import keys_by_name
 from cairn.tasks.errors import InvalidConfiguration
 from tests.commands import run_here
 from tests.documented_commands import DocumentedCommand, documented_commands, documented_configurations
@@ -118,6 +118,6 @@ def test_every_variable_of_cairn_that_a_document_names_is_read_somewhere() -> No
     ]
     programs += [path for path in (ROOT / "deployments").rglob("*") if path.suffix in {".sh", ".yaml", ".sbatch"}]
     known = {found for path in programs for found in VARIABLE.findall(read(path))}
-    known |= {f"CAIRN_{key.key.upper().replace('.', '__').replace('-', '_')}" for key in list_keys()}
+    known |= {f"CAIRN_{key.key.upper().replace('.', '__').replace('-', '_')}" for key in keys_by_name().values()}
     named = {found for path in DOCUMENTS for found in VARIABLE.findall(read(path))}
     assert {found for found in named - known if not found.startswith(("CAIRN_TEST_", "CAIRN_SIMULATOR_"))} == set()

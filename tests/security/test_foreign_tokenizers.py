@@ -121,7 +121,7 @@ def test_a_reading_verb_refuses_the_hostile_tokenizer_of_a_store_in_one_line(tmp
     hostile = Tokenizer(Library.from_str(json.dumps(HOSTILE["a decoder that doubles thirty times"])))
     for name, tokens in (("train.bin", [7, 7, 7, 0] * 99), ("val.bin", [7, 7, 0] * 99)):
         np.array(tokens, dtype="<u2").tofile(tmp_path / name)
-    files = TokenFiles(train=(tmp_path / "train.bin",), val=(tmp_path / "val.bin",))
+    files: TokenFiles = {"train": (tmp_path / "train.bin",), "val": (tmp_path / "val.bin",)}
     snapshot = import_tokens(LocalStore(tmp_path / "store"), files, hostile)
     ended = run_here(("data", snapshot.snapshot_id, "--window", "0", "--block-size", "8"), tmp_path, {})
     assert (ended.code, ended.out, ended.err.count("\n")) == (2, "", 1)

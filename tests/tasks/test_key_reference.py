@@ -6,7 +6,7 @@ import pytest
 
 from cairn.storage.errors import IntegrityError
 from cairn.tasks.configuration.configuration_source import parse_configuration
-from cairn.tasks.configuration.key_reference import ConfigurationKey, find_key, list_keys, section_meanings, suggest_key
+from cairn.tasks.configuration.key_reference import ConfigurationKey, keys_by_name, section_meanings, suggest_key
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.configuration.stored_configuration import parse_stored_configuration
 from cairn.tasks.errors import InvalidConfiguration
@@ -32,7 +32,7 @@ def broken_lines(document: dict[str, Any], *overrides: str, **environment: str) 
     return str(refused.value).splitlines()
 
 
-@pytest.mark.parametrize("key", list_keys(), ids=lambda key: key.key)
+@pytest.mark.parametrize("key", keys_by_name().values(), ids=lambda key: key.key)
 def test_a_key_has_a_meaning_a_rule_and_a_default_in_words(key: ConfigurationKey) -> None:
     assert key.meaning and key.rule and key.default and not key.meaning.endswith(".")
     assert not [sign for sign in ("^", "\\", "PydanticUndefined") if sign in key.meaning + key.default]
@@ -46,7 +46,7 @@ def test_every_section_has_its_sentence() -> None:
 def test_the_frozen_keys_are_those_of_the_frozen_document() -> None:
     frozen = RunConfig.model_validate({"data": {"sources": ["a"]}, "training": {"steps": 1}}).frozen()
     expected = {"model_family", *(f"{name}.{key}" for name in ("data", "model", "training") for key in frozen[name])}
-    assert {key.key for key in list_keys() if key.frozen} == expected
+    assert {key.key for key in keys_by_name().values() if key.frozen} == expected
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_the_frozen_keys_are_those_of_the_frozen_document() -> None:
     ],
 )
 def test_a_unit_is_named(key: str, unit: str) -> None:
-    found = find_key(key)
+    found = keys_by_name().get(key)
     assert found is not None and found.unit == unit
 
 
@@ -77,7 +77,7 @@ def test_a_unit_is_named(key: str, unit: str) -> None:
     ],
 )
 def test_a_default_is_named(key: str, default: str) -> None:
-    found = find_key(key)
+    found = keys_by_name().get(key)
     assert found is not None and found.default == default
 
 

@@ -38,9 +38,7 @@ def store(tmp_path: Path) -> LocalStore:
 @pytest.fixture
 def files(tmp_path: Path) -> TokenFiles:
     """nanoGPT's two files."""
-    return TokenFiles(
-        train=(write(tmp_path, "train.bin", stream(TRAIN)),), val=(write(tmp_path, "val.bin", stream(VAL)),)
-    )
+    return {"train": (write(tmp_path, "train.bin", stream(TRAIN)),), "val": (write(tmp_path, "val.bin", stream(VAL)),)}
 
 
 def header(content: bytes) -> bytes:
@@ -64,10 +62,10 @@ def test_nanogpts_files_come_back_byte_for_byte(store: LocalStore, files: TokenF
 def test_llm_cs_files_come_back_byte_for_byte(store: LocalStore, tmp_path: Path) -> None:
     end = struct.pack("<H", END)
     train, val = end + stream(TRAIN)[:-2], end + stream(VAL)[:-2]  # llm.c marks where a document begins
-    given = TokenFiles(
-        train=(write(tmp_path, "train_000000.bin", header(train) + train),),
-        val=(write(tmp_path, "val_000000.bin", header(val) + val),),
-    )
+    given: TokenFiles = {
+        "train": (write(tmp_path, "train_000000.bin", header(train) + train),),
+        "val": (write(tmp_path, "val_000000.bin", header(val) + val),),
+    }
     written = export_tokens(opened(store, given, tmp_path), tmp_path / "out", TokenFileFormat.LLM_C)
     assert [path.name for path in written] == ["train_000000.bin", "val_000000.bin"]
     assert [path.read_bytes() for path in written] == [header(train) + train, header(val) + val]
@@ -80,7 +78,7 @@ def test_one_trainers_files_become_the_others(store: LocalStore, files: TokenFil
 
 def test_several_files_are_one_stream_in_the_order_given(store: LocalStore, tmp_path: Path) -> None:
     parts = tuple(write(tmp_path, f"train_{number}.bin", stream([text])) for number, text in enumerate(TRAIN))
-    given = TokenFiles(train=parts, val=(write(tmp_path, "val.bin", stream(VAL)),))
+    given: TokenFiles = {"train": parts, "val": (write(tmp_path, "val.bin", stream(VAL)),)}
     written = export_tokens(opened(store, given, tmp_path), tmp_path / "out", TokenFileFormat.NANOGPT)
     assert written[0].read_bytes() == stream(TRAIN)
 
@@ -94,7 +92,7 @@ def test_the_manifest_counts_what_was_imported(store: LocalStore, files: TokenFi
 
 
 def test_the_index_leads_back_to_the_file_and_its_byte(store: LocalStore, files: TokenFiles, tmp_path: Path) -> None:
-    content = files.train[0].read_bytes()
+    content = files["train"][0].read_bytes()
     rows = train_documents(opened(store, files, tmp_path))
     found = [content[row.offset_bytes : row.offset_bytes + 2 * row.tokens] for row in rows]
     assert [BYTES.decode(np.frombuffer(part, "<u2")[:-1].tolist()) for part in found] == TRAIN
@@ -117,7 +115,10 @@ def test_without_an_end_of_text_a_file_is_cut_into_documents_that_fit_into_memor
     monkeypatch.setattr("cairn.tasks.data.token_import.DOCUMENT_TOKENS", 10)
     monkeypatch.setattr("cairn.tasks.data.token_import._PEEK_TOKENS", 16)
     content = np.arange(64, 64 + 47, dtype="<u2").tobytes()
-    given = TokenFiles(train=(write(tmp_path, "train.bin", content),), val=(write(tmp_path, "val.bin", stream(VAL)),))
+    given: TokenFiles = {
+        "train": (write(tmp_path, "train.bin", content),),
+        "val": (write(tmp_path, "val.bin", stream(VAL)),),
+    }
     snapshot = opened(store, given, tmp_path)
     sizes = [row.tokens for row in train_documents(snapshot)]
     assert sizes == [10, 10, 10, 10, 7]
@@ -125,33 +126,33 @@ def test_without_an_end_of_text_a_file_is_cut_into_documents_that_fit_into_memor
 
 
 def test_an_id_outside_the_vocabulary_is_refused_by_file_and_place(store: LocalStore, tmp_path: Path) -> None:
-    given = TokenFiles(
-        train=(write(tmp_path, "train.bin", struct.pack("<3H", 1, 2, 257)),),
-        val=(write(tmp_path, "val.bin", stream(VAL)),),
-    )
+    given: TokenFiles = {
+        "train": (write(tmp_path, "train.bin", struct.pack("<3H", 1, 2, 257)),),
+        "val": (write(tmp_path, "val.bin", stream(VAL)),),
+    }
     with pytest.raises(InvalidCorpus, match=r"train\.bin: tokens 0 to 2: token id 257: must lie in 0 to 256"):
         import_tokens(store, given, BYTES)
     assert store.keys("data") == []
 
 
 def test_a_document_of_val_that_is_in_train_too_is_refused(store: LocalStore, tmp_path: Path) -> None:
-    given = TokenFiles(
-        train=(write(tmp_path, "train.bin", stream([*TRAIN, *VAL])),),
-        val=(write(tmp_path, "val.bin", stream(VAL)),),
-    )
+    given: TokenFiles = {
+        "train": (write(tmp_path, "train.bin", stream([*TRAIN, *VAL])),),
+        "val": (write(tmp_path, "val.bin", stream(VAL)),),
+    }
     with pytest.raises(InvalidCorpus, match=r"1 documents of val are in train too, the first at train\.bin, byte"):
         import_tokens(store, given, BYTES)
     assert import_tokens(store, given, BYTES, allow_shared=True).manifest.splits.train.documents == 4
 
 
-def test_a_split_without_a_file_is_refused(tmp_path: Path) -> None:
+def test_a_split_without_a_file_is_refused(store: LocalStore, tmp_path: Path) -> None:
     with pytest.raises(InvalidCorpus, match="--val: names no file"):
-        TokenFiles(train=(tmp_path / "train.bin",), val=())
+        import_tokens(store, {"train": (tmp_path / "train.bin",), "val": ()}, BYTES)
 
 
-def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:
+def test_two_files_of_one_name_are_refused(store: LocalStore, tmp_path: Path) -> None:
     with pytest.raises(InvalidCorpus, match=r"data\.bin: two files have this name"):
-        TokenFiles(train=(tmp_path / "a" / "data.bin",), val=(tmp_path / "b" / "data.bin",))
+        import_tokens(store, {"train": (tmp_path / "a" / "data.bin",), "val": (tmp_path / "b" / "data.bin",)}, BYTES)
 
 
 def test_a_split_of_ends_alone_is_refused(store: LocalStore, files: TokenFiles, tmp_path: Path) -> None:
