@@ -67,7 +67,6 @@ def build_snapshot(
     data: DataConfig,
     base_dir: Path,
     *,
-    shard_tokens: int = token_shard.DEFAULT_SHARD_TOKENS,
     cache_dir: Path | None = None,
     on_progress: ProgressListener = ignore_progress,
 ) -> SnapshotReference:
@@ -78,8 +77,8 @@ def build_snapshot(
     """
     if data.snapshot:
         return find_by_id(store, data.snapshot)
-    build = _Build(data, base_dir, shard_tokens, on_progress)
-    recipe = make_recipe(data, build.sources, build.tokenizer, shard_tokens)
+    build = _Build(data, base_dir, on_progress)
+    recipe = make_recipe(data, build.sources, build.tokenizer)
     if known := find_by_recipe(store, recipe):
         bad = {item.kind: item.documents for item in known.manifest.rejected if item.kind != RejectionKind.DUPLICATE}
         documents = known.manifest.splits.train.documents + known.manifest.splits.val.documents
@@ -98,9 +97,7 @@ def find_built(
     """Return the snapshot that a build from these previewed sources would reuse; None for unchecked sources."""
     if not all(source.sha256 for source in sources):
         return None
-    return find_by_recipe(
-        store, make_recipe(data, sources, given_tokenizer(data, base_dir), token_shard.DEFAULT_SHARD_TOKENS)
-    )
+    return find_by_recipe(store, make_recipe(data, sources, given_tokenizer(data, base_dir)))
 
 
 def repair_snapshot(
@@ -128,7 +125,7 @@ def repair_snapshot(
         )
     try:
         with tempfile.TemporaryDirectory(prefix="cairn-snapshot-") as staging:
-            _Build(data, base_dir, token_shard.DEFAULT_SHARD_TOKENS, ignore_progress).stage(Path(staging))
+            _Build(data, base_dir, ignore_progress).stage(Path(staging))
             for item in damaged:
                 data_snapshot.replace_object(store, snapshot_id, item, Path(staging) / "snapshot" / item.key)
     except (InvalidCorpus, InvalidInput, OSError) as error:
@@ -169,8 +166,8 @@ def given_tokenizer(data: DataConfig, base_dir: Path) -> Tokenizer | None:
 class _Build:
     """One build: the sources that were checked, the given tokenizer, and the stages that come then."""
 
-    def __init__(self, data: DataConfig, base_dir: Path, shard_tokens: int, on_progress: ProgressListener) -> None:
-        self._data, self._shard_tokens, self._on_progress = data, shard_tokens, on_progress
+    def __init__(self, data: DataConfig, base_dir: Path, on_progress: ProgressListener) -> None:
+        self._data, self._on_progress = data, on_progress
         self.tokenizer = given_tokenizer(data, base_dir)
         self.sources = open_corpus(data, base_dir, lambda done, total: self._report(BuildStage.CHECKING, total, done))
 
@@ -188,9 +185,7 @@ class _Build:
         shutil.rmtree(target, ignore_errors=True)  # of a build that was killed meanwhile
         target.mkdir()
         counted = self._count(BuildStage.WRITING, survey, read_parts(find_finished_parts(folder)[0]))
-        return assemble(
-            target, counted, self.sources, tokenizer, val_fraction=val_fraction, shard_tokens=self._shard_tokens
-        )
+        return assemble(target, counted, self.sources, tokenizer, val_fraction)
 
     def _survey(self, folder: Path) -> tuple[Survey, Tokenizer]:
         """Return survey and tokenizer, of an earlier build if it finished both; raises InvalidCorpus."""

@@ -11,6 +11,7 @@ from cairn.model.configuration.data import SNAPSHOT_SOURCE, DataConfig
 from cairn.model.data.sample_order import Component, window_range
 from cairn.model.data.tokenizer import Tokenizer
 from cairn.storage.errors import IntegrityError, ObjectMissing
+from cairn.storage.snapshots import token_shard
 from cairn.storage.snapshots.data_snapshot import list_snapshots, read_manifest
 from cairn.storage.snapshots.snapshot_manifest import SnapshotManifest
 from cairn.storage.stores import document, object_store
@@ -37,9 +38,7 @@ class RecipeResult:
     snapshot_id: str
 
 
-def make_recipe(
-    data: DataConfig, sources: Sequence[Source], given: Tokenizer | None, shard_tokens: int
-) -> dict[str, Any]:
+def make_recipe(data: DataConfig, sources: Sequence[Source], given: Tokenizer | None) -> dict[str, Any]:
     """Return all that decides a snapshot's bytes before tokenization: a given tokenizer by its hash, no file's size."""
     return {
         **data.model_dump(include=_DECISIVE_KEYS),
@@ -54,7 +53,7 @@ def make_recipe(
             for item in sources
         ],
         "tokenizer": f"sha256:{given.sha256}" if given else data.tokenizer,
-        "shard_tokens": shard_tokens,
+        "shard_tokens": token_shard.DEFAULT_SHARD_TOKENS,
     }
 
 

@@ -19,10 +19,9 @@ import pyarrow.compute as compute
 from numpy.typing import NDArray
 
 from cairn.model.data.tokenizer import Tokenizer
-from cairn.storage.snapshots import snapshot_manifest
+from cairn.storage.snapshots import snapshot_manifest, token_shard
 from cairn.storage.snapshots.data_snapshot import DOCUMENTS, REJECTED, TOKENIZER
 from cairn.storage.snapshots.snapshot_manifest import SPLITS, DocumentRow, RejectedRow, SnapshotManifest, SplitName
-from cairn.storage.snapshots.token_shard import ShardSchema, ShardWriter, token_dtype
 from cairn.storage.stores.local_store import fsync_path
 from cairn.tasks.data.document import Document, Piece, Rejected, Source
 
@@ -75,7 +74,7 @@ class PartEncoder:
         """The schema of a part."""
         integers, texts = dict.fromkeys(("offset_bytes", "bytes"), pa.int64()), pa.string()
         names = ("source", "offset_bytes", "bytes", "split", "sha256", "kind", "detail")
-        ids = pa.large_list(pa.from_numpy_dtype(token_dtype(self.tokenizer.vocab_size)))
+        ids = pa.large_list(pa.from_numpy_dtype(token_shard.token_dtype(self.tokenizer.vocab_size)))
         return pa.schema([*((name, integers.get(name, texts)) for name in names), ("ids", ids)])
 
     def encode(self, pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
@@ -149,8 +148,8 @@ def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
 class SnapshotWriter:
     """Context manager over the open files of a snapshot, which counts their content."""
 
-    def __init__(self, folder: Path, tokenizer: Tokenizer, *, shard_tokens: int) -> None:
-        self._folder, self._tokenizer, self._shard_tokens = folder, tokenizer, shard_tokens
+    def __init__(self, folder: Path, tokenizer: Tokenizer) -> None:
+        self._folder, self._tokenizer = folder, tokenizer
         self._stack = ExitStack()
         self._rejects: snapshot_manifest.RowWriter | None = None
         self._rejected = Counter[str]()
@@ -159,9 +158,12 @@ class SnapshotWriter:
     def __enter__(self) -> "SnapshotWriter":
         (self._folder / TOKENIZER).write_bytes(self._tokenizer.to_json().encode("utf-8"))
         self._index = self._stack.enter_context(snapshot_manifest.DocumentIndexWriter(self._folder / DOCUMENTS))
-        schema = ShardSchema(tokenizer_sha256=self._tokenizer.sha256, vocab_size=self._tokenizer.vocab_size)
+        schema = token_shard.ShardSchema(tokenizer_sha256=self._tokenizer.sha256, vocab_size=self._tokenizer.vocab_size)
+        shard_tokens = token_shard.DEFAULT_SHARD_TOKENS
         self._shards = {
-            split: self._stack.enter_context(ShardWriter(self._folder, split, schema, shard_tokens=self._shard_tokens))
+            split: self._stack.enter_context(
+                token_shard.ShardWriter(self._folder, split, schema, shard_tokens=shard_tokens)
+            )
             for split in SPLITS
         }
         return self
@@ -216,14 +218,12 @@ def assemble(
     batches: Iterable[pa.RecordBatch],
     sources: Sequence[Source],
     tokenizer: Tokenizer,
-    *,
     val_fraction: float,
-    shard_tokens: int,
 ) -> SnapshotManifest:
     """Write the batches of parts as a snapshot into `folder`; returns its manifest without objects."""
     documents, tokens = Counter[str](), Counter[tuple[str, SplitName]]()
     group_of = {source.name: source.group for source in sources}
-    with SnapshotWriter(folder, tokenizer, shard_tokens=shard_tokens) as writer:
+    with SnapshotWriter(folder, tokenizer) as writer:
         for batch in batches:
             ids = batch.column("ids")
             counts = np.diff(ids.offsets.to_numpy())

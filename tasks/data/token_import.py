@@ -16,7 +16,7 @@ from cairn.model.errors import InvalidInput
 from cairn.storage.errors import StorageError
 from cairn.storage.snapshots import data_snapshot, token_shard
 from cairn.storage.snapshots.snapshot_manifest import SPLITS, DocumentRow, SnapshotManifest, SnapshotSource, SplitName
-from cairn.storage.snapshots.token_shard import DEFAULT_SHARD_TOKENS, MAX_TOKEN_ID, TOKEN, TokenFile, TokenFileFormat
+from cairn.storage.snapshots.token_shard import MAX_TOKEN_ID, TOKEN, TokenFile, TokenFileFormat
 from cairn.storage.stores import document, object_store
 from cairn.tasks.data import foreign_tokenizer, snapshot_lookup, snapshot_writer
 from cairn.tasks.data.document import InvalidCorpus, short_hash
@@ -93,7 +93,7 @@ class _Import:
         names = Counter(path.name for split in SPLITS for path in files[split])
         if twice := sorted(name for name in names if names[name] > 1):
             raise InvalidCorpus(f"{twice[0]}: two files have this name; rule: names tell documents' sources apart")
-        with snapshot_writer.SnapshotWriter(folder, self._tokenizer, shard_tokens=DEFAULT_SHARD_TOKENS) as writer:
+        with snapshot_writer.SnapshotWriter(folder, self._tokenizer) as writer:
             for split in reversed(SPLITS):
                 for path in files[split]:
                     self._add_file(token_shard.inspect_token_file(path), split, writer)

@@ -9,10 +9,14 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as parquet
+import pytest
 
 from cairn.model.configuration.data import DataConfig
+from cairn.storage.snapshots import token_shard
 from cairn.tasks.data.corpus import open_corpus
 from cairn.tasks.data.document import Source
+from cairn.tasks.data.snapshot_build import build_snapshot
+from cairn.tasks.data.snapshot_lookup import SnapshotReference
 
 SHAPES = ("jsonl", "ndjson", "parquet")
 COMPRESSIONS = ("", ".gz", ".zst")
@@ -21,6 +25,13 @@ COMPRESSIONS = ("", ".gz", ".zst")
 def open_sources(sources: Sequence[str], base_dir: Path, **settings: Any) -> tuple[Source, ...]:
     """Open a corpus with these settings of `[data]`."""
     return open_corpus(DataConfig(sources=tuple(sources), **settings), base_dir)
+
+
+def build_in_shards(shard_tokens: int, *args: Any, **named: Any) -> SnapshotReference:
+    """Build a snapshot with shards of so many tokens."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(token_shard, "DEFAULT_SHARD_TOKENS", shard_tokens)
+        return build_snapshot(*args, **named)
 
 
 def packed(content: bytes, compression: str) -> bytes:

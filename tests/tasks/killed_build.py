@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from cairn.model.configuration.data import DataConfig
+from cairn.storage.snapshots import token_shard
 from cairn.storage.stores.local_store import LocalStore
 from cairn.tasks.data import snapshot_writer
 from cairn.tasks.data.snapshot_build import BuildProgress, BuildStage, build_snapshot
@@ -22,12 +23,12 @@ def main() -> None:
         if (progress.stage is BuildStage.TOKENIZING and parts >= part) or progress.stage is BuildStage.WRITING:
             os.kill(os.getpid(), signal.SIGKILL)
 
+    token_shard.DEFAULT_SHARD_TOKENS = 4096
     snapshot_writer.BATCH_BYTES, snapshot_writer.PART_BYTES = 1500, 4000
     build_snapshot(
         LocalStore(folder / "store"),
         DataConfig.model_validate_json(sys.argv[3]),
         folder,
-        shard_tokens=4096,
         cache_dir=folder / "cache",
         on_progress=watch,
     )

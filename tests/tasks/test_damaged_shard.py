@@ -13,9 +13,10 @@ from cairn.model.data.token_windows import TokenWindows
 from cairn.storage.errors import SnapshotDamaged
 from cairn.storage.snapshots.data_snapshot import open_snapshot
 from cairn.storage.stores.local_store import LocalStore
-from cairn.tasks.data.snapshot_build import build_snapshot, repair_snapshot
+from cairn.tasks.data.snapshot_build import repair_snapshot
 from cairn.tasks.policy.failures import Evidence, ExceptionReport, classify, kind_of
 from cairn.tasks.policy.termination import TerminationReason
+from tests.tasks.corpus_files import build_in_shards
 
 BLOCK = 16
 SHARD_TOKENS = 512
@@ -31,7 +32,7 @@ def store(tmp_path: Path) -> LocalStore:
 def snapshot_id(store: LocalStore, tmp_path: Path) -> str:
     for number in range(60):
         (tmp_path / f"{number:02d}.txt").write_text(f"{number} " * 60)
-    return build_snapshot(store, DATA, tmp_path, shard_tokens=SHARD_TOKENS).snapshot_id
+    return build_in_shards(SHARD_TOKENS, store, DATA, tmp_path).snapshot_id
 
 
 def flip(store: LocalStore, key: str) -> None:

@@ -18,7 +18,7 @@ from cairn.tasks.data.foreign_tokenizer import parse_tokenizer
 from cairn.tasks.data.snapshot_build import build_snapshot, check_block_size
 from cairn.tasks.data.snapshot_lookup import SnapshotReference
 from tests.memory_store import MemoryStore
-from tests.tasks.corpus_files import shaped
+from tests.tasks.corpus_files import build_in_shards, shaped
 from tests.text.shakespeare import TINY_SHAKESPEARE
 
 PARAGRAPHS = [f"Paragraph {number} speaks of stone {number * number % 97} on the long way up." for number in range(60)]
@@ -87,7 +87,7 @@ def test_every_document_comes_back_once_with_end_of_text_after_it(text: Path, da
 
 def test_the_manifest_counts_what_the_shards_hold(text: Path) -> None:
     store = MemoryStore()
-    reference = build_snapshot(store, BYTES, text, shard_tokens=512)
+    reference = build_in_shards(512, store, BYTES, text)
     opened, splits = open_built(store, reference, text), reference.manifest.splits
     assert [sum(map(len, opened.train)), sum(map(len, opened.val))] == [splits.train.tokens, splits.val.tokens]
     assert splits.train.bytes + splits.val.bytes == sum(map(len, PARAGRAPHS))
@@ -206,15 +206,15 @@ def test_a_recipe_that_leads_nowhere_is_built_again(text: Path, harm: Callable[[
 
 @pytest.mark.parametrize("kind", ["memory", "local"])
 def test_a_crash_between_any_two_writes_leaves_nothing_visible_or_a_whole_snapshot(text: Path, kind: str) -> None:
-    whole = build_snapshot(MemoryStore(), BYTES, text, shard_tokens=1024).snapshot_id
+    whole = build_in_shards(1024, MemoryStore(), BYTES, text).snapshot_id
     outcomes = []
     for crash_at in range(100):
         inner = MemoryStore() if kind == "memory" else LocalStore(text / f"store-{crash_at}")
         try:
-            build_snapshot(CrashingStore(inner, crash_at), BYTES, text, shard_tokens=1024)
+            build_in_shards(1024, CrashingStore(inner, crash_at), BYTES, text)
         except StorageError:
             outcomes.append(visible(inner, whole, text))
-            assert build_snapshot(inner, BYTES, text, shard_tokens=1024).snapshot_id == whole
+            assert build_in_shards(1024, inner, BYTES, text).snapshot_id == whole
             assert visible(inner, whole, text)
         else:
             break

@@ -21,7 +21,7 @@ from cairn.tasks.data.snapshot_build import BuildProgress, BuildStage, build_fol
 from cairn.tasks.data.snapshot_lookup import SnapshotReference
 from tests.memory_store import MemoryStore
 from tests.tasks import killed_build
-from tests.tasks.corpus_files import packed, shaped
+from tests.tasks.corpus_files import build_in_shards, packed, shaped
 
 TEXTS = [f"Text {number}: " + " ".join(f"stone{number * k % 89}" for k in range(1, 30)) for number in range(300)]
 ROOT = Path(killed_build.__file__).parents[2]
@@ -51,7 +51,7 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def built(data: DataConfig, base: Path) -> SnapshotReference:
-    return build_snapshot(MemoryStore(), data, base, shard_tokens=4096)
+    return build_in_shards(4096, MemoryStore(), data, base)
 
 
 def index_of(data: DataConfig, base: Path, name: str = "documents") -> list[dict[str, object]]:
@@ -172,13 +172,8 @@ def test_a_killed_build_goes_on_from_its_parts_to_the_same_bytes(
         monkeypatch.delattr(Tokenizer, "encode_flat")  # nothing is left to encode but an empty end
     monkeypatch.delattr(Tokenizer, "train_bpe")
     reported: list[BuildProgress] = []
-    reference = build_snapshot(
-        MemoryStore(),
-        data,
-        corpus,
-        shard_tokens=4096,
-        cache_dir=corpus / "cache",
-        on_progress=reported.append,
+    reference = build_in_shards(
+        4096, MemoryStore(), data, corpus, cache_dir=corpus / "cache", on_progress=reported.append
     )
     assert reference.snapshot_id == whole
     encoded = [item for item in reported if item.stage is BuildStage.TOKENIZING]
@@ -260,18 +255,11 @@ def test_a_part_that_cannot_be_read_is_made_again_with_all_after_it(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        build_snapshot(
-            MemoryStore(),
-            DATA,
-            corpus,
-            shard_tokens=4096,
-            cache_dir=corpus,
-            on_progress=give_up,
-        )
+        build_in_shards(4096, MemoryStore(), DATA, corpus, cache_dir=corpus, on_progress=give_up)
     parts = sorted(corpus.glob("snapshots-in-work/*/part-*.arrow"))
     assert len(parts) > 5
     parts[3].write_bytes(parts[3].read_bytes()[:100])
-    again = build_snapshot(MemoryStore(), DATA, corpus, shard_tokens=4096, cache_dir=corpus)
+    again = build_in_shards(4096, MemoryStore(), DATA, corpus, cache_dir=corpus)
     assert again.snapshot_id == built(DATA, corpus).snapshot_id
 
 

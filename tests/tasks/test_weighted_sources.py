@@ -20,7 +20,7 @@ from cairn.tasks.data.snapshot_build import build_snapshot, check_block_size
 from cairn.tasks.data.snapshot_lookup import SnapshotReference, weighted_components
 from tests.memory_store import MemoryStore
 from tests.tasks import killed_build
-from tests.tasks.corpus_files import shaped
+from tests.tasks.corpus_files import build_in_shards, shaped
 
 ROOT = Path(killed_build.__file__).parents[2]
 BLOCK = 16
@@ -51,7 +51,7 @@ def corpus(tmp_path: Path) -> Path:
 
 
 def built(data: DataConfig, base: Path, store: MemoryStore | None = None) -> SnapshotReference:
-    return build_snapshot(store or MemoryStore(), data, base, shard_tokens=512)
+    return build_in_shards(512, store or MemoryStore(), data, base)
 
 
 def opened(data: DataConfig, base: Path) -> OpenSnapshot:
@@ -148,11 +148,11 @@ def test_without_weights_a_step_draws_from_all_windows(corpus: Path) -> None:
 @pytest.mark.parametrize("part", [1, 3, 10**6])
 def test_a_killed_build_goes_on_from_its_parts_to_the_same_groups(corpus: Path, part: int) -> None:
     data = DATA.model_copy(update={"tokenizer": "bpe:300"})
-    whole = build_snapshot(MemoryStore(), data, corpus, shard_tokens=4096)
+    whole = build_in_shards(4096, MemoryStore(), data, corpus)
     command = [sys.executable, killed_build.__file__, str(corpus), str(part), data.model_dump_json()]
     assert subprocess.run(command, env={"PYTHONPATH": str(ROOT)}, check=False).returncode == -signal.SIGKILL
     assert list((corpus / "cache").glob("snapshots-in-work/*/part-*.arrow"))
-    again = build_snapshot(MemoryStore(), data, corpus, shard_tokens=4096, cache_dir=corpus / "cache")
+    again = build_in_shards(4096, MemoryStore(), data, corpus, cache_dir=corpus / "cache")
     assert (again.snapshot_id, again.manifest) == (whole.snapshot_id, whole.manifest)
 
 
