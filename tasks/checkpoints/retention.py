@@ -6,7 +6,7 @@ this entry is appended to, so none can come too late.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,7 +15,7 @@ from cairn.storage.checkpoints.resume_point import unpin_entry
 from cairn.storage.checkpoints.sweep import Finding, SweepPlan, SweepReport, parse_checkpoint_folder, sweep
 from cairn.storage.errors import IntegrityError, StorageError, WriterTooOld
 from cairn.storage.logs import log_entry, registry, run_index, run_log, run_state
-from cairn.storage.logs.run_entries import CheckpointPinned, Placement, RunDeleted
+from cairn.storage.logs.run_entries import CheckpointPinned, RunDeleted
 from cairn.tasks.attempt.attempt_entries import Claimant, end_lost_attempt
 from cairn.tasks.checkpoints.promotion import Candidate, Gate, refusal
 from cairn.tasks.configuration.settings import METRIC, CheckpointConfig
@@ -174,32 +174,22 @@ def _judge_staged(state: run_state.RunState, folder: str) -> Finding:
 
 
 def sweep_run(
-    log: run_log.RunLog,
-    policy: CheckpointConfig,
-    suite_sha256: str,
-    *,
-    dry_run: bool = False,
-    is_dead: Callable[[Placement], bool] = is_known_dead,
+    log: run_log.RunLog, policy: CheckpointConfig, suite_sha256: str, *, dry_run: bool = False
 ) -> SweepReport:
     """Apply the policy to the run and delete all that is not needed; with `dry_run` only report it.
 
     Raises `IntegrityError` before any change if a registry cannot be read: its alias might need any checkpoint.
     """
-    terms = retention_terms(log, policy, suite_sha256, dry_run=dry_run, is_dead=is_dead)
+    terms = retention_terms(log, policy, suite_sha256, dry_run=dry_run)
     return sweep(log, partial(plan_retention, terms), writer=log_entry.this_writer(), dry_run=dry_run)
 
 
 def retention_terms(
-    log: run_log.RunLog,
-    policy: CheckpointConfig,
-    suite_sha256: str,
-    *,
-    dry_run: bool,
-    is_dead: Callable[[Placement], bool],
+    log: run_log.RunLog, policy: CheckpointConfig, suite_sha256: str, *, dry_run: bool
 ) -> RetentionTerms:
     """Return the facts for a plan; without `dry_run`, the undecided offers of dead processes are refused meanwhile."""
     pins = log.refresh().pins
-    dead = tuple(pin for pin in pins if is_dead(pin.pinned_by))
+    dead = tuple(pin for pin in pins if is_known_dead(pin.pinned_by))
     aliases = sorted({*registry.list_aliases(log.store), *(pin.alias for pin in pins if pin.alias)})
     forks = {pin.fork: run_log.RunLog(log.store, pin.fork).refresh() for pin in pins if pin.fork}
     grown = frozenset(name for name, state in forks.items() if state.readable or state.finished or state.deleted)
@@ -241,7 +231,7 @@ def _abandoned(run_id: str, pin: CheckpointPinned, state: registry.RegistryState
     return refusal(candidate, pin.alias or "", Gate.ABANDONED, detail)
 
 
-def check_deletion(log: run_log.RunLog, *, is_dead: Callable[[Placement], bool] = is_known_dead) -> tuple[str, ...]:
+def check_deletion(log: run_log.RunLog) -> tuple[str, ...]:
     """Return the aliases that deleting the run keeps from being rolled back to it; raises `GateRefused` if needed.
 
     Needed are the checkpoint of an alias, that of its next rollback, one that is being offered, and the origin of a
@@ -251,33 +241,31 @@ def check_deletion(log: run_log.RunLog, *, is_dead: Callable[[Placement], bool] 
     log_entry.refuse_old_writer(state.closed_to_writers(), f"run {log.run_id}")
     if state.deleted is not None:
         return ()
-    terms = retention_terms(log, CheckpointConfig(), _NO_SUITE, dry_run=True, is_dead=is_dead)
+    terms = retention_terms(log, CheckpointConfig(), _NO_SUITE, dry_run=True)
     reasons = [why for alias, known in terms.aliases.items() for why in _reasons_of_alias(alias, log.run_id, known)]
     _refuse(log.run_id, [*reasons, *_reasons_of_pins(terms, state)])
     return tuple(alias for alias, known in terms.aliases.items() if _reaches(known, log.run_id))
 
 
-def delete_run(
-    log: run_log.RunLog, body: RunDeleted, claimant: Claimant, *, is_dead: Callable[[Placement], bool] = is_known_dead
-) -> SweepReport:
+def delete_run(log: run_log.RunLog, body: RunDeleted, claimant: Claimant) -> SweepReport:
     """Close the run for good and delete its checkpoints; on a run that is closed, delete the rest of them.
 
     Raises `LiveOwner`, or `GateRefused` as `check_deletion` does, before anything is deleted.
     """
     if log.refresh().deleted is None:
-        check_deletion(log, is_dead=is_dead)
+        check_deletion(log)
         with suppress(BudgetExhausted):  # the receipt is written, and nothing is trained again
             end_lost_attempt(log, claimant)
         for alias in registry.list_aliases(log.store):
             registry.Registry(log.store, alias).append(partial(_withdraw, alias, log.run_id, body))
-        terms = retention_terms(log, CheckpointConfig(), _NO_SUITE, dry_run=False, is_dead=is_dead)
+        terms = retention_terms(log, CheckpointConfig(), _NO_SUITE, dry_run=False)
         pins = {pin.pin_id: pin for pin in log.state.pins}
         for finding in plan_retention(terms, log.state, ()).pins:
             if finding.is_over:
                 log.append(partial(unpin_entry, pins[finding.key], finding.why), writer=claimant.writer)
         _refuse(log.run_id, _reasons_of_pins(terms, log.state))
         log.append(partial(_close, log.run_id, body), writer=claimant.writer)
-    report = sweep_run(log, CheckpointConfig(), _NO_SUITE, is_dead=is_dead)
+    report = sweep_run(log, CheckpointConfig(), _NO_SUITE)
     with suppress(StorageError):  # only a cache; without this, a list may show the run as it was for a while
         index = run_index.RunIndex(log.store)
         index.refresh()

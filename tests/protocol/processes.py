@@ -354,7 +354,8 @@ def go_back(process: Process) -> None:
 def sweep(process: Process) -> None:
     """Sweep the run as the verb and the flow do."""
     policy = CheckpointConfig(keep_last=process.ledger.keep_last, keep_best=0)
-    retention.sweep_run(process.log(), policy, SUITE.sha256, is_dead=process.believes_dead)
+    with being(process):
+        retention.sweep_run(process.log(), policy, SUITE.sha256)
     process.ledger.acknowledge("swept")
 
 
@@ -363,7 +364,7 @@ def delete(process: Process) -> None:
     claimant = _claimant(process)
     deletion = RunDeleted(by="me", why="")
     with being(process):
-        retention.delete_run(process.log(), deletion, claimant, is_dead=process.believes_dead)
+        retention.delete_run(process.log(), deletion, claimant)
     process.ledger.acknowledge("deleted")
 
 

@@ -46,7 +46,7 @@ from tests.storage.builders import (
 from tests.storage.faulty_store import Death, Fault, FaultyStore
 from tests.storage.inline_executor import InlineExecutor
 
-pytestmark = pytest.mark.usefixtures("registry_that_does_not_sleep")
+pytestmark = pytest.mark.usefixtures("registry_that_does_not_sleep", "one_dead_process")
 
 CHECKPOINTS = f"runs/{RUN}/checkpoints"
 DEAD_PID = 666
@@ -66,12 +66,16 @@ def registry_that_does_not_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cairn.storage.logs.registry.Registry", opened)
 
 
-def is_dead(pinned_by: Placement) -> bool:
-    return pinned_by.pid == DEAD_PID
+@pytest.fixture
+def one_dead_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def is_dead(pinned_by: Placement) -> bool:
+        return pinned_by.pid == DEAD_PID
+
+    monkeypatch.setattr("cairn.tasks.checkpoints.retention.is_known_dead", is_dead)
 
 
 def swept(store: ObjectStore, *, policy: CheckpointConfig = KEEP_TWO, dry_run: bool = False) -> SweepReport:
-    return sweep_run(run_log(store), policy, "s", dry_run=dry_run, is_dead=is_dead)
+    return sweep_run(run_log(store), policy, "s", dry_run=dry_run)
 
 
 def prefix_of(step: int, attempt: int = 1) -> str:
@@ -405,7 +409,7 @@ def cases(base: MemoryStore, fault: Fault, *, share: int = 1) -> Iterator[tuple[
 @pytest.fixture
 def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read entries one after the other: so quick a store needs no threads."""
-    monkeypatch.setattr("cairn.storage.logs.log_entry.ThreadPoolExecutor", InlineExecutor)
+    monkeypatch.setattr("cairn.storage.stores.object_store.ThreadPoolExecutor", InlineExecutor)
 
 
 @pytest.mark.usefixtures("no_threads")
