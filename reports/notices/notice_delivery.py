@@ -117,18 +117,6 @@ class NoticeDelivery:
                 self._store.write(key, document.encode(DeliveredNotices(delivered=delivered)))
             self._delivered[notice.run_id] = delivered
 
-    def deliver_beside(
-        self, find: Callable[[], Iterable[Notice]], say: Callable[[str], None], **times: float
-    ) -> AbstractContextManager[None]:
-        """Deliver the notices of `find` again and again while the block runs; the first of failures is reported."""
-
-        def report(error: Exception) -> None:
-            why = one_line(f"{type(error).__name__}: {error}", 200)
-            say(f"notify.{self._receiver.name} is tried again later, training goes on: {why}")
-
-        name = f"{self._receiver.name}-notices"
-        return repeating_beside(lambda is_last: self.deliver(find()), report, name=name, **times)
-
 
 @contextmanager
 def delivering_notices(
@@ -142,7 +130,16 @@ def delivering_notices(
 ) -> Iterator[None]:
     """Deliver the notices of `find` while the block runs; at its end each receiver has `final_seconds` for the rest."""
     times = {"every_seconds": every_seconds, "longest_seconds": _LONGEST_PAUSE_SECONDS, "join_seconds": final_seconds}
+
+    def deliver_beside(receiver: Receiver) -> AbstractContextManager[None]:
+        def report(error: Exception) -> None:
+            why = one_line(f"{type(error).__name__}: {error}", 200)
+            say(f"notify.{receiver.name} is tried again later, training goes on: {why}")
+
+        delivery = NoticeDelivery(store, receiver)
+        return repeating_beside(lambda _: delivery.deliver(find()), report, name=f"{receiver.name}-notices", **times)
+
     with ExitStack() as threads:
         for receiver in receivers:
-            threads.enter_context(NoticeDelivery(store, receiver).deliver_beside(find, say, **times))
+            threads.enter_context(deliver_beside(receiver))
         yield

@@ -7,12 +7,12 @@ import io
 from collections.abc import Sequence
 from functools import cache
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cairn.reports.plots import plot_axis, run_curves
-from cairn.reports.plots.plot_axis import BLACK, BLUE, GREY, PALE, Across, PlotAxis, Series
+from cairn.reports.plots.plot_axis import BLACK, BLUE, GREY, PALE, PlotAxis, Series
 from cairn.reports.plots.run_curves import RunCurves, format_number
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.stores.document import sha256
@@ -25,7 +25,6 @@ _WIDTH_INCHES = 8.0
 _MANY = 30  # more ends of one reason than this would hide the others: they become ticks at the bottom
 _MARKED_POINTS = 60
 _END_DASHES = (0, (6, 2, 1, 2))
-ComparedAcross = Literal["step", "tokens", "time"]
 _COLORS = (BLUE, plot_axis.ORANGE, plot_axis.GREEN, plot_axis.VERMILLION, plot_axis.PURPLE, plot_axis.SKY, BLACK, GREY)
 _DASHES = ("solid", "dashed", "dotted", "dashdot")
 _LABELS = {"step": "step", "tokens": "tokens", "time": "time of training in seconds"}
@@ -62,7 +61,7 @@ def plot_run(log: RunLog, request: run_curves.PlotRequest) -> run_curves.Written
 
 
 def draw_run(
-    curves: RunCurves, *, form: str = "png", width_px: int = 1200, height_px: int = 900, across: Across = "step"
+    curves: RunCurves, *, form: str = "png", width_px: int = 1200, height_px: int = 900, across: str = "step"
 ) -> bytes:
     """Return the plot as PNG or SVG."""
     figure, axis = _make_figure(width_px, height_px), PlotAxis(curves=curves, across=across)
@@ -271,7 +270,7 @@ def _draw_promotions(panel: "Axes", axis: PlotAxis) -> None:
         before = before if item.current else "_nolegend_"  # one line for all of them
 
 
-def plot_comparison(logs: Sequence[RunLog], request: run_curves.PlotRequest, across: ComparedAcross) -> int:
+def plot_comparison(logs: Sequence[RunLog], request: run_curves.PlotRequest, across: str) -> int:
     """Draw runs that were read into one file; returns its size in bytes."""
     figure = _make_figure(request.width_px, request.height_px)
     panel = figure.add_subplot()

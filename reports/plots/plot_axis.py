@@ -5,16 +5,13 @@ Thinning keeps the first, least, greatest and last value of each pixel column (M
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cairn.reports.plots import run_curves
 from cairn.tasks.policy.termination import TerminationReason
-
-if TYPE_CHECKING:
-    pass
 
 Dashes = Literal["solid", "dashed", "dotted"]
 # The colours are safe for colour-blind readers (Okabe and Ito, 2008).
@@ -34,15 +31,11 @@ _REASONS: dict[str, tuple[str, Dashes]] = {
     TerminationReason.CANCELLED: (GREY, "dashed"),
     TerminationReason.FENCED: (GREY, "dotted"),
 }
-Across = Literal["step", "tokens"]
-BASE_POINTS, SMALL_POINTS = 9.0, 8.0
 COLUMNS = 1200
 TRACE_COLUMNS = 600
 """Columns of a browser's drawing; each keeps at most four points of a curve."""
 _DRAWN = ("train_loss", "lr", "grad_norm", "tokens_per_second")
 Column = NDArray[np.float64]
-_BINS = 1200
-LAYOUT_INCHES = 8.0
 _GREATEST = 1e30
 _WINDOW_SHARE = 50
 
@@ -91,9 +84,9 @@ def thin_out(series: Series, *, columns: int) -> Series:
 def smooth(series: Series) -> Series:
     """Return the trend over a fiftieth of the line, narrower at its start: a running median, then a running mean."""
     steps, values = series.finite.steps, series.finite.values
-    if len(steps) > _BINS:
+    if len(steps) > COLUMNS:
         steps, values = (
-            np.array([np.median(part) for part in np.array_split(column, _BINS)]) for column in (steps, values)
+            np.array([np.median(part) for part in np.array_split(column, COLUMNS)]) for column in (steps, values)
         )
     half = max(1, len(steps) // (2 * _WINDOW_SHARE))
     return Series(steps=steps, values=_running(_running(values, half, np.median), half, np.mean))
@@ -109,7 +102,7 @@ class PlotAxis:
     """The curves of a run over steps or tokens; all values are in units of the axis."""
 
     curves: run_curves.RunCurves
-    across: Across
+    across: str
 
     @property
     def unit(self) -> float:

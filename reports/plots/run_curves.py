@@ -8,7 +8,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Literal
 
 from cairn.reports.queries import alias_history, evaluations, run_lookup, run_status
 from cairn.reports.queries.receipts import Receipt, read_receipts
@@ -200,7 +199,7 @@ class PlotRequest:
     file: Path
     width_px: int
     height_px: int
-    across: Literal["step", "tokens"]
+    across: str
 
     def __post_init__(self) -> None:
         if self.file.suffix.lower() not in _SUFFIXES:

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from cairn.reports.errors import InvalidQuery, ReportError
 from cairn.reports.queries import alias_history, run_status, run_tables
 from cairn.reports.queries.run_tables import LOG_TABLES, ROWS, columns
-from cairn.storage.logs import run_entries, run_index, run_log, run_state, step_log
+from cairn.storage.logs import log_entry, run_entries, run_index, run_log, run_state, step_log
 from cairn.storage.stores import document, object_store
 from cairn.storage.tables import table_cache
 
@@ -41,25 +41,21 @@ _OPEN_ATTEMPTS = """run_id varchar, attempt bigint, state varchar, step bigint, 
 _LIST_TABLES = f"tables: {', '.join(ROWS)}; `cairn sql` lists their columns"
 
 
-def _struct(record: type, prefix: str) -> str:
-    return "{" + ", ".join(f"'{name}': {prefix}{name}" for name in run_tables.plain_fields(record)) + "}"
+def _struct(record: type, prefix: str, key: str = "") -> str:
+    """Return a nested record made of the columns with its prefix; where the column of `key` is null, null."""
+    struct = "{" + ", ".join(f"'{name}': {prefix}{name}" for name in run_tables.plain_fields(record)) + "}"
+    return f"case when {prefix}{key} is not null then {struct} end as {prefix[:-1]}" if key else struct
 
 
+_LIVE = ("tokens", "gpu_seconds", "starting_seconds", "peak_flops", "peak_source")
 _VIEWS = {
     "training_attempts": f"""
-        select rows.* replace (
-            greatest(rows.last_step, coalesce(live.step, 0)) as last_step,
-            coalesce(live.tokens, rows.tokens) as tokens,
-            coalesce(live.gpu_seconds, rows.gpu_seconds) as gpu_seconds,
-            coalesce(live.starting_seconds, rows.starting_seconds) as starting_seconds,
-            coalesce(live.peak_flops, rows.peak_flops) as peak_flops,
-            coalesce(live.peak_source, rows.peak_source) as peak_source),
-            case when coalesce(live.peak_flops, rows.peak_flops) is not null then
-                {{'flops': coalesce(live.peak_flops, rows.peak_flops),
-                 'source': coalesce(live.peak_source, rows.peak_source)}} end as peak,
-            {_struct(run_entries.Placement, "placement_")} as placement,
-            case when decision_action is not null then {_struct(run_entries.Decision, "decision_")} end as decision
-        from (%s) rows left join folded.open_attempts live using (run_id, attempt)""",
+        select *, {_struct(log_entry.DevicePeak, "peak_", "flops")}, {_struct(run_entries.Placement, "placement_")}
+            as placement, {_struct(run_entries.Decision, "decision_", "action")}
+        from (select rows.* replace (
+            {", ".join(f"coalesce(live.{name}, rows.{name}) as {name}" for name in _LIVE)},
+            greatest(rows.last_step, coalesce(live.step, 0)) as last_step)
+            from (%s) rows left join folded.open_attempts live using (run_id, attempt))""",
     "runs": """
         select rows.* replace (
             coalesce(live.state, rows.state) as state,
@@ -69,9 +65,7 @@ _VIEWS = {
             rows.tokens + coalesce(live.tokens, 0) as tokens,
             rows.gpu_seconds + coalesce(live.gpu_seconds, 0) as gpu_seconds)
         from (%s) rows left join folded.open_attempts live using (run_id)""",
-    "evaluations": f"""
-        select *, case when verdict_kind is not null then {_struct(run_entries.CurveVerdict, "verdict_")} end as verdict
-        from (%s) rows""",
+    "evaluations": f"select *, {_struct(run_entries.CurveVerdict, 'verdict_', 'kind')} from (%s) rows",
     "hosts": """
         with nothing as (%s), placed as (
             select *, unnest(case when len(placement_hosts) > 0 then placement_hosts else [placement_host] end) as host
@@ -87,13 +81,8 @@ _VIEWS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class QueriedRuns:
-    """The rows of the tables that a query needs, in files and in memory, and what open attempts add to them."""
-
-    parts: "Mapping[str, Sequence[Path | pa.Table]]"
-    open_attempts: tuple[tuple[object, ...], ...]
-    unreadable: tuple[str, ...]
+Parts: TypeAlias = "Mapping[str, Sequence[Path | pa.Table]]"
+"""The rows of tables, in files and in memory."""
 
 
 def find_tables(sql: str) -> frozenset[str]:
@@ -105,8 +94,13 @@ def find_tables(sql: str) -> frozenset[str]:
     return frozenset(needed for table in named for needed in _NEEDS.get(table, (table,)))
 
 
-def gather_runs(store: object_store.ObjectStore, tables: frozenset[str], *, work: Path) -> QueriedRuns:
-    """Return the rows of these tables over all runs of the store; `work` is this machine's folder."""
+def _gather_runs(
+    store: object_store.ObjectStore, tables: frozenset[str], *, work: Path
+) -> tuple[Parts, list[tuple[object, ...]], tuple[str, ...]]:
+    """Return the rows of these tables over all runs of the store, what open attempts add, and why runs are unreadable.
+
+    `work` is this machine's folder.
+    """
     run_ids = run_index.list_folders(store) if tables else []
     cache = table_cache.TableCache(store, (work / "tables" / document.sha256(store.url.encode())[:32]).absolute())
 
@@ -135,37 +129,24 @@ def gather_runs(store: object_store.ObjectStore, tables: frozenset[str], *, work
     gathered = [cache.gather(kind, run_ids, named) for kind, named in wanted if named]
     parts = {table: [*rows] for found in gathered for table, rows in found.parts.items()}
     unreadable = {run_id: why for found in gathered for run_id, why in found.unreadable.items()}
-    for table, fresh in _fresh_rows(store, tables, unreadable).items():
-        if fresh:
-            parts.setdefault(table, []).append(table_cache.arrow_table(columns(table), fresh))
+    fresh = {"runs": [run_tables.make_unreadable_row(run_id, why) for run_id, why in sorted(unreadable.items())]}
+    if "promotions" in tables:
+        fresh["promotions"] = [run_tables.promotion_row(item) for item in alias_history.list_decisions(store)]
+    for table, rows in fresh.items():
+        if rows and table in tables:
+            parts.setdefault(table, []).append(table_cache.arrow_table(columns(table), rows))
     stamps = gathered[0].stamps if tables & _WITH_OPEN_ATTEMPTS else ()
     opened = [stamp for stamp in stamps if stamp.owner]
-    open_attempts = object_store.ask_each(store, partial(_open_attempt, store), opened)
-    return QueriedRuns(
-        parts=parts,
-        open_attempts=tuple(open_attempts),
-        unreadable=tuple(why for _, why in sorted(unreadable.items())),
-    )
-
-
-def _fresh_rows(
-    store: object_store.ObjectStore, tables: frozenset[str], unreadable: dict[str, str]
-) -> dict[str, list[Any]]:
-    rows: dict[str, list[Any]] = {}
-    if "runs" in tables:
-        rows["runs"] = [run_tables.make_unreadable_row(run_id, why) for run_id, why in sorted(unreadable.items())]
-    if "promotions" in tables:
-        rows["promotions"] = [run_tables.promotion_row(decision) for decision in alias_history.list_decisions(store)]
-    return rows
+    open_attempts = [*object_store.ask_each(store, partial(_open_attempt, store), opened)]
+    return parts, open_attempts, tuple(why for _, why in sorted(unreadable.items()))
 
 
 def _open_attempt(store: object_store.ObjectStore, stamp: table_cache.RunStamp) -> tuple[object, ...]:
     """Return the progress of an attempt that has not ended, by its heartbeat, and the state of its run."""
     from cairn.tasks.machine.placement import is_known_dead  # only open attempts pay for it
 
-    phase = (
-        run_status.RunPhase.INTERRUPTED if stamp.owner and is_known_dead(stamp.owner) else run_status.RunPhase.RUNNING
-    )
+    is_gone = stamp.owner is not None and is_known_dead(stamp.owner)
+    phase = run_status.RunPhase.INTERRUPTED if is_gone else run_status.RunPhase.RUNNING
     beat = step_log.read_heartbeat(store, run_log.run_prefix(stamp.run_id), stamp.latest_attempt)
     if beat is None:
         return (stamp.run_id, stamp.latest_attempt, phase, 0, 0, 0.0, *[None] * 5)
@@ -188,9 +169,9 @@ def answer_query(store: object_store.ObjectStore, sql: str, *, work: Path) -> It
     """Run the query over all runs; rows can be read until the context ends. `InvalidQuery` names the tables."""
     import duckdb
 
-    runs = gather_runs(store, find_tables(sql), work=work)
+    parts, open_attempts, unreadable = _gather_runs(store, find_tables(sql), work=work)
     try:
-        with tempfile.TemporaryDirectory(prefix="cairn-sql-") as spool, _database(runs, Path(spool)) as base:
+        with _database(parts, open_attempts) as base:
             found = base.execute(sql)
             if found is None:
                 raise InvalidQuery(f"the query is empty; {_LIST_TABLES}")
@@ -203,7 +184,7 @@ def answer_query(store: object_store.ObjectStore, sql: str, *, work: Path) -> It
                     table_cache.Column(name=name, type=str(it[1])) for name, it in zip(names, described, strict=True)
                 ),
                 rows=chain.from_iterable(iter(partial(base.fetchmany, _FETCHED_ROWS), [])),
-                unreadable=runs.unreadable,
+                unreadable=unreadable,
             )
     except duckdb.IOException as error:
         raise ReportError(f"the tables could not be read, run the same command again: {error}") from error
@@ -214,28 +195,32 @@ def answer_query(store: object_store.ObjectStore, sql: str, *, work: Path) -> It
 
 def describe_tables() -> list[tuple[str, str, str]]:
     """Return table, column and type of everything that can be queried; reads no run."""
-    nothing = QueriedRuns(parts={}, open_attempts=(), unreadable=())
     listed = "select table_name, column_name, data_type from information_schema.columns where table_schema = 'main'"
-    with tempfile.TemporaryDirectory(prefix="cairn-sql-") as spool, _database(nothing, Path(spool)) as base:
+    with _database({}, []) as base:
         rows = base.execute(f"{listed} order by ordinal_position").fetchall()
     return sorted(rows, key=lambda row: list(ROWS).index(row[0]))
 
 
 @contextmanager
-def _database(runs: QueriedRuns, spool: Path) -> Iterator["duckdb.DuckDBPyConnection"]:
+def _database(parts: Parts, open_attempts: Sequence[tuple[object, ...]]) -> Iterator["duckdb.DuckDBPyConnection"]:
     import duckdb
 
-    with duckdb.connect(":memory:", config={**_SETTINGS, "temp_directory": str(spool / "spill")}) as base:
+    with (
+        tempfile.TemporaryDirectory(prefix="cairn-sql-") as folder,
+        duckdb.connect(config=_SETTINGS) as base,
+    ):
+        spool = Path(folder)
+        base.execute(f"set temp_directory = {_literals([str(spool / 'spill')])}")
         base.execute("set TimeZone = 'UTC'")
         base.execute("create schema folded")
         base.execute(f"create table folded.open_attempts ({_OPEN_ATTEMPTS})")
-        for attempt in runs.open_attempts:
+        for attempt in open_attempts:
             base.execute(f"insert into folded.open_attempts values ({', '.join('?' * len(attempt))})", attempt)
         for table in ROWS:
             listed = ", ".join(f'"{column.name}" {column.type}' for column in columns(table))
             base.execute(f"create table folded.{table} ({listed})")
         files: list[tuple[str, str]] = []
-        for table, part in ((table, part) for table, parts in runs.parts.items() for part in parts):
+        for table, part in ((table, part) for table, found in parts.items() for part in found):
             if isinstance(part, Path):
                 link = spool / f"{len(files)}.parquet"  # a name without glob characters
                 link.symlink_to(part)
@@ -247,7 +232,7 @@ def _database(runs: QueriedRuns, spool: Path) -> Iterator["duckdb.DuckDBPyConnec
         base.execute(f"set allowed_paths = [{_literals(path for _, path in files)}]")
         base.execute(f"set allowed_directories = [{_literals([str(spool / 'spill')])}]")
         base.execute("set enable_external_access = false")
-        for table in sorted(ROWS, key=lambda name: name in ("promotions", "hosts")):  # their views read another one
+        for table in sorted(ROWS, key=lambda name: name in _NEEDS):  # their views read another one
             base.execute(f"create view {table} as {_view(table, files)}")
         base.execute("set lock_configuration = true")
         yield base
