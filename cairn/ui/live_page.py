@@ -25,20 +25,11 @@ from starlette.responses import PlainTextResponse
 
 from cairn.reports.errors import ReportError, RunNotFound
 from cairn.reports.pages import report_pages, run_report
-from cairn.reports.pages.report_pages import (
-    DEFAULT_SORT,
-    FollowedRun,
-    Frame,
-    RunsQuery,
-    render_page,
-    select_rows,
-)
-from cairn.reports.plots.plot_axis import TRACE_COLUMNS, view_curves
+from cairn.reports.pages.report_pages import DEFAULT_SORT, Frame, RunsQuery, render_page, select_rows
+from cairn.reports.plots import plot_axis
+from cairn.reports.queries import post_mortem, run_lookup, run_metrics
 from cairn.reports.queries.alias_history import list_decisions, list_promotions
-from cairn.reports.queries.post_mortem import gather_post_mortem
 from cairn.reports.queries.run_comparison import compare_runs, expand_names
-from cairn.reports.queries.run_lookup import find_run
-from cairn.reports.queries.run_metrics import CONTENT_TYPE, RunMetrics
 from cairn.storage.errors import StorageError, StoreUnavailable
 from cairn.storage.logs.run_index import list_run_ids
 from cairn.storage.stores.document import encode, sha256
@@ -141,7 +132,7 @@ class LivePages:
     ) -> None:
         """Read the assets; views are read when they are asked for."""
         self._store, self._environment = store, environment
-        self._views, self._metrics = ViewCache(store, clock=clock), RunMetrics(store)
+        self._views, self._metrics = ViewCache(store, clock=clock), run_metrics.RunMetrics(store)
         own, styles = files("cairn.ui") / "assets", files("cairn.reports.pages") / "templates"
         self._assets = {name: (own / name).read_bytes() for name in ("live.js", "live_plot.js", "icon.svg")}
         self._assets["plotly.min.js"] = (files("plotly") / "package_data" / "plotly.min.js").read_bytes()
@@ -192,7 +183,7 @@ class LivePages:
         """The post-mortem of one attempt."""
 
         def read() -> Any:
-            return gather_post_mortem(find_run(self._store, run_id), number)
+            return post_mortem.gather_post_mortem(run_lookup.find_run(self._store, run_id), number)
 
         view = self._views.read(f"attempt/{run_id}/{number}", lambda: read)
         return self._page(request, view, lambda frame: report_pages.attempt_page(frame, view.value))
@@ -217,8 +208,8 @@ class LivePages:
     def curves(self, request: Request, run: _Runs = []) -> Response:  # noqa: B006 (only read)
         """The curves of runs as JSON."""
         views = self._read_runs(self._expand(run))
-        columns = max(TRACE_COLUMNS // max(len(views), 1), TRACE_COLUMNS // 4)
-        curves = (view_curves(view.value.curves, columns=columns) for view in views if view.value is not None)
+        columns = max(plot_axis.TRACE_COLUMNS // max(len(views), 1), plot_axis.TRACE_COLUMNS // 4)
+        curves = (plot_axis.view_curves(view.value.curves, columns=columns) for view in views if view.value is not None)
         version = " ".join(view.version for view in views)
         return _answer(request, version, lambda: encode(list(curves)), "application/json")
 
@@ -233,7 +224,7 @@ class LivePages:
 
     def metrics(self) -> Response:
         """The numbers of all runs for monitoring systems."""
-        return Response(self._metrics.text(), headers={"content-type": CONTENT_TYPE})
+        return Response(self._metrics.text(), headers={"content-type": run_metrics.CONTENT_TYPE})
 
     def asset(self, request: Request, name: str) -> Response:
         """A script, style or picture."""
@@ -244,7 +235,7 @@ class LivePages:
 
     def _read_runs(self, run_ids: Sequence[str]) -> list[View]:
         def follow(run_id: str) -> Callable[[], Any]:
-            return FollowedRun(self._store, run_id, self._environment).read
+            return report_pages.FollowedRun(self._store, run_id, self._environment).read
 
         return [self._views.read(f"run/{run_id}", partial(follow, run_id)) for run_id in run_ids[:MOST_COMPARED]]
 
@@ -305,16 +296,14 @@ def serve(
 async def guard(request: Request, answer: RequestResponseEndpoint) -> Response:
     """Answer a request or refuse it, with the headers that restrict a browser.
 
-    Only this machine's own names are served (against DNS rebinding), only reading, and, where the system says whose a
-    connection is, only this user and root.
+    Only this machine's own names are served (against DNS rebinding) and, where the system says whose a connection is,
+    only this user and root.
     """
     own, asking = request.scope["server"][1], request.scope["client"][1]
     user = find_user(Path("/proc/net/tcp"), client_port=asking, server_port=own)
     if request.headers.getlist("host") not in ([f"127.0.0.1:{own}"], [f"localhost:{own}"]):
         why = f"ask for http://127.0.0.1:{own}/: no other name of this machine is answered\n"
         response: Response = PlainTextResponse(why, status_code=400)
-    elif request.method not in ("GET", "HEAD"):
-        response = PlainTextResponse("this page only reads\n", status_code=405)
     elif request.url.path != METRICS and user is not None and user not in (0, os.getuid()):
         response = PlainTextResponse("this page is for the user who started it\n", status_code=403)
     else:

@@ -11,17 +11,8 @@ from cairn.model.configuration.data import SHORTEST_SNAPSHOT_ID, DataConfig
 from cairn.model.data import sample_order, token_windows
 from cairn.reports.errors import RunNotFound
 from cairn.reports.queries.run_lookup import find_run
-from cairn.storage.snapshots.data_snapshot import DOCUMENTS, TOKENIZER, SnapshotFiles, list_snapshots
-from cairn.storage.snapshots.snapshot_manifest import (
-    SPLITS,
-    DocumentPlace,
-    SnapshotGroup,
-    SnapshotManifest,
-    SplitName,
-    TokenSpan,
-    documents_between,
-)
-from cairn.storage.snapshots.token_shard import slices_between
+from cairn.storage.snapshots import data_snapshot, snapshot_manifest, token_shard
+from cairn.storage.snapshots.snapshot_manifest import SPLITS, SnapshotManifest, SplitName, TokenSpan
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.data import foreign_tokenizer, snapshot_lookup
 from cairn.tasks.errors import InvalidConfiguration
@@ -42,7 +33,7 @@ class WindowSummary:
     window: int
     first_token: int
     text: str
-    documents: tuple[DocumentPlace, ...]
+    documents: tuple[snapshot_manifest.DocumentPlace, ...]
     groups: tuple[str, ...]
     is_drawn: bool
 
@@ -54,7 +45,7 @@ class GroupSummary:
     `weight` and `share` (of all draws, 0 to 1) are a run's; None where no run is given or it has no weights.
     """
 
-    group: SnapshotGroup
+    group: snapshot_manifest.SnapshotGroup
     windows: int
     weight: float | None
     share: float | None
@@ -100,7 +91,7 @@ def summarize_data(store: ObjectStore, reference: str, choice: WindowChoice, *, 
     """Return the summary of the snapshot that `reference` names; raises `RunNotFound` where it names none."""
     found = find_snapshot(store, reference)
     block_size = choice.block_size or found.block_size or DEFAULT_BLOCK_SIZE
-    files = SnapshotFiles(store, found.snapshot_id, cache_dir)
+    files = data_snapshot.SnapshotFiles(store, found.snapshot_id, cache_dir)
     manifest = files.manifest
     window_counts: dict[str, int] = {split: (manifest.split(split).tokens - 1) // block_size for split in SPLITS}
     return DataSummary(
@@ -127,7 +118,7 @@ def _summarize_groups(manifest: SnapshotManifest, found: FoundSnapshot, block_si
 
 def find_snapshot(store: ObjectStore, reference: str) -> FoundSnapshot:
     """Return a run's snapshot, or the one whose id begins so, with 8 characters or more; raises `RunNotFound`."""
-    snapshots = list_snapshots(store)
+    snapshots = data_snapshot.list_snapshots(store)
     begins = [name for name in snapshots if name.startswith(reference) and len(reference) >= SHORTEST_SNAPSHOT_ID]
     if len(begins) == 1:
         return FoundSnapshot(snapshot_id=begins[0])
@@ -149,17 +140,17 @@ def find_snapshot(store: ObjectStore, reference: str) -> FoundSnapshot:
 
 
 def _summarize_windows(
-    files: SnapshotFiles, spans: list[tuple[int, TokenSpan]], found: FoundSnapshot
+    files: data_snapshot.SnapshotFiles, spans: list[tuple[int, TokenSpan]], found: FoundSnapshot
 ) -> Iterator[WindowSummary]:
-    tokenizer = foreign_tokenizer.parse_tokenizer(files.path(TOKENIZER).read_text(encoding="utf-8"))
+    tokenizer = foreign_tokenizer.parse_tokenizer(files.path(data_snapshot.TOKENIZER).read_text(encoding="utf-8"))
     is_weighted = found.data is None or bool(found.data.weights)
-    places = documents_between(files.path(DOCUMENTS), [span for _, span in spans])
+    places = snapshot_manifest.documents_between(files.path(data_snapshot.DOCUMENTS), [span for _, span in spans])
     for (window, span), documents in zip(spans, places, strict=True):
         split, first = span.split, span.start
         ends = tuple(accumulate(group.tokens(split) for group in files.manifest.known_groups))
         sides = zip(files.manifest.known_groups, (0, *ends[:-1]), ends, strict=False)
         groups = tuple(group.name for group, start, stop in sides if start < min(span.stop + 1, stop) and first < stop)
-        tokens = np.concatenate(list(slices_between(files.shards(split), first, span.stop)))
+        tokens = np.concatenate(list(token_shard.slices_between(files.shards(split), first, span.stop)))
         yield WindowSummary(
             split=split,
             window=window,
@@ -172,7 +163,10 @@ def _summarize_windows(
 
 
 def _choose_windows(
-    manifest: SnapshotManifest, window_counts: Mapping[str, int], choice: WindowChoice, block_size: int
+    manifest: SnapshotManifest,
+    window_counts: Mapping[str, int],
+    choice: WindowChoice,
+    block_size: int,
 ) -> list[tuple[int, TokenSpan]]:
     """Return the number and the place of each window to show."""
 
@@ -183,7 +177,10 @@ def _choose_windows(
 
     if choice.window is None:
         middle, last = window_counts["train"] // 2, window_counts["train"] - 1
-        chosen: list[tuple[SplitName, int]] = [*(("train", it) for it in sorted({0, middle, last})), ("val", 0)]
+        chosen: list[tuple[SplitName, int]] = [
+            *(("train", it) for it in sorted({0, middle, last})),
+            ("val", 0),
+        ]
         return [place(split, window) for split, window in chosen if 0 <= window < window_counts[split]]
     count = window_counts[choice.split]
     later = count * block_size  # those of later epochs; none goes past the end of the text

@@ -29,7 +29,7 @@ _NEEDS = {"promotions": ("promotions", "runs"), "hosts": ("training_attempts",)}
 _WITH_OPEN_ATTEMPTS = {"runs", "training_attempts"}
 _DYNAMIC_TABLE = re.compile(r"\bquery(_table)?\b")
 _FETCHED_ROWS = 5_000
-_SETTINGS = {
+_SETTINGS: dict[str, Any] = {
     "autoinstall_known_extensions": "false",
     "autoload_known_extensions": "false",
     "allow_community_extensions": "false",
