@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache, partial
 from pathlib import Path
-from threading import Lock
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
@@ -211,7 +210,7 @@ class RunView:
 
 
 class FollowedRun:
-    """One run of a store; thread-safe. Nothing is read before `read`."""
+    """One run of a store, read by one thread at a time. Nothing is read before `read`."""
 
     def __init__(self, store: ObjectStore, run_id: str, environment: Mapping[str, str]) -> None:
         """Raise `RunNotFound`; prices come from the environment where it names them."""
@@ -220,25 +219,23 @@ class FollowedRun:
         self._tail = step_log.StepTail(store, self._log.prefix)
         self._lines: list[step_log.StepRecord] | None = None
         self._view: RunView | None = None
-        self._lock = Lock()
 
     def read(self) -> RunView:
         """Return the run as it is now; of one without an open attempt nothing but its log is asked again."""
-        with self._lock:
-            state, known = self._log.refresh(), self._view
-            if known is not None and state.open_attempt is None and known.report.newest_seq == self._log.seq:
-                return known
-            growing = [record.started.attempt for record in state.attempts[-2:]]  # these are read on from where it was
-            if self._lines is None:
-                is_long, prefix = len(state.attempts) > 2, self._log.prefix
-                before = step_log.read_step_records(self._log.store, prefix) if is_long else []
-                self._lines = [record for record in before if record.attempt not in growing]
-            for attempt in growing:
-                while fresh := self._tail.read(attempt):
-                    self._lines += fresh
-            report, curves = gather_report(self._log, self._environment, lines=self._lines)
-            self._view = RunView(report=report, curves=curves, log=self._log)
-            return self._view
+        state, known = self._log.refresh(), self._view
+        if known is not None and state.open_attempt is None and known.report.newest_seq == self._log.seq:
+            return known
+        growing = [record.started.attempt for record in state.attempts[-2:]]  # these are read on from where it was
+        if self._lines is None:
+            is_long, prefix = len(state.attempts) > 2, self._log.prefix
+            before = step_log.read_step_records(self._log.store, prefix) if is_long else []
+            self._lines = [record for record in before if record.attempt not in growing]
+        for attempt in growing:
+            while fresh := self._tail.read(attempt):
+                self._lines += fresh
+        report, curves = gather_report(self._log, self._environment, lines=self._lines)
+        self._view = RunView(report=report, curves=curves, log=self._log)
+        return self._view
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
