@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from cairn.flows.orchestrator.prefect_settings import import_prefect
-from cairn.reports.notices import notice_delivery
+from cairn.reports.notices import notice
 from cairn.reports.notices.notice import Notice, find_notices
 from cairn.storage.logs import registry, run_log
 from cairn.tasks.configuration.settings import NotifyConfig
@@ -31,9 +31,9 @@ class BlockReceiver:
         block.notify(notice.text, subject=f"cairn: {notice.run_id}: {notice.kind}")
 
 
-def all_receivers(notify: NotifyConfig) -> Sequence[notice_delivery.Receiver]:
+def all_receivers(notify: NotifyConfig) -> Sequence[notice.Receiver]:
     """Return every receiver that the configuration of this machine names."""
-    return [*notice_delivery.make_receivers(notify), *([BlockReceiver(notify.block)] if notify.block else [])]
+    return [*notice.make_receivers(notify), *([BlockReceiver(notify.block)] if notify.block else [])]
 
 
 def notices_of(log: run_log.RunLog) -> Iterator[Notice]:
@@ -46,4 +46,4 @@ def delivering_notices(
     log: run_log.RunLog, notify: NotifyConfig, say: Callable[[str], None]
 ) -> AbstractContextManager[None]:
     """Deliver the notices of one run, whose log others read, while the block runs."""
-    return notice_delivery.delivering_notices(log.store, all_receivers(notify), partial(notices_of, log), say)
+    return notice.delivering_notices(log.store, all_receivers(notify), partial(notices_of, log), say)

@@ -17,7 +17,7 @@ import psutil
 from cairn.flows.orchestrator import prefect_settings, run_notices
 from cairn.flows.watching.run_continuation import Begun, Busy, Continuation, ContinuationHere
 from cairn.flows.watching.run_progress import RunProgress, read_progress
-from cairn.reports.notices import notice, notice_delivery
+from cairn.reports.notices import notice
 from cairn.storage.errors import IntegrityError, StorageError
 from cairn.storage.logs import run_index, run_log, step_log
 from cairn.storage.logs.registry import Registry, RegistryState
@@ -196,7 +196,7 @@ class RunWatcher:
     def delivering_notices(self, say: Callable[[str], None]) -> AbstractContextManager[None]:
         """Send the notices of this block's polls to the receivers that the environment of this machine names."""
         receivers = run_notices.all_receivers(read_notify(os.environ))
-        return notice_delivery.delivering_notices(self._store, receivers, self.notices, say)
+        return notice.delivering_notices(self._store, receivers, self.notices, say)
 
     def progress(self) -> tuple[RunProgress, ...]:
         """Return the progress of the runs that trained at the last poll."""

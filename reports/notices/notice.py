@@ -1,14 +1,29 @@
-"""Notices of the decisions in a run's log that a person wants to know of, each with a key of its own."""
+"""Notices of the decisions in a run's log that a person wants to know of, and their delivery to receivers.
 
-from collections.abc import Callable, Iterator
+Delivery is at least once: a document beside the run lists the delivered notices, and a notice is repeated if the
+process dies between its delivery and that record.
+"""
+
+import shlex
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
+from typing import Protocol
 
+from cairn.reports.errors import ReportError
 from cairn.reports.queries import run_lookup, run_status
 from cairn.reports.text.answer_text import describe_end
-from cairn.storage.logs import registry, run_state
-from cairn.storage.stores.document import encode, stored_value
+from cairn.storage.errors import IntegrityError, ObjectMissing
+from cairn.storage.logs import registry, run_log, run_state
+from cairn.storage.stores import document, object_store
+from cairn.tasks.configuration.settings import NotifyConfig
+from cairn.tasks.machine.http_request import open_directly
+from cairn.tasks.machine.process_scopes import repeating_beside
 from cairn.tasks.policy.termination import DecisionAction, FlowOutcome, flow_outcome
 from cairn.tasks.text.format import one_line
 
@@ -16,6 +31,7 @@ _OLD = timedelta(days=1)
 """Older decisions make no notice: a store that gets its first watcher does not repeat its history."""
 _MOST_CHARACTERS = 500
 _FORMAT_VERSION = 1
+_LONGEST_PAUSE_SECONDS = 60.0
 
 
 class NoticeKind(StrEnum):
@@ -51,7 +67,7 @@ class Notice:
     def document(self) -> bytes:
         """The notice as receivers get it, as JSON: equal `id`s are one decision, sent again."""
         named = {name: getattr(self, name) for name in ("run_id", "kind", "step", "at", "text")}
-        return encode({"version": _FORMAT_VERSION, "id": f"{self.run_id}/{self.key}", **named})
+        return document.encode({"version": _FORMAT_VERSION, "id": f"{self.run_id}/{self.key}", **named})
 
 
 def find_notices(
@@ -72,8 +88,8 @@ def find_notices(
         text = run_status.stopped_early(state) or f"it is finished, at step {step}"
         yield _notice(run_id, f"finished-{number}", NoticeKind.FINISHED, step, at, text)
         config = run_lookup.configuration_document(state)
-        alias = stored_value(config, "promotion", "alias", str)
-        if alias and stored_value(config, "promotion", "require_approval", bool):
+        alias = document.stored_value(config, "promotion", "alias", str)
+        if alias and document.stored_value(config, "promotion", "require_approval", bool):
             decided = [item.promoted or item.refused for item in read_registry(alias).history]
             if not any(body is not None and body.run_id == run_id for body in decided):
                 wish = f"its promotion to {alias} waits for a person, unless a gate refuses it"
@@ -95,3 +111,124 @@ def silent_notice(run_id: str, attempt: int, step: int, seconds: float) -> Notic
 def _notice(run_id: str, key: str, kind: NoticeKind, step: int, at: datetime | None, text: str) -> Notice:
     said = one_line(f"cairn run {run_id}: {text}", _MOST_CHARACTERS)
     return Notice(run_id=run_id, key=key, kind=kind, step=step, at=at, text=said)
+
+
+class Receiver(Protocol):
+    """Takes one notice; may raise anything and take any time."""
+
+    @property
+    def name(self) -> str:
+        """Its name in messages, and in the record of delivered notices."""
+
+    def receive(self, notice: Notice) -> None:
+        """Pass the notice on; returning says that it arrived."""
+
+
+class CommandReceiver:
+    """Runs a command for each notice; exit code 0 says that it arrived."""
+
+    name = "command"
+
+    def __init__(self, command: str, timeout_seconds: float) -> None:
+        self._words, self._timeout_seconds = shlex.split(command), timeout_seconds
+
+    def receive(self, notice: Notice) -> None:
+        """Run the command with the notice as JSON on its standard input; it is killed when its time is over."""
+        done = subprocess.run(
+            self._words,
+            input=notice.document,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=self._timeout_seconds,
+            check=False,
+        )
+        if done.returncode:
+            raise ReportError(f"the command left with {done.returncode}")
+
+
+class WebhookReceiver:
+    """Posts each notice as JSON; any status of success says that it arrived. No redirect is followed."""
+
+    name = "webhook"
+
+    def __init__(self, address: str, timeout_seconds: float) -> None:
+        self._address, self._timeout_seconds = address, timeout_seconds
+
+    def receive(self, notice: Notice) -> None:
+        """Post the notice; the error says nothing of the address, which may be a secret."""
+        headers = {"Content-Type": "application/json", "User-Agent": "cairn"}
+        request = urllib.request.Request(self._address, notice.document, headers, method="POST")
+        try:
+            open_directly(request, timeout_seconds=self._timeout_seconds).close()
+        except urllib.error.HTTPError as error:
+            with error:
+                raise ReportError(f"the webhook answered {error.code}") from None
+        except OSError as error:
+            why = getattr(error, "reason", None) or type(error).__name__
+            raise ReportError(f"the webhook did not take it: {why}") from None
+
+
+def make_receivers(notify: NotifyConfig) -> Iterator[Receiver]:
+    """Yield the receivers that need no orchestrator."""
+    if notify.command:
+        yield CommandReceiver(notify.command, notify.timeout_seconds)
+    if notify.webhook:
+        yield WebhookReceiver(notify.webhook.get_secret_value(), notify.timeout_seconds)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeliveredNotices:
+    """The keys of one run's notices that one receiver has."""
+
+    version: int = 1
+    delivered: tuple[str, ...] = ()
+
+
+class NoticeDelivery:
+    """Delivers to one receiver the notices that neither this process nor another has delivered."""
+
+    def __init__(self, store: object_store.ObjectStore, receiver: Receiver) -> None:
+        self._store, self._receiver = store, receiver
+        self._delivered: dict[str, tuple[str, ...]] = {}
+
+    def deliver(self, notices: Iterable[Notice]) -> None:
+        """Deliver new notices in order; raises the receiver's error or the store's, and the next call goes on there."""
+        for notice in notices:
+            if notice.key in self._delivered.get(notice.run_id, ()):
+                continue
+            prefix, delivered = run_log.run_prefix(notice.run_id), tuple[str, ...]()
+            key = f"{prefix}/notices/{self._receiver.name}.json"
+            with suppress(ObjectMissing, IntegrityError):  # delivered again rather than never
+                delivered = document.decode(self._store.read(key), DeliveredNotices, where=key).delivered
+            if notice.key not in delivered:
+                self._receiver.receive(notice)
+                delivered = (*delivered, notice.key)
+                self._store.write(key, document.encode(DeliveredNotices(delivered=delivered)))
+            self._delivered[notice.run_id] = delivered
+
+
+@contextmanager
+def delivering_notices(
+    store: object_store.ObjectStore,
+    receivers: Sequence[Receiver],
+    find: Callable[[], Iterable[Notice]],
+    say: Callable[[str], None],
+    *,
+    every_seconds: float = 5.0,
+    final_seconds: float = 5.0,
+) -> Iterator[None]:
+    """Deliver the notices of `find` while the block runs; at its end each receiver has `final_seconds` for the rest."""
+    times = {"every_seconds": every_seconds, "longest_seconds": _LONGEST_PAUSE_SECONDS, "join_seconds": final_seconds}
+
+    def deliver_beside(receiver: Receiver) -> AbstractContextManager[None]:
+        def report(error: Exception) -> None:
+            why = one_line(f"{type(error).__name__}: {error}", 200)
+            say(f"notify.{receiver.name} is tried again later, training goes on: {why}")
+
+        delivery = NoticeDelivery(store, receiver)
+        return repeating_beside(lambda _: delivery.deliver(find()), report, name=f"{receiver.name}-notices", **times)
+
+    with ExitStack() as threads:
+        for receiver in receivers:
+            threads.enter_context(deliver_beside(receiver))
+        yield

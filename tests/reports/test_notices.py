@@ -13,13 +13,14 @@ from pydantic import SecretStr
 
 from cairn.flows.orchestrator.run_notices import notices_of
 from cairn.reports.errors import ReportError
-from cairn.reports.notices.notice import Notice, find_notices
-from cairn.reports.notices.notice_delivery import (
+from cairn.reports.notices.notice import (
     CommandReceiver,
+    Notice,
     NoticeDelivery,
     Receiver,
     WebhookReceiver,
     delivering_notices,
+    find_notices,
     make_receivers,
 )
 from cairn.storage.logs.registry import Registry, RegistryState
