@@ -6,7 +6,6 @@ Equal curves give equal bytes, in any thread (no pyplot); a plot is scaled and r
 import io
 from collections.abc import Sequence
 from functools import cache
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -214,18 +213,16 @@ def draw_loss(panel: "Axes", axis: PlotAxis) -> None:
     if (best := curves.best) is not None:
         style: dict[str, Any] = {"color": plot_axis.VERMILLION, "marker": "o" if len(held) <= _MARKED_POINTS else ""}
         panel.plot(steps, losses, **style, linewidth=1.3, markersize=4, zorder=6, label="held-out, evaluations")
-        ring: dict[str, Any] = {"linestyle": "none", "marker": "o", "markersize": 10, "markerfacecolor": "none"}
-        ring |= {"markeredgecolor": plot_axis.VERMILLION, "markeredgewidth": 1.4, "zorder": 7}
+        style = {"s": 100, "facecolor": "none", "edgecolor": plot_axis.VERMILLION, "linewidth": 1.4, "zorder": 7}
         label = f"best: {best.val_loss:.4g} at step {best.step:,}"
-        panel.plot(best.step * axis.unit, best.val_loss, **ring, label=label)
+        panel.scatter(best.step * axis.unit, best.val_loss, **style, label=label)
     usual = np.quantile(raw.finite.values, (0.001, 0.995)) if len(raw.finite.values) else ()
     _fit_losses(panel, np.array([*trend.values, *before.values, *losses, *usual]))
     bad = raw.where(~raw.is_finite).steps
     if len(bad):
         shown = plot_axis.thin_out(Series(steps=bad, values=np.zeros_like(bad)), columns=plot_axis.COLUMNS // 8).steps
-        cross: dict[str, Any] = {"linestyle": "none", "marker": "x", "markersize": 5, "color": BLACK, "zorder": 9}
-        height, label = panel.get_xaxis_transform(), f"loss not finite × {len(bad):,}"
-        panel.plot(shown, np.full(len(shown), 0.975), transform=height, **cross, label=label)
+        style = {"s": 25, "c": BLACK, "marker": "x", "zorder": 9, "label": f"loss not finite × {len(bad):,}"}
+        panel.scatter(shown, np.full(len(shown), 0.975), transform=panel.get_xaxis_transform(), **style)
     _draw_promotions(panel, axis)
     if not curves.last_step:
         panel.set_yticks([])
@@ -254,19 +251,11 @@ def _draw_promotions(panel: "Axes", axis: PlotAxis) -> None:
     low, before = panel.get_ylim()[0], "promoted before"
     for item in sorted(axis.curves.promotions, key=lambda item: item.current):
         loss = losses.get(item.step, item.val_loss)
-        panel.plot(
-            item.step * axis.unit,
-            low if loss is None or not np.isfinite(loss) else loss,
-            linestyle="none",
-            marker="*",
-            markersize=14 if item.current else 9,
-            markerfacecolor=plot_axis.YELLOW if item.current else "white",
-            markeredgecolor=BLACK,
-            markeredgewidth=0.9,
-            clip_on=False,
-            zorder=8,
-            label=f"{item.alias}: step {item.step:,}" if item.current else before,
-        )
+        height = low if loss is None or not np.isfinite(loss) else loss
+        size, color = (196, plot_axis.YELLOW) if item.current else (81, "white")
+        label = f"{item.alias}: step {item.step:,}" if item.current else before
+        style: dict[str, Any] = {"edgecolor": BLACK, "linewidth": 0.9, "clip_on": False, "zorder": 8, "label": label}
+        panel.scatter(item.step * axis.unit, height, s=size, c=color, marker="*", **style)
         before = before if item.current else "_nolegend_"  # one line for all of them
 
 
@@ -281,7 +270,7 @@ def plot_comparison(logs: Sequence[RunLog], request: run_curves.PlotRequest, acr
         steps = np.array([record.step for record in records], dtype=np.float64)
         positions = steps * (curves.tokens_per_step or 1) if across == "tokens" else steps
         if across == "time":
-            positions = np.array(list(accumulate(record.seconds for record in records)), dtype=np.float64)
+            positions = np.cumsum([record.seconds for record in records], dtype=np.float64)
         losses = np.array([record.train_loss for record in records], dtype=np.float64)
         trend = plot_axis.smooth(Series(steps=positions, values=losses))
         panel.plot(trend.steps, trend.values, color=color, linestyle=dashes, linewidth=1.6, label=curves.run_id)
