@@ -41,11 +41,11 @@ class EvaluationResult:
 
 
 class PipeReader:
-    """Reads a pipe in a thread of its own and keeps its first bytes, or its last 64 KiB; the rest is discarded."""
+    """Reads a pipe in a thread of its own and keeps its last bytes; `overflowed` once there were more."""
 
-    def __init__(self, pipe: IO[bytes], *, first_bytes: int = 0, copy_to: int | None = None) -> None:
+    def __init__(self, pipe: IO[bytes], *, last_bytes: int = _TAIL_BYTES, copy_to: int | None = None) -> None:
         """Start reading; `copy_to` is a file descriptor that gets a copy of everything."""
-        self._pipe, self._first_bytes, self._copy_to = pipe, first_bytes, copy_to
+        self._pipe, self._last_bytes, self._copy_to = pipe, last_bytes, copy_to
         self._kept, self.overflowed = bytearray(), False
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -64,8 +64,8 @@ class PipeReader:
         with self._pipe:
             while chunk := os.read(self._pipe.fileno(), 65536):
                 self._kept += chunk
-                self.overflowed = 0 < self._first_bytes < len(self._kept)
-                self._kept = self._kept[: self._first_bytes] if self._first_bytes else self._kept[-_TAIL_BYTES:]
+                self.overflowed |= len(self._kept) > self._last_bytes
+                self._kept = self._kept[-self._last_bytes :]
                 if self._copy_to is not None:
                     os.write(self._copy_to, chunk)
 
@@ -83,7 +83,7 @@ def run_evaluator(
     except OSError as error:  # for example no memory or no process left
         return Outcome(result=b"", problem=f"the evaluator could not be started: {error}")
     assert child.stdin is not None and child.stdout is not None and child.stderr is not None
-    stdout = PipeReader(child.stdout, first_bytes=MOST_STDOUT_BYTES)
+    stdout = PipeReader(child.stdout, last_bytes=MOST_STDOUT_BYTES)
     stderr = PipeReader(child.stderr)
     stdin = child.stdin
 

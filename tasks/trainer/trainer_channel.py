@@ -160,7 +160,7 @@ class ParentChannel:
         self._out = os.fdopen(os.dup(1), "wb", buffering=0)
         os.dup2(2, 1)
         self._lock = threading.Lock()
-        self._commands: queue.Queue[trainer_protocol.Command] = queue.Queue()
+        self._commands: queue.Queue[trainer_protocol.Command | trainer_protocol.Event] = queue.Queue()
 
     def read_spec(self) -> trainer_protocol.TrainerSpec:
         """Wait for the spec, then read commands in the background; exits if stdin ends before."""
@@ -183,7 +183,7 @@ class ParentChannel:
         """Return the place of the only process."""
         return Place(device=determinism.resolve_device(spec.training.device))
 
-    def next_command(self) -> trainer_protocol.Command:
+    def next_command(self) -> trainer_protocol.Command | trainer_protocol.Event:
         """Wait for the parent's next command."""
         return self._commands.get()
 
@@ -197,9 +197,7 @@ class ParentChannel:
 
     def _read_commands(self) -> None:
         for line in sys.stdin.buffer:
-            message = trainer_protocol.decode_message(line)
-            if isinstance(message, trainer_protocol.TrainUntil | trainer_protocol.Finish):
-                self._commands.put(message)
+            self._commands.put(trainer_protocol.decode_message(line))
         os._exit(failures.ORPHANED_EXIT_CODE)
 
 
@@ -241,7 +239,7 @@ class RankChannel:
         self._ranks = parallel.join_ranks(self._rank, self._size, mode=mode, device=device, store=store)
         return Place(device=device, ranks=self._ranks, rendezvous=self._rendezvous)
 
-    def next_command(self) -> trainer_protocol.Command:
+    def next_command(self) -> trainer_protocol.Command | trainer_protocol.Event:
         """Wait for the parent's next command; every rank must call it and gets the same command."""
         self._commands += 1
         name = f"command/{self._commands}"
@@ -249,9 +247,7 @@ class RankChannel:
             command = self._parent.next_command()
             self._rendezvous.put(name, trainer_protocol.encode_message(command))
             return command
-        message = trainer_protocol.decode_message(self._rendezvous.get(name))
-        assert isinstance(message, trainer_protocol.TrainUntil | trainer_protocol.Finish)
-        return message
+        return trainer_protocol.decode_message(self._rendezvous.get(name))
 
     def send(self, event: trainer_protocol.Event) -> None:
         """Send an event; of a rank other than 0 only an exception is sent, and waited for until rank 0 forwarded it."""

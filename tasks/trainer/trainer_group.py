@@ -158,45 +158,36 @@ class Answer(msgspec.Struct, kw_only=True, frozen=True):
     number: int = 0
 
 
-class RendezvousValues:
-    """The values under their keys, and the ranks that joined; safe to use from several threads."""
-
-    def __init__(self) -> None:
-        self._values: dict[str, bytes] = {}
-        self._joined: set[int] = set()
-        self._lock = threading.Lock()
-
-    def answer(self, request: Request) -> Answer:
-        """Execute a request at once."""
-        with self._lock:
-            key = request.keys[0] if request.keys else ""
-            present = self._values.get(key)
-            match request.operation:
-                case "join":
-                    is_new = request.number not in self._joined
-                    self._joined.add(request.number)
-                    return Answer(number=int(is_new))
-                case "check":
-                    return Answer(number=int(all(key in self._values for key in request.keys)))
-                case "count":
-                    return Answer(number=len(self._values))
-                case "add":
-                    total = int(present or b"0") + request.number
-                    self._values[key] = str(total).encode()
-                    return Answer(number=total)
-                case "delete":
-                    return Answer(number=int(self._values.pop(key, None) is not None))
-                case "compare_set" if present != request.expected and (present is not None or request.expected):
-                    return Answer(value=request.expected if present is None else present)
-                case "set" | "compare_set":
-                    self._values[key] = request.value
-            return Answer(value=self._values.get(key))
+def answer_request(request: Request, values: dict[str, bytes], joined: set[int]) -> Answer:
+    """Execute a request at once on the values under their keys, and the ranks that joined."""
+    key = request.keys[0] if request.keys else ""
+    present = values.get(key)
+    match request.operation:
+        case "join":
+            is_new = request.number not in joined
+            joined.add(request.number)
+            return Answer(number=int(is_new))
+        case "check":
+            return Answer(number=int(all(key in values for key in request.keys)))
+        case "count":
+            return Answer(number=len(values))
+        case "add":
+            total = int(present or b"0") + request.number
+            values[key] = str(total).encode()
+            return Answer(number=total)
+        case "delete":
+            return Answer(number=int(values.pop(key, None) is not None))
+        case "compare_set" if present != request.expected and (present is not None or request.expected):
+            return Answer(value=request.expected if present is None else present)
+        case "set" | "compare_set":
+            values[key] = request.value
+    return Answer(value=values.get(key))
 
 
 @contextlib.contextmanager
 def serving_rendezvous(address: str, secret: bytes) -> Iterator[int]:
     """Serve at HOST:PORT until the block ends, one thread for each connection; yields the port."""
-    values = RendezvousValues()
+    values, joined, lock = dict[str, bytes](), set[int](), threading.Lock()
 
     def serve(connection: socket.socket) -> None:
         ends = (machines.NotAdmitted, machines.ConnectionEnded, OSError, msgspec.MsgspecError)
@@ -204,7 +195,9 @@ def serving_rendezvous(address: str, secret: bytes) -> Iterator[int]:
             peer = machines.admit(connection, secret)
             while True:
                 request = msgspec.msgpack.decode(peer.receive(), type=Request)
-                peer.send(msgspec.msgpack.encode(values.answer(request)))
+                with lock:
+                    answer = answer_request(request, values, joined)
+                peer.send(msgspec.msgpack.encode(answer))
 
     with machines.listening(address, serve) as port:
         yield port
