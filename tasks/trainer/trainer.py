@@ -8,8 +8,6 @@ import math
 import os
 import platform
 import signal
-import socket
-import sys
 import threading
 import time
 from collections import deque
@@ -17,9 +15,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import NoReturn
 
-import msgspec
 import torch
-import torch.distributed as dist
 
 from cairn.model.data.sample_order import SampleOrder
 from cairn.model.errors import BadBatch, LossExploded, NonFiniteLoss, TokenOutOfRange
@@ -39,8 +35,6 @@ from cairn.tasks.configuration.settings import DivergenceConfig
 from cairn.tasks.trainer import staging, staging_buffer, tensor_exchange, trainer_group, training_setup
 from cairn.tasks.trainer.trainer_channel import Channel, Place, exit_on_error, open_channel
 from cairn.tasks.trainer.trainer_protocol import Ready, SegmentDone, StepDone, TrainerSpec, TrainUntil
-
-_SHOWN_CALLS = 3
 
 
 class StepReporter:
@@ -214,9 +208,8 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):  # schedulers signal every process of a job
         signal.signal(number, lambda *_: stop.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    write_collectives_at(trainer_group.STACKS_SIGNAL)
     # The stacks are written by the signal's own handler, whatever the interpreter waits for.
-    faulthandler.register(trainer_group.STACKS_SIGNAL, chain=True)
+    faulthandler.register(trainer_group.STACKS_SIGNAL)
     try:
         spec = channel.read_spec()
         make_deterministic(seed=spec.training.seed, threads=spec.threads)
@@ -229,44 +222,6 @@ def main() -> None:
         exit_on_error(channel, error)
     # The interpreter shutdown of a torch process is slow and has nothing left to save.
     os._exit(0)
-
-
-def write_collectives_at(number: signal.Signals) -> None:
-    """Write them whenever the signal comes, also while the main thread waits; it comes before a process group is made.
-
-    The interpreter runs no handler while the main thread waits in a collective, but passes the signal to a socket.
-    """
-    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "200")
-    signals, wakeup = socket.socketpair()
-    wakeup.setblocking(False)
-    signal.set_wakeup_fd(wakeup.fileno(), warn_on_full_buffer=False)
-    signal.signal(number, lambda *_: None)
-
-    def write() -> None:
-        with wakeup, signals:
-            while received := signals.recv(1):
-                if received[0] == number and dist.is_initialized():
-                    print("\n".join(newest_collectives()), file=sys.stderr, flush=True)
-
-    threading.Thread(target=write, name="collectives", daemon=True).start()
-
-
-def newest_collectives() -> list[str]:
-    """Return how far this rank is in each process group, and its newest calls; nothing where torch has no recorder."""
-    dump = getattr(getattr(torch._C, "_distributed_c10d", None), "_dump_fr_trace_json", None)
-    try:
-        recorded = msgspec.json.decode(dump(True, False)) if dump else {}
-        groups, calls = recorded.get("pg_status", {}), recorded.get("entries", [])[-_SHOWN_CALLS:]
-        return [
-            *(
-                f"process group {group}: collective {status['last_enqueued_collective']} was called, "
-                f"{status['last_completed_collective']} completed"
-                for group, status in groups.items()
-            ),
-            *(f"  {call['profiling_name']} {call['input_sizes']} {call['state']}" for call in calls),
-        ]
-    except (msgspec.DecodeError, KeyError) as error:
-        return [f"torch's flight recorder cannot be read: {error}"]
 
 
 if __name__ == "__main__":

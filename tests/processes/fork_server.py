@@ -31,7 +31,6 @@ PROGRAMS = frozenset(
         "cairn.tasks.trainer.trainer",
         "tests.model.rank_legs",
         "tests.tasks.rank_resume",
-        "tests.tasks.waiting_rank",
     }
 )
 ROOT = Path(__file__).parents[2]
