@@ -236,7 +236,7 @@ def watch(
         raise InvalidConfiguration("--once polls once and ends: leave out --metrics-port and --otlp, or --once")
     from cairn.flows.orchestrator.prefect_settings import quieten_prefect
     from cairn.flows.orchestrator.session_server import settle_client
-    from cairn.flows.watching.run_progress import WatchDisplay
+    from cairn.flows.watching.run_progress import showing_progress
     from cairn.flows.watching.run_watcher import WatchRequest, open_watcher, watch_until_stopped
 
     settle_client(os.environ, say=say)
@@ -253,13 +253,10 @@ def watch(
             from cairn.reports.queries.run_metrics import serve_metrics
 
             say(f"metrics: http://127.0.0.1:{serve_metrics(open_chosen_store(store), metrics_port)}/metrics")
-        display = WatchDisplay()
         with ExitStack() as beside:
             if otlp:
                 from cairn.reports.queries.run_metrics import sending_metrics
 
                 beside.enter_context(sending_metrics(open_chosen_store(store), os.environ, say))
-            if not json:
-                beside.enter_context(display.showing())
-            show = (lambda runs: None) if json else display.show
+            show = None if json else beside.enter_context(showing_progress(say))
             watch_until_stopped(request, print_rows=print_rows, show=show, say=say)

@@ -19,7 +19,6 @@ from prefect.states import Scheduled
 
 from cairn.flows.orchestrator.run_overview import flow_run_name
 from cairn.flows.preparation.training_request import TrainingRequest, choose_run_id
-from cairn.flows.watching.run_continuation import Begun, Busy
 from cairn.storage.logs import run_log, run_state
 from cairn.storage.stores.document import sha256
 from cairn.tasks.errors import InvalidConfiguration
@@ -41,7 +40,7 @@ class ContinuationByDeployment:
             raise InvalidConfiguration(f"deployment {deployment}: PREFECT_API_URL is not set, so no server knows it")
         self._deployment, self._store_url = deployment, store_url
 
-    def begin(self, log: run_log.RunLog, *, silent_seconds: float, delay_seconds: float = 0.0) -> Begun | Busy:
+    def begin(self, log: run_log.RunLog, *, silent_seconds: float, delay_seconds: float = 0.0) -> tuple[bool, str]:
         """Create a flow run that continues the run after the delay, unless one is scheduled or running."""
         with get_client(sync_client=True) as client:
             try:
@@ -55,7 +54,7 @@ class ContinuationByDeployment:
             unfinished = filters.FlowRunFilter.model_validate(given)
             for flow_run in client.read_flow_runs(flow_run_filter=unfinished, limit=200):
                 if self._is_at(flow_run, log, silent_seconds):
-                    return Busy(why=f"flow run {flow_run.name} is continuing it ({flow_run.state_name})")
+                    return False, f"flow run {flow_run.name} is continuing it ({flow_run.state_name})"
             attempt, how = log.state.latest_attempt, "open" if log.state.open_attempt else "ended"
             launch = _last_launch(client, deployment_id, log.state)
             parameters = {"config": "", "run_id": log.run_id, "store": self._store_url}
@@ -74,9 +73,9 @@ class ContinuationByDeployment:
                     job_variables=launch.job_variables if launch else None,
                 )
                 if flow_run.state is None or not flow_run.state.is_final():
-                    return Begun(how=f"flow run {flow_run.id} of {self._deployment}")
+                    return True, f"flow run {flow_run.id} of {self._deployment}"
         many = f"{MOST_FLOW_RUNS} flow runs ended before they claimed it"
-        return Busy(why=f"{many}; look at flow run {flow_run.id} in Prefect")
+        return False, f"{many}; look at flow run {flow_run.id} in Prefect"
 
     def where(self, run_id: str) -> str:
         """Return where the flow runs that continued the run are found."""
@@ -105,8 +104,7 @@ def name_successor(end: FlowEnd, log: run_log.RunLog, say: Callable[[str], None]
             is_resumed = ended is not None and ended.decision.action == DecisionAction.RESUME
             delay = ended.decision.delay_seconds if ended and is_resumed else 0.0
             deployed = ContinuationByDeployment(own, log.store.url)
-            begun = deployed.begin(log, silent_seconds=0.0, delay_seconds=delay)
-            how = begun.how if isinstance(begun, Begun) else begun.why
+            _, how = deployed.begin(log, silent_seconds=0.0, delay_seconds=delay)
             return replace(end, message=f"{end.message}; next: {how}")
     except Exception as error:  # whatever the API does, the end is the same
         say(f"no flow run was made that continues the run: {one_line(str(error) or type(error).__name__, 200)}")

@@ -2,28 +2,27 @@
 
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from rich.console import Console
 
 from cairn.reports.queries.run_lookup import read_beat
 from cairn.storage.errors import StorageError
-from cairn.storage.logs import run_log, step_log
-from cairn.tasks.text import format, live_lines, output
+from cairn.storage.logs import run_log
+from cairn.tasks.text import format, live_lines
 
 _PLAIN_EVERY_SECONDS = 60.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunProgress:
-    """The heartbeat of a run's open attempt, and the time left, None before the first step."""
+    """The step that a run's open attempt has reached, and the line that shows it with the time left."""
 
     run_id: str
-    beat: step_log.Heartbeat
-    total_steps: int
-    seconds_left: float | None
+    step: int
+    line: str
 
 
 def read_progress(log: run_log.RunLog) -> RunProgress | None:
@@ -37,45 +36,31 @@ def read_progress(log: run_log.RunLog) -> RunProgress | None:
     seconds_left = None
     if trained > 0 and beat.gpu_seconds > 0:  # the device time of all ranks
         seconds_left = beat.gpu_seconds / owner.started.placement.world_size / trained * ahead
-    return RunProgress(run_id=log.run_id, beat=beat, total_steps=opened.total_steps, seconds_left=seconds_left)
-
-
-def format_progress(progress: RunProgress) -> str:
-    """Return the progress on one line."""
-    beat, eta = progress.beat, format.format_clock(progress.seconds_left)
-    so_far = f"step {beat.step}/{progress.total_steps} ({100 * beat.step // progress.total_steps} %)"
+    so_far = f"step {beat.step}/{opened.total_steps} ({100 * beat.step // opened.total_steps} %)"
     loss = "" if beat.train_loss is None else f" · loss {beat.train_loss:.3f}"
-    return f"{progress.run_id}: {so_far}{loss} · attempt {beat.attempt} · ETA {eta}"
+    line = f"{log.run_id}: {so_far}{loss} · attempt {beat.attempt} · ETA {format.format_clock(seconds_left)}"
+    return RunProgress(run_id=log.run_id, step=beat.step, line=line)
 
 
-class WatchDisplay:
-    """Shows the progress of runs."""
+@contextmanager
+def showing_progress(
+    say: Callable[[str], None], *, clock: Callable[[], float] = time.monotonic, console: Console | None = None
+) -> Iterator[Callable[[Sequence[RunProgress]], None]]:
+    """Yield a function that shows the progress of runs: at the bottom of a terminal, elsewhere with `say`."""
+    # News goes to stdout, so the live lines have to be on the same terminal.
+    live = live_lines.LiveLines(console or Console(file=sys.stdout, highlight=False), stays=False)
+    printed: dict[str, tuple[int, float]] = {}
 
-    def __init__(
-        self,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        console: Console | None = None,
-        say: Callable[[str], None] = output.say,
-    ) -> None:
-        """Show live lines if stdout is a terminal, else print them with `say`."""
-        # News goes to stdout, so the live lines have to be on the same terminal.
-        self._live = live_lines.LiveLines(console or Console(file=sys.stdout, highlight=False), stays=False)
-        self._clock, self._say = clock, say
-        self._printed: dict[str, tuple[int, float]] = {}
-
-    def showing(self) -> AbstractContextManager[None]:
-        """Keep the lines at the bottom of a terminal while the block runs."""
-        return self._live.show()
-
-    def show(self, runs: Sequence[RunProgress]) -> None:
-        """Show the progress of the runs that train now."""
-        if self._live.are_shown:
-            self._live.write([format_progress(progress) for progress in runs])
+    def show(runs: Sequence[RunProgress]) -> None:
+        if live.are_shown:
+            live.write([progress.line for progress in runs])
             return
-        now = self._clock()
+        now = clock()
         for progress in runs:
-            step, at = self._printed.get(progress.run_id, (-1, float("-inf")))
-            if progress.beat.step != step and now - at >= _PLAIN_EVERY_SECONDS:
-                self._printed[progress.run_id] = (progress.beat.step, now)
-                self._say(format_progress(progress))
+            step, at = printed.get(progress.run_id, (-1, float("-inf")))
+            if progress.step != step and now - at >= _PLAIN_EVERY_SECONDS:
+                printed[progress.run_id] = (progress.step, now)
+                say(progress.line)
+
+    with live.show():
+        yield show

@@ -1,28 +1,32 @@
-"""Polls all runs of a store and continues those that need it; a run's error becomes its row and ends no poll."""
+"""Polls all runs of a store and continues those that need it; a run's error becomes its row and ends no poll.
 
+On this machine a run is continued by `cairn train --run-id …` in a session of its own, which outlives the watcher. Each
+child holds a file lock on its run and on one of the machine's places; the kernel releases both when it ends.
+"""
+
+import fcntl
 import os
 import socket
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 import psutil
 
 from cairn.flows.orchestrator import prefect_settings, run_notices
-from cairn.flows.watching.run_continuation import Begun, Busy, Continuation, ContinuationHere
 from cairn.flows.watching.run_progress import RunProgress, read_progress
 from cairn.reports.notices import notice
 from cairn.storage.errors import IntegrityError, StorageError
-from cairn.storage.logs import run_index, run_log, step_log
-from cairn.storage.logs.registry import Registry, RegistryState
-from cairn.storage.stores import document, object_store
-from cairn.storage.stores.open_store import open_store
+from cairn.storage.logs import registry, run_index, run_log, step_log
+from cairn.storage.stores import document, object_store, open_store
 from cairn.tasks.attempt.shutdown_signal import Terminated, raise_on_sigterm
 from cairn.tasks.checkpoints.promotion import pending_offer
 from cairn.tasks.configuration.configuration_source import read_notify
@@ -31,6 +35,7 @@ from cairn.tasks.machine.placement import boot_id, is_known_dead, replace_file, 
 from cairn.tasks.policy.run_watch import Continue, Leave, Life, Observed, Wait, decide_watch, is_over, lease_seconds
 from cairn.tasks.text.output import say
 
+CAIRN = (sys.executable, "-P", "-m", "cairn.cli.command")
 _READERS = 8
 _SHORTEST_PAUSE_SECONDS = 0.5
 
@@ -93,9 +98,9 @@ class _Remembered:
 class WatcherMemory:
     """The observations of one store's runs, in a file of this machine's work folder."""
 
-    def __init__(self, path: Path, *, monotonic: Callable[[], float]) -> None:
+    def __init__(self, path: Path, monotonic: Callable[[], float] = time.monotonic) -> None:
         """Read the file; one of another boot, or a damaged one, is ignored."""
-        self._path, self._monotonic = path, monotonic
+        self._path, self.monotonic = path, monotonic
         self._runs: dict[str, Observation] = {}
         with suppress(OSError, IntegrityError):
             remembered = document.decode(path.read_bytes(), _Remembered, where=str(path))
@@ -110,7 +115,7 @@ class WatcherMemory:
             mark = f"open {owner.started.attempt} committed {owner.last_committed_step} {heartbeat}"
         before = seen = self._runs.get(log.run_id)
         if seen is None or seen.mark != mark:
-            seen = Observation(attempt=state.latest_attempt, mark=mark, since=self._monotonic())
+            seen = Observation(attempt=state.latest_attempt, mark=mark, since=self.monotonic())
             self._runs[log.run_id] = seen
         moved = before is not None and before is not seen and before.attempt == state.latest_attempt
         return Observed(
@@ -124,7 +129,7 @@ class WatcherMemory:
     def note_continued(self, run_id: str) -> None:
         """Remember that a continuation of the run was begun."""
         seen = self._runs[run_id]
-        self._runs[run_id] = replace(seen, futile=seen.futile + 1, tried_at=self._monotonic())
+        self._runs[run_id] = replace(seen, futile=seen.futile + 1, tried_at=self.monotonic())
 
     def save(self) -> None:
         """Replace the file; a folder that cannot be written costs only the memory."""
@@ -150,6 +155,72 @@ def _life(log: run_log.RunLog) -> Life:
     return Life.GONE if began > opening.at.timestamp() else Life.HERE
 
 
+class Continuation(Protocol):
+    """A way to continue a run."""
+
+    def begin(self, log: run_log.RunLog, *, silent_seconds: float) -> tuple[bool, str]:
+        """Return whether a run unchanged for so long is being continued now, and how, or why something prevents it."""
+        ...
+
+    def where(self, run_id: str) -> str:
+        """Return where a person finds the output of the run's continuations."""
+        ...
+
+
+class ContinuationHere:
+    """Continues runs by child processes of this machine, at most `at_most` at a time."""
+
+    def __init__(self, folder: Path, store: str, *, at_most: int, program: Sequence[str] = CAIRN) -> None:
+        """Keep locks and outputs in `folder`; the children open `store`."""
+        self._folder, self._store, self._at_most, self._program = folder, store, at_most, program
+        self._children: list[subprocess.Popen[bytes]] = []
+
+    def begin(self, log: run_log.RunLog, *, silent_seconds: float) -> tuple[bool, str]:
+        """Start `cairn train` on the run, unless an earlier child still runs or all places are taken."""
+        self._children = [child for child in self._children if child.poll() is None]  # also reaps those that ended
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with _locked([self._folder / f"{log.run_id}.lock"]) as run:
+            if run is None:
+                return False, "a process of an earlier poll is continuing it"
+            with _locked([self._folder / f"place-{number}.lock" for number in range(self._at_most)]) as place:
+                if place is None:
+                    return False, f"{self._at_most} runs are being continued here already; --at-most allows more"
+                command = [*self._program, "train", "--run-id", log.run_id, "--store", self._store]
+                with (self._folder / f"{log.run_id}.txt").open("ab") as sink:
+                    child = subprocess.Popen(
+                        command,
+                        stdin=subprocess.DEVNULL,
+                        stdout=sink,
+                        stderr=sink,
+                        start_new_session=True,
+                        pass_fds=(run, place),
+                    )
+        self._children.append(child)
+        return True, f"process {child.pid}, {self.where(log.run_id)}"
+
+    def where(self, run_id: str) -> str:
+        """Return the output file of the run's continuations."""
+        return f"output in {self._folder / run_id}.txt"
+
+
+@contextmanager
+def _locked(paths: list[Path]) -> Iterator[int | None]:
+    """Yield the descriptor of the first of `paths` that could be locked, or None; a child that inherits it keeps it."""
+    for path in paths:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            continue
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+        return
+    yield None
+
+
 class RunWatcher:
     """Polls the runs of one store."""
 
@@ -158,17 +229,13 @@ class RunWatcher:
         store: object_store.ObjectStore,
         continuation: Continuation,
         memory: WatcherMemory,
-        *,
-        monotonic: Callable[[], float],
-        sleep: Callable[[float], None],
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._store, self._continuation, self._memory = store, continuation, memory
-        self._monotonic, self._sleep = monotonic, sleep
+        self._monotonic, self._sleep = memory.monotonic, sleep
         self._index = run_index.RunIndex(store)
         self._logs: dict[str, run_log.RunLog] = {}
         self._offered = set[str]()
-        self._registries: dict[str, Registry] = {}
-        self._read_aliases = set[str]()
         self._silent: dict[str, notice.Notice] = {}
 
     def poll(self) -> tuple[WatchRow, ...]:
@@ -227,7 +294,7 @@ class RunWatcher:
             self._sleep(max(pause, _SHORTEST_PAUSE_SECONDS))
 
     def _poll(self, run_ids: list[str]) -> tuple[WatchRow, ...]:
-        self._read_aliases.clear()
+        self._read_registry = cache(lambda alias: registry.Registry(self._store, alias).refresh())  # once a poll
         with ThreadPoolExecutor(_READERS) as readers:
             reads = {run_id: readers.submit(self._index.read, run_id) for run_id in run_ids}
         rows = []
@@ -260,34 +327,25 @@ class RunWatcher:
                 how = self._continuation.where(run_id) if observed.futile else ""
                 return row(action=WatchAction.WAITS, why=why, how=how, seconds=max(until - now, 0.0))
             case Continue(why=why):
-                match self._continuation.begin(log, silent_seconds=seconds):
-                    case Busy(why=obstacle):
-                        return row(action=WatchAction.WAITS, why=f"{why}; {obstacle}")
-                    case Begun(how=how):
-                        self._memory.note_continued(run_id)
-                        return row(action=WatchAction.CONTINUED, why=why, how=how)
+                is_begun, how = self._continuation.begin(log, silent_seconds=seconds)
+                if not is_begun:
+                    return row(action=WatchAction.WAITS, why=f"{why}; {how}")
+                self._memory.note_continued(run_id)
+                return row(action=WatchAction.CONTINUED, why=why, how=how)
 
     def _observe(self, log: run_log.RunLog) -> Observed:
         observed = self._memory.observe(log)
         if log.state.finished is None or log.run_id in self._offered or self._index.is_over(log):
             return observed
-        alias = pending_offer(log.state, self._registry)
+        alias = pending_offer(log.state, self._read_registry)
         if not alias:  # a decision on record stays on record
             self._offered.add(log.run_id)
         return replace(observed, unoffered_to=alias)
 
-    def _registry(self, alias: str) -> RegistryState:
-        """Return an alias's decisions, read at most once a poll."""
-        registry = self._registries.setdefault(alias, Registry(self._store, alias))
-        if alias not in self._read_aliases:
-            registry.refresh()
-            self._read_aliases.add(alias)
-        return registry.state
-
 
 def open_watcher(request: WatchRequest) -> RunWatcher:
     """Return a watcher for the request; raises `InvalidConfiguration`."""
-    store = open_store(request.store)
+    store = open_store.open_store(request.store)
     folder = work_folder(os.environ) / "watch" / document.sha256(store.url.encode())[:12]
     continuation: Continuation = ContinuationHere(folder, store.url, at_most=request.at_most)
     if request.deployment:
@@ -295,20 +353,14 @@ def open_watcher(request: WatchRequest) -> RunWatcher:
         from cairn.flows.watching.deployed_continuation import ContinuationByDeployment
 
         continuation = ContinuationByDeployment(request.deployment, store.url)
-    return RunWatcher(
-        store,
-        continuation,
-        WatcherMemory(folder / "observations.json", monotonic=time.monotonic),
-        monotonic=time.monotonic,
-        sleep=time.sleep,
-    )
+    return RunWatcher(store, continuation, WatcherMemory(folder / "observations.json"))
 
 
 def watch_until_stopped(
     request: WatchRequest,
     *,
     print_rows: Callable[[tuple[WatchRow, ...]], None],
-    show: Callable[[tuple[RunProgress, ...]], None],
+    show: Callable[[tuple[RunProgress, ...]], None] | None,
     say: Callable[[str], None],
 ) -> None:
     """Poll until SIGTERM or Ctrl-C: print the rows that changed, and show the progress of the runs."""
@@ -319,7 +371,8 @@ def watch_until_stopped(
             def report(rows: tuple[WatchRow, ...]) -> None:
                 if rows:
                     print_rows(rows)
-                show(watcher.progress())
+                if show:
+                    show(watcher.progress())
 
             with watcher.delivering_notices(say):
                 watcher.watch(every_seconds=request.every_seconds, report=report, say=say)

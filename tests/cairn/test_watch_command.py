@@ -13,8 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from cairn.flows.watching.run_continuation import Begun, Busy, Continuation, ContinuationHere
-from cairn.flows.watching.run_watcher import RunWatcher, WatcherMemory, WatchRow
+from cairn.flows.watching.run_watcher import Continuation, ContinuationHere, RunWatcher, WatcherMemory, WatchRow
 from cairn.storage.errors import StoreUnavailable
 from cairn.storage.logs.log_entry import Writer
 from cairn.storage.logs.registry import Registry, RegistryState
@@ -40,11 +39,11 @@ class Recorded:
         self.begun: list[str] = []
         self._fails = fails
 
-    def begin(self, log: RunLog, *, silent_seconds: float) -> Begun | Busy:
+    def begin(self, log: RunLog, *, silent_seconds: float) -> tuple[bool, str]:
         if log.run_id == self._fails:
             raise RuntimeError("no process can be started")
         self.begun.append(log.run_id)
-        return Begun(how="remembered")
+        return True, "remembered"
 
     def where(self, run_id: str) -> str:
         return "here"
@@ -76,7 +75,7 @@ def watch(store: LocalStore, tmp_path: Path, clock: Clock) -> Callable[..., RunW
 
     def new(continuation: Continuation) -> RunWatcher:
         memory = WatcherMemory(tmp_path / "observations.json", monotonic=clock.monotonic)
-        return RunWatcher(store, continuation, memory, monotonic=clock.monotonic, sleep=clock.sleep)
+        return RunWatcher(store, continuation, memory, clock.sleep)
 
     return new
 
@@ -303,9 +302,8 @@ def test_at_most_so_many_runs_are_continued_here_whoever_looks(
         here = ContinuationHere(tmp_path / "watch", "store", at_most=2, program=SLEEPS)
         began.append(here.begin(run.log, silent_seconds=0.0))
     children = sleepers()
-    assert [type(item) for item in began] == [Begun, Begun, Busy, Busy, Busy, Busy]
-    assert isinstance(began[2], Busy) and "--at-most" in began[2].why
-    assert isinstance(began[3], Busy) and "is continuing it" in began[3].why
+    assert [is_begun for is_begun, _ in began] == [True, True, False, False, False, False]
+    assert "--at-most" in began[2][1] and "is continuing it" in began[3][1]
     assert len(children) == 2
     assert {os.getsid(child.pid) for child in children} == {child.pid for child in children}
 
@@ -315,11 +313,11 @@ def test_a_child_that_died_gives_its_place_back(
     store: LocalStore, tmp_path: Path, sleepers: Callable[[], set[psutil.Process]]
 ) -> None:
     here = ContinuationHere(tmp_path / "watch", "store", at_most=1, program=SLEEPS)
-    assert isinstance(here.begin(fabricate(store, "a").log, silent_seconds=0.0), Begun)
+    assert here.begin(fabricate(store, "a").log, silent_seconds=0.0)[0]
     (child,) = sleepers()
     child.kill()
     wait_until(lambda: not sleepers(), "the end of the child")
-    assert isinstance(here.begin(fabricate(store, "b").log, silent_seconds=0.0), Begun)
+    assert here.begin(fabricate(store, "b").log, silent_seconds=0.0)[0]
 
 
 def test_one_look_reads_the_decisions_of_an_alias_once_however_many_runs_have_finished(

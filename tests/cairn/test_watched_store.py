@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from cairn.flows.watching.run_continuation import Begun
 from cairn.flows.watching.run_watcher import RunWatcher, WatcherMemory, WatchRow
 from cairn.storage.logs import run_index
 from cairn.storage.logs.log_entry import entry_name
@@ -26,9 +25,9 @@ class Recorded:
     def __init__(self) -> None:
         self.begun: list[str] = []
 
-    def begin(self, log: RunLog, *, silent_seconds: float) -> Begun:
+    def begin(self, log: RunLog, *, silent_seconds: float) -> tuple[bool, str]:
         self.begun.append(log.run_id)
-        return Begun(how="remembered")
+        return True, "remembered"
 
     def where(self, run_id: str) -> str:
         return "here"
@@ -40,7 +39,7 @@ def look(tmp_path: Path) -> Callable[..., dict[str, WatchRow]]:
 
     def look(store: ObjectStore, recorded: Recorded | None = None, *, now: float = 1000.0) -> dict[str, WatchRow]:
         memory = WatcherMemory(tmp_path / "observations.json", monotonic=lambda: now)
-        watcher = RunWatcher(store, recorded or Recorded(), memory, monotonic=lambda: now, sleep=lambda seconds: None)
+        watcher = RunWatcher(store, recorded or Recorded(), memory, lambda seconds: None)
         return {row.run_id: row for row in watcher.poll()}
 
     return look
