@@ -1,5 +1,6 @@
 """The cyclopts application, the options that several commands take, their completion, and the ends of their help."""
 
+import math
 import os
 import shlex
 import textwrap
@@ -12,6 +13,7 @@ from typing import Annotated, Any
 
 from cyclopts import App, Group, Parameter
 from cyclopts.completion import CompletionContext
+from cyclopts.validators import Number
 
 from cairn.reports.queries.run_lookup import find_run
 from cairn.storage.logs import registry, run_index, run_log
@@ -127,6 +129,7 @@ SnapshotName = Annotated[
 ]
 Overrides = Annotated[tuple[str, ...], Parameter(name="--set", negative="", help="section.key=value; may be repeated")]
 Flag = Annotated[bool, Parameter(negative="")]
+Seconds = Annotated[float, Parameter(validator=Number(gt=0, lt=math.inf))]
 
 
 def open_chosen_store(given: str) -> ObjectStore:

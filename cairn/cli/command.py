@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from cyclopts import CoercionError, CycloptsError, Group, MissingArgumentError, UnusedCliTokensError
+from cyclopts import CoercionError, CycloptsError, Group, MissingArgumentError, UnusedCliTokensError, ValidationError
 
 from cairn.cli.app import app, describe_fields, read_examples
 from cairn.flows.errors import EXPECTED_ERRORS
@@ -137,6 +137,9 @@ def describe_usage_error(error: CycloptsError, arguments: Sequence[str]) -> str:
     elif isinstance(error, CoercionError) and error.token is not None and error.target_type in _KINDS:
         name = error.token.keyword or (error.argument.name.lstrip("-").upper() if error.argument else "the value")
         problem = f"{name} {error.token.value}: must be {_KINDS[error.target_type]}"
+    elif isinstance(error, ValidationError) and error.argument is not None:
+        rule = error.exception_message.removesuffix(".")
+        problem = f"{error.argument.name} {error.argument.value}: {rule[:1].lower()}{rule[1:]}"
     chain = error.command_chain
     where = f"`cairn {chain[0]} --help` shows how it is used" if chain else "`cairn --help` lists the commands"
     return f"{problem}{' ' if problem.endswith('?') else '; '}{where}"

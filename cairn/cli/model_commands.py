@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from cairn.cli.app import Alias, Flag, Json, Reference, SnapshotName, Url, Why, open_chosen_store, store_option
+from cairn.cli.app import Alias, Flag, Json, Reference, Seconds, SnapshotName, Url, Why, open_chosen_store, store_option
 from cairn.cli.texts import print_blocks
 from cairn.operations.trained_models import RunSampler, SampleRequest, follow_run, read_prompt, show_text, write_samples
 from cairn.reports.queries import alias_history, evaluations, run_lookup
@@ -105,7 +105,7 @@ def sample(
     *,
     options: Annotated[SampleRequest, Parameter(name="*")] = SampleRequest(),
     follow: Flag = False,
-    every: float = 2.0,
+    every: Seconds = 2.0,
     store: Url = "",
     json: Json = False,
 ) -> ExitCode:

@@ -4,9 +4,12 @@ import os
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from cairn.cli.app import Flag, Json, Overrides, Reference, Url, open_chosen_store, store_option
+from cyclopts import Parameter
+from cyclopts.validators import Number
+
+from cairn.cli.app import Flag, Json, Overrides, Reference, Seconds, Url, open_chosen_store, store_option
 from cairn.cli.texts import describe_finished_run, describe_plan, print_watch
 from cairn.reports.queries.run_lookup import find_checkpoint
 from cairn.storage.logs.run_log import RunLog
@@ -208,8 +211,8 @@ def watch(
     *,
     once: Flag = False,
     deployment: str = "",
-    every: float = 30.0,
-    at_most: int = 1,
+    every: Seconds = 30.0,
+    at_most: Annotated[int, Parameter(validator=Number(gte=1))] = 1,
     metrics_port: int = 0,
     otlp: Flag = False,
     store: Url = "",

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from cairn.model.errors import InvalidInput, ModelError
 from cairn.reports.queries import alias_history, run_lookup
@@ -25,7 +26,6 @@ from cairn.tasks.text.format import format_value, one_line
 from cairn.tasks.text.output import say
 
 if TYPE_CHECKING:
-    from cairn.storage.snapshots.snapshot_manifest import SnapshotManifest
     from cairn.tasks.evaluator.checkpoint_model import CheckpointModel
 
 _PICTURES = {
@@ -55,27 +55,16 @@ class SampleRequest:
 
     prompt: Annotated[str, Parameter(allow_leading_hyphen=True)] = ""
     prompt_file: str = ""
-    tokens: int = 200
-    temperature: float = 0.8
-    top_k: int = 50
-    top_p: float = 1.0
-    seed: int = 0
-    count: int | None = None
+    tokens: Annotated[int, Parameter(validator=Number(gte=0))] = 200
+    temperature: Annotated[float, Parameter(validator=Number(gte=0, lt=math.inf))] = 0.8
+    top_k: Annotated[int, Parameter(validator=Number(gte=0))] = 50
+    top_p: Annotated[float, Parameter(validator=Number(gt=0, lte=1))] = 1.0
+    seed: Annotated[int, Parameter(validator=Number(gte=0, lt=2**63))] = 0
+    count: Annotated[int | None, Parameter(validator=Number(gte=1))] = None
     stop_at_end: Annotated[bool, Parameter(negative="--ignore-end-of-text")] = True
     device: Literal["cpu", "cuda", "mps", "auto"] = "cpu"
 
     def __post_init__(self) -> None:
-        rules = (
-            ("--tokens", self.tokens, self.tokens >= 0, "must not be negative"),
-            ("--temperature", self.temperature, 0 <= self.temperature < math.inf, "must not be negative"),
-            ("--top-k", self.top_k, self.top_k >= 0, "must not be negative; 0 leaves every token in"),
-            ("--top-p", self.top_p, 0 < self.top_p <= 1, "must be above 0 and at most 1, which leaves every token in"),
-            ("--seed", self.seed, 0 <= self.seed < 2**63, "must be at least 0 and below 2**63"),
-            ("--count", self.count, self.count is None or self.count >= 1, "must be at least 1"),
-        )
-        for option, value, holds, rule in rules:
-            if not holds:
-                raise InvalidConfiguration(f"{option} {value}: {rule}")
         if any("\ud800" <= character <= "\udfff" for character in self.prompt):
             raise InvalidConfiguration("--prompt: is not UTF-8")
 
@@ -120,8 +109,7 @@ class RunSampler:
         from cairn.model.inference.prediction import Sampling, TextStream, generate_stream
 
         opened, reference, request = self._opened, self._reference, self._request
-        if opened is None or reference is None:
-            raise TaskError("no weights are loaded; load a checkpoint first")
+        assert opened is not None and reference is not None
         show(request.prompt)
         prompt = opened.tokenizer.encode_prompt(request.prompt)
         stream = TextStream(opened.tokenizer.decode, prompt if request.prompt else ())
@@ -201,71 +189,70 @@ def write_samples(sampler: RunSampler, request: SampleRequest, *, show: Callable
     return tuple(samples)
 
 
-@dataclass(slots=True)
-class CheckpointFollower:
-    """Calls `use` with a run's newest checkpoint, then with each later one; again with one if the store was away."""
+def follow_checkpoints(
+    log: run_log.RunLog,
+    use: Callable[[log_entry.CheckpointReference], None],
+    *,
+    every_seconds: float,
+    say: Callable[[str], None],
+    sleep: Callable[[float], None],
+) -> None:
+    """Call `use` with a run's newest checkpoint and each later one until the run has finished; raises `StoreRefused`.
 
-    log: run_log.RunLog
-    use: Callable[[log_entry.CheckpointReference], None]
-    every_seconds: float
-    say: Callable[[str], None]
-    sleep: Callable[[float], None]
-    _passed: int | None = None  # how many of the run's checkpoints are behind us
-    _last_said: str = ""
-
-    def follow(self) -> None:
-        """Return when the run has finished and its last checkpoint was used; raises `StoreRefused`."""
-        while True:
-            try:
-                state = self.log.refresh()
-                if self._passed is None and state.newest_committed is not None:
-                    self._passed = state.checkpoints.index(state.newest_committed)
-                if self._passed is not None and self._passed < len(state.checkpoints):
-                    self._use_or_skip(state.checkpoints[self._passed])
-                    self._passed += 1
-                    continue
-                if state.finished is not None:
-                    return
-                if state.attempts and (ended := state.attempts[-1].ended) is not None:
-                    self._say_once(f"attempt {ended.attempt} ended: {ended.reason}; waiting for the run to go on")
-                else:
-                    self._say_once("" if state.checkpoints else "no checkpoint is committed yet; waiting for the first")
-            except StoreRefused:
-                raise
-            except StoreUnavailable as error:
-                self._say_once(f"the store is away, asking again every {self.every_seconds:g} s: {error}")
-            self.sleep(self.every_seconds)
-
-    def _use_or_skip(self, record: run_state.CheckpointRecord) -> None:
-        reference, problem = record.committed.reference, ""
+    A checkpoint is used again if the store was unavailable.
+    """
+    passed: int | None = None  # how many of the run's checkpoints are behind us
+    last_said = ""
+    while True:
+        line = ""
         try:
-            if record.is_committed:
-                self.use(reference)
-            else:
-                problem = f"it is {record.state} by now"
-        except InvalidInput:
+            state = log.refresh()
+            if passed is None and state.newest_committed is not None:
+                passed = state.checkpoints.index(state.newest_committed)
+            if passed is not None and passed < len(state.checkpoints):
+                record = state.checkpoints[passed]
+                if problem := _use(log, record, use):
+                    say(f"step {record.committed.step} · attempt {record.committed.attempt} is passed over: {problem}")
+                passed, last_said = passed + 1, ""
+                continue
+            if state.finished is not None:
+                return
+            if state.attempts and (ended := state.attempts[-1].ended) is not None:
+                line = f"attempt {ended.attempt} ended: {ended.reason}; waiting for the run to go on"
+            elif not state.checkpoints:
+                line = "no checkpoint is committed yet; waiting for the first"
+        except StoreRefused:
             raise
-        except ModelError as error:
-            problem = f"{error}"
-        except (IntegrityError, ObjectMissing) as error:
-            now = self.log.refresh().find(reference.prefix)
-            problem = f"it is {now.state} by now" if now is not None and not now.is_committed else f"{error}"
-        if problem:
-            self.say(f"step {reference.step} · attempt {reference.attempt} is passed over: {problem}")
-        self._last_said = ""
+        except StoreUnavailable as error:
+            line = f"the store is away, asking again every {every_seconds:g} s: {error}"
+        if line and line != last_said:
+            say(line)
+        last_said = line
+        sleep(every_seconds)
 
-    def _say_once(self, line: str) -> None:
-        if line and line != self._last_said:
-            self.say(line)
-        self._last_said = line
+
+def _use(
+    log: run_log.RunLog, record: run_state.CheckpointRecord, use: Callable[[log_entry.CheckpointReference], None]
+) -> str:
+    """Use a checkpoint, or return why it cannot be used."""
+    if not record.is_committed:
+        return f"it is {record.state} by now"
+    try:
+        use(record.committed.reference)
+    except InvalidInput:
+        raise
+    except ModelError as error:
+        return str(error)
+    except (IntegrityError, ObjectMissing) as error:
+        now = log.refresh().find(record.committed.prefix)
+        return str(error) if now is None or now.is_committed else f"it is {now.state} by now"
+    return ""
 
 
 def follow_run(store: ObjectStore, run: str, request: SampleRequest, *, every_seconds: float, json: bool) -> None:
     """Print text of each checkpoint until the run has finished, at low priority; RUN@STEP is `InvalidConfiguration`."""
     if json:
         raise InvalidConfiguration("--follow --json: one document cannot hold texts still to come; leave one out")
-    if not 0 < every_seconds < float("inf"):
-        raise InvalidConfiguration(f"--every {every_seconds}: must be more than 0 seconds")
     run_id, _, step = run.partition("@")
     if step:
         raise InvalidConfiguration(f"--follow {run}: follows a whole run; leave @{step} out")
@@ -279,22 +266,10 @@ def follow_run(store: ObjectStore, run: str, request: SampleRequest, *, every_se
         show_text("\n")
 
     os.nice(15)  # training on the same machine has priority, as it has over evaluators
-    CheckpointFollower(log, use, every_seconds=every_seconds, say=say, sleep=time.sleep).follow()
+    follow_checkpoints(log, use, every_seconds=every_seconds, say=say, sleep=time.sleep)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ModelFacts:
-    """The records of one committed model."""
-
-    state: run_state.RunState
-    reference: log_entry.CheckpointReference
-    manifest: "SnapshotManifest"
-    parameters: int
-    end_of_text: str
-    promotions: tuple[alias_history.AliasDecision, ...]
-
-
-def write_card(facts: ModelFacts) -> str:
+def write_card(found: run_lookup.FoundCheckpoint, opened: "CheckpointModel") -> str:
     """Return the card, from the records alone: use, provenance, measurements, promotions, limits, configuration."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -311,9 +286,20 @@ def write_card(facts: ModelFacts) -> str:
         "number": lambda number: f"{number:,}",
         "time": format_value,
     }
-    assert facts.state.opened is not None
-    config = parse_stored_configuration(facts.state.opened.config)  # what is not frozen has its default
-    return pages.get_template("model_card.md.j2").render(facts=facts, config=config, family=family_of(config.model))
+    config = parse_stored_configuration(found.opened.config)  # what is not frozen has its default
+    promotions = alias_history.list_promotions(found.log.store)
+    return pages.get_template("model_card.md.j2").render(
+        state=found.log.state,
+        opened=found.opened,
+        reference=found.reference,
+        manifest=opened.snapshot.manifest,
+        parameters=opened.network.parameter_count,
+        end_of_text=opened.tokenizer.decode([opened.tokenizer.end_of_text_id]),
+        promotions=[view for view in promotions if view.manifest_sha256 == found.reference.manifest_sha256],
+        config=config,
+        model=config.model,
+        family=family_of(config.model),
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -333,16 +319,7 @@ def export_model(found: run_lookup.FoundCheckpoint, folder: Path) -> ExportedMod
     try:
         require_empty(folder)  # before the weights are read
         opened = open_run_model(found.log, found.reference)
-        promotions = alias_history.list_promotions(found.log.store)
-        facts = ModelFacts(
-            state=found.log.state,
-            reference=found.reference,
-            manifest=opened.snapshot.manifest,
-            parameters=opened.network.parameter_count,
-            end_of_text=opened.tokenizer.decode([opened.tokenizer.end_of_text_id]),
-            promotions=tuple(p for p in promotions if p.manifest_sha256 == found.reference.manifest_sha256),
-        )
-        write_model_directory(folder, opened, card=write_card(facts))
+        write_model_directory(folder, opened, card=write_card(found, opened))
     except (TaskError, InvalidInput) as error:
         raise InvalidConfiguration(str(error)) from error
     files = {path.name: describe_file(path) for path in sorted(folder.iterdir())}

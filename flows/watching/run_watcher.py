@@ -59,12 +59,8 @@ class WatchRequest:
     at_most: int = 1
 
     def __post_init__(self) -> None:
-        if not self.every_seconds > 0:
-            raise InvalidConfiguration(f"--every {self.every_seconds}: must be more than 0 seconds")
         if self.deployment and len(list(filter(None, self.deployment.split("/")))) != 2:
             raise InvalidConfiguration(f"--deployment {self.deployment}: must be flow/deployment, as Prefect names it")
-        if self.at_most < 1:
-            raise InvalidConfiguration(f"--at-most {self.at_most}: must be at least 1")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

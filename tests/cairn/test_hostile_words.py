@@ -4,6 +4,7 @@ import io
 import json
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,9 +12,9 @@ from rich.console import Console
 
 from cairn.flows.run.progress import Progress
 from cairn.flows.run.run_promotion import describe
-from cairn.operations.trained_models import ModelFacts, write_card
+from cairn.operations.trained_models import write_card
 from cairn.reports.queries.receipts import read_receipts
-from cairn.reports.queries.run_lookup import read_beat
+from cairn.reports.queries.run_lookup import FoundCheckpoint, read_beat
 from cairn.reports.queries.run_status import read_status
 from cairn.reports.text.display_tables import Table, budgets_table, markdown_table, markdown_text, receipts_table
 from cairn.storage.logs.registry import Promoted
@@ -99,16 +100,13 @@ def test_a_model_cards_front_matter_cannot_be_ended_from_inside(bard: Fabricated
         sources=(SnapshotSource(name="a`b|c\x1b[2J\n", bytes=1, sha256="s", unit="line", documents=1),),
     )
     family = 'x"\n---\n<script>'
-    card = write_card(
-        ModelFacts(
-            state=replace(state, opened=replace(state.opened, model_family=family)),
-            reference=state.newest_committed.committed.reference,
-            manifest=manifest,
-            parameters=1,
-            end_of_text=TAGS,
-            promotions=(),
-        )
+    bard.log.state = replace(state, opened=replace(state.opened, model_family=family))
+    opened: Any = SimpleNamespace(
+        snapshot=SimpleNamespace(manifest=manifest),
+        network=SimpleNamespace(parameter_count=1),
+        tokenizer=SimpleNamespace(end_of_text_id=0, decode=lambda ids: TAGS),
     )
+    card = write_card(FoundCheckpoint(log=bard.log, reference=state.newest_committed.committed.reference), opened)
     assert card.partition("\n\n")[0].count("\n---") == 1 and f"- {json.dumps(family)}\n---\n" in card
     assert "| `a'b\\|c` | 1 | 1 | `s` |" in card
 

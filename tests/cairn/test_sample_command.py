@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cairn.cli.command import run_command
-from cairn.operations.trained_models import CheckpointFollower, RunSampler, SampleRequest, read_prompt, show_text
+from cairn.operations.trained_models import RunSampler, SampleRequest, follow_checkpoints, read_prompt, show_text
 from cairn.storage.errors import IntegrityError, StoreRefused, StoreUnavailable
 from cairn.storage.logs.log_entry import CheckpointReference
 from cairn.storage.logs.run_log import RunLog
@@ -225,7 +225,7 @@ class Follower:
 
         log = RunLog(self.run.log.store, RUN)
         step = use or (lambda reference: self.used.append(reference.step))
-        CheckpointFollower(log, step, every_seconds=2.0, say=self.said.append, sleep=sleep).follow()
+        follow_checkpoints(log, step, every_seconds=2.0, say=self.said.append, sleep=sleep)
 
 
 @pytest.fixture
