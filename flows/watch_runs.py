@@ -6,7 +6,7 @@ from collections import Counter
 from prefect import flow, get_run_logger
 
 from cairn.flows.orchestrator import flow_run, form, server_setup
-from cairn.flows.watching.run_watcher import WatchAction, WatchRequest, open_watcher
+from cairn.flows.watching.run_watcher import WatchAction, open_watcher
 from cairn.tasks.configuration.addresses import choose_store
 from cairn.tasks.policy.termination import FlowEnd
 
@@ -27,7 +27,7 @@ def watch_runs(
     """
     logger = get_run_logger()
     server_setup.take_credentials(store_credentials, os.environ)
-    watcher = open_watcher(WatchRequest(store=choose_store(store, os.environ), deployment=deployment))
+    watcher = open_watcher(choose_store(store, os.environ), deployment)
     with watcher.delivering_notices(logger.warning):
         rows = watcher.poll_patiently()
     for row in rows:

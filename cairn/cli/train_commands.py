@@ -3,6 +3,7 @@
 import os
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -240,26 +241,36 @@ def watch(
     from cairn.flows.orchestrator.prefect_settings import quieten_prefect
     from cairn.flows.orchestrator.session_server import settle_client
     from cairn.flows.watching.run_progress import showing_progress
-    from cairn.flows.watching.run_watcher import WatchRequest, open_watcher, watch_until_stopped
+    from cairn.flows.watching.run_watcher import WatchRow, open_watcher
 
     settle_client(os.environ, say=say)
     quieten_prefect(os.environ)
-    chosen = choose_store(store, os.environ)
-    request = WatchRequest(deployment=deployment, every_seconds=every, at_most=at_most, store=chosen)
+    open_chosen = partial(open_watcher, choose_store(store, os.environ), deployment, at_most=at_most)
     print_rows = print_document if json else print_watch
     if once:
-        with (watcher := open_watcher(request)).delivering_notices(say):
+        with (watcher := open_chosen()).delivering_notices(say):
             rows = watcher.poll_patiently()
         print_rows(rows)
-    else:
-        if metrics_port:
-            from cairn.reports.queries.run_metrics import serve_metrics
+        return
+    if metrics_port:
+        from cairn.reports.queries.run_metrics import serve_metrics
 
-            say(f"metrics: http://127.0.0.1:{serve_metrics(open_chosen_store(store), metrics_port)}/metrics")
-        with ExitStack() as beside:
-            if otlp:
-                from cairn.reports.queries.run_metrics import sending_metrics
+        say(f"metrics: http://127.0.0.1:{serve_metrics(open_chosen_store(store), metrics_port)}/metrics")
+    with ExitStack() as beside:
+        if otlp:
+            from cairn.reports.queries.run_metrics import sending_metrics
 
-                beside.enter_context(sending_metrics(open_chosen_store(store), os.environ, say))
-            show = None if json else beside.enter_context(showing_progress(say))
-            watch_until_stopped(request, print_rows=print_rows, show=show, say=say)
+            beside.enter_context(sending_metrics(open_chosen_store(store), os.environ, say))
+        show = None if json else beside.enter_context(showing_progress(say))
+
+        def report(rows: tuple[WatchRow, ...]) -> None:
+            if rows:
+                print_rows(rows)
+            if show:
+                show(watcher.progress())
+
+        try:
+            with raise_on_sigterm(), (watcher := open_chosen()).delivering_notices(say):
+                watcher.watch(every_seconds=every, report=report, say=say)
+        except (Terminated, KeyboardInterrupt):
+            say("stopped watching; what was continued goes on")

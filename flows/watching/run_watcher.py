@@ -1,8 +1,4 @@
-"""Polls all runs of a store and continues those that need it; a run's error becomes its row and ends no poll.
-
-On this machine a run is continued by `cairn train --run-id …` in a session of its own, which outlives the watcher. Each
-child holds a file lock on its run and on one of the machine's places; the kernel releases both when it ends.
-"""
+"""Polls all runs of a store and continues those that need it; a run's error becomes its row and ends no poll."""
 
 import fcntl
 import os
@@ -27,7 +23,6 @@ from cairn.reports.notices import notice
 from cairn.storage.errors import IntegrityError, StorageError
 from cairn.storage.logs import registry, run_index, run_log, step_log
 from cairn.storage.stores import document, object_store, open_store
-from cairn.tasks.attempt.shutdown_signal import Terminated, raise_on_sigterm
 from cairn.tasks.checkpoints.promotion import pending_offer
 from cairn.tasks.configuration.configuration_source import read_notify
 from cairn.tasks.errors import InvalidConfiguration
@@ -47,20 +42,6 @@ class WatchAction(StrEnum):
     WAITS = "waits"
     LEFT = "left"
     FAILED = "failed"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WatchRequest:
-    """The store to watch, and the deployment that continues its runs; empty: processes of this machine."""
-
-    store: str
-    deployment: str = ""
-    every_seconds: float = 30.0
-    at_most: int = 1
-
-    def __post_init__(self) -> None:
-        if self.deployment and len(list(filter(None, self.deployment.split("/")))) != 2:
-            raise InvalidConfiguration(f"--deployment {self.deployment}: must be flow/deployment, as Prefect names it")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -164,7 +145,10 @@ class Continuation(Protocol):
 
 
 class ContinuationHere:
-    """Continues runs by child processes of this machine, at most `at_most` at a time."""
+    """Continues runs by `cairn train` on this machine, at most `at_most` at a time, in sessions that outlive this one.
+
+    Each child holds a file lock on its run and on one of the machine's places; the kernel releases both at its end.
+    """
 
     def __init__(self, folder: Path, store: str, *, at_most: int, program: Sequence[str] = CAIRN) -> None:
         """Keep locks and outputs in `folder`; the children open `store`."""
@@ -339,38 +323,16 @@ class RunWatcher:
         return replace(observed, unoffered_to=alias)
 
 
-def open_watcher(request: WatchRequest) -> RunWatcher:
-    """Return a watcher for the request; raises `InvalidConfiguration`."""
-    store = open_store.open_store(request.store)
+def open_watcher(url: str, deployment: str = "", *, at_most: int = 1) -> RunWatcher:
+    """Return the watcher of a store; runs are continued by the deployment, or without one on this machine."""
+    store = open_store.open_store(url)
     folder = work_folder(os.environ) / "watch" / document.sha256(store.url.encode())[:12]
-    continuation: Continuation = ContinuationHere(folder, store.url, at_most=request.at_most)
-    if request.deployment:
+    continuation: Continuation = ContinuationHere(folder, store.url, at_most=at_most)
+    if deployment:
+        if len(list(filter(None, deployment.split("/")))) != 2:
+            raise InvalidConfiguration(f"--deployment {deployment}: must be flow/deployment, as Prefect names it")
         prefect_settings.import_prefect(say=say)
         from cairn.flows.watching.deployed_continuation import ContinuationByDeployment
 
-        continuation = ContinuationByDeployment(request.deployment, store.url)
+        continuation = ContinuationByDeployment(deployment, store.url)
     return RunWatcher(store, continuation, WatcherMemory(folder / "observations.json"))
-
-
-def watch_until_stopped(
-    request: WatchRequest,
-    *,
-    print_rows: Callable[[tuple[WatchRow, ...]], None],
-    show: Callable[[tuple[RunProgress, ...]], None] | None,
-    say: Callable[[str], None],
-) -> None:
-    """Poll until SIGTERM or Ctrl-C: print the rows that changed, and show the progress of the runs."""
-    try:
-        with raise_on_sigterm():
-            watcher = open_watcher(request)
-
-            def report(rows: tuple[WatchRow, ...]) -> None:
-                if rows:
-                    print_rows(rows)
-                if show:
-                    show(watcher.progress())
-
-            with watcher.delivering_notices(say):
-                watcher.watch(every_seconds=request.every_seconds, report=report, say=say)
-    except (Terminated, KeyboardInterrupt):
-        say("stopped watching; what was continued goes on")
