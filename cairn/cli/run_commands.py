@@ -175,23 +175,17 @@ def compare(*runs: str, png: str = "", x: ComparedAxis = "step", store: Url = ""
     """
     if not runs:
         raise InvalidConfiguration("compare: names no run; `cairn runs` lists them")
-    request = None
+    logs = run_comparison.find_runs(open_chosen_store(store), runs)
+    view = run_comparison.compare_runs(logs)
     if png:
         from cairn.reports.plots.curve_plot import plot_comparison
         from cairn.reports.plots.run_curves import PlotRequest
 
         request = PlotRequest(file=Path(png), width_px=1200, height_px=800, across="step")
-    logs = run_comparison.find_runs(open_chosen_store(store), runs)
-    view = run_comparison.compare_runs(logs)
-    if request is not None:
         say(f"{len(logs)} runs: {png} ({plot_comparison(logs, request, x):,} bytes)")
-    if json:
-        print_document(view)
-        return
-    print_blocks(display_tables.compared_runs_table(view))
-    if (losses := display_tables.held_out_table(view)).rows:
-        print()
-        print_blocks(losses)
+    losses = display_tables.held_out_table(view)
+    blocks = [display_tables.compared_runs_table(view), *(["", losses] if losses.rows else [])]
+    print_document(view) if json else print_blocks(*blocks)
 
 
 def diagnose(run: str, *, store: Url = "", json: Json = False) -> None:

@@ -10,14 +10,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from cairn.flows.orchestrator import prefect_settings, session_server
-from cairn.reports.errors import RunNotFound
+from cairn.reports.queries import run_lookup
 from cairn.storage.checkpoints.checkpoint import verify_checkpoint
 from cairn.storage.errors import IntegrityError, ObjectMissing
-from cairn.storage.logs import log_entry, registry, run_entries, run_index, run_log, run_state
-from cairn.storage.snapshots.data_snapshot import read_manifest
-from cairn.storage.stores.object_store import ExpectedObject, ObjectStore, check_object, find_damage
-from cairn.storage.stores.open_store import open_store
-from cairn.storage.stores.store_probe import probe_store
+from cairn.storage.logs import log_entry, registry, run_entries, run_log, run_state
+from cairn.storage.snapshots import data_snapshot
+from cairn.storage.stores import open_store, store_probe
+from cairn.storage.stores.object_store import ObjectStore, check_object
 from cairn.tasks.machine.placement import CAIRN_VERSION, is_known_dead, shares_pids, usable_cores, work_folder
 
 _PACKAGES = ("torch", "prefect", "fastapi", "fsspec", "pydantic", "pyarrow", "tokenizers", "safetensors")
@@ -89,8 +88,8 @@ def _numerics() -> str:
 
 
 def _store(url: str) -> str:
-    store = open_store(url)
-    probe_store(store, creators=PROBE_CREATORS, rounds=PROBE_ROUNDS)
+    store = open_store.open_store(url)
+    store_probe.probe_store(store, creators=PROBE_CREATORS, rounds=PROBE_ROUNDS)
     race = f"{PROBE_ROUNDS} races of {PROBE_CREATORS} creators, one winner each"
     return f"{store.url}: writable, create-if-absent is atomic ({race})"
 
@@ -132,13 +131,10 @@ def verify_run(store: ObjectStore, run_id: str) -> Verification:
     """Re-hash everything the run has committed; raises `RunNotFound`."""
     log = log_entry.EntryLog(store=store, prefix=f"{run_log.run_prefix(run_id)}/log", kinds=run_entries.RUN_KINDS)
     listed = store.keys(log.prefix)
-    if not listed and (needing := aliases_that_need(store, run_id)):
-        aliases = ", ".join(needing)
-        raise IntegrityError(f"{log.prefix}: is gone, and alias {aliases} points at the run; restore its entries")
     if not listed:
-        raise RunNotFound(
-            f"no run {run_id!r} in {store.url}; runs here: {', '.join(run_index.list_run_ids(store)) or 'none'}"
-        )
+        if needing := ", ".join(aliases_that_need(store, run_id)):
+            raise IntegrityError(f"{log.prefix}: is gone, and alias {needing} points at the run; restore its entries")
+        run_lookup.find_run(store, run_id)
     problems, entries, state = list[str](), list[log_entry.Entry](), run_state.RunState()
     try:
         for read in log.read_after(None):
@@ -186,12 +182,8 @@ def _data_problems(store: ObjectStore, state: run_state.RunState) -> Iterator[st
     """Yield the problems of the data snapshot and of the initial weights."""
     if state.opened is None:
         return
-    folder = f"data/{state.opened.data_snapshot}"
     try:
-        for item in read_manifest(store, state.opened.data_snapshot).objects:
-            expected = ExpectedObject(key=f"{folder}/{item.key}", bytes=item.bytes, sha256=item.sha256)
-            if (damage := find_damage(store, expected)) is not None:
-                yield str(damage)
+        yield from (str(damage) for _, damage in data_snapshot.find_damage(store, state.opened.data_snapshot))
     except (ObjectMissing, IntegrityError) as error:
         yield str(error)
     if state.opened.initial_weights_sha256 is not None:

@@ -1,7 +1,6 @@
 """Decisions of a person, recorded in their name: fork a run, delete one, roll an alias back."""
 
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -161,7 +160,7 @@ class RunDeletion:
 def preview_deletion(log: run_log.RunLog) -> RunDeletion:
     """Return the deletion without doing it; `GateRefused` if an alias or a fork needs it, `LiveOwner` if one lives."""
     aliases = check_deletion(log)
-    refuse_live_owner(log, configuration_of(log.state).lease, monotonic=time.monotonic, sleep=time.sleep)
+    refuse_live_owner(log, configuration_of(log.state).lease)
     there = [item for item in read_checkpoints(log) if item.state != run_state.CheckpointState.DELETED]
     return RunDeletion(
         run_id=log.run_id,
@@ -174,10 +173,8 @@ def preview_deletion(log: run_log.RunLog) -> RunDeletion:
 
 def delete_as_person(log: run_log.RunLog, view: RunDeletion, why: str) -> RunDeletion:
     """Delete the run and return the deletion; raises as `delete_run` does."""
-    config, writer = configuration_of(log.state), log_entry.this_writer()
-    claimant = Claimant(
-        lease=config.lease, budgets=config.budgets, writer=writer, monotonic=time.monotonic, sleep=time.sleep
-    )
+    config = configuration_of(log.state)
+    claimant = Claimant(lease=config.lease, budgets=config.budgets, writer=log_entry.this_writer())
     report = delete_run(log, run_entries.RunDeleted(by=this_person(), why=why), claimant)
     gone = [item for item in report.items if item.action == SweepAction.DELETE and item.kind != SweepKind.UNFINISHED]
     return replace(view, checkpoints=len(gone), bytes=sum(item.bytes for item in gone), freed_bytes=report.freed_bytes)

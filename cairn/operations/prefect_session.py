@@ -5,7 +5,6 @@ Imports Prefect only when training begins, while the trainer imports its own; th
 
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -60,7 +59,7 @@ class Session:
 def end_without_flow(log: RunLog, config: RunConfig, environment: Mapping[str, str]) -> FlowEnd | None:
     """Return the end of a run that is finished, after exporters and sweep; None for any other; raises `LiveOwner`."""
     by_person = not environment.get("CAIRN_CONTINUED_BY", "").strip()
-    refuse_live_owner(log, config.lease, monotonic=time.monotonic, sleep=time.sleep, is_asked_by_person=by_person)
+    refuse_live_owner(log, config.lease, is_asked_by_person=by_person)
     if not (ended := end_on_record(log, config)):
         return None
     with (

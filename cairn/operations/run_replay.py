@@ -109,19 +109,16 @@ class _SegmentReplayer:
     def replay(self, segment: Segment) -> ReplayedSegment:
         """Recompute a segment and return its outcome; raises `SnapshotDamaged`."""
         began, end = time.monotonic(), segment.end
-        row = ReplayedSegment(
-            from_step=segment.from_step,
-            placement=segment.started.placement,
-            end=end,
-        )
+        row = ReplayedSegment(from_step=segment.from_step, placement=segment.started.placement, end=end)
         config, here = parse_stored_configuration(segment.started.config), library_versions()["torch"]
         why = replay_plan.find_obstacle(segment.started, config, torch_version=here, has_cuda=torch.cuda.is_available())
-        lost = segment.start if segment.unloadable else None
-        carried = self._reached.get(lost.prefix) if lost else None
-        if lost and self._needed_until[lost.prefix] is segment:
-            self._reached.pop(lost.prefix, None)
-        if segment.unloadable and carried is None:
-            why = why or f"{segment.unloadable}, and no segment replayed before ends there"
+        carried = None
+        if segment.unloadable and segment.start:
+            carried = self._reached.get(segment.start.prefix)
+            if self._needed_until[segment.start.prefix] is segment:
+                self._reached.pop(segment.start.prefix, None)
+            if carried is None:
+                why = why or f"{segment.unloadable}, and no segment replayed before ends there"
         if why:
             return replace(row, why=why)
         try:

@@ -14,36 +14,17 @@ from pathlib import Path
 from typing import Any
 
 
-def parse_arguments() -> argparse.Namespace:
-    """Return the tasks to run and the folder of the model."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tasks", default="", help="names of the harness's own tasks, by comma")
-    parser.add_argument("--task-file", type=Path, help="YAML of a task of one's own")
-    parser.add_argument("--data", type=Path, help="its documents, JSON lines")
-    parser.add_argument("--limit", type=int, help="at most this many documents a task")
-    parser.add_argument("--batch-size", type=int, default=8)
-    parser.add_argument("--online", action="store_true", help="let data sets be downloaded")
-    parser.add_argument("model", type=Path)
-    return parser.parse_args()
-
-
-def read_task(file: Path, data: Path | None) -> dict[str, Any]:
-    """Read a task of one's own; its documents come from `data`."""
-    import yaml
-
-    task: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
-    if data is not None:
-        task |= {"dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(data.resolve())}}}
-    return task
-
-
 def measure(given: argparse.Namespace) -> dict[str, dict[str, float]]:
     """Run the harness and return its numbers by task and metric."""
     import lm_eval
+    import yaml
 
     tasks: list[Any] = [name for name in given.tasks.split(",") if name]
     if given.task_file is not None:
-        tasks.append(read_task(given.task_file, given.data))
+        tasks.append(yaml.safe_load(given.task_file.read_text(encoding="utf-8")))
+        if given.data is not None:
+            files = {"data_files": {"test": str(given.data.resolve())}}
+            tasks[-1] |= {"dataset_path": "json", "dataset_kwargs": files}
     device = os.environ.get("CAIRN_DEVICE", "cpu")
     found = lm_eval.simple_evaluate(
         model="hf",
@@ -68,7 +49,15 @@ def finite_numbers(result: dict[str, Any]) -> list[tuple[str, float]]:
 
 def main() -> None:
     """Print one JSON object; whatever libraries print goes to stderr."""
-    given = parse_arguments()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tasks", default="", help="names of the harness's own tasks, by comma")
+    parser.add_argument("--task-file", type=Path, help="YAML of a task of one's own")
+    parser.add_argument("--data", type=Path, help="its documents, JSON lines")
+    parser.add_argument("--limit", type=int, help="at most this many documents a task")
+    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--online", action="store_true", help="let data sets be downloaded")
+    parser.add_argument("model", type=Path)
+    given = parser.parse_args()
     if not given.online:
         os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

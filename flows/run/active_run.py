@@ -261,8 +261,6 @@ def claim_next_attempt(run: ActiveRun) -> run_entries.AttemptStarted:
         lease=run.config.lease,
         budgets=run.config.budgets,
         writer=run.writer(),
-        monotonic=time.monotonic,
-        sleep=time.sleep,
         start_over=run.start_over,
         kubernetes_reason=partial(preemption_notice.kubernetes_reason, os.environ),
     )

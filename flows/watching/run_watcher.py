@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -66,12 +66,6 @@ class Observation:
     tried_at: float = 0.0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Remembered:
-    boot_id: str
-    runs: Mapping[str, Observation]
-
-
 class WatcherMemory:
     """The observations of one store's runs, in a file of this machine's work folder."""
 
@@ -80,8 +74,8 @@ class WatcherMemory:
         self._path, self.monotonic = path, monotonic
         self._runs: dict[str, Observation] = {}
         with suppress(OSError, IntegrityError):
-            remembered = document.decode(path.read_bytes(), _Remembered, where=str(path))
-            self._runs |= remembered.runs if remembered.boot_id == boot_id() else {}
+            remembered = document.decode(path.read_bytes(), dict[str, dict[str, Observation]], where=str(path))
+            self._runs = remembered.get(boot_id(), {})
 
     def observe(self, log: run_log.RunLog) -> Observed:
         """Return the observation of a run whose log was just read."""
@@ -110,7 +104,7 @@ class WatcherMemory:
 
     def save(self) -> None:
         """Replace the file; a folder that cannot be written costs only the memory."""
-        replace_file(self._path, document.encode(_Remembered(boot_id=boot_id(), runs=self._runs)))
+        replace_file(self._path, document.encode({boot_id(): self._runs}))
 
 
 def _life(log: run_log.RunLog) -> Life:

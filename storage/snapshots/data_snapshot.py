@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from cairn.storage.errors import IntegrityError, ObjectMissing, SnapshotDamaged, StorageError
+from cairn.storage.errors import IntegrityError, ObjectDamaged, ObjectMissing, SnapshotDamaged, StorageError
 from cairn.storage.snapshots.snapshot_manifest import SnapshotManifest, SnapshotObject, SplitName
 from cairn.storage.snapshots.token_shard import SHARD_SUFFIX, VerifiedShard, count_tokens
 from cairn.storage.stores import document, object_store
@@ -75,10 +75,11 @@ def list_snapshots(store: ObjectStore) -> tuple[str, ...]:
     return tuple(name for key in store.folders("data") if len(name := key.rpartition("/")[2]) == 64)
 
 
-def find_damaged_objects(store: ObjectStore, snapshot_id: str) -> tuple[SnapshotObject, ...]:
-    """Return the missing and damaged objects of a snapshot; reads every byte."""
-    manifest = read_manifest(store, snapshot_id)
-    return tuple(item for item in manifest.objects if object_store.find_damage(store, _expected(snapshot_id, item)))
+def find_damage(store: ObjectStore, snapshot_id: str) -> Iterator[tuple[SnapshotObject, ObjectDamaged]]:
+    """Yield the missing and damaged objects of a snapshot, and what is wrong with them; reads every byte."""
+    for item in read_manifest(store, snapshot_id).objects:
+        if damage := object_store.find_damage(store, _expected(snapshot_id, item)):
+            yield item, damage
 
 
 def drop_damaged_copies(cache_dir: Path, manifest: SnapshotManifest) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ The remedy's entries precede it. An end of unknown outcome can be repeated.
 """
 
 import threading
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
@@ -44,8 +45,8 @@ class Claimant:
     lease: LeaseConfig
     budgets: BudgetsConfig
     writer: log_entry.Writer
-    monotonic: Callable[[], float]
-    sleep: Callable[[float], None]
+    monotonic: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
     start_over: bool = False
     kubernetes_reason: Callable[[str], str] = lambda host: ""
 
@@ -77,8 +78,8 @@ def refuse_live_owner(
     log: run_log.RunLog,
     lease: LeaseConfig,
     *,
-    monotonic: Callable[[], float],
-    sleep: Callable[[float], None],
+    monotonic: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
     is_asked_by_person: bool = True,
 ) -> None:
     """Raise `LiveOwner` if the open attempt shows life within two heartbeats, or is here and has just written one.

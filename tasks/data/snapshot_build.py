@@ -109,7 +109,7 @@ def repair_snapshot(
     the store if there is none, or if the sources are gone or different, or are the snapshot.
     """
     dropped = data_snapshot.drop_damaged_copies(cache_dir, read_manifest(store, snapshot_id))
-    damaged = data_snapshot.find_damaged_objects(store, snapshot_id)
+    damaged = [item for item, _ in data_snapshot.find_damage(store, snapshot_id)]
     if not damaged:
         return dropped
     names = ", ".join(item.key for item in damaged)
