@@ -22,7 +22,7 @@ from cairn.tasks.policy.termination import EXIT_CODES, ExitCode, FlowEnd
 from cairn.tasks.text.output import print_document, print_facts, say
 
 if TYPE_CHECKING:
-    from cairn.flows.preparation.training_request import ResolvedRequest, TrainingRequest
+    from cairn.flows.preparation.training_request import ResolvedRequest
     from cairn.tasks.configuration.run_configuration import RunConfig
 
 
@@ -68,15 +68,18 @@ def train(
     from cairn.flows.preparation.training_request import TrainingRequest, choose_run_id, resolve_request
     from cairn.flows.run.node_service import is_other_node
     from cairn.operations import prefect_session
+    from cairn.tasks.configuration.configuration_source import expand_set
 
     request = TrainingRequest(config=config, run_id=run_id, overrides=set_, store=store, start_over=start_over)
-    members = _members(request, is_one=dry_run or overfit_one_batch or is_other_node(os.environ))
-    if dry_run or overfit_one_batch:
-        return _try_out(resolve_request(request, os.environ), only_plan=dry_run, json=json)
-    if is_other_node(os.environ):
-        return _serve_node(resolve_request(request, os.environ))
+    members = expand_set(choose_run_id(request), request.overrides)
+    if dry_run or overfit_one_batch or is_other_node(os.environ):
+        if len(members) > 1:
+            rule = "this is done for one run: give each key one value"
+            raise InvalidConfiguration(f"--set: names a set of runs, and {rule}")
+        return _act_once(resolve_request(request, os.environ), is_plan=dry_run, is_trial=overfit_one_batch, json=json)
     server = SessionServer(os.environ, say=say)
-    resolved = [resolve_request(one, os.environ) for one in members]  # a value that is refused stops all of them
+    requests = [replace(request, run_id=one.run_id, overrides=one.overrides) for one in members]
+    resolved = [resolve_request(one, os.environ) for one in requests]  # a value that is refused stops all of them
     codes, logs = list[ExitCode](), list[RunLog]()
     for one in resolved:
         try:
@@ -101,17 +104,6 @@ def train(
     _say_all(logs if json else [], choose_run_id(request) if len(members) > 1 else "", code, store)
     prefect_session.leave_undelivered(code, server)
     return code
-
-
-def _members(request: "TrainingRequest", *, is_one: bool) -> list["TrainingRequest"]:
-    """Return a request for each run of the set that the overrides name; `InvalidConfiguration` if only one will do."""
-    from cairn.flows.preparation.training_request import choose_run_id
-    from cairn.tasks.configuration.configuration_source import expand_set
-
-    members = expand_set(choose_run_id(request), request.overrides)
-    if len(members) > 1 and is_one:
-        raise InvalidConfiguration("--set: names a set of runs, and this is done for one run: give each key one value")
-    return [replace(request, run_id=one.run_id, overrides=one.overrides) for one in members]
 
 
 def _say_all(logs: list[RunLog], set_name: str, code: ExitCode, store: str) -> None:
@@ -170,36 +162,31 @@ def fork(reference: Reference, new_run: str, *, set_: Overrides = (), store: Url
     say(f"train it: cairn train --run-id {new_run}{store_option(store, os.environ)}")
 
 
-def _serve_node(resolved: "ResolvedRequest") -> ExitCode:
-    """Lend this machine to the run that the first of several machines trains; all were given the same command."""
-    from cairn.flows.preparation.preflight import check_before_start
-    from cairn.flows.run.node_service import NodeService
-    from cairn.tasks.trainer.trainer_group import trainer_group
+def _act_once(resolved: "ResolvedRequest", *, is_plan: bool, is_trial: bool, json: bool) -> ExitCode:
+    """Say what would happen, or overfit one batch, and write nothing; else lend this machine to the run's trainer.
 
-    log = resolved.open_log()
-    configuration = check_before_start(resolved, log, os.environ, writable=False)
-    group = trainer_group(configuration.training, os.environ)
-    return NodeService(log, configuration, group, work_folder(os.environ), say=say).run()
-
-
-def _try_out(resolved: "ResolvedRequest", *, only_plan: bool, json: bool) -> ExitCode:
-    """Say what would happen, or overfit one batch, with the numerics of this machine; writes nothing into the store."""
+    The first of several machines trains the run; all were given the same command.
+    """
     from cairn.flows.preparation.preflight import available_memory, check_before_start, require_memory, require_room
     from cairn.flows.preparation.training_plan import PlanAction, plan_training
+    from cairn.flows.run.node_service import NodeService
     from cairn.tasks.machine.machine_speed import numerics_here
     from cairn.tasks.trainer.trainer_group import trainer_group
 
     log = resolved.open_log()
     configuration = check_before_start(resolved, log, os.environ, writable=False)
+    group = trainer_group(configuration.training, os.environ)
+    if not (is_plan or is_trial):
+        return NodeService(log, configuration, group, work_folder(os.environ), say=say).run()
     numerics = numerics_here(configuration.training, configuration.model, work_folder(os.environ), keep=False)
     settled = configuration.with_mode(precision=numerics.precision, kernels=numerics.kernels)
-    if not only_plan:
+    if not is_plan:
         from cairn.operations.batch_overfit import overfit_one_batch
 
         found = overfit_one_batch(settled, log, resolved.base_dir, say)
         print_document(found) if json else print(f"{'sound' if found.sound else 'NOT SOUND'}: {found.why}")
         return ExitCode.DONE if found.sound else ExitCode.ERROR
-    memory = available_memory(settled.training, trainer_group(settled.training, os.environ))
+    memory = available_memory(settled.training, group)
     plan = plan_training(log, settled, resolved.base_dir, memory)
     print_document(plan) if json else print_facts(describe_plan(plan, settled))
     require_memory(settled, plan.data.vocab_size, plan.memory.sizes, memory)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cairn.flows.orchestrator import prefect_server
+from cairn.flows.orchestrator import session_server
 from tests.cairn.command_folder import CONFIGURATION, TEXT
 from tests.commands import Cairn, Ended
 from tests.fabricated_run import FabricatedRun
@@ -31,7 +31,7 @@ def train(tmp_path: Path, cairn: Cairn) -> Callable[..., Ended]:
 def test_what_the_text_or_the_memory_refuses_is_refused_before_a_server_is_started(
     train: Callable[..., Ended], cairn: Cairn, override: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr(prefect_server, "start_temporary")
+    monkeypatch.delattr(session_server, "TemporaryServer")
     assert cairn("train", "run.toml", "--set", override, PREFECT_API_URL="").code == 2
 
 
@@ -98,7 +98,7 @@ def test_a_notice_before_the_flow_begins_leaves_at_once_and_resumable(
         command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": ROOT}, stderr=subprocess.PIPE, text=True
     )
     assert process.stderr is not None
-    first = process.stderr.readline()
+    process.stderr.readline()  # it has begun
     process.send_signal(number)
     rest = process.communicate(timeout=240)[1]
-    assert (process.returncode, words in rest, "Traceback" in rest, "starting" in first) == (code, True, False, True)
+    assert (process.returncode, words in rest, "Traceback" in rest) == (code, True, False)
