@@ -184,8 +184,8 @@ def compare(*runs: str, png: str = "", x: ComparedAxis = "step", store: Url = ""
         request = PlotRequest(file=Path(png), width_px=1200, height_px=800, across="step")
         say(f"{len(logs)} runs: {png} ({plot_comparison(logs, request, x):,} bytes)")
     losses = display_tables.held_out_table(view)
-    blocks = [display_tables.compared_runs_table(view), *(["", losses] if losses.rows else [])]
-    print_document(view) if json else print_blocks(*blocks)
+    below: tuple[answer_text.Block, ...] = ("", losses) if losses.rows else ()
+    print_document(view) if json else print_blocks(display_tables.compared_runs_table(view), *below)
 
 
 def diagnose(run: str, *, store: Url = "", json: Json = False) -> None:
