@@ -6,7 +6,9 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from itertools import starmap
 from pathlib import Path
 
 from cairn.flows.orchestrator import prefect_settings, session_server
@@ -36,20 +38,14 @@ class Check:
 def check_machine(store_url: str) -> tuple[Check, ...]:
     """Return every finding; the store is checked by a real race of creators, whose objects are deleted again."""
     python = f"{platform.python_version()} on {platform.platform(terse=True)}, {usable_cores()} cores"
-    return (
-        Check(name="python", ok=True, detail=python),
-        _check("packages", _packages),
-        _check("device", _device),
-        _check("mode", _numerics),
-        _check("store", _store, store_url),
-        _check("prefect", _prefect),
-        _check("disk", _disk, store_url),
-    )
+    questions: dict[str, Callable[[], str]] = {"packages": _packages, "device": _device, "mode": _numerics}
+    questions |= {"store": partial(_store, store_url), "prefect": _prefect, "disk": partial(_disk, store_url)}
+    return (Check(name="python", ok=True, detail=python), *starmap(_check, questions.items()))
 
 
-def _check(name: str, question: Callable[..., str], *arguments: str) -> Check:
+def _check(name: str, question: Callable[[], str]) -> Check:
     try:
-        return Check(name=name, ok=True, detail=question(*arguments))
+        return Check(name=name, ok=True, detail=question())
     except Exception as error:  # every kind of error is a finding
         return Check(name=name, ok=False, detail=f"{error}" or type(error).__name__)
 
