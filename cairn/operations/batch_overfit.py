@@ -99,9 +99,7 @@ def _find_text(config: RunConfig, log: RunLog, base_dir: Path, folder: Path) -> 
     from cairn.tasks.data.corpus import preview_corpus
     from cairn.tasks.data.snapshot_build import build_snapshot
 
-    tokenizer, beginning = config.data.tokenizer, folder / "beginning.txt"
-    if tokenizer.endswith(".json"):
-        tokenizer = str((base_dir / Path(tokenizer).expanduser()).absolute())
+    store, beginning = LocalStore(folder / "store"), folder / "beginning.txt"
     wanted = max(_TEXT_BYTES, _BYTES_OF_ID * (config.data.bpe_vocab_size or 0), 64 * WINDOWS * config.model.block_size)
     documents = chain.from_iterable(source.documents() for source in preview_corpus(config.data, base_dir))
     with beginning.open("w", encoding="utf-8") as file:
@@ -109,9 +107,8 @@ def _find_text(config: RunConfig, log: RunLog, base_dir: Path, folder: Path) -> 
             file.write(f"{document.text}\n")
             if (wanted := wanted - document.bytes) <= 0:
                 break
-    changes = {"sources": (str(beginning),), "weights": (), "split": "end", "tokenizer": tokenizer}
-    store = LocalStore(folder / "store")
-    return store, build_snapshot(store, config.data.model_copy(update=changes), folder).snapshot_id
+    data = config.data.model_copy(update={"sources": (str(beginning),), "weights": (), "split": "end"})
+    return store, build_snapshot(store, data, base_dir).snapshot_id
 
 
 def _spec(config: RunConfig, store: ObjectStore, snapshot_id: str, folder: Path, threads: int) -> TrainerSpec:
