@@ -22,7 +22,7 @@ from cairn.tasks.policy.termination import EXIT_CODES, ExitCode, FlowEnd
 from cairn.tasks.text.output import print_document, print_facts, say
 
 if TYPE_CHECKING:
-    from cairn.flows.preparation.training_request import ResolvedRequest
+    from cairn.flows.preparation.training_request import ResolvedRequest, TrainingRequest
     from cairn.tasks.configuration.run_configuration import RunConfig
 
 
@@ -73,10 +73,7 @@ def train(
     request = TrainingRequest(config=config, run_id=run_id, overrides=set_, store=store, start_over=start_over)
     members = expand_set(choose_run_id(request), request.overrides)
     if dry_run or overfit_one_batch or is_other_node(os.environ):
-        if len(members) > 1:
-            rule = "this is done for one run: give each key one value"
-            raise InvalidConfiguration(f"--set: names a set of runs, and {rule}")
-        return _act_once(resolve_request(request, os.environ), is_plan=dry_run, is_trial=overfit_one_batch, json=json)
+        return _act_once(request, len(members), is_plan=dry_run, is_trial=overfit_one_batch, json=json)
     server = SessionServer(os.environ, say=say)
     requests = [replace(request, run_id=one.run_id, overrides=one.overrides) for one in members]
     resolved = [resolve_request(one, os.environ) for one in requests]  # a value that is refused stops all of them
@@ -162,17 +159,21 @@ def fork(reference: Reference, new_run: str, *, set_: Overrides = (), store: Url
     say(f"train it: cairn train --run-id {new_run}{store_option(store, os.environ)}")
 
 
-def _act_once(resolved: "ResolvedRequest", *, is_plan: bool, is_trial: bool, json: bool) -> ExitCode:
+def _act_once(request: "TrainingRequest", members: int, *, is_plan: bool, is_trial: bool, json: bool) -> ExitCode:
     """Say what would happen, or overfit one batch, and write nothing; else lend this machine to the run's trainer.
 
     The first of several machines trains the run; all were given the same command.
     """
     from cairn.flows.preparation.preflight import available_memory, check_before_start, require_memory, require_room
     from cairn.flows.preparation.training_plan import PlanAction, plan_training
+    from cairn.flows.preparation.training_request import resolve_request
     from cairn.flows.run.node_service import NodeService
     from cairn.tasks.machine.machine_speed import numerics_here
     from cairn.tasks.trainer.trainer_group import trainer_group
 
+    if members > 1:
+        raise InvalidConfiguration("--set: names a set of runs, and this is done for one run: give each key one value")
+    resolved = resolve_request(request, os.environ)
     log = resolved.open_log()
     configuration = check_before_start(resolved, log, os.environ, writable=False)
     group = trainer_group(configuration.training, os.environ)
