@@ -8,7 +8,6 @@ are different ones (Li et al. 2016), `loop` the share of tokens that lie in a co
 """
 
 import json
-import math
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -82,12 +81,9 @@ def main() -> None:
     with torch.inference_mode():
         texts = [write_greedily(model, begin) for begin in begins]
     pairs = [set(pairwise(ids)) for ids in texts]
-    probabilities = first.softmax(0)
-    entropy = -(probabilities * probabilities.clamp_min(1e-30).log()).sum()
     numbers = {
         "distinct_2": sum(len(found) for found in pairs) / sum(len(ids) - 1 for ids in texts),
         "loop": sum(loop_share(ids) for ids in texts) / len(texts),
-        "first_token": {"entropy_nats": float(entropy), "of_uniform": float(entropy) / math.log(len(first))},
     }
     print(json.dumps(numbers))
 
