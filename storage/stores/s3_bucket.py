@@ -44,6 +44,8 @@ _ADVICE = {
 }
 _REFUSED = {code: advice for advice, codes in _ADVICE.items() for code in codes.split()}
 _CONNECTIONS = 32
+ANSWER_SECONDS, SILENCE_SECONDS = 10.0, 60.0
+"""Time limits of a request: for a small answer, or a piece of a part; and without data during a long one."""
 _INVALID_ENDPOINT = ("Invalid endpoint: ", "Invalid IPv6 URL")
 """How the plain ValueErrors begin that botocore and urllib raise for an endpoint; any other one is a bug."""
 
@@ -83,9 +85,7 @@ class PartSender:
     whole, and with the client: nothing could ever take the place of a spoiled entry of a log.
     """
 
-    def __init__(self, *, piece_seconds: float, answer_seconds: float) -> None:
-        """Give up a piece of a part that does not leave in time, or a part that is not answered so long after it."""
-        self._limits = piece_seconds, answer_seconds
+    def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(_CONNECTIONS, thread_name_prefix="cairn-upload")
         self._http: Any = None
 
@@ -103,7 +103,7 @@ class PartSender:
         from botocore.utils import get_environ_proxies
 
         if self._http is None:
-            proxies, limits = get_environ_proxies(request.url), self._limits
+            proxies, limits = get_environ_proxies(request.url), (ANSWER_SECONDS, SILENCE_SECONDS)
             self._http = URLLib3Session(self._ca_bundle, proxies, limits, max_pool_connections=_CONNECTIONS)
         is_given_up = threading.Event()
         pieces = _pieces(request.body, is_given_up)
@@ -137,17 +137,9 @@ def _leave_unsigned(request: Any, **_: object) -> None:
         request.context["client_config"] = config.merge(Config(s3={**options, "payload_signing_enabled": False}))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Timeouts:
-    """Time limits of one request: to connect, for a small answer, and without data during a long one."""
-
-    connect_seconds: float = 3.0
-    answer_seconds: float = 10.0
-    silence_seconds: float = 60.0
-
-    def upload_seconds(self, size_bytes: int) -> float:
-        """Return the limit for an upload at 100 kB/s, the slowest connection worth using."""
-        return self.answer_seconds + size_bytes / 100_000
+def upload_seconds(size_bytes: int) -> float:
+    """Return the limit for an upload at 100 kB/s, the slowest connection worth using."""
+    return ANSWER_SECONDS + size_bytes / 100_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -159,17 +151,14 @@ class Fetched:
     total_bytes: int
 
 
-_DEFAULT = Timeouts()
-
-
 class S3Bucket:
     """A bucket and its client."""
 
-    def __init__(self, name: str, *, timeouts: Timeouts = _DEFAULT) -> None:
+    def __init__(self, name: str) -> None:
         """Prepare the client; the first request looks for credentials and connects."""
         import s3fs
 
-        self.name, self.timeouts = name, timeouts
+        self.name = name
         self._client = s3fs.S3FileSystem(
             skip_instance_cache=True,
             use_listings_cache=False,
@@ -177,27 +166,27 @@ class S3Bucket:
             client_kwargs={"region_name": os.environ["AWS_REGION"]} if os.environ.get("AWS_REGION") else {},
             config_kwargs={
                 "retries": {"total_max_attempts": 1, "mode": "standard"},
-                "connect_timeout": timeouts.connect_seconds,
-                "read_timeout": timeouts.silence_seconds,
+                "connect_timeout": 3.0,
+                "read_timeout": SILENCE_SECONDS,
                 "max_pool_connections": 32,
                 "request_checksum_calculation": "when_required",
                 "response_checksum_validation": "when_required",
             },
         )
-        self._parts = PartSender(piece_seconds=timeouts.answer_seconds, answer_seconds=timeouts.silence_seconds)
+        self._parts = PartSender()
         # Only RetryPolicy retries, neither s3fs nor botocore: retries of several layers multiply.
         self._client.retries = 1
 
     def request(self, action: str, method: str, *, seconds: float | None = None, **parameters: Any) -> dict[str, Any]:
-        """Return the answer to one S3 call within `seconds` or `answer_seconds`; `action` names it in errors."""
+        """Return the answer to one S3 call within `seconds` or `ANSWER_SECONDS`; `action` names it in errors."""
         return self._result(self.start_request(action, method, seconds=seconds, **parameters))
 
     def start_request(
         self, action: str, method: str, *, seconds: float | None = None, **parameters: Any
     ) -> "Future[dict[str, Any]]":
         """Send one S3 call and return at once; cancelling the future closes the connection."""
-        limit = self.timeouts.answer_seconds if seconds is None else seconds
-        return asyncio.run_coroutine_threadsafe(self._call(action, method, limit, parameters), self._loop())
+        body = self._call(action, method, ANSWER_SECONDS if seconds is None else seconds, parameters)
+        return asyncio.run_coroutine_threadsafe(body, self._loop())
 
     def fetch(self, key: str, *, at_most_bytes: int = MAX_READ_BYTES, **parameters: Any) -> Fetched:
         """Return the body of one GET; raises IntegrityError once it exceeds `at_most_bytes`."""
@@ -215,9 +204,9 @@ class S3Bucket:
 
     async def _fetch(self, parameters: dict[str, Any], at_most_bytes: int) -> Fetched:
         with self._convert_errors("read", parameters):
-            answer, data = await self._call("read", "get_object", self.timeouts.answer_seconds, parameters), bytearray()
+            answer, data = await self._call("read", "get_object", ANSWER_SECONDS, parameters), bytearray()
             async with answer["Body"] as body:
-                while piece := await asyncio.wait_for(body.read(1 << 20), self.timeouts.answer_seconds):
+                while piece := await asyncio.wait_for(body.read(1 << 20), ANSWER_SECONDS):
                     data += piece
                     if len(data) > at_most_bytes:
                         raise too_large(f"s3://{self.name}/{parameters['Key']}", at_most_bytes)

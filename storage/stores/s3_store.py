@@ -81,7 +81,7 @@ class S3Store(ObjectStore):
 
     def write(self, key: str, data: bytes) -> None:
         """Create or overwrite the object in one PUT."""
-        name, seconds = self._name(key), self._bucket.timeouts.upload_seconds(len(data))
+        name, seconds = self._name(key), s3_bucket.upload_seconds(len(data))
         for attempt in self._retry_policy.attempts():
             body = io.BytesIO(data) if len(data) >= 1 << 20 else data  # a file is sent in pieces, without a copy
             with attempt:
@@ -139,7 +139,7 @@ class S3Store(ObjectStore):
         for start in range(0, len(keys), PAGE_KEYS):
             page = keys[start : start + PAGE_KEYS]
             doomed = {"Objects": [{"Key": self._name(key)} for key in page], "Quiet": True}
-            seconds = self._bucket.timeouts.silence_seconds
+            seconds = s3_bucket.SILENCE_SECONDS
             try:
                 left = self._request("delete", "delete_objects", seconds=seconds, Delete=doomed).get("Errors")
             except StoreRefused:
@@ -295,7 +295,7 @@ class _Upload:
             raise
 
     def _start_part(self, number: int, data: bytes | bytearray) -> "Future[Any]":
-        seconds = self._bucket.timeouts.upload_seconds(len(data) * CONCURRENT_PARTS)
+        seconds = s3_bucket.upload_seconds(len(data) * CONCURRENT_PARTS)
         parameters = {"Key": self._key, "UploadId": self._id, "PartNumber": number, "Body": data}
         return self._bucket.start_request("upload", "upload_part", seconds=seconds, **parameters)
 
@@ -321,7 +321,7 @@ class _Upload:
 
     def _complete(self, etags: list[str]) -> None:
         parts = {"Parts": [{"PartNumber": number, "ETag": etag} for number, etag in enumerate(etags, 1)]}
-        upload = {"UploadId": self._id, "MultipartUpload": parts, "seconds": self._bucket.timeouts.silence_seconds}
+        upload = {"UploadId": self._id, "MultipartUpload": parts, "seconds": s3_bucket.SILENCE_SECONDS}
         try:
             self._request("upload", "complete_multipart_upload", **upload)
         except StoreRefused:

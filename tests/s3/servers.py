@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from cairn.storage.stores.s3_bucket import S3Bucket, Timeouts
+from cairn.storage.stores.s3_bucket import S3Bucket
 from tests.s3.ceph_server import PROGRAMS
 
 HERE = Path(__file__).parent
@@ -48,10 +48,10 @@ class S3Server:
             "AWS_EC2_METADATA_DISABLED": "true",
         }
 
-    def bucket(self, *, endpoint: str = "", timeouts: Timeouts | None = None, name: str = BUCKET) -> S3Bucket:
+    def bucket(self, *, endpoint: str = "", name: str = BUCKET) -> S3Bucket:
         """Return a client of the bucket that keeps its way here whatever the environment becomes."""
         with aws_environment(self.environment(endpoint)):
-            bucket = S3Bucket(name, timeouts=timeouts or Timeouts())
+            bucket = S3Bucket(name)
             bucket._result(bucket.start_request("connect", "list_buckets"))
             return bucket
 

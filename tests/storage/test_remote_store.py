@@ -17,7 +17,7 @@ import pytest
 from cairn.storage.errors import IntegrityError, StorageError, StoreRefused, StoreUnavailable
 from cairn.storage.stores.object_store import PART_BYTES, RetryPolicy, write_hashed
 from cairn.storage.stores.open_store import open_store
-from cairn.storage.stores.s3_bucket import S3Bucket, Timeouts, convert_error
+from cairn.storage.stores.s3_bucket import S3Bucket, convert_error
 from cairn.storage.stores.s3_store import CONCURRENT_PARTS, S3Store
 from tests.entries import evaluated, writer
 from tests.s3.servers import CEPH, S3Server, aws_environment
@@ -148,7 +148,7 @@ def test_a_chunk_may_be_reused_once_the_next_one_is_asked_for(remote: S3Store) -
 class SlowBucket:
     """Answers a part only when another one may not be sent before; remembers how many bytes were under way at most."""
 
-    name, timeouts = "slow", Timeouts()
+    name = "slow"
 
     def __init__(self) -> None:
         self.under_way: list[Future[dict[str, str]]] = []

@@ -7,7 +7,7 @@ import pytest
 
 from cairn.storage.errors import ObjectMissing, StorageError, StoreRefused, StoreUnavailable
 from cairn.storage.stores.object_store import RetryPolicy
-from cairn.storage.stores.s3_bucket import Fetched, Timeouts
+from cairn.storage.stores.s3_bucket import Fetched
 from cairn.storage.stores.s3_store import S3Store
 from tests.storage.store_operations import OPERATIONS
 
@@ -32,7 +32,7 @@ class Clock:
 class Failing:
     """A bucket that raises the errors one by one, and then answers as one with an object of a byte."""
 
-    name, timeouts = "cairn", Timeouts()
+    name = "cairn"
 
     def __init__(self, *errors: Exception) -> None:
         self.errors = list(errors)
