@@ -7,6 +7,7 @@ flow run, or the plain functions beside a witness that shows them. Prefect shows
 import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from contextvars import copy_context
 from typing import Any
 
@@ -28,7 +29,7 @@ from cairn.tasks import commit_checkpoint, train_segment
 from cairn.tasks.attempt.shutdown_signal import ShutdownSignal
 from cairn.tasks.errors import TrainerGone
 from cairn.tasks.policy.termination import EXIT_CODES, DecisionAction, FlowEnd, FlowOutcome, flow_outcome
-from cairn.tasks.trainer.trainer_process import warm_trainer
+from cairn.tasks.trainer.trainer_process import WarmTrainer
 
 _GROUPS = 18
 """Of a long run every n-th segment is shown, with its commit and evaluation: at most sixty task runs a flow run."""
@@ -71,7 +72,7 @@ def train_gpt(
     shown = flow_run.FlowRun(ours.get_id(), parameters=ours.get_parameters(), echo=get_run_logger().info)
     deployment = runtime.deployment.get_name()
     by = f"prefect deployment {ours.get_flow_name()}/{deployment}" if deployment else "person"
-    with shutdown.listening(), warm_trainer() as warm:
+    with shutdown.listening(), closing(WarmTrainer()) as warm:
         continued_by = active_run.starter(os.environ, default=by)
         host = active_run.Host(shutdown=shutdown, warm=warm, flow_run=shown, continued_by=continued_by)
         return train(resolved, TASKS, host)

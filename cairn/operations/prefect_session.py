@@ -6,7 +6,7 @@ Imports Prefect only when training begins, while the trainer imports its own; th
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,7 @@ from cairn.tasks.evaluator.evaluation_run import suite_of
 from cairn.tasks.machine import placement, process_scopes
 from cairn.tasks.policy.termination import EXIT_CODES, ExitCode, FlowEnd, FlowOutcome
 from cairn.tasks.text import output
-from cairn.tasks.trainer.trainer_process import warm_trainer
+from cairn.tasks.trainer.trainer_process import WarmTrainer
 
 if TYPE_CHECKING:
     from cairn.flows.orchestrator.flow_run import Witness
@@ -78,7 +78,7 @@ def training_session(
 ) -> Iterator[Session]:
     """Yield what training a checked request needs; a small text is prepared while Prefect is imported."""
     folder = placement.trainer_folder(os.environ, log.run_id)
-    with warm_trainer() as warm:
+    with closing(WarmTrainer()) as warm:
         server.choose()
         if log.state.finished is None:
             warm.start(folder)

@@ -177,7 +177,8 @@ def _end_as_lost(log: run_log.RunLog, owner: run_state.AttemptRecord, claimant: 
     def decide(state: run_state.RunState) -> run_entries.AttemptEnded | None:
         if state.open_attempt is None or state.open_attempt.started.attempt != over.attempt:
             return None
-        return write_receipt(state, failures.classify(evidence), over, policy=partial(budgets.decide, claimant.budgets))
+        policy = partial(budgets.decide, claimant.budgets)
+        return write_receipt(state, failures.classify(evidence), over, policy, NO_REMEDY)
 
     state = log.append(decide, writer=claimant.writer)
     ended = state.attempt(over.attempt).ended
@@ -245,7 +246,7 @@ def end_attempt(
     except (IntegrityError, ObjectMissing) as error:  # no remedy: the manifest or the sources are damaged or gone
         failure = replace(failure, detail=f"{failure.detail}; {error}")
     policy = partial(budgets.decide, limits, jitter=over.jitter)
-    receipt = write_receipt(log.refresh(), failure, over, policy=policy, remedy=remedy)
+    receipt = write_receipt(log.refresh(), failure, over, policy, remedy)
     if receipt.decision.action == DecisionAction.RESUME:
         if remedy.windows:
             windows = tuple(sorted(set(remedy.windows)))
@@ -267,9 +268,8 @@ def _find_remedy(
 ) -> Remedy:
     """Damaged objects are rebuilt at once, because that changes no correct byte."""
     if failure.reason is TerminationReason.BAD_DATA:
-        from cairn.tasks.data.snapshot_build import (
-            repair_snapshot,  # takes time to import, and only damaged data needs it
-        )
+        # It takes time to import, and only damaged data needs it.
+        from cairn.tasks.data.snapshot_build import repair_snapshot
 
         repaired = repair_snapshot(log.store, origin.snapshot_id, origin.data, origin.base_dir, origin.cache_dir)
         return Remedy(repaired_objects=repaired, windows=report.windows if report and not repaired else ())
@@ -279,12 +279,7 @@ def _find_remedy(
 
 
 def write_receipt(
-    state: run_state.RunState,
-    failure: failures.Failure,
-    over: AttemptOver,
-    *,
-    policy: budgets.Policy,
-    remedy: Remedy = NO_REMEDY,
+    state: run_state.RunState, failure: failures.Failure, over: AttemptOver, policy: budgets.Policy, remedy: Remedy
 ) -> run_entries.AttemptEnded:
     """Return the entry that ends the open attempt of `state`, including the decision on what follows."""
     owner, number, last = state.open_attempt, over.attempt, over.last

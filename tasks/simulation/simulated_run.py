@@ -218,7 +218,7 @@ def _end(
     number = state.latest_attempt
     last = Heartbeat(attempt=number, beat=0, step=span.last_step, train_loss=None, tokens=0, gpu_seconds=gpu_seconds)
     over = AttemptOver(attempt=number, evidence=Evidence(), last=last)
-    receipt = write_receipt(state, failure, over, policy=policy, remedy=remedy)
+    receipt = write_receipt(state, failure, over, policy, remedy)
     if windows and receipt.decision.action == DecisionAction.RESUME:
         body = run_entries.DataQuarantined(attempt=number, reason=event.reason, windows=windows, detail="")
         state = _fold(state, body)

@@ -9,8 +9,8 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -63,7 +63,7 @@ class TrainerChild:
 
 
 class WarmTrainer:
-    """At most one trainer process without a spec."""
+    """At most one trainer process without a spec; `close` ends it if it was not acquired."""
 
     def __init__(self, start: Callable[[Path], TrainerChild] = TrainerChild) -> None:
         self._start, self._command, self._starting = start, trainer_group.TRAINER_COMMAND, threading.Lock()
@@ -73,13 +73,13 @@ class WarmTrainer:
         """Start trainers by this command from now on, and discard one that was started by another."""
         if command != self._command:
             self._command, self._start = command, partial(TrainerChild, command=command)
-            self.discard()
+            self.close()
 
     def start(self, work_dir: Path) -> None:
         """Start a trainer with its stderr in `work_dir`, unless a live one waits already."""
         with self._starting:
             if self._child is None or self._child.process.poll() is not None:
-                self.discard()
+                self.close()
                 self._child = self._start(work_dir)
 
     def time_threads(self, trial: trainer_protocol.ThreadTrial, work_dir: Path) -> Mapping[int, float]:
@@ -107,7 +107,7 @@ class WarmTrainer:
         timer.cancel()
         if isinstance(answer, kind):
             return answer
-        self.discard()
+        self.close()
         return None
 
     def acquire(self, work_dir: Path) -> TrainerChild:
@@ -117,21 +117,11 @@ class WarmTrainer:
         assert child is not None
         return child
 
-    def discard(self) -> None:
+    def close(self) -> None:
         """Kill the trainer that waits, if any."""
         child, self._child = self._child, None
         if child is not None:
             child.discard()
-
-
-@contextmanager
-def warm_trainer() -> Iterator[WarmTrainer]:
-    """Yield a `WarmTrainer`; a trainer that was started and not acquired is discarded with the block."""
-    warm = WarmTrainer()
-    try:
-        yield warm
-    finally:
-        warm.discard()
 
 
 class ReceivedEvents:

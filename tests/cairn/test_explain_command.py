@@ -22,7 +22,7 @@ from cairn.storage.logs.run_entries import AttemptEnded, DataQuarantined, Decisi
 from cairn.storage.logs.run_state import RefusedEntry
 from cairn.storage.logs.step_log import Heartbeat
 from cairn.storage.stores.local_store import LocalStore
-from cairn.tasks.attempt.attempt_entries import AttemptOver, write_receipt
+from cairn.tasks.attempt.attempt_entries import NO_REMEDY, AttemptOver, write_receipt
 from cairn.tasks.configuration.settings import BudgetsConfig
 from cairn.tasks.policy.budgets import decide
 from cairn.tasks.policy.failures import ErrorKind, Evidence, ExceptionReport, classify
@@ -53,7 +53,8 @@ def end_by(
     number = state.latest_attempt
     last = Heartbeat(attempt=number, beat=1, step=step, train_loss=None, tokens=step, gpu_seconds=step / 5)
     over = AttemptOver(attempt=number, evidence=evidence, last=last)
-    body = write_receipt(state, classify(evidence), over, policy=partial(decide, BudgetsConfig(**budgets)))
+    policy = partial(decide, BudgetsConfig(**budgets))
+    body = write_receipt(state, classify(evidence), over, policy, NO_REMEDY)
     own = Writer(host="elsewhere", pid=1, attempt=state.latest_attempt)
     run.log.append(lambda state: body, writer=writer or own)
     return body

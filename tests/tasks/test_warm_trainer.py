@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from cairn.model.configuration.network import ModelConfig
 from cairn.model.configuration.training import TrainingConfig
 from cairn.model.estimates.numerics import MachineSpeed
 from cairn.tasks.policy.failures import ORPHANED_EXIT_CODE
-from cairn.tasks.trainer.trainer_process import TrainerChild, WarmTrainer, warm_trainer
+from cairn.tasks.trainer.trainer_process import TrainerChild, WarmTrainer
 from cairn.tasks.trainer.trainer_protocol import ThreadTrial, encode_message
 from tests.processes.fork_server import fork_server
 
@@ -29,7 +30,7 @@ start_quickly = partial(TrainerChild, command=(sys.executable, "-S", "-c", SAYS_
 def waiting() -> Iterator[WarmTrainer]:
     trainer = WarmTrainer(start_quickly)
     yield trainer
-    trainer.discard()
+    trainer.close()
 
 
 def heard(child: TrainerChild) -> bytes:
@@ -79,7 +80,7 @@ def test_an_answer_about_the_machine_is_taken_from_the_one_that_waits(tmp_path: 
     says = f"input(); print({answer!r}, end='', flush=True); input()"
     trainer = WarmTrainer(partial(TrainerChild, command=(sys.executable, "-S", "-c", says)))
     assert trainer.measure_speed(tmp_path) == MachineSpeed(cpu_half_gain=2.5)
-    trainer.discard()
+    trainer.close()
 
 
 def test_one_that_died_waiting_is_not_taken(waiting: WarmTrainer, tmp_path: Path) -> None:
@@ -95,7 +96,7 @@ def test_one_that_died_waiting_is_not_taken(waiting: WarmTrainer, tmp_path: Path
 
 def test_one_that_is_taken_is_no_longer_the_one_that_waits(waiting: WarmTrainer, tmp_path: Path) -> None:
     child = waiting.acquire(tmp_path)
-    waiting.discard()
+    waiting.close()
     assert child.process.poll() is None
     child.discard()
 
@@ -111,7 +112,7 @@ def test_what_it_said_while_it_waited_is_kept_under_the_attempts_name(waiting: W
 
 def test_the_end_of_the_block_leaves_neither_process_nor_file(tmp_path: Path) -> None:
     before = set(psutil.Process().children())
-    with pytest.raises(KeyError), warm_trainer() as trainer:
+    with pytest.raises(KeyError), closing(WarmTrainer()) as trainer:
         trainer.start(tmp_path)
         (child,) = set(psutil.Process().children()) - before
         raise KeyError("whatever kept the run from beginning")

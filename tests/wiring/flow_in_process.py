@@ -88,7 +88,7 @@ class NotedWarmTrainer(WarmTrainer):
 
     def close(self) -> None:
         """End every trainer, and close its pipes."""
-        self.discard()
+        self.close()
         for child in self._acquired:
             child.discard()
 
