@@ -14,8 +14,7 @@ from cairn.reports.text.answer_text import Block, Verbatim
 from cairn.reports.text.display_tables import Table
 from cairn.storage.logs import registry, run_log
 from cairn.storage.stores.document import decode, encode
-from cairn.tasks.data.document import describe_split
-from cairn.tasks.text.format import format_count, format_duration, format_list, short_digest
+from cairn.tasks.text.format import describe_split, format_count, format_duration, format_list, short_digest
 from cairn.tasks.text.output import print_facts, print_line, print_table, say, write_json
 
 if TYPE_CHECKING:

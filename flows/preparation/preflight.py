@@ -21,7 +21,7 @@ from cairn.reports.exporters.exporters import check_exporters
 from cairn.storage.errors import StoreRefused, StoreUnavailable
 from cairn.storage.logs import run_log, run_state
 from cairn.storage.snapshots.data_snapshot import read_manifest
-from cairn.storage.snapshots.snapshot_manifest import SPLITS
+from cairn.storage.snapshots.snapshot_manifest import SPLITS, RejectedRow
 from cairn.storage.stores import object_store, store_probe
 from cairn.tasks.attempt import attempt_entries, injected_faults
 from cairn.tasks.configuration.run_configuration import RunConfig
@@ -164,7 +164,7 @@ def _check_sizes(config: RunConfig, base_dir: Path) -> None:
             documents[split] += 1
             train_tokens_of[source.group] += most_tokens if split == "train" else 0
     if not is_enough():
-        rejected = (piece for source in sources for piece in source.pieces() if isinstance(piece, document.Rejected))
+        rejected = (piece for source in sources for piece in source.pieces() if isinstance(piece, RejectedRow))
         first = None if documents.total() else next(rejected, None)
         document.require_both_splits(documents["train"], documents["val"], data.val_fraction, first)
         scarce = min(tokens, key=lambda name: tokens[name])

@@ -28,12 +28,12 @@ from cairn.tasks.attempt import attempt_entries, preemption_notice, shutdown_sig
 from cairn.tasks.checkpoints.retention import sweep_run
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.configuration.stored_configuration import check_drift, keep_numerics, left_out
-from cairn.tasks.data import document, snapshot_build
+from cairn.tasks.data import snapshot_build
 from cairn.tasks.evaluator.evaluation_run import refuse_command
 from cairn.tasks.machine import machine_speed, placement, process_scopes
 from cairn.tasks.policy import attempt_sizes, curve_statistics
 from cairn.tasks.policy.termination import FlowEnd, FlowOutcome
-from cairn.tasks.text.format import format_count, one_line
+from cairn.tasks.text.format import describe_split, format_count, one_line
 from cairn.tasks.tokenize_and_split import Text
 from cairn.tasks.trainer import initial_weights, machines, trainer_group, trainer_process, trainer_protocol
 
@@ -186,7 +186,7 @@ def open_run(resolved: training_request.ResolvedRequest, steps: Steps, host: Hos
     run = ActiveRun(log, config, host, origin, start_over=resolved.request.start_over, micro_batch=chosen)
     if is_new and manifest:
         train, val = manifest.split("train").tokens, manifest.split("val").tokens
-        run.say(document.describe_split(train, val, "tokens", manifest.val_fraction))
+        run.say(describe_split(train, val, "tokens", manifest.val_fraction))
     if resolved.configuration is None:
         _say_ignored(run)
     return run

@@ -9,17 +9,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
+from cairn.storage.snapshots.snapshot_manifest import RejectedRow, SplitName
 from cairn.storage.stores.document import sha256
 from cairn.tasks.errors import TaskError
 
-if TYPE_CHECKING:  # every command loads this module, and the index loads pyarrow
-    from cairn.storage.snapshots.snapshot_manifest import SplitName
-
 _REPORT_EVERY_PIECES = 1024
-_FAR = 1.5
-"""A share this many times greater or smaller than asked is reported: one long document can be most of a text."""
 
 
 class InvalidCorpus(TaskError):
@@ -39,10 +35,10 @@ class Document:
     text: str
     bytes: int
     sha256: str
-    placed: "SplitName | None" = None
+    placed: SplitName | None = None
     ends: bool = True
 
-    def split(self, val_fraction: float) -> "SplitName":
+    def split(self, val_fraction: float) -> SplitName:
         """Return its split."""
         return self.placed or split_of(self.sha256, val_fraction)
 
@@ -59,17 +55,7 @@ class RejectionKind(StrEnum):
     DUPLICATE = "duplicate"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Rejected:
-    """A rejected document: its place, the kind of fault, and details."""
-
-    source: str
-    offset_bytes: int
-    kind: RejectionKind
-    detail: str
-
-
-Piece: TypeAlias = Document | Rejected
+Piece: TypeAlias = Document | RejectedRow
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,7 +82,7 @@ class Source:
             if isinstance(piece, Document):
                 yield piece
 
-    def sizes(self, val_fraction: float) -> Iterator[tuple["SplitName", int]]:
+    def sizes(self, val_fraction: float) -> Iterator[tuple[SplitName, int]]:
         """Yield split and bytes of each document, or of the two parts of a text whose end is held out."""
         if self.border is None:
             return ((document.split(val_fraction), document.bytes) for document in self.documents())
@@ -105,7 +91,7 @@ class Source:
 
 
 def make_document(
-    source: str, offset_bytes: int, content: bytes, *, placed: "SplitName | None" = None, ends: bool = True
+    source: str, offset_bytes: int, content: bytes, *, placed: SplitName | None = None, ends: bool = True
 ) -> Document:
     """Return the document with the UTF-8 text `content`; raises UnicodeDecodeError."""
     text, size, digest = content.decode("utf-8"), len(content), sha256(content)
@@ -114,14 +100,14 @@ def make_document(
     )
 
 
-def split_of(content_sha256: str, val_fraction: float) -> "SplitName":
+def split_of(content_sha256: str, val_fraction: float) -> SplitName:
     """Return the split of the document with this hash; a greater fraction moves documents only from train to val."""
     # Python compares int with float exactly, so no rounding can make two machines disagree.
     return "val" if int(content_sha256[:16], 16) < val_fraction * 2.0**64 else "train"
 
 
 def require_both_splits(
-    train_documents: int, val_documents: int, val_fraction: float, rejected: Rejected | None = None
+    train_documents: int, val_documents: int, val_fraction: float, rejected: RejectedRow | None = None
 ) -> None:
     """Raise InvalidCorpus if a split is empty; without any document for the reason that `rejected` gives."""
     if train_documents and val_documents:
@@ -136,18 +122,6 @@ def require_both_splits(
         f"data.val_fraction = {val_fraction}: none of the {train_documents + val_documents} documents fell into the "
         f"{empty} split; rule: train and val each need at least one document. Add text, or {remedy} "
         'data.val_fraction, or lower data.max_document_bytes, or hold out the end of each text: data.split = "end"'
-    )
-
-
-def describe_split(train: int, val: int, unit: str, val_fraction: float) -> str:
-    """Return the sizes of both splits in `unit`, with a warning where the share held out is far off."""
-    sizes = f"{train:,} {unit} to train on, {val:,} held out"
-    share = val / max(1, train + val)
-    if val_fraction / _FAR <= share <= val_fraction * _FAR:
-        return sizes
-    return (
-        f"{sizes}; warning: that is {share:.1%}, not data.val_fraction = {val_fraction:g}, because each document goes "
-        "by its own hash and few are long: lower data.max_document_bytes, or set data.split = 'end'"
     )
 
 
@@ -193,7 +167,7 @@ def read_corpus(sources: Sequence[Source], *, deduplicate: bool) -> Iterator[Pie
         if deduplicate and isinstance(piece, Document):
             if (digest := short_hash(piece.sha256)) in seen:
                 detail = f"the same text as an earlier document, sha256 {piece.sha256}"
-                yield Rejected(
+                yield RejectedRow(
                     source=piece.source, offset_bytes=piece.offset_bytes, kind=RejectionKind.DUPLICATE, detail=detail
                 )
                 continue
@@ -215,10 +189,10 @@ def survey_corpus(
     on_text: Callable[[int, int], None],
 ) -> Survey:
     """Read everything once; offers the train text to `sample`, and calls on_text(bytes, documents)."""
-    documents, text_bytes, rejected = Counter["SplitName"](), 0, Counter[tuple[str, RejectionKind]]()
+    documents, text_bytes, rejected = Counter[SplitName](), 0, Counter[tuple[str, str]]()
     for count, piece in enumerate(read_corpus(sources, deduplicate=deduplicate)):
-        if isinstance(piece, Rejected):
-            rejected[piece.source, piece.kind] += piece.kind is not RejectionKind.DUPLICATE
+        if isinstance(piece, RejectedRow):
+            rejected[piece.source, piece.kind] += piece.kind != RejectionKind.DUPLICATE
         else:
             split = piece.split(val_fraction)
             documents[split] += 1

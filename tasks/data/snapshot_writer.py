@@ -23,7 +23,7 @@ from cairn.storage.snapshots import snapshot_manifest, token_shard
 from cairn.storage.snapshots.data_snapshot import DOCUMENTS, REJECTED, TOKENIZER
 from cairn.storage.snapshots.snapshot_manifest import SPLITS, DocumentRow, RejectedRow, SnapshotManifest, SplitName
 from cairn.storage.stores.local_store import fsync_path
-from cairn.tasks.data.document import Document, Piece, Rejected, Source
+from cairn.tasks.data.document import Document, Piece, Source
 
 _COLUMNS = ("source", "offset_bytes", "kind", "detail", "bytes", "split", "sha256")
 _BATCH_PIECES = 4096
@@ -107,8 +107,8 @@ class PartEncoder:
         return pa.record_batch([*arrays, pa.LargeListArray.from_arrays(offsets, pa.array(values))], schema=schema)
 
     def _row(self, piece: Piece) -> tuple[str, int, int, str | None, str | None, str | None, str | None]:
-        if isinstance(piece, Rejected):
-            return piece.source, piece.offset_bytes, 0, None, None, piece.kind.value, piece.detail
+        if isinstance(piece, RejectedRow):
+            return piece.source, piece.offset_bytes, 0, None, None, str(piece.kind), piece.detail
         split = piece.split(self.val_fraction)
         return piece.source, piece.offset_bytes, piece.bytes, split, piece.sha256, None, None
 

@@ -21,10 +21,10 @@ import pyarrow as pa
 
 from cairn.model.configuration.data import DataConfig
 from cairn.storage.snapshots.parquet_process import ROWS, most_bytes, read_parquet
-from cairn.storage.snapshots.snapshot_manifest import SplitName
+from cairn.storage.snapshots.snapshot_manifest import RejectedRow, SplitName
 from cairn.storage.stores.redaction import find_credentials
 from cairn.tasks.configuration.addresses import READABLE, why_unreadable, wrong_scheme
-from cairn.tasks.data.document import InvalidCorpus, Piece, Rejected, RejectionKind, make_document
+from cairn.tasks.data.document import InvalidCorpus, Piece, RejectionKind, make_document
 
 CHUNK_BYTES = 1 << 20
 WHOLE_FILE = "whole file"
@@ -273,13 +273,13 @@ class _Reader:
             for _, piece in pieces_of(io.BytesIO(value), self.data.max_document_bytes):
                 yield self.document(offset, piece)
 
-    def _not_utf8(self, offset: int, problem: UnicodeDecodeError) -> Rejected:
+    def _not_utf8(self, offset: int, problem: UnicodeDecodeError) -> RejectedRow:
         byte, start = problem.object[problem.start], problem.start
         detail = f"undecodable byte 0x{byte:02x}, {start} bytes into it ({problem.reason})"
         return self._rejected(offset, RejectionKind.NOT_UTF8, detail)
 
-    def _rejected(self, offset: int, kind: RejectionKind, detail: str) -> Rejected:
-        return Rejected(source=self.name, offset_bytes=offset, kind=kind, detail=detail[:_DETAIL_CHARACTERS])
+    def _rejected(self, offset: int, kind: RejectionKind, detail: str) -> RejectedRow:
+        return RejectedRow(source=self.name, offset_bytes=offset, kind=kind, detail=detail[:_DETAIL_CHARACTERS])
 
 
 def pieces_of(text: BinaryIO, longest: int, border: int | None = None) -> Iterator[tuple[int, bytes]]:

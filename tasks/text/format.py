@@ -7,6 +7,8 @@ import re
 from collections.abc import Sequence
 from datetime import datetime
 
+_FAR = 1.5
+"""A share this many times greater or smaller than asked is reported: one long document can be most of a text."""
 _UNITS = ((86_400, "day", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s"))
 _COMMANDS = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[PX^_][^\x1b]*(?:\x1b\\)?|[ -/]*[0-~])"
@@ -102,3 +104,15 @@ def replace_unprintable(text: str, *, kept: str = "\n\t") -> str:
 def sanitize_json(document: str) -> str:
     """Return the same JSON document with invisible characters, and marks of commands, written as escapes."""
     return _INVISIBLE.sub(lambda found: f"\\u{ord(found[0]):04x}", document)
+
+
+def describe_split(train: int, val: int, unit: str, val_fraction: float) -> str:
+    """Return the sizes of both splits in `unit`, with a warning where the share held out is far off."""
+    sizes = f"{train:,} {unit} to train on, {val:,} held out"
+    share = val / max(1, train + val)
+    if val_fraction / _FAR <= share <= val_fraction * _FAR:
+        return sizes
+    return (
+        f"{sizes}; warning: that is {share:.1%}, not data.val_fraction = {val_fraction:g}, because each document goes "
+        "by its own hash and few are long: lower data.max_document_bytes, or set data.split = 'end'"
+    )

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cairn.storage.snapshots.snapshot_manifest import RejectedRow
 from cairn.tasks.data import source_files
-from cairn.tasks.data.document import Document, InvalidCorpus, Rejected
+from cairn.tasks.data.document import Document, InvalidCorpus
 from cairn.tasks.data.source_files import lines_of
 from tests.tasks.corpus_files import COMPRESSIONS, SHAPES, open_sources, packed, shaped
 
@@ -21,7 +22,7 @@ TEXTS = [f"Document {number} is about stone {number * 7 % 11} — höher." for n
 def rejected(path: Path, content: bytes, **settings: str) -> dict[str, int]:
     path.write_bytes(content)
     (source,) = open_sources([path.name], path.parent, **settings)
-    return dict(Counter(piece.kind.value for piece in source.pieces() if isinstance(piece, Rejected)))
+    return dict(Counter(piece.kind for piece in source.pieces() if isinstance(piece, RejectedRow)))
 
 
 @pytest.mark.parametrize("place", ["local", "memory"])
@@ -92,7 +93,7 @@ def test_bad_lines_are_rejected_by_kind_and_place(tmp_path: Path, monkeypatch: p
     (tmp_path / "a.jsonl").write_bytes(b"\r\n".join(lines))
     (source,) = open_sources(["a.jsonl"], tmp_path)
     pieces = list(source.pieces())
-    kinds = [piece.kind.value if isinstance(piece, Rejected) else piece.text for piece in pieces]
+    kinds = [piece.kind if isinstance(piece, RejectedRow) else piece.text for piece in pieces]
     assert kinds == [
         "good",
         "not-utf8",
@@ -117,7 +118,7 @@ def test_bad_rows_are_rejected_by_kind_and_number(tmp_path: Path, monkeypatch: p
     parquet.write_table(pa.table({"body": column}), sink)
     (tmp_path / "a.parquet").write_bytes(sink.getvalue())
     (source,) = open_sources(["a.parquet"], tmp_path, text_field="body")
-    pieces = [(p.offset_bytes, p.kind.value if isinstance(p, Rejected) else p.text) for p in source.pieces()]
+    pieces = [(p.offset_bytes, p.kind if isinstance(p, RejectedRow) else p.text) for p in source.pieces()]
     assert pieces == [
         (0, "good"),
         (1, "missing-field"),
@@ -143,7 +144,7 @@ def test_a_detail_is_never_longer_than_a_line(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": 1}))
     (source,) = open_sources(["a.jsonl"], tmp_path, text_field="t" * 500)
     (piece,) = source.pieces()
-    assert isinstance(piece, Rejected) and len(piece.detail) == 200
+    assert isinstance(piece, RejectedRow) and len(piece.detail) == 200
 
 
 def test_the_field_may_have_any_name(tmp_path: Path) -> None:

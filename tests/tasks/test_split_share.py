@@ -1,4 +1,4 @@
-from cairn.tasks.data.document import describe_split
+from cairn.tasks.text.format import describe_split
 
 
 def test_a_share_near_the_one_asked_for_is_told_without_a_warning() -> None:
