@@ -19,12 +19,11 @@ from cairn.model.errors import InvalidInput
 from cairn.reports.errors import InvalidQuery, RunNotFound
 from cairn.storage.errors import Fenced, IntegrityError, StorageError, StoreUnsound, WriterTooOld
 from cairn.tasks.attempt.shutdown_signal import exit_on_sigterm
-from cairn.tasks.data.document import InvalidCorpus
 from cairn.tasks.errors import BudgetExhausted, ConfigDrift, GateRefused, InvalidConfiguration, LiveOwner
 from cairn.tasks.policy.termination import ExitCode
 from cairn.tasks.text.output import discard_output, escape_unencodable_output, guard_log, say
 
-_UNUSABLE = (InvalidConfiguration, RunNotFound, InvalidQuery, InvalidCorpus, InvalidInput, StoreUnsound, WriterTooOld)
+_UNUSABLE = (InvalidConfiguration, RunNotFound, InvalidQuery, InvalidInput, StoreUnsound, WriterTooOld)
 _ERRORS: tuple[tuple[tuple[type[BaseException], ...], ExitCode], ...] = (
     (_UNUSABLE, ExitCode.USAGE),
     ((GateRefused,), ExitCode.GATE_REFUSED),

@@ -13,12 +13,12 @@ from typing import TypeAlias
 
 from cairn.storage.snapshots.snapshot_manifest import RejectedRow, SplitName
 from cairn.storage.stores.document import sha256
-from cairn.tasks.errors import TaskError
+from cairn.tasks.errors import InvalidConfiguration
 
 _REPORT_EVERY_PIECES = 1024
 
 
-class InvalidCorpus(TaskError):
+class InvalidCorpus(InvalidConfiguration):
     """The data configuration or its text cannot be used; the message names field, value and rule."""
 
 
