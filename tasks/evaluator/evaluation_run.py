@@ -23,7 +23,6 @@ from cairn.model.configuration.network import ModelConfig
 from cairn.storage.checkpoints.resume_point import new_pin, pin_checkpoint, unpin_entry
 from cairn.storage.errors import StorageError
 from cairn.storage.logs import log_entry, run_entries, run_log, run_state, step_log
-from cairn.storage.snapshots.data_snapshot import read_manifest
 from cairn.storage.stores.document import encode, sha256, stored_value
 from cairn.tasks.attempt.injected_faults import evaluator_fault
 from cairn.tasks.configuration import settings
@@ -301,6 +300,8 @@ def read_curve(
     vocab_size = 0  # where the run's snapshot cannot be read
     if state.opened is not None:
         with suppress(StorageError):
+            from cairn.storage.snapshots.data_snapshot import read_manifest  # pyarrow; a sweep needs none
+
             vocab_size = read_manifest(log.store, state.opened.data_snapshot).vocab_size
     return curve_statistics.Curve(
         steps=[record.step for record in records],
