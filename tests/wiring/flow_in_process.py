@@ -86,7 +86,7 @@ class NotedWarmTrainer(WarmTrainer):
         self._acquired.append(super().acquire(work_dir))
         return self._acquired[-1]
 
-    def close(self) -> None:
+    def close_all(self) -> None:
         """End every trainer, and close its pipes."""
         self.close()
         for child in self._acquired:
@@ -148,7 +148,7 @@ class FlowWorld:
         try:
             yield open_run(self._request(text, overrides), PLAIN, self._host(trainers, shutdown))
         finally:
-            trainers.close()
+            trainers.close_all()
 
     def train(
         self,
@@ -165,7 +165,7 @@ class FlowWorld:
             resolved = self._request(text, overrides, run_id=run_id, store=store)
             return flow_run.shown_state(train(resolved, steps, self._host(trainers)))
         finally:
-            trainers.close()
+            trainers.close_all()
 
     def check(self, *overrides: str) -> RunConfig:
         """Check a new run as the command does before it starts anything; returns its configuration."""
