@@ -23,7 +23,7 @@ from cairn.model.configuration.network import ModelConfig
 from cairn.storage.checkpoints.resume_point import new_pin, pin_checkpoint, unpin_entry
 from cairn.storage.errors import StorageError
 from cairn.storage.logs import log_entry, run_entries, run_log, run_state, step_log
-from cairn.storage.stores.document import encode, sha256, stored_value
+from cairn.storage.stores.document import decode, encode, sha256, stored_value
 from cairn.tasks.attempt.injected_faults import evaluator_fault
 from cairn.tasks.configuration import settings
 from cairn.tasks.errors import CheckpointGone
@@ -299,10 +299,10 @@ def read_curve(
     measured = (item for item in state.surviving_evaluations(suite_sha256) if settings.METRIC in item.metrics)
     vocab_size = 0  # where the run's snapshot cannot be read
     if state.opened is not None:
+        key = f"data/{state.opened.data_snapshot}/snapshot.json"
         with suppress(StorageError):
-            from cairn.storage.snapshots.data_snapshot import read_manifest  # pyarrow; a sweep needs none
-
-            vocab_size = read_manifest(log.store, state.opened.data_snapshot).vocab_size
+            # Not by `read_manifest`: pyarrow takes long to import.
+            vocab_size = decode(log.store.read(key), dict[str, Any], where=key).get("vocab_size", 0)
     return curve_statistics.Curve(
         steps=[record.step for record in records],
         train_losses=[record.train_loss for record in records],
