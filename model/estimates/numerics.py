@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from cairn.model.configuration.network import ModelConfig
 from cairn.model.configuration.training import Kernels, Precision, TrainingConfig
+from cairn.model.errors import InvalidInput
 
 MIN_BF16_GAIN = 1.4
 """How many times as fast as fp32 bf16 products must be: hardware gives 2 or more on a CPU, emulation 1 or less."""
@@ -29,6 +30,10 @@ class MachineSpeed:
     has_cuda: bool = False
     cuda_has_half: bool = False
     cpu_half_gain: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.cpu_half_gain < float("inf"):
+            raise InvalidInput(f"cpu_half_gain={self.cpu_half_gain} must be a finite number of at least 0")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

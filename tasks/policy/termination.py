@@ -24,7 +24,7 @@ class TerminationReason(StrEnum):
     @property
     def state_name(self) -> str:
         """The name of a failed segment's state in Prefect, such as `BadData`."""
-        return self.title().replace("-", "")
+        return "OOM" if self is TerminationReason.OOM else self.title().replace("-", "")
 
 
 class DecisionAction(StrEnum):
