@@ -16,9 +16,8 @@ from prefect import Task, flow, get_run_logger, runtime
 from cairn.flows.orchestrator import flow_run, form, server_setup
 from cairn.flows.preparation.preflight import check_before_start
 from cairn.flows.preparation.training_request import ResolvedRequest, TrainingRequest, resolve_request, with_settings
-from cairn.flows.run import active_run, run_promotion
+from cairn.flows.run import active_run, attempt_trainer, run_promotion
 from cairn.flows.run.attempt_evaluations import AttemptEvaluations, finish_run
-from cairn.flows.run.attempt_trainer import AttemptTrainer, record_end
 from cairn.flows.run.steps import PLAIN, TASKS, Steps, state_of, steps_by
 from cairn.flows.watching.deployed_continuation import name_successor
 from cairn.reports.text.answer_text import describe_end, describe_left
@@ -106,7 +105,7 @@ def train(resolved: ResolvedRequest, steps: Steps, host: active_run.Host) -> Flo
 
 def train_attempt(run: active_run.ActiveRun, started: AttemptStarted, steps: Steps) -> AttemptEnded:
     """Train from the newest commit until the run is complete or something ends the attempt; append its receipt."""
-    trainer, evaluations = AttemptTrainer(run, started), AttemptEvaluations(run, started.attempt)
+    trainer, evaluations = attempt_trainer.AttemptTrainer(run, started), AttemptEvaluations(run, started.attempt)
     problem: TrainerGone | StorageError | None = None
     try:
         with trainer.beating():
@@ -120,7 +119,7 @@ def train_attempt(run: active_run.ActiveRun, started: AttemptStarted, steps: Ste
             except (TrainerGone, StorageError) as error:
                 problem = error
             evidence = trainer.evidence(problem)
-        ended = record_end(run, evidence, trainer.heartbeat(0))
+        ended = attempt_trainer.record_end(run, evidence, trainer.heartbeat(0))
     finally:
         evaluations.end_attempt()
         if not run.is_shutting_down():
@@ -130,7 +129,7 @@ def train_attempt(run: active_run.ActiveRun, started: AttemptStarted, steps: Ste
 
 
 def train_segments(
-    run: active_run.ActiveRun, trainer: AttemptTrainer, evaluations: AttemptEvaluations, steps: Steps
+    run: active_run.ActiveRun, trainer: attempt_trainer.AttemptTrainer, evaluations: AttemptEvaluations, steps: Steps
 ) -> None:
     """Train segment after segment; each is committed and evaluated beside the next. Raises what ends the attempt."""
     commit: Future[CheckpointReference] | None = None

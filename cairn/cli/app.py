@@ -17,8 +17,7 @@ from cyclopts.validators import Number
 
 from cairn.reports.queries.run_lookup import find_run
 from cairn.storage.logs import registry, run_index, run_log
-from cairn.storage.stores.object_store import ObjectStore
-from cairn.storage.stores.open_store import open_store
+from cairn.storage.stores import object_store, open_store
 from cairn.tasks.configuration import addresses
 from cairn.tasks.machine.placement import CAIRN_VERSION
 
@@ -132,9 +131,9 @@ Flag = Annotated[bool, Parameter(negative="")]
 Seconds = Annotated[float, Parameter(validator=Number(gt=0, lt=math.inf))]
 
 
-def open_chosen_store(given: str) -> ObjectStore:
+def open_chosen_store(given: str) -> object_store.ObjectStore:
     """Return the store that a command means."""
-    return open_store(addresses.choose_store(given, os.environ))
+    return open_store.open_store(addresses.choose_store(given, os.environ))
 
 
 def open_run_log(given_store: str, run: str) -> run_log.RunLog:

@@ -15,8 +15,7 @@ from cairn.reports.queries import alias_history, evaluations, run_lookup
 from cairn.reports.text import answer_text, display_tables
 from cairn.tasks.machine.placement import work_folder
 from cairn.tasks.policy.termination import ExitCode
-from cairn.tasks.text.format import short_digest
-from cairn.tasks.text.output import print_document, print_line, say
+from cairn.tasks.text import format, output
 
 Form = Annotated[Literal["nanogpt", "llm.c"], Parameter(name="--format")]
 TokenPaths = Annotated[tuple[str, ...], Parameter(negative="", consume_multiple=True, help=".bin files, in order")]
@@ -42,7 +41,7 @@ def models(*, history: Flag = False, store: Url = "", json: Json = False) -> Non
     """
     read = alias_history.list_decisions if history else alias_history.list_promotions
     decisions = read(open_chosen_store(store))
-    print_document(decisions) if json else print_blocks(display_tables.decisions_table(decisions))
+    output.print_document(decisions) if json else print_blocks(display_tables.decisions_table(decisions))
 
 
 def evaluate(
@@ -64,7 +63,7 @@ def evaluate(
 
     found = run_lookup.find_checkpoint(open_chosen_store(store), reference)
     view = evaluations.compare_evaluations(found, measure(found, suite=suite, again=again))
-    print_document(view) if json else print_blocks(display_tables.comparison_table(view))
+    output.print_document(view) if json else print_blocks(display_tables.comparison_table(view))
     return ExitCode.DONE if view.status == "recorded" else ExitCode.ERROR
 
 
@@ -83,7 +82,7 @@ def promote(
 
     state = offer_as_person(run_lookup.find_checkpoint(open_chosen_store(store), reference), alias, why=why)
     view = alias_history.list_alias_promotions(alias, state)[0]
-    print_document(view) if json else print_blocks(display_tables.decisions_table([view]))
+    output.print_document(view) if json else print_blocks(display_tables.decisions_table([view]))
 
 
 def rollback(*, alias: Alias = "champion", why: Why = "", store: Url = "", json: Json = False) -> None:
@@ -97,7 +96,7 @@ def rollback(*, alias: Alias = "champion", why: Why = "", store: Url = "", json:
     from cairn.operations.person_decisions import roll_back
 
     view = roll_back(open_chosen_store(store), alias, by=this_person(), why=why)
-    print_document(view) if json else print_blocks(display_tables.decisions_table([view]))
+    output.print_document(view) if json else print_blocks(display_tables.decisions_table([view]))
 
 
 def sample(
@@ -135,10 +134,10 @@ def sample(
     except KeyboardInterrupt:
         if sys.stdout.isatty():
             show_text("\n")  # ends the line that Ctrl-C cut
-        say("interrupted")
+        output.say("interrupted")
         return ExitCode.INTERRUPTED
     if json:
-        print_document(written[0] if request.count is None else written)
+        output.print_document(written[0] if request.count is None else written)
     return ExitCode.DONE
 
 
@@ -156,7 +155,7 @@ def export(reference: Reference, folder: str, *, store: Url = "", json: Json = F
 
     written = export_model(run_lookup.find_checkpoint(open_chosen_store(store), reference), Path(folder))
     lines = (f"{Path(written.folder) / name}  {file.bytes:,} bytes" for name, file in written.files.items())
-    print_document(written) if json else print_line("\n".join(lines))
+    output.print_document(written) if json else output.print_line("\n".join(lines))
 
 
 def data(
@@ -183,7 +182,7 @@ def data(
 
     choice = WindowChoice(window=window, split=split, block_size=block_size)
     view = summarize_data(open_chosen_store(store), reference, choice, cache_dir=work_folder(os.environ) / "snapshots")
-    print_document(view) if json else print_blocks(*answer_text.data_blocks(view))
+    output.print_document(view) if json else print_blocks(*answer_text.data_blocks(view))
 
 
 def import_tokens(
@@ -216,13 +215,13 @@ def import_tokens(
     files: token_import.TokenFiles = {"train": [*map(Path, train)], "val": [*map(Path, val)]}
     made = token_import.import_tokens(chosen, files, meaning, allow_shared=allow_shared)
     if json:
-        print_document(made)
+        output.print_document(made)
         return
     splits = made.manifest.splits
     for name, size in (("train", splits.train), ("val", splits.val)):
-        print_line(f"{name}  {size.tokens:,} tokens in {size.documents:,} documents")
-    print_line(f"snapshot {made.snapshot_id}")
-    print_line(f"show it: cairn data {short_digest(made.snapshot_id)}{store_option(store, os.environ)}")
+        output.print_line(f"{name}  {size.tokens:,} tokens in {size.documents:,} documents")
+    output.print_line(f"snapshot {made.snapshot_id}")
+    output.print_line(f"show it: cairn data {format.short_digest(made.snapshot_id)}{store_option(store, os.environ)}")
 
 
 def export_tokens(
@@ -248,4 +247,4 @@ def export_tokens(
     paths = token_import.export_tokens(files, Path(folder), TokenFileFormat(form))
     written = tuple(ExportedFile(path=str(path), tokens=inspect_token_file(path).tokens) for path in paths)
     lines = (f"{file.path}  {file.tokens:,} tokens" for file in written)
-    print_document(written) if json else print_line("\n".join(lines))
+    output.print_document(written) if json else output.print_line("\n".join(lines))

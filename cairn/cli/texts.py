@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.filesize import decimal
 
 from cairn.cli.app import store_option
-from cairn.reports.text.answer_text import Block, Verbatim
-from cairn.reports.text.display_tables import Table
+from cairn.reports.text import answer_text, display_tables
 from cairn.storage.logs import registry, run_log
 from cairn.storage.stores.document import decode, encode
 from cairn.tasks.text.format import describe_split, format_count, format_duration, format_list, short_digest
@@ -28,15 +27,15 @@ _MOST_ROWS = 1_000
 _LARGEST_INTEGER = 2**63
 
 
-def print_blocks(*blocks: Block) -> None:
+def print_blocks(*blocks: answer_text.Block) -> None:
     """Print lines, facts and tables."""
     for block in blocks:
         match block:
             case str():
                 print_line(block)
-            case Table():
+            case display_tables.Table():
                 print_table(block.columns, block.rows, empty=block.empty)
-            case Verbatim():
+            case answer_text.Verbatim():
                 print(block.text)
             case _:
                 print_facts(block.items())

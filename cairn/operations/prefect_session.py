@@ -12,11 +12,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cairn.flows.operations.checkpoint_offer import end_on_record
-from cairn.flows.orchestrator import prefect_settings, run_notices
-from cairn.flows.orchestrator.prefect_server import is_ephemeral_server
-from cairn.flows.orchestrator.session_server import SessionServer
-from cairn.flows.preparation import preflight
-from cairn.flows.preparation.training_request import ResolvedRequest
+from cairn.flows.orchestrator import prefect_server, prefect_settings, run_notices, session_server
+from cairn.flows.preparation import preflight, training_request
 from cairn.reports.exporters.exporters import run_exporters
 from cairn.storage.errors import StorageError
 from cairn.storage.logs.run_log import RunLog
@@ -40,7 +37,7 @@ if TYPE_CHECKING:
 class Session:
     """The arguments of `train` besides the request, and the witness that shows it."""
 
-    train: "Callable[[ResolvedRequest, Steps, Host], FlowEnd]"
+    train: "Callable[[training_request.ResolvedRequest, Steps, Host], FlowEnd]"
     host: "Host"
     steps: "Steps"
     witness: "Witness"
@@ -51,7 +48,7 @@ class Session:
 
         exit_on_sigterm(EXIT_CODES.get(end.reason, ExitCode.ERROR))
         state, shown = flow_run.shown_state(end), self.host.flow_run
-        if not state.is_completed() and shown.id is not None and not is_ephemeral_server(os.environ):
+        if not state.is_completed() and shown.id is not None and not prefect_server.is_ephemeral_server(os.environ):
             flow_run.report_reason(end, shown.id, self.witness.name)
         self.witness.finish(state, at_once=self.host.shutdown.signal is not None)
 
@@ -74,7 +71,7 @@ def end_without_flow(log: RunLog, config: RunConfig, environment: Mapping[str, s
 
 @contextmanager
 def training_session(
-    resolved: ResolvedRequest, config: RunConfig, log: RunLog, server: SessionServer
+    resolved: training_request.ResolvedRequest, config: RunConfig, log: RunLog, server: session_server.SessionServer
 ) -> Iterator[Session]:
     """Yield what training a checked request needs; a small text is prepared while Prefect is imported."""
     folder = placement.trainer_folder(os.environ, log.run_id)
@@ -110,7 +107,7 @@ def training_session(
             raise
 
 
-def leave_undelivered(code: ExitCode, server: SessionServer) -> None:
+def leave_undelivered(code: ExitCode, server: session_server.SessionServer) -> None:
     """Exit at once with `code` if Prefect's API takes no events: at exit it would retry each of them for seconds."""
     if "prefect" not in sys.modules:  # nothing was trained
         return

@@ -28,8 +28,7 @@ from prefect.exceptions import Abort
 from prefect.types import DateTime
 
 from cairn.flows.errors import EXPECTED_ERRORS
-from cairn.flows.orchestrator.prefect_server import is_ephemeral_server
-from cairn.flows.orchestrator.session_server import SessionServer
+from cairn.flows.orchestrator import prefect_server, session_server
 from cairn.tasks.attempt import preemption_notice, shutdown_signal
 from cairn.tasks.machine.process_scopes import running_beside
 from cairn.tasks.policy.termination import FlowEnd, FlowOutcome
@@ -102,7 +101,7 @@ class Witness:
         flow: Flow[Any, Any],
         name: str,
         parameters: Mapping[str, Any],
-        server: SessionServer,
+        server: session_server.SessionServer,
         *,
         say: Callable[[str], None],
     ) -> None:
@@ -186,7 +185,7 @@ class CancellationWatch:
 
     def __init__(self, flow_run: FlowRun, shutdown: shutdown_signal.ShutdownSignal) -> None:
         # A person cannot reach the temporary server of a command.
-        self._flow_run = FlowRun() if is_ephemeral_server(os.environ) else flow_run
+        self._flow_run = FlowRun() if prefect_server.is_ephemeral_server(os.environ) else flow_run
         self._shutdown = shutdown
         self._poll_now, self._answered = threading.Event(), threading.Event()
         self._cancelling = False

@@ -24,8 +24,7 @@ from urllib.parse import urlsplit
 
 from cairn.storage.stores.redaction import find_credentials
 from cairn.tasks.errors import InvalidConfiguration
-from cairn.tasks.machine.http_request import is_loopback, open_directly
-from cairn.tasks.machine.placement import work_folder
+from cairn.tasks.machine import http_request, placement
 from cairn.tasks.text.format import one_line
 
 _NAMES = ("PREFECT_API_URL", "PREFECT_API_KEY", "PREFECT_API_AUTH_STRING")
@@ -57,7 +56,7 @@ def prefect_home(environment: Mapping[str, str]) -> Path:
     package = Path(next(iter((found and found.submodule_search_locations) or ["."])))
     migrations = sorted((package / "server" / "database" / "_migrations" / "versions" / "sqlite").glob("20*_*.py"))
     named = re.fullmatch(r"\d+_\d+_\d+_\d+_([0-9a-f]+)_.*", migrations[-1].stem) if migrations else None
-    return work_folder(environment) / "prefect" / (named[1] if named else metadata.version("prefect"))
+    return placement.work_folder(environment) / "prefect" / (named[1] if named else metadata.version("prefect"))
 
 
 def settle_prefect(environment: MutableMapping[str, str], *, say: Callable[[str], None]) -> None:
@@ -81,7 +80,7 @@ def settle_prefect(environment: MutableMapping[str, str], *, say: Callable[[str]
         home.mkdir(mode=0o700, parents=True, exist_ok=True)  # Prefect makes one folder alone, and warns
     if os.path.expanduser("~") == "~":
         environment["HOME"] = str(home)  # a user without a home: Prefect could not be imported
-    if is_loopback(environment.get("PREFECT_API_URL", "")):
+    if http_request.is_loopback(environment.get("PREFECT_API_URL", "")):
         connect_directly(environment)
 
 
@@ -192,7 +191,7 @@ def ask_server(environment: Mapping[str, str], *, timeout_seconds: float) -> str
     url = server_address(environment)
     request = urllib.request.Request(f"{url.rstrip('/')}/admin/version", headers=authorization(environment))
     try:
-        with open_directly(request, timeout_seconds=timeout_seconds) as answer:
+        with http_request.open_directly(request, timeout_seconds=timeout_seconds) as answer:
             version = str(answer.read(100), "utf-8", "replace")
     except urllib.error.HTTPError as error:
         if error.code in (401, 403):

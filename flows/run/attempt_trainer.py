@@ -13,9 +13,8 @@ from cairn.flows.run import active_run, attempt_evaluations
 from cairn.storage.errors import Fenced, StorageError
 from cairn.storage.logs import log_entry, run_entries, step_log
 from cairn.storage.snapshots.data_snapshot import read_manifest
-from cairn.tasks.attempt import attempt_entries, injected_faults
+from cairn.tasks.attempt import attempt_entries, injected_faults, watchdog
 from cairn.tasks.attempt.attempt_entries import AttemptOver, end_attempt
-from cairn.tasks.attempt.watchdog import HangDetector, HeartbeatGap, detecting_hangs
 from cairn.tasks.errors import TrainerGone
 from cairn.tasks.machine.process_memory import MemoryReading, MemoryWatch, sampling
 from cairn.tasks.policy.attempt_sizes import MemoryRoom, segment_end, stall_seconds
@@ -33,10 +32,10 @@ class AttemptTrainer:
 
     def __init__(self, run: active_run.ActiveRun, started: run_entries.AttemptStarted) -> None:
         self._run, self._started = run, started
-        self._detector = HangDetector(run.config.watchdog)
+        self._detector = watchdog.HangDetector(run.config.watchdog)
         self._process: trainer_process.TrainerProcess | None = None
         self._memory: MemoryWatch | None = None
-        self._gap: HeartbeatGap | None = None
+        self._gap: watchdog.HeartbeatGap | None = None
         self._grace_ended = self._is_stopped = False
         self._lost_machine = self._lost_host = self._symptom = self._behind = ""
         self._began, self._ready_at = time.monotonic(), math.inf
@@ -54,7 +53,7 @@ class AttemptTrainer:
         )
         self._memory = MemoryWatch(process.pid)
         on_shutdown = run.host.shutdown.on_shutdown(self._pass_on_shutdown)
-        with sampling(self._memory), detecting_hangs(self._detector, self._kill_hung), on_shutdown:
+        with sampling(self._memory), watchdog.detecting_hangs(self._detector, self._kill_hung), on_shutdown:
             if run.group.nodes > 1:
                 address = f"{run.group.host}:{process.wait_listening()}"
                 run.machines.start_ranks(self._started.attempt, run.group.nodes, address, self._lose_machine)
@@ -206,7 +205,7 @@ class AttemptTrainer:
         if self._process is not None:
             _after(_LOST_SECONDS, self._process.kill)
 
-    def _kill_hung(self, gap: HeartbeatGap) -> None:
+    def _kill_hung(self, gap: watchdog.HeartbeatGap) -> None:
         if self._process is not None and self._process.is_alive:
             self._gap = gap
             self._process.write_stacks()

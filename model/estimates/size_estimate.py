@@ -11,7 +11,6 @@ from math import ceil
 from cairn.model.configuration.network import WIDENED, ModelConfig, layer_matrices, parameter_table
 from cairn.model.configuration.training import OptimizerName, TrainingConfig, first_micro_batch, smaller_micro_batch
 from cairn.model.kernels import block_sizes
-from cairn.model.kernels.block_sizes import saved_probabilities
 
 RUNTIME_BYTES = 380 * 2**20
 """A trainer on a CPU with a network of one layer, 8 wide: interpreter, torch and its libraries."""
@@ -267,7 +266,7 @@ class StepMemory:
         if self.is_block_fused:
             if model.qk_norm:  # queries and each head's keys before
                 layer.append((2 * self.attention, 2 * self.attention))
-            probabilities = saved_probabilities(model.block_size) * self.windows * model.n_head
+            probabilities = block_sizes.saved_probabilities(model.block_size) * self.windows * model.n_head
             kept = HALF_BYTES * probabilities * (2 if dropout else 1)
             layer.append((kept, kept // 4))
         else:

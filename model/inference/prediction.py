@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cairn.model.architectures.attention import KeyValueCache
-from cairn.model.architectures.gpt import GPT
+from cairn.model.architectures import attention, gpt
 from cairn.model.data.token_windows import TokenWindows
 from cairn.model.errors import InvalidInput, ModelError
 from cairn.model.kernels import block_sizes, head_loss
@@ -31,7 +30,7 @@ class EvaluationMetrics:
 
 
 @contextlib.contextmanager
-def evaluation_mode(model: GPT) -> Iterator[None]:
+def evaluation_mode(model: gpt.GPT) -> Iterator[None]:
     """Turn dropout and gradients off for the block, then restore the model's mode."""
     was_training = model.training
     model.eval()
@@ -43,7 +42,7 @@ def evaluation_mode(model: GPT) -> Iterator[None]:
 
 
 def held_out_loss(
-    model: GPT, windows: TokenWindows, *, batches: int, batch_size: int, among: range | None = None
+    model: gpt.GPT, windows: TokenWindows, *, batches: int, batch_size: int, among: range | None = None
 ) -> tuple[float, int]:
     """Return the mean loss in nats per token and the number of windows: `batches * batch_size`, or all, if fewer.
 
@@ -62,7 +61,7 @@ def held_out_loss(
 
 
 def evaluate(
-    model: GPT, val_windows: TokenWindows, *, batches: int, batch_size: int, bytes_per_token: float
+    model: gpt.GPT, val_windows: TokenWindows, *, batches: int, batch_size: int, bytes_per_token: float
 ) -> EvaluationMetrics:
     """Measure `model` on `batches` x `batch_size` held-out windows; leaves its mode and all generators unchanged."""
     loss, samples = held_out_loss(model, val_windows, batches=batches, batch_size=batch_size)
@@ -113,7 +112,7 @@ class Sampling:
 
 
 def generate_stream(
-    model: GPT, prompt_ids: Sequence[int], *, new_tokens: int, sampling: Sampling, seed: int = 0
+    model: gpt.GPT, prompt_ids: Sequence[int], *, new_tokens: int, sampling: Sampling, seed: int = 0
 ) -> Iterator[int]:
     """Return an iterator over the `new_tokens` ids that follow `prompt_ids` (not empty), each drawn on demand.
 
@@ -131,10 +130,10 @@ def generate_stream(
 
 
 def _sample_with_cache(
-    model: GPT, ids: list[int], new_tokens: int, sampling: Sampling, generator: torch.Generator
+    model: gpt.GPT, ids: list[int], new_tokens: int, sampling: Sampling, generator: torch.Generator
 ) -> Iterator[int]:
     block_size = model.config.block_size
-    cache = KeyValueCache(model.config, device=model.device, dtype=model.wte.weight.dtype)
+    cache = attention.KeyValueCache(model.config, device=model.device, dtype=model.wte.weight.dtype)
     new_ids = ids = ids[-block_size:]
     for _ in range(new_tokens):
         if cache.length + len(new_ids) > block_size:

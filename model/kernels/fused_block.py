@@ -15,13 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cairn.model.configuration.network import FeedForwardKind, ModelConfig
-from cairn.model.kernels.blocked_attention import (
-    SavedAttention,
-    apply_keep_mask,
-    attend,
-    attend_backward,
-    draw_keep_mask,
-)
+from cairn.model.kernels import blocked_attention
+from cairn.model.kernels.blocked_attention import apply_keep_mask, attend, attend_backward, draw_keep_mask
 
 HALF = torch.bfloat16
 _CHUNK_NUMBERS = 2**18
@@ -104,7 +99,10 @@ class _Block(torch.autograd.Function):
         joint, out, wide, narrow, gain_1, bias_1, gain_2, bias_2, *gains = tensors[11:21]
         rest, count = tensors[21:], context.moments
         moments_1, moments_2, rest = rest[:count], rest[count : 2 * count], rest[2 * count :]
-        saved, masks = SavedAttention(heads, rest[: context.blocks], rest[context.blocks + 2 :]), rest[context.blocks :]
+        saved, masks = (
+            blocked_attention.SavedAttention(heads, rest[: context.blocks], rest[context.blocks + 2 :]),
+            rest[context.blocks :],
+        )
         above = gradient.reshape(flat.shape)  # (B, T, C) -> (BT, C)
 
         grad_branch = apply_keep_mask(above.to(HALF), masks[1], dropout) if masks else above.to(HALF)

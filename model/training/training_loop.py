@@ -18,19 +18,9 @@ from cairn.model.data import sample_order, token_windows
 from cairn.model.errors import InvalidInput, NonFiniteLoss
 from cairn.model.estimates.utilization import flops_per_token, peak_flops, read_memory_bytes
 from cairn.model.inference import prediction
-from cairn.model.training import determinism
+from cairn.model.training import determinism, training_step
 from cairn.model.training.train_state import TrainState
-from cairn.model.training.training_step import (
-    DeferredStep,
-    StepInputs,
-    UpdateGuard,
-    UpdateResult,
-    format_weights_sum,
-    launch_step,
-    require_finite_norm,
-    sum_finite_losses,
-    take_step,
-)
+from cairn.model.training.training_step import DeferredStep, StepInputs, UpdateResult, sum_finite_losses, take_step
 
 _CPU = torch.device("cpu")
 _TOKENS, _VOCABULARY = 256, 1024
@@ -175,11 +165,11 @@ def _train_deferred(
     state: TrainState, inputs: StepInputs, observer: StepObserver, until_step: int, schedule: FetchSchedule
 ) -> bool:
     pending, stopped, probe = deque[DeferredStep](), False, observer.probe
-    with UpdateGuard(state.optimizers, state.device) as guard:
+    with training_step.UpdateGuard(state.optimizers, state.device) as guard:
         started = observer.clock()
         while state.step < until_step and not stopped:
             try:
-                pending.append(launch_step(state, inputs, guard))
+                pending.append(training_step.launch_step(state, inputs, guard))
             except Exception:
                 _fetch(state, inputs, observer, pending, started)  # if an earlier step was bad, its error is the cause
                 raise
@@ -209,7 +199,7 @@ def _fetch(
         grad_norm, *rank_seconds = numbers[middle:end]
         try:
             loss = sum_finite_losses(numbers[begin:middle], step=step.step, windows=step.windows, parts=step.parts)
-            require_finite_norm(grad_norm, step=step.step, windows=step.windows)
+            training_step.require_finite_norm(grad_norm, step=step.step, windows=step.windows)
         except NonFiniteLoss:
             state.step = step.step - 1
             raise
@@ -217,7 +207,7 @@ def _fetch(
             loss=loss,
             lr=step.lr,
             grad_norm=grad_norm,
-            weights_digest=format_weights_sum(step.weights_sum),
+            weights_digest=training_step.format_weights_sum(step.weights_sum),
             rank_seconds=tuple(rank_seconds),
         )
         _report(state, inputs, observer, step.step, result, seconds)

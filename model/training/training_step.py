@@ -21,9 +21,8 @@ from cairn.model.configuration.training import TrainingConfig
 from cairn.model.data import batch_loader, sample_order, token_windows
 from cairn.model.errors import NonFiniteLoss, TokenOutOfRange
 from cairn.model.kernels.head_loss import head_loss, padded_head_loss, token_loss
-from cairn.model.training.determinism import dropout_seed, keeping_generators, seed_generators
+from cairn.model.training import determinism, parallel
 from cairn.model.training.optimizer import set_rate, update_weights
-from cairn.model.training.parallel import accumulate, gather_full
 from cairn.model.training.train_state import AUTOCAST_DTYPES, TrainState
 
 BASELINE_STEPS = 64
@@ -192,13 +191,13 @@ def _accumulate(state: TrainState, inputs: StepInputs) -> tuple[batch_loader.Bat
     ranks, parameters = state.ranks, list(state.model.parameters())
     parts = ranks.micro_batches(state.global_batch, inputs.micro_batch)
     losses: list[Tensor] = []
-    with keeping_generators(state.device), state.own_time.computing():
+    with determinism.keeping_generators(state.device), state.own_time.computing():
         if ranks.is_sharded:  # each rank's gradients come unsharded until the last part has summed them up
             for number in range(len(parts)):
                 _backward(state, inputs, batch, number, losses)
         else:
             backwards = (partial(_backward, state, inputs, batch, number, losses) for number in range(len(parts)))
-            accumulate(parameters, backwards)
+            parallel.accumulate(parameters, backwards)
     ranks.add_up(parameters)
     return batch, *ranks.gather_losses(torch.stack(losses), state.own_time.seconds)
 
@@ -213,7 +212,7 @@ def _backward(
     tokens = batch.tokens[part.start - first_row : part.stop - first_row]  # (b, T+1)
     if state.model.config.dropout:
         index = ranks.rank * len(parts) + number
-        seed_generators(dropout_seed(training.seed, state.step + 1, index), state.device)
+        determinism.seed_generators(determinism.dropout_seed(training.seed, state.step + 1, index), state.device)
     ranks.synchronize(is_last=number == len(parts) - 1)
     mean = mean_loss(state, tokens, training)
     # The last part may be smaller: weighting by samples makes the sum the mean over the whole batch.
@@ -248,7 +247,7 @@ def _clip(state: TrainState, *, limit: float) -> Tensor:
     norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
     if limit > 0:
         torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm)
-    return gather_full(norm)
+    return parallel.gather_full(norm)
 
 
 def _update(state: TrainState) -> None:

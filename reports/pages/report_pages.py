@@ -18,7 +18,6 @@ from cairn.reports.pages.run_report import RunReport, gather_report
 from cairn.reports.plots import run_curves
 from cairn.reports.queries import post_mortem, receipts, run_lookup, run_query, run_status
 from cairn.reports.text import display_tables, post_mortem_text
-from cairn.reports.text.display_tables import Table, format_cell
 from cairn.storage.logs import run_log, step_log
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.policy.termination import TerminationReason
@@ -47,8 +46,8 @@ def markdown_report(report: RunReport, *, columns: int | None = None) -> str:
     return "```".join(parts)
 
 
-def _lay_out_table(table: Table, columns: int) -> str:
-    rows = [[format_cell(value) for value in row] for row in table.rows]
+def _lay_out_table(table: display_tables.Table, columns: int) -> str:
+    rows = [[display_tables.format_cell(value) for value in row] for row in table.rows]
     return "\n".join(line for lines in output.lay_out(table.columns, rows, columns) for line in lines)
 
 
@@ -85,7 +84,7 @@ def html_environment() -> "Environment":
         parts = format.one_line(text).split("`")
         return parts if len(parts) % 2 else [format.one_line(text)]
 
-    def number_columns(table: Table) -> set[str]:
+    def number_columns(table: display_tables.Table) -> set[str]:
         """Return the headings of the columns in which all cells are numbers or nothing."""
         columns = zip(table.columns, zip(*table.rows, strict=True), strict=False)
         return {name for name, cells in columns if all(_NUMBER.fullmatch(format.format_value(cell)) for cell in cells)}

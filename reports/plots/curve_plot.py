@@ -12,7 +12,6 @@ import numpy as np
 
 from cairn.reports.plots import plot_axis, run_curves
 from cairn.reports.plots.plot_axis import BLACK, BLUE, GREY, PALE, PlotAxis, Series
-from cairn.reports.plots.run_curves import RunCurves, format_number
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.stores.document import sha256
 
@@ -60,7 +59,7 @@ def plot_run(log: RunLog, request: run_curves.PlotRequest) -> run_curves.Written
 
 
 def draw_run(
-    curves: RunCurves, *, form: str = "png", width_px: int = 1200, height_px: int = 900, across: str = "step"
+    curves: run_curves.RunCurves, *, form: str = "png", width_px: int = 1200, height_px: int = 900, across: str = "step"
 ) -> bytes:
     """Return the plot as PNG or SVG."""
     figure, axis = _make_figure(width_px, height_px), PlotAxis(curves=curves, across=across)
@@ -126,7 +125,7 @@ def _save(figure: "Figure", form: str) -> bytes:
 def _label_panels(panels: "Sequence[Axes]", axis: PlotAxis) -> None:
     """Label all axes; steps and tokens are the axes below and above."""
     panels[0].locator_params(axis="x", integer=True)  # shared by all panels
-    panels[0].xaxis.set_major_formatter(lambda number, _: format_number(number))
+    panels[0].xaxis.set_major_formatter(lambda number, _: run_curves.format_number(number))
     panels[0].set_xlim(-0.01 * axis.reach, 1.02 * axis.reach)
     panels[-1].set_xlabel("tokens" if axis.unit > 1 else "step")
     for panel, name in zip(
@@ -137,7 +136,7 @@ def _label_panels(panels: "Sequence[Axes]", axis: PlotAxis) -> None:
         factor = 1 / rate if axis.unit > 1 else rate
         functions = (lambda x: np.asarray(x) * factor, lambda x: np.asarray(x) / factor)
         other = panels[0].secondary_xaxis("top", functions=functions)
-        other.xaxis.set_major_formatter(lambda number, _: format_number(number))
+        other.xaxis.set_major_formatter(lambda number, _: run_curves.format_number(number))
         other.set_xlabel("step" if axis.unit > 1 else "tokens")
         other.spines["top"].set(visible=True, color=PALE)
 
@@ -163,7 +162,7 @@ def _draw_gradient_norm(panel: "Axes", norm: Series) -> None:
 def _draw_speed(panel: "Axes", speed: Series) -> None:
     _plot_with_trend(panel, speed)
     panel.set_ylim(0, 1.15 * max(float(np.quantile(speed.values, 0.99)), 1e-9))
-    panel.yaxis.set_major_formatter(lambda number, _: format_number(number))
+    panel.yaxis.set_major_formatter(lambda number, _: run_curves.format_number(number))
 
 
 def _plot_with_trend(panel: "Axes", series: Series) -> None:

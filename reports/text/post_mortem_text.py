@@ -7,10 +7,8 @@ import signal
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from cairn.reports.queries.post_mortem import AttemptFacts, PostMortem
-from cairn.reports.queries.receipts import Receipt
-from cairn.reports.text.answer_text import Block, describe_left
-from cairn.reports.text.display_tables import checkpoints_table, evaluations_table, quarantines_table
+from cairn.reports.queries import post_mortem, receipts
+from cairn.reports.text import answer_text, display_tables
 from cairn.tasks.policy.termination import TERMINATIONS, DecisionAction, ExitCode, TerminationReason
 from cairn.tasks.text import format
 
@@ -25,7 +23,7 @@ _EVIDENCE = {
 """The sentence of each key of the evidence that is not empty; {} stands for its value."""
 
 
-def post_mortem_blocks(facts: PostMortem) -> Iterator[Block]:
+def post_mortem_blocks(facts: post_mortem.PostMortem) -> Iterator[answer_text.Block]:
     """Yield the answer, the sections behind it, and the last lines on the attempt's stderr."""
     yield f"{post_mortem_answer(facts)}\n"
     if facts.attempt is None:
@@ -33,13 +31,13 @@ def post_mortem_blocks(facts: PostMortem) -> Iterator[Block]:
     yield dict(post_mortem_sections(facts))
     if facts.attempt.passed_over:
         yield "\ncheckpoints that it could not start from:"
-        yield checkpoints_table(facts.attempt.passed_over[-_MOST_ITEMS:])
+        yield display_tables.checkpoints_table(facts.attempt.passed_over[-_MOST_ITEMS:])
     if facts.attempt.quarantines:
         yield f"\nthe newest data that was quarantined at its start; all: cairn log {facts.status.run_id}"
-        yield quarantines_table(facts.attempt.quarantines[-_MOST_ITEMS:])
+        yield display_tables.quarantines_table(facts.attempt.quarantines[-_MOST_ITEMS:])
     if facts.attempt.evaluations:
         yield "\nthe newest evaluations of its checkpoints:"
-        yield evaluations_table(facts.attempt.evaluations[-_MOST_ITEMS:])
+        yield display_tables.evaluations_table(facts.attempt.evaluations[-_MOST_ITEMS:])
     if (ended := facts.attempt.record.ended) is not None:
         tail = [line for line in (format.sanitize(it, kept="").rstrip() for it in ended.stderr_tail) if line.strip()]
         yield "\nlast lines on its stderr:" if tail else "\nnothing is on record of its stderr"
@@ -48,7 +46,7 @@ def post_mortem_blocks(facts: PostMortem) -> Iterator[Block]:
             yield f"  … and {len(tail) - _MOST_LINES} lines before: cairn explain {facts.status.run_id} --json"
 
 
-def post_mortem_answer(facts: PostMortem) -> str:
+def post_mortem_answer(facts: post_mortem.PostMortem) -> str:
     """Return how the attempt ended or stands, its cost and what followed."""
     if facts.attempt is None:
         steps = format.format_count(facts.status.total_steps, "step")
@@ -58,7 +56,7 @@ def post_mortem_answer(facts: PostMortem) -> str:
     return format.one_line(" ".join(f"{sentence}." for sentence in _answer(facts, facts.attempt)))
 
 
-def post_mortem_sections(facts: PostMortem) -> Iterator[tuple[str, str]]:
+def post_mortem_sections(facts: post_mortem.PostMortem) -> Iterator[tuple[str, str]]:
     """Yield the label and the text of each section behind the answer; none without an attempt."""
     for label, found in _sections(facts, facts.attempt) if facts.attempt else ():
         sentences = [format.one_line(sentence) for sentence in found if sentence]
@@ -67,7 +65,7 @@ def post_mortem_sections(facts: PostMortem) -> Iterator[tuple[str, str]]:
             yield label, " ".join(item if item.endswith((".", "!", "?", "`")) else f"{item}." for item in sentences)
 
 
-def _answer(facts: PostMortem, attempt: AttemptFacts) -> Iterator[str]:
+def _answer(facts: post_mortem.PostMortem, attempt: post_mortem.AttemptFacts) -> Iterator[str]:
     status, receipt, after = facts.status, attempt.receipt, attempt.successor
     name = f"Attempt {receipt.attempt} of {facts.run_attempts} of run {status.run_id}"
     step = f"step {attempt.reached_step:,} of {status.total_steps:,}"
@@ -95,7 +93,7 @@ def _answer(facts: PostMortem, attempt: AttemptFacts) -> Iterator[str]:
     yield f"The run is {status.state} now. Next: {status.next}"
 
 
-def _describe_open(attempt: AttemptFacts, where: str) -> str:
+def _describe_open(attempt: post_mortem.AttemptFacts, where: str) -> str:
     age, lease = attempt.heartbeat_age_seconds, attempt.lease_seconds
     seen = "" if age is None else f"; its last sign of life was {format.format_duration(age)} ago"
     if attempt.is_gone:
@@ -106,7 +104,7 @@ def _describe_open(attempt: AttemptFacts, where: str) -> str:
     return f"has not ended: it is at {where}{seen}"
 
 
-def _cost(attempt: AttemptFacts) -> str:
+def _cost(attempt: post_mortem.AttemptFacts) -> str:
     receipt, lost, reached = attempt.receipt, attempt.lost_steps, attempt.reached_step
     seconds, kept = receipt.wasted_gpu_seconds or 0.0, receipt.last_committed_step
     if not lost and seconds < 0.05:
@@ -119,7 +117,7 @@ def _cost(attempt: AttemptFacts) -> str:
     return f"Lost: {' and '.join(parts)}; {now if kept is None else f'everything up to step {kept:,} was kept'}"
 
 
-def _sections(facts: PostMortem, attempt: AttemptFacts) -> Iterator[tuple[str, Iterable[str]]]:
+def _sections(facts: post_mortem.PostMortem, attempt: post_mortem.AttemptFacts) -> Iterator[tuple[str, Iterable[str]]]:
     receipt, total = attempt.receipt, facts.status.total_steps
     faults, ended = attempt.record.started.faults, attempt.record.ended
     steps = f"this attempt was to do steps {receipt.first_step + 1:,} to {total:,}"
@@ -145,7 +143,7 @@ def _sections(facts: PostMortem, attempt: AttemptFacts) -> Iterator[tuple[str, I
     yield "no effect", (f"its entry {seq} had no effect: {why}" for seq, why in attempt.refused.items())
 
 
-def _config(attempt: AttemptFacts) -> str:
+def _config(attempt: post_mortem.AttemptFacts) -> str:
     receipt = attempt.receipt
     digest, before = f"configuration {format.short_digest(receipt.config_sha256)}", f"attempt {receipt.attempt - 1}"
     if receipt.attempt == 1:
@@ -160,7 +158,7 @@ def _config(attempt: AttemptFacts) -> str:
     return f"{digest}; different from {before}: {format.format_list(changes, _MOST_CHANGES)}{by}"
 
 
-def _where(attempt: AttemptFacts) -> Iterator[str]:
+def _where(attempt: post_mortem.AttemptFacts) -> Iterator[str]:
     where, peak = attempt.receipt.placement, attempt.receipt.peak
     many = f" × {where.world_size}" if where.world_size > 1 else ""
     moved = {None: "", True: ", the machine of the attempt before", False: ", another machine or boot than before"}
@@ -176,7 +174,7 @@ def _where(attempt: AttemptFacts) -> Iterator[str]:
         yield f"MFU is of {peak.flops / 1e12:.4g} TFLOP/s a device ({peak.source})"
 
 
-def _origin(attempt: AttemptFacts) -> Iterator[str]:
+def _origin(attempt: post_mortem.AttemptFacts) -> Iterator[str]:
     receipt, resumed, reached = attempt.receipt, attempt.record.started.resumed_from, attempt.reached_before
     if resumed is None:
         is_first = receipt.attempt == 1
@@ -197,7 +195,7 @@ def _origin(attempt: AttemptFacts) -> Iterator[str]:
     yield f"Started {format.format_duration(receipt.waiting_seconds)} after {since}{ready}"
 
 
-def _progress(attempt: AttemptFacts) -> Iterator[str]:
+def _progress(attempt: post_mortem.AttemptFacts) -> Iterator[str]:
     receipt, reached, took = attempt.receipt, attempt.reached_step, format.format_duration(attempt.seconds)
     done, last, is_open = reached - receipt.first_step, attempt.last_record, attempt.record.ended is None
     taking = f" since it started {took} ago" if is_open else f" in {took}"
@@ -216,7 +214,7 @@ def _progress(attempt: AttemptFacts) -> Iterator[str]:
     yield f"{format.format_count(len(steps), 'checkpoint')} committed{at}"
 
 
-def _end(attempt: AttemptFacts, evidence: Mapping[str, Any]) -> Iterator[str]:
+def _end(attempt: post_mortem.AttemptFacts, evidence: Mapping[str, Any]) -> Iterator[str]:
     """Yield why the attempt ended, the evidence, why it leads to this reason, and who put the end on record."""
     receipt, writer, where = attempt.receipt, attempt.ended_by, attempt.receipt.placement
     reason, detail = receipt.termination_reason or "", receipt.detail or ""
@@ -286,7 +284,7 @@ def _last_words(words: Mapping[str, Any], detail: str) -> Iterator[str]:
         yield f"the loss began to rise at step {words['spike_step']:,}"
 
 
-def _decision(receipt: Receipt) -> Iterator[str]:
+def _decision(receipt: receipts.Receipt) -> Iterator[str]:
     """Yield what was decided at the end, why, and what it was charged to; nothing while the attempt is open."""
     decision = receipt.decision
     if decision is None:
@@ -300,11 +298,11 @@ def _decision(receipt: Receipt) -> Iterator[str]:
     elif decision.action == DecisionAction.STOP:
         yield f"the budget {decision.charged} had to pay for this end and could not: it is spent"
     else:
-        left = describe_left(decision.left)
+        left = answer_text.describe_left(decision.left)
         yield f"the budget {decision.charged} paid for this end; left of it then: {left}"
         yield "a commit of new steps fills the retries up again"
 
 
-def _difference(receipt: Receipt) -> str:
+def _difference(receipt: receipts.Receipt) -> str:
     """Return `micro-batch 4→2` of `after oom: micro-batch 4→2`; empty where nothing is different."""
     return receipt.changed.partition(": ")[2] if receipt.changed.startswith("after ") else receipt.changed

@@ -7,19 +7,11 @@ from functools import partial
 
 import numpy as np
 
-from cairn.storage.checkpoints import payload
-from cairn.storage.checkpoints.checkpoint_shard import (
-    ReadPolicy,
-    ShardReader,
-    WantedBytes,
-    begin_shard,
-    cut_shards,
-    transfers,
-)
+from cairn.storage.checkpoints import checkpoint_shard, payload
+from cairn.storage.checkpoints.checkpoint_shard import ReadPolicy, ShardReader, WantedBytes, cut_shards, transfers
 from cairn.storage.errors import IntegrityError, ObjectDamaged, ObjectMissing, StoreUnavailable
+from cairn.storage.logs import run_entries, run_log
 from cairn.storage.logs.log_entry import CheckpointReference, Writer
-from cairn.storage.logs.run_entries import CheckpointCommitted, StagedCheckpoint
-from cairn.storage.logs.run_log import RunLog, run_prefix
 from cairn.storage.logs.run_state import RunState
 from cairn.storage.stores.document import decode, encode, sha256
 from cairn.storage.stores.object_store import ExpectedObject, ObjectStore, find_damage, read_verified
@@ -72,7 +64,7 @@ class OpenedCheckpoint:
 
 def checkpoint_target(run_id: str, *, step: int, attempt: int) -> CheckpointTarget:
     """Return where an attempt stages the checkpoint of a step: no two attempts share a folder."""
-    prefix = f"{run_prefix(run_id)}/checkpoints/step-{step:08d}-attempt-{attempt:04d}"
+    prefix = f"{run_log.run_prefix(run_id)}/checkpoints/step-{step:08d}-attempt-{attempt:04d}"
     return CheckpointTarget(run_id=run_id, attempt=attempt, prefix=prefix)
 
 
@@ -96,7 +88,7 @@ def stage_share(
             shards = cut_shards(group.records, uploads.shard_bytes)
             for number, shard in enumerate(shards, start=1):
                 name = f"{part}-{number:05d}-of-{len(shards):05d}.safetensors"
-                waits.append(begin_shard(write, digest, store, f"{prefix}/{name}", shard))
+                waits.append(checkpoint_shard.begin_shard(write, digest, store, f"{prefix}/{name}", shard))
         return tuple(wait() for wait in waits)
 
 
@@ -109,7 +101,7 @@ def stage_checkpoint(
     uploads: UploadOptions = _DEFAULT_UPLOADS,
     writers: int = 1,
     others: Callable[[], tuple[payload.ManifestShard, ...]] = tuple,
-) -> StagedCheckpoint:
+) -> run_entries.StagedCheckpoint:
     """Upload shards, trainer document and, last, the manifest; `others` waits for what the other writers wrote."""
     prefix, document = target.prefix, encode(trainer)
     shards = stage_share(store, prefix, groups, writer=0, writers=writers, uploads=uploads)
@@ -128,7 +120,7 @@ def stage_checkpoint(
     )
     data = encode(manifest)
     store.write(f"{prefix}/manifest.json", data)
-    return StagedCheckpoint(
+    return run_entries.StagedCheckpoint(
         step=manifest.step,
         attempt=manifest.attempt,
         prefix=prefix,
@@ -139,13 +131,13 @@ def stage_checkpoint(
 
 
 def commit_checkpoint(
-    log: RunLog, staged: StagedCheckpoint, *, writer: Writer, tokens: int, gpu_seconds: float
+    log: run_log.RunLog, staged: run_entries.StagedCheckpoint, *, writer: Writer, tokens: int, gpu_seconds: float
 ) -> RunState:
     """Check the sizes of the staged objects, which may raise `IntegrityError`, then append the atomic marker once."""
     manifest = read_manifest(log.store, staged.prefix, staged.manifest_sha256)
     if wrong := find_wrong_sizes(log.store, staged.prefix, manifest):
         raise wrong[0]
-    body = CheckpointCommitted(**asdict(staged), tokens=tokens, gpu_seconds=gpu_seconds)
+    body = run_entries.CheckpointCommitted(**asdict(staged), tokens=tokens, gpu_seconds=gpu_seconds)
     return log.append(partial(_unless_committed, body), writer=writer)
 
 
@@ -241,7 +233,7 @@ def load_checkpoint(
     return replace(opened, tensors=records)
 
 
-def _unless_committed(body: CheckpointCommitted, state: RunState) -> CheckpointCommitted | None:
+def _unless_committed(body: run_entries.CheckpointCommitted, state: RunState) -> run_entries.CheckpointCommitted | None:
     known = state.find_commit(body)
     return None if known is not None and known.committed.manifest_sha256 == body.manifest_sha256 else body
 

@@ -13,16 +13,8 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import Any, TypeVar
 
-from cairn.storage.checkpoints.payload import (
-    CHUNK_BYTES,
-    DIGEST_BYTES,
-    ManifestShard,
-    TensorDigest,
-    TensorRecord,
-    chunks_of,
-    shard_chunks,
-    shard_header,
-)
+from cairn.storage.checkpoints import payload
+from cairn.storage.checkpoints.payload import CHUNK_BYTES, DIGEST_BYTES, ManifestShard, TensorRecord, shard_header
 from cairn.storage.errors import IntegrityError, ObjectDamaged, ObjectMissing
 from cairn.storage.stores.local_store import forget_cached_bytes
 from cairn.storage.stores.object_store import PAGE_BYTES, ObjectStore
@@ -197,13 +189,15 @@ def begin_shard(
 ) -> Callable[[], ManifestShard]:
     """Start to write a shard and to hash it, each by itself; return a wait for what the manifest says of it."""
     header = shard_header(records)
-    written = write(store.write_stream, key, shard_chunks(records))
-    digests = [[digest(_digest, chunk) for chunk in chunks_of(record.data)] for record in records]
+    written = write(store.write_stream, key, payload.shard_chunks(records))
+    digests = [[digest(_digest, chunk) for chunk in payload.chunks_of(record.data)] for record in records]
 
     def wait() -> ManifestShard:
         size_bytes = written()
         tensors = tuple(
-            TensorDigest(name=item.name, dtype=item.dtype, shape=item.shape, chunks=b"".join(found() for found in own))
+            payload.TensorDigest(
+                name=item.name, dtype=item.dtype, shape=item.shape, chunks=b"".join(found() for found in own)
+            )
             for item, own in zip(records, digests, strict=True)
         )
         sha256 = shard_sha256(header, (tensor.chunks for tensor in tensors))

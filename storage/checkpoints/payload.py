@@ -17,8 +17,7 @@ from typing import TypedDict
 import msgspec
 
 from cairn.storage.errors import IntegrityError
-from cairn.storage.stores.document import decode
-from cairn.storage.stores.object_store import PAGE_BYTES, WrittenObject
+from cairn.storage.stores import document, object_store
 
 MANIFEST_VERSION = 2
 TRAINER = "trainer.json"
@@ -116,7 +115,7 @@ def shard_header(tensors: Sequence[TensorSpec]) -> bytes:
         header[tensor.name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": (offset, end)}
         offset = end
     encoded = msgspec.json.encode(header)
-    encoded += b" " * (-(8 + len(encoded)) % (PAGE_BYTES if offset >= PAGE_BYTES else 8))
+    encoded += b" " * (-(8 + len(encoded)) % (object_store.PAGE_BYTES if offset >= object_store.PAGE_BYTES else 8))
     return struct.pack("<Q", len(encoded)) + encoded
 
 
@@ -132,7 +131,7 @@ class _Version(TypedDict):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ManifestObject(WrittenObject):
+class ManifestObject(object_store.WrittenObject):
     """One payload object; `name` is a plain name inside the checkpoint's folder."""
 
     name: str
@@ -199,10 +198,10 @@ class Manifest:
 
 def decode_manifest(data: bytes, *, where: str) -> Manifest:
     """Return the manifest in `data`; raise `IntegrityError` naming `where` if it is malformed or newer."""
-    version = decode(data, _Version, where=where)["version"]
+    version = document.decode(data, _Version, where=where)["version"]
     if version > MANIFEST_VERSION:
         raise IntegrityError(f"{where}: version {version} is newer than {MANIFEST_VERSION}; update cairn")
-    return decode(data, Manifest, where=where)
+    return document.decode(data, Manifest, where=where)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,16 +14,9 @@ from functools import partial
 
 from cairn.storage.checkpoints import checkpoint, checkpoint_shard
 from cairn.storage.errors import IntegrityError, NothingReadable, ObjectDamaged
+from cairn.storage.logs import run_entries
 from cairn.storage.logs.log_entry import CheckpointReference, Writer
-from cairn.storage.logs.run_entries import (
-    CheckpointCommitted,
-    CheckpointPinned,
-    CheckpointQuarantined,
-    CheckpointRestored,
-    CheckpointUnpinned,
-    Placement,
-    ReadEvidence,
-)
+from cairn.storage.logs.run_entries import CheckpointPinned, CheckpointRestored, CheckpointUnpinned, ReadEvidence
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.logs.run_state import CheckpointRecord, RunState
 from cairn.storage.stores import local_store
@@ -102,17 +95,22 @@ def collect_evidence(
 
 
 def quarantine_checkpoint(
-    log: RunLog, committed: CheckpointCommitted, detail: str, *, evidence: tuple[ReadEvidence, ...] = (), writer: Writer
+    log: RunLog,
+    committed: run_entries.CheckpointCommitted,
+    detail: str,
+    *,
+    evidence: tuple[ReadEvidence, ...] = (),
+    writer: Writer,
 ) -> RunState:
     """Append that no resume uses this checkpoint any more, and why, unless it is no longer committed."""
-    body = CheckpointQuarantined(**asdict(committed.reference), detail=detail, evidence=evidence)
+    body = run_entries.CheckpointQuarantined(**asdict(committed.reference), detail=detail, evidence=evidence)
     return log.append(
         lambda state: body if any(record.committed.prefix == body.prefix for record in state.readable) else None,
         writer=writer,
     )
 
 
-def restored_entry(committed: CheckpointCommitted, state: RunState) -> CheckpointRestored | None:
+def restored_entry(committed: run_entries.CheckpointCommitted, state: RunState) -> CheckpointRestored | None:
     """Return the entry that takes a checkpoint back, or None when it is not quarantined for its bytes any more."""
     record = state.find_live(committed.prefix)
     if record is None or not record.may_be_restored:
@@ -129,7 +127,7 @@ def fails_alike(fresh: Collection[ReadEvidence], before: Collection[ReadEvidence
 
 def new_pin(
     reference: CheckpointReference,
-    pinned_by: Placement,
+    pinned_by: run_entries.Placement,
     *,
     alias: str | None = None,
     suite_sha256: str | None = None,

@@ -11,16 +11,9 @@ from functools import reduce
 from typing import Any
 
 from cairn.storage.errors import Fenced
-from cairn.storage.logs import fold_cache, log_entry
+from cairn.storage.logs import fold_cache, log_entry, run_state
 from cairn.storage.logs import run_entries as kinds
-from cairn.storage.logs.run_state import (
-    AttemptRecord,
-    Charges,
-    CheckpointRecord,
-    CheckpointState,
-    RefusedEntry,
-    RunState,
-)
+from cairn.storage.logs.run_state import Charges, CheckpointRecord, CheckpointState, RefusedEntry, RunState
 from cairn.storage.stores.object_store import ObjectStore, check_key, check_name
 
 
@@ -36,7 +29,7 @@ def _apply(state: RunState, entry: log_entry.Entry) -> RunState:
     if isinstance(body, kinds.AttemptStarted):
         if body.attempt != state.latest_attempt + 1 or owner is not None or state.deleted is not None:
             return _refuse(state, entry)
-        started = AttemptRecord(started=body, started_at=entry.at, flow_run_id=entry.writer.flow_run_id)
+        started = run_state.AttemptRecord(started=body, started_at=entry.at, flow_run_id=entry.writer.flow_run_id)
         pins = tuple(pin for pin in state.pins if pin.during_attempt is None)
         return replace(state, attempts=state.attempts.append(started), pins=pins)
     if state.fences(entry.writer.attempt):

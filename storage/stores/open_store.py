@@ -5,14 +5,13 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from cairn.storage.errors import StorageError
-from cairn.storage.stores import local_store, redaction
-from cairn.storage.stores.object_store import ObjectStore
+from cairn.storage.stores import local_store, object_store, redaction
 
 _NOT_SPOKEN = {"Google Cloud Storage": ("gs", "gcs"), "Azure Blob Storage": ("az", "abfs", "abfss", "adl")}
 """Stores with an atomic create of their own, by their schemes; Cairn does not speak their APIs."""
 
 
-def open_store(url: str) -> ObjectStore:
+def open_store(url: str) -> object_store.ObjectStore:
     """Open `./folder`, `file://…` or `s3://bucket/prefix`.
 
     A remote store retries idempotent operations for some seconds. Raises StorageError for an empty URL, any other

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from cairn.storage.errors import ObjectMissing, StorageError, StoreRefused, StoreUnavailable
-from cairn.storage.stores.object_store import MAX_READ_BYTES, too_large
-from cairn.storage.stores.redaction import redact
+from cairn.storage.stores import object_store, redaction
 
 T = TypeVar("T")
 _ADVICE = {
@@ -63,7 +62,7 @@ def convert_error(error: Exception, *, action: str, where: str) -> StorageError:
         return ObjectMissing(f"{where}: no such object")
     silence = "no answer in time" if isinstance(error, TimeoutError) else "no message"
     message = " ".join(str(error).split()) or silence
-    problem = redact(f"{where}: cannot {action}: {code}: {message}")
+    problem = redaction.redact(f"{where}: cannot {action}: {code}: {message}")
     return StoreRefused(f"{problem}; {_REFUSED[code]}") if code in _REFUSED else StoreUnavailable(problem)
 
 
@@ -188,7 +187,7 @@ class S3Bucket:
         body = self._call(action, method, ANSWER_SECONDS if seconds is None else seconds, parameters)
         return asyncio.run_coroutine_threadsafe(body, self._loop())
 
-    def fetch(self, key: str, *, at_most_bytes: int = MAX_READ_BYTES, **parameters: Any) -> Fetched:
+    def fetch(self, key: str, *, at_most_bytes: int = object_store.MAX_READ_BYTES, **parameters: Any) -> Fetched:
         """Return the body of one GET; raises IntegrityError once it exceeds `at_most_bytes`."""
         body = self._fetch({"Key": key, **parameters}, at_most_bytes)
         return self._result(asyncio.run_coroutine_threadsafe(body, self._loop()))
@@ -209,7 +208,7 @@ class S3Bucket:
                 while piece := await asyncio.wait_for(body.read(1 << 20), ANSWER_SECONDS):
                     data += piece
                     if len(data) > at_most_bytes:
-                        raise too_large(f"s3://{self.name}/{parameters['Key']}", at_most_bytes)
+                        raise object_store.too_large(f"s3://{self.name}/{parameters['Key']}", at_most_bytes)
             total = str(answer.get("ContentRange", "")).rpartition("/")[2]
             return Fetched(data=bytes(data), etag=str(answer.get("ETag", "")), total_bytes=int(total or len(data)))
 

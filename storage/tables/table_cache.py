@@ -19,8 +19,7 @@ from zlib import crc32
 
 from cairn.storage.errors import IntegrityError, StorageError
 from cairn.storage.logs import fold_cache, log_entry, run_entries, run_log, run_state, step_log
-from cairn.storage.stores.document import decode, encode, sha256
-from cairn.storage.stores.object_store import ObjectStore, WrittenObject, ask_each, describe_file
+from cairn.storage.stores import document, object_store
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -51,7 +50,7 @@ class RunStamp:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PackedTable(WrittenObject):
+class PackedTable(object_store.WrittenObject):
     """One table of a pack: a Parquet file named by its SHA-256."""
 
     table: str
@@ -99,7 +98,7 @@ class GatheredTables:
 class TableCache:
     """The packs of a store."""
 
-    def __init__(self, store: ObjectStore, folder: Path) -> None:
+    def __init__(self, store: object_store.ObjectStore, folder: Path) -> None:
         """Keep the packs in `folder`, which is of this store alone."""
         self._store, self._folder = store, folder
 
@@ -111,7 +110,7 @@ class TableCache:
         folder, here = self._folder / kind.name, set(run_ids)
         packs = {name: read_pack(folder / name, kind.version) for name in sorted(members)}
         stamps = [stamp for pack in packs.values() if pack for stamp in pack.runs if stamp.run_id in here]
-        answers = ask_each(self._store, partial(is_current, self._store), stamps)
+        answers = object_store.ask_each(self._store, partial(is_current, self._store), stamps)
         current = frozenset(stamp.run_id for stamp in compress(stamps, answers))
         gathered = GatheredTables(parts={name: [] for name in wanted})
         fold = partial(self._fold, kind, gathered.unreadable)
@@ -122,7 +121,7 @@ class TableCache:
             kept = [stamp for stamp in packed if stamp.run_id in current] if files is not None else []
             known, tables = {stamp.run_id for stamp in kept}, dict[str, Any](files or {})
             moved = [run_id for run_id in members[name] if run_id not in known]
-            runs = list(filter(None, ask_each(self._store, fold, moved)))
+            runs = list(filter(None, object_store.ask_each(self._store, fold, moved)))
             gathered.stamps.extend(kept := [*kept, *(stamp for stamp, _ in runs)])
             if runs or len(known) < len(packed):  # the pack is written again: it has other runs, or one has moved
                 for table, columns in kind.tables.items():
@@ -154,7 +153,7 @@ class TableCache:
 def read_pack(folder: Path, version: str) -> Pack | None:
     """Return the pack in the folder, None if it is missing, damaged or of another version."""
     with suppress(OSError, IntegrityError):
-        pack = decode((folder / PACK).read_bytes(), Pack, where=str(folder))
+        pack = document.decode((folder / PACK).read_bytes(), Pack, where=str(folder))
         return pack if pack.version == version else None
     return None
 
@@ -169,11 +168,11 @@ def write_pack(
     for table, rows in tables.items():
         temporary = folder / f".{uuid.uuid4().hex}"
         parquet.write_table(rows, temporary, compression="zstd", row_group_size=_ROW_GROUP_ROWS)
-        written = describe_file(temporary)
+        written = object_store.describe_file(temporary)
         packed.append(PackedTable(table=table, bytes=written.bytes, sha256=written.sha256))
         os.replace(temporary, folder / packed[-1].file_name)
     temporary = folder / f".{uuid.uuid4().hex}"
-    temporary.write_bytes(encode(Pack(version=version, tables=tuple(packed), runs=runs)))
+    temporary.write_bytes(document.encode(Pack(version=version, tables=tuple(packed), runs=runs)))
     os.replace(temporary, folder / PACK)
     files = {item.table: folder / item.file_name for item in packed}
     for path in set(folder.iterdir()) - {folder / PACK, *files.values()}:
@@ -185,13 +184,13 @@ def find_files(folder: Path, pack: Pack, tables: Collection[str]) -> Mapping[str
     """Return the files of these tables, None if one is missing or damaged."""
     packed = {folder / item.file_name: item for item in pack.tables if item.table in tables}
     with suppress(OSError):
-        if all(item.has_bytes_of(describe_file(path)) for path, item in packed.items()):
+        if all(item.has_bytes_of(object_store.describe_file(path)) for path, item in packed.items()):
             return {item.table: path for path, item in packed.items()}
     return None
 
 
 def stamp_run(
-    store: ObjectStore, run_id: str, folded: fold_cache.FoldedLog[run_state.RunState], *, with_steps: bool
+    store: object_store.ObjectStore, run_id: str, folded: fold_cache.FoldedLog[run_state.RunState], *, with_steps: bool
 ) -> RunStamp:
     """Return the stamp of rows that are yet to be made: an entry written meanwhile makes them stale, never wrong."""
     attempt, owner = folded.state.latest_attempt, folded.state.open_attempt
@@ -205,12 +204,12 @@ def stamp_run(
     )
 
 
-def is_current(store: ObjectStore, stamp: RunStamp) -> bool:
+def is_current(store: object_store.ObjectStore, stamp: RunStamp) -> bool:
     """Whether the run's log still ends with the stamp's entry; at most three small requests, whatever its length."""
     prefix, steps_bytes = run_log.run_prefix(stamp.run_id), stamp.steps_bytes
     with suppress(StorageError):
         return (
-            sha256(store.read(f"{prefix}/log/{log_entry.entry_name(stamp.seq)}")) == stamp.entry_sha256
+            document.sha256(store.read(f"{prefix}/log/{log_entry.entry_name(stamp.seq)}")) == stamp.entry_sha256
             and store.size(f"{prefix}/log/{log_entry.entry_name(stamp.seq + 1)}") is None
             and (steps_bytes is None or step_log.step_log_bytes(store, prefix, stamp.latest_attempt) == steps_bytes)
         )
