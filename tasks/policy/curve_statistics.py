@@ -165,10 +165,8 @@ def find_clipped_updates(curve: Curve) -> str:
     share = sum(norm > curve.grad_clip for norm in norms) / max(len(norms), 1)
     if len(norms) < _CLIPPED_STEPS or share < _CLIPPED_SHARE:
         return ""
-    return (
-        f"{share:.0%} of the last {len(norms):,} gradients were longer than grad_clip {curve.grad_clip:g} "
-        f"(median {float(np.median(norms)):.3g}) and were clipped to it"
-    )
+    longer = f"longer than grad_clip {curve.grad_clip:g} (median {float(np.median(norms)):.3g})"
+    return f"{share:.0%} of the last {len(norms):,} gradients were {longer} and were clipped to it"
 
 
 def find_collapsed_throughput(curve: Curve) -> str:
@@ -197,10 +195,8 @@ def find_straggler(curve: Curve) -> str:
     if count < _STRAGGLING_SHARE * len(newest):
         return ""
     ratio = float(np.median([ratio for other, ratio in newest if other == name]))
-    return (
-        f"{name} was the slowest in {count} of the last {len(newest)} steps: its own work took it {ratio:.1f} times as "
-        "long as the median rank, and the others wait for it"
-    )
+    work = f"its own work took it {ratio:.1f} times as long as the median rank, and the others wait for it"
+    return f"{name} was the slowest in {count} of the last {len(newest)} steps: {work}"
 
 
 def find_repeating_samples(curve: Curve) -> str:

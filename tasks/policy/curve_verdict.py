@@ -147,10 +147,8 @@ def _diverging(seen: _Measured) -> str:
     if seen.val and not math.isfinite(seen.val[-1][1]):
         return f"the val loss at step {seen.val[-1][0]} is not a number"
     if level.now > level.best + margin:
-        return (
-            f"{now} lies {level.now - level.best:.2f} nats above {level.best:.2f} at step {level.best_step}; "
-            f"up to {margin:.2f} would be noise"
-        )
+        above = f"{level.now - level.best:.2f} nats above {level.best:.2f} at step {level.best_step}"
+        return f"{now} lies {above}; up to {margin:.2f} would be noise"
     if seen.uniform and level.now > seen.uniform * (1 + _GUESS_SHARE):
         return f"{now} is worse than a uniform guess, ln({seen.curve.vocab_size}) = {seen.uniform:.2f} nats"
     return ""
@@ -170,10 +168,8 @@ def _stuck(seen: _Measured) -> str:
         return ""
     rates = seen.curve.learning_rates
     rate = f"; the learning rate is {rates[-1]:.3g}" if rates else ""
-    return (
-        f"train loss {seen.level.now:.2f} after {len(seen.losses)} steps is near ln({seen.curve.vocab_size}) = "
-        f"{seen.uniform:.2f} nats, the loss of a uniform guess{rate}"
-    )
+    guess = f"ln({seen.curve.vocab_size}) = {seen.uniform:.2f} nats, the loss of a uniform guess"
+    return f"train loss {seen.level.now:.2f} after {len(seen.losses)} steps is near {guess}{rate}"
 
 
 def _overfitting(seen: _Measured) -> str:
@@ -186,11 +182,9 @@ def _overfitting(seen: _Measured) -> str:
     has_risen = min(recent) > val[best] * (1 + _OVERFIT_RISE) and min(ratios) > _OVERFIT_GAP
     if train[-1] >= train[best] * (1 - _OVERFIT_RISE) or not (has_risen or min(ratios) >= _OVERFIT_RATIO):
         return ""
-    return (
-        f"val loss {val[-1]:.2f} is {ratios[-1]:.2f} × train loss {train[-1]:.2f}; over the last {count} evaluations "
-        f"it was never better than at step {seen.val[best][0]} ({val[best]:.2f}), while the train loss fell from "
-        f"{train[best]:.2f}"
-    )
+    now = f"val loss {val[-1]:.2f} is {ratios[-1]:.2f} × train loss {train[-1]:.2f}"
+    since = f"it was never better than at step {seen.val[best][0]} ({val[best]:.2f})"
+    return f"{now}; over the last {count} evaluations {since}, while the train loss fell from {train[best]:.2f}"
 
 
 def _spiking(seen: _Measured) -> str:
@@ -198,11 +192,9 @@ def _spiking(seen: _Measured) -> str:
     if not spikes.count:
         return ""
     norm = f", gradient norm {spikes.worst_grad_ratio:.1f} × its median" if spikes.worst_grad_ratio else ""
-    return (
-        f"{format_count(spikes.count, 'spike')} of the train loss in the last {spikes.looked_back_steps} steps, the "
-        f"worst at step {spikes.worst_step}: {spikes.worst_rise:.2f} nats above the steps before it (noise "
-        f"{spikes.noise:.2f} nats{norm})"
-    )
+    counted = f"{format_count(spikes.count, 'spike')} of the train loss in the last {spikes.looked_back_steps} steps"
+    worst = f"the worst at step {spikes.worst_step}: {spikes.worst_rise:.2f} nats above the steps before it"
+    return f"{counted}, {worst} (noise {spikes.noise:.2f} nats{norm})"
 
 
 def _flat_train_loss(seen: _Measured) -> str:
@@ -212,10 +204,8 @@ def _flat_train_loss(seen: _Measured) -> str:
     then = curve_statistics.levels_at(seen.curve, seen.losses, [step])[0]
     if seen.level.now <= then * (1 - _FLAT_SHARE):
         return ""
-    return (
-        f"train loss {seen.level.now:.3f} improves on {then:.3f} at step {step}, two thirds of the run ago, by less "
-        f"than {_FLAT_SHARE:.0%}"
-    )
+    before = f"{then:.3f} at step {step}, two thirds of the run ago"
+    return f"train loss {seen.level.now:.3f} improves on {before}, by less than {_FLAT_SHARE:.0%}"
 
 
 def _flat_val_loss(seen: _Measured) -> str:
@@ -225,10 +215,8 @@ def _flat_val_loss(seen: _Measured) -> str:
     before, since = min(val[:-count]), min(val[-count:])
     if since <= before * (1 - _PLATEAU_SHARE):
         return ""
-    return (
-        f"the best val loss of the last {count} evaluations, {since:.3f}, improves on {before:.3f} before them by "
-        f"less than {_PLATEAU_SHARE:.1%}"
-    )
+    newest = f"the best val loss of the last {count} evaluations, {since:.3f}"
+    return f"{newest}, improves on {before:.3f} before them by less than {_PLATEAU_SHARE:.1%}"
 
 
 _RULES: tuple[tuple[VerdictKind, Callable[[_Measured], str]], ...] = (

@@ -96,8 +96,7 @@ TERMINATIONS: Mapping[str, Termination] = {
         because="no notice, no error and no memory kill is on record, so the cause is unknown",
     ),
     TerminationReason.OOM: Termination(
-        summary="ran out of memory {at}",
-        because="an allocation failed, or the kernel killed the process for memory",
+        summary="ran out of memory {at}", because="an allocation failed, or the kernel killed the process for memory"
     ),
     TerminationReason.BAD_DATA: Termination(
         summary="met data that cannot be trained on {at}",
@@ -108,8 +107,7 @@ TERMINATIONS: Mapping[str, Termination] = {
         because="the loss was not finite or far above its own history, and no single batch explains it",
     ),
     TerminationReason.STORAGE: Termination(
-        summary="could not reach or write its storage {at}",
-        because="an error of the store ended it",
+        summary="could not reach or write its storage {at}", because="an error of the store ended it"
     ),
     TerminationReason.HUNG: Termination(
         summary="stopped making progress {at} and was killed",
@@ -120,8 +118,7 @@ TERMINATIONS: Mapping[str, Termination] = {
         because="the first machine was here, and too few others came in time",
     ),
     TerminationReason.FENCED: Termination(
-        outcome=FlowOutcome.FENCED,
-        summary="gave way {at} to a newer attempt that had taken over the run",
+        outcome=FlowOutcome.FENCED, summary="gave way {at} to a newer attempt that had taken over the run"
     ),
     TerminationReason.CANCELLED: Termination(outcome=FlowOutcome.INTERRUPTED, summary="was cancelled by a person {at}"),
     TerminationReason.ERROR: Termination(
