@@ -24,9 +24,7 @@ class Text:
 
 @task(name="tokenize-and-split", task_run_name="tokenize-and-split", persist_result=False)
 def tokenize_and_split(
-    text: Text,
-    store: ObjectStore,
-    on_progress: snapshot_build.ProgressListener = snapshot_build.ignore_progress,
+    text: Text, store: ObjectStore, on_progress: snapshot_build.ProgressListener = snapshot_build.ignore_progress
 ) -> snapshot_lookup.SnapshotReference:
     """Return the text's data snapshot, building it unless the store has one of the same recipe.
 

@@ -230,10 +230,8 @@ def docstrings_source(library: Path) -> Source:
         digest.update(content)
         size_bytes += len(content)
     if not paths:
-        raise InvalidCorpus(
-            f"data.sources = {DOCSTRINGS!r}: no source files under {library}; rule: this Python carries its sources. "
-            f"Use another Python, or {TOPICS!r}, or a text file"
-        )
+        rule = f"this Python carries its sources. Use another Python, or {TOPICS!r}, or a text file"
+        raise InvalidCorpus(f"data.sources = {DOCSTRINGS!r}: no source files under {library}; rule: {rule}")
     found = digest.hexdigest()
     return Source(
         name=DOCSTRINGS, bytes=size_bytes, sha256=found, unit="module", pieces=lambda: iter(_documents(library, found))

@@ -113,10 +113,9 @@ def require_both_splits(
     if train_documents and val_documents:
         return
     if rejected is not None and not train_documents + val_documents:
-        raise InvalidCorpus(
-            f"data.sources: no document can be used; the first: {rejected.source}, offset {rejected.offset_bytes}: "
-            f"{rejected.kind}: {rejected.detail}; rule: the text is UTF-8, of a line of JSON the field data.text_field"
-        )
+        first = f"{rejected.source}, offset {rejected.offset_bytes}: {rejected.kind}: {rejected.detail}"
+        rule = "the text is UTF-8, of a line of JSON the field data.text_field"
+        raise InvalidCorpus(f"data.sources: no document can be used; the first: {first}; rule: {rule}")
     empty, remedy = ("val", "raise") if train_documents else ("train", "lower")
     raise InvalidCorpus(
         f"data.val_fraction = {val_fraction}: none of the {train_documents + val_documents} documents fell into the "

@@ -27,7 +27,7 @@ from cairn.storage.stores.document import decode, encode
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.data import document, snapshot_lookup
 from cairn.tasks.data.corpus import open_corpus
-from cairn.tasks.data.document import InvalidCorpus, RejectionKind, Source, Survey
+from cairn.tasks.data.document import InvalidCorpus, RejectionKind, Source, Survey, survey_corpus
 from cairn.tasks.data.foreign_tokenizer import read_tokenizer
 from cairn.tasks.data.snapshot_lookup import SnapshotReference, find_by_id, find_by_recipe, make_recipe, recipe_id
 from cairn.tasks.data.snapshot_writer import PartEncoder, assemble, find_finished_parts, read_parts, write_parts
@@ -112,25 +112,20 @@ def repair_snapshot(
     damaged = [item for item, _ in data_snapshot.find_damage(store, snapshot_id)]
     if not damaged:
         return dropped
-    names = ", ".join(item.key for item in damaged)
+    problem = f"data/{snapshot_id}: {', '.join(item.key for item in damaged)} damaged, and"
     if data is None:
-        raise SnapshotDamaged(
-            f"data/{snapshot_id}: {names} damaged, and only the run's log names its text, which is not opened: "
-            "continue with the run's configuration file"
-        )
+        cause = "only the run's log names its text, which is not opened"
+        raise SnapshotDamaged(f"{problem} {cause}: continue with the run's configuration file")
     if data.snapshot:
-        raise SnapshotDamaged(
-            f"data/{snapshot_id}: {names} damaged, and the run has no text to build it from: import it again with "
-            "`cairn import-tokens`, or continue the run that built it"
-        )
+        remedy = "import it again with `cairn import-tokens`, or continue the run that built it"
+        raise SnapshotDamaged(f"{problem} the run has no text to build it from: {remedy}")
     try:
         with tempfile.TemporaryDirectory(prefix="cairn-snapshot-") as staging:
             _Build(data, base_dir, ignore_progress).stage(Path(staging))
             for item in damaged:
                 data_snapshot.replace_object(store, snapshot_id, item, Path(staging) / "snapshot" / item.key)
     except (InvalidCorpus, InvalidInput, OSError) as error:
-        problem = f"{names} damaged, and its sources are not available: {error}"
-        raise SnapshotDamaged(f"data/{snapshot_id}: {problem}") from error
+        raise SnapshotDamaged(f"{problem} its sources are not available: {error}") from error
     return tuple(dict.fromkeys([*dropped, *(item.key for item in damaged)]))
 
 
@@ -139,10 +134,9 @@ def check_block_size(manifest: snapshot_manifest.SnapshotManifest, block_size: i
     name = min(snapshot_manifest.SPLITS, key=lambda split: manifest.split(split).tokens)
     tokens = manifest.split(name).tokens
     if block_size + 1 > tokens:
-        raise InvalidCorpus(
-            f"model.block_size = {block_size}: the {name} split has {tokens} tokens; rule: block_size is at most "
-            f"{tokens - 1}, one less than the tokens of each split. Lower model.block_size or add text to data.sources"
-        )
+        problem = f"model.block_size = {block_size}: the {name} split has {tokens} tokens"
+        rule = f"block_size is at most {tokens - 1}, one less than the tokens of each split"
+        raise InvalidCorpus(f"{problem}; rule: {rule}. Lower model.block_size or add text to data.sources")
     snapshot_lookup.weighted_components(manifest, data, block_size)
 
 
@@ -197,9 +191,7 @@ class _Build:
         sample = None if self.tokenizer else document.TextSample(data.tokenizer_bytes)
         # The size of the text is not known before the survey; the files' size stands for it.
         report = partial(self._report, BuildStage.SURVEYING, sum(source.bytes for source in self.sources))
-        survey = document.survey_corpus(
-            self.sources, data.val_fraction, sample, deduplicate=data.deduplicate, on_text=report
-        )
+        survey = survey_corpus(self.sources, data.val_fraction, sample, deduplicate=data.deduplicate, on_text=report)
         _require_usable(survey, data)
         if (chosen := self.tokenizer) is None:
             assert sample is not None and data.bpe_vocab_size is not None

@@ -44,12 +44,8 @@ def make_recipe(data: DataConfig, sources: Sequence[Source], given: Tokenizer | 
         **data.model_dump(include=_DECISIVE_KEYS),
         "version": 3,
         "sources": [
-            {
-                "name": item.name,
-                "sha256": item.sha256,
-                "unit": item.unit,
-                **({"group": item.group} if item.group else {}),
-            }
+            {"name": item.name, "sha256": item.sha256, "unit": item.unit}
+            | ({"group": item.group} if item.group else {})
             for item in sources
         ],
         "tokenizer": f"sha256:{given.sha256}" if given else data.tokenizer,
@@ -101,10 +97,9 @@ def group_weights(manifest: SnapshotManifest, data: DataConfig) -> dict[str, flo
     given = dict(zip(data.source_names, data.weights, strict=True))
     groups = [group.name for group in manifest.known_groups]
     if given.keys() != set(groups):
-        raise InvalidCorpus(
-            f"data.weights: are for {', '.join(sorted(given))}, and the snapshot keeps apart "
-            f"{', '.join(groups) or 'no groups'}; rule: a snapshot made with the same data.sources"
-        )
+        apart = f"and the snapshot keeps apart {', '.join(groups) or 'no groups'}"
+        rule = "a snapshot made with the same data.sources"
+        raise InvalidCorpus(f"data.weights: are for {', '.join(sorted(given))}, {apart}; rule: {rule}")
     return given
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -160,12 +161,8 @@ class SnapshotWriter:
         self._index = self._stack.enter_context(snapshot_manifest.DocumentIndexWriter(self._folder / DOCUMENTS))
         schema = token_shard.ShardSchema(tokenizer_sha256=self._tokenizer.sha256, vocab_size=self._tokenizer.vocab_size)
         shard_tokens = token_shard.DEFAULT_SHARD_TOKENS
-        self._shards = {
-            split: self._stack.enter_context(
-                token_shard.ShardWriter(self._folder, split, schema, shard_tokens=shard_tokens)
-            )
-            for split in SPLITS
-        }
+        open_shard = partial(token_shard.ShardWriter, self._folder, schema=schema, shard_tokens=shard_tokens)
+        self._shards = {split: self._stack.enter_context(open_shard(split)) for split in SPLITS}
         return self
 
     def __exit__(self, *raised: Any) -> None:
@@ -183,9 +180,8 @@ class SnapshotWriter:
     def add_rejected(self, row: RejectedRow) -> None:
         """Append a rejected document; the file exists only if there are some."""
         if self._rejects is None:
-            self._rejects = self._stack.enter_context(
-                snapshot_manifest.RowWriter(self._folder / REJECTED, snapshot_manifest.REJECTED_SCHEMA)
-            )
+            writer = snapshot_manifest.RowWriter(self._folder / REJECTED, snapshot_manifest.REJECTED_SCHEMA)
+            self._rejects = self._stack.enter_context(writer)
         self._rejects.append(row)
         self._rejected[row.kind] += 1
 

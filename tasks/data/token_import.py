@@ -55,10 +55,9 @@ def import_tokens(
         except StorageError as error:
             raise InvalidCorpus(str(error)) from error
         if importing.shared and not allow_shared:
-            raise InvalidCorpus(
-                f"{importing.shared} documents of val are in train too, the first at {importing.first_shared}; rule: "
-                "train and val share no document. Give other files, or --allow-shared to measure on text trained on"
-            )
+            problem = f"{importing.shared} documents of val are in train too, the first at {importing.first_shared}"
+            remedy = "Give other files, or --allow-shared to measure on text trained on"
+            raise InvalidCorpus(f"{problem}; rule: train and val share no document. {remedy}")
         snapshot_id, manifest = data_snapshot.publish_snapshot(store, Path(staging), manifest)
     return snapshot_lookup.SnapshotReference(snapshot_id=snapshot_id, manifest=manifest)
 
@@ -67,10 +66,8 @@ def export_tokens(snapshot: data_snapshot.SnapshotFiles, folder: Path, form: Tok
     """Verify both splits, write them into `folder` and return the files; raises InvalidCorpus or StorageError."""
     vocab_size = snapshot.manifest.vocab_size
     if vocab_size > MAX_TOKEN_ID + 1:
-        raise InvalidCorpus(
-            f"data/{snapshot.snapshot_id}: its vocabulary has {vocab_size} ids; rule: {form} files hold 16-bit ids, "
-            f"so at most {MAX_TOKEN_ID + 1}"
-        )
+        rule = f"{form} files hold 16-bit ids, so at most {MAX_TOKEN_ID + 1}"
+        raise InvalidCorpus(f"data/{snapshot.snapshot_id}: its vocabulary has {vocab_size} ids; rule: {rule}")
     folder.mkdir(parents=True, exist_ok=True)
     shards = {split: [shard.tokens() for shard in snapshot.shards(split)] for split in SPLITS}
     return tuple(path for split in SPLITS for path in token_shard.write_token_files(folder, split, shards[split], form))
