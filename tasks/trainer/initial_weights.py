@@ -121,10 +121,9 @@ def _weight_files(folder: Path) -> tuple[Path, ...]:
         return (folder / WEIGHTS,)
     if not (folder / INDEX).is_file():
         if pickles := sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern)):
-            raise InvalidInput(
-                f"{pickles[0]} is a pickle, which may run any code when it is read; rule: {WEIGHTS}, whole or in "
-                "shards; load it where you trust it and save_pretrained(…, safe_serialization=True)"
-            )
+            problem = f"{pickles[0]} is a pickle, which may run any code when it is read"
+            remedy = "load it where you trust it and save_pretrained(…, safe_serialization=True)"
+            raise InvalidInput(f"{problem}; rule: {WEIGHTS}, whole or in shards; {remedy}")
         raise InvalidInput(f"holds neither {WEIGHTS} nor {INDEX}; rule: a directory of save_pretrained")
     try:
         names = sorted(set(decode((folder / INDEX).read_bytes(), _Index, where=INDEX).weight_map.values()))

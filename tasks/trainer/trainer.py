@@ -61,10 +61,9 @@ class StepReporter:
 
     def report_segment(self, *, step: int, stopped: bool, behind: int | None = None) -> None:
         """Send that a segment has ended; without a checkpoint where that of step `behind` is still on its way."""
-        tokens, gpu_seconds = self._tokens, self._gpu_seconds()
-        self._channel.send(
-            SegmentDone(step=step, stopped=stopped, tokens=tokens, gpu_seconds=gpu_seconds, behind=behind)
-        )
+        used = self._gpu_seconds()
+        done = SegmentDone(step=step, stopped=stopped, tokens=self._tokens, gpu_seconds=used, behind=behind)
+        self._channel.send(done)
 
     def publish(self) -> None:
         """Upload the records, if the store is not a local folder."""
@@ -122,13 +121,9 @@ class Trainer:
         shared, buffer = None, staging_buffer.StagingBuffer(place.device)
         if place.rendezvous is not None:
             shared = staging.SharedStaging(place.ranks, place.rendezvous, self._state.live_tensors())
+        on_failed, patience = partial(exit_on_error, channel), spec.patience_seconds
         self._staging = staging.Staging(
-            self._store,
-            channel.send,
-            partial(exit_on_error, channel),
-            patience_seconds=spec.patience_seconds,
-            buffer=buffer,
-            shared=shared,
+            self._store, channel.send, on_failed, patience_seconds=patience, buffer=buffer, shared=shared
         )
 
     def resume(self) -> None:
@@ -159,13 +154,11 @@ class Trainer:
             self._reporter.report_segment(step=self._state.step, stopped=False, behind=self._staging.step)
             return
         tensors = self._staging.copy(self._state.live_tensors())
+        step, cursor, rate = self._state.step, self._state.cursor, self._reporter.learning_rate
+        versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
+        small = tuple(map(small_tensor, tensor_exchange.to_group("trainer", tensors).records))
         document = TrainerDocument(
-            version=1,
-            step=self._state.step,
-            cursor=self._state.cursor,
-            learning_rate=self._reporter.learning_rate,
-            versions={"python": platform.python_version(), "torch": str(torch.__version__)},
-            tensors=tuple(small_tensor(record) for record in tensor_exchange.to_group("trainer", tensors).records),
+            version=1, step=step, cursor=cursor, learning_rate=rate, versions=versions, tensors=small
         )
         target = checkpoint_target(self._spec.run_id, step=document.step, attempt=self._spec.attempt)
         self._reporter.report_segment(step=document.step, stopped=stopped)

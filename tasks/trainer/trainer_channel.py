@@ -167,11 +167,8 @@ class ParentChannel:
         while line := sys.stdin.buffer.readline():
             match trainer_protocol.FIRST_LINES.validate_json(line):
                 case trainer_protocol.ThreadTrial() as trial:
-                    self.send(
-                        trainer_protocol.TrialDone(
-                            step_seconds=training_loop.time_steps(trial.model, trial.training, trial.candidates)
-                        )
-                    )
+                    seconds = training_loop.time_steps(trial.model, trial.training, trial.candidates)
+                    self.send(trainer_protocol.TrialDone(step_seconds=seconds))
                 case trainer_protocol.SpeedTrial():
                     self.send(measure_machine())
                 case spec:
@@ -279,7 +276,6 @@ def exit_on_error(channel: Channel, error: BaseException) -> NoReturn:
     sys.stderr.flush()
     if isinstance(channel, RankChannel) and parallel.is_peer_loss(error):
         os._exit(failures.PEER_LOST_EXIT_CODE)
-    channel.send(
-        failures.describe_exception(error, failures.ErrorKind.DEVICE_LOST if parallel.is_peer_loss(error) else None)
-    )
+    kind = failures.ErrorKind.DEVICE_LOST if parallel.is_peer_loss(error) else None
+    channel.send(failures.describe_exception(error, kind))
     os._exit(1)

@@ -88,21 +88,18 @@ def trainer_group(
 ) -> TrainerGroup:
     """Return the group by configuration and scheduler; `auto` is a process a GPU, or one. Raises `TaskError`."""
     processes = training.processes
-    group = TrainerGroup(
-        processes=_usable_gpus(training.device, environment, devices) if processes == "auto" else processes,
-        nodes=_number(environment, "CAIRN_NODES", "1"),
-        node_rank=_number(environment, "CAIRN_NODE_RANK", "0"),
-        rendezvous=environment.get(RENDEZVOUS, ""),
-    )
+    processes = _usable_gpus(training.device, environment, devices) if processes == "auto" else processes
+    nodes, rank = _number(environment, "CAIRN_NODES", "1"), _number(environment, "CAIRN_NODE_RANK", "0")
+    rendezvous = environment.get(RENDEZVOUS, "")
+    group = TrainerGroup(processes=processes, nodes=nodes, node_rank=rank, rendezvous=rendezvous)
     if group.nodes > 1:
         rendezvous_secret(environment)
     if group.size > 1 and training.device == "mps":
         raise TaskError(f"training.processes: {group.size} in all; rule: one with training.device = 'mps'")
     if group.size > training.global_batch:
-        raise TaskError(
-            f"training.processes: {group.size} in all, but training.global_batch = {training.global_batch}; "
-            "rule: every process has a row of the batch. Ask for fewer processes"
-        )
+        problem = f"{group.size} in all, but training.global_batch = {training.global_batch}"
+        rule = "every process has a row of the batch. Ask for fewer processes"
+        raise TaskError(f"training.processes: {problem}; rule: {rule}")
     return group
 
 
@@ -110,10 +107,8 @@ def rendezvous_secret(environment: Mapping[str, str]) -> bytes:
     """Return the secret that several machines share; raises `TaskError`, which does not repeat it."""
     secret = environment.get(RENDEZVOUS_SECRET, "")
     if len(secret) < _SECRET_CHARACTERS:
-        raise TaskError(
-            f"{RENDEZVOUS_SECRET}: {len(secret)} characters; rule: at least {_SECRET_CHARACTERS}, the same on every "
-            "machine. Make one with: openssl rand -hex 32"
-        )
+        rule = f"at least {_SECRET_CHARACTERS}, the same on every machine. Make one with: openssl rand -hex 32"
+        raise TaskError(f"{RENDEZVOUS_SECRET}: {len(secret)} characters; rule: {rule}")
     return secret.encode()
 
 
@@ -213,13 +208,10 @@ def main() -> None:
         for local in range(group.processes):
             rank = group.node_rank * group.processes + local
             own = {"RANK": str(rank), "LOCAL_RANK": str(local), "WORLD_SIZE": str(group.size)}
+            environment = {**os.environ, **variables, **own}
+            stdin, stdout = (child_process.DEVNULL, sys.stderr.fileno()) if rank else (None, None)
             ranks[rank] = child_process.start_child(
-                TRAINER_COMMAND,
-                stdin=child_process.DEVNULL if rank else None,
-                stdout=sys.stderr.fileno() if rank else None,
-                stderr=None,
-                environment={**os.environ, **variables, **own},
-                own_group=False,
+                TRAINER_COMMAND, stdin=stdin, stdout=stdout, stderr=None, environment=environment, own_group=False
             )
         ended = watch(ranks)
     if ended is None:
@@ -236,10 +228,8 @@ def watch(
     ends, grace = list[trainer_protocol.RankEnded](), _GRACE_SECONDS
     while len(ends) < len(ranks):
         known = {end.rank for end in ends}
-        codes = {rank: process.poll() for rank, process in ranks.items() if rank not in known}
-        ends += [
-            trainer_protocol.RankEnded(rank=rank, exit_code=code) for rank, code in codes.items() if code is not None
-        ]
+        codes = [(rank, process.poll()) for rank, process in ranks.items() if rank not in known]
+        ends += [trainer_protocol.RankEnded(rank=rank, exit_code=code) for rank, code in codes if code is not None]
         if grace <= 0:
             for process in ranks.values():
                 process.kill()
@@ -257,10 +247,7 @@ def meeting_place(group: TrainerGroup) -> Iterator[dict[str, str]]:
         with tempfile.TemporaryDirectory(prefix="cairn-ranks-") as folder:  # mode 0700
             loopback = _LOOPBACK.get(sys.platform, "")
             kept = {name: os.environ.get(name, loopback) for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")}
-            yield {
-                RANK_STORE: str(Path(folder) / "store"),
-                **{name: value for name, value in kept.items() if value},
-            }
+            yield {RANK_STORE: str(Path(folder) / "store"), **{name: value for name, value in kept.items() if value}}
     elif group.node_rank == 0:
         with serving_rendezvous(group.rendezvous, rendezvous_secret(os.environ)) as port:
             os.write(1, trainer_protocol.encode_message(trainer_protocol.Listening(port=port)))

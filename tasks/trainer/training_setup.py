@@ -97,9 +97,8 @@ class CheckpointLoad:
         if self._opened is None:
             if initial_weights_sha256 is not None:
                 weights = initial_weights.read_initial_weights(self._store, initial_weights_sha256).items()
-                load_weights(
-                    state.model, {f"{WEIGHT_PREFIX}{name}": torch.from_numpy(array) for name, array in weights}
-                )
+                tensors = {f"{WEIGHT_PREFIX}{name}": torch.from_numpy(array) for name, array in weights}
+                load_weights(state.model, tensors)
             return None
         opened = self._opened.result()
         manifest, trainer = opened.manifest, tensor_exchange.to_tensors(opened.trainer.tensors)

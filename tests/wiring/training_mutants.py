@@ -265,7 +265,7 @@ TRAINING_MUTANTS = (
     mutant(
         "staging-of-default-patience",
         TRAINER,
-        "patience_seconds=spec.patience_seconds",
+        "patience_seconds=patience",
         "patience_seconds=600.0",
         key("how_long_the_store_is_waited_for"),
     ),
