@@ -249,13 +249,8 @@ def evaluation_folder(parent: Path) -> Iterator[Path]:
 def _body(
     outcome: evaluator_process.Outcome, reference: log_entry.CheckpointReference, plan: EvaluationPlan, **common: Any
 ) -> run_entries.EvaluationRecorded | run_entries.EvaluationFailed:
-    common |= {
-        "step": reference.step,
-        "manifest_sha256": reference.manifest_sha256,
-        "suite": plan.suite.name,
-        "suite_sha256": plan.suite.sha256,
-        "data_snapshot": plan.snapshot_id,
-    }
+    common |= {"step": reference.step, "manifest_sha256": reference.manifest_sha256, "data_snapshot": plan.snapshot_id}
+    common |= {"suite": plan.suite.name, "suite_sha256": plan.suite.sha256}
     if outcome.problem:
         return run_entries.EvaluationFailed(detail=outcome.problem, refused=outcome.refused, **common)
     try:

@@ -63,12 +63,9 @@ def _open(spec: EvaluationSpec, device: str) -> checkpoint_model.CheckpointModel
 def measure_held_out(opened: checkpoint_model.CheckpointModel, suite: Suite) -> EvaluationResult:
     """Return the held-out metrics and samples of a network; for each weighted source also `val_loss/SOURCE`."""
     windows = TokenWindows(opened.snapshot.val, opened.network.config.block_size, opened.snapshot.manifest.vocab_size)
+    bytes_per_token = opened.snapshot.manifest.bytes_per_token("val")
     metrics = evaluate(
-        opened.network,
-        windows,
-        batches=suite.batches,
-        batch_size=suite.batch_size,
-        bytes_per_token=opened.snapshot.manifest.bytes_per_token("val"),
+        opened.network, windows, batches=suite.batches, batch_size=suite.batch_size, bytes_per_token=bytes_per_token
     )
     measured = {name: float(value) for name, value in asdict(metrics).items()}
     groups, start = opened.snapshot.manifest.known_groups, 0
@@ -114,14 +111,9 @@ def run_command(suite: EvaluatorConfig, spec: EvaluationSpec) -> EvaluationResul
     reported, report = os.pipe()
     with open(reported) as boundary:
         try:
+            confined, pipe = [sys.executable, "-I", "-S", confinement.__file__, str(report), *command], subprocess.PIPE
             child = subprocess.Popen(
-                [sys.executable, "-I", "-S", confinement.__file__, str(report), *command],
-                cwd=suite.folder,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                pass_fds=[report],
+                confined, cwd=suite.folder, env=environment, stdin=DEVNULL, stdout=pipe, stderr=pipe, pass_fds=[report]
             )
         except OSError as error:
             raise TaskError(f"evaluator {suite.name}: {suite.command[0]}: cannot be started: {error}") from error
@@ -195,10 +187,9 @@ def _check_files(suite: EvaluatorConfig) -> None:
         except OSError as error:
             raise TaskError(f"evaluator {suite.name}: {path}: cannot be read: {error}") from error
         if found != expected:
-            raise TaskError(
-                f"evaluator {suite.name}: {path}: sha256 {found[:12]}, the suite has {expected[:12]}; it was edited: "
-                "start the run's command again with its configuration, or name a suite file with --suite"
-            )
+            problem = f"sha256 {found[:12]}, the suite has {expected[:12]}; it was edited"
+            remedy = "start the run's command again with its configuration, or name a suite file with --suite"
+            raise TaskError(f"evaluator {suite.name}: {path}: {problem}: {remedy}")
 
 
 def _numbers(name: str, document: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, float]]:
