@@ -188,10 +188,8 @@ def _end_as_lost(log: run_log.RunLog, owner: run_state.AttemptRecord, claimant: 
 
 def _live_owner(log: run_log.RunLog, owner: run_state.AttemptRecord, why: str) -> LiveOwner:
     placement = owner.started.placement
-    return LiveOwner(
-        f"run {log.run_id}: attempt {owner.started.attempt} on {placement.host} (pid {placement.pid}) {why}; "
-        "wait for it or stop it there"
-    )
+    whose = f"attempt {owner.started.attempt} on {placement.host} (pid {placement.pid})"
+    return LiveOwner(f"run {log.run_id}: {whose} {why}; wait for it or stop it there")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -141,14 +141,9 @@ def check_machine(rules: "MachinesConfig") -> str:
     if not rules.check:
         return ""
     try:
+        command, limit = shlex.split(rules.check), rules.wait_seconds
         done = subprocess.run(
-            shlex.split(rules.check),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=rules.wait_seconds,
-            check=False,
+            command, stdin=subprocess.DEVNULL, capture_output=True, errors="replace", timeout=limit, check=False
         )
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
         return f"machines.check of {socket.gethostname()} failed: {error}"

@@ -172,11 +172,9 @@ def recorded_trace(state: RunState, *, restart_device_seconds: float = 0.0) -> F
     device_days = sum(_device_seconds(attempt, restart_device_seconds) for attempt in state.attempts) / DAY_SECONDS
     counts = Counter(failure.reason for failure in recorded)
     run_id = state.opened.run_id if state.opened else ""
-    return FailureTrace(
-        source=f"run {run_id}: {len(recorded)} failures in {device_days * 24:.3g} device hours",
-        per_device_day={reason: count / device_days for reason, count in sorted(counts.items()) if device_days},
-        recorded=tuple(recorded),
-    )
+    source = f"run {run_id}: {len(recorded)} failures in {device_days * 24:.3g} device hours"
+    rates = {reason: count / device_days for reason, count in sorted(counts.items()) if device_days}
+    return FailureTrace(source=source, per_device_day=rates, recorded=tuple(recorded))
 
 
 def _device_seconds(attempt: AttemptRecord, restart_device_seconds: float) -> float:

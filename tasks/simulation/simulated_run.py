@@ -105,12 +105,8 @@ def train_until(
             else:
                 lost += plan.grace_seconds
         reached = min(committed + int(lost / step_seconds), boundary)
-    spent = WallSeconds(
-        useful=(committed - first_step) * step_seconds,
-        lost=lost,
-        commits=(commits - before) * commit_seconds,
-        restarts=restart_seconds,
-    )
+    useful, committing = (committed - first_step) * step_seconds, (commits - before) * commit_seconds
+    spent = WallSeconds(useful=useful, lost=lost, commits=committing, restarts=restart_seconds)
     return AttemptSpan(committed, reached, spent)
 
 
@@ -273,12 +269,9 @@ def compare_intervals(plan: SimulationPlan, trace: FailureTrace, seeds: Sequence
         tried = replace(long_run, every_steps=steps)
         runs = (simulate(tried, trace.drawn(random.Random(seed)), None, most_attempts=2_000) for seed in seeds)
         lost = [1 - run.goodput for run in runs]
+        seconds, mean = steps * plan.step_seconds, sum(lost) / len(lost)
         return IntervalLoss(
-            every_steps=steps,
-            seconds=steps * plan.step_seconds,
-            lost_share=sum(lost) / len(lost),
-            lost_least=min(lost),
-            lost_most=max(lost),
+            every_steps=steps, seconds=seconds, lost_share=mean, lost_least=min(lost), lost_most=max(lost)
         )
 
     found = {"present": measure(plan.every_steps)}
@@ -287,8 +280,7 @@ def compare_intervals(plan: SimulationPlan, trace: FailureTrace, seeds: Sequence
     young, daly = (formula(plan.checkpoint_seconds, between) for formula in (young_seconds, daly_seconds))
     # From a quarter to four times the formulas, on a logarithmic scale.
     sweep = (max(daly, young / 2) * 2 ** (n / 3) for n in range(-6, 7))
-    losses = [
-        measure(min(max(round(seconds / plan.step_seconds), 1), plan.total_steps)) for seconds in (young, daly, *sweep)
-    ]
+    intervals = (round(seconds / plan.step_seconds) for seconds in (young, daly, *sweep))
+    losses = [measure(min(max(steps, 1), plan.total_steps)) for steps in intervals]
     best = min(losses[2:], key=lambda item: item.lost_share)
     return found | {"young": losses[0], "daly": losses[1], "simulated": best}
