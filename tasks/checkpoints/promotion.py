@@ -191,10 +191,8 @@ def _verdict(offer: _Offer) -> str:
     verdict = offer.evaluation.verdict if offer.evaluation else None
     if verdict is None or verdict.kind not in offer.rules.refuse_verdicts:
         return ""
-    return (
-        f"the loss curve up to this evaluation is {verdict.kind}, and promotion.refuse_verdicts names it; "
-        f"`cairn diagnose {offer.candidate.run_id}` explains why and how to fix it"
-    )
+    problem = f"the loss curve up to this evaluation is {verdict.kind}, and promotion.refuse_verdicts names it"
+    return f"{problem}; `cairn diagnose {offer.candidate.run_id}` explains why and how to fix it"
 
 
 def _comparable(offer: _Offer) -> str:
@@ -203,15 +201,11 @@ def _comparable(offer: _Offer) -> str:
         return ""
     named = f"the champion {champion.run_id}@{champion.step}"
     if champion.suite_sha256 == evaluation.suite_sha256:
-        return (
-            f"{named} was measured on other data ({champion.data_snapshot[:8]}, here "
-            f"{evaluation.data_snapshot[:8]}), so the losses cannot be compared; {_elsewhere(offer.candidate)}"
-        )
-    return (
-        f"{named} was measured under another suite ({champion.suite_sha256[:8]}, here {evaluation.suite} "
-        f"{evaluation.suite_sha256[:8]}); measure it under this one (`cairn evaluate {champion.run_id}@{champion.step} "
-        f"--suite FILE`) and offer again, or {_elsewhere(offer.candidate)}"
-    )
+        data = f"other data ({champion.data_snapshot[:8]}, here {evaluation.data_snapshot[:8]})"
+        return f"{named} was measured on {data}, so the losses cannot be compared; {_elsewhere(offer.candidate)}"
+    suite = f"another suite ({champion.suite_sha256[:8]}, here {evaluation.suite} {evaluation.suite_sha256[:8]})"
+    remedy = f"measure it under this one (`cairn evaluate {champion.run_id}@{champion.step} --suite FILE`)"
+    return f"{named} was measured under {suite}; {remedy} and offer again, or {_elsewhere(offer.candidate)}"
 
 
 def _better(offer: _Offer) -> str:

@@ -216,9 +216,8 @@ def _read_alias(
                 state = reader.append(partial(_abandoned, log.run_id, pin))
         log_entry.refuse_old_writer(state.closed_to_writers(), f"alias {alias}")
     except (IntegrityError, WriterTooOld) as error:
-        raise IntegrityError(
-            f"alias {alias} cannot be read, so nothing of run {log.run_id} is superseded or deleted: {error}"
-        ) from error
+        problem = f"alias {alias} cannot be read, so nothing of run {log.run_id} is superseded or deleted"
+        raise IntegrityError(f"{problem}: {error}") from error
     return state
 
 

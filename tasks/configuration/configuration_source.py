@@ -128,10 +128,8 @@ def read_suite(path: Path, evaluation: EvaluationConfig) -> EvaluationConfig:
     try:
         read = EvaluationConfig.model_validate({**kept, **document})
     except ValidationError as error:
-        lines = (
-            f"{path}: {rule.text.removeprefix('evaluation.')}" for rule in broken_rules(error, document, "evaluation")
-        )
-        raise TaskError("\n".join(lines)) from error
+        texts = (rule.text.removeprefix("evaluation.") for rule in broken_rules(error, document, "evaluation"))
+        raise TaskError("\n".join(f"{path}: {text}" for text in texts)) from error
     return resolve_evaluation(read, path.absolute().parent)
 
 
@@ -169,10 +167,9 @@ def _path(source: str) -> Path:
     path = find_file(source, CONFIGURATIONS, folder=Path())
     if is_name(source) and not path.exists():
         known = known_names(CONFIGURATIONS)
-        raise InvalidConfiguration(
-            f"config {source!r}: no such file, and no {source}.toml in deployments{_meant(source, known)}; "
-            f"rule: a path, a URL or one of {', '.join(known)}. A run that exists is continued with --run-id {source}"
-        )
+        problem = f"no such file, and no {source}.toml in deployments{_meant(source, known)}"
+        rule = f"a path, a URL or one of {', '.join(known)}. A run that exists is continued with --run-id {source}"
+        raise InvalidConfiguration(f"config {source!r}: {problem}; rule: {rule}")
     return path
 
 

@@ -58,8 +58,6 @@ def check_drift(opened: Mapping[str, Any], config: run_configuration.RunConfig, 
         for key, (before, now) in differing_keys(opened, config.frozen()).items()
     ]
     if lines:
-        hint = (
-            "these are frozen at run-opened; undo the change, start another run with --run-id, or go on from "
-            f"this one's newest checkpoint: cairn fork {run_id} NEW-RUN --set …"
-        )
+        fork = f"go on from this one's newest checkpoint: cairn fork {run_id} NEW-RUN --set …"
+        hint = f"these are frozen at run-opened; undo the change, start another run with --run-id, or {fork}"
         raise ConfigDrift("\n".join([f"run {run_id} exists with another configuration ({hint}):", *lines]))

@@ -112,7 +112,6 @@ def describe_split(train: int, val: int, unit: str, val_fraction: float) -> str:
     share = val / max(1, train + val)
     if val_fraction / _FAR <= share <= val_fraction * _FAR:
         return sizes
-    return (
-        f"{sizes}; warning: that is {share:.1%}, not data.val_fraction = {val_fraction:g}, because each document goes "
-        "by its own hash and few are long: lower data.max_document_bytes, or set data.split = 'end'"
-    )
+    problem = f"that is {share:.1%}, not data.val_fraction = {val_fraction:g}"
+    cause = "each document goes by its own hash and few are long"
+    return f"{sizes}; warning: {problem}, because {cause}: lower data.max_document_bytes, or set data.split = 'end'"
