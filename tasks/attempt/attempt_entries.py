@@ -288,12 +288,10 @@ def write_receipt(
     last_step = max(last.step, owner.last_committed_step or 0)
     before = {window for item in state.quarantines if item.attempt != number for window in item.windows}
     sizes, training = attempt_sizes.sizes_of(owner.started), owner.started.config.get("training", {})
+    batch, processes = training.get("global_batch", sizes.micro_batch), owner.started.placement.world_size
+    mode, halves = training.get("parallel", "ddp"), training.get("on_oom") == "halve"
     lighter = attempt_sizes.lighter_sizes(
-        sizes,
-        global_batch=training.get("global_batch", sizes.micro_batch),
-        processes=owner.started.placement.world_size,
-        mode=training.get("parallel", "ddp"),
-        halves_first=training.get("on_oom") == "halve",
+        sizes, global_batch=batch, processes=processes, mode=mode, halves_first=halves
     )
     impact = budgets.FailureImpact(
         last_step=last_step,

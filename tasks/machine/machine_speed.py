@@ -142,10 +142,9 @@ def _measure() -> MachineSpeed:
 
 def _run_child(*arguments: str) -> bytes:
     command, variables = child_command("cairn.tasks.machine.machine_speed", *arguments), child_environment(os.environ)
-    done = subprocess.run(
+    return subprocess.run(
         command, env=variables, stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=_TIMEOUT_SECONDS
-    )
-    return done.stdout
+    ).stdout
 
 
 def main() -> None:

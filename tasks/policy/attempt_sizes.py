@@ -54,10 +54,8 @@ def next_sizes(
         split_batch(training.global_batch, micro_batch, processes=processes, mode=training.parallel)
     except InvalidInput as error:
         raise TaskError(str(error)) from error
-    return AttemptSizes(
-        micro_batch=micro_batch,
-        activation_checkpointing=training.activation_checkpointing or state.recomputes_activations,
-    )
+    recomputes = training.activation_checkpointing or state.recomputes_activations
+    return AttemptSizes(micro_batch=micro_batch, activation_checkpointing=recomputes)
 
 
 def segment_end(step: int, checkpoint: CheckpointConfig, *, total_steps: int, step_seconds: float | None) -> int:

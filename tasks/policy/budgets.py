@@ -128,10 +128,9 @@ def _charged(
     if empty:
         by = f" by attempts {', '.join(map(str, spent.since_progress))}" if retries else ""
         refill = f"a commit beyond step {state.high_water_step} refills it, or " if empty == "retries" else ""
-        why = (
-            f"budget {reason} is spent ({empty}): {retries} retries since the last new commit{by}, {spent.total} in "
-            f"total, {wasted:.0f} device seconds lost to it; {refill}raise budgets.{reason}.{empty}"
-        )
+        tried = f"{retries} retries since the last new commit{by}, {spent.total} in total"
+        lost = f"{wasted:.0f} device seconds lost to it"
+        why = f"budget {reason} is spent ({empty}): {tried}, {lost}; {refill}raise budgets.{reason}.{empty}"
         return Decision(action=DecisionAction.STOP, reason=why, charged=reason, left=left)
     changed = f", {remedied.changed}" if remedied.changed else ""
     return replace(

@@ -123,10 +123,9 @@ class FailureTrace:
 
 def published_trace() -> FailureTrace:
     """Return the interruptions of Llama 3 405B as rates per device and day."""
-    return FailureTrace(
-        source="Llama 3 405B: 419 unexpected interruptions of 16,384 GPUs in 54 days (arXiv:2407.21783)",
-        per_device_day={reason: count / (16_384 * 54) for reason, count in _PUBLISHED.items()},
-    )
+    source = "Llama 3 405B: 419 unexpected interruptions of 16,384 GPUs in 54 days (arXiv:2407.21783)"
+    rates = {reason: count / (16_384 * 54) for reason, count in _PUBLISHED.items()}
+    return FailureTrace(source=source, per_device_day=rates)
 
 
 def parse_trace(text: str, *, name: str) -> FailureTrace:
