@@ -23,10 +23,8 @@ class Measurement:
 
     def __str__(self) -> str:
         """Return the step; only a command's suite is named, since every checkpoint has the held-out one."""
-        suite = self.plan.suite
-        return (
-            f"{self.reference.step}, {suite.name}" if isinstance(suite, EvaluatorConfig) else f"{self.reference.step}"
-        )
+        suite, step = self.plan.suite, self.reference.step
+        return f"{step}, {suite.name}" if isinstance(suite, EvaluatorConfig) else f"{step}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

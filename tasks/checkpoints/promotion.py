@@ -134,9 +134,8 @@ def decide_promotion(
         return None
     evaluation, loss = choose_evaluation(candidate, rules, champion), None
     if champion is not None and evaluation is not None:
-        measured: Sequence[_Measured] = [champion]
-        if not is_measured_like(evaluation, champion):
-            measured = read_evaluations(champion)
+        is_alike = is_measured_like(evaluation, champion)
+        measured: Sequence[_Measured] = [champion] if is_alike else read_evaluations(champion)
         alike = (item.metrics.get(METRIC, math.inf) for item in measured if is_measured_like(evaluation, item))
         loss = next(alike, None)
     offer = _Offer(candidate=candidate, rules=rules, champion=champion, evaluation=evaluation, champion_loss=loss)

@@ -102,11 +102,9 @@ def resolve_evaluation(evaluation: EvaluationConfig, folder: Path) -> Evaluation
     """Return the section with its suite read and files below `folder` hashed, unless they are; raises TaskError."""
     if evaluation.suite:
         return read_suite(find_file(evaluation.suite, SUITES, folder=folder), evaluation)
-    evaluators = evaluation.evaluators
-    if evaluation.command:
-        short = EvaluatorConfig(
-            name=COMMAND, command=evaluation.command, timeout_seconds=evaluation.timeout_seconds, required=True
-        )
+    evaluators, command, limit = evaluation.evaluators, evaluation.command, evaluation.timeout_seconds
+    if command:
+        short = EvaluatorConfig(name=COMMAND, command=command, timeout_seconds=limit, required=True)
         evaluators = (*(item for item in evaluators if item.name != COMMAND), short)
     read = tuple(_with_files(evaluator, folder.absolute()) for evaluator in evaluators)
     return evaluation.model_copy(update={"command": (), "evaluators": read})

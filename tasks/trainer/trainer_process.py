@@ -242,10 +242,8 @@ class TrainerProcess:
 
     def stacks(self) -> tuple[str, ...]:
         """Return the last lines of each rank's stderr, where `write_stacks` put the stacks; the main thread's last."""
-        paths = self._rank_files() or {0: self._stderr_path}
-        return tuple(
-            line for rank, path in sorted(paths.items()) for line in (f"rank {rank}:", *tail_of(path, _STACK_LINES))
-        )
+        paths = sorted((self._rank_files() or {0: self._stderr_path}).items())
+        return tuple(line for rank, path in paths for line in (f"rank {rank}:", *tail_of(path, _STACK_LINES)))
 
     def kill(self) -> int:
         """Kill the child's group, unless it has exited; return its exit code, negative for a signal.
