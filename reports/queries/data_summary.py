@@ -163,10 +163,7 @@ def _summarize_windows(
 
 
 def _choose_windows(
-    manifest: SnapshotManifest,
-    window_counts: Mapping[str, int],
-    choice: WindowChoice,
-    block_size: int,
+    manifest: SnapshotManifest, window_counts: Mapping[str, int], choice: WindowChoice, block_size: int
 ) -> list[tuple[int, TokenSpan]]:
     """Return the number and the place of each window to show."""
 
@@ -177,10 +174,7 @@ def _choose_windows(
 
     if choice.window is None:
         middle, last = window_counts["train"] // 2, window_counts["train"] - 1
-        chosen: list[tuple[SplitName, int]] = [
-            *(("train", it) for it in sorted({0, middle, last})),
-            ("val", 0),
-        ]
+        chosen: list[tuple[SplitName, int]] = [*(("train", it) for it in sorted({0, middle, last})), ("val", 0)]
         return [place(split, window) for split, window in chosen if 0 <= window < window_counts[split]]
     count = window_counts[choice.split]
     later = count * block_size  # those of later epochs; none goes past the end of the text

@@ -50,12 +50,9 @@ def list_held_out(state: run_state.RunState) -> tuple[HeldOutPoint, ...]:
     suites, tokens = [item.suite_sha256 for item in measured], tokens_per_step(state)
     return tuple(
         HeldOutPoint(
-            step=item.step,
-            tokens=item.step * tokens,
-            val_loss=item.metrics[VAL_LOSS],
-            manifest_sha256=item.manifest_sha256,
+            step=it.step, tokens=it.step * tokens, val_loss=it.metrics[VAL_LOSS], manifest_sha256=it.manifest_sha256
         )
-        for item in state.surviving_evaluations(max(reversed(suites), key=suites.count, default=""))
+        for it in state.surviving_evaluations(max(reversed(suites), key=suites.count, default=""))
     )
 
 
@@ -126,13 +123,8 @@ def compare_evaluations(found: FoundCheckpoint, outcomes: Sequence[Outcome]) -> 
         earlier = (item for item in same_suite if item not in (outcome, best))
         rows += [_row("earlier", log.run_id, item) for item in islice(earlier, _MOST_EARLIER)]
     status = "failed" if any(isinstance(item, run_entries.EvaluationFailed) for item in outcomes) else "recorded"
-    return EvaluationComparison(
-        run_id=log.run_id,
-        step=found.reference.step,
-        manifest_sha256=found.reference.manifest_sha256,
-        status=status,
-        rows=tuple(rows),
-    )
+    step, digest = found.reference.step, found.reference.manifest_sha256
+    return EvaluationComparison(run_id=log.run_id, step=step, manifest_sha256=digest, status=status, rows=tuple(rows))
 
 
 def _row(role: str, run_id: str, item: Outcome) -> ComparedEvaluation:

@@ -135,9 +135,8 @@ def _passed_over(log: run_log.RunLog, record: run_state.AttemptRecord) -> Iterat
     """Yield the checkpoints beyond the resume point that existed before: unreadable or never committed."""
     resumed = record.started.resumed_from
     first, since = (resumed.step, resumed.attempt) if resumed else (0, 1)
-    for item in run_lookup.read_checkpoints(log):
-        if item.step > first and since <= item.attempt < record.started.attempt:
-            yield item
+    attempts = range(since, record.started.attempt)
+    yield from (it for it in run_lookup.read_checkpoints(log) if it.step > first and it.attempt in attempts)
 
 
 def _heartbeat_age(log: run_log.RunLog, number: int, now: datetime) -> float | None:

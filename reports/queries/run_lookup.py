@@ -96,11 +96,8 @@ def read_checkpoints(log: run_log.RunLog) -> tuple[CheckpointSummary, ...]:
     known = [summarize_checkpoint(log.run_id, record) for record in log.refresh().checkpoints]
     for prefix in sorted(staged.keys() - {summary.prefix for summary in known}):
         if folder := parse_checkpoint_folder(prefix):
-            (step, attempt), size = folder, staged[prefix]
-            writing = CheckpointSummary(
-                run_id=log.run_id, step=step, attempt=attempt, prefix=prefix, state="writing", bytes=size
-            )
-            known.append(writing)
+            names: dict[str, Any] = {"run_id": log.run_id, "prefix": prefix, "state": "writing"}
+            known.append(CheckpointSummary(**names, step=folder[0], attempt=folder[1], bytes=staged[prefix]))
     return tuple(known)
 
 

@@ -139,9 +139,8 @@ def serve_metrics(store: ObjectStore, port: int) -> int:
     try:
         server, _ = start_http_server(port, addr="127.0.0.1", registry=RunMetrics(store))
     except (OSError, OverflowError) as error:
-        raise InvalidConfiguration(
-            f"--metrics-port {port}: {error}; name a port from 1 to 65535 that is free"
-        ) from error
+        rule = "name a port from 1 to 65535 that is free"
+        raise InvalidConfiguration(f"--metrics-port {port}: {error}; {rule}") from error
     return int(server.server_port)
 
 
@@ -152,9 +151,8 @@ def sending_metrics(store: ObjectStore, environment: Mapping[str, str], say: Cal
     Raises `InvalidConfiguration` where the library is missing or the interval is not a number of milliseconds.
     """
     if find_spec("opentelemetry.exporter") is None:
-        raise InvalidConfiguration(
-            "--otlp: OpenTelemetry is not installed; `pip install 'cairn-train[otlp]'` installs it"
-        )
+        cure = "`pip install 'cairn-train[otlp]'` installs it"
+        raise InvalidConfiguration(f"--otlp: OpenTelemetry is not installed; {cure}")
     given = environment.get(_INTERVAL, "60000")
     if not given.isdecimal() or int(given) == 0:
         raise InvalidConfiguration(f"{_INTERVAL} is {given!r}; rule: milliseconds, at least 1; unset it for a minute")
@@ -182,12 +180,7 @@ def convert_scrape(families: "Iterable[Metric]", *, began: int) -> "MetricsData"
 
     metrics, now = list[export.Metric](), time.time_ns()
     for family in families:
-        points = [
-            export.NumberDataPoint(
-                attributes=sample.labels, start_time_unix_nano=began, time_unix_nano=now, value=float(sample.value)
-            )
-            for sample in family.samples
-        ]
+        points = [export.NumberDataPoint(it.labels, began, now, float(it.value)) for it in family.samples]
         data: export.Sum | export.Gauge = export.Gauge(points)
         if family.type == "counter":
             data = export.Sum(points, export.AggregationTemporality.CUMULATIVE, is_monotonic=True)

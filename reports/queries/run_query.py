@@ -118,12 +118,11 @@ def _gather_runs(
         return {"steps": run_tables.make_step_rows(run_id, state, records)}
 
     version, log = run_tables.schema_digest(), {table: columns(table) for table in LOG_TABLES if table != "runs"}
+    steps = {"steps": columns("steps")}
     kinds = (  # a list of runs is asked for most often, and makes no other rows
         table_cache.TableKind(name="runs", version=version, tables={"runs": columns("runs")}, make=of_run, packs=8),
         table_cache.TableKind(name="log", version=version, tables=log, make=of_log),
-        table_cache.TableKind(
-            name="steps", version=version, tables={"steps": columns("steps")}, make=of_steps, with_steps=True
-        ),
+        table_cache.TableKind(name="steps", version=version, tables=steps, make=of_steps, with_steps=True),
     )
     wanted = ((kind, sorted(tables & set(kind.tables))) for kind in kinds)
     gathered = [cache.gather(kind, run_ids, named) for kind, named in wanted if named]
@@ -179,13 +178,10 @@ def answer_query(store: object_store.ObjectStore, sql: str, *, work: Path) -> It
             for name, *_ in described:  # every column of an answer has a name of its own
                 number = sum(other == name or other.startswith(f"{name}_") for other in names)
                 names.append(f"{name}_{number + 1}" if name in names else name)
-            yield QueryResult(
-                columns=tuple(
-                    table_cache.Column(name=name, type=str(it[1])) for name, it in zip(names, described, strict=True)
-                ),
-                rows=chain.from_iterable(iter(partial(base.fetchmany, _FETCHED_ROWS), [])),
-                unreadable=unreadable,
-            )
+            types = (str(kind) for _, kind, *_ in described)
+            shown = (table_cache.Column(name=name, type=kind) for name, kind in zip(names, types, strict=True))
+            rows = chain.from_iterable(iter(partial(base.fetchmany, _FETCHED_ROWS), []))
+            yield QueryResult(columns=tuple(shown), rows=rows, unreadable=unreadable)
     except duckdb.IOException as error:
         raise ReportError(f"the tables could not be read, run the same command again: {error}") from error
     except duckdb.Error as error:
@@ -205,10 +201,7 @@ def describe_tables() -> list[tuple[str, str, str]]:
 def _database(parts: Parts, open_attempts: Sequence[tuple[object, ...]]) -> Iterator["duckdb.DuckDBPyConnection"]:
     import duckdb
 
-    with (
-        tempfile.TemporaryDirectory(prefix="cairn-sql-") as folder,
-        duckdb.connect(config=_SETTINGS) as base,
-    ):
+    with tempfile.TemporaryDirectory(prefix="cairn-sql-") as folder, duckdb.connect(config=_SETTINGS) as base:
         spool = Path(folder)
         base.execute(f"set temp_directory = {_literals([str(spool / 'spill')])}")
         base.execute("set TimeZone = 'UTC'")

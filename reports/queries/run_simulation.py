@@ -106,10 +106,7 @@ def simulate_policies(
 
 def _outcome(policy: str, runs: Sequence[simulated_run.SimulatedRun]) -> PolicyOutcome:
     run = sorted(runs, key=lambda one: one.goodput)[len(runs) // 2]
-    days, goodput = (
-        sorted(sum(one.seconds) / DAY_SECONDS for one in runs),
-        sorted(one.goodput for one in runs),
-    )
+    days, goodput = sorted(sum(one.seconds) / DAY_SECONDS for one in runs), sorted(one.goodput for one in runs)
     low, high = round(0.1 * (len(runs) - 1)), round(0.9 * (len(runs) - 1))
     return PolicyOutcome(
         policy=policy,
@@ -183,9 +180,8 @@ def _measured(state: RunState, devices: int, *, needs_steps: bool) -> tuple[floa
             whole = (attempt.ended_at - attempt.started_at).total_seconds()
             starts.append(max(whole - attempt.ended.gpu_seconds / world_size, 0.0))
     if needs_steps and not (steps > 0 and seconds > 0):
-        raise InvalidConfiguration(
-            "the run has committed nothing yet that a step could be timed by: give --step-seconds"
-        )
+        why = "the run has committed nothing yet that a step could be timed by"
+        raise InvalidConfiguration(f"{why}: give --step-seconds")
     newest, step_seconds = state.newest_committed, seconds / max(steps, 1)
     copied = newest.committed.bytes / devices / _COPIED_BYTES_PER_SECOND if newest else _CHECKPOINT_SECONDS
     return step_seconds, max(copied, step_seconds), median(starts) if starts else _RESTART_SECONDS
