@@ -41,20 +41,18 @@ _STYLE: Any = {
 def plot_run(log: RunLog, request: run_curves.PlotRequest) -> run_curves.WrittenPlot:
     """Draw a run that was read into the file; raises `InvalidConfiguration` where the file cannot be written."""
     curves = run_curves.gather_curves(log)
-    image = draw_run(
-        curves, form=request.form, width_px=request.width_px, height_px=request.height_px, across=request.across
-    )
+    size = {"width_px": request.width_px, "height_px": request.height_px}
+    image = draw_run(curves, form=request.form, across=request.across, **size)
     run_curves.replace_file(request.file, image)
     return run_curves.WrittenPlot(
         run_id=curves.run_id,
         file=str(request.file),
         bytes=len(image),
         sha256=sha256(image),
-        width_px=request.width_px,
-        height_px=request.height_px,
         last_step=curves.last_step,
         attempts=curves.attempts,
         interruptions=dict(curves.reasons),
+        **size,
     )
 
 
@@ -82,16 +80,9 @@ def draw_run(
         _draw_events(panel, axis)
     panels[0].set_title(run_curves.format_title(curves), loc="left", fontweight="bold")
     panels[0].set_title(run_curves.describe_state(curves), loc="right", color=GREY)
-    figure.legend(
-        *panels[-1].get_legend_handles_labels(),
-        title=run_curves.describe_run(curves),
-        loc="outside lower left",
-        alignment="left",
-        ncols=5,
-        frameon=False,
-        handlelength=1.6,
-        columnspacing=1.3,
-    ).get_title().set_color(GREY)
+    shown, title = panels[-1].get_legend_handles_labels(), run_curves.describe_run(curves)
+    style: Any = {"alignment": "left", "ncols": 5, "frameon": False, "handlelength": 1.6, "columnspacing": 1.3}
+    figure.legend(*shown, title=title, loc="outside lower left", **style).get_title().set_color(GREY)
     figure.align_ylabels()
     return _save(figure, form)
 
@@ -128,9 +119,8 @@ def _label_panels(panels: "Sequence[Axes]", axis: PlotAxis) -> None:
     panels[0].xaxis.set_major_formatter(lambda number, _: run_curves.format_number(number))
     panels[0].set_xlim(-0.01 * axis.reach, 1.02 * axis.reach)
     panels[-1].set_xlabel("tokens" if axis.unit > 1 else "step")
-    for panel, name in zip(
-        panels, ("loss (nats per token)", "learning\nrate", "gradient\nnorm", "tokens / s"), strict=True
-    ):
+    names = ("loss (nats per token)", "learning\nrate", "gradient\nnorm", "tokens / s")
+    for panel, name in zip(panels, names, strict=True):
         panel.set_ylabel(name)
     if rate := axis.curves.tokens_per_step:
         factor = 1 / rate if axis.unit > 1 else rate
@@ -183,13 +173,12 @@ def _draw_events(panel: "Axes", axis: PlotAxis) -> None:
         spans = [((item.first_step - 1) * axis.unit, item.last_step * axis.unit) for item in curves.replays]
         widths = [(first, last - first) for first, last in spans]
         label = f"trained again: {again:,} step{'s' if again > 1 else ''}"
-        panel.broken_barh(
-            widths, (0, 1), transform=height, color=PALE, alpha=0.55, linewidth=0, zorder=0.5, label=label
-        )
+        style: dict[str, Any] = {"color": PALE, "alpha": 0.55, "linewidth": 0, "zorder": 0.5, "label": label}
+        panel.broken_barh(widths, (0, 1), transform=height, **style)
     for rank, (reason, count) in enumerate(curves.reasons):  # the rarest last and so on top
         color, dashes = plot_axis.reason_style(reason)
         top, width = (0.06, 0.6) if count > _MANY else (1.0, 1.2)
-        style: dict[str, Any] = {"color": color, "linestyle": dashes, "linewidth": width, "zorder": 3 + rank / 20}
+        style = {"color": color, "linestyle": dashes, "linewidth": width, "zorder": 3 + rank / 20}
         panel.vlines(axis.places(reason), 0, top, transform=height, label=f"{reason} × {count:,}", **style)
     if curves.end is not None:
         label = f"stopped early at step {curves.end.step:,}" if curves.end.stopped else "finished"

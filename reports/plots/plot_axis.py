@@ -36,8 +36,7 @@ TRACE_COLUMNS = 600
 """Columns of a browser's drawing; each keeps at most four points of a curve."""
 _DRAWN = ("train_loss", "lr", "grad_norm", "tokens_per_second")
 Column = NDArray[np.float64]
-_GREATEST = 1e30
-_WINDOW_SHARE = 50
+_GREATEST, _WINDOW_SHARE = 1e30, 50
 
 
 def reason_style(reason: str) -> tuple[str, Dashes]:
@@ -85,9 +84,7 @@ def smooth(series: Series) -> Series:
     """Return the trend over a fiftieth of the line, narrower at its start: a running median, then a running mean."""
     steps, values = series.finite.steps, series.finite.values
     if len(steps) > COLUMNS:
-        steps, values = (
-            np.array([np.median(part) for part in np.array_split(column, COLUMNS)]) for column in (steps, values)
-        )
+        steps, values = (np.array([np.median(part) for part in np.array_split(it, COLUMNS)]) for it in (steps, values))
     half = max(1, len(steps) // (2 * _WINDOW_SHARE))
     return Series(steps=steps, values=_running(_running(values, half, np.median), half, np.mean))
 
