@@ -23,11 +23,9 @@ from cairn.tasks.machine.http_request import open_directly
 from cairn.tasks.policy.termination import DecisionAction
 
 _AT_ONCE = {"params": 100, "metrics": 1000, "tags": 100}
-_MOST_CHARACTERS = 500
 _IDENTITY, _SENT_TAG = "cairn.run", "cairn.exported"
-_TIMEOUT_SECONDS = 10.0
-_SHOWN_CHARACTERS = 200
-_MOST_BYTES = 8 * 1024 * 1024
+_MOST_CHARACTERS, _SHOWN_CHARACTERS = 500, 200
+_TIMEOUT_SECONDS, _MOST_BYTES = 10.0, 8 << 20
 
 
 class MlflowRefused(ReportError):
@@ -92,23 +90,16 @@ class MlflowExporter:
     def begin(self, state: RunState) -> None:
         """Find the MLflow run by its tag or create it, and read the last step that was sent."""
         identity = f"{self._run_id}@{state.opened_at.isoformat() if state.opened_at else ''}"
-        answer = self._client.post(
-            "runs/search",
-            experiment_ids=[self._experiment_id()],
-            filter=f"tags.\"{_IDENTITY}\" = '{identity}'",
-            max_results=1,
-        )
+        same = f"tags.\"{_IDENTITY}\" = '{identity}'"
+        answer = self._client.post("runs/search", experiment_ids=[self._experiment_id()], filter=same, max_results=1)
         found = next(iter(answer.get("runs", [])), None)
         if found is None:
             names = ("model_family", "data_snapshot", "code_version")
             named = {_IDENTITY: identity} | {f"cairn.{name}": getattr(state.opened, name, "") for name in names}
-            found = self._client.post(
-                "runs/create",
-                experiment_id=self._experiment_id(),
-                run_name=self._run_id,
-                start_time=int(state.opened_at.timestamp() * 1000) if state.opened_at else 0,
-                tags=[{"key": key, "value": value} for key, value in named.items()],
-            )["run"]
+            pairs = [{"key": key, "value": value} for key, value in named.items()]
+            began = int(state.opened_at.timestamp() * 1000) if state.opened_at else 0
+            content = {"run_name": self._run_id, "start_time": began, "tags": pairs}
+            found = self._client.post("runs/create", experiment_id=self._experiment_id(), **content)["run"]
         self._mlflow_run = str(found["info"]["run_id"])
         tags = {tag["key"]: tag["value"] for tag in found.get("data", {}).get("tags", [])}
         step, _, attempt = tags.get(_SENT_TAG, "").partition(":")

@@ -46,15 +46,9 @@ class WandbExporter:
             x_disable_stats=True,
             x_disable_machine_info=True,
         )
-        self._run = wandb.init(
-            project="cairn",
-            id=identity,
-            name=self._run_id,
-            config=flatten(state.opened.config) if state.opened else {},
-            settings=settings,
-            reinit="create_new",
-            resume="allow",
-        )
+        names: Any = {"project": "cairn", "id": identity, "name": self._run_id}
+        config = flatten(state.opened.config) if state.opened else {}
+        self._run = wandb.init(**names, config=config, settings=settings, reinit="create_new", resume="allow")
         self._run.define_metric("*", step_metric=_STEP)
 
     def write(self, update: CurveUpdate) -> None:

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 from cairn.reports.errors import ReportError
 from cairn.reports.queries import run_lookup, run_status
@@ -29,9 +29,7 @@ from cairn.tasks.text.format import one_line
 
 _OLD = timedelta(days=1)
 """Older decisions make no notice: a store that gets its first watcher does not repeat its history."""
-_MOST_CHARACTERS = 500
-_FORMAT_VERSION = 1
-_LONGEST_PAUSE_SECONDS = 60.0
+_MOST_CHARACTERS, _LONGEST_PAUSE_SECONDS, _FORMAT_VERSION = 500, 60.0, 1
 
 
 class NoticeKind(StrEnum):
@@ -45,11 +43,8 @@ class NoticeKind(StrEnum):
     SILENT = "silent"
 
 
-_KINDS = {
-    FlowOutcome.BUDGET_EXHAUSTED: NoticeKind.BUDGET_EXHAUSTED,
-    FlowOutcome.ERROR: NoticeKind.STOPPED,
-    FlowOutcome.STORAGE: NoticeKind.STOPPED,
-}
+_KINDS = dict.fromkeys((FlowOutcome.ERROR, FlowOutcome.STORAGE), NoticeKind.STOPPED)
+_KINDS[FlowOutcome.BUDGET_EXHAUSTED] = NoticeKind.BUDGET_EXHAUSTED
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,14 +129,8 @@ class CommandReceiver:
 
     def receive(self, notice: Notice) -> None:
         """Run the command with the notice as JSON on its standard input; it is killed when its time is over."""
-        done = subprocess.run(
-            self._words,
-            input=notice.document,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            timeout=self._timeout_seconds,
-            check=False,
-        )
+        streams: Any = {"input": notice.document, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        done = subprocess.run(self._words, timeout=self._timeout_seconds, check=False, **streams)
         if done.returncode:
             raise ReportError(f"the command left with {done.returncode}")
 

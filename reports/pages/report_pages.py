@@ -27,9 +27,7 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 _WIDTH_PX, _HEIGHT_PX = 1200, 820
-_BARS_WIDTH = 1000
-_LEAST_BAR_WIDTH = 1.5
-_MOST_BARS = 600
+_BARS_WIDTH, _LEAST_BAR_WIDTH, _MOST_BARS = 1000, 1.5, 600
 _NUMBER = re.compile(r"[0-9,]+(\.[0-9]*)?|–")
 _KNOWN: frozenset[str] = frozenset({*TerminationReason, receipts.OPEN})
 

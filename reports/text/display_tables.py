@@ -18,9 +18,7 @@ if TYPE_CHECKING:  # a command that prints one list loads nothing for the others
     from cairn.storage.logs import log_entry, run_entries
 
 _NAMED_METRICS = ("val_loss", "perplexity", "bits_per_byte", "samples")
-_MOST_OTHERS = 4
-_MOST_STEPS = 20
-_MOST_CELL_CHARACTERS = 200
+_MOST_OTHERS, _MOST_STEPS, _MOST_CELL_CHARACTERS = 4, 20, 200
 _SPECIAL = re.compile(r"([\\*\[\]|#~!`]|(?<![0-9A-Za-z])_|_(?![0-9A-Za-z]))")
 Item = TypeVar("Item")
 Columns = Mapping[str, Callable[[Item], object]]
