@@ -183,10 +183,8 @@ def _describe_remaining(plan: "TrainingPlan", config: "RunConfig") -> Iterator[t
     total_steps, early = config.training.steps, " at most: it may stop early" if config.early_stop.is_on else ""
     rules, room, cost, currency = config.checkpoint, plan.room, plan.cost, config.cost.currency
     unknown, tokens = "not known before the run has trained a step", f"{plan.tokens_ahead:,} tokens"
-    yield (
-        "steps",
-        f"{total_steps - plan.from_step:,} ahead of {total_steps:,}{early}; {tokens}, {plan.tokens_per_step:,} each",
-    )
+    ahead = f"{total_steps - plan.from_step:,} ahead of {total_steps:,}{early}"
+    yield "steps", f"{ahead}; {tokens}, {plan.tokens_per_step:,} each"
     pace = f"of training at the {cost.tokens_per_second or 0:,.0f} tokens/s of its newest steps"
     yield "time", unknown if cost.seconds is None else f"an estimate: {format_duration(cost.seconds)} {pace}"
     every = f" and every {rules.every_seconds:g} s" if rules.every_seconds else ""

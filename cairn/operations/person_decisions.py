@@ -196,21 +196,15 @@ def roll_back(store: ObjectStore, alias: str, *, by: str, why: str = "") -> alia
     def decide(state: registry.RegistryState) -> registry.RolledBack:
         if len(state.champions) < 2:
             has = "one promotion and nothing before it" if state.champions else "no promotion"
-            raise RunNotFound(
-                f"alias {alias!r} has {has}; `cairn models` shows the history, `cairn promote` adds to it"
-            )
+            what_next = "`cairn models` shows the history, `cairn promote` adds to it"
+            raise RunNotFound(f"alias {alias!r} has {has}; {what_next}")
         problems, leaving = [], state.champions[-1][1]
         for _, before in reversed(state.champions[:-1]):
             if not (problem := _find_problem(store, before)):
                 facts = f"from {leaving.run_id}@{leaving.step} back to {before.run_id}@{before.step}"
                 facts += f": {why}" if why else ""
-                return registry.RolledBack(
-                    alias=alias,
-                    manifest_sha256=before.manifest_sha256,
-                    by=by,
-                    why=facts,
-                    left_manifest_sha256=leaving.manifest_sha256,
-                )
+                new, old = before.manifest_sha256, leaving.manifest_sha256
+                return registry.RolledBack(alias=alias, manifest_sha256=new, by=by, why=facts, left_manifest_sha256=old)
             problems.append(f"{before.run_id}@{before.step} {problem}")
         raise IntegrityError(
             f"alias {alias!r} stays where it is, nothing before it can be read: {'; '.join(problems)}; "
