@@ -57,10 +57,8 @@ def print_replay(replay: "Replay") -> None:
 
 def print_watch(rows: "Sequence[WatchRow]") -> None:
     """Print what the watcher did about each run, and why."""
-    cells = []
-    for row in rows:
-        wait = None if row.seconds is None else format_duration(row.seconds)
-        cells.append((row.run_id, row.action, wait, row.why, row.how))
+    waits = (None if row.seconds is None else format_duration(row.seconds) for row in rows)
+    cells = [(row.run_id, row.action, wait, row.why, row.how) for row, wait in zip(rows, waits, strict=True)]
     print_table(("run", "action", "in", "why", "how"), cells, empty="no runs here yet; nothing to watch")
 
 

@@ -49,10 +49,8 @@ class CurveFollower:
 
     def __init__(self, tail: step_log.StepTail) -> None:
         self._tail = tail
-        self._position = 0
-        self._sent_step = 0
+        self._position = self._sent_step = self._sent_evaluations = self._sent_ends = 0
         self._elapsed_seconds = 0.0
-        self._sent_evaluations = self._sent_ends = 0
         self._unsettled: list[Point] = []
 
     def follow(self, state: run_state.RunState) -> CurveUpdate:

@@ -84,8 +84,7 @@ class MlflowExporter:
 
     def __init__(self, client: MlflowClient, run_id: str, *, experiment: str) -> None:
         self._client, self._run_id, self._experiment = client, run_id, experiment
-        self._mlflow_run = ""
-        self._sent_step = 0
+        self._mlflow_run, self._sent_step = "", 0
 
     def begin(self, state: RunState) -> None:
         """Find the MLflow run by its tag or create it, and read the last step that was sent."""

@@ -176,14 +176,12 @@ def describe_state(curves: RunCurves) -> str:
 def describe_run(curves: RunCurves) -> str:
     """Return steps, tokens, device time, attempts and data snapshot."""
     total = f" of {curves.total_steps:,}" if curves.total_steps else ""
-    parts = [f"step {curves.last_step:,}{total}"]
-    if curves.tokens_per_step:
-        parts.append(f"{format_number(curves.last_step * curves.tokens_per_step)} tokens")
+    tokens = f"{format_number(curves.last_step * curves.tokens_per_step)} tokens" if curves.tokens_per_step else ""
     hours, minutes = curves.gpu_seconds / 3600, curves.gpu_seconds / 60
-    parts.append(f"{hours:,.1f} device hours" if hours >= 1 else f"{minutes:.1f} device minutes")
-    parts.append(format_count(curves.attempts, "attempt"))
-    parts.append(f"data snapshot {short_digest(curves.snapshot_id or None)}")
-    return "   ·   ".join(parts)
+    spent = f"{hours:,.1f} device hours" if hours >= 1 else f"{minutes:.1f} device minutes"
+    attempts, data = format_count(curves.attempts, "attempt"), short_digest(curves.snapshot_id or None)
+    parts = (f"step {curves.last_step:,}{total}", tokens, spent, attempts, f"data snapshot {data}")
+    return "   ·   ".join(filter(None, parts))
 
 
 def format_number(number: float) -> str:

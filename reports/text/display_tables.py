@@ -238,9 +238,8 @@ def decisions_table(decisions: "Sequence[alias_history.AliasDecision]") -> Table
         "manifest": lambda item: short_digest(item.manifest_sha256),
         "previous": lambda item: short_digest(item.previous) if item.previous else None,
     }
-    return make_table(
-        decisions, columns, empty="nothing was decided yet; a run that finishes offers its best checkpoint"
-    )
+    none = "nothing was decided yet; a run that finishes offers its best checkpoint"
+    return make_table(decisions, columns, empty=none)
 
 
 def entries_table(entries: "Sequence[log_entry.Entry]") -> Table:
