@@ -39,11 +39,9 @@ class Tokenizer:
         if vocab_size < SMALLEST_BPE_VOCABULARY:
             raise InvalidInput(f"vocab_size={vocab_size} must be at least {SMALLEST_BPE_VOCABULARY}")
         inner = _byte_level(models.BPE(), use_regex=True)
+        ends, letters = [AddedToken(END_OF_TEXT, special=True, normalized=False)], pre_tokenizers.ByteLevel.alphabet()
         trainer = trainers.BpeTrainer(
-            vocab_size=vocab_size,
-            special_tokens=[AddedToken(END_OF_TEXT, special=True, normalized=False)],
-            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-            show_progress=False,
+            vocab_size=vocab_size, special_tokens=ends, initial_alphabet=sorted(letters), show_progress=False
         )
         inner.train_from_iterator(texts, trainer)
         if (size := inner.get_vocab_size()) != vocab_size:

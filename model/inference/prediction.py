@@ -65,12 +65,8 @@ def evaluate(
 ) -> EvaluationMetrics:
     """Measure `model` on `batches` x `batch_size` held-out windows; leaves its mode and all generators unchanged."""
     loss, samples = held_out_loss(model, val_windows, batches=batches, batch_size=batch_size)
-    return EvaluationMetrics(
-        val_loss=loss,
-        perplexity=math.exp(min(loss, 700.0)),
-        bits_per_byte=loss / math.log(2.0) / bytes_per_token,
-        samples=samples,
-    )
+    perplexity, bits = math.exp(min(loss, 700.0)), loss / math.log(2.0) / bytes_per_token
+    return EvaluationMetrics(val_loss=loss, perplexity=perplexity, bits_per_byte=bits, samples=samples)
 
 
 _MIN_TEMPERATURE = 1e-6

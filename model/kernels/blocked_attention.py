@@ -46,9 +46,8 @@ def attend(joint: Tensor, heads: int, visible: Tensor | None, dropout: float) ->
             block = apply_keep_mask(block, keep_masks[-1], dropout)
         part = torch.bmm(block, value[:, :end])  # (BH, t, S) x (BH, S, D) -> (BH, t, D)
         mixed[:, begin:end] = part.view(batch, heads, end - begin, -1).transpose(1, 2)  # -> (B, t, H, D)
-    return mixed.view(batch, time, width), SavedAttention(
-        parts, tuple(weights), tuple(keep_masks)
-    )  # (B, T, H, D) -> (B, T, C)
+    saved = SavedAttention(parts, tuple(weights), tuple(keep_masks))
+    return mixed.view(batch, time, width), saved  # (B, T, H, D) -> (B, T, C)
 
 
 def attend_backward(gradient: Tensor, saved: SavedAttention, dropout: float) -> Tensor:

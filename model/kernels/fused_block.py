@@ -99,10 +99,8 @@ class _Block(torch.autograd.Function):
         joint, out, wide, narrow, gain_1, bias_1, gain_2, bias_2, *gains = tensors[11:21]
         rest, count = tensors[21:], context.moments
         moments_1, moments_2, rest = rest[:count], rest[count : 2 * count], rest[2 * count :]
-        saved, masks = (
-            blocked_attention.SavedAttention(heads, rest[: context.blocks], rest[context.blocks + 2 :]),
-            rest[context.blocks :],
-        )
+        masks = rest[context.blocks :]
+        saved = blocked_attention.SavedAttention(heads, rest[: context.blocks], masks[2:])
         above = gradient.reshape(flat.shape)  # (B, T, C) -> (BT, C)
 
         grad_branch = apply_keep_mask(above.to(HALF), masks[1], dropout) if masks else above.to(HALF)

@@ -105,10 +105,8 @@ def update_matrices(optimizer: Muon) -> None:
             for part in zip(parameter.split(rows), direction.split(rows), strict=True):  # 2 x (R, C)
                 shapes[part[0].shape].append(part)
         for shape, same in shapes.items():
-            rate, kept = (
-                group["lr"] * math.sqrt(max(1.0, shape[0] / shape[1])),
-                1.0 - group["lr"] * group["weight_decay"],
-            )
+            rate = group["lr"] * math.sqrt(max(1.0, shape[0] / shape[1]))
+            kept = 1.0 - group["lr"] * group["weight_decay"]
             directions = torch.stack([direction for _, direction in same])  # (N, R, C)
             updates = orthogonalize(directions, group["ns_coefficients"], steps=group["ns_steps"], epsilon=group["eps"])
             for (weights, _), update in zip(same, updates, strict=True):

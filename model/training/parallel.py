@@ -186,15 +186,9 @@ SINGLE_RANK = Ranks()
 
 def join_ranks(rank: int, size: int, *, mode: Parallel, device: torch.device, store: Store) -> Ranks:
     """Join the process group through `store`; host tensors use gloo, GPU tensors NCCL."""
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(
-        backend,
-        store=store,
-        rank=rank,
-        world_size=size,
-        timeout=timedelta(days=7),  # never reached: the watchdog of the trainer detects hangs and ends all ranks
-        device_id=device if device.type == "cuda" else None,
-    )
+    backend, gpu = ("cpu:gloo,cuda:nccl", device) if device.type == "cuda" else ("gloo", None)
+    week = timedelta(days=7)  # never reached: the watchdog of the trainer detects hangs and ends all ranks
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=week, device_id=gpu)
     return Ranks(rank, size, mode)
 
 

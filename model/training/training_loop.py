@@ -203,13 +203,8 @@ def _fetch(
         except NonFiniteLoss:
             state.step = step.step - 1
             raise
-        result = UpdateResult(
-            loss=loss,
-            lr=step.lr,
-            grad_norm=grad_norm,
-            weights_digest=training_step.format_weights_sum(step.weights_sum),
-            rank_seconds=tuple(rank_seconds),
-        )
+        digest, own = training_step.format_weights_sum(step.weights_sum), tuple(rank_seconds)
+        result = UpdateResult(loss=loss, lr=step.lr, grad_norm=grad_norm, weights_digest=digest, rank_seconds=own)
         _report(state, inputs, observer, step.step, result, seconds)
 
 

@@ -113,13 +113,9 @@ def take_step(state: TrainState, inputs: StepInputs) -> UpdateResult:
         require_finite_norm(grad_norm, step=state.step + 1, windows=batch.windows)
     scale = None if state.scaler is None else state.scaler.get_scale()
     _update(state)
+    digest, seconds = format_weights_sum(state.weights_sum()), tuple(rank_seconds.tolist())
     return UpdateResult(
-        loss=loss,
-        lr=rate,
-        grad_norm=grad_norm,
-        loss_scale=scale,
-        weights_digest=format_weights_sum(state.weights_sum()),
-        rank_seconds=tuple(rank_seconds.tolist()),
+        loss=loss, lr=rate, grad_norm=grad_norm, loss_scale=scale, weights_digest=digest, rank_seconds=seconds
     )
 
 
