@@ -157,22 +157,16 @@ class S3Bucket:
         """Prepare the client; the first request looks for credentials and connects."""
         import s3fs
 
-        self.name = name
+        self.name, self._parts = name, PartSender()
+        checksums = ("request_checksum_calculation", "response_checksum_validation")
+        limits = {"connect_timeout": 3.0, "read_timeout": SILENCE_SECONDS, "max_pool_connections": _CONNECTIONS}
+        config: dict[str, Any] = {"retries": {"total_max_attempts": 1, "mode": "standard"}, **limits}
+        config |= dict.fromkeys(checksums, "when_required")
+        # botocore reads AWS_DEFAULT_REGION only; every other AWS SDK reads AWS_REGION first.
+        region = {"region_name": os.environ["AWS_REGION"]} if os.environ.get("AWS_REGION") else {}
         self._client = s3fs.S3FileSystem(
-            skip_instance_cache=True,
-            use_listings_cache=False,
-            # botocore reads AWS_DEFAULT_REGION only; every other AWS SDK reads AWS_REGION first.
-            client_kwargs={"region_name": os.environ["AWS_REGION"]} if os.environ.get("AWS_REGION") else {},
-            config_kwargs={
-                "retries": {"total_max_attempts": 1, "mode": "standard"},
-                "connect_timeout": 3.0,
-                "read_timeout": SILENCE_SECONDS,
-                "max_pool_connections": 32,
-                "request_checksum_calculation": "when_required",
-                "response_checksum_validation": "when_required",
-            },
+            skip_instance_cache=True, use_listings_cache=False, client_kwargs=region, config_kwargs=config
         )
-        self._parts = PartSender()
         # Only RetryPolicy retries, neither s3fs nor botocore: retries of several layers multiply.
         self._client.retries = 1
 
