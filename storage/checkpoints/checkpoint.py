@@ -107,26 +107,21 @@ def stage_checkpoint(
     shards = stage_share(store, prefix, groups, writer=0, writers=writers, uploads=uploads)
     store.write(f"{prefix}/{payload.TRAINER}", document)
     shards += others()
+    digest = payload.state_sha256([*(tensor for shard in shards for tensor in shard.tensors), *trainer.tensors])
     manifest = payload.Manifest(
         version=payload.MANIFEST_VERSION,
         run_id=target.run_id,
         attempt=target.attempt,
         step=trainer.step,
-        state_sha256=payload.state_sha256(
-            [*(tensor for shard in shards for tensor in shard.tensors), *trainer.tensors]
-        ),
+        state_sha256=digest,
         trainer=payload.ManifestObject(name=payload.TRAINER, bytes=len(document), sha256=sha256(document)),
         shards=shards,
     )
     data = encode(manifest)
     store.write(f"{prefix}/manifest.json", data)
+    size, name = sum(item.bytes for item in manifest.objects) + len(data), sha256(data)
     return run_entries.StagedCheckpoint(
-        step=manifest.step,
-        attempt=manifest.attempt,
-        prefix=prefix,
-        manifest_sha256=sha256(data),
-        state_sha256=manifest.state_sha256,
-        bytes=sum(item.bytes for item in manifest.objects) + len(data),
+        step=trainer.step, attempt=target.attempt, prefix=prefix, manifest_sha256=name, state_sha256=digest, bytes=size
     )
 
 

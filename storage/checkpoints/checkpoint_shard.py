@@ -194,11 +194,10 @@ def begin_shard(
 
     def wait() -> ManifestShard:
         size_bytes = written()
+        joined = (b"".join(found() for found in own) for own in digests)
         tensors = tuple(
-            payload.TensorDigest(
-                name=item.name, dtype=item.dtype, shape=item.shape, chunks=b"".join(found() for found in own)
-            )
-            for item, own in zip(records, digests, strict=True)
+            payload.TensorDigest(name=item.name, dtype=item.dtype, shape=item.shape, chunks=chunks)
+            for item, chunks in zip(records, joined, strict=True)
         )
         sha256 = shard_sha256(header, (tensor.chunks for tensor in tensors))
         name = key.rpartition("/")[2]

@@ -197,10 +197,9 @@ class _Sweep:
     def _check_own(self, prefix: str) -> None:
         """Refuse to delete anything but a checkpoint folder of this run, whatever the log says."""
         if self._checkpoint_folder(f"{prefix}/") != prefix or parse_checkpoint_folder(prefix) is None:
-            raise IntegrityError(
-                f"{self._log.prefix}/log names {prefix} as a checkpoint, which is not a checkpoint folder of run "
-                f"{self._log.run_id}; nothing more is deleted. Find the entry with `cairn log` and what wrote it"
-            )
+            problem = f"names {prefix} as a checkpoint, which is not a checkpoint folder of run {self._log.run_id}"
+            advice = "nothing more is deleted. Find the entry with `cairn log` and what wrote it"
+            raise IntegrityError(f"{self._log.prefix}/log {problem}; {advice}")
 
     def _discard_unfinished(self, writes: Sequence[UnfinishedWrite]) -> None:
         folders = sorted({folder for write in writes if (folder := self._checkpoint_folder(write.key))})

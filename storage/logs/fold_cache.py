@@ -205,10 +205,9 @@ class LogFold(Generic[S]):
             return None
         head = self._log.read(label.seq)
         if head is None:
-            raise IntegrityError(
-                f"{self._log.prefix}: ends before seq {label.seq}, which {self.fold_key} was folded from: entries were "
-                f"deleted; restore them, or delete {self.fold_key} to accept the loss"
-            )
+            problem = f"ends before seq {label.seq}, which {self.fold_key} was folded from: entries were deleted"
+            advice = f"restore them, or delete {self.fold_key} to accept the loss"
+            raise IntegrityError(f"{self._log.prefix}: {problem}; {advice}")
         if head.sha256 != label.entry_sha256:
             return None
         refold = cache(lambda: self._refold(label.seq))

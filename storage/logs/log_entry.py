@@ -107,9 +107,8 @@ def describe_newer(newer: NewerEntry | None) -> str:
 def refuse_old_writer(why: str, what: str) -> None:
     """Raise `WriterTooOld` if there is a reason why this program may not write."""
     if why:
-        raise errors.WriterTooOld(
-            f"{what}: {why}; it can be read here, but only a newer Cairn may go on with it: update it"
-        )
+        rule = "it can be read here, but only a newer Cairn may go on with it: update it"
+        raise errors.WriterTooOld(f"{what}: {why}; {rule}")
 
 
 def entry_name(seq: int) -> str:
@@ -206,10 +205,8 @@ class EntryLog:
                 return
             for read in following:
                 if read.entry.prev != (expected := last.sha256 if last else None):
-                    raise errors.IntegrityError(
-                        f"{self.prefix}/{entry_name(read.entry.seq)}: prev is {read.entry.prev}, must be {expected}: "
-                        "an entry before it was changed"
-                    )
+                    found = f"prev is {read.entry.prev}, must be {expected}: an entry before it was changed"
+                    raise errors.IntegrityError(f"{self.prefix}/{entry_name(read.entry.seq)}: {found}")
                 yield read
                 last = read
             folder = self.store.local_path(self.prefix) if is_refresh and not number else folder
@@ -269,6 +266,5 @@ class EntryLog:
                 if not may_be_written:
                     raise problem
                 break
-        raise errors.AppendUnknown(
-            f"{key}: not settled in {number + 1} tries, nothing is acknowledged; run the same command again: {problem}"
-        ) from problem
+        advice = f"nothing is acknowledged; run the same command again: {problem}"
+        raise errors.AppendUnknown(f"{key}: not settled in {number + 1} tries, {advice}") from problem

@@ -99,10 +99,9 @@ class LocalStore(object_store.ObjectStore):
             try:
                 fsync_path(path.parent)
             except OSError as error:
-                raise NotDurable(
-                    f"{self.url}/{key}: is visible, but the fsync of its folder failed, so a power cut may take it "
-                    f"back: {error}; nothing is acknowledged: check the disk, then run the same command again"
-                ) from error
+                problem = f"is visible, but the fsync of its folder failed, so a power cut may take it back: {error}"
+                advice = "nothing is acknowledged: check the disk, then run the same command again"
+                raise NotDurable(f"{self.url}/{key}: {problem}; {advice}") from error
             return True
 
     def write(self, key: str, data: bytes) -> None:
@@ -156,9 +155,8 @@ class LocalStore(object_store.ObjectStore):
                 with suppress(FileNotFoundError):
                     status = os.lstat(self._root / folder / name)
                     age_seconds = max(0.0, time.time() - status.st_mtime)
-                    found.append(
-                        object_store.UnfinishedWrite(key=key, bytes=status.st_size, age_seconds=age_seconds, token=name)
-                    )
+                    size = status.st_size
+                    found.append(object_store.UnfinishedWrite(key=key, bytes=size, age_seconds=age_seconds, token=name))
         return sorted(found, key=lambda write: (write.key, write.token))
 
     def discard(self, write: object_store.UnfinishedWrite) -> None:

@@ -130,10 +130,8 @@ def check_key(key: str) -> str:
 def check_name(what: str, name: str) -> str:
     """Return the name of a run or alias unchanged; raises StorageError for one that is no part of a key."""
     if "@" in name:
-        raise errors.StorageError(
-            f"{what} {name!r}: must not contain '@', which stands between run and step in RUN@STEP; "
-            "name it without a step, or choose another"
-        )
+        rule = "must not contain '@', which stands between run and step in RUN@STEP"
+        raise errors.StorageError(f"{what} {name!r}: {rule}; name it without a step, or choose another")
     if not _SEGMENT.match(name):
         raise errors.StorageError(f"{what} {_shorten(name)}: must be {NAME_RULE}; choose another name")
     return name
@@ -157,9 +155,8 @@ def ask_each(store: ObjectStore, ask: Callable[[Item], T], items: Iterable[Item]
 
 def too_large(where: str, at_most: int) -> errors.IntegrityError:
     """Return the error for an object above its reader's limit in bytes."""
-    return errors.IntegrityError(
-        f"{where}: more than the {at_most:,} bytes that are read; Cairn writes no such object here"
-    )
+    problem = f"more than the {at_most:,} bytes that are read"
+    return errors.IntegrityError(f"{where}: {problem}; Cairn writes no such object here")
 
 
 def _shorten(key: str) -> str:
@@ -311,10 +308,11 @@ class RetryPolicy:
 
 def run_retry_policy(total_seconds: float, say: Callable[[str], None] = lambda message: None) -> RetryPolicy:
     """Return the policy of a run that waits `total_seconds` for its store and prints each retry with `say`."""
+
+    def tell(error: errors.StorageError, seconds: float) -> None:
+        say(f"  the store has not answered for {seconds:.0f} s, trying again: {error}")
+
+    # The time limit ends the retries, not the count.
     return RetryPolicy(
-        tries=1_000_000,  # the time limit ends the retries, not the count
-        total_seconds=total_seconds,
-        first_pause_seconds=0.5,
-        longest_pause_seconds=15.0,
-        on_retry=lambda error, seconds: say(f"  the store has not answered for {seconds:.0f} s, trying again: {error}"),
+        tries=1_000_000, total_seconds=total_seconds, first_pause_seconds=0.5, longest_pause_seconds=15.0, on_retry=tell
     )
