@@ -163,20 +163,17 @@ def require_family(model: ModelConfig) -> Family:
         names = ("norm", "norm_gain", "positions", "feed_forward", "bias", "tied", "qk_norm", "ngram_rows")
         other = [name for name in names if getattr(model, name) != getattr(preset, name)]
         said = ", ".join(f"model.{name} = {_toml(getattr(model, name))}" for name in other)
-        raise InvalidInput(
-            f"{said or 'its heads'}: transformers has no such network; rule: a gpt2, a qwen3 or a llama "
-            "as their architectures are; weights of this run can be read with safetensors"
-        )
+        rule = "a gpt2, a qwen3 or a llama as their architectures are; weights of this run can be read with safetensors"
+        raise InvalidInput(f"{said or 'its heads'}: transformers has no such network; rule: {rule}")
     return family
 
 
 def check_settings(found: HuggingFaceConfig, model: ModelConfig) -> None:
     """Raise InvalidInput where `found` is another network, naming values for [model]; a smaller block_size will do."""
     if family_of(model) != found.model_type:
-        raise InvalidInput(
-            f"config.json: model_type = {found.model_type!r}, and [model] describes another network; rule: the same "
-            f"architecture; use {_SETTINGS[found.model_type]} without other keys of it"
-        )
+        problem = f"model_type = {found.model_type!r}, and [model] describes another network"
+        rule = f"the same architecture; use {_SETTINGS[found.model_type]} without other keys of it"
+        raise InvalidInput(f"config.json: {problem}; rule: {rule}")
     settings = found.settings()
     wrong = [name for name, value in settings.items() if getattr(model, name) != value]
     if wrong:
@@ -185,9 +182,9 @@ def check_settings(found: HuggingFaceConfig, model: ModelConfig) -> None:
         raise InvalidInput(f"{has}: the weights are of another shape; rule: equal to config.json; use {wanted}")
     positions = found.n_positions if isinstance(found, Gpt2Config) else found.max_position_embeddings
     if model.block_size > positions:
+        rule = f"at most that; use model.block_size = {positions} or less"
         raise InvalidInput(
-            f"model.block_size = {model.block_size}: the weights have {positions} positions; rule: at most "
-            f"that; use model.block_size = {positions} or less"
+            f"model.block_size = {model.block_size}: the weights have {positions} positions; rule: {rule}"
         )
     for name, holds, rule in found.rules():
         if not holds:

@@ -58,10 +58,8 @@ class DataConfig(Section, use_attribute_docstrings=True):
         if kind != "bpe":
             raise ValueError("must be 'bytes', 'bpe:<size>' or the path of a tokenizer.json")
         if not (size.isascii() and size.isdigit() and int(size) >= SMALLEST_BPE_VOCABULARY):
-            raise ValueError(
-                f"the size after 'bpe:' must be a whole number of at least {SMALLEST_BPE_VOCABULARY} "
-                "(256 bytes and end-of-text)"
-            )
+            rule = f"must be a whole number of at least {SMALLEST_BPE_VOCABULARY} (256 bytes and end-of-text)"
+            raise ValueError(f"the size after 'bpe:' {rule}")
         return value
 
     @model_validator(mode="after")
@@ -88,16 +86,13 @@ class DataConfig(Section, use_attribute_docstrings=True):
             raise ValueError(f"sources: {named[0]!r} must be the only one; a snapshot cannot be mixed with others")
         beginning = named[0].removeprefix(SNAPSHOT_SOURCE)
         if not (SHORTEST_SNAPSHOT_ID <= len(beginning) <= 64 and set(beginning) <= set("0123456789abcdef")):
-            raise ValueError(
-                f"sources: {named[0]} must name a snapshot's id or at least its first {SHORTEST_SNAPSHOT_ID} "
-                "characters, as `cairn data` and `cairn import-tokens` print it"
-            )
+            rule = f"must name a snapshot's id or at least its first {SHORTEST_SNAPSHOT_ID} characters"
+            raise ValueError(f"sources: {named[0]} {rule}, as `cairn data` and `cairn import-tokens` print it")
         fields = type(self).model_fields
         changed = [name for name in fields if name != "sources" and getattr(self, name) != fields[name].default]
         if changed:
-            raise ValueError(
-                f"{', '.join(changed)}: decided by {named[0]!r} already, which was made with its own; leave them out"
-            )
+            problem = f"decided by {named[0]!r} already, which was made with its own"
+            raise ValueError(f"{', '.join(changed)}: {problem}; leave them out")
         return self
 
     @property
@@ -140,10 +135,8 @@ def require_short_period(weights: Sequence[float]) -> None:
         raise InvalidInput("weights is empty; a mixture needs at least one component")
     period = sum(draw_shares(weights))
     if period > LONGEST_PERIOD:
-        raise InvalidInput(
-            f"weights={tuple(weights)} repeat after {period} draws, must be at most {LONGEST_PERIOD}; "
-            "round them to fewer digits"
-        )
+        rule = f"must be at most {LONGEST_PERIOD}; round them to fewer digits"
+        raise InvalidInput(f"weights={tuple(weights)} repeat after {period} draws, {rule}")
 
 
 def _is_path(source: str) -> bool:

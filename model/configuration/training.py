@@ -122,10 +122,8 @@ class TrainingConfig(Section, use_attribute_docstrings=True):
         if self.warmup_steps > self.steps:
             raise ValueError(f"warmup_steps={self.warmup_steps} must be at most steps={self.steps}")
         if self.schedule == "wsd" and self.warmup_steps + self.decay_steps > self.steps:
-            raise ValueError(
-                f"warmup_steps={self.warmup_steps} and decay_fraction={self.decay_fraction}, {self.decay_steps} steps, "
-                f"must together be at most steps={self.steps}"
-            )
+            both = f"warmup_steps={self.warmup_steps} and decay_fraction={self.decay_fraction}"
+            raise ValueError(f"{both}, {self.decay_steps} steps, must together be at most steps={self.steps}")
         if self.min_lr > self.lr:
             raise ValueError(f"min_lr={self.min_lr} must be at most lr={self.lr}")
         # The head's gradient is made before the scaler's factor is known.
@@ -154,12 +152,10 @@ def split_batch(
     count = ceil(global_batch / micro_batch)
     if processes not in possible_processes(global_batch, micro_batch):
         possible = ", ".join(map(str, possible_processes(global_batch, micro_batch)))
-        raise InvalidInput(
-            f"{processes} processes cannot share {count} micro-batch{'es' if count > 1 else ''} "
-            f"(global_batch={global_batch}, micro_batch={micro_batch}) so that the sum of gradients stays the same; "
-            f"processes that can: {possible}. "
-            "Use as many, or open a run with another micro_batch, or parallel = 'fsdp'"
-        )
+        shared = f"{count} micro-batch{'es' if count > 1 else ''} ({global_batch=}, {micro_batch=})"
+        problem = f"{processes} processes cannot share {shared} so that the sum of gradients stays the same"
+        advice = "Use as many, or open a run with another micro_batch, or parallel = 'fsdp'"
+        raise InvalidInput(f"{problem}; processes that can: {possible}. {advice}")
     each = count // processes
     parts = [slice(i * micro_batch, min((i + 1) * micro_batch, global_batch)) for i in range(count)]
     return tuple(tuple(parts[rank * each : (rank + 1) * each]) for rank in range(processes))

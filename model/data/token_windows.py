@@ -42,10 +42,8 @@ class TokenWindows:
         self.block_size, self.vocab_size = block_size, vocab_size
         self.token_count = int(self._starts[-1])
         if self.window_count < 1:
-            raise InvalidInput(
-                f"block_size={block_size} must be shorter than the data, which has {self.token_count} tokens; "
-                "lower model.block_size or add text"
-            )
+            problem = f"block_size={block_size} must be shorter than the data, which has {self.token_count} tokens"
+            raise InvalidInput(f"{problem}; lower model.block_size or add text")
 
     @property
     def window_count(self) -> int:

@@ -143,10 +143,9 @@ def train_until(
     if (covered := order.window_count) != windows.window_count:
         raise InvalidInput(f"order covers {covered} windows, the data has {windows.window_count}; must be equal")
     if training.mask_documents != (state.model.boundary_id is not None):
-        raise InvalidInput(
-            f"training.mask_documents={training.mask_documents} must agree with the network's "
-            f"boundary_id={state.model.boundary_id}; set it to the tokenizer's end-of-text id to mask, to None not to"
-        )
+        problem = f"must agree with the network's boundary_id={state.model.boundary_id}"
+        advice = "set it to the tokenizer's end-of-text id to mask, to None not to"
+        raise InvalidInput(f"training.mask_documents={training.mask_documents} {problem}; {advice}")
     state.model.train()
     peak_flops(state.device, training.precision)  # once per process, and not during a step
     schedule = default_fetch_schedule(state) if schedule is None else schedule
