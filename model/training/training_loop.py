@@ -1,6 +1,5 @@
 """Trains up to a step and reports every step on the way, with held-out losses and sample texts; times steps."""
 
-import itertools
 import math
 import time
 from collections import deque
@@ -188,16 +187,13 @@ def _fetch(
     """Wait for the pending steps and report them in order; a bad step resets the state to before it."""
     if not pending:
         return
-    parts = [torch.cat((step.losses, step.grad_norm.reshape(1), step.rank_seconds)) for step in pending]  # () -> (1,)
-    numbers: list[float] = torch.cat(parts).tolist()  # the one wait for the device
-    ends = itertools.accumulate(map(len, parts), initial=0)
+    every = torch.cat([step.metrics for step in pending]).cpu()  # the one wait for the device
     seconds = (observer.clock() - started) / len(pending)
-    for begin, end in itertools.pairwise(ends):
-        step = pending.popleft()
-        middle = begin + len(step.parts)
-        grad_norm, *rank_seconds = numbers[middle:end]
+    for metrics in every.split([len(step.metrics) for step in pending]):
+        step, numbers = pending.popleft(), metrics.tolist()
+        losses, (grad_norm, *rank_seconds) = numbers[: len(step.parts)], numbers[len(step.parts) :]
         try:
-            loss = sum_finite_losses(numbers[begin:middle], step=step.step, windows=step.windows, parts=step.parts)
+            loss = sum_finite_losses(losses, step=step.step, windows=step.windows, parts=step.parts)
             training_step.require_finite_norm(grad_norm, step=step.step, windows=step.windows)
         except NonFiniteLoss:
             state.step = step.step - 1

@@ -59,16 +59,14 @@ class UpdateResult:
 class DeferredStep:
     """A launched step (1-based) whose metrics are still on its device.
 
-    `losses` (micro-batches,) sum to the batch's mean loss in nats, `grad_norm` is a scalar, `rank_seconds` (ranks,) are
-    those of `UpdateResult`; all fp32. `weights_sum` is that of the state after the step, `windows` are the whole batch,
-    `parts` the rows of each micro-batch.
+    `metrics` are, all fp32 and joined: the losses of the micro-batches, which sum to the batch's mean loss in nats, the
+    gradient norm, and the `rank_seconds` of `UpdateResult`. `weights_sum` is that of the state after the step,
+    `windows` are the whole batch, `parts` the rows of each micro-batch.
     """
 
     step: int
     lr: float
-    losses: Tensor
-    rank_seconds: Tensor
-    grad_norm: Tensor
+    metrics: Tensor
     weights_sum: Tensor | None
     windows: tuple[int, ...]
     parts: tuple[slice, ...]
@@ -129,15 +127,10 @@ def launch_step(state: TrainState, inputs: StepInputs, guard: UpdateGuard) -> De
     grad_norm = _clip(state, limit=inputs.training.grad_clip)
     guard.check(losses, grad_norm)
     _update(state)
+    metrics = torch.cat((losses, grad_norm.reshape(1), rank_seconds))  # () -> (1,)
+    weights, parts = state.weights_sum(), state.ranks.all_micro_batches(state.global_batch, inputs.micro_batch)
     return DeferredStep(
-        step=state.step,
-        lr=rate,
-        losses=losses,
-        rank_seconds=rank_seconds,
-        grad_norm=grad_norm,
-        weights_sum=state.weights_sum(),
-        windows=batch.windows,
-        parts=state.ranks.all_micro_batches(state.global_batch, inputs.micro_batch),
+        step=state.step, lr=rate, metrics=metrics, weights_sum=weights, windows=batch.windows, parts=parts
     )
 
 
