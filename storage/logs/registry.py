@@ -173,10 +173,8 @@ def _apply(state: RegistryState, entry: log_entry.Entry) -> RegistryState:
                 left -= 1
             champions, reached = champions.cut(left), reached[:left]
         case Withdrawn():
-            decision, current = DatedDecision(at=at, withdrawn=body), state.champion
-            champions = fold_cache.History(
-                item for item in champions if item[1] is current or item[1].run_id != body.run_id
-            )
+            decision, current, gone = DatedDecision(at=at, withdrawn=body), state.champion, body.run_id
+            champions = fold_cache.History(item for item in champions if item[1] is current or item[1].run_id != gone)
             reached = tuple(promoted.manifest_sha256 for _, promoted in champions)
         case _:
             return state if state.newer else replace(state, newer=log_entry.newer_entry(entry))

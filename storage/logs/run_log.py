@@ -85,12 +85,10 @@ def end_attempt(state: RunState, ended: kinds.AttemptEnded, at: datetime) -> Run
         since, wasted = (*spent.since_progress, ended.attempt), spent.wasted_gpu_seconds + ended.wasted_gpu_seconds
         charges = {**charges, reason: Charges(since_progress=since, total=spent.total + 1, wasted_gpu_seconds=wasted)}
     sizes = [size for size in (state.smallest_micro_batch, decision.micro_batch) if size]
+    attempts, smallest = state.attempts.replace_last(record), min(sizes, default=None)
+    recomputes = state.recomputes_activations or bool(decision.activation_checkpointing)
     return replace(
-        state,
-        attempts=state.attempts.replace_last(record),
-        charges=charges,
-        smallest_micro_batch=min(sizes, default=None),
-        recomputes_activations=state.recomputes_activations or bool(decision.activation_checkpointing),
+        state, attempts=attempts, charges=charges, smallest_micro_batch=smallest, recomputes_activations=recomputes
     )
 
 
@@ -114,21 +112,13 @@ def _commit(state: RunState, entry: log_entry.Entry, body: kinds.CheckpointCommi
     if body.attempt != entry.writer.attempt or state.find_commit(body) is not None:
         return _refuse(state, entry)
     owner, progress = state.attempts[-1], body.step > state.high_water_step
-    owner = replace(
-        owner,
-        last_committed_step=body.step,
-        made_progress=owner.made_progress or progress,
-        committed_tokens=max(owner.committed_tokens, body.tokens),
-        committed_gpu_seconds=max(owner.committed_gpu_seconds, body.gpu_seconds),
-    )
+    tokens, seconds = max(owner.committed_tokens, body.tokens), max(owner.committed_gpu_seconds, body.gpu_seconds)
+    owner = replace(owner, last_committed_step=body.step, committed_tokens=tokens, committed_gpu_seconds=seconds)
+    owner = replace(owner, made_progress=owner.made_progress or progress)
     record = CheckpointRecord(committed=body, committed_at=entry.at, number=state.commits)
-    return replace(
-        state,
-        attempts=state.attempts.replace_last(owner),
-        live_checkpoints=(*state.live_checkpoints, record),
-        high_water_step=max(state.high_water_step, body.step),
-        charges=refill(state.charges) if progress else state.charges,
-    )
+    attempts, live = state.attempts.replace_last(owner), (*state.live_checkpoints, record)
+    charges, highest = refill(state.charges) if progress else state.charges, max(state.high_water_step, body.step)
+    return replace(state, attempts=attempts, live_checkpoints=live, high_water_step=highest, charges=charges)
 
 
 def _without_pin(pins: tuple[kinds.CheckpointPinned, ...], pin_id: str | None) -> tuple[kinds.CheckpointPinned, ...]:
@@ -171,9 +161,7 @@ class RunLog(fold_cache.LogFold[RunState]):
 
     def __init__(self, store: ObjectStore, run_id: str, *, log: log_entry.EntryLog | None = None) -> None:
         self.store, self.run_id, self.prefix = store, run_id, run_prefix(run_id)
-        log = log or log_entry.EntryLog(
-            store=store, prefix=f"{self.prefix}/log", kinds=kinds.RUN_KINDS, clock=log_entry.utc_now
-        )
+        log = log or log_entry.EntryLog(store=store, prefix=f"{self.prefix}/log", kinds=kinds.RUN_KINDS)
         super().__init__(log, self.prefix, fold, cache_every=FOLD_EVERY_ENTRIES)
         self._lock = threading.RLock()  # commit, evaluation and flow share one log across threads
 

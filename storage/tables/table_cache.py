@@ -193,14 +193,16 @@ def stamp_run(
     store: object_store.ObjectStore, run_id: str, folded: fold_cache.FoldedLog[run_state.RunState], *, with_steps: bool
 ) -> RunStamp:
     """Return the stamp of rows that are yet to be made: an entry written meanwhile makes them stale, never wrong."""
-    attempt, owner = folded.state.latest_attempt, folded.state.open_attempt
+    attempt, owner, head = folded.state.latest_attempt, folded.state.open_attempt, folded.head
+    size = step_log.step_log_bytes(store, run_log.run_prefix(run_id), attempt) if with_steps else None
+    place = owner.started.placement if owner else None
     return RunStamp(
         run_id=run_id,
-        seq=folded.head.entry.seq,
-        entry_sha256=folded.head.sha256,
+        seq=head.entry.seq,
+        entry_sha256=head.sha256,
         latest_attempt=attempt,
-        steps_bytes=step_log.step_log_bytes(store, run_log.run_prefix(run_id), attempt) if with_steps else None,
-        owner=owner.started.placement if owner else None,
+        steps_bytes=size,
+        owner=place,
     )
 
 
