@@ -19,10 +19,8 @@ class TokenOutOfRange(ModelError):
     """A token id outside the vocabulary; `window` is the index of the window that holds it."""
 
     def __init__(self, *, window: int, token: int, vocab_size: int) -> None:
-        super().__init__(
-            f"window {window}: token id {token} is outside the vocabulary of {vocab_size}; "
-            "the shard is damaged or was made with another tokenizer: quarantine the window or rebuild the snapshot"
-        )
+        cause = "the shard is damaged or was made with another tokenizer: quarantine the window or rebuild the snapshot"
+        super().__init__(f"window {window}: token id {token} is outside the vocabulary of {vocab_size}; {cause}")
         self.window, self.token, self.vocab_size = window, token, vocab_size
 
 
@@ -34,10 +32,8 @@ class NonFiniteLoss(ModelError):
     """
 
     def __init__(self, *, step: int, quantity: str, value: float, windows: Sequence[int]) -> None:
-        super().__init__(
-            f"step {step}: {quantity} is {value}; weights are unchanged. "
-            f"Quarantine the {len(windows)} windows it came from, lower lr, or go back to an older checkpoint"
-        )
+        advice = f"Quarantine the {len(windows)} windows it came from, lower lr, or go back to an older checkpoint"
+        super().__init__(f"step {step}: {quantity} is {value}; weights are unchanged. {advice}")
         self.step, self.quantity, self.value = step, quantity, value
         self.windows = tuple(int(window) for window in windows)
 
@@ -55,9 +51,7 @@ class LossExploded(ModelError):
     """The loss stayed far above its baseline: last `step`, first bad `spike_step`, `windows` drawn from there on."""
 
     def __init__(self, *, step: int, spike_step: int, level: float, baseline: float, windows: Sequence[int]) -> None:
-        super().__init__(
-            f"loss is {level:.3f} since step {spike_step}, was {baseline:.3f} before; go back before the spike and "
-            "leave its data out, or lower lr"
-        )
+        advice = "go back before the spike and leave its data out, or lower lr"
+        super().__init__(f"loss is {level:.3f} since step {spike_step}, was {baseline:.3f} before; {advice}")
         self.step, self.spike_step = step, spike_step
         self.windows = tuple(int(window) for window in windows)

@@ -65,10 +65,8 @@ class Attention(nn.Module):
         self.widths = (config.attention_width, config.key_width, config.key_width)
         self.c_attn = nn.Linear(config.n_embd, sum(self.widths), bias=config.bias)
         self.c_proj = nn.Linear(config.attention_width, config.n_embd, bias=config.bias)
-        self.q_norm, self.k_norm = (
-            nn.RMSNorm(config.head_size, config.norm_epsilon, config.norm_gain) if config.qk_norm else None
-            for _ in range(2)
-        )
+        norm = (config.head_size, config.norm_epsilon, config.norm_gain)
+        self.q_norm, self.k_norm = (nn.RMSNorm(*norm) if config.qk_norm else None for _ in range(2))
 
     def forward(
         self,

@@ -255,13 +255,8 @@ def _row(
             _, layer, module = module.split(".", 2)
             prefix = f"model.layers.{layer}."
         theirs = tuple(f"{prefix}{part}.{leaf}" for part in _LLAMA_NAMES[module])
+    shape, constant = (sum(rows), columns) if columns else (sum(rows),), 1.0 if kind == "gain" else 0.0
+    turned = family == "gpt2" and kind == "matrix"
     return Parameter(
-        name=name,
-        shape=(sum(rows), columns) if columns else (sum(rows),),
-        kind=kind,
-        rows=rows,
-        std=std,
-        constant=1.0 if kind == "gain" else 0.0,
-        theirs=theirs,
-        is_transposed=family == "gpt2" and kind == "matrix",
+        name=name, shape=shape, kind=kind, rows=rows, std=std, constant=constant, theirs=theirs, is_transposed=turned
     )
