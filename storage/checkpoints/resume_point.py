@@ -22,6 +22,7 @@ from cairn.storage.logs.run_state import CheckpointRecord, RunState
 from cairn.storage.stores import local_store
 
 _PAUSE_SECONDS = 0.5
+_ELSEWHERE = "Start on another host, restore its objects"
 
 
 def newest_verified(
@@ -179,17 +180,13 @@ def _verified_beginning(log: RunLog, state: RunState, sleep: Callable[[float], N
     """Return what a run without a commit begins with; raises `NothingReadable` after one, or if that is damaged."""
     if state.commits:
         lost = state.checkpoints[-1]
-        raise NothingReadable(
-            f"run {log.run_id} has committed {state.commits} checkpoints and none can be read; the newest, step "
-            f"{lost.committed.step}, is {lost.state}: {lost.detail}. Start on another host, restore its objects, or "
-            "start over at step 0 with `cairn train --start-over`"
-        )
+        problem = f"run {log.run_id} has committed {state.commits} checkpoints and none can be read; the newest, step"
+        advice = f"{_ELSEWHERE}, or start over at step 0 with `cairn train --start-over`"
+        raise NothingReadable(f"{problem} {lost.committed.step}, is {lost.state}: {lost.detail}. {advice}")
     if state.origin is not None:
         trusted = not state.is_doubted(state.origin.checkpoint)
         if evidence := collect_evidence(log, state.origin.checkpoint, sizes_only=trusted, sleep=sleep):
-            raise NothingReadable(
-                f"run {log.run_id} begins with step {state.origin.checkpoint.step} of run {state.origin.run_id}, which "
-                f"cannot be read: {_describe(evidence)}. Start on another host, restore its objects, or fork another "
-                "step"
-            )
+            begun = f"run {log.run_id} begins with step {state.origin.checkpoint.step} of run {state.origin.run_id}"
+            found = f"which cannot be read: {_describe(evidence)}"
+            raise NothingReadable(f"{begun}, {found}. {_ELSEWHERE}, or fork another step")
     return state.beginning
