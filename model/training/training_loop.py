@@ -1,11 +1,11 @@
 """Trains up to a step and reports every step on the way, with held-out losses and sample texts; times steps."""
 
 import math
-import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median, median_low
+from time import perf_counter
 
 import numpy as np
 import torch
@@ -121,7 +121,7 @@ class StepObserver:
     on_step: Callable[[StepResult], None]
     stop_requested: Callable[[], bool]
     probe: Probe | None = None
-    clock: Callable[[], float] = time.perf_counter
+    clock: Callable[[], float] = perf_counter
 
 
 def train_until(
@@ -237,11 +237,7 @@ def _report(
 
 
 def time_steps(
-    model: ModelConfig,
-    training: TrainingConfig,
-    threads: Sequence[int],
-    *,
-    clock: Callable[[], float] = time.perf_counter,
+    model: ModelConfig, training: TrainingConfig, threads: Sequence[int], *, clock: Callable[[], float] = perf_counter
 ) -> Mapping[int, float]:
     """Return the median seconds of a step for each number of threads, in turns, so that other load meets all alike."""
     before = torch.get_num_threads()

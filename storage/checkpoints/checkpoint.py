@@ -20,7 +20,7 @@ UNREADABLE = "cannot be read"
 """How the finding begins where the store had no answer for an object."""
 _LARGE_BYTES = 64 * 1024 * 1024
 """Below this, starting threads takes longer than reading."""
-_READ_POLICY = ReadPolicy()
+_POLICY = ReadPolicy()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -181,7 +181,7 @@ def verify_checkpoint(
 
 
 def open_checkpoint(
-    store: ObjectStore, reference: CheckpointReference, *, read_policy: ReadPolicy = _READ_POLICY
+    store: ObjectStore, reference: CheckpointReference, *, read_policy: ReadPolicy = _POLICY
 ) -> OpenedCheckpoint:
     """Read and verify manifest and trainer document; `IntegrityError` names what does not verify."""
     key = f"{reference.prefix}/manifest.json"
@@ -197,11 +197,7 @@ def open_checkpoint(
 
 
 def read_tensors(
-    store: ObjectStore,
-    opened: OpenedCheckpoint,
-    wanted: Iterable[WantedBytes],
-    *,
-    read_policy: ReadPolicy = _READ_POLICY,
+    store: ObjectStore, opened: OpenedCheckpoint, wanted: Iterable[WantedBytes], *, read_policy: ReadPolicy = _POLICY
 ) -> None:
     """Read and verify parts of a checkpoint's tensors; raises `ObjectDamaged` for what fails every read."""
     by_name, scratch, reads = {item.name: item for item in wanted}, threading.local(), list[Callable[[], None]]()
@@ -215,7 +211,7 @@ def read_tensors(
 
 
 def load_checkpoint(
-    store: ObjectStore, reference: CheckpointReference, *, group: str = "", read_policy: ReadPolicy = _READ_POLICY
+    store: ObjectStore, reference: CheckpointReference, *, group: str = "", read_policy: ReadPolicy = _POLICY
 ) -> OpenedCheckpoint:
     """Read and verify a checkpoint, or a `group` of its shards, into new memory; `IntegrityError` names a bad one."""
     opened = open_checkpoint(store, reference, read_policy=read_policy)
