@@ -73,13 +73,9 @@ class ActiveRun:
         self.gathering_seconds, self.too_few_machines = 0.0, ""
         self.work_dir = placement.trainer_folder(os.environ, log.run_id)
         self.threads = placement.resolve_threads(config.training.threads)
-        self.evaluation = plan_evaluation(
-            config,
-            origin.snapshot_id,
-            placement.work_folder(os.environ),
-            threads=max(1, self.threads // 2),  # training has priority
-            faults=os.environ.get("CAIRN_FAULTS", ""),
-        )
+        folder, faults = placement.work_folder(os.environ), os.environ.get("CAIRN_FAULTS", "")
+        threads = max(1, self.threads // 2)  # training has priority
+        self.evaluation = plan_evaluation(config, origin.snapshot_id, folder, threads=threads, faults=faults)
         self.progress = Progress(config.training.steps, echo=host.flow_run.echo)
         self.throughput = curve_statistics.ThroughputWatch()
         self.retry = object_store.run_retry_policy(config.checkpoint.patience_seconds, self.say)
@@ -134,7 +130,7 @@ class ActiveRun:
     @contextmanager
     def running_services(self) -> Iterator[None]:
         """Run the services and listen for every preemption notice while the block runs."""
-        rules, group = self.config.preemption, self.group
+        rules, group, shutdown = self.config.preemption, self.group, self.host.shutdown
         sources = preemption_notice.notice_sources(rules, os.environ)
         with (
             self.machines.serving(group.rendezvous, trainer_group.rendezvous_secret(os.environ))
@@ -142,14 +138,12 @@ class ActiveRun:
             else nullcontext(),
             self.progress.showing(),
             self.overview.published(),
-            self.host.shutdown.on_shutdown(lambda: self.host.flow_run.settle(None)),  # it leaves: none is waited for
+            shutdown.on_shutdown(lambda: self.host.flow_run.settle(None)),  # it leaves: none is waited for
             run_exporters(self.log, self.config.exporters, os.environ, self.say),
             run_notices.delivering_notices(self.log, self.config.notify, self.say),
             self.cancellation.watching(),
-            self.host.shutdown.listening(rules.signal),
-            preemption_notice.polling_notices(
-                self.host.shutdown, sources, poll_seconds=rules.poll_seconds, on_problem=self.say
-            ),
+            shutdown.listening(rules.signal),
+            preemption_notice.polling_notices(shutdown, sources, poll_seconds=rules.poll_seconds, on_problem=self.say),
         ):
             yield
 
@@ -227,12 +221,10 @@ def _record_opening(
     initial = None
     if wanted.training.init_from is not None:
         files = SnapshotFiles(log.store, snapshot.snapshot_id, folder / "snapshots")
+        given = initial_weights.InitialDirectory(wanted.training.init_from, base_dir)
+        tokenizer, vocab_size = files.path(TOKENIZER).read_text(encoding="utf-8"), files.manifest.vocab_size
         initial = initial_weights.keep_initial_weights(
-            log.store,
-            initial_weights.InitialDirectory(wanted.training.init_from, base_dir),
-            wanted.model,
-            tokenizer_json=files.path(TOKENIZER).read_text(encoding="utf-8"),
-            vocab_size=files.manifest.vocab_size,
+            log.store, given, wanted.model, tokenizer_json=tokenizer, vocab_size=vocab_size
         )
     chosen = wanted.with_mode(precision=mode().precision, kernels=mode().kernels)
     threads, threads_why = _choose_threads(chosen, host.warm, work_dir)
@@ -310,9 +302,8 @@ def _claim(
     ends = [attempt.ended for attempt in state.attempts if attempt.ended is not None]
     training, nodes, processes = run.config.training, run.group.nodes, run.group.size
     sizes = attempt_sizes.next_sizes(state, training, processes=processes, chosen=run.micro_batch)
-    device = placement.resolved_device(
-        training.device, on_cuda=machine_speed.trains_on_cuda(training.device), processes=processes
-    )
+    on_cuda = machine_speed.trains_on_cuda(training.device)
+    device = placement.resolved_device(training.device, on_cuda=on_cuda, processes=processes)
     place = placement.this_placement(device=device, threads=run.threads, world_size=processes)
     return run_entries.AttemptStarted(
         attempt=number,

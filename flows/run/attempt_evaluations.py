@@ -81,10 +81,8 @@ class AttemptEvaluations:
 
     def _start(self, plan: EvaluationPlan, committed: Future[log_entry.CheckpointReference], steps: Steps) -> None:
         def measure() -> None:
-            reference = committed.result()
-            steps.evaluate(
-                Measurement(reference=reference, plan=plan, during_attempt=self._attempt), self._run.log, leaves
-            )
+            asked = Measurement(reference=committed.result(), plan=plan, during_attempt=self._attempt)
+            steps.evaluate(asked, self._run.log, leaves)
 
         def leaves() -> bool:
             return self._is_attempt_over and self._run.is_shutting_down()

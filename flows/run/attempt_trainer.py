@@ -216,13 +216,8 @@ def record_end(run: active_run.ActiveRun, evidence: Evidence, last: step_log.Hea
     """Append the receipt of the attempt with this last heartbeat and return it; raises as `end_attempt` does."""
     if evidence.fenced is not None:
         raise Fenced(evidence.fenced)
-    over = AttemptOver(
-        attempt=last.attempt,
-        evidence=evidence,
-        last=last,
-        jitter=random.random(),
-        room=_room(run) if classify(evidence).reason is TerminationReason.OOM else None,
-    )
+    room = _room(run) if classify(evidence).reason is TerminationReason.OOM else None
+    over = AttemptOver(attempt=last.attempt, evidence=evidence, last=last, jitter=random.random(), room=room)
     return run.retry.call(
         end_attempt, run.log, over, limits=run.config.budgets, origin=run.origin, writer=run.writer(last.attempt)
     )

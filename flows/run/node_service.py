@@ -22,7 +22,8 @@ from cairn.tasks.attempt.shutdown_signal import ShutdownSignal
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.machine.placement import check_machine
 from cairn.tasks.policy.termination import ExitCode
-from cairn.tasks.trainer import machines, trainer_group
+from cairn.tasks.trainer import machines
+from cairn.tasks.trainer.trainer_group import RENDEZVOUS, TrainerGroup, rendezvous_secret
 
 _OPENING_SECONDS = 900.0
 """The first machine may read and tokenize text for as long before it opens a run."""
@@ -37,13 +38,7 @@ class NodeService:
     """The ranks of this machine in attempt after attempt."""
 
     def __init__(
-        self,
-        log: RunLog,
-        config: RunConfig,
-        group: trainer_group.TrainerGroup,
-        folder: Path,
-        *,
-        say: Callable[[str], None],
+        self, log: RunLog, config: RunConfig, group: TrainerGroup, folder: Path, *, say: Callable[[str], None]
     ) -> None:
         self._log, self._config, self._group, self._folder, self._say = log, config, group, folder, say
         self._shutdown = ShutdownSignal()
@@ -56,21 +51,18 @@ class NodeService:
         if failed := check_machine(self._config.machines):
             self._say(f"{failed}; it does not join the run")
             return ExitCode.PREEMPTED
-        rules, heard_at = self._config.preemption, time.monotonic()
+        rules, group, heard_at = self._config.preemption, self._group, time.monotonic()
         sources = notice_sources(rules, os.environ)
         with (
             self._shutdown.listening(rules.signal),
             polling_notices(self._shutdown, sources, poll_seconds=rules.poll_seconds, on_problem=self._say),
             self._shutdown.on_shutdown(self._pass_on),
         ):
-            self._say(f"waits for the first machine at {self._group.rendezvous} …")
+            self._say(f"waits for the first machine at {group.rendezvous} …")
             while self._notified_at is None:
-                first = machines.connect(
-                    self._group.rendezvous, trainer_group.rendezvous_secret(os.environ), self._group.node_rank
-                )
+                first = machines.connect(group.rendezvous, rendezvous_secret(os.environ), group.node_rank)
                 if first is not None:
-                    code = self._serve(first)
-                    if code is not None:
+                    if (code := self._serve(first)) is not None:
                         return code
                     heard_at = time.monotonic()
                 elif self._is_finished():
@@ -78,7 +70,7 @@ class NodeService:
                 elif time.monotonic() - heard_at > max(
                     self._config.machines.wait_seconds, 0.0 if self._log.state.opened else _OPENING_SECONDS
                 ):
-                    where = f"{self._group.rendezvous}, or has another CAIRN_RENDEZVOUS_SECRET"
+                    where = f"{group.rendezvous}, or has another CAIRN_RENDEZVOUS_SECRET"
                     self._say(f"the first machine is not at {where}; the same command waits again")
                     return ExitCode.PREEMPTED
                 time.sleep(0.5 if self._notified_at is None else 0)
@@ -113,7 +105,7 @@ class NodeService:
         group = replace(self._group, nodes=order.nodes, node_rank=order.node_rank, rendezvous=order.rendezvous)
         self._ranks = subprocess.Popen(
             group.command(),
-            env={**os.environ, trainer_group.RENDEZVOUS: order.rendezvous, "CAIRN_NODE_FOLDER": str(self._folder)},
+            env={**os.environ, RENDEZVOUS: order.rendezvous, "CAIRN_NODE_FOLDER": str(self._folder)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             start_new_session=True,

@@ -97,9 +97,8 @@ def _evaluate_candidates(run: ActiveRun, rules: promotion.PromotionRules, steps:
 def _evaluate_missing(
     run: ActiveRun, reference: CheckpointReference, plans: Sequence[EvaluationPlan], steps: Steps
 ) -> None:
-    missing = checkpoint_offer.missing_suites(
-        run.log.state, reference.manifest_sha256, (plan.suite.sha256 for plan in plans)
-    )
+    suites = (plan.suite.sha256 for plan in plans)
+    missing = checkpoint_offer.missing_suites(run.log.state, reference.manifest_sha256, suites)
     for plan in plans:
         if plan.suite.sha256 in missing:
             ended = steps.evaluate(evaluate.Measurement(reference=reference, plan=plan), run.log, run.is_shutting_down)

@@ -123,8 +123,8 @@ FLOW_MUTANTS = (
     mutant(
         "remedy-without-room",
         TRAINER,
-        "room=_room(run) if",
-        "room=None if",
+        "room = _room(run) if",
+        "room = None if",
         f"{TESTS}::test_after_out_of_memory_sizes_that_cannot_fit_are_passed_over",
     ),
     mutant(
@@ -283,8 +283,8 @@ FLOW_MUTANTS = (
     mutant(
         "schedulers-signal-unheard",
         ACTIVE,
-        "self.host.shutdown.listening(rules.signal)",
-        "self.host.shutdown.listening()",
+        " shutdown.listening(rules.signal)",
+        " shutdown.listening()",
         key("a_signal_of_the_scheduler"),
     ),
     mutant(
