@@ -282,12 +282,6 @@ def report_reason(end: FlowEnd, flow_run_id: str, name: str) -> None:
     with suppress(Exception), get_client(sync_client=True) as client:
         add_tags(client, UUID(flow_run_id), {f"reason:{end.reason}"})
     with suppress(Exception):
-        emit_event(
-            FLOW_ENDED,
-            resource={
-                "prefect.resource.id": f"prefect.flow-run.{flow_run_id}",
-                "prefect.resource.name": name,
-                "cairn.reason": end.reason,
-            },
-            payload={"reason": end.reason, "message": end.message},
-        )
+        named = {"prefect.resource.id": f"prefect.flow-run.{flow_run_id}", "prefect.resource.name": name}
+        payload = {"reason": end.reason, "message": end.message}
+        emit_event(FLOW_ENDED, resource={**named, "cairn.reason": end.reason}, payload=payload)

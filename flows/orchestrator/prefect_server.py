@@ -79,7 +79,11 @@ _UP = {
 
 
 class ServerHome:
-    """One folder; a lock is a file descriptor, and let go by closing all its copies."""
+    """One folder; a lock is a file descriptor, and let go by closing all its copies.
+
+    `address_file` has a line for a shell that names the server and its password, readable by this user alone, while one
+    serves; `handover_file` asks a temporary server, as long as it exists, to end, also one that is used.
+    """
 
     def __init__(self, folder: Path) -> None:
         """Make the folder, for this user alone; raises OSError where that is not possible."""
@@ -87,17 +91,7 @@ class ServerHome:
         if folder.stat().st_uid != os.getuid():
             raise PermissionError(f"{folder}: belongs to another user")
         folder.chmod(0o700)
-        self.folder = folder
-
-    @property
-    def address_file(self) -> Path:
-        """A line for a shell that names the server and its password, readable by this user alone, while one serves."""
-        return self.folder / "server"
-
-    @property
-    def handover_file(self) -> Path:
-        """Asks a temporary server, as long as it exists, to end, also one that is used."""
-        return self.folder / "handover"
+        self.folder, self.address_file, self.handover_file = folder, folder / "server", folder / "handover"
 
     def lock_serving(self) -> int | None:
         """Return the lock of the one server; None while another serves."""

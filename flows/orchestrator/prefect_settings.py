@@ -68,14 +68,13 @@ def settle_prefect(environment: MutableMapping[str, str], *, say: Callable[[str]
     for name in [name for name in environment if name.startswith("PREFECT_")]:
         if not (_CLIENT.fullmatch(name) or _PROCESS.fullmatch(name)):
             del environment[name]
-    own = {
-        "PREFECT_HOME": str(home),
-        "PREFECT_PROFILES_PATH": str(home / "profiles.toml"),  # there is none: it names a file that is not read
-        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        "PREFECT_SERVER_EPHEMERAL_ENABLED": "false",  # Prefect's own temporary server outlives a killed command
-        "DO_NOT_TRACK": "1",
-    }
-    environment.update(own)
+    environment.update(
+        PREFECT_HOME=str(home),
+        PREFECT_PROFILES_PATH=str(home / "profiles.toml"),  # there is none: it names a file that is not read
+        PREFECT_SERVER_ANALYTICS_ENABLED="false",
+        PREFECT_SERVER_EPHEMERAL_ENABLED="false",  # Prefect's own temporary server outlives a killed command
+        DO_NOT_TRACK="1",
+    )
     with suppress(OSError):
         home.mkdir(mode=0o700, parents=True, exist_ok=True)  # Prefect makes one folder alone, and warns
     if os.path.expanduser("~") == "~":

@@ -248,25 +248,17 @@ class RunOverview:
                 continue
             flow_run_id = f"prefect.flow-run.{attempt.flow_run_id}"
             related = {"prefect.resource.id": flow_run_id, "prefect.resource.role": "flow-run"}
+            named = {"prefect.resource.id": f"cairn.run.{run_id}", "prefect.resource.name": run_id}
+            labels = {"cairn.reason": ended.reason, "cairn.decision": ended.decision.action}
+            why = {"reason": ended.reason, "detail": ended.detail, "decision": asdict(ended.decision)}
+            seconds = {"all": ended.gpu_seconds, "wasted": ended.wasted_gpu_seconds}
+            where = {"run": run_id, "attempt": ended.attempt, "last_step": ended.last_step}
             emit_event(
                 ATTEMPT_ENDED,
                 id=uuid5(NAMESPACE_URL, f"{store_url} {run_id} {ended.attempt}"),
-                resource={
-                    "prefect.resource.id": f"cairn.run.{run_id}",
-                    "prefect.resource.name": run_id,
-                    "cairn.reason": ended.reason,
-                    "cairn.decision": ended.decision.action,
-                },
+                resource=named | labels,
                 related=[related] if attempt.flow_run_id else [],
-                payload={
-                    "run": run_id,
-                    "attempt": ended.attempt,
-                    "reason": ended.reason,
-                    "detail": ended.detail,
-                    "last_step": ended.last_step,
-                    "decision": asdict(ended.decision),
-                    "device_seconds": {"all": ended.gpu_seconds, "wasted": ended.wasted_gpu_seconds},
-                },
+                payload={**where, **why, "device_seconds": seconds},
             )
             self._told.add(ended.attempt)
 

@@ -143,12 +143,8 @@ class _Slot:
 
 def alert_automation(block_document_id: Any) -> AutomationCore:
     """Return the automation that notifies by this block."""
-    trigger = EventTrigger(
-        expect={FLOW_ENDED},
-        match={"cairn.reason": list(ALARMING)},
-        for_each={"prefect.resource.id"},
-        posture=Posture.Reactive,
-    )
+    why: dict[str, str | list[str]] = {"cairn.reason": list(ALARMING)}
+    trigger = EventTrigger(expect={FLOW_ENDED}, match=why, for_each={"prefect.resource.id"}, posture=Posture.Reactive)
     subject = "Cairn: {{ flow_run.name }}: {{ event.payload.reason }}"
     action = SendNotification(block_document_id=block_document_id, subject=subject, body=_BODY)
     return AutomationCore(name=ALERT, trigger=trigger, actions=[action])
@@ -168,9 +164,8 @@ async def set_up(pool: WorkPoolCreate, *, accelerators: int | None, alert_block:
             await client.create_work_pool(pool, overwrite=True)
             changed.append(f"work pool {pool.name}: made with this job template")
         for name, priority in QUEUES.items():
-            found = {
-                one.name: one for one in await client.read_work_queues(work_pool_name=pool.name)
-            }  # others may move
+            queues = await client.read_work_queues(work_pool_name=pool.name)  # each time: others may move
+            found = {queue.name: queue for queue in queues}
             if name not in found:
                 await client.create_work_queue(name, work_pool_name=pool.name, priority=priority)
             elif found[name].priority != priority:
