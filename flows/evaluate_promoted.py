@@ -17,13 +17,7 @@ from cairn.tasks.evaluate import Interrupted, Measurement, evaluate
 from cairn.tasks.policy.termination import FlowEnd
 
 
-@flow(
-    name="evaluate-promoted",
-    flow_run_name="evaluate {reference}",
-    retries=0,
-    validate_parameters=True,
-    persist_result=False,
-)
+@flow(name="evaluate-promoted", flow_run_name="evaluate {reference}", retries=0, persist_result=False)
 @flow_run.as_prefect_state
 def evaluate_promoted(
     reference: form.Reference = "champion",
@@ -56,19 +50,12 @@ def evaluate_promoted(
         for item in (row.evaluation for row in view.rows if row.role == "this")
     )
     with suppress(Exception), get_client(sync_client=True) as client:  # an API that fails costs the table in the UI
-        flow_run.add_tags(client, UUID(runtime.flow_run.get_id()), {f"run:{view.run_id}"})
-        client.create_artifact(
-            ArtifactCreate(
-                key=run_overview.artifact_key(view.run_id, "evaluations"),
-                type="markdown",
-                description=f"step {view.step} of run {view.run_id} beside others under the same suites",
-                data=run_overview.evaluation_markdown(
-                    view,
-                    words,
-                    run_overview.find_evaluation_form(client, runtime.flow_run.get_parameters()),
-                ),
-                flow_run_id=UUID(runtime.flow_run.get_id()),
-            )
-        )
+        own_id, key = UUID(runtime.flow_run.get_id()), run_overview.artifact_key(view.run_id, "evaluations")
+        flow_run.add_tags(client, own_id, {f"run:{view.run_id}"})
+        form_links = run_overview.find_evaluation_form(client, runtime.flow_run.get_parameters())
+        page = run_overview.evaluation_markdown(view, words, form_links)
+        about = f"step {view.step} of run {view.run_id} beside others under the same suites"
+        new = ArtifactCreate(key=key, type="markdown", description=about, data=page, flow_run_id=own_id)
+        client.create_artifact(new)
     logger.info("%s", words)
     return FlowEnd(reason="evaluator-failed", message=words) if view.status == "failed" else flow_run.completed(words)

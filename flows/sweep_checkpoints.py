@@ -32,13 +32,8 @@ def sweep_checkpoints(
     """
     logger = get_run_logger()
     server_setup.take_credentials(store_credentials, os.environ)
-    rows = sweep_store(
-        open_store(choose_store(store, os.environ)),
-        dry_run=dry_run,
-        most_seconds=most_seconds,
-        random=Random(),
-        monotonic=time.monotonic,
-    )
+    swept = open_store(choose_store(store, os.environ))
+    rows = sweep_store(swept, dry_run=dry_run, most_seconds=most_seconds, random=Random(), monotonic=time.monotonic)
     for row in rows:
         if row.why or row.superseded or row.freed_bytes:
             freed = f"{row.freed_bytes:,}"

@@ -45,14 +45,10 @@ def train_set(
 @task(name="start-run", task_run_name="start {member.run_id}", persist_result=False)
 def start_run(member: SetMember, given: dict[str, str], deployment: str) -> None:
     """Create the flow run of one run of the set; `InvalidConfiguration` if there is no such deployment."""
+    parameters = {**given, "run_id": member.run_id, "overrides": list(member.overrides)}
+    name = run_overview.flow_run_name(member.run_id, 1)
     try:
-        run_deployment(
-            deployment,
-            parameters={**given, "run_id": member.run_id, "overrides": list(member.overrides)},
-            flow_run_name=run_overview.flow_run_name(member.run_id, 1),
-            timeout=0,
-        )
+        run_deployment(deployment, parameters=parameters, flow_run_name=name, timeout=0)
     except ObjectNotFound as error:
-        raise InvalidConfiguration(
-            f"deployment {deployment!r}: Prefect does not know it; `prefect deploy` registers flow/deployment"
-        ) from error
+        problem = "Prefect does not know it; `prefect deploy` registers flow/deployment"
+        raise InvalidConfiguration(f"deployment {deployment!r}: {problem}") from error

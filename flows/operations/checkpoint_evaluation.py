@@ -16,9 +16,8 @@ def plan_checkpoint(found: run_lookup.FoundCheckpoint, suite: str) -> evaluation
     config = run_lookup.configuration_of(found.log.state)
     if suite:
         try:
-            evaluation = configuration_source.read_suite(
-                addresses.find_file(suite, addresses.SUITES, folder=Path()), config.evaluation
-            )
+            path = addresses.find_file(suite, addresses.SUITES, folder=Path())
+            evaluation = configuration_source.read_suite(path, config.evaluation)
         except TaskError as error:
             raise InvalidConfiguration(str(error)) from error
         config = config.model_copy(update={"evaluation": evaluation})
@@ -48,7 +47,5 @@ def plan_evaluation(
         faults=faults,
         mask_documents=config.training.mask_documents,
     )
-    following = tuple(
-        replace(plan, suite=suite, timeout_seconds=suite.timeout_seconds) for suite in config.evaluation.evaluators
-    )
-    return replace(plan, following=following)
+    others = config.evaluation.evaluators
+    return replace(plan, following=tuple(replace(plan, suite=s, timeout_seconds=s.timeout_seconds) for s in others))

@@ -36,18 +36,14 @@ def promotion_rules(config: run_configuration.RunConfig) -> PromotionRules:
 
 def offer_as_person(found: FoundCheckpoint, alias: str, *, why: str = "") -> RegistryState:
     """Record the gates' decision with this person's name, approval and reason; raises `GateRefused`."""
-    state, person = found.log.state, this_person()
+    log, reference, by = found.log, found.reference, this_person()
+    evaluations = promotion.evaluations_of(log.state, reference.manifest_sha256)
+    approval = Approval(is_given=True, by=by, why=why)
     candidate = Candidate(
-        run_id=found.log.run_id,
-        reference=found.reference,
-        evaluations=promotion.evaluations_of(state, found.reference.manifest_sha256),
-        by=person,
-        why=why,
-        approval=Approval(is_given=True, by=person, why=why),
+        run_id=log.run_id, reference=reference, evaluations=evaluations, by=by, why=why, approval=approval
     )
-    return promotion.offer(
-        found.log, Registry(found.log.store, alias), candidate, promotion_rules(configuration_of(state))
-    )
+    rules = promotion_rules(configuration_of(log.state))
+    return promotion.offer(log, Registry(log.store, alias), candidate, rules)
 
 
 def end_on_record(log: run_log.RunLog, config: run_configuration.RunConfig) -> str:

@@ -50,23 +50,16 @@ def with_settings(overrides: tuple[str, ...], *, steps: int, learning_rate: floa
 def resolve_request(request: TrainingRequest, environment: Mapping[str, str]) -> ResolvedRequest:
     """Read the configuration and choose run and store; raises `InvalidConfiguration`."""
     run_id, base_dir = choose_run_id(request), configuration_source.configuration_folder(request.config)
-    config, configured_store = None, ""
+    config, configured_store, overrides = None, "", request.overrides
     if request.config:
-        config = configuration_source.read_configuration(
-            request.config, overrides=request.overrides, environment=environment
-        )
+        config = configuration_source.read_configuration(request.config, overrides=overrides, environment=environment)
         configured_store = config.store or ""
         if configured_store and "://" not in configured_store:  # a folder starts at `base_dir`, as other paths do
             configured_store = str(base_dir / Path(configured_store).expanduser())
-    elif any(override.startswith("store=") for override in request.overrides):
+    elif any(override.startswith("store=") for override in overrides):
         raise InvalidConfiguration("--set store=…: without a configuration file the store is named with --store")
-    return ResolvedRequest(
-        request=request,
-        run_id=run_id,
-        store_url=addresses.choose_store(request.store, environment, configured_store),
-        base_dir=base_dir,
-        configuration=config,
-    )
+    store_url = addresses.choose_store(request.store, environment, configured_store)
+    return ResolvedRequest(request=request, run_id=run_id, store_url=store_url, base_dir=base_dir, configuration=config)
 
 
 def choose_run_id(request: TrainingRequest) -> str:

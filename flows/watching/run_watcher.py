@@ -89,12 +89,9 @@ class WatcherMemory:
             seen = Observation(attempt=state.latest_attempt, mark=mark, since=self.monotonic())
             self._runs[log.run_id] = seen
         moved = before is not None and before is not seen and before.attempt == state.latest_attempt
+        lives, since = moved and owner is not None, seen.since
         return Observed(
-            owner=_life(log),
-            unchanged_since=seen.since,
-            shows_life=moved and owner is not None,
-            futile=seen.futile,
-            tried_at=seen.tried_at,
+            owner=_life(log), unchanged_since=since, shows_life=lives, futile=seen.futile, tried_at=seen.tried_at
         )
 
     def note_continued(self, run_id: str) -> None:
