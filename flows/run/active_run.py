@@ -249,12 +249,9 @@ def _record_opening(
 
 def claim_next_attempt(run: ActiveRun) -> run_entries.AttemptStarted:
     """Append attempt-started, say how the attempt begins, and return it; raises as `claim_attempt` does."""
+    config, writer, why = run.config, run.writer(), partial(preemption_notice.kubernetes_reason, os.environ)
     claimant = attempt_entries.Claimant(
-        lease=run.config.lease,
-        budgets=run.config.budgets,
-        writer=run.writer(),
-        start_over=run.start_over,
-        kubernetes_reason=partial(preemption_notice.kubernetes_reason, os.environ),
+        lease=config.lease, budgets=config.budgets, writer=writer, start_over=run.start_over, kubernetes_reason=why
     )
     started = run.retry.call(lambda: attempt_entries.claim_attempt(run.log, claimant, partial(_claim, run)))
     opened, place = run.log.state.opened, started.placement

@@ -44,12 +44,9 @@ class AttemptTrainer:
     def running(self) -> Iterator[None]:
         """Start the process, observe it and pass every shutdown request on to it; have it exit after the block."""
         run = self._run
+        spec, warm = _trainer_spec(run, self._started), run.host.warm.acquire(run.work_dir)
         self._process = process = trainer_process.TrainerProcess(
-            _trainer_spec(run, self._started),
-            run.host.warm.acquire(run.work_dir),
-            on_step=self._note_step,
-            on_waiting=self._say_waiting,
-            detector=self._detector,
+            spec, warm, on_step=self._note_step, on_waiting=self._say_waiting, detector=self._detector
         )
         self._memory = MemoryWatch(process.pid)
         on_shutdown = run.host.shutdown.on_shutdown(self._pass_on_shutdown)

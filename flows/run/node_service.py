@@ -6,12 +6,12 @@ The first machine decides, records, and says when ranks start and when the run e
 import os
 import select
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from subprocess import DEVNULL, Popen
 
 import msgspec
 
@@ -43,7 +43,7 @@ class NodeService:
         self._log, self._config, self._group, self._folder, self._say = log, config, group, folder, say
         self._shutdown = ShutdownSignal()
         self._notified_at: float | None = None
-        self._ranks: subprocess.Popen[bytes] | None = None
+        self._ranks: Popen[bytes] | None = None
         self._attempt = 0
 
     def run(self) -> ExitCode:
@@ -103,13 +103,8 @@ class NodeService:
         self._kill_ranks()
         self._attempt = order.attempt
         group = replace(self._group, nodes=order.nodes, node_rank=order.node_rank, rendezvous=order.rendezvous)
-        self._ranks = subprocess.Popen(
-            group.command(),
-            env={**os.environ, RENDEZVOUS: order.rendezvous, "CAIRN_NODE_FOLDER": str(self._folder)},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        told = {**os.environ, RENDEZVOUS: order.rendezvous, "CAIRN_NODE_FOLDER": str(self._folder)}
+        self._ranks = Popen(group.command(), env=told, stdin=DEVNULL, stdout=DEVNULL, start_new_session=True)
 
     def _kill_ranks(self) -> None:
         """Kill what is left of the ranks: without the first machine they have nothing to save."""

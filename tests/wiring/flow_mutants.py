@@ -137,8 +137,8 @@ FLOW_MUTANTS = (
     mutant(
         "claim-by-default-budgets",
         CLAIM,
-        "        budgets=run.config.budgets,\n        writer",
-        "        budgets=type(run.config.budgets)(),\n        writer",
+        "budgets=config.budgets, writer",
+        "budgets=type(config.budgets)(), writer",
         CLAIMED,
     ),
     mutant("evidence-without-exit-code", TRAINER, "exit_code=code", "exit_code=None", COUNTED),
@@ -272,7 +272,7 @@ FLOW_MUTANTS = (
     ),
     mutant("machines-waited-for-are-not-booked", CLAIM, "gathering_seconds=run.gathering_seconds,", "", GATHERED),
     mutant("heartbeat-of-defaults", TRAINER, "self._run.config.lease.heartbeat_seconds", "3.0", LIVE),
-    mutant("lease-of-defaults", CLAIM, "lease=run.config.lease", "lease=type(run.config.lease)()", LIVE),
+    mutant("lease-of-defaults", CLAIM, "lease=config.lease", "lease=type(config.lease)()", LIVE),
     mutant(
         "notices-polled-by-default",
         ACTIVE,
