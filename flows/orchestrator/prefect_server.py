@@ -15,7 +15,6 @@ import secrets
 import shlex
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -23,6 +22,7 @@ import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from subprocess import DEVNULL, Popen, TimeoutExpired
 from typing import TYPE_CHECKING
 
 from cairn.flows.orchestrator.prefect_settings import prefect_home
@@ -164,24 +164,17 @@ class TemporaryServer:
         self._home, self._serving, self._password = home, serving, new_password()
         self._listening = socket.create_server(("127.0.0.1", 0))
         self._url = f"http://127.0.0.1:{self._listening.getsockname()[1]}/api"
-        self.child: subprocess.Popen[bytes] | None = None
+        self.child: Popen[bytes] | None = None
         home.write_address(self._url, self._password, is_ephemeral=True)
 
-    def start(self, environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
+    def start(self, environment: Mapping[str, str]) -> Popen[bytes]:
         """Start the process, which alone keeps socket and lock; it ignores what a terminal sends to a whole job."""
-        given = (self._listening.fileno(), self._serving)
+        given, folder = (self._listening.fileno(), self._serving), str(self._home.folder)
         # No page may read an answer: an address with a path is nobody's origin.
         settled = _server_environment(environment, self._home, self._password, origin=self._url) | _TEMPORARY
-        command = [sys.executable, "-P", "-m", "cairn.flows.orchestrator.prefect_server", str(self._home.folder)]
+        command = [sys.executable, "-P", "-m", "cairn.flows.orchestrator.prefect_server", folder, *map(str, given)]
         try:
-            self.child = subprocess.Popen(
-                [*command, *map(str, given)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=given,
-                cwd=self._home.folder,
-                env=settled,
-            )
+            self.child = Popen(command, stdin=DEVNULL, stdout=DEVNULL, pass_fds=given, cwd=folder, env=settled)
         finally:
             self._let_go()
         return self.child
@@ -194,7 +187,7 @@ class TemporaryServer:
         else:
             try:
                 self.child.wait(most_seconds)
-            except subprocess.TimeoutExpired:
+            except TimeoutExpired:
                 self.child.kill()
                 self.child.wait()
 

@@ -247,19 +247,16 @@ class RunOverview:
             if (ended := attempt.ended) is None or ended.attempt in self._told:
                 continue
             flow_run_id = f"prefect.flow-run.{attempt.flow_run_id}"
-            related = {"prefect.resource.id": flow_run_id, "prefect.resource.role": "flow-run"}
+            shown_by = {"prefect.resource.id": flow_run_id, "prefect.resource.role": "flow-run"}
+            related = [shown_by] if attempt.flow_run_id else []
             named = {"prefect.resource.id": f"cairn.run.{run_id}", "prefect.resource.name": run_id}
             labels = {"cairn.reason": ended.reason, "cairn.decision": ended.decision.action}
             why = {"reason": ended.reason, "detail": ended.detail, "decision": asdict(ended.decision)}
             seconds = {"all": ended.gpu_seconds, "wasted": ended.wasted_gpu_seconds}
             where = {"run": run_id, "attempt": ended.attempt, "last_step": ended.last_step}
-            emit_event(
-                ATTEMPT_ENDED,
-                id=uuid5(NAMESPACE_URL, f"{store_url} {run_id} {ended.attempt}"),
-                resource=named | labels,
-                related=[related] if attempt.flow_run_id else [],
-                payload={**where, **why, "device_seconds": seconds},
-            )
+            event_id = uuid5(NAMESPACE_URL, f"{store_url} {run_id} {ended.attempt}")
+            payload = {**where, **why, "device_seconds": seconds}
+            emit_event(ATTEMPT_ENDED, id=event_id, resource=named | labels, related=related, payload=payload)
             self._told.add(ended.attempt)
 
 

@@ -3,7 +3,6 @@
 import fcntl
 import os
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +12,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache, partial
 from pathlib import Path
+from subprocess import DEVNULL, Popen
 from typing import NoReturn, Protocol
 
 import psutil
@@ -144,7 +144,7 @@ class ContinuationHere:
     def __init__(self, folder: Path, store: str, *, at_most: int, program: Sequence[str] = CAIRN) -> None:
         """Keep locks and outputs in `folder`; the children open `store`."""
         self._folder, self._store, self._at_most, self._program = folder, store, at_most, program
-        self._children: list[subprocess.Popen[bytes]] = []
+        self._children: list[Popen[bytes]] = []
 
     def begin(self, log: run_log.RunLog, *, silent_seconds: float) -> tuple[bool, str]:
         """Start `cairn train` on the run, unless an earlier child still runs or all places are taken."""
@@ -158,13 +158,8 @@ class ContinuationHere:
                     return False, f"{self._at_most} runs are being continued here already; --at-most allows more"
                 command = [*self._program, "train", "--run-id", log.run_id, "--store", self._store]
                 with (self._folder / f"{log.run_id}.txt").open("ab") as sink:
-                    child = subprocess.Popen(
-                        command,
-                        stdin=subprocess.DEVNULL,
-                        stdout=sink,
-                        stderr=sink,
-                        start_new_session=True,
-                        pass_fds=(run, place),
+                    child = Popen(
+                        command, stdin=DEVNULL, stdout=sink, stderr=sink, start_new_session=True, pass_fds=(run, place)
                     )
         self._children.append(child)
         return True, f"process {child.pid}, {self.where(log.run_id)}"
