@@ -219,17 +219,13 @@ def drain_on_sigusr1(app: "ASGIApp") -> "ASGIApp":
     """Return `app`, which gives no flow run to a worker once this process has received SIGUSR1; they stay scheduled."""
     from starlette.responses import JSONResponse
 
-    is_draining = False
-
-    def drain(*_: object) -> None:
-        nonlocal is_draining
-        is_draining = True
+    draining = threading.Event()
 
     async def answer(scope: "Scope", receive: "Receive", send: "Send") -> None:
         asks_for_work = scope["type"] == "http" and scope["path"].endswith("/get_scheduled_flow_runs")
-        await (JSONResponse([]) if is_draining and asks_for_work else app)(scope, receive, send)
+        await (JSONResponse([]) if draining.is_set() and asks_for_work else app)(scope, receive, send)
 
-    signal.signal(signal.SIGUSR1, drain)
+    signal.signal(signal.SIGUSR1, lambda *_: draining.set())
     return answer
 
 
