@@ -133,7 +133,7 @@ def test_a_server_ends_with_the_last_command_that_uses_it(choose: Choose) -> Non
     first, second = choose()[0], choose()[0]
     process = process_of(first)
     first.stop()
-    assert process.is_running()
+    assert second.wait_ready() and process.is_running()
     second.stop()
     psutil.wait_procs([process], timeout=patience_seconds())
     assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
