@@ -284,6 +284,11 @@ def with_verdict(log: run_log.RunLog, body: run_entries.EvaluationRecorded) -> r
     return body
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Vocabulary:
+    vocab_size: int
+
+
 def read_curve(
     log: run_log.RunLog, *, suite_sha256: str | None, until_step: int | None = None
 ) -> curve_statistics.Curve:
@@ -297,7 +302,7 @@ def read_curve(
         key = f"data/{state.opened.data_snapshot}/snapshot.json"
         with suppress(StorageError):
             # Not by `read_manifest`: pyarrow takes long to import.
-            vocab_size = decode(log.store.read(key), dict[str, Any], where=key).get("vocab_size", 0)
+            vocab_size = decode(log.store.read(key), _Vocabulary, where=key).vocab_size
     return curve_statistics.Curve(
         steps=[record.step for record in records],
         train_losses=[record.train_loss for record in records],

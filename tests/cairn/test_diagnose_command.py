@@ -53,6 +53,12 @@ def test_the_vocabulary_of_the_snapshot_says_what_a_uniform_guess_loses(trained:
     assert view.kind == "stuck" and "ln(180) = 5.19" in view.why and view.cures
 
 
+def test_a_snapshot_whose_vocabulary_is_no_number_counts_as_unread(trained: FabricatedRun) -> None:
+    damaged = json.dumps({"vocab_size": "many", "version": 1}).encode()
+    trained.log.store.write(f"data/{'d' * 64}/snapshot.json", damaged)
+    assert diagnose_run(trained.log).verdict.kind == "healthy"
+
+
 def test_clipped_slow_and_repeating_steps_are_found_in_the_step_records(bard: FabricatedRun) -> None:
     write_steps(bard, 1, range(1, 20))
     write_steps(bard, 2, range(21, 90), grad_norm=2.0, sample="so")
