@@ -15,9 +15,6 @@ from cairn.storage.logs import run_entries, run_state
 from cairn.tasks.configuration.settings import CheckpointConfig
 from cairn.tasks.errors import TaskError
 
-STRETCH_SECONDS = 15.0
-"""Of training in one task run, at least, and with its commit and a sweep: a server that gets a task run more often than
-one in five seconds falls behind, and shows wrong states."""
 MARGIN = 0.1
 """The share of the memory that is left free where a micro-batch is chosen, because the estimate is inexact."""
 
