@@ -16,8 +16,8 @@ from prefect import Task, flow, get_run_logger, runtime
 from cairn.flows.orchestrator import flow_run, form, server_setup
 from cairn.flows.preparation.preflight import check_before_start
 from cairn.flows.preparation.training_request import ResolvedRequest, TrainingRequest, resolve_request, with_settings
-from cairn.flows.run import active_run, attempt_trainer, run_promotion
-from cairn.flows.run.attempt_evaluations import AttemptEvaluations, finish_run
+from cairn.flows.run import active_run, attempt_trainer, run_decisions
+from cairn.flows.run.run_decisions import AttemptEvaluations, finish_run
 from cairn.flows.run.steps import PLAIN, TASKS, Steps, state_of, steps_by
 from cairn.flows.watching.deployed_continuation import name_successor
 from cairn.reports.text.answer_text import describe_end, describe_left
@@ -91,7 +91,7 @@ def train(resolved: ResolvedRequest, steps: Steps, host: active_run.Host) -> Flo
                 if (end := end_after(run, ended)) is None:
                     run.wait(ended.decision.delay_seconds)
             if end is None:
-                end = run_promotion.offer_best(run, steps)
+                end = run_decisions.offer_best(run, steps)
                 run.sweep.finish()
         except Fenced as fenced:
             run.say(f"fenced: {fenced}")

@@ -30,7 +30,7 @@ Every command takes --json; `cairn COMMAND --help` ends with examples."""
 RECORDS: Mapping[str, str] = {
     "train": "cairn.reports.queries.run_status:RunStatus",
     "train --dry-run": "cairn.flows.preparation.training_plan:TrainingPlan",
-    "train --overfit-one-batch": "cairn.operations.batch_overfit:BatchOverfit",
+    "train --overfit-one-batch": "cairn.operations.unrecorded_plan:BatchOverfit",
     "fork": "cairn.operations.person_decisions:Fork",
     "config": "cairn.tasks.configuration.key_reference:ConfigurationKey*",
     "watch": "cairn.flows.watching.run_watcher:WatchRow*",
@@ -58,7 +58,7 @@ RECORDS: Mapping[str, str] = {
     "import-tokens": "cairn.tasks.data.snapshot_lookup:SnapshotReference",
     "export-tokens": "cairn.cli.model_commands:ExportedFile*",
     "verify": "cairn.operations.checks:Verification",
-    "replay": "cairn.operations.replay_plan:Replay",
+    "replay": "cairn.operations.unrecorded_plan:Replay",
     "sweep": "cairn.storage.checkpoints.sweep:SweepReport",
     "delete": "cairn.operations.person_decisions:RunDeletion",
     "doctor": "cairn.operations.checks:Check*",

@@ -175,7 +175,7 @@ def replay(
         cairn replay quickstart --from 200 --to 400
         cairn replay quickstart --sample 5%
     """
-    from cairn.operations.replay_plan import choose_segments, parse_sample
+    from cairn.operations.unrecorded_plan import choose_segments, parse_sample
 
     percent = parse_sample(sample)
     if to_step is not None and to_step <= from_step:
@@ -183,7 +183,7 @@ def replay(
     log = open_run_log(store, run)
     from rich.console import Console
 
-    from cairn.operations.run_replay import replay_run  # torch is imported only now that there is such a run
+    from cairn.operations.unrecorded_training import replay_run  # torch is imported only now that there is such a run
     from cairn.tasks.text.live_lines import LiveLines
 
     lines = LiveLines(Console(stderr=True), stays=False)

@@ -12,14 +12,14 @@ from rich.filesize import decimal
 from cairn.cli.app import store_option
 from cairn.reports.text import answer_text, display_tables
 from cairn.storage.logs import registry, run_log
-from cairn.storage.stores.document import decode, encode
+from cairn.storage.stores.codec import decode, encode
 from cairn.tasks.text.format import describe_split, format_count, format_duration, format_list, short_digest
 from cairn.tasks.text.output import print_facts, print_line, print_table, say, write_json
 
 if TYPE_CHECKING:
     from cairn.flows.preparation.training_plan import TrainingPlan
     from cairn.flows.watching.run_watcher import WatchRow
-    from cairn.operations.replay_plan import Replay
+    from cairn.operations.unrecorded_plan import Replay
     from cairn.storage.tables.table_cache import Column
     from cairn.tasks.configuration.run_configuration import RunConfig
 

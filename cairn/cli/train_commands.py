@@ -182,7 +182,7 @@ def _act_once(request: "TrainingRequest", members: int, *, is_plan: bool, is_tri
     numerics = numerics_here(configuration.training, configuration.model, work_folder(os.environ), keep=False)
     settled = configuration.with_mode(precision=numerics.precision, kernels=numerics.kernels)
     if not is_plan:
-        from cairn.operations.batch_overfit import overfit_one_batch
+        from cairn.operations.unrecorded_training import overfit_one_batch
 
         found = overfit_one_batch(settled, log, resolved.base_dir, say)
         print_document(found) if json else print(f"{'sound' if found.sound else 'NOT SOUND'}: {found.why}")

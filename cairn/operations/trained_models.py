@@ -18,7 +18,7 @@ from cairn.reports.queries import alias_history, run_lookup
 from cairn.reports.text import display_tables
 from cairn.storage.errors import IntegrityError, ObjectMissing, StoreRefused, StoreUnavailable
 from cairn.storage.logs import log_entry, run_log, run_state
-from cairn.storage.stores.document import encode
+from cairn.storage.stores.codec import encode
 from cairn.storage.stores.object_store import ObjectStore, WrittenObject, describe_file
 from cairn.tasks.errors import InvalidConfiguration, TaskError
 from cairn.tasks.machine.placement import work_folder

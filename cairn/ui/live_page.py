@@ -32,7 +32,7 @@ from cairn.reports.queries.alias_history import list_decisions, list_promotions
 from cairn.reports.queries.run_comparison import compare_runs, expand_names
 from cairn.storage.errors import StorageError, StoreUnavailable
 from cairn.storage.logs.run_index import list_run_ids
-from cairn.storage.stores.document import encode, sha256
+from cairn.storage.stores.codec import encode, sha256
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.errors import InvalidConfiguration
 from cairn.tasks.machine.placement import work_folder

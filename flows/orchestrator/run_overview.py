@@ -30,7 +30,7 @@ from cairn.reports.queries import receipts, run_lookup, run_status
 from cairn.reports.queries.evaluations import EvaluationComparison, list_evaluations
 from cairn.reports.text import display_tables as tables
 from cairn.storage.logs import run_log, run_state
-from cairn.storage.stores.document import sha256
+from cairn.storage.stores.codec import sha256
 from cairn.tasks.configuration.settings import METRIC
 from cairn.tasks.machine.process_scopes import running_beside
 from cairn.tasks.policy.termination import TerminationReason

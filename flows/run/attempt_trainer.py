@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 from cairn.flows.preparation.preflight import available_memory, memory_room
-from cairn.flows.run import active_run, attempt_evaluations
+from cairn.flows.run import active_run, run_decisions
 from cairn.storage.errors import Fenced, StorageError
 from cairn.storage.logs import log_entry, run_entries, step_log
 from cairn.storage.snapshots.data_snapshot import read_manifest
@@ -57,7 +57,7 @@ class AttemptTrainer:
             yield
         process.finish(run.config.checkpoint.grace_seconds)
 
-    def segments(self, evaluations: attempt_evaluations.AttemptEvaluations) -> Iterator[Segment]:
+    def segments(self, evaluations: run_decisions.AttemptEvaluations) -> Iterator[Segment]:
         """Yield what is to be trained next, until the run is complete, stops early, or this process has to leave.
 
         If the last segment got no checkpoint, because the upload before was under way, a notice adds one without steps.

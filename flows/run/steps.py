@@ -1,5 +1,6 @@
 """The five steps of the chain as a parameter: the caller of the chain chooses what executes them."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
@@ -39,16 +40,31 @@ def steps_by(execute: Callable[[Task[..., Any]], Callable[..., Any]]) -> Steps:
 
 
 def as_task(step: Task[..., Any]) -> Callable[..., Any]:
-    """Return the step as a task run of the flow run that this process is, which ends in the state that it deserves."""
-    function = wraps(step.fn)(lambda *arguments, **named: state_of(step.fn(*arguments, **named)))
-    task = Task(fn=function, name=step.name, task_run_name=step.task_run_name, persist_result=False)
+    """Return the step as a task run of the flow run that this process is, which ends in the state that it deserves.
+
+    Prefect shows it and decides nothing: the value or error is the function's, which runs even where the engine fails.
+    """
 
     def perform(*arguments: Any) -> Any:
-        state: State[Any] = task(*arguments, return_state=True)
-        result = getattr(state.data, "result", state.data)
-        if isinstance(result, BaseException):
-            raise result
-        return result
+        values, errors = list[Any](), list[BaseException]()
+
+        @wraps(step.fn)
+        def function(*given: Any, **named: Any) -> State[Any]:
+            try:
+                values.append(step.fn(*given, **named))
+            except BaseException as error:
+                errors.append(error)
+                raise
+            return state_of(values[-1])
+
+        task = Task(fn=function, name=step.name, task_run_name=step.task_run_name, persist_result=False)
+        try:
+            task(*arguments, return_state=True)
+        except Exception:
+            logging.getLogger(__name__).debug("Prefect could not show %s", step.name, exc_info=True)
+        if errors:
+            raise errors[-1]
+        return values[-1] if values else step.fn(*arguments)
 
     return perform
 

@@ -20,7 +20,7 @@ from prefect.states import Scheduled
 from cairn.flows.orchestrator.run_overview import flow_run_name
 from cairn.flows.preparation.training_request import TrainingRequest, choose_run_id
 from cairn.storage.logs import run_log, run_state
-from cairn.storage.stores.document import sha256
+from cairn.storage.stores.codec import sha256
 from cairn.tasks.errors import InvalidConfiguration
 from cairn.tasks.policy.termination import DecisionAction, FlowEnd, FlowOutcome
 from cairn.tasks.text.format import one_line

@@ -22,7 +22,7 @@ from cairn.flows.watching.run_progress import RunProgress, read_progress
 from cairn.reports.notices import notice
 from cairn.storage.errors import IntegrityError, StorageError
 from cairn.storage.logs import registry, run_index, run_log, step_log
-from cairn.storage.stores import document, object_store, open_store
+from cairn.storage.stores import codec, object_store, open_store
 from cairn.tasks.checkpoints.promotion import pending_offer
 from cairn.tasks.configuration.configuration_source import read_notify
 from cairn.tasks.errors import InvalidConfiguration
@@ -74,7 +74,7 @@ class WatcherMemory:
         self._path, self.monotonic = path, monotonic
         self._runs: dict[str, Observation] = {}
         with suppress(OSError, IntegrityError):
-            remembered = document.decode(path.read_bytes(), dict[str, dict[str, Observation]], where=str(path))
+            remembered = codec.decode(path.read_bytes(), dict[str, dict[str, Observation]], where=str(path))
             self._runs = remembered.get(boot_id(), {})
 
     def observe(self, log: run_log.RunLog) -> Observed:
@@ -101,7 +101,7 @@ class WatcherMemory:
 
     def save(self) -> None:
         """Replace the file; a folder that cannot be written costs only the memory."""
-        replace_file(self._path, document.encode({boot_id(): self._runs}))
+        replace_file(self._path, codec.encode({boot_id(): self._runs}))
 
 
 def _life(log: run_log.RunLog) -> Life:
@@ -312,7 +312,7 @@ class RunWatcher:
 def open_watcher(url: str, deployment: str = "", *, at_most: int = 1) -> RunWatcher:
     """Return the watcher of a store; runs are continued by the deployment, or without one on this machine."""
     store = open_store.open_store(url)
-    folder = work_folder(os.environ) / "watch" / document.sha256(store.url.encode())[:12]
+    folder = work_folder(os.environ) / "watch" / codec.sha256(store.url.encode())[:12]
     continuation: Continuation = ContinuationHere(folder, store.url, at_most=at_most)
     if deployment:
         if len(list(filter(None, deployment.split("/")))) != 2:

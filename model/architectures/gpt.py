@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from cairn.model.architectures.attention import Attention, KeyValueCache, rotations
 from cairn.model.configuration.network import WIDENED, ModelConfig, parameter_table
 from cairn.model.errors import InvalidInput
+from cairn.model.kernels.attention import Attention, KeyValueCache, rotations
 from cairn.model.kernels.fused_block import fused_block, uses_fused_block
 
 

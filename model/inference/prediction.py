@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cairn.model.architectures import attention, gpt
+from cairn.model.architectures import gpt
 from cairn.model.data.token_windows import TokenWindows
 from cairn.model.errors import InvalidInput, ModelError
-from cairn.model.kernels import block_sizes, head_loss
+from cairn.model.kernels import attention, block_sizes, head_loss
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cairn.model.configuration.network import FeedForwardKind, ModelConfig
-from cairn.model.kernels import blocked_attention
-from cairn.model.kernels.blocked_attention import apply_keep_mask, attend, attend_backward, draw_keep_mask
+from cairn.model.kernels import attention
+from cairn.model.kernels.attention import apply_keep_mask, attend, attend_backward, draw_keep_mask
 
 HALF = torch.bfloat16
 _CHUNK_NUMBERS = 2**18
@@ -100,7 +100,7 @@ class _Block(torch.autograd.Function):
         rest, count = tensors[21:], context.moments
         moments_1, moments_2, rest = rest[:count], rest[count : 2 * count], rest[2 * count :]
         masks = rest[context.blocks :]
-        saved = blocked_attention.SavedAttention(heads, rest[: context.blocks], masks[2:])
+        saved = attention.SavedAttention(heads, rest[: context.blocks], masks[2:])
         above = gradient.reshape(flat.shape)  # (B, T, C) -> (BT, C)
 
         grad_branch = apply_keep_mask(above.to(HALF), masks[1], dropout) if masks else above.to(HALF)

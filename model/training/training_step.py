@@ -16,10 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cairn.model.architectures.attention import document_starts, takes_starts
 from cairn.model.configuration.training import TrainingConfig
 from cairn.model.data import batch_loader, sample_order, token_windows
 from cairn.model.errors import NonFiniteLoss, TokenOutOfRange
+from cairn.model.kernels.attention import document_starts, takes_starts
 from cairn.model.kernels.head_loss import head_loss, padded_head_loss, token_loss
 from cairn.model.training import determinism, parallel
 from cairn.model.training.optimizer import set_rate, update_weights

@@ -20,7 +20,7 @@ from cairn.reports.queries import run_lookup, run_status
 from cairn.reports.text.answer_text import describe_end
 from cairn.storage.errors import IntegrityError, ObjectMissing
 from cairn.storage.logs import registry, run_log, run_state
-from cairn.storage.stores import document, object_store
+from cairn.storage.stores import codec, object_store
 from cairn.tasks.configuration.settings import NotifyConfig
 from cairn.tasks.machine.http_request import open_directly
 from cairn.tasks.machine.process_scopes import repeating_beside
@@ -62,7 +62,7 @@ class Notice:
     def document(self) -> bytes:
         """The notice as receivers get it, as JSON: equal `id`s are one decision, sent again."""
         named = {name: getattr(self, name) for name in ("run_id", "kind", "step", "at", "text")}
-        return document.encode({"version": _FORMAT_VERSION, "id": f"{self.run_id}/{self.key}", **named})
+        return codec.encode({"version": _FORMAT_VERSION, "id": f"{self.run_id}/{self.key}", **named})
 
 
 def find_notices(
@@ -83,8 +83,8 @@ def find_notices(
         text = run_status.stopped_early(state) or f"it is finished, at step {step}"
         yield _notice(run_id, f"finished-{number}", NoticeKind.FINISHED, step, at, text)
         config = run_lookup.configuration_document(state)
-        alias = document.stored_value(config, "promotion", "alias", str)
-        if alias and document.stored_value(config, "promotion", "require_approval", bool):
+        alias = codec.stored_value(config, "promotion", "alias", str)
+        if alias and codec.stored_value(config, "promotion", "require_approval", bool):
             decided = [item.promoted or item.refused for item in read_registry(alias).history]
             if not any(body is not None and body.run_id == run_id for body in decided):
                 wish = f"its promotion to {alias} waits for a person, unless a gate refuses it"
@@ -188,11 +188,11 @@ class NoticeDelivery:
             prefix, delivered = run_log.run_prefix(notice.run_id), tuple[str, ...]()
             key = f"{prefix}/notices/{self._receiver.name}.json"
             with suppress(ObjectMissing, IntegrityError):  # delivered again rather than never
-                delivered = document.decode(self._store.read(key), DeliveredNotices, where=key).delivered
+                delivered = codec.decode(self._store.read(key), DeliveredNotices, where=key).delivered
             if notice.key not in delivered:
                 self._receiver.receive(notice)
                 delivered = (*delivered, notice.key)
-                self._store.write(key, document.encode(DeliveredNotices(delivered=delivered)))
+                self._store.write(key, codec.encode(DeliveredNotices(delivered=delivered)))
             self._delivered[notice.run_id] = delivered
 
 

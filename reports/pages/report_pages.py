@@ -69,7 +69,7 @@ def _render(pages: "Environment", name: str, report: RunReport, **context: objec
 def write_html_report(report: RunReport, curves: run_curves.RunCurves, file: str) -> int:
     """Write the page and return its bytes; raises `InvalidConfiguration` where the file cannot be written."""
     content = html_report(report, curves).encode()
-    run_curves.replace_file(Path(file), content)
+    run_curves.write_output(Path(file), content)
     return len(content)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from cairn.reports.plots import plot_axis, run_curves
 from cairn.reports.plots.plot_axis import BLACK, BLUE, GREY, PALE, PlotAxis, Series
 from cairn.storage.logs.run_log import RunLog
-from cairn.storage.stores.document import sha256
+from cairn.storage.stores.codec import sha256
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,7 +43,7 @@ def plot_run(log: RunLog, request: run_curves.PlotRequest) -> run_curves.Written
     curves = run_curves.gather_curves(log)
     size = {"width_px": request.width_px, "height_px": request.height_px}
     image = draw_run(curves, form=request.form, across=request.across, **size)
-    run_curves.replace_file(request.file, image)
+    run_curves.write_output(request.file, image)
     return run_curves.WrittenPlot(
         run_id=curves.run_id,
         file=str(request.file),
@@ -272,5 +272,5 @@ def plot_comparison(logs: Sequence[RunLog], request: run_curves.PlotRequest, acr
     panel.set_ylabel("loss (nats per token); dots: held-out")
     panel.legend(loc="upper right")
     image = _save(figure, request.form)
-    run_curves.replace_file(request.file, image)
+    run_curves.write_output(request.file, image)
     return len(image)

@@ -227,7 +227,7 @@ class WrittenPlot:
     interruptions: Mapping[str, int]
 
 
-def replace_file(path: Path, content: bytes) -> None:
+def write_output(path: Path, content: bytes) -> None:
     """Replace the file atomically, so that a viewer never reads half of it."""
     temporary = path.absolute().parent / f".{uuid.uuid4().hex}"
     try:

@@ -13,7 +13,7 @@ from cairn.reports.queries import receipts, run_lookup, run_status
 from cairn.reports.queries.evaluations import EvaluationSummary, list_evaluations
 from cairn.storage.errors import StorageError
 from cairn.storage.logs import log_entry, run_entries, run_log, run_state, step_log
-from cairn.storage.stores.document import flatten, stored_value
+from cairn.storage.stores.codec import flatten, stored_value
 from cairn.tasks.machine.placement import is_known_dead
 from cairn.tasks.policy.termination import TerminationReason
 

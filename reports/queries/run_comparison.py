@@ -12,7 +12,7 @@ from cairn.reports.errors import RunNotFound
 from cairn.reports.queries import evaluations, run_lookup, run_status
 from cairn.reports.queries.receipts import SECONDS, read_receipts
 from cairn.storage.logs import run_index, run_log, step_log
-from cairn.storage.stores import document, object_store
+from cairn.storage.stores import codec, object_store
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,7 +79,7 @@ def expand_names(listed: Sequence[str], names: Sequence[str]) -> tuple[str, ...]
 
 def compare_runs(logs: Sequence[run_log.RunLog]) -> RunComparison:
     """Return the comparison of runs that were read."""
-    settings = [document.flatten(run_lookup.configuration_document(log.state)) for log in logs]
+    settings = [codec.flatten(run_lookup.configuration_document(log.state)) for log in logs]
     keys = dict.fromkeys(key for one in settings for key in one)
     differing = tuple(key for key in keys if any(one.get(key) != settings[0].get(key) for one in settings))
     runs = (_compared(log, {key: one.get(key) for key in differing}) for log, one in zip(logs, settings, strict=True))
@@ -91,7 +91,7 @@ def _compared(log: run_log.RunLog, settings: Mapping[str, Any]) -> ComparedRun:
     status, receipts = run_status.make_status(log, beat), read_receipts(log, beat)
     last = step_log.read_last_record(log.store, log.prefix, state.latest_attempt) if state.attempts else None
     seconds = {name: sum(getattr(receipt, name) or 0.0 for receipt in receipts) for name in SECONDS}
-    price = document.stored_value(run_lookup.configuration_document(state), "cost", "gpu_hour_price", float)
+    price = codec.stored_value(run_lookup.configuration_document(state), "cost", "gpu_hour_price", float)
     held_out = evaluations.list_held_out(state)
     return ComparedRun(
         run_id=log.run_id,

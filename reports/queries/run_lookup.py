@@ -11,7 +11,7 @@ from cairn.reports.errors import RunNotFound
 from cairn.storage.checkpoints.sweep import parse_checkpoint_folder
 from cairn.storage.errors import IntegrityError
 from cairn.storage.logs import log_entry, registry, run_entries, run_index, run_log, run_state, step_log
-from cairn.storage.stores import document, object_store
+from cairn.storage.stores import codec, object_store
 from cairn.tasks.errors import InvalidConfiguration
 
 if TYPE_CHECKING:
@@ -137,8 +137,8 @@ def configuration_document(state: run_state.RunState) -> Mapping[str, Any]:
 def tokens_per_step(state: run_state.RunState) -> int:
     """Return the tokens of one step; 0 where the configuration is of another version."""
     config = configuration_document(state)
-    windows = document.stored_value(config, "training", "global_batch", int) or 0
-    return windows * (document.stored_value(config, "model", "block_size", int) or 0)
+    windows = codec.stored_value(config, "training", "global_batch", int) or 0
+    return windows * (codec.stored_value(config, "model", "block_size", int) or 0)
 
 
 def _at_step(state: run_state.RunState, run_id: str, step: str) -> log_entry.CheckpointReference:

@@ -18,7 +18,7 @@ from cairn.reports.errors import InvalidQuery, ReportError
 from cairn.reports.queries import alias_history, run_status, run_tables
 from cairn.reports.queries.run_tables import LOG_TABLES, ROWS, columns
 from cairn.storage.logs import log_entry, run_entries, run_index, run_log, run_state, step_log
-from cairn.storage.stores import document, object_store
+from cairn.storage.stores import codec, object_store
 from cairn.storage.tables import table_cache
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def _gather_runs(
     `work` is this machine's folder.
     """
     run_ids = run_index.list_folders(store) if tables else []
-    cache = table_cache.TableCache(store, (work / "tables" / document.sha256(store.url.encode())[:32]).absolute())
+    cache = table_cache.TableCache(store, (work / "tables" / codec.sha256(store.url.encode())[:32]).absolute())
 
     def phase(state: run_state.RunState) -> run_status.RunPhase:
         return run_status.RunPhase.RUNNING if state.open_attempt else run_status.phase_of(state)

@@ -9,7 +9,7 @@ from typing import Any
 from cairn.reports.queries.run_lookup import configuration_document, read_beat
 from cairn.storage.errors import IntegrityError
 from cairn.storage.logs import run_entries, run_index, run_log, run_state, step_log
-from cairn.storage.stores.document import convert
+from cairn.storage.stores.codec import convert
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.policy.termination import RESTARTABLE, DecisionAction, TerminationReason
 

@@ -15,7 +15,7 @@ import msgspec
 from cairn.reports.queries import alias_history, evaluations, run_lookup, run_status
 from cairn.reports.queries.receipts import SECONDS, Receipt, make_receipt, with_earlier
 from cairn.storage.logs import fold_cache, log_entry, run_entries, run_state, step_log
-from cairn.storage.stores.document import sha256, stored_value
+from cairn.storage.stores.codec import sha256, stored_value
 from cairn.storage.tables.table_cache import Column
 
 JsonText = NewType("JsonText", str)

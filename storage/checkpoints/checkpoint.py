@@ -13,7 +13,7 @@ from cairn.storage.errors import IntegrityError, ObjectDamaged, ObjectMissing, S
 from cairn.storage.logs import run_entries, run_log
 from cairn.storage.logs.log_entry import CheckpointReference, Writer
 from cairn.storage.logs.run_state import RunState
-from cairn.storage.stores.document import decode, encode, sha256
+from cairn.storage.stores.codec import decode, encode, sha256
 from cairn.storage.stores.object_store import ExpectedObject, ObjectStore, find_damage, read_verified
 
 UNREADABLE = "cannot be read"

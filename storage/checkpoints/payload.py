@@ -17,7 +17,7 @@ from typing import TypedDict
 import msgspec
 
 from cairn.storage.errors import IntegrityError
-from cairn.storage.stores import document, object_store
+from cairn.storage.stores import codec, object_store
 
 MANIFEST_VERSION = 2
 TRAINER = "trainer.json"
@@ -198,10 +198,10 @@ class Manifest:
 
 def decode_manifest(data: bytes, *, where: str) -> Manifest:
     """Return the manifest in `data`; raise `IntegrityError` naming `where` if it is malformed or newer."""
-    version = document.decode(data, _Version, where=where)["version"]
+    version = codec.decode(data, _Version, where=where)["version"]
     if version > MANIFEST_VERSION:
         raise IntegrityError(f"{where}: version {version} is newer than {MANIFEST_VERSION}; update cairn")
-    return document.decode(data, Manifest, where=where)
+    return codec.decode(data, Manifest, where=where)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

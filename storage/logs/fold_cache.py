@@ -15,7 +15,7 @@ import msgspec
 
 from cairn.storage.errors import IntegrityError, ObjectMissing, StorageError
 from cairn.storage.logs.log_entry import Entry, EntryLog, ReadEntry
-from cairn.storage.stores.document import MAX_DOCUMENT_BYTES, decode, encode, sha256
+from cairn.storage.stores.codec import MAX_DOCUMENT_BYTES, decode, encode, sha256
 
 T = TypeVar("T")
 PART_ITEMS = 256

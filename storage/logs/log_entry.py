@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from cairn.storage import errors
-from cairn.storage.stores import document, object_store
+from cairn.storage.stores import codec, object_store
 
 FORMAT_VERSION = 1
 """The newest version of an entry that this program understands."""
@@ -126,9 +126,9 @@ def seq_of(name: str) -> int:
 
 def decode_entry(data: bytes, kinds: Mapping[str, type], *, where: str) -> Entry:
     """Return the entry in `data`; raise `IntegrityError` naming `where` on anything malformed."""
-    entry = document.decode(data, Entry, where=where)
+    entry = codec.decode(data, Entry, where=where)
     known = kinds.get(entry.kind, dict) if entry.version <= FORMAT_VERSION else dict
-    return replace(entry, body=document.convert(entry.body, known, where=f"{where} body"))
+    return replace(entry, body=codec.convert(entry.body, known, where=f"{where} body"))
 
 
 _PLAIN = os.O_NOFOLLOW | os.O_NONBLOCK
@@ -160,7 +160,7 @@ def _read_plain_file(path: str) -> bytes:
         descriptor = os.open(path, _PLAIN)
         try:
             size = os.fstat(descriptor).st_size  # 0 of a pipe or device
-            data = os.read(descriptor, size + 1) if 0 < size <= document.MAX_DOCUMENT_BYTES else b""
+            data = os.read(descriptor, size + 1) if 0 < size <= codec.MAX_DOCUMENT_BYTES else b""
             return data if len(data) == size else b""
         finally:
             os.close(descriptor)
@@ -190,7 +190,7 @@ class EntryLog:
         entry = decode_entry(data, self.kinds, where=key)
         if entry.seq != seq:
             raise errors.IntegrityError(f"{key}: holds seq {entry.seq}, must hold {seq}")
-        return ReadEntry(entry=entry, sha256=document.sha256(data))
+        return ReadEntry(entry=entry, sha256=codec.sha256(data))
 
     def read_after(self, last: ReadEntry | None) -> Iterator[ReadEntry]:
         """Yield every entry after `last`, oldest first; raise `IntegrityError` at the first that is not sound.
@@ -240,9 +240,9 @@ class EntryLog:
             resume=resume,
             body=body,
         )
-        data, key = document.encode(entry), f"{self.prefix}/{entry_name(entry.seq)}"
+        data, key = codec.encode(entry), f"{self.prefix}/{entry_name(entry.seq)}"
         written = decode_entry(data, self.kinds, where=f"{key}, not written")
-        appended = ReadEntry(entry=written, sha256=document.sha256(data))
+        appended = ReadEntry(entry=written, sha256=codec.sha256(data))
         problem: errors.StoreUnavailable | None = None
         may_be_written = False
         for number in range(_TRIES):

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from cairn.storage.errors import IntegrityError, StorageError
 from cairn.storage.logs import fold_cache, log_entry, run_log, run_state
-from cairn.storage.stores.document import decode, encode
+from cairn.storage.stores.codec import decode, encode
 from cairn.storage.stores.object_store import ObjectStore, ask_each
 
 INDEX_FOLDER = "index/runs"

@@ -17,7 +17,7 @@ import msgspec
 
 from cairn.storage.errors import IntegrityError, ObjectMissing
 from cairn.storage.logs import log_entry, run_state
-from cairn.storage.stores import document, object_store
+from cairn.storage.stores import codec, object_store
 
 MOST_STEP_LOG_BYTES = 2 * 1024**3
 """About ten million steps of one attempt; such a file is read whole."""
@@ -223,7 +223,7 @@ def heartbeat_key(run_prefix: str, attempt: int) -> str:
 
 def write_heartbeat(store: object_store.ObjectStore, run_prefix: str, heartbeat: Heartbeat) -> None:
     """Rewrite the attempt's heartbeat."""
-    store.write(heartbeat_key(run_prefix, heartbeat.attempt), document.encode(heartbeat))
+    store.write(heartbeat_key(run_prefix, heartbeat.attempt), codec.encode(heartbeat))
 
 
 def silent_seconds(store: object_store.ObjectStore, run_prefix: str, attempt: int) -> float | None:
@@ -234,5 +234,5 @@ def silent_seconds(store: object_store.ObjectStore, run_prefix: str, attempt: in
 def read_heartbeat(store: object_store.ObjectStore, run_prefix: str, attempt: int) -> Heartbeat | None:
     """Return the attempt's last heartbeat, or None if it is missing or unreadable."""
     with suppress(ObjectMissing, IntegrityError):
-        return document.decode(store.read(key := heartbeat_key(run_prefix, attempt)), Heartbeat, where=key)
+        return codec.decode(store.read(key := heartbeat_key(run_prefix, attempt)), Heartbeat, where=key)
     return None

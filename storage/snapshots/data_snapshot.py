@@ -18,7 +18,7 @@ from pathlib import Path
 from cairn.storage.errors import IntegrityError, ObjectDamaged, ObjectMissing, SnapshotDamaged, StorageError
 from cairn.storage.snapshots.snapshot_manifest import SnapshotManifest, SnapshotObject, SplitName
 from cairn.storage.snapshots.token_shard import SHARD_SUFFIX, VerifiedShard, count_tokens
-from cairn.storage.stores import document, object_store
+from cairn.storage.stores import codec, object_store
 from cairn.storage.stores.object_store import ExpectedObject, ObjectStore
 
 TOKENIZER = "tokenizer.json"
@@ -46,8 +46,8 @@ def publish_snapshot(store: ObjectStore, folder: Path, manifest: SnapshotManifes
     for path in sorted(path for path in folder.iterdir() if path.is_file()):
         found, tokens = object_store.describe_file(path), count_tokens(path) if path.suffix == SHARD_SUFFIX else None
         objects.append(SnapshotObject(key=path.name, bytes=found.bytes, sha256=found.sha256, tokens=tokens))
-    data = document.encode(full := replace(manifest, objects=tuple(objects)))
-    snapshot_id = document.sha256(data)
+    data = codec.encode(full := replace(manifest, objects=tuple(objects)))
+    snapshot_id = codec.sha256(data)
     marker = _key(snapshot_id, "snapshot.json")
     if store.size(marker) is None:
         for item in full.objects:
@@ -65,9 +65,9 @@ def read_manifest(store: ObjectStore, snapshot_id: str) -> SnapshotManifest:
         data = store.read(key)
     except ObjectMissing as missing:
         raise ObjectMissing(f"{key}: no such data snapshot; build it again from its sources") from missing
-    if document.sha256(data) != snapshot_id:
-        raise _damaged(key, document.sha256(data), snapshot_id)
-    return document.decode(data, SnapshotManifest, where=key)
+    if codec.sha256(data) != snapshot_id:
+        raise _damaged(key, codec.sha256(data), snapshot_id)
+    return codec.decode(data, SnapshotManifest, where=key)
 
 
 def list_snapshots(store: ObjectStore) -> tuple[str, ...]:

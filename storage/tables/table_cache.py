@@ -19,7 +19,7 @@ from zlib import crc32
 
 from cairn.storage.errors import IntegrityError, StorageError
 from cairn.storage.logs import fold_cache, log_entry, run_entries, run_log, run_state, step_log
-from cairn.storage.stores import document, object_store
+from cairn.storage.stores import codec, object_store
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -153,7 +153,7 @@ class TableCache:
 def read_pack(folder: Path, version: str) -> Pack | None:
     """Return the pack in the folder, None if it is missing, damaged or of another version."""
     with suppress(OSError, IntegrityError):
-        pack = document.decode((folder / PACK).read_bytes(), Pack, where=str(folder))
+        pack = codec.decode((folder / PACK).read_bytes(), Pack, where=str(folder))
         return pack if pack.version == version else None
     return None
 
@@ -172,7 +172,7 @@ def write_pack(
         packed.append(PackedTable(table=table, bytes=written.bytes, sha256=written.sha256))
         os.replace(temporary, folder / packed[-1].file_name)
     temporary = folder / f".{uuid.uuid4().hex}"
-    temporary.write_bytes(document.encode(Pack(version=version, tables=tuple(packed), runs=runs)))
+    temporary.write_bytes(codec.encode(Pack(version=version, tables=tuple(packed), runs=runs)))
     os.replace(temporary, folder / PACK)
     files = {item.table: folder / item.file_name for item in packed}
     for path in set(folder.iterdir()) - {folder / PACK, *files.values()}:
@@ -211,7 +211,7 @@ def is_current(store: object_store.ObjectStore, stamp: RunStamp) -> bool:
     prefix, steps_bytes = run_log.run_prefix(stamp.run_id), stamp.steps_bytes
     with suppress(StorageError):
         return (
-            document.sha256(store.read(f"{prefix}/log/{log_entry.entry_name(stamp.seq)}")) == stamp.entry_sha256
+            codec.sha256(store.read(f"{prefix}/log/{log_entry.entry_name(stamp.seq)}")) == stamp.entry_sha256
             and store.size(f"{prefix}/log/{log_entry.entry_name(stamp.seq + 1)}") is None
             and (steps_bytes is None or step_log.step_log_bytes(store, prefix, stamp.latest_attempt) == steps_bytes)
         )

@@ -21,7 +21,7 @@ from cairn.model.configuration.data import DataConfig
 from cairn.storage.checkpoints.resume_point import newest_verified, quarantine_checkpoint
 from cairn.storage.errors import Fenced, IntegrityError, NothingReadable, ObjectMissing, StorageError
 from cairn.storage.logs import log_entry, run_entries, run_log, run_state, step_log
-from cairn.storage.stores.document import decode, encode
+from cairn.storage.stores.codec import decode, encode
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.attempt.injected_faults import injected_faults
 from cairn.tasks.configuration.settings import BudgetsConfig, LeaseConfig

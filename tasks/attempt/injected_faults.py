@@ -16,7 +16,7 @@ from enum import StrEnum
 
 from cairn.storage.errors import StorageError
 from cairn.storage.logs.run_entries import AttemptStarted
-from cairn.storage.stores import document, object_store
+from cairn.storage.stores import codec, object_store
 from cairn.tasks.errors import TaskError
 
 _POLL_SECONDS = 0.02
@@ -75,7 +75,7 @@ class FaultPlan:
     def due(self, number: int, kinds: frozenset[FaultKind] = AFTER_STEP) -> Iterator[FaultKind]:
         """Yield the faults of these kinds due at `number`; each is marked first, so it comes once."""
         for kind, at in self._faults:
-            key, marker = _marker_key(self._run_prefix, kind, at), document.encode(_Marker(attempt=self._attempt))
+            key, marker = _marker_key(self._run_prefix, kind, at), codec.encode(_Marker(attempt=self._attempt))
             if at == number and kind in kinds and self._store.create(key, marker):
                 yield kind
 
@@ -103,7 +103,7 @@ def injected_faults(store: object_store.ObjectStore, run_prefix: str, started: A
         return ()
     with suppress(StorageError):
         keys = [key for key in store.keys(f"{run_prefix}/faults") if not key.endswith("-go.json")]  # that ends a pause
-        markers = {key: document.decode(store.read(key), _Marker, where=key) for key in keys}
+        markers = {key: codec.decode(store.read(key), _Marker, where=key) for key in keys}
         mine = [key for key, marker in markers.items() if marker.attempt == started.attempt]
         named = (key.rpartition("/")[2].removesuffix(".json").rpartition("-") for key in mine)
         return tuple(f"{kind}@{number}" for number, kind in sorted((int(number), kind) for kind, _, number in named))

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from cairn.model.configuration.data import DataConfig
 from cairn.model.configuration.network import ModelConfig, Section
 from cairn.model.configuration.training import UNFROZEN_TRAINING, TrainingConfig
-from cairn.storage.stores.document import encode, sha256
+from cairn.storage.stores.codec import encode, sha256
 from cairn.storage.stores.redaction import find_credentials
 from cairn.tasks.configuration import settings
 

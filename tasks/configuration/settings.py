@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from pydantic import BeforeValidator, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from cairn.model.configuration.network import NotNegative, NotNegativeNumber, Positive, PositiveNumber, Section
-from cairn.storage.stores.document import encode, sha256
+from cairn.storage.stores.codec import encode, sha256
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Name = Annotated[

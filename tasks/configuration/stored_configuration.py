@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from cairn.storage.errors import IntegrityError
-from cairn.storage.stores.document import flatten
+from cairn.storage.stores.codec import flatten
 from cairn.tasks.configuration import key_reference, run_configuration
 from cairn.tasks.errors import ConfigDrift
 

@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from cairn.model.configuration.data import DataConfig
 from cairn.storage.errors import IntegrityError
-from cairn.storage.stores import document
+from cairn.storage.stores import codec
 from cairn.tasks.data import source_files
 from cairn.tasks.data.document import Document, InvalidCorpus, Piece, Source, make_document
 from cairn.tasks.data.source_files import CHUNK_BYTES, HELD_OUT_END, ROW, WHOLE_FILE, TextFile, decompress
@@ -216,7 +216,7 @@ def open_python_source(source: str) -> Source:
 
     documents = _in_a_row(TOPICS, (text.strip().encode("utf-8") for _, text in sorted(topics.items())))
     size_bytes = sum(item.bytes for item in documents)
-    digest = document.sha256("".join(item.sha256 for item in documents).encode())
+    digest = codec.sha256("".join(item.sha256 for item in documents).encode())
     return Source(name=TOPICS, bytes=size_bytes, sha256=digest, unit="topic", pieces=lambda: iter(documents))
 
 

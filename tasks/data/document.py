@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import TypeAlias
 
 from cairn.storage.snapshots.snapshot_manifest import RejectedRow, SplitName
-from cairn.storage.stores.document import sha256
+from cairn.storage.stores.codec import sha256
 from cairn.tasks.errors import InvalidConfiguration
 
 _REPORT_EVERY_PIECES = 1024

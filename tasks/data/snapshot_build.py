@@ -23,7 +23,7 @@ from cairn.model.errors import InvalidInput
 from cairn.storage.errors import SnapshotDamaged
 from cairn.storage.snapshots import data_snapshot, snapshot_manifest, token_shard
 from cairn.storage.snapshots.data_snapshot import TOKENIZER, publish_snapshot, read_manifest
-from cairn.storage.stores.document import decode, encode
+from cairn.storage.stores.codec import decode, encode
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.data import document, snapshot_lookup
 from cairn.tasks.data.corpus import open_corpus

@@ -14,7 +14,7 @@ from cairn.storage.errors import IntegrityError, ObjectMissing
 from cairn.storage.snapshots import token_shard
 from cairn.storage.snapshots.data_snapshot import list_snapshots, read_manifest
 from cairn.storage.snapshots.snapshot_manifest import SnapshotManifest
-from cairn.storage.stores import document, object_store
+from cairn.storage.stores import codec, object_store
 from cairn.tasks.data.document import InvalidCorpus, Source
 
 _DECISIVE_KEYS = {"tokenizer_bytes", "text_field", "max_document_bytes", "deduplicate", "val_fraction"}
@@ -55,14 +55,14 @@ def make_recipe(data: DataConfig, sources: Sequence[Source], given: Tokenizer | 
 
 def recipe_id(recipe: Mapping[str, Any]) -> str:
     """Return the SHA-256 of the recipe."""
-    return document.sha256(document.encode(recipe))
+    return codec.sha256(codec.encode(recipe))
 
 
 def find_by_recipe(store: object_store.ObjectStore, recipe: Mapping[str, Any]) -> SnapshotReference | None:
     """Return the snapshot that the recipe gave before, if it still exists."""
     key = _key(recipe)
     try:
-        snapshot_id = document.decode(store.read(key), RecipeResult, where=key).snapshot_id
+        snapshot_id = codec.decode(store.read(key), RecipeResult, where=key).snapshot_id
         manifest = read_manifest(store, snapshot_id)
     except (ObjectMissing, IntegrityError):
         return None
@@ -71,7 +71,7 @@ def find_by_recipe(store: object_store.ObjectStore, recipe: Mapping[str, Any]) -
 
 def save_recipe(store: object_store.ObjectStore, recipe: Mapping[str, Any], snapshot_id: str) -> None:
     """Record the snapshot that the recipe gave."""
-    store.write(_key(recipe), document.encode(RecipeResult(recipe=recipe, snapshot_id=snapshot_id)))
+    store.write(_key(recipe), codec.encode(RecipeResult(recipe=recipe, snapshot_id=snapshot_id)))
 
 
 def find_by_id(store: object_store.ObjectStore, beginning: str) -> SnapshotReference:

@@ -17,7 +17,7 @@ from cairn.storage.errors import StorageError
 from cairn.storage.snapshots import data_snapshot, token_shard
 from cairn.storage.snapshots.snapshot_manifest import SPLITS, DocumentRow, SnapshotManifest, SnapshotSource, SplitName
 from cairn.storage.snapshots.token_shard import MAX_TOKEN_ID, TOKEN, TokenFile, TokenFileFormat
-from cairn.storage.stores import document, object_store
+from cairn.storage.stores import codec, object_store
 from cairn.tasks.data import foreign_tokenizer, snapshot_lookup, snapshot_writer
 from cairn.tasks.data.document import InvalidCorpus, short_hash
 from cairn.tasks.errors import InvalidConfiguration
@@ -116,7 +116,7 @@ class _Import:
                 bytes=len(text),
                 tokens=stop - start,
                 split=split,
-                sha256=document.sha256(text),
+                sha256=codec.sha256(text),
             )
             writer.add_document(split, row)
             digest = short_hash(row.sha256)

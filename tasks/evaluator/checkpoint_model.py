@@ -20,7 +20,7 @@ from cairn.model.training.train_state import load_weights
 from cairn.storage.checkpoints.checkpoint import load_checkpoint
 from cairn.storage.logs.log_entry import CheckpointReference
 from cairn.storage.snapshots.data_snapshot import OpenSnapshot, open_snapshot
-from cairn.storage.stores.document import encode
+from cairn.storage.stores.codec import encode
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.data.foreign_tokenizer import load_library_tokenizer, parse_tokenizer
 from cairn.tasks.errors import TaskError

@@ -23,7 +23,7 @@ from cairn.model.configuration.network import ModelConfig
 from cairn.storage.checkpoints.resume_point import new_pin, pin_checkpoint, unpin_entry
 from cairn.storage.errors import StorageError
 from cairn.storage.logs import log_entry, run_entries, run_log, run_state, step_log
-from cairn.storage.stores.document import decode, encode, sha256, stored_value
+from cairn.storage.stores.codec import decode, encode, sha256, stored_value
 from cairn.tasks.attempt.injected_faults import evaluator_fault
 from cairn.tasks.configuration import settings
 from cairn.tasks.errors import CheckpointGone

@@ -20,7 +20,7 @@ from cairn.model.errors import ModelError
 from cairn.model.estimates.numerics import MachineSpeed, NumericsChoice, benefits_from_cpu_bf16, choose_numerics
 from cairn.storage.errors import IntegrityError
 from cairn.storage.stores.child_process import child_command, child_environment
-from cairn.storage.stores.document import decode, encode, sha256
+from cairn.storage.stores.codec import decode, encode, sha256
 from cairn.tasks.errors import InvalidConfiguration
 from cairn.tasks.machine.placement import replace_file
 

@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from cairn.model.errors import BadBatch, LossExploded, NonFiniteLoss, TokenOutOfRange
 from cairn.storage import errors
-from cairn.storage.stores.document import sha256
+from cairn.storage.stores.codec import sha256
 from cairn.tasks.policy.termination import ExitCode, TerminationReason
 
 ORPHANED_EXIT_CODE = 76

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, zip_longest
 from typing import TextIO
 
-from cairn.storage.stores.document import encode
+from cairn.storage.stores.codec import encode
 from cairn.tasks.errors import TaskError
 from cairn.tasks.text.format import format_value, sanitize, sanitize_cell, sanitize_json
 

@@ -23,7 +23,7 @@ from cairn.model.configuration.network import ModelConfig
 from cairn.model.errors import InvalidInput
 from cairn.storage.checkpoints.payload import chunks_of
 from cairn.storage.errors import IntegrityError
-from cairn.storage.stores.document import decode
+from cairn.storage.stores.codec import decode
 from cairn.storage.stores.object_store import ExpectedObject, ObjectStore, check_object, read_verified
 from cairn.tasks.data.foreign_tokenizer import load_library_tokenizer, read_library_tokenizer
 

@@ -21,7 +21,7 @@ from cairn.storage.logs.log_entry import FORMAT_VERSION, Entry, EntryLog, ReadEn
 from cairn.storage.logs.run_entries import RUN_KINDS, CheckpointCommitted, CheckpointDeleted, CheckpointSuperseded
 from cairn.storage.logs.run_log import FOLD_EVERY_ENTRIES, RunLog, fold
 from cairn.storage.logs.run_state import RunState
-from cairn.storage.stores.document import encode, sha256
+from cairn.storage.stores.codec import encode, sha256
 from cairn.storage.stores.local_store import LocalStore
 from tests.entries import NOON, ended, evaluated, opened, started, writer
 

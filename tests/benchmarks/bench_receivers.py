@@ -15,9 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from cairn.reports.exporters.exporters import Exporter
-from cairn.reports.exporters.mlflow_exporter import MlflowClient, MlflowExporter
-from cairn.reports.exporters.tensorboard_exporter import TensorBoardExporter
-from cairn.reports.exporters.wandb_exporter import WandbExporter
+from cairn.reports.exporters.tracking_tools import MlflowClient, MlflowExporter, TensorBoardExporter, WandbExporter
 from cairn.reports.notices.notice import find_notices
 from cairn.reports.queries.run_metrics import RunMetrics
 from cairn.storage.logs.registry import RegistryState

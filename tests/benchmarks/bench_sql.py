@@ -30,7 +30,7 @@ from cairn.storage.logs.log_entry import FORMAT_VERSION, Entry, ReadEntry, Write
 from cairn.storage.logs.run_entries import CheckpointCommitted, Decision, Placement, RunOpened
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.logs.run_state import AttemptRecord, CheckpointRecord, RunState
-from cairn.storage.stores.document import encode, sha256
+from cairn.storage.stores.codec import encode, sha256
 from cairn.storage.stores.local_store import LocalStore
 from cairn.storage.tables.table_cache import RunStamp, TableKind, arrow_table, stamp_run, write_pack
 from tests import entries

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cairn.operations.batch_overfit import judge_losses
+from cairn.operations.unrecorded_training import judge_losses
 from tests.commands import Cairn
 
 TEXT = "\n".join(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cairn.flows.run.run_promotion import PromotionApproval, ask, describe
+from cairn.flows.run.run_decisions import PromotionApproval, ask, describe
 from cairn.operations.person_decisions import roll_back
 from cairn.reports.queries.alias_history import list_decisions, list_promotions
 from cairn.storage.checkpoints.resume_point import quarantine_checkpoint

@@ -14,7 +14,7 @@ from cairn.reports.errors import RunNotFound
 from cairn.reports.queries.run_tables import columns
 from cairn.storage.errors import IntegrityError
 from cairn.storage.logs.step_log import StepRecord, step_log_key
-from cairn.storage.stores.document import encode
+from cairn.storage.stores.codec import encode
 from cairn.storage.stores.local_store import LocalStore
 from tests.commands import ROOT, chosen_folders
 from tests.writing_run import RUN, WritingRun, open_writing_run

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from cairn.operations.replay_plan import Segment
-from cairn.operations.run_replay import replay_run
+from cairn.operations.unrecorded_plan import Segment
+from cairn.operations.unrecorded_training import replay_run
 from cairn.storage.logs.run_log import RunLog
 from cairn.tasks.machine.placement import this_placement
 from tests.cairn.trained_run import RUN, TrainedRun

@@ -20,7 +20,7 @@ from cairn.reports.queries.run_tables import ROWS
 from cairn.storage.logs.registry import Refused, Registry, RolledBack
 from cairn.storage.logs.run_entries import DataQuarantined
 from cairn.storage.logs.step_log import StepRecord, step_log_key
-from cairn.storage.stores.document import encode, sha256
+from cairn.storage.stores.codec import encode, sha256
 from cairn.storage.stores.local_store import LocalStore
 from cairn.storage.stores.object_store import ObjectStore
 from tests.commands import Cairn

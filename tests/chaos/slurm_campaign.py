@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 
 from cairn.storage.logs.run_entries import AttemptStarted
-from cairn.storage.stores.document import encode
+from cairn.storage.stores.codec import encode
 from tests.chaos.environment import Environment
 from tests.chaos.judge import Reference, reference_of, violations_of
 from tests.chaos.plan import COMMAND

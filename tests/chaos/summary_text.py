@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable
 from statistics import median
 
-from cairn.storage.stores.document import decode, encode
+from cairn.storage.stores.codec import decode, encode
 from tests.chaos.plan import Kind, Moment
 from tests.chaos.summary import Cell, Outcome, RunRow, Summary, summarize
 

@@ -12,7 +12,7 @@ from cairn.storage.logs.run_entries import RunOpened
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.snapshots.data_snapshot import open_snapshot, read_manifest
 from cairn.storage.snapshots.token_shard import VerifiedShard
-from cairn.storage.stores.document import encode, sha256
+from cairn.storage.stores.codec import encode, sha256
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.data.snapshot_build import build_snapshot

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cairn.flows.run.attempt_evaluations import AttemptEvaluations, finish_run
+from cairn.flows.run.run_decisions import AttemptEvaluations, finish_run
 from cairn.model.configuration.network import ModelConfig
 from cairn.storage.logs.log_entry import Writer
 from cairn.storage.logs.run_state import CheckpointState

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from cairn.flows.preparation.training_request import TrainingRequest, configure_run, resolve_request
-from cairn.storage.stores.document import encode, sha256
+from cairn.storage.stores.codec import encode, sha256
 from cairn.tasks.configuration.configuration_source import parse_configuration
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.configuration.stored_configuration import check_drift, keep_numerics

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-from cairn.model.architectures.attention import KeyValueCache, rotate, rotations
 from cairn.model.architectures.gpt import GPT
 from cairn.model.configuration.network import ModelConfig, family_of, layer_matrices, parameter_table
+from cairn.model.kernels.attention import KeyValueCache, rotate, rotations
 from cairn.model.kernels.head_loss import token_loss
 
 VOCAB, END = 61, 60

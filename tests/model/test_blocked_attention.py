@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from cairn.model.architectures.gpt import same_document_mask
-from cairn.model.kernels.blocked_attention import attend, attend_backward
+from cairn.model.kernels.attention import attend, attend_backward
 
 HEADS, DEPTH = 3, 16
 

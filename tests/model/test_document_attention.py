@@ -6,9 +6,9 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.model.architectures.attention import document_starts, takes_starts
 from cairn.model.architectures.gpt import Block, same_document_mask
 from cairn.model.configuration.network import ModelConfig
+from cairn.model.kernels.attention import document_starts, takes_starts
 from cairn.model.training.training_step import mean_loss
 from tests.model.tiny_run import TinyRun
 

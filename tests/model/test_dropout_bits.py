@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from cairn.model.kernels.blocked_attention import apply_keep_mask, draw_keep_mask
+from cairn.model.kernels.attention import apply_keep_mask, draw_keep_mask
 
 
 @pytest.mark.parametrize("dropout", [0.1, 0.2, 0.5, 0.9])

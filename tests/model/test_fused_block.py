@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from cairn.model.architectures.attention import rotations
 from cairn.model.architectures.gpt import Block, same_document_mask
 from cairn.model.configuration.network import ModelConfig
+from cairn.model.kernels.attention import rotations
 from cairn.model.kernels.fused_block import _tables
 from tests.model.tiny_run import TinyRun
 

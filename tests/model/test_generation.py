@@ -5,11 +5,11 @@ from itertools import islice
 import pytest
 import torch
 
-from cairn.model.architectures.attention import KeyValueCache
 from cairn.model.architectures.gpt import GPT
 from cairn.model.configuration.network import ModelConfig
 from cairn.model.errors import InvalidInput, ModelError
 from cairn.model.inference.prediction import Sampling, evaluation_mode, generate_stream
+from cairn.model.kernels.attention import KeyValueCache
 from tests.model.tiny_run import TinyRun
 
 VOCAB, END = 61, 7

@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from cairn.model.architectures.attention import attend_documents, document_starts
 from cairn.model.architectures.gpt import same_document_mask
 from cairn.model.configuration.network import ModelConfig
 from cairn.model.configuration.training import TrainingConfig
@@ -18,6 +17,7 @@ from cairn.model.data.batch_loader import BatchLoader
 from cairn.model.errors import NonFiniteLoss
 from cairn.model.estimates.numerics import choose_numerics
 from cairn.model.estimates.utilization import measure_machine, measure_peak_flops
+from cairn.model.kernels.attention import attend_documents, document_starts
 from cairn.model.kernels.head_loss import can_compile, padded_head_loss, token_loss
 from cairn.model.training.determinism import make_deterministic
 from cairn.model.training.training_loop import (

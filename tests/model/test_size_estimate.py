@@ -17,8 +17,8 @@ from cairn.model.estimates.size_estimate import (
     estimate_memory,
     largest_micro_batch,
 )
+from cairn.model.kernels.attention import attend
 from cairn.model.kernels.block_sizes import saved_probabilities
-from cairn.model.kernels.blocked_attention import attend
 from cairn.model.kernels.head_loss import token_loss
 from cairn.model.training.train_state import TrainState
 

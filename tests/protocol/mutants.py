@@ -33,7 +33,7 @@ from cairn.storage.logs.log_entry import (
 )
 from cairn.storage.logs.run_entries import CheckpointCommitted, CheckpointPinned, Placement, StagedCheckpoint
 from cairn.storage.logs.run_state import RunState
-from cairn.storage.stores.document import decode, encode, sha256
+from cairn.storage.stores.codec import decode, encode, sha256
 from cairn.storage.stores.object_store import ObjectStore
 from tests.memory_store import MemoryStore
 

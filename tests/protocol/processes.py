@@ -42,7 +42,7 @@ from cairn.storage.logs.run_entries import (
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.logs.run_state import RunState
 from cairn.storage.logs.step_log import Heartbeat, write_heartbeat
-from cairn.storage.stores.document import encode, sha256
+from cairn.storage.stores.codec import encode, sha256
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.checkpoints.promotion import Candidate, PromotionRules, evaluations_of
 from cairn.tasks.configuration.settings import BudgetsConfig, CheckpointConfig, LeaseConfig

@@ -12,8 +12,7 @@ import pytest
 
 from cairn.reports.exporters.curve_follower import CurveUpdate, Point
 from cairn.reports.exporters.exporters import Exporter, check_exporters, export_beside, run_exporters
-from cairn.reports.exporters.mlflow_exporter import MlflowClient, MlflowExporter, MlflowRefused
-from cairn.reports.exporters.tensorboard_exporter import TensorBoardExporter
+from cairn.reports.exporters.tracking_tools import MlflowClient, MlflowExporter, MlflowRefused, TensorBoardExporter
 from cairn.storage.logs.run_state import RunState
 from cairn.storage.stores.local_store import LocalStore
 from cairn.tasks.configuration.configuration_source import parse_configuration

@@ -11,7 +11,7 @@ from cairn.reports.queries.receipts import count_reasons, read_receipts
 from cairn.reports.queries.run_lookup import read_beat, read_checkpoints
 from cairn.reports.queries.run_status import read_status
 from cairn.reports.text.post_mortem_text import post_mortem_answer
-from cairn.storage.stores.document import encode
+from cairn.storage.stores.codec import encode
 from cairn.storage.stores.local_store import LocalStore
 from cairn.tasks.attempt.attempt_entries import evidence_document
 from cairn.tasks.policy.failures import Evidence, classify

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cairn.reports.exporters.wandb_exporter import WandbExporter
+from cairn.reports.exporters.tracking_tools import WandbExporter
 from cairn.storage.stores.local_store import LocalStore
 from tests.fabricated_run import fabricate
 from tests.processes.waiting import wait_until

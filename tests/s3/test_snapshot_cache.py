@@ -19,7 +19,7 @@ from cairn.storage.snapshots.snapshot_manifest import (
     SplitSize,
 )
 from cairn.storage.snapshots.token_shard import ShardWriter
-from cairn.storage.stores.document import sha256
+from cairn.storage.stores.codec import sha256
 from cairn.storage.stores.s3_bucket import S3Bucket
 from cairn.storage.stores.s3_store import S3Store
 from tests.s3.servers import S3Server

@@ -7,7 +7,7 @@ import pytest
 
 from cairn.operations.checks import _prefect
 from cairn.reports.errors import ReportError
-from cairn.reports.exporters.mlflow_exporter import MlflowClient
+from cairn.reports.exporters.tracking_tools import MlflowClient
 from cairn.tasks.attempt.preemption_notice import MetadataUnavailable, read_aws_notice, read_gcp_notice
 from tests.security.recording_server import recording_server
 

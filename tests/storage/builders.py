@@ -22,7 +22,7 @@ from cairn.storage.logs.log_entry import FORMAT_VERSION, Entry, EntryLog, ReadEn
 from cairn.storage.logs.run_entries import RUN_KINDS, AttemptEnded, CheckpointCommitted, RunOpened, StagedCheckpoint
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.logs.run_state import RunState
-from cairn.storage.stores.document import encode
+from cairn.storage.stores.codec import encode
 from cairn.storage.stores.object_store import ObjectStore
 from tests import entries
 from tests.entries import NOON, ended, started, writer

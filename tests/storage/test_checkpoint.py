@@ -28,7 +28,7 @@ from cairn.storage.checkpoints.payload import (
 )
 from cairn.storage.errors import IntegrityError
 from cairn.storage.logs.log_entry import CheckpointReference
-from cairn.storage.stores.document import encode, sha256
+from cairn.storage.stores.codec import encode, sha256
 from cairn.storage.stores.object_store import PAGE_BYTES, ObjectStore
 from tests.memory_store import MemoryStore
 from tests.storage.builders import (

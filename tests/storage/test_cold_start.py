@@ -15,7 +15,7 @@ from cairn.storage.logs.log_entry import Entry, EntryLog, entry_name
 from cairn.storage.logs.run_entries import RUN_KINDS, CheckpointDeleted, CheckpointSuperseded, EvaluationRecorded
 from cairn.storage.logs.run_log import FOLD_EVERY_ENTRIES, fold
 from cairn.storage.logs.run_state import RunState
-from cairn.storage.stores.document import encode, sha256
+from cairn.storage.stores.codec import encode, sha256
 from cairn.storage.stores.local_store import LocalStore
 from cairn.storage.stores.object_store import MAX_READ_BYTES, ObjectStore
 from tests.entries import ended, evaluated, started, writer

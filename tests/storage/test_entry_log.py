@@ -19,7 +19,7 @@ from cairn.storage.logs.log_entry import FORMAT_VERSION, WRITER_VERSION, EntryLo
 from cairn.storage.logs.registry import MODEL_KINDS, Registry, RolledBack
 from cairn.storage.logs.run_entries import CheckpointCommitted
 from cairn.storage.logs.run_state import RunState
-from cairn.storage.stores.document import encode
+from cairn.storage.stores.codec import encode
 from cairn.storage.stores.object_store import ObjectStore, RetryPolicy
 from tests.entries import ended, evaluated, writer
 from tests.memory_store import MemoryStore

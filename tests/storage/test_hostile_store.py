@@ -17,7 +17,7 @@ from cairn.storage.logs.run_entries import RUN_KINDS, CheckpointSuperseded
 from cairn.storage.logs.run_index import list_run_ids
 from cairn.storage.logs.run_state import RunState
 from cairn.storage.logs.step_log import heartbeat_key, parse_step_records, read_attempt_records, read_heartbeat
-from cairn.storage.stores.document import encode, sha256
+from cairn.storage.stores.codec import encode, sha256
 from cairn.storage.stores.local_store import LocalStore
 from cairn.storage.stores.object_store import MAX_READ_BYTES, ObjectStore, check_key
 from tests.entries import writer

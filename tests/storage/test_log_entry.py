@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from cairn.storage.errors import IntegrityError
 from cairn.storage.logs.log_entry import LAST_SEQ, Entry, decode_entry, entry_name, seq_of
 from cairn.storage.logs.run_entries import RUN_KINDS
-from cairn.storage.stores.document import MAX_DOCUMENT_BYTES, encode
+from cairn.storage.stores.codec import MAX_DOCUMENT_BYTES, encode
 from tests.entries import ended, evaluated, started
 from tests.storage.builders import committed, entry, opened
 

@@ -40,7 +40,7 @@ from cairn.storage.snapshots.snapshot_manifest import (
     SnapshotSplits,
     SplitSize,
 )
-from cairn.storage.stores.document import decode, encode
+from cairn.storage.stores.codec import decode, encode
 from tests.entries import ended, evaluated, started
 from tests.storage.builders import committed, entry, opened, trainer_document
 

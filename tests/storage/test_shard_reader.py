@@ -32,7 +32,7 @@ from cairn.storage.checkpoints.payload import (
 from cairn.storage.errors import IntegrityError, ObjectDamaged
 from cairn.storage.logs.log_entry import CheckpointReference
 from cairn.storage.logs.run_entries import StagedCheckpoint
-from cairn.storage.stores.document import MAX_DOCUMENT_BYTES, encode, sha256
+from cairn.storage.stores.codec import MAX_DOCUMENT_BYTES, encode, sha256
 from tests.memory_store import MemoryStore
 from tests.storage.builders import floats, no_sleep, stage, trainer_document
 

@@ -6,7 +6,7 @@ import pytest
 
 from cairn.storage.errors import IntegrityError, StorageError
 from cairn.storage.snapshots.data_snapshot import DEFAULT_CACHE_BYTES, SnapshotCache, cache_bytes
-from cairn.storage.stores.document import sha256
+from cairn.storage.stores.codec import sha256
 from cairn.storage.stores.object_store import ExpectedObject
 from tests.memory_store import MemoryStore
 

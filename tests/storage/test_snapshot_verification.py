@@ -26,7 +26,7 @@ from cairn.storage.snapshots.snapshot_manifest import (
     SplitSize,
 )
 from cairn.storage.snapshots.token_shard import ShardWriter
-from cairn.storage.stores.document import sha256
+from cairn.storage.stores.codec import sha256
 from cairn.storage.stores.local_store import LocalStore
 from cairn.storage.stores.object_store import ObjectStore
 from tests.memory_store import MemoryStore

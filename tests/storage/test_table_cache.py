@@ -16,7 +16,7 @@ from cairn.storage.logs.log_entry import Writer
 from cairn.storage.logs.run_index import list_run_ids
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.logs.run_state import RunState
-from cairn.storage.stores.document import decode, encode
+from cairn.storage.stores.codec import decode, encode
 from cairn.storage.stores.local_store import LocalStore
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.storage.tables.table_cache import PACK, GatheredTables, TableCache, TableKind

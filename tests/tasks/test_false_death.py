@@ -14,7 +14,7 @@ import pytest
 
 from cairn.storage.logs.run_entries import Placement
 from cairn.storage.logs.run_log import RunLog
-from cairn.storage.stores.document import encode
+from cairn.storage.stores.codec import encode
 from cairn.storage.stores.local_store import LocalStore
 from cairn.tasks.attempt.attempt_entries import Claimant, claim_attempt
 from cairn.tasks.checkpoints.retention import sweep_run
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.linux
 ROOT = Path(__file__).parents[2]
 JUDGE = (
     "import sys; from cairn.storage.logs.run_entries import Placement\n"
-    "from cairn.storage.stores.document import decode\n"
+    "from cairn.storage.stores.codec import decode\n"
     "from cairn.tasks.machine.placement import is_known_dead\n"
     "print(is_known_dead(decode(sys.stdin.buffer.read(), Placement, where='stdin')))"
 )

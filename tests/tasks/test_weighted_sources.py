@@ -12,7 +12,7 @@ import pytest
 from cairn.model.configuration.data import DataConfig
 from cairn.model.data.sample_order import SampleOrder
 from cairn.storage.snapshots.data_snapshot import OpenSnapshot, open_snapshot
-from cairn.storage.stores.document import encode, sha256
+from cairn.storage.stores.codec import encode, sha256
 from cairn.tasks.data.corpus import open_corpus
 from cairn.tasks.data.document import InvalidCorpus
 from cairn.tasks.data.foreign_tokenizer import parse_tokenizer

@@ -3,7 +3,7 @@
 from tests.wiring.mutant import key, mutant
 
 TRAINER = "flows/run/attempt_trainer.py"
-EVALUATIONS = "flows/run/attempt_evaluations.py"
+EVALUATIONS = "flows/run/run_decisions.py"
 ACTIVE = CLAIM = OPENING = "flows/run/active_run.py"
 FLOW = "flows/train_gpt.py"
 TESTS = "tests/wiring/test_flow.py"
@@ -14,7 +14,7 @@ COUNTED = f"{TESTS}::test_a_receipt_counts_what_the_trainer_did_and_what_of_it_w
 HEARTBEAT = f"{TESTS}::test_the_last_heartbeat_says_how_far_the_trainer_got"
 SEGMENTS = f"{TESTS}::test_segments_end_where_the_configuration_commits"
 CLAIMED = f"{TESTS}::test_a_claim_charges_the_lost_attempt_to_the_budget_of_the_configuration"
-PROMOTION = "flows/run/run_promotion.py"
+PROMOTION = "flows/run/run_decisions.py"
 RULES = "flows/operations/checkpoint_offer.py"
 ALIAS = key("an_alias_and_how_much_better_it_must_become")
 ASKED = key("a_person_is_asked")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cairn.flows.orchestrator.run_notices import all_receivers
-from cairn.flows.run import active_run, run_promotion
+from cairn.flows.run import active_run, run_decisions
 from cairn.reports.exporters import exporters
 from cairn.reports.notices.notice import silent_notice
 from cairn.reports.pages.report_pages import markdown_report
@@ -84,7 +84,7 @@ def verdicts_that_stop(bench: Bench) -> None:
 @acts("promotion.require_approval", "promotion.approval_timeout_seconds")
 def a_person_is_asked(bench: Bench) -> None:
     asked: list[float] = []
-    bench.patch.setattr(run_promotion, "ask", lambda *given: asked.append(given[-1]) or "nobody is here")
+    bench.patch.setattr(run_decisions, "ask", lambda *given: asked.append(given[-1]) or "nobody is here")
     state = bench.flow.train("promotion.require_approval=true", "promotion.approval_timeout_seconds=61.5")
     assert asked == [61.5]
     assert "waits for approval" in state.message

@@ -2,7 +2,7 @@
 
 from tests.wiring.mutant import mutant
 
-PLAN, REPLAY = "cairn/operations/replay_plan.py", "cairn/operations/run_replay.py"
+PLAN, REPLAY = "cairn/operations/unrecorded_plan.py", "cairn/operations/unrecorded_training.py"
 TESTS = "tests/cairn/test_replay_command.py"
 LEFT_OUT = f"{TESTS}::test_windows_are_left_out_from_the_attempt_on_that_left_them_out"
 SIZES = f"{TESTS}::test_attempts_that_were_lost_recomputed_activations_or_had_smaller_micro_batches_are_equal"

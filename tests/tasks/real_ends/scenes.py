@@ -33,7 +33,7 @@ from cairn.storage.snapshots.snapshot_manifest import (
     SplitSize,
 )
 from cairn.storage.snapshots.token_shard import ShardSchema, ShardWriter
-from cairn.storage.stores.document import sha256
+from cairn.storage.stores.codec import sha256
 from cairn.storage.stores.local_store import LocalStore
 from cairn.tasks.trainer.trainer_channel import ParentChannel, exit_on_error
 from cairn.tasks.trainer.trainer_protocol import Ready
@@ -75,7 +75,7 @@ def missing_module(folder: Path) -> None:
 
 
 def missing_name(folder: Path) -> None:
-    from cairn.storage.stores.document import no_such_name  # noqa: F401
+    from cairn.storage.stores.codec import no_such_name  # noqa: F401
 
 
 def snapshot(folder: Path, *, shards_for: str = "{}") -> tuple[LocalStore, str]:

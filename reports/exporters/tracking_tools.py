@@ -1,26 +1,149 @@
-"""A run in MLflow: one MLflow run for all attempts, by REST API 2.0 (mlflow.org) and the standard library alone.
+"""A run's curve in TensorBoard, Weights & Biases and MLflow, unbroken however often the run was interrupted.
 
-MLflow deletes nothing, so a step is sent only after a checkpoint at or after it is committed. A tag stores the last
-step that was sent and its attempt. Steps that are trained again because a checkpoint could not be read are sent again.
+TensorBoard: each process writes a new event file with the whole curve and deletes those of earlier processes; a session
+start drops all later steps before it. W&B, offline: a folder that `wandb sync` sends. MLflow: one MLflow run, by its
+REST API; a tag stores the last step sent. The latter two take nothing back, so a step is written only after a
+checkpoint at or after it is committed; steps trained again because a checkpoint was unreadable are sent again.
+Sources: TensorBoard's event format (event.proto, record_writer.py; "brain.Event:2"); MLflow REST API 2.0 (mlflow.org).
 """
 
 import base64
 import json
 import math
+import os
+import shutil
+import socket
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from itertools import islice
-from typing import Any
+from pathlib import Path
+from typing import Any, BinaryIO
 
 from cairn.reports.errors import ReportError
 from cairn.reports.exporters.curve_follower import CurveUpdate
 from cairn.storage.logs.run_state import RunState
-from cairn.storage.stores.document import flatten
+from cairn.storage.stores.codec import flatten, sha256
 from cairn.tasks.machine.http_request import open_directly
 from cairn.tasks.policy.termination import DecisionAction
+
+
+class TensorBoardExporter:
+    """Writes one run's event file."""
+
+    name = "TensorBoard"
+
+    def __init__(self, folder: Path, run_id: str, store_url: str) -> None:
+        self._folder = folder / run_id
+        # Runs of one name from two stores may share the folder: each deletes only its own files.
+        self._suffix = f".cairn-{sha256(store_url.encode())[:8]}"
+        self._file: BinaryIO | None = None
+        self._records: Any = None
+
+    def begin(self, state: RunState) -> None:
+        """Start a new file, and delete those of earlier processes."""
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        self.end(state)  # that of an update which failed
+        self._folder.mkdir(parents=True, exist_ok=True)
+        earlier = [path for path in self._folder.iterdir() if path.name.endswith(self._suffix)]
+        now = time.time()
+        unique = f"{now:017.6f}.{socket.gethostname()}.{os.getpid()}"
+        self._file = (self._folder / f"events.out.tfevents.{unique}{self._suffix}").open("xb")
+        self._records = RecordWriter(self._file)
+        self._add(now, 0, file_version="brain.Event:2")
+        self._drop_from(0)
+        self._file.flush()
+        for path in earlier:
+            path.unlink(missing_ok=True)
+
+    def write(self, update: CurveUpdate) -> None:
+        """Append the update and flush it to the operating system."""
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        if update.rewind_to is not None:
+            self._drop_from(update.rewind_to + 1)
+        for point in (*update.steps, *update.evaluations):
+            scalars = [Summary.Value(tag=tag, simple_value=value) for tag, value in point.values.items()]
+            self._add(point.at_seconds, point.step, summary=Summary(value=scalars))
+        if self._file is not None:
+            self._file.flush()
+
+    def end(self, state: RunState) -> None:
+        """Close the file."""
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+    def _drop_from(self, step: int) -> None:
+        from tensorboard.compat.proto.event_pb2 import SessionLog
+
+        self._add(time.time(), step, session_log=SessionLog(status=SessionLog.START))
+
+    def _add(self, at_seconds: float, step: int, **content: object) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+
+        self._records.write(Event(wall_time=at_seconds, step=step, **content).SerializeToString())
+
+
+_STEP = "step"
+
+
+class WandbExporter:
+    """Writes one run's offline folder; `wandb` starts a process of its own, and no network is used."""
+
+    name = "W&B"
+
+    def __init__(self, folder: Path, run_id: str) -> None:
+        self._folder, self._run_id = folder, run_id
+        self._run: Any = None
+
+    def begin(self, state: RunState) -> None:
+        """Start a new folder, and delete those of earlier processes."""
+        import wandb
+
+        self._close()
+        self._folder.mkdir(parents=True, exist_ok=True)
+        opened_at = state.opened_at.isoformat() if state.opened_at else ""
+        identity = sha256(f"{self._run_id}@{opened_at}".encode())[:16]
+        for earlier in (self._folder / "wandb").glob(f"offline-run-*-{identity}"):
+            shutil.rmtree(earlier, ignore_errors=True)
+        settings = wandb.Settings(
+            mode="offline",
+            root_dir=str(self._folder),
+            silent=True,
+            console="off",
+            disable_git=True,
+            disable_code=True,
+            disable_job_creation=True,
+            x_disable_meta=True,
+            x_disable_stats=True,
+            x_disable_machine_info=True,
+        )
+        names: Any = {"project": "cairn", "id": identity, "name": self._run_id}
+        config = flatten(state.opened.config) if state.opened else {}
+        self._run = wandb.init(**names, config=config, settings=settings, reinit="create_new", resume="allow")
+        self._run.define_metric("*", step_metric=_STEP)
+
+    def write(self, update: CurveUpdate) -> None:
+        """Write the steps that are committed now, and the evaluations."""
+        for point in (*update.settled, *update.evaluations):
+            self._run.log({_STEP: point.step, **point.values})
+        for ended in update.ends:
+            self._run.summary[f"attempt.{ended.attempt:04d}"] = f"{ended.reason} at step {ended.last_step}"
+
+    def end(self, state: RunState) -> None:
+        """Close the folder; exit code 0 says that the run is finished."""
+        self._close(0 if state.finished else 1)
+
+    def _close(self, exit_code: int = 1) -> None:
+        run, self._run = self._run, None
+        if run is not None:
+            run.finish(exit_code=exit_code)
+
 
 _AT_ONCE = {"params": 100, "metrics": 1000, "tags": 100}
 _IDENTITY, _SENT_TAG = "cairn.run", "cairn.exported"

@@ -1,4 +1,7 @@
-"""Chooses the committed segments that a replay recomputes, finds the first step that differs; imports no torch."""
+"""The plan and the results of training that leaves no record; imports no torch.
+
+Which committed segments a replay recomputes, the first step that differs, whether one batch was learned by heart.
+"""
 
 import hashlib
 import math
@@ -79,6 +82,21 @@ class Replay:
         if all(item.outcome is ReplayOutcome.SKIPPED for item in self.segments):
             return ExitCode.USAGE
         return ExitCode.INTEGRITY if self.failed else ExitCode.DONE
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchOverfit:
+    """Whether one batch was learned by heart, and why; losses are in nats per token, `losses` one for each step."""
+
+    sound: bool
+    why: str
+    windows: int
+    tokens: int
+    parameters: int
+    lr: float
+    precision: str
+    device: str
+    losses: tuple[float, ...]
 
 
 def committed_segments(state: run_state.RunState) -> tuple[Segment, ...]:

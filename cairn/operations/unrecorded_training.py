@@ -1,6 +1,9 @@
-"""Recomputes committed segments of a run from the store alone and compares the digests of the states they end with.
+"""Training that leaves no record: a replay of a run's committed segments, and one batch that is learned by heart.
 
-Writes nothing into the store: no entry, no lease, no cache. A segment that differs is computed twice.
+A replay recomputes segments from the store alone and compares the digests of the states they end with; a segment that
+differs is computed twice. `cairn train --overfit-one-batch` asks whether this network, at this learning rate, can learn
+a few windows by heart; text, tokenizer, network, numerics and optimizer are the run's own. Both write nothing into the
+store: no entry, no lease, no cache. Source: Karpathy 2019, "A Recipe for Training Neural Networks".
 """
 
 import socket
@@ -9,22 +12,29 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from cairn.model.data.sample_order import Component, SampleOrder
 from cairn.model.errors import NonFiniteLoss, TokenOutOfRange
 from cairn.model.training import determinism, train_state, training_loop
-from cairn.operations import replay_plan
-from cairn.operations.replay_plan import Replay, ReplayedSegment, ReplayOutcome, Segment
+from cairn.operations import unrecorded_plan
+from cairn.operations.unrecorded_plan import BatchOverfit, Replay, ReplayedSegment, ReplayOutcome, Segment
 from cairn.storage.checkpoints.payload import state_sha256
 from cairn.storage.errors import IntegrityError, SnapshotDamaged
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.logs.step_log import read_attempt_records
+from cairn.storage.stores.local_store import LocalStore
+from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.configuration.stored_configuration import parse_stored_configuration
-from cairn.tasks.machine.placement import library_versions
+from cairn.tasks.data.corpus import preview_corpus
+from cairn.tasks.data.snapshot_build import build_snapshot
+from cairn.tasks.data.snapshot_lookup import find_by_id
+from cairn.tasks.machine.placement import library_versions, resolve_threads
 from cairn.tasks.trainer import tensor_exchange, trainer_channel, trainer_protocol, training_setup
 
 
@@ -111,7 +121,9 @@ class _SegmentReplayer:
         began, end = time.monotonic(), segment.end
         row = ReplayedSegment(from_step=segment.from_step, placement=segment.started.placement, end=end)
         config, here = parse_stored_configuration(segment.started.config), library_versions()["torch"]
-        why = replay_plan.find_obstacle(segment.started, config, torch_version=here, has_cuda=torch.cuda.is_available())
+        why = unrecorded_plan.find_obstacle(
+            segment.started, config, torch_version=here, has_cuda=torch.cuda.is_available()
+        )
         carried = None
         if segment.unloadable and segment.start:
             carried = self._reached.get(segment.start.prefix)
@@ -145,7 +157,7 @@ class _SegmentReplayer:
             why = "two recomputations here differ from each other: this machine may be what is sick, ask another one"
             return replace(row, outcome=ReplayOutcome.UNDECIDED, computed_sha256=again.state_sha256, why=why)
         records = read_attempt_records(self._log.store, self._log.prefix, segment.started.attempt)
-        last, different = replay_plan.compare_steps(records, again.steps, from_step=segment.from_step)
+        last, different = unrecorded_plan.compare_steps(records, again.steps, from_step=segment.from_step)
         what = f"the record of step {different} differs first" if different else "every step's record agrees"
         stopped = f"; the recomputation ends with: {again.problem}" if again.problem else ""
         if row.placement.host != (here := socket.gethostname()):
@@ -164,7 +176,7 @@ def replay_run(
     log: RunLog, choose: Callable[[Sequence[Segment]], Sequence[Segment]], on_segment: Callable[[ReplayedSegment], None]
 ) -> Replay:
     """Recompute the committed segments that `choose` returns, in order; `SnapshotDamaged` where their data is."""
-    segments, found = replay_plan.committed_segments(log.state), list[ReplayedSegment]()
+    segments, found = unrecorded_plan.committed_segments(log.state), list[ReplayedSegment]()
     chosen = choose(segments)
     with (
         tempfile.TemporaryDirectory(prefix="cairn-replay-") as folder,
@@ -175,3 +187,114 @@ def replay_run(
             on_segment(found[-1])
     outcomes = {str(outcome): sum(item.outcome is outcome for item in found) for outcome in ReplayOutcome}
     return Replay(version=1, run_id=log.run_id, committed=len(segments), outcomes=outcomes, segments=tuple(found))
+
+
+BY_HEART = 0.1  # nats a token: far below what any text allows a network that has not seen it
+WINDOWS, STEPS, WARMUP_STEPS = 4, 1000, 10
+_TEXT_BYTES, _BYTES_OF_ID = 4 << 20, 400
+
+
+def overfit_one_batch(config: RunConfig, log: RunLog, base_dir: Path, say: Callable[[str], None]) -> BatchOverfit:
+    """Train on one batch until it is known by heart, at most `STEPS` steps; `config` has its numerics chosen."""
+
+    problem, steps = "", list[training_loop.StepResult]()
+
+    def follow(result: training_loop.StepResult) -> None:
+        steps.append(result)
+        if result.step % 25 == 1:
+            say(f"step {result.step} · loss {result.train_loss:.3f}")
+
+    with tempfile.TemporaryDirectory(prefix="cairn-overfit-") as name:
+        store, snapshot_id = _find_text(config, log, base_dir, Path(name))
+        place, threads = (
+            trainer_channel.Place(device=determinism.resolve_device(config.training.device)),
+            resolve_threads(config.training.threads),
+        )
+        determinism.make_deterministic(seed=config.training.seed, threads=threads)
+        spec = _spec(config, store, snapshot_id, Path(name), threads)
+        data = training_setup.open_training_data(store, spec, place)
+        assert data.inputs.loader is not None
+        data.inputs.loader.close()
+        count = data.inputs.windows.window_count
+        few = (Component(first_window=0, window_count=min(WINDOWS, count)),)  # every epoch of them is this one batch
+        order = SampleOrder(window_count=count, seed=spec.training.seed, global_batch=WINDOWS, components=few)
+        state = training_setup.fresh_state(spec, data, place)
+        observer = training_loop.StepObserver(
+            on_step=follow, stop_requested=lambda: bool(steps) and steps[-1].train_loss < BY_HEART
+        )
+        try:
+            training_loop.train_until(state, replace(data.inputs, order=order, loader=None), observer, until_step=STEPS)
+        except NonFiniteLoss as error:
+            problem = str(error)
+    losses = tuple(step.train_loss for step in steps)
+    sound, why = judge_losses(losses, problem, lr=config.training.lr)
+    return BatchOverfit(
+        sound=sound,
+        why=why,
+        windows=few[0].window_count,
+        tokens=few[0].window_count * config.model.block_size,
+        parameters=state.model.parameter_count,
+        lr=config.training.lr,
+        precision=config.training.precision,
+        device=str(place.device),
+        losses=losses,
+    )
+
+
+def _find_text(config: RunConfig, log: RunLog, base_dir: Path, folder: Path) -> tuple[ObjectStore, str]:
+    """Return store and snapshot of the run, or of the beginning of its text in a store of its own."""
+    if log.state.opened is not None:
+        return log.store, log.state.opened.data_snapshot
+    if config.data.snapshot:
+        return log.store, find_by_id(log.store, config.data.snapshot).snapshot_id
+
+    store, beginning = LocalStore(folder / "store"), folder / "beginning.txt"
+    wanted = max(_TEXT_BYTES, _BYTES_OF_ID * (config.data.bpe_vocab_size or 0), 64 * WINDOWS * config.model.block_size)
+    documents = chain.from_iterable(source.documents() for source in preview_corpus(config.data, base_dir))
+    with beginning.open("w", encoding="utf-8") as file:
+        for document in documents:  # until there is text enough for the windows and the tokenizer
+            file.write(f"{document.text}\n")
+            if (wanted := wanted - document.bytes) <= 0:
+                break
+    data = config.data.model_copy(update={"sources": (str(beginning),), "weights": (), "split": "end"})
+    return store, build_snapshot(store, data, base_dir).snapshot_id
+
+
+def _spec(
+    config: RunConfig, store: ObjectStore, snapshot_id: str, folder: Path, threads: int
+) -> trainer_protocol.TrainerSpec:
+    """Return the spec of a trainer of few windows, at the full rate all along and without dropout."""
+    few = {"steps": STEPS, "global_batch": WINDOWS, "micro_batch": WINDOWS, "probe_every_steps": 0}
+    steady = {"warmup_steps": WARMUP_STEPS, "min_lr": config.training.lr}
+    return trainer_protocol.TrainerSpec(
+        run_id="overfit-one-batch",
+        attempt=1,
+        store_url=store.url,
+        snapshot_id=snapshot_id,
+        data=config.data.model_copy(update={"weights": ()}),
+        model=config.model.model_copy(update={"dropout": 0.0}),
+        training=config.training.model_copy(update={**few, **steady}),
+        micro_batch=WINDOWS,
+        activation_checkpointing=config.training.activation_checkpointing,
+        quarantined=(),
+        divergence=config.divergence,
+        resume=None,
+        patience_seconds=config.checkpoint.patience_seconds,
+        threads=threads,
+        cache_dir=folder / "snapshots",
+        work_dir=folder / "work",
+    )
+
+
+def judge_losses(losses: Sequence[float], problem: str, *, lr: float) -> tuple[bool, str]:
+    """Return whether the batch was learned, and why; `problem` says why there are no more losses, empty for none."""
+    lower = f"lower training.lr (now {lr:g})"
+    if problem:
+        return False, f"{problem}: {lower}, or try training.precision = fp32"
+    course = f"the loss went from {losses[0]:.3f} to {losses[-1]:.3f} in {len(losses)} steps"
+    if losses[-1] < BY_HEART:
+        return True, f"{course}: text, network and optimizer fit together, and the batch is known by heart"
+    if losses[-1] > losses[0] or min(losses) < losses[-1] / 2:
+        return False, f"{course} and was {min(losses):.3f} in between: it jumps; {lower}"
+    why = f"raise training.lr (now {lr:g}) or make the network larger"
+    return False, f"{course}, and {BY_HEART:g} is by heart: too slow or too small; {why}"
