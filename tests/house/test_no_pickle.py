@@ -39,7 +39,7 @@ def shipped(root: Path, project: Mapping[str, Any], packages: tuple[str, ...]) -
     declared = project["tool"]["setuptools"].get("package-data", {})
     for package, patterns in declared.items():
         for pattern in patterns:
-            for path in sorted((root / folder_of(package)).glob(pattern)):
+            for path in filter(Path.is_file, sorted((root / folder_of(package)).glob(pattern))):
                 yield str(path.relative_to(root)), path.read_bytes()
 
 
