@@ -150,7 +150,7 @@ def verify_run(store: ObjectStore, run_id: str) -> Verification:
     problems += registry_problems(store, run_id, state)
     problems += _data_problems(store, state)
     for record in state.readable:
-        problems += map(str, verify_checkpoint(store, record.committed.reference))
+        problems += map(str, verify_checkpoint(store, record.committed))
     return Verification(
         run_id=run_id,
         entries=len(entries),

@@ -220,7 +220,7 @@ def _find_problem(store: ObjectStore, promoted: registry.Promoted) -> str:
     if record is None or not record.is_committed:
         return "is not in its run's log" if record is None else f"is {record.state}: {record.detail}"
     try:
-        manifest = checkpoint.read_manifest(store, promoted.prefix, promoted.manifest_sha256)
+        manifest = checkpoint.read_manifest(store, replace(record.committed, manifest_sha256=promoted.manifest_sha256))
     except IntegrityError as error:
         return f"has no manifest: {error}"
     short = [damage.key.rsplit("/", 1)[1] for damage in checkpoint.find_wrong_sizes(store, promoted.prefix, manifest)]

@@ -1,7 +1,7 @@
 """Checkpoints: stage payload and manifest, commit with one log entry, load only what verifies."""
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 
@@ -129,23 +129,27 @@ def commit_checkpoint(
     log: run_log.RunLog, staged: run_entries.StagedCheckpoint, *, writer: Writer, tokens: int, gpu_seconds: float
 ) -> RunState:
     """Check the sizes of the staged objects, which may raise `IntegrityError`, then append the atomic marker once."""
-    manifest = read_manifest(log.store, staged.prefix, staged.manifest_sha256)
+    manifest = read_manifest(log.store, staged)
     if wrong := find_wrong_sizes(log.store, staged.prefix, manifest):
         raise wrong[0]
     body = run_entries.CheckpointCommitted(**asdict(staged), tokens=tokens, gpu_seconds=gpu_seconds)
     return log.append(partial(_unless_committed, body), writer=writer)
 
 
-def read_manifest(store: ObjectStore, prefix: str, manifest_sha256: str) -> payload.Manifest:
-    """Return the manifest under `prefix`; raise `IntegrityError` unless it has the digest in the log."""
-    key = f"{prefix}/manifest.json"
+def read_manifest(store: ObjectStore, reference: CheckpointReference) -> payload.Manifest:
+    """Return the manifest; raise `IntegrityError` unless it has the digest in the log and says what the log says."""
+    key, expected = f"{reference.prefix}/manifest.json", reference.manifest_sha256
     try:
         data = store.read(key)
     except ObjectMissing as missing:
-        raise ObjectDamaged(key, expected=manifest_sha256, found="missing") from missing
-    if sha256(data) != manifest_sha256:
-        raise ObjectDamaged(key, expected=manifest_sha256, found=f"sha256 is {sha256(data)}")
-    return payload.decode_manifest(data, where=key)
+        raise ObjectDamaged(key, expected=expected, found="missing") from missing
+    if sha256(data) != expected:
+        raise ObjectDamaged(key, expected=expected, found=f"sha256 is {sha256(data)}")
+    manifest = payload.decode_manifest(data, where=key)
+    for field, found, said in _facts(manifest, reference):
+        if found != said:
+            raise ObjectDamaged(key, expected=f"{field} {said}, as the log says", found=f"is of {field} {found}")
+    return manifest
 
 
 def find_wrong_sizes(store: ObjectStore, prefix: str, manifest: payload.Manifest) -> tuple[ObjectDamaged, ...]:
@@ -168,16 +172,19 @@ def verify_checkpoint(
     that cannot be read.
     """
     try:
-        manifest = read_manifest(store, reference.prefix, reference.manifest_sha256)
+        manifest = read_manifest(store, reference)
+        if sizes_only:
+            return find_wrong_sizes(store, reference.prefix, manifest)
+        objects = [item for item in manifest.objects if not only or f"{reference.prefix}/{item.name}" in only]
+        with transfers(_at_once(item.bytes for item in objects)) as run:
+            checks = [run(_find_damage, store, reference.prefix, item) for item in objects]
+            damages = tuple(damage for check in checks if (damage := check()) is not None)
+        if not damages and not only:
+            _open(store, reference, manifest, ReadPolicy(tries=1))
+        return damages
     except (IntegrityError, StoreUnavailable) as error:
         expected = reference.manifest_sha256, "a manifest of this version"
         return (_damage_of(f"{reference.prefix}/manifest.json", expected, error),)
-    if sizes_only:
-        return find_wrong_sizes(store, reference.prefix, manifest)
-    objects = [item for item in manifest.objects if not only or f"{reference.prefix}/{item.name}" in only]
-    with transfers(_at_once(item.bytes for item in objects)) as run:
-        checks = [run(_find_damage, store, reference.prefix, item) for item in objects]
-        return tuple(damage for check in checks if (damage := check()) is not None)
 
 
 def open_checkpoint(
@@ -185,12 +192,19 @@ def open_checkpoint(
 ) -> OpenedCheckpoint:
     """Read and verify manifest and trainer document; `IntegrityError` names what does not verify."""
     key = f"{reference.prefix}/manifest.json"
-    manifest = read_policy.call(store, key, lambda: read_manifest(store, reference.prefix, reference.manifest_sha256))
-    if manifest.step != reference.step:
-        raise IntegrityError(f"{reference.prefix}: manifest is of step {manifest.step}, the log says {reference.step}")
+    manifest = read_policy.call(store, key, lambda: read_manifest(store, reference))
+    return _open(store, reference, manifest, read_policy)
+
+
+def _open(
+    store: ObjectStore, reference: CheckpointReference, manifest: payload.Manifest, read_policy: ReadPolicy
+) -> OpenedCheckpoint:
+    """Read the trainer document, and recompute from all digests what the manifest says of the state."""
     expected = _expected(reference.prefix, manifest.trainer)
     document = read_policy.call(store, expected.key, lambda: read_verified(store, expected))
     trainer = decode(bytes(document), payload.TrainerDocument, where=expected.key)
+    if trainer.step != manifest.step:
+        raise IntegrityError(f"{expected.key}: is of step {trainer.step}, its manifest of step {manifest.step}")
     if payload.state_sha256([*manifest.tensors, *trainer.tensors]) != manifest.state_sha256:
         raise IntegrityError(f"{reference.prefix}: tensors do not digest to the manifest's state_sha256")
     return OpenedCheckpoint(reference=reference, manifest=manifest, trainer=trainer)
@@ -227,6 +241,15 @@ def load_checkpoint(
 def _unless_committed(body: run_entries.CheckpointCommitted, state: RunState) -> run_entries.CheckpointCommitted | None:
     known = state.find_commit(body)
     return None if known is not None and known.committed.manifest_sha256 == body.manifest_sha256 else body
+
+
+def _facts(manifest: payload.Manifest, reference: CheckpointReference) -> Iterator[tuple[str, object, object]]:
+    """Yield what a manifest says beside what the log says: of the state only where the reference knows it."""
+    yield "step", manifest.step, reference.step
+    yield "attempt", manifest.attempt, reference.attempt
+    yield "run", run_log.run_prefix(manifest.run_id), reference.prefix.rpartition("/checkpoints/")[0]
+    if isinstance(reference, run_entries.StagedCheckpoint):
+        yield "state_sha256", manifest.state_sha256, reference.state_sha256
 
 
 def _at_once(sizes: Iterable[int]) -> int:

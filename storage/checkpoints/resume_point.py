@@ -42,13 +42,13 @@ def newest_verified(
         record = next((item for item in state.candidates if item.committed.prefix not in known), None)
         if record is None:
             return _verified_beginning(log, state, sleep)
-        reference, reads = record.committed.reference, checkpoint_shard.READ_TRIES if record.is_committed else 1
-        trusted = record.is_committed and not quarantined and not state.is_doubted(reference)
-        evidence = collect_evidence(log, reference, record.suspects, reads=reads, sizes_only=trusted, sleep=sleep)
+        committed, reads = record.committed, checkpoint_shard.READ_TRIES if record.is_committed else 1
+        trusted = record.is_committed and not quarantined and not state.is_doubted(committed.reference)
+        evidence = collect_evidence(log, committed, record.suspects, reads=reads, sizes_only=trusted, sleep=sleep)
         if not evidence:
             if not record.is_committed:
-                log.append(partial(restored_entry, record.committed), writer=writer)
-            return reference
+                log.append(partial(restored_entry, committed), writer=writer)
+            return committed.reference
         failed.append(record)
         if record.is_committed:
             if quarantined == quarantines_at_most:
@@ -59,7 +59,7 @@ def newest_verified(
                     "quarantined. Start on another host, which takes it back if it verifies there; if they are "
                     "damaged, run the same command again: each start gives up one"
                 )
-            quarantine_checkpoint(log, record.committed, _describe(evidence), evidence=evidence, writer=writer)
+            quarantine_checkpoint(log, committed, _describe(evidence), evidence=evidence, writer=writer)
             quarantined += 1
 
 

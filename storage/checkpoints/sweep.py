@@ -151,7 +151,7 @@ class _Sweep:
         """Read a quarantined checkpoint again before it is given up for good; one that verifies is taken back."""
         if not record.may_be_restored:
             return ""
-        fresh = collect_evidence(self._log, record.committed.reference, record.suspects, sleep=lambda seconds: None)
+        fresh = collect_evidence(self._log, record.committed, record.suspects, sleep=lambda seconds: None)
         if not fresh:
             self._append(partial(restored_entry, record.committed))
             return "was quarantined, and verifies again: taken back"

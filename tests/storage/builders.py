@@ -145,6 +145,17 @@ def run_with_commits(store: ObjectStore, *steps: int) -> RunLog:
     return log
 
 
+def fail_to_load(log: RunLog) -> None:
+    """Let an attempt resume from the newest checkpoint and end because it cannot be read."""
+    state = log.refresh()
+    if state.open_attempt is not None:
+        log.append(lambda state: ended(state.latest_attempt), writer=writer())
+    if (newest := state.newest_committed) is not None:
+        reference, number = newest.committed.reference, state.latest_attempt + 1
+        log.append(lambda state: started(number, resumed_from=reference), writer=writer())
+        log.append(lambda state: ended(number, "storage", last_step=reference.step), writer=writer())
+
+
 def laid_out(store: ObjectStore, *steps: int) -> RunLog:
     """Give the store such a run as copies of objects: for tests of what happens afterwards."""
     made = MemoryStore("made")

@@ -181,12 +181,12 @@ def test_a_group_is_cut_into_shards_no_larger_than_asked_unless_one_tensor_is(sh
     records = tuple(floats(name, 1, 2, 3) for name in "abcd")
     stage_checkpoint(
         store,
-        target=CheckpointTarget(run_id="r1", attempt=1, prefix="p"),
+        target=CheckpointTarget(run_id="r1", attempt=1, prefix="runs/r1/checkpoints/p"),
         groups=(TensorGroup(name="weights", records=records),),
         trainer=trainer_document(5),
         uploads=UploadOptions(shard_bytes=shard_bytes),
     )
-    keys = [key for key in store.keys("p") if key.endswith(".safetensors")]
+    keys = [key for key in store.keys("runs/r1/checkpoints/p") if key.endswith(".safetensors")]
     sizes = [sum(len(tensor["data"]) for _, tensor in deserialize(store.read(key))) for key in keys]
     assert len(keys) == shards
     assert all(size <= max(shard_bytes, 12) for size in sizes)
@@ -241,7 +241,7 @@ def test_every_shard_of_a_checkpoint_opens_in_the_library_however_many_wrote_it(
     staged = stage(store, step=5, attempt=1, shard_bytes=shard_bytes)
     shards = [key for key in store.keys(staged.prefix) if key.endswith(".safetensors")]
     names = [name for key in shards for name, _ in deserialize(store.read(key))]
-    manifest = read_manifest(store, staged.prefix, staged.manifest_sha256)
+    manifest = read_manifest(store, staged)
     assert sorted(names) == sorted(tensor.name for shard in manifest.shards for tensor in shard.tensors)
     assert shards and names
 
@@ -251,11 +251,11 @@ def test_a_tensor_larger_than_a_chunk_survives_the_way_through_the_store(store: 
     record = TensorRecord(name="big", dtype="U8", shape=(len(data),), data=memoryview(data))
     stage_checkpoint(
         store,
-        target=CheckpointTarget(run_id="r1", attempt=1, prefix="p"),
+        target=CheckpointTarget(run_id="r1", attempt=1, prefix="runs/r1/checkpoints/p"),
         groups=(TensorGroup(name="weights", records=(record,)),),
         trainer=trainer_document(5),
     )
-    ((_, tensor),) = deserialize(store.read("p/weights-00001-of-00001.safetensors"))
+    ((_, tensor),) = deserialize(store.read("runs/r1/checkpoints/p/weights-00001-of-00001.safetensors"))
     assert tensor["data"] == data
 
 
@@ -263,9 +263,8 @@ def test_a_group_without_tensors_is_still_a_checkpoint(store: ObjectStore) -> No
     empty = TensorRecord(name="none", dtype="F32", shape=(0, 4), data=memoryview(struct.pack("")))
     staged = stage_checkpoint(
         store,
-        target=CheckpointTarget(run_id="r1", attempt=1, prefix="p"),
+        target=CheckpointTarget(run_id="r1", attempt=1, prefix="runs/r1/checkpoints/p"),
         groups=(TensorGroup(name="weights", records=(empty,)), TensorGroup(name="optimizer", records=())),
         trainer=trainer_document(5),
     )
-    reference = CheckpointReference(step=5, attempt=1, prefix="p", manifest_sha256=staged.manifest_sha256)
-    assert [tensor.shape for tensor in load_checkpoint(store, reference).tensors] == [(0, 4)]
+    assert [tensor.shape for tensor in load_checkpoint(store, staged).tensors] == [(0, 4)]

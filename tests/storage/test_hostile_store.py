@@ -85,7 +85,7 @@ def test_a_manifest_cannot_make_memory_out_of_a_number(tmp_path: Path) -> None:
 @pytest.mark.parametrize("prefix", ["../elsewhere", "/etc", "runs/../../etc", "runs//r1", "runs/r1\0", ""])
 def test_a_reference_out_of_the_store_is_followed_nowhere(store: ObjectStore, prefix: str) -> None:
     with pytest.raises(StorageError, match="each part between"):
-        read_manifest(store, prefix, "0" * 64)
+        read_manifest(store, CheckpointReference(step=1, attempt=1, prefix=prefix, manifest_sha256="0" * 64))
 
 
 @pytest.mark.parametrize(

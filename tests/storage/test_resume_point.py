@@ -15,8 +15,8 @@ from cairn.storage.logs.log_entry import CheckpointReference
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.stores.local_store import LocalStore
 from cairn.storage.stores.object_store import ObjectStore
-from tests.entries import ended, started, writer
-from tests.storage.builders import check_invariants, laid_out, no_sleep, run_log
+from tests.entries import writer
+from tests.storage.builders import check_invariants, fail_to_load, laid_out, no_sleep, run_log
 
 NAMES = (
     "weights-00001-of-00002.safetensors",
@@ -93,17 +93,6 @@ def start(store: object) -> CheckpointReference | None:
     log = log_of(store)
     fail_to_load(log)
     return newest_verified(log, writer=writer(), sleep=no_sleep)
-
-
-def fail_to_load(log: RunLog) -> None:
-    """Let an attempt resume from the newest checkpoint and end because it cannot be read."""
-    state = log.refresh()
-    if state.open_attempt is not None:
-        log.append(lambda state: ended(state.latest_attempt), writer=writer())
-    if (newest := state.newest_committed) is not None:
-        reference, number = newest.committed.reference, state.latest_attempt + 1
-        log.append(lambda state: started(number, resumed_from=reference), writer=writer())
-        log.append(lambda state: ended(number, "storage", last_step=reference.step), writer=writer())
 
 
 def log_of(store: object) -> RunLog:

@@ -73,7 +73,7 @@ def staged_big() -> tuple[CountedStore, CheckpointReference]:
     record = TensorRecord(name="big", dtype="U8", shape=(len(BIG),), data=memoryview(BIG.data))
     staged = stage_checkpoint(
         store,
-        target=CheckpointTarget(run_id="r1", attempt=1, prefix="p"),
+        target=CheckpointTarget(run_id="r1", attempt=1, prefix="runs/r1/checkpoints/p"),
         groups=(TensorGroup(name="weights", records=(floats("a", 1, 2), record, floats("c", 3))),),
         trainer=trainer_document(5),
     )
@@ -112,7 +112,7 @@ def test_damage_is_told_with_object_tensor_and_bytes(
 ) -> None:
     store, reference = MemoryStore(), big[1]
     store._objects.update(big[0]._objects)
-    key = "p/weights-00001-of-00001.safetensors"
+    key = "runs/r1/checkpoints/p/weights-00001-of-00001.safetensors"
     changed = bytearray(store.read(key))
     changed[changed.index(BIG.tobytes()[:64]) + position] ^= 1
     store.write(key, bytes(changed))
@@ -161,7 +161,7 @@ def test_small_tensors_side_by_side_are_read_in_one_request() -> None:
     store = CountedStore()
     staged = stage_checkpoint(
         store,
-        target=CheckpointTarget(run_id="r1", attempt=1, prefix="p"),
+        target=CheckpointTarget(run_id="r1", attempt=1, prefix="runs/r1/checkpoints/p"),
         groups=(TensorGroup(name="weights", records=tuple(floats(f"w{n:03}", n) for n in range(200))),),
         trainer=trainer_document(5),
     )

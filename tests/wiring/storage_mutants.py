@@ -3,6 +3,7 @@
 from tests.wiring.mutant import mutant
 
 ENTRY_LOG = "tests/storage/test_entry_log.py"
+FACTS = "tests/storage/test_manifest_facts.py"
 
 STORAGE_MUTANTS = (
     mutant(
@@ -25,6 +26,34 @@ STORAGE_MUTANTS = (
         "may_be_written |= not isinstance(error, errors.StoreRefused)",
         "may_be_written = True",
         f"{ENTRY_LOG}::test_an_append_that_the_store_refuses_is_tried_once_however_long_the_run_waits",
+    ),
+    mutant(
+        "state-digest-not-recomputed",
+        "storage/checkpoints/checkpoint.py",
+        "if payload.state_sha256([*manifest.tensors, *trainer.tensors]) != manifest.state_sha256:",
+        "if False:",
+        f"{FACTS}::test_opening_recomputes_what_the_manifest_says_of_the_state",
+    ),
+    mutant(
+        "manifest-of-another-run-believed",
+        "storage/checkpoints/checkpoint.py",
+        "        if found != said:\n",
+        '        if found != said and field != "run":\n',
+        f"{FACTS}::test_loading_refuses_what_verifying_refuses",
+    ),
+    mutant(
+        "second-read-from-the-page-cache",
+        "storage/checkpoints/checkpoint_shard.py",
+        "                    forget_cached_bytes(path)\n",
+        "                    pass\n",
+        f"{FACTS}::test_a_second_read_of_a_damaged_object_does_not_come_from_the_page_cache",
+    ),
+    mutant(
+        "second-look-from-the-page-cache",
+        "storage/checkpoints/resume_point.py",
+        "            local_store.forget_cached_bytes(path)\n",
+        "            pass\n",
+        "tests/storage/test_resume_point.py::test_a_second_look_does_not_come_from_memory",
     ),
     mutant(
         "folder-fsync-forgiven",
