@@ -43,6 +43,7 @@ from cairn.tasks.evaluate import Measurement
 from cairn.tasks.evaluator.evaluation_run import EvaluationPlan
 from cairn.tasks.policy.early_stop import Stop, StopTerms, find_stop, outstanding
 from cairn.tasks.policy.termination import FlowEnd
+from cairn.tasks.text.format import format_count
 
 
 class AttemptEvaluations:
@@ -107,13 +108,22 @@ class AttemptEvaluations:
         self._is_attempt_over = True
 
     def wait(self) -> None:
-        """Wait for every evaluation; failures are in the log already."""
+        """Wait for every evaluation, and say how many; failures are in the log already."""
+        if count := self._outstanding():
+            self._run.say(f"  {format_count(count, 'evaluation')} outstanding")
         self._beside.shutdown()
+
+    def _outstanding(self) -> int:
+        return sum(not future.done() for future in self._futures)
 
     def _start(self, plan: EvaluationPlan, committed: Future[log_entry.CheckpointReference], steps: Steps) -> None:
         def measure() -> None:
             asked = Measurement(reference=committed.result(), plan=plan, during_attempt=self._attempt)
-            steps.evaluate(asked, self._run.log, leaves)
+            ended = steps.evaluate(asked, self._run.log, leaves)
+            self._run.sweep.start()  # an evaluation's end is the end of its pin
+            if (count := self._outstanding() - 1) and not isinstance(ended, evaluate.Interrupted):
+                step, left = asked.reference.step, format_count(count, "evaluation")
+                self._run.say(f"  evaluated step {step}, {left} outstanding")
 
         def leaves() -> bool:
             return self._is_attempt_over and self._run.is_shutting_down()

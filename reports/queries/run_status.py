@@ -47,7 +47,7 @@ class BudgetStatus:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunStatus:
-    """One run at a glance."""
+    """One run at a glance; an evaluation is outstanding while it pins its checkpoint."""
 
     run_id: str
     state: str
@@ -63,6 +63,7 @@ class RunStatus:
     injected: str = ""
     symptom: str = ""
     forked_from: str | None = None
+    evaluations_outstanding: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,6 +117,7 @@ def make_status(log: run_log.RunLog, beat: step_log.Heartbeat | None) -> RunStat
         injected=injected,
         symptom=beat.symptom if beat else "",
         forked_from=f"{state.origin.run_id}@{state.origin.checkpoint.step}" if state.origin else None,
+        evaluations_outstanding=sum(pin.suite_sha256 is not None for pin in state.pins),
     )
 
 

@@ -34,6 +34,7 @@ def status_facts(status: "run_status.RunStatus") -> Facts:
     windows = f"{format_count(count, 'window')} of the data, never drawn again; `cairn log` says why" if count else ""
     forked = {"forked from": status.forked_from} if status.forked_from else {}
     notes = {"stopped early": status.stopped_early, "quarantined": windows}
+    notes |= {"evaluations": f"{status.evaluations_outstanding} outstanding" if status.evaluations_outstanding else ""}
     notes |= {"bits": status.bits, "warning": status.symptom, "injected": status.injected}
     return {
         "run": status.run_id,

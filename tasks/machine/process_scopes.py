@@ -57,32 +57,42 @@ def repeating_beside(
 
 
 class BackgroundWork:
-    """Work of the same kind in a daemon thread, never two at once; `report` gets the error of one that failed."""
+    """Work of the same kind in a daemon thread, never two at once; `report` gets the error of one that failed.
+
+    Work that is asked for while it runs begins once more: what was there to do may have come after its look.
+    """
 
     def __init__(self, work: Callable[[], object], report: Callable[[Exception], None], *, name: str) -> None:
         self._work, self._report, self._name = work, report, name
-        self._idle = threading.Event()
+        self._lock, self._is_asked, self._idle = threading.Lock(), False, threading.Event()
         self._idle.set()
 
     def start(self) -> None:
-        """Start it unless it is running."""
-        if self._idle.is_set():
-            self._idle.clear()
-            threading.Thread(target=self._run, name=self._name, daemon=True).start()
+        """Start it, or have the running one begin once more."""
+        with self._lock:
+            self._is_asked = True
+            if self._idle.is_set():
+                self._idle.clear()
+                threading.Thread(target=self._run, name=self._name, daemon=True).start()
 
     def finish(self) -> None:
-        """Wait for the running one, do the work once more, and wait for that."""
-        self._idle.wait()
+        """Do the work once more, after the running one, and wait for that."""
         self.start()
         self._idle.wait()
 
     def _run(self) -> None:
-        try:
-            self._work()
-        except Exception as error:
-            self._report(error)
-        finally:
-            self._idle.set()
+        while self._take():
+            try:
+                self._work()
+            except Exception as error:
+                self._report(error)
+
+    def _take(self) -> bool:
+        with self._lock:
+            asked, self._is_asked = self._is_asked, False
+            if not asked:
+                self._idle.set()
+            return asked
 
 
 @contextmanager

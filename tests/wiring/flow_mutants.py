@@ -243,6 +243,14 @@ FLOW_MUTANTS = (
         STAY,
     ),
     mutant(
+        "no-sweep-after-an-evaluation",
+        "flows/run/run_decisions.py",
+        "            self._run.sweep.start()  # an evaluation's end is the end of its pin\n",
+        "",
+        "tests/wiring/test_slow_evaluator.py::"
+        "test_a_checkpoint_is_swept_when_its_evaluation_ends_and_not_when_the_last_one_does",
+    ),
+    mutant(
         "sweep-knows-no-losses",
         OPENING,
         "config.checkpoint, self.evaluation.suite.sha256",
