@@ -137,8 +137,7 @@ def verify_run(store: ObjectStore, run_id: str) -> Verification:
             entries.append(read.entry)
     except IntegrityError as error:
         problems.append(str(error))
-    else:
-        problems += sequence_problems(listed, len(entries))
+    problems += sequence_problems(listed)
     for entry in entries:
         state = run_log.fold([entry], state)
         if entry.resume != state.resume:
@@ -205,16 +204,22 @@ def registry_problems(store: ObjectStore, run_id: str, state: run_state.RunState
             )
 
 
-def sequence_problems(listed: list[str], read: int) -> Iterator[str]:
-    """Yield the entries beyond a hole: a reader stops at the first absent number."""
-    for key in listed:
+def sequence_problems(listed: list[str]) -> Iterator[str]:
+    """Yield the names that are no entries', then the entries that are missing: a reader stops at the first of them."""
+    folder, following = "", 0
+    for key in reversed(listed):  # from the oldest
+        folder, _, name = key.rpartition("/")
         try:
-            seq = log_entry.seq_of(key.rsplit("/", 1)[1])
+            seq = log_entry.seq_of(name)
         except IntegrityError as error:
             yield str(error)
             continue
-        if seq >= read:
-            yield f"{key}: is seq {seq}, but seq {read} is missing, so no reader gets to it"
+        if following < seq:
+            names = dict.fromkeys(map(log_entry.entry_name, (following, seq - 1)))
+            which = f"seq {following} is" if seq == following + 1 else f"seq {following} to {seq - 1} are"
+            advice = "put back as they were, by the copy or restore under way or from a backup, they mend the log"
+            yield f"{folder}/{' to '.join(names)}: {which} missing before seq {seq}, so readers end there; {advice}"
+        following = seq + 1
 
 
 def aliases_that_need(store: ObjectStore, run_id: str) -> list[str]:
@@ -229,13 +234,13 @@ def aliases_that_need(store: ObjectStore, run_id: str) -> list[str]:
 
 def _alias_problems(store: ObjectStore, alias: str, run_id: str, state: run_state.RunState) -> Iterator[str]:
     log = log_entry.EntryLog(store=store, prefix=f"models/{alias}/log", kinds=registry.MODEL_KINDS)
+    yield from sequence_problems(store.keys(log.prefix))
     try:
         entries = [read.entry for read in log.read_after(None)]
         cached = registry.Registry(store, alias).refresh()
     except IntegrityError as error:
         yield str(error)
         return
-    yield from sequence_problems(store.keys(log.prefix), len(entries))
     decided = registry.fold_decisions(entries)
     if cached != decided:
         yield f"models/{alias}/fold.json: leads to another state than the entries do; delete it, it is only a cache"

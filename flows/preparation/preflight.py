@@ -44,7 +44,7 @@ def check_before_start(
 ) -> RunConfig:
     """Read the log, return the run's configuration or raise a command's error; `writable` probes a new store."""
     try:
-        opened = log.refresh().opened
+        opened = log.refresh_whole().opened
     except StoreUnavailable as error:
         problem = f"store {log.store.url}: cannot be read: {error}; name another with --store"
         raise InvalidConfiguration(problem) from error

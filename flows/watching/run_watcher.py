@@ -277,9 +277,12 @@ class RunWatcher:
     def _decide(self, run_id: str, log: run_log.RunLog) -> WatchRow:
         observed, now = self._observe(log), self._monotonic()
         decision = decide_watch(log.state, observed, now)
-        if isinstance(decision, Continue) and log.folded is None:  # nothing is begun on what the index says
-            observed = self._observe(self._index.fold(log))
-            decision = decide_watch(log.state, observed, now)
+        if isinstance(decision, Continue):  # nothing is begun on what the index says, or on a log with a hole
+            is_sketch = log.folded is None
+            log.refresh_whole()
+            if is_sketch:
+                observed = self._observe(self._index.fold(log))
+                decision = decide_watch(log.state, observed, now)
         self._index.note(log, is_over=is_over(log.state, observed))
         row, owner, seconds = partial(WatchRow, run_id=run_id), log.state.open_attempt, now - observed.unchanged_since
         if owner is None or seconds < 2 * lease_seconds(log.state):

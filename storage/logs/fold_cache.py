@@ -148,6 +148,7 @@ class LogFold(Generic[S]):
         """Cache the fold after so many entries in `folder`: as `fold.json`, and its parts in `fold/`."""
         self._log, self._folder, self._fold = log, folder, fold
         self._head: ReadEntry | None = None
+        self._is_whole = False
         self._cache_every, self._cached_seq, self.state = cache_every, -1, fold((), None)
         self.fold_key = f"{folder}/fold.json"
         """The key of the cached fold's head: a label in one line, then the state."""
@@ -156,6 +157,11 @@ class LogFold(Generic[S]):
     def folded(self) -> FoldedLog[S] | None:
         """The state read so far and the entry it ends with; None before the first entry."""
         return None if self._head is None else FoldedLog(head=self._head, state=self.state)
+
+    @property
+    def seq(self) -> int:
+        """The number of the newest entry read so far, -1 before the first."""
+        return -1 if self._head is None else self._head.entry.seq
 
     def refresh(self) -> S:
         """Read the entries appended since and return the state; the first time, start from the cached fold."""
@@ -166,6 +172,17 @@ class LogFold(Generic[S]):
         for read in self._log.read_after(self._head):
             self._accept(read)
         return self.state
+
+    def refresh_whole(self) -> S:
+        """Refresh, the first time with a request for the newest name: raises `IntegrityError` for a hole before it.
+
+        For a first append, and for what is decided by an entry's absence: a reader takes a hole for the end.
+        """
+        newest = -1 if self._is_whole else self._log.newest_seq()  # asked first: every entry before it is there by then
+        state = self.refresh()
+        self._log.check_reaches(self.seq, newest)
+        self._is_whole = True
+        return state
 
     def cache(self) -> None:
         """Cache the fold if some entries were read since it was cached; a store that refuses it loses nothing."""
@@ -205,6 +222,7 @@ class LogFold(Generic[S]):
             return None
         head = self._log.read(label.seq)
         if head is None:
+            self._log.check_reaches(label.seq - 1, self._log.newest_seq())
             problem = f"ends before seq {label.seq}, which {self.fold_key} was folded from: entries were deleted"
             advice = f"restore them, or delete {self.fold_key} to accept the loss"
             raise IntegrityError(f"{self._log.prefix}: {problem}; {advice}")
@@ -233,10 +251,17 @@ class LogFold(Generic[S]):
     def _part_key(self, name: str) -> str:
         return f"{self._folder}/fold/{name}.json"
 
+    def _read_up_to(self, last: int) -> Iterator[Entry]:
+        """Yield the entries up to one that is there; raises `IntegrityError` naming the first that is missing."""
+        seq = -1
+        for read in takewhile(lambda read: read.entry.seq <= last, self._log.read_after(None)):
+            seq = read.entry.seq
+            yield read.entry
+        self._log.check_reaches(seq, last)
+
     def _refold(self, last: int) -> S:
         """Return the state of the whole log up to `last` with every item in memory, and write its parts again."""
-        reads = takewhile(lambda read: read.entry.seq <= last, self._log.read_after(None))
-        state = self._fold((read.entry for read in reads), None)
+        state = self._fold(self._read_up_to(last), None)
         with suppress(StorageError):
             for _, _, part in _parts(state):
                 self._write_part(part)

@@ -192,6 +192,18 @@ class EntryLog:
             raise errors.IntegrityError(f"{key}: holds seq {entry.seq}, must hold {seq}")
         return ReadEntry(entry=entry, sha256=codec.sha256(data))
 
+    def newest_seq(self) -> int:
+        """Return the newest entry's number in one request, -1 without entries."""
+        key = self.store.first(self.prefix)
+        return seq_of(key.rsplit("/", 1)[1]) if key else -1
+
+    def check_reaches(self, seq: int, newest: int) -> None:
+        """Raise `IntegrityError` naming the entry after `seq` if it is missing before `newest`, which is there."""
+        if seq < newest:
+            problem = f"seq {seq + 1} is missing, and seq {newest} is there: a copy or restore may be under way"
+            advice = "nothing was written; wait for it, or put the entry back as it was, and try again"
+            raise errors.IntegrityError(f"{self.prefix}/{entry_name(seq + 1)}: {problem}; {advice}")
+
     def read_after(self, last: ReadEntry | None) -> Iterator[ReadEntry]:
         """Yield every entry after `last`, oldest first; raise `IntegrityError` at the first that is not sound.
 
@@ -213,8 +225,7 @@ class EntryLog:
 
     def _following(self, last: ReadEntry | None, folder: Path | None, *, ahead: bool) -> list[ReadEntry]:
         seq = 0 if last is None else last.entry.seq + 1
-        key = self.store.first(self.prefix) if ahead else None  # not on a local disk, where reading ahead gains nothing
-        newest = seq_of(key.rsplit("/", 1)[1]) if key else seq
+        newest = self.newest_seq() if ahead else seq  # not on a local disk, where reading ahead gains nothing
         if newest <= seq:
             read = self.read(seq, folder)
             return [] if read is None else [read]

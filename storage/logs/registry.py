@@ -140,7 +140,7 @@ class Registry(fold_cache.LogFold[RegistryState]):
     def append(self, decide: Callable[[RegistryState], ModelDecision | None]) -> RegistryState:
         """Append what `decide` returns for the newest state, and call it again each time a race is lost."""
         while True:
-            log_entry.refuse_old_writer(self.refresh().closed_to_writers(), f"alias {self.alias}")
+            log_entry.refuse_old_writer(self.refresh_whole().closed_to_writers(), f"alias {self.alias}")
             if (body := decide(self.state)) is None:
                 return self.state
             if (read := self._log.append(body, after=self._head, writer=log_entry.this_writer())) is not None:

@@ -165,11 +165,6 @@ class RunLog(fold_cache.LogFold[RunState]):
         super().__init__(log, self.prefix, fold, cache_every=FOLD_EVERY_ENTRIES)
         self._lock = threading.RLock()  # commit, evaluation and flow share one log across threads
 
-    @property
-    def seq(self) -> int:
-        """The number of the newest entry read so far, -1 before the first."""
-        return -1 if self._head is None else self._head.entry.seq
-
     def refresh(self) -> RunState:
         """Read the entries appended since and return the state; the first time, start from the cached fold."""
         with self._lock:
@@ -179,8 +174,10 @@ class RunLog(fold_cache.LogFold[RunState]):
         return folded.head.entry.resume == folded.state.resume
 
     def read_entries(self) -> tuple[log_entry.Entry, ...]:
-        """Read and check every entry again, whatever is cached; oldest first."""
-        return tuple(read.entry for read in self._log.read_after(None))
+        """Read and check every entry again, whatever is cached; oldest first, none of those read so far missing."""
+        known, entries = self.seq, tuple(read.entry for read in self._log.read_after(None))
+        self._log.check_reaches(len(entries) - 1, known)
+        return entries
 
     def append(self, decide: Callable[[RunState], Any], *, writer: log_entry.Writer) -> RunState:
         """Append the body that `decide` returns for the newest state, and call it again each time a race is lost.
@@ -190,7 +187,7 @@ class RunLog(fold_cache.LogFold[RunState]):
         """
         with self._lock:
             while True:
-                state = self.refresh()
+                state = self.refresh_whole()
                 log_entry.refuse_old_writer(state.closed_to_writers(), f"run {self.run_id}")
                 if state.fences(writer.attempt):
                     ended = "was ended by another process; it commits nothing more"

@@ -208,7 +208,7 @@ def _read_alias(
 ) -> registry.RegistryState:
     reader = registry.Registry(log.store, alias)
     try:
-        state = reader.refresh()
+        state = reader.refresh_whole()
         if not dry_run:
             reader.cache()
         for pin in dead:

@@ -232,6 +232,11 @@ def heartbeat_ignored(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(attempt_entries, "_DEAD_SILENT_BEATS", 0.0)
 
 
+def hole_taken_for_the_end(patch: pytest.MonkeyPatch) -> None:
+    """The first absent number is the end of a log, whatever lies beyond it."""
+    patch.setattr(LogFold, "refresh_whole", lambda self: self.refresh())
+
+
 def shared_pin(patch: pytest.MonkeyPatch) -> None:
     """A pin is named after its checkpoint, so two evaluators share it and the first to end unpins it."""
 
@@ -277,6 +282,7 @@ MUTANTS = (
         ("claim-from-a-beating-owner",),
         ("a heartbeat outvotes a missing pid",),
     ),
+    Mutant("hole-taken-for-the-end", hole_taken_for_the_end, ("resume-over-a-hole",), ("a hole is not written into",)),
     Mutant("shared-pin", shared_pin, ("evaluate-beside-another",), ("what is pinned stays",)),
     Mutant("claim-on-an-old-state", claim_on_an_old_state, (), ("resumes from the newest",), first_seed=380),
     Mutant("quarantine-without-reread", quarantine_without_reread, ("resume",), ("no quarantine on one read",)),

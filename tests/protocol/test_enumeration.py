@@ -12,6 +12,7 @@ from cairn.storage.logs.run_entries import RUN_KINDS
 from cairn.storage.stores.object_store import ObjectStore
 from tests.full_amount import FULL, share_of
 from tests.protocol.enumeration import default_cases, operations, run_case
+from tests.protocol.holes import HOLES
 from tests.protocol.invariants import continue_run, examine
 from tests.protocol.processes import ALIAS, PREFIX, Process
 from tests.protocol.raw_history import read_raw
@@ -30,7 +31,7 @@ OTHER_KINDS: dict[str, str] = {
 
 
 @pytest.mark.parametrize("kind", ["memory", "local"])
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+@pytest.mark.parametrize("scenario", (*SCENARIOS, *HOLES), ids=lambda scenario: scenario.name)
 def test_a_fault_at_any_operation_breaks_no_invariant(
     scenario: Scenario, kind: str, quick_folder: Path, record_property: Callable[[str, object], None]
 ) -> None:

@@ -22,7 +22,7 @@ from tests.storage.faulty_store import Death
 class Ledger:
     """What was acknowledged to somebody, what is broken on purpose, who is dead, how much a sweep keeps.
 
-    In `mourned` are those that somebody took for dead, rightly or not.
+    In `mourned` are those that somebody took for dead, rightly or not, in `missing` what a copy has yet to bring.
     """
 
     entries: dict[str, str] = field(default_factory=dict)
@@ -32,6 +32,7 @@ class Ledger:
     condemned: set[str] = field(default_factory=set)
     dead: set[int] = field(default_factory=set)
     mourned: set[int] = field(default_factory=set)
+    missing: dict[str, bytes] = field(default_factory=dict)
     keep_last: int = 1
 
     def acknowledge(self, what: str) -> None:
