@@ -1,5 +1,6 @@
 """Converts text to token ids and back. Sources: Sennrich et al. 2016 (byte pairs); Radford et al. 2019 (byte level)."""
 
+import contextlib
 import functools
 import hashlib
 import itertools
@@ -12,10 +13,12 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as _Tokenizer
 
 from cairn.model.configuration.data import SMALLEST_BPE_VOCABULARY
+from cairn.model.data.tokenizer_file import without_token
 from cairn.model.errors import InvalidInput
 
 END_OF_TEXT = "<|endoftext|>"
 KNOWN_ENDS_OF_TEXT = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
+_SURROUNDINGS = ("{0}", "a {0} b", "a{0}b", "\n{0}\n", "{0}{0}")
 
 
 class Tokenizer:
@@ -32,6 +35,11 @@ class Tokenizer:
         inner.no_truncation()
         self._inner = inner
         self.end_of_text_id = ends[0]
+
+    @property
+    def end_of_text(self) -> str:
+        """The text of the end-of-text token."""
+        return str(self._inner.id_to_token(self.end_of_text_id))
 
     @classmethod
     def train_bpe(cls, texts: Iterable[str], vocab_size: int) -> Self:
@@ -74,22 +82,68 @@ class Tokenizer:
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode each text, in order, without special tokens."""
-        return [encoding.ids for encoding in self._inner.encode_batch(list(texts), add_special_tokens=False)]
+        ids, lengths = self._encode(texts)
+        return [part.tolist() for part in np.split(ids, np.cumsum(lengths)[:-1])] if texts else []
 
     def encode_prompt(self, prompt: str) -> list[int]:
-        """Encode a prompt; an empty prompt becomes the end-of-text id, which begins a new text."""
-        return self.encode_batch([prompt])[0] or [self.end_of_text_id]
+        """Encode a prompt; an empty or unknown one becomes the end-of-text id, which begins a new text."""
+        with contextlib.suppress(InvalidInput):
+            return self.encode_batch([prompt])[0] or [self.end_of_text_id]
+        return [self.end_of_text_id]
 
     def encode_flat(self, texts: Sequence[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        """Encode texts into concatenated ids (N,) and each one's count (len(texts),): all cores, no alignment."""
-        encodings = self._inner.encode_batch_fast(list(texts), add_special_tokens=False)
-        lengths = np.fromiter(map(len, encodings), dtype=np.int64, count=len(encodings))
-        ids = itertools.chain.from_iterable(encoding.ids for encoding in encodings)
-        return np.fromiter(ids, dtype=np.uint32, count=int(lengths.sum())), lengths
+        """Encode texts into concatenated ids (N,) and each one's count (len(texts),): all cores, no alignment.
+
+        No text has the end-of-text id: raises InvalidInput for one that the tokenizer cannot encode without it.
+        """
+        ids, lengths = self._encode(texts)
+        self._require_no_end(ids)
+        return ids, lengths
+
+    def require_ends_kept(self) -> None:
+        """Raise InvalidInput if text that spells the end of text, in one of five surroundings, ends a document."""
+        for around in _SURROUNDINGS:
+            try:
+                ids, _ = self._encode([around.format(self.end_of_text)])
+            except InvalidInput:
+                continue  # text that cannot be encoded at all is refused where it stands
+            self._require_no_end(ids)
+
+    def _require_no_end(self, ids: NDArray[np.uint32]) -> None:
+        if (ids == self.end_of_text_id).any():
+            problem = "a part of the text, by its spelling or because the tokenizer does not know it, becomes"
+            raise InvalidInput(f"{problem} {self.end_of_text!r} (id {self.end_of_text_id}), which ends documents")
+
+    def _encode(self, texts: Sequence[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+        ids, lengths = _encode_flat(self._inner, texts)
+        if not (marks := ids == self.end_of_text_id).any():
+            return ids, lengths
+        # Only these texts once more: all others keep the ids that the tokenizer gives them.
+        ending = np.unique(np.repeat(np.arange(len(texts)), lengths)[marks])
+        again, counts = _encode_flat(self._without_end, [texts[number] for number in ending])
+        parts = np.split(ids, np.cumsum(lengths)[:-1])
+        for number, part in zip(ending, np.split(again, np.cumsum(counts)[:-1]), strict=True):
+            parts[number] = part
+        lengths[ending] = counts
+        return np.concatenate(parts), lengths
+
+    @functools.cached_property
+    def _without_end(self) -> _Tokenizer:
+        return without_token(self._inner, self.end_of_text)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Decode ids; end-of-text stays visible, bytes that are not UTF-8 become replacement characters."""
         return str(self._inner.decode(list(ids), skip_special_tokens=False))
+
+
+def _encode_flat(inner: _Tokenizer, texts: Sequence[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+    try:
+        encodings = inner.encode_batch_fast(list(texts), add_special_tokens=False)
+    except Exception as error:  # the library raises nothing narrower
+        raise InvalidInput(f"the tokenizer cannot encode the text: {error}") from error
+    lengths = np.fromiter(map(len, encodings), dtype=np.int64, count=len(encodings))
+    ids = itertools.chain.from_iterable(encoding.ids for encoding in encodings)
+    return np.fromiter(ids, dtype=np.uint32, count=int(lengths.sum())), lengths
 
 
 def _byte_level(model: models.BPE, *, use_regex: bool) -> _Tokenizer:

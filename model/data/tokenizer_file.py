@@ -16,6 +16,8 @@ from tokenizers import Tokenizer
 from cairn.model.errors import InvalidInput
 
 MAX_FILE_BYTES = 64 * 1024 * 1024
+_UNSPELLED = "\N{ZERO WIDTH JOINER}" * 64
+"""Stands for a token that no text may become: so many in a row, which join nothing, are in no text."""
 _PROBE = "Don't  repeat 3000000 lines:\r\n\t``b'' é 漢字 مر 😀 <s>" + "a" * 200
 _MAX_TOKEN_CHARACTERS, _MEAN_CHARACTERS = 1024, 8
 _MAX_VOCABULARY, _MAX_ADDED_TOKENS, _MAX_ADDED_GROUPS = 512 * 1024, 16 * 1024, 128
@@ -53,7 +55,11 @@ def run() -> None:
             tokenizer = load_tokenizer(file.read(MAX_FILE_BYTES + 1))
     except InvalidInput as error:
         sys.exit(" ".join(str(error).split()))
-    tokenizer.decode(tokenizer.encode(_PROBE).ids, skip_special_tokens=False)
+    try:
+        ids = tokenizer.encode(_PROBE).ids
+    except Exception:  # it has no token for unknown text: a build refuses such text, and names it
+        ids = [*range(min(tokenizer.get_vocab_size(), len(_PROBE)))]
+    tokenizer.decode(ids, skip_special_tokens=False)
 
 
 def load_tokenizer(text: str) -> Tokenizer:
@@ -71,6 +77,27 @@ def load_tokenizer(text: str) -> Tokenizer:
         raise
     except BaseException as error:  # the library raises bare Exception, and its panics are not even that
         raise InvalidInput(f"not a tokenizer.json the tokenizers library can read: {error}") from error
+
+
+def without_token(tokenizer: Tokenizer, token: str) -> Tokenizer:
+    """Return a copy that gives no text the id of `token`, and has every other id; text that spells it stays text."""
+    document = msgspec.json.decode(tokenizer.to_str())
+    model = document["model"]
+    for named in (item for item in document["added_tokens"] if item["content"] == token):
+        named |= {"content": _UNSPELLED, "special": True}
+    if isinstance(vocabulary := model["vocab"], dict):
+        model["vocab"] = {_UNSPELLED if name == token else name: number for name, number in vocabulary.items()}
+    else:
+        model["vocab"] = [[_UNSPELLED if name == token else name, score] for name, score in vocabulary]
+    if model.get("unk_token") == token:
+        model["unk_token"] = _UNSPELLED
+    prefix = model.get("continuing_subword_prefix") or ""
+    if "merges" in model:
+        made = ((one, other, one + other.removeprefix(prefix)) for one, other in model["merges"])
+        model["merges"] = [[*merge[:2]] for merge in made if token not in merge]
+    copy = Tokenizer.from_str(msgspec.json.encode(document).decode())
+    copy.encode_special_tokens = True
+    return copy
 
 
 def _check_vocabulary(document: Any, model: dict[str, Any], added: Sequence[Mapping[str, Any]]) -> None:
@@ -116,7 +143,8 @@ def _check_growth(where: str, kind: str, component: Mapping[str, Any]) -> None:
     if "Regex" in pattern:
         _check_regex(where, pattern["Regex"])
     replaced = component.get("suffix") if kind == "BPEDecoder" else pattern.get("String", "x")
-    if not replaced or len(component.get("content") or "") > len(replaced):
+    # An empty pattern splits between any two characters; it would replace what is between them.
+    if kind != "Split" and (not replaced or len(component.get("content") or "") > len(replaced)):
         raise _refused(f"{where} replaces {replaced!r} by more", "what is replaced is not empty and not shorter")
     affixes = (component.get(name) for name in _AFFIXES)
     if any(isinstance(affix, str) and len(affix) > _MAX_AFFIX for affix in affixes):

@@ -147,6 +147,7 @@ def given_tokenizer(data: DataConfig, base_dir: Path) -> Tokenizer | None:
     if size is None:
         try:
             tokenizer = Tokenizer.bytes() if spec == "bytes" else read_tokenizer(path)
+            tokenizer.require_ends_kept()
         except InvalidInput as error:
             problem = f"data.tokenizer = {spec!r}: {error}; rule: bytes, bpe:<size> or a tokenizer.json"
             raise InvalidCorpus(problem) from error
@@ -168,17 +169,17 @@ class _Build:
     def stage(self, folder: Path) -> snapshot_manifest.SnapshotManifest:
         """Write every file of the snapshot into `folder/snapshot`, with the parts that an earlier build finished."""
         survey, tokenizer = self._survey(folder)
-        paths, done_pieces, done_bytes, done_documents = find_finished_parts(folder)
         val_fraction = self._data.val_fraction
+        encoder = PartEncoder(tokenizer=tokenizer, val_fraction=val_fraction)
+        paths, done_pieces, done_bytes, done_documents = find_finished_parts(folder, encoder.schema)
         # All of the text is read again, to be hashed; only the rest after the finished parts is tokenized.
         pieces = islice(document.read_corpus(self.sources, deduplicate=self._data.deduplicate), done_pieces, None)
-        encoder = PartEncoder(tokenizer=tokenizer, val_fraction=val_fraction)
         counted = self._count(BuildStage.TOKENIZING, survey, encoder.encode(pieces), done_bytes, done_documents)
         write_parts(folder, len(paths), counted, encoder.schema)
         target = folder / "snapshot"
         shutil.rmtree(target, ignore_errors=True)  # of a build that was killed meanwhile
         target.mkdir()
-        counted = self._count(BuildStage.WRITING, survey, read_parts(find_finished_parts(folder)[0]))
+        counted = self._count(BuildStage.WRITING, survey, read_parts(find_finished_parts(folder, encoder.schema)[0]))
         return assemble(target, counted, self.sources, tokenizer, val_fraction)
 
     def _survey(self, folder: Path) -> tuple[Survey, Tokenizer]:

@@ -20,11 +20,12 @@ import pyarrow.compute as compute
 from numpy.typing import NDArray
 
 from cairn.model.data.tokenizer import Tokenizer
+from cairn.model.errors import InvalidInput
 from cairn.storage.snapshots import snapshot_manifest, token_shard
 from cairn.storage.snapshots.data_snapshot import DOCUMENTS, REJECTED, TOKENIZER
 from cairn.storage.snapshots.snapshot_manifest import SPLITS, DocumentRow, RejectedRow, SnapshotManifest, SplitName
 from cairn.storage.stores.local_store import fsync_path
-from cairn.tasks.data.document import Document, Piece, Source
+from cairn.tasks.data.document import Document, InvalidCorpus, Piece, Source
 
 _COLUMNS = ("source", "offset_bytes", "kind", "detail", "bytes", "split", "sha256")
 _BATCH_PIECES = 4096
@@ -35,15 +36,17 @@ WORKERS = 2
 """Each batch uses all cores; the second one keeps them busy between batches."""
 
 
-def find_finished_parts(folder: Path) -> tuple[list[Path], int, int, int]:
+def find_finished_parts(folder: Path, schema: pa.Schema) -> tuple[list[Path], int, int, int]:
     """Return the parts in `folder`, and the pieces, bytes of text and documents in them.
 
-    Deletes an unreadable part and those after it.
+    Deletes a part that is unreadable, or another version's, and those after it.
     """
     paths: list[Path] = []
     with suppress(pa.ArrowException):
         while (path := _part(folder, len(paths))).is_file():
-            with pa.OSFile(str(path)) as file, pa.ipc.open_file(file):
+            with pa.OSFile(str(path)) as file, pa.ipc.open_file(file) as part:
+                if part.schema != schema:
+                    break
                 paths.append(path)
     for path in set(folder.glob("part-*.arrow")) - set(paths):
         path.unlink()
@@ -73,10 +76,10 @@ class PartEncoder:
     @property
     def schema(self) -> pa.Schema:
         """The schema of a part."""
-        integers, texts = dict.fromkeys(("offset_bytes", "bytes"), pa.int64()), pa.string()
-        names = ("source", "offset_bytes", "bytes", "split", "sha256", "kind", "detail")
+        others = {**dict.fromkeys(("offset_bytes", "bytes"), pa.int64()), "ends": pa.bool_()}
+        names = ("source", "offset_bytes", "bytes", "split", "sha256", "ends", "kind", "detail")
         ids = pa.large_list(pa.from_numpy_dtype(token_shard.token_dtype(self.tokenizer.vocab_size)))
-        return pa.schema([*((name, integers.get(name, texts)) for name in names), ("ids", ids)])
+        return pa.schema([*((name, others.get(name, pa.string())) for name in names), ("ids", ids)])
 
     def encode(self, pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
         """Yield the pieces in order with their tokens; end-of-text follows each document that ends."""
@@ -95,7 +98,7 @@ class PartEncoder:
 
     def _encode_batch(self, pieces: list[Piece]) -> pa.RecordBatch:
         documents, schema = [piece for piece in pieces if isinstance(piece, Document)], self.schema
-        ids, lengths = self.tokenizer.encode_flat([document.text for document in documents])
+        ids, lengths = self._encode_texts(documents)
         ends = np.array([document.ends for document in documents], dtype=bool)
         # After the last document too, so that no window joins two texts without a mark.
         ids = np.insert(ids, np.cumsum(lengths)[ends], self.tokenizer.end_of_text_id)
@@ -107,11 +110,24 @@ class PartEncoder:
         values = ids.astype(schema.field("ids").type.value_type.to_pandas_dtype(), copy=False)
         return pa.record_batch([*arrays, pa.LargeListArray.from_arrays(offsets, pa.array(values))], schema=schema)
 
-    def _row(self, piece: Piece) -> tuple[str, int, int, str | None, str | None, str | None, str | None]:
+    def _encode_texts(self, documents: Sequence[Document]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+        try:
+            return self.tokenizer.encode_flat([document.text for document in documents])
+        except InvalidInput:
+            for document in documents:
+                try:
+                    self.tokenizer.encode_flat([document.text])
+                except InvalidInput as error:
+                    where = f"{document.source}, offset {document.offset_bytes}"
+                    rule = "text that it knows. Take another data.tokenizer, or leave the text out"
+                    raise InvalidCorpus(f"data.sources: {where}: {error}; rule: {rule}") from error
+            raise
+
+    def _row(self, piece: Piece) -> tuple[str, int, int, str | None, str | None, bool, str | None, str | None]:
         if isinstance(piece, RejectedRow):
-            return piece.source, piece.offset_bytes, 0, None, None, str(piece.kind), piece.detail
+            return piece.source, piece.offset_bytes, 0, None, None, False, str(piece.kind), piece.detail
         split = piece.split(self.val_fraction)
-        return piece.source, piece.offset_bytes, piece.bytes, split, piece.sha256, None, None
+        return piece.source, piece.offset_bytes, piece.bytes, split, piece.sha256, piece.ends, None, None
 
 
 def write_parts(folder: Path, first: int, batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> None:
@@ -209,6 +225,17 @@ class SnapshotWriter:
         )
 
 
+def _require_one_end_each(batch: pa.RecordBatch, end_of_text_id: int) -> None:
+    """Raise InvalidCorpus unless the documents that end, and nothing else, have an end mark, as their last token."""
+    ids, ends = batch.column("ids"), batch.column("ends").to_numpy(zero_copy_only=False)
+    marks = np.flatnonzero(ids.values.to_numpy() == end_of_text_id)
+    if not np.array_equal(marks, ids.offsets.to_numpy()[1:][ends] - 1):
+        where, problem = batch.column("source")[0], f"{len(marks)} end marks for {ends.sum()} documents"
+        raise InvalidCorpus(
+            f"data.sources: {where}: {problem}; rule: one each, at its end. Take another data.tokenizer"
+        )
+
+
 def assemble(
     folder: Path,
     batches: Iterable[pa.RecordBatch],
@@ -223,6 +250,7 @@ def assemble(
         for batch in batches:
             ids = batch.column("ids")
             counts = np.diff(ids.offsets.to_numpy())
+            _require_one_end_each(batch, tokenizer.end_of_text_id)
             splits = batch.column("split").to_numpy(zero_copy_only=False)
             for split in SPLITS:
                 writer.add_tokens(split, ids.values.to_numpy()[np.repeat(splits == split, counts)])

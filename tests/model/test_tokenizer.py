@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from cairn.model.data.tokenizer import END_OF_TEXT, Tokenizer
 from cairn.model.data.tokenizer_file import load_tokenizer
 from cairn.model.errors import InvalidInput
+from tests.tasks.tokenizer_kinds import single_characters
 
 TEXTS = [f"The {a} {b} sat on the {c}mat, didn't it?\n\n" for a in "abcdef" for b in ("cat", "dög") for c in "xyz"]
 BPE = Tokenizer.train_bpe(TEXTS, 280)
@@ -102,3 +103,8 @@ def test_a_tokenizer_without_an_end_of_text_is_refused() -> None:
     content["added_tokens"] = []
     with pytest.raises(InvalidInput, match="no end-of-text token"):
         loaded(json.dumps(content))
+
+
+def test_a_prompt_that_a_tokenizer_cannot_encode_begins_a_new_text() -> None:
+    tokenizer = loaded(json.dumps(single_characters()))
+    assert tokenizer.encode_prompt("\N{MOUNTAIN}") == [tokenizer.end_of_text_id]

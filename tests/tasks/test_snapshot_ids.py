@@ -87,6 +87,8 @@ IDS = {
     "a Unigram": "6c05e2920314c0867f58429a6f779c026bf86cadf3c3c52fd308a3049e7b71d2",
     "a WordPiece": "23afd14f877c36de8bfb135dbcecfe90d8f1665aabb0ebc0c6ed1f772fe68746",
     "a WordLevel": "9ce48cd3d09ada9195f891b4f74320e53d9640f8760db73f0ba478bddaf95e7e",
+    "single characters": "a4757ce43b918b9315904da3c9b0b29efc64f2dac6f98a45d1cd1aef792c33a8",
+    "single characters, as a BPE": "ef5207514e6cd478a5c32f6fb3ff1ef987aed3f215c5074f93f9ac75036c07fc",
     "Llama 2, text": "b0ca2c8211ceaffd09781517f5ad2ce6f8449170c6842c4a712619986dd75aea",
 }
 

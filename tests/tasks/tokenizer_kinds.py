@@ -25,6 +25,7 @@ TEXTS = (*PARAGRAPHS, *MORE)
 CHARACTERS = sorted(set("".join(TEXTS)) - {" ", "\n"})
 WORDS = sorted({word for text in TEXTS for word in text.split()})
 FLAGS = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+BETWEEN_CHARACTERS = {"type": "Split", "pattern": {"String": ""}, "behavior": "Isolated", "invert": False}
 SPACED = sequence(
     "decoders", REPLACE_BLOCK, {"type": "ByteFallback"}, {"type": "Fuse"},
     {"type": "Strip", "content": " ", "start": 1, "stop": 0},
@@ -120,6 +121,21 @@ def wordlevel() -> dict[str, Any]:
     return document(added_tokens=added("<unk>", "<eos>"), pre_tokenizer={"type": "WhitespaceSplit"}, model=model)
 
 
+def single_characters() -> dict[str, Any]:
+    """Return a WordLevel of single characters without an unknown token."""
+    vocabulary = numbered(["</s>", " ", "\n", *CHARACTERS])
+    return document(
+        added_tokens=added("</s>"), pre_tokenizer=BETWEEN_CHARACTERS, decoder={"type": "Fuse"},
+        model={"type": "WordLevel", "unk_token": "", "vocab": vocabulary},
+    )  # fmt: skip
+
+
+def merged_characters() -> dict[str, Any]:
+    """Return a BPE of single characters that merges none."""
+    model = {**learned()["model"], "vocab": numbered(["<eos>", " ", "\n", *CHARACTERS]), "merges": []}
+    return document(added_tokens=added("<eos>"), pre_tokenizer=BETWEEN_CHARACTERS, model=model)
+
+
 KINDS: dict[str, Callable[[], dict[str, Any]]] = {
     "a byte-level BPE": learned,
     "Llama 3": llama3,
@@ -129,4 +145,6 @@ KINDS: dict[str, Callable[[], dict[str, Any]]] = {
     "a Unigram": unigram,
     "a WordPiece": wordpiece,
     "a WordLevel": wordlevel,
+    "single characters": single_characters,
+    "single characters, as a BPE": merged_characters,
 }
