@@ -178,7 +178,7 @@ class LogFold(Generic[S]):
 
         For a first append, and for what is decided by an entry's absence: a reader takes a hole for the end.
         """
-        newest = -1 if self._is_whole else self._log.newest_seq()  # asked first: every entry before it is there by then
+        newest = -1 if self._is_whole else self._log.newest_seq()  # first: then all before it is there
         state = self.refresh()
         self._log.check_reaches(self.seq, newest)
         self._is_whole = True

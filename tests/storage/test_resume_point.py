@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from cairn.storage.checkpoints import checkpoint_shard
 from cairn.storage.checkpoints.resume_point import newest_verified
 from cairn.storage.errors import IntegrityError, NothingReadable, StoreUnavailable
 from cairn.storage.logs.log_entry import CheckpointReference
@@ -86,6 +87,25 @@ class Unreadable:
     def _refuse(self, key: str) -> None:
         if key.startswith(self.prefix):
             raise StoreUnavailable(f"{key}: cannot read: [Errno {errno.EIO}] Input/output error")
+
+
+@dataclass
+class Outage:
+    """A store that is away from the first read of a checkpoint on, until one was read so often."""
+
+    inner: ObjectStore
+    left: int
+    began: bool = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def read(self, key: str, **named: int) -> bytes:
+        self.began |= (is_checkpoint := "/checkpoints/" in key)
+        if self.began and self.left:
+            self.left -= is_checkpoint
+            raise StoreUnavailable(f"{key}: 503")
+        return self.inner.read(key, **named)
 
 
 def start(store: object) -> CheckpointReference | None:
@@ -213,6 +233,13 @@ def test_a_store_that_is_away_altogether_condemns_nothing(store: ObjectStore) ->
     away.prefix = "runs/"
     with pytest.raises(StoreUnavailable):
         newest_verified(log, writer=writer(), sleep=no_sleep)
+    assert states(store) == ["committed", "committed"]
+
+
+def test_an_outage_that_ends_with_the_last_failed_read_condemns_nothing(store: ObjectStore) -> None:
+    laid_out(store, 5, 10)
+    with pytest.raises(StoreUnavailable):
+        start(Outage(store, left=checkpoint_shard.READ_TRIES))
     assert states(store) == ["committed", "committed"]
 
 

@@ -283,6 +283,29 @@ def test_a_hold_that_comes_between_plan_and_superseding_saves_the_checkpoint(sto
     assert [item.why for item in report.items if item.step == 10] == ["pinned by an evaluation on host here (pid 1)"]
 
 
+def test_a_superseding_that_lost_its_number_to_an_evaluation_is_decided_again(store: ObjectStore) -> None:
+    log = laid_out(store, 10, 20, 30)
+    log.append(lambda state: measured(state, 20, 2.0), writer=writer())
+    rival, create = run_log(store), store.create
+
+    def overtaken(key: str, data: bytes) -> bool:
+        store.create = create  # type: ignore[method-assign]
+        rival.append(lambda state: measured(state, 10, 1.0), writer=writer())
+        return create(key, data)
+
+    store.create = overtaken  # type: ignore[method-assign]
+    report = swept(store, policy=CheckpointConfig(keep_last=1, keep_best=1))
+    assert [item.why for item in report.items if item.step == 10] == ["best 1 (val_loss 1)"]
+    assert folders(store) == [10, 20, 30]
+
+
+def measured(state: RunState, step: int, loss: float) -> object:
+    """Return the evaluation of a checkpoint."""
+    record = state.find(prefix_of(step))
+    assert record is not None
+    return evaluated(step, loss, manifest_sha256=record.committed.manifest_sha256)
+
+
 def test_a_superseded_checkpoint_a_killed_sweep_left_is_deleted_by_the_next(store: ObjectStore) -> None:
     laid_out(store, 10, 20, 30)
 

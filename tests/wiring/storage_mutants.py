@@ -3,6 +3,9 @@
 from tests.wiring.mutant import mutant
 
 ENTRY_LOG = "tests/storage/test_entry_log.py"
+HOLE = "tests/storage/test_log_hole.py"
+SWEEP = "storage/checkpoints/sweep.py"
+OVERTAKEN = "tests/storage/test_sweep.py::test_a_superseding_that_lost_its_number_to_an_evaluation_is_decided_again"
 FACTS = "tests/storage/test_manifest_facts.py"
 
 STORAGE_MUTANTS = (
@@ -54,6 +57,49 @@ STORAGE_MUTANTS = (
         "            local_store.forget_cached_bytes(path)\n",
         "            pass\n",
         "tests/storage/test_resume_point.py::test_a_second_look_does_not_come_from_memory",
+    ),
+    mutant(
+        "log-not-read-after-a-failed-read",
+        "storage/checkpoints/resume_point.py",
+        "        suspects = tuple(item.key for item in damaged)\n        log.refresh()\n",
+        "        suspects = tuple(item.key for item in damaged)\n",
+        "tests/storage/test_resume_point.py::test_an_outage_that_ends_with_the_last_failed_read_condemns_nothing",
+    ),
+    mutant(
+        "superseding-on-an-old-state",
+        SWEEP,
+        "self._append(partial(self._superseding, finding.key))",
+        "self._append(lambda state, key=finding.key: self._superseding(key, self._state))",
+        OVERTAKEN,
+    ),
+    mutant(
+        "superseding-without-a-new-plan",
+        SWEEP,
+        "if record is None or finding is None or not finding.is_over or state.is_needed(prefix):",
+        "if record is None or finding is None or state.is_needed(prefix):",
+        OVERTAKEN,
+    ),
+    mutant(
+        "log-not-whole-before-the-first-append",
+        "storage/logs/run_log.py",
+        "state = self.refresh_whole()",
+        "state = self.refresh()",
+        f"{HOLE}::test_an_entry_that_is_missing_is_named_and_nothing_is_written",
+    ),
+    mutant(
+        "registry-not-whole-before-the-first-append",
+        "storage/logs/registry.py",
+        "self.refresh_whole()",
+        "self.refresh()",
+        f"{HOLE}::test_a_missing_decision_of_a_registry_is_named_and_nothing_is_written",
+    ),
+    mutant(
+        "newest-name-asked-for-after-reading",
+        "storage/logs/fold_cache.py",
+        "        newest = -1 if self._is_whole else self._log.newest_seq()  # first: then all before it is there\n"
+        "        state = self.refresh()\n",
+        "        state = self.refresh()\n        newest = -1 if self._is_whole else self._log.newest_seq()\n",
+        f"{HOLE}::test_an_entry_that_is_appended_while_the_newest_name_is_asked_for_is_no_hole",
     ),
     mutant(
         "folder-fsync-forgiven",
