@@ -12,7 +12,8 @@ from cairn.reports.errors import RunNotFound
 from cairn.reports.queries import alias_history
 from cairn.reports.queries.run_lookup import FoundCheckpoint, configuration_of, read_checkpoints
 from cairn.storage.checkpoints import checkpoint
-from cairn.storage.checkpoints.resume_point import new_pin, pin_checkpoint, unpin_checkpoint
+from cairn.storage.checkpoints.fork_pin import open_fork
+from cairn.storage.checkpoints.resume_point import new_pin
 from cairn.storage.checkpoints.sweep import SweepAction, SweepKind
 from cairn.storage.errors import IntegrityError
 from cairn.storage.logs import log_entry, registry, run_entries, run_log, run_state
@@ -66,11 +67,10 @@ def fork_run(
         )
     body = _opening(found, run_id, config, record.committed, _choose_data(found, config, changed, base_dir))
     pin = new_pin(found.reference, this_placement(device="cpu", threads=1), fork=run_id)
-    if not pin_checkpoint(parent, pin, writer=log_entry.this_writer()):
-        raise IntegrityError(f"{found.reference.prefix} was given up meanwhile; fork another step")
-    opened = log.append(lambda state: body if state.opened is None else None, writer=log_entry.this_writer()).opened
-    if opened != body:
-        unpin_checkpoint(parent, pin, "another process opened the run first", writer=log_entry.this_writer())
+    state = open_fork(parent, body, pin, writer=log_entry.this_writer())
+    if state.opened is None:
+        raise InvalidConfiguration(f"run {run_id}: a sweep took this process for dead: run the same command again")
+    if state.opened != body:
         raise InvalidConfiguration(f"run {run_id} was opened by another process meanwhile: name another")
     return Fork(opened=body, changed=changed)
 

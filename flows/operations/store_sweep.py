@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
 
+from cairn.reports.errors import RunNotFound
 from cairn.reports.queries.run_lookup import configuration_of, find_run
 from cairn.storage.checkpoints.sweep import SweepAction, SweepReport
 from cairn.storage.logs.run_index import list_run_ids
@@ -47,15 +48,18 @@ def sweep_store(
     run_ids, until = list_run_ids(store), monotonic() + most_seconds
     first = random.randrange(len(run_ids)) if run_ids else 0
 
-    def sweep_one(run_id: str) -> StoreSweepRow:
+    def sweep_one(run_id: str) -> StoreSweepRow | None:
         if monotonic() >= until:
             return StoreSweepRow(run_id=run_id, action=SweepOutcome.NEXT_TIME, why="the time for this sweep was over")
         try:
             report = sweep_run_by_id(store, run_id, dry_run=dry_run)
+        except RunNotFound:  # a fork that was never opened
+            return None
         except Exception as error:  # one broken run must not keep the others from being swept
             return StoreSweepRow(run_id=run_id, action=SweepOutcome.FAILED, why=f"{error}" or type(error).__name__)
         superseded, freed = sum(item.action == SweepAction.SUPERSEDE for item in report.items), report.freed_bytes
         return StoreSweepRow(run_id=run_id, action=SweepOutcome.SWEPT, superseded=superseded, freed_bytes=freed)
 
     with ThreadPoolExecutor(4) as sweepers:
-        return tuple(sorted(sweepers.map(sweep_one, run_ids[first:] + run_ids[:first]), key=lambda row: row.run_id))
+        rows = sweepers.map(sweep_one, run_ids[first:] + run_ids[:first])
+        return tuple(sorted(filter(None, rows), key=lambda row: row.run_id))

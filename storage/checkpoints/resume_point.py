@@ -40,8 +40,10 @@ def newest_verified(
         state = log.refresh()
         known = {record.committed.prefix for record in failed}
         record = next((item for item in state.candidates if item.committed.prefix not in known), None)
+        if record is None and state.commits:
+            raise _nothing_readable(log, state, sleep)
         if record is None:
-            return _verified_beginning(log, state, sleep)
+            return verified_beginning(log, sleep=sleep)
         committed, reads = record.committed, checkpoint_shard.READ_TRIES if record.is_committed else 1
         trusted = record.is_committed and not quarantined and not state.is_doubted(committed.reference)
         evidence = collect_evidence(log, committed, record.suspects, reads=reads, sizes_only=trusted, sleep=sleep)
@@ -176,17 +178,27 @@ def _describe(evidence: tuple[ReadEvidence, ...]) -> str:
     return "; ".join(f"{item.key}: {item.found}, must be {item.expected}" for item in evidence)
 
 
-def _verified_beginning(log: RunLog, state: RunState, sleep: Callable[[float], None]) -> CheckpointReference | None:
-    """Return what a run without a commit begins with; raises `NothingReadable` after one, or if that is damaged."""
-    if state.commits:
-        lost = state.checkpoints[-1]
-        problem = f"run {log.run_id} has committed {state.commits} checkpoints and none can be read; the newest, step"
-        advice = f"{_ELSEWHERE}, or start over at step 0 with `cairn train --start-over`"
-        raise NothingReadable(f"{problem} {lost.committed.step}, is {lost.state}: {lost.detail}. {advice}")
+def verified_beginning(log: RunLog, *, sleep: Callable[[float], None]) -> CheckpointReference | None:
+    """Return what the run begins with, None for step 0; `NothingReadable` if a fork's parent has it no more."""
+    state = log.state
     if state.origin is not None:
         trusted = not state.is_doubted(state.origin.checkpoint)
         if evidence := collect_evidence(log, state.origin.checkpoint, sizes_only=trusted, sleep=sleep):
             begun = f"run {log.run_id} begins with step {state.origin.checkpoint.step} of run {state.origin.run_id}"
             found = f"which cannot be read: {_describe(evidence)}"
-            raise NothingReadable(f"{begun}, {found}. {_ELSEWHERE}, or fork another step")
+            left = "nothing is left to start over from" if state.commits else "there is nothing to begin with"
+            raise NothingReadable(f"{begun}, {found}; {left}. {_ELSEWHERE}, or fork another step")
     return state.beginning
+
+
+def _nothing_readable(log: RunLog, state: RunState, sleep: Callable[[float], None]) -> NothingReadable:
+    """Return the error of a run whose commits cannot be read; it advises to start over only where that is possible."""
+    lost = state.checkpoints[-1]
+    problem = f"run {log.run_id} has committed {state.commits} checkpoints and none can be read; the newest, step"
+    problem = f"{problem} {lost.committed.step}, is {lost.state}: {lost.detail}"
+    try:
+        beginning = verified_beginning(log, sleep=sleep)
+    except NothingReadable as error:
+        return NothingReadable(f"{problem}; {error}")
+    step = beginning.step if beginning else 0
+    return NothingReadable(f"{problem}. {_ELSEWHERE}, or start over at step {step} with `cairn train --start-over`")

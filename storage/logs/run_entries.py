@@ -266,6 +266,18 @@ class CheckpointUnpinned:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ForkAbandoned:
+    """In the log of a fork that is not open: the process that pinned its beginning has died, and the pin ends.
+
+    The process may have sent the opening entry already: this one has its number. The run can be opened after it.
+    """
+
+    pin_id: str
+    prefix: str
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointSuperseded(CheckpointReference):
     """Retention no longer keeps this checkpoint, and why; its bytes may be deleted."""
 
@@ -312,6 +324,7 @@ RUN_KINDS: Mapping[str, type] = {
     "checkpoint-restored": CheckpointRestored,
     "checkpoint-pinned": CheckpointPinned,
     "checkpoint-unpinned": CheckpointUnpinned,
+    "fork-abandoned": ForkAbandoned,
     "checkpoint-superseded": CheckpointSuperseded,
     "checkpoint-deleted": CheckpointDeleted,
     "run-finished": RunFinished,

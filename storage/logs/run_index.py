@@ -152,8 +152,10 @@ def list_run_ids(store: ObjectStore) -> list[str]:
 
 
 def is_empty(log: run_log.RunLog) -> bool:
-    """Whether a log that was read has no entry."""
-    return log.folded is None and log.state.opened is None and not log.state.attempts
+    """Whether a log that was read has no entry, or only those of forks that were never opened."""
+    if log.state.opened is not None or log.state.attempts:
+        return False
+    return log.folded is None or bool(log.state.abandoned_pins)
 
 
 def list_folders(store: ObjectStore) -> list[str]:

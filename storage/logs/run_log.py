@@ -69,6 +69,8 @@ def _apply(state: RunState, entry: log_entry.Entry) -> RunState:
             return replace(state, pins=(*state.pins, body))
         case kinds.CheckpointUnpinned():
             return replace(state, pins=_without_pin(state.pins, body.pin_id))
+        case kinds.ForkAbandoned():
+            return replace(state, abandoned_pins=(*state.abandoned_pins, body.pin_id))
     return state
 
 

@@ -98,7 +98,8 @@ class RunState:
     """The state of a run after the entries read so far.
 
     Old items of a `History` are read when they are asked for; what an attempt's start or end, a commit or a sweep
-    needs is in memory. `smallest_micro_batch` and `recomputes_activations` are what decisions after out-of-memory said.
+    needs is in memory. `smallest_micro_batch` and `recomputes_activations` are what decisions after out-of-memory said,
+    `abandoned_pins` those of a parent's log whose makers died before they opened this run.
     """
 
     opened: entries.RunOpened | None = None
@@ -109,6 +110,7 @@ class RunState:
     evaluations: fold_cache.History[entries.EvaluationRecorded] = field(default_factory=fold_cache.History)
     failed_evaluations: fold_cache.History[entries.EvaluationFailed] = field(default_factory=fold_cache.History)
     pins: tuple[entries.CheckpointPinned, ...] = ()
+    abandoned_pins: tuple[str, ...] = ()
     quarantines: tuple[entries.DataQuarantined, ...] = ()
     finished: entries.RunFinished | None = None
     deleted: entries.RunDeleted | None = None

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from cairn.model.configuration.data import DataConfig
+from cairn.storage.checkpoints.fork_pin import begin_again
 from cairn.storage.checkpoints.resume_point import newest_verified, quarantine_checkpoint
 from cairn.storage.errors import Fenced, IntegrityError, NothingReadable, ObjectMissing, StorageError
 from cairn.storage.logs import log_entry, run_entries, run_log, run_state, step_log
@@ -26,7 +27,7 @@ from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.attempt.injected_faults import injected_faults
 from cairn.tasks.configuration.settings import BudgetsConfig, LeaseConfig
 from cairn.tasks.errors import BudgetExhausted, InvalidConfiguration, LiveOwner
-from cairn.tasks.machine.placement import is_known_alive, is_known_dead
+from cairn.tasks.machine.placement import is_known_alive, is_known_dead, this_placement
 from cairn.tasks.machine.process_scopes import running_beside
 from cairn.tasks.policy import attempt_sizes, budgets, failures
 from cairn.tasks.policy.termination import DecisionAction, TerminationReason
@@ -56,7 +57,7 @@ def claim_attempt(log: run_log.RunLog, claimant: Claimant, start: Start) -> run_
 
     A fork without a commit resumes from the checkpoint it was forked from. Raises `LiveOwner` if another attempt is
     alive or claims first, `BudgetExhausted` if a lost attempt spent the last of the budget, `NothingReadable` if no
-    commit verifies and the claimant does not start over.
+    commit verifies and the claimant does not start over, or a fork's beginning does not verify either.
     """
     end_lost_attempt(log, claimant)
     while True:
@@ -67,7 +68,8 @@ def claim_attempt(log: run_log.RunLog, claimant: Claimant, start: Start) -> run_
         except NothingReadable:
             if not claimant.start_over or not log.state.commits:
                 raise
-            reference = log.state.beginning
+            here = this_placement(device="cpu", threads=1)
+            reference = begin_again(log, here, writer=claimant.writer, sleep=claimant.sleep)
         before = log.state.latest_attempt
         state = log.append(partial(_next_attempt, log, reference, start), writer=claimant.writer)
         if state.open_attempt is not None and state.latest_attempt > before:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
+from cairn.storage.checkpoints.fork_pin import judge_fork_pin
 from cairn.storage.checkpoints.resume_point import unpin_entry
 from cairn.storage.checkpoints.sweep import Finding, SweepPlan, SweepReport, parse_checkpoint_folder, sweep
 from cairn.storage.errors import IntegrityError, StorageError, WriterTooOld
@@ -33,16 +34,15 @@ class RetentionTerms:
     """The facts that a plan needs beside the run's state.
 
     `dead_pins` are the pins whose owner was known dead before any registry or other run was read; only then does a
-    registry without a decision prove that none will follow. Of the runs forked from this one `young_forks` have no
-    checkpoint of their own to resume from, and `grown_forks` have one, or need none.
+    registry without a decision prove that none will follow. `fork_pins` are the findings on the pins of forks, by id:
+    of those that were there before the forks were read.
     """
 
     policy: CheckpointConfig
     suite_sha256: str
     aliases: Mapping[str, registry.RegistryState] = field(default_factory=dict)
     dead_pins: frozenset[str] = frozenset()
-    young_forks: frozenset[str] = frozenset()
-    grown_forks: frozenset[str] = frozenset()
+    fork_pins: Mapping[str, Finding] = field(default_factory=dict)
 
 
 def plan_retention(terms: RetentionTerms, state: run_state.RunState, folders: Sequence[str]) -> SweepPlan:
@@ -135,12 +135,11 @@ class _Rules:
 
 
 def _judge_pin(terms: RetentionTerms, pin: CheckpointPinned) -> Finding:
+    if pin.fork is not None:
+        new = Finding(key=pin.pin_id, is_over=False, why=f"run {pin.fork} was forked from it meanwhile")
+        return terms.fork_pins.get(pin.pin_id, new)
     process = f"process {pin.pinned_by.pid} on host {pin.pinned_by.host}, which pinned it,"
     is_dead = pin.pin_id in terms.dead_pins
-    if pin.fork is not None:
-        is_over = pin.fork in terms.grown_forks or (is_dead and pin.fork not in terms.young_forks)
-        why = "needs it no more" if is_over else "has no checkpoint of its own yet"
-        return Finding(key=pin.pin_id, is_over=is_over, why=f"run {pin.fork}, which was forked from it, {why}")
     if pin.alias is None:
         why = f"{process} {'has died' if is_dead else 'may still read it'}"
         return Finding(key=pin.pin_id, is_over=is_dead, why=f"{_for(pin)}: {why}")
@@ -187,19 +186,18 @@ def sweep_run(
 def retention_terms(
     log: run_log.RunLog, policy: CheckpointConfig, suite_sha256: str, *, dry_run: bool
 ) -> RetentionTerms:
-    """Return the facts for a plan; without `dry_run`, the undecided offers of dead processes are refused meanwhile."""
+    """Return the facts for a plan; without `dry_run`, what dead processes offered or forked is closed meanwhile."""
     pins = log.refresh().pins
     dead = tuple(pin for pin in pins if is_known_dead(pin.pinned_by))
     aliases = sorted({*registry.list_aliases(log.store), *(pin.alias for pin in pins if pin.alias)})
-    forks = {pin.fork: run_log.RunLog(log.store, pin.fork).refresh() for pin in pins if pin.fork}
-    grown = frozenset(name for name, state in forks.items() if state.readable or state.finished or state.deleted)
+    writer = None if dry_run else log_entry.this_writer()
+    forks = (judge_fork_pin(log.store, pin, is_dead=pin in dead, writer=writer) for pin in pins if pin.fork)
     return RetentionTerms(
         policy=policy,
         suite_sha256=suite_sha256,
         aliases={alias: _read_alias(log, alias, () if dry_run else dead, dry_run=dry_run) for alias in aliases},
         dead_pins=frozenset(pin.pin_id for pin in dead),
-        grown_forks=grown,
-        young_forks=frozenset(name for name, state in forks.items() if state.opened) - grown,
+        fork_pins={finding.key: finding for finding in forks},
     )
 
 
@@ -234,7 +232,7 @@ def check_deletion(log: run_log.RunLog) -> tuple[str, ...]:
     """Return the aliases that deleting the run keeps from being rolled back to it; raises `GateRefused` if needed.
 
     Needed are the checkpoint of an alias, that of its next rollback, one that is being offered, and the origin of a
-    fork that has no checkpoint of its own. Changes nothing.
+    fork that has too few checkpoints of its own. Changes nothing.
     """
     state = log.refresh()
     log_entry.refuse_old_writer(state.closed_to_writers(), f"run {log.run_id}")
@@ -301,7 +299,7 @@ def _reasons_of_pins(terms: RetentionTerms, state: run_state.RunState) -> Iterat
         pin = pins.get(finding.key)
         if pin is None or finding.is_over or finding.key in decided:
             continue
-        how = f"; `cairn train --run-id {pin.fork}` makes one, `cairn delete {pin.fork}` gives it up"
+        how = f"; `cairn train --run-id {pin.fork}` makes more, `cairn delete {pin.fork}` gives it up"
         yield f"step {pin.step}: {finding.why}{how if pin.fork else ''}"
 
 

@@ -119,13 +119,16 @@ def test_windows_that_were_drawn_before_the_fork_are_drawn_again(parent: Writing
     assert fork(parent).quarantined_windows == set()
 
 
-def test_the_parents_checkpoint_is_kept_until_the_fork_has_its_own(parent: WritingRun) -> None:
-    fork(parent)
+def test_the_parents_checkpoint_is_kept_until_the_fork_has_as_many_as_it_keeps(parent: WritingRun) -> None:
+    fork(parent, "checkpoint.keep_last=2")
     parent.commit(30)
     assert kept_steps(parent) == [10, 30]
     child = WritingRun(log=RunLog(parent.log.store, FORK), config=parent.config, manifest=parent.manifest)
     child.start()
     child.commit(12)
+    child.commit(14)
+    assert kept_steps(parent) == [10, 30], "its attempt was started with the three of its configuration"
+    child.commit(16)
     assert kept_steps(parent) == [30]
 
 

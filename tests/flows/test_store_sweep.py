@@ -5,6 +5,9 @@ from random import Random
 from typing import Any
 
 from cairn.flows.operations.store_sweep import StoreSweepRow, SweepOutcome, sweep_store
+from cairn.storage.logs.log_entry import this_writer
+from cairn.storage.logs.run_entries import ForkAbandoned
+from cairn.storage.logs.run_log import RunLog
 from cairn.storage.stores.local_store import LocalStore
 from tests.fabricated_run import fabricate
 
@@ -47,6 +50,13 @@ def test_what_the_open_attempt_is_staging_stays(store: LocalStore) -> None:
     store.write(staging, b"half")
     swept(store)
     assert store.read(staging) == b"half"
+
+
+def test_a_fork_that_was_never_opened_is_no_run(store: LocalStore) -> None:
+    three_runs(store)
+    body = ForkAbandoned(pin_id="p", prefix="runs/ann/checkpoints/step-00000010-attempt-0001", why="it died")
+    RunLog(store, "twin").append(lambda state: body, writer=this_writer())
+    assert swept(store).keys() == {"ann", "bea", "cy"}
 
 
 def test_a_dry_run_deletes_nothing(store: LocalStore) -> None:

@@ -4,6 +4,7 @@ Owns the final examination and the liveness that follows: a fresh attempt claims
 single entries and single deletions are in `raw_history`.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from cairn.storage.checkpoints.checkpoint import checkpoint_target
@@ -12,7 +13,7 @@ from cairn.storage.logs.registry import Registry
 from cairn.storage.logs.run_log import RunLog, fold
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.errors import LiveOwner, TaskError
-from tests.protocol.processes import PREFIX, Process, claim_and_load, commit, delete, end_attempt, stage
+from tests.protocol.processes import PREFIX, Process, claim_and_load, commit, delete, end_attempt, stage, sweep
 from tests.protocol.raw_history import (
     BROKEN,
     GONE,
@@ -25,6 +26,7 @@ from tests.protocol.raw_history import (
     read_raw,
     require,
     tell_aliases,
+    tell_others,
     tell_run,
 )
 from tests.protocol.world import Ledger, WatchedStore
@@ -41,7 +43,24 @@ def examine(store: WatchedStore, ledger: Ledger) -> RawRun:
     _require_readers_agree(left, told)
     _require_acknowledged(left, told, ledger)
     _require_bytes(left, told, ledger)
+    for run, other in tell_others(left, f"{PREFIX}/"):
+        _require_fork(left, told, run, other, ledger)
     return told
+
+
+def _require_fork(store: ObjectStore, parent: RawRun, run: str, told: RawRun, ledger: Ledger) -> None:
+    """What the product reads of a fork is what its entries say, and what it needs of its parent is there."""
+    log = RunLog(store, run.split("/")[1])
+    state = fold(log.read_entries())
+    require(log.refresh() == state and state.refused == (), "readers agree", run)
+    require([item.committed.prefix for item in state.readable] == told.readable, "readers agree", run)
+    needed = told.needed_beginning
+    if needed is not None and needed not in ledger.broken:
+        damage = find_damage(store, parent.commits[needed])
+        require(damage is None and parent.status[needed] == READABLE, "a fork keeps its beginning", damage)
+    for prefix in told.readable:
+        damage = None if prefix in ledger.broken else find_damage(store, told.commits[prefix])
+        require(damage is None, "committed verifies", damage)
 
 
 def continue_run(store: WatchedStore, ledger: Ledger, *, seen_as: object | None = None) -> None:
@@ -62,8 +81,26 @@ def continue_run(store: WatchedStore, ledger: Ledger, *, seen_as: object | None 
             return _finish_deletion(process, store, ledger)
         require(False, "the run goes on", f"{type(error).__name__}: {error}")
     told = examine(store, ledger)
+    _continue_fork(replace(process, run="twin"))
+    examine(store, ledger)
     mine = checkpoint_target(RUN, step=step, attempt=attempt).prefix
     require(told.readable[0] == mine, "the run goes on", f"newest is {told.readable[0]}, not {mine}")
+
+
+def _continue_fork(process: Process) -> None:
+    """Where there is a fork, it goes on: with its own newest checkpoint or its beginning, even after a sweep."""
+    told = dict(tell_others(mirrored(process.store.inner), f"{PREFIX}/")).get(process.prefix)
+    if told is None or not told.opened or told.deleted:
+        return
+    sweep(replace(process, run=RUN))
+    log = process.log()
+    try:
+        attempt, step = _claim_and_load(process, log)
+        commit(process, log, stage(process, step=step + 1, attempt=attempt))
+        end_attempt(process, log, attempt)
+    except (StorageError, TaskError) as error:
+        spoiled = process.ledger.broken & told.status.keys()
+        require(spoiled, "a fork goes on", f"{type(error).__name__}: {error}")
 
 
 def _finish_deletion(process: Process, store: WatchedStore, ledger: Ledger) -> None:
@@ -112,10 +149,13 @@ def _require_acknowledged(store: ObjectStore, told: RawRun, ledger: Ledger) -> N
         entries = raw.setdefault(log, read_raw(store, log))
         kept = int(seq) < len(entries) and entries[int(seq)]["write_id"] == write_id
         require(kept, "nothing acknowledged is lost", name)
-    lost = ledger.committed.keys() - told.status.keys()
+    commits = dict(told.commits)
+    for _, other in tell_others(store, f"{PREFIX}/"):
+        commits |= other.commits
+    lost = ledger.committed.keys() - commits.keys()
     require(not lost, "nothing acknowledged is lost", lost)
     for prefix, digest in ledger.committed.items():
-        require(told.commits[prefix]["state_sha256"] == digest, "content", prefix)
+        require(commits[prefix]["state_sha256"] == digest, "content", prefix)
 
 
 def _require_bytes(store: ObjectStore, told: RawRun, ledger: Ledger) -> None:

@@ -106,6 +106,7 @@ class Process:
     clock: VirtualClock = field(default_factory=VirtualClock)
     shard_bytes: int = 16
     mistaken: Callable[[], bool] = lambda: False
+    run: str = RUN
 
     @property
     def placement(self) -> Placement:
@@ -130,7 +131,11 @@ class Process:
         return Writer(host=self.host, pid=self.pid, attempt=attempt)
 
     def log(self) -> RunLog:
-        return RunLog(as_store(self.store), RUN)
+        return RunLog(as_store(self.store), self.run)
+
+    @property
+    def prefix(self) -> str:
+        return f"runs/{self.run}"
 
 
 _PRESENT: ContextVar[Process] = ContextVar("present")
@@ -162,21 +167,23 @@ def open_run(process: Process) -> None:
     process.ledger.acknowledge("opened")
 
 
-def claim(process: Process, log: RunLog) -> AttemptStarted:
+def claim(process: Process, log: RunLog, **named: Any) -> AttemptStarted:
     """Claim the next attempt as the flow does."""
     with being(process):
-        started = attempt_entries.claim_attempt(log, _claimant(process), partial(_start, process))
+        started = attempt_entries.claim_attempt(log, claimant(process, **named), partial(_start, process))
     process.ledger.acknowledge(f"claimed {started.attempt}")
     return started
 
 
-def _claimant(process: Process) -> attempt_entries.Claimant:
+def claimant(process: Process, **named: Any) -> attempt_entries.Claimant:
+    """Return who claims or deletes in the name of the process."""
     return attempt_entries.Claimant(
         lease=LEASE,
         budgets=BudgetsConfig(),
         writer=process.writer(),
         monotonic=process.clock.monotonic,
         sleep=process.clock.sleep,
+        **named,
     )
 
 
@@ -209,7 +216,7 @@ def stage(process: Process, *, step: int, attempt: int) -> StagedCheckpoint:
     weights = (floats("a", step, 1, 2), floats("b", attempt, 3, 4))
     return checkpoint.stage_checkpoint(
         as_store(process.store),
-        target=checkpoint_target(RUN, step=step, attempt=attempt),
+        target=checkpoint_target(process.run, step=step, attempt=attempt),
         groups=(TensorGroup(name="weights", records=weights),),
         trainer=trainer_document(step),
         uploads=UploadOptions(shard_bytes=process.shard_bytes),
@@ -234,7 +241,7 @@ def _commit_again(process: Process, attempt: int, act: Callable[[], object]) -> 
     try:
         act()
     except Fenced as error:
-        told = tell_run(process.store.inner, PREFIX)
+        told = tell_run(process.store.inner, process.prefix)
         require(told.owner != attempt, "committing again is harmless", error)
         raise
 
@@ -242,7 +249,7 @@ def _commit_again(process: Process, attempt: int, act: Callable[[], object]) -> 
 def beat(process: Process, attempt: int, step: int) -> None:
     """Show life."""
     heartbeat = Heartbeat(attempt=attempt, beat=step, step=step, train_loss=1.0, tokens=step, gpu_seconds=1.0)
-    write_heartbeat(as_store(process.store), PREFIX, heartbeat)
+    write_heartbeat(as_store(process.store), process.prefix, heartbeat)
 
 
 def end_attempt(process: Process, log: RunLog, attempt: int, reason: str = "preempted", **named: Any) -> None:
@@ -318,7 +325,7 @@ def evaluate(
 
 def _require_gone_for_a_reason(process: Process, prefix: str, during: int | None, error: IntegrityError) -> None:
     """Only damage, a later attempt, a deletion, or one that takes the evaluator for dead takes its bytes away."""
-    told = tell_run(process.store.inner, PREFIX)
+    told = tell_run(process.store.inner, process.prefix)
     is_over = told.deleted or (during is not None and during != told.claims)
     gone = is_over or prefix in process.ledger.broken or process.pid in process.ledger.mourned
     require(gone, "what is pinned stays", f"{prefix}: {error}")
@@ -334,7 +341,7 @@ def promote(process: Process, prefix: str) -> None:
     if record is None:
         return
     evaluations = evaluations_of(state, record.committed.manifest_sha256)
-    candidate = Candidate(run_id=RUN, reference=record.committed.reference, evaluations=evaluations, by="me")
+    candidate = Candidate(run_id=process.run, reference=record.committed.reference, evaluations=evaluations, by="me")
     rules = PromotionRules(required=(SuiteReference(name=SUITE.name, sha256=SUITE.sha256),))
     try:
         with being(process):
@@ -361,10 +368,10 @@ def sweep(process: Process) -> None:
 
 def delete(process: Process) -> None:
     """Delete the run as the verb does."""
-    claimant = _claimant(process)
+    owner = claimant(process)
     deletion = RunDeleted(by="me", why="")
     with being(process):
-        retention.delete_run(process.log(), deletion, claimant)
+        retention.delete_run(process.log(), deletion, owner)
     process.ledger.acknowledge("deleted")
 
 
@@ -377,7 +384,9 @@ def train(process: Process, *, commits: int, evaluated: bool = False, finish: bo
         beat(process, number, step)
         commit(process, log, stage(process, step=step, attempt=number))
         if evaluated:
-            evaluate(process, checkpoint_target(RUN, step=step, attempt=number).prefix, measured(1 / step), number)
+            evaluate(
+                process, checkpoint_target(process.run, step=step, attempt=number).prefix, measured(1 / step), number
+            )
     if finish:
         finish_run(process, log, number)
     end_attempt(process, log, number, "completed" if finish else "preempted")
@@ -397,7 +406,7 @@ def claim_and_load(process: Process, log: RunLog) -> tuple[int, int]:
             return started.attempt, load(process, reference)
         except IntegrityError as error:
             assert reference is not None
-            if tell_run(process.store.inner, PREFIX).owner != started.attempt:
+            if tell_run(process.store.inner, process.prefix).owner != started.attempt:
                 raise
             is_forgiven = reference.prefix in process.ledger.broken - forgiven
             require(is_forgiven, "a resume point can be read", f"{started.attempt}: {error}")
@@ -407,7 +416,7 @@ def claim_and_load(process: Process, log: RunLog) -> tuple[int, int]:
 
 def write_as_a_newer_program(process: Process) -> None:
     """Claim the run as a program of tomorrow does: with an entry that this one cannot understand."""
-    store, log = as_store(process.store), f"{PREFIX}/log"
+    store, log = as_store(process.store), f"{process.prefix}/log"
     last = read_raw(store, log)[-1]
     seq = last["seq"] + 1
     body = {"attempt": 2, "something": "new"}

@@ -54,6 +54,7 @@ def quick_world() -> Iterator[pytest.MonkeyPatch]:
         patch.setattr(cairn.storage.logs.run_log, "FOLD_EVERY_ENTRIES", 3)
         patch.setattr(cairn.tasks.evaluator.evaluation_run, "this_placement", present_placement)
         patch.setattr(cairn.tasks.checkpoints.promotion, "this_placement", present_placement)
+        patch.setattr(cairn.tasks.attempt.attempt_entries, "this_placement", present_placement)
         patch.setattr(cairn.tasks.attempt.attempt_entries, "is_known_dead", present_belief)
         patch.setattr(cairn.tasks.checkpoints.retention, "is_known_dead", present_belief)
         yield patch

@@ -45,6 +45,10 @@ class RawRun:
     opened: bool = False
     finished: bool = False
     deleted: bool = False
+    beginning: str | None = None
+    keeps: int = 1
+    grown: bool = False
+    abandoned: set[str] = field(default_factory=set)
     order: list[str] = field(default_factory=list)
     commits: dict[str, dict[str, Any]] = field(default_factory=dict)
     status: dict[str, str] = field(default_factory=dict)
@@ -76,8 +80,16 @@ class RawRun:
         require(raw["resume"] == must, "resume points", f"seq {raw['seq']} says {raw['resume']}, must say {must}")
 
     def _run_opened(self, body: dict[str, Any], raw: dict[str, Any]) -> None:
-        require(not self.opened and raw["seq"] == 0, "no entry twice", "a run is opened once, first")
+        first = not self.opened and raw["seq"] == len(self.abandoned)
+        require(first, "no entry twice", "a run is opened once, first")
         self.opened = True
+        if origin := body["forked_from"]:
+            self.beginning, self.keeps = origin["checkpoint"]["prefix"], origin["config"]["checkpoint"]["keep_last"]
+
+    def _fork_abandoned(self, body: dict[str, Any], raw: dict[str, Any]) -> None:
+        may = not self.opened and body["pin_id"] not in self.abandoned
+        require(may, "no entry twice", f"pin {body['pin_id']} is given up in a run that is open, or again")
+        self.abandoned.add(body["pin_id"])
 
     def _attempt_started(self, body: dict[str, Any], raw: dict[str, Any]) -> None:
         require(not self.deleted, "a deleted run is over", f"attempt {body['attempt']} of a deleted run")
@@ -85,7 +97,10 @@ class RawRun:
         require(self.owner is None, "one owner", f"attempt {body['attempt']} while {self.owner} is open")
         self.claims = self.owner = body["attempt"]
         self.resumed = body["resumed_from"]["prefix"] if body["resumed_from"] else None
-        newest = next(iter(self.readable), None)
+        newest = next(iter(self.readable), self.beginning)
+        if self.beginning is not None:
+            self.keeps = body["config"]["checkpoint"]["keep_last"]
+            self.grown = self.grown and self.resumed != self.beginning
         require(self.resumed == newest, "resumes from the newest", f"{self.resumed}, newest is {newest}")
         self.pins = {name: pin for name, pin in self.pins.items() if pin["during_attempt"] is None}
 
@@ -152,6 +167,11 @@ class RawRun:
             if status in (READABLE, BROKEN):
                 self._set(prefix, GIVEN_UP)
 
+    @property
+    def needed_beginning(self) -> str | None:
+        """The checkpoint of another run that this fork cannot do without."""
+        return None if self.grown or self.finished or self.deleted else self.beginning
+
     def pins_of(self, prefix: str) -> list[str]:
         """Return the ids of the pins in force on a checkpoint."""
         return [name for name, pin in self.pins.items() if pin["prefix"] == prefix]
@@ -168,6 +188,7 @@ class RawRun:
             {name: self.commits[prefix][name] for name in ("step", "attempt", "prefix", "manifest_sha256")}
             for prefix in self.readable[:RESUME_POINTS]
         ]
+        self.grown = self.grown or len(self.readable) >= self.keeps
 
 
 def mirrored(
@@ -231,6 +252,12 @@ def tell_run(store: ObjectStore, run: str) -> RawRun:
     for raw in read_raw(store, f"{run}/log"):
         told.take(raw)
     return told
+
+
+def tell_others(store: ObjectStore, prefix: str) -> Iterator[tuple[str, RawRun]]:
+    """Yield the runs beside that of a checkpoint's folder, with what their raw entries say."""
+    own = "/".join(prefix.split("/")[:2])
+    yield from ((run, tell_run(store, run)) for run in store.folders("runs") if run != own)
 
 
 def find_damage(store: ObjectStore, body: dict[str, Any]) -> str | None:
@@ -311,3 +338,5 @@ def _prove_checkpoint_deletable(store: ObjectStore, told: RawRun, prefix: str, r
     require(not told.pins_of(prefix), rule, f"{prefix}: is pinned")
     require(told.resumed != prefix, rule, f"{prefix}: an attempt resumes from it")
     require(all(body["prefix"] != prefix for body in reached(store)), rule, f"{prefix}: an alias reaches it")
+    needing = [run for run, other in tell_others(store, prefix) if other.needed_beginning == prefix]
+    require(not needing, "a fork keeps its beginning", f"{prefix}: {needing} begins with it")

@@ -12,6 +12,7 @@ from cairn.storage.logs.run_entries import RUN_KINDS
 from cairn.storage.stores.object_store import ObjectStore
 from tests.full_amount import FULL, share_of
 from tests.protocol.enumeration import default_cases, operations, run_case
+from tests.protocol.forks import FORK, FORKS
 from tests.protocol.holes import HOLES
 from tests.protocol.invariants import continue_run, examine
 from tests.protocol.processes import ALIAS, PREFIX, Process
@@ -31,7 +32,7 @@ OTHER_KINDS: dict[str, str] = {
 
 
 @pytest.mark.parametrize("kind", ["memory", "local"])
-@pytest.mark.parametrize("scenario", (*SCENARIOS, *HOLES), ids=lambda scenario: scenario.name)
+@pytest.mark.parametrize("scenario", (*SCENARIOS, *FORKS, *HOLES), ids=lambda scenario: scenario.name)
 def test_a_fault_at_any_operation_breaks_no_invariant(
     scenario: Scenario, kind: str, quick_folder: Path, record_property: Callable[[str, object], None]
 ) -> None:
@@ -72,14 +73,14 @@ def appended(scenario: Scenario, folder: Path) -> set[str]:
     """Kinds of the entries that the scenario itself appends."""
     copies = Copies("memory", folder, world_before(scenario))
     store = copies.fresh()
-    logs = (f"{PREFIX}/log", f"models/{ALIAS}/log")
+    logs = (f"{PREFIX}/log", f"models/{ALIAS}/log", f"runs/{FORK}/log")
     before = {log: len(read_raw(store.inner, log)) for log in logs}
     scenario.act(Process(store=store, ledger=deepcopy(copies.snapshot.ledger)))
     return {raw["kind"] for log in logs for raw in read_raw(store.inner, log)[before[log] :]}
 
 
 def test_every_kind_of_entry_is_appended_by_a_scenario(tmp_path: Path) -> None:
-    found = set().union(*(appended(scenario, tmp_path) for scenario in SCENARIOS))
+    found = set().union(*(appended(scenario, tmp_path) for scenario in (*SCENARIOS, *FORKS)))
     assert {*RUN_KINDS, *MODEL_KINDS} - found - OTHER_KINDS.keys() == set()
 
 

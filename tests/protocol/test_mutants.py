@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.protocol.enumeration import all_cases, run_case
+from tests.protocol.forks import FORKS
 from tests.protocol.holes import HOLES
 from tests.protocol.mutants import MUTANTS, Mutant
 from tests.protocol.raw_history import Violation
@@ -19,7 +20,7 @@ SEEDS = 600
 def hunt(mutant: Mutant, folder: Path) -> str | None:
     """Return what the first violation says, or None where nobody noticed."""
     try:
-        for scenario in (item for item in (*SCENARIOS, *HOLES) if item.name in mutant.scenarios):
+        for scenario in (item for item in (*SCENARIOS, *FORKS, *HOLES) if item.name in mutant.scenarios):
             copies = Copies("memory", folder, world_before(scenario))
             for case in all_cases(scenario, copies):
                 run_case(case, copies)
@@ -34,7 +35,7 @@ def hunt(mutant: Mutant, folder: Path) -> str | None:
 def test_the_mutant_is_caught(
     mutant: Mutant, tmp_path: Path, quick: pytest.MonkeyPatch, record_property: Callable[[str, object], None]
 ) -> None:
-    for scenario in (*SCENARIOS, *HOLES):
+    for scenario in (*SCENARIOS, *FORKS, *HOLES):
         world_before(scenario)  # by honest code
     mutant.patch(quick)
     caught = hunt(mutant, tmp_path)

@@ -165,7 +165,7 @@ def test_an_offer_of_a_dead_process_is_refused_for_it(log: RunLog) -> None:
 
 def test_a_fork_without_a_checkpoint_of_its_own_needs_it(log: RunLog) -> None:
     fork(log)
-    with pytest.raises(GateRefused, match=r"run twin, .*; `cairn train --run-id twin` makes one, `cairn delete twin`"):
+    with pytest.raises(GateRefused, match=r"run twin, .*; `cairn train --run-id twin` makes more, `cairn delete twin`"):
         delete(log)
 
 

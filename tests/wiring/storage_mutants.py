@@ -7,6 +7,8 @@ HOLE = "tests/storage/test_log_hole.py"
 SWEEP = "storage/checkpoints/sweep.py"
 OVERTAKEN = "tests/storage/test_sweep.py::test_a_superseding_that_lost_its_number_to_an_evaluation_is_decided_again"
 FACTS = "tests/storage/test_manifest_facts.py"
+FORK_PIN = "storage/checkpoints/fork_pin.py"
+FORK_TESTS = "tests/storage/test_fork_pin.py"
 
 STORAGE_MUTANTS = (
     mutant(
@@ -116,5 +118,55 @@ STORAGE_MUTANTS = (
         "if folder.is_dir():",
         "tests/protocol/test_power_cuts.py::"
         "test_a_folder_made_by_a_process_that_died_before_it_was_synced_is_synced_by_the_next_that_writes_there",
+    ),
+    mutant(
+        "pin-of-a-fork-ends-with-its-maker",
+        FORK_PIN,
+        "    if state.opened is None:\n        return is_abandoned,",
+        "    if state.opened is None or is_abandoned:\n        return is_abandoned,",
+        f"{FORK_TESTS}::test_a_pin_outlives_the_process_that_forked",
+    ),
+    mutant(
+        "fork-is-grown-once-it-is-claimed",
+        FORK_PIN,
+        "    if state.finished is not None or",
+        "    if state.attempts or",
+        f"{FORK_TESTS}::test_a_claim_alone_does_not_end_the_pin",
+    ),
+    mutant(
+        "fork-is-grown-with-its-first-commit",
+        FORK_PIN,
+        "return own >= keep,",
+        "return own >= 1,",
+        f"{FORK_TESTS}::test_the_beginning_stays_until_the_fork_has_as_many_commits_as_it_keeps",
+    ),
+    mutant(
+        "fork-opened-before-its-pin",
+        FORK_PIN,
+        "    if not pin_checkpoint(parent, pin, writer=writer):",
+        "    RunLog(parent.store, body.run_id).append(partial(_unless_too_late, body, pin), writer=writer)\n"
+        "    if not pin_checkpoint(parent, pin, writer=writer):",
+        f"{FORK_TESTS}::test_a_fork_is_not_opened_unless_its_beginning_is_pinned",
+    ),
+    mutant(
+        "loser-of-a-fork-keeps-its-pin",
+        FORK_PIN,
+        '        unpin_checkpoint(parent, pin, "another process opened the run first", writer=writer)',
+        "        pass",
+        f"{FORK_TESTS}::test_who_loses_the_race_for_a_fork_leaves_no_pin",
+    ),
+    mutant(
+        "dead-fork-not-closed",
+        FORK_PIN,
+        "    if state.opened is not None or pin.pin_id in state.abandoned_pins:\n        return None",
+        "    if True:\n        return None",
+        f"{FORK_TESTS}::test_a_late_birth_after_a_sweep_opens_nothing",
+    ),
+    mutant(
+        "starting-over-without-a-look",
+        FORK_PIN,
+        "verified_beginning(log, sleep=sleep), log.state.origin",
+        "log.state.beginning, log.state.origin",
+        f"{FORK_TESTS}::test_a_fork_whose_beginning_is_damaged_does_not_claim_it",
     ),
 )
