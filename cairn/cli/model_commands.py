@@ -18,15 +18,16 @@ from cairn.tasks.policy.termination import ExitCode
 from cairn.tasks.text import format, output
 
 Form = Annotated[Literal["nanogpt", "llm.c"], Parameter(name="--format")]
-TokenPaths = Annotated[tuple[str, ...], Parameter(negative="", consume_multiple=True, help=".bin files, in order")]
+TokenPaths = Annotated[tuple[str, ...], Parameter(negative="", consume_multiple=True, help="token files, in order")]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportedFile:
-    """A token file that was written."""
+    """A token file that was written, of so many tokens of type `dtype`."""
 
     path: str
     tokens: int
+    dtype: str
 
 
 def models(*, history: Flag = False, store: Url = "", json: Json = False) -> None:
@@ -192,16 +193,18 @@ def import_tokens(
     tokenizer: str = "",
     vocab_size: int = 0,
     end_of_text: int = -1,
+    dtype: Literal["uint16", "uint32", "uint64"] | None = None,
     allow_shared: Flag = False,
     store: Url = "",
     json: Json = False,
 ) -> None:
-    """Make a data snapshot of nanoGPT's or llm.c's .bin files; every token is kept as it is.
+    """Make a data snapshot of token files (raw, .npy, llm.c, Megatron); every token is kept as it is.
 
     Args:
         tokenizer: the tokenizer.json that made the tokens.
         vocab_size: without a tokenizer: how many ids there are (50257 for GPT-2); text is then shown as numbers.
         end_of_text: without a tokenizer: the id that ends a document [the greatest].
+        dtype: the type of the tokens in files that do not say it [uint16].
         allow_shared: import although train and val share documents.
 
     Examples:
@@ -213,7 +216,7 @@ def import_tokens(
     chosen = open_chosen_store(store)
     meaning = token_import.given_tokenizer(tokenizer, vocab_size, end_of_text)
     files: token_import.TokenFiles = {"train": [*map(Path, train)], "val": [*map(Path, val)]}
-    made = token_import.import_tokens(chosen, files, meaning, allow_shared=allow_shared)
+    made = token_import.import_tokens(chosen, files, meaning, dtype=dtype or "", allow_shared=allow_shared)
     if json:
         output.print_document(made)
         return
@@ -231,7 +234,7 @@ def export_tokens(
 
     Args:
         folder: where the files go; nothing there is overwritten.
-        form: nanogpt writes train.bin and val.bin, llm.c files with its header.
+        form: nanogpt writes train.bin and val.bin, llm.c files with its header; uint32 above 65,536 ids.
 
     Examples:
         cairn export-tokens quickstart ./tokens
@@ -239,12 +242,12 @@ def export_tokens(
     """
     from cairn.reports.queries.data_summary import find_snapshot
     from cairn.storage.snapshots.data_snapshot import SnapshotFiles
-    from cairn.storage.snapshots.token_shard import TokenFileFormat, inspect_token_file
     from cairn.tasks.data import token_import
+    from cairn.tasks.data.token_files import TokenFileFormat
 
     chosen = open_chosen_store(store)
     files = SnapshotFiles(chosen, find_snapshot(chosen, reference).snapshot_id, work_folder(os.environ) / "snapshots")
-    paths = token_import.export_tokens(files, Path(folder), TokenFileFormat(form))
-    written = tuple(ExportedFile(path=str(path), tokens=inspect_token_file(path).tokens) for path in paths)
-    lines = (f"{file.path}  {file.tokens:,} tokens" for file in written)
+    made = token_import.export_tokens(files, Path(folder), TokenFileFormat(form))
+    written = tuple(ExportedFile(path=str(file.path), tokens=file.tokens, dtype=file.dtype.name) for file in made)
+    lines = (f"{file.path}  {file.tokens:,} tokens, {file.dtype}" for file in written)
     output.print_document(written) if json else output.print_line("\n".join(lines))

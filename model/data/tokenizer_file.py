@@ -20,7 +20,7 @@ _UNSPELLED = "\N{ZERO WIDTH JOINER}" * 64
 """Stands for a token that no text may become: so many in a row, which join nothing, are in no text."""
 _PROBE = "Don't  repeat 3000000 lines:\r\n\t``b'' é 漢字 مر 😀 <s>" + "a" * 200
 _MAX_TOKEN_CHARACTERS, _MEAN_CHARACTERS = 1024, 8
-_MAX_VOCABULARY, _MAX_ADDED_TOKENS, _MAX_ADDED_GROUPS = 512 * 1024, 16 * 1024, 128
+MAX_VOCABULARY, _MAX_ADDED_TOKENS, _MAX_ADDED_GROUPS = 512 * 1024, 16 * 1024, 128
 _MAX_PARTS_BYTES, _MAX_COMPONENTS, _MAX_AFFIX, _MAX_COUNT = 32 * 1024, 16, 16, 999
 _MAX_PATTERN, _MAX_REPETITIONS = 2048, 4
 _AFFIXES = ("prepend", "prefix", "replacement", "continuing_subword_prefix", "end_of_word_suffix")
@@ -108,7 +108,7 @@ def _check_vocabulary(document: Any, model: dict[str, Any], added: Sequence[Mapp
     size = len(msgspec.json.encode({**document, "model": {**model, "vocab": 0, "merges": 0}, "added_tokens": 0}))
     if size > _MAX_PARTS_BYTES:
         raise _refused(f"beside the tokens it has {size:,} bytes", f"at most {_MAX_PARTS_BYTES:,}")
-    _check_tokens("vocab", [item if isinstance(item, str) else item[0] for item in model["vocab"]], _MAX_VOCABULARY)
+    _check_tokens("vocab", [item if isinstance(item, str) else item[0] for item in model["vocab"]], MAX_VOCABULARY)
     _check_tokens("added_tokens", [token["content"] for token in added], _MAX_ADDED_TOKENS)
     groups = 1 + sum(one["special"] is not next["special"] for one, next in itertools.pairwise(added))
     if groups > _MAX_ADDED_GROUPS:  # the library builds its automaton again for each

@@ -1,8 +1,9 @@
-"""Imports token files of nanoGPT and llm.c as a snapshot, and exports one; documents end with their token or file."""
+"""Imports token files as a snapshot, and exports one; documents end with their token, their index or their file."""
 
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -12,14 +13,15 @@ from tokenizers import AddedToken, models, pre_tokenizers
 from tokenizers import Tokenizer as TokenizerFile
 
 from cairn.model.data.tokenizer import END_OF_TEXT, Tokenizer
+from cairn.model.data.tokenizer_file import MAX_VOCABULARY
 from cairn.model.errors import InvalidInput
 from cairn.storage.errors import StorageError
-from cairn.storage.snapshots import data_snapshot, token_shard
+from cairn.storage.snapshots import data_snapshot
 from cairn.storage.snapshots.snapshot_manifest import SPLITS, DocumentRow, SnapshotManifest, SnapshotSource, SplitName
-from cairn.storage.snapshots.token_shard import MAX_TOKEN_ID, TOKEN, TokenFile, TokenFileFormat
 from cairn.storage.stores import codec, object_store
-from cairn.tasks.data import foreign_tokenizer, snapshot_lookup, snapshot_writer
+from cairn.tasks.data import foreign_tokenizer, snapshot_lookup, snapshot_writer, token_files
 from cairn.tasks.data.document import InvalidCorpus, short_hash
+from cairn.tasks.data.token_files import TokenFile, TokenFileFormat
 from cairn.tasks.errors import InvalidConfiguration
 
 DOCUMENT_TOKENS = 1 << 20
@@ -33,8 +35,8 @@ TokenFiles: TypeAlias = Mapping[SplitName, Sequence[Path]]
 
 def numbered_vocabulary(vocab_size: int, end_of_text_id: int) -> Tokenizer:
     """Return a tokenizer that decodes every id to its number, for tokens without a tokenizer."""
-    if not 2 <= vocab_size <= MAX_TOKEN_ID + 1:
-        raise InvalidCorpus(f"--vocab-size {vocab_size}: must lie in 2 to {MAX_TOKEN_ID + 1}, what 16 bits hold")
+    if not 2 <= vocab_size <= MAX_VOCABULARY:
+        raise InvalidCorpus(f"--vocab-size {vocab_size}: must lie in 2 to {MAX_VOCABULARY}")
     if not 0 <= end_of_text_id < vocab_size:
         raise InvalidCorpus(f"--end-of-text {end_of_text_id}: must lie in 0 to {vocab_size - 1} (vocab-size - 1)")
     names = {END_OF_TEXT if number == end_of_text_id else str(number): number for number in range(vocab_size)}
@@ -45,11 +47,19 @@ def numbered_vocabulary(vocab_size: int, end_of_text_id: int) -> Tokenizer:
 
 
 def import_tokens(
-    store: object_store.ObjectStore, files: TokenFiles, tokenizer: Tokenizer, *, allow_shared: bool = False
+    store: object_store.ObjectStore,
+    files: TokenFiles,
+    tokenizer: Tokenizer,
+    *,
+    dtype: str = "",
+    allow_shared: bool = False,
 ) -> snapshot_lookup.SnapshotReference:
-    """Publish the snapshot of these tokens; InvalidCorpus also for a document in both splits, if not `allow_shared`."""
+    """Publish the snapshot of these tokens, of `dtype` where a file does not say it.
+
+    Raises InvalidCorpus, also for a document in both splits, if not `allow_shared`.
+    """
     with tempfile.TemporaryDirectory(prefix="cairn-import-") as staging:
-        importing = _Import(tokenizer)
+        importing = _Import(tokenizer, dtype)
         try:
             manifest = importing.run(files, Path(staging))
         except StorageError as error:
@@ -62,22 +72,22 @@ def import_tokens(
     return snapshot_lookup.SnapshotReference(snapshot_id=snapshot_id, manifest=manifest)
 
 
-def export_tokens(snapshot: data_snapshot.SnapshotFiles, folder: Path, form: TokenFileFormat) -> tuple[Path, ...]:
+def export_tokens(snapshot: data_snapshot.SnapshotFiles, folder: Path, form: TokenFileFormat) -> tuple[TokenFile, ...]:
     """Verify both splits, write them into `folder` and return the files; raises InvalidCorpus or StorageError."""
-    vocab_size = snapshot.manifest.vocab_size
-    if vocab_size > MAX_TOKEN_ID + 1:
-        rule = f"{form} files hold 16-bit ids, so at most {MAX_TOKEN_ID + 1}"
-        raise InvalidCorpus(f"data/{snapshot.snapshot_id}: its vocabulary has {vocab_size} ids; rule: {rule}")
-    folder.mkdir(parents=True, exist_ok=True)
     shards = {split: [shard.tokens() for shard in snapshot.shards(split)] for split in SPLITS}
-    return tuple(path for split in SPLITS for path in token_shard.write_token_files(folder, split, shards[split], form))
+    folder.mkdir(parents=True, exist_ok=True)
+    written = (
+        token_files.write_token_files(folder, split, shards[split], form, vocab_size=snapshot.manifest.vocab_size)
+        for split in SPLITS
+    )
+    return tuple(chain.from_iterable(written))
 
 
 class _Import:
     """One import: its sources so far, and the documents that both splits have."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, dtype: str) -> None:
+        self._tokenizer, self._dtype, self._vocab_size = tokenizer, dtype, tokenizer.vocab_size
         self._sources: list[SnapshotSource] = []
         self._val_digests: set[bytes] = set()
         self.shared, self.first_shared = 0, ""
@@ -90,10 +100,12 @@ class _Import:
         names = Counter(path.name for split in SPLITS for path in files[split])
         if twice := sorted(name for name in names if names[name] > 1):
             raise InvalidCorpus(f"{twice[0]}: two files have this name; rule: names tell documents' sources apart")
+        for path in (path for split in SPLITS for path in files[split]):
+            self._inspect(path)  # all before the first is read, which may take hours
         with snapshot_writer.SnapshotWriter(folder, self._tokenizer) as writer:
             for split in reversed(SPLITS):
                 for path in files[split]:
-                    self._add_file(token_shard.inspect_token_file(path), split, writer)
+                    self._add_file(self._inspect(path), split, writer)
         for split in SPLITS:
             if not writer.sizes[split]["bytes"]:
                 raise InvalidCorpus(f"--{split}: holds nothing but ends of text; rule: each split has a document")
@@ -101,9 +113,14 @@ class _Import:
         sources = sorted(self._sources, key=lambda source: source.name)
         return writer.manifest(sources, val_fraction=tokens["val"] / sum(tokens.values()))
 
+    def _inspect(self, path: Path) -> TokenFile:
+        found = token_files.inspect_token_file(path, self._dtype)
+        found.require_ids(self._vocab_size, self._tokenizer.end_of_text_id)
+        return found
+
     def _add_file(self, file: TokenFile, split: SplitName, writer: snapshot_writer.SnapshotWriter) -> None:
         before, tokens, documents = file.path.stat(), file.map(), 0
-        for start, stop in _documents(tokens, self._tokenizer.end_of_text_id):
+        for start, stop in _documents(tokens, self._tokenizer.end_of_text_id, file.document_ends):
             try:
                 writer.add_tokens(split, tokens[start:stop])
             except StorageError as error:
@@ -112,7 +129,7 @@ class _Import:
             text = self._tokenizer.decode(tokens[start : stop - ends].tolist()).encode("utf-8")
             row = DocumentRow(
                 source=file.path.name,
-                offset_bytes=file.header_bytes + start * TOKEN.itemsize,
+                offset_bytes=file.header_bytes + start * file.dtype.itemsize,
                 bytes=len(text),
                 tokens=stop - start,
                 split=split,
@@ -134,16 +151,24 @@ class _Import:
         )
 
 
-def _documents(tokens: NDArray[Any], end_of_text_id: int) -> Iterator[tuple[int, int]]:
-    """Yield (start, stop) of each document; it ends after its end of text, at `DOCUMENT_TOKENS`, or with the file."""
+def _documents(
+    tokens: NDArray[Any], end_of_text_id: int, document_ends: NDArray[np.int64]
+) -> Iterator[tuple[int, int]]:
+    """Yield (start, stop) of each document.
+
+    It ends after its end of text, where the index says, at `DOCUMENT_TOKENS`, or with the file.
+    """
     start = 0
     for first in range(0, len(tokens), _PEEK_TOKENS):
-        ends = np.flatnonzero(tokens[first : first + _PEEK_TOKENS] == end_of_text_id) + first + 1
-        for stop in (*ends.tolist(), min(first + _PEEK_TOKENS, len(tokens))):
+        last = min(first + _PEEK_TOKENS, len(tokens))
+        marked = np.flatnonzero(tokens[first:last] == end_of_text_id) + first + 1
+        indexed = document_ends[slice(*np.searchsorted(document_ends, (first, last), side="right"))]
+        ends = np.union1d(marked, indexed)
+        for stop in (np.union1d(ends, last) if last == len(tokens) else ends).tolist():
             while stop - start > DOCUMENT_TOKENS:
                 yield start, start + DOCUMENT_TOKENS
                 start += DOCUMENT_TOKENS
-            if stop > start and (tokens[stop - 1] == end_of_text_id or stop == len(tokens)):
+            if stop > start:
                 yield start, stop
                 start = stop
 

@@ -258,7 +258,16 @@ def test_exported_token_files_are_listed_with_their_tokens(cairn: Cairn, tmp_pat
         np.arange(first, first + 1000, dtype="<u2").tofile(tmp_path / f"{name}.bin")
     made = cairn("import-tokens", "--train", "train.bin", "--val", "val.bin", "--vocab-size", "50257", "--json")
     written = json.loads(cairn("export-tokens", json.loads(made.out)["snapshot_id"], "out", "--json").out)
-    assert written == [{"path": f"out/{name}.bin", "tokens": 1000} for name in ("train", "val")]
+    assert written == [{"path": f"out/{n}.bin", "tokens": 1000, "dtype": "uint16"} for n in ("train", "val")]
+
+
+def test_the_type_of_wide_tokens_without_a_header_is_an_option(cairn: Cairn, tmp_path: Path) -> None:
+    for name, first in (("train", 100_000), ("val", 500)):
+        np.arange(first, first + 1000, dtype="<u4").tofile(tmp_path / f"{name}.bin")
+    arguments = ("import-tokens", "--train", "train.bin", "--val", "val.bin", "--vocab-size", "128256")
+    refused = cairn(*arguments)
+    assert refused.code == 2 and "Say the width that it has: --dtype uint32" in refused.err
+    assert "train  1,000 tokens" in cairn(*arguments, "--dtype", "uint32").out
 
 
 def test_an_import_without_a_vocabulary_is_refused(cairn: Cairn) -> None:

@@ -1,4 +1,6 @@
 import struct
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -7,12 +9,14 @@ import pytest
 from cairn.model.data.token_windows import TokenWindows
 from cairn.model.data.tokenizer import Tokenizer
 from cairn.storage.snapshots.data_snapshot import DOCUMENTS, SnapshotFiles, open_snapshot
-from cairn.storage.snapshots.snapshot_manifest import DocumentRow, TokenSpan, documents_between
-from cairn.storage.snapshots.token_shard import TokenFileFormat
+from cairn.storage.snapshots.snapshot_manifest import SPLITS, DocumentRow, TokenSpan, documents_between
+from cairn.storage.stores import codec
 from cairn.storage.stores.local_store import LocalStore
 from cairn.tasks.data.document import InvalidCorpus
 from cairn.tasks.data.foreign_tokenizer import parse_tokenizer
+from cairn.tasks.data.token_files import TokenFileFormat
 from cairn.tasks.data.token_import import TokenFiles, export_tokens, import_tokens, numbered_vocabulary
+from tests.tasks.token_file_bytes import megatron_index, npy
 
 BYTES = Tokenizer.bytes()
 END = BYTES.end_of_text_id
@@ -56,7 +60,7 @@ def train_documents(snapshot: SnapshotFiles) -> list[DocumentRow]:
 
 def test_nanogpts_files_come_back_byte_for_byte(store: LocalStore, files: TokenFiles, tmp_path: Path) -> None:
     written = export_tokens(opened(store, files, tmp_path), tmp_path / "out", TokenFileFormat.NANOGPT)
-    assert [path.read_bytes() for path in written] == [stream(TRAIN), stream(VAL)]
+    assert [file.path.read_bytes() for file in written] == [stream(TRAIN), stream(VAL)]
 
 
 def test_llm_cs_files_come_back_byte_for_byte(store: LocalStore, tmp_path: Path) -> None:
@@ -67,20 +71,20 @@ def test_llm_cs_files_come_back_byte_for_byte(store: LocalStore, tmp_path: Path)
         "val": (write(tmp_path, "val_000000.bin", header(val) + val),),
     }
     written = export_tokens(opened(store, given, tmp_path), tmp_path / "out", TokenFileFormat.LLM_C)
-    assert [path.name for path in written] == ["train_000000.bin", "val_000000.bin"]
-    assert [path.read_bytes() for path in written] == [header(train) + train, header(val) + val]
+    assert [file.path.name for file in written] == ["train_000000.bin", "val_000000.bin"]
+    assert [file.path.read_bytes() for file in written] == [header(train) + train, header(val) + val]
 
 
 def test_one_trainers_files_become_the_others(store: LocalStore, files: TokenFiles, tmp_path: Path) -> None:
     written = export_tokens(opened(store, files, tmp_path), tmp_path / "out", TokenFileFormat.LLM_C)
-    assert written[0].read_bytes() == header(stream(TRAIN)) + stream(TRAIN)
+    assert written[0].path.read_bytes() == header(stream(TRAIN)) + stream(TRAIN)
 
 
 def test_several_files_are_one_stream_in_the_order_given(store: LocalStore, tmp_path: Path) -> None:
     parts = tuple(write(tmp_path, f"train_{number}.bin", stream([text])) for number, text in enumerate(TRAIN))
     given: TokenFiles = {"train": parts, "val": (write(tmp_path, "val.bin", stream(VAL)),)}
     written = export_tokens(opened(store, given, tmp_path), tmp_path / "out", TokenFileFormat.NANOGPT)
-    assert written[0].read_bytes() == stream(TRAIN)
+    assert written[0].path.read_bytes() == stream(TRAIN)
 
 
 def test_the_manifest_counts_what_was_imported(store: LocalStore, files: TokenFiles) -> None:
@@ -122,7 +126,7 @@ def test_without_an_end_of_text_a_file_is_cut_into_documents_that_fit_into_memor
     snapshot = opened(store, given, tmp_path)
     sizes = [row.tokens for row in train_documents(snapshot)]
     assert sizes == [10, 10, 10, 10, 7]
-    assert export_tokens(snapshot, tmp_path / "out", TokenFileFormat.NANOGPT)[0].read_bytes() == content
+    assert export_tokens(snapshot, tmp_path / "out", TokenFileFormat.NANOGPT)[0].path.read_bytes() == content
 
 
 def test_an_id_outside_the_vocabulary_is_refused_by_file_and_place(store: LocalStore, tmp_path: Path) -> None:
@@ -170,18 +174,104 @@ def test_ids_without_a_tokenizer_stay_numbers(store: LocalStore, files: TokenFil
 
 
 @pytest.mark.parametrize(
-    ("vocab_size", "end", "why"), [(65537, 0, "must lie in 2 to 65536"), (100, 100, "must lie in 0 to 99")]
+    ("vocab_size", "end", "why"), [(524_289, 0, "must lie in 2 to 524288"), (100, 100, "must lie in 0 to 99")]
 )
-def test_a_vocabulary_that_16_bits_do_not_hold_is_refused(vocab_size: int, end: int, why: str) -> None:
+def test_a_vocabulary_that_no_tokenizer_has_is_refused(vocab_size: int, end: int, why: str) -> None:
     with pytest.raises(InvalidCorpus, match=why):
         numbered_vocabulary(vocab_size, end)
 
 
-def test_a_snapshot_of_wider_ids_is_not_exported(
+WIDE_IDS = {"train": [*range(65_500, 65_600), 69_999, 7, 69_999], "val": [*range(100, 200), 65_540, 69_999]}
+
+
+@pytest.mark.parametrize("form", list(TokenFileFormat))
+def test_a_snapshot_of_wider_ids_is_exported_in_32_bits(
+    store: LocalStore, tmp_path: Path, form: TokenFileFormat
+) -> None:
+    given: TokenFiles = {
+        split: (write(tmp_path, f"{split}.npy", npy(np.array(ids, "<i8"))),) for split, ids in WIDE_IDS.items()
+    }
+    wide = numbered_vocabulary(70_000, 69_999)
+    written = export_tokens(opened(store, given, tmp_path, wide), tmp_path / "out", form)
+    assert [(file.dtype.name, file.map().tolist()) for file in written] == [
+        ("uint32", WIDE_IDS[split]) for split in ("train", "val")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "dtype"),
+    [(lambda ids: npy(np.array(ids, "<i8")), ""), (lambda ids: np.array(ids, "<u4").tobytes(), "uint32")],
+    ids=[".npy", "raw"],
+)
+def test_every_kind_of_file_gives_the_same_documents(
+    store: LocalStore, files: TokenFiles, tmp_path: Path, content: Callable[[list[int]], bytes], dtype: str
+) -> None:
+    wanted = import_tokens(store, files, BYTES).manifest
+    for split, texts in (("train", TRAIN), ("val", VAL)):
+        write(tmp_path, f"{split}.bin", content(np.frombuffer(stream(texts), "<u2").tolist()))
+    found = import_tokens(store, files, BYTES, dtype=dtype).manifest
+    shards = [[item for item in each.objects if item.tokens] for each in (wanted, found)]
+    assert (found.splits, shards[1]) == (wanted.splits, shards[0])
+
+
+def test_megatrons_documents_end_where_its_index_says(store: LocalStore, files: TokenFiles, tmp_path: Path) -> None:
+    ids = [BYTES.encode_batch([text])[0] for text in TRAIN]  # without --append-eod nothing marks their ends
+    lengths = [len(each) for each in ids]
+    tokens = np.array([id for each in ids for id in each], "<i4")
+    write(tmp_path, "train.bin", tokens.tobytes())
+    write(tmp_path, "train.idx", megatron_index(lengths, [0, 1, 2, 3], tokens.dtype))
+    rows = train_documents(opened(store, files, tmp_path))
+    places = [(row.offset_bytes // 4, row.tokens) for row in rows]
+    assert places == [(0, lengths[0]), (lengths[0], lengths[1]), (lengths[0] + lengths[1], lengths[2])]
+
+
+def test_megatrons_documents_end_at_the_bounds_of_what_is_held_too(
     store: LocalStore, files: TokenFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("cairn.tasks.data.token_import.DOCUMENT_TOKENS", 10)
+    monkeypatch.setattr("cairn.tasks.data.token_import._PEEK_TOKENS", 16)
+    tokens = np.arange(64, 64 + 60, dtype="<u2")
+    write(tmp_path, "train.bin", tokens.tobytes())
+    write(tmp_path, "train.idx", megatron_index([5, 11, 0, 16, 28], [0, 1, 3, 5], tokens.dtype))
     snapshot = opened(store, files, tmp_path)
-    monkeypatch.setattr("cairn.tasks.data.token_import.MAX_TOKEN_ID", 255)
-    with pytest.raises(InvalidCorpus, match="its vocabulary has 257 ids; rule: nanogpt files hold 16-bit ids"):
-        export_tokens(snapshot, tmp_path / "out", TokenFileFormat.NANOGPT)
-    assert not (tmp_path / "out").exists()
+    assert [row.tokens for row in train_documents(snapshot)] == [5, 10, 1, 10, 10, 10, 10, 4]
+
+
+def test_with_marked_ends_megatrons_files_are_imported_as_without_their_index(
+    store: LocalStore, files: TokenFiles, tmp_path: Path
+) -> None:
+    alone = import_tokens(store, files, BYTES)
+    lengths = [len(stream([text])) // 2 for text in TRAIN]
+    write(tmp_path, "train.idx", megatron_index(lengths, [0, 1, 2, 3], np.dtype("<u2")))
+    assert import_tokens(store, files, BYTES) == alone
+
+
+def test_a_later_file_that_is_refused_is_refused_before_anything_is_read(
+    store: LocalStore, files: TokenFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cairn.tasks.data.token_import._documents", lambda *_: pytest.fail("read"))
+    files["train"][0].write_bytes(b"PAR1" * 100)
+    with pytest.raises(InvalidCorpus, match="a Parquet file"):
+        import_tokens(store, files, BYTES)
+
+
+TODAY = {  # of what was read before other kinds were: the manifest without its files, documents and tokens
+    "nanoGPT's": (stream(TRAIN), stream(VAL), 0, "8aced0f725b2b230"),
+    "llm.c's": (header(stream(TRAIN)) + stream(TRAIN), header(stream(VAL)) + stream(VAL), 0, "b8c7a7f98c34b279"),
+    "numbers": (np.arange(5000, dtype="<u2"), np.arange(9000, 9100, dtype="<u2"), 50257, "480f78b25822f341"),
+}
+
+
+@pytest.mark.parametrize("kind", TODAY)
+def test_what_was_read_already_is_read_as_it_was(store: LocalStore, tmp_path: Path, kind: str) -> None:
+    train, val, vocab_size, digest = TODAY[kind]
+    given: TokenFiles = {
+        "train": (write(tmp_path, "train.bin", bytes(train)),),
+        "val": (write(tmp_path, "val.bin", bytes(val)),),
+    }
+    tokenizer = numbered_vocabulary(vocab_size, vocab_size - 1) if vocab_size else BYTES
+    snapshot = opened(store, given, tmp_path, tokenizer)
+    spans = [TokenSpan(split=split, start=0, stop=10**9) for split in SPLITS]
+    parts = (replace(snapshot.manifest, objects=()), documents_between(snapshot.path(DOCUMENTS), spans))
+    tokens = b"".join(shard.tokens().tobytes() for split in SPLITS for shard in snapshot.shards(split))
+    assert codec.sha256(codec.encode(parts) + tokens)[:16] == digest
