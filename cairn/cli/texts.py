@@ -160,7 +160,7 @@ def describe_plan(plan: "TrainingPlan", config: "RunConfig") -> Iterator[tuple[s
         train, val, unit, begin = data.train_bytes, data.val_bytes, "bytes", "not tokenized yet"
         files = f"{files} ({format_list([*data.sources], 4)})"
     split = "" if train is None or val is None else f", {describe_split(train, val, unit, data.val_fraction)}"
-    yield "data", f"{begin}: {files}{split}"
+    yield "data", "; ".join((f"{begin}: {files}{split}", *data.notes))
     shape = f"{format_count(model.n_layer, 'layer')}, {format_count(model.n_head, 'head')}, width {model.n_embd}"
     vocabulary = f"{data.vocab_size:,} ids{'' if data.snapshot_id else ' at most'}, block {model.block_size:,}"
     yield "model", f"{config.model_family}: {plan.parameters:,} parameters ({shape}, {vocabulary})"

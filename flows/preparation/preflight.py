@@ -16,6 +16,7 @@ from pathlib import Path
 from cairn.flows.preparation.training_request import ResolvedRequest, configure_run
 from cairn.model.configuration.data import SMALLEST_BPE_VOCABULARY, DataConfig
 from cairn.model.configuration.training import TrainingConfig
+from cairn.model.data.tokenizer import Tokenizer
 from cairn.model.estimates import numerics, size_estimate
 from cairn.reports.exporters.exporters import check_exporters
 from cairn.storage.errors import StoreRefused, StoreUnavailable
@@ -110,9 +111,8 @@ def preparing_text(
         thread.join()
 
 
-def wanted_vocab_size(data: DataConfig, base_dir: Path) -> int:
-    """Return how many ids the tokenizer that the configuration asks for has."""
-    given = snapshot_build.given_tokenizer(data, base_dir)
+def wanted_vocab_size(data: DataConfig, given: Tokenizer | None) -> int:
+    """Return how many ids the tokenizer that the configuration asks for has; `given` is one that is not learned."""
     return given.vocab_size if given else data.bpe_vocab_size or SMALLEST_BPE_VOCABULARY
 
 
@@ -123,7 +123,7 @@ def _check_data(store: object_store.ObjectStore, config: RunConfig, base_dir: Pa
         snapshot_build.check_block_size(manifest, config.model.block_size, config.data)
         vocab_size = manifest.vocab_size
     else:
-        vocab_size = wanted_vocab_size(config.data, base_dir)
+        vocab_size = wanted_vocab_size(config.data, snapshot_build.given_tokenizer(config.data, base_dir))
         if config.data.tokenizer.endswith(".json"):
             corpus.preview_corpus(config.data, base_dir)
         else:  # a token of our own byte-level tokenizers is known to hold at least a byte

@@ -33,7 +33,8 @@ class PlanAction(StrEnum):
 class PlannedData:
     """The data, with the bytes of each source by its name; of a text that was not read the sizes of splits are None.
 
-    Without a snapshot there are no tokens yet, and `vocab_size` is the one asked for.
+    Without a snapshot there are no tokens yet, and `vocab_size` is the one asked for. `notes` say what of the tokenizer
+    is turned off, and what it does not know.
     """
 
     snapshot_id: str | None = None
@@ -44,6 +45,7 @@ class PlannedData:
     val_bytes: int | None
     val_fraction: float
     vocab_size: int
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -162,18 +164,21 @@ def _data(log: run_log.RunLog, config: RunConfig, base_dir: Path) -> PlannedData
             val_bytes=val.bytes,
             val_fraction=manifest.val_fraction,
             vocab_size=manifest.vocab_size,
+            notes=found.notes,
         )
     sizes: dict[snapshot_manifest.SplitName, int] = {}
     if all(source.sha256 or source.border is not None for source in sources):  # else there is much, not looked at
         sizes = dict.fromkeys(snapshot_manifest.SPLITS, 0)
         for split, size_bytes in (size for source in sources for size in source.sizes(data.val_fraction)):
             sizes[split] += size_bytes
+    given = snapshot_build.given_tokenizer(data, base_dir)
     return PlannedData(
         sources={source.name: source.bytes for source in sources},
         train_bytes=sizes.get("train"),
         val_bytes=sizes.get("val"),
         val_fraction=data.val_fraction,
-        vocab_size=preflight.wanted_vocab_size(data, base_dir),
+        vocab_size=preflight.wanted_vocab_size(data, given),
+        notes=snapshot_lookup.describe_turned_off(given.turned_off if given else ()),
     )
 
 

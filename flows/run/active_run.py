@@ -157,7 +157,7 @@ def open_run(resolved: training_request.ResolvedRequest, steps: Steps, host: Hos
     """Return the run ready for its next attempt, opened first where the log does not know it; raises `ConfigDrift`."""
     log = resolved.open_log()
     opened = log.refresh().opened
-    is_new, memory = opened is None, None
+    is_new, memory, notes = opened is None, None, tuple[str, ...]()
     config = training_request.configure_run(resolved, log.state, os.environ)
     group = trainer_group.trainer_group(config.training, os.environ)
     if config.training.micro_batch == "auto" and not log.state.attempts:  # before a warm trainer takes its share
@@ -165,7 +165,7 @@ def open_run(resolved: training_request.ResolvedRequest, steps: Steps, host: Hos
     if log.state.finished is None:
         host.warm.start(placement.trainer_folder(os.environ, log.run_id))
     if opened is None:
-        opened = _record_opening(log, config, resolved.base_dir, steps, host)
+        opened, notes = _record_opening(log, config, resolved.base_dir, steps, host)
         config = keep_numerics(config, opened.config)  # another process may have been first
     check_drift(opened.config, config, run_id=log.run_id)
     manifest = read_manifest(log.store, opened.data_snapshot) if is_new or memory else None
@@ -180,7 +180,8 @@ def open_run(resolved: training_request.ResolvedRequest, steps: Steps, host: Hos
     run = ActiveRun(log, config, host, origin, start_over=resolved.request.start_over, micro_batch=chosen)
     if is_new and manifest:
         train, val = manifest.split("train").tokens, manifest.split("val").tokens
-        run.say(describe_split(train, val, "tokens", manifest.val_fraction))
+        for line in (describe_split(train, val, "tokens", manifest.val_fraction), *notes):
+            run.say(line)
     if resolved.configuration is None:
         _say_ignored(run)
     return run
@@ -209,8 +210,8 @@ def _choose_threads(config: RunConfig, warm: trainer_process.WarmTrainer, work_d
 
 def _record_opening(
     log: run_log.RunLog, wanted: RunConfig, base_dir: Path, steps: Steps, host: Host
-) -> run_entries.RunOpened:
-    """Append run-opened with data, initial weights and this machine's fastest numerics; return the log's entry."""
+) -> tuple[run_entries.RunOpened, tuple[str, ...]]:
+    """Append run-opened with data, weights and this machine's fastest numerics; return the log's, and what to say."""
     store_probe.probe_store(log.store)
     folder, work_dir = placement.work_folder(os.environ), placement.trainer_folder(os.environ, log.run_id)
     text, ask = Text(data=wanted.data, base_dir=base_dir, cache_dir=folder), partial(host.warm.measure_speed, work_dir)
@@ -244,7 +245,7 @@ def _record_opening(
     )
     opened = log.append(lambda state: body if state.opened is None else None, writer=log_entry.this_writer()).opened
     assert opened is not None
-    return opened
+    return opened, snapshot.notes
 
 
 def claim_next_attempt(run: ActiveRun) -> run_entries.AttemptStarted:

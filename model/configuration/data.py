@@ -43,7 +43,8 @@ class DataConfig(Section, use_attribute_docstrings=True):
     max_document_bytes: Annotated[int, Field(ge=64)] = 256 * 1024
     """longer documents are cut, at a paragraph or a line where there is one"""
     max_rejected_fraction: Annotated[float, Field(ge=0.0, le=1.0)] = 0.01
-    """share of the documents that may be unusable before the data is refused"""
+    """share of the documents that may be unusable, and of the text that a tokenizer.json may not know, before the data
+    is refused"""
     deduplicate: bool = False
     """leave out documents that are byte for byte equal to an earlier one"""
     weights: tuple[PositiveNumber, ...] = ()

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import hashlib
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Self
 
 import numpy as np
@@ -13,16 +13,23 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as _Tokenizer
 
 from cairn.model.configuration.data import SMALLEST_BPE_VOCABULARY
-from cairn.model.data.tokenizer_file import without_token
+from cairn.model.data.tokenizer_file import unknown_id_of, without_token
 from cairn.model.errors import InvalidInput
 
 END_OF_TEXT = "<|endoftext|>"
 KNOWN_ENDS_OF_TEXT = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
+_EVERY_BYTE = "".join(
+    map(chr, [*range(256), *range(256, 0x800, 64), *range(0x800, 0xD800, 0x1000), *range(0xE000, 0x110000, 0x1000)])
+)
+"""Characters whose UTF-8 has every byte that UTF-8 can have."""
 _SURROUNDINGS = ("{0}", "a {0} b", "a{0}b", "\n{0}\n", "{0}{0}")
 
 
 class Tokenizer:
-    """A vocabulary with an end-of-text token. `train_bpe` and `bytes` round-trip every text unchanged."""
+    """A vocabulary with an end-of-text token. `train_bpe` and `bytes` round-trip every text unchanged.
+
+    `turned_off` names what its file asks for and would give a text more than one encoding, or a part of one.
+    """
 
     def __init__(self, inner: _Tokenizer) -> None:
         """Wrap a loaded tokenizer; one without an end-of-text token raises InvalidInput."""
@@ -31,8 +38,7 @@ class Tokenizer:
             raise InvalidInput(f"tokenizer has no end-of-text token; add one of {', '.join(KNOWN_ENDS_OF_TEXT)} to it")
         # Text that spells the marker stays text: a document must not be able to end itself.
         inner.encode_special_tokens = True
-        inner.no_padding()
-        inner.no_truncation()
+        self.turned_off = tuple(_turn_off(inner))
         self._inner = inner
         self.end_of_text_id = ends[0]
 
@@ -114,6 +120,45 @@ class Tokenizer:
             problem = "a part of the text, by its spelling or because the tokenizer does not know it, becomes"
             raise InvalidInput(f"{problem} {self.end_of_text!r} (id {self.end_of_text_id}), which ends documents")
 
+    def count_unknown(
+        self, texts: Sequence[str], ids: NDArray[np.uint32], lengths: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Return the bytes of each of the encoded texts that the tokenizer does not know (len(texts),).
+
+        They are in unknown tokens that the text does not spell; without an unknown token, in characters that are lost.
+        """
+        (token, unknown_id), inner, found = self._unknown, self._inner, np.zeros(len(texts), dtype=np.int64)
+        if unknown_id is None:
+            if self._finder is None:
+                return found
+            inner, unknown_id = self._finder, self.end_of_text_id
+            ids, lengths = _encode_flat(inner, texts)
+        numbers = np.unique(np.repeat(np.arange(len(texts)), lengths)[ids == unknown_id])
+        encodings = inner.encode_batch([texts[number] for number in numbers], add_special_tokens=False)
+        for number, encoding in zip(numbers, encodings, strict=True):
+            offsets = np.array(encoding.offsets)[np.array(encoding.ids) == unknown_id]
+            parts = (texts[number][start:stop] for start, stop in offsets)
+            found[number] = sum(len(part.encode()) for part in parts if part != token)
+        return found
+
+    @functools.cached_property
+    def _unknown(self) -> tuple[str, int | None]:
+        """The unknown token and its id; "" and None without one."""
+        if isinstance(model := self._inner.model, models.Unigram):
+            found = unknown_id_of(self._inner)
+            return ("", None) if found is None else (str(self._inner.id_to_token(found)), found)
+        token = str(model.unk_token or "")
+        return token, self._inner.token_to_id(token)
+
+    @functools.cached_property
+    def _finder(self) -> _Tokenizer | None:
+        """A copy that writes the end of text for each character that this BPE loses; None if it loses none."""
+        if not isinstance(self._inner.model, models.BPE):
+            return None  # it refuses what it does not know
+        finder = without_token(self._inner, self.end_of_text, unknown=True)
+        ids, _ = _encode_flat(finder, [_EVERY_BYTE])
+        return finder if (ids == self.end_of_text_id).any() else None
+
     def _encode(self, texts: Sequence[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
         ids, lengths = _encode_flat(self._inner, texts)
         if not (marks := ids == self.end_of_text_id).any():
@@ -134,6 +179,19 @@ class Tokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Decode ids; end-of-text stays visible, bytes that are not UTF-8 become replacement characters."""
         return str(self._inner.decode(list(ids), skip_special_tokens=False))
+
+
+def _turn_off(inner: _Tokenizer) -> Iterator[str]:
+    """Turn off what depends on chance or on other texts, and yield its name."""
+    if isinstance(model := inner.model, models.BPE) and model.dropout:
+        yield f"dropout = {model.dropout:g}"
+        model.dropout = None
+    if inner.truncation is not None:
+        yield "truncation"
+        inner.no_truncation()
+    if inner.padding is not None:
+        yield "padding"
+        inner.no_padding()
 
 
 def _encode_flat(inner: _Tokenizer, texts: Sequence[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:

@@ -79,8 +79,17 @@ def load_tokenizer(text: str) -> Tokenizer:
         raise InvalidInput(f"not a tokenizer.json the tokenizers library can read: {error}") from error
 
 
-def without_token(tokenizer: Tokenizer, token: str) -> Tokenizer:
-    """Return a copy that gives no text the id of `token`, and has every other id; text that spells it stays text."""
+def unknown_id_of(tokenizer: Tokenizer) -> int | None:
+    """Return the id of a Unigram's unknown token, which the library does not tell."""
+    found: int | None = msgspec.json.decode(tokenizer.to_str())["model"].get("unk_id")
+    return found
+
+
+def without_token(tokenizer: Tokenizer, token: str, *, unknown: bool = False) -> Tokenizer:
+    """Return a copy that gives no text the id of `token`, and has every other id; text that spells it stays text.
+
+    With `unknown` each character that the tokenizer does not know has this id.
+    """
     document = msgspec.json.decode(tokenizer.to_str())
     model = document["model"]
     for named in (item for item in document["added_tokens"] if item["content"] == token):
@@ -89,7 +98,7 @@ def without_token(tokenizer: Tokenizer, token: str) -> Tokenizer:
         model["vocab"] = {_UNSPELLED if name == token else name: number for name, number in vocabulary.items()}
     else:
         model["vocab"] = [[_UNSPELLED if name == token else name, score] for name, score in vocabulary]
-    if model.get("unk_token") == token:
+    if unknown or model.get("unk_token") == token:
         model["unk_token"] = _UNSPELLED
     prefix = model.get("continuing_subword_prefix") or ""
     if "merges" in model:

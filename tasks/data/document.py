@@ -216,3 +216,11 @@ def require_few_rejected(rejected: int, documents: int, max_fraction: float, whe
         problem = f"{rejected} of {rejected + documents} documents cannot be used, {where}"
         rule = "at most this share is left out. Correct the text, or raise data.max_rejected_fraction"
         raise InvalidCorpus(f"data.max_rejected_fraction = {max_fraction}: {problem}; rule: {rule}")
+
+
+def require_few_unknown(unknown_bytes: int, text_bytes: int, max_fraction: float, where: str) -> None:
+    """Raise InvalidCorpus if the tokenizer does not know more than `max_fraction` of the text."""
+    if unknown_bytes > max_fraction * text_bytes:
+        problem = f"the tokenizer does not know {unknown_bytes:,} of {text_bytes:,} bytes of text{where}"
+        rule = "at most this share. Take another data.tokenizer, or raise data.max_rejected_fraction"
+        raise InvalidCorpus(f"data.max_rejected_fraction = {max_fraction}: {problem}; rule: {rule}")

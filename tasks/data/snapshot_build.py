@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from itertools import islice
@@ -84,11 +84,15 @@ def build_snapshot(
         documents = known.manifest.splits.train.documents + known.manifest.splits.val.documents
         where = ", ".join(f"{number} {kind}" for kind, number in bad.items())
         document.require_few_rejected(sum(bad.values()), documents, data.max_rejected_fraction, where)
-        return known
+        document.require_few_unknown(known.unknown_bytes, known.text_bytes, data.max_rejected_fraction, "")
+        return replace(known, turned_off=build.turned_off)
     with build_folder(cache_dir, recipe_id(recipe)) as folder:
         snapshot_id, manifest = publish_snapshot(store, folder / "snapshot", build.stage(folder))
-        snapshot_lookup.save_recipe(store, recipe, snapshot_id)
-    return SnapshotReference(snapshot_id=snapshot_id, manifest=manifest)
+        made = SnapshotReference(
+            snapshot_id=snapshot_id, manifest=manifest, unknown_bytes=build.unknown_bytes, turned_off=build.turned_off
+        )
+        snapshot_lookup.save_recipe(store, recipe, made)
+    return made
 
 
 def find_built(
@@ -97,7 +101,9 @@ def find_built(
     """Return the snapshot that a build from these previewed sources would reuse; None for unchecked sources."""
     if not all(source.sha256 for source in sources):
         return None
-    return find_by_recipe(store, make_recipe(data, sources, given_tokenizer(data, base_dir)))
+    given = given_tokenizer(data, base_dir)
+    found = find_by_recipe(store, make_recipe(data, sources, given))
+    return replace(found, turned_off=given.turned_off) if found and given else found
 
 
 def repair_snapshot(
@@ -164,6 +170,8 @@ class _Build:
     def __init__(self, data: DataConfig, base_dir: Path, on_progress: ProgressListener) -> None:
         self._data, self._on_progress = data, on_progress
         self.tokenizer = given_tokenizer(data, base_dir)
+        self.turned_off = self.tokenizer.turned_off if self.tokenizer else ()
+        self.unknown_bytes = 0
         self.sources = open_corpus(data, base_dir, lambda done, total: self._report(BuildStage.CHECKING, total, done))
 
     def stage(self, folder: Path) -> snapshot_manifest.SnapshotManifest:
@@ -171,22 +179,26 @@ class _Build:
         survey, tokenizer = self._survey(folder)
         val_fraction = self._data.val_fraction
         encoder = PartEncoder(tokenizer=tokenizer, val_fraction=val_fraction)
-        paths, done_pieces, done_bytes, done_documents = find_finished_parts(folder, encoder.schema)
+        done = find_finished_parts(folder, encoder.schema)
         # All of the text is read again, to be hashed; only the rest after the finished parts is tokenized.
-        pieces = islice(document.read_corpus(self.sources, deduplicate=self._data.deduplicate), done_pieces, None)
-        counted = self._count(BuildStage.TOKENIZING, survey, encoder.encode(pieces), done_bytes, done_documents)
-        write_parts(folder, len(paths), counted, encoder.schema)
+        pieces = islice(document.read_corpus(self.sources, deduplicate=self._data.deduplicate), done.pieces, None)
+        counted = self._count(BuildStage.TOKENIZING, survey, encoder.encode(pieces), done.text_bytes, done.documents)
+        write_parts(folder, len(done.paths), counted, encoder.schema)
+        parts = find_finished_parts(folder, encoder.schema)
+        self.unknown_bytes, most = parts.unknown_bytes, self._data.max_rejected_fraction
+        document.require_few_unknown(self.unknown_bytes, parts.text_bytes, most, f", first in {parts.first_unknown}")
         target = folder / "snapshot"
         shutil.rmtree(target, ignore_errors=True)  # of a build that was killed meanwhile
         target.mkdir()
-        counted = self._count(BuildStage.WRITING, survey, read_parts(find_finished_parts(folder, encoder.schema)[0]))
+        counted = self._count(BuildStage.WRITING, survey, read_parts(parts.paths))
         return assemble(target, counted, self.sources, tokenizer, val_fraction)
 
     def _survey(self, folder: Path) -> tuple[Survey, Tokenizer]:
         """Return survey and tokenizer, of an earlier build if it finished both; raises InvalidCorpus."""
         kept, data = folder / _SURVEY, self._data
         if kept.is_file():
-            survey, tokenizer = decode(kept.read_bytes(), Survey, where=str(kept)), read_tokenizer(folder / TOKENIZER)
+            survey = decode(kept.read_bytes(), Survey, where=str(kept))
+            tokenizer = self.tokenizer or read_tokenizer(folder / TOKENIZER)
             _require_usable(survey, data)
             return survey, tokenizer
         sample = None if self.tokenizer else document.TextSample(data.tokenizer_bytes)

@@ -13,7 +13,7 @@ from cairn.model.data.tokenizer import Tokenizer
 from cairn.storage.errors import IntegrityError, ObjectMissing
 from cairn.storage.snapshots import token_shard
 from cairn.storage.snapshots.data_snapshot import list_snapshots, read_manifest
-from cairn.storage.snapshots.snapshot_manifest import SnapshotManifest
+from cairn.storage.snapshots.snapshot_manifest import SPLITS, SnapshotManifest
 from cairn.storage.stores import codec, object_store
 from cairn.tasks.data.document import InvalidCorpus, Source
 
@@ -23,19 +23,43 @@ _DECISIVE_KEYS = {"tokenizer_bytes", "text_field", "max_document_bytes", "dedupl
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SnapshotReference:
-    """A published snapshot; `reused` if it existed already."""
+    """A published snapshot; `reused` if it existed already.
+
+    `unknown_bytes` of its text the tokenizer does not know; `turned_off` is what its file asks for and was not done.
+    """
 
     snapshot_id: str
     manifest: SnapshotManifest
     reused: bool = False
+    unknown_bytes: int = 0
+    turned_off: tuple[str, ...] = ()
+
+    @property
+    def text_bytes(self) -> int:
+        """The bytes of UTF-8 text in both splits."""
+        return sum(self.manifest.split(split).bytes for split in SPLITS)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Lines on what was not done as the files ask."""
+        share = f"{self.unknown_bytes:,} bytes of the text ({self.unknown_bytes / self.text_bytes:.2%})"
+        unknown = (f"tokenizer: {share} are unknown to it",) if self.unknown_bytes else ()
+        return (*describe_turned_off(self.turned_off), *unknown)
+
+
+def describe_turned_off(parts: Sequence[str]) -> tuple[str, ...]:
+    """Return a line for the parts of a tokenizer that are turned off, or none."""
+    off = f"tokenizer: {', '.join(parts)} turned off, so that each document has one encoding, all of it"
+    return (off,) if parts else ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecipeResult:
-    """The snapshot that a recipe gave."""
+    """The snapshot that a recipe gave, and the bytes of its text that the tokenizer does not know."""
 
     recipe: Mapping[str, Any]
     snapshot_id: str
+    unknown_bytes: int = 0
 
 
 def make_recipe(data: DataConfig, sources: Sequence[Source], given: Tokenizer | None) -> dict[str, Any]:
@@ -62,16 +86,19 @@ def find_by_recipe(store: object_store.ObjectStore, recipe: Mapping[str, Any]) -
     """Return the snapshot that the recipe gave before, if it still exists."""
     key = _key(recipe)
     try:
-        snapshot_id = codec.decode(store.read(key), RecipeResult, where=key).snapshot_id
-        manifest = read_manifest(store, snapshot_id)
+        result = codec.decode(store.read(key), RecipeResult, where=key)
+        manifest = read_manifest(store, result.snapshot_id)
     except (ObjectMissing, IntegrityError):
         return None
-    return SnapshotReference(snapshot_id=snapshot_id, manifest=manifest, reused=True)
+    return SnapshotReference(
+        snapshot_id=result.snapshot_id, manifest=manifest, reused=True, unknown_bytes=result.unknown_bytes
+    )
 
 
-def save_recipe(store: object_store.ObjectStore, recipe: Mapping[str, Any], snapshot_id: str) -> None:
+def save_recipe(store: object_store.ObjectStore, recipe: Mapping[str, Any], found: SnapshotReference) -> None:
     """Record the snapshot that the recipe gave."""
-    store.write(_key(recipe), codec.encode(RecipeResult(recipe=recipe, snapshot_id=snapshot_id)))
+    result = RecipeResult(recipe=recipe, snapshot_id=found.snapshot_id, unknown_bytes=found.unknown_bytes)
+    store.write(_key(recipe), codec.encode(result))
 
 
 def find_by_id(store: object_store.ObjectStore, beginning: str) -> SnapshotReference:

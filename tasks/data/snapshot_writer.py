@@ -36,11 +36,20 @@ WORKERS = 2
 """Each batch uses all cores; the second one keeps them busy between batches."""
 
 
-def find_finished_parts(folder: Path, schema: pa.Schema) -> tuple[list[Path], int, int, int]:
-    """Return the parts in `folder`, and the pieces, bytes of text and documents in them.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FinishedParts:
+    """Parts and what is in them; `first_unknown` is where the text is that the tokenizer does not know."""
 
-    Deletes a part that is unreadable, or another version's, and those after it.
-    """
+    paths: tuple[Path, ...]
+    pieces: int = 0
+    text_bytes: int = 0
+    documents: int = 0
+    unknown_bytes: int = 0
+    first_unknown: str = ""
+
+
+def find_finished_parts(folder: Path, schema: pa.Schema) -> FinishedParts:
+    """Return the parts in `folder`; deletes a part that is unreadable, or another version's, and those after it."""
     paths: list[Path] = []
     with suppress(pa.ArrowException):
         while (path := _part(folder, len(paths))).is_file():
@@ -50,12 +59,15 @@ def find_finished_parts(folder: Path, schema: pa.Schema) -> tuple[list[Path], in
                 paths.append(path)
     for path in set(folder.glob("part-*.arrow")) - set(paths):
         path.unlink()
-    pieces, text_bytes, documents = 0, 0, 0
+    counts, first_unknown = Counter[str](), ""
     for batch in read_parts(paths):
-        pieces += batch.num_rows
-        text_bytes += compute.sum(batch.column("bytes")).as_py()
-        documents += batch.column("kind").null_count
-    return paths, pieces, text_bytes, documents
+        counts.update(pieces=batch.num_rows, documents=batch.column("kind").null_count)
+        sums = {name: compute.sum(batch.column(name)).as_py() for name in ("bytes", "unknown")}
+        counts.update(text_bytes=sums["bytes"], unknown_bytes=sums["unknown"])
+        if sums["unknown"] and not first_unknown:
+            row = compute.greater(batch.column("unknown"), 0).index(True).as_py()
+            first_unknown = f"{batch.column('source')[row]}, offset {batch.column('offset_bytes')[row]}"
+    return FinishedParts(paths=tuple(paths), first_unknown=first_unknown, **counts)
 
 
 def read_parts(paths: Iterable[Path]) -> Iterator[pa.RecordBatch]:
@@ -76,8 +88,8 @@ class PartEncoder:
     @property
     def schema(self) -> pa.Schema:
         """The schema of a part."""
-        others = {**dict.fromkeys(("offset_bytes", "bytes"), pa.int64()), "ends": pa.bool_()}
-        names = ("source", "offset_bytes", "bytes", "split", "sha256", "ends", "kind", "detail")
+        others = {**dict.fromkeys(("offset_bytes", "bytes", "unknown"), pa.int64()), "ends": pa.bool_()}
+        names = ("source", "offset_bytes", "bytes", "split", "sha256", "ends", "kind", "detail", "unknown")
         ids = pa.large_list(pa.from_numpy_dtype(token_shard.token_dtype(self.tokenizer.vocab_size)))
         return pa.schema([*((name, others.get(name, pa.string())) for name in names), ("ids", ids)])
 
@@ -99,14 +111,16 @@ class PartEncoder:
     def _encode_batch(self, pieces: list[Piece]) -> pa.RecordBatch:
         documents, schema = [piece for piece in pieces if isinstance(piece, Document)], self.schema
         ids, lengths = self._encode_texts(documents)
+        is_kept = np.array([isinstance(piece, Document) for piece in pieces], dtype=bool)
+        unknown, counts = np.zeros(len(pieces), dtype=np.int64), np.zeros(len(pieces), dtype=np.int64)
+        unknown[is_kept] = self.tokenizer.count_unknown([document.text for document in documents], ids, lengths)
         ends = np.array([document.ends for document in documents], dtype=bool)
         # After the last document too, so that no window joins two texts without a mark.
         ids = np.insert(ids, np.cumsum(lengths)[ends], self.tokenizer.end_of_text_id)
-        kept = iter((lengths + ends).tolist())
-        counts = [next(kept) if isinstance(piece, Document) else 0 for piece in pieces]
-        columns = zip(*map(self._row, pieces), strict=True)
+        counts[is_kept] = lengths + ends
+        columns = [*zip(*map(self._row, pieces), strict=True), unknown]
         arrays = [pa.array(column, type=field.type) for column, field in zip(columns, schema, strict=False)]
-        offsets = pa.array(np.concatenate(([0], np.cumsum(counts, dtype=np.int64))))
+        offsets = pa.array(np.concatenate(([0], np.cumsum(counts))))
         values = ids.astype(schema.field("ids").type.value_type.to_pandas_dtype(), copy=False)
         return pa.record_batch([*arrays, pa.LargeListArray.from_arrays(offsets, pa.array(values))], schema=schema)
 
