@@ -92,7 +92,8 @@ class Run:
 
         state = self.log.refresh()
         if name == "steps":
-            rows = make_step_rows(self.run_id, state, read_step_records(self.log.store, self.log.prefix))
+            records = read_step_records(self.log.store, self.log.prefix, state.attempts)
+            rows = make_step_rows(self.run_id, state, records)
         else:
             rows = make_log_rows(self.run_id, state, phase_of(state))[name]
         return arrow_table(columns(name), rows)

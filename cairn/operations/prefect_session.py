@@ -74,7 +74,7 @@ def training_session(
     resolved: training_request.ResolvedRequest, config: RunConfig, log: RunLog, server: session_server.SessionServer
 ) -> Iterator[Session]:
     """Yield what training a checked request needs; a small text is prepared while Prefect is imported."""
-    folder = placement.trainer_folder(os.environ, log.run_id)
+    folder = placement.trainer_folder(os.environ, log)
     with closing(WarmTrainer()) as warm:
         server.choose()
         if log.state.finished is None:

@@ -156,7 +156,8 @@ class _SegmentReplayer:
         if first.state_sha256 != again.state_sha256:
             why = "two recomputations here differ from each other: this machine may be what is sick, ask another one"
             return replace(row, outcome=ReplayOutcome.UNDECIDED, computed_sha256=again.state_sha256, why=why)
-        records = read_attempt_records(self._log.store, self._log.prefix, segment.started.attempt)
+        attempt = segment.started.attempt, segment.started.claim_id
+        records = read_attempt_records(self._log.store, self._log.prefix, *attempt)
         last, different = unrecorded_plan.compare_steps(records, again.steps, from_step=segment.from_step)
         what = f"the record of step {different} differs first" if different else "every step's record agrees"
         stopped = f"; the recomputation ends with: {again.problem}" if again.problem else ""

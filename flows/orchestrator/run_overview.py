@@ -242,7 +242,7 @@ class RunOverview:
 
     def _emit_ended(self) -> None:
         """Send an event for each new receipt; its id is always the same, so that Prefect keeps one of several."""
-        run_id, store_url = self._log.run_id, self._log.store.url
+        run_id, where_and_when = self._log.run_id, f"{self._log.store.url} {self._log.state.opening}"
         for attempt in self._log.state.attempts:
             if (ended := attempt.ended) is None or ended.attempt in self._told:
                 continue
@@ -254,7 +254,7 @@ class RunOverview:
             why = {"reason": ended.reason, "detail": ended.detail, "decision": asdict(ended.decision)}
             seconds = {"all": ended.gpu_seconds, "wasted": ended.wasted_gpu_seconds}
             where = {"run": run_id, "attempt": ended.attempt, "last_step": ended.last_step}
-            event_id = uuid5(NAMESPACE_URL, f"{store_url} {run_id} {ended.attempt}")
+            event_id = uuid5(NAMESPACE_URL, f"{where_and_when} {run_id} {ended.attempt}")
             payload = {**where, **why, "device_seconds": seconds}
             emit_event(ATTEMPT_ENDED, id=event_id, resource=named | labels, related=related, payload=payload)
             self._told.add(ended.attempt)

@@ -6,6 +6,7 @@ The first of several processes decides data, weights and numerics, in the log; t
 import os
 import threading
 import time
+import uuid
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
@@ -71,7 +72,7 @@ class ActiveRun:
         self.group = trainer_group.trainer_group(config.training, os.environ)
         self.machines = machines.Machines(self.group.nodes)
         self.gathering_seconds, self.too_few_machines = 0.0, ""
-        self.work_dir = placement.trainer_folder(os.environ, log.run_id)
+        self.work_dir = placement.trainer_folder(os.environ, log)
         self.threads = placement.resolve_threads(config.training.threads)
         folder, faults = placement.work_folder(os.environ), os.environ.get("CAIRN_FAULTS", "")
         threads = max(1, self.threads // 2)  # training has priority
@@ -163,7 +164,7 @@ def open_run(resolved: training_request.ResolvedRequest, steps: Steps, host: Hos
     if config.training.micro_batch == "auto" and not log.state.attempts:  # before a warm trainer takes its share
         memory = preflight.available_memory(config.training, group)
     if log.state.finished is None:
-        host.warm.start(placement.trainer_folder(os.environ, log.run_id))
+        host.warm.start(placement.trainer_folder(os.environ, log))
     if opened is None:
         opened, notes = _record_opening(log, config, resolved.base_dir, steps, host)
         config = keep_numerics(config, opened.config)  # another process may have been first
@@ -213,7 +214,7 @@ def _record_opening(
 ) -> tuple[run_entries.RunOpened, tuple[str, ...]]:
     """Append run-opened with data, weights and this machine's fastest numerics; return the log's, and what to say."""
     store_probe.probe_store(log.store)
-    folder, work_dir = placement.work_folder(os.environ), placement.trainer_folder(os.environ, log.run_id)
+    folder, work_dir = placement.work_folder(os.environ), placement.trainer_folder(os.environ, log)
     text, ask = Text(data=wanted.data, base_dir=base_dir, cache_dir=folder), partial(host.warm.measure_speed, work_dir)
     choosing = machine_speed.numerics_beside(wanted.training, wanted.model, folder, ask)
     with choosing as mode, TextProgress().showing() as show:
@@ -324,5 +325,6 @@ def _claim(
         versions=placement.library_versions(),
         faults=run.evaluation.faults,
         gathering_seconds=run.gathering_seconds,
+        claim_id=uuid.uuid4().hex[:12],
         changed=": ".join(filter(None, (f"after {ends[-1].reason}", ends[-1].decision.changed))) if ends else "",
     )

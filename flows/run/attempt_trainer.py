@@ -152,6 +152,7 @@ class AttemptTrainer:
             peak=ready.peak if ready else None,
             starting_seconds=min(self._ready_at, time.monotonic()) - self._began,
             symptom=self._symptom or self._behind,
+            claim_id=self._started.claim_id,
         )
 
     def _segment(self, first: int, until: int, stall: float | None) -> Segment:
@@ -238,6 +239,7 @@ def _trainer_spec(run: active_run.ActiveRun, started: run_entries.AttemptStarted
         divergence=config.divergence,
         run_id=run.log.run_id,
         attempt=started.attempt,
+        claim_id=started.claim_id,
         store_url=run.log.store.url,
         snapshot_id=run.origin.snapshot_id,
         micro_batch=started.micro_batch,

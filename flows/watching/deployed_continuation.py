@@ -56,12 +56,13 @@ class ContinuationByDeployment:
                 if self._is_at(flow_run, log, silent_seconds):
                     return False, f"flow run {flow_run.name} is continuing it ({flow_run.state_name})"
             attempt, how = log.state.latest_attempt, "open" if log.state.open_attempt else "ended"
+            run = f"{self._store_url} {log.run_id} {log.state.opening}"
             launch = _last_launch(client, deployment_id, log.state)
             parameters = {"config": "", "run_id": log.run_id, "store": self._store_url}
             if launch is not None and launch.parameters.get("store_credentials") is not None:
                 parameters["store_credentials"] = launch.parameters["store_credentials"]
             for number in range(MOST_FLOW_RUNS):
-                key = sha256(f"{self._store_url} {log.run_id} {attempt} {how} {number}".encode())
+                key = sha256(f"{run} {attempt} {how} {number}".encode())
                 flow_run = client.create_flow_run_from_deployment(
                     deployment_id,
                     parameters=parameters,

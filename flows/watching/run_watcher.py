@@ -82,8 +82,10 @@ class WatcherMemory:
         state, owner = log.state, log.state.open_attempt
         mark = f"ended {state.latest_attempt}" if state.attempts else "opened"
         if owner is not None:  # what changes whenever the run moves: a commit is a sign of life like a heartbeat
-            heartbeat = step_log.read_heartbeat(log.store, log.prefix, owner.started.attempt)
-            mark = f"open {owner.started.attempt} committed {owner.last_committed_step} {heartbeat}"
+            started = owner.started
+            heartbeat = step_log.read_heartbeat(log.store, log.prefix, started.attempt, started.claim_id)
+            mark = f"open {started.attempt} committed {owner.last_committed_step} {heartbeat}"
+        mark = f"{mark}, a run of {state.opening}"
         before = seen = self._runs.get(log.run_id)
         if seen is None or seen.mark != mark:
             seen = Observation(attempt=state.latest_attempt, mark=mark, since=self.monotonic())
@@ -201,7 +203,7 @@ class RunWatcher:
         self._monotonic, self._sleep = memory.monotonic, sleep
         self._index = run_index.RunIndex(store)
         self._logs: dict[str, run_log.RunLog] = {}
-        self._offered = set[str]()
+        self._offered = set[tuple[str, str]]()
         self._silent: dict[str, notice.Notice] = {}
 
     def poll(self) -> tuple[WatchRow, ...]:
@@ -288,7 +290,8 @@ class RunWatcher:
         if owner is None or seconds < 2 * lease_seconds(log.state):
             self._silent.pop(run_id, None)
         else:
-            self._silent[run_id] = notice.silent_notice(run_id, owner.started.attempt, owner.last_known_step, seconds)
+            opening, number, step = log.state.opening, owner.started.attempt, owner.last_known_step
+            self._silent[run_id] = notice.silent_notice(run_id, opening, number, step, seconds)
         match decision:
             case Leave(why=why):
                 return row(action=WatchAction.LEFT, why=why)
@@ -304,11 +307,12 @@ class RunWatcher:
 
     def _observe(self, log: run_log.RunLog) -> Observed:
         observed = self._memory.observe(log)
-        if log.state.finished is None or log.run_id in self._offered or self._index.is_over(log):
+        offer = log.run_id, log.state.opening
+        if log.state.finished is None or offer in self._offered or self._index.is_over(log):
             return observed
         alias = pending_offer(log.state, self._read_registry)
         if not alias:  # a decision on record stays on record
-            self._offered.add(log.run_id)
+            self._offered.add(offer)
         return replace(observed, unoffered_to=alias)
 
 

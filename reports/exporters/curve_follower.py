@@ -58,7 +58,8 @@ class CurveFollower:
         if not state.attempts:
             return CurveUpdate()
         attempts = state.attempts
-        fresh = self._tail.read(attempts[self._position].started.attempt)
+        started = attempts[self._position].started
+        fresh = self._tail.read(started.attempt, started.claim_id)
         started_at = attempts[self._position].started_at.timestamp()
         bound = min((later.started.first_step for later in attempts[self._position + 1 :]), default=None)
         steps = []

@@ -37,9 +37,9 @@ class TensorBoardExporter:
     name = "TensorBoard"
 
     def __init__(self, folder: Path, run_id: str, store_url: str) -> None:
-        self._folder = folder / run_id
-        # Runs of one name from two stores may share the folder: each deletes only its own files.
-        self._suffix = f".cairn-{sha256(store_url.encode())[:8]}"
+        self._folder, self._suffix = folder / run_id, f".cairn-{sha256(store_url.encode())[:8]}"
+        # TensorBoard draws a folder as one run, so a run of this name from another store gets another one.
+        self._beside = folder / f"{run_id}{self._suffix}"
         self._file: BinaryIO | None = None
         self._records: Any = None
 
@@ -48,11 +48,12 @@ class TensorBoardExporter:
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         self.end(state)  # that of an update which failed
-        self._folder.mkdir(parents=True, exist_ok=True)
-        earlier = [path for path in self._folder.iterdir() if path.name.endswith(self._suffix)]
+        earlier = [path for folder in (self._folder, self._beside) for path in folder.glob(f"*{self._suffix}")]
+        folder = self._beside if {*self._folder.glob("*.cairn-*")} - {*earlier} else self._folder
+        folder.mkdir(parents=True, exist_ok=True)
         now = time.time()
         unique = f"{now:017.6f}.{socket.gethostname()}.{os.getpid()}"
-        self._file = (self._folder / f"events.out.tfevents.{unique}{self._suffix}").open("xb")
+        self._file = (folder / f"events.out.tfevents.{unique}{self._suffix}").open("xb")
         self._records = RecordWriter(self._file)
         self._add(now, 0, file_version="brain.Event:2")
         self._drop_from(0)
@@ -107,8 +108,7 @@ class WandbExporter:
 
         self._close()
         self._folder.mkdir(parents=True, exist_ok=True)
-        opened_at = state.opened_at.isoformat() if state.opened_at else ""
-        identity = sha256(f"{self._run_id}@{opened_at}".encode())[:16]
+        identity = sha256(f"{self._run_id}@{state.opening}".encode())[:16]
         for earlier in (self._folder / "wandb").glob(f"offline-run-*-{identity}"):
             shutil.rmtree(earlier, ignore_errors=True)
         settings = wandb.Settings(
@@ -211,7 +211,7 @@ class MlflowExporter:
 
     def begin(self, state: RunState) -> None:
         """Find the MLflow run by its tag or create it, and read the last step that was sent."""
-        identity = f"{self._run_id}@{state.opened_at.isoformat() if state.opened_at else ''}"
+        identity = f"{self._run_id}@{state.opening}"
         same = f"tags.\"{_IDENTITY}\" = '{identity}'"
         answer = self._client.post("runs/search", experiment_ids=[self._experiment_id()], filter=same, max_results=1)
         found = next(iter(answer.get("runs", [])), None)

@@ -69,11 +69,13 @@ def find_notices(
     run_id: str, state: run_state.RunState, read_registry: Callable[[str], registry.RegistryState], *, now: datetime
 ) -> Iterator[Notice]:
     """Yield the decisions of the last day; `read_registry` is asked only where an approval may be wanted."""
+    opening = state.opening
     for record in state.checkpoints:
         if record.state == run_state.CheckpointState.QUARANTINED:
             prefix = record.committed.prefix.rpartition("/")[2]
             text = f"checkpoint {prefix} is quarantined: {record.detail}"
-            yield _notice(run_id, f"quarantined-{prefix}", NoticeKind.INTEGRITY, record.committed.step, None, text)
+            key, step = f"quarantined-{prefix}@{opening}", record.committed.step
+            yield _notice(run_id, key, NoticeKind.INTEGRITY, step, None, text)
     last = state.attempts[-1] if state.attempts else None
     if last is None or last.ended is None or last.ended_at is None or now - last.ended_at >= _OLD:
         return
@@ -81,7 +83,7 @@ def find_notices(
     if state.finished is not None:
         step = state.finished.step
         text = run_status.stopped_early(state) or f"it is finished, at step {step}"
-        yield _notice(run_id, f"finished-{number}", NoticeKind.FINISHED, step, at, text)
+        yield _notice(run_id, f"finished-{number}@{opening}", NoticeKind.FINISHED, step, at, text)
         config = run_lookup.configuration_document(state)
         alias = codec.stored_value(config, "promotion", "alias", str)
         if alias and codec.stored_value(config, "promotion", "require_approval", bool):
@@ -89,18 +91,18 @@ def find_notices(
             if not any(body is not None and body.run_id == run_id for body in decided):
                 wish = f"its promotion to {alias} waits for a person, unless a gate refuses it"
                 text = f"{wish}: `cairn promote {run_id}`"
-                yield _notice(run_id, f"approval-{number}", NoticeKind.APPROVAL_WANTED, step, at, text)
+                yield _notice(run_id, f"approval-{number}@{opening}", NoticeKind.APPROVAL_WANTED, step, at, text)
     elif ended.decision.action == DecisionAction.STOP:
         outcome = flow_outcome(ended.reason, ended.decision.action, ended.decision.charged)
         if outcome in _KINDS:
             text = f"attempt {last.started.attempt} ended: {ended.reason}: {describe_end(ended)}"
-            yield _notice(run_id, f"ended-{number}", _KINDS[outcome], ended.last_step, at, text)
+            yield _notice(run_id, f"ended-{number}@{opening}", _KINDS[outcome], ended.last_step, at, text)
 
 
-def silent_notice(run_id: str, attempt: int, step: int, seconds: float) -> Notice:
+def silent_notice(run_id: str, opening: str, attempt: int, step: int, seconds: float) -> Notice:
     """Return the notice of an open attempt that has shown no life for two leases."""
     text = f"attempt {attempt} has shown no sign of life for {seconds:.0f} seconds, and nothing has continued the run"
-    return _notice(run_id, f"silent-{attempt:04d}", NoticeKind.SILENT, step, None, text)
+    return _notice(run_id, f"silent-{attempt:04d}@{opening}", NoticeKind.SILENT, step, None, text)
 
 
 def _notice(run_id: str, key: str, kind: NoticeKind, step: int, at: datetime | None, text: str) -> Notice:

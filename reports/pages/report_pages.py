@@ -222,13 +222,12 @@ class FollowedRun:
         state, known = self._log.refresh(), self._view
         if known is not None and state.open_attempt is None and known.report.newest_seq == self._log.seq:
             return known
-        growing = [record.started.attempt for record in state.attempts[-2:]]  # these are read on from where it was
+        growing = [record.started for record in state.attempts[-2:]]  # these are read on from where it was
         if self._lines is None:
-            is_long, prefix = len(state.attempts) > 2, self._log.prefix
-            before = step_log.read_step_records(self._log.store, prefix) if is_long else []
-            self._lines = [record for record in before if record.attempt not in growing]
-        for attempt in growing:
-            while fresh := self._tail.read(attempt):
+            before = state.attempts[:-2]
+            self._lines = step_log.read_step_records(self._log.store, self._log.prefix, before) if before else []
+        for started in growing:
+            while fresh := self._tail.read(started.attempt, started.claim_id):
                 self._lines += fresh
         report, curves = gather_report(self._log, self._environment, lines=self._lines)
         self._view = RunView(report=report, curves=curves, log=self._log)

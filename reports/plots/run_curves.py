@@ -100,7 +100,7 @@ def gather_curves(
 ) -> RunCurves:
     """Return the curves of a run that was read; reads the registry too, and records and receipts that are not given."""
     state, receipts = log.state, read_receipts(log, run_lookup.read_beat(log)) if receipts is None else receipts
-    lines = step_log.read_step_records(log.store, log.prefix) if lines is None else lines
+    lines = step_log.read_step_records(log.store, log.prefix, state.attempts) if lines is None else lines
     points, reached = step_log.splice(lines, state.attempts), Counter[int]()
     for line in lines:
         reached[line.attempt] = max(line.step, reached[line.attempt])
@@ -149,7 +149,7 @@ def _inherited(store: object_store.ObjectStore, state: run_state.RunState) -> It
     before = parent.refresh()
     if before.beginning is None or before.beginning.step < step:  # a log that was tampered with cannot lead in circles
         yield from _inherited(store, before)
-    points = step_log.splice(step_log.read_step_records(store, parent.prefix), before.attempts)
+    points = step_log.splice(step_log.read_step_records(store, parent.prefix, before.attempts), before.attempts)
     yield from (point for point in points if point.record.step <= step)
 
 

@@ -99,7 +99,7 @@ def _gather_attempt(
     evaluations = tuple(item for item in list_evaluations(state) if item.manifest_sha256 in mine)
     receipt, last_record = receipts.make_receipt(log.run_id, state, record, before, beat), None
     with suppress(StorageError):
-        last_record = step_log.read_last_record(log.store, log.prefix, number)
+        last_record = step_log.read_last_record(log.store, log.prefix, number, started.claim_id)
     reached = max(receipt.last_step, receipt.last_committed_step or 0, last_record.step if last_record else 0)
     kept = receipt.first_step if receipt.last_committed_step is None else receipt.last_committed_step
     resumed = state.find(started.resumed_from.prefix) if started.resumed_from else None

@@ -89,7 +89,8 @@ def compare_runs(logs: Sequence[run_log.RunLog]) -> RunComparison:
 def _compared(log: run_log.RunLog, settings: Mapping[str, Any]) -> ComparedRun:
     state, beat, each = log.state, run_lookup.read_beat(log), run_lookup.tokens_per_step(log.state)
     status, receipts = run_status.make_status(log, beat), read_receipts(log, beat)
-    last = step_log.read_last_record(log.store, log.prefix, state.latest_attempt) if state.attempts else None
+    newest = state.attempts[-1].started if state.attempts else None
+    last = step_log.read_last_record(log.store, log.prefix, newest.attempt, newest.claim_id) if newest else None
     seconds = {name: sum(getattr(receipt, name) or 0.0 for receipt in receipts) for name in SECONDS}
     price = codec.stored_value(run_lookup.configuration_document(state), "cost", "gpu_hour_price", float)
     held_out = evaluations.list_held_out(state)

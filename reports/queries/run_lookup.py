@@ -68,8 +68,9 @@ def find_in_run(log: run_log.RunLog, step: int | None = None) -> log_entry.Check
 
 def read_beat(log: run_log.RunLog) -> step_log.Heartbeat | None:
     """Return the heartbeat of a run's open attempt as it is now; None where there is none."""
-    owner = log.state.open_attempt
-    return step_log.read_heartbeat(log.store, log.prefix, owner.started.attempt) if owner else None
+    if (owner := log.state.open_attempt) is None:
+        return None
+    return step_log.read_heartbeat(log.store, log.prefix, owner.started.attempt, owner.started.claim_id)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

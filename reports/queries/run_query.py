@@ -114,7 +114,7 @@ def _gather_runs(
         return run_tables.make_log_rows(run_id, state, phase(state))
 
     def of_steps(run_id: str, state: run_state.RunState) -> dict[str, list[Any]]:
-        records = step_log.read_step_records(store, run_log.run_prefix(run_id))
+        records = step_log.read_step_records(store, run_log.run_prefix(run_id), state.attempts)
         return {"steps": run_tables.make_step_rows(run_id, state, records)}
 
     version, log = run_tables.schema_digest(), {table: columns(table) for table in LOG_TABLES if table != "runs"}
@@ -146,7 +146,8 @@ def _open_attempt(store: object_store.ObjectStore, stamp: table_cache.RunStamp) 
 
     is_gone = stamp.owner is not None and is_known_dead(stamp.owner)
     phase = run_status.RunPhase.INTERRUPTED if is_gone else run_status.RunPhase.RUNNING
-    beat = step_log.read_heartbeat(store, run_log.run_prefix(stamp.run_id), stamp.latest_attempt)
+    prefix = run_log.run_prefix(stamp.run_id)
+    beat = step_log.read_heartbeat(store, prefix, stamp.latest_attempt, stamp.claim_id)
     if beat is None:
         return (stamp.run_id, stamp.latest_attempt, phase, 0, 0, 0.0, *[None] * 5)
     progress = beat.step, beat.tokens, beat.gpu_seconds, beat.starting_seconds

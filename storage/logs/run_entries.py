@@ -74,7 +74,8 @@ class RunOpened:
 class AttemptStarted:
     """An attempt claims the run as its fencing epoch; `versions` compute its bits, `faults` are to be injected.
 
-    `gathering_seconds` is how long it waited for other machines.
+    `gathering_seconds` is how long it waited for other machines. `claim_id` names the attempt's files beside the log,
+    so that no other run of this name has files of the same names; it is empty for attempts of older versions.
     """
 
     attempt: int
@@ -90,6 +91,7 @@ class AttemptStarted:
     versions: Mapping[str, str] = field(default_factory=dict)
     faults: str = ""
     gathering_seconds: float = 0.0
+    claim_id: str = ""
 
     def __post_init__(self) -> None:
         if self.attempt < 1:

@@ -44,12 +44,12 @@ class RunIndex:
 
     def __init__(self, store: ObjectStore) -> None:
         self._store, self._runs, self._turn = store, dict[str, Sketch](), 0
-        self._asked, self._listed = frozenset[str](), list[str]()
+        self._asked, self._listed, self._is_local = frozenset[str](), list[str](), False
         self._logs = dict[str, run_log.RunLog]()
 
     def refresh(self) -> list[str]:
         """Read the index, and return the names of the store's run folders, sorted; a folder may be without a log."""
-        stored = list[_Stored]()
+        stored, self._is_local = list[_Stored](), self._store.local_path(INDEX_FOLDER) is not None
         with suppress(StorageError):
             self._listed = self._store.keys(INDEX_FOLDER)
         for key in self._listed:
@@ -128,11 +128,9 @@ class RunIndex:
     def _is_current(self, log: run_log.RunLog, sketch: Sketch) -> bool:
         """Whether the log still ends with the sketch's entry; a log that was replaced by a shorter one does not."""
         folder = f"{log.prefix}/log"
-        if not sketch.is_over:
-            return self._store.size(f"{folder}/{log_entry.entry_name(sketch.seq + 1)}") is None
-        if log.run_id not in self._asked:
+        if sketch.is_over and log.run_id not in self._asked:
             return True
-        if self._store.local_path(folder) is None:
+        if not self._is_local:
             return self._store.first(folder) == f"{folder}/{log_entry.entry_name(sketch.seq)}"
         sizes = [self._store.size(f"{folder}/{log_entry.entry_name(seq)}") for seq in (sketch.seq, sketch.seq + 1)]
         return sizes[0] is not None and sizes[1] is None

@@ -123,6 +123,11 @@ class RunState:
     recomputes_activations: bool = False
 
     @property
+    def opening(self) -> str:
+        """An identity of this opening: no other run of this name has it. It is empty before the run is opened."""
+        return self.opened_at.isoformat() if self.opened_at else ""
+
+    @property
     def checkpoints(self) -> tuple[CheckpointRecord, ...]:
         """Every checkpoint in the order of the commits, read from the whole history."""
         return tuple(sorted((*self.deleted_checkpoints, *self.live_checkpoints), key=lambda record: record.number))

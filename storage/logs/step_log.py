@@ -1,7 +1,8 @@
 """Files of an attempt beside the log: step records as JSON lines, for curves, and its heartbeat, for liveness.
 
 Nothing is decided by the records. A local store gets the lines themselves, another one an object after each segment,
-named by the bytes before it. Liveness is by the store's or the reader's clock, and nothing safe rests on it.
+named by the bytes before it. The names have the claim's id: a run of the same name elsewhere, or opened anew, shares
+none of them. Liveness is by the store's or the reader's clock, and nothing safe rests on it.
 """
 
 import os
@@ -86,14 +87,16 @@ def splice(records: Iterable[StepRecord], attempts: Sequence[run_state.AttemptRe
 class StepLog:
     """The step records of one attempt, open for appending."""
 
-    def __init__(self, store: object_store.ObjectStore, run_prefix: str, attempt: int, *, spool_dir: Path) -> None:
-        """Open the file for the lines and make its folder; a symbolic link in its place is refused."""
-        self._store, self._key, self._published_bytes = store, step_log_key(run_prefix, attempt), 0
+    def __init__(
+        self, store: object_store.ObjectStore, run_prefix: str, attempt: int, claim_id: str = "", *, spool_dir: Path
+    ) -> None:
+        """Open the file for the lines, a spool empty, and make its folder; a symbolic link in its place is refused."""
+        self._store, self._key, self._published_bytes = store, step_log_key(run_prefix, attempt, claim_id), 0
         local = store.local_path(self._key)
         self._is_spool = local is None
-        self.path = local or spool_dir / f"attempt-{attempt:04d}.jsonl"
+        self.path, mode = (spool_dir / self._key.rpartition("/")[2], "w") if local is None else (local, "a")
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = open(self.path, "a", encoding="utf-8", buffering=1, opener=_open_0664)  # noqa: SIM115
+        self._file = open(self.path, mode, encoding="utf-8", buffering=1, opener=_open_0664)  # noqa: SIM115
 
     def write(self, record: StepRecord) -> None:
         """Append one record and hand it to the operating system."""
@@ -118,17 +121,18 @@ class StepTail:
     def __init__(self, store: object_store.ObjectStore, run_prefix: str, *, most_bytes: int = _MOST_TAIL_BYTES) -> None:
         """Start at the beginning of every attempt; one `read` takes at most `most_bytes`."""
         self._store, self._prefix, self._most_bytes = store, run_prefix, most_bytes
-        self._offsets: dict[int, int] = {}
+        self._offsets: dict[str, int] = {}
 
-    def read(self, attempt: int) -> list[StepRecord]:
+    def read(self, attempt: int, claim_id: str = "") -> list[StepRecord]:
         """Return the attempt's new records; an incomplete last line waits for the next call."""
-        data = self._read_from(attempt, offset := self._offsets.get(attempt, 0))
+        key = step_log_key(self._prefix, attempt, claim_id)
+        data = self._read_from(key, offset := self._offsets.get(key, 0))
         whole = data[: data.rfind(b"\n") + 1]
-        self._offsets[attempt] = offset + len(whole)
-        return list(parse_step_records(whole))
+        self._offsets[key] = offset + len(whole)
+        return _of_attempt(attempt, whole)
 
-    def _read_from(self, attempt: int, offset: int) -> bytes:
-        pieces, end = _pieces(self._store, self._prefix, attempt)
+    def _read_from(self, step_log: str, offset: int) -> bytes:
+        pieces, end = _pieces(self._store, step_log)
         found = bytearray()
         for (start, key), piece_end in zip(pieces, (*(start for start, _ in pieces[1:]), end), strict=False):
             place = offset + len(found)
@@ -138,31 +142,41 @@ class StepTail:
         return bytes(found)
 
 
-def step_log_key(run_prefix: str, attempt: int) -> str:
+def step_log_key(run_prefix: str, attempt: int, claim_id: str = "") -> str:
     """Return the key of an attempt's step records on a local store; elsewhere they lie in a folder of this name."""
-    return f"{run_prefix}/steps/attempt-{attempt:04d}.jsonl"
+    return f"{run_prefix}/steps/{_file_name(attempt, claim_id)}.jsonl"
 
 
-def read_step_records(store: object_store.ObjectStore, run_prefix: str) -> list[StepRecord]:
-    """Return every attempt's records in attempt order, without malformed lines."""
-    return _read_records(store, store.keys(f"{run_prefix}/steps"))
+def read_step_records(
+    store: object_store.ObjectStore, run_prefix: str, attempts: Iterable[run_state.AttemptRecord]
+) -> list[StepRecord]:
+    """Return the records of these attempts in their order, without malformed lines and those of any other attempt."""
+    started, folder = (item.started for item in attempts), f"{run_prefix}/steps"
+    own = {_file_name(item.attempt, item.claim_id): item.attempt for item in started}
+    names = ((key.removeprefix(f"{folder}/").split("/")[0].removesuffix(".jsonl"), key) for key in store.keys(folder))
+    return _read_records(store, [(own[name], key) for name, key in names if name in own])
 
 
-def read_attempt_records(store: object_store.ObjectStore, run_prefix: str, attempt: int) -> list[StepRecord]:
+def read_attempt_records(
+    store: object_store.ObjectStore, run_prefix: str, attempt: int, claim_id: str = ""
+) -> list[StepRecord]:
     """Return one attempt's records, none if it left none, without malformed lines."""
-    return _read_records(store, [key for _, key in _pieces(store, run_prefix, attempt)[0]])
+    pieces, _ = _pieces(store, step_log_key(run_prefix, attempt, claim_id))
+    return _read_records(store, [(attempt, key) for _, key in pieces])
 
 
-def read_last_record(store: object_store.ObjectStore, run_prefix: str, attempt: int) -> StepRecord | None:
+def read_last_record(
+    store: object_store.ObjectStore, run_prefix: str, attempt: int, claim_id: str = ""
+) -> StepRecord | None:
     """Return the attempt's newest whole record, None if it left none."""
-    pieces, _ = _pieces(store, run_prefix, attempt)
+    pieces, _ = _pieces(store, step_log_key(run_prefix, attempt, claim_id))
     lines = _read(store, pieces[-1][1]).splitlines() if pieces else []
-    return next((record for raw in reversed(lines[-2:]) for record in parse_step_records(raw)), None)
+    return next((record for raw in reversed(lines[-2:]) for record in _of_attempt(attempt, raw)), None)
 
 
-def step_log_bytes(store: object_store.ObjectStore, run_prefix: str, attempt: int) -> int:
+def step_log_bytes(store: object_store.ObjectStore, run_prefix: str, attempt: int, claim_id: str = "") -> int:
     """Return the size of an attempt's records, which grows with each of them."""
-    return _pieces(store, run_prefix, attempt)[1]
+    return _pieces(store, step_log_key(run_prefix, attempt, claim_id))[1]
 
 
 def parse_step_records(data: bytes) -> Iterator[StepRecord]:
@@ -174,6 +188,14 @@ def parse_step_records(data: bytes) -> Iterator[StepRecord]:
             continue
 
 
+def _of_attempt(attempt: int, data: bytes) -> list[StepRecord]:
+    return [record for record in parse_step_records(data) if record.attempt == attempt]
+
+
+def _file_name(attempt: int, claim_id: str) -> str:
+    return f"attempt-{attempt:04d}-{claim_id}" if claim_id else f"attempt-{attempt:04d}"
+
+
 def _open_0664(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW, 0o664)
 
@@ -182,9 +204,8 @@ def _read(store: object_store.ObjectStore, key: str) -> bytes:
     return store.read(key, at_most_bytes=MOST_STEP_LOG_BYTES)
 
 
-def _pieces(store: object_store.ObjectStore, run_prefix: str, attempt: int) -> tuple[list[tuple[int, str]], int]:
-    """Return the objects of an attempt's records with the number of bytes before each, and of all bytes."""
-    key = step_log_key(run_prefix, attempt)
+def _pieces(store: object_store.ObjectStore, key: str) -> tuple[list[tuple[int, str]], int]:
+    """Return the objects of a step log with the number of bytes before each, and of all bytes."""
     if (size := store.size(key)) is not None:
         return [(0, key)], size
     starts = ((item.rpartition("/")[2].removesuffix(".jsonl"), item) for item in store.keys(key.removesuffix(".jsonl")))
@@ -192,16 +213,18 @@ def _pieces(store: object_store.ObjectStore, run_prefix: str, attempt: int) -> t
     return pieces, pieces[-1][0] + (store.size(pieces[-1][1]) or 0) if pieces else 0
 
 
-def _read_records(store: object_store.ObjectStore, keys: Sequence[str]) -> list[StepRecord]:
-    data = object_store.ask_each(store, partial(_read, store), keys)
-    return [record for lines in data for record in parse_step_records(lines)]
+def _read_records(store: object_store.ObjectStore, keys: Sequence[tuple[int, str]]) -> list[StepRecord]:
+    """Return the records in these objects, each with the attempt that they are of."""
+    data = object_store.ask_each(store, partial(_read, store), [key for _, key in keys])
+    return [record for (attempt, _), lines in zip(keys, data, strict=True) for record in _of_attempt(attempt, lines)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Heartbeat:
     """The progress of an attempt; `beat` rises with every write, `tokens` and `gpu_seconds` count from its start.
 
-    `at` is the writer's clock, for accounts only. `symptom` says what is wrong with the training now, if anything.
+    `at` is the writer's clock, for accounts only. `symptom` says what is wrong with the training now, if anything;
+    `claim_id` is that of `AttemptStarted`.
     """
 
     attempt: int
@@ -214,6 +237,7 @@ class Heartbeat:
     peak: log_entry.DevicePeak | None = None
     starting_seconds: float | None = None
     symptom: str = ""
+    claim_id: str = ""
 
 
 def heartbeat_key(run_prefix: str, attempt: int) -> str:
@@ -231,8 +255,11 @@ def silent_seconds(store: object_store.ObjectStore, run_prefix: str, attempt: in
     return store.age_seconds(heartbeat_key(run_prefix, attempt))
 
 
-def read_heartbeat(store: object_store.ObjectStore, run_prefix: str, attempt: int) -> Heartbeat | None:
-    """Return the attempt's last heartbeat, or None if it is missing or unreadable."""
+def read_heartbeat(
+    store: object_store.ObjectStore, run_prefix: str, attempt: int, claim_id: str = ""
+) -> Heartbeat | None:
+    """Return the attempt's last heartbeat, or None if it is missing, unreadable or of another claim than this one."""
     with suppress(ObjectMissing, IntegrityError):
-        return codec.decode(store.read(key := heartbeat_key(run_prefix, attempt)), Heartbeat, where=key)
+        beat = codec.decode(store.read(key := heartbeat_key(run_prefix, attempt)), Heartbeat, where=key)
+        return beat if claim_id in ("", beat.claim_id) else None
     return None

@@ -45,6 +45,7 @@ class RunStamp:
     seq: int
     entry_sha256: str
     latest_attempt: int
+    claim_id: str = ""
     steps_bytes: int | None
     owner: run_entries.Placement | None
 
@@ -194,13 +195,15 @@ def stamp_run(
 ) -> RunStamp:
     """Return the stamp of rows that are yet to be made: an entry written meanwhile makes them stale, never wrong."""
     attempt, owner, head = folded.state.latest_attempt, folded.state.open_attempt, folded.head
-    size = step_log.step_log_bytes(store, run_log.run_prefix(run_id), attempt) if with_steps else None
+    claim_id = folded.state.attempts[-1].started.claim_id if attempt else ""
+    size = step_log.step_log_bytes(store, run_log.run_prefix(run_id), attempt, claim_id) if with_steps else None
     place = owner.started.placement if owner else None
     return RunStamp(
         run_id=run_id,
         seq=head.entry.seq,
         entry_sha256=head.sha256,
         latest_attempt=attempt,
+        claim_id=claim_id,
         steps_bytes=size,
         owner=place,
     )
@@ -209,11 +212,12 @@ def stamp_run(
 def is_current(store: object_store.ObjectStore, stamp: RunStamp) -> bool:
     """Whether the run's log still ends with the stamp's entry; at most three small requests, whatever its length."""
     prefix, steps_bytes = run_log.run_prefix(stamp.run_id), stamp.steps_bytes
+    attempt = stamp.latest_attempt, stamp.claim_id
     with suppress(StorageError):
         return (
             codec.sha256(store.read(f"{prefix}/log/{log_entry.entry_name(stamp.seq)}")) == stamp.entry_sha256
             and store.size(f"{prefix}/log/{log_entry.entry_name(stamp.seq + 1)}") is None
-            and (steps_bytes is None or step_log.step_log_bytes(store, prefix, stamp.latest_attempt) == steps_bytes)
+            and (steps_bytes is None or step_log.step_log_bytes(store, prefix, *attempt) == steps_bytes)
         )
     return False
 

@@ -93,7 +93,8 @@ def refuse_live_owner(
     if owner is None or is_known_dead(owner.started.placement):
         return
     patience = 2 * lease.heartbeat_seconds
-    seen, until = step_log.read_heartbeat(log.store, log.prefix, owner.started.attempt), monotonic() + patience
+    read = partial(step_log.read_heartbeat, log.store, log.prefix, owner.started.attempt, owner.started.claim_id)
+    seen, until = read(), monotonic() + patience
     age = datetime.now(UTC) - seen.at if seen and seen.at else timedelta.max
     if timedelta() <= age < timedelta(seconds=patience) and is_known_alive(owner.started.placement):
         raise _live_owner(log, owner, "is at work")
@@ -102,7 +103,7 @@ def refuse_live_owner(
         raise _live_owner(log, owner, f"wrote its heartbeat {max(0.0, silent):.0f} s ago by the store's clock")
     while monotonic() < until:
         sleep(min(0.25, lease.heartbeat_seconds))
-        if step_log.read_heartbeat(log.store, log.prefix, owner.started.attempt) != seen:
+        if read() != seen:
             raise _live_owner(log, owner, "still writes its heartbeat")
 
 
@@ -112,14 +113,15 @@ def end_lost_attempt(log: run_log.RunLog, claimant: Claimant) -> None:
     if owner is None:
         return
     number, beat_seconds = owner.started.attempt, claimant.lease.heartbeat_seconds
-    seen, unchanged_since = step_log.read_heartbeat(log.store, log.prefix, number), claimant.monotonic()
+    read = partial(step_log.read_heartbeat, log.store, log.prefix, number, owner.started.claim_id)
+    seen, unchanged_since = read(), claimant.monotonic()
     while True:
         is_dead = is_known_dead(owner.started.placement)
         patience = _DEAD_SILENT_BEATS * beat_seconds if is_dead else claimant.lease.seconds
         if claimant.monotonic() - unchanged_since >= patience:
             break
         claimant.sleep(min(0.5, beat_seconds))
-        if step_log.read_heartbeat(log.store, log.prefix, number) != seen:
+        if read() != seen:
             raise _live_owner(log, owner, "still writes its heartbeat")
         now = log.refresh().open_attempt
         if now is None or now.started.attempt != number:
@@ -166,7 +168,7 @@ def _next_attempt(
 
 def _end_as_lost(log: run_log.RunLog, owner: run_state.AttemptRecord, claimant: Claimant) -> None:
     number = owner.started.attempt
-    last = step_log.read_heartbeat(log.store, log.prefix, number) or step_log.Heartbeat(
+    last = step_log.read_heartbeat(log.store, log.prefix, number, owner.started.claim_id) or step_log.Heartbeat(
         attempt=number, beat=0, step=owner.started.first_step, train_loss=None, tokens=0, gpu_seconds=0.0
     )
     evidence = failures.Evidence(

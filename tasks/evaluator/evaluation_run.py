@@ -294,7 +294,7 @@ def read_curve(
 ) -> curve_statistics.Curve:
     """Return the curve of a refreshed log up to `until_step`, with a suite's losses or none; raises `StorageError`."""
     state, last = log.state, until_step if until_step is not None else float("inf")
-    points = step_log.splice(step_log.read_step_records(log.store, log.prefix), state.attempts)
+    points = step_log.splice(step_log.read_step_records(log.store, log.prefix, state.attempts), state.attempts)
     records = [point.record for point in points if point.record.step <= last]
     measured = (item for item in state.surviving_evaluations(suite_sha256) if settings.METRIC in item.metrics)
     vocab_size = 0  # where the run's snapshot cannot be read

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from cairn.storage.logs.run_entries import Placement
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.stores.codec import sha256
 from cairn.tasks.errors import InvalidConfiguration
 from cairn.tasks.text.format import one_line
 
@@ -171,9 +173,10 @@ def work_folder(environment: Mapping[str, str]) -> Path:
     return temporary
 
 
-def trainer_folder(environment: Mapping[str, str], run_id: str) -> Path:
-    """Return the folder of a run's spools and its trainers' stderr."""
-    return work_folder(environment) / "work" / run_id
+def trainer_folder(environment: Mapping[str, str], log: RunLog) -> Path:
+    """Return the folder of spools and stderr of this opening of a run in this store, or of trainers before it."""
+    identity = sha256(f"{log.store.url} {log.run_id} {log.state.opening}".encode())[:12]
+    return work_folder(environment) / "work" / (f"{log.run_id}-{identity}" if log.state.opening else "waiting")
 
 
 def replace_file(path: Path, content: bytes) -> None:

@@ -44,7 +44,7 @@ class StepReporter:
         """Open the step log; GPU-seconds count from now."""
         self._attempt, self._channel, self._ranks = spec.attempt, channel, ranks
         self._step_tokens = spec.training.global_batch * spec.model.block_size
-        self._log = step_log.StepLog(store, run_prefix, spec.attempt, spool_dir=spec.work_dir)
+        self._log = step_log.StepLog(store, run_prefix, spec.attempt, spec.claim_id, spool_dir=spec.work_dir)
         self._started, self._tokens, self.learning_rate = time.monotonic(), 0, 0.0
 
     def report(self, result: StepResult) -> None:

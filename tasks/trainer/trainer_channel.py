@@ -219,7 +219,7 @@ class RankChannel:
             self._rendezvous.put(_SPEC, spec.model_dump_json().encode())
             threading.Thread(target=self._forward_exception, name="exception", daemon=True).start()
         if folder := os.environ.get("CAIRN_NODE_FOLDER"):  # a machine other than the parent's has its own folder
-            work_dir = Path(folder) / "work" / spec.run_id
+            work_dir = Path(folder) / "work" / spec.work_dir.name
             spec = spec.model_copy(update={"cache_dir": Path(folder) / "snapshots", "work_dir": work_dir})
         spec.work_dir.mkdir(parents=True, exist_ok=True)
         with trainer_group.rank_stderr(spec.work_dir, spec.attempt, self._rank).open("ab") as stderr:

@@ -26,6 +26,7 @@ class TrainerSpec(BaseModel):
 
     run_id: str
     attempt: int
+    claim_id: str = ""
     store_url: str
     snapshot_id: str
     data: DataConfig

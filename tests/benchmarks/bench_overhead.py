@@ -28,7 +28,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from cairn.flows.orchestrator import prefect_server
-from cairn.storage.logs.step_log import StepRecord, read_attempt_records
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.logs.step_log import StepRecord, read_step_records
 from cairn.storage.stores.local_store import LocalStore
 from tests.benchmarks.observers import Observers, observing
 from tests.benchmarks.process_times import (
@@ -122,11 +123,11 @@ def started(
 def with_cairn(given: argparse.Namespace, plan: Plan, folder: Path, number: int) -> Share:
     """Run the command from before the first of the two steps until after the second, then tell it to leave."""
     store = folder / f"store-{number}"
-    log = store / PREFIX / "steps" / "attempt-0001.jsonl"
+    log = store / PREFIX / "steps"
     with started(given, plan, folder, store) as process:
         before = wait_for_step(process, log, plan.first, folder)
         after = wait_for_step(process, log, plan.last, folder)
-    lines = read_attempt_records(LocalStore(store), PREFIX, 1)
+    lines = records_of(store)
     trainer = after.trainer - before.trainer
     core, server = after.tree - before.tree, after.server - before.server
     main = after.trainer_main - before.trainer_main
@@ -145,9 +146,15 @@ def between(lines: Sequence[StepRecord], plan: Plan) -> list[StepRecord]:
     return [line for line in lines if plan.first < line.step <= plan.last]
 
 
+def records_of(store: Path) -> Sequence[StepRecord]:
+    """Return the step records of the run."""
+    log = RunLog(LocalStore(store), PREFIX.rpartition("/")[2])
+    return read_step_records(log.store, log.prefix, log.refresh().attempts)
+
+
 def wait_for_step(process: subprocess.Popen[bytes], log: Path, step: int, folder: Path) -> Reading:
-    """Wait until `step` is in the run's records, and read the clocks."""
-    while not log.exists() or log.read_bytes().count(b"\n") < step:
+    """Wait until `step` is in the folder of the run's records, and read the clocks."""
+    while sum(path.read_bytes().count(b"\n") for path in log.glob("attempt-0001*.jsonl")) < step:
         if process.poll() is not None:
             raise SystemExit(f"the command left with {process.returncode}:\n{(folder / 'command.txt').read_text()}")
         time.sleep(LOOK_SECONDS)
@@ -249,7 +256,7 @@ def measure_observed(given: argparse.Namespace, step_seconds: float, folder: Pat
     window, turns = given.window_seconds, 2 * given.rounds
     steps = math.ceil(3 * turns * window / step_seconds)  # one segment: between two the trainer would wait for the flow
     store, plan = folder / "store-observed", Plan(segment=steps, first=8, last=steps)
-    log, borders = store / PREFIX / "steps" / "attempt-0001.jsonl", list[float]()
+    log, borders = store / PREFIX / "steps", list[float]()
     with observing(store, "bench", folder) as observers, started(given, plan, folder, store, observers) as process:
         wait_for_step(process, log, plan.first, folder)
         page, began = observers.page_core_seconds(), time.monotonic()
@@ -260,7 +267,7 @@ def measure_observed(given: argparse.Namespace, step_seconds: float, folder: Pat
         let_work((process.pid, observers.page_pid), works=True)
         borders.append(time.time())
         page_share = (observers.page_core_seconds() - page) / (time.monotonic() - began)
-    slower = differences(borders, read_attempt_records(LocalStore(store), PREFIX, 1))
+    slower = differences(borders, records_of(store))
     low, middle, high = statistics.quantiles(slower, n=4)
     error = 1.25 * (high - low) / 1.35 / math.sqrt(len(slower))  # of a median, from the quartiles
     print(f"steps of {1000 * step_seconds:.0f} ms, {len(slower)} pairs of turns of {window:g} s")

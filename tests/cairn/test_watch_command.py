@@ -5,7 +5,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from cairn.storage.stores.local_store import LocalStore
 from cairn.tasks.machine.placement import boot_id, this_placement
 from tests import fabricated_run
 from tests.commands import Cairn
-from tests.entries import gone_placement
+from tests.entries import NOON, gone_placement
 from tests.fabricated_run import FabricatedRun, promote
 from tests.processes.waiting import wait_until
 
@@ -109,6 +109,18 @@ def test_what_moved_since_is_continued_anew(orphan: FabricatedRun, watch: Callab
     watch(recorded).poll()
     orphan.end("lost", action="resume")
     orphan.start(placement=gone_placement())
+    watch(recorded).poll()
+    assert recorded.begun == ["orphan", "orphan"]
+
+
+def test_the_attempts_to_continue_an_earlier_run_of_this_name_do_not_count(
+    orphan: FabricatedRun, watch: Callable[..., RunWatcher]
+) -> None:
+    recorded, store = Recorded(), orphan.log.store
+    watch(recorded).poll()
+    for key in (*store.keys("runs"), *store.keys("index")):
+        store.delete(key)
+    fabricate(store, "orphan", opened_at=NOON + timedelta(days=1)).start(placement=gone_placement())
     watch(recorded).poll()
     assert recorded.begun == ["orphan", "orphan"]
 
@@ -263,7 +275,7 @@ def test_an_attempt_that_nothing_continues_is_told_after_two_leases(
         watcher.poll()
         told.append([f"{notice.kind} {notice.key}" for notice in watcher.notices()])
         clock.sleep(31)
-    assert told == [[], [], ["silent silent-0001"]]
+    assert told == [[], [], [f"silent silent-0001@{NOON.isoformat()}"]]
 
 
 def test_one_look_tells_a_command_of_this_machine_what_it_saw(
@@ -274,7 +286,7 @@ def test_one_look_tells_a_command_of_this_machine_what_it_saw(
     stopped.end("error", action="stop")
     monkeypatch.setenv("CAIRN_NOTIFY__COMMAND", f"tee {tmp_path / 'told'}")
     assert cairn("watch", "--once").code == 0
-    assert json.loads((tmp_path / "told").read_text())["id"] == "stopped/ended-0001"
+    assert json.loads((tmp_path / "told").read_text())["id"].startswith("stopped/ended-0001@")
 
 
 @pytest.fixture

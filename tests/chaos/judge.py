@@ -146,7 +146,7 @@ def _reference_of_run(environment: Environment, state: RunState) -> Reference:
     """Train the reference run; what was measured of it is nothing: it has no evaluators."""
     assert state.opened is not None
     store = environment.observer.store
-    schedule = schedule_of(state, splice(read_step_records(store, PREFIX), state.attempts))
+    schedule = schedule_of(state, splice(read_step_records(store, PREFIX, state.attempts), state.attempts))
     config, cache = configuration_of(state), environment.folder / "reference-run"
     reference_run = train_reference_run(store, state.opened.data_snapshot, config, schedule, cache_dir=cache)
     return Reference(state_sha256=reference_run.state_sha256, curve=reference_run.curve, losses=frozenset())
@@ -315,7 +315,7 @@ def _is_referred_to(key: str, told: RawRun, store: ObjectStore) -> bool:
         return True
     if re.fullmatch(rf"({PREFIX}|models/[\w.-]+)/fold/[0-9a-f]{{64}}\.json", key):  # a part of a cached fold
         return True
-    if found := re.fullmatch(rf"{PREFIX}/(steps|heartbeats)/attempt-(\d+)(/\d{{16}})?\.jsonl?", key):
+    if found := re.fullmatch(rf"{PREFIX}/(steps|heartbeats)/attempt-(\d+)(-\w+)?(/\d{{16}})?\.jsonl?", key):
         return 1 <= int(found[2]) <= told.claims
     if re.fullmatch(rf"{PREFIX}/faults/oom-\d+\.json", key):  # that a injected fault has struck
         return True
@@ -357,7 +357,7 @@ def _verified(environment: Environment) -> Iterator[str]:
 
 
 def _curve(store: ObjectStore, state: RunState) -> tuple[tuple[int, float], ...]:
-    points = splice(read_step_records(store, PREFIX), state.attempts)
+    points = splice(read_step_records(store, PREFIX, state.attempts), state.attempts)
     return tuple((point.record.step, point.record.train_loss) for point in points)
 
 

@@ -42,7 +42,7 @@ class Observer:
         if folder is None:
             beat = read_heartbeat(self.store, f"runs/{RUN}", attempt)
             return beat.step if beat else 0
-        return _last_step(folder / f"attempt-{attempt:04d}.jsonl")
+        return max(map(_last_step, folder.glob(f"attempt-{attempt:04d}*.jsonl")), default=0)
 
     def has_trained(self, step: int) -> bool:
         """Whether an attempt is at work and has got that far."""

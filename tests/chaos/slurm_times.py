@@ -79,7 +79,7 @@ class JobStates:
 def idle_times(store: ObjectStore, run_id: str, state: RunState, states: JobStates) -> tuple[Idle, ...]:
     """Return the idle times between the attempts of a run, and from its end to that of its job."""
     at: dict[int, list[float]] = {}
-    for record in read_step_records(store, f"runs/{run_id}"):
+    for record in read_step_records(store, f"runs/{run_id}", state.attempts):
         if record.at is not None:
             at.setdefault(record.attempt, []).append(record.at.timestamp())
     trained = sorted(at)

@@ -5,11 +5,13 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 
-from cairn.storage.logs.run_log import RunLog
+from cairn.storage.logs.fold_cache import History
+from cairn.storage.logs.run_state import AttemptRecord, RunState
 from cairn.storage.logs.step_log import StepRecord, step_log_key
 from tests.chaos.slurm_campaign import REASONS, plan_run
 from tests.chaos.slurm_times import Idle, JobStates, idle_times
 from tests.crash import slurm_job
+from tests.entries import NOON, started
 from tests.memory_store import MemoryStore
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
@@ -47,7 +49,8 @@ def test_the_time_between_two_attempts_is_idle_as_far_as_the_job_was_running(sta
     for attempt, seconds in ((1, (40, 90)), (2, (155, 160))):
         lines = b"\n".join(record(attempt, step, second) for step, second in enumerate(seconds, 1))
         store.create(step_log_key("runs/bard", attempt), lines + b"\n")
-    state = RunLog(store, "bard").refresh()
+    attempts = [AttemptRecord(started=started(attempt), started_at=NOON) for attempt in (1, 2)]
+    state = RunState(attempts=History(attempts))
     (idle,) = idle_times(store, "bard", state, states)
     assert idle == Idle(where="between attempts 1 and 2", seconds=35.0, start_seconds=40.0)
     assert (idle.allowed, idle.is_too_long) == (70.0, False)

@@ -15,7 +15,8 @@ def reference_run(command: Command, *, keeps_activations: bool = False) -> Refer
     """
     state = command.state()
     assert state.opened is not None
-    schedule = schedule_of(state, splice(read_step_records(command.store, f"runs/{RUN}"), state.attempts))
+    records = read_step_records(command.store, f"runs/{RUN}", state.attempts)
+    schedule = schedule_of(state, splice(records, state.attempts))
     if keeps_activations:
         kept = tuple(replace(span, activation_checkpointing=False) for span in schedule.spans)
         schedule = replace(schedule, spans=kept)

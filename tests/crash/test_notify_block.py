@@ -16,8 +16,8 @@ def test_a_block_of_the_server_passes_the_words_on(api_url: str) -> None:
     with serving_hook() as hook, temporary_settings({PREFECT_API_URL: api_url}):
         save_block("told-by-cairn", hook)
         (receiver,) = all_receivers(NotifyConfig(block="custom-webhook/told-by-cairn"))
-        receiver.receive(silent_notice("bard", 1, 2, 90.0))
-    assert hook.posted == [{"subject": "cairn: bard: silent", "body": silent_notice("bard", 1, 2, 90.0).text}]
+        receiver.receive(silent_notice("bard", "", 1, 2, 90.0))
+    assert hook.posted == [{"subject": "cairn: bard: silent", "body": silent_notice("bard", "", 1, 2, 90.0).text}]
 
 
 def save_block(name: str, hook: Hook) -> None:

@@ -58,7 +58,8 @@ def train_and_kill(command: Command, step: int, *settings: str) -> None:
 
 def losses(command: Command) -> dict[int, float]:
     """The loss of every step, where a step was done twice that of the later attempt."""
-    return {line.step: line.train_loss for line in read_step_records(command.store, "runs/bard")}
+    records = read_step_records(command.store, "runs/bard", command.state().attempts)
+    return {line.step: line.train_loss for line in records}
 
 
 def world_sizes(command: Command) -> list[int]:

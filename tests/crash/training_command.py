@@ -129,7 +129,8 @@ class Command:
 
     def trained_steps(self) -> int:
         """Return the greatest step any attempt has trained."""
-        return max((line.step for line in read_step_records(self.store, f"runs/{RUN}")), default=0)
+        records = read_step_records(self.store, f"runs/{RUN}", self.state().attempts)
+        return max((line.step for line in records), default=0)
 
     def wait_until_trained(self, step: int, process: "subprocess.Popen[bytes]") -> None:
         """Wait until an attempt has trained that far."""

@@ -41,7 +41,7 @@ class ExportedRun:
 
     def curve(self) -> list[tuple[int, float]]:
         """The surviving line as it is spliced at once."""
-        lines = read_step_records(self.run.log.store, self.run.log.prefix)
+        lines = read_step_records(self.run.log.store, self.run.log.prefix, self.state.attempts)
         return [(point.record.step, point.record.train_loss) for point in splice(lines, self.state.attempts)]
 
 

@@ -91,9 +91,20 @@ def test_files_of_others_in_the_folder_are_left_alone(store: LocalStore, tmp_pat
     (tmp_path / "bard").mkdir()
     (tmp_path / "bard" / "events.out.tfevents.1.somebody").write_bytes(b"")
     run = interrupted_run(store)
-    following(run, board(run, "another store"))()
     following(run, board(run))()
-    assert len(list((tmp_path / "bard").iterdir())) == 3
+    assert len(list((tmp_path / "bard").iterdir())) == 2
+
+
+def test_a_run_of_the_same_name_in_another_store_has_a_curve_of_its_own(
+    store: LocalStore, tmp_path: Path, board: Board
+) -> None:
+    run = interrupted_run(store)
+    for _ in range(2):
+        following(run, board(run))()
+        following(run, board(run, "another store"))()
+    folders = sorted(path for path in tmp_path.iterdir() if path.name.startswith("bard"))
+    assert [len(list(folder.iterdir())) for folder in folders] == [1, 1]
+    assert [curve(folder) for folder in folders] == [run.curve()] * 2
 
 
 @pytest.fixture

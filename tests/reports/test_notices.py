@@ -111,7 +111,7 @@ def test_a_command_reads_the_notice_as_json(store: LocalStore, tmp_path: Path) -
     script = f"import sys, pathlib; pathlib.Path({str(tmp_path / 'told')!r}).write_bytes(sys.stdin.buffer.read())"
     CommandReceiver(shlex.join([sys.executable, "-c", script]), PATIENCE_SECONDS).receive(found(finished(store))[0])
     told = json.loads((tmp_path / "told").read_text())
-    assert (told["id"], told["kind"], told["step"]) == ("bard/finished-0001", "finished", 40)
+    assert (told["id"], told["kind"], told["step"]) == (f"bard/finished-0001@{NOON.isoformat()}", "finished", 40)
 
 
 @pytest.mark.parametrize("command", ["false", "sleep 600", "no-such-program-anywhere"])
@@ -124,7 +124,7 @@ def test_a_webhook_is_told_once_by_however_many_processes(store: LocalStore, hoo
     notices = found(finished(store))
     for _ in range(3):
         NoticeDelivery(store, webhook(hook)).deliver(notices)
-    assert [item["id"] for item in hook.posted] == ["bard/finished-0001"]
+    assert [item["id"] for item in hook.posted] == [f"bard/finished-0001@{NOON.isoformat()}"]
 
 
 def test_each_receiver_is_told_by_itself(store: LocalStore, hook: Hook) -> None:

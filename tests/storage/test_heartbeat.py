@@ -1,5 +1,7 @@
 """A heartbeat says "still here" and is never trusted with more."""
 
+from dataclasses import replace
+
 from cairn.storage.logs.step_log import Heartbeat, heartbeat_key, read_heartbeat, write_heartbeat
 from cairn.storage.stores.object_store import ObjectStore
 
@@ -15,6 +17,12 @@ def test_a_heartbeat_reads_back_as_written_last(store: ObjectStore) -> None:
 def test_attempts_have_heartbeats_of_their_own(store: ObjectStore) -> None:
     write_heartbeat(store, "runs/r1", BEAT)
     assert read_heartbeat(store, "runs/r1", 2) is None
+
+
+def test_the_heartbeat_of_another_runs_attempt_of_this_number_counts_as_none(store: ObjectStore) -> None:
+    write_heartbeat(store, "runs/r1", replace(BEAT, claim_id="theirs"))
+    assert read_heartbeat(store, "runs/r1", 1, "ours") is None
+    assert read_heartbeat(store, "runs/r1", 1, "theirs") is not None
 
 
 def test_a_heartbeat_that_cannot_be_read_counts_as_none(store: ObjectStore) -> None:

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from cairn.storage.errors import StoreUnavailable
+from cairn.storage.logs.run_state import AttemptRecord
 from cairn.storage.logs.step_log import (
     StepLog,
     StepRecord,
@@ -18,16 +19,17 @@ from cairn.storage.logs.step_log import (
 )
 from cairn.storage.stores.local_store import LocalStore
 from cairn.storage.stores.object_store import ObjectStore
+from tests.entries import NOON, started
 from tests.memory_store import MemoryStore
 
 RUN = "runs/bard"
 
 
-def encoded(*steps: int) -> bytes:
+def encoded(*steps: int, attempt: int = 1) -> bytes:
     lines = (
         StepRecord(
             step=step,
-            attempt=1,
+            attempt=attempt,
             train_loss=1.0,
             lr=0.1,
             grad_norm=1.0,
@@ -80,7 +82,7 @@ def test_a_long_file_is_read_piece_by_piece(store: ObjectStore) -> None:
 def test_attempts_are_read_apart(store: ObjectStore) -> None:
     tail = StepTail(store, RUN)
     for attempt, step in ((1, 5), (2, 3)):
-        store.write(step_log_key(RUN, attempt), encoded(step))
+        store.write(step_log_key(RUN, attempt), encoded(step, attempt=attempt))
     assert (steps(tail.read(2)), steps(tail.read(1))) == ([3], [5])
 
 
@@ -90,12 +92,12 @@ def test_one_attempts_records_are_read_whole_and_none_is_no_error(store: ObjectS
 
 
 @pytest.fixture
-def open_log(tmp_path: Path) -> Iterator[Callable[[ObjectStore], StepLog]]:
+def open_log(tmp_path: Path) -> Iterator[Callable[..., StepLog]]:
     """Open a step log, whose file a trainer leaves open until it exits."""
     with ExitStack() as files:
 
-        def open_log(store: ObjectStore) -> StepLog:
-            log = StepLog(store, RUN, 1, spool_dir=tmp_path / "spool")
+        def open_log(store: ObjectStore, claim_id: str = "") -> StepLog:
+            log = StepLog(store, RUN, 1, claim_id, spool_dir=tmp_path / "spool")
             files.enter_context(log._file)
             return log
 
@@ -106,7 +108,7 @@ def record(step: int) -> StepRecord:
     return msgspec.json.decode(encoded(step), type=StepRecord)
 
 
-def test_a_remote_store_gets_each_line_once(open_log: Callable[[ObjectStore], StepLog]) -> None:
+def test_a_remote_store_gets_each_line_once(open_log: Callable[..., StepLog]) -> None:
     sent = list[int]()
 
     class Noting(MemoryStore):
@@ -123,22 +125,20 @@ def test_a_remote_store_gets_each_line_once(open_log: Callable[[ObjectStore], St
     assert sum(sent) == log.path.stat().st_size and len(sent) == 20
 
 
-def test_the_records_of_all_segments_are_read_as_one(
-    store: ObjectStore, open_log: Callable[[ObjectStore], StepLog]
-) -> None:
+def test_the_records_of_all_segments_are_read_as_one(store: ObjectStore, open_log: Callable[..., StepLog]) -> None:
     log, tail, tailed = open_log(store), StepTail(store, RUN), list[int]()
     for first in (1, 4, 7):
         for step in range(first, first + 3):
             log.write(record(step))
         log.publish()
         tailed += steps(tail.read(1))
-    every = list(range(1, 10))
+    every, own = list(range(1, 10)), AttemptRecord(started=started(1), started_at=NOON)
     assert tailed == steps(StepTail(store, RUN).read(1)) == steps(read_attempt_records(store, RUN, 1)) == every
-    assert steps(read_step_records(store, RUN)) == every and read_last_record(store, RUN, 1) == record(9)
+    assert steps(read_step_records(store, RUN, [own])) == every and read_last_record(store, RUN, 1) == record(9)
     assert step_log_bytes(store, RUN, 1) == log.path.stat().st_size
 
 
-def test_an_upload_that_failed_is_part_of_the_next(open_log: Callable[[ObjectStore], StepLog]) -> None:
+def test_an_upload_that_failed_is_part_of_the_next(open_log: Callable[..., StepLog]) -> None:
     class Away(MemoryStore):
         is_away = True
 
@@ -156,3 +156,48 @@ def test_an_upload_that_failed_is_part_of_the_next(open_log: Callable[[ObjectSto
     log.write(record(2))
     log.publish()
     assert steps(read_attempt_records(store, RUN, 1)) == [1, 2]
+
+
+def test_a_spool_begins_empty(open_log: Callable[..., StepLog]) -> None:
+    for step in (1, 2):  # two runs of one name, in two stores
+        log = open_log(store := MemoryStore(f"{step}"))
+        log.write(record(step))
+        log.publish()
+        assert steps(read_attempt_records(store, RUN, 1)) == [step]
+
+
+def attempts(claim_id: str) -> list[AttemptRecord]:
+    return [AttemptRecord(started=started(1, claim_id=claim_id), started_at=NOON)]
+
+
+def newest(store: ObjectStore, claim_id: str) -> list[StepRecord]:
+    found = read_last_record(store, RUN, 1, claim_id)
+    return [found] if found else []
+
+
+READERS: dict[str, Callable[[ObjectStore, str], list[StepRecord]]] = {
+    "all": lambda store, claim_id: read_step_records(store, RUN, attempts(claim_id)),
+    "attempt": lambda store, claim_id: read_attempt_records(store, RUN, 1, claim_id),
+    "newest": newest,
+    "tail": lambda store, claim_id: StepTail(store, RUN).read(1, claim_id),
+}
+each_reader = pytest.mark.parametrize("read", READERS.values(), ids=READERS)
+
+
+@each_reader
+def test_records_of_another_claim_of_this_attempt_are_not_read(
+    store: ObjectStore, open_log: Callable[..., StepLog], read: Callable[[ObjectStore, str], list[StepRecord]]
+) -> None:
+    for step, claim_id in ((5, "theirs"), (1, "ours"), (6, "")):
+        log = open_log(store, claim_id)
+        log.write(record(step))
+        log.publish()
+    assert [steps(read(store, claim_id)) for claim_id in ("ours", "theirs", "", "nobodys")] == [[1], [5], [6], []]
+
+
+@each_reader
+def test_a_record_that_names_another_attempt_is_refused(
+    store: ObjectStore, read: Callable[[ObjectStore, str], list[StepRecord]]
+) -> None:
+    store.write(step_log_key(RUN, 1, "ours"), encoded(1) + encoded(2, attempt=2))
+    assert steps(read(store, "ours")) == [1]

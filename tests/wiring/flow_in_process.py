@@ -184,7 +184,8 @@ class FlowWorld:
 
     def heard(self, attempt: int = 1) -> tuple[TrainerSpec, list[TrainUntil | Finish]]:
         """Return what the trainer of an attempt was sent: its spec and its commands."""
-        path = heard_by(self.folder / "cache" / "work" / RUN, attempt)
+        [folder] = (self.folder / "cache" / "work").glob(f"{RUN}-*")
+        path = heard_by(folder, attempt)
         spec, *commands = path.read_bytes().splitlines(keepends=True)
         return TrainerSpec.model_validate_json(spec), [decode_message(line) for line in commands]  # type: ignore[misc]
 

@@ -173,7 +173,7 @@ def how_long_it_may_take(bench: Bench) -> None:
     with bench.flow.opened("notify.command=sleep 600", "notify.timeout_seconds=0.25") as run:
         (receiver,) = all_receivers(run.config.notify)
         with pytest.raises(subprocess.TimeoutExpired):
-            receiver.receive(silent_notice(RUN, 1, 2, 3.0))
+            receiver.receive(silent_notice(RUN, "", 1, 2, 3.0))
 
 
 @acts("cost.gpu_hour_price", "cost.currency")

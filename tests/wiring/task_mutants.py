@@ -129,8 +129,8 @@ TASK_MUTANTS = (
     mutant(
         "claim-ignores-the-heartbeat",
         CLAIM,
-        "if step_log.read_heartbeat(log.store, log.prefix, number) != seen:",
-        "if False:",
+        'if read() != seen:\n            raise _live_owner(log, owner, "still writes its heartbeat")\n        now',
+        "if False:\n            pass\n        now",
         "tests/tasks/test_attempt_claim.py::test_an_owner_that_writes_its_heartbeat_is_left_alone",
     ),
     mutant(

@@ -71,7 +71,7 @@ def main() -> None:
         return
     spec = TrainerSpec.model_validate_json(line)
     store, prefix = open_store(spec.store_url), run_prefix(spec.run_id)
-    steps = StepLog(store, prefix, spec.attempt, spool_dir=spec.work_dir)
+    steps = StepLog(store, prefix, spec.attempt, spec.claim_id, spool_dir=spec.work_dir)
     with heard_by(spec.work_dir, spec.attempt).open("ab", buffering=0) as heard:
         heard.write(line)
         step = first = spec.resume.step if spec.resume else 0
@@ -88,6 +88,8 @@ def main() -> None:
             for event in _segment(spec, first, step, command, chosen):
                 if isinstance(event, StepDone):
                     steps.write(event.record)
+                elif isinstance(event, SegmentDone):
+                    steps.publish()
                 _send(event)
             step = command.step
 

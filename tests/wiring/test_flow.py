@@ -271,6 +271,7 @@ def test_the_last_heartbeat_says_how_far_the_trainer_got(killed: FlowWorld) -> N
         at=heartbeat.at,
         peak=PEAK,
         starting_seconds=heartbeat.starting_seconds,
+        claim_id=killed.log.state.attempts[0].started.claim_id,
     )
 
 
