@@ -167,7 +167,11 @@ def _data(log: run_log.RunLog, config: RunConfig, base_dir: Path) -> PlannedData
             notes=found.notes,
         )
     sizes: dict[snapshot_manifest.SplitName, int] = {}
-    if all(source.sha256 or source.border is not None for source in sources):  # else there is much, not looked at
+    if all(source.sha256 for source in sources):
+        survey = document.survey_corpus(sources, data.val_fraction, None, deduplicate=data.deduplicate)
+        snapshot_build.require_usable(survey, data)
+        sizes = {"train": survey.text_bytes - survey.val_bytes, "val": survey.val_bytes}
+    elif all(source.sha256 or source.border is not None for source in sources):  # else there is much, not looked at
         sizes = dict.fromkeys(snapshot_manifest.SPLITS, 0)
         for split, size_bytes in (size for source in sources for size in source.sizes(data.val_fraction)):
             sizes[split] += size_bytes

@@ -24,6 +24,15 @@ class DataConfig(Section, use_attribute_docstrings=True):
 
     sources: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(min_length=1)]
     """files, globs and URLs of the text, or one snapshot:<id> of the store"""
+    exclude: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """names or globs of files to leave out, such as "*.lock"; with a slash in it of a path or URL, where * also matches
+    slashes"""
+    val_sources: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """files, globs and URLs of held-out text of their own: then the rest of `sources` is all trained on"""
+    format: Literal["auto", "text", "jsonl", "json", "parquet", "csv", "tsv"] = "auto"
+    """what the files hold; auto: a known suffix of the name decides, else the first bytes"""
+    separator: Annotated[str, Field(pattern=r"^[^\r\n]*$")] = Field("", json_schema_extra={"rule": "one line"})
+    """a line that divides a file of text into documents; empty: a file is one"""
     # The JSON reader cannot look for quotes, backslashes and control characters.
     text_field: Annotated[str, Field(pattern=r'^[^"\\\x00-\x1f]+$')] = Field(
         "text", json_schema_extra={"rule": "a name without quotes, backslashes and control characters"}
@@ -95,6 +104,24 @@ class DataConfig(Section, use_attribute_docstrings=True):
             problem = f"decided by {named[0]!r} already, which was made with its own"
             raise ValueError(f"{', '.join(changed)}: {problem}; leave them out")
         return self
+
+    @model_validator(mode="after")
+    def _held_out_text_is_said_once(self) -> Self:
+        if not self.val_sources:
+            return self
+        if self.weights:
+            raise ValueError("val_sources: with weights each source holds out a part of its own; leave one of them out")
+        if self.split != "auto":
+            raise ValueError(f"val_sources: decide what is held out; leave out split = {self.split!r}")
+        if twice := sorted({*self.sources} & {*self.val_sources}):
+            raise ValueError(f"val_sources: {twice[0]!r} is named by sources too; held-out text is not trained on")
+        return self
+
+    def placed(self, source: str) -> Literal["train", "val"] | None:
+        """Return the split of all documents of an entry; None where each has its own."""
+        if not self.val_sources:
+            return None
+        return "val" if source in self.val_sources else "train"
 
     @property
     def snapshot(self) -> str | None:

@@ -4,6 +4,7 @@ A file of some hundred bytes may ask for any amount of memory: its pages and dic
 become. Source: https://parquet.apache.org/docs/file-format/.
 """
 
+import json
 import os
 import sys
 from collections.abc import Generator, Sequence
@@ -16,7 +17,8 @@ import pyarrow.parquet as parquet
 from cairn.storage.errors import IntegrityError
 from cairn.storage.stores.child_process import bounded_process
 
-ROWS = b"cairn.rows"
+ROWS, COLUMNS = b"cairn.rows", b"cairn.columns"
+_MOST_NAMES = 100
 _BATCH_ROWS, _BATCH_BYTES = 256, 8 << 20
 _LEAST_ROWS = 1 << 20
 _LEAST_BYTES, _MOST_EXPANSION = 64 << 20, 256
@@ -31,7 +33,7 @@ def most_bytes(stored_bytes: int) -> int:
 def read_parquet(
     file: IO[bytes], columns: Sequence[str], *, groups: Sequence[int] | None = None
 ) -> Generator[pa.RecordBatch, None, None]:
-    """Yield an empty batch, whose schema has the columns that the file has and in `ROWS` its rows; then the rows.
+    """Yield an empty batch, whose schema has the wanted columns, in `ROWS` its rows, in `COLUMNS` all names; the rows.
 
     Only those of the row groups given, if any are; no batch has rows of two. Text is large_binary. `file` is open at
     its start, with a descriptor. Raises IntegrityError if it cannot be read.
@@ -65,7 +67,8 @@ def _copy(table: Any, columns: list[str], wanted: list[int] | None, size_bytes: 
         raise ValueError(f"it says that it has {rows:,} rows in {size_bytes:,} bytes; rule: at least a byte a row")
     fields = [found.field(name) for name in columns if found.get_field_index(name) >= 0]
     fields = [field.with_type(pa.large_binary()) if _holds_text(field.type) else field for field in fields]
-    schema, written = pa.schema(fields, metadata={ROWS: str(rows)}), 0
+    described_by = {ROWS: str(rows), COLUMNS: json.dumps(found.names[:_MOST_NAMES])}
+    schema, written = pa.schema(fields, metadata=described_by), 0
     groups = (wanted or range(table.num_row_groups)) if fields else ()
     _check_growth(sum(_text_bytes(table.metadata.row_group(group), schema.names) for group in groups), size_bytes)
     with pa.ipc.new_stream(sink, schema) as writer:

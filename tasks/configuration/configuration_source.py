@@ -113,7 +113,7 @@ def resolve_evaluation(evaluation: EvaluationConfig, folder: Path) -> Evaluation
 def read_suite(path: Path, evaluation: EvaluationConfig) -> EvaluationConfig:
     """Return the section with the keys of the file; raises TaskError naming the file, the key and the rule."""
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        document = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError as error:
         known = ", ".join(known_names(SUITES))
         raise TaskError(f"{path}: no such suite file; rule: a path, or one of {known}") from error
@@ -182,7 +182,7 @@ def _is_remote(source: str) -> bool:
 
 def _parse_toml(data: bytes, shown: str) -> dict[str, Any]:
     try:
-        return tomllib.loads(data.decode("utf-8"))
+        return tomllib.loads(data.decode("utf-8-sig"))
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         rule = "" if shown.endswith(".toml") else "; a configuration names its text in data.sources"
         raise InvalidConfiguration(f"{shown}: not readable as TOML: {error}{rule}") from error

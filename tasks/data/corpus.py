@@ -25,9 +25,11 @@ import pyarrow as pa
 from cairn.model.configuration.data import DataConfig
 from cairn.storage.errors import IntegrityError
 from cairn.storage.stores import codec
-from cairn.tasks.data import source_files
+from cairn.tasks.data import document_reader, source_files
 from cairn.tasks.data.document import Document, InvalidCorpus, Piece, Source, make_document
-from cairn.tasks.data.source_files import CHUNK_BYTES, HELD_OUT_END, ROW, WHOLE_FILE, TextFile, decompress
+from cairn.tasks.data.document_reader import EMPTY_FILE, HELD_OUT_END, SEPARATED, WHOLE_FILE, TextFile
+from cairn.tasks.data.text_format import TextFormat
+from cairn.tasks.data.text_pieces import CHUNK_BYTES
 
 # A preview checks a corpus up to this size; of a larger one it only finds the files.
 PREVIEW_BYTES = 64 * 1024 * 1024
@@ -80,15 +82,23 @@ def preview_corpus(data: DataConfig, base_dir: Path) -> tuple[Source, ...]:
 
 def _find(data: DataConfig, base_dir: Path) -> tuple[list[Source], list[TextFile]]:
     groups = data.source_names if data.weights else [""] * len(data.sources)
-    group_of = dict(zip(data.sources, groups, strict=True))
-    python = {source: group for source, group in group_of.items() if source.startswith("python:")}
-    built_in = [replace(open_python_source(source), group=group) for source, group in python.items()]
-    others = {source: group for source, group in group_of.items() if source not in python}
-    files = source_files.find_files(others, base_dir)
+    group_of = dict(zip(data.sources, groups, strict=True)) | dict.fromkeys(data.val_sources, "")
+    python = [source for source in group_of if source.startswith("python:")]
+    built_in = [_placed(replace(open_python_source(name), group=group_of.pop(name)), name, data) for name in python]
+    files = source_files.find_files(data, group_of, base_dir)
+    if data.separator:
+        files = [replace(file, unit=SEPARATED) if file.unit == WHOLE_FILE else file for file in files]
     texts = sum(file.unit == WHOLE_FILE for file in files)
-    if data.split != "documents" and not (data.split == "auto" and texts > FEW_FILES):
+    if not data.val_sources and data.split != "documents" and not (data.split == "auto" and texts > FEW_FILES):
         files = [replace(file, unit=HELD_OUT_END) if file.unit == WHOLE_FILE else file for file in files]
     return built_in, files
+
+
+def _placed(source: Source, name: str, data: DataConfig) -> Source:
+    """Return the built-in source with its documents in the split that the configuration says, if it says one."""
+    if not (placed := data.placed(name)):
+        return source
+    return replace(source, placed=placed, pieces=lambda: (replace(item, placed=placed) for item in source.documents()))
 
 
 def _source(data: DataConfig, file: TextFile, *, sha256: str, text_bytes: int) -> Source:
@@ -102,23 +112,34 @@ def _source(data: DataConfig, file: TextFile, *, sha256: str, text_bytes: int) -
         group=file.group,
         border=border,
         text_bytes=text_bytes,
+        placed=file.placed,
+        form="" if file.format in (TextFormat.TEXT, TextFormat.JSON_LINES, TextFormat.PARQUET) else str(file.format),
+        place_of=partial(_describe_place, file),
     )
 
 
 def _check(data: DataConfig, file: TextFile) -> Source:
-    """Hash the file; a text whose end is held out must be UTF-8 (RFC 3629) and not empty."""
+    """Hash the file; a text whose end is held out must be UTF-8 (RFC 3629) and, unless a glob found it, not empty."""
     text_bytes = 0
     with _open_hashed(file) as stream:
         if file.unit == HELD_OUT_END:
-            text_bytes = _require_text(file, decompress(cast(BinaryIO, stream), file.codec, file.bytes))
+            text_bytes = _require_text(file, document_reader.decompress(cast(BinaryIO, stream), file.codec, file.bytes))
         digest = stream.sha256_to_end()
-    if stream.bytes == 0:
-        raise file.invalid("the file is empty", "every source has text; fill the file, or leave it out")
+    if file.unit == HELD_OUT_END and not text_bytes:
+        file = replace(file, unit=EMPTY_FILE)
     return _source(data, replace(file, bytes=stream.bytes), sha256=digest, text_bytes=text_bytes)
 
 
+def _describe_place(file: TextFile, offset: int) -> str:
+    if file.format == TextFormat.PARQUET:
+        with _convert_errors(file), file.opener() as table:
+            return document_reader.describe_place(table, file, offset)
+    with _open_hashed(file) as stream:
+        return document_reader.describe_place(cast(BinaryIO, stream), file, offset)
+
+
 def _require_text(file: TextFile, text: BinaryIO) -> int:
-    """Return the size of the text in bytes."""
+    """Return the size of the text in bytes; 0 for none in a file that a glob found."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     size_bytes, has_text, chunk = 0, False, b" "
     while chunk:
@@ -132,6 +153,8 @@ def _require_text(file: TextFile, text: BinaryIO) -> int:
             raise file.invalid(what, "UTF-8 text; convert the file, or leave it out") from problem
         size_bytes += len(chunk)
         has_text = has_text or bool(chunk.strip())
+    if not has_text and file.is_matched:
+        return 0
     if not has_text:
         what = "the file is empty" if size_bytes == 0 else "the file holds only white space"
         raise file.invalid(what, "every source has text; fill the file, or leave it out")
@@ -140,9 +163,9 @@ def _require_text(file: TextFile, text: BinaryIO) -> int:
 
 def _pieces(data: DataConfig, file: TextFile, digest: str, border: int | None, text_bytes: int) -> Iterator[Piece]:
     """Yield the pieces; raises InvalidCorpus at the end if the file no longer has `digest`."""
-    read = partial(source_files.read_pieces, file=file, data=data, border=border, text_bytes=text_bytes)
+    read = partial(document_reader.read_pieces, file=file, data=data, border=border, text_bytes=text_bytes)
     try:
-        if file.unit == ROW:  # a table is not read from front to back, so it is hashed afterwards
+        if file.format == TextFormat.PARQUET:  # a table is not read from front to back, so it is hashed afterwards
             with _convert_errors(file), file.opener() as table:
                 yield from read(table)
             found = _sha256_of(file) if digest else ""
@@ -172,8 +195,7 @@ def _convert_errors(file: TextFile) -> Iterator[None]:
     try:
         yield
     except (OSError, IntegrityError, pa.ArrowException) as problem:
-        what = f"cannot be read as {file.codec}" if file.codec else "cannot be read"
-        raise file.invalid(f"{what} ({problem})", "every source is readable") from problem
+        raise file.unreadable(problem) from problem
 
 
 @contextmanager

@@ -51,10 +51,13 @@ class RejectionKind(StrEnum):
     MISSING_FIELD = "missing-field"
     NOT_A_STRING = "not-a-string"
     EMPTY = "empty"
+    EMPTY_FILE = "empty-file"
     TOO_LONG = "too-long"
     DUPLICATE = "duplicate"
 
 
+LEFT_OUT = frozenset({RejectionKind.DUPLICATE, RejectionKind.EMPTY_FILE})
+"""Left out without being a fault of the data."""
 Piece: TypeAlias = Document | RejectedRow
 
 
@@ -65,6 +68,8 @@ class Source:
     `name` does not depend on the machine's folders; `sha256` and `bytes` are of the stored file; `pieces` starts a new
     pass in order; `group` is its entry of `data.sources` if weights keep the entries apart. Of a text whose end is
     held out, `border` is where the held-out part begins and `text_bytes` where it ends, known without reading it.
+    `placed` is the split of all of it where the configuration says one, `form` a format that the unit does not tell;
+    `place_of` says in words where in the source an offset is.
     """
 
     name: str
@@ -75,6 +80,9 @@ class Source:
     group: str = ""
     border: int | None = None
     text_bytes: int = 0
+    placed: SplitName | None = None
+    form: str = ""
+    place_of: Callable[[int], str] = "byte {}".format
 
     def documents(self) -> Iterator[Document]:
         """Yield the documents of a new pass, without rejected ones."""
@@ -126,13 +134,14 @@ def require_both_splits(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Survey:
-    """Counts of documents and text; `worst` is the most frequent fault in one source."""
+    """Counts of documents and text; `worst` is the most frequent fault in one source, and where it first is."""
 
     train_documents: int
     val_documents: int
     text_bytes: int
     rejected: int
     worst: str
+    val_bytes: int = 0
 
 
 class TextSample:
@@ -185,17 +194,21 @@ def survey_corpus(
     sample: TextSample | None,
     *,
     deduplicate: bool,
-    on_text: Callable[[int, int], None],
+    on_text: Callable[[int, int], None] = lambda size_bytes, documents: None,
 ) -> Survey:
     """Read everything once; offers the train text to `sample`, and calls on_text(bytes, documents)."""
+    val_bytes = 0
     documents, text_bytes, rejected = Counter[SplitName](), 0, Counter[tuple[str, str]]()
+    first = dict[tuple[str, str], RejectedRow]()
     for count, piece in enumerate(read_corpus(sources, deduplicate=deduplicate)):
         if isinstance(piece, RejectedRow):
-            rejected[piece.source, piece.kind] += piece.kind != RejectionKind.DUPLICATE
+            rejected[piece.source, piece.kind] += piece.kind not in LEFT_OUT
+            first.setdefault((piece.source, piece.kind), piece)
         else:
             split = piece.split(val_fraction)
             documents[split] += 1
             text_bytes += piece.bytes
+            val_bytes += piece.bytes if split == "val" else 0
             if sample and split == "train":
                 sample.offer(piece)  # a vocabulary learned from val would leak it
         if count % _REPORT_EVERY_PIECES == 0:
@@ -205,9 +218,18 @@ def survey_corpus(
         train_documents=documents["train"],
         val_documents=documents["val"],
         text_bytes=text_bytes,
+        val_bytes=val_bytes,
         rejected=rejected.total(),
-        worst=f"{number} of them {kind} in {source}",
+        worst=f"{number} of them {kind} in {source}{_first_of(first.get((source, kind)), sources)}",
     )
+
+
+def _first_of(row: RejectedRow | None, sources: Sequence[Source]) -> str:
+    """Return in words where the first of rejected documents is and why; empty for one that is no fault."""
+    if row is None or row.kind in LEFT_OUT:
+        return ""
+    place = next((source.place_of(row.offset_bytes) for source in sources if source.name == row.source), "")
+    return f", the first at {place}: {row.detail}"
 
 
 def require_few_rejected(rejected: int, documents: int, max_fraction: float, where: str) -> None:

@@ -27,7 +27,7 @@ from cairn.storage.stores.codec import decode, encode
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.data import document, snapshot_lookup
 from cairn.tasks.data.corpus import open_corpus
-from cairn.tasks.data.document import InvalidCorpus, RejectionKind, Source, Survey, survey_corpus
+from cairn.tasks.data.document import InvalidCorpus, Source, Survey, survey_corpus
 from cairn.tasks.data.foreign_tokenizer import read_tokenizer
 from cairn.tasks.data.snapshot_lookup import SnapshotReference, find_by_id, find_by_recipe, make_recipe, recipe_id
 from cairn.tasks.data.snapshot_writer import PartEncoder, assemble, find_finished_parts, read_parts, write_parts
@@ -80,7 +80,7 @@ def build_snapshot(
     build = _Build(data, base_dir, on_progress)
     recipe = make_recipe(data, build.sources, build.tokenizer)
     if known := find_by_recipe(store, recipe):
-        bad = {item.kind: item.documents for item in known.manifest.rejected if item.kind != RejectionKind.DUPLICATE}
+        bad = {item.kind: item.documents for item in known.manifest.rejected if item.kind not in document.LEFT_OUT}
         documents = known.manifest.splits.train.documents + known.manifest.splits.val.documents
         where = ", ".join(f"{number} {kind}" for kind, number in bad.items())
         document.require_few_rejected(sum(bad.values()), documents, data.max_rejected_fraction, where)
@@ -199,13 +199,13 @@ class _Build:
         if kept.is_file():
             survey = decode(kept.read_bytes(), Survey, where=str(kept))
             tokenizer = self.tokenizer or read_tokenizer(folder / TOKENIZER)
-            _require_usable(survey, data)
+            require_usable(survey, data)
             return survey, tokenizer
         sample = None if self.tokenizer else document.TextSample(data.tokenizer_bytes)
         # The size of the text is not known before the survey; the files' size stands for it.
         report = partial(self._report, BuildStage.SURVEYING, sum(source.bytes for source in self.sources))
         survey = survey_corpus(self.sources, data.val_fraction, sample, deduplicate=data.deduplicate, on_text=report)
-        _require_usable(survey, data)
+        require_usable(survey, data)
         if (chosen := self.tokenizer) is None:
             assert sample is not None and data.bpe_vocab_size is not None
             try:
@@ -234,7 +234,8 @@ class _Build:
         self._on_progress(BuildProgress(stage=stage, bytes_done=done, bytes_total=total, documents=documents))
 
 
-def _require_usable(survey: Survey, data: DataConfig) -> None:
+def require_usable(survey: Survey, data: DataConfig) -> None:
+    """Raise InvalidCorpus where too many documents are rejected, or a split has none."""
     documents = survey.train_documents + survey.val_documents
     document.require_few_rejected(survey.rejected, documents, data.max_rejected_fraction, survey.worst)
     document.require_both_splits(survey.train_documents, survey.val_documents, data.val_fraction)

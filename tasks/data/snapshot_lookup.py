@@ -69,9 +69,10 @@ def make_recipe(data: DataConfig, sources: Sequence[Source], given: Tokenizer | 
         "version": 3,
         "sources": [
             {"name": item.name, "sha256": item.sha256, "unit": item.unit}
-            | ({"group": item.group} if item.group else {})
+            | {key: value for key in ("group", "placed", "form") if (value := getattr(item, key))}
             for item in sources
         ],
+        **({"separator": data.separator} if data.separator else {}),
         "tokenizer": f"sha256:{given.sha256}" if given else data.tokenizer,
         "shard_tokens": token_shard.DEFAULT_SHARD_TOKENS,
     }

@@ -98,6 +98,16 @@ def test_the_sizes_of_both_splits_are_told_before_anything_is_tokenized(
     assert "warning: that is " in told_of_many
 
 
+def test_text_that_train_refuses_is_refused_with_the_same_words(config: Path, cairn: Cairn) -> None:
+    lines = [json.dumps({"text": f"line {number} of the text"}) for number in range(900)]
+    (config.parent / "lines.jsonl").write_text("\n".join([*lines, *['{"body": "x"}'] * 100]))
+    settings = ("--set", 'data.sources=["lines.jsonl"]', "--set", "training.steps=1")
+    planned, trained = (cairn("train", "run.toml", *settings, *more) for more in (("--dry-run",), ()))
+    assert planned.code == trained.code == 2
+    (refused,) = (line for line in planned.err.splitlines() if "100 of 1000 documents cannot be used" in line)
+    assert refused in trained.err.splitlines()
+
+
 def test_nothing_is_written(capsys: pytest.CaptureFixture[str], config: Path) -> None:
     told(capsys, config)
     assert sorted(path.name for path in config.parent.rglob("*")) == ["run.toml", "text.txt"]

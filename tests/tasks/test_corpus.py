@@ -8,7 +8,7 @@ from cairn.model.configuration.data import DataConfig
 from cairn.tasks.data import corpus
 from cairn.tasks.data.corpus import preview_corpus
 from cairn.tasks.data.document import InvalidCorpus
-from cairn.tasks.data.source_files import CHUNK_BYTES
+from cairn.tasks.data.text_pieces import CHUNK_BYTES
 from tests.tasks.corpus_files import open_sources, shaped
 
 
@@ -141,7 +141,7 @@ def test_a_source_without_text_is_refused_by_name(tmp_path: Path, content: bytes
 @pytest.mark.parametrize("suffix", ["zip", "tar.gz", "arrow", "XZ"])
 def test_formats_that_are_not_read_are_refused_by_name(tmp_path: Path, suffix: str) -> None:
     (tmp_path / f"a.{suffix}").write_text("{}")
-    assert " files are not read; rule: plain text, .jsonl or .parquet" in refusal([f"a.{suffix}"], tmp_path)
+    assert " files are not read; rule: text, JSON, Parquet" in refusal([f"a.{suffix}"], tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,9 @@ def test_more_bad_documents_than_allowed_stop_the_job_naming_the_worst(corpus: P
     with (corpus / "a.jsonl").open("ab") as file:
         file.write(b"nonsense\n" * 5 + b'{"text": 3}\n')
     store = MemoryStore()
-    with pytest.raises(InvalidCorpus, match=r"6 of 306 documents .*, 5 of them not-json in a\.jsonl; rule: "):
+    with pytest.raises(
+        InvalidCorpus, match=r"6 of 306 .*, 5 of them not-json in a\.jsonl, the first at line 121: .*; rule: "
+    ):
         build_snapshot(store, DATA, corpus)
     assert not store.keys("data")
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn.storage.snapshots.snapshot_manifest import RejectedRow
-from cairn.tasks.data import source_files
+from cairn.tasks.data import document_reader
 from cairn.tasks.data.document import Document, InvalidCorpus
-from cairn.tasks.data.source_files import lines_of
+from cairn.tasks.data.text_pieces import lines_of
 from tests.tasks.corpus_files import COMPRESSIONS, SHAPES, open_sources, packed, shaped
 
 TEXTS = [f"Document {number} is about stone {number * 7 % 11} — höher." for number in range(20)]
@@ -70,13 +70,12 @@ def test_a_file_cut_short_is_refused_by_name(tmp_path: Path, shape: str, compres
 
 def test_a_table_that_is_none_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(b"no table at all")
-    (source,) = open_sources(["a.parquet"], tmp_path)
-    with pytest.raises(InvalidCorpus, match=r"a\.parquet: cannot be read"):
-        list(source.pieces())
+    with pytest.raises(InvalidCorpus, match=r"a\.parquet: its name says Parquet, its first bytes text; .*data.exclude"):
+        open_sources(["a.parquet"], tmp_path)
 
 
 def test_bad_lines_are_rejected_by_kind_and_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source_files, "LONGEST_LINE_BYTES", 60)
+    monkeypatch.setattr(document_reader, "LONGEST_LINE_BYTES", 60)
     lines = [
         b'{"text": "good"}',
         b"",
@@ -112,7 +111,7 @@ def test_bad_lines_are_rejected_by_kind_and_place(tmp_path: Path, monkeypatch: p
 
 
 def test_bad_rows_are_rejected_by_kind_and_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source_files, "LONGEST_LINE_BYTES", 60)
+    monkeypatch.setattr(document_reader, "LONGEST_LINE_BYTES", 60)
     column = pa.array([b"good", None, b"bad \xff", b"  ", b"x" * 100, b"good again"], type=pa.binary())
     sink = io.BytesIO()
     parquet.write_table(pa.table({"body": column}), sink)
@@ -162,7 +161,7 @@ def test_a_line_longer_than_the_bound_moves_no_other(lines: list[bytes]) -> None
     assert all(len(line) <= 6 for _, line in found)
 
 
-@pytest.mark.parametrize("shape", ["jsonl", "parquet", "jsonl.gz", "txt.zst"])
+@pytest.mark.parametrize("shape", ["jsonl", "parquet", "jsonl.gz", "jsonl.zst"])
 @pytest.mark.parametrize("later", ["other", "cut"])
 def test_a_source_that_changes_after_its_check_is_refused(tmp_path: Path, shape: str, later: str) -> None:
     inner, _, compression = shape.partition(".")

@@ -34,6 +34,25 @@ def the_text_of_other_files(bench: Bench) -> None:
     )
 
 
+@acts("data.val_sources", "data.exclude")
+def files_that_are_held_out_or_left_out(bench: Bench) -> None:
+    for name in ("train", "held", "gone"):
+        (bench.flow.folder / f"{name}.md").write_text(f"{TEXT} {name}")
+    manifest = built(bench, 'data.sources=["*.md"]', 'data.val_sources=["held.md"]', 'data.exclude=["gone.*"]')
+    assert [source.name for source in manifest.sources] == ["held.md", "train.md"]
+    assert manifest.split("val").bytes == len(f"{TEXT} held".encode())
+
+
+@acts("data.format", "data.separator")
+def what_a_file_holds_and_what_divides_it(bench: Bench) -> None:
+    (bench.flow.folder / "lines.jsonl").write_text("\n".join(f'{{"text": "{n}"}}\n---' for n in range(80)))
+    manifest = built(bench, 'data.sources=["lines.jsonl"]', "data.format=text", "data.separator=---")
+    assert documents(manifest) == 80
+    assert manifest.split("train").bytes + manifest.split("val").bytes == sum(
+        len(f'{{"text": "{n}"}}') for n in range(80)
+    )
+
+
 @acts("data.val_fraction")
 def the_share_that_is_held_out(bench: Bench) -> None:
     manifest = built(bench, "data.val_fraction=0.8")

@@ -70,7 +70,7 @@ TASK_MUTANTS = (
     ),
     mutant(
         "a-compressed-file-becomes-anything",
-        "tasks/data/source_files.py",
+        "tasks/data/document_reader.py",
         "if self._left < 0:",
         "if False:",
         "tests/security/test_foreign_files.py::"

@@ -1,0 +1,292 @@
+"""Reads the documents of one open file: text, lines or an array of JSON, Parquet, CSV or TSV; also compressed.
+
+It is in memory for one line, element, row or piece. Sources: RFC 1952 (gzip), RFC 8878 (Zstandard), jsonlines.org,
+Apache Parquet, RFC 4180 (CSV).
+"""
+
+import io
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain, repeat
+from typing import Any, BinaryIO, cast
+
+import msgspec
+import pyarrow as pa
+
+from cairn.model.configuration.data import DataConfig
+from cairn.storage.snapshots.parquet_process import COLUMNS, ROWS, most_bytes, read_parquet
+from cairn.storage.snapshots.snapshot_manifest import RejectedRow, SplitName
+from cairn.tasks.data.document import InvalidCorpus, Piece, RejectionKind, make_document
+from cairn.tasks.data.text_format import TextFormat
+from cairn.tasks.data.text_pieces import CHUNK_BYTES, elements_of, lines_of, pieces_of, skip_mark
+
+WHOLE_FILE = "whole file"
+HELD_OUT_END = "text whose end is held out"
+SEPARATED = "part between separators"
+LINE = "line"
+ROW = "row"
+EMPTY_FILE = "empty file"
+UNITS: Mapping[TextFormat, str] = {
+    TextFormat.TEXT: WHOLE_FILE,
+    TextFormat.JSON_LINES: LINE,
+    TextFormat.JSON: "element",
+    TextFormat.PARQUET: ROW,
+    TextFormat.CSV: ROW,
+    TextFormat.TSV: ROW,
+}
+LONGEST_LINE_BYTES = 64 * 1024 * 1024
+"""A longer line or element of JSON, or row, is rejected, because it is held in memory as a whole."""
+_CSV_BLOCK_BYTES = 16 << 20
+_DETAIL_CHARACTERS = 200
+_SHOWN_FIELDS = 12
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextFile:
+    """A file of a source: `place` is its full path or URL, `bytes` its size, `unit` its kind of document.
+
+    `name` is the same on every machine: the path from the folder that all files have in common, or the URL.
+    `is_matched` says that a glob found it; `placed` is the split of all its documents where the configuration says it.
+    """
+
+    source: str
+    place: str
+    bytes: int
+    unit: str
+    format: TextFormat
+    codec: str
+    opener: Callable[[], BinaryIO]
+    name: str = ""
+    group: str = ""
+    is_matched: bool = False
+    placed: SplitName | None = None
+
+    def invalid(self, problem: str, rule: str) -> InvalidCorpus:
+        """Return the error that names source, file, problem and rule."""
+        return invalid_source(self.source, f"file {self.place}: {problem}", rule)
+
+    def unreadable(self, problem: Exception) -> InvalidCorpus:
+        """Return the error of a file that cannot be read, with the remedy where one is known."""
+        what = f"cannot be read as {self.codec}" if self.codec else "cannot be read"
+        is_too_wide = self.codec == "zstd" and "memory" in str(problem)  # compressed with --long above 27
+        remedy = ". Compress it again without --long" if is_too_wide else ""
+        return self.invalid(f"{what} ({problem})", f"every source is readable{remedy}")
+
+
+def invalid_source(source: str, problem: str, rule: str) -> InvalidCorpus:
+    """Return the error that names an entry of `data.sources`, the problem and the rule."""
+    return InvalidCorpus(f"data.sources = {source!r}: {problem}; rule: {rule}")
+
+
+def decompress(stream: BinaryIO, codec: str, stored_bytes: int) -> BinaryIO:
+    """Return the text; reading damaged or far too long bytes raises OSError or ArrowException."""
+    unpacked: Any = stream
+    if codec:  # without PythonFile pyarrow would close the caller's stream
+        unpacked = _Bounded(pa.CompressedInputStream(pa.PythonFile(stream, mode="r"), codec), stored_bytes)
+    return cast(BinaryIO, io.BufferedReader(unpacked, CHUNK_BYTES))
+
+
+class _Bounded(io.RawIOBase):
+    def __init__(self, unpacked: Any, stored_bytes: int) -> None:
+        self._unpacked, self._stored_bytes, self._left = unpacked, stored_bytes, most_bytes(stored_bytes)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, target: Any) -> int:
+        size = int(self._unpacked.readinto(target))
+        self._left -= size
+        if self._left < 0:
+            most = f"{self._stored_bytes:,} bytes become more than {most_bytes(self._stored_bytes):,}"
+            raise OSError(f"its {most}; decompress it where you trust it")
+        return size
+
+
+def read_pieces(
+    stream: BinaryIO, file: TextFile, data: DataConfig, *, border: int | None, text_bytes: int
+) -> Iterator[Piece]:
+    """Yield the documents and rejected documents of an open file in order."""
+    reader = _Reader(name=file.name, data=data, placed=file.placed)
+    if file.unit == EMPTY_FILE:
+        yield reader.rejected(0, RejectionKind.EMPTY_FILE, "a file without text among those of a glob")
+    elif file.format == TextFormat.PARQUET and not file.codec and "://" not in file.place:
+        yield from reader.table(stream)
+        return
+    text = decompress(stream, file.codec, file.bytes)
+    if file.format == TextFormat.PARQUET:
+        # Another process reads Parquet, from the end of the file: a compressed or remote one is copied first.
+        with tempfile.TemporaryFile() as table:
+            shutil.copyfileobj(text, table, CHUNK_BYTES)
+            table.seek(0)
+            yield from reader.table(cast(BinaryIO, table))
+    elif file.format in (TextFormat.CSV, TextFormat.TSV):
+        yield from reader.separated_values(text, "," if file.format == TextFormat.CSV else "\t")
+    elif file.format == TextFormat.JSON_LINES:
+        yield from reader.json_values(lines_of(text, LONGEST_LINE_BYTES, skip_mark(text)))
+    elif file.format == TextFormat.JSON:
+        yield from reader.json_values(elements_of(text, LONGEST_LINE_BYTES))
+    elif file.unit == HELD_OUT_END and border is not None:
+        yield from reader.text_with_border(text, border, text_bytes)
+    elif file.unit == SEPARATED:
+        yield from reader.parts(text)
+    elif file.unit == WHOLE_FILE:
+        for offset, content in pieces_of(text, data.max_document_bytes, begin=skip_mark(text)):
+            yield reader.document(offset, content)
+    while text.read(CHUNK_BYTES):
+        pass  # the hash needs every byte
+
+
+def describe_place(stream: BinaryIO, file: TextFile, offset: int) -> str:
+    """Return where in an open file a rejected document is, and the fields that are there, for a message."""
+    if file.format == TextFormat.PARQUET and not file.codec and "://" not in file.place:
+        with_columns = read_parquet(stream, [])
+        columns = json.loads(next(with_columns).schema.metadata[COLUMNS])
+        with_columns.close()
+        return f"row {offset + 1}, columns {_listed(columns)}"
+    if file.format != TextFormat.JSON_LINES:
+        return f"{'row' if file.unit == ROW else 'byte'} {offset}"
+    text, number = decompress(stream, file.codec, file.bytes), 0
+    for number, (begin, line) in enumerate(lines_of(text, LONGEST_LINE_BYTES, skip_mark(text)), 1):
+        if begin >= offset:
+            fields = _parse_leniently(line)
+            return f"line {number}" + (f", fields {_listed(list(fields))}" if fields else "")
+    return f"line {number}"
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(repr(name) for name in names[:_SHOWN_FIELDS])
+    return f"{shown} and {len(names) - _SHOWN_FIELDS} more" if len(names) > _SHOWN_FIELDS else shown or "none"
+
+
+def _parse_leniently(line: bytes) -> Mapping[str, object]:
+    """Return the fields of a line with NaN, lone surrogates or foreign bytes in some of them; empty if it is no object.
+
+    A document is not thrown away for a field that nobody reads.
+    """
+    try:
+        found = json.loads(line.decode("utf-8", "surrogateescape"))
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _is_expressible(text: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Reader:
+    name: str
+    data: DataConfig
+    placed: SplitName | None
+
+    def text_with_border(self, text: BinaryIO, border: int, text_bytes: int) -> Iterator[Piece]:
+        for offset, content in pieces_of(text, self.data.max_document_bytes, border, begin=skip_mark(text)):
+            ends = offset + len(content) >= text_bytes or offset < border <= offset + len(content)
+            yield self.document(offset, content, placed="train" if offset < border else "val", ends=ends)
+
+    def document(self, offset: int, content: bytes, placed: SplitName | None = None, ends: bool = True) -> Piece:
+        if placed is None and not content.strip():
+            return self.rejected(offset, RejectionKind.EMPTY, "no text but white space")
+        try:
+            return make_document(self.name, offset, content, placed=placed or self.placed, ends=ends)
+        except UnicodeDecodeError as problem:
+            return self._not_utf8(offset, problem)
+
+    def parts(self, text: BinaryIO) -> Iterator[Piece]:
+        """Yield the texts between lines that are the separator; white space alone is none."""
+        separator, content = self.data.separator.encode(), bytearray()
+        begin = skip_mark(text)
+        for offset, line in chain(lines_of(text, LONGEST_LINE_BYTES, begin), [(-1, separator)]):
+            is_separator = line.rstrip(b"\r\n") == separator
+            if content and (is_separator or len(content) + len(line) > LONGEST_LINE_BYTES):
+                if whole := bytes(content).strip(b"\r\n"):
+                    yield from self._value(begin + content.index(whole[:1]), whole)
+                content.clear()
+            if not is_separator:
+                begin = begin if content else offset
+                content += line
+
+    def json_values(self, values: Iterable[tuple[int, bytes]]) -> Iterator[Piece]:
+        # A struct of one field: msgspec skips the others without making objects.
+        field: Any = msgspec.defstruct("Line", [("text", Any, msgspec.UNSET)], rename={"text": self.data.text_field})
+        for offset, line in values:
+            if not line.strip():
+                continue
+            value: object = (line := line.rstrip(b"\r\n"))
+            try:
+                if len(line) <= LONGEST_LINE_BYTES:
+                    value = self._field_of(line, field)
+            except UnicodeDecodeError as problem:
+                yield self._not_utf8(offset, problem)
+            except UnicodeEncodeError as problem:  # a lone surrogate is legal in an escape, but not in UTF-8
+                yield self.rejected(offset, RejectionKind.NOT_UTF8, str(problem))
+            except (msgspec.DecodeError, RecursionError) as problem:
+                yield self.rejected(offset, RejectionKind.NOT_JSON, str(problem))
+            else:
+                yield from self._value(offset, value)
+
+    def _field_of(self, line: bytes, field: Any) -> object:
+        """Return the field's value, a text as bytes."""
+        try:
+            line.decode("utf-8")  # the parser does not check skipped fields
+            value = msgspec.json.decode(line, type=field).text
+        except (UnicodeDecodeError, msgspec.DecodeError):
+            value = _parse_leniently(line).get(self.data.text_field, msgspec.UNSET)
+            if value is msgspec.UNSET or (isinstance(value, str) and not _is_expressible(value)):
+                raise
+        return value.encode("utf-8") if isinstance(value, str) else value
+
+    def separated_values(self, text: BinaryIO, delimiter: str) -> Iterator[Piece]:
+        from pyarrow import csv  # slow to import
+
+        name = self.data.text_field
+        options: Any = {
+            "read_options": csv.ReadOptions(block_size=_CSV_BLOCK_BYTES, use_threads=False),
+            "parse_options": csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+            "convert_options": csv.ConvertOptions(
+                include_columns=[name],
+                column_types={name: pa.large_binary()},
+                strings_can_be_null=False,
+                include_missing_columns=True,
+            ),
+        }
+        batches = csv.open_csv(pa.PythonFile(text, mode="r"), **options)
+        values = chain.from_iterable(batch.column(0).to_pylist() for batch in batches)
+        for row, value in enumerate(values):
+            yield from self._value(row, value)
+
+    def table(self, file: BinaryIO) -> Iterator[Piece]:
+        batches = read_parquet(file, [self.data.text_field])
+        schema = next(batches).schema
+        values: Iterable[object] = repeat(schema.types[0] if schema.names else None, int(schema.metadata[ROWS]))
+        if schema.types == [pa.large_binary()]:
+            values = chain.from_iterable(batch.column(0).to_pylist() for batch in batches)
+        for row, value in enumerate(values):
+            yield from self._value(row, value)
+
+    def _value(self, offset: int, value: object) -> Iterator[Piece]:
+        """Yield the documents of the field's value, the bytes of a text, or why it has none."""
+        field, kind = self.data.text_field, str(value) if isinstance(value, pa.DataType) else type(value).__name__
+        if value is None or value is msgspec.UNSET:
+            yield self.rejected(offset, RejectionKind.MISSING_FIELD, f"no field {field!r}, or null in it")
+        elif not isinstance(value, bytes):
+            yield self.rejected(offset, RejectionKind.NOT_A_STRING, f"field {field!r} is {kind}, not a string")
+        elif len(value) > LONGEST_LINE_BYTES:
+            yield self.rejected(offset, RejectionKind.TOO_LONG, f"longer than {LONGEST_LINE_BYTES} bytes")
+        elif len(value) <= self.data.max_document_bytes:
+            yield self.document(offset, value)
+        else:
+            for _, piece in pieces_of(io.BytesIO(value), self.data.max_document_bytes):
+                yield self.document(offset, piece)
+
+    def _not_utf8(self, offset: int, problem: UnicodeDecodeError) -> RejectedRow:
+        byte, start = problem.object[problem.start], problem.start
+        detail = f"undecodable byte 0x{byte:02x}, {start} bytes into it ({problem.reason})"
+        return self.rejected(offset, RejectionKind.NOT_UTF8, detail)
+
+    def rejected(self, offset: int, kind: RejectionKind, detail: str) -> RejectedRow:
+        return RejectedRow(source=self.name, offset_bytes=offset, kind=kind, detail=detail[:_DETAIL_CHARACTERS])

@@ -1,0 +1,177 @@
+"""Recognises what a file of text is: by the suffix of its name, by its first bytes, or by `data.format`.
+
+A known suffix decides, a missing or unknown one leaves it to the bytes. Where both speak and disagree, the file is
+refused with both facts: what is not recognised is never guessed.
+Sources: RFC 1952 (gzip), RFC 8878 (Zstandard), jsonlines.org, Apache Parquet, RFC 4180 (CSV); file(1) for the others.
+"""
+
+import re
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import PurePosixPath
+from urllib.parse import urlsplit
+
+import msgspec
+
+from cairn.tasks.data.document import InvalidCorpus
+
+HEAD_BYTES = 1 << 16
+"""The beginning of a file by which it is recognised."""
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+class TextFormat(StrEnum):
+    """How a file holds its documents."""
+
+    TEXT = "text"
+    JSON_LINES = "jsonl"
+    JSON = "json"
+    PARQUET = "parquet"
+    CSV = "csv"
+    TSV = "tsv"
+
+
+_NAMES = {
+    TextFormat.TEXT: "text",
+    TextFormat.JSON_LINES: "lines of JSON",
+    TextFormat.JSON: "a JSON array of objects",
+    TextFormat.PARQUET: "Parquet",
+    TextFormat.CSV: "CSV",
+    TextFormat.TSV: "TSV",
+}
+_CODECS = {".gz": "gzip", ".gzip": "gzip", ".zst": "zstd", ".zstd": "zstd"}
+_JSON = ".json"
+_SUFFIXES = {
+    **dict.fromkeys((".txt", ".text", ".md", ".markdown", ".rst", ".tex", ".htm", ".html"), TextFormat.TEXT),
+    **dict.fromkeys((".jsonl", ".ndjson", ".jl", ".jsonlines"), TextFormat.JSON_LINES),
+    **dict.fromkeys((".parquet", ".pq"), TextFormat.PARQUET),
+    _JSON: TextFormat.JSON,
+    ".csv": TextFormat.CSV,
+    ".tsv": TextFormat.TSV,
+}
+_FOREIGN_SUFFIXES = frozenset({".bz2", ".xz", ".zip", ".tar", ".tgz", ".tzst", ".arrow", ".feather", ".orc", ".avro"})
+_MAGIC = (
+    (0, b"BZh", "bzip2"),
+    (0, b"\xfd7zXZ\0", "xz"),
+    (0, b"PK\x03\x04", "a zip archive"),
+    (0, b"7z\xbc\xaf\x27\x1c", "a 7-Zip archive"),
+    (257, b"ustar", "a tar archive"),
+    (0, b"\x04\x22\x4d\x18", "lz4"),
+    (0, b"ARROW1", "Arrow"),
+    (0, b"ORC", "ORC"),
+    (0, b"Obj\x01", "Avro"),
+    (0, b"%PDF-", "PDF"),
+    (0, b"\x93NUMPY", "a NumPy array"),
+    (0, b"\x89HDF", "HDF5"),
+    (0, b"SQLite format 3\0", "SQLite"),
+    (0, b"\x89PNG", "a picture"),
+    (0, b"\xff\xd8\xff", "a picture"),
+    (0, b"\x7fELF", "a program"),
+    (0, b"MMIDIDX\0", "a Megatron index"),
+    (0, b"\x80\x02", "a pickle"),
+    (0, b"\x80\x04\x95", "a pickle"),
+    (0, b"\xff\xfe", "UTF-16 text"),
+    (0, b"\xfe\xff", "UTF-16 text"),
+)
+_KEY = rb'\{\s*"(?:\\.|[^"\\])*"\s*:'
+_ARRAY = re.compile(rb"\[\s*(?:" + _KEY + rb"|\{\s*\}|\]\s*$)")
+_BEGUN_OBJECT = re.compile(_KEY)
+_SPREAD_OBJECT = re.compile(rb"\{\s*(?:\n\s*\"|\"(?:\\.|[^\"\\\n])*\"\s*:\s*[\[{]\s*\n)")
+_HTML = re.compile(rb"(?:<!--.*?-->\s*)*<(?:!doctype\s+html|html[\s>])", re.I | re.S)
+_HTML_NAME, _SPREAD_NAME = "an HTML page", "one JSON object over several lines"
+Refuse = Callable[[str, str], InvalidCorpus]
+
+
+def suffixes_of(place: str) -> tuple[str, str]:
+    """Return the suffix of the format and that of the compression, lower case, "" without; of a URL by its path."""
+    path = urlsplit(place).path if "://" in place else place
+    *_, before, last = ["", "", *(suffix.lower() for suffix in PurePosixPath(path).suffixes)]
+    return (before, last) if last in _CODECS else (last, "")
+
+
+def recognise_codec(place: str, head: bytes, wanted: str, refuse: Refuse) -> str:
+    """Return `gzip`, `zstd` or "" for a file that begins with `head`; `wanted` is `data.format`."""
+    suffix, packed = suffixes_of(place)
+    if suffix in _FOREIGN_SUFFIXES and wanted == "auto":
+        raise refuse(f"{suffix} files are not read", "text, JSON, Parquet, CSV and TSV are, also as .gz or .zst")
+    found = _codec_of(head)
+    if packed and found != _CODECS[packed]:
+        raise refuse(f"its name ends in {packed}, its first bytes are not {_CODECS[packed]}'s", "name and bytes agree")
+    if found and not packed and wanted == "auto" and suffix in _SUFFIXES:
+        problem = f"its name says {_NAMES[_SUFFIXES[suffix]]}, its first bytes {found}"
+        raise refuse(problem, "name and bytes agree. Rename it, or say with data.format what it unpacks to")
+    return found
+
+
+def recognise_format(place: str, head: bytes, wanted: str, refuse: Refuse) -> TextFormat:
+    """Return the format of a file whose decompressed text begins with `head`; `wanted` is `data.format`."""
+    if wanted != "auto":
+        return TextFormat(wanted)
+    suffix, _ = suffixes_of(place)
+    said, found = _SUFFIXES.get(suffix), _look(head)
+    if said is None:
+        if isinstance(found, TextFormat):
+            return found
+        raise refuse(f"its first bytes are {found}", _settle("text" if found in (_HTML_NAME, _SPREAD_NAME) else ""))
+    if found in _agreeing(suffix, said):
+        return found if suffix == _JSON and isinstance(found, TextFormat) else said
+    named = "JSON" if suffix == _JSON else _NAMES[said]
+    if not isinstance(found, TextFormat):
+        raise refuse(f"its name says {named}, its first bytes {found}", _settle(""))
+    is_no_table = said == TextFormat.PARQUET and found == TextFormat.TEXT
+    raise refuse(f"its name says {named}, its first bytes {_NAMES[found]}", _settle("" if is_no_table else found))
+
+
+def _settle(form: str) -> str:
+    remedy = f'Rename it, say data.format = "{form}", or leave it out' if form else "Convert it, or leave it out"
+    return f"what is not recognised is not guessed. {remedy} with data.exclude"
+
+
+def _agreeing(suffix: str, said: TextFormat) -> tuple[TextFormat | str, ...]:
+    """Return what the bytes may look like under a known suffix: single bad lines are counted where they are read."""
+    if suffix == _JSON:
+        return (TextFormat.JSON, TextFormat.JSON_LINES)
+    if said == TextFormat.TEXT:
+        return (said, _HTML_NAME, _SPREAD_NAME)
+    if said == TextFormat.PARQUET:
+        return (said,)
+    return (said, TextFormat.TEXT)
+
+
+def _codec_of(head: bytes) -> str:
+    if head.startswith(b"\x1f\x8b"):
+        return "gzip"
+    is_skippable = len(head) >= 4 and head[0] & 0xF0 == 0x50 and head[1:4] == b"\x2a\x4d\x18"
+    return "zstd" if head.startswith(b"\x28\xb5\x2f\xfd") or is_skippable else ""
+
+
+def _look(head: bytes) -> TextFormat | str:
+    """Return the format that the bytes have, or the name of something else that they are."""
+    if head.startswith(b"PAR1"):
+        return TextFormat.PARQUET
+    if again := _codec_of(head):
+        return f"{again} once more"
+    for offset, magic, name in _MAGIC:
+        if head.startswith(magic, offset):
+            return name
+    text = head.removeprefix(BYTE_ORDER_MARK).lstrip()
+    if _HTML.match(text):
+        return _HTML_NAME
+    if _ARRAY.match(text):
+        return TextFormat.JSON
+    if text.startswith(b"{"):
+        return _look_at_object(text, is_whole=len(head) < HEAD_BYTES)
+    return TextFormat.TEXT
+
+
+def _look_at_object(text: bytes, *, is_whole: bool) -> TextFormat | str:
+    line, newline, _ = text.partition(b"\n")
+    if not newline and not is_whole:  # a long line, of which only this is known
+        return TextFormat.JSON_LINES if _BEGUN_OBJECT.match(text) else TextFormat.TEXT
+    if _SPREAD_OBJECT.match(text):
+        return _SPREAD_NAME
+    try:
+        msgspec.json.decode(line.strip(), type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return TextFormat.JSON_LINES if _BEGUN_OBJECT.match(line) and line.rstrip().endswith(b"}") else TextFormat.TEXT
+    return TextFormat.JSON_LINES
