@@ -21,7 +21,7 @@ from cairn.flows.run.run_decisions import AttemptEvaluations, finish_run
 from cairn.flows.run.steps import PLAIN, TASKS, Steps, state_of, steps_by
 from cairn.flows.watching.deployed_continuation import name_successor
 from cairn.reports.text.answer_text import describe_end, describe_left
-from cairn.storage.errors import Fenced, NotDurable, StorageError, StoreRefused
+from cairn.storage.errors import AppendUnknown, Fenced, StorageError, StoreUnavailable
 from cairn.storage.logs.log_entry import CheckpointReference
 from cairn.storage.logs.run_entries import AttemptEnded, AttemptStarted
 from cairn.tasks import commit_checkpoint, train_segment
@@ -92,11 +92,11 @@ def train(resolved: ResolvedRequest, steps: Steps, host: active_run.Host) -> Flo
                     run.wait(ended.decision.delay_seconds)
             if end is None:
                 end = run_decisions.offer_best(run, steps)
-                run.sweep.finish()
+                end = run.finish_sweep(end)
         except Fenced as fenced:
             run.say(f"fenced: {fenced}")
             end = FlowEnd(reason=FlowOutcome.FENCED, message=str(fenced))
-        except (StoreRefused, NotDurable) as error:  # not even the receipt: the next claim writes it
+        except (StoreUnavailable, AppendUnknown) as error:  # not even the receipt: the next claim writes it
             end = FlowEnd(reason=FlowOutcome.STORAGE, message=f"{error}; the same command continues")
         end = name_successor(end, run.log, run.say)
         run.machines.end(EXIT_CODES[end.reason])

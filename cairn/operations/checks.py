@@ -85,7 +85,8 @@ def _numerics() -> str:
 
 def _store(url: str) -> str:
     store = open_store.open_store(url)
-    store_probe.probe_store(store, creators=PROBE_CREATORS, rounds=PROBE_ROUNDS)
+    if refused := store_probe.probe_store(store, creators=PROBE_CREATORS, rounds=PROBE_ROUNDS):
+        raise RuntimeError(f"{refused}: objects are written there and never deleted; rule: retention may delete them")
     race = f"{PROBE_ROUNDS} races of {PROBE_CREATORS} creators, one winner each"
     return f"{store.url}: writable, create-if-absent is atomic ({race})"
 

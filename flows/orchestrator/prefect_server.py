@@ -165,6 +165,7 @@ class TemporaryServer:
         self._listening = socket.create_server(("127.0.0.1", 0))
         self._url = f"http://127.0.0.1:{self._listening.getsockname()[1]}/api"
         self.child: Popen[bytes] | None = None
+        self.log = home.folder / "server.log"
         home.write_address(self._url, self._password, is_ephemeral=True)
 
     def start(self, environment: Mapping[str, str]) -> Popen[bytes]:
@@ -174,7 +175,10 @@ class TemporaryServer:
         settled = _server_environment(environment, self._home, self._password, origin=self._url) | _TEMPORARY
         command = [sys.executable, "-P", "-m", "cairn.flows.orchestrator.prefect_server", folder, *map(str, given)]
         try:
-            self.child = Popen(command, stdin=DEVNULL, stdout=DEVNULL, pass_fds=given, cwd=folder, env=settled)
+            with self.log.open("wb") as log:  # the tracebacks of its libraries are hundreds of lines
+                self.child = Popen(
+                    command, stdin=DEVNULL, stdout=DEVNULL, stderr=log, pass_fds=given, cwd=folder, env=settled
+                )
         finally:
             self._let_go()
         return self.child

@@ -223,8 +223,8 @@ def authorization(environment: Mapping[str, str]) -> dict[str, str]:
 
 def _read_profile(environment: Mapping[str, str], say: Callable[[str], None]) -> Mapping[str, object]:
     """Return the active profile's settings, none where no file can be read; Prefect's own profile `local` is known."""
-    home = Path(environment.get("PREFECT_HOME") or "~/.prefect").expanduser()
-    path = Path(environment.get("PREFECT_PROFILES_PATH") or home / "profiles.toml").expanduser()
+    home = environment.get("PREFECT_HOME") or "~/.prefect"
+    path = Path(os.path.expanduser(environment.get("PREFECT_PROFILES_PATH") or f"{home}/profiles.toml"))
     try:
         read = tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         profiles = {"local": {"PREFECT_API_URL": "http://127.0.0.1:4200/api"}, **read.get("profiles", {})}

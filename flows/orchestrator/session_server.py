@@ -92,7 +92,8 @@ class SessionServer:
         except OSError as error:
             self._lose(str(error))
             return
-        threading.Thread(target=self._await_end, args=(child,), name="prefect-server", daemon=True).start()
+        watched = (child, self._own.log)
+        threading.Thread(target=self._await_end, args=watched, name="prefect-server", daemon=True).start()
 
     def wait_ready(self, timeout_seconds: float = 180.0) -> bool:
         """Start it where needed and wait until it answers; False, once the reason was said, if it cannot be had."""
@@ -147,9 +148,9 @@ class SessionServer:
                 return using is not None
             time.sleep(_POLL_SECONDS)
 
-    def _await_end(self, child: "subprocess.Popen[bytes]") -> None:
+    def _await_end(self, child: "subprocess.Popen[bytes]", log: Path) -> None:
         code = child.wait()
-        self._lose(f"it ended with code {code}")
+        self._lose(f"it ended with code {code} ({log} has its words)")
 
     def _lose(self, why: str) -> None:
         if not self._is_lost and not self._is_stopping:

@@ -71,6 +71,8 @@ def check_before_start(
         except StoreRefused as error:  # one that is unavailable or full for now may work in a minute
             rule = "rule: a folder or bucket this user may write to, chosen with --store or CAIRN_STORE"
             raise InvalidConfiguration(f"store {log.store.url}: cannot be written: {error}; {rule}") from error
+    else:  # no more than that: a probe of everything would make the store
+        store_probe.require_links(log.store)
     vocab_size = _check_data(log.store, wanted, resolved.base_dir)
     if writable:
         _check_memory(wanted, log.state, vocab_size, environment)

@@ -55,7 +55,7 @@ def resolve_request(request: TrainingRequest, environment: Mapping[str, str]) ->
         config = configuration_source.read_configuration(request.config, overrides=overrides, environment=environment)
         configured_store = config.store or ""
         if configured_store and "://" not in configured_store:  # a folder starts at `base_dir`, as other paths do
-            configured_store = str(base_dir / Path(configured_store).expanduser())
+            configured_store = str(base_dir / addresses.expand_home("store", configured_store))
     elif any(override.startswith("store=") for override in overrides):
         raise InvalidConfiguration("--set store=…: without a configuration file the store is named with --store")
     store_url = addresses.choose_store(request.store, environment, configured_store)

@@ -22,6 +22,7 @@ from cairn.flows.run.steps import Steps
 from cairn.model.estimates.numerics import choose_threads, thread_candidates
 from cairn.reports.exporters.exporters import run_exporters
 from cairn.reports.queries.run_lookup import configuration_document
+from cairn.storage.errors import StoreRefused
 from cairn.storage.logs import log_entry, run_entries, run_log, run_state
 from cairn.storage.snapshots.data_snapshot import TOKENIZER, SnapshotFiles, read_manifest
 from cairn.storage.stores import object_store, store_probe
@@ -103,6 +104,14 @@ class ActiveRun:
 
     def _say_sweep_stopped(self, error: Exception) -> None:
         self.say(f"  a sweep stopped, the next one continues: {one_line(str(error), 200)}")
+
+    def finish_sweep(self, end: FlowEnd) -> FlowEnd:
+        """Sweep once more; return the end, which is an error if the store refuses to delete what nothing needs."""
+        refused = self.sweep.finish()
+        if not isinstance(refused, StoreRefused) or end.reason != FlowOutcome.COMPLETED:
+            return end
+        freed = f"but nothing is freed: {refused}; `cairn sweep {self.log.run_id}` frees it once it may"
+        return FlowEnd(reason=FlowOutcome.ERROR, message=f"{end.message}; {freed}")
 
     def is_over(self) -> bool:
         """Read the log; return whether the run is finished and no attempt is open."""

@@ -18,6 +18,8 @@ from cairn.storage.stores.object_store import UnfinishedWrite
 STALE_SECONDS = 86_400.0
 """Age, by the store's clock, at which an unfinished write that no attempt can need is discarded."""
 _FOLDER = re.compile(r"step-(\d+)-attempt-(\d+)\Z")
+_ENTRY = re.compile(r"/log/(\d{10}\.json)\Z")
+_ATTEMPT = re.compile(r"/(?:heartbeats|steps)/attempt-(\d+)\D*\Z")
 
 
 class SweepAction(StrEnum):
@@ -214,6 +216,8 @@ class _Sweep:
                 run_state.CheckpointState.DELETED,
             ):
                 is_over, why = True, f"its checkpoint is {record.state}"
+            elif why := self._why_in_vain(write.key):
+                is_over = True
             else:
                 is_over = write.age_seconds > STALE_SECONDS
                 why = f"unfinished for {write.age_seconds / 3600:.0f} h" if is_over else "may still be written"
@@ -221,6 +225,14 @@ class _Sweep:
                 self._store.discard(write)
             finding = Finding(key=write.key, is_over=is_over, why=why)
             self._note(SweepKind.UNFINISHED, finding, SweepAction.DISCARD, size=write.bytes)
+
+    def _why_in_vain(self, key: str) -> str:
+        """Return why a write cannot be of use any more: its entry's number is taken, or its attempt has ended."""
+        if (entry := _ENTRY.search(key)) and log_entry.seq_of(entry[1]) <= self._log.seq:
+            return "another entry has its number"
+        owner, named = self._state.open_attempt, _ATTEMPT.search(key)
+        ended = self._state.latest_attempt - (owner is not None)
+        return f"attempt {int(named[1])} has ended" if named and 0 < int(named[1]) <= ended else ""
 
     def _checkpoint_folder(self, key: str) -> str | None:
         folder, separator, _ = key.removeprefix(f"{self._folder}/").partition("/")

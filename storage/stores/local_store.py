@@ -29,11 +29,26 @@ _ALONE_BYTES = 1024 * 1024
 """Smaller chunks are gathered: a request costs more than copying them."""
 
 
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_NO_LINKS = frozenset({errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP})
+
+
 def forget_cached_bytes(path: Path) -> None:
     """Have the next read of a file come from its disk and not from memory, where the system can be asked for that."""
     if hasattr(os, "posix_fadvise"):
         with suppress(OSError), path.open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def link(file: Path, name: Path) -> None:
+    """Give a file another name, unless that is taken; raises `StoreRefused` where the file system has no hard links."""
+    try:
+        os.link(file, name)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        rule = "this file system makes no hard links, which the log needs; choose another --store, such as a local disk"
+        raise StoreRefused(f"file://{name}: {error} ({rule})") from error
 
 
 class LocalStore(object_store.ObjectStore):
@@ -93,7 +108,7 @@ class LocalStore(object_store.ObjectStore):
             file.flush()
             os.fsync(file.fileno())
             try:
-                os.link(temporary, path)
+                link(temporary, path)
             except FileExistsError:
                 return False
             try:
@@ -277,12 +292,13 @@ def _store_error(error: OSError, problem: str) -> StoreUnavailable:
         errno.EROFS: "the file system is read-only; choose another --store",
         errno.ENOTDIR: "a file stands where the store's folder should be; choose another --store",
         errno.EEXIST: "a file stands where the store's folder should be; choose another --store",
-        errno.EPERM: "this file system may not support hard links, which the log needs; choose another --store",
+        errno.EPERM: "the file system forbids it, as for an immutable folder; choose another --store",
+        errno.EFBIG: "no file may grow that large here; raise `ulimit -f`, or choose another --store",
     }
     if hint := refused.get(error.errno or 0):
         return StoreRefused(f"{problem}: {error} ({hint})")
     full = "the disk is full; free space and run the same command again"
-    return StoreUnavailable(f"{problem}: {error} ({full if error.errno == errno.ENOSPC else 'see the cause'})")
+    return StoreUnavailable(f"{problem}: {error} ({full if error.errno in FULL else 'see the cause'})")
 
 
 def write_stream(descriptor: int, chunks: Iterable[bytes | memoryview]) -> int:

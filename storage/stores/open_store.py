@@ -23,7 +23,11 @@ def open_store(url: str) -> object_store.ObjectStore:
         meant = url.replace(":/", "://", 1)
         raise StorageError(f"store {url}: did you mean {meant}? For a folder of that name: ./{url}")
     if "://" not in url:
-        return _open_folder(Path(url).expanduser())
+        try:
+            return _open_folder(Path(url).expanduser())
+        except RuntimeError as unknown:
+            home = url.partition("/")[0]
+            raise StorageError(f"store {url}: no home folder is known for {home!r}; write the whole path") from unknown
     if "::" in url:
         raise StorageError("store URL is a chain ('::'): name the store itself; caches in between serve stale names")
     parts = urlsplit(url)

@@ -5,14 +5,17 @@ systems in this process by two creators that run in step, line by line.
 """
 
 import sys
+import tempfile
 import threading
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
 from typing import Any
 
 from cairn.storage.errors import ObjectMissing, StorageError, StoreRefused, StoreUnavailable, StoreUnsound
+from cairn.storage.stores import local_store
 from cairn.storage.stores.object_store import ObjectStore
 
 _STEP_SECONDS = 0.02
@@ -25,8 +28,11 @@ _SECOND_SUCCEEDED = "ignores If-None-Match: the second create of one key succeed
 _NOT_ATOMIC = "so create-if-absent is not atomic"
 
 
-def probe_store(store: ObjectStore, *, creators: int = 8, rounds: int = 2) -> None:
-    """Race creates of one key, then check what else the run log needs; raises StoreUnsound, or StoreUnavailable."""
+def probe_store(store: ObjectStore, *, creators: int = 8, rounds: int = 2) -> str:
+    """Race creates of one key, then check what else the run log needs; raises StoreUnsound, or StoreUnavailable.
+
+    Returns why objects cannot be deleted, empty if they can: then retention frees nothing.
+    """
     folder = f"probe/{uuid.uuid4().hex}"
     with _delete_afterwards(store, f"{folder}/written"):
         store.write(f"{folder}/written", b"written")
@@ -46,6 +52,25 @@ def probe_store(store: ObjectStore, *, creators: int = 8, rounds: int = 2) -> No
         _check_first(store, folder, later)
         _check_new(store, earlier)
         _check_first(store, folder, earlier)
+        try:
+            store.delete(earlier)
+        except StoreUnavailable as refused:
+            return str(refused)
+    return ""
+
+
+def require_links(store: ObjectStore) -> None:
+    """Raise StoreUnsound if the store is a folder whose file system makes no hard links; leaves nothing, no store."""
+    if (path := store.local_path("probe")) is None:
+        return
+    folder = next(parent for parent in path.parents if parent.is_dir())
+    try:
+        with suppress(OSError), tempfile.TemporaryDirectory(prefix=".cairn-", dir=folder) as there:
+            file = Path(there) / "file"
+            file.touch()
+            local_store.link(file, file.with_name("link"))
+    except StoreRefused as refused:
+        raise _unsound(store, str(refused)) from refused
 
 
 def _check_race(store: ObjectStore, key: str, creators: int, pool: ThreadPoolExecutor, *, in_step: bool) -> None:
@@ -62,7 +87,8 @@ def _check_race(store: ObjectStore, key: str, creators: int, pool: ThreadPoolExe
 
     answers = list(pool.map(create, bodies))
     for refused in (answer for answer in answers if isinstance(answer, StoreRefused)):
-        problem = f"rejects If-None-Match: a plain write succeeded, a create did not ({refused})"
+        how = "rejects If-None-Match" if store.local_path(key) is None else "makes no new names"
+        problem = f"{how}: a plain write succeeded, a create did not ({refused})"
         raise _unsound(store, problem) from refused
     winners = [body for body, answer in zip(bodies, answers, strict=True) if answer is True]
     if len(winners) == creators > 2:

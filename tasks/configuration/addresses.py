@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cairn.storage.stores.redaction import redact
+from cairn.tasks.errors import InvalidConfiguration
 
 CONFIGURATIONS, SUITES = Path("deployments"), Path("deployments/suites")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*\Z")
@@ -26,10 +27,19 @@ def find_file(text: str, place: Path, *, folder: Path) -> Path:
     Files of the working directory's `deployments` come before those that came with Cairn; a name that is nowhere is
     returned as the path it would be.
     """
-    path = folder / Path(text).expanduser()
+    path = folder / expand_home("file", text)
     if not is_name(text) or path.is_file():
         return path
     return next((file for file in _files(place) if file.stem == text), path)
+
+
+def expand_home(key: str, path: str) -> Path:
+    """Return the path of a key with its home folder; raises `InvalidConfiguration` where `~` stands for none."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as unknown:
+        problem = f"no home folder is known for {path.partition('/')[0]!r}"
+        raise InvalidConfiguration(f"{key} = {path!r}: {problem}; write the whole path") from unknown
 
 
 def is_name(text: str) -> bool:

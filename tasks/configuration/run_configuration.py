@@ -12,6 +12,7 @@ from cairn.model.configuration.training import UNFROZEN_TRAINING, TrainingConfig
 from cairn.storage.stores.codec import encode, sha256
 from cairn.storage.stores.redaction import find_credentials
 from cairn.tasks.configuration import settings
+from cairn.tasks.configuration.addresses import expand_home
 
 FROZEN_SECTIONS = ("model_family", "data", "model", "training")
 """The sections that decide which run it is; `UNFROZEN_TRAINING` is excepted."""
@@ -56,7 +57,8 @@ class ExportersConfig(Section, use_attribute_docstrings=True):
     def based_at(self, folder: Path) -> "ExportersConfig":
         """Return the same with absolute folders; a relative one starts at `folder`."""
         named = {name: given for name in ("tensorboard", "wandb") if (given := getattr(self, name))}
-        return self.model_copy(update={name: str(folder / Path(given).expanduser()) for name, given in named.items()})
+        paths = {name: str(folder / expand_home(f"exporters.{name}", given)) for name, given in named.items()}
+        return self.model_copy(update=paths)
 
 
 class RunConfig(Section, use_attribute_docstrings=True):

@@ -25,6 +25,7 @@ from cairn.storage.snapshots import data_snapshot, snapshot_manifest, token_shar
 from cairn.storage.snapshots.data_snapshot import TOKENIZER, publish_snapshot, read_manifest
 from cairn.storage.stores.codec import decode, encode
 from cairn.storage.stores.object_store import ObjectStore
+from cairn.tasks.configuration.addresses import expand_home
 from cairn.tasks.data import document, snapshot_lookup
 from cairn.tasks.data.corpus import open_corpus
 from cairn.tasks.data.document import InvalidCorpus, Source, Survey, survey_corpus
@@ -148,7 +149,7 @@ def check_block_size(manifest: snapshot_manifest.SnapshotManifest, block_size: i
 
 def given_tokenizer(data: DataConfig, base_dir: Path) -> Tokenizer | None:
     """Return a given tokenizer, or None for `bpe:<size>`; raises InvalidCorpus for an unusable one."""
-    spec, path = data.tokenizer, base_dir / Path(data.tokenizer).expanduser()
+    spec, path = data.tokenizer, base_dir / expand_home("data.tokenizer", data.tokenizer)
     size, smallest, tokenizer = data.bpe_vocab_size, SMALLEST_BPE_VOCABULARY, None
     if size is None:
         try:

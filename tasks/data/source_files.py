@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from cairn.model.configuration.data import DataConfig
 from cairn.storage.stores.redaction import find_credentials
-from cairn.tasks.configuration.addresses import READABLE, why_unreadable, wrong_scheme
+from cairn.tasks.configuration.addresses import READABLE, expand_home, why_unreadable, wrong_scheme
 from cairn.tasks.data.document import InvalidCorpus
 from cairn.tasks.data.document_reader import EMPTY_FILE, UNITS, WHOLE_FILE, TextFile, decompress, invalid_source
 from cairn.tasks.data.text_format import HEAD_BYTES, TextFormat, recognise_codec, recognise_format
@@ -66,7 +66,7 @@ def find_files(data: DataConfig, groups: Mapping[str, str], base_dir: Path) -> l
 
 
 def _find_local(source: str, base_dir: Path) -> tuple[str, list[TextFile]]:
-    path = os.path.abspath(base_dir / Path(source).expanduser())
+    path = os.path.abspath(base_dir / expand_home("data.sources", source))
     if os.path.isdir(path):
         raise _is_directory(source, path)
     is_file = os.path.isfile(path)

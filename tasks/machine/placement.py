@@ -159,13 +159,18 @@ def work_folder(environment: Mapping[str, str]) -> Path:
     A user whose home is missing or cannot be written has a folder of this user's among the temporary ones.
     """
     if chosen := environment.get("CAIRN_CACHE"):
+        try:
+            Path(chosen).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InvalidConfiguration(f"CAIRN_CACHE={chosen}: {error}; set it to a folder of your own") from error
         return Path(chosen)
     base = environment.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     folder = Path(base) / "cairn"
     with suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)  # tried: in some file systems root may not write either
-        if os.access(folder, os.W_OK):
-            return folder
+        if not base.startswith("~"):  # else this user has no home that is known
+            folder.mkdir(parents=True, exist_ok=True)  # tried: in some file systems root may not write either
+            if os.access(folder, os.W_OK):
+                return folder
     temporary = Path(tempfile.gettempdir()) / f"cairn-{os.getuid()}"
     temporary.mkdir(mode=0o700, exist_ok=True)
     if temporary.stat().st_uid != os.getuid():

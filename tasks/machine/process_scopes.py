@@ -66,6 +66,7 @@ class BackgroundWork:
         self._work, self._report, self._name = work, report, name
         self._lock, self._is_asked, self._idle = threading.Lock(), False, threading.Event()
         self._idle.set()
+        self._error: Exception | None = None
 
     def start(self) -> None:
         """Start it, or have the running one begin once more."""
@@ -75,16 +76,19 @@ class BackgroundWork:
                 self._idle.clear()
                 threading.Thread(target=self._run, name=self._name, daemon=True).start()
 
-    def finish(self) -> None:
-        """Do the work once more, after the running one, and wait for that."""
+    def finish(self) -> Exception | None:
+        """Do the work once more, after the running one, and wait for that; return the error it failed with."""
         self.start()
         self._idle.wait()
+        return self._error
 
     def _run(self) -> None:
         while self._take():
+            self._error = None
             try:
                 self._work()
             except Exception as error:
+                self._error = error
                 self._report(error)
 
     def _take(self) -> bool:

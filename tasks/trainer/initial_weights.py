@@ -25,6 +25,7 @@ from cairn.storage.checkpoints.payload import chunks_of
 from cairn.storage.errors import IntegrityError
 from cairn.storage.stores.codec import decode
 from cairn.storage.stores.object_store import ExpectedObject, ObjectStore, check_object, read_verified
+from cairn.tasks.configuration.addresses import expand_home
 from cairn.tasks.data.foreign_tokenizer import load_library_tokenizer, read_library_tokenizer
 
 CONFIG = "config.json"
@@ -48,7 +49,7 @@ class InitialDirectory:
     @property
     def folder(self) -> Path:
         """The directory's path."""
-        return self.base_dir / Path(self.named).expanduser()
+        return self.base_dir / expand_home("training.init_from", self.named)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,6 +1,8 @@
 """`cairn train --dry-run`: what it tells of new, interrupted, owned and finished runs, and that it changes nothing."""
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -270,3 +272,14 @@ def test_an_invalid_configuration_is_a_usage_error(config: Path, cairn: Cairn) -
 def test_the_store_of_the_configuration_is_planned_with(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["train", str(config), "--dry-run", "--json", "--set", "store=elsewhere"]) == 0
     assert json.loads(capsys.readouterr().out)["store"] == f"file://{config.parent / 'elsewhere'}"
+
+
+def test_a_dry_run_says_that_the_file_system_makes_no_hard_links(
+    config: Path, cairn: Cairn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: object) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(os, "link", refuse)
+    ended = cairn("train", str(config), "--dry-run")
+    assert ended.code == 2 and "makes no hard links, which the log needs" in ended.err

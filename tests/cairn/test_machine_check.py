@@ -1,12 +1,15 @@
-"""What `cairn doctor` says of CUDA devices, on machines that have none."""
+"""What `cairn doctor` says of CUDA devices, on machines that have none, and of a store that deletes nothing."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 
 from cairn.model.kernels import head_loss
-from cairn.operations.checks import _device
+from cairn.operations.checks import _device, _store
+from cairn.storage.errors import StoreRefused
+from cairn.storage.stores.local_store import LocalStore
 
 
 @pytest.fixture
@@ -32,3 +35,12 @@ def test_a_device_without_a_known_rate_says_so(device_line: Callable[..., str]) 
 
 def test_a_machine_that_cannot_make_kernels_says_what_is_missing(device_line: Callable[..., str]) -> None:
     assert "Triton or a C compiler is missing" in device_line("NVIDIA L4", compiler=False)
+
+
+def test_a_store_that_deletes_nothing_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(store: LocalStore, key: str) -> None:
+        raise StoreRefused(f"{key}: cannot delete: AccessDenied")
+
+    monkeypatch.setattr(LocalStore, "delete", refuse)
+    with pytest.raises(RuntimeError, match="AccessDenied: objects are written there and never deleted"):
+        _store(str(tmp_path / "store"))

@@ -146,10 +146,21 @@ def test_a_server_that_dies_is_said_once_and_is_gone_for_the_command(choose: Cho
     process_of(server).kill()
     assert server.wait_ready() is False and server.is_lost
     server.choose()
-    assert said[1:] == [
-        "the Prefect server is gone, it ended with code -9: this run goes on and its pages miss the rest"
-    ]
+    assert server._own is not None
+    why = f"it ended with code -9 ({server._own.log} has its words)"
+    assert said[1:] == [f"the Prefect server is gone, {why}: this run goes on and its pages miss the rest"]
     assert not environment.keys() & {"PREFECT_API_URL", "PREFECT_API_AUTH_STRING"}
+
+
+def test_the_words_of_a_server_that_fails_are_in_a_file_and_not_between_those_of_the_run(
+    choose: Choose, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        "cairn.flows.orchestrator.prefect_server._TEMPORARY", {"PREFECT_API_DATABASE_CONNECTION_URL": "x"}
+    )
+    server = choose()[0]
+    assert server.wait_ready() is False and server._own is not None
+    assert "Traceback" in server._own.log.read_text() and "Traceback" not in capfd.readouterr().err
 
 
 def test_a_server_that_does_not_answer_in_time_is_said_once(choose: Choose) -> None:

@@ -80,7 +80,7 @@ def test_a_file_where_the_folder_should_be_holds_nothing(tmp_path: Path, operati
         (errno.ENOSPC, StoreUnavailable, "the disk is full"),
         (errno.EACCES, StoreRefused, "make it writable"),
         (errno.EROFS, StoreRefused, "the file system is read-only"),
-        (errno.EPERM, StoreRefused, "may not support hard links"),
+        (errno.EPERM, StoreRefused, "makes no hard links"),
         (errno.EIO, StoreUnavailable, "see the cause"),
     ],
 )

@@ -16,7 +16,7 @@ from cairn.storage.checkpoints.checkpoint import checkpoint_target, verify_check
 from cairn.storage.checkpoints.resume_point import pin_checkpoint, quarantine_checkpoint
 from cairn.storage.checkpoints.sweep import SweepReport, sweep
 from cairn.storage.errors import IntegrityError, StorageError
-from cairn.storage.logs.log_entry import CheckpointReference, EntryLog
+from cairn.storage.logs.log_entry import CheckpointReference, EntryLog, entry_name
 from cairn.storage.logs.registry import MODEL_KINDS, Promoted, Registry, RolledBack
 from cairn.storage.logs.run_entries import CheckpointPinned, CheckpointQuarantined, Placement, ReadEvidence
 from cairn.storage.logs.run_log import RunLog
@@ -466,9 +466,11 @@ def test_two_deaths_in_a_row_leave_a_sweep_that_completes() -> None:
             assert folders(second) == [20, 30]
 
 
-def leave_unfinished(root: Path, prefix: str, *, days: float = 0.0) -> Path:
+def leave_unfinished(
+    root: Path, prefix: str, *, days: float = 0.0, name: str = "weights-00001-of-00001.safetensors"
+) -> Path:
     """A temporary file as a killed writer leaves it."""
-    path = root / "store" / prefix / ".weights-00001-of-00001.safetensors.0123"
+    path = root / "store" / prefix / f".{name}.0123"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"half")
     os.utime(path, (time.time(), time.time() - days * 86_400))
@@ -497,6 +499,27 @@ def test_what_dead_writers_left_unfinished_goes_and_what_may_be_alive_stays(
     report = swept(store)
     assert path.exists() is stays
     assert [item.action for item in report.items if item.kind == "unfinished"] == ["keep" if stays else "discard"]
+
+
+@pytest.mark.parametrize(
+    ("key", "stays"),
+    [
+        pytest.param(f"log/{entry_name(0)}", False, id="an entry whose number is taken"),
+        pytest.param(f"log/{entry_name(1000)}", True, id="an entry that may still be written"),
+        pytest.param("heartbeats/attempt-0001.json", False, id="a heartbeat of an ended attempt"),
+        pytest.param("heartbeats/attempt-0002.json", True, id="a heartbeat of the live attempt"),
+        pytest.param("heartbeats/attempt-0003.json", True, id="a heartbeat of an attempt the log does not know yet"),
+    ],
+)
+def test_what_a_killed_writer_left_of_an_entry_or_a_heartbeat_goes_as_soon_as_it_is_of_no_use(
+    tmp_path: Path, key: str, stays: bool
+) -> None:
+    store = LocalStore(tmp_path / "store")
+    claim(run_with_commits(store, 10, 20, 30))
+    folder, _, name = f"runs/{RUN}/{key}".rpartition("/")
+    path = leave_unfinished(tmp_path, folder, name=name)
+    swept(store)
+    assert path.exists() is stays
 
 
 def test_nothing_of_a_deleted_checkpoint_is_left_on_disk(tmp_path: Path) -> None:

@@ -1,0 +1,101 @@
+"""File systems without hard links, with a largest file, or that refuse to delete: each says what to do next."""
+
+import errno
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cairn.storage.errors import StoreRefused, StoreUnavailable, StoreUnsound
+from cairn.storage.stores.local_store import LocalStore
+from cairn.storage.stores.store_probe import probe_store, require_links
+
+NO_LINKS = [errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP]
+names = pytest.mark.parametrize("number", sorted(set(NO_LINKS)), ids=errno.errorcode.__getitem__)
+
+
+def refuse(patch: pytest.MonkeyPatch, call: str, number: int) -> None:
+    def fails(*args: Any, **named: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    patch.setattr(os, call, fails)
+
+
+@names
+def test_a_file_system_without_hard_links_refuses_an_entry_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    refuse(monkeypatch, "link", number)
+    with pytest.raises(StoreRefused, match="makes no hard links, which the log needs; choose another --store"):
+        LocalStore(tmp_path).create("a/b", b"x")
+
+
+@names
+def test_the_probe_speaks_of_links_on_a_file_system_and_not_of_http(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    refuse(monkeypatch, "link", number)
+    with pytest.raises(StoreUnsound, match="makes no hard links") as refused:
+        probe_store(LocalStore(tmp_path))
+    assert "If-None-Match" not in str(refused.value)
+
+
+@names
+def test_a_look_without_a_store_finds_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    refuse(monkeypatch, "link", number)
+    with pytest.raises(StoreUnsound, match="makes no hard links"):
+        require_links(LocalStore(tmp_path / "not" / "there" / "yet"))
+
+
+def test_a_look_where_links_are_made_leaves_nothing(tmp_path: Path) -> None:
+    require_links(LocalStore(tmp_path / "not" / "there"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_immutable_folder_is_not_taken_for_a_file_system_without_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse(monkeypatch, "replace", errno.EPERM)
+    with pytest.raises(StoreRefused, match="the file system forbids it"):
+        LocalStore(tmp_path).write("a/b", b"x")
+
+
+def test_a_full_quota_is_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse(monkeypatch, "fsync", errno.EDQUOT)
+    with pytest.raises(StoreUnavailable, match="the disk is full") as full:
+        LocalStore(tmp_path).write("a/b", b"x")
+    assert not isinstance(full.value, StoreRefused)
+
+
+LIMITED = """
+import sys
+from pathlib import Path
+from cairn.storage.errors import StoreRefused
+from cairn.storage.stores.local_store import LocalStore
+try:
+    LocalStore(Path(sys.argv[1])).write_stream("a/b", [b"x" * 65536] * 4)
+except StoreRefused as refused:
+    print(refused)
+"""
+
+
+def test_a_file_beyond_the_limit_of_its_process_is_refused_with_the_limit_to_raise(tmp_path: Path) -> None:
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+
+    command = [sys.executable, "-c", LIMITED, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, preexec_fn=limit)
+    assert "no file may grow that large here; raise `ulimit -f`" in done.stdout
+
+
+def test_the_probe_says_why_nothing_can_be_deleted(tmp_path: Path) -> None:
+    class Keeping(LocalStore):
+        def delete(self, key: str) -> None:
+            raise StoreRefused(f"{key}: cannot delete: no right to")
+
+    assert probe_store(LocalStore(tmp_path / "free")) == ""
+    assert "cannot delete: no right to" in probe_store(Keeping(tmp_path / "kept"))
