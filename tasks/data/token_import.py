@@ -124,7 +124,10 @@ class _Import:
             try:
                 writer.add_tokens(split, tokens[start:stop])
             except StorageError as error:
-                raise InvalidCorpus(f"{file.path}: tokens {start} to {stop - 1}: {error}") from error
+                remedy = "Name the vocabulary that made them" + (
+                    "" if file.declared else ", or their width: --dtype uint32"
+                )
+                raise InvalidCorpus(f"{file.path}: tokens {start} to {stop - 1}: {error}. {remedy}") from error
             ends = stop > start and int(tokens[stop - 1]) == self._tokenizer.end_of_text_id
             text = self._tokenizer.decode(tokens[start : stop - ends].tolist()).encode("utf-8")
             row = DocumentRow(

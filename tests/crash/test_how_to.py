@@ -107,7 +107,7 @@ def readers(api_url: str, tmp_path_factory: pytest.TempPathFactory) -> Readers:
         (folder / f"{name}.toml").write_text(TINY.format(steps=steps), encoding="utf-8")
     for first, split in enumerate(("train", "val")):
         np.arange(first, 2000, dtype=np.uint16).tofile(folder / f"{split}.bin")
-    (tune,) = documented_configurations((HOW_TO / "fine-tune.md").read_text(encoding="utf-8"))
+    tune, *_ = documented_configurations((HOW_TO / "fine-tune.md").read_text(encoding="utf-8"))
     (folder / "tune.toml").write_text(tune, encoding="utf-8")
     for name in BUCKETS:
         urlopen(Request(f"{emulator.endpoint}/{name}", method="PUT")).close()
