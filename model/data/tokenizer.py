@@ -9,7 +9,7 @@ from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as _Tokenizer
 
 from cairn.model.configuration.data import SMALLEST_BPE_VOCABULARY
@@ -22,6 +22,7 @@ _EVERY_BYTE = "".join(
     map(chr, [*range(256), *range(256, 0x800, 64), *range(0x800, 0xD800, 0x1000), *range(0xE000, 0x110000, 0x1000)])
 )
 """Characters whose UTF-8 has every byte that UTF-8 can have."""
+_LONGEST_PRETOKEN = 1024
 _SURROUNDINGS = ("{0}", "a {0} b", "a{0}b", "\n{0}\n", "{0}{0}")
 
 
@@ -57,7 +58,12 @@ class Tokenizer:
         trainer = trainers.BpeTrainer(
             vocab_size=vocab_size, special_tokens=ends, initial_alphabet=sorted(letters), show_progress=False
         )
+        splitting = inner.pre_tokenizer
+        # Learning is quadratic in the longest pretoken: text without spaces would be one.
+        bound = pre_tokenizers.Split(Regex(f".{{1,{_LONGEST_PRETOKEN}}}"), "isolated")
+        inner.pre_tokenizer = pre_tokenizers.Sequence([splitting, bound])
         inner.train_from_iterator(texts, trainer)
+        inner.pre_tokenizer = splitting
         if (size := inner.get_vocab_size()) != vocab_size:
             raise InvalidInput(f"vocab_size={vocab_size} is too big for this text, which yields {size}; ask for less")
         return cls(inner)

@@ -108,3 +108,12 @@ def test_a_tokenizer_without_an_end_of_text_is_refused() -> None:
 def test_a_prompt_that_a_tokenizer_cannot_encode_begins_a_new_text() -> None:
     tokenizer = loaded(json.dumps(single_characters()))
     assert tokenizer.encode_prompt("\N{MOUNTAIN}") == [tokenizer.end_of_text_id]
+
+
+@pytest.mark.parametrize("size", [1024, 1025, 64 * 1024])
+def test_text_without_spaces_is_learned_from_in_pieces_of_a_thousand_letters(size: int) -> None:
+    """As one pretoken a quarter of a megabyte would take half a minute: its time is quadratic."""
+    with pytest.raises(InvalidInput, match="too big for this text, which yields 267"):
+        Tokenizer.train_bpe(["a" * size], 300)
+    longest = Tokenizer.train_bpe(["a" * size], 267).encode_batch(["a" * 4096])[0]
+    assert len(longest) == 4
