@@ -42,6 +42,8 @@ LONGEST_LINE_BYTES = 64 * 1024 * 1024
 _CSV_BLOCK_BYTES = 16 << 20
 _DETAIL_CHARACTERS = 200
 _SHOWN_FIELDS = 12
+_MOST_BLANK_PIECES = 256
+"""More white space than this at the beginning of a text is taken for a part of it: it is held in memory."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,8 +135,7 @@ def read_pieces(
     elif file.unit == SEPARATED:
         yield from reader.parts(text)
     elif file.unit == WHOLE_FILE:
-        for offset, content in pieces_of(text, data.max_document_bytes, begin=skip_mark(text)):
-            yield reader.document(offset, content)
+        yield from reader.whole_text(pieces_of(text, data.max_document_bytes, begin=skip_mark(text)))
     while text.read(CHUNK_BYTES):
         pass  # the hash needs every byte
 
@@ -188,8 +189,28 @@ class _Reader:
             ends = offset + len(content) >= text_bytes or offset < border <= offset + len(content)
             yield self.document(offset, content, placed="train" if offset < border else "val", ends=ends)
 
-    def document(self, offset: int, content: bytes, placed: SplitName | None = None, ends: bool = True) -> Piece:
-        if placed is None and not content.strip():
+    def whole_text(self, pieces: Iterable[tuple[int, bytes]]) -> Iterator[Piece]:
+        """Yield the pieces of one text; white space is a piece of it, and rejected only where there is nothing else."""
+        blank, has_text = list[tuple[int, bytes]](), False
+        for offset, content in pieces:
+            has_text = has_text or bool(content.strip()) or len(blank) == _MOST_BLANK_PIECES
+            blank.append((offset, content))
+            if has_text:
+                yield from (self.document(*piece, is_piece=True) for piece in blank)
+                blank.clear()
+        for piece in blank:
+            yield self.document(*piece)
+
+    def document(
+        self,
+        offset: int,
+        content: bytes,
+        placed: SplitName | None = None,
+        *,
+        ends: bool = True,
+        is_piece: bool = False,
+    ) -> Piece:
+        if placed is None and not is_piece and not content.strip():
             return self.rejected(offset, RejectionKind.EMPTY, "no text but white space")
         try:
             return make_document(self.name, offset, content, placed=placed or self.placed, ends=ends)
@@ -280,8 +301,8 @@ class _Reader:
         elif len(value) <= self.data.max_document_bytes:
             yield self.document(offset, value)
         else:
-            for _, piece in pieces_of(io.BytesIO(value), self.data.max_document_bytes):
-                yield self.document(offset, piece)
+            pieces = pieces_of(io.BytesIO(value), self.data.max_document_bytes)
+            yield from self.whole_text((offset, piece) for _, piece in pieces)
 
     def _not_utf8(self, offset: int, problem: UnicodeDecodeError) -> RejectedRow:
         byte, start = problem.object[problem.start], problem.start
