@@ -158,9 +158,8 @@ def train(
     The command runs in a process of its own and its progress is printed on stderr. Raises `InvalidConfiguration` for
     a configuration that cannot be read and `TrainingStopped` if the run is not finished: the same call continues it.
     """
-    from subprocess import DEVNULL, PIPE, Popen
-
     from cairn.flows.preparation.training_request import TrainingRequest, resolve_request
+    from cairn.storage.stores.child_process import DEVNULL, child_command, start_child
 
     overrides = tuple(
         f"{key}={os.fspath(value) if isinstance(value, str | os.PathLike) else json.dumps(value)}"
@@ -169,16 +168,16 @@ def train(
     path = os.fspath(config)
     request = TrainingRequest(config=path, run_id=run_id, overrides=overrides, store=os.fspath(store))
     resolved = resolve_request(request, os.environ)
-    command = [sys.executable, "-P", "-m", "cairn.cli.command", "train", *filter(None, [path])]
-    command += [f"--run-id={resolved.run_id}", f"--store={resolved.store_url}", *(f"--set={one}" for one in overrides)]
-    said = deque[str](maxlen=20)
-    with Popen(command, stdout=DEVNULL, stderr=PIPE, text=True, errors="replace") as child:
+    settings_given = (f"--set={one}" for one in overrides)
+    given = (*filter(None, [path]), f"--run-id={resolved.run_id}", f"--store={resolved.store_url}", *settings_given)
+    command, said = child_command("cairn.cli.command", "train", *given), deque[str](maxlen=20)
+    with start_child(command, stdin=None, stdout=DEVNULL, own_group=False) as child:
         assert child.stderr is not None
         while child.poll() is None:
             with suppress(KeyboardInterrupt):  # the command gets it itself
                 for line in child.stderr:
-                    said.append(line)
-                    sys.stderr.write(line)
+                    said.append(line.decode(errors="replace"))
+                    sys.stderr.write(said[-1])
                 child.wait()
     if child.returncode:
         raise TrainingStopped(child.returncode, "".join(said).rstrip())

@@ -1,6 +1,5 @@
 """Decisions of a person, recorded in their name: fork a run, delete one, roll an alias back."""
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from cairn.storage.checkpoints.resume_point import new_pin
 from cairn.storage.checkpoints.sweep import SweepAction, SweepKind
 from cairn.storage.errors import IntegrityError
 from cairn.storage.logs import log_entry, registry, run_entries, run_log, run_state
+from cairn.storage.stores.child_process import temporary_folder
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.attempt.attempt_entries import Claimant, refuse_deleted, refuse_live_owner
 from cairn.tasks.checkpoints.retention import check_deletion, delete_run
@@ -104,8 +104,8 @@ def _choose_data(found: FoundCheckpoint, config: RunConfig, changed: Mapping[str
             f"{min(others)}: other tokens need the text, and what only a run's log names is not opened; "
             "rule: name it too. Add --set data.sources=…"
         )
-    with tempfile.TemporaryDirectory(prefix="cairn-fork-") as folder:
-        tokenizer = Path(folder) / TOKENIZER
+    with temporary_folder("cairn-fork-") as folder:
+        tokenizer = folder / TOKENIZER
         tokenizer.write_bytes(store.read(f"data/{opened.data_snapshot}/{TOKENIZER}"))
         given = {} if config.data.snapshot else {"tokenizer": str(tokenizer)}
         built = build_snapshot(store, config.data.model_copy(update=given), base_dir)

@@ -7,7 +7,6 @@ store: no entry, no lease, no cache. Source: Karpathy 2019, "A Recipe for Traini
 """
 
 import socket
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -27,6 +26,7 @@ from cairn.storage.checkpoints.payload import state_sha256
 from cairn.storage.errors import IntegrityError, SnapshotDamaged
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.logs.step_log import read_attempt_records
+from cairn.storage.stores.child_process import temporary_folder
 from cairn.storage.stores.local_store import LocalStore
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.configuration.run_configuration import RunConfig
@@ -180,8 +180,8 @@ def replay_run(
     segments, found = unrecorded_plan.committed_segments(log.state), list[ReplayedSegment]()
     chosen = choose(segments)
     with (
-        tempfile.TemporaryDirectory(prefix="cairn-replay-") as folder,
-        closing(_SegmentReplayer(log, chosen, Path(folder))) as replayer,
+        temporary_folder("cairn-replay-") as folder,
+        closing(_SegmentReplayer(log, chosen, folder)) as replayer,
     ):
         for segment in chosen:
             found.append(replayer.replay(segment))
@@ -205,14 +205,14 @@ def overfit_one_batch(config: RunConfig, log: RunLog, base_dir: Path, say: Calla
         if result.step % 25 == 1:
             say(f"step {result.step} · loss {result.train_loss:.3f}")
 
-    with tempfile.TemporaryDirectory(prefix="cairn-overfit-") as name:
-        store, snapshot_id = _find_text(config, log, base_dir, Path(name))
+    with temporary_folder("cairn-overfit-") as folder:
+        store, snapshot_id = _find_text(config, log, base_dir, folder)
         place, threads = (
             trainer_channel.Place(device=determinism.resolve_device(config.training.device)),
             resolve_threads(config.training.threads),
         )
         determinism.make_deterministic(seed=config.training.seed, threads=threads)
-        spec = _spec(config, store, snapshot_id, Path(name), threads)
+        spec = _spec(config, store, snapshot_id, folder, threads)
         data = training_setup.open_training_data(store, spec, place)
         assert data.inputs.loader is not None
         data.inputs.loader.close()

@@ -3,19 +3,18 @@
 import atexit
 import fcntl
 import os
-import shutil
 import socket
 import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Callable, MutableMapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from cairn.flows.orchestrator import prefect_settings
 from cairn.flows.orchestrator.prefect_server import ServerHome, TemporaryServer, is_ephemeral_server
+from cairn.storage.stores.child_process import temporary_folder
 from cairn.tasks.errors import InvalidConfiguration
 
 TEMPORARY = "a temporary Prefect server shows this run (PREFECT_API_URL names a running one)"
@@ -78,8 +77,9 @@ class SessionServer:
             if self._join(ServerHome(prefect_settings.prefect_home(self._environment)), _BUSY_SECONDS):
                 return
         # A home that cannot be used, or is served where this process cannot reach it, costs what it would remember.
-        folder = Path(tempfile.mkdtemp(prefix="cairn-prefect-"))
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        own = ExitStack()
+        atexit.register(own.close)
+        folder = own.enter_context(temporary_folder("cairn-prefect-"))
         if not self._join(ServerHome(folder), 0.0):
             self._lose(f"no file in {folder} can be locked")
 

@@ -11,12 +11,13 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from subprocess import DEVNULL, Popen
+from subprocess import Popen
 
 import msgspec
 
 from cairn.storage.errors import StoreUnavailable
 from cairn.storage.logs.run_log import RunLog
+from cairn.storage.stores.child_process import DEVNULL, end_child, start_child
 from cairn.tasks.attempt.preemption_notice import notice_sources, polling_notices
 from cairn.tasks.attempt.shutdown_signal import ShutdownSignal
 from cairn.tasks.configuration.run_configuration import RunConfig
@@ -104,14 +105,12 @@ class NodeService:
         self._attempt = order.attempt
         group = replace(self._group, nodes=order.nodes, node_rank=order.node_rank, rendezvous=order.rendezvous)
         told = {**os.environ, RENDEZVOUS: order.rendezvous, "CAIRN_NODE_FOLDER": str(self._folder)}
-        self._ranks = Popen(group.command(), env=told, stdin=DEVNULL, stdout=DEVNULL, start_new_session=True)
+        self._ranks = start_child(group.command(), stdin=DEVNULL, stdout=DEVNULL, stderr=None, environment=told)
 
     def _kill_ranks(self) -> None:
         """Kill what is left of the ranks: without the first machine they have nothing to save."""
         if self._ranks is not None:
-            with suppress(ProcessLookupError):
-                os.killpg(self._ranks.pid, signal.SIGKILL)
-            self._ranks.wait()
+            end_child(self._ranks)
             self._ranks = None
 
     def _pass_on(self) -> None:

@@ -5,7 +5,6 @@ and its settings are locked (https://duckdb.org/docs/stable/operations_manual/se
 """
 
 import re
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from cairn.reports.queries import alias_history, run_status, run_tables
 from cairn.reports.queries.run_tables import LOG_TABLES, ROWS, columns
 from cairn.storage.logs import log_entry, run_entries, run_index, run_log, run_state, step_log
 from cairn.storage.stores import codec, object_store
+from cairn.storage.stores.child_process import temporary_folder
 from cairn.storage.tables import table_cache
 
 if TYPE_CHECKING:
@@ -202,8 +202,7 @@ def describe_tables() -> list[tuple[str, str, str]]:
 def _database(parts: Parts, open_attempts: Sequence[tuple[object, ...]]) -> Iterator["duckdb.DuckDBPyConnection"]:
     import duckdb
 
-    with tempfile.TemporaryDirectory(prefix="cairn-sql-") as folder, duckdb.connect(config=_SETTINGS) as base:
-        spool = Path(folder)
+    with temporary_folder("cairn-sql-") as spool, duckdb.connect(config=_SETTINGS) as base:
         base.execute(f"set temp_directory = {_literals([str(spool / 'spill')])}")
         base.execute("set TimeZone = 'UTC'")
         base.execute("create schema folded")

@@ -1,6 +1,7 @@
 """The one way to run a child process of Cairn's: its command, its environment, and its end, also with its parent.
 
-A child runs this module first (`python -P -m`), so that it ends even with a parent that died during its imports.
+A child runs this module first (`python -P -m`), so that it ends even with a parent that died during its imports. A
+temporary folder is removed even if the process that made it is killed.
 """
 
 import ctypes
@@ -9,26 +10,41 @@ import json
 import os
 import resource
 import runpy
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import IO, Any
 
 from cairn.storage.errors import IntegrityError
 
 PIPE, DEVNULL = subprocess.PIPE, subprocess.DEVNULL
 Stream = int | IO[bytes] | None
-_PARENT = "CAIRN_PARENT_PID"
+_PARENT, _PARENT_THREAD = "CAIRN_PARENT_PID", "CAIRN_PARENT_THREAD"
+ORDER_SECONDS = 3600.0
+"""A child that was given nothing to do for so long exits; its parent starts a new one where it needs one."""
 _POLL_SECONDS = 0.5
 _SET_DEATH_SIGNAL = 1
 _BOUNDED = "--bounded"
 _LEAST_MEMORY_BYTES, _MEMORY_SHARE = 1 << 30, 16
 _OUT_OF_MEMORY = 3
 _KEPT_VARIABLES = ("HOME", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TMPDIR")
+_REMOVER = """
+import os, shutil, sys, time
+os.read(0, 1)
+for _ in range(100):  # children of the one that was killed may still write
+    shutil.rmtree(sys.argv[1], ignore_errors=True)
+    if not os.path.lexists(sys.argv[1]):
+        break
+    time.sleep(0.1)
+"""
+_NOTICES = {signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
 _SETTINGS = {"ARROW_DEFAULT_MEMORY_POOL": "system", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
@@ -50,9 +66,15 @@ def start_child(
     stderr: Stream = PIPE,
     environment: Mapping[str, str] | None = None,
     own_group: bool = True,
+    with_thread: bool = False,
 ) -> "subprocess.Popen[bytes]":
-    """Start a child, in a group of its own, which Ctrl-C in a terminal does not reach; raises OSError if it cannot."""
+    """Start a child, in a group of its own, which Ctrl-C in a terminal does not reach; raises OSError if it cannot.
+
+    On Linux the kernel kills one started `with_thread`, even a stopped one, as soon as the calling thread has ended.
+    """
     variables = child_environment(os.environ if environment is None else environment)
+    if with_thread:
+        variables[_PARENT_THREAD] = "1"
     return subprocess.Popen(
         command, stdin=stdin, stdout=stdout, stderr=stderr, env=variables, start_new_session=own_group
     )
@@ -66,24 +88,50 @@ def end_child(child: "subprocess.Popen[bytes]") -> int:
     return child.wait()
 
 
-def die_with_starting_thread() -> None:
-    """Have the kernel kill this process as soon as the thread that started it has ended: prctl(2), on Linux only."""
-    if sys.platform == "linux":
+def watch_parent() -> None:
+    """End this process and the group it leads once the parent has ended: at once if it has, else polled in a thread.
+
+    To be called before anything is imported that takes time. A process of its parent's group, such as a command,
+    gets SIGTERM; any other SIGKILL.
+    """
+    parent_pid, with_thread = int(os.environ.pop(_PARENT, os.getppid())), bool(os.environ.pop(_PARENT_THREAD, ""))
+    if with_thread and sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
 
-
-def watch_parent() -> None:
-    """Poll in a thread whether the parent still runs; once it has ended, kill this process and the group it leads."""
-    parent_pid = int(os.environ.pop(_PARENT, os.getppid()))
-
-    def poll() -> None:
+    def wait_and_end() -> None:
         while os.getppid() == parent_pid:
             time.sleep(_POLL_SECONDS)
         if os.getpgrp() == os.getpid():
             os.killpg(0, signal.SIGKILL)
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGKILL if with_thread else signal.SIGTERM)
 
-    threading.Thread(target=poll, name="parent", daemon=True).start()
+    if os.getppid() != parent_pid:
+        wait_and_end()
+    threading.Thread(target=wait_and_end, name="parent", daemon=True).start()
+
+
+@contextmanager
+def temporary_folder(prefix: str, parent: Path | None = None) -> Generator[Path, None, None]:
+    """Make a folder for this user alone and remove it after the block, or as soon as this process was killed.
+
+    A small process that waits for the end of this one removes it; it is started first.
+    """
+    folder = (parent or Path(tempfile.gettempdir())).absolute() / f"{prefix}{os.urandom(16).hex()}"
+    # Schedulers signal every process of a job: the remover inherits the mask.
+    unmasked = signal.pthread_sigmask(signal.SIG_BLOCK, _NOTICES)
+    try:
+        command = [sys.executable, "-I", "-S", "-c", _REMOVER, str(folder)]
+        remover = start_child(command, stdout=DEVNULL, stderr=DEVNULL)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, unmasked)
+    assert remover.stdin is not None
+    try:
+        folder.mkdir(mode=0o700)
+        yield folder
+    finally:
+        remover.stdin.close()
+        remover.wait()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

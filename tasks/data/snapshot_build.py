@@ -3,7 +3,6 @@
 import fcntl
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -23,6 +22,7 @@ from cairn.model.errors import InvalidInput
 from cairn.storage.errors import SnapshotDamaged
 from cairn.storage.snapshots import data_snapshot, snapshot_manifest, token_shard
 from cairn.storage.snapshots.data_snapshot import TOKENIZER, publish_snapshot, read_manifest
+from cairn.storage.stores.child_process import temporary_folder
 from cairn.storage.stores.codec import decode, encode
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.configuration.addresses import expand_home
@@ -127,10 +127,10 @@ def repair_snapshot(
         remedy = "import it again with `cairn import-tokens`, or continue the run that built it"
         raise SnapshotDamaged(f"{problem} the run has no text to build it from: {remedy}")
     try:
-        with tempfile.TemporaryDirectory(prefix="cairn-snapshot-") as staging:
-            _Build(data, base_dir, ignore_progress).stage(Path(staging))
+        with temporary_folder("cairn-snapshot-") as staging:
+            _Build(data, base_dir, ignore_progress).stage(staging)
             for item in damaged:
-                data_snapshot.replace_object(store, snapshot_id, item, Path(staging) / "snapshot" / item.key)
+                data_snapshot.replace_object(store, snapshot_id, item, staging / "snapshot" / item.key)
     except (InvalidCorpus, InvalidInput, OSError) as error:
         raise SnapshotDamaged(f"{problem} its sources are not available: {error}") from error
     return tuple(dict.fromkeys([*dropped, *(item.key for item in damaged)]))
@@ -250,7 +250,7 @@ def build_folder(cache_dir: Path | None, recipe_id: str) -> Iterator[Path]:
     """
     with ExitStack() as stack:
         if cache_dir is None or not _lock(stack, cache_dir / "snapshots-in-work" / f"{recipe_id}.lock"):
-            yield Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cairn-snapshot-")))
+            yield stack.enter_context(temporary_folder("cairn-snapshot-"))
             return
         folder = cache_dir / "snapshots-in-work" / recipe_id
         folder.mkdir(exist_ok=True)

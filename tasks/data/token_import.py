@@ -1,6 +1,5 @@
 """Imports token files as a snapshot, and exports one; documents end with their token, their index or their file."""
 
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
@@ -19,6 +18,7 @@ from cairn.storage.errors import StorageError
 from cairn.storage.snapshots import data_snapshot
 from cairn.storage.snapshots.snapshot_manifest import SPLITS, DocumentRow, SnapshotManifest, SnapshotSource, SplitName
 from cairn.storage.stores import codec, object_store
+from cairn.storage.stores.child_process import temporary_folder
 from cairn.tasks.data import foreign_tokenizer, snapshot_lookup, snapshot_writer, token_files
 from cairn.tasks.data.document import InvalidCorpus, short_hash
 from cairn.tasks.data.token_files import TokenFile, TokenFileFormat
@@ -58,17 +58,17 @@ def import_tokens(
 
     Raises InvalidCorpus, also for a document in both splits, if not `allow_shared`.
     """
-    with tempfile.TemporaryDirectory(prefix="cairn-import-") as staging:
+    with temporary_folder("cairn-import-") as staging:
         importing = _Import(tokenizer, dtype)
         try:
-            manifest = importing.run(files, Path(staging))
+            manifest = importing.run(files, staging)
         except StorageError as error:
             raise InvalidCorpus(str(error)) from error
         if importing.shared and not allow_shared:
             problem = f"{importing.shared} documents of val are in train too, the first at {importing.first_shared}"
             remedy = "Give other files, or --allow-shared to measure on text trained on"
             raise InvalidCorpus(f"{problem}; rule: train and val share no document. {remedy}")
-        snapshot_id, manifest = data_snapshot.publish_snapshot(store, Path(staging), manifest)
+        snapshot_id, manifest = data_snapshot.publish_snapshot(store, staging, manifest)
     return snapshot_lookup.SnapshotReference(snapshot_id=snapshot_id, manifest=manifest)
 
 

@@ -7,6 +7,7 @@ several in a signed connection to the first machine's launcher: nothing else lis
 
 import os
 import queue
+import select
 import socket
 import sys
 import threading
@@ -24,7 +25,7 @@ from torch.distributed import DistNetworkError, FileStore, PrefixStore, Store  #
 
 from cairn.model.estimates.utilization import measure_machine
 from cairn.model.training import determinism, parallel, training_loop
-from cairn.storage.stores.child_process import die_with_starting_thread
+from cairn.storage.stores.child_process import ORDER_SECONDS
 from cairn.tasks.errors import TaskError
 from cairn.tasks.policy import failures
 from cairn.tasks.trainer import machines, trainer_group, trainer_protocol
@@ -163,8 +164,8 @@ class ParentChannel:
         self._commands: queue.Queue[trainer_protocol.Command | trainer_protocol.Event] = queue.Queue()
 
     def read_spec(self) -> trainer_protocol.TrainerSpec:
-        """Wait for the spec, then read commands in the background; exits if stdin ends before."""
-        while line := sys.stdin.buffer.readline():
+        """Wait for the spec, then read commands in the background; exits if stdin ends or stays silent before."""
+        while select.select([sys.stdin.buffer], [], [], ORDER_SECONDS)[0] and (line := sys.stdin.buffer.readline()):
             match trainer_protocol.FIRST_LINES.validate_json(line):
                 case trainer_protocol.ThreadTrial() as trial:
                     seconds = training_loop.time_steps(trial.model, trial.training, trial.candidates)
@@ -203,7 +204,6 @@ class RankChannel:
 
     def __init__(self, rank: int, size: int) -> None:
         """Connect to the other ranks and, as rank 0, to the parent."""
-        die_with_starting_thread()  # the launcher's main thread
         self._rank, self._size, self._ranks, self._commands = rank, size, parallel.SINGLE_RANK, 0
         self._parent = ParentChannel() if rank == 0 else None
         if self._parent is None:
@@ -213,7 +213,9 @@ class RankChannel:
     def read_spec(self) -> trainer_protocol.TrainerSpec:
         """Wait for the spec, which rank 0 passes on; from then on each rank has its own stderr file."""
         if self._parent is None:
-            spec = trainer_protocol.TrainerSpec.model_validate_json(self._rendezvous.get(_SPEC))
+            if not (document := self._rendezvous.get(_SPEC, timeout_seconds=ORDER_SECONDS)):
+                os._exit(failures.ORPHANED_EXIT_CODE)
+            spec = trainer_protocol.TrainerSpec.model_validate_json(document)
         else:
             spec = self._parent.read_spec()
             self._rendezvous.put(_SPEC, spec.model_dump_json().encode())

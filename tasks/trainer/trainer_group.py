@@ -12,7 +12,6 @@ import re
 import signal
 import socket
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -211,7 +210,13 @@ def main() -> None:
             environment = {**os.environ, **variables, **own}
             stdin, stdout = (child_process.DEVNULL, sys.stderr.fileno()) if rank else (None, None)
             ranks[rank] = child_process.start_child(
-                TRAINER_COMMAND, stdin=stdin, stdout=stdout, stderr=None, environment=environment, own_group=False
+                TRAINER_COMMAND,
+                stdin=stdin,
+                stdout=stdout,
+                stderr=None,
+                environment=environment,
+                own_group=False,
+                with_thread=True,
             )
         ended = watch(ranks)
     if ended is None:
@@ -244,10 +249,10 @@ def watch(
 def meeting_place(group: TrainerGroup) -> Iterator[dict[str, str]]:
     """Yield the environment variables that name where the ranks meet."""
     if group.nodes == 1:
-        with tempfile.TemporaryDirectory(prefix="cairn-ranks-") as folder:  # mode 0700
+        with child_process.temporary_folder("cairn-ranks-") as folder:
             loopback = _LOOPBACK.get(sys.platform, "")
             kept = {name: os.environ.get(name, loopback) for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")}
-            yield {RANK_STORE: str(Path(folder) / "store"), **{name: value for name, value in kept.items() if value}}
+            yield {RANK_STORE: str(folder / "store"), **{name: value for name, value in kept.items() if value}}
     elif group.node_rank == 0:
         with serving_rendezvous(group.rendezvous, rendezvous_secret(os.environ)) as port:
             os.write(1, trainer_protocol.encode_message(trainer_protocol.Listening(port=port)))

@@ -19,7 +19,7 @@ from pydantic import BaseModel
 
 from cairn.model.estimates.numerics import MachineSpeed
 from cairn.storage.logs import run_entries, step_log
-from cairn.storage.stores.child_process import end_child, start_child
+from cairn.storage.stores.child_process import ORDER_SECONDS, end_child, start_child
 from cairn.tasks.attempt.watchdog import HangDetector
 from cairn.tasks.errors import TaskError, TrainerGone
 from cairn.tasks.policy.failures import ExceptionReport, describe_exception
@@ -68,6 +68,7 @@ class WarmTrainer:
     def __init__(self, start: Callable[[Path], TrainerChild] = TrainerChild) -> None:
         self._start, self._command, self._starting = start, trainer_group.TRAINER_COMMAND, threading.Lock()
         self._child: TrainerChild | None = None
+        self._started = 0.0
 
     def set_command(self, command: tuple[str, ...]) -> None:
         """Start trainers by this command from now on, and discard one that was started by another."""
@@ -76,11 +77,12 @@ class WarmTrainer:
             self.close()
 
     def start(self, work_dir: Path) -> None:
-        """Start a trainer with its stderr in `work_dir`, unless a live one waits already."""
+        """Start a trainer with its stderr in `work_dir`, unless a live one waits already, not so long that it exits."""
         with self._starting:
-            if self._child is None or self._child.process.poll() is not None:
+            is_old = time.monotonic() - self._started > ORDER_SECONDS / 2
+            if self._child is None or is_old or self._child.process.poll() is not None:
                 self.close()
-                self._child = self._start(work_dir)
+                self._child, self._started = self._start(work_dir), time.monotonic()
 
     def time_threads(self, trial: trainer_protocol.ThreadTrial, work_dir: Path) -> Mapping[int, float]:
         """Have the trainer that waits time steps; returns seconds by number of threads, none if it cannot."""

@@ -1,9 +1,12 @@
 """One rank alone, and which errors only report that another rank is gone."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 
-from cairn.model.training.parallel import SINGLE_RANK, copy_into, gather_full, is_peer_loss
+from cairn.model.training.parallel import SINGLE_RANK, copy_into, gather_full, is_peer_loss, local_rows
 
 
 def test_a_single_rank_exchanges_nothing_and_changes_no_bit() -> None:
@@ -18,6 +21,19 @@ def test_an_unsharded_tensor_is_gathered_and_copied_unchanged() -> None:
     target = torch.zeros(2, 3)
     copy_into(target, torch.ones(2, 3))
     assert gather_full(target) is target and float(target.sum()) == 6
+
+
+@pytest.mark.parametrize(("rows", "size"), [(8, 2), (7, 3), (2, 3), (1, 4)])
+def test_the_rows_of_a_sharded_rank_are_where_torch_cuts_them(rows: int, size: int) -> None:
+    whole = torch.arange(rows * 2.0).view(rows, 2)
+    for rank in range(size):
+        part = [*whole.chunk(size), *[whole[:0]] * size][rank]
+        mesh = SimpleNamespace(size=lambda: size, get_local_rank=lambda rank=rank: rank)
+        sharded: Any = SimpleNamespace(
+            placements=(), device_mesh=mesh, shape=whole.shape, to_local=lambda part=part: part
+        )
+        local, first = local_rows(sharded)
+        assert torch.equal(whole[first : first + len(local)], part)
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,15 @@
 from pathlib import Path
 
 import pytest
+from torch import Tensor
+from torch.distributed import DistNetworkError
 
 from cairn.model.configuration.network import ModelConfig
-from tests.tasks.rank_resume import Mode, resume_by, stage_by_one
+from cairn.model.training.parallel import Ranks
+from cairn.model.training.train_state import TrainState
+from cairn.storage.stores.local_store import LocalStore
+from cairn.tasks.trainer.training_setup import CheckpointLoad
+from tests.tasks.rank_resume import CPU, VOCABULARY, Mode, resume_by, stage_by_one, training
 
 SMALL = ModelConfig(n_layer=2, n_head=2, n_embd=10, block_size=8)
 """Its rows do not divide by the number of ranks."""
@@ -30,6 +36,26 @@ def test_replicated_ranks_read_a_checkpoint_once_between_them(tmp_path: Path) ->
     assert max(reads) <= state_bytes / 2
 
 
+class PeerCannotRead(Ranks):
+    """Rank 0 of two, whose other one fails before it has read its tensors."""
+
+    def any(self, flag: bool) -> bool:
+        """Lose the peer, as the collective call does."""
+        raise DistNetworkError("Connection closed by peer")
+
+    def broadcast(self, tensor: Tensor, *, source: int) -> None:
+        """Never comes to its turn."""
+        pytest.fail("a tensor was exchanged although not every rank has read its own")
+
+
+def test_no_tensor_is_exchanged_before_every_rank_has_read_its_own(tmp_path: Path) -> None:
+    reference, _, _ = stage_by_one(tmp_path, SMALL)
+    load = CheckpointLoad(LocalStore(tmp_path), reference)
+    state = TrainState.create(SMALL, training(), VOCABULARY, CPU, PeerCannotRead(0, 2), filled=False)
+    with pytest.raises(DistNetworkError):
+        load.into(state)
+
+
 @pytest.mark.parametrize("finder", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_the_replicated_rank_that_finds_a_damaged_chunk_names_it_and_the_other_only_loses_a_peer(
     tmp_path: Path, finder: int
@@ -46,8 +72,9 @@ def test_the_replicated_rank_that_finds_a_damaged_chunk_names_it_and_the_other_o
 
 @pytest.mark.linux  # reads /proc
 def test_a_sharded_rank_that_copies_its_share_of_a_checkpoint_receives_no_more_than_it_keeps(tmp_path: Path) -> None:
-    reference, _, state_bytes = stage_by_one(tmp_path, MIDDLE)
+    reference, digest, state_bytes = stage_by_one(tmp_path, MIDDLE)
     ranks = resume_by(3, "fsdp", tmp_path, MIDDLE, reference)
+    assert {said["found"] for said in ranks} == {digest}
     assert {name: digest for said in ranks for name, digest in said["kept"].items()} == ranks[0]["whole"]
     for said in ranks:
         assert 0 < said["received"] <= state_bytes / 3

@@ -1,10 +1,12 @@
 """A trainer that waits for its spec: at most one, never a dead one, and none is left if the run does not begin."""
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -13,6 +15,7 @@ from cairn.model.configuration.network import ModelConfig
 from cairn.model.configuration.training import TrainingConfig
 from cairn.model.estimates.numerics import MachineSpeed
 from cairn.tasks.policy.failures import ORPHANED_EXIT_CODE
+from cairn.tasks.trainer import trainer_channel, trainer_process
 from cairn.tasks.trainer.trainer_process import TrainerChild, WarmTrainer
 from cairn.tasks.trainer.trainer_protocol import ThreadTrial, encode_message
 from tests.processes.fork_server import fork_server
@@ -61,6 +64,29 @@ def test_where_none_waits_a_new_one_is_taken(waiting: WarmTrainer, tmp_path: Pat
 def test_one_that_cannot_measure_is_discarded_and_nothing_is_known(waiting: WarmTrainer, tmp_path: Path) -> None:
     assert waiting.time_threads(TRIAL, tmp_path) == {} and waiting.measure_speed(tmp_path) is None
     assert list(tmp_path.iterdir()) == []
+
+
+def test_one_that_has_waited_for_so_long_that_it_may_exit_is_not_taken(
+    waiting: WarmTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting.start(tmp_path)
+    assert waiting._child is not None
+    before = waiting._child.process
+    monkeypatch.setattr(trainer_process, "ORDER_SECONDS", 0.0)
+    child = waiting.acquire(tmp_path)
+    assert child.process.pid != before.pid and before.poll() is not None
+    child.discard()
+
+
+def test_a_trainer_that_is_given_nothing_to_do_exits(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+    with open(reading, "rb") as stdin, open(writing, "wb"):
+        monkeypatch.setattr(trainer_channel, "ORDER_SECONDS", 0.0)
+        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=stdin))
+        monkeypatch.setattr(os, "_exit", sys.exit)
+        with pytest.raises(SystemExit) as left:
+            object.__new__(trainer_channel.ParentChannel).read_spec()
+    assert left.value.code == ORPHANED_EXIT_CODE
 
 
 @pytest.mark.slow  # its quicker witnesses are tests/model/test_thread_trial.py and the key's case in tests/wiring

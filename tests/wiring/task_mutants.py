@@ -175,4 +175,34 @@ TASK_MUTANTS = (
         "train_losses=[record.grad_norm for record in records]",
         key("how_far_the_held_out_loss_may_lie_above"),
     ),
+    mutant(
+        "ranks-get-no-death-signal",
+        "tasks/trainer/trainer_group.py",
+        "with_thread=True",
+        "with_thread=False",
+        "tests/crash/test_parents.py::test_a_rank_that_is_stopped_while_it_imports_does_not_outlive_its_launcher",
+    ),
+    mutant(
+        "no-death-signal",
+        "storage/stores/child_process.py",
+        "prctl(_SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)",
+        "prctl(_SET_DEATH_SIGNAL, 0, 0, 0, 0)",
+        "tests/storage/test_child_process.py::test_a_child_that_is_stopped_dies_with_the_thread_that_started_it",
+    ),
+    mutant(
+        "nothing-is-waited-for-before-the-broadcast",
+        "tasks/trainer/training_setup.py",
+        "            ranks.any(False)  # a rank that could not read ends the others here and not within an exchange\n",
+        "",
+        "tests/tasks/test_rank_resume.py::test_no_tensor_is_exchanged_before_every_rank_has_read_its_own",
+    ),
+    mutant(
+        "every-sharded-rank-has-the-first-rows",
+        "model/training/parallel.py",
+        "return local, min(mesh.get_local_rank() * rows, tensor.shape[0])",
+        "return local, 0",
+        "tests/model/test_parallel.py::test_the_rows_of_a_sharded_rank_are_where_torch_cuts_them",
+        "tests/tasks/test_rank_resume.py::"
+        "test_a_sharded_rank_that_copies_its_share_of_a_checkpoint_receives_no_more_than_it_keeps",
+    ),
 )

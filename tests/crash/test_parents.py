@@ -1,0 +1,71 @@
+"""A parent that is killed at any moment of its children's start leaves no process, no socket and no folder behind."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cairn.storage.stores.child_process import start_child
+from cairn.tasks.trainer.trainer_group import TrainerGroup
+from tests.crash.parents import PARENTS, Killer, configuration, moments
+from tests.crash.victims import kill
+from tests.processes.waiting import prompt_seconds, wait_until
+
+MOMENTS = int(os.environ.get("CAIRN_TEST_MOMENTS", "200"))
+QUICK = ("parent of a launcher", "launcher", "parser")
+
+
+@pytest.fixture(scope="session")
+def settled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The store of a run that has ended."""
+    folder = tmp_path_factory.mktemp("settled")
+    (folder / "run.toml").write_text(configuration(steps=6), encoding="utf-8")
+    words = [sys.executable, "-m", "cairn.cli.command", "train", "run.toml", "--run-id", "r", "--store", "store"]
+    subprocess.run(words, cwd=folder, env={**os.environ, "CAIRN_CACHE": str(folder / "cache")}, check=True)
+    return folder / "store"
+
+
+@pytest.mark.parametrize("kind", QUICK)
+def test_a_parent_killed_while_its_children_start_leaves_nothing(kind: str, tmp_path: Path) -> None:
+    killer = Killer(PARENTS[kind], tmp_path, tmp_path)
+    for seconds in (0.1, 0.5, 1.0):
+        killer.strike(seconds)
+    assert killer.left() == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("kind", PARENTS)
+def test_a_parent_killed_at_any_moment_of_its_childrens_start_leaves_nothing(
+    kind: str, tmp_path: Path, settled: Path
+) -> None:
+    killer = Killer(PARENTS[kind], tmp_path, settled)
+    for seconds in moments(kind, MOMENTS):
+        killer.strike(seconds)
+    assert killer.left() == []
+
+
+def test_a_rank_that_is_stopped_while_it_imports_does_not_outlive_its_launcher() -> None:
+    launcher, stopped = start_child(TrainerGroup(processes=2).command()), list[psutil.Process]()
+    known = psutil.Process(launcher.pid)
+
+    def ranks() -> list[psutil.Process]:
+        try:
+            return [child for child in known.children() if "RANK" in child.environ() and child.num_threads() > 1]
+        except psutil.Error:  # it becomes its program just now
+            return []
+
+    try:
+        wait_until(lambda: len(ranks()) == 2, "ranks that watch their parent")
+        stopped += ranks()
+        for rank in stopped:
+            rank.suspend()
+        launcher.kill()
+        assert psutil.wait_procs(stopped, timeout=prompt_seconds())[1] == []
+    finally:
+        for process in (launcher, *stopped):
+            kill(process.pid)
+        launcher.communicate()
