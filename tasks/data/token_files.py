@@ -5,6 +5,7 @@ magic numbers of file(1), RFC 1952 (gzip), RFC 8878 (Zstandard) and PEP 3154 (pi
 """
 
 import codecs
+import io
 import os
 import pickletools
 import struct
@@ -49,6 +50,7 @@ _MAGIC = (
     (0, b"PK\x03\x04", "a zip file (.npz and torch.save make such)", _UNPACK),
     (0, b"7z\xbc\xaf\x27\x1c", "a 7z file", _UNPACK),
     (257, b"ustar", "a tar file", _UNPACK),
+    (0, b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19", "a file of torch.save", _SAVE),
     (0, b"PAR1", "a Parquet file", _SAVE),
     (0, b"ARROW1", "an Arrow file", _SAVE),
     (0, b"Obj\x01", "an Avro file", _SAVE),
@@ -196,7 +198,7 @@ def _read_index(path: Path, index: NDArray[np.uint8]) -> TokenFile:
 
 
 def _read_raw(path: Path, head: bytes, size_bytes: int, dtype: np.dtype[Any]) -> TokenFile:
-    name, remedy = _name_foreign(head, size_bytes)
+    name, remedy = _name_foreign(path, head, size_bytes)
     if name:
         readable = "raw ids, .npy, llm.c's files, or Megatron's .bin beside its .idx"
         raise InvalidCorpus(f"{path}: {name}; rule: {readable}. {remedy}")
@@ -206,26 +208,33 @@ def _read_raw(path: Path, head: bytes, size_bytes: int, dtype: np.dtype[Any]) ->
     return TokenFile(path=path, dtype=dtype, header_bytes=0, tokens=size_bytes // dtype.itemsize, declared=False)
 
 
-def _name_foreign(head: bytes, size_bytes: int) -> tuple[str, str]:
+def _name_foreign(path: Path, head: bytes, size_bytes: int) -> tuple[str, str]:
     """Return what a file without ids is by its first bytes, and what to do with it; empty for one that may be ids."""
     for offset, magic, name, remedy in _MAGIC:
         if head.startswith(magic, offset):
             return name, remedy
     if head.startswith(b'{"', 8) and int.from_bytes(head[:8], "little") <= size_bytes - 8:
         return "a safetensors file", _SAVE
-    if head[:1] == b"\x80" and head[1:2] <= b"\x05" and _parses_as_pickle(head, size_bytes):
-        return "a pickle, which is never read", _SAVE
+    if b'{"column_encodings": [' in head:
+        return "a shard of Streaming (MDS)", _SAVE
     if _is_text(head, whole=len(head) == size_bytes):
         return "text, not ids", "Name it in data.sources, which is tokenized"
-    return "", ""
+    return ("a pickle, which is never read", _SAVE) if _is_pickle(path, head, size_bytes) else ("", "")
 
 
-def _parses_as_pickle(head: bytes, size_bytes: int) -> bool:
-    """Return whether the first opcodes are a pickle's, or all; they are parsed, and nothing is run."""
-    places = list[int | None]()
-    with suppress(ValueError):  # of the first byte that is no opcode
-        places.extend(place for _, _, place in islice(pickletools.genops(head), _PICKLE_OPCODES))
-    return len(places) == _PICKLE_OPCODES or places[-1:] == [size_bytes - 1]
+def _is_pickle(path: Path, head: bytes, size_bytes: int) -> bool:
+    """Return whether it begins and ends as a pickle of protocol 2 or newer; opcodes are parsed, and nothing is run."""
+    if head[:1] != b"\x80" or head[1:2] > b"\x05":
+        return False
+    stream, places = io.BytesIO(head), list[int | None]()
+    with suppress(ValueError):  # of a byte that is no opcode, and of an argument that is longer than the head
+        places.extend(place for _, _, place in islice(pickletools.genops(stream), _PICKLE_OPCODES))
+    too_long = stream.tell() == len(head) < size_bytes
+    if not too_long and len(places) < _PICKLE_OPCODES and places[-1:] != [size_bytes - 1]:
+        return False
+    with path.open("rb") as file:
+        file.seek(size_bytes - 1)
+        return file.read(1) == b"."
 
 
 def _is_text(head: bytes, *, whole: bool) -> bool:

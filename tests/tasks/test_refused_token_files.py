@@ -1,5 +1,6 @@
 """Files that are no token files, or not of the width or vocabulary they are read with, are refused by name."""
 
+import array
 import bz2
 import gzip
 import io
@@ -57,6 +58,13 @@ def arrow(file: io.BytesIO) -> None:
         writer.write_table(table)
 
 
+PICKLED = {
+    "a list": TOKENS.tolist(),
+    "a short list": [1, 2, 3],
+    "an array": TOKENS,
+    "a long array": array.array("H", bytes(RAW) * 99),
+    "bytes that are longer than the head": bytes(99_999),
+}
 PROSE = "It was the best of times, it was the worst of times.\n"
 FOREIGN: dict[str, tuple[bytes, str]] = {
     "text": (PROSE.encode(), "text, not ids.*data.sources"),
@@ -83,10 +91,15 @@ FOREIGN: dict[str, tuple[bytes, str]] = {
     "Megatron's index": (megatron_index([1000], [0, 1], TOKENS.dtype), r"Megatron's index.*\.bin file beside it"),
     "fairseq's old index": (b"TNTIDX\0\0" + struct.pack("<QQ", 1, 8) + RAW, "an index of fairseq"),
     "llm.c's evaluation": (llm_c(TOKENS, magic=20240522), r"an llm\.c file, but not of tokens \(20240522\)"),
+    "a shard of Streaming": (
+        struct.pack("<3I", 1, 99, 2099) + b'{"column_encodings": ["ndarray"]}' + RAW,
+        "a shard of",
+    ),
+    "torch.save's of old": (b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19." + RAW, r"a file of torch\.save"),
     **{
         f"pickle {protocol} of {name}": (pickle.dumps(value, protocol), "a pickle, which is never read")
         for protocol in (2, 3, 4, 5)
-        for name, value in (("a list", TOKENS.tolist()), ("a short list", [1, 2, 3]), ("an array", TOKENS))
+        for name, value in PICKLED.items()
     },
     ".npy of objects": (
         npy(np.array([1, "a"], object), allow_pickle=True),
