@@ -23,6 +23,8 @@ FORMAT_VERSION = 1
 WRITER_VERSION = 1
 """The version of the rules that this program follows when it appends, supersedes and deletes."""
 LAST_SEQ = 9_999_999_999
+_CHECKSUM = b'\n "checksum": '
+_CHANGED = "it was changed, or is read wrongly here: read it on another host, or put it back as it was written"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +72,11 @@ class ForkOrigin:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
-    """One fact, created only if absent at its sequence number; `body` is a record of its kind."""
+    """One fact, created only if absent at its sequence number; `body` is a record of its kind.
+
+    `prev` is the SHA-256 of the entry before it. `checksum`, in every version, is the SHA-256 of the object's own bytes
+    without the line that holds it; an early entry has none, and no field that is not in this table.
+    """
 
     version: int
     seq: int
@@ -81,6 +87,7 @@ class Entry:
     writer: Writer
     resume: tuple[CheckpointReference, ...]
     body: Any
+    checksum: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,9 +131,31 @@ def seq_of(name: str) -> int:
     return LAST_SEQ - int(digits)
 
 
+def encode_entry(entry: Entry | Mapping[str, Any]) -> bytes:
+    """Return the bytes of an entry whose checksum is None, with the checksum that they have."""
+    data = codec.encode(entry)
+    return data.replace(_CHECKSUM + b"null", _CHECKSUM + b'"%s"' % _checksum_of(data).encode(), 1)
+
+
+def _checksum_of(data: bytes) -> str:
+    before, _, after = data.partition(
+        _CHECKSUM
+    )  # the only such line: strings hold no line end, deeper keys more blanks
+    return codec.sha256(before + after[after.find(b"\n") :])
+
+
+def _check_sum(data: bytes, entry: Entry, where: str) -> None:
+    if entry.checksum is None:  # a bit that flips in the field's own name must not make it an early entry
+        if unknown := sorted(codec.decode(data, dict, where=where).keys() - Entry.__dataclass_fields__.keys()):
+            raise errors.IntegrityError(f"{where}: has no checksum, and {', '.join(unknown)}; {_CHANGED}")
+    elif entry.checksum != (found := _checksum_of(data)):
+        raise errors.IntegrityError(f"{where}: its checksum is {entry.checksum}, its bytes have {found}; {_CHANGED}")
+
+
 def decode_entry(data: bytes, kinds: Mapping[str, type], *, where: str) -> Entry:
-    """Return the entry in `data`; raise `IntegrityError` naming `where` on anything malformed."""
+    """Return the entry in `data`; raise `IntegrityError` naming `where` on anything malformed or changed."""
     entry = codec.decode(data, Entry, where=where)
+    _check_sum(data, entry, where)
     known = kinds.get(entry.kind, dict) if entry.version <= FORMAT_VERSION else dict
     return replace(entry, body=codec.convert(entry.body, known, where=f"{where} body"))
 
@@ -251,7 +280,7 @@ class EntryLog:
             resume=resume,
             body=body,
         )
-        data, key = codec.encode(entry), f"{self.prefix}/{entry_name(entry.seq)}"
+        data, key = encode_entry(entry), f"{self.prefix}/{entry_name(entry.seq)}"
         written = decode_entry(data, self.kinds, where=f"{key}, not written")
         appended = ReadEntry(entry=written, sha256=codec.sha256(data))
         problem: errors.StoreUnavailable | None = None

@@ -71,9 +71,9 @@ def test_a_sound_registry_has_no_problem(promoted_run: FabricatedRun, store: Mem
     assert alias_problems(store) == []
 
 
-def test_a_changed_decision_breaks_the_chain_of_its_registry(promoted_run: FabricatedRun, store: MemoryStore) -> None:
+def test_a_changed_decision_of_a_registry_is_named(promoted_run: FabricatedRun, store: MemoryStore) -> None:
     store.write(registry_entry(0), store.read(registry_entry(0)).replace(b"a test", b"a thief"))
-    assert ["prev is" in problem for problem in alias_problems(store)] == [True]
+    assert ["its checksum is" in problem for problem in alias_problems(store)] == [True]
 
 
 def test_a_missing_decision_is_a_hole_in_its_registry(promoted_run: FabricatedRun, store: MemoryStore) -> None:

@@ -17,10 +17,11 @@ from cairn.reports.queries.receipts import read_receipts
 from cairn.reports.queries.run_lookup import read_beat, read_checkpoints
 from cairn.reports.queries.run_query import answer_query, find_tables
 from cairn.reports.queries.run_tables import ROWS
+from cairn.storage.logs.log_entry import encode_entry
 from cairn.storage.logs.registry import Refused, Registry, RolledBack
 from cairn.storage.logs.run_entries import DataQuarantined
 from cairn.storage.logs.step_log import StepRecord, step_log_key
-from cairn.storage.stores.codec import encode, sha256
+from cairn.storage.stores.codec import encode
 from cairn.storage.stores.local_store import LocalStore
 from cairn.storage.stores.object_store import ObjectStore
 from tests.commands import Cairn
@@ -221,11 +222,9 @@ def test_entries_of_a_newer_kind_are_passed_over(fresh: FabricatedRun, work: Pat
     fresh.start()
     store, newest = fresh.log.store, newest_entry(fresh.log._log)
     assert newest is not None
-    data = store.read("runs/fresh/log/9999999998.json").decode()
-    digest = sha256(data.encode())
-    later = data.replace('"attempt-started"', '"dream-recorded"').replace('"seq": 1', '"seq": 2')
-    later = later.replace(f'"prev": "{newest.entry.prev}"', f'"prev": "{digest}"')
-    assert store.create("runs/fresh/log/9999999997.json", later.encode())
+    later = json.loads(store.read("runs/fresh/log/9999999998.json"))
+    later |= {"kind": "dream-recorded", "seq": 2, "prev": newest.sha256, "checksum": None}
+    assert store.create("runs/fresh/log/9999999997.json", encode_entry(later))
     assert ask(store, "select count(*) as n from training_attempts", work) == [{"n": 1}]
 
 

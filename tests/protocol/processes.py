@@ -29,7 +29,7 @@ from cairn.storage.checkpoints.checkpoint import (
 )
 from cairn.storage.checkpoints.checkpoint_shard import ReadPolicy
 from cairn.storage.errors import AppendUnknown, Fenced, IntegrityError, NotDurable, StorageError
-from cairn.storage.logs.log_entry import CheckpointReference, Writer, entry_name
+from cairn.storage.logs.log_entry import CheckpointReference, Writer, encode_entry, entry_name
 from cairn.storage.logs.registry import Registry, SuiteReference
 from cairn.storage.logs.run_entries import (
     AttemptStarted,
@@ -42,7 +42,7 @@ from cairn.storage.logs.run_entries import (
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.logs.run_state import RunState
 from cairn.storage.logs.step_log import Heartbeat, write_heartbeat
-from cairn.storage.stores.codec import encode, sha256
+from cairn.storage.stores.codec import sha256
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.checkpoints.promotion import Candidate, PromotionRules, evaluations_of
 from cairn.tasks.configuration.settings import BudgetsConfig, CheckpointConfig, LeaseConfig
@@ -420,9 +420,17 @@ def write_as_a_newer_program(process: Process) -> None:
     last = read_raw(store, log)[-1]
     seq = last["seq"] + 1
     body = {"attempt": 2, "something": "new"}
-    claim = {**last, "version": 2, "kind": "attempt-started", "seq": seq, "body": body, "write_id": "newer"}
+    claim = {
+        **last,
+        "version": 2,
+        "kind": "attempt-started",
+        "seq": seq,
+        "body": body,
+        "write_id": "newer",
+        "checksum": None,
+    }
     claim["prev"] = sha256(store.read(f"{log}/{entry_name(last['seq'])}"))
-    store.create(f"{log}/{entry_name(seq)}", encode(claim))
+    store.create(f"{log}/{entry_name(seq)}", encode_entry(claim))
 
 
 def break_object(store: ObjectStore, key: str) -> None:

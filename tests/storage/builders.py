@@ -18,7 +18,7 @@ from cairn.storage.checkpoints.checkpoint import (
 )
 from cairn.storage.checkpoints.checkpoint import verify_checkpoint as verify
 from cairn.storage.checkpoints.payload import TensorRecord, TrainerDocument, small_tensor
-from cairn.storage.logs.log_entry import FORMAT_VERSION, Entry, EntryLog, ReadEntry, entry_name, seq_of
+from cairn.storage.logs.log_entry import FORMAT_VERSION, Entry, EntryLog, ReadEntry, encode_entry, entry_name, seq_of
 from cairn.storage.logs.run_entries import RUN_KINDS, AttemptEnded, CheckpointCommitted, RunOpened, StagedCheckpoint
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.logs.run_state import RunState
@@ -210,8 +210,8 @@ def append_as_a_newer_program(store: ObjectStore, *, run: str = RUN, **changed: 
     assert last is not None
     document = msgspec.json.decode(store.read(f"{log}/{entry_name(last.entry.seq)}"))
     document |= {"seq": last.entry.seq + 1, "prev": last.sha256, "write_id": "new", **changed}
-    document["body"] = {"anything": [1, {"deep": None}]}
-    store.create(f"{log}/{entry_name(last.entry.seq + 1)}", msgspec.json.encode(document))
+    document |= {"body": {"anything": [1, {"deep": None}]}, "checksum": None}
+    store.create(f"{log}/{entry_name(last.entry.seq + 1)}", encode_entry(document))
 
 
 def newest_entry(log: EntryLog) -> ReadEntry | None:

@@ -15,7 +15,7 @@ from cairn.storage.errors import (
     StoreUnavailable,
     WriterTooOld,
 )
-from cairn.storage.logs.log_entry import FORMAT_VERSION, WRITER_VERSION, EntryLog, entry_name
+from cairn.storage.logs.log_entry import FORMAT_VERSION, WRITER_VERSION, EntryLog, encode_entry, entry_name
 from cairn.storage.logs.registry import MODEL_KINDS, Registry, RolledBack
 from cairn.storage.logs.run_entries import CheckpointCommitted
 from cairn.storage.logs.run_state import RunState
@@ -232,7 +232,8 @@ def test_a_foreign_file_in_the_log_folder_is_named(store: ObjectStore, name: str
 def test_an_entry_changed_in_place_is_noticed_through_the_prev_chain(store: ObjectStore) -> None:
     run_with_commits(store, 5)
     key = f"{LOG}/{entry_name(1)}"
-    store.write(key, store.read(key).replace(b'"lr"', b'"lR"').replace(b'"cpu"', b'"gpu"'))
+    document = msgspec.json.decode(store.read(key).replace(b'"lr"', b'"lR"').replace(b'"cpu"', b'"gpu"'))
+    store.write(key, encode_entry({**document, "checksum": None}))
     with pytest.raises(IntegrityError, match="an entry before it was changed"):
         run_log(store).refresh()
 
@@ -297,8 +298,8 @@ def test_a_registry_with_an_entry_of_a_newer_program_is_read_and_not_written(sto
     first = log.append(decision, after=None, writer=writer())
     document = msgspec.json.decode(store.read(f"models/champion/log/{entry_name(0)}"))
     assert first is not None
-    document |= {"seq": 1, "prev": first.sha256, "kind": "blessed"}
-    store.create(f"models/champion/log/{entry_name(1)}", msgspec.json.encode(document))
+    document |= {"seq": 1, "prev": first.sha256, "kind": "blessed", "checksum": None}
+    store.create(f"models/champion/log/{entry_name(1)}", encode_entry(document))
     registry = Registry(store, "champion")
     assert len(registry.refresh().history) == 1
     with pytest.raises(WriterTooOld, match="seq 1 is a blessed"):

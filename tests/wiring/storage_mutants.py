@@ -3,6 +3,7 @@
 from tests.wiring.mutant import mutant
 
 ENTRY_LOG = "tests/storage/test_entry_log.py"
+CHECKSUM = "tests/storage/test_entry_checksum.py"
 HOLE = "tests/storage/test_log_hole.py"
 SWEEP = "storage/checkpoints/sweep.py"
 OVERTAKEN = "tests/storage/test_sweep.py::test_a_superseding_that_lost_its_number_to_an_evaluation_is_decided_again"
@@ -80,6 +81,20 @@ STORAGE_MUTANTS = (
         "if record is None or finding is None or not finding.is_over or state.is_needed(prefix):",
         "if record is None or finding is None or state.is_needed(prefix):",
         OVERTAKEN,
+    ),
+    mutant(
+        "checksum-not-compared",
+        "storage/logs/log_entry.py",
+        "    _check_sum(data, entry, where)\n",
+        "",
+        f"{CHECKSUM}::test_a_flipped_bit_in_the_newest_entry_is_refused_by_name_and_nothing_is_written",
+    ),
+    mutant(
+        "checksum-undone-by-a-flip-in-its-name",
+        "storage/logs/log_entry.py",
+        "if unknown := sorted(",
+        "if unknown := [] and sorted(",
+        f"{CHECKSUM}::test_no_flipped_bit_of_an_entry_is_believed",
     ),
     mutant(
         "log-not-whole-before-the-first-append",
