@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from cairn.flows.operations.checkpoint_offer import this_person
-from cairn.model.configuration.data import SNAPSHOT_SOURCE
+from cairn.model.configuration.data import SNAPSHOT_SOURCE, TrainedBefore
 from cairn.reports.errors import RunNotFound
 from cairn.reports.queries import alias_history
 from cairn.reports.queries.run_lookup import FoundCheckpoint, configuration_of, read_checkpoints
@@ -26,6 +26,7 @@ from cairn.tasks.configuration.stored_configuration import differing_keys, keep_
 from cairn.tasks.errors import InvalidConfiguration
 from cairn.tasks.machine.placement import code_version, this_placement
 from cairn.tasks.text.format import format_count
+from cairn.tasks.trainer.trainer_protocol import trained_before
 
 _SHAPE_OF_STATE = "training.precision", "data.tokenizer"
 """Keys that, with the network's own, decide the tensors of the state; another value could not be loaded."""
@@ -65,7 +66,10 @@ def fork_run(
             f"training.steps = {config.training.steps}: the checkpoint is of step {record.committed.step} already; "
             f"rule: more steps than that. Add --set training.steps={2 * record.committed.step}"
         )
-    body = _opening(found, run_id, config, record.committed, _choose_data(found, config, changed, base_dir))
+    snapshot_id = _choose_data(found, config, changed, base_dir)
+    body = _opening(
+        found, run_id, config, record.committed, snapshot_id, _count_trained(found, before, config, snapshot_id)
+    )
     pin = new_pin(found.reference, this_placement(device="cpu", threads=1), fork=run_id)
     state = open_fork(parent, body, pin, writer=log_entry.this_writer())
     if state.opened is None:
@@ -118,8 +122,29 @@ def _choose_data(found: FoundCheckpoint, config: RunConfig, changed: Mapping[str
     return built.snapshot_id
 
 
+def _count_trained(found: FoundCheckpoint, before: RunConfig, config: RunConfig, snapshot_id: str) -> TrainedBefore:
+    """Return what the parent trained up to the checkpoint; of data that is new to the fork, nothing was drawn."""
+    from cairn.storage.snapshots.data_snapshot import read_manifest  # as above
+    from cairn.tasks.data.snapshot_lookup import order_samples, weighted_components
+
+    past, step, opened = trained_before(found.opened.forked_from), found.reference.step, found.opened
+    block, manifest = before.model.block_size, read_manifest(found.log.store, opened.data_snapshot)
+    order = order_samples(manifest, before.data, before.training, block, before=past)
+    draws = (step - past.step) * before.training.global_batch
+    drawn = order.component_draws_before(step)
+    own = weighted_components(read_manifest(found.log.store, snapshot_id), config.data, block)
+    if snapshot_id != opened.data_snapshot or len(own or drawn[:1]) != len(drawn):
+        drawn = (0,) * (len(own) or 1)
+    return TrainedBefore(step=step, draws=past.draws + draws, tokens=past.tokens + draws * block, component_draws=drawn)
+
+
 def _opening(
-    found: FoundCheckpoint, run_id: str, config: RunConfig, committed: run_entries.CheckpointCommitted, snapshot_id: str
+    found: FoundCheckpoint,
+    run_id: str,
+    config: RunConfig,
+    committed: run_entries.CheckpointCommitted,
+    snapshot_id: str,
+    before: TrainedBefore,
 ) -> run_entries.RunOpened:
     opened, state = found.opened, found.log.state
     windows = state.windows_quarantined_before(committed.attempt) if snapshot_id == opened.data_snapshot else ()
@@ -138,6 +163,9 @@ def _opening(
             state_sha256=committed.state_sha256,
             quarantined_windows=tuple(sorted(windows)),
             config=config.document(),
+            draws=before.draws,
+            tokens=before.tokens,
+            component_draws=before.component_draws,
         ),
     )
 

@@ -106,6 +106,7 @@ class _SegmentReplayer:
             threads=started.placement.threads,
             resume=segment.start,
             initial_weights_sha256=opened.initial_weights_sha256,
+            before=trainer_protocol.trained_before(opened.forked_from),
             cache_dir=self._folder / "snapshots",
             work_dir=self._folder / "work",
         )

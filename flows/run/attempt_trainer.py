@@ -249,6 +249,7 @@ def _trainer_spec(run: active_run.ActiveRun, started: run_entries.AttemptStarted
         threads=run.threads,
         resume=started.resumed_from,
         initial_weights_sha256=state.opened.initial_weights_sha256 if state.opened else None,
+        before=trainer_protocol.trained_before(state.origin),
         cache_dir=run.origin.cache_dir,
         work_dir=run.work_dir,
         prompt=config.evaluation.prompts[0] if config.evaluation.prompts else "",

@@ -3,6 +3,7 @@
 import math
 import posixpath
 from collections.abc import Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Annotated, Literal, Self
 
@@ -147,6 +148,23 @@ class DataConfig(Section, use_attribute_docstrings=True):
         """Vocabulary size of `bpe:<size>`, in tokens; None for bytes or a tokenizer file."""
         kind, _, size = self.tokenizer.partition(":")
         return int(size) if kind == "bpe" and size.isdigit() else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainedBefore:
+    """The steps, samples and tokens of the runs that a fork was forked from, up to its first step.
+
+    `component_draws` are the draws of each component of its own data among them: zeros for data that is new, none for
+    a run that begins at step 0.
+    """
+
+    step: int = 0
+    draws: int = 0
+    tokens: int = 0
+    component_draws: tuple[int, ...] = ()
+
+
+NOTHING_BEFORE = TrainedBefore()
 
 
 def draw_shares(weights: Sequence[float]) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from cairn.model.configuration.data import draw_shares, require_short_period
+from cairn.model.configuration.data import NOTHING_BEFORE, TrainedBefore, draw_shares, require_short_period
 from cairn.model.data.token_windows import first_tokens
 from cairn.model.errors import InvalidInput
 
@@ -78,6 +78,15 @@ def split_draws(shares: Sequence[int], draws: NDArray[np.int64]) -> tuple[NDArra
     return chosen, own
 
 
+def count_draws(shares: Sequence[int], draws: int) -> tuple[int, ...]:
+    """Return how many of the first `draws` draws belong to each component."""
+    counts, left = list[int](), draws
+    for component, share in enumerate(shares[:-1]):
+        counts.append(int(_bresenham(np.array([left], dtype=np.int64), share, sum(shares[component:]))[0]))
+        left -= counts[-1]
+    return (*counts, left)
+
+
 def window_range(start: int, tokens: int, block_size: int) -> tuple[int, int]:
     """Return the first window and the number of windows whose tokens all lie in [start, start + tokens)."""
     first = -(-start // block_size)
@@ -99,7 +108,8 @@ class SampleOrder:
     epoch of a component is a fresh permutation of its windows; from the second on they begin some tokens later, another
     number in each of `block_size` epochs, all but a component's last window, which has no room. With the default of 1
     they never do. The draw of a window that shares inputs with a quarantined one yields another window of the first
-    epoch's, of the same component; no other draw changes.
+    epoch's, of the same component; no other draw changes. A fork goes on where the runs `before` it have stopped, in
+    each component, with another batch or other weights too.
     """
 
     window_count: int
@@ -108,10 +118,15 @@ class SampleOrder:
     block_size: int = 1
     quarantined: frozenset[int] = field(default_factory=frozenset)
     components: tuple[Component, ...] = ()
+    before: TrainedBefore = NOTHING_BEFORE
 
     def __post_init__(self) -> None:
         if not self.components:
             object.__setattr__(self, "components", (Component(first_window=0, window_count=self.window_count),))
+        if len(drawn := self.before.component_draws) not in (0, len(self.components)):
+            raise InvalidInput(
+                f"component_draws={drawn} must be one number for each of {len(self.components)} components"
+            )
         end = self.window_count * self.block_size
         outside = [window for window in self.quarantined if not 0 <= window < end]
         if outside:
@@ -137,12 +152,31 @@ class SampleOrder:
 
     def windows_between(self, step: int, end_step: int) -> NDArray[np.int64]:
         """Return the batches (end_step - step, global_batch) of the steps from `step` on, cheaper than one by one."""
-        draws = np.arange(step * self.global_batch, end_step * self.global_batch, dtype=np.int64)
-        chosen, own = split_draws(draw_shares([component.weight for component in self.components]), draws)
+        draws = np.arange(self.draws_before(step), self.draws_before(end_step), dtype=np.int64)
+        chosen, own = split_draws(self._shares(), draws)
+        own += self._ahead()[chosen]
         windows = np.empty_like(draws)
         for number in np.unique(chosen).tolist():
             windows[chosen == number] = self._windows_of_component(number, own[chosen == number])
         return windows.reshape(end_step - step, self.global_batch)
+
+    def draws_before(self, step: int) -> int:
+        """Return how many samples of this data are drawn when `step` steps are complete."""
+        return sum(self.before.component_draws) + (step - self.before.step) * self.global_batch
+
+    def component_draws_before(self, step: int) -> tuple[int, ...]:
+        """Return how many of them belong to each component."""
+        counts = count_draws(self._shares(), self.draws_before(step))
+        return tuple((np.array(counts, dtype=np.int64) + self._ahead()).tolist())
+
+    def _shares(self) -> Sequence[int]:
+        return draw_shares([component.weight for component in self.components])
+
+    def _ahead(self) -> NDArray[np.int64]:
+        """Return how many more draws of each component (C,) lie before a fork than its own weights would have given."""
+        if not (drawn := self.before.component_draws):
+            return np.zeros(len(self.components), dtype=np.int64)
+        return np.array(drawn, dtype=np.int64) - count_draws(self._shares(), sum(drawn))
 
     def _windows_of_component(self, number: int, own_draws: NDArray[np.int64]) -> NDArray[np.int64]:
         component = self.components[number]

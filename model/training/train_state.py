@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from cairn.model.architectures.gpt import GPT
+from cairn.model.configuration.data import NOTHING_BEFORE, TrainedBefore
 from cairn.model.configuration.network import ModelConfig
 from cairn.model.configuration.training import Precision, TrainingConfig
 from cairn.model.errors import InvalidInput, StateMismatch
@@ -84,6 +85,7 @@ class TrainState:
     ranks: parallel.Ranks
     own_time: OwnTime
     step: int = field(default=0, init=False)
+    before: TrainedBefore = field(default=NOTHING_BEFORE, init=False)
 
     @classmethod
     def create(
@@ -138,8 +140,8 @@ class TrainState:
 
     @property
     def cursor(self) -> int:
-        """Samples drawn so far."""
-        return self.step * self.global_batch
+        """Samples drawn so far, by the runs before it too."""
+        return self._cursor_at(self.step)
 
     def live_tensors(self) -> tuple[NamedTensor, ...]:
         """Return the state's own tensors, sorted by name; training continues to change them."""
@@ -179,8 +181,10 @@ class TrainState:
         if difference := describe_mismatch(live, tensors):
             raise StateMismatch(f"checkpoint does not fit this run ({difference}); continue with its own frozen config")
         step, cursor = int(tensors["step"]), int(tensors["cursor"])
-        if step < 0 or cursor != step * self.global_batch:
-            raise StateMismatch(f"cursor={cursor} must be step={step} times global_batch={self.global_batch}")
+        if step < self.before.step or cursor != (must := self._cursor_at(step)):
+            after = f" after {self.before.draws} until step {self.before.step}" if self.before.step else ""
+            problem = f"cursor={cursor} must be {must}: step={step} with global_batch={self.global_batch}{after}"
+            raise StateMismatch(problem)
 
     def load_trainer(self, tensors: Mapping[str, Tensor]) -> None:
         """Load the group "trainer" of a state that fits, after weights and moments are in place."""
@@ -191,6 +195,9 @@ class TrainState:
             state["scale"] = float(tensors["scaler.scale"])
             state["_growth_tracker"] = int(tensors["scaler.growth_tracker"])
             self.scaler.load_state_dict(state)
+
+    def _cursor_at(self, step: int) -> int:
+        return self.before.draws + (step - self.before.step) * self.global_batch
 
     def _live(self) -> Iterator[tuple[str, Group, Tensor]]:
         for name, parameter in self.model.named_parameters():

@@ -31,9 +31,10 @@ _FEWEST_TURNS, _MOST_TURNS, _BUDGET_SECONDS = 3, 9, 0.15
 class StepResult:
     """One completed step: `step` is 1-based, losses are in nats per token, `grad_norm` is before clipping.
 
-    `tokens` counts from the first step, `epoch` is how often the data was drawn by then, `data_seconds` what the step
-    waited for its batch, `loss_scale` that of fp16. `weights_digest` is over the bits of all weights after the step, if
-    this process has them all. `slowest_rank` of several worked by itself for longest; the median one for so long.
+    `tokens` counts from the first step (of a fork from that of the first run before it), `epoch` is how often the data
+    was drawn by then, `data_seconds` what the step waited for its batch, `loss_scale` that of fp16. `weights_digest` is
+    over the bits of all weights after the step, if this process has them all. `slowest_rank` of several worked by
+    itself for longest; the median one for so long.
     """
 
     step: int
@@ -206,7 +207,7 @@ def _fetch(
 def _report(
     state: TrainState, inputs: StepInputs, observer: StepObserver, step: int, result: UpdateResult, seconds: float
 ) -> None:
-    config, probe, seconds = state.model.config, observer.probe, max(seconds, 1e-9)
+    config, probe, before, seconds = state.model.config, observer.probe, state.before, max(seconds, 1e-9)
     tokens_per_second = state.global_batch * config.block_size / seconds
     model_flops = flops_per_token(config, state.model.vocab_size) * tokens_per_second
     probe_loss, sample = probe.measure(state.model) if probe is not None and probe.is_due(step) else (None, None)
@@ -224,8 +225,8 @@ def _report(
             seconds=seconds,
             probe_loss=probe_loss,
             sample=sample,
-            tokens=step * state.global_batch * config.block_size,
-            epoch=step * state.global_batch / inputs.windows.window_count,
+            tokens=before.tokens + (step - before.step) * state.global_batch * config.block_size,
+            epoch=inputs.order.draws_before(step) / inputs.windows.window_count,
             data_seconds=inputs.loader.take_waited_seconds() if inputs.loader else 0.0,
             loss_scale=result.loss_scale,
             weights_digest=result.weights_digest,

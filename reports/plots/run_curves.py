@@ -55,8 +55,9 @@ class PromotedPoint:
 class RunCurves:
     """Everything that a plot shows; `points` are in step order, one a step.
 
-    `tokens_per_step` is 0 and `verdict` empty where they are unknown. `inherited` are the steps of the run `parent` up
-    to the one that this run was forked from, and of the runs before it.
+    `tokens_per_step` is 0 where it is unknown or that of a fork's parent was another, `verdict` empty where it is
+    unknown. `inherited` are the steps of the run `parent` up to the one that this run was forked from, and of the runs
+    before it.
     """
 
     run_id: str
@@ -115,7 +116,7 @@ def gather_curves(
         verdict=newest.verdict.kind if newest and newest.verdict else "",
         snapshot_id=state.opened.data_snapshot if state.opened else "",
         total_steps=state.opened.total_steps if state.opened else 0,
-        tokens_per_step=run_lookup.tokens_per_step(state),
+        tokens_per_step=0 if run_lookup.tokens_at(state, 0) else run_lookup.tokens_per_step(state),
         attempts=len(state.attempts),
         gpu_seconds=sum(receipt.gpu_seconds for receipt in receipts),
         points=points,

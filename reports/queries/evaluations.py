@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from cairn.reports.queries.run_lookup import FoundCheckpoint, configuration_of, tokens_per_step
+from cairn.reports.queries.run_lookup import FoundCheckpoint, configuration_of, tokens_at
 from cairn.reports.queries.run_status import stopped_early
 from cairn.storage.logs import registry, run_entries, run_log, run_state
 
@@ -47,10 +47,13 @@ def list_held_out(state: run_state.RunState) -> tuple[HeldOutPoint, ...]:
     """Return those of the surviving checkpoints in step order, all measured by one suite: the one used most often."""
     kept = {record.committed.manifest_sha256 for record in state.surviving_checkpoints}
     measured = [item for item in state.evaluations if item.manifest_sha256 in kept and VAL_LOSS in item.metrics]
-    suites, tokens = [item.suite_sha256 for item in measured], tokens_per_step(state)
+    suites = [item.suite_sha256 for item in measured]
     return tuple(
         HeldOutPoint(
-            step=it.step, tokens=it.step * tokens, val_loss=it.metrics[VAL_LOSS], manifest_sha256=it.manifest_sha256
+            step=it.step,
+            tokens=tokens_at(state, it.step),
+            val_loss=it.metrics[VAL_LOSS],
+            manifest_sha256=it.manifest_sha256,
         )
         for it in state.surviving_evaluations(max(reversed(suites), key=suites.count, default=""))
     )

@@ -87,7 +87,7 @@ def compare_runs(logs: Sequence[run_log.RunLog]) -> RunComparison:
 
 
 def _compared(log: run_log.RunLog, settings: Mapping[str, Any]) -> ComparedRun:
-    state, beat, each = log.state, run_lookup.read_beat(log), run_lookup.tokens_per_step(log.state)
+    state, beat = log.state, run_lookup.read_beat(log)
     status, receipts = run_status.make_status(log, beat), read_receipts(log, beat)
     newest = state.attempts[-1].started if state.attempts else None
     last = step_log.read_last_record(log.store, log.prefix, newest.attempt, newest.claim_id) if newest else None
@@ -99,7 +99,7 @@ def _compared(log: run_log.RunLog, settings: Mapping[str, Any]) -> ComparedRun:
         state=status.state,
         step=status.step,
         total_steps=status.total_steps,
-        tokens=status.step * each,
+        tokens=run_lookup.tokens_at(state, status.step),
         train_loss=last.train_loss if last else None,
         held_out=held_out,
         best=evaluations.find_best(held_out),

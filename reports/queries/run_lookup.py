@@ -142,6 +142,14 @@ def tokens_per_step(state: run_state.RunState) -> int:
     return windows * (codec.stored_value(config, "model", "block_size", int) or 0)
 
 
+def tokens_at(state: run_state.RunState, step: int) -> int:
+    """Return the tokens trained on up to a step, by the runs that this one was forked from too; 0 as above."""
+    each, origin = tokens_per_step(state), state.origin
+    if origin is None or origin.tokens is None or not each:
+        return step * each
+    return origin.tokens + (step - origin.checkpoint.step) * each
+
+
 def _at_step(state: run_state.RunState, run_id: str, step: str) -> log_entry.CheckpointReference:
     if deleted := state.closed_to_training():
         raise RunNotFound(deleted)

@@ -60,7 +60,9 @@ class ForkOrigin:
     """The checkpoint of another run that a run begins with: weights, optimizer, generators and step.
 
     `quarantined_windows` are those of the same data that the other run did not draw from there on, `config` is the
-    whole configuration that the first attempt gets if it is given none.
+    whole configuration that the first attempt gets if it is given none. `draws` and `tokens` are what was trained on up
+    to the checkpoint, `component_draws` the draws of each source of this run's own data among them: order, epoch and
+    counters go on from there (from step times batch where older logs have none).
     """
 
     run_id: str
@@ -68,6 +70,9 @@ class ForkOrigin:
     state_sha256: str
     quarantined_windows: tuple[int, ...] = ()
     config: Mapping[str, Any] = field(default_factory=dict)
+    draws: int | None = None
+    tokens: int | None = None
+    component_draws: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

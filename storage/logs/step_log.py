@@ -30,11 +30,11 @@ class StepRecord:
     """One completed step, as it is stored, sent to the parent and exported: 1-based, losses in nats per token.
 
     `grad_norm` is None where it was not finite: the update of an fp16 step was skipped, and its loss scale lowered.
-    `at` is the writer's clock, `tokens` counts from the run's first step, `epoch` is how often the data was drawn by
-    then, `data_seconds` what the step waited for its batch, `loss_scale` is that of fp16, `weights_digest` is over the
-    bits of all weights after the step (None where they are sharded): what `cairn replay` compares. Of several ranks,
-    `slowest_rank` worked by itself for longest before it waited for the others, and the median rank for so long; on a
-    GPU these are the times of an earlier step.
+    `at` is the writer's clock, `tokens` counts from the first step, of a fork from its parent's, `epoch` is how often
+    the data was drawn by then, `data_seconds` what the step waited for its batch, `loss_scale` is that of fp16,
+    `weights_digest` is over the bits of all weights after the step (None where they are sharded): what `cairn replay`
+    compares. Of several ranks, `slowest_rank` worked by itself for longest before it waited for the others, and the
+    median rank for so long; on a GPU these are the times of an earlier step.
     """
 
     step: int

@@ -3,12 +3,13 @@
 Assigns the weights of `data.weights` to a snapshot's groups by name, in the order of the snapshot.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cairn.model.configuration.data import SNAPSHOT_SOURCE, DataConfig
-from cairn.model.data.sample_order import Component, window_range
+from cairn.model.configuration.data import SNAPSHOT_SOURCE, DataConfig, TrainedBefore
+from cairn.model.configuration.training import TrainingConfig
+from cairn.model.data.sample_order import Component, SampleOrder, window_range
 from cairn.model.data.tokenizer import Tokenizer
 from cairn.storage.errors import IntegrityError, ObjectMissing
 from cairn.storage.snapshots import token_shard
@@ -142,6 +143,27 @@ def weighted_components(manifest: SnapshotManifest, data: DataConfig, block_size
         components.append(Component(first_window=first, window_count=count, weight=weights[group.name]))
         start += group.train_tokens
     return tuple(components)
+
+
+def order_samples(
+    manifest: SnapshotManifest,
+    data: DataConfig,
+    training: TrainingConfig,
+    block_size: int,
+    *,
+    quarantined: Collection[int] = (),
+    before: TrainedBefore,
+) -> SampleOrder:
+    """Return the order in which a run draws the windows of the snapshot's train split."""
+    return SampleOrder(
+        window_count=(manifest.split("train").tokens - 1) // block_size,
+        seed=training.seed,
+        global_batch=training.global_batch,
+        block_size=block_size,
+        quarantined=frozenset(quarantined),
+        components=weighted_components(manifest, data, block_size),
+        before=before,
+    )
 
 
 def too_few_tokens(source: str, tokens: int, block_size: int) -> InvalidCorpus:

@@ -8,7 +8,7 @@ from typing import get_args
 import msgspec
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
-from cairn.model.configuration.data import DataConfig
+from cairn.model.configuration.data import NOTHING_BEFORE, DataConfig, TrainedBefore
 from cairn.model.configuration.network import ModelConfig
 from cairn.model.configuration.training import TrainingConfig
 from cairn.model.estimates.numerics import MachineSpeed
@@ -40,10 +40,19 @@ class TrainerSpec(BaseModel):
     threads: int
     resume: log_entry.CheckpointReference | None
     initial_weights_sha256: str | None = None
+    before: TrainedBefore = NOTHING_BEFORE
     cache_dir: Path
     work_dir: Path
     prompt: str = ""
     faults: str = ""
+
+
+def trained_before(origin: log_entry.ForkOrigin | None) -> TrainedBefore:
+    """Return what was trained before a run's first step; nothing is known of a fork that does not say it."""
+    if origin is None or origin.draws is None or origin.tokens is None:
+        return NOTHING_BEFORE
+    drawn = origin.component_draws
+    return TrainedBefore(step=origin.checkpoint.step, draws=origin.draws, tokens=origin.tokens, component_draws=drawn)
 
 
 class ThreadTrial(BaseModel):

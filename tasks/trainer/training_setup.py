@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from cairn.model.data import batch_loader, sample_order, token_windows
+from cairn.model.data import batch_loader, token_windows
 from cairn.model.training.train_state import WEIGHT_PREFIX, TrainState, load_weights
 from cairn.model.training.training_loop import Probe
 from cairn.model.training.training_step import StepInputs
@@ -50,13 +50,8 @@ def open_training_data(store: ObjectStore, spec: trainer_protocol.TrainerSpec, p
     token_shard.prefetch_shards(snapshot.train, threads=_DOWNLOADS)
     manifest, training = snapshot.manifest, spec.training
     windows = token_windows.TokenWindows(snapshot.train, spec.model.block_size, manifest.vocab_size)
-    order = sample_order.SampleOrder(
-        window_count=windows.window_count,
-        seed=training.seed,
-        global_batch=training.global_batch,
-        block_size=spec.model.block_size,
-        quarantined=frozenset(spec.quarantined),
-        components=snapshot_lookup.weighted_components(manifest, spec.data, spec.model.block_size),
+    order = snapshot_lookup.order_samples(
+        manifest, spec.data, training, spec.model.block_size, quarantined=spec.quarantined, before=spec.before
     )
     rows = place.ranks.rows(training.global_batch, spec.micro_batch)
     loader = batch_loader.BatchLoader(windows, order, place.device, end_step=training.steps, rows=rows)
@@ -122,6 +117,7 @@ def fresh_state(spec: trainer_protocol.TrainerSpec, data: TrainingData, place: P
     state = TrainState.create(spec.model, training, manifest.vocab_size, place.device, place.ranks, filled=new)
     if training.mask_documents:
         state.model.boundary_id = manifest.end_of_text_id
+    state.before = spec.before
     return state
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.logs.run_state import RunState
+from cairn.storage.logs.step_log import StepRecord, read_step_records, splice
 from tests.commands import run_here
 from tests.crash.training_command import RUN, STEPS, Command
 from tests.processes.waiting import patience_seconds
@@ -63,3 +64,29 @@ def test_a_fork_with_other_text_keeps_the_tokens_of_its_parent(command: Command)
     assert train(command) == 0, command.output()
     opened, parent = state_of(command).opened, state_of(command, RUN).opened
     assert opened is not None and parent is not None and opened.data_snapshot != parent.data_snapshot
+
+
+@pytest.mark.slow
+def test_a_fork_with_another_batch_that_is_killed_goes_on_with_its_parents_samples_and_counters(
+    command: Command,
+) -> None:
+    batch = command_batch(command)
+    fork(command, f"{RUN}@{STEPS - 5}", "--set", f"training.global_batch={2 * batch}")
+    assert train(command, CAIRN_FAULTS=f"kill@{STEPS - 2}") == 0, command.output()
+    (before, *_), own = records_of(command, RUN), records_of(command, TWIN)
+    each = before.tokens or 0
+    assert [record.tokens for record in own] == [each * (STEPS - 5 + 2 * place) for place in range(1, 6)]
+    replayed = run_here(("replay", TWIN, "--json", "--store", command.store.url), command.folder, {})
+    assert set(json.loads(replayed.out)["outcomes"].items()) >= {("different", 0), ("unreadable", 0)}
+
+
+def command_batch(command: Command) -> int:
+    opened = state_of(command, RUN).opened
+    assert opened is not None
+    return int(opened.config["training"]["global_batch"])
+
+
+def records_of(command: Command, run: str) -> list[StepRecord]:
+    """Return the surviving steps of a run."""
+    lines = read_step_records(command.store, f"runs/{run}")
+    return [point.record for point in splice(lines, state_of(command, run).attempts)]

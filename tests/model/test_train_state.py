@@ -155,7 +155,7 @@ def test_making_a_state_and_training_leave_the_process_generator_alone(tiny_run:
         (lambda t: t.update(extra=torch.zeros(1)), "unexpected: extra"),
         (lambda t: t.update({"model.wpe.weight": torch.zeros(3)}), r"different: model.wpe.weight is \(3,\)"),
         (lambda t: t.update({"model.wpe.weight": t["model.wpe.weight"].double()}), "float64"),
-        (lambda t: t.update(cursor=torch.tensor(5)), "cursor=5 must be step=0"),
+        (lambda t: t.update(cursor=torch.tensor(5)), "cursor=5 must be 0: step=0"),
     ],
 )
 def test_wrong_tensors_are_named_refused_and_change_nothing(tiny_run: type[TinyRun], change, words) -> None:

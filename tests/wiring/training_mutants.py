@@ -3,6 +3,7 @@
 from tests.wiring.mutant import key, mutant
 
 STEP, SETUP = "model/training/training_step.py", "tasks/trainer/training_setup.py"
+ORDER, FORK_DATA = "tasks/data/snapshot_lookup.py", "tests/cairn/test_fork_data.py"
 OPTIMIZER, TRAINER = "model/training/optimizer.py", "tasks/trainer/trainer.py"
 EVALUATOR, RUN = "tasks/evaluator/evaluator.py", "tasks/evaluator/evaluation_run.py"
 PLAN, HELD_OUT = "flows/operations/checkpoint_evaluation.py", "model/inference/prediction.py"
@@ -49,8 +50,8 @@ TRAINING_MUTANTS = (
     mutant(
         "tokens-count-windows",
         "model/training/training_loop.py",
-        "tokens=step * state.global_batch * config.block_size",
-        "tokens=step * state.global_batch",
+        "(step - before.step) * state.global_batch * config.block_size",
+        "(step - before.step) * state.global_batch",
         f"{TESTS}::test_a_step_says_when_it_was_how_far_into_the_data_and_on_how_many_processes",
     ),
     mutant(
@@ -70,8 +71,8 @@ TRAINING_MUTANTS = (
     mutant("evaluated-batch-size-for-batches", EVALUATOR, "batches=suite.batches", "batches=suite.batch_size", WINDOWS),
     mutant(
         "later-epochs-repeat-the-first",
-        SETUP,
-        "        block_size=spec.model.block_size,\n        quarantined",
+        ORDER,
+        "        block_size=block_size,\n        quarantined",
         "        quarantined",
         f"{TESTS}::test_later_epochs_draw_windows_that_begin_at_other_tokens",
     ),
@@ -123,8 +124,8 @@ TRAINING_MUTANTS = (
     mutant("spike-one-step-long", TRAINER, "first = last - self._rule.patience_steps + 1", "first = last", SPIKE),
     mutant(
         "quarantine-dropped-in-the-trainer",
-        SETUP,
-        "quarantined=frozenset(spec.quarantined)",
+        ORDER,
+        "quarantined=frozenset(quarantined)",
         "quarantined=frozenset()",
         f"{TESTS}::test_no_step_draws_a_quarantined_window",
     ),
@@ -211,7 +212,7 @@ TRAINING_MUTANTS = (
         'AUTOCAST_DTYPES.get("fp32")',
         "tests/model/test_sharding.py::test_layers_are_gathered_in_the_numbers_that_they_are_computed_in",
     ),
-    mutant("order-of-seed-zero", SETUP, "seed=training.seed", "seed=0", key("other_weights_and_another_order")),
+    mutant("order-of-seed-zero", ORDER, "seed=training.seed", "seed=0", key("other_weights_and_another_order")),
     mutant(
         "weights-of-seed-zero",
         "model/training/train_state.py",
@@ -303,5 +304,34 @@ TRAINING_MUTANTS = (
         'windows=tuple(getattr(error, "windows", ()))',
         "windows=()",
         f"{TESTS}::test_an_error_reaches_the_parent_with_its_step_and_windows",
+    ),
+    mutant(
+        "fork-begins-its-order-anew",
+        "flows/run/attempt_trainer.py",
+        "        before=trainer_protocol.trained_before(state.origin),\n",
+        "",
+        "tests/wiring/test_fork_spec.py::test_the_trainer_of_a_fork_is_sent_what_lies_before_it",
+    ),
+    mutant(
+        "replay-of-a-fork-begins-its-order-anew",
+        "cairn/operations/unrecorded_training.py",
+        "            before=trainer_protocol.trained_before(opened.forked_from),\n",
+        "",
+        f"{FORK_DATA}::test_a_segment_of_a_fork_with_another_batch_is_recomputed_to_the_same_bits",
+    ),
+    mutant(
+        "fork-counts-one-batch-of-its-own",
+        "cairn/operations/person_decisions.py",
+        "draws = (step - past.step) * before.training.global_batch",
+        "draws = (step - past.step) * config.training.global_batch",
+        f"{FORK_DATA}::test_the_origin_says_how_many_samples_and_tokens_lie_before_it",
+    ),
+    mutant(
+        "order-of-a-fork-ignores-its-sources",
+        "model/data/sample_order.py",
+        "        own += self._ahead()[chosen]\n",
+        "",
+        "tests/model/test_order_of_fork.py::"
+        "test_a_fork_with_other_weights_goes_on_in_each_source_where_its_parent_stopped",
     ),
 )
