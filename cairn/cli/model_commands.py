@@ -203,7 +203,7 @@ def import_tokens(
     Args:
         tokenizer: the tokenizer.json that made the tokens.
         vocab_size: without a tokenizer: how many ids there are (50257 for GPT-2); text is then shown as numbers.
-        end_of_text: without a tokenizer: the id that ends a document [the greatest].
+        end_of_text: the id that ends a document [the tokenizer's; 50256 of 50257 numbers].
         dtype: the type of the tokens in files that do not say it [uint16].
         allow_shared: import although train and val share documents.
 
@@ -216,7 +216,14 @@ def import_tokens(
     chosen = open_chosen_store(store)
     meaning = token_import.given_tokenizer(tokenizer, vocab_size, end_of_text)
     files: token_import.TokenFiles = {"train": [*map(Path, train)], "val": [*map(Path, val)]}
-    made = token_import.import_tokens(chosen, files, meaning, dtype=dtype or "", allow_shared=allow_shared)
+    made = token_import.import_tokens(
+        chosen,
+        files,
+        meaning,
+        dtype=dtype or "",
+        allow_shared=allow_shared,
+        assumes_end=end_of_text < 0 and vocab_size not in (0, token_import.GPT2_VOCABULARY),
+    )
     if json:
         output.print_document(made)
         return

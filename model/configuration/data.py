@@ -48,6 +48,8 @@ class DataConfig(Section, use_attribute_docstrings=True):
         "bpe:1024", json_schema_extra={"rule": "bytes, bpe:<vocabulary size> or the path of a tokenizer.json"}
     )
     """how text becomes tokens"""
+    end_of_text: str = ""
+    """token of a tokenizer.json that ends a document, such as "<EOT>"; empty: one that is known, such as </s>"""
     tokenizer_bytes: Positive = 256 * 1024 * 1024
     """most text that a bpe tokenizer learns from"""
     max_document_bytes: Annotated[int, Field(ge=64)] = 256 * 1024
@@ -72,6 +74,12 @@ class DataConfig(Section, use_attribute_docstrings=True):
             rule = f"must be a whole number of at least {SMALLEST_BPE_VOCABULARY} (256 bytes and end-of-text)"
             raise ValueError(f"the size after 'bpe:' {rule}")
         return value
+
+    @model_validator(mode="after")
+    def _end_of_text_is_of_a_file(self) -> Self:
+        if self.end_of_text and not self.tokenizer.endswith(".json"):
+            raise ValueError(f"end_of_text: {self.tokenizer} has its own end of text; leave it out")
+        return self
 
     @model_validator(mode="after")
     def _weights_fit_sources(self) -> Self:

@@ -22,7 +22,7 @@ _EVERY_BYTE = "".join(
     map(chr, [*range(256), *range(256, 0x800, 64), *range(0x800, 0xD800, 0x1000), *range(0xE000, 0x110000, 0x1000)])
 )
 """Characters whose UTF-8 has every byte that UTF-8 can have."""
-_LONGEST_PRETOKEN = 1024
+_LONGEST_PRETOKEN, _SHOWN_TOKENS = 1024, 12
 _SURROUNDINGS = ("{0}", "a {0} b", "a{0}b", "\n{0}\n", "{0}{0}")
 
 
@@ -32,16 +32,23 @@ class Tokenizer:
     `turned_off` names what its file asks for and would give a text more than one encoding, or a part of one.
     """
 
-    def __init__(self, inner: _Tokenizer) -> None:
-        """Wrap a loaded tokenizer; one without an end-of-text token raises InvalidInput."""
-        ends = [found for token in KNOWN_ENDS_OF_TEXT if (found := inner.token_to_id(token)) is not None]
-        if not ends:
-            raise InvalidInput(f"tokenizer has no end-of-text token; add one of {', '.join(KNOWN_ENDS_OF_TEXT)} to it")
+    def __init__(self, inner: _Tokenizer, *, end_of_text: str = "", end_of_text_id: int | None = None) -> None:
+        """Wrap a loaded tokenizer, whose end of text is known by name or id, else one of `KNOWN_ENDS_OF_TEXT`.
+
+        Raises InvalidInput for one that has no such token.
+        """
+        named = [end_of_text] if end_of_text else KNOWN_ENDS_OF_TEXT
+        ends = [found for token in named if (found := inner.token_to_id(token)) is not None]
+        if not ends and end_of_text_id is None:
+            special = [token.content for token in inner.get_added_tokens_decoder().values() if token.special]
+            shown = ", ".join(map(repr, special[:_SHOWN_TOKENS])) or "none"
+            rule = f"data.end_of_text names the token that ends its documents; its special tokens: {shown}"
+            raise InvalidInput(f"tokenizer has no end-of-text token, looked for {', '.join(named)}; rule: {rule}")
         # Text that spells the marker stays text: a document must not be able to end itself.
         inner.encode_special_tokens = True
         self.turned_off = tuple(_turn_off(inner))
         self._inner = inner
-        self.end_of_text_id = ends[0]
+        self.end_of_text_id = ends[0] if end_of_text_id is None else end_of_text_id
 
     @property
     def end_of_text(self) -> str:

@@ -142,7 +142,8 @@ def find_snapshot(store: ObjectStore, reference: str) -> FoundSnapshot:
 def _summarize_windows(
     files: data_snapshot.SnapshotFiles, spans: list[tuple[int, TokenSpan]], found: FoundSnapshot
 ) -> Iterator[WindowSummary]:
-    tokenizer = foreign_tokenizer.parse_tokenizer(files.path(data_snapshot.TOKENIZER).read_text(encoding="utf-8"))
+    text = files.path(data_snapshot.TOKENIZER).read_text(encoding="utf-8")
+    tokenizer = foreign_tokenizer.parse_tokenizer(text, files.manifest.end_of_text_id)
     is_weighted = found.data is None or bool(found.data.weights)
     places = snapshot_manifest.documents_between(files.path(data_snapshot.DOCUMENTS), [span for _, span in spans])
     for (window, span), documents in zip(spans, places, strict=True):

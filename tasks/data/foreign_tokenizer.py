@@ -41,15 +41,16 @@ def read_library_tokenizer(path: Path) -> LibraryTokenizer:
         return load_library_tokenizer(file.read(tokenizer_file.MAX_FILE_BYTES + 1))
 
 
-def parse_tokenizer(text: str) -> tokenizer.Tokenizer:
-    """Load as `load_library_tokenizer` does, as a tokenizer with an end of text; raises InvalidInput."""
-    return tokenizer.Tokenizer(load_library_tokenizer(text))
+def parse_tokenizer(text: str, end_of_text_id: int | None = None) -> tokenizer.Tokenizer:
+    """Load a snapshot's tokenizer as `load_library_tokenizer` does, with the end of text that it was made with."""
+    return tokenizer.Tokenizer(load_library_tokenizer(text), end_of_text_id=end_of_text_id)
 
 
-def read_tokenizer(path: Path) -> tokenizer.Tokenizer:
+def read_tokenizer(path: Path, *, end_of_text: str = "", end_of_text_id: int | None = None) -> tokenizer.Tokenizer:
     """Return the tokenizer of a file; InvalidInput names the file and the problem."""
     try:
-        return tokenizer.Tokenizer(read_library_tokenizer(path))
+        inner = read_library_tokenizer(path)
+        return tokenizer.Tokenizer(inner, end_of_text=end_of_text, end_of_text_id=end_of_text_id)
     except (OSError, UnicodeDecodeError, InvalidInput) as error:
         problem = error.strerror if isinstance(error, OSError) else error
         raise InvalidInput(f"tokenizer file {path}: {problem}") from error

@@ -153,7 +153,7 @@ def given_tokenizer(data: DataConfig, base_dir: Path) -> Tokenizer | None:
     size, smallest, tokenizer = data.bpe_vocab_size, SMALLEST_BPE_VOCABULARY, None
     if size is None:
         try:
-            tokenizer = Tokenizer.bytes() if spec == "bytes" else read_tokenizer(path)
+            tokenizer = Tokenizer.bytes() if spec == "bytes" else read_tokenizer(path, end_of_text=data.end_of_text)
             tokenizer.require_ends_kept()
         except InvalidInput as error:
             problem = f"data.tokenizer = {spec!r}: {error}; rule: bytes, bpe:<size> or a tokenizer.json"

@@ -73,7 +73,7 @@ def make_recipe(data: DataConfig, sources: Sequence[Source], given: Tokenizer | 
             | {key: value for key in ("group", "placed", "form") if (value := getattr(item, key))}
             for item in sources
         ],
-        **({"separator": data.separator} if data.separator else {}),
+        **{key: value for key in ("separator", "end_of_text") if (value := getattr(data, key))},
         "tokenizer": f"sha256:{given.sha256}" if given else data.tokenizer,
         "shard_tokens": token_shard.DEFAULT_SHARD_TOKENS,
     }

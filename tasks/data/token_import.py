@@ -25,6 +25,8 @@ from cairn.tasks.data.token_files import TokenFile, TokenFileFormat
 from cairn.tasks.errors import InvalidConfiguration
 
 DOCUMENT_TOKENS = 1 << 20
+GPT2_VOCABULARY = 50_257
+"""Its greatest id is its end of text, in every file of nanoGPT and llm.c."""
 _UNIT = "document of tokens"
 _PEEK_TOKENS = 1 << 22
 
@@ -53,13 +55,15 @@ def import_tokens(
     *,
     dtype: str = "",
     allow_shared: bool = False,
+    assumes_end: bool = False,
 ) -> snapshot_lookup.SnapshotReference:
     """Publish the snapshot of these tokens, of `dtype` where a file does not say it.
 
-    Raises InvalidCorpus, also for a document in both splits, if not `allow_shared`.
+    Raises InvalidCorpus, also for a document in both splits, if not `allow_shared`, and for an end of text, if
+    `assumes_end` says that nobody has named the id.
     """
     with temporary_folder("cairn-import-") as staging:
-        importing = _Import(tokenizer, dtype)
+        importing = _Import(tokenizer, dtype, assumes_end)
         try:
             manifest = importing.run(files, staging)
         except StorageError as error:
@@ -86,8 +90,9 @@ def export_tokens(snapshot: data_snapshot.SnapshotFiles, folder: Path, form: Tok
 class _Import:
     """One import: its sources so far, and the documents that both splits have."""
 
-    def __init__(self, tokenizer: Tokenizer, dtype: str) -> None:
+    def __init__(self, tokenizer: Tokenizer, dtype: str, assumes_end: bool) -> None:
         self._tokenizer, self._dtype, self._vocab_size = tokenizer, dtype, tokenizer.vocab_size
+        self._assumes_end = assumes_end
         self._sources: list[SnapshotSource] = []
         self._val_digests: set[bytes] = set()
         self.shared, self.first_shared = 0, ""
@@ -129,6 +134,8 @@ class _Import:
                 )
                 raise InvalidCorpus(f"{file.path}: tokens {start} to {stop - 1}: {error}. {remedy}") from error
             ends = stop > start and int(tokens[stop - 1]) == self._tokenizer.end_of_text_id
+            if ends and self._assumes_end:
+                raise _unnamed_end(file.path, stop - 1, self._tokenizer.end_of_text_id)
             text = self._tokenizer.decode(tokens[start : stop - ends].tolist()).encode("utf-8")
             row = DocumentRow(
                 source=file.path.name,
@@ -176,13 +183,31 @@ def _documents(
                 start = stop
 
 
+def _unnamed_end(path: Path, token: int, greatest: int) -> InvalidCorpus:
+    remedy = (
+        f"Add --end-of-text {greatest} if it does, or take --vocab-size {greatest + 2} if it is a token like others"
+    )
+    problem = f"token {token} is {greatest}, the greatest id, and nothing says that it ends a document"
+    return InvalidCorpus(f"{path}: {problem}; rule: ids but GPT-2's {GPT2_VOCABULARY:,} name their end. {remedy}")
+
+
 def given_tokenizer(path: str, vocab_size: int, end_of_text_id: int) -> Tokenizer:
-    """Return that of a tokenizer.json or of so many numbers, where -1 is the greatest id; raises InvalidCorpus."""
+    """Return that of a tokenizer.json or of so many numbers; raises InvalidCorpus.
+
+    With an `end_of_text_id` of -1 documents end as the tokenizer says, or with the greatest of the numbers.
+    """
     if bool(path) == bool(vocab_size):
         raise InvalidConfiguration("--tokenizer, --vocab-size: give one of them; the ids' meaning is in no .bin file")
     if not path:
         return numbered_vocabulary(vocab_size, vocab_size - 1 if end_of_text_id < 0 else end_of_text_id)
     try:
-        return foreign_tokenizer.read_tokenizer(Path(path))
+        found = foreign_tokenizer.read_tokenizer(
+            Path(path), end_of_text_id=None if end_of_text_id < 0 else end_of_text_id
+        )
     except InvalidInput as error:
         raise InvalidCorpus(f"--tokenizer: {error}") from error
+    if found.end_of_text_id >= found.vocab_size:
+        raise InvalidCorpus(
+            f"--end-of-text {end_of_text_id}: must lie in 0 to {found.vocab_size - 1}, the tokenizer's ids"
+        )
+    return found

@@ -53,7 +53,7 @@ def open_model(
     network.to_empty(device=device)
     network.boundary_id = snapshot.manifest.end_of_text_id if mask_documents else None
     load_weights(network, tensor_exchange.to_tensors(load_checkpoint(store, reference, group="weights").tensors))
-    tokenizer = parse_tokenizer(snapshot.tokenizer_json)
+    tokenizer = parse_tokenizer(snapshot.tokenizer_json, snapshot.manifest.end_of_text_id)
     return CheckpointModel(network=network.eval(), tokenizer=tokenizer, snapshot=snapshot)
 
 

@@ -58,7 +58,7 @@ def open_training_data(store: ObjectStore, spec: trainer_protocol.TrainerSpec, p
     probe = None
     # A forward through a sharded model needs all ranks; otherwise only rank 0 measures and the others wait.
     if training.probe_every_steps and (place.ranks.is_first or place.ranks.is_sharded):
-        tokenizer = foreign_tokenizer.parse_tokenizer(snapshot.tokenizer_json)
+        tokenizer = foreign_tokenizer.parse_tokenizer(snapshot.tokenizer_json, manifest.end_of_text_id)
         probe = Probe(
             windows=token_windows.TokenWindows(snapshot.val, spec.model.block_size, manifest.vocab_size),
             every_steps=spec.training.probe_every_steps,

@@ -8,6 +8,7 @@ from cairn.storage.snapshots.data_snapshot import read_manifest
 from cairn.storage.snapshots.snapshot_manifest import SnapshotManifest
 from cairn.tasks.data.document import InvalidCorpus
 from tests.tasks.corpus_files import shaped
+from tests.tasks.tokenizer_kinds import learned
 from tests.wiring.bench import Bench
 from tests.wiring.flow_in_process import TEXT, FlowWorld
 from tests.wiring.key_table import acts
@@ -76,6 +77,12 @@ def what_a_tokenizer_learns_from(bench: Bench) -> None:
 
     (whole_size, whole), (part_size, part) = tokenizer("whole"), tokenizer("part", "data.tokenizer_bytes=900")
     assert (whole_size, part_size) == (290, 290) and whole != part
+
+
+@acts("data.end_of_text")
+def which_token_ends_a_document(bench: Bench) -> None:
+    (bench.flow.folder / "t.json").write_text(json.dumps(learned("<EOT>")))
+    assert built(bench, "data.tokenizer=t.json", "data.end_of_text=<EOT>").end_of_text_id == 0
 
 
 @acts("data.split", "data.max_document_bytes")
