@@ -8,6 +8,7 @@ from prefect import task
 from cairn.storage.logs import log_entry, run_entries, run_log
 from cairn.tasks.configuration.settings import EvaluatorConfig
 from cairn.tasks.errors import EvaluationInterrupted
+from cairn.tasks.evaluator.curve_reader import CurveReader
 from cairn.tasks.evaluator.evaluation_run import EvaluationPlan, record_evaluation
 
 
@@ -20,6 +21,7 @@ class Measurement:
     during_attempt: int | None = None
     again: bool = False
     on_request: bool = False
+    reader: CurveReader | None = None
 
     def __str__(self) -> str:
         """Return the step; only a command's suite is named, since every checkpoint has the held-out one."""
@@ -48,6 +50,7 @@ def evaluate(measurement: Measurement, log: run_log.RunLog, stopping: Callable[[
             during_attempt=measurement.during_attempt,
             again=measurement.again,
             on_request=measurement.on_request,
+            reader=measurement.reader,
             stopping=stopping,
         )
     except EvaluationInterrupted as interrupted:

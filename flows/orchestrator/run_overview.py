@@ -25,12 +25,13 @@ from prefect.events import emit_event
 from prefect.exceptions import ObjectNotFound
 
 from cairn.flows.orchestrator.flow_run import FlowRun, add_tags
-from cairn.reports.plots.run_curves import describe_run, gather_curves
+from cairn.reports.plots.run_curves import ReadSteps, describe_run, gather_curves
 from cairn.reports.queries import receipts, run_lookup, run_status
 from cairn.reports.queries.evaluations import EvaluationComparison, list_evaluations
 from cairn.reports.text import display_tables as tables
-from cairn.storage.logs import run_log, run_state
+from cairn.storage.logs import run_log, run_state, step_log
 from cairn.storage.stores.codec import sha256
+from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.configuration.settings import METRIC
 from cairn.tasks.machine.process_scopes import running_beside
 from cairn.tasks.policy.termination import TerminationReason
@@ -42,7 +43,6 @@ _TOGETHER_SECONDS = 2.0
 _LEAST_SECONDS = 60.0
 _SHARE_OF_AGE, _PAUSE_PER_COST = 0.05, 20.0
 """Prefect stores every plot, so a long run draws seldom; drawing takes at most a twentieth of one core."""
-_GREATEST_STEP = 250_000  # more step records need memory that the trainer may need
 
 _OF_ATTEMPTS = ("attempt", "started (UTC)", "lasted", "reason", "steps", "device time", "lost", "decision")
 _OF_EVALUATIONS = ("step", "status", "suite", "val_loss", "perplexity", "bits/byte", "verdict")
@@ -155,11 +155,9 @@ def is_due(before: Drawing | None, *, now_seconds: float, age_seconds: float, en
     return now_seconds - before.at_seconds >= wait
 
 
-def curve_markdown(log: run_log.RunLog) -> str | None:
+def curve_markdown(log: run_log.RunLog, read: ReadSteps = step_log.read_step_records) -> str | None:
     """Return the plot, as Markdown with the PNG inside, and a line about the run; None before the first step."""
-    if log.state.high_water_step > _GREATEST_STEP:
-        return f"A run of more than {_GREATEST_STEP:,} steps is not drawn here: `cairn plot {log.run_id} curve.png`"
-    curves = gather_curves(log)
+    curves = gather_curves(log, read=read)
     if not curves.points:
         return None
     from cairn.reports.plots.curve_plot import draw_run  # numpy and matplotlib: only where something is drawn
@@ -182,6 +180,7 @@ class RunOverview:
         self._artifact_id: UUID | None = None
         self._lost = tuple[UUID, ...]()
         self._form: EvaluationForm | None = None
+        self._samples = dict[str, step_log.StepSample]()
 
     @contextmanager
     def published(self) -> Iterator[None]:
@@ -218,7 +217,7 @@ class RunOverview:
             self._name = name
         now, ended = time.monotonic(), len(ends)
         is_curve_due = is_due(self._drawn, now_seconds=now, age_seconds=now - self._began, ended_attempts=ended)
-        if (is_last or is_curve_due) and (markdown := curve_markdown(self._log)) is not None:
+        if (is_last or is_curve_due) and (markdown := curve_markdown(self._log, self._read_steps)) is not None:
             drawn_at = time.monotonic()
             self._drawn = Drawing(at_seconds=drawn_at, cost_seconds=drawn_at - now, ended_attempts=ended)
             self._curve = markdown
@@ -239,6 +238,12 @@ class RunOverview:
         if (lost := lost_flow_runs(self._log.state, flow_run_id)) != self._lost:
             _end_lost(client, lost, flow_run_id)
             self._lost = lost
+
+    def _read_steps(
+        self, store: ObjectStore, run_prefix: str, attempts: Sequence[run_state.AttemptRecord]
+    ) -> list[step_log.StepRecord]:
+        """Read on the records of the run, or of one that it was forked from, in memory that does not grow."""
+        return self._samples.setdefault(run_prefix, step_log.StepSample(store, run_prefix)).read(attempts)
 
     def _emit_ended(self) -> None:
         """Send an event for each new receipt; its id is always the same, so that Prefect keeps one of several."""

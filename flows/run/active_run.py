@@ -31,6 +31,7 @@ from cairn.tasks.checkpoints.retention import sweep_run
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.configuration.stored_configuration import check_drift, keep_numerics, left_out
 from cairn.tasks.data import snapshot_build
+from cairn.tasks.evaluator import curve_reader
 from cairn.tasks.evaluator.evaluation_run import refuse_command
 from cairn.tasks.machine import machine_speed, placement, process_scopes
 from cairn.tasks.policy import attempt_sizes, curve_statistics
@@ -80,6 +81,7 @@ class ActiveRun:
         self.evaluation = plan_evaluation(config, origin.snapshot_id, folder, threads=threads, faults=faults)
         self.progress = Progress(config.training.steps, echo=host.flow_run.echo)
         self.throughput = curve_statistics.ThroughputWatch()
+        self.curve_reader = curve_reader.CurveReader(log.store, log.prefix)
         self.retry = object_store.run_retry_policy(config.checkpoint.patience_seconds, self.say)
         reader = run_log.RunLog(log.store, log.run_id)  # a log of its own, so that commits never wait for a sweep
         sweep = partial(sweep_run, reader, config.checkpoint, self.evaluation.suite.sha256)

@@ -63,7 +63,8 @@ class AttemptTrainer:
         If the last segment got no checkpoint, because the upload before was under way, a notice adds one without steps.
         """
         assert self._process is not None
-        run, step, steps = self._run, self._process.wait_ready().step, self._run.config.training.steps
+        run, steps, received = self._run, self._run.config.training.steps, self._process.received
+        step = self._process.wait_ready().step
         self._ready_at = min(self._ready_at, time.monotonic())
         while step < steps and not self._is_ending():
             until = segment_end(step, run.config.checkpoint, total_steps=steps, step_seconds=self._step_seconds())
@@ -72,7 +73,8 @@ class AttemptTrainer:
             decides = run.config.early_stop.is_on and evaluations.is_due(until)
             limit = stall_seconds(until, run.config.checkpoint, total_steps=steps, decides=decides)
             yield self._segment(step, until, limit)
-            step = self._process.received.segments[-1].step
+            done = received.newest(trainer_protocol.SegmentDone)
+            step = done.step if done else step
         if self._behind and self._is_ending():
             yield self._segment(step, step, None)
 

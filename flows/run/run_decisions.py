@@ -81,6 +81,7 @@ class AttemptEvaluations:
 
     def follow(self, committed: Future[log_entry.CheckpointReference], step: int, steps: Steps) -> None:
         """Evaluate the checkpoint of `step` once it is committed, if that is due."""
+        self._futures = [future for future in self._futures if not future.done()]
         self._earlier = len(self._futures)
         for plan in self.plans_at(step):
             self._start(plan, committed, steps)
@@ -118,7 +119,8 @@ class AttemptEvaluations:
 
     def _start(self, plan: EvaluationPlan, committed: Future[log_entry.CheckpointReference], steps: Steps) -> None:
         def measure() -> None:
-            asked = Measurement(reference=committed.result(), plan=plan, during_attempt=self._attempt)
+            reader = self._run.curve_reader
+            asked = Measurement(reference=committed.result(), plan=plan, during_attempt=self._attempt, reader=reader)
             ended = steps.evaluate(asked, self._run.log, leaves)
             self._run.sweep.start()  # an evaluation's end is the end of its pin
             if (count := self._outstanding() - 1) and not isinstance(ended, evaluate.Interrupted):
@@ -234,7 +236,8 @@ def _evaluate_missing(
     missing = checkpoint_offer.missing_suites(run.log.state, reference.manifest_sha256, suites)
     for plan in plans:
         if plan.suite.sha256 in missing:
-            ended = steps.evaluate(evaluate.Measurement(reference=reference, plan=plan), run.log, run.is_shutting_down)
+            asked = Measurement(reference=reference, plan=plan, reader=run.curve_reader)
+            ended = steps.evaluate(asked, run.log, run.is_shutting_down)
             if isinstance(ended, evaluate.Interrupted):
                 raise errors.EvaluationInterrupted(ended.why)
 

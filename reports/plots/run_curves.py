@@ -3,7 +3,7 @@
 import os
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
@@ -21,6 +21,7 @@ _TITLE_CHARACTERS = 44
 _SUFFIXES = (".png", ".svg")
 _LEAST_PX, _GREATEST_PX = 300, 10_000
 Lines = Sequence[step_log.StepRecord]
+ReadSteps = Callable[[object_store.ObjectStore, str, Sequence[run_state.AttemptRecord]], Lines]
 _UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 
 
@@ -97,11 +98,14 @@ class RunCurves:
 
 
 def gather_curves(
-    log: run_log.RunLog, lines: Lines | None = None, receipts: Sequence[Receipt] | None = None
+    log: run_log.RunLog,
+    lines: Lines | None = None,
+    receipts: Sequence[Receipt] | None = None,
+    read: ReadSteps = step_log.read_step_records,
 ) -> RunCurves:
     """Return the curves of a run that was read; reads the registry too, and records and receipts that are not given."""
     state, receipts = log.state, read_receipts(log, run_lookup.read_beat(log)) if receipts is None else receipts
-    lines = step_log.read_step_records(log.store, log.prefix, state.attempts) if lines is None else lines
+    lines = read(log.store, log.prefix, state.attempts) if lines is None else lines
     points, reached = step_log.splice(lines, state.attempts), Counter[int]()
     for line in lines:
         reached[line.attempt] = max(line.step, reached[line.attempt])
@@ -138,28 +142,30 @@ def gather_curves(
         ),
         end=state.finished,
         parent=state.origin.run_id if state.origin else "",
-        inherited=tuple(_inherited(log.store, state)),
+        inherited=tuple(_inherited(log.store, state, read)),
     )
 
 
-def _inherited(store: object_store.ObjectStore, state: run_state.RunState) -> Iterator[step_log.StepPoint]:
+def _inherited(
+    store: object_store.ObjectStore, state: run_state.RunState, read: ReadSteps
+) -> Iterator[step_log.StepPoint]:
     """Yield the steps of the runs that this one was forked from, in order, each up to where the next one begins."""
     if state.origin is None:
         return
     parent, step = run_log.RunLog(store, state.origin.run_id), state.origin.checkpoint.step
     before = parent.refresh()
     if before.beginning is None or before.beginning.step < step:  # a log that was tampered with cannot lead in circles
-        yield from _inherited(store, before)
-    points = step_log.splice(step_log.read_step_records(store, parent.prefix, before.attempts), before.attempts)
+        yield from _inherited(store, before, read)
+    points = step_log.splice(read(store, parent.prefix, before.attempts), before.attempts)
     yield from (point for point in points if point.record.step <= step)
 
 
 def _replays(points: Sequence[step_log.StepPoint]) -> Iterator[Replay]:
-    """Yield the runs of neighbouring steps that were trained more than once."""
-    again = ((place, point.record.step) for place, point in enumerate(point for point in points if point.replays))
-    for _, group in groupby(again, key=lambda pair: pair[1] - pair[0]):
-        steps = [step for _, step in group]
-        yield Replay(first_step=steps[0], last_step=steps[-1])
+    """Yield the runs of neighbouring points that were trained more than once."""
+    for is_again, group in groupby(points, key=lambda point: point.replays > 0):
+        if is_again:
+            steps = [point.record.step for point in group]
+            yield Replay(first_step=steps[0], last_step=steps[-1])
 
 
 def format_title(curves: RunCurves) -> str:

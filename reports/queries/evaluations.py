@@ -148,11 +148,11 @@ class Diagnosis:
 
 def diagnose_run(log: run_log.RunLog) -> Diagnosis:
     """Return the diagnosis of a run that was read; raises `StorageError` where its step records cannot be read."""
-    from cairn.tasks.evaluator.evaluation_run import curve_suite, read_curve  # only where a curve is judged
+    from cairn.tasks.evaluator.curve_reader import CurveReader, curve_suite  # only where a curve is judged
     from cairn.tasks.policy.curve_verdict import judge
 
     suite_sha256 = curve_suite(log.state)
-    curve = read_curve(log, suite_sha256=suite_sha256)
+    curve = CurveReader(log.store, log.prefix).read(log.state, suite_sha256=suite_sha256)
     measured = (item for item in log.state.surviving_evaluations(suite_sha256) if VAL_LOSS in item.metrics)
     return Diagnosis(
         run_id=log.run_id,

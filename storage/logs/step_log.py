@@ -5,8 +5,9 @@ named by the bytes before it. The names have the claim's id: a run of the same n
 none of them. Liveness is by the store's or the reader's clock, and nothing safe rests on it.
 """
 
+import math
 import os
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -111,7 +112,7 @@ class StepLog:
             file.seek(self._published_bytes)
             lines = file.read()
         if lines:
-            self._store.write(f"{self._key.removesuffix('.jsonl')}/{self._published_bytes:016d}.jsonl", lines)
+            self._store.write(_piece_key(self._key, self._published_bytes), lines)
             self._published_bytes += len(lines)
 
 
@@ -121,25 +122,91 @@ class StepTail:
     def __init__(self, store: object_store.ObjectStore, run_prefix: str, *, most_bytes: int = _MOST_TAIL_BYTES) -> None:
         """Start at the beginning of every attempt; one `read` takes at most `most_bytes`."""
         self._store, self._prefix, self._most_bytes = store, run_prefix, most_bytes
-        self._offsets: dict[str, int] = {}
+        self._places: dict[str, tuple[int, int]] = {}
 
     def read(self, attempt: int, claim_id: str = "") -> list[StepRecord]:
         """Return the attempt's new records; an incomplete last line waits for the next call."""
-        key = step_log_key(self._prefix, attempt, claim_id)
-        data = self._read_from(key, offset := self._offsets.get(key, 0))
-        whole = data[: data.rfind(b"\n") + 1]
-        self._offsets[key] = offset + len(whole)
-        return _of_attempt(attempt, whole)
+        key, found = step_log_key(self._prefix, attempt, claim_id), bytearray()
+        while lines := self._read_object(key, self._most_bytes - len(found)):
+            found += lines
+        return _of_attempt(attempt, bytes(found))
 
-    def _read_from(self, step_log: str, offset: int) -> bytes:
-        pieces, end = _pieces(self._store, step_log)
-        found = bytearray()
-        for (start, key), piece_end in zip(pieces, (*(start for start, _ in pieces[1:]), end), strict=False):
-            place = offset + len(found)
-            if place < piece_end and len(found) < self._most_bytes:
-                into = memoryview(bytearray(min(piece_end - place, self._most_bytes - len(found))))
-                found += into[: self._store.read_range(key, place - start, into)]
-        return bytes(found)
+    def _read_object(self, key: str, most_bytes: int) -> bytes:
+        """Return the next whole lines of one object, and remember where they end."""
+        object_key, size, start, offset = self._find(key, *self._places.get(key, (0, 0)))
+        into = memoryview(bytearray(max(0, min(size - offset, most_bytes))))
+        data = bytes(into[: self._store.read_range(object_key, offset, into)]) if into else b""
+        lines = data[: data.rfind(b"\n") + 1]
+        self._places[key] = start, offset + len(lines)
+        return lines
+
+    def _find(self, key: str, start: int, offset: int) -> tuple[str, int, int, int]:
+        """Return the object to read on, its size, the number of bytes before it, and how many of its own are read."""
+        if (size := self._store.size(key)) is not None:
+            return key, size, start, offset
+        size = self._store.size(_piece_key(key, start)) or 0
+        if offset < size or not size:  # also of one that was read whole, and was written again with more
+            return _piece_key(key, start), size, start, offset
+        following = self._store.size(_piece_key(key, start + size))
+        place = (start, offset) if following is None else (start + size, 0)
+        return _piece_key(key, place[0]), following or size, *place
+
+
+class SurvivingSteps:
+    """Reads every surviving step of a run once and in order, on from the last one, in little memory.
+
+    An attempt's records count up to where a later one resumed, as in `splice`.
+    """
+
+    def __init__(self, store: object_store.ObjectStore, run_prefix: str) -> None:
+        """Read nothing yet."""
+        self._tail, self._position, self.last_step = StepTail(store, run_prefix), 0, 0
+        self._ahead = deque[StepRecord]()
+
+    def is_current(self, attempts: Sequence[run_state.AttemptRecord]) -> bool:
+        """Whether every step that was read survives."""
+        return all(later.started.first_step >= self.last_step for later in attempts[self._position + 1 :])
+
+    def read(self, attempts: Sequence[run_state.AttemptRecord], until_step: float) -> Iterator[StepRecord]:
+        """Yield the records up to a step that are not read yet; raises as the store does."""
+        while self._position < len(attempts):
+            started, later = attempts[self._position].started, attempts[self._position + 1 :]
+            bound = min((item.started.first_step for item in later), default=math.inf)
+            if not self._ahead:
+                self._ahead.extend(self._tail.read(started.attempt, started.claim_id))
+            if not self._ahead and not later:
+                return
+            self._position += not self._ahead
+            while self._ahead and not until_step < self._ahead[0].step <= bound:
+                record = self._ahead.popleft()
+                if max(self.last_step, started.first_step) < record.step <= bound:
+                    self.last_step = record.step
+                    yield record
+            if self._ahead:
+                return
+
+
+class StepSample:
+    """The step records of a run's attempts for a drawing: all of a short run, every n-th step of a long one."""
+
+    def __init__(self, store: object_store.ObjectStore, run_prefix: str, *, most_records: int = 20_000) -> None:
+        """Read nothing yet; keep at most `most_records`, and the newest one."""
+        self._tail, self._position, self._every = StepTail(store, run_prefix), 0, 1
+        self._most_records, self._records, self._newest = most_records, list[StepRecord](), list[StepRecord]()
+
+    def read(self, attempts: Sequence[run_state.AttemptRecord]) -> list[StepRecord]:
+        """Read on and return the records, in the order of the attempts."""
+        for attempt in attempts[self._position :]:
+            while fresh := self._tail.read(attempt.started.attempt, attempt.started.claim_id):
+                self._records, self._newest = [*self._records, *self._nth(fresh)], fresh[-1:]
+                while len(self._records) > self._most_records:
+                    self._every *= 2
+                    self._records = self._nth(self._records)
+        self._position = max(len(attempts) - 1, 0)
+        return [*self._records, *(record for record in self._newest if record.step % self._every)]
+
+    def _nth(self, records: list[StepRecord]) -> list[StepRecord]:
+        return [record for record in records if record.step % self._every == 0]
 
 
 def step_log_key(run_prefix: str, attempt: int, claim_id: str = "") -> str:
@@ -202,6 +269,10 @@ def _open_0664(path: str, flags: int) -> int:
 
 def _read(store: object_store.ObjectStore, key: str) -> bytes:
     return store.read(key, at_most_bytes=MOST_STEP_LOG_BYTES)
+
+
+def _piece_key(key: str, start: int) -> str:
+    return f"{key.removesuffix('.jsonl')}/{start:016d}.jsonl"
 
 
 def _pieces(store: object_store.ObjectStore, key: str) -> tuple[list[tuple[int, str]], int]:

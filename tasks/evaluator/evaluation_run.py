@@ -22,14 +22,14 @@ from pydantic import BaseModel, ConfigDict
 from cairn.model.configuration.network import ModelConfig
 from cairn.storage.checkpoints.resume_point import new_pin, pin_checkpoint, unpin_entry
 from cairn.storage.errors import StorageError
-from cairn.storage.logs import log_entry, run_entries, run_log, run_state, step_log
-from cairn.storage.stores.codec import decode, encode, sha256, stored_value
+from cairn.storage.logs import log_entry, run_entries, run_log, run_state
+from cairn.storage.stores.codec import encode, sha256
 from cairn.tasks.attempt.injected_faults import evaluator_fault
 from cairn.tasks.configuration import settings
 from cairn.tasks.errors import CheckpointGone
-from cairn.tasks.evaluator import evaluator_process
+from cairn.tasks.evaluator import curve_reader, evaluator_process
 from cairn.tasks.machine.placement import pid_namespace, this_placement
-from cairn.tasks.policy import budgets, curve_statistics, curve_verdict, failures
+from cairn.tasks.policy import budgets, curve_verdict, failures
 
 Measure = Callable[[bytes, float], evaluator_process.Outcome]
 _POLL_SECONDS = 0.5
@@ -151,6 +151,7 @@ def record_evaluation(
     again: bool = False,
     on_request: bool = True,
     stopping: Callable[[], bool] = lambda: False,
+    reader: curve_reader.CurveReader | None = None,
     clock: Callable[[], datetime] = log_entry.utc_now,
     measure: Measure | None = None,
     sleep: Callable[[float], None] = time.sleep,
@@ -158,7 +159,8 @@ def record_evaluation(
     """Return the recorded evaluation, measuring the checkpoint if there is none; a failed evaluator does not raise.
 
     `again` measures once more even if there is a record. A failed evaluator is retried within its budget, after its
-    back-off; if the budget was spent before, it runs only `on_request`, else its last failure is returned.
+    back-off; if the budget was spent before, it runs only `on_request`, else its last failure is returned. A `reader`
+    that read the run's curve before reads only what is new.
     Raises `CheckpointGone` if the checkpoint is no longer committed, and `EvaluationInterrupted`, with nothing
     recorded, once `stopping` returns True. A command that this machine refuses is not run and recorded as failed.
     """
@@ -166,7 +168,15 @@ def record_evaluation(
     if problem := refuse_command(plan.suite, os.environ):
         refusal = evaluator_process.Outcome(result=b"", problem=problem, refused=True)
         measure = lambda spec, timeout_seconds: refusal  # noqa: E731
-    trial = _Trial(log=log, reference=reference, plan=plan, during_attempt=during_attempt, again=again, clock=clock)
+    trial = _Trial(
+        log=log,
+        reference=reference,
+        plan=plan,
+        during_attempt=during_attempt,
+        again=again,
+        reader=reader or curve_reader.CurveReader(log.store, log.prefix),
+        clock=clock,
+    )
     log.refresh()
     while (known := trial.known(log.state)) is None:
         if not on_request and (failed := trial.failed(log.state)) and not trial.may_retry(log.state):
@@ -188,6 +198,7 @@ class _Trial:
     plan: EvaluationPlan
     during_attempt: int | None
     again: bool
+    reader: curve_reader.CurveReader
     clock: Callable[[], datetime]
 
     def known(self, state: run_state.RunState) -> run_entries.EvaluationRecorded | None:
@@ -226,7 +237,7 @@ def _measure_once(trial: _Trial, measure: Measure) -> run_entries.EvaluationReco
         outcome = replace(outcome, problem=failures.as_injected(outcome.problem, fault))
     body = _body(outcome, reference, plan, started_at=started_at, seconds=time.monotonic() - started, pin_id=pin_id)
     if isinstance(body, run_entries.EvaluationRecorded):
-        body = with_verdict(log, body)
+        body = with_verdict(log, body, trial.reader)
     state = log.append(partial(_unless_recorded, body, trial), writer=log_entry.this_writer())
     return (trial.known(state) or body) if isinstance(body, run_entries.EvaluationRecorded) else body
 
@@ -274,63 +285,16 @@ def _unless_recorded(
     return body
 
 
-def with_verdict(log: run_log.RunLog, body: run_entries.EvaluationRecorded) -> run_entries.EvaluationRecorded:
+def with_verdict(
+    log: run_log.RunLog, body: run_entries.EvaluationRecorded, reader: curve_reader.CurveReader
+) -> run_entries.EvaluationRecorded:
     """Return the evaluation with the verdict on the curve up to its step, if it has a held-out loss to judge."""
     with suppress(StorageError, ValueError, LookupError, ArithmeticError):
         loss = body.metrics[settings.METRIC]
-        curve = read_curve(log, suite_sha256=body.suite_sha256, until_step=body.step)
+        curve = reader.read(log.state, suite_sha256=body.suite_sha256, until_step=body.step)
         val = [point for point in curve.val if point[0] != body.step]
         return replace(body, verdict=curve_verdict.judge(replace(curve, val=(*val, (body.step, loss)))))
     return body
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Vocabulary:
-    vocab_size: int
-
-
-def read_curve(
-    log: run_log.RunLog, *, suite_sha256: str | None, until_step: int | None = None
-) -> curve_statistics.Curve:
-    """Return the curve of a refreshed log up to `until_step`, with a suite's losses or none; raises `StorageError`."""
-    state, last = log.state, until_step if until_step is not None else float("inf")
-    points = step_log.splice(step_log.read_step_records(log.store, log.prefix, state.attempts), state.attempts)
-    records = [point.record for point in points if point.record.step <= last]
-    measured = (item for item in state.surviving_evaluations(suite_sha256) if settings.METRIC in item.metrics)
-    vocab_size = 0  # where the run's snapshot cannot be read
-    if state.opened is not None:
-        key = f"data/{state.opened.data_snapshot}/snapshot.json"
-        with suppress(StorageError):
-            # Not by `read_manifest`: pyarrow takes long to import.
-            vocab_size = decode(log.store.read(key), _Vocabulary, where=key).vocab_size
-    return curve_statistics.Curve(
-        steps=[record.step for record in records],
-        train_losses=[record.train_loss for record in records],
-        grad_norms=[record.grad_norm for record in records],
-        learning_rates=[record.lr for record in records],
-        tokens_per_second=[record.tokens_per_second for record in records],
-        seconds=[record.seconds for record in records],
-        slowest_ranks=[_slowest_rank(state, record) for record in records],
-        samples=[record.sample for record in records if record.sample],
-        val=tuple((item.step, item.metrics[settings.METRIC]) for item in measured if item.step <= last),
-        vocab_size=vocab_size,
-        total_steps=state.opened.total_steps if state.opened else 0,
-        grad_clip=stored_value(state.opened.config if state.opened else {}, "training", "grad_clip", float) or 0.0,
-    )
-
-
-def _slowest_rank(state: run_state.RunState, record: step_log.StepRecord) -> tuple[str, float] | None:
-    """Return the rank that the others waited for, with its host where that is known, and how much longer it worked."""
-    if record.slowest_rank is None or not record.slowest_rank_seconds or not record.median_rank_seconds:
-        return None
-    hosts = state.attempt(record.attempt).started.placement.hosts
-    on = f" on {hosts[record.slowest_rank * len(hosts) // record.world_size]}" if hosts else ""
-    return f"rank {record.slowest_rank}{on}", record.slowest_rank_seconds / record.median_rank_seconds
-
-
-def curve_suite(state: run_state.RunState) -> str | None:
-    """Return the suite of the newest recorded held-out loss, or None before the first."""
-    return next((item.suite_sha256 for item in reversed(state.evaluations) if settings.METRIC in item.metrics), None)
 
 
 def refuse_command(suite: AnySuite, environment: Mapping[str, str]) -> str:

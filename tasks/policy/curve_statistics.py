@@ -1,7 +1,8 @@
 """Robust statistics of a loss curve (medians and median absolute deviations), and symptoms that losses do not show.
 
-Sources: Huber, Robust Statistics, 1981; the work is bounded: a million steps become some blocks of medians. Clipping
-as an exception: Pascanu et al., section 3.2 (2013). Repetition: Welleck et al., Unlikelihood Training (2019).
+Sources: Huber, Robust Statistics, 1981; the work is bounded: of a long curve only the newest steps are whole, those
+before them are blocks of medians. Clipping as an exception: Pascanu et al., section 3.2 (2013). Repetition: Welleck et
+al., Unlikelihood Training (2019).
 """
 
 from collections import Counter, deque
@@ -15,7 +16,7 @@ from cairn.tasks.text.format import format_steps
 
 Floats = NDArray[np.float64]
 
-_LARGEST_WINDOW = 200
+LARGEST_WINDOW = 200
 _SPIKE_WINDOW = 16
 # Clipping: half of the steps after warm-up shortened. Then the norm, and not lr, decides how far the weights move.
 _CLIPPED_SHARE, _CLIPPED_STEPS, _CLIPPED_LOOK_BACK = 0.5, 50, 10_000
@@ -26,7 +27,28 @@ _FEWEST_RATES, _USUAL_STEPS = 20, 1000
 # Straggling: in most of the newest steps one and the same rank works for so much longer than the median one.
 _STRAGGLING_STEPS, _STRAGGLING_SHARE, _STRAGGLING_RATIO = 200, 0.6, 1.25
 # Repeating: this share of the pieces of 16 characters occurred before in the same sample. English is below 0.02.
-_PIECE_CHARACTERS, _REPEATED_SHARE, _SAMPLES = 16, 0.5, 3
+_PIECE_CHARACTERS, _REPEATED_SHARE, SAMPLES = 16, 0.5, 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CurveBeginning:
+    """The steps before those of a long curve, in blocks of 200: the last step of each, medians of losses and speeds.
+
+    `highest_lr` and `first_lr` are those of all these steps, `broken_step` the first one whose loss is not finite.
+    """
+
+    last_steps: Sequence[int] = ()
+    train_losses: Sequence[float] = ()
+    tokens_per_second: Sequence[float] = ()
+    first_step: int | None = None
+    first_lr: float = 0.0
+    highest_lr: float = 0.0
+    broken_step: int | None = None
+
+    @property
+    def count(self) -> int:
+        """The number of steps."""
+        return len(self.last_steps) * LARGEST_WINDOW
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,9 +58,10 @@ class Curve:
     `steps`, `train_losses` and, unless empty, the other columns are equally long; a gradient norm is None if unknown.
     `slowest_ranks` names the rank that worked for longest and how many times as long as the median one.
     `val` is pairs of step and loss, `samples` are generated texts. All are in step order. `vocab_size` 0 means unknown,
-    `grad_clip` 0 that nothing is clipped.
+    `grad_clip` 0 that nothing is clipped. `beginning` has the steps before these, if the curve is long.
     """
 
+    beginning: CurveBeginning = CurveBeginning()
     steps: Sequence[int]
     train_losses: Sequence[float]
     grad_norms: Sequence[float | None] = ()
@@ -51,6 +74,30 @@ class Curve:
     vocab_size: int = 0
     total_steps: int = 0
     grad_clip: float = 0.0
+
+    @property
+    def count(self) -> int:
+        """The number of steps."""
+        return self.beginning.count + len(self.steps)
+
+    @property
+    def first_step(self) -> int:
+        """The first step of the curve, which has one."""
+        return self.steps[0] if self.beginning.first_step is None else self.beginning.first_step
+
+    def step_at(self, place: int) -> int:
+        """Return the step at a place in the whole curve; of the beginning, the last step of its block."""
+        beginning = self.beginning
+        if place < beginning.count:
+            return beginning.last_steps[place // LARGEST_WINDOW]
+        return int(self.steps[place - beginning.count])
+
+    def steps_since_highest_lr(self) -> int:
+        """Return how many steps there are from the first one with the highest learning rate, among those kept whole."""
+        rates = np.asarray(self.learning_rates)
+        if not len(rates) or (self.beginning.count and self.beginning.highest_lr >= rates.max()):
+            return len(rates)
+        return len(rates) - int(np.argmax(rates))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,27 +126,35 @@ class Spikes:
     worst_grad_ratio: float = 0.0
 
 
-def level_of(steps: Sequence[int], losses: Floats) -> Level:
+def level_of(curve: Curve, losses: Floats) -> Level:
     """Return the level now and the best one before, over windows counted back from the newest step; needs two."""
-    window = _window(len(losses))
+    window, beginning = _window(curve.count), curve.beginning
     blocks = losses[len(losses) % window :].reshape(-1, window)  # (blocks, window), the newest last
     medians = np.median(blocks, axis=1)
     best = int(np.argmin(medians[:-1]))
     last_of_best = len(losses) % window + (best + 1) * window - 1
     noise = _deviation((blocks - medians[:, None])[-20:].ravel())
+    before = min(zip(beginning.train_losses, beginning.last_steps, strict=True), default=(np.inf, 0))
+    best_loss, best_step = min((float(medians[best]), int(curve.steps[last_of_best])), before, key=lambda pair: pair[0])
     return Level(
         now=float(medians[-1]),
         window_steps=window,
-        best=float(medians[best]),
-        best_step=int(steps[last_of_best]),
+        best=best_loss,
+        best_step=best_step,
         standard_error=1.2533 * noise / float(np.sqrt(window)),  # that of a median over that of a mean: sqrt(pi / 2)
     )
 
 
 def levels_at(curve: Curve, losses: Floats, steps: Sequence[int]) -> tuple[float, ...]:
-    """Return the median losses of the windows that end at these steps."""
-    ends = np.searchsorted(np.asarray(curve.steps), np.asarray(steps), side="right").tolist()
-    return tuple(float(np.median(losses[max(0, end - _window(end)) : end])) for end in ends)
+    """Return the median losses of the windows that end at these steps, in the beginning of the blocks with them."""
+    before, ends = curve.beginning, np.searchsorted(np.asarray(curve.steps), np.asarray(steps), side="right").tolist()
+    blocks = np.searchsorted(np.asarray(before.last_steps), np.asarray(steps)).tolist()
+    return tuple(
+        float(np.median(losses[max(0, end - _window(before.count + end)) : end]))
+        if end >= LARGEST_WINDOW or not before.count
+        else before.train_losses[min(block, len(before.last_steps) - 1)]
+        for end, block in zip(ends, blocks, strict=True)
+    )
 
 
 def spikes_of(curve: Curve, losses: Floats, *, sigmas: float, share: float) -> Spikes:
@@ -118,7 +173,7 @@ def spikes_of(curve: Curve, losses: Floats, *, sigmas: float, share: float) -> S
         return Spikes(count=0, looked_back_steps=looked_back, noise=noise)
     worst = int(found[np.argmax(rise[found])])
     index = count - looked_back + worst
-    around = curve.grad_norms[max(0, index - _LARGEST_WINDOW) : index + _LARGEST_WINDOW]
+    around = curve.grad_norms[max(0, index - LARGEST_WINDOW) : index + LARGEST_WINDOW]
     known = [norm for norm in around if norm is not None and np.isfinite(norm)]
     norm = curve.grad_norms[index] if curve.grad_norms else None
     middle = float(np.median(known)) if known else 0.0
@@ -160,8 +215,8 @@ def find_clipped_updates(curve: Curve) -> str:
     """Return that most updates are clipped, or "" if they are not or nothing is known of norms."""
     if not curve.grad_clip or not curve.grad_norms or not curve.learning_rates:
         return ""
-    first = max(int(np.argmax(curve.learning_rates)), len(curve.steps) - _CLIPPED_LOOK_BACK)
-    norms = [norm for norm in curve.grad_norms[first:] if norm is not None]
+    newest = min(curve.steps_since_highest_lr(), _CLIPPED_LOOK_BACK)
+    norms = [norm for norm in curve.grad_norms[-newest:] if norm is not None]
     share = sum(norm > curve.grad_clip for norm in norms) / max(len(norms), 1)
     if len(norms) < _CLIPPED_STEPS or share < _CLIPPED_SHARE:
         return ""
@@ -170,11 +225,15 @@ def find_clipped_updates(curve: Curve) -> str:
 
 
 def find_collapsed_throughput(curve: Curve) -> str:
-    """Return where the newest span of steps ran far below the run's own median, or "" where none did."""
+    """Return where the newest span of the steps kept whole ran far below the run's own median, or "" where none did."""
     rates = np.asarray(curve.tokens_per_second, dtype=np.float64)
     if len(rates) < _FEWEST_RATES:
         return ""
-    median = float(np.median(rates))
+    usual: Sequence[float] | Floats = rates
+    if curve.beginning.count:
+        blocks = rates[len(rates) % LARGEST_WINDOW :].reshape(-1, LARGEST_WINDOW)
+        usual = [*curve.beginning.tokens_per_second, *np.median(blocks, axis=1)]
+    median = float(np.median(usual))
     is_slow = np.concatenate([[False], rates < _SLOW_SHARE * median, [False]])
     borders: Sequence[int] = np.flatnonzero(np.diff(is_slow)).tolist()  # first index and end of each slow span
     for first, end in reversed(list(zip(borders[::2], borders[1::2], strict=True))):
@@ -201,22 +260,22 @@ def find_straggler(curve: Curve) -> str:
 
 def find_repeating_samples(curve: Curve) -> str:
     """Return that each of the newest samples of text repeats itself, or all are the same; "" otherwise."""
-    newest = curve.samples[-_SAMPLES:]
-    if len(newest) < _SAMPLES:
+    newest = curve.samples[-SAMPLES:]
+    if len(newest) < SAMPLES:
         return ""
     if len(set(newest)) == 1:
-        return f"the newest {_SAMPLES} samples are the same text"
+        return f"the newest {SAMPLES} samples are the same text"
     width = _PIECE_CHARACTERS
     pieces = [[text[i : i + width] for i in range(len(text) - width + 1)] for text in newest]
     least = min(1 - len(set(of_one)) / max(len(of_one), 1) if of_one else 0.0 for of_one in pieces)
     if least < _REPEATED_SHARE:
         return ""
-    return f"at least {least:.0%} of each of the newest {_SAMPLES} samples repeats what stands before it in the sample"
+    return f"at least {least:.0%} of each of the newest {SAMPLES} samples repeats what stands before it in the sample"
 
 
 def _window(count: int) -> int:
     """Return the window of a level, in steps, for a curve of `count` steps."""
-    return int(np.clip(count // 10, 5, _LARGEST_WINDOW))
+    return int(np.clip(count // 10, 5, LARGEST_WINDOW))
 
 
 def _deviation(values: Floats) -> float:

@@ -108,20 +108,20 @@ class _Measured:
 def judge(curve: curve_statistics.Curve) -> CurveVerdict:
     """Return the verdict on a curve of any length; the worst rule that holds gives the reason, symptoms are added."""
     losses = np.asarray(curve.train_losses, dtype=np.float64)
-    broken = np.flatnonzero(~np.isfinite(losses))
-    if len(broken):
-        step = int(curve.steps[int(broken[0])])
+    broken, step = np.flatnonzero(~np.isfinite(losses)), curve.beginning.broken_step
+    if len(broken) or step is not None:
+        step = int(curve.steps[int(broken[0])]) if step is None else step
         return _verdict(VerdictKind.DIVERGING, f"the train loss at step {step} is not a number", {"step": step})
     if len(losses) < _FEWEST_STEPS:
         why = f"{len(losses)} steps are on record; a verdict needs {_FEWEST_STEPS}"
         return _verdict(VerdictKind.TOO_EARLY, why, {"steps": len(losses)})
     # Of many held-out losses, the newest 200 and the best are kept.
-    val = [(step, loss) for step, loss in curve.val if step >= curve.steps[0]]
+    val = [(step, loss) for step, loss in curve.val if step >= curve.first_step]
     val = [*([min(val[:-200], key=lambda point: point[1])] if val[200:] else []), *val[-200:]]
     seen = _Measured(
         curve=curve,
         losses=losses,
-        level=curve_statistics.level_of(curve.steps, losses),
+        level=curve_statistics.level_of(curve, losses),
         spikes=curve_statistics.spikes_of(curve, losses, sigmas=_SPIKE_SIGMAS, share=_SPIKE_SHARE),
         uniform=math.log(curve.vocab_size) if curve.vocab_size > 1 else 0.0,
         val=tuple(val),
@@ -156,10 +156,10 @@ def _diverging(seen: _Measured) -> str:
 
 def _warming_up(seen: _Measured) -> str:
     # The learning rate rose, and its maximum lies within the newest window.
-    rates = np.asarray(seen.curve.learning_rates)
-    window = seen.level.window_steps
-    is_rising = len(rates) > 0 and rates[-1] > rates[0] and len(rates) - int(np.argmax(rates)) <= window
-    near = _stuck(seen) if is_rising or len(seen.losses) < _FEWEST_STUCK_STEPS else ""
+    curve, rates = seen.curve, seen.curve.learning_rates
+    first = curve.beginning.first_lr if curve.beginning.count else rates[0] if len(rates) else 0.0
+    is_rising = len(rates) > 0 and rates[-1] > first and curve.steps_since_highest_lr() <= seen.level.window_steps
+    near = _stuck(seen) if is_rising or curve.count < _FEWEST_STUCK_STEPS else ""
     return f"{near}; warm-up is not over" if near else ""
 
 
@@ -169,7 +169,7 @@ def _stuck(seen: _Measured) -> str:
     rates = seen.curve.learning_rates
     rate = f"; the learning rate is {rates[-1]:.3g}" if rates else ""
     guess = f"ln({seen.curve.vocab_size}) = {seen.uniform:.2f} nats, the loss of a uniform guess"
-    return f"train loss {seen.level.now:.2f} after {len(seen.losses)} steps is near {guess}{rate}"
+    return f"train loss {seen.level.now:.2f} after {seen.curve.count} steps is near {guess}{rate}"
 
 
 def _overfitting(seen: _Measured) -> str:
@@ -198,9 +198,9 @@ def _spiking(seen: _Measured) -> str:
 
 
 def _flat_train_loss(seen: _Measured) -> str:
-    if len(seen.losses) < _FLAT_STEPS:
+    if seen.curve.count < _FLAT_STEPS:
         return ""
-    step = int(seen.curve.steps[len(seen.losses) // 3])
+    step = seen.curve.step_at(seen.curve.count // 3)
     then = curve_statistics.levels_at(seen.curve, seen.losses, [step])[0]
     if seen.level.now <= then * (1 - _FLAT_SHARE):
         return ""
@@ -240,7 +240,7 @@ _SYMPTOMS: tuple[tuple[VerdictKind, Callable[[curve_statistics.Curve], str]], ..
 def _numbers(seen: _Measured) -> dict[str, float]:
     level, spikes = seen.level, seen.spikes
     numbers = {
-        "steps": len(seen.losses),
+        "steps": seen.curve.count,
         "window_steps": level.window_steps,
         "train_loss": level.now,
         "best_train_loss": level.best,

@@ -127,21 +127,23 @@ class WarmTrainer:
 
 
 class ReceivedEvents:
-    """The events a trainer has sent so far; safe to use from several threads."""
+    """The newest events that a trainer has sent; safe to use from several threads.
+
+    `segments` counts the segments that ended, `staged` has the checkpoints that nobody has taken yet.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._closed = False
         self._newest: dict[type, Any] = {}
-        self.segments: list[trainer_protocol.SegmentDone] = []
+        self.segments = 0
         self.staged: dict[int, run_entries.StagedCheckpoint] = {}
 
     def add(self, event: trainer_protocol.Command | trainer_protocol.Event) -> None:
         """Keep an event and wake those who wait."""
         with self._changed:
-            if isinstance(event, trainer_protocol.SegmentDone):
-                self.segments.append(event)
-            elif isinstance(event, run_entries.StagedCheckpoint):
+            self.segments += isinstance(event, trainer_protocol.SegmentDone)
+            if isinstance(event, run_entries.StagedCheckpoint):
                 self.staged[event.step] = event
             elif not isinstance(event, ExceptionReport) or not self.newest(ExceptionReport):
                 self._newest[type(event)] = event  # of several ranks, the first report has the cause
@@ -206,15 +208,17 @@ class TrainerProcess:
 
     def train(self, step: int, *, stall_seconds: float | None = None) -> trainer_protocol.SegmentDone:
         """Have the child train until `step`, see `TrainUntil`; raises `TrainerGone` if it exits before."""
-        segments, before = self.received.segments, len(self.received.segments)
+        received, before = self.received, self.received.segments
         self._detector.resume()
         command = trainer_protocol.TrainUntil(step=step, stall_seconds=stall_seconds)
         self._write(trainer_protocol.encode_message(command))
-        return self._wait(lambda: segments[before] if len(segments) > before else None)
+        return self._wait(lambda: received.newest(trainer_protocol.SegmentDone) if received.segments > before else None)
 
     def wait_staged(self, step: int) -> run_entries.StagedCheckpoint:
-        """Wait until the checkpoint of `step` is staged; raises `TrainerGone` if the child exits before."""
-        return self._wait(lambda: self.received.staged.get(step))
+        """Wait until the checkpoint of `step` is staged and take it; raises `TrainerGone` if the child exits before."""
+        staged = self._wait(lambda: self.received.staged.get(step))
+        self.received.staged.pop(step, None)
+        return staged
 
     def notify(self, number: int) -> None:
         """Send the child a signal, unless it has exited."""

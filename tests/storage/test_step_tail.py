@@ -1,5 +1,6 @@
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -10,6 +11,7 @@ from cairn.storage.logs.run_state import AttemptRecord
 from cairn.storage.logs.step_log import (
     StepLog,
     StepRecord,
+    StepSample,
     StepTail,
     read_attempt_records,
     read_last_record,
@@ -21,6 +23,7 @@ from cairn.storage.stores.local_store import LocalStore
 from cairn.storage.stores.object_store import ObjectStore
 from tests.entries import NOON, started
 from tests.memory_store import MemoryStore
+from tests.storage.faulty_store import FaultyStore
 
 RUN = "runs/bard"
 
@@ -201,3 +204,40 @@ def test_a_record_that_names_another_attempt_is_refused(
 ) -> None:
     store.write(step_log_key(RUN, 1, "ours"), encoded(1) + encoded(2, attempt=2))
     assert steps(read(store, "ours")) == [1]
+
+
+def test_an_object_that_is_written_again_with_more_is_read_on() -> None:
+    tail, key = StepTail(store := MemoryStore(), RUN), step_log_key(RUN, 1).removesuffix(".jsonl")
+    store.write(f"{key}/{0:016d}.jsonl", encoded(1))  # its writer got no answer
+    assert steps(tail.read(1)) == [1]
+    store.write(f"{key}/{0:016d}.jsonl", encoded(1, 2))
+    store.write(f"{key}/{len(encoded(1, 2)):016d}.jsonl", encoded(3))
+    assert steps(tail.read(1)) == [2, 3]
+
+
+def test_reading_on_takes_the_same_requests_however_many_objects_there_are(open_log: Callable[..., StepLog]) -> None:
+    log, tail = open_log(store := MemoryStore()), StepTail(counting := FaultyStore(store), RUN)
+    requests = set[int]()
+    for step in range(1, 50):
+        log.write(record(step))
+        log.publish()
+        before = len(counting.operations)
+        assert steps(tail.read(1)) == [step]
+        requests.add(len(counting.operations) - before)
+    assert max(requests) <= 8
+
+
+def test_a_sample_of_a_long_run_has_its_newest_step_and_few_others(store: ObjectStore) -> None:
+    sample, attempts = StepSample(store, RUN, most_records=100), [AttemptRecord(started=started(1), started_at=NOON)]
+    for last in (50, 399, 1001):
+        store.write(step_log_key(RUN, 1), encoded(*range(1, last + 1)))
+        found = steps(sample.read(attempts))
+        assert len(found) <= 101 and found[-1] == last and len({b - a for a, b in pairwise(found[:-1])}) == 1
+    assert found == [*range(16, 1001, 16), 1001]
+
+
+def test_a_sample_of_a_short_run_is_all_of_it(store: ObjectStore) -> None:
+    for attempt, numbers in ((1, (1, 2, 3)), (2, (3, 4))):
+        store.write(step_log_key(RUN, attempt), encoded(*numbers, attempt=attempt))
+    every = [AttemptRecord(started=started(attempt), started_at=NOON) for attempt in (1, 2)]
+    assert steps(StepSample(store, RUN).read(every)) == [1, 2, 3, 3, 4]

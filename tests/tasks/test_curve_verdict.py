@@ -139,7 +139,7 @@ def test_a_verdict_does_not_depend_on_the_container_of_the_losses() -> None:
 
 def test_a_level_is_the_median_of_the_newest_window() -> None:
     losses = np.array([9.0] * 5 + [4.0] * 4 + [100.0])
-    assert level_of(range(10), losses).now == 4.0
+    assert level_of(curve(losses), losses).now == 4.0
 
 
 def test_spikes_that_follow_each_other_are_one() -> None:

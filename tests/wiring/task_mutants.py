@@ -170,9 +170,9 @@ TASK_MUTANTS = (
     ),
     mutant(
         "verdict-on-the-gradients",
-        "tasks/evaluator/evaluation_run.py",
-        "train_losses=[record.train_loss for record in records]",
-        "train_losses=[record.grad_norm for record in records]",
+        "tasks/policy/curve_fold.py",
+        "self._losses.append(record.train_loss)",
+        "self._losses.append(record.grad_norm or 0.0)",
         key("how_far_the_held_out_loss_may_lie_above"),
     ),
     mutant(

@@ -1,0 +1,68 @@
+"""Reads a run's loss curve for a verdict, each step record once however many verdicts there are. Imports no torch."""
+
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from cairn.storage.errors import StorageError
+from cairn.storage.logs import run_state, step_log
+from cairn.storage.stores.codec import decode, stored_value
+from cairn.storage.stores.object_store import ObjectStore
+from cairn.tasks.configuration.settings import METRIC
+from cairn.tasks.policy import curve_fold, curve_statistics
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Vocabulary:
+    vocab_size: int
+
+
+class CurveReader:
+    """Reads the curve of one run, on from the last read; one thread at a time."""
+
+    def __init__(self, store: ObjectStore, run_prefix: str) -> None:
+        """Read nothing yet."""
+        self._store, self._prefix, self._vocab_size = store, run_prefix, 0
+        self._steps, self._fold = step_log.SurvivingSteps(store, run_prefix), curve_fold.CurveFold()
+
+    def read(
+        self, state: run_state.RunState, *, suite_sha256: str | None, until_step: float = float("inf")
+    ) -> curve_statistics.Curve:
+        """Return the curve up to `until_step`, with a suite's losses or none; raises `StorageError`.
+
+        It begins again where it has read further than that, or steps were trained again.
+        """
+        if self._steps.last_step > until_step or not self._steps.is_current(state.attempts):
+            self._steps, self._fold = step_log.SurvivingSteps(self._store, self._prefix), curve_fold.CurveFold()
+        for record in self._steps.read(state.attempts, until_step):
+            self._fold.add(record, _slowest_rank(state, record))
+        measured = (item for item in state.surviving_evaluations(suite_sha256) if METRIC in item.metrics)
+        opened = state.opened
+        return replace(
+            self._fold.curve(),
+            val=tuple((item.step, item.metrics[METRIC]) for item in measured if item.step <= until_step),
+            vocab_size=self._read_vocab_size(opened.data_snapshot) if opened else 0,
+            total_steps=opened.total_steps if opened else 0,
+            grad_clip=stored_value(opened.config if opened else {}, "training", "grad_clip", float) or 0.0,
+        )
+
+    def _read_vocab_size(self, snapshot_id: str) -> int:
+        """Return the size of the run's vocabulary, 0 where its snapshot cannot be read."""
+        key = f"data/{snapshot_id}/snapshot.json"
+        with suppress(StorageError):
+            # Not by `read_manifest`: pyarrow takes long to import.
+            self._vocab_size = self._vocab_size or decode(self._store.read(key), _Vocabulary, where=key).vocab_size
+        return self._vocab_size
+
+
+def _slowest_rank(state: run_state.RunState, record: step_log.StepRecord) -> tuple[str, float] | None:
+    """Return the rank that the others waited for, with its host where that is known, and how much longer it worked."""
+    if record.slowest_rank is None or not record.slowest_rank_seconds or not record.median_rank_seconds:
+        return None
+    hosts = state.attempt(record.attempt).started.placement.hosts
+    on = f" on {hosts[record.slowest_rank * len(hosts) // record.world_size]}" if hosts else ""
+    return f"rank {record.slowest_rank}{on}", record.slowest_rank_seconds / record.median_rank_seconds
+
+
+def curve_suite(state: run_state.RunState) -> str | None:
+    """Return the suite of the newest recorded held-out loss, or None before the first."""
+    return next((item.suite_sha256 for item in reversed(state.evaluations) if METRIC in item.metrics), None)
