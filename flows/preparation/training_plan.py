@@ -18,6 +18,9 @@ from cairn.tasks.data import corpus, document, snapshot_build, snapshot_lookup
 from cairn.tasks.evaluator.evaluation_run import suite_of
 from cairn.tasks.policy.attempt_sizes import AttemptSizes, next_sizes
 
+_TOKENIZED_BYTES = 8 << 20
+"""Of more text a plan does not say what the tokenizer does not know: it takes seconds."""
+
 
 class PlanAction(StrEnum):
     """The next step of `cairn train`; `wait` is for a live owner."""
@@ -175,14 +178,18 @@ def _data(log: run_log.RunLog, config: RunConfig, base_dir: Path) -> PlannedData
         sizes = dict.fromkeys(snapshot_manifest.SPLITS, 0)
         for split, size_bytes in (size for source in sources for size in source.sizes(data.val_fraction)):
             sizes[split] += size_bytes
-    given = snapshot_build.given_tokenizer(data, base_dir)
+    given, text_bytes, notes = snapshot_build.given_tokenizer(data, base_dir), sum(sizes.values()), tuple[str, ...]()
+    if given:
+        is_quick = data.tokenizer.endswith(".json") and 0 < text_bytes <= _TOKENIZED_BYTES
+        unknown = snapshot_build.count_unknown_bytes(sources, data, given) if is_quick else 0
+        notes = snapshot_lookup.describe_tokenizer(given.turned_off, unknown, text_bytes)
     return PlannedData(
         sources={source.name: source.bytes for source in sources},
         train_bytes=sizes.get("train"),
         val_bytes=sizes.get("val"),
         val_fraction=data.val_fraction,
         vocab_size=preflight.wanted_vocab_size(data, given),
-        notes=snapshot_lookup.describe_turned_off(given.turned_off if given else ()),
+        notes=notes,
     )
 
 

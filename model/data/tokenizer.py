@@ -4,6 +4,7 @@ import contextlib
 import functools
 import hashlib
 import itertools
+import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Self
 
@@ -29,7 +30,8 @@ _SURROUNDINGS = ("{0}", "a {0} b", "a{0}b", "\n{0}\n", "{0}{0}")
 class Tokenizer:
     """A vocabulary with an end-of-text token. `train_bpe` and `bytes` round-trip every text unchanged.
 
-    `turned_off` names what its file asks for and would give a text more than one encoding, or a part of one.
+    `turned_off` names what its file asks for and would give a text more than one encoding, or a part of one;
+    `spells_end` says that a text was met whose spelling would have ended a document.
     """
 
     def __init__(self, inner: _Tokenizer, *, end_of_text: str = "", end_of_text_id: int | None = None) -> None:
@@ -47,7 +49,7 @@ class Tokenizer:
         # Text that spells the marker stays text: a document must not be able to end itself.
         inner.encode_special_tokens = True
         self.turned_off = tuple(_turn_off(inner))
-        self._inner = inner
+        self._inner, self.spells_end = inner, False
         self.end_of_text_id = ends[0] if end_of_text_id is None else end_of_text_id
 
     @property
@@ -168,6 +170,9 @@ class Tokenizer:
         """A copy that writes the end of text for each character that this BPE loses; None if it loses none."""
         if not isinstance(self._inner.model, models.BPE):
             return None  # it refuses what it does not know
+        ids, _ = _encode_flat(self._inner, [_EVERY_BYTE])
+        if unicodedata.normalize("NFC", self.decode(ids.tolist())) == unicodedata.normalize("NFC", _EVERY_BYTE):
+            return None  # a copy of a great vocabulary would take a lot of memory
         finder = without_token(self._inner, self.end_of_text, unknown=True)
         ids, _ = _encode_flat(finder, [_EVERY_BYTE])
         return finder if (ids == self.end_of_text_id).any() else None
@@ -176,6 +181,7 @@ class Tokenizer:
         ids, lengths = _encode_flat(self._inner, texts)
         if not (marks := ids == self.end_of_text_id).any():
             return ids, lengths
+        self.spells_end = True
         # Only these texts once more: all others keep the ids that the tokenizer gives them.
         ending = np.unique(np.repeat(np.arange(len(texts)), lengths)[marks])
         again, counts = _encode_flat(self._without_end, [texts[number] for number in ending])

@@ -31,7 +31,15 @@ from cairn.tasks.data.corpus import open_corpus
 from cairn.tasks.data.document import InvalidCorpus, Source, Survey, survey_corpus
 from cairn.tasks.data.foreign_tokenizer import read_tokenizer
 from cairn.tasks.data.snapshot_lookup import SnapshotReference, find_by_id, find_by_recipe, make_recipe, recipe_id
-from cairn.tasks.data.snapshot_writer import PartEncoder, assemble, find_finished_parts, read_parts, write_parts
+from cairn.tasks.data.snapshot_writer import (
+    FinishedParts,
+    PartEncoder,
+    assemble,
+    count_batches,
+    find_finished_parts,
+    read_parts,
+    write_parts,
+)
 
 _SURVEY = "survey.json"
 _ABANDONED_SECONDS = 14 * 24 * 3600.0
@@ -105,6 +113,19 @@ def find_built(
     given = given_tokenizer(data, base_dir)
     found = find_by_recipe(store, make_recipe(data, sources, given))
     return replace(found, turned_off=given.turned_off) if found and given else found
+
+
+def count_unknown_bytes(sources: Sequence[Source], data: DataConfig, given: Tokenizer) -> int:
+    """Tokenize all of the text and return the bytes that the tokenizer does not know; raises InvalidCorpus."""
+    encoder = PartEncoder(tokenizer=given, val_fraction=data.val_fraction)
+    pieces = document.read_corpus(sources, deduplicate=data.deduplicate)
+    return _require_known(count_batches(encoder.encode(pieces)), data)
+
+
+def _require_known(parts: FinishedParts, data: DataConfig) -> int:
+    most, where = data.max_rejected_fraction, f", first in {parts.first_unknown}"
+    document.require_few_unknown(parts.unknown_bytes, parts.text_bytes, most, where)
+    return parts.unknown_bytes
 
 
 def repair_snapshot(
@@ -186,8 +207,7 @@ class _Build:
         counted = self._count(BuildStage.TOKENIZING, survey, encoder.encode(pieces), done.text_bytes, done.documents)
         write_parts(folder, len(done.paths), counted, encoder.schema)
         parts = find_finished_parts(folder, encoder.schema)
-        self.unknown_bytes, most = parts.unknown_bytes, self._data.max_rejected_fraction
-        document.require_few_unknown(self.unknown_bytes, parts.text_bytes, most, f", first in {parts.first_unknown}")
+        self.unknown_bytes = _require_known(parts, self._data)
         target = folder / "snapshot"
         shutil.rmtree(target, ignore_errors=True)  # of a build that was killed meanwhile
         target.mkdir()

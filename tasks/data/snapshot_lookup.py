@@ -43,15 +43,15 @@ class SnapshotReference:
     @property
     def notes(self) -> tuple[str, ...]:
         """Lines on what was not done as the files ask."""
-        share = f"{self.unknown_bytes:,} bytes of the text ({self.unknown_bytes / self.text_bytes:.2%})"
-        unknown = (f"tokenizer: {share} are unknown to it",) if self.unknown_bytes else ()
-        return (*describe_turned_off(self.turned_off), *unknown)
+        return describe_tokenizer(self.turned_off, self.unknown_bytes, self.text_bytes)
 
 
-def describe_turned_off(parts: Sequence[str]) -> tuple[str, ...]:
-    """Return a line for the parts of a tokenizer that are turned off, or none."""
-    off = f"tokenizer: {', '.join(parts)} turned off, so that each document has one encoding, all of it"
-    return (off,) if parts else ()
+def describe_tokenizer(turned_off: Sequence[str], unknown_bytes: int, text_bytes: int) -> tuple[str, ...]:
+    """Return a line on what is turned off, and one on what the tokenizer does not know, where there is any."""
+    off = f"tokenizer: {', '.join(turned_off)} turned off, so that each document has one encoding, all of it"
+    share = unknown_bytes / max(1, text_bytes)
+    unknown = f"tokenizer: {unknown_bytes:,} bytes of the text ({share:.2%}) are unknown to it"
+    return (off,) * bool(turned_off) + (unknown,) * bool(unknown_bytes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,6 +74,8 @@ def make_recipe(data: DataConfig, sources: Sequence[Source], given: Tokenizer | 
             for item in sources
         ],
         **{key: value for key in ("separator", "end_of_text") if (value := getattr(data, key))},
+        # An older version let text end documents with such a tokenizer: its snapshots are not taken.
+        **({"spells_end": True} if given and given.spells_end else {}),
         "tokenizer": f"sha256:{given.sha256}" if given else data.tokenizer,
         "shard_tokens": token_shard.DEFAULT_SHARD_TOKENS,
     }

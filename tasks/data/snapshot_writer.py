@@ -59,15 +59,20 @@ def find_finished_parts(folder: Path, schema: pa.Schema) -> FinishedParts:
                 paths.append(path)
     for path in set(folder.glob("part-*.arrow")) - set(paths):
         path.unlink()
+    return count_batches(read_parts(paths), tuple(paths))
+
+
+def count_batches(batches: Iterable[pa.RecordBatch], paths: tuple[Path, ...] = ()) -> FinishedParts:
+    """Return what is in the batches of the parts of these paths, or of none."""
     counts, first_unknown = Counter[str](), ""
-    for batch in read_parts(paths):
+    for batch in batches:
         counts.update(pieces=batch.num_rows, documents=batch.column("kind").null_count)
         sums = {name: compute.sum(batch.column(name)).as_py() for name in ("bytes", "unknown")}
         counts.update(text_bytes=sums["bytes"], unknown_bytes=sums["unknown"])
         if sums["unknown"] and not first_unknown:
             row = compute.greater(batch.column("unknown"), 0).index(True).as_py()
             first_unknown = f"{batch.column('source')[row]}, offset {batch.column('offset_bytes')[row]}"
-    return FinishedParts(paths=tuple(paths), first_unknown=first_unknown, **counts)
+    return FinishedParts(paths=paths, first_unknown=first_unknown, **counts)
 
 
 def read_parts(paths: Iterable[Path]) -> Iterator[pa.RecordBatch]:

@@ -5,11 +5,21 @@ from pathlib import Path
 
 import pytest
 
+from cairn.tasks.data.document import InvalidCorpus
 from tests.commands import run_here
 from tests.tasks.corpus_files import shaped
-from tests.tasks.tokenizer_kinds import PARAGRAPHS, learned
+from tests.tasks.tokenizer_kinds import PARAGRAPHS, learned, wordlevel
 from tests.wiring.flow_in_process import FlowWorld
 
+CONFIGURATION = """
+[data]
+sources = ["a.jsonl"]
+tokenizer = "t.json"
+[model]
+block_size = 8
+[training]
+steps = 2
+"""
 LINE = "tokenizer: dropout = 0.1 turned off, so that each document has one encoding, all of it"
 
 
@@ -28,9 +38,17 @@ def test_a_new_run_says_that_dropout_is_off(world: FlowWorld, capsys: pytest.Cap
 
 
 def test_a_dry_run_says_that_dropout_is_off(world: FlowWorld) -> None:
-    config = world.folder / "run.toml"
-    config.write_text(
-        '[data]\nsources = ["a.jsonl"]\ntokenizer = "t.json"\n[model]\nblock_size = 8\n[training]\nsteps = 2\n'
-    )
+    (world.folder / "run.toml").write_text(CONFIGURATION)
     told = run_here(("train", "run.toml", "--dry-run", "--store", "store"), world.folder, {})
     assert LINE in " ".join(told.out.split()), told.err
+
+
+def test_a_dry_run_refuses_text_that_the_tokenizer_does_not_know_in_the_words_of_the_run(world: FlowWorld) -> None:
+    (world.folder / "words.json").write_text(json.dumps(wordlevel()), encoding="utf-8")
+    (world.folder / "a.jsonl").write_bytes(shaped([*PARAGRAPHS, *["\N{MOUNTAIN}" * 40] * 9], "jsonl"))
+    (world.folder / "run.toml").write_text(CONFIGURATION.replace("t.json", "words.json"))
+    told = run_here(("train", "run.toml", "--dry-run", "--store", "store"), world.folder, {})
+    opening = world.opened('data.sources=["a.jsonl"]', "data.tokenizer=words.json")
+    with pytest.raises(InvalidCorpus, match="does not know 1,080 of") as refusal, opening:
+        pass
+    assert (told.code, told.err) == (2, f"cairn: {refusal.value}\n")

@@ -15,6 +15,7 @@ from cairn.storage.snapshots.data_snapshot import open_snapshot
 from cairn.tasks.data import snapshot_writer
 from cairn.tasks.data.document import InvalidCorpus
 from cairn.tasks.data.snapshot_build import build_snapshot
+from cairn.tasks.data.snapshot_lookup import make_recipe
 from tests.memory_store import MemoryStore
 from tests.security.tokenizer_shapes import BYTE_LEVEL
 from tests.tasks.corpus_files import shaped
@@ -104,6 +105,15 @@ def ended(folder: Path, kind: str, texts: list[str]) -> tuple[int, int]:
 def test_a_snapshot_has_as_many_end_marks_as_documents(kind: str, tmp_path: Path) -> None:
     end = loaded(kind).end_of_text
     assert ended(tmp_path, kind, [f"{text} {end} {number}" for number, text in enumerate(PARAGRAPHS)]) == (60, 60)
+
+
+@pytest.mark.parametrize(("kind", "is_new"), [("a Unigram", True), ("a WordLevel", True), ("Llama 3", False)])
+def test_a_snapshot_whose_documents_ended_themselves_is_not_taken(kind: str, is_new: bool) -> None:
+    """Older versions recorded recipes for the same tokenizers, which give another snapshot now."""
+    tokenizer = loaded(kind)
+    tokenizer.require_ends_kept()
+    recipe = make_recipe(DataConfig(sources=("a.txt",), tokenizer="t.json"), (), tokenizer)
+    assert ("spells_end" in recipe) is is_new
 
 
 def test_an_unknown_token_that_is_the_end_is_refused_at_load(tmp_path: Path) -> None:

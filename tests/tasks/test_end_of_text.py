@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from cairn.model.configuration.data import DataConfig
 from cairn.storage.snapshots.data_snapshot import OpenSnapshot, open_snapshot
@@ -13,7 +14,9 @@ from cairn.tasks.data.document import InvalidCorpus
 from cairn.tasks.data.foreign_tokenizer import parse_tokenizer
 from cairn.tasks.data.snapshot_build import build_snapshot
 from cairn.tasks.data.token_import import given_tokenizer, import_tokens, numbered_vocabulary
+from cairn.tasks.evaluator.checkpoint_model import open_model
 from tests.memory_store import MemoryStore
+from tests.tasks.committed_model import commit_model, small_configuration
 from tests.tasks.corpus_files import shaped
 from tests.tasks.tokenizer_kinds import FLAGS, PARAGRAPHS, learned, wordlevel
 
@@ -48,10 +51,14 @@ def test_a_tokenizer_whose_end_is_not_known_is_refused_with_its_special_tokens(m
     assert repr(marker) in str(refusal.value)
 
 
-def test_a_named_token_goes_before_a_known_one(tmp_path: Path) -> None:
+def with_two_ends() -> dict[str, Any]:
     made = learned()
     made["added_tokens"].append({"id": 330, "content": "<EOT>", "special": True, **FLAGS})
-    assert built(tmp_path, made, end_of_text="<EOT>").manifest.end_of_text_id == 330
+    return made
+
+
+def test_a_named_token_goes_before_a_known_one(tmp_path: Path) -> None:
+    assert built(tmp_path, with_two_ends(), end_of_text="<EOT>").manifest.end_of_text_id == 330
 
 
 def test_a_named_token_that_is_not_there_is_refused(tmp_path: Path) -> None:
@@ -99,3 +106,18 @@ def test_an_end_beyond_a_tokenizers_ids_is_refused(tmp_path: Path) -> None:
 
 def test_numbers_end_with_the_one_that_is_named() -> None:
     assert numbered_vocabulary(65, 3).end_of_text_id == 3
+
+
+def test_a_model_is_read_with_the_end_of_text_that_it_was_trained_with(tmp_path: Path) -> None:
+    """The tokenizer has a known end as well, which a reader of the tokenizer alone would take."""
+    (tmp_path / "t.json").write_text(json.dumps(with_two_ends()), encoding="utf-8")
+    config = small_configuration(data={"tokenizer": "t.json", "end_of_text": "<EOT>"})
+    store = MemoryStore()
+    made = commit_model(store, tmp_path, config)
+    opened = made.log.state.opened
+    assert opened is not None
+    model = open_model(
+        store, made.reference, model=config.model, snapshot_id=opened.data_snapshot, cache_dir=tmp_path / "cache",
+        device=torch.device("cpu"),
+    )  # fmt: skip
+    assert model.tokenizer.encode_prompt("") == [330]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from cairn.model.configuration.data import DataConfig
+from cairn.model.data import tokenizer
 from cairn.model.data.tokenizer import Tokenizer
 from cairn.model.data.tokenizer_file import load_tokenizer
 from cairn.tasks.data import snapshot_writer
@@ -36,20 +37,27 @@ def loaded(document: dict[str, Any]) -> Tokenizer:
     return Tokenizer(load_tokenizer(json.dumps(document)))
 
 
-def unknown_in(tokenizer: Tokenizer, *texts: str) -> list[int]:
-    return tokenizer.count_unknown(texts, *tokenizer.encode_flat(texts)).tolist()
+def unknown_in(library: Tokenizer, *texts: str) -> list[int]:
+    return library.count_unknown(texts, *library.encode_flat(texts)).tolist()
 
 
 @pytest.mark.parametrize("kind", LOSING)
 def test_what_a_tokenizer_does_not_know_is_counted_in_each_text(kind: str) -> None:
-    tokenizer = loaded(KINDS[kind]())
-    counted = unknown_in(tokenizer, PARAGRAPHS[0], f"stone {FOREIGN} stone", PARAGRAPHS[1])
+    library = loaded(KINDS[kind]())
+    counted = unknown_in(library, PARAGRAPHS[0], f"stone {FOREIGN} stone", PARAGRAPHS[1])
     assert counted in ([0, 7, 0], [0, 6, 0])  # a WordPiece splits its letters
 
 
 @pytest.mark.parametrize("kind", WHOLE)
 def test_a_tokenizer_that_falls_back_to_bytes_knows_everything(kind: str) -> None:
     assert unknown_in(loaded(KINDS[kind]()), FOREIGN, "\x00\x85\N{ZERO WIDTH JOINER}", chr(0x10FFFD)) == [0, 0, 0]
+
+
+@pytest.mark.parametrize("kind", ["a byte-level BPE", "Llama 3"])
+def test_no_copy_of_a_byte_level_vocabulary_is_made_to_know_that(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    normalized = {**KINDS[kind](), "normalizer": {"type": "NFC"}}
+    monkeypatch.delattr(tokenizer, "without_token")
+    assert unknown_in(loaded(normalized), FOREIGN) == [0]
 
 
 def test_an_unknown_token_that_the_text_spells_is_known() -> None:
@@ -59,15 +67,15 @@ def test_an_unknown_token_that_the_text_spells_is_known() -> None:
 def test_bytes_that_are_missing_are_counted_where_the_text_has_them() -> None:
     made = sentencepiece_bpe()
     vocabulary = {name: number for name, number in made["model"]["vocab"].items() if name != "<0xE2>"}
-    tokenizer = loaded({**made, "model": {**made["model"], "unk_token": None, "vocab": vocabulary}})
-    assert unknown_in(tokenizer, "stone", "stone \N{SNOWMAN}", "\N{LATIN SMALL LETTER E WITH ACUTE}") == [0, 3, 0]
+    library = loaded({**made, "model": {**made["model"], "unk_token": None, "vocab": vocabulary}})
+    assert unknown_in(library, "stone", "stone \N{SNOWMAN}", "\N{LATIN SMALL LETTER E WITH ACUTE}") == [0, 3, 0]
 
 
 def built(
-    folder: Path, tokenizer: dict[str, Any], texts: list[str], store: MemoryStore, share: float = 0.01
+    folder: Path, made: dict[str, Any], texts: list[str], store: MemoryStore, share: float = 0.01
 ) -> SnapshotReference:
     (folder / "a.jsonl").write_bytes(shaped(texts, "jsonl"))
-    (folder / "t.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    (folder / "t.json").write_text(json.dumps(made), encoding="utf-8")
     data = DataConfig(sources=("a.jsonl",), tokenizer="t.json", max_rejected_fraction=share)
     return build_snapshot(store, data, folder)
 
@@ -115,8 +123,8 @@ def dropping(dropout: float) -> dict[str, Any]:
     return {**made, "model": {**made["model"], "dropout": dropout}}
 
 
-def snapshot_of(folder: Path, tokenizer: dict[str, Any]) -> SnapshotReference:
-    return built(folder, tokenizer, list(PARAGRAPHS), MemoryStore())
+def snapshot_of(folder: Path, made: dict[str, Any]) -> SnapshotReference:
+    return built(folder, made, list(PARAGRAPHS), MemoryStore())
 
 
 def test_dropout_in_a_tokenizer_is_off_and_said_in_one_line(tmp_path: Path) -> None:

@@ -77,6 +77,27 @@ TASK_MUTANTS = (
         "test_a_compressed_file_that_becomes_a_thousand_times_its_size_is_refused[a.jsonl.gz]",
     ),
     mutant(
+        "end-marks-not-counted",
+        "tasks/data/snapshot_writer.py",
+        "            _require_one_end_each(batch, tokenizer.end_of_text_id)\n",
+        "",
+        "tests/tasks/test_document_ends.py::test_a_part_with_a_mark_too_many_is_refused",
+    ),
+    mutant(
+        "unknown-text-taken",
+        "tasks/data/snapshot_build.py",
+        "        self.unknown_bytes = _require_known(parts, self._data)\n",
+        "",
+        "tests/tasks/test_unknown_text.py::test_text_of_which_most_is_unknown_is_refused_with_its_place[unigram]",
+    ),
+    mutant(
+        "the-end-of-text-guessed-again",
+        "tasks/evaluator/checkpoint_model.py",
+        "parse_tokenizer(snapshot.tokenizer_json, snapshot.manifest.end_of_text_id)",
+        "parse_tokenizer(snapshot.tokenizer_json)",
+        "tests/tasks/test_end_of_text.py::test_a_model_is_read_with_the_end_of_text_that_it_was_trained_with",
+    ),
+    mutant(
         "a-tokenizer-grows-text",
         "model/data/tokenizer_file.py",
         '        _check_growth(f"{part}.{kind}", kind, component)\n',
