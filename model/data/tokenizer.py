@@ -44,7 +44,7 @@ class Tokenizer:
         if not ends and end_of_text_id is None:
             special = [token.content for token in inner.get_added_tokens_decoder().values() if token.special]
             shown = ", ".join(map(repr, special[:_SHOWN_TOKENS])) or "none"
-            rule = f"data.end_of_text names the token that ends its documents; its special tokens: {shown}"
+            rule = f"data.end_of_text names the token that ends its documents (its special tokens: {shown}), or add one"
             raise InvalidInput(f"tokenizer has no end-of-text token, looked for {', '.join(named)}; rule: {rule}")
         # Text that spells the marker stays text: a document must not be able to end itself.
         inner.encode_special_tokens = True

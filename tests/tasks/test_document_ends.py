@@ -1,5 +1,6 @@
 """No document ends itself, whatever its text spells and whichever accepted tokenizer encodes it."""
 
+import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -7,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from cairn.model.configuration.data import DataConfig
 from cairn.model.data.tokenizer import Tokenizer
@@ -54,6 +57,7 @@ ENCODABLE = [kind for kind in ACCEPTED if kind != "single characters"]
 LOSSLESS = ("a byte-level BPE", "Llama 3", "an end that is not special", "merges that spell the end", "Gemma")
 
 
+@functools.cache
 def loaded(kind: str) -> Tokenizer:
     return Tokenizer(load_tokenizer(json.dumps(ACCEPTED[kind]())))
 
@@ -84,6 +88,18 @@ def test_texts_beside_one_that_spells_the_end_keep_their_ids(kind: str) -> None:
     assert np.concatenate([beside[:first], beside[last:]]).tolist() == alone.tolist()
 
 
+@pytest.mark.parametrize("kind", ENCODABLE)
+@settings(max_examples=20, deadline=None)
+@given(data=st.data())
+def test_no_mixture_of_an_ends_parts_ends_a_document(kind: str, data: st.DataObject) -> None:
+    end = loaded(kind).end_of_text
+    parts = (end, end[:-1], end[1:], end[:3], end[-3:], end.upper(), *" \n<>|/[]_sé", "stone", "\N{ZERO WIDTH JOINER}")
+    text = "".join(data.draw(st.lists(st.sampled_from(parts), max_size=12)))
+    ids, lengths = loaded(kind).encode_flat([text])
+    unknown = loaded(kind).count_unknown([text], ids, lengths)
+    assert loaded(kind).end_of_text_id not in ids and 0 <= unknown[0] <= len(text.encode())
+
+
 def test_a_unigram_spells_its_end_in_letters() -> None:
     tokenizer = loaded("a Unigram")
     assert tokenizer.decode(tokenizer.encode_batch(["so </s> said"])[0]) == "so </s> said"
@@ -110,7 +126,7 @@ def test_a_snapshot_has_as_many_end_marks_as_documents(kind: str, tmp_path: Path
 @pytest.mark.parametrize(("kind", "is_new"), [("a Unigram", True), ("a WordLevel", True), ("Llama 3", False)])
 def test_a_snapshot_whose_documents_ended_themselves_is_not_taken(kind: str, is_new: bool) -> None:
     """Older versions recorded recipes for the same tokenizers, which give another snapshot now."""
-    tokenizer = loaded(kind)
+    tokenizer = Tokenizer(load_tokenizer(json.dumps(ACCEPTED[kind]())))
     tokenizer.require_ends_kept()
     recipe = make_recipe(DataConfig(sources=("a.txt",), tokenizer="t.json"), (), tokenizer)
     assert ("spells_end" in recipe) is is_new
