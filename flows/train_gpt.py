@@ -16,7 +16,7 @@ from prefect import Task, flow, get_run_logger, runtime
 from cairn.flows.orchestrator import flow_run, form, server_setup
 from cairn.flows.preparation.preflight import check_before_start
 from cairn.flows.preparation.training_request import ResolvedRequest, TrainingRequest, resolve_request, with_settings
-from cairn.flows.run import active_run, attempt_trainer, run_decisions
+from cairn.flows.run import active_run, attempt_claim, attempt_trainer, run_decisions
 from cairn.flows.run.run_decisions import AttemptEvaluations, finish_run
 from cairn.flows.run.steps import PLAIN, TASKS, Steps, state_of, steps_by
 from cairn.flows.watching.deployed_continuation import name_successor
@@ -26,7 +26,7 @@ from cairn.storage.logs.log_entry import CheckpointReference
 from cairn.storage.logs.run_entries import AttemptEnded, AttemptStarted
 from cairn.tasks import commit_checkpoint, train_segment
 from cairn.tasks.attempt.shutdown_signal import ShutdownSignal
-from cairn.tasks.errors import TrainerGone
+from cairn.tasks.errors import ShutdownRequested, TrainerGone
 from cairn.tasks.policy.termination import EXIT_CODES, DecisionAction, FlowEnd, FlowOutcome, flow_outcome
 from cairn.tasks.trainer.trainer_process import WarmTrainer
 
@@ -66,12 +66,12 @@ def train_gpt(
     given = with_settings(overrides, steps=steps, learning_rate=learning_rate, micro_batch=micro_batch)
     request = TrainingRequest(config=config, run_id=run_id, overrides=given, store=store, start_over=start_over)
     resolved, shutdown = resolve_request(request, os.environ), ShutdownSignal()
-    check_before_start(resolved, resolved.open_log(), os.environ)
+    configuration = check_before_start(resolved, resolved.open_log(), os.environ)
     ours = runtime.flow_run
     shown = flow_run.FlowRun(ours.get_id(), parameters=ours.get_parameters(), echo=get_run_logger().info)
     deployment = runtime.deployment.get_name()
     by = f"prefect deployment {ours.get_flow_name()}/{deployment}" if deployment else "person"
-    with shutdown.listening(), closing(WarmTrainer()) as warm:
+    with shutdown.listening(configuration.preemption.signal), closing(WarmTrainer()) as warm:
         continued_by = active_run.starter(os.environ, default=by)
         host = active_run.Host(shutdown=shutdown, warm=warm, flow_run=shown, continued_by=continued_by)
         return train(resolved, TASKS, host)
@@ -83,16 +83,16 @@ def train(resolved: ResolvedRequest, steps: Steps, host: active_run.Host) -> Flo
     with run.running_services(), server_setup.accelerator_slot(run.say, is_stopping=run.is_shutting_down):
         try:
             while end is None and not run.is_over():
-                if not active_run.gather_machines(run):
-                    end = run.interrupted_end("it waited for other machines")
-                    break
-                started = active_run.claim_next_attempt(run)  # fences every older attempt
+                attempt_claim.gather_machines(run)
+                started = attempt_claim.claim_next_attempt(run)  # fences every older attempt
                 ended = train_attempt(run, started, steps)  # the receipt: reason, charge, decision
                 if (end := end_after(run, ended)) is None:
                     run.wait(ended.decision.delay_seconds)
             if end is None:
                 end = run_decisions.offer_best(run, steps)
                 end = run.finish_sweep(end)
+        except ShutdownRequested as error:
+            end = run.interrupted_end(f"{error}; the same command continues")
         except Fenced as fenced:
             run.say(f"fenced: {fenced}")
             end = FlowEnd(reason=FlowOutcome.FENCED, message=str(fenced))
@@ -110,7 +110,7 @@ def train_attempt(run: active_run.ActiveRun, started: AttemptStarted, steps: Ste
     try:
         with trainer.beating():
             try:
-                if not run.too_few_machines:
+                if not run.too_few_machines and not run.is_shutting_down():
                     evaluations.start_missing(steps)
                     if started.first_step < run.config.training.steps and not evaluations.stop_run():
                         with trainer.running():

@@ -33,5 +33,9 @@ class CheckpointGone(TaskError):
     """The checkpoint is no longer committed, because of retention or a quarantine."""
 
 
+class ShutdownRequested(TaskError):
+    """A shutdown was requested before an attempt was claimed; nothing is recorded."""
+
+
 class EvaluationInterrupted(TaskError):
     """The evaluator was stopped by a shutdown request; nothing failed and nothing is recorded."""

@@ -18,7 +18,7 @@ from cairn.flows.errors import EXPECTED_ERRORS
 from cairn.model.errors import InvalidInput
 from cairn.reports.errors import InvalidQuery, RunNotFound
 from cairn.storage.errors import Fenced, IntegrityError, StorageError, StoreUnsound, WriterTooOld
-from cairn.tasks.attempt.shutdown_signal import exit_on_sigterm
+from cairn.tasks.attempt.shutdown_signal import exit_on_notice, expect_notices
 from cairn.tasks.errors import BudgetExhausted, ConfigDrift, GateRefused, InvalidConfiguration, LiveOwner
 from cairn.tasks.policy.termination import ExitCode
 from cairn.tasks.text.output import discard_output, escape_unencodable_output, guard_log, say
@@ -63,9 +63,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     guard_log(os.environ)
     codes = list[int]()
     atexit.register(_leave, codes)  # the first to be registered is the last to be called
-    code = run_command(sys.argv[1:] if arguments is None else arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    if words[:1] == ["train"]:
+        expect_notices()
+    code = run_command(words)
     codes.append(code)
-    exit_on_sigterm(code)
+    exit_on_notice(code)
     sys.exit(code)
 
 

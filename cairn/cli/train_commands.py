@@ -14,7 +14,7 @@ from cairn.cli.app import Flag, Json, Overrides, Reference, Seconds, Url, open_c
 from cairn.cli.texts import describe_finished_run, describe_plan, print_watch
 from cairn.reports.queries.run_lookup import find_checkpoint
 from cairn.storage.logs.run_log import RunLog
-from cairn.tasks.attempt.shutdown_signal import Terminated, exit_on_sigterm, raise_on_sigterm
+from cairn.tasks.attempt.shutdown_signal import Terminated, exit_on_notice, raise_on_notice
 from cairn.tasks.configuration.addresses import choose_store
 from cairn.tasks.errors import InvalidConfiguration
 from cairn.tasks.machine.placement import work_folder
@@ -62,7 +62,6 @@ def train(
         cairn train --run-id wide
         cairn train run.toml --run-id rates --set training.lr=1e-3,3e-4
     """
-    exit_on_sigterm(ExitCode.PREEMPTED)  # the imports take a second, and nothing has begun
     from cairn.flows.orchestrator.session_server import SessionServer
     from cairn.flows.preparation.preflight import check_before_start
     from cairn.flows.preparation.training_request import TrainingRequest, choose_run_id, resolve_request
@@ -80,9 +79,10 @@ def train(
     codes, logs = list[ExitCode](), list[RunLog]()
     for one in resolved:
         try:
-            with raise_on_sigterm():
+            with raise_on_notice() as add_signal:
                 log = one.open_log()
                 configuration = check_before_start(one, log, os.environ)
+                add_signal(configuration.preemption.signal)
                 end = prefect_session.end_without_flow(log, configuration, os.environ)
                 if end is None:
                     with prefect_session.training_session(one, configuration, log, server) as session:
@@ -96,7 +96,7 @@ def train(
         logs.append(log)
         if codes[-1] in _LEAVING:
             break
-        exit_on_sigterm(ExitCode.PREEMPTED)  # until the next run listens
+        exit_on_notice(ExitCode.PREEMPTED)  # until the next run listens
     code = next((code for code in codes if code is not ExitCode.DONE), ExitCode.DONE)
     _say_all(logs if json else [], choose_run_id(request) if len(members) > 1 else "", code, store)
     prefect_session.leave_undelivered(code, server)
@@ -110,7 +110,7 @@ def _say_all(logs: list[RunLog], set_name: str, code: ExitCode, store: str) -> N
     statuses = [read_status(log) for log in logs]
     if statuses:
         print_document(statuses if set_name else statuses[0])
-    exit_on_sigterm(code)
+    exit_on_notice(code)
     if set_name and code not in _LEAVING:
         say(f"compare them: cairn compare {set_name}{store_option(store, os.environ)}")
 
@@ -120,7 +120,7 @@ def _say_end(
 ) -> ExitCode:
     """Say how a run ended and return its code; its log is read where something of it is printed."""
     code = EXIT_CODES[end.reason]
-    exit_on_sigterm(code)
+    exit_on_notice(code)
     if code is not ExitCode.DONE:
         say(f"cairn: {end.message}")  # first: the store that ended it may refuse to be read
     if code is ExitCode.DONE or is_read:
@@ -258,7 +258,7 @@ def watch(
                 show(watcher.progress())
 
         try:
-            with raise_on_sigterm(), (watcher := open_chosen()).delivering_notices(say):
+            with raise_on_notice(), (watcher := open_chosen()).delivering_notices(say):
                 watcher.watch(every_seconds=every, report=report, say=say)
         except (Terminated, KeyboardInterrupt):
             say("stopped watching; what was continued goes on")

@@ -18,7 +18,7 @@ from cairn.reports.exporters.exporters import run_exporters
 from cairn.storage.errors import StorageError
 from cairn.storage.logs.run_log import RunLog
 from cairn.tasks.attempt.attempt_entries import refuse_live_owner
-from cairn.tasks.attempt.shutdown_signal import ShutdownSignal, exit_on_sigterm
+from cairn.tasks.attempt.shutdown_signal import ShutdownSignal, exit_on_notice
 from cairn.tasks.checkpoints.retention import sweep_run
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.evaluator.evaluation_run import suite_of
@@ -46,7 +46,7 @@ class Session:
         """Show how the run ended, with its reason as a tag and an event; a process that has to leave waits for none."""
         from cairn.flows.orchestrator import flow_run
 
-        exit_on_sigterm(EXIT_CODES.get(end.reason, ExitCode.ERROR))
+        exit_on_notice(EXIT_CODES.get(end.reason, ExitCode.ERROR))
         state, shown = flow_run.shown_state(end), self.host.flow_run
         if not state.is_completed() and shown.id is not None and not prefect_server.is_ephemeral_server(os.environ):
             flow_run.report_reason(end, shown.id, self.witness.name)

@@ -5,12 +5,10 @@ The first of several processes decides data, weights and numerics, in the log; t
 
 import os
 import threading
-import time
-import uuid
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -23,7 +21,7 @@ from cairn.model.estimates.numerics import choose_threads, thread_candidates
 from cairn.reports.exporters.exporters import run_exporters
 from cairn.reports.queries.run_lookup import configuration_document
 from cairn.storage.errors import StoreRefused
-from cairn.storage.logs import log_entry, run_entries, run_log, run_state
+from cairn.storage.logs import log_entry, run_entries, run_log
 from cairn.storage.snapshots.data_snapshot import TOKENIZER, SnapshotFiles, read_manifest
 from cairn.storage.stores import object_store, store_probe
 from cairn.tasks.attempt import attempt_entries, preemption_notice, shutdown_signal
@@ -31,12 +29,13 @@ from cairn.tasks.checkpoints.retention import sweep_run
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.configuration.stored_configuration import check_drift, keep_numerics, left_out
 from cairn.tasks.data import snapshot_build
+from cairn.tasks.errors import ShutdownRequested
 from cairn.tasks.evaluator import curve_reader
 from cairn.tasks.evaluator.evaluation_run import refuse_command
 from cairn.tasks.machine import machine_speed, placement, process_scopes
-from cairn.tasks.policy import attempt_sizes, curve_statistics
+from cairn.tasks.policy import curve_statistics
 from cairn.tasks.policy.termination import FlowEnd, FlowOutcome
-from cairn.tasks.text.format import describe_split, format_count, one_line
+from cairn.tasks.text.format import describe_split, one_line
 from cairn.tasks.tokenize_and_split import Text
 from cairn.tasks.trainer import initial_weights, machines, trainer_group, trainer_process, trainer_protocol
 
@@ -132,8 +131,15 @@ class ActiveRun:
                 self.host.warm.start(self.work_dir)
                 woken.wait(min(seconds, trainer_process.IMPORT_SECONDS))
 
+    def refuse_to_begin(self, seconds: float = 0.0) -> None:
+        """Raise `ShutdownRequested` if a shutdown was requested, or is within so many seconds."""
+        woken = threading.Event()
+        with self.host.shutdown.on_shutdown(woken.set):
+            if woken.wait(seconds):
+                raise ShutdownRequested("it was asked to leave before its next attempt")
+
     def interrupted_end(self, message: str) -> FlowEnd:
-        """Return the end at a shutdown request outside of an attempt, or without the machines for one."""
+        """Return the end at a shutdown request outside of an attempt."""
         if self.cancellation.is_cancelling():
             return FlowEnd(reason=FlowOutcome.CANCELLED, message=message)
         reason = FlowOutcome.INTERRUPTED if self.host.shutdown.signal == "SIGINT" else FlowOutcome.PREEMPTED
@@ -258,84 +264,3 @@ def _record_opening(
     opened = log.append(lambda state: body if state.opened is None else None, writer=log_entry.this_writer()).opened
     assert opened is not None
     return opened, snapshot.notes
-
-
-def claim_next_attempt(run: ActiveRun) -> run_entries.AttemptStarted:
-    """Append attempt-started, say how the attempt begins, and return it; raises as `claim_attempt` does."""
-    config, writer, why = run.config, run.writer(), partial(preemption_notice.kubernetes_reason, os.environ)
-    claimant = attempt_entries.Claimant(
-        lease=config.lease, budgets=config.budgets, writer=writer, start_over=run.start_over, kubernetes_reason=why
-    )
-    started = run.retry.call(lambda: attempt_entries.claim_attempt(run.log, claimant, partial(_claim, run)))
-    opened, place = run.log.state.opened, started.placement
-    origin = f"resumes from step {started.resumed_from.step}" if started.resumed_from else "starts at step 0"
-    run.say(f"attempt {started.attempt} {origin} of {run.config.training.steps}")
-    for record in run.log.state.checkpoints:
-        if record.state == run_state.CheckpointState.QUARANTINED and record.committed.step > started.first_step:
-            run.say(f"  not from step {record.committed.step}, which is quarantined: {one_line(record.detail, 200)}")
-    if started.attempt == 1 and opened is not None:
-        run.say(f"  {format_count(place.threads, 'thread')}, frozen with the run: {opened.threads_why}")
-    elif place.threads > place.cores:
-        run.say(f"  {place.threads} threads, frozen with the run, share {place.cores} cores: equal bits, slower")
-    return started
-
-
-def gather_machines(run: ActiveRun) -> bool:
-    """Wait for the machines of the next attempt; False at a notice to leave. See `gathering_seconds`."""
-    rules, wanted = run.config.machines, run.machines.nodes
-    if wanted == 1:
-        return True
-    here = 1
-    run.gathering_seconds = 0.0
-    if not (failed := placement.check_machine(rules)):
-        began = time.monotonic()
-        if run.machines.gather(0.0, is_stopping=run.is_shutting_down) < wanted:
-            run.say(f"waits for {wanted} machines, with this one, at {run.group.rendezvous} …")
-        here = run.machines.gather(rules.wait_seconds, is_stopping=run.is_shutting_down)
-        run.gathering_seconds = seconds = time.monotonic() - began
-        if run.is_shutting_down():
-            return False
-        if here < min(rules.at_least or wanted, wanted):
-            failed = f"{here} of {wanted} machines were here after {seconds:.0f} s"
-        elif here < wanted:
-            run.say(f"goes on with {here} of {wanted} machines: no more have come within {seconds:.0f} s")
-    # Too few are claimed by the first machine alone: of several, not every number can share the micro-batches.
-    run.group, run.too_few_machines = replace(run.group, nodes=1 if failed else here), failed
-    if not failed:
-        run.host.warm.set_command(run.group.command())
-    return True
-
-
-def _claim(
-    run: ActiveRun, number: int, reference: log_entry.CheckpointReference | None, state: run_state.RunState
-) -> run_entries.AttemptStarted:
-    ends = [attempt.ended for attempt in state.attempts if attempt.ended is not None]
-    training, nodes, processes = run.config.training, run.group.nodes, run.group.size
-    sizes = attempt_sizes.next_sizes(state, training, processes=processes, chosen=run.micro_batch)
-    on_cuda = machine_speed.trains_on_cuda(training.device)
-    device = placement.resolved_device(training.device, on_cuda=on_cuda, processes=processes)
-    place = placement.this_placement(device=device, threads=run.threads, world_size=processes)
-    return run_entries.AttemptStarted(
-        attempt=number,
-        micro_batch=sizes.micro_batch,
-        activation_checkpointing=sizes.activation_checkpointing,
-        placement=replace(
-            place,
-            device_name=machine_speed.device_name(device),
-            cores=placement.usable_cores(),
-            nodes=nodes,
-            nodes_wanted=run.machines.nodes,
-            hosts=(place.host, *run.machines.hosts(nodes)) if nodes > 1 else (),
-            continued_by=run.host.continued_by,
-        ),
-        config=run.config.document(),
-        config_sha256=run.config.frozen_sha256(),
-        code_version=placement.code_version(),
-        resumed_from=reference,
-        quarantined_samples=len(state.quarantined_windows),
-        versions=placement.library_versions(),
-        faults=run.evaluation.faults,
-        gathering_seconds=run.gathering_seconds,
-        claim_id=uuid.uuid4().hex[:12],
-        changed=": ".join(filter(None, (f"after {ends[-1].reason}", ends[-1].decision.changed))) if ends else "",
-    )

@@ -304,6 +304,7 @@ def write_receipt(
         wasted_gpu_seconds=gpu_seconds - useful,
         quarantined_samples=len(set(remedy.windows) - before),
         repaired_objects=remedy.repaired_objects,
+        given_up=over.evidence.stop_signal is not None and over.evidence.exit_code is None,
     )
     return run_entries.AttemptEnded(
         attempt=number,

@@ -1,6 +1,7 @@
-"""Shutdown requests to this process: signals and preemption notices during a run, SIGTERM outside of one.
+"""Shutdown requests to this process: signals and preemption notices during a run, signals outside of one.
 
-SIGTERM announces a preemption, SIGINT comes from a person, SIGHUP from a closed terminal unless ignored (nohup).
+SIGTERM announces a preemption, SIGINT comes from a person, SIGHUP from a closed terminal unless ignored (nohup), and
+SIGUSR1 or SIGUSR2 from a scheduler where the configuration says so; until that is known they are kept pending.
 """
 
 import os
@@ -12,6 +13,8 @@ from contextlib import contextmanager
 from types import FrameType
 
 from cairn.tasks.policy.termination import ExitCode
+
+_OF_SCHEDULERS = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 class ShutdownSignal:
@@ -55,9 +58,9 @@ class ShutdownSignal:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        hangup = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
-        numbers = {signal.SIGTERM, signal.SIGINT, *hangup, *((signal.Signals[extra_signal],) if extra_signal else ())}
+        numbers = {signal.SIGINT, *_notices(), *((signal.Signals[extra_signal],) if extra_signal else ())}
         before = {number: signal.signal(number, self._on_signal) for number in numbers}
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _OF_SCHEDULERS)
         try:
             yield
         finally:
@@ -72,27 +75,37 @@ class ShutdownSignal:
 
 
 class Terminated(BaseException):
-    """SIGTERM came outside of an attempt; the command exits as preempted and nothing is lost."""
+    """A notice came outside of an attempt; the command exits as preempted and nothing is lost."""
 
 
 @contextmanager
-def raise_on_sigterm() -> Iterator[None]:
-    """Raise `Terminated` on the first SIGTERM in the block, exit 75 on the second; then `exit_on_sigterm` follows."""
+def raise_on_notice() -> Iterator[Callable[[str], None]]:
+    """Raise `Terminated` on the first notice in the block, exit 75 on the second; then `exit_on_notice` follows.
+
+    Yields a function that is called with the scheduler's signal, "" for none, once it is known.
+    """
 
     def raise_terminated(number: int, frame: FrameType | None) -> None:
-        exit_on_sigterm(ExitCode.PREEMPTED)
+        exit_on_notice(ExitCode.PREEMPTED)
         raise Terminated
 
-    signal.signal(signal.SIGTERM, raise_terminated)
+    def add(extra_signal: str) -> None:
+        if extra_signal:
+            signal.signal(signal.Signals[extra_signal], raise_terminated)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _OF_SCHEDULERS)
+
+    for number in _notices():
+        signal.signal(number, raise_terminated)
     try:
-        yield
+        yield add
     finally:
-        # Not SIG_IGN, which child processes would inherit.
-        signal.signal(signal.SIGTERM, lambda number, frame: None)
+        for number in _notices():
+            # Not SIG_IGN, which child processes would inherit.
+            signal.signal(number, lambda number, frame: None)
 
 
-def exit_on_sigterm(code: int) -> None:
-    """From now on exit at once with `code` on SIGTERM: a scheduler would read the result of a command as a crash."""
+def exit_on_notice(code: int) -> None:
+    """From now on exit at once with `code` on a notice: a scheduler would read the result of a command as a crash."""
 
     def exit_now(number: int, frame: FrameType | None) -> None:
         for stream in (sys.stdout, sys.stderr):
@@ -103,4 +116,18 @@ def exit_on_sigterm(code: int) -> None:
                 continue
         os._exit(code)
 
-    signal.signal(signal.SIGTERM, exit_now)
+    for number in _notices():
+        signal.signal(number, exit_now)
+
+
+def expect_notices() -> None:
+    """Exit as preempted on a notice, since nothing has begun; keep SIGUSR1 and SIGUSR2 until one is known to be one."""
+    exit_on_notice(ExitCode.PREEMPTED)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _OF_SCHEDULERS)
+
+
+def _notices() -> list[signal.Signals]:
+    """Return the signals that announce an end; a scheduler's once it has a handler."""
+    scheduled = [number for number in _OF_SCHEDULERS if callable(signal.getsignal(number))]
+    hangup = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]
+    return [signal.SIGTERM, *hangup, *scheduled]

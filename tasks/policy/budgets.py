@@ -36,6 +36,7 @@ class FailureImpact:
     """How far the failed attempt got, what it lost, and what its remedy changes.
 
     After out-of-memory the run goes on with `lighter` sizes, if there are any; the counts are those of the remedy.
+    `given_up` means that a notice came before a trainer was given the attempt.
     """
 
     last_step: int
@@ -44,6 +45,7 @@ class FailureImpact:
     wasted_gpu_seconds: float = 0.0
     quarantined_samples: int = 0
     repaired_objects: tuple[str, ...] = ()
+    given_up: bool = False
 
 
 Policy = Callable[[RunState, Failure, FailureImpact], Decision]
@@ -59,6 +61,8 @@ def decide(
     """
     if failure.reason in _UNCHARGED:
         return Decision(action=_UNCHARGED[failure.reason], reason=failure.detail)
+    if impact.given_up:
+        return Decision(action=DecisionAction.RESUME, reason=f"{failure.reason}: given up before it began")
     budget: BudgetConfig | None = getattr(budgets, failure.reason.replace("-", "_"), None)
     if budget is None:
         return _stop(f"there is no retry budget for {failure.reason}")

@@ -29,6 +29,7 @@ PROGRAMS = frozenset(
         "cairn.tasks.evaluator.evaluator",
         "cairn.tasks.trainer.trainer_group",
         "cairn.tasks.trainer.trainer",
+        "tests.crash.noticed_command",
         "tests.model.rank_legs",
         "tests.tasks.rank_resume",
     }

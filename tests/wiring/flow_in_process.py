@@ -21,7 +21,7 @@ from cairn.flows.orchestrator import flow_run
 from cairn.flows.orchestrator.flow_run import FlowRun
 from cairn.flows.preparation.preflight import check_before_start
 from cairn.flows.preparation.training_request import ResolvedRequest, TrainingRequest, resolve_request
-from cairn.flows.run import active_run
+from cairn.flows.run import active_run, attempt_claim
 from cairn.flows.run.active_run import ActiveRun, Host, open_run
 from cairn.flows.run.attempt_trainer import AttemptTrainer, record_end
 from cairn.flows.run.steps import PLAIN, Steps
@@ -158,12 +158,13 @@ class FlowWorld:
         warm: NotedWarmTrainer | None = None,
         store: str | None = None,
         steps: Steps = PLAIN,
+        shutdown: ShutdownSignal | None = None,
     ) -> State[Any]:
         """Train to the end and return the state that Prefect would show; `store` is the world's unless it is given."""
         trainers = warm or NotedWarmTrainer()
         try:
             resolved = self._request(text, overrides, run_id=run_id, store=store)
-            return flow_run.shown_state(train(resolved, steps, self._host(trainers)))
+            return flow_run.shown_state(train(resolved, steps, self._host(trainers, shutdown)))
         finally:
             trainers.close_all()
 
@@ -192,7 +193,7 @@ class FlowWorld:
 
 def end_with(run: ActiveRun, evidence: Evidence, started: AttemptStarted | None = None) -> AttemptEnded:
     """Claim the next attempt, unless it is given, and append its receipt by this evidence."""
-    trainer = AttemptTrainer(run, started or active_run.claim_next_attempt(run))
+    trainer = AttemptTrainer(run, started or attempt_claim.claim_next_attempt(run))
     return record_end(run, evidence, trainer.heartbeat(0))
 
 

@@ -10,7 +10,7 @@ from cairn.flows.operations.checkpoint_offer import promotion_rules
 from cairn.flows.preparation import preflight
 from cairn.flows.preparation.preflight import AvailableMemory
 from cairn.flows.run import active_run, attempt_trainer
-from cairn.flows.run.active_run import claim_next_attempt, gather_machines
+from cairn.flows.run.attempt_claim import claim_next_attempt, gather_machines
 from cairn.flows.run.attempt_trainer import AttemptTrainer
 from cairn.flows.run.steps import PLAIN
 from cairn.flows.train_gpt import train_attempt
@@ -132,7 +132,7 @@ def report(kind: ErrorKind, **more: Any) -> ExceptionReport:
 
 
 ENDS = {
-    "preempted": Evidence(stop_signal="SIGTERM"),
+    "preempted": Evidence(stop_signal="SIGTERM", exit_code=0),
     "lost": Evidence(exit_code=-9),
     "oom": Evidence(exit_code=-9, oom_kills=1),
     "bad-data": Evidence(last_words=report(ErrorKind.BAD_DATA, step=3, windows=(1, 2))),
@@ -215,10 +215,12 @@ def how_long_other_machines_are_waited_for_and_how_many_are_enough(bench: Bench)
     soon = "machines.wait_seconds=0.25"
     for enough in ("0", "2", "4"):
         with bench.flow.opened(soon, f"machines.at_least={enough}") as run:
-            assert gather_machines(run) and run.too_few_machines.startswith("1 of 3 machines were here after")
+            gather_machines(run)
+            assert run.too_few_machines.startswith("1 of 3 machines were here after")
             assert train_attempt(run, claim_next_attempt(run), PLAIN).reason == "too-few-machines"
     with bench.flow.opened(soon, "machines.at_least=1") as run:
-        assert gather_machines(run) and 0.25 <= run.gathering_seconds < 60
+        gather_machines(run)
+        assert 0.25 <= run.gathering_seconds < 60
         started = claim_next_attempt(run)
     assert started.gathering_seconds == run.gathering_seconds
     assert (started.placement.nodes, started.placement.nodes_wanted, started.placement.world_size) == (1, 3, 1)
@@ -234,7 +236,8 @@ def what_a_machine_passes_before_it_joins(bench: Bench) -> None:
         ("/bin/true", "1 of 2 machines"),
     ):
         with bench.flow.opened("machines.wait_seconds=0.25", f"machines.check={command}") as run:
-            assert gather_machines(run) and said in run.too_few_machines
+            gather_machines(run)
+            assert said in run.too_few_machines
 
 
 @acts("watchdog.factor", "watchdog.floor_seconds")

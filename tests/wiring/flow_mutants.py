@@ -4,7 +4,8 @@ from tests.wiring.mutant import key, mutant
 
 TRAINER = "flows/run/attempt_trainer.py"
 EVALUATIONS = "flows/run/run_decisions.py"
-ACTIVE = CLAIM = OPENING = "flows/run/active_run.py"
+ACTIVE = OPENING = "flows/run/active_run.py"
+CLAIM = "flows/run/attempt_claim.py"
 FLOW = "flows/train_gpt.py"
 TESTS = "tests/wiring/test_flow.py"
 SPEC = f"{TESTS}::test_the_spec_that_a_trainer_is_sent_says_what_configuration_and_log_say"
@@ -137,8 +138,8 @@ FLOW_MUTANTS = (
     mutant(
         "claim-by-default-budgets",
         CLAIM,
-        "budgets=config.budgets, writer",
-        "budgets=type(config.budgets)(), writer",
+        "budgets=config.budgets,",
+        "budgets=type(config.budgets)(),",
         CLAIMED,
     ),
     mutant("evidence-without-exit-code", TRAINER, "exit_code=code", "exit_code=None", COUNTED),

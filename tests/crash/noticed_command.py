@@ -1,0 +1,62 @@
+"""The `cairn` command, which gets a signal before a given line of its own (`python -m tests.crash.noticed_command`).
+
+Arguments: the signal's name; where it comes, a function such as `attempt_claim.py:_claim` or a number of lines of
+Cairn's in the main thread, counted from the first after the arguments are parsed; the file where the number of all
+lines and the place are left; and the command's own.
+"""
+
+import os
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from cairn.cli import command
+from cairn.storage.stores.child_process import child_command
+from cairn.tasks.trainer import trainer_group
+
+ROOT = str(Path(__file__).parents[2])
+PRODUCT = tuple(f"{ROOT}/{name}/" for name in ("cairn", "flows", "reports", "tasks", "storage", "model"))
+
+
+class Notice:
+    """Counts lines, and sends the signal before one of them."""
+
+    def __init__(self, name: str, at: str) -> None:
+        self._number, self._at, self.lines, self._begun = signal.Signals[name], at, 0, False
+        self.where = ""
+
+    def trace(self, frame: FrameType, event: str, argument: Any) -> Any:
+        """Follow functions of the product alone, from the verb's function on."""
+        code = frame.f_code
+        self._begun |= code.co_name == "train" and code.co_filename.endswith("train_commands.py")
+        if not self._begun or not code.co_filename.startswith(PRODUCT):
+            return None
+        if event == "line":
+            self.lines += 1
+            here = f"{Path(code.co_filename).name}:{code.co_name}"
+            if not self.where and self._at in (str(self.lines), here):
+                self.where = f"{here} {frame.f_lineno}"
+                os.kill(os.getpid(), self._number)
+        return self.trace
+
+
+def main() -> None:
+    """Run the command with the notice in it."""
+    name, at, counted, *words = sys.argv[1:]
+    trainer_group.TRAINER_COMMAND = child_command("tests.wiring.tensorless_trainer")
+    notice = Notice(name, at)
+    leave = os._exit
+
+    def note_and_leave(code: int) -> None:
+        Path(counted).write_text(f"{notice.lines} {notice.where}")
+        leave(code)
+
+    os._exit = note_and_leave  # type: ignore[assignment]
+    sys.settrace(notice.trace)
+    command.main(words)
+
+
+if __name__ == "__main__":
+    main()
