@@ -99,7 +99,7 @@ def _continue_fork(process: Process) -> None:
         commit(process, log, stage(process, step=step + 1, attempt=attempt))
         end_attempt(process, log, attempt)
     except (StorageError, TaskError) as error:
-        spoiled = process.ledger.broken & told.status.keys()
+        spoiled = process.ledger.broken & {*told.status, told.beginning}
         require(spoiled, "a fork goes on", f"{type(error).__name__}: {error}")
 
 

@@ -297,8 +297,11 @@ def tell_aliases(store: ObjectStore) -> dict[str, list[dict[str, Any]]]:
             if raw["kind"] == "promoted":
                 stacks[folder].append(raw["body"])
             elif raw["kind"] == "rolled-back":
-                stacks[folder].pop()
-                require(stacks[folder][-1]["manifest_sha256"] == raw["body"]["manifest_sha256"], "rollback", raw)
+                stack, target = stacks[folder][:-1], raw["body"]["manifest_sha256"]
+                while stack and stack[-1]["manifest_sha256"] != target:  # what cannot be read any more is passed by
+                    stack.pop()
+                require(bool(stack), "rollback", raw)
+                stacks[folder] = stack
             elif raw["kind"] == "withdrawn":
                 *older, newest = stacks[folder]
                 require(newest["run_id"] != raw["body"]["run_id"], "nothing needed is superseded", raw)

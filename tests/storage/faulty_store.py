@@ -61,6 +61,7 @@ class FaultyStore:
     rival: Callable[[ObjectStore], None] | None = None
     keys_asked: list[str] = field(default_factory=list)
     late: Callable[[], object] | None = None
+    sent: tuple[str, tuple[Any, ...], Any] | None = None
 
     def __getattr__(self, name: str) -> Any:
         """Return the wrapped store's attribute; anything callable is an operation."""
@@ -86,6 +87,7 @@ class FaultyStore:
         if self.fault is Fault.SLOW and self.rival is not None:
             self.rival(self.inner)
         if self.fault is Fault.LATE:
+            self.sent = name, _whole(args), named
             self.late = on_its_way(operation, args, named)
         return perform(self.fault, self.inner, name, operation, args, named)
 
@@ -99,9 +101,12 @@ class FaultyStore:
 
 def on_its_way(operation: Callable[..., Any], args: tuple[Any, ...], named: Any = None) -> Callable[[], object]:
     """Return a request that its sender has sent with all its bytes, and that arrives when it is called."""
-    if is_stream(args):
-        args = (args[0], [bytes(chunk) for chunk in args[1]])
+    args = _whole(args)
     return lambda: operation(*args, **(named or {}))
+
+
+def _whole(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (args[0], [bytes(chunk) for chunk in args[1]]) if is_stream(args) else args
 
 
 @dataclass

@@ -1,0 +1,162 @@
+"""A request of a dead process arrives before each operation of whoever goes on, from every starting state.
+
+Owns which arrivals there are: every change that a scenario, or a rival in its world, asks for is sent by a process that
+dies with it, and arrives before each operation of each rival, and after its last. Only the rivals are listed by hand.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+from tests.protocol import forks, processes
+from tests.protocol.enumeration import promote_oldest, take_over, take_over_and_sweep
+from tests.protocol.forks import FORKS
+from tests.protocol.holes import HOLES
+from tests.protocol.invariants import continue_run, examine
+from tests.protocol.processes import REFUSALS, Process
+from tests.protocol.quick_world import witnessed
+from tests.protocol.raw_history import Violation
+from tests.protocol.scenarios import SCENARIOS, Scenario
+from tests.protocol.world import Copies, Snapshot, WatchedStore, copied
+from tests.storage.faulty_store import ArrivingStore, Death, Fault, FaultyStore, applies
+
+GOES_ON = 8
+"""After one of so many arrivals the run, and its fork, are continued as well."""
+
+
+def roll_back(process: Process) -> None:
+    """Roll the alias back."""
+    processes.go_back(process)
+
+
+def evaluate_newest(process: Process) -> None:
+    """Evaluate the newest readable checkpoint."""
+    for record in process.log().refresh().readable[:1]:
+        processes.evaluate(process, record.committed.prefix, processes.measured(0.5), None)
+
+
+def fork_oldest(process: Process) -> None:
+    """Fork the oldest readable checkpoint, and begin to train the fork."""
+    for record in process.log().refresh().readable[-1:]:
+        forks.fork(process, record.committed.step)
+        forks.train_fork(process)
+
+
+def open_and_train(process: Process) -> None:
+    """Open the run unless it is open, commit once, finish and end."""
+    processes.open_run(process)
+    processes.train(process, commits=1, finish=True)
+
+
+RIVALS: tuple[Callable[[Process], None], ...] = (
+    open_and_train,
+    take_over,
+    processes.sweep,
+    take_over_and_sweep,
+    evaluate_newest,
+    promote_oldest,
+    roll_back,
+    fork_oldest,
+    forks.train_fork,
+    processes.delete,
+)
+
+
+@dataclass(frozen=True)
+class Sender:
+    """A starting state, and what a process does there that dies with its change number `at` under way."""
+
+    scenario: Scenario
+    act: Callable[[Process], None]
+    at: int
+
+
+@dataclass(frozen=True)
+class Sent:
+    """The world after the sender has died, and what it sent."""
+
+    sender: Sender
+    world: Snapshot
+    request: tuple[str, tuple[Any, ...], Any]
+
+    def __str__(self) -> str:
+        name, args, _ = self.request
+        act = getattr(self.sender.act, "__name__", "its act")
+        return f"{self.sender.scenario.name}: {name} {args[0]}, operation {self.sender.at} of {act}, arrives"
+
+
+def senders(scenario: Scenario, acts: Iterable[Callable[[Process], None]], copies: Copies) -> Iterator[Sender]:
+    """Yield a sender for every change that each of these acts asks for in the scenario's world."""
+    for act in acts:
+        counting = FaultyStore(copies.fresh())  # type: ignore[arg-type]
+        _act(act, Process(store=counting, ledger=deepcopy(copies.snapshot.ledger), host="victim"))
+        changes = (at for at, name in enumerate(counting.operations) if applies(Fault.LATE, name, counting.inner))
+        yield from (Sender(scenario, act, at) for at in changes)
+
+
+def send(sender: Sender, copies: Copies) -> Sent:
+    """Let the sender die, known to be dead, with its request under way."""
+    store, ledger = copies.fresh(), deepcopy(copies.snapshot.ledger)
+    faulty = FaultyStore(store, Fault.LATE, sender.at)  # type: ignore[arg-type]
+    victim = Process(store=faulty, ledger=ledger, host="victim")
+    with witnessed(ledger):
+        _act(sender.act, victim)
+    assert faulty.sent is not None
+    ledger.dead.add(victim.pid)
+    return Sent(sender, Snapshot(dict(store.inner._objects), tuple(store.leftovers), ledger), faulty.sent)
+
+
+def count_moments(sent: Sent, rival: Callable[[Process], None]) -> int:
+    """Return how many operations the rival has if nothing arrives, and one for the moment after them."""
+    counting = FaultyStore(_fresh(sent))  # type: ignore[arg-type]
+    _act(rival, Process(store=counting, ledger=deepcopy(sent.world.ledger), host="rival"))
+    return len(counting.operations) + 1
+
+
+def arrive(sent: Sent, rival: Callable[[Process], None], moments: Iterable[int]) -> int:
+    """Let the request arrive at each of these moments, in a world of its own; returns how many they were."""
+    number = 0
+    for at in moments:
+        number += 1
+        try:
+            _arrive(sent, rival, at)
+        except Violation as violation:
+            raise Violation(f"{violation} [{sent} before operation {at} of {rival.__name__}]") from violation
+    return number
+
+
+def _arrive(sent: Sent, rival: Callable[[Process], None], at: int) -> None:
+    store, ledger = _fresh(sent), deepcopy(sent.world.ledger)
+    name, args, named = sent.request
+    arriving = ArrivingStore(store, lambda: getattr(store, name)(*args, **named), at)
+    process = Process(store=arriving, ledger=ledger, host="rival")
+    with witnessed(ledger):
+        _act(rival, process)
+        if arriving.seen <= at:
+            arriving.late()
+    ledger.dead.add(process.pid)
+    examine(store, ledger)
+    if at % GOES_ON == 0:
+        continue_run(store, ledger)
+
+
+def _act(act: Callable[[Process], None], process: Process) -> None:
+    try:
+        act(process)
+    except Death:
+        return
+    except REFUSALS as error:
+        process.ledger.acknowledge(f"{process.host}: {type(error).__name__}: {error}")
+
+
+def _fresh(sent: Sent) -> WatchedStore:
+    return WatchedStore(copied(sent.world.objects), sent.world.leftovers)
+
+
+_WORLDS = {item.before: item for item in (*SCENARIOS, *FORKS)}
+CASES: dict[str, tuple[Scenario, tuple[Callable[[Process], None], ...]]] = {
+    **{item.name: (item, (item.act,)) for item in (*SCENARIOS, *FORKS, *HOLES)},
+    **{f"world-{before.__name__}": (item, RIVALS) for before, item in _WORLDS.items()},
+}
+"""Every scenario with its own act, and every world of one with everything that a rival can do there."""
