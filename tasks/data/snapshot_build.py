@@ -26,7 +26,7 @@ from cairn.storage.stores.child_process import temporary_folder
 from cairn.storage.stores.codec import decode, encode
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.configuration.addresses import expand_home
-from cairn.tasks.data import document, snapshot_lookup
+from cairn.tasks.data import document, snapshot_lookup, snapshot_writer
 from cairn.tasks.data.corpus import open_corpus
 from cairn.tasks.data.document import InvalidCorpus, Source, Survey, survey_corpus
 from cairn.tasks.data.foreign_tokenizer import read_tokenizer
@@ -128,6 +128,20 @@ def _require_known(parts: FinishedParts, data: DataConfig) -> int:
     return parts.unknown_bytes
 
 
+def _refuse_early(
+    batches: Iterator[pa.RecordBatch], done: FinishedParts, text_bytes: int, data: DataConfig
+) -> Iterator[pa.RecordBatch]:
+    """Yield the batches; of much text raise InvalidCorpus as soon as what is not known is too much of all of it."""
+    unknown_bytes, where = done.unknown_bytes, done.first_unknown
+    for batch in batches:
+        found = count_batches([batch])
+        unknown_bytes, where = unknown_bytes + found.unknown_bytes, where or found.first_unknown
+        if text_bytes > snapshot_writer.PART_BYTES:
+            place = f" so far, first in {where}"
+            document.require_few_unknown(unknown_bytes, text_bytes, data.max_rejected_fraction, place)
+        yield batch
+
+
 def repair_snapshot(
     store: ObjectStore, snapshot_id: str, data: DataConfig | None, base_dir: Path, cache_dir: Path
 ) -> tuple[str, ...]:
@@ -204,7 +218,8 @@ class _Build:
         done = find_finished_parts(folder, encoder.schema)
         # All of the text is read again, to be hashed; only the rest after the finished parts is tokenized.
         pieces = islice(document.read_corpus(self.sources, deduplicate=self._data.deduplicate), done.pieces, None)
-        counted = self._count(BuildStage.TOKENIZING, survey, encoder.encode(pieces), done.text_bytes, done.documents)
+        encoded = _refuse_early(encoder.encode(pieces), done, survey.text_bytes, self._data)
+        counted = self._count(BuildStage.TOKENIZING, survey, encoded, done.text_bytes, done.documents)
         write_parts(folder, len(done.paths), counted, encoder.schema)
         parts = find_finished_parts(folder, encoder.schema)
         self.unknown_bytes = _require_known(parts, self._data)

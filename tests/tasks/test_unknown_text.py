@@ -90,6 +90,18 @@ def test_text_of_which_most_is_unknown_is_refused_with_its_place(
         built(tmp_path, make(), texts, MemoryStore())
 
 
+def test_much_unknown_text_is_refused_as_soon_as_it_is_too_much(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded, encode = list[str](), Tokenizer.encode_flat
+    monkeypatch.setattr(Tokenizer, "encode_flat", lambda self, texts: (encoded.extend(texts), encode(self, texts))[1])
+    for name, value in (("BATCH_BYTES", 100), ("PART_BYTES", 1000), ("WORKERS", 1)):
+        monkeypatch.setattr(snapshot_writer, name, value)
+    with pytest.raises(InvalidCorpus, match=r"bytes of text so far, first in a.jsonl, offset 0; rule"):
+        built(tmp_path, wordlevel(), ["\N{MOUNTAIN}" * 40, *PARAGRAPHS], MemoryStore())
+    assert len(encoded) < 20
+
+
 def test_a_little_unknown_text_is_counted_and_said_then_and_when_the_snapshot_is_found(tmp_path: Path) -> None:
     store, texts = MemoryStore(), [*PARAGRAPHS, "stone \N{MOUNTAIN}"]
     made = built(tmp_path, wordlevel(), texts, store)
