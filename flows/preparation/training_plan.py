@@ -196,7 +196,7 @@ def _data(log: run_log.RunLog, config: RunConfig, base_dir: Path) -> PlannedData
 def _cost(log: run_log.RunLog, price: float | None, tokens: int) -> PlannedCost:
     """Use the median of the newest steps: one slow step is no prediction."""
     newest = ((item.started.attempt, item.started.claim_id) for item in reversed(log.state.attempts))
-    attempts = (step_log.read_attempt_records(log.store, log.prefix, *attempt) for attempt in newest)
+    attempts = (step_log.read_newest_records(log.store, log.prefix, *attempt) for attempt in newest)
     lines = next(filter(None, attempts), [])[-200:]
     speed = median(line.tokens_per_second for line in lines) if lines else None
     seconds = tokens / speed if speed else None

@@ -24,6 +24,7 @@ from cairn.storage.stores import codec, object_store
 MOST_STEP_LOG_BYTES = 2 * 1024**3
 """About ten million steps of one attempt; such a file is read whole."""
 _MOST_TAIL_BYTES = 4 * 1024 * 1024
+_MOST_NEWEST_BYTES = 512 * 1024
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -232,13 +233,23 @@ def read_attempt_records(
     return _read_records(store, [(attempt, key) for _, key in pieces])
 
 
+def read_newest_records(
+    store: object_store.ObjectStore, run_prefix: str, attempt: int, claim_id: str = ""
+) -> list[StepRecord]:
+    """Return the attempt's newest whole records, some hundreds of them, or those of its last object."""
+    pieces, end = _pieces(store, step_log_key(run_prefix, attempt, claim_id))
+    if not pieces:
+        return []
+    key, size = pieces[-1][1], end - pieces[-1][0]
+    into = memoryview(bytearray(min(size, _MOST_NEWEST_BYTES)))
+    return _of_attempt(attempt, bytes(into[: store.read_range(key, size - len(into), into)]) if into else b"")
+
+
 def read_last_record(
     store: object_store.ObjectStore, run_prefix: str, attempt: int, claim_id: str = ""
 ) -> StepRecord | None:
     """Return the attempt's newest whole record, None if it left none."""
-    pieces, _ = _pieces(store, step_log_key(run_prefix, attempt, claim_id))
-    lines = _read(store, pieces[-1][1]).splitlines() if pieces else []
-    return next((record for raw in reversed(lines[-2:]) for record in _of_attempt(attempt, raw)), None)
+    return next(reversed(read_newest_records(store, run_prefix, attempt, claim_id)), None)
 
 
 def step_log_bytes(store: object_store.ObjectStore, run_prefix: str, attempt: int, claim_id: str = "") -> int:

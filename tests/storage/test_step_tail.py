@@ -15,6 +15,7 @@ from cairn.storage.logs.step_log import (
     StepTail,
     read_attempt_records,
     read_last_record,
+    read_newest_records,
     read_step_records,
     step_log_bytes,
     step_log_key,
@@ -241,3 +242,10 @@ def test_a_sample_of_a_short_run_is_all_of_it(store: ObjectStore) -> None:
         store.write(step_log_key(RUN, attempt), encoded(*numbers, attempt=attempt))
     every = [AttemptRecord(started=started(attempt), started_at=NOON) for attempt in (1, 2)]
     assert steps(StepSample(store, RUN).read(every)) == [1, 2, 3, 3, 4]
+
+
+def test_the_newest_records_are_read_without_the_many_before_them(store: ObjectStore) -> None:
+    store.write(step_log_key(RUN, 1), encoded(*range(1, 9_000)) + b'{"step": torn')
+    found = steps(read_newest_records(store, RUN, 1))
+    assert found == list(range(found[0], 9_000)) and 200 < len(found) < 5_000
+    assert read_last_record(store, RUN, 1) == record(8_999)

@@ -310,4 +310,18 @@ FLOW_MUTANTS = (
         "run_exporters(self.log, type(self.config.exporters)(),",
         key("a_folder_that_tensorboard_reads"),
     ),
+    mutant(
+        "trainer-without-its-claim",
+        TRAINER,
+        "claim_id=started.claim_id,\n        store_url",
+        "store_url",
+        "tests/wiring/test_runs_of_one_name.py::test_its_curve_is_its_own",
+    ),
+    mutant(
+        "each-verdict-reads-anew",
+        EVALUATIONS,
+        "during_attempt=self._attempt, reader=reader)",
+        "during_attempt=self._attempt)",
+        f"{TESTS}::test_all_verdicts_of_a_run_read_on_in_one_curve",
+    ),
 )

@@ -184,4 +184,25 @@ STORAGE_MUTANTS = (
         "log.state.beginning, log.state.origin",
         f"{FORK_TESTS}::test_a_fork_whose_beginning_is_damaged_does_not_claim_it",
     ),
+    mutant(
+        "a-spool-goes-on",
+        "storage/logs/step_log.py",
+        '"w") if local is None',
+        '"a") if local is None',
+        "tests/storage/test_step_tail.py::test_a_spool_begins_empty",
+    ),
+    mutant(
+        "step-records-of-any-claim",
+        "storage/logs/step_log.py",
+        'return f"attempt-{attempt:04d}-{claim_id}" if claim_id else',
+        "return",
+        "tests/storage/test_step_tail.py::test_records_of_another_claim_of_this_attempt_are_not_read",
+    ),
+    mutant(
+        "heartbeat-of-any-claim",
+        "storage/logs/step_log.py",
+        'return beat if claim_id in ("", beat.claim_id) else None',
+        "return beat",
+        "tests/storage/test_heartbeat.py::test_the_heartbeat_of_another_runs_attempt_of_this_number_counts_as_none",
+    ),
 )

@@ -226,4 +226,18 @@ TASK_MUTANTS = (
         "tests/tasks/test_rank_resume.py::"
         "test_a_sharded_rank_that_copies_its_share_of_a_checkpoint_receives_no_more_than_it_keeps",
     ),
+    mutant(
+        "one-work-folder-for-every-store",
+        "tasks/machine/placement.py",
+        'f"{log.store.url} {log.run_id} {log.state.opening}"',
+        'f"{log.run_id} {log.state.opening}"',
+        "tests/tasks/test_work_folder.py::test_runs_of_one_name_and_moment_in_two_stores_share_no_work_folder",
+    ),
+    mutant(
+        "one-work-folder-for-every-opening",
+        "tasks/machine/placement.py",
+        'f"{log.store.url} {log.run_id} {log.state.opening}"',
+        'f"{log.store.url} {log.run_id}"',
+        "tests/tasks/test_work_folder.py::test_a_run_that_is_opened_anew_in_an_emptied_store_shares_no_work_folder",
+    ),
 )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from importlib.metadata import version
+from typing import Any
 
 import pytest
 
@@ -24,6 +25,8 @@ from cairn.storage.logs.run_entries import DataQuarantined
 from cairn.storage.logs.step_log import Heartbeat, read_heartbeat
 from cairn.tasks.attempt.shutdown_signal import ShutdownSignal
 from cairn.tasks.errors import BudgetExhausted, TrainerGone
+from cairn.tasks.evaluator import curve_reader
+from cairn.tasks.evaluator.curve_reader import CurveReader
 from cairn.tasks.machine.machine_speed import device_name
 from cairn.tasks.machine.placement import resolved_device, usable_cores
 from cairn.tasks.policy.failures import Evidence
@@ -204,6 +207,18 @@ def test_a_run_told_to_end_after_a_segment_without_a_checkpoint_commits_it_all_t
         ended = train_attempt(run, claim_next_attempt(run), PLAIN)
     steps = [record.committed.step for record in flow.log.refresh().checkpoints]
     assert (ended.reason, steps) == ("preempted", [2, 4, 6])
+
+
+def test_all_verdicts_of_a_run_read_on_in_one_curve(flow: FlowWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, reader = list[CurveReader](), CurveReader
+
+    def make(*arguments: Any) -> CurveReader:
+        made.append(reader(*arguments))
+        return made[-1]
+
+    monkeypatch.setattr(curve_reader, "CurveReader", make)
+    flow.train("checkpoint.every_steps=2", "budgets.lost.retries=1", warm=NotedWarmTrainer("--die-at", "13"))
+    assert len([item for item in flow.log.state.evaluations if item.verdict]) > 2 and len(made) == 1
 
 
 def test_a_trainer_that_dies_between_two_commits_ends_the_attempt_there(flow: FlowWorld) -> None:
