@@ -13,6 +13,7 @@ from uuid import uuid4
 import pytest
 
 import cairn.storage.checkpoints.checkpoint as checkpoint
+import cairn.storage.checkpoints.fork_pin as fork_pin
 import cairn.storage.checkpoints.resume_point as resume_point
 import cairn.storage.checkpoints.sweep as sweep
 import cairn.tasks.attempt.attempt_entries as attempt_entries
@@ -246,6 +247,23 @@ def shared_pin(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(evaluation_run, "new_pin", new_pin)
 
 
+def fork_judged(over: Callable[[RunState, bool], object]) -> Patch:
+    """Return the mistake that the pin of a fork ends too early: by its state, or because its maker is dead."""
+    judge = fork_pin._judge
+
+    def judge_early(pin: CheckpointPinned, state: RunState, *, is_abandoned: bool) -> tuple[bool, str]:
+        is_over, why = judge(pin, state, is_abandoned=is_abandoned)
+        return is_over or bool(over(state, is_abandoned)), why
+
+    return lambda patch: patch.setattr(fork_pin, "_judge", judge_early)
+
+
+def fork_without_a_pin(patch: pytest.MonkeyPatch) -> None:
+    """A fork is opened, and starts over, without a pin in its parent's log."""
+    patch.setattr(fork_pin, "pin_checkpoint", lambda log, pin, *, writer: True)
+
+
+_FORK_KEEPS = ("a fork keeps its beginning",)
 MUTANTS = (
     Mutant("marker-before-payload", marker_before_payload, ("stage-and-commit",), ("committed verifies",)),
     Mutant("blind-retry", blind_retry, ("commit", "promote"), ("no entry twice",)),
@@ -290,4 +308,8 @@ MUTANTS = (
         "deletion-without-a-check", deletion_without_a_check, ("sweep-of-quarantined",), ("no quarantine on one read",)
     ),
     Mutant("no-version-gate", no_version_gate, ("commit-after-a-newer-program",), ("an old writer stops",)),
+    Mutant("pin-of-a-fork-ends-with-its-maker", fork_judged(lambda state, dead: dead), (), _FORK_KEEPS, first_seed=7),
+    Mutant("grown-once-claimed", fork_judged(lambda state, dead: state.attempts), (), _FORK_KEEPS, first_seed=2),
+    Mutant("grown-with-one-commit", fork_judged(lambda state, dead: state.readable), (), _FORK_KEEPS, first_seed=2),
+    Mutant("fork-without-a-pin", fork_without_a_pin, ("fork",), _FORK_KEEPS, first_seed=87),
 )

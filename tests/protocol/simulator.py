@@ -14,8 +14,9 @@ from typing import Any
 
 from greenlet import greenlet
 
-from tests.protocol import processes
+from tests.protocol import forks, processes
 from tests.protocol.enumeration import promote_oldest
+from tests.protocol.forks import FORKS
 from tests.protocol.invariants import continue_run, examine
 from tests.protocol.processes import REFUSALS, Process, VirtualClock
 from tests.protocol.quick_world import witnessed
@@ -76,6 +77,13 @@ def _sweep(process: Process, chance: random.Random) -> None:
         processes.sweep(process)
 
 
+def _fork(process: Process, chance: random.Random) -> None:
+    known = [record.committed.step for record in process.log().refresh().readable]
+    if known:
+        forks.fork(process, chance.choice(known))
+    forks.train_fork(process, commits=chance.randint(1, 3))
+
+
 def _is_mistaken(chance: random.Random, rate: float) -> bool:
     """Whether a process takes a living one for dead."""
     return chance.random() < rate
@@ -86,8 +94,12 @@ ROLES = (TRAINER, TRAINER, Role("evaluator", _evaluate), Role("promoter", _promo
 DELETER = Role("deleter", lambda process, chance: processes.delete(process))
 DELETED_IN = 6
 """Of so many schedules one has a person in it who deletes the run."""
+FORKER = Role("forker", _fork)
+FORKED_IN = 5
+"""Of so many schedules one has a process in it that forks the run and trains the fork, often from a world with one."""
 _NO_WORLDS = frozenset({"second_is_broken", "torn_and_ended", "left_by_its_alias"})
 WORLDS = tuple({item.before: item for item in SCENARIOS if item.before.__name__ not in _NO_WORLDS}.values())
+FORK_WORLDS = tuple({item.before: item for item in FORKS if item.before is not forks.spoiled}.values())
 
 
 class Actor:
@@ -181,6 +193,8 @@ class Simulation:
     def __post_init__(self) -> None:
         self.chance = random.Random(self.seed)
         scenario: Scenario = self.chance.choice(WORLDS)
+        if is_forked := self.seed % FORKED_IN == 2:
+            scenario = random.Random(f"forks {self.seed}").choice(FORK_WORLDS)
         snapshot: Snapshot = world_before(scenario)
         self.store, self.ledger = WatchedStore(copied(snapshot.objects), snapshot.leftovers), deepcopy(snapshot.ledger)
         self.trace.append(f"world: {scenario.before.__name__}")
@@ -194,6 +208,8 @@ class Simulation:
             self._start(role)
         if self.seed % DELETED_IN == 0:
             self._start(DELETER)
+        if is_forked:
+            self._start(FORKER)
 
     def run(self) -> None:
         """Play the schedule to its end and examine what is left; raises `Violation`."""

@@ -38,7 +38,7 @@ def test_a_seed_gives_the_same_schedule_every_time() -> None:
 
 def test_schedules_let_every_role_finish_fail_and_die() -> None:
     ends: set[str] = set()
-    roles = ("trainer", "evaluator", "promoter", "sweeper", "deleter")
+    roles = ("trainer", "evaluator", "promoter", "sweeper", "deleter", "forker")
     wanted = {f"{role} {end}" for role in roles for end in ("done", "dead", "StoreUnavailable")}
     wanted |= {"trainer Fenced", "trainer LiveOwner", "evaluator CheckpointGone"}
     wanted |= {"deleter LiveOwner", "deleter GateRefused", "trainer InvalidConfiguration"}
