@@ -49,7 +49,7 @@ def train(
     Args:
         config: path of the run configuration (TOML); may be left out for a run that exists.
         run_id: name of the run, or of the set [the configuration file's name].
-        start_over: if a run has commits and none can be read any more, begin again at step 0 instead of exit 5.
+        start_over: if a run has commits and none can be read any more, begin again, a fork where it began, not exit 5.
         dry_run: say what would happen, and how much memory, time, money and store it would take; start nothing.
         overfit_one_batch: train on a few windows alone until they are known by heart, exit 1 if they never are; writes
             nothing.
