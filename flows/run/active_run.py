@@ -151,7 +151,7 @@ class ActiveRun:
         rules, group, shutdown = self.config.preemption, self.group, self.host.shutdown
         sources = preemption_notice.notice_sources(rules, os.environ)
         with (
-            self.machines.serving(group.rendezvous, trainer_group.rendezvous_secret(os.environ))
+            self.machines.serving(group.rendezvous, trainer_group.rendezvous_secret(os.environ), self.say)
             if group.nodes > 1
             else nullcontext(),
             self.progress.showing(),

@@ -24,6 +24,7 @@ from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.machine.placement import check_machine
 from cairn.tasks.policy.termination import ExitCode
 from cairn.tasks.trainer import machines
+from cairn.tasks.trainer.signed_connection import ConnectionEnded, NotAdmitted, SignedConnection
 from cairn.tasks.trainer.trainer_group import RENDEZVOUS, TrainerGroup, rendezvous_secret
 
 _OPENING_SECONDS = 900.0
@@ -77,7 +78,7 @@ class NodeService:
                 time.sleep(0.5 if self._notified_at is None else 0)
         return ExitCode.INTERRUPTED if self._shutdown.signal == "SIGINT" else ExitCode.PREEMPTED
 
-    def _serve(self, first: machines.SignedConnection) -> ExitCode | None:
+    def _serve(self, first: SignedConnection) -> ExitCode | None:
         """Obey the first machine; None once it is gone, or once this one got a notice and its ranks have ended."""
         try:
             while self._notified_at is None or self._ranks is not None:
@@ -93,7 +94,7 @@ class NodeService:
                 elif self._ranks is not None and (ended := self._ranks.poll()) is not None:
                     self._ranks = None
                     first.send(msgspec.msgpack.encode(machines.RanksEnded(attempt=self._attempt, exit_code=ended)))
-        except (machines.ConnectionEnded, machines.NotAdmitted, OSError, msgspec.MsgspecError) as error:
+        except (ConnectionEnded, NotAdmitted, OSError, msgspec.MsgspecError) as error:
             self._say(f"the first machine is gone: {error}")
         finally:
             self._kill_ranks()

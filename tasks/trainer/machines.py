@@ -1,19 +1,11 @@
-"""Several machines: signed connections, who is here, where an attempt's ranks meet, and how the run ended.
+"""Several machines: who is here, where an attempt's ranks meet, and how the run ended.
 
-The two ends of a connection prove to each other that they know one secret. Nothing is interpreted before the proof:
-what is read until then has a fixed length and is compared. Each message is signed with a key of its connection and
-direction, and numbered, so none can be forged, repeated, reordered or left out. Nothing is encrypted.
 The other machines' commands connect to the first's (CAIRN_RENDEZVOUS) and stay connected for as long as they can train;
 a connection that is lost, or silent for half a minute, is a machine that is lost.
-Source: HMAC (RFC 2104), challenge and response as in ISO/IEC 9798-4.
 """
 
 import contextlib
-import hashlib
-import hmac
-import secrets
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,133 +13,17 @@ from typing import Annotated
 
 import msgspec
 
-from cairn.tasks.errors import TaskError
+from cairn.tasks.trainer.signed_connection import (
+    ConnectionEnded,
+    NotAdmitted,
+    SignedConnection,
+    greet,
+    keep_alive,
+    listening,
+)
 
-LARGEST_MESSAGE_BYTES = 16 * 1024 * 1024
-_GREETING_SECONDS = 10.0
-_NONCE_BYTES = _PROOF_BYTES = 32
-_LENGTH = struct.Struct(">Q")
 _POLL_SECONDS = 0.2
 _CONNECT_SECONDS = 2.0
-_KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
-
-
-class NotAdmitted(TaskError):
-    """The other end does not know the secret, or a message is not from it."""
-
-
-class ConnectionEnded(TaskError):
-    """The other end has closed the connection."""
-
-
-class SignedConnection:
-    """A stream of signed messages over a connected socket."""
-
-    def __init__(self, connection: socket.socket, *, sending: bytes, receiving: bytes) -> None:
-        self._connection, self._sending, self._receiving = connection, sending, receiving
-        self._sent = self._received = 0
-
-    def fileno(self) -> int:
-        """Return the socket's descriptor, to wait for its next message."""
-        return self._connection.fileno()
-
-    def send(self, body: bytes) -> None:
-        """Send one message."""
-        if len(body) > LARGEST_MESSAGE_BYTES:
-            raise TaskError(f"a message of {len(body)} bytes; rule: at most {LARGEST_MESSAGE_BYTES}")
-        head = _LENGTH.pack(len(body))
-        self._connection.sendall(head + _proof(self._sending, _LENGTH.pack(self._sent), head, body) + body)
-        self._sent += 1
-
-    def receive(self) -> bytes:
-        """Wait for one message and return it; raises `NotAdmitted` for one that is not signed as it should be."""
-        head = _read(self._connection, _LENGTH.size)
-        proof = _read(self._connection, _PROOF_BYTES)
-        length = _LENGTH.unpack(head)[0]
-        if length > LARGEST_MESSAGE_BYTES:
-            raise NotAdmitted(f"a message of {length} bytes; rule: at most {LARGEST_MESSAGE_BYTES}")
-        body = _read(self._connection, length)
-        if not hmac.compare_digest(proof, _proof(self._receiving, _LENGTH.pack(self._received), head, body)):
-            raise NotAdmitted("a message is not signed by the other end: another secret, or somebody between the two")
-        self._received += 1
-        return body
-
-    def close(self) -> None:
-        """Hang up."""
-        self._connection.close()
-
-
-def admit(connection: socket.socket, secret: bytes) -> SignedConnection:
-    """Return the connection as its listening end, once the other end has proved itself; raises `NotAdmitted`."""
-    own = secrets.token_bytes(_NONCE_BYTES)
-    connection.settimeout(_GREETING_SECONDS)
-    connection.sendall(own)
-    other = _read(connection, _NONCE_BYTES)
-    if not hmac.compare_digest(_read(connection, _PROOF_BYTES), _proof(secret, b"connects", own, other)):
-        raise NotAdmitted("somebody without the secret has connected")
-    connection.sendall(_proof(secret, b"listens", own, other))
-    connection.settimeout(None)
-    down, up = _proof(secret, b"down", own, other), _proof(secret, b"up", own, other)
-    return SignedConnection(connection, sending=down, receiving=up)
-
-
-def greet(connection: socket.socket, secret: bytes) -> SignedConnection:
-    """Return the connection as its connecting end, once both ends have proved themselves; raises `NotAdmitted`."""
-    own = secrets.token_bytes(_NONCE_BYTES)
-    connection.settimeout(_GREETING_SECONDS)
-    other = _read(connection, _NONCE_BYTES)
-    connection.sendall(own + _proof(secret, b"connects", other, own))
-    if not hmac.compare_digest(_read(connection, _PROOF_BYTES), _proof(secret, b"listens", other, own)):
-        raise NotAdmitted("the first machine does not know the secret; give all machines the same one")
-    connection.settimeout(None)
-    down, up = _proof(secret, b"down", other, own), _proof(secret, b"up", other, own)
-    return SignedConnection(connection, sending=up, receiving=down)
-
-
-def _proof(key: bytes, *parts: bytes) -> bytes:
-    """Sign the parts, each with its length, so that no two lists of parts are signed alike."""
-    signed = b"".join(_LENGTH.pack(len(part)) + part for part in parts)
-    return hmac.new(key, signed, hashlib.sha256).digest()
-
-
-def _read(connection: socket.socket, length: int) -> bytes:
-    received = bytearray()
-    while len(received) < length:
-        part = connection.recv(min(length - len(received), 1 << 20))
-        if not part:
-            raise ConnectionEnded("the other end has closed the connection")
-        received += part
-    return bytes(received)
-
-
-@contextlib.contextmanager
-def listening(address: str, serve: Callable[[socket.socket], None]) -> Iterator[int]:
-    """Call `serve` with each connection to HOST:PORT, in a thread of its own, until the block ends; yields the port."""
-
-    def accept() -> None:
-        with contextlib.suppress(OSError):  # closed: the attempt is over
-            while True:
-                connection, _ = listener.accept()
-                threading.Thread(target=serve, args=(connection,), daemon=True).start()
-
-    with _listener(address) as listener:
-        threading.Thread(target=accept, name="rendezvous", daemon=True).start()
-        try:
-            yield listener.getsockname()[1]
-        finally:
-            listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
-
-
-def _listener(address: str) -> socket.socket:
-    """Listen at the host's own address; at all addresses where that is not one of this machine's (a service's name)."""
-    host, _, port = address.rpartition(":")
-    with contextlib.suppress(OSError):
-        family, _, _, _, found = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0]
-        return socket.create_server(found[:2], family=family)
-    try:
-        return socket.create_server(("", int(port)))
-    except OSError as error:
-        raise TaskError(f"{address}: cannot listen there: {error}; CAIRN_RENDEZVOUS names a free port") from error
 
 
 class Arrival(msgspec.Struct, kw_only=True, frozen=True, tag=True):
@@ -197,9 +73,9 @@ class Machines:
         self._on_lost: OnLost = lambda what, host: None
 
     @contextlib.contextmanager
-    def serving(self, address: str, secret: bytes) -> Iterator[None]:
+    def serving(self, address: str, secret: bytes, say: Callable[[str], None]) -> Iterator[None]:
         """Listen at HOST:PORT while the block runs; an exception is sent to the others as exit code 1."""
-        with listening(address, lambda connection: self._serve(connection, secret)):
+        with listening(address, secret, self._serve, say):
             try:
                 yield
             except BaseException:
@@ -238,27 +114,25 @@ class Machines:
         for connection in connected:
             _send(connection, RunEnded(exit_code=exit_code))
 
-    def _serve(self, connection: socket.socket, secret: bytes) -> None:
-        with connection, contextlib.suppress(NotAdmitted, ConnectionEnded, OSError, msgspec.MsgspecError):
-            peer = _keep_alive(admit(connection, secret), connection)
-            arrival = receive(peer)
-            if not isinstance(arrival, Arrival) or not 0 < (number := arrival.node_rank) < self.nodes:
-                return
-            with self._changed:  # a machine that comes back replaces a connection that only seems open
-                self._connected[number], self._hosts[number] = peer, arrival.host
-                self._changed.notify_all()
-            try:
-                while isinstance(ended := receive(peer), RanksEnded):
-                    if ended.attempt == self._attempt and ended.exit_code:
-                        self._lose(number, f"the ranks of {{}} ended with exit code {ended.exit_code}")
-                    elif ended.attempt == self._attempt:
-                        self._training.discard(number)
-            finally:
-                with self._changed:
-                    if is_gone := self._connected.get(number) is peer:
-                        del self._connected[number]
-                if is_gone:
-                    self._lose(number, "{} is gone")
+    def _serve(self, peer: SignedConnection) -> None:
+        arrival = receive(peer)
+        if not isinstance(arrival, Arrival) or not 0 < (number := arrival.node_rank) < self.nodes:
+            return
+        with self._changed:  # a machine that comes back replaces a connection that only seems open
+            self._connected[number], self._hosts[number] = peer, arrival.host
+            self._changed.notify_all()
+        try:
+            while isinstance(ended := receive(peer), RanksEnded):
+                if ended.attempt == self._attempt and ended.exit_code:
+                    self._lose(number, f"the ranks of {{}} ended with exit code {ended.exit_code}")
+                elif ended.attempt == self._attempt:
+                    self._training.discard(number)
+        finally:
+            with self._changed:
+                if is_gone := self._connected.get(number) is peer:
+                    del self._connected[number]
+            if is_gone:
+                self._lose(number, "{} is gone")
 
     def _lose(self, number: int, what: str) -> None:
         if number in self._training:
@@ -275,7 +149,7 @@ def connect(address: str, secret: bytes, node_rank: int) -> SignedConnection | N
     except OSError:
         return None
     try:
-        peer = _keep_alive(greet(connection, secret), connection)
+        peer = keep_alive(greet(connection, secret), connection)
         peer.send(msgspec.msgpack.encode(Arrival(node_rank=node_rank, host=socket.gethostname()[:255])))
         return peer
     except (OSError, ConnectionEnded, NotAdmitted):
@@ -292,11 +166,3 @@ def receive(peer: SignedConnection) -> Message:
 def _send(peer: SignedConnection, message: Message) -> None:
     with contextlib.suppress(OSError):  # the thread that reads from it notices
         peer.send(msgspec.msgpack.encode(message))
-
-
-def _keep_alive(peer: SignedConnection, connection: socket.socket) -> SignedConnection:
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in _KEEPALIVE.items():
-        if hasattr(socket, name):
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-    return peer

@@ -28,7 +28,7 @@ from cairn.model.training import determinism, parallel, training_loop
 from cairn.storage.stores.child_process import ORDER_SECONDS
 from cairn.tasks.errors import TaskError
 from cairn.tasks.policy import failures
-from cairn.tasks.trainer import machines, trainer_group, trainer_protocol
+from cairn.tasks.trainer import signed_connection, trainer_group, trainer_protocol
 
 _SPEC, _EXCEPTION, _EXCEPTION_SENT = "spec", "exception", "exception-sent"
 _EXCEPTION_SECONDS = 5.0
@@ -46,8 +46,10 @@ class RemoteRankStore(Store):
         self._lock, self._timeout = threading.Lock(), _TIMEOUT
         host, _, port = address.rpartition(":")
         try:  # the first machine's launcher listens before any rank starts
-            self._peer = machines.greet(socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS), secret)
-        except (OSError, machines.ConnectionEnded) as error:
+            self._peer = signed_connection.greet(
+                socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS), secret
+            )
+        except (OSError, signed_connection.ConnectionEnded) as error:
             raise DistNetworkError(f"{address}: the first machine's launcher does not answer: {error}") from error
         if not self._ask("join", number=rank).number:
             self.close()
@@ -108,7 +110,7 @@ class RemoteRankStore(Store):
             with self._lock:
                 self._peer.send(msgspec.msgpack.encode(request))
                 return msgspec.msgpack.decode(self._peer.receive(), type=trainer_group.Answer)
-        except (OSError, machines.ConnectionEnded) as error:
+        except (OSError, signed_connection.ConnectionEnded) as error:
             raise DistNetworkError(f"the first machine's launcher is gone: {error}") from error
 
 

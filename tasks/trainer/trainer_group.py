@@ -10,12 +10,12 @@ import contextlib
 import os
 import re
 import signal
-import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from subprocess import Popen
 from types import FrameType
@@ -28,7 +28,7 @@ from cairn.model.configuration.training import TrainingConfig
 from cairn.storage.stores import child_process
 from cairn.tasks.errors import TaskError
 from cairn.tasks.policy.failures import PEER_LOST_EXIT_CODE
-from cairn.tasks.trainer import machines, trainer_protocol
+from cairn.tasks.trainer import signed_connection, trainer_protocol
 
 TRAINER_COMMAND = child_process.child_command("cairn.tasks.trainer.trainer")
 STACKS_SIGNAL = signal.SIGQUIT
@@ -183,17 +183,14 @@ def serving_rendezvous(address: str, secret: bytes) -> Iterator[int]:
     """Serve at HOST:PORT until the block ends, one thread for each connection; yields the port."""
     values, joined, lock = dict[str, bytes](), set[int](), threading.Lock()
 
-    def serve(connection: socket.socket) -> None:
-        ends = (machines.NotAdmitted, machines.ConnectionEnded, OSError, msgspec.MsgspecError)
-        with connection, contextlib.suppress(*ends):
-            peer = machines.admit(connection, secret)
-            while True:
-                request = msgspec.msgpack.decode(peer.receive(), type=Request)
-                with lock:
-                    answer = answer_request(request, values, joined)
-                peer.send(msgspec.msgpack.encode(answer))
+    def serve(peer: signed_connection.SignedConnection) -> None:
+        while True:
+            request = msgspec.msgpack.decode(peer.receive(), type=Request)
+            with lock:
+                answer = answer_request(request, values, joined)
+            peer.send(msgspec.msgpack.encode(answer))
 
-    with machines.listening(address, serve) as port:
+    with signed_connection.listening(address, secret, serve, partial(print, file=sys.stderr, flush=True)) as port:
         yield port
 
 

@@ -7,7 +7,8 @@ from contextlib import closing
 import msgspec
 import pytest
 
-from cairn.tasks.trainer.machines import Machines, RanksEnded, RunEnded, SignedConnection, StartRanks, connect, receive
+from cairn.tasks.trainer.machines import Machines, RanksEnded, RunEnded, StartRanks, connect, receive
+from cairn.tasks.trainer.signed_connection import SignedConnection
 from tests.processes.waiting import wait_until
 
 SECRET = b"0123456789abcdef"
@@ -25,7 +26,7 @@ def address() -> str:
 def machines(address: str) -> Iterator[Machines]:
     """The first of three machines, listening."""
     machines = Machines(3)
-    with machines.serving(address, SECRET):
+    with machines.serving(address, SECRET, print):
         yield machines
 
 
@@ -119,7 +120,7 @@ def test_ranks_that_end_badly_in_this_attempt_and_machines_that_are_gone_before_
 
 def test_an_error_on_the_first_machine_ends_the_others_with_1(address: str) -> None:
     machines = Machines(2)
-    with pytest.raises(ZeroDivisionError), machines.serving(address, SECRET):
+    with pytest.raises(ZeroDivisionError), machines.serving(address, SECRET, print):
         other = connected(address, 1)
         machines.gather(1e6, is_stopping=lambda: False)
         raise ZeroDivisionError

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from cairn.tasks.trainer.machines import ConnectionEnded, NotAdmitted, SignedConnection, admit, greet
+from cairn.tasks.trainer.signed_connection import ConnectionEnded, NotAdmitted, SignedConnection, admit, greet
 
 SECRET = b"0123456789abcdef0123456789abcdef"
 HEAD_BYTES = 8 + 32

@@ -197,6 +197,27 @@ TASK_MUTANTS = (
         key("how_far_the_held_out_loss_may_lie_above"),
     ),
     mutant(
+        "strangers-fill-the-meeting-place",
+        "tasks/trainer/signed_connection.py",
+        "is_full = len(self._unproven) > MOST_UNPROVEN",
+        "is_full = False",
+        "tests/tasks/test_meeting_place.py::test_of_more_than_sixty_four_unproven_connections_the_oldest_is_closed",
+    ),
+    mutant(
+        "a-claim-is-made-in-spite-of-a-notice",
+        "flows/run/attempt_claim.py",
+        "    run.refuse_to_begin()\n    ends =",
+        "    ends =",
+        "tests/wiring/test_notices.py::test_a_notice_while_a_claim_is_prepared_claims_nothing",
+    ),
+    mutant(
+        "an-attempt-given-up-is-charged",
+        "tasks/policy/budgets.py",
+        "if impact.given_up:",
+        "if False:",
+        "tests/wiring/test_notices.py::test_a_notice_right_after_the_claim_gives_the_attempt_up_with_a_receipt",
+    ),
+    mutant(
         "ranks-get-no-death-signal",
         "tasks/trainer/trainer_group.py",
         "with_thread=True",
