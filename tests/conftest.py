@@ -20,6 +20,7 @@ from hypothesis import settings
 
 from tests.environment_allow_list import restrict_this_process
 from tests.file_ceilings import FileCeilings, ceilings_asked_for
+from tests.log_judge import judge_files
 from tests.session_folder import close_session, open_session
 from tests.time_allowance import skip_when_time_is_over
 
@@ -152,12 +153,17 @@ def pytest_runtest_setup() -> None:
 
 
 @pytest.fixture
-def tmp_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty folder; pytest's own looks through all that were made before, which is 1.6 ms of a core for each."""
+def tmp_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """An empty folder, whose logs are judged after the test unless it is marked to leave one that is not sound.
+
+    Pytest's own looks through all that were made before, which is 1.6 ms of a core for each.
+    """
     name = re.sub(r"\W", "_", request.node.name)[:30]
     folder = tmp_path_factory.getbasetemp() / f"{name}-{next(_FOLDERS)}"
     folder.mkdir(mode=0o700)
-    return folder
+    yield folder
+    if request.node.get_closest_marker("unsound_log") is None:
+        judge_files(folder)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -27,13 +27,40 @@ Exit codes: 0 done · 1 error · 2 usage or invalid input · 3 gate refused, or 
 exhausted · 5 integrity · 6 config drift · 7 live owner elsewhere · 75 preempted, or refused by the store, resumable ·
 130 interrupted, resumable.
 """
+_LOG_RULES = """\
+A log is a folder of objects, `runs/RUN/log/` or `models/ALIAS/log/`; each object is one entry, a JSON object with
+sorted keys. JSON and SHA-256 are enough to check it:
+
+1. The name of entry `seq` is 9999999999 - `seq` in ten digits and `.json`, so the newest is listed first. From 0 on no
+   number is missing.
+2. `prev` is the SHA-256 of the bytes of the entry before it, null in the first.
+3. `checksum` is the SHA-256 of the object's bytes without the line that begins with ` "checksum": `. Early entries
+   have none.
+4. No `write_id` stands twice.
+5. Entry and body have the fields and types of the tables below; an early entry may lack fields. An entry of another
+   `version` than 1, or of another kind, was written by a newer program: only rules 1 to 4 are known of it and of what
+   follows.
+6. A run is opened once, and nothing but fork-abandoned stands before its run-opened. The first attempt-started has
+   `attempt` 1, each further one 1 more, and no attempt is open by then. An attempt is open until its attempt-ended.
+7. Where `writer` names an attempt, it is the open one. A checkpoint-committed is of the writer's attempt, and each
+   `prefix` is committed once.
+8. A checkpoint is quarantined when committed, restored when quarantined, superseded when either, deleted when
+   superseded, each with the committed `manifest_sha256`. A run-deleted, once and while no attempt is open, supersedes
+   them all; no attempt starts after it.
+9. `resume` names the newest eight checkpoints that are committed after this entry, newest commit first; in a log of an
+   alias it is empty.
+"""
 
 
 def reference_pages() -> Mapping[str, str]:
     """Return the text of each page by its file name."""
     printed = {f"cairn {line}": _printed(line) for line in RECORDS}
     entries = {"every entry": Entry, **RUN_KINDS, **MODEL_KINDS}
-    pages = {"commands": _commands(), "json": _records("JSON", printed), "log": _records("Log entries", entries)}
+    pages = {
+        "commands": _commands(),
+        "json": _records("JSON", printed),
+        "log": _records("Log entries", entries, _LOG_RULES),
+    }
     made = {f"{name}.md": "\n".join([*lines, ""]) for name, lines in {**pages, "sql": _tables()}.items()}
     return {**made, "configuration.md": configuration_page()}
 
@@ -59,9 +86,9 @@ def _tables() -> Iterator[str]:
         yield from (f"## {table}", "", "| column | type |\n|---|---|", *rows, "")
 
 
-def _records(title: str, named: Mapping[str, Any]) -> Iterator[str]:
+def _records(title: str, named: Mapping[str, Any], rules: str = "") -> Iterator[str]:
     """Yield a table of what is named, then a section for each of these records and for those that their fields hold."""
-    yield _HEAD.format(title) + "\n| | record |\n|---|---|"
+    yield _HEAD.format(title) + (rules and f"\n{rules}") + "\n| | record |\n|---|---|"
     yield from (f"| `{name}` | {_type_words(hint)} |" for name, hint in named.items())
     waiting, seen = [part for hint in named.values() for part in _parts(hint)], set[type]()
     while waiting:
@@ -86,10 +113,14 @@ def _type_words(hint: Any) -> str:
     if isinstance(hint, EnumType):
         return " or ".join(f'"{member.value}"' for member in hint)
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        return f"object of {parts[-1]}"
+        return f"object of {_as_part(parts[-1])}"
     if origin is tuple:
-        return f"list of {parts[0]}"
+        return f"list of {_as_part(parts[0])}"
     return " or ".join(parts) or _WORDS.get(hint.__name__, "any value")
+
+
+def _as_part(words: str) -> str:
+    return f"({words})" if " or " in words else words
 
 
 if __name__ == "__main__":

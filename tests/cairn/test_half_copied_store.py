@@ -50,6 +50,7 @@ def test_verify_names_every_missing_entry_and_says_that_putting_them_back_mends_
     assert verify_run(store, "bard").problems == before
 
 
+@pytest.mark.unsound_log
 def test_verify_names_a_thousand_missing_entries_in_one_line(bard: FabricatedRun, store: LocalStore) -> None:
     newest = bard.log.seq
     for seq in range(1, newest):
@@ -58,6 +59,7 @@ def test_verify_names_a_thousand_missing_entries_in_one_line(bard: FabricatedRun
     assert f"{entry_name(1)} to {entry_name(newest - 1)}: seq 1 to {newest - 1} are missing" in named
 
 
+@pytest.mark.unsound_log
 @pytest.mark.parametrize("seq", [0, 4])
 def test_train_is_refused_with_the_missing_entrys_name_before_anything_is_started(
     bard: FabricatedRun, store: LocalStore, cairn: Cairn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seq: int
@@ -72,6 +74,7 @@ def test_train_is_refused_with_the_missing_entrys_name_before_anything_is_starte
     assert store.sizes("runs") == there
 
 
+@pytest.mark.unsound_log
 def test_verify_exits_with_5_and_lists_what_is_missing_as_json(
     bard: FabricatedRun, store: LocalStore, cairn: Cairn
 ) -> None:
@@ -142,6 +145,7 @@ def test_a_watcher_begins_nothing_on_a_half_copied_log(
     assert not is_named or f"seq {seq} is missing" in why["bard"]
 
 
+@pytest.mark.unsound_log
 def test_a_sweep_deletes_nothing_while_a_decision_of_an_alias_is_missing(
     bard: FabricatedRun, store: LocalStore
 ) -> None:

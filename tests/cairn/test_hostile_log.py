@@ -157,6 +157,7 @@ def test_an_entry_that_is_none_is_an_integrity_error_in_one_line(
     assert (code, out, err.count("\n")) == (5, "", 1) and "9999999999.json" in err
 
 
+@pytest.mark.unsound_log
 def test_one_hostile_run_does_not_hide_the_others(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     fabricate(store, "sound")

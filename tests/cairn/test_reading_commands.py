@@ -55,6 +55,7 @@ def test_a_run_id_that_leaves_the_store_is_refused(cairn: Cairn) -> None:
     assert cairn("status", "../elsewhere").code == 2
 
 
+@pytest.mark.unsound_log
 def test_a_changed_entry_is_an_integrity_error(bard: FabricatedRun, cairn: Cairn, tmp_path: Path) -> None:
     entry = tmp_path / "store" / "runs" / "bard" / "log" / "9999999997.json"
     entry.write_text(entry.read_text().replace("here", "there"))

@@ -101,6 +101,7 @@ def test_people_are_told_that_a_dry_run_changed_nothing(long: FabricatedRun, cai
     )
 
 
+@pytest.mark.unsound_log
 def test_a_registry_that_cannot_be_read_is_an_integrity_error_and_keeps_everything(
     long: FabricatedRun, cairn: Cairn, store: LocalStore
 ) -> None:

@@ -202,6 +202,7 @@ def test_damaged_memory_costs_only_time(store: LocalStore, watch: Callable[..., 
     assert one(watch(Recorded()).poll()).action == "waits"
 
 
+@pytest.mark.unsound_log
 def test_an_unreadable_run_and_one_that_cannot_be_continued_do_not_stop_the_others(
     orphan: FabricatedRun, store: LocalStore, watch: Callable[..., RunWatcher], tmp_path: Path
 ) -> None:

@@ -23,6 +23,7 @@ from tests.chaos.observer import RUN
 from tests.chaos.plan import Kind, RunPlan
 from tests.chaos.reasons import LIES_IN_WAIT, REASONS, SILENCES
 from tests.chaos.reference_run import schedule_of, train_reference_run
+from tests.log_judge import judge_store
 from tests.processes.waiting import patience_seconds, prompt_seconds
 from tests.protocol.raw_history import (
     BROKEN,
@@ -182,6 +183,7 @@ def _same_run(store: ObjectStore, state: RunState, reference: Reference) -> Iter
 
 def _log(store: ObjectStore, seen: dict[int, str]) -> Iterator[str]:
     left = mirrored(store)
+    judge_store(left)
     told = tell_run(left, PREFIX)
     raw = read_raw(left, f"{PREFIX}/log")
     for seq, write_id in seen.items():

@@ -11,6 +11,7 @@ from tests.crash.prefect_api import JOB_TEMPLATE, Prefect, prefect_command
 from tests.crash.prefect_server import shared_server
 from tests.crash.session_runs import scarred_run, undisturbed_run
 from tests.crash.training_command import Command
+from tests.log_judge import judge_store
 from tests.s3.fault_proxy import FaultProxy
 from tests.s3.servers import S3Server, s3_server
 
@@ -78,7 +79,8 @@ def proxy(emulator: S3Server) -> Iterator[FaultProxy]:
 
 
 @pytest.fixture
-def remote(tmp_path: Path, api_url: str, emulator: S3Server, proxy: FaultProxy) -> Command:
-    """A command whose store is behind the proxy; the test itself reads past it."""
+def remote(tmp_path: Path, api_url: str, emulator: S3Server, proxy: FaultProxy) -> Iterator[Command]:
+    """A command whose store is behind the proxy; the test itself reads past it, and so does the judge of its logs."""
     store = S3Store(emulator.bucket(), uuid.uuid4().hex)
-    return Command(tmp_path, api_url, store=store, environment=emulator.environment(proxy.endpoint))
+    yield Command(tmp_path, api_url, store=store, environment=emulator.environment(proxy.endpoint))
+    judge_store(store)

@@ -1,6 +1,7 @@
 """Runs that are made once a session and looked at by many tests, in whatever process those run."""
 
 from tests.crash.training_command import Command
+from tests.log_judge import judge_files
 from tests.processes.waiting import start_seconds
 from tests.session_folder import once, session_folder
 
@@ -31,6 +32,7 @@ def _trained_once(
         command = Command(folder, api_url, environment=environment, architecture=architecture)
         for place, extra in enumerate(calls):
             command.train(*extra, exit_code=0 if place == len(calls) - 1 else 75)
+        judge_files(folder)
         return command.state_sha256()
 
     once(name, train)

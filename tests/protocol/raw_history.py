@@ -17,22 +17,15 @@ from typing import Any
 from cairn.storage.errors import StorageError
 from cairn.storage.logs.log_entry import entry_name
 from cairn.storage.stores.object_store import ObjectStore
+from tests import log_judge
+from tests.log_judge import Violation as Violation
+from tests.log_judge import require as require
 from tests.memory_store import MemoryStore
 
 READABLE, BROKEN, GIVEN_UP, GONE = "committed", "quarantined", "superseded", "deleted"
 RESUME_POINTS = 8
 VERSION = 1
 _NO_LOGS = frozenset({"heartbeats"})
-
-
-class Violation(AssertionError):
-    """An invariant does not hold; the first word names it."""
-
-
-def require(holds: bool, invariant: str, detail: object = "") -> None:
-    """Raise `Violation` naming the invariant unless it holds."""
-    if not holds:
-        raise Violation(f"{invariant}: {detail}")
 
 
 @dataclass
@@ -218,28 +211,23 @@ def mirrored(
 
 def read_raw(store: ObjectStore, log: str) -> list[dict[str, Any]]:
     """Return a log's entries as JSON, oldest first; raises `Violation` on holes, broken chains and entries twice."""
-    keys = list(reversed(store.keys(log)))
-    require(keys == [f"{log}/{entry_name(seq)}" for seq in range(len(keys))], "log contiguous", keys)
-    parsed = [_parsed(store.read(key)) for key in keys]
-    found, digests = [raw for raw, _, _ in parsed], [digest for _, digest, _ in parsed]
-    require([item["prev"] for item in found] == [None, *digests[:-1]][: len(found)], "prev chain", log)
-    require(len({item["write_id"] for item in found}) == len(found), "no entry twice", "one write_id, two numbers")
-    _require_nothing_twice(parsed)
+    objects = {key.rpartition("/")[2]: store.read(key) for key in store.keys(log)}
+    found = log_judge.read_log(objects)
+    _require_nothing_twice([(raw, _words(objects[entry_name(raw["seq"])])) for raw in found])
     return found
 
 
 @lru_cache(maxsize=100_000)
-def _parsed(data: bytes) -> tuple[dict[str, Any], str, str]:
-    """Return an entry, its digest, and what it says in words that equal entries share."""
-    raw: dict[str, Any] = json.loads(data)
-    words = json.dumps([raw["kind"], raw["writer"], raw["body"]], sort_keys=True)
-    return raw, hashlib.sha256(data).hexdigest(), words
+def _words(data: bytes) -> str:
+    """Return what an entry says in words that equal entries share."""
+    raw = json.loads(data)
+    return json.dumps([raw["kind"], raw["writer"], raw["body"]], sort_keys=True)
 
 
-def _require_nothing_twice(parsed: list[tuple[dict[str, Any], str, str]]) -> None:
+def _require_nothing_twice(parsed: list[tuple[dict[str, Any], str]]) -> None:
     said: set[str] = set()
     before = ""
-    for raw, _, words in parsed:
+    for raw, words in parsed:
         again = words == before if raw["kind"] == "rolled-back" else words in said
         require(not again, "no entry twice", f"seq {raw['seq']} repeats a {raw['kind']}")
         said.add(words)

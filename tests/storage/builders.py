@@ -26,6 +26,7 @@ from cairn.storage.stores.codec import encode
 from cairn.storage.stores.object_store import ObjectStore
 from tests import entries
 from tests.entries import NOON, ended, started, writer
+from tests.log_judge import judge_store
 from tests.memory_store import MemoryStore
 
 RUN = "r1"
@@ -197,6 +198,7 @@ def check_invariants(store: ObjectStore, acknowledged: set[str]) -> RunState:
     assert state.refused == ()
     assert [record.started.attempt for record in state.attempts] == list(range(1, len(state.attempts) + 1))
     assert entries[-1].resume == state.resume
+    judge_store(store)
     assert acknowledged <= {record.committed.prefix for record in state.checkpoints}, "an acknowledged commit is lost"
     problems = [verify(store, record.committed.reference) for record in state.readable]
     assert problems == [()] * len(problems), "a committed checkpoint does not verify"

@@ -122,6 +122,7 @@ def test_a_flipped_bit_in_the_newest_entry_is_refused_by_name_and_nothing_is_wri
     assert run.keys("runs") == there
 
 
+@pytest.mark.unsound_log
 def test_a_damaged_entry_before_the_newest_is_named_itself(store: ObjectStore) -> None:
     run_with_commits(store, 5)
     key = f"{LOG}/{entry_name(1)}"

@@ -221,6 +221,7 @@ def test_the_newest_entry_alone_says_what_to_resume_from(store: ObjectStore) -> 
     assert newest.entry.resume == state.resume
 
 
+@pytest.mark.unsound_log
 @pytest.mark.parametrize("name", ["0000.json", "0-lost+found", "00000000012.json", "000000001a.json"])
 def test_a_foreign_file_in_the_log_folder_is_named(store: ObjectStore, name: str) -> None:
     open_run(store)
@@ -229,6 +230,7 @@ def test_a_foreign_file_in_the_log_folder_is_named(store: ObjectStore, name: str
         newest_entry(entry_log(store))
 
 
+@pytest.mark.unsound_log
 def test_an_entry_changed_in_place_is_noticed_through_the_prev_chain(store: ObjectStore) -> None:
     run_with_commits(store, 5)
     key = f"{LOG}/{entry_name(1)}"
@@ -238,6 +240,7 @@ def test_an_entry_changed_in_place_is_noticed_through_the_prev_chain(store: Obje
         run_log(store).refresh()
 
 
+@pytest.mark.unsound_log
 def test_an_entry_under_another_number_is_refused(store: ObjectStore) -> None:
     open_run(store)
     store.create(f"{LOG}/{entry_name(1)}", store.read(f"{LOG}/{entry_name(0)}"))
@@ -298,7 +301,7 @@ def test_a_registry_with_an_entry_of_a_newer_program_is_read_and_not_written(sto
     first = log.append(decision, after=None, writer=writer())
     document = msgspec.json.decode(store.read(f"models/champion/log/{entry_name(0)}"))
     assert first is not None
-    document |= {"seq": 1, "prev": first.sha256, "kind": "blessed", "checksum": None}
+    document |= {"seq": 1, "prev": first.sha256, "kind": "blessed", "write_id": "new", "checksum": None}
     store.create(f"models/champion/log/{entry_name(1)}", encode_entry(document))
     registry = Registry(store, "champion")
     assert len(registry.refresh().history) == 1

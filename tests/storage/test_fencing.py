@@ -49,6 +49,7 @@ def test_a_claim_between_the_check_and_the_put_fences_the_commit(store: ObjectSt
         log.append(decide, writer=writer(1))
 
 
+@pytest.mark.unsound_log
 def test_a_forged_commit_of_an_old_attempt_has_no_effect_and_is_kept_as_refused(
     store: ObjectStore, zombie: StagedCheckpoint
 ) -> None:
@@ -58,6 +59,7 @@ def test_a_forged_commit_of_an_old_attempt_has_no_effect_and_is_kept_as_refused(
     assert [(item.kind, item.attempt) for item in state.refused] == [("checkpoint-committed", 1)]
 
 
+@pytest.mark.unsound_log
 @pytest.mark.parametrize("writing", [None, 1, 3])
 def test_a_forged_commit_in_the_name_of_another_attempt_has_no_effect(
     store: ObjectStore, zombie: StagedCheckpoint, writing: int | None
@@ -83,6 +85,7 @@ def test_the_present_attempt_commits_after_its_predecessor_was_fenced(
     assert newest.committed.attempt == 2
 
 
+@pytest.mark.unsound_log
 @pytest.mark.parametrize("number", [1, 2, 4])
 def test_a_claim_with_a_number_out_of_order_has_no_effect(store: ObjectStore, number: int) -> None:
     laid_out(store, 5)
@@ -102,6 +105,7 @@ def test_a_claim_over_an_attempt_that_has_not_ended_is_refused_before_it_is_writ
     assert store.keys(LOG) == before
 
 
+@pytest.mark.unsound_log
 def test_an_attempt_ends_once(store: ObjectStore) -> None:
     log = laid_out(store, 5)
     log.append(lambda state: ended(1, "preempted"), writer=writer(1))
@@ -110,6 +114,7 @@ def test_an_attempt_ends_once(store: ObjectStore) -> None:
     assert record.ended == ended(1, "preempted")
 
 
+@pytest.mark.unsound_log
 def test_a_run_is_opened_once(store: ObjectStore) -> None:
     log = laid_out(store, 5)
     forge(store, opened())

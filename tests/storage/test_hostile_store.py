@@ -52,6 +52,7 @@ def test_no_more_is_read_than_the_reader_takes(store: ObjectStore) -> None:
         store.read("a/b", at_most_bytes=999)
 
 
+@pytest.mark.unsound_log
 @pytest.mark.parametrize("size_bytes", [MAX_READ_BYTES + 1, 2**40])
 def test_an_entry_of_any_size_is_refused_in_bounded_memory(tmp_path: Path, size_bytes: int) -> None:
     filled_with_zeros(tmp_path, f"{LOG}/{entry_name(0)}", size_bytes)
@@ -119,6 +120,7 @@ def _listed(store: LocalStore) -> list[list[str]]:
     return [store.keys("runs"), store.folders("runs"), list_run_ids(store), list_aliases(store)]
 
 
+@pytest.mark.unsound_log
 def test_a_file_with_a_foreign_name_is_not_the_newest_entry(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     open_run(store)
@@ -162,6 +164,7 @@ def test_memory_is_bounded_alike() -> None:
     assert list(store.read_chunks("a")) == [bytes(10)]
 
 
+@pytest.mark.unsound_log
 @pytest.mark.parametrize(
     "prefix",
     [

@@ -160,6 +160,7 @@ def test_a_store_gives_nobody_more_than_its_user_wishes(tmp_path: Path, umask: i
     assert {path: oct(mode) for path, mode in modes.items() if mode & (umask | stat.S_IWOTH)} == {}
 
 
+@pytest.mark.unsound_log
 @pytest.mark.parametrize("place", [0, 2])
 @pytest.mark.parametrize("what", ["link", "pipe"])
 @pytest.mark.timeout(20)

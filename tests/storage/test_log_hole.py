@@ -52,6 +52,7 @@ def copied(store: ObjectStore, whole: MemoryStore) -> Callable[..., ObjectStore]
     return copy
 
 
+@pytest.mark.unsound_log
 @pytest.mark.parametrize("seq", range(ENTRIES - 1))
 def test_an_entry_that_is_missing_is_named_and_nothing_is_written(copied: Callable[..., ObjectStore], seq: int) -> None:
     store = copied(seq)
@@ -135,6 +136,7 @@ def test_a_missing_entry_that_the_fold_was_cached_at_is_a_hole_and_no_loss_to_ac
         run_log(store).refresh()
 
 
+@pytest.mark.unsound_log
 @pytest.mark.parametrize("seq", range(3))
 def test_a_missing_decision_of_a_registry_is_named_and_nothing_is_written(store: ObjectStore, seq: int) -> None:
     decision = RolledBack(alias="champion", manifest_sha256=None, by="me", why="")

@@ -332,6 +332,7 @@ def test_bytes_that_arrive_after_the_deletion_go_with_the_next_sweep(store: Obje
     assert folders(store) == [20, 30]
 
 
+@pytest.mark.unsound_log
 def test_an_alias_that_cannot_be_read_keeps_everything(store: ObjectStore) -> None:
     everything_at_once(store)
     before = store.keys("runs")

@@ -224,6 +224,7 @@ def test_files_nobody_names_any_more_are_deleted(tmp_path: Path) -> None:
     assert len(list((tmp_path / "packs").rglob("*.parquet"))) == 4
 
 
+@pytest.mark.unsound_log
 def test_a_log_that_cannot_be_believed_is_named_and_never_packed(tmp_path: Path) -> None:
     store = fill(LocalStore(tmp_path / "store"))
     key = store.keys("runs/r2/log")[-1]
