@@ -17,6 +17,10 @@ class StoreRefused(StoreUnavailable):
     """The store refused the operation, nothing happened, and a retry cannot help: no such bucket, no permission."""
 
 
+class StoreFull(StoreUnavailable):
+    """The store has no room: a sweep may make some while the operation is retried, else a person does."""
+
+
 class StoreUnsound(StorageError):
     """The store does not honour create-if-absent, so it cannot keep a run."""
 

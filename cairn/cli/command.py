@@ -17,7 +17,7 @@ from cairn.cli.app import app, describe_fields, read_examples
 from cairn.flows.errors import EXPECTED_ERRORS
 from cairn.model.errors import InvalidInput
 from cairn.reports.errors import InvalidQuery, RunNotFound
-from cairn.storage.errors import Fenced, IntegrityError, StorageError, StoreUnsound, WriterTooOld
+from cairn.storage.errors import Fenced, IntegrityError, StorageError, StoreFull, StoreUnsound, WriterTooOld
 from cairn.tasks.attempt.shutdown_signal import exit_on_notice, expect_notices
 from cairn.tasks.errors import BudgetExhausted, ConfigDrift, GateRefused, InvalidConfiguration, LiveOwner
 from cairn.tasks.policy.termination import ExitCode
@@ -29,6 +29,7 @@ _ERRORS: tuple[tuple[tuple[type[BaseException], ...], ExitCode], ...] = (
     ((GateRefused,), ExitCode.GATE_REFUSED),
     ((BudgetExhausted,), ExitCode.BUDGET_EXHAUSTED),
     ((IntegrityError,), ExitCode.INTEGRITY),
+    ((StoreFull,), ExitCode.PREEMPTED),
     ((ConfigDrift,), ExitCode.CONFIG_DRIFT),
     ((LiveOwner, Fenced), ExitCode.LIVE_OWNER),
     ((KeyboardInterrupt,), ExitCode.INTERRUPTED),

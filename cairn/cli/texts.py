@@ -188,9 +188,11 @@ def _describe_remaining(plan: "TrainingPlan", config: "RunConfig") -> Iterator[t
     every = f" and every {rules.every_seconds:g} s" if rules.every_seconds else ""
     kept = f"at most {room.kept_at_most} kept ({decimal(room.kept_at_most * room.bytes_each)})"
     schedule = f"{plan.commits:,} ahead, every {format_count(rules.every_steps, 'step')}{every}"
-    yield "checkpoints", f"{schedule}, {decimal(room.bytes_each)} each; {kept} beside those in use"
+    kept += " beside those in use"
+    yield "checkpoints", f"{schedule}, {decimal(room.bytes_each)} each; {kept}"
     free = "" if room.free_bytes is None else f", {decimal(room.free_bytes)} are free"
-    yield "room", f"the store needs {decimal(room.needed_bytes)} more for all at once{free}"
+    late = f", {decimal(room.late_bytes)} for a slow evaluator" if room.late_bytes else ""
+    yield "room", f"the store needs {decimal(room.needed_bytes)} more for all at once{late}{free}"
     yield "evaluations", f"of {format_count(plan.evaluated_commits, 'commit')}: {', '.join(plan.suites)}"
     if config.cost.gpu_hour_price is not None:
         amount = "less than 0.01" if (cost.money or 0) < 0.005 else f"{cost.money:,.2f}"

@@ -3,6 +3,7 @@
 A text too small for every tokenizer is refused here, tokenizing checks exactly. Memory and room are estimates.
 """
 
+import math
 import os
 import shutil
 import threading
@@ -36,6 +37,8 @@ from cairn.tasks.trainer.trainer_group import TrainerGroup, trainer_group
 
 _BESIDE_KEPT = 2
 """One checkpoint on its way, and one that is superseded and not yet deleted."""
+_LATE = 2
+"""One that is evaluated, and one that waits for that; with less room, a full store waits for the evaluator."""
 _SMALL_BYTES = 16 * 1024 * 1024
 """More text takes longer to tokenize than Prefect takes to import, and the run's step shows how far it is."""
 
@@ -268,12 +271,14 @@ def choose_micro_batch(config: RunConfig, vocab_size: int, memory: AvailableMemo
 class StoreRoom:
     """The room of a run's checkpoints: how many retention keeps at most, and the bytes beside those that are there.
 
-    `free_bytes` is free on the store's disk, None where there is no disk to ask.
+    `late_bytes` is for those that a slow evaluator still needs, more the slower it is; `free_bytes` is free on the
+    store's disk, None where there is no disk to ask.
     """
 
     bytes_each: int
     kept_at_most: int
     needed_bytes: int
+    late_bytes: int
     free_bytes: int | None
 
 
@@ -281,15 +286,22 @@ def store_room(
     store: object_store.ObjectStore, state: run_state.RunState, config: RunConfig, vocab_size: int
 ) -> StoreRoom:
     """Return the room that the checkpoints of a run take, beside those that it has already."""
-    rules, total, folder = config.checkpoint, config.training.steps, store.local_path("runs")
+    rules, total = config.checkpoint, config.training.steps
     commits, milestones = -(-total // rules.every_steps), total // rules.keep_every if rules.keep_every else 0
     kept = min(commits, rules.keep_last + rules.keep_best + milestones)
     each = size_estimate.checkpoint_bytes(config.model, config.training, vocab_size)
     there = sum(record.committed.bytes for record in state.live_checkpoints)
-    most = each * (kept + _BESIDE_KEPT if rules.every_seconds else min(commits, kept + _BESIDE_KEPT))
-    disk = next(parent for parent in folder.parents if parent.is_dir()) if folder else None
-    free = shutil.disk_usage(disk).free if disk else None
-    return StoreRoom(bytes_each=each, kept_at_most=kept, needed_bytes=max(0, most - there), free_bytes=free)
+    most = math.inf if rules.every_seconds else commits
+    needed, with_late = (each * min(most, kept + beside) for beside in (_BESIDE_KEPT, _BESIDE_KEPT + _LATE))
+    late, needed, free = int(with_late - needed), max(0, int(needed) - there), free_bytes(store)
+    return StoreRoom(bytes_each=each, kept_at_most=kept, needed_bytes=needed, late_bytes=late, free_bytes=free)
+
+
+def free_bytes(store: object_store.ObjectStore) -> int | None:
+    """Return what is free on the store's disk, None where there is no disk to ask."""
+    if (folder := store.local_path("runs")) is None:
+        return None
+    return shutil.disk_usage(next(parent for parent in folder.parents if parent.is_dir())).free
 
 
 def require_room(store: object_store.ObjectStore, room: StoreRoom) -> None:

@@ -5,7 +5,7 @@ The first of several processes decides data, weights and numerics, in the log; t
 
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -84,7 +84,7 @@ class ActiveRun:
         self.retry = object_store.run_retry_policy(config.checkpoint.patience_seconds, self.say)
         reader = run_log.RunLog(log.store, log.run_id)  # a log of its own, so that commits never wait for a sweep
         sweep = partial(sweep_run, reader, config.checkpoint, self.evaluation.suite.sha256)
-        self.sweep = process_scopes.BackgroundWork(sweep, self._say_sweep_stopped, name="sweep")
+        self.sweep = process_scopes.BackgroundWork(partial(self._sweep, sweep), self._say_sweep_stopped, name="sweep")
         self.overview = run_overview.RunOverview(log, host.flow_run)
         self.cancellation = flow_run.CancellationWatch(host.flow_run, host.shutdown)
 
@@ -102,6 +102,10 @@ class ActiveRun:
             reference = commit.result()
             self.say(f"  committed step {reference.step}: {reference.prefix}")
             self.sweep.start()
+
+    def _sweep(self, sweep: Callable[[], object]) -> None:
+        sweep()
+        self.log.store.reserve()  # before a checkpoint takes the room
 
     def _say_sweep_stopped(self, error: Exception) -> None:
         self.say(f"  a sweep stopped, the next one continues: {one_line(str(error), 200)}")

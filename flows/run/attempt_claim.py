@@ -20,6 +20,7 @@ def claim_next_attempt(run: ActiveRun) -> run_entries.AttemptStarted:
 
     Raises as `claim_attempt` does, and `ShutdownRequested` at a notice before the entry is written.
     """
+    run.log.store.reserve()
     config, writer, why = run.config, run.writer(), partial(preemption_notice.kubernetes_reason, os.environ)
     claimant = attempt_entries.Claimant(
         lease=config.lease,

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
-from cairn.flows.preparation.preflight import available_memory, memory_room
+from cairn.flows.preparation.preflight import available_memory, free_bytes, memory_room
 from cairn.flows.run import active_run, run_decisions
 from cairn.storage.errors import Fenced, StorageError
 from cairn.storage.logs import log_entry, run_entries, step_log
@@ -81,6 +81,7 @@ class AttemptTrainer:
     def train(self, segment: Segment) -> trainer_protocol.SegmentDone:
         """Train a segment; raises `TrainerGone` if the process exits before."""
         assert self._process is not None
+        make_room(self._run)
         done = self._process.train(segment.until, stall_seconds=segment.stall_seconds)
         self._is_stopped = done.stopped
         missing = f"no checkpoint of step {done.step}: that of step {done.behind} is still on its way"
@@ -171,6 +172,7 @@ class AttemptTrainer:
 
     def _say_waiting(self, waiting: trainer_protocol.Waiting) -> None:
         if waiting.why:
+            self._run.sweep.start()  # the store may be full
             self._run.say(f"  step {waiting.step} has waited {waiting.seconds:.0f} s for the store: {waiting.why}")
 
     def _note_step(self, record: step_log.StepRecord) -> None:
@@ -230,6 +232,13 @@ def _room(run: active_run.ActiveRun) -> MemoryRoom | None:
     except StorageError:  # no reason to write no receipt
         return None
     return memory_room(run.config, vocab_size, available_memory(run.config.training, run.group))
+
+
+def make_room(run: active_run.ActiveRun) -> None:
+    """Sweep, and wait for that, where the store's disk has no room for two more checkpoints."""
+    newest, free = run.log.state.newest_committed, free_bytes(run.log.store)
+    if newest is not None and free is not None and free < 2 * newest.committed.bytes:
+        run.sweep.finish()
 
 
 def _trainer_spec(run: active_run.ActiveRun, started: run_entries.AttemptStarted) -> trainer_protocol.TrainerSpec:

@@ -122,13 +122,16 @@ class _Sweep:
             if finding.is_over:
                 self._append(partial(unpin_entry, pin, finding.why))
             self._note(SweepKind.PIN, replace(finding, key=pin.prefix), SweepAction.UNPIN)
-        self._supersede()
+        # What needs no entry goes first: in a full store it makes the room for entries.
         for finding in self._plan(self._state, folders).staged:
             if sizes := self._store.sizes(finding.key):
                 if finding.is_over:
                     self._delete_bytes(finding.key)
                 self._note(SweepKind.STAGED, finding, SweepAction.DELETE, size=sum(sizes.values()))
-        self._discard_unfinished(unfinished)
+        unfinished = self._discard_unfinished(unfinished)
+        self._supersede()
+        for write in self._discard_unfinished(unfinished):
+            self._note(SweepKind.UNFINISHED, self._judge_unfinished(write), SweepAction.DISCARD, size=write.bytes)
         for record in self._state.live_checkpoints:  # last: a run that is deleted has nothing else left then
             if record.state == run_state.CheckpointState.SUPERSEDED:
                 self._delete_checkpoint(record)
@@ -203,28 +206,36 @@ class _Sweep:
             advice = "nothing more is deleted. Find the entry with `cairn log` and what wrote it"
             raise IntegrityError(f"{self._log.prefix}/log {problem}; {advice}")
 
-    def _discard_unfinished(self, writes: Sequence[UnfinishedWrite]) -> None:
-        folders = sorted({folder for write in writes if (folder := self._checkpoint_folder(write.key))})
-        staged = {finding.key: finding for finding in self._plan(self._state, folders).staged}
+    def _discard_unfinished(self, writes: Sequence[UnfinishedWrite]) -> list[UnfinishedWrite]:
+        """Discard the writes that are over, and return the others."""
+        kept = list[UnfinishedWrite]()
         for write in writes:
-            folder = self._checkpoint_folder(write.key)
-            record = self._state.find(folder) if folder else None
-            if folder in staged:
-                is_over, why = staged[folder].is_over, staged[folder].why
-            elif record is not None and record.state in (
-                run_state.CheckpointState.SUPERSEDED,
-                run_state.CheckpointState.DELETED,
-            ):
-                is_over, why = True, f"its checkpoint is {record.state}"
-            elif why := self._why_in_vain(write.key):
-                is_over = True
-            else:
-                is_over = write.age_seconds > STALE_SECONDS
-                why = f"unfinished for {write.age_seconds / 3600:.0f} h" if is_over else "may still be written"
-            if is_over and not self._dry_run:
+            finding = self._judge_unfinished(write)
+            if not finding.is_over:
+                kept.append(write)
+                continue
+            if not self._dry_run:
                 self._store.discard(write)
-            finding = Finding(key=write.key, is_over=is_over, why=why)
             self._note(SweepKind.UNFINISHED, finding, SweepAction.DISCARD, size=write.bytes)
+        return kept
+
+    def _judge_unfinished(self, write: UnfinishedWrite) -> Finding:
+        folder = self._checkpoint_folder(write.key)
+        staged = self._plan(self._state, [folder]).staged if folder else ()
+        record = self._state.find(folder) if folder else None
+        if staged:
+            is_over, why = staged[0].is_over, staged[0].why
+        elif record is not None and record.state in (
+            run_state.CheckpointState.SUPERSEDED,
+            run_state.CheckpointState.DELETED,
+        ):
+            is_over, why = True, f"its checkpoint is {record.state}"
+        elif why := self._why_in_vain(write.key):
+            is_over = True
+        else:
+            is_over = write.age_seconds > STALE_SECONDS
+            why = f"unfinished for {write.age_seconds / 3600:.0f} h" if is_over else "may still be written"
+        return Finding(key=write.key, is_over=is_over, why=why)
 
     def _why_in_vain(self, key: str) -> str:
         """Return why a write cannot be of use any more: its entry's number is taken, or its attempt has ended."""

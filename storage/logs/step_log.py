@@ -19,7 +19,7 @@ import msgspec
 
 from cairn.storage.errors import IntegrityError, ObjectMissing
 from cairn.storage.logs import log_entry, run_state
-from cairn.storage.stores import codec, object_store
+from cairn.storage.stores import codec, object_store, system_error
 
 MOST_STEP_LOG_BYTES = 2 * 1024**3
 """About ten million steps of one attempt; such a file is read whole."""
@@ -98,17 +98,18 @@ class StepLog:
         self._is_spool = local is None
         self.path, mode = (spool_dir / self._key.rpartition("/")[2], "w") if local is None else (local, "a")
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = open(self.path, mode, encoding="utf-8", buffering=1, opener=_open_0664)  # noqa: SIM115
+        self._file = open(self.path, f"{mode}b", buffering=0, opener=_open_0664)  # noqa: SIM115
+        self._held = b""  # what a full disk had no room for
 
     def write(self, record: StepRecord) -> None:
-        """Append one record and hand it to the operating system."""
-        self._file.write(msgspec.json.encode(record, order="sorted").decode() + "\n")
+        """Append one record and hand it to the operating system; a full disk gets it with a later one."""
+        line = msgspec.json.encode(record, order="sorted") + b"\n"
+        self._held = system_error.write_what_fits(self._file, self._held + line)
 
     def publish(self) -> None:
         """Upload the lines that the spool file, if there is one, got since the last call; a failed call is repeated."""
         if not self._is_spool:
             return
-        self._file.flush()
         with self.path.open("rb") as file:
             file.seek(self._published_bytes)
             lines = file.read()

@@ -20,8 +20,9 @@ from typing import BinaryIO
 
 import numpy as np
 
-from cairn.storage.errors import IntegrityError, NotDurable, ObjectMissing, StorageError, StoreRefused, StoreUnavailable
-from cairn.storage.stores import object_store
+from cairn.storage.errors import IntegrityError, NotDurable, ObjectMissing, StorageError, StoreFull, StoreUnavailable
+from cairn.storage.stores import object_store, store_reserve
+from cairn.storage.stores.system_error import convert_errors, link, store_error
 
 BLOCK_BYTES = 4 * 1024 * 1024
 """Enough for one request to keep a disk busy; a multiple of every disk's block."""
@@ -29,26 +30,11 @@ _ALONE_BYTES = 1024 * 1024
 """Smaller chunks are gathered: a request costs more than copying them."""
 
 
-FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-_NO_LINKS = frozenset({errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP})
-
-
 def forget_cached_bytes(path: Path) -> None:
     """Have the next read of a file come from its disk and not from memory, where the system can be asked for that."""
     if hasattr(os, "posix_fadvise"):
         with suppress(OSError), path.open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def link(file: Path, name: Path) -> None:
-    """Give a file another name, unless that is taken; raises `StoreRefused` where the file system has no hard links."""
-    try:
-        os.link(file, name)
-    except OSError as error:
-        if error.errno not in _NO_LINKS:
-            raise
-        rule = "this file system makes no hard links, which the log needs; choose another --store, such as a local disk"
-        raise StoreRefused(f"file://{name}: {error} ({rule})") from error
 
 
 class LocalStore(object_store.ObjectStore):
@@ -98,13 +84,24 @@ class LocalStore(object_store.ObjectStore):
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as missing:
             raise ObjectMissing(f"{self.url}/{key}: no such object") from missing
         except OSError as error:
-            raise _store_error(error, f"{self.url}/{key}: cannot read") from error
+            raise store_error(error, f"{self.url}/{key}: cannot read") from error
 
     def create(self, key: str, data: bytes) -> bool:
-        """Create the object if it is absent, else return False; NotDurable if it is there but its folder not synced."""
-        path = self._writable_path(key)
-        with self._temporary_file(path) as (file, temporary):
+        """Create the object if it is absent, else return False; NotDurable if it is there but its folder not synced.
+
+        On a full disk it is written into the room that `reserve` has set aside.
+        """
+        for is_full in (False, *[True] * store_reserve.FILES):
+            try:
+                return self._create(self._writable_path(key), key, data, is_full)
+            except StoreFull as error:
+                full = error
+        raise full
+
+    def _create(self, path: Path, key: str, data: bytes, is_full: bool) -> bool:
+        with self._temporary_file(path, is_full) as (file, temporary):
             file.write(data)
+            file.truncate()
             file.flush()
             os.fsync(file.fileno())
             try:
@@ -118,6 +115,9 @@ class LocalStore(object_store.ObjectStore):
                 advice = "nothing is acknowledged: check the disk, then run the same command again"
                 raise NotDurable(f"{self.url}/{key}: {problem}; {advice}") from error
             return True
+
+    def reserve(self) -> None:
+        store_reserve.fill_reserve(self._root)
 
     def write(self, key: str, data: bytes) -> None:
         self.write_stream(key, [data])
@@ -145,7 +145,10 @@ class LocalStore(object_store.ObjectStore):
         return f"{prefix}/{min(names)}" if names else None
 
     def size(self, key: str) -> int | None:
-        with _convert_errors(f"{self.url}/{key}: cannot stat"), suppress(FileNotFoundError, NotADirectoryError):
+        with (
+            convert_errors(f"{self.url}/{key}: cannot stat"),
+            suppress(FileNotFoundError, NotADirectoryError),
+        ):
             found = self.local_path(key).stat()
             return found.st_size if stat.S_ISREG(found.st_mode) else None
         return None
@@ -201,7 +204,11 @@ class LocalStore(object_store.ObjectStore):
 
     def _scan(self, prefix: str) -> list[os.DirEntry[str]]:
         path, problem = self.local_path(prefix), f"{self.url}/{prefix}: cannot list"
-        with _convert_errors(problem), suppress(FileNotFoundError, NotADirectoryError), os.scandir(path) as entries:
+        with (
+            convert_errors(problem),
+            suppress(FileNotFoundError, NotADirectoryError),
+            os.scandir(path) as entries,
+        ):
             return [entry for entry in entries if object_store.is_key(entry.name)]
         return []
 
@@ -209,23 +216,24 @@ class LocalStore(object_store.ObjectStore):
         def refuse(error: OSError) -> None:
             # An absent folder holds nothing; one that cannot be listed could hold anything.
             if not isinstance(error, FileNotFoundError | NotADirectoryError):
-                raise _store_error(error, f"{self.url}: cannot list {error.filename}") from error
+                raise store_error(error, f"{self.url}: cannot list {error.filename}") from error
 
         for folder, folders, names in os.walk(self.local_path(prefix), onerror=refuse):
             folders[:] = filter(object_store.is_key, folders)
             yield Path(folder).relative_to(self._root).as_posix(), names
 
     def _unlink(self, path: Path, problem: str) -> None:
-        with _convert_errors(problem), suppress(NotADirectoryError):
+        with convert_errors(problem), suppress(NotADirectoryError):
             path.unlink(missing_ok=True)
         with suppress(OSError):
             path.parent.rmdir()
 
     @contextmanager
-    def _temporary_file(self, path: Path) -> Iterator[tuple[BinaryIO, Path]]:
+    def _temporary_file(self, path: Path, is_full: bool = False) -> Iterator[tuple[BinaryIO, Path]]:
         temporary = path.parent / f".{path.name}.{uuid.uuid4().hex}"
+        open_file = self._open_reserve if is_full else self._open_temporary
         try:
-            with _convert_errors(f"{self.url}: cannot write {path.name}"), self._open_temporary(temporary) as file:
+            with convert_errors(f"{self.url}: cannot write {path.name}"), open_file(temporary) as file:
                 yield file, temporary
         finally:
             with suppress(OSError):
@@ -239,6 +247,11 @@ class LocalStore(object_store.ObjectStore):
             with suppress(FileNotFoundError):
                 return open(temporary, "xb", opener=_open_0664)
         return open(temporary, "xb", opener=_open_0664)
+
+    def _open_reserve(self, temporary: Path) -> BinaryIO:
+        if not store_reserve.take_reserve(self._root, temporary):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return open(temporary, "r+b")
 
     def _make_folder(self, folder: Path) -> None:
         # The process that made a folder may have died before it synced its name: each process does so once.
@@ -276,29 +289,6 @@ def fsync_path(path: Path) -> None:
 def _open_0664(path: str, flags: int) -> int:
     # Not world-writable whatever the umask: write access to a store decides what is trained.
     return os.open(path, flags, 0o664)
-
-
-@contextmanager
-def _convert_errors(problem: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise _store_error(error, problem) from error
-
-
-def _store_error(error: OSError, problem: str) -> StoreUnavailable:
-    refused = {
-        errno.EACCES: "make it writable or choose another --store",
-        errno.EROFS: "the file system is read-only; choose another --store",
-        errno.ENOTDIR: "a file stands where the store's folder should be; choose another --store",
-        errno.EEXIST: "a file stands where the store's folder should be; choose another --store",
-        errno.EPERM: "the file system forbids it, as for an immutable folder; choose another --store",
-        errno.EFBIG: "no file may grow that large here; raise `ulimit -f`, or choose another --store",
-    }
-    if hint := refused.get(error.errno or 0):
-        return StoreRefused(f"{problem}: {error} ({hint})")
-    full = "the disk is full; free space and run the same command again"
-    return StoreUnavailable(f"{problem}: {error} ({full if error.errno in FULL else 'see the cause'})")
 
 
 def write_stream(descriptor: int, chunks: Iterable[bytes | memoryview]) -> int:

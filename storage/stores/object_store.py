@@ -110,6 +110,10 @@ class ObjectStore(Protocol):
         """Delete an unfinished write if it still exists; an object that it has become stays."""
         check_key(write.key)
 
+    def reserve(self) -> None:
+        """Set room aside that `create` uses when the store is full, where that is possible."""
+        return
+
     def local_path(self, key: str) -> Path | None:
         """Return the object's file if the store is a local disk, else None."""
         check_key(key)

@@ -26,7 +26,7 @@ _REPEATS_ARE_FUTILE = frozenset(
     {TerminationReason.OOM, TerminationReason.BAD_DATA, TerminationReason.DIVERGED, TerminationReason.HUNG}
 )
 """Reasons in the run itself; a preemption or an unavailable store may happen twice at one step by chance."""
-_TWICE_IS_FUTILE = frozenset({ErrorKind.MISSING, ErrorKind.DAMAGED}) | WAITS_FOR_A_PERSON
+_TWICE_IS_FUTILE = frozenset({ErrorKind.MISSING, ErrorKind.DAMAGED, ErrorKind.REFUSED, ErrorKind.NOT_DURABLE})
 """The next claim verifies the checkpoint again; a second failure at the same step needs a person."""
 _NEED_A_REMEDY = frozenset({TerminationReason.BAD_DATA, TerminationReason.DIVERGED})
 

@@ -23,6 +23,7 @@ class ErrorKind(StrEnum):
     """The kind of an error, by which it is known in another process."""
 
     REFUSED = "refused"
+    FULL = "full"
     UNAVAILABLE = "unavailable"
     NOT_DURABLE = "not-durable"
     MISSING = "missing"
@@ -97,6 +98,7 @@ class Failure:
 
 _BY_TYPE: Mapping[type[BaseException] | tuple[type[BaseException], ...], ErrorKind] = {
     errors.StoreRefused: ErrorKind.REFUSED,
+    errors.StoreFull: ErrorKind.FULL,
     errors.NotDurable: ErrorKind.NOT_DURABLE,
     (errors.StoreUnavailable, errors.AppendUnknown): ErrorKind.UNAVAILABLE,
     errors.ObjectMissing: ErrorKind.MISSING,
@@ -130,8 +132,8 @@ _BY_KIND = {
     ErrorKind.FENCED: TerminationReason.FENCED,
     ErrorKind.BUG: TerminationReason.ERROR,
 }
-WAITS_FOR_A_PERSON = frozenset({ErrorKind.REFUSED, ErrorKind.NOT_DURABLE})
-"""Kinds that no retry cures: no permission, expired credentials, a disk that does not keep what is written."""
+WAITS_FOR_A_PERSON = frozenset({ErrorKind.REFUSED, ErrorKind.FULL, ErrorKind.NOT_DURABLE})
+"""Kinds that no retry cures: no permission, expired credentials, a disk that is full or keeps nothing."""
 _FOLDERS = re.compile(r'(?<=File ").*[/\\]')
 _RANDOM_NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d{3,}")
 """Addresses, ports and process ids, which differ although the cause is the same."""

@@ -222,9 +222,15 @@ def room_of(written: WritingRun, **checkpoint: Any) -> StoreRoom:
     return planned(written, written.config.model_copy(update={"checkpoint": rules})).room
 
 
-def test_the_room_is_for_what_is_kept_and_one_on_its_way_in_and_one_out(written: WritingRun) -> None:
+def test_the_room_is_for_what_is_kept_and_one_on_its_way_in_and_one_out(
+    written: WritingRun,
+) -> None:
     room = room_of(written, every_steps=4, keep_last=2, keep_best=1)
     assert room.needed_bytes == (2 + 1 + 2) * room.bytes_each
+
+
+def test_a_slow_evaluator_needs_room_for_two_more(written: WritingRun) -> None:
+    assert (room := room_of(written, every_steps=4)).late_bytes == 2 * room.bytes_each
 
 
 def test_there_are_never_more_checkpoints_than_commits(written: WritingRun) -> None:

@@ -12,6 +12,7 @@ from cairn.storage.errors import (
     IntegrityError,
     ObjectMissing,
     StorageError,
+    StoreFull,
     StoreUnavailable,
     StoreUnsound,
 )
@@ -45,6 +46,7 @@ ERRORS: dict[type[BaseException], int] = {
     StoreUnavailable: 1,
     ObjectMissing: 1,
     AppendUnknown: 1,
+    StoreFull: 75,
     InvalidConfiguration: 2,
     InvalidQuery: 2,
     InvalidCorpus: 2,

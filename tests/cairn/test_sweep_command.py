@@ -43,13 +43,13 @@ def test_a_dry_run_as_json_names_every_field_of_every_item(long: FabricatedRun, 
 def test_a_dry_run_says_what_and_why(long: FabricatedRun, cairn: Cairn) -> None:
     items = json.loads(cairn("sweep", "bard", "--dry-run", "--json").out)["items"]
     assert [(item["kind"], item["step"], item["action"], item["why"]) for item in items] == [
+        ("staged", 25, "delete", "attempt 1 has ended without committing it"),
+        ("staged", 40, "keep", "attempt 2 may still commit it"),
         ("checkpoint", 10, "keep", "alias champion"),
         ("checkpoint", 20, "keep", "alias champion; attempt 2 resumed from it"),
         ("checkpoint", 30, "keep", "newest 3"),
         ("checkpoint", 35, "keep", "newest 3"),
         ("checkpoint", 38, "keep", "newest 3; nothing newer to resume from"),
-        ("staged", 25, "delete", "attempt 1 has ended without committing it"),
-        ("staged", 40, "keep", "attempt 2 may still commit it"),
     ]
 
 

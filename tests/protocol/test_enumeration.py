@@ -24,7 +24,7 @@ from tests.storage.faulty_store import Death, Fault, FaultyStore
 # `url` and `local_path` ask nobody: they name a place. What is read there is the file system's business.
 # `delete_all` is tried as one `delete` after the other; `size` asks for nothing that `sizes` does not;
 # `age_seconds` only refuses, before any claim.
-NOT_OPERATIONS = frozenset({"url", "local_path", "delete_all", "size", "age_seconds"})
+NOT_OPERATIONS = frozenset({"url", "reserve", "local_path", "delete_all", "size", "age_seconds"})
 # Kinds no process of this folder appends, each with the reason.
 OTHER_KINDS: dict[str, str] = {
     "data-quarantined": "moves no checkpoint and no owner: appended like any other entry of an attempt",

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cairn.storage.errors import IntegrityError, StorageError, StoreRefused, StoreUnavailable
+from cairn.storage.errors import IntegrityError, StorageError, StoreFull, StoreRefused, StoreUnavailable
 from cairn.storage.stores.local_store import LocalStore
 from cairn.storage.stores.object_store import UnfinishedWrite
 from tests.storage.store_operations import OPERATIONS
@@ -77,7 +77,7 @@ def test_a_file_where_the_folder_should_be_holds_nothing(tmp_path: Path, operati
 @pytest.mark.parametrize(
     ("number", "kind", "hint"),
     [
-        (errno.ENOSPC, StoreUnavailable, "the disk is full"),
+        (errno.ENOSPC, StoreFull, "the disk is full"),
         (errno.EACCES, StoreRefused, "make it writable"),
         (errno.EROFS, StoreRefused, "the file system is read-only"),
         (errno.EPERM, StoreRefused, "makes no hard links"),

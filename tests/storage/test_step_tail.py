@@ -1,3 +1,5 @@
+import errno
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import pairwise
@@ -13,6 +15,7 @@ from cairn.storage.logs.step_log import (
     StepRecord,
     StepSample,
     StepTail,
+    parse_step_records,
     read_attempt_records,
     read_last_record,
     read_newest_records,
@@ -110,6 +113,30 @@ def open_log(tmp_path: Path) -> Iterator[Callable[..., StepLog]]:
 
 def record(step: int) -> StepRecord:
     return msgspec.json.decode(encoded(step), type=StepRecord)
+
+
+class FullFile:
+    """A file on a full disk: it takes ten bytes, then nothing for two calls, then all."""
+
+    def __init__(self) -> None:
+        self.data, self._answers = b"", [10, 0, 0]
+
+    def write(self, data: bytes) -> int:
+        room = self._answers.pop(0) if self._answers else len(data)
+        if not room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.data += data[:room]
+        return min(room, len(data))
+
+
+def test_step_records_that_a_full_disk_did_not_take_are_written_with_a_later_one(
+    open_log: Callable[..., StepLog], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, full = open_log(LocalStore(tmp_path)), FullFile()
+    monkeypatch.setattr(log, "_file", full)
+    for step in (1, 2, 3, 4):
+        log.write(record(step))
+    assert list(parse_step_records(full.data)) == [record(step) for step in (1, 2, 3, 4)]
 
 
 def test_a_remote_store_gets_each_line_once(open_log: Callable[..., StepLog]) -> None:

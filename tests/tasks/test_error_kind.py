@@ -18,6 +18,7 @@ from cairn.storage.errors import (
     ObjectMissing,
     SnapshotDamaged,
     StorageError,
+    StoreFull,
     StoreRefused,
     StoreUnavailable,
     WriterTooOld,
@@ -35,6 +36,7 @@ from tests.tasks.trainer_in_process import ParentEnd
 
 KINDS: list[tuple[BaseException, str]] = [
     (StoreRefused("AccessDenied"), "refused"),
+    (StoreFull("No space left"), "full"),
     (StoreUnavailable("503"), "unavailable"),
     (AppendUnknown("not settled"), "unavailable"),
     (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "unavailable"),
@@ -95,6 +97,7 @@ def test_a_connection_between_ranks_that_breaks_is_no_bug(monkeypatch: pytest.Mo
 ROWS = {
     ErrorKind.REFUSED: ("storage", "stop", 75, "stop", 4),
     ErrorKind.NOT_DURABLE: ("storage", "stop", 75, "stop", 4),
+    ErrorKind.FULL: ("storage", "stop", 75, "stop", 75),  # once room is made, the same command continues
     ErrorKind.UNAVAILABLE: ("storage", "resume", None, "resume", None),
     ErrorKind.MISSING: ("storage", "resume", None, "stop", 4),
     ErrorKind.DAMAGED: ("storage", "resume", None, "stop", 4),

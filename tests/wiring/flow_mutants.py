@@ -20,6 +20,7 @@ RULES = "flows/operations/checkpoint_offer.py"
 ALIAS = key("an_alias_and_how_much_better_it_must_become")
 ASKED = key("a_person_is_asked")
 STAY = key("which_checkpoints_stay")
+ROOM = "tests/wiring/test_short_room.py"
 GATHERED = key("how_long_other_machines_are_waited_for_and_how_many_are_enough")
 LIVE = key("how_a_live_attempt_is_recognized")
 
@@ -242,6 +243,35 @@ FLOW_MUTANTS = (
         "partial(sweep_run, reader, config.checkpoint,",
         "partial(sweep_run, reader, type(config.checkpoint)(),",
         STAY,
+    ),
+    mutant(
+        "no-sweep-while-a-store-is-full",
+        "flows/run/attempt_trainer.py",
+        "            self._run.sweep.start()  # the store may be full\n",
+        "",
+        f"{ROOM}::test_a_checkpoint_that_waits_for_its_store_starts_a_sweep",
+    ),
+    mutant(
+        "room-never-looked-for",
+        "flows/run/attempt_trainer.py",
+        "        make_room(self._run)\n",
+        "",
+        f"{ROOM}::test_room_is_looked_for_before_each_segment",
+    ),
+    mutant(
+        "nothing-set-aside",
+        CLAIM,
+        "    run.log.store.reserve()\n",
+        "",
+        f"{ROOM}::test_an_attempt_sets_room_aside_for_entries",
+    ),
+    mutant(
+        "refused-deletes-unsaid",
+        "flows/train_gpt.py",
+        "end = run.finish_sweep(end)",
+        "run.finish_sweep(end)",
+        "tests/wiring/test_refusing_store.py::"
+        "test_a_run_that_may_not_delete_what_nothing_needs_ends_as_an_error_that_says_so",
     ),
     mutant(
         "no-sweep-after-an-evaluation",

@@ -119,6 +119,20 @@ STORAGE_MUTANTS = (
         f"{HOLE}::test_an_entry_that_is_appended_while_the_newest_name_is_asked_for_is_no_hole",
     ),
     mutant(
+        "reserve-never-used",
+        "storage/stores/local_store.py",
+        "for is_full in (False, *[True] * store_reserve.FILES):",
+        "for is_full in (False,):",
+        "tests/storage/test_full_store.py::test_an_entry_finds_the_room_that_was_set_aside",
+    ),
+    mutant(
+        "orphans-deleted-after-entries",
+        "storage/checkpoints/sweep.py",
+        "        # What needs no entry goes first: in a full store it makes the room for entries.\n",
+        "        self._supersede()\n",
+        "tests/storage/test_full_store.py::test_without_anything_set_aside_a_sweep_first_deletes_what_needs_no_entry",
+    ),
+    mutant(
         "folder-fsync-forgiven",
         "storage/stores/local_store.py",
         "except (FileNotFoundError, PermissionError):\n            return",

@@ -1,0 +1,84 @@
+"""A disk with little room: what the flow sets aside, when it sweeps, and how it ends."""
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from cairn.flows.run import attempt_trainer
+from cairn.flows.run.attempt_claim import claim_next_attempt
+from cairn.flows.run.attempt_trainer import AttemptTrainer
+from cairn.storage.errors import StoreFull
+from cairn.storage.stores import store_reserve
+from cairn.tasks.policy.failures import Evidence, kind_of
+from cairn.tasks.policy.termination import EXIT_CODES, flow_outcome
+from cairn.tasks.trainer.trainer_protocol import Waiting
+from tests.wiring.flow_in_process import FlowWorld, end_with
+
+
+@dataclass
+class NotedSweep:
+    """Notes how sweeps are asked for."""
+
+    asked: list[str] = field(default_factory=list)
+
+    def start(self) -> None:
+        self.asked.append("beside training")
+
+    def finish(self) -> None:
+        self.asked.append("before it goes on")
+
+
+@pytest.fixture
+def sweep() -> NotedSweep:
+    return NotedSweep()
+
+
+def test_an_attempt_sets_room_aside_for_entries(flow: FlowWorld) -> None:
+    with flow.opened() as run:
+        claim_next_attempt(run)
+    assert len(list((flow.folder / "store" / ".reserve").iterdir())) == store_reserve.FILES
+
+
+@pytest.mark.parametrize(("checkpoints", "asked"), [(1.9, ["before it goes on"]), (2.0, [])])
+def test_a_sweep_comes_before_the_next_checkpoint_where_there_is_no_room_for_two(
+    flow: FlowWorld, monkeypatch: pytest.MonkeyPatch, sweep: NotedSweep, checkpoints: float, asked: list[str]
+) -> None:
+    flow.train()
+    newest = flow.log.state.newest_committed
+    assert newest is not None
+    free = int(checkpoints * newest.committed.bytes)
+    monkeypatch.setattr(attempt_trainer, "free_bytes", lambda store: free)
+    with flow.opened() as run:
+        run.sweep = sweep  # type: ignore[assignment]
+        attempt_trainer.make_room(run)
+    assert sweep.asked == asked
+
+
+def test_room_is_looked_for_before_each_segment(flow: FlowWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = list[object]()
+    monkeypatch.setattr(attempt_trainer, "make_room", looked.append)
+    flow.train("checkpoint.every_steps=5")
+    assert len(looked) == 4
+
+
+@pytest.mark.parametrize(("why", "asked"), [("the disk is full", ["beside training"]), ("", [])])
+def test_a_checkpoint_that_waits_for_its_store_starts_a_sweep(
+    flow: FlowWorld, sweep: NotedSweep, why: str, asked: list[str]
+) -> None:
+    with flow.opened() as run:
+        run.sweep = sweep  # type: ignore[assignment]
+        trainer = AttemptTrainer(run, claim_next_attempt(run))
+        trainer._say_waiting(Waiting(step=5, why=why, seconds=1.0))
+    assert sweep.asked == asked
+
+
+def test_a_disk_that_stays_full_is_storage_charges_nothing_and_exits_75_each_time(flow: FlowWorld) -> None:
+    error = StoreFull("No space left on device")
+    full = Evidence(store_error=str(error), store_error_kind=kind_of(error))
+    with flow.opened() as run:
+        ends = [end_with(run, full) for _ in range(3)]
+    for ended in ends:
+        outcome = flow_outcome(ended.reason, ended.decision.action, ended.decision.charged)
+        assert outcome is not None
+        assert (ended.reason, ended.decision.charged, EXIT_CODES[outcome]) == ("storage", None, 75)
+        assert "once that is mended, the same command continues" in ended.decision.reason
