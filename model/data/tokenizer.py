@@ -14,6 +14,7 @@ from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trai
 from tokenizers import Tokenizer as _Tokenizer
 
 from cairn.model.configuration.data import SMALLEST_BPE_VOCABULARY
+from cairn.model.data.fast_encoder import FastEncoder, choose_encoder
 from cairn.model.data.tokenizer_file import unknown_id_of, without_token
 from cairn.model.errors import InvalidInput
 
@@ -51,6 +52,7 @@ class Tokenizer:
         self.turned_off = tuple(_turn_off(inner))
         self._inner, self.spells_end = inner, False
         self.end_of_text_id = ends[0] if end_of_text_id is None else end_of_text_id
+        self._fast: FastEncoder | None = None
 
     @property
     def end_of_text(self) -> str:
@@ -100,6 +102,11 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """The greatest id plus one."""
         return max(self._inner.get_vocab(with_added_tokens=True).values()) + 1
+
+    def accelerate(self, sample: Iterable[str]) -> bool:
+        """Encode with the fast library from now on, if its ids are the same for a probe and a sample of the text."""
+        self._fast = choose_encoder(self.to_json(), functools.partial(_encode_flat, self._inner), sample)
+        return self._fast is not None
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode each text, in order, without special tokens."""
@@ -178,7 +185,7 @@ class Tokenizer:
         return finder if (ids == self.end_of_text_id).any() else None
 
     def _encode(self, texts: Sequence[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        ids, lengths = _encode_flat(self._inner, texts)
+        ids, lengths = self._fast.encode_flat(texts) if self._fast else _encode_flat(self._inner, texts)
         if not (marks := ids == self.end_of_text_id).any():
             return ids, lengths
         self.spells_end = True
