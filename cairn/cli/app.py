@@ -54,6 +54,7 @@ RECORDS: Mapping[str, str] = {
     "promote": "cairn.reports.queries.alias_history:AliasDecision",
     "rollback": "cairn.reports.queries.alias_history:AliasDecision",
     "export": "cairn.operations.trained_models:ExportedModel",
+    "data run.toml": "cairn.reports.queries.corpus_preview:CorpusPreview",
     "data": "cairn.reports.queries.data_summary:DataSummary",
     "import-tokens": "cairn.tasks.data.snapshot_lookup:SnapshotReference",
     "export-tokens": "cairn.cli.model_commands:ExportedFile*",
@@ -124,7 +125,7 @@ Why = Annotated[str, Parameter(name="--why", help="your reason, for the record")
 Reference = Annotated[str, Parameter(help="an alias such as champion, RUN, or RUN@STEP", completer=complete_reference)]
 Alias = Annotated[str, Parameter(name="--alias", help="the name that points at a checkpoint", completer=complete_alias)]
 SnapshotName = Annotated[
-    str, Parameter(help="a snapshot's id, at least 8 characters of it, or RUN", completer=complete_run)
+    str, Parameter(help="a snapshot's id, at least 8 characters of it, RUN, or FILE.toml", completer=complete_run)
 ]
 Overrides = Annotated[tuple[str, ...], Parameter(name="--set", negative="", help="section.key=value; may be repeated")]
 Flag = Annotated[bool, Parameter(negative="")]

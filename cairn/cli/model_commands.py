@@ -170,15 +170,27 @@ def data(
 ) -> None:
     """Show a data snapshot: sizes, sources, splits, tokenizer, left-out documents, and the origin of its text.
 
+    Of a configuration (a path that ends in .toml) the first documents as they would be trained on, and what would be
+    left out and where; the text is read once, nothing is written.
+
     Args:
         window: show this window and the documents it comes from; without it, a few windows.
         split: the side the window is counted in.
         block_size: tokens of a window [the run's, else 256].
 
     Examples:
+        cairn data run.toml
         cairn data quickstart
         cairn data 0123abcd --window 17 --split val
     """
+    if reference.endswith(".toml"):
+        from cairn.reports.queries.corpus_preview import preview_text
+        from cairn.tasks.configuration.configuration_source import configuration_folder, read_configuration
+
+        config = read_configuration(reference, overrides=(), environment=os.environ)
+        preview = preview_text(config.data, configuration_folder(reference))
+        output.print_document(preview) if json else print_blocks(*answer_text.preview_blocks(preview))
+        return
     from cairn.reports.queries.data_summary import WindowChoice, summarize_data
 
     choice = WindowChoice(window=window, split=split, block_size=block_size)

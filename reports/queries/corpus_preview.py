@@ -39,7 +39,7 @@ class FirstDocument:
 
     source: str
     place: str
-    split: SplitName
+    split: str
     bytes: int
     text: str
 
@@ -80,9 +80,14 @@ def preview_text(data: DataConfig, base_dir: Path) -> CorpusPreview:
             place, text = by_name[piece.source].place_of(piece.offset_bytes), piece.text[:_SHOWN_CHARACTERS]
             shown.append(FirstDocument(source=piece.source, place=place, split=split, bytes=piece.bytes, text=text))
     rows = (
-        LeftOut(source=name, kind=kind, documents=number, place=by_name[name].place_of(row.offset_bytes), detail=row.detail)
+        LeftOut(
+            source=name,
+            kind=kind,
+            documents=number,
+            place=by_name[name].place_of(first[name, kind].offset_bytes),
+            detail=first[name, kind].detail,
+        )
         for (name, kind), number in left.most_common(_MOST_LEFT_OUT)
-        for row in [first[name, kind]]
     )
     rejected = sum(number for (_, kind), number in left.items() if kind not in document.LEFT_OUT)
     return CorpusPreview(

@@ -8,7 +8,7 @@ from cairn.reports.text.display_tables import Columns, Table, make_table
 from cairn.tasks.text.format import format_count, format_duration, format_value, replace_unprintable, short_digest
 
 if TYPE_CHECKING:  # a command that prints one answer loads nothing for the others
-    from cairn.reports.queries import data_summary, evaluations, run_simulation, run_status
+    from cairn.reports.queries import corpus_preview, data_summary, evaluations, run_simulation, run_status
     from cairn.storage.logs import run_entries
     from cairn.storage.snapshots.snapshot_manifest import SnapshotSource
     from cairn.tasks.simulation.simulated_run import IntervalLoss
@@ -121,6 +121,38 @@ def data_blocks(summary: "data_summary.DataSummary") -> Iterator[Block]:
         yield make_table(summary.groups, groups)
     for window in summary.windows:
         yield from _window_blocks(window, summary.block_size)
+
+
+def preview_blocks(preview: "corpus_preview.CorpusPreview") -> Iterator[Block]:
+    """Yield the text of a configuration: its sizes, its sources, what is left out, and the first documents."""
+    train_bytes = preview.text_bytes - preview.val_bytes
+    yield {
+        "train": f"{train_bytes:,} bytes in {preview.train_documents:,} documents",
+        "val": f"{preview.val_bytes:,} bytes in {preview.val_documents:,} documents",
+        **({"refused": preview.refused} if preview.refused else {}),
+    }
+    yield ""
+    sources: Columns[corpus_preview.PreviewedSource] = {
+        "source": lambda item: item.name,
+        "documents": lambda item: f"{item.documents:,}",
+        "bytes": lambda item: f"{item.bytes:,}",
+        "a document is": lambda item: item.unit,
+    }
+    yield make_table(preview.sources[:_MOST_SOURCES], sources, empty="no sources")
+    if len(preview.sources) > _MOST_SOURCES:
+        yield f"and {len(preview.sources) - _MOST_SOURCES:,} more; --json lists all"
+    left: Columns[corpus_preview.LeftOut] = {
+        "left out": lambda item: f"{item.documents:,} {item.kind}",
+        "of": lambda item: item.source,
+        "the first at": lambda item: item.place,
+        "because": lambda item: item.detail,
+    }
+    yield ""
+    yield make_table(preview.left_out, left, empty="nothing is left out")
+    for item in preview.documents:
+        yield ""
+        yield f"{item.source}, {item.place}: {item.bytes:,} bytes of {item.split}"
+        yield Verbatim(replace_unprintable(item.text))
 
 
 def _window_blocks(window: "data_summary.WindowSummary", block_size: int) -> Iterator[Block]:
