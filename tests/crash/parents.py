@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 
 from tests.crash.training_command import configuration
+from tests.processes.fork_server import ROOT
 from tests.processes.waiting import prompt_seconds, wait_until
 
 SETTLED_STEPS = 6
@@ -103,6 +104,7 @@ class Killer:
         names = {"folder": folder, "config": self._config, "suite": self._suite, "settled": self._settled}
         words = [word if "\n" in word else word.format(**names) for word in self._parent.words]
         given = {"TMPDIR": str(folder / "tmp"), "CAIRN_CACHE": str(folder / "cache"), "PREFECT_API_URL": ""}
+        given |= {"PYTHONPATH": str(ROOT)}
         with (folder / "output.txt").open("wb") as output:
             process = subprocess.Popen(
                 [sys.executable, *words], env={**os.environ, **given}, stdout=output, stderr=output, cwd=folder

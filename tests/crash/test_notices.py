@@ -3,6 +3,7 @@
 Between the lines of the flow itself: tests/wiring/test_notices.py.
 """
 
+import os
 import random
 import subprocess
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.crash.training_command import Command
+from tests.processes.fork_server import ROOT
 from tests.processes.waiting import patience_seconds
 
 PROGRAM = "tests.crash.noticed_command"
@@ -29,7 +31,7 @@ QUICK = {
     "SIGTERM": "prefect_session.py:training_session",
     "SIGINT": "active_run.py:open_run",
 }
-MOMENTS = 50
+MOMENTS = int(os.environ.get("CAIRN_TEST_MOMENTS", "50"))
 
 
 class NoticedCommand(Command):
@@ -81,7 +83,8 @@ def test_a_notice_anywhere_in_a_command_ends_it_in_order(tmp_path: Path, name: s
 def test_a_notice_before_any_line_of_a_command_ends_it_in_order(tmp_path: Path, name: str) -> None:
     def at(line: int, folder: Path) -> NoticedCommand:
         folder.mkdir()
-        command = NoticedCommand(folder, "", environment={"CAIRN_CACHE": str(tmp_path / "cache")}, forked=False)
+        variables = {"CAIRN_CACHE": str(tmp_path / "cache"), "PYTHONPATH": str(ROOT)}
+        command = NoticedCommand(folder, "", environment=variables, forked=False)
         assert_in_order(command, name, command.end_at(name, str(line)))
         return command
 
