@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 MEANT: Mapping[str, frozenset[str]] = {
     "RunOpened": frozenset({"initial_weights_sha256", "smallest_writer_version", "forked_from"}),
-    "AttemptStarted": frozenset({"resumed_from", "activation_checkpointing", "faults"}),
+    "AttemptStarted": frozenset({"resumed_from", "activation_checkpointing", "faults", "claim_id"}),
+    "Heartbeat": frozenset({"claim_id"}),
     "Decision": frozenset({"charged", "micro_batch", "activation_checkpointing"}),
     "EvaluationRecorded": frozenset({"pin_id", "verdict"}),
     "EvaluationFailed": frozenset({"pin_id"}),

@@ -272,7 +272,8 @@ def _of_attempt(attempt: int, data: bytes) -> list[StepRecord]:
 
 
 def _file_name(attempt: int, claim_id: str) -> str:
-    return f"attempt-{attempt:04d}-{claim_id}" if claim_id else f"attempt-{attempt:04d}"
+    is_name = claim_id.isascii() and claim_id.isalnum()  # a log may say anything
+    return f"attempt-{attempt:04d}-{claim_id}" if is_name else f"attempt-{attempt:04d}"
 
 
 def _open_0664(path: str, flags: int) -> int:

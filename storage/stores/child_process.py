@@ -119,18 +119,20 @@ def temporary_folder(prefix: str, parent: Path | None = None) -> Generator[Path,
     folder = (parent or Path(tempfile.gettempdir())).absolute() / f"{prefix}{os.urandom(16).hex()}"
     # Schedulers signal every process of a job: the remover inherits the mask.
     unmasked = signal.pthread_sigmask(signal.SIG_BLOCK, _NOTICES)
+    remover: subprocess.Popen[bytes] | None = None
     try:
         command = [sys.executable, "-I", "-S", "-c", _REMOVER, str(folder)]
-        remover = start_child(command, stdout=DEVNULL, stderr=DEVNULL)
+        with suppress(OSError):  # no process can be started: the folder of a killed one stays
+            remover = start_child(command, stdout=DEVNULL, stderr=DEVNULL)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, unmasked)
-    assert remover.stdin is not None
     try:
         folder.mkdir(mode=0o700)
         yield folder
     finally:
-        remover.stdin.close()
-        remover.wait()
+        if remover is not None and remover.stdin is not None:
+            remover.stdin.close()
+            remover.wait()
         shutil.rmtree(folder, ignore_errors=True)
 
 

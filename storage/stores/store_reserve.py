@@ -14,8 +14,8 @@ FILES, FILE_BYTES = 16, 32 * 1024
 
 def fill_reserve(root: Path) -> None:
     """Make the files that are missing, as far as there is room."""
-    folder = root / ".reserve"
-    for file in (folder / f"{number:02}" for number in range(FILES)):
+    folder = root / "reserve"
+    for file in (folder / f"entry-{number:02}" for number in range(FILES)):
         try:
             folder.mkdir(mode=0o775, exist_ok=True)
             with open(file, "xb", opener=_open_0664) as made:
@@ -32,7 +32,7 @@ def fill_reserve(root: Path) -> None:
 
 def take_reserve(root: Path, name: Path) -> bool:
     """Give one of the files this name, and nobody else has it; returns False if none is left."""
-    folder = root / ".reserve"
+    folder = root / "reserve"
     for file in () if folder.is_symlink() or not folder.is_dir() else sorted(folder.iterdir()):
         with suppress(FileNotFoundError):  # another process was faster
             found = file.lstat()

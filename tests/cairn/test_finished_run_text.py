@@ -10,6 +10,7 @@ from cairn.storage.logs.registry import Refused, Registry
 from cairn.storage.stores.local_store import LocalStore
 from tests.commands import Cairn
 from tests.fabricated_run import FabricatedRun, fabricate, store_bard
+from tests.writing_run import open_writing_run
 
 
 def refuse(run: FabricatedRun, gate: str) -> None:
@@ -70,6 +71,8 @@ def test_the_commands_find_a_store_whose_path_has_a_space(tmp_path: Path, cairn:
 
 def test_a_fork_is_trained_by_a_command_that_finds_such_a_store(tmp_path: Path, cairn: Cairn) -> None:
     store = tmp_path / "a store"
-    store_bard(LocalStore(store))
+    run = open_writing_run(LocalStore(store), tmp_path)
+    run.start()
+    run.commit(20)
     ended = cairn("fork", "bard@20", "fork", "--store", str(store))
     assert shlex.split(ended.err.splitlines()[-1])[-2:] == ["--store", str(store)]

@@ -42,7 +42,7 @@ def test_a_network_that_learns_the_batch_is_sound_and_nothing_is_written(folder:
     found = json.loads(ended.out)
     assert (ended.code, found["sound"], found["tokens"]) == (0, True, 32)
     assert found["losses"][0] > 4 and found["losses"][-1] < 0.1 and len(found["losses"]) < 300
-    assert sorted(path.name for path in folder.iterdir()) == ["run.toml", "text.txt"]
+    assert sorted(path.name for path in folder.rglob("*") if path.is_file()) == ["run.toml", "text.txt"]
 
 
 def test_a_network_that_does_not_is_told_what_to_look_at_by_exit_code_1(folder: Path, cairn: Cairn) -> None:

@@ -20,7 +20,8 @@ def bucket(server: S3Server) -> Iterator[str]:
         files = s3fs.S3FileSystem(skip_instance_cache=True)
         for number, name in enumerate(("jsonl.zst", "jsonl.gz", "parquet", "txt")):
             shape, _, compression = name.partition(".")
-            content = packed(shaped(TEXTS, shape), f".{compression}" if compression else "")
+            plain = "\n\n".join(TEXTS).encode() if shape == "txt" else shaped(TEXTS, shape)
+            content = packed(plain, f".{compression}" if compression else "")
             files.pipe_file(f"{folder}/in/{number}/a.{name}", content)
         yield f"s3://{folder}"
 

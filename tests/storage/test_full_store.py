@@ -33,7 +33,7 @@ def full(disk: FullDisk) -> LocalStore:
 
 
 def set_aside(store: LocalStore) -> int:
-    return len(list((store.local_path("runs").parent / ".reserve").glob("*")))
+    return len(list((store.local_path("runs").parent / "reserve").glob("*")))
 
 
 def test_a_full_store_takes_no_checkpoint_and_says_so(full: LocalStore) -> None:
@@ -95,9 +95,9 @@ def test_a_file_of_somebody_else_never_becomes_an_entry(
 ) -> None:
     other = tmp_path / "letter"
     other.write_bytes(b"dear reader")
-    for file in (tmp_path / ".reserve").iterdir():
+    for file in (tmp_path / "reserve").iterdir():
         file.unlink()
-    plant(tmp_path / ".reserve" / "00", other)  # type: ignore[operator]
+    plant(tmp_path / "reserve" / "00", other)  # type: ignore[operator]
     disk.fill()
     with pytest.raises(StoreFull):
         full.create("entries/x", b"entry")
@@ -105,8 +105,8 @@ def test_a_file_of_somebody_else_never_becomes_an_entry(
 
 
 def test_a_reserve_behind_a_link_is_left_alone(full: LocalStore, tmp_path: Path) -> None:
-    (tmp_path / ".reserve").rename(tmp_path / "photos")
-    (tmp_path / ".reserve").symlink_to("photos")
+    (tmp_path / "reserve").rename(tmp_path / "photos")
+    (tmp_path / "reserve").symlink_to("photos")
     with pytest.raises(StoreFull):
         full.create("entries/x", b"entry")
     assert len(os.listdir(tmp_path / "photos")) == store_reserve.FILES

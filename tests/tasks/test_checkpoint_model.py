@@ -40,13 +40,13 @@ def test_a_checkpoint_is_opened_with_its_weights_and_the_masking_it_was_trained_
     groups = (to_group("weights", state.named_tensors()),)
     staged = stage_checkpoint(
         store,
-        target=CheckpointTarget(run_id="r", attempt=1, prefix="runs/r/c"),
+        target=CheckpointTarget(run_id="r", attempt=1, prefix="runs/r/checkpoints/c"),
         groups=groups,
         trainer=trainer_document(0),
     )
     opened = open_model(
         store,
-        CheckpointReference(step=0, attempt=1, prefix="runs/r/c", manifest_sha256=staged.manifest_sha256),
+        CheckpointReference(step=0, attempt=1, prefix="runs/r/checkpoints/c", manifest_sha256=staged.manifest_sha256),
         model=model,
         snapshot_id=snapshot.snapshot_id,
         cache_dir=tmp_path / "cache",

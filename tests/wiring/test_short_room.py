@@ -36,7 +36,7 @@ def sweep() -> NotedSweep:
 def test_an_attempt_sets_room_aside_for_entries(flow: FlowWorld) -> None:
     with flow.opened() as run:
         claim_next_attempt(run)
-    assert len(list((flow.folder / "store" / ".reserve").iterdir())) == store_reserve.FILES
+    assert len(list((flow.folder / "store" / "reserve").iterdir())) == store_reserve.FILES
 
 
 @pytest.mark.parametrize(("checkpoints", "asked"), [(1.9, ["before it goes on"]), (2.0, [])])
