@@ -208,7 +208,7 @@ STORAGE_MUTANTS = (
     mutant(
         "step-records-of-any-claim",
         "storage/logs/step_log.py",
-        'return f"attempt-{attempt:04d}-{claim_id}" if claim_id else',
+        'return f"attempt-{attempt:04d}-{claim_id}" if is_name else',
         "return",
         "tests/storage/test_step_tail.py::test_records_of_another_claim_of_this_attempt_are_not_read",
     ),
