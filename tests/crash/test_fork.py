@@ -88,5 +88,5 @@ def command_batch(command: Command) -> int:
 
 def records_of(command: Command, run: str) -> list[StepRecord]:
     """Return the surviving steps of a run."""
-    lines = read_step_records(command.store, f"runs/{run}")
+    lines = read_step_records(command.store, f"runs/{run}", state_of(command, run).attempts)
     return [point.record for point in splice(lines, state_of(command, run).attempts)]
