@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cairn.model.configuration.data import DataConfig
-from cairn.storage.snapshots.snapshot_manifest import RejectedRow, SplitName
-from cairn.tasks.data import corpus, document
+from cairn.storage.snapshots.snapshot_manifest import RejectedRow
+from cairn.tasks.data import corpus, document, snapshot_build
 from cairn.tasks.errors import InvalidConfiguration
 
 _FIRST_DOCUMENTS, _SHOWN_CHARACTERS, _MOST_LEFT_OUT = 5, 400, 20
@@ -66,19 +66,24 @@ def preview_text(data: DataConfig, base_dir: Path) -> CorpusPreview:
     by_name = {source.name: source for source in sources}
     kept, left, first = Counter[str](), Counter[tuple[str, str]](), dict[tuple[str, str], RejectedRow]()
     shown = list[FirstDocument]()
-    splits, sizes = Counter[SplitName](), Counter[SplitName]()
-    for piece in document.read_corpus(sources, deduplicate=data.deduplicate):
+
+    def note(piece: document.Piece) -> None:
         if isinstance(piece, RejectedRow):
             left[piece.source, piece.kind] += 1
             first.setdefault((piece.source, piece.kind), piece)
-            continue
-        split = piece.split(data.val_fraction)
+            return
         kept[piece.source] += 1
-        splits[split] += 1
-        sizes[split] += piece.bytes
         if len(shown) < _FIRST_DOCUMENTS:
             place, text = by_name[piece.source].place_of(piece.offset_bytes), piece.text[:_SHOWN_CHARACTERS]
+            split = piece.split(data.val_fraction)
             shown.append(FirstDocument(source=piece.source, place=place, split=split, bytes=piece.bytes, text=text))
+
+    survey = document.survey_corpus(sources, data.val_fraction, None, deduplicate=data.deduplicate, on_piece=note)
+    refused = ""
+    try:
+        snapshot_build.require_usable(survey, data)
+    except document.InvalidCorpus as problem:
+        refused = str(problem)
     rows = (
         LeftOut(
             source=name,
@@ -89,26 +94,16 @@ def preview_text(data: DataConfig, base_dir: Path) -> CorpusPreview:
         )
         for (name, kind), number in left.most_common(_MOST_LEFT_OUT)
     )
-    rejected = sum(number for (_, kind), number in left.items() if kind not in document.LEFT_OUT)
     return CorpusPreview(
         sources=tuple(
             PreviewedSource(name=source.name, bytes=source.bytes, unit=source.unit, documents=kept[source.name])
             for source in sources
         ),
-        train_documents=splits["train"],
-        val_documents=splits["val"],
-        text_bytes=sizes.total(),
-        val_bytes=sizes["val"],
+        train_documents=survey.train_documents,
+        val_documents=survey.val_documents,
+        text_bytes=survey.text_bytes,
+        val_bytes=survey.val_bytes,
         left_out=tuple(rows),
         documents=tuple(shown),
-        refused=_refusal(rejected, splits, data),
+        refused=refused,
     )
-
-
-def _refusal(rejected: int, splits: Counter[SplitName], data: DataConfig) -> str:
-    try:
-        document.require_few_rejected(rejected, splits.total(), data.max_rejected_fraction, "listed here")
-        document.require_both_splits(splits["train"], splits["val"], data.val_fraction)
-    except document.InvalidCorpus as problem:
-        return str(problem)
-    return ""

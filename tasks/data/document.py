@@ -195,12 +195,14 @@ def survey_corpus(
     *,
     deduplicate: bool,
     on_text: Callable[[int, int], None] = lambda size_bytes, documents: None,
+    on_piece: Callable[[Piece], None] = lambda piece: None,
 ) -> Survey:
-    """Read everything once; offers the train text to `sample`, and calls on_text(bytes, documents)."""
+    """Read everything once; offers the train text to `sample`, calls on_text(bytes, documents) and on_piece of each."""
     val_bytes = 0
     documents, text_bytes, rejected = Counter[SplitName](), 0, Counter[tuple[str, str]]()
     first = dict[tuple[str, str], RejectedRow]()
     for count, piece in enumerate(read_corpus(sources, deduplicate=deduplicate)):
+        on_piece(piece)
         if isinstance(piece, RejectedRow):
             rejected[piece.source, piece.kind] += piece.kind not in LEFT_OUT
             first.setdefault((piece.source, piece.kind), piece)

@@ -22,6 +22,7 @@ from cairn.storage.snapshots.snapshot_manifest import RejectedRow, SplitName
 from cairn.tasks.data.document import InvalidCorpus, Piece, RejectionKind, make_document
 from cairn.tasks.data.text_format import TextFormat
 from cairn.tasks.data.text_pieces import CHUNK_BYTES, elements_of, lines_of, pieces_of, skip_mark
+from cairn.tasks.text.format import format_list
 
 WHOLE_FILE = "whole file"
 HELD_OUT_END = "text whose end is held out"
@@ -146,20 +147,19 @@ def describe_place(stream: BinaryIO, file: TextFile, offset: int) -> str:
         with_columns = read_parquet(stream, [])
         columns = json.loads(next(with_columns).schema.metadata[COLUMNS])
         with_columns.close()
-        return f"row {offset + 1}, columns {_listed(columns)}"
+        return f"row {offset + 1}, columns {_quoted(columns)}"
     if file.format != TextFormat.JSON_LINES:
         return f"{'row' if file.unit == ROW else 'byte'} {offset}"
     text, number = decompress(stream, file.codec, file.bytes), 0
     for number, (begin, line) in enumerate(lines_of(text, LONGEST_LINE_BYTES, skip_mark(text)), 1):
         if begin >= offset:
             fields = _parse_leniently(line)
-            return f"line {number}" + (f", fields {_listed(list(fields))}" if fields else "")
+            return f"line {number}" + (f", fields {_quoted(fields)}" if fields else "")
     return f"line {number}"
 
 
-def _listed(names: list[str]) -> str:
-    shown = ", ".join(repr(name) for name in names[:_SHOWN_FIELDS])
-    return f"{shown} and {len(names) - _SHOWN_FIELDS} more" if len(names) > _SHOWN_FIELDS else shown or "none"
+def _quoted(names: Iterable[str]) -> str:
+    return format_list([repr(name) for name in names], _SHOWN_FIELDS) or "none"
 
 
 def _parse_leniently(line: bytes) -> Mapping[str, object]:

@@ -11,12 +11,12 @@ from cairn.flows.watching.run_watcher import RunWatcher, WatcherMemory
 from cairn.operations.checks import verify_run
 from cairn.storage.errors import IntegrityError
 from cairn.storage.logs.log_entry import entry_name
-from cairn.storage.logs.run_log import RunLog
 from cairn.storage.stores.local_store import LocalStore
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.checkpoints.retention import sweep_run
 from cairn.tasks.configuration.settings import CheckpointConfig
 from tests.cairn.command_folder import CONFIGURATION, TEXT
+from tests.cairn.recorded_starts import Recorded
 from tests.commands import Cairn
 from tests.fabricated_run import FabricatedRun, fabricate, promote
 from tests.memory_store import MemoryStore
@@ -82,20 +82,6 @@ def test_verify_exits_with_5_and_lists_what_is_missing_as_json(
     ended = cairn("verify", "bard", "--json", "--store", store.url)
     assert ended.code == 5
     assert any(entry_name(0) in problem for problem in json.loads(ended.out)["problems"])
-
-
-class Recorded:
-    """Continues nothing and remembers what it was told to."""
-
-    def __init__(self) -> None:
-        self.begun: list[str] = []
-
-    def begin(self, log: RunLog, *, silent_seconds: float) -> tuple[bool, str]:
-        self.begun.append(log.run_id)
-        return True, "remembered"
-
-    def where(self, run_id: str) -> str:
-        return "here"
 
 
 @pytest.fixture

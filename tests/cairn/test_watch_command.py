@@ -18,10 +18,10 @@ from cairn.flows.watching.run_watcher import Continuation, ContinuationHere, Run
 from cairn.storage.errors import StoreUnavailable
 from cairn.storage.logs.log_entry import Writer
 from cairn.storage.logs.registry import Registry, RegistryState
-from cairn.storage.logs.run_log import RunLog
 from cairn.storage.stores.local_store import LocalStore
 from cairn.tasks.machine.placement import boot_id, this_placement
 from tests import fabricated_run
+from tests.cairn.recorded_starts import Recorded
 from tests.commands import Cairn
 from tests.entries import NOON, gone_placement
 from tests.fabricated_run import FabricatedRun, promote
@@ -31,23 +31,6 @@ fabricate = partial(fabricated_run.fabricate, nodes_wanted=1)  # a watcher leave
 
 ABANDONED = pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")  # as a watcher does
 SLEEPS = (sys.executable, "-c", "import signal; signal.pause()")
-
-
-class Recorded:
-    """Continues nothing and remembers what it was told to."""
-
-    def __init__(self, fails: str = "") -> None:
-        self.begun: list[str] = []
-        self._fails = fails
-
-    def begin(self, log: RunLog, *, silent_seconds: float) -> tuple[bool, str]:
-        if log.run_id == self._fails:
-            raise RuntimeError("no process can be started")
-        self.begun.append(log.run_id)
-        return True, "remembered"
-
-    def where(self, run_id: str) -> str:
-        return "here"
 
 
 class Clock:

@@ -9,28 +9,14 @@ from cairn.flows.watching.run_watcher import RunWatcher, WatcherMemory, WatchRow
 from cairn.storage.logs import run_index
 from cairn.storage.logs.log_entry import entry_name
 from cairn.storage.logs.run_index import INDEX_FOLDER, RunIndex
-from cairn.storage.logs.run_log import RunLog
 from cairn.storage.stores.object_store import ObjectStore
+from tests.cairn.recorded_starts import Recorded
 from tests.fabricated_run import FabricatedRun, fabricate, promote
 from tests.memory_store import MemoryStore
 from tests.storage.faulty_store import FaultyStore
 
 RUNS, OPEN = 1_000, 100
 INDEX_KEY = f"{INDEX_FOLDER}/00000.json"
-
-
-class Recorded:
-    """Continues nothing and remembers what it was told to."""
-
-    def __init__(self) -> None:
-        self.begun: list[str] = []
-
-    def begin(self, log: RunLog, *, silent_seconds: float) -> tuple[bool, str]:
-        self.begun.append(log.run_id)
-        return True, "remembered"
-
-    def where(self, run_id: str) -> str:
-        return "here"
 
 
 @pytest.fixture

@@ -15,8 +15,7 @@ from cairn.storage.logs.log_entry import CheckpointReference
 from cairn.storage.logs.run_state import AttemptRecord, RunState
 from cairn.storage.logs.step_log import StepRecord, splice
 from cairn.tasks.evaluator.curve_reader import CurveReader
-from cairn.tasks.policy.curve_fold import FOLDED_STEPS, CurveFold
-from cairn.tasks.policy.curve_statistics import Curve
+from cairn.tasks.policy.curve_statistics import FOLDED_STEPS, Curve, CurveFold
 from cairn.tasks.policy.curve_verdict import judge
 from tests.entries import NOON, started
 from tests.full_amount import FULL

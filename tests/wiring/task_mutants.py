@@ -191,7 +191,7 @@ TASK_MUTANTS = (
     ),
     mutant(
         "verdict-on-the-gradients",
-        "tasks/policy/curve_fold.py",
+        "tasks/policy/curve_statistics.py",
         "self._losses.append(record.train_loss)",
         "self._losses.append(record.grad_norm or 0.0)",
         key("how_far_the_held_out_loss_may_lie_above"),
