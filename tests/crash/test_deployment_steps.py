@@ -16,6 +16,7 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterDeploymen
 from prefect.client.schemas.objects import FlowRun
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
+from cairn.flows.orchestrator import server_setup
 from cairn.flows.orchestrator.server_setup import ACCELERATORS, QUEUES, StoreCredentials, accelerator_slot, set_up
 from cairn.flows.watching.deployed_continuation import name_successor
 from cairn.storage.logs.run_log import RunLog
@@ -110,8 +111,9 @@ def test_without_an_answer_of_the_api_the_end_stays_as_it_was_and_one_line_says_
 
 
 @pytest.fixture
-def one_place(client: SyncPrefectClient) -> Iterator[None]:
-    """A limit of one flow run."""
+def one_place(client: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A limit of one flow run, on a server that may be slow to answer."""
+    monkeypatch.setattr(server_setup, "_ANSWER_SECONDS", 120.0)
     pool = WorkPoolCreate(name=f"pool-{uuid4().hex[:8]}", type="process")
     run_set_up(pool, accelerators=1)
     yield
