@@ -45,6 +45,8 @@ LOCAL_HOSTS = frozenset({"127.0.0.1", "::1", "localhost", "0.0.0.0", ""})
 
 _OWNS_SESSION = pytest.StashKey[bool]()
 _FOLDERS = itertools.count()
+_PREFECTS_SETTINGS = list[object]()
+"""Those of this process, once Prefect has been imported."""
 
 sys.dont_write_bytecode = False  # whatever the caller's variables say: the tests of another session begin sooner
 restrict_this_process()  # now, since the conftest of a folder may import torch
@@ -168,6 +170,17 @@ def tmp_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     is_judged = crc32(request.node.nodeid.encode()) % share_of(3) == 0
     if is_judged and request.node.get_closest_marker("unsound_log") is None:
         judge_files(folder)
+
+
+@pytest.fixture(autouse=True)
+def prefects_own_settings() -> Iterator[None]:
+    """Leave Prefect's settings as a test found them: a command in this process takes its environment's for good."""
+    yield
+    if context := sys.modules.get("prefect.context"):
+        if not _PREFECTS_SETTINGS:
+            context.refresh_global_settings_context()  # imported during this test: from the environment after it
+            _PREFECTS_SETTINGS.append(context.GLOBAL_SETTINGS_CONTEXT)
+        context.__dict__["GLOBAL_SETTINGS_CONTEXT"] = _PREFECTS_SETTINGS[0]
 
 
 @pytest.fixture(autouse=True, scope="session")

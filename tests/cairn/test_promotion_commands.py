@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from cairn.flows.run.run_decisions import PromotionApproval, ask, describe
 from cairn.operations.person_decisions import roll_back
@@ -121,8 +120,7 @@ def test_a_promotion_by_hand_carries_the_persons_words(bard: FabricatedRun, cair
 
 def test_nobody_is_asked_where_no_server_is_named(bard: FabricatedRun, store: LocalStore) -> None:
     run: Any = SimpleNamespace(flow_run_id="0" * 8 + "-0000-0000-0000-" + "0" * 12)
-    with temporary_settings(restore_defaults={PREFECT_API_URL}):  # other tests of this process name one
-        answer = ask(run, Registry(store, "champion"), champion(store), 60)
+    answer = ask(run, Registry(store, "champion"), champion(store), 60)
     assert isinstance(answer, str) and "PREFECT_API_URL" in answer
 
 

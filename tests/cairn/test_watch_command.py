@@ -12,7 +12,6 @@ from typing import Any
 
 import psutil
 import pytest
-from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from cairn.flows.watching.run_watcher import Continuation, ContinuationHere, RunWatcher, WatcherMemory, WatchRow
 from cairn.storage.errors import StoreUnavailable
@@ -403,6 +402,5 @@ def test_numbers_of_a_single_look_are_refused(cairn: Cairn, option: tuple[str, .
 
 
 def test_a_deployment_without_a_server_is_a_usage_error(cairn: Cairn) -> None:
-    with temporary_settings(restore_defaults={PREFECT_API_URL}):  # other tests of this process name one
-        ended = cairn("watch", "--once", "--deployment", "train-gpt/train-gpt")
+    ended = cairn("watch", "--once", "--deployment", "train-gpt/train-gpt")
     assert ended.code == 2 and "PREFECT_API_URL" in ended.err
