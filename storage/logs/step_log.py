@@ -19,7 +19,7 @@ import msgspec
 
 from cairn.storage.errors import IntegrityError, ObjectMissing
 from cairn.storage.logs import log_entry, run_state
-from cairn.storage.stores import codec, object_store, system_error
+from cairn.storage.stores import codec, local_disk, object_store
 
 MOST_STEP_LOG_BYTES = 2 * 1024**3
 """About ten million steps of one attempt; such a file is read whole."""
@@ -104,7 +104,7 @@ class StepLog:
     def write(self, record: StepRecord) -> None:
         """Append one record and hand it to the operating system; a full disk gets it with a later one."""
         line = msgspec.json.encode(record, order="sorted") + b"\n"
-        self._held = system_error.write_what_fits(self._file, self._held + line)
+        self._held = local_disk.write_what_fits(self._file, self._held + line)
 
     def publish(self) -> None:
         """Upload the lines that the spool file, if there is one, got since the last call; a failed call is repeated."""

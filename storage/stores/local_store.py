@@ -21,8 +21,7 @@ from typing import BinaryIO
 import numpy as np
 
 from cairn.storage.errors import IntegrityError, NotDurable, ObjectMissing, StorageError, StoreFull, StoreUnavailable
-from cairn.storage.stores import object_store, store_reserve
-from cairn.storage.stores.system_error import convert_errors, link, store_error
+from cairn.storage.stores import local_disk, object_store
 
 BLOCK_BYTES = 4 * 1024 * 1024
 """Enough for one request to keep a disk busy; a multiple of every disk's block."""
@@ -84,14 +83,14 @@ class LocalStore(object_store.ObjectStore):
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as missing:
             raise ObjectMissing(f"{self.url}/{key}: no such object") from missing
         except OSError as error:
-            raise store_error(error, f"{self.url}/{key}: cannot read") from error
+            raise local_disk.store_error(error, f"{self.url}/{key}: cannot read") from error
 
     def create(self, key: str, data: bytes) -> bool:
         """Create the object if it is absent, else return False; NotDurable if it is there but its folder not synced.
 
         On a full disk it is written into the room that `reserve` has set aside.
         """
-        for is_full in (False, *[True] * store_reserve.FILES):
+        for is_full in (False, *[True] * local_disk.FILES):
             try:
                 return self._create(self._writable_path(key), key, data, is_full)
             except StoreFull as error:
@@ -105,7 +104,7 @@ class LocalStore(object_store.ObjectStore):
             file.flush()
             os.fsync(file.fileno())
             try:
-                link(temporary, path)
+                local_disk.link(temporary, path)
             except FileExistsError:
                 return False
             try:
@@ -117,7 +116,7 @@ class LocalStore(object_store.ObjectStore):
             return True
 
     def reserve(self) -> None:
-        store_reserve.fill_reserve(self._root)
+        local_disk.fill_reserve(self._root)
 
     def write(self, key: str, data: bytes) -> None:
         self.write_stream(key, [data])
@@ -146,7 +145,7 @@ class LocalStore(object_store.ObjectStore):
 
     def size(self, key: str) -> int | None:
         with (
-            convert_errors(f"{self.url}/{key}: cannot stat"),
+            local_disk.convert_errors(f"{self.url}/{key}: cannot stat"),
             suppress(FileNotFoundError, NotADirectoryError),
         ):
             found = self.local_path(key).stat()
@@ -205,7 +204,7 @@ class LocalStore(object_store.ObjectStore):
     def _scan(self, prefix: str) -> list[os.DirEntry[str]]:
         path, problem = self.local_path(prefix), f"{self.url}/{prefix}: cannot list"
         with (
-            convert_errors(problem),
+            local_disk.convert_errors(problem),
             suppress(FileNotFoundError, NotADirectoryError),
             os.scandir(path) as entries,
         ):
@@ -216,14 +215,14 @@ class LocalStore(object_store.ObjectStore):
         def refuse(error: OSError) -> None:
             # An absent folder holds nothing; one that cannot be listed could hold anything.
             if not isinstance(error, FileNotFoundError | NotADirectoryError):
-                raise store_error(error, f"{self.url}: cannot list {error.filename}") from error
+                raise local_disk.store_error(error, f"{self.url}: cannot list {error.filename}") from error
 
         for folder, folders, names in os.walk(self.local_path(prefix), onerror=refuse):
             folders[:] = filter(object_store.is_key, folders)
             yield Path(folder).relative_to(self._root).as_posix(), names
 
     def _unlink(self, path: Path, problem: str) -> None:
-        with convert_errors(problem), suppress(NotADirectoryError):
+        with local_disk.convert_errors(problem), suppress(NotADirectoryError):
             path.unlink(missing_ok=True)
         with suppress(OSError):
             path.parent.rmdir()
@@ -233,7 +232,7 @@ class LocalStore(object_store.ObjectStore):
         temporary = path.parent / f".{path.name}.{uuid.uuid4().hex}"
         open_file = self._open_reserve if is_full else self._open_temporary
         try:
-            with convert_errors(f"{self.url}: cannot write {path.name}"), open_file(temporary) as file:
+            with local_disk.convert_errors(f"{self.url}: cannot write {path.name}"), open_file(temporary) as file:
                 yield file, temporary
         finally:
             with suppress(OSError):
@@ -249,7 +248,7 @@ class LocalStore(object_store.ObjectStore):
         return open(temporary, "xb", opener=_open_0664)
 
     def _open_reserve(self, temporary: Path) -> BinaryIO:
-        if not store_reserve.take_reserve(self._root, temporary):
+        if not local_disk.take_reserve(self._root, temporary):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return open(temporary, "r+b")
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cairn.storage.errors import ObjectMissing, StorageError, StoreRefused, StoreUnavailable, StoreUnsound
-from cairn.storage.stores import system_error
+from cairn.storage.stores import local_disk
 from cairn.storage.stores.object_store import ObjectStore
 
 _STEP_SECONDS = 0.02
@@ -68,7 +68,7 @@ def require_links(store: ObjectStore) -> None:
         with suppress(OSError), tempfile.TemporaryDirectory(prefix=".cairn-", dir=folder) as there:
             file = Path(there) / "file"
             file.touch()
-            system_error.link(file, file.with_name("link"))
+            local_disk.link(file, file.with_name("link"))
     except StoreRefused as refused:
         raise _unsound(store, str(refused)) from refused
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cairn.storage.errors import StoreFull
-from cairn.storage.stores import store_reserve
+from cairn.storage.stores import local_disk
 from cairn.storage.stores.local_store import LocalStore
 from cairn.tasks.checkpoints.retention import sweep_run
 from cairn.tasks.configuration.settings import CheckpointConfig
@@ -43,7 +43,7 @@ def test_a_full_store_takes_no_checkpoint_and_says_so(full: LocalStore) -> None:
 
 def test_an_entry_finds_the_room_that_was_set_aside(full: LocalStore) -> None:
     assert full.create("entries/x", b"entry") and full.read("entries/x") == b"entry"
-    assert set_aside(full) == store_reserve.FILES - 1
+    assert set_aside(full) == local_disk.FILES - 1
 
 
 def test_an_entry_whose_name_is_taken_is_not_there_twice_on_a_full_disk_either(full: LocalStore) -> None:
@@ -52,7 +52,7 @@ def test_an_entry_whose_name_is_taken_is_not_there_twice_on_a_full_disk_either(f
 
 
 def test_where_nothing_is_left_of_it_the_store_is_full(full: LocalStore, disk: FullDisk) -> None:
-    for number in range(store_reserve.FILES):
+    for number in range(local_disk.FILES):
         assert full.create(f"entries/{number}", b"x")
         disk.fill()  # others take what was left over
     with pytest.raises(StoreFull):
@@ -83,10 +83,10 @@ def test_what_was_used_is_set_aside_again_where_there_is_room(full: LocalStore, 
     full.create("entries/x", b"entry")
     disk.fill()
     full.reserve()
-    assert set_aside(full) == store_reserve.FILES - 1
+    assert set_aside(full) == local_disk.FILES - 1
     disk.most_bytes *= 2
     full.reserve()
-    assert set_aside(full) == store_reserve.FILES
+    assert set_aside(full) == local_disk.FILES
 
 
 @pytest.mark.parametrize("plant", [Path.symlink_to, Path.hardlink_to], ids=["symbolic link", "hard link"])
@@ -109,7 +109,7 @@ def test_a_reserve_behind_a_link_is_left_alone(full: LocalStore, tmp_path: Path)
     (tmp_path / "reserve").symlink_to("photos")
     with pytest.raises(StoreFull):
         full.create("entries/x", b"entry")
-    assert len(os.listdir(tmp_path / "photos")) == store_reserve.FILES
+    assert len(os.listdir(tmp_path / "photos")) == local_disk.FILES
 
 
 ROOM = range(0, 30_000, 150 * share_of(20))
@@ -120,7 +120,7 @@ ROOM = range(0, 30_000, 150 * share_of(20))
 def test_a_disk_that_is_full_at_any_moment_costs_no_commit_and_a_sweep_lets_the_run_go_on(
     disk: FullDisk, room: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_reserve, "FILE_BYTES", 2048)
+    monkeypatch.setattr(local_disk, "FILE_BYTES", 2048)
     store = LocalStore(disk.root)
     store.reserve()
     log = run_with_commits(store, 10)

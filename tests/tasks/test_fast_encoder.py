@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as LibraryTokenizer
 
-from cairn.model.data import fast_encoder
-from cairn.model.data.fast_encoder import FastEncoder, FlatIds, choose_encoder
-from cairn.model.data.tokenizer import Tokenizer
+from cairn.model.data import tokenizer
+from cairn.model.data.tokenizer import FastEncoder, FlatIds, Tokenizer, choose_encoder
 from tests.tasks.tokenizer_kinds import KINDS, TEXTS
 
 FEW_CHARACTERS = ("é x", "漢字 漢1")
@@ -21,7 +20,7 @@ FEW_CHARACTERS = ("é x", "漢字 漢1")
 
 @pytest.fixture(autouse=True)
 def few_characters(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fast_encoder, "_every_character", lambda: iter([FEW_CHARACTERS]))
+    monkeypatch.setattr(tokenizer, "_every_character", lambda: iter([FEW_CHARACTERS]))
 
 
 @cache

@@ -121,7 +121,7 @@ STORAGE_MUTANTS = (
     mutant(
         "reserve-never-used",
         "storage/stores/local_store.py",
-        "for is_full in (False, *[True] * store_reserve.FILES):",
+        "for is_full in (False, *[True] * local_disk.FILES):",
         "for is_full in (False,):",
         "tests/storage/test_full_store.py::test_an_entry_finds_the_room_that_was_set_aside",
     ),

@@ -8,7 +8,7 @@ from cairn.flows.run import attempt_trainer
 from cairn.flows.run.attempt_claim import claim_next_attempt
 from cairn.flows.run.attempt_trainer import AttemptTrainer
 from cairn.storage.errors import StoreFull
-from cairn.storage.stores import store_reserve
+from cairn.storage.stores import local_disk
 from cairn.tasks.policy.failures import Evidence, kind_of
 from cairn.tasks.policy.termination import EXIT_CODES, flow_outcome
 from cairn.tasks.trainer.trainer_protocol import Waiting
@@ -36,7 +36,7 @@ def sweep() -> NotedSweep:
 def test_an_attempt_sets_room_aside_for_entries(flow: FlowWorld) -> None:
     with flow.opened() as run:
         claim_next_attempt(run)
-    assert len(list((flow.folder / "store" / "reserve").iterdir())) == store_reserve.FILES
+    assert len(list((flow.folder / "store" / "reserve").iterdir())) == local_disk.FILES
 
 
 @pytest.mark.parametrize(("checkpoints", "asked"), [(1.9, ["before it goes on"]), (2.0, [])])

@@ -1,15 +1,22 @@
-"""The meaning of an operating system's error for a store on its disk: refused, full or unavailable; with what to do."""
+"""A disk of this machine: the meaning of its errors, with advice, and the room that is set aside on it.
+
+That room is small files. A log's entry overwrites one in place when the disk is full, so that no other writer can be
+faster in taking the room that the entry needs.
+"""
 
 import errno
 import os
+import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
 from cairn.storage.errors import StoreFull, StoreRefused, StoreUnavailable
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+FILES, FILE_BYTES = 16, 32 * 1024
+"""More than the entries between two deletions: each evaluation, supersession and deletion is one."""
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP})
 
 
@@ -59,3 +66,37 @@ def store_error(error: OSError, problem: str) -> StoreUnavailable:
     if error.errno in FULL:
         return StoreFull(f"{problem}: {error} (the disk is full; free space and run the same command again)")
     return StoreUnavailable(f"{problem}: {error} (see the cause)")
+
+
+def fill_reserve(root: Path) -> None:
+    """Make the files that are missing, as far as there is room."""
+    folder = root / "reserve"
+    for file in (folder / f"entry-{number:02}" for number in range(FILES)):
+        try:
+            folder.mkdir(mode=0o775, exist_ok=True)
+            with open(file, "xb", opener=_open_0664) as made:
+                made.write(bytes(FILE_BYTES))
+                made.flush()
+                os.fsync(made.fileno())
+        except FileExistsError:
+            continue
+        except OSError:  # half a file would never be filled
+            with suppress(OSError):
+                file.unlink()
+            return
+
+
+def take_reserve(root: Path, name: Path) -> bool:
+    """Give one of the files this name, and nobody else has it; returns False if none is left."""
+    folder = root / "reserve"
+    for file in () if folder.is_symlink() or not folder.is_dir() else sorted(folder.iterdir()):
+        with suppress(FileNotFoundError):  # another process was faster
+            found = file.lstat()
+            if stat.S_ISREG(found.st_mode) and found.st_nlink == 1:  # nothing that has another name
+                os.rename(file, name)
+                return True
+    return False
+
+
+def _open_0664(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o664)
