@@ -26,7 +26,7 @@ def test_every_receipt_has_the_right_reason(scarred: Command) -> None:
 
 def test_every_receipt_names_the_fault_that_was_injected_and_only_the_last_has_none(scarred: Command) -> None:
     kinds = [[fault.partition("@")[0] for fault in ended.injected] for ended in receipts(scarred)]
-    assert kinds == [["preempt"], ["kill"], ["bad-data"], ["hang"], ["oom"], []]
+    assert kinds == [["pause", "preempt"], ["kill"], ["bad-data"], ["hang"], ["oom"], []]
 
 
 def test_every_budget_has_the_right_charge(scarred: Command) -> None:
