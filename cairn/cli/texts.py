@@ -13,7 +13,14 @@ from cairn.cli.app import store_option
 from cairn.reports.text import answer_text, display_tables
 from cairn.storage.logs import registry, run_log
 from cairn.storage.stores.codec import decode, encode
-from cairn.tasks.text.format import describe_split, format_count, format_duration, format_list, short_digest
+from cairn.tasks.text.format import (
+    describe_mixture,
+    describe_split,
+    format_count,
+    format_duration,
+    format_list,
+    short_digest,
+)
 from cairn.tasks.text.output import print_facts, print_line, print_table, say, write_json
 
 if TYPE_CHECKING:
@@ -161,6 +168,8 @@ def describe_plan(plan: "TrainingPlan", config: "RunConfig") -> Iterator[tuple[s
         files = f"{files} ({format_list([*data.sources], 4)})"
     split = "" if train is None or val is None else f", {describe_split(train, val, unit, data.val_fraction)}"
     yield "data", "; ".join((f"{begin}: {files}{split}", *data.notes))
+    if config.data.mixture:
+        yield "draws", describe_mixture(config.data.mixture)
     shape = f"{format_count(model.n_layer, 'layer')}, {format_count(model.n_head, 'head')}, width {model.n_embd}"
     vocabulary = f"{data.vocab_size:,} ids{'' if data.snapshot_id else ' at most'}, block {model.block_size:,}"
     yield "model", f"{config.model_family}: {plan.parameters:,} parameters ({shape}, {vocabulary})"

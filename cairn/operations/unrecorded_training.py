@@ -258,7 +258,7 @@ def _find_text(config: RunConfig, log: RunLog, base_dir: Path, folder: Path) -> 
             file.write(f"{document.text}\n")
             if (wanted := wanted - document.bytes) <= 0:
                 break
-    data = config.data.model_copy(update={"sources": (str(beginning),), "weights": (), "split": "end"})
+    data = config.data.model_copy(update={"sources": (str(beginning),), "weights": (), "stages": (), "split": "end"})
     return store, build_snapshot(store, data, base_dir).snapshot_id
 
 
@@ -273,7 +273,7 @@ def _spec(
         attempt=1,
         store_url=store.url,
         snapshot_id=snapshot_id,
-        data=config.data.model_copy(update={"weights": ()}),
+        data=config.data.model_copy(update={"weights": (), "stages": ()}),
         model=config.model.model_copy(update={"dropout": 0.0}),
         training=config.training.model_copy(update={**few, **steady}),
         micro_batch=WINDOWS,

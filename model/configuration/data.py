@@ -2,14 +2,15 @@
 
 import math
 import posixpath
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import pairwise
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from cairn.model.configuration.network import Positive, PositiveNumber, Section
+from cairn.model.configuration.network import NotNegativeNumber, Positive, Section
 from cairn.model.errors import InvalidInput
 
 SMALLEST_BPE_VOCABULARY = 257
@@ -18,6 +19,15 @@ LONGEST_PERIOD = 2**30
 """Above it the products of a mixture's schedule do not fit 64 bits; weights of up to nine decimal digits stay below."""
 SNAPSHOT_SOURCE = "snapshot:"
 SHORTEST_SNAPSHOT_ID = 8
+
+
+class WeightStage(Section, use_attribute_docstrings=True):
+    """Other weights of the sources from a step on, a table for each such step."""
+
+    step: Positive
+    """steps that are complete when these weights begin"""
+    weights: tuple[NotNegativeNumber, ...]
+    """as data.weights; 0 draws nothing from a source until another stage does"""
 
 
 class DataConfig(Section, use_attribute_docstrings=True):
@@ -59,8 +69,10 @@ class DataConfig(Section, use_attribute_docstrings=True):
     is refused"""
     deduplicate: bool = False
     """leave out documents that are byte for byte equal to an earlier one"""
-    weights: tuple[PositiveNumber, ...] = ()
+    weights: tuple[NotNegativeNumber, ...] = ()
     """proportions in which windows are drawn from the sources, one for each; none: all text alike"""
+    stages: tuple[WeightStage, ...] = ()
+    """steps from which other weights hold; every source goes on where it stopped"""
 
     @field_validator("tokenizer")
     @classmethod
@@ -84,16 +96,29 @@ class DataConfig(Section, use_attribute_docstrings=True):
     @model_validator(mode="after")
     def _weights_fit_sources(self) -> Self:
         if not self.weights:
+            if self.stages:
+                raise ValueError("stages: change weights, and there are none; add data.weights, which hold from step 0")
             return self
-        if (count := len(self.weights)) != len(self.sources):
-            raise ValueError(f"weights: {count} of them, must be as many as the {len(self.sources)} sources")
+        if later := [after.step for before, after in pairwise(self.stages) if after.step <= before.step]:
+            raise ValueError(f"stages: step {later[0]} must be greater than that of the stage before")
+        for step, weights in self.weights_by_step.items():
+            name = f"stages: from step {step}" if step else "weights"
+            if (count := len(weights)) != len(self.sources):
+                raise ValueError(f"{name}: {count} of them, must be as many as the {len(self.sources)} sources")
+            try:
+                require_short_period(weights)
+            except InvalidInput as error:
+                raise ValueError(f"{name}: {error}") from error
+        unused = [
+            source
+            for source, *given in zip(self.sources, *self.weights_by_step.values(), strict=True)
+            if not any(given)
+        ]
+        if unused:
+            raise ValueError(f"weights: {unused[0]!r} has 0 from the first step to the last; leave it out of sources")
         twice = sorted({name for name in self.source_names if self.source_names.count(name) > 1})
         if twice:
             raise ValueError(f"sources name {twice[0]!r} twice; with weights every source is named once")
-        try:
-            require_short_period(self.weights)
-        except InvalidInput as error:
-            raise ValueError(str(error)) from error
         return self
 
     @model_validator(mode="after")
@@ -125,6 +150,22 @@ class DataConfig(Section, use_attribute_docstrings=True):
         if twice := sorted({*self.sources} & {*self.val_sources}):
             raise ValueError(f"val_sources: {twice[0]!r} is named by sources too; held-out text is not trained on")
         return self
+
+    @property
+    def weights_by_step(self) -> Mapping[int, tuple[float, ...]]:
+        """The weights from step 0 and from the step of each stage on; empty without weights."""
+        return {0: self.weights, **{stage.step: stage.weights for stage in self.stages}} if self.weights else {}
+
+    @property
+    def mixture(self) -> tuple["MixtureStage", ...]:
+        """The shares of the draws from each of those steps on, in order."""
+        return tuple(
+            MixtureStage(
+                from_step=step,
+                shares=dict(zip(self.sources, (weight / sum(weights) for weight in weights), strict=True)),
+            )
+            for step, weights in self.weights_by_step.items()
+        )
 
     def placed(self, source: str) -> Literal["train", "val"] | None:
         """Return the split of all documents of an entry; None where each has its own."""
@@ -159,6 +200,14 @@ class DataConfig(Section, use_attribute_docstrings=True):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class MixtureStage:
+    """The share of the draws, 0 to 1, that each source has from a step on."""
+
+    from_step: int
+    shares: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TrainedBefore:
     """The steps, samples and tokens of the runs that a fork was forked from, up to its first step.
 
@@ -187,6 +236,8 @@ def require_short_period(weights: Sequence[float]) -> None:
     """Raise `InvalidInput` for no weights, and for weights whose period is too long for 64-bit arithmetic."""
     if not weights:
         raise InvalidInput("weights is empty; a mixture needs at least one component")
+    if not any(weights):
+        raise InvalidInput(f"weights={tuple(weights)} draw nothing; at least one must be above 0")
     period = sum(draw_shares(weights))
     if period > LONGEST_PERIOD:
         rule = f"must be at most {LONGEST_PERIOD}; round them to fewer digits"

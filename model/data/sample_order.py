@@ -9,6 +9,7 @@ Rackoff 1988 (Feistel); Steele, Lea and Flood 2014, "Fast Splittable Pseudorando
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,11 +52,15 @@ class Permutation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Component:
-    """Windows [first_window, first_window + window_count) of one source; `weight` is relative to the others'."""
+    """Windows [first_window, first_window + window_count) of one source.
+
+    `weight` is relative to the others', and `later_weights` in each stage of the order.
+    """
 
     first_window: int
     window_count: int
     weight: float = 1.0
+    later_weights: tuple[float, ...] = ()
 
     @property
     def end_window(self) -> int:
@@ -95,6 +100,7 @@ def window_range(start: int, tokens: int, block_size: int) -> tuple[int, int]:
 
 def _bresenham(draws: NDArray[np.int64], share: int, total: int) -> NDArray[np.int64]:
     """Return round(draws * share / total), halves up; whole periods are split off to avoid overflow."""
+    total = max(1, total)  # nothing is left to draw where all later shares are 0
     periods, rest = np.divmod(draws, total)
     line: NDArray[np.int64] = periods * share + (2 * rest * share + total) // (2 * total)
     return line
@@ -109,7 +115,7 @@ class SampleOrder:
     number in each of `block_size` epochs, all but a component's last window, which has no room. With the default of 1
     they never do. The draw of a window that shares inputs with a quarantined one yields another window of the first
     epoch's, of the same component; no other draw changes. A fork goes on where the runs `before` it have stopped, in
-    each component, with another batch or other weights too.
+    each component, with another batch or other weights too; so does each of the `stages`, from its step on.
     """
 
     window_count: int
@@ -119,6 +125,7 @@ class SampleOrder:
     quarantined: frozenset[int] = field(default_factory=frozenset)
     components: tuple[Component, ...] = ()
     before: TrainedBefore = NOTHING_BEFORE
+    stages: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.components:
@@ -131,7 +138,8 @@ class SampleOrder:
         outside = [window for window in self.quarantined if not 0 <= window < end]
         if outside:
             raise InvalidInput(f"quarantined={min(outside)} must be a window in [0, {end})")
-        require_short_period([component.weight for component in self.components])
+        for stage in range(len(self.stages) + 1):
+            require_short_period(self._weights(stage))
         # Components that overlap are refused, and one of which nothing is left to draw.
         starts = self._first_tokens(np.fromiter(self.quarantined, dtype=np.int64))
         unusable = {slot for at in starts.tolist() for slot in (at // self.block_size, -(-at // self.block_size))}
@@ -152,12 +160,8 @@ class SampleOrder:
 
     def windows_between(self, step: int, end_step: int) -> NDArray[np.int64]:
         """Return the batches (end_step - step, global_batch) of the steps from `step` on, cheaper than one by one."""
-        draws = np.arange(self.draws_before(step), self.draws_before(end_step), dtype=np.int64)
-        chosen, own = split_draws(self._shares(), draws)
-        own += self._ahead()[chosen]
-        windows = np.empty_like(draws)
-        for number in np.unique(chosen).tolist():
-            windows[chosen == number] = self._windows_of_component(number, own[chosen == number])
+        borders = (step, *(begin for begin in self.stages if step < begin < end_step), end_step)
+        windows = np.concatenate([self._windows_of_stage(*part) for part in pairwise(borders)])
         return windows.reshape(end_step - step, self.global_batch)
 
     def draws_before(self, step: int) -> int:
@@ -166,17 +170,38 @@ class SampleOrder:
 
     def component_draws_before(self, step: int) -> tuple[int, ...]:
         """Return how many of them belong to each component."""
-        counts = count_draws(self._shares(), self.draws_before(step))
-        return tuple((np.array(counts, dtype=np.int64) + self._ahead()).tolist())
+        shares, ahead = self._mix(step)
+        return tuple((ahead + count_draws(shares, self.draws_before(step))).tolist())
 
-    def _shares(self) -> Sequence[int]:
-        return draw_shares([component.weight for component in self.components])
+    def _weights(self, stage: int) -> list[float]:
+        return [(component.weight, *component.later_weights)[stage] for component in self.components]
 
-    def _ahead(self) -> NDArray[np.int64]:
-        """Return how many more draws of each component (C,) lie before a fork than its own weights would have given."""
-        if not (drawn := self.before.component_draws):
-            return np.zeros(len(self.components), dtype=np.int64)
-        return np.array(drawn, dtype=np.int64) - count_draws(self._shares(), sum(drawn))
+    def _mix(self, step: int) -> tuple[Sequence[int], NDArray[np.int64]]:
+        """Return the shares in a step's stage, and how many more draws of each component (C,) lie before than by them.
+
+        The stage's first step, and a fork's, begin with what was drawn under other weights.
+        """
+        shares = draw_shares(self._weights(0))
+        drawn = np.array(self.before.component_draws or [0] * len(self.components), dtype=np.int64)
+        ahead = drawn - count_draws(shares, int(drawn.sum()))
+        for stage, begin in enumerate(self.stages, start=1):
+            if begin > step:
+                break
+            draws = self.draws_before(max(begin, self.before.step))
+            drawn = ahead + count_draws(shares, draws)
+            shares = draw_shares(self._weights(stage))
+            ahead = drawn - count_draws(shares, draws)
+        return shares, ahead
+
+    def _windows_of_stage(self, step: int, end_step: int) -> NDArray[np.int64]:
+        draws = np.arange(self.draws_before(step), self.draws_before(end_step), dtype=np.int64)
+        shares, ahead = self._mix(step)
+        chosen, own = split_draws(shares, draws)
+        own += ahead[chosen]
+        windows = np.empty_like(draws)
+        for number in np.unique(chosen).tolist():
+            windows[chosen == number] = self._windows_of_component(number, own[chosen == number])
+        return windows
 
     def _windows_of_component(self, number: int, own_draws: NDArray[np.int64]) -> NDArray[np.int64]:
         component = self.components[number]

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from cairn.model.configuration.data import MixtureStage
 from cairn.reports.plots.run_curves import RunCurves, gather_curves
 from cairn.reports.queries import alias_history, receipts, run_lookup, run_status
 from cairn.reports.queries.evaluations import EvaluationSummary, HeldOutPoint, list_evaluations
@@ -46,7 +47,8 @@ class RunReport:
 
     `status` as in `cairn status`; `attempts`, `checkpoints`, `evaluations` as those verbs have them; `promotions` are
     the decisions of any alias about this run; `reasons` rarest first; `curve` at most 200 steps of the surviving line,
-    `held_out` losses of one suite on it and `best` of them; `state_sha256` digests the newest committed train state.
+    `held_out` losses of one suite on it and `best` of them; `state_sha256` digests the newest committed train state;
+    `mixture` has what it draws from step 0 and from each stage's step on, none without weights.
     """
 
     run_id: str
@@ -66,6 +68,7 @@ class RunReport:
     checkpoints: tuple[run_lookup.CheckpointSummary, ...]
     promotions: tuple[alias_history.AliasDecision, ...]
     opened: run_entries.RunOpened | None
+    mixture: tuple[MixtureStage, ...]
     quarantines: tuple[run_entries.DataQuarantined, ...]
     machines: tuple[receipts.MachineRow, ...]
 
@@ -103,6 +106,7 @@ def gather_report(
         checkpoints=run_lookup.read_checkpoints(log),
         promotions=tuple(item for item in alias_history.list_decisions(log.store) if item.run_id == log.run_id),
         opened=state.opened,
+        mixture=run_lookup.mixture_of(state),
         quarantines=state.quarantines,
         machines=receipts.list_machines(attempts),
     )

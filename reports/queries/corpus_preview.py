@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from cairn.model.configuration.data import DataConfig
+from cairn.model.configuration.data import DataConfig, MixtureStage
 from cairn.storage.snapshots.snapshot_manifest import RejectedRow
 from cairn.tasks.data import corpus, document, snapshot_build
 from cairn.tasks.errors import InvalidConfiguration
@@ -46,7 +46,10 @@ class FirstDocument:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CorpusPreview:
-    """The sources of a configuration; `refused` says why a start would refuse them, empty if it would not."""
+    """The sources of a configuration; `refused` says why a start would refuse them, empty if it would not.
+
+    `mixture` has what is drawn from step 0 and from each stage's step on, none without weights.
+    """
 
     sources: tuple[PreviewedSource, ...]
     train_documents: int
@@ -56,6 +59,7 @@ class CorpusPreview:
     left_out: tuple[LeftOut, ...]
     documents: tuple[FirstDocument, ...]
     refused: str
+    mixture: tuple[MixtureStage, ...]
 
 
 def preview_text(data: DataConfig, base_dir: Path) -> CorpusPreview:
@@ -106,4 +110,5 @@ def preview_text(data: DataConfig, base_dir: Path) -> CorpusPreview:
         left_out=tuple(rows),
         documents=tuple(shown),
         refused=refused,
+        mixture=data.mixture,
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cairn.model.configuration.data import SHORTEST_SNAPSHOT_ID, DataConfig
+from cairn.model.configuration.data import SHORTEST_SNAPSHOT_ID, DataConfig, MixtureStage
 from cairn.model.data import sample_order, token_windows
 from cairn.reports.errors import RunNotFound
 from cairn.reports.queries.run_lookup import find_run
@@ -42,7 +42,7 @@ class WindowSummary:
 class GroupSummary:
     """Sources that are drawn together, and the train windows that are wholly theirs.
 
-    `weight` and `share` (of all draws, 0 to 1) are a run's; None where no run is given or it has no weights.
+    `weight` and `share` (of draws, 0 to 1) are a run's from step 0; None where no run is given or it has no weights.
     """
 
     group: snapshot_manifest.SnapshotGroup
@@ -53,7 +53,10 @@ class GroupSummary:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataSummary:
-    """A snapshot: its manifest, its numbers of windows of `block_size` tokens by split, and some of the windows."""
+    """A snapshot: its manifest, its numbers of windows of `block_size` tokens by split, and some of the windows.
+
+    `mixture` has what a run draws from step 0 and from each stage's step on, none without weights.
+    """
 
     snapshot_id: str
     run_id: str | None
@@ -61,6 +64,7 @@ class DataSummary:
     block_size: int
     window_counts: Mapping[str, int]
     groups: tuple[GroupSummary, ...]
+    mixture: tuple[MixtureStage, ...]
     windows: tuple[WindowSummary, ...]
 
 
@@ -101,6 +105,7 @@ def summarize_data(store: ObjectStore, reference: str, choice: WindowChoice, *, 
         block_size=block_size,
         window_counts=window_counts,
         groups=tuple(_summarize_groups(manifest, found, block_size)),
+        mixture=found.data.mixture if found.data else (),
         windows=tuple(_summarize_windows(files, _choose_windows(manifest, window_counts, choice, block_size), found)),
     )
 
@@ -109,8 +114,8 @@ def _summarize_groups(manifest: SnapshotManifest, found: FoundSnapshot, block_si
     weights = snapshot_lookup.group_weights(manifest, found.data) if found.data else {}
     start = 0
     for group in manifest.known_groups:
-        weight = weights.get(group.name)
-        share = None if weight is None else weight / sum(weights.values())
+        weight = weights[group.name][0] if weights else None
+        share = None if weight is None else weight / sum(first for first, *_ in weights.values())
         _, windows = sample_order.window_range(start, group.train_tokens, block_size)
         yield GroupSummary(group=group, windows=windows, weight=weight, share=share)
         start += group.train_tokens

@@ -8,6 +8,7 @@ from datetime import datetime
 from itertools import islice
 from typing import Any
 
+from cairn.model.configuration.data import MixtureStage
 from cairn.reports.errors import RunNotFound
 from cairn.reports.queries import receipts, run_lookup, run_status
 from cairn.reports.queries.evaluations import EvaluationSummary, list_evaluations
@@ -58,12 +59,16 @@ class AttemptFacts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PostMortem:
-    """A run as it stands now, and one attempt of it, None where there is none; also the JSON of `cairn explain`."""
+    """A run as it stands now, and one attempt of it, None where there is none; also the JSON of `cairn explain`.
+
+    `mixture` has what the run draws from step 0 and from each stage's step on, none without weights.
+    """
 
     status: run_status.RunStatus
     model_family: str
     run_attempts: int
     opened_at: datetime | None
+    mixture: tuple[MixtureStage, ...]
     attempt: AttemptFacts | None
 
 
@@ -80,6 +85,7 @@ def gather_post_mortem(log: run_log.RunLog, number: int | None = None, *, now: d
         model_family=state.opened.model_family if state.opened else "",
         run_attempts=len(attempts),
         opened_at=state.opened_at,
+        mixture=run_lookup.mixture_of(state),
         attempt=_gather_attempt(log, record, beat, now or log_entry.utc_now()) if record else None,
     )
 

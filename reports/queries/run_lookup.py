@@ -15,6 +15,7 @@ from cairn.storage.stores import codec, object_store
 from cairn.tasks.errors import InvalidConfiguration
 
 if TYPE_CHECKING:
+    from cairn.model.configuration.data import MixtureStage
     from cairn.tasks.configuration.run_configuration import RunConfig
 
 _SHOWN = 20
@@ -133,6 +134,17 @@ def configuration_document(state: run_state.RunState) -> Mapping[str, Any]:
     if state.origin is not None:
         return state.origin.config
     return state.opened.config if state.opened else {}
+
+
+def mixture_of(state: run_state.RunState) -> "tuple[MixtureStage, ...]":
+    """Return what the run draws from step 0 and from each stage's step on, as far as its log can be read."""
+    document = configuration_document(state).get("data")
+    if not isinstance(document, Mapping) or not document.get("weights"):
+        return ()
+    try:
+        return configuration_of(state).data.mixture
+    except IntegrityError:
+        return ()
 
 
 def tokens_per_step(state: run_state.RunState) -> int:

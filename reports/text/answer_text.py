@@ -5,7 +5,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cairn.reports.text.display_tables import Columns, Table, make_table
-from cairn.tasks.text.format import format_count, format_duration, format_value, replace_unprintable, short_digest
+from cairn.tasks.text.format import (
+    describe_mixture,
+    format_count,
+    format_duration,
+    format_value,
+    replace_unprintable,
+    short_digest,
+)
 
 if TYPE_CHECKING:  # a command that prints one answer loads nothing for the others
     from cairn.reports.queries import corpus_preview, data_summary, evaluations, run_simulation, run_status
@@ -94,6 +101,8 @@ def data_blocks(summary: "data_summary.DataSummary") -> Iterator[Block]:
         text = f"{size.tokens:,} tokens of {size.bytes:,} bytes in {size.documents:,} documents"
         windows = f"{summary.window_counts[split]:,} windows of {summary.block_size}"
         facts[split] = f"{text}, {format_count(shards, 'shard')}, {windows}"
+    if summary.mixture:
+        facts["draws"] = describe_mixture(summary.mixture)
     facts["left out"] = ", ".join(f"{item.kind} {item.documents:,}" for item in manifest.rejected) or "nothing"
     yield facts
     yield ""
@@ -108,6 +117,7 @@ def data_blocks(summary: "data_summary.DataSummary") -> Iterator[Block]:
     if len(manifest.sources) > _MOST_SOURCES:
         yield f"and {len(manifest.sources) - _MOST_SOURCES:,} more; --json lists all"
     if summary.groups:
+        before = f" before step {summary.mixture[1].from_step:,}" if len(summary.mixture) > 1 else ""
         groups: Columns[data_summary.GroupSummary] = {
             "drawn together": lambda item: item.group.name,
             "files": lambda item: f"{item.group.sources:,}",
@@ -115,7 +125,7 @@ def data_blocks(summary: "data_summary.DataSummary") -> Iterator[Block]:
             "val tokens": lambda item: f"{item.group.val_tokens:,}",
             "train windows of its own": lambda item: f"{item.windows:,}",
             "weight": lambda item: None if item.weight is None else f"{item.weight:g}",
-            "share of draws": lambda item: None if item.share is None else f"{item.share:.2%}",
+            f"share of draws{before}": lambda item: None if item.share is None else f"{item.share:.2%}",
         }
         yield ""
         yield make_table(summary.groups, groups)
@@ -129,6 +139,7 @@ def preview_blocks(preview: "corpus_preview.CorpusPreview") -> Iterator[Block]:
     yield {
         "train": f"{train_bytes:,} bytes in {preview.train_documents:,} documents",
         "val": f"{preview.val_bytes:,} bytes in {preview.val_documents:,} documents",
+        **({"draws": describe_mixture(preview.mixture)} if preview.mixture else {}),
         **({"refused": preview.refused} if preview.refused else {}),
     }
     yield ""

@@ -133,7 +133,8 @@ def _sections(facts: post_mortem.PostMortem, attempt: post_mortem.AttemptFacts) 
     yield "config", [_config(attempt)]
     count = len({window for item in attempt.quarantines for window in item.windows})
     quarantined = f"{format.format_count(count, 'window')} of it quarantined{', never drawn again' if count else ''}"
-    yield "data", [f"snapshot {format.short_digest(receipt.data_snapshot)}, at the start {quarantined}"]
+    drawn = f"Draws {format.describe_mixture(facts.mixture)}" if facts.mixture else ""
+    yield "data", [f"snapshot {format.short_digest(receipt.data_snapshot)}, at the start {quarantined}", drawn]
     yield "where", _where(attempt)
     yield "set out", _origin(attempt)
     yield "got to", _progress(attempt)

@@ -86,6 +86,14 @@ class RunConfig(Section, use_attribute_docstrings=True):
     store: str = Field("", exclude=True)
     """folder or URL of the store, where neither --store nor CAIRN_STORE names one"""
 
+    @model_validator(mode="after")
+    def _stages_begin(self) -> Self:
+        for stage in self.data.stages[-1:]:
+            if stage.step >= self.training.steps:
+                problem = f"step {stage.step} is never reached, training.steps = {self.training.steps}"
+                raise ValueError(f"data.stages: {problem}; lower the step, or leave the stage out")
+        return self
+
     def document(self) -> dict[str, Any]:
         """Return the configuration as plain JSON."""
         return self.model_dump(mode="json")

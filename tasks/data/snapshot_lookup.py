@@ -121,11 +121,11 @@ def find_by_id(store: object_store.ObjectStore, beginning: str) -> SnapshotRefer
         raise _invalid(beginning, f"only a part of it is in {store.url}", "make it once more, to its end") from missing
 
 
-def group_weights(manifest: SnapshotManifest, data: DataConfig) -> dict[str, float]:
-    """Return the weight of each group, none without `data.weights`; raises InvalidCorpus if the snapshot has others."""
+def group_weights(manifest: SnapshotManifest, data: DataConfig) -> dict[str, tuple[float, ...]]:
+    """Return each group's weights by stage, none without `data.weights`; InvalidCorpus if the snapshot has others."""
     if not data.weights:
         return {}
-    given = dict(zip(data.source_names, data.weights, strict=True))
+    given = dict(zip(data.source_names, zip(*data.weights_by_step.values(), strict=True), strict=True))
     groups = [group.name for group in manifest.known_groups]
     if given.keys() != set(groups):
         apart = f"and the snapshot keeps apart {', '.join(groups) or 'no groups'}"
@@ -142,7 +142,8 @@ def weighted_components(manifest: SnapshotManifest, data: DataConfig, block_size
         first, count = window_range(start, group.train_tokens, block_size)
         if count < 1:
             raise too_few_tokens(source_of[group.name], group.train_tokens, block_size)
-        components.append(Component(first_window=first, window_count=count, weight=weights[group.name]))
+        weight, *later = weights[group.name]
+        components.append(Component(first_window=first, window_count=count, weight=weight, later_weights=tuple(later)))
         start += group.train_tokens
     return tuple(components)
 
@@ -165,6 +166,7 @@ def order_samples(
         quarantined=frozenset(quarantined),
         components=weighted_components(manifest, data, block_size),
         before=before,
+        stages=tuple(stage.step for stage in data.stages),
     )
 
 

@@ -6,6 +6,10 @@ Sources: ECMA-48 for terminal control functions, Unicode UAX #9 for characters t
 import re
 from collections.abc import Sequence
 from datetime import datetime
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cairn.model.configuration.data import MixtureStage
 
 _FAR = 1.5
 """A share this many times greater or smaller than asked is reported: one long document can be most of a text."""
@@ -104,6 +108,12 @@ def replace_unprintable(text: str, *, kept: str = "\n\t") -> str:
 def sanitize_json(document: str) -> str:
     """Return the same JSON document with invisible characters, and marks of commands, written as escapes."""
     return _INVISIBLE.sub(lambda found: f"\\u{ord(found[0]):04x}", document)
+
+
+def describe_mixture(stages: "Sequence[MixtureStage]") -> str:
+    """Return what is drawn: `from step 0 75.00% a.txt, 25.00% b.txt; from step 800 …`."""
+    shown = (", ".join(f"{share:.2%} {name}" for name, share in stage.shares.items() if share) for stage in stages)
+    return "; ".join(f"from step {stage.from_step:,} {text}" for stage, text in zip(stages, shown, strict=True))
 
 
 def describe_split(train: int, val: int, unit: str, val_fraction: float) -> str:

@@ -1,5 +1,6 @@
 """Command lines as newcomers mistype them in the folder of `command_folder`: exit code and words of the answer."""
 
+_STAGED = "--set data.weights=[1] --set 'data.stages=[{{step = {}, weights = {}}}]'"
 # A variable in front is set for that command.
 READING: dict[str, tuple[int, str]] = {
     "statsu": (2, 'Did you mean "status"? `cairn --help` lists the commands'),
@@ -224,7 +225,17 @@ TRAINING: dict[str, tuple[int, str]] = {
     "train run.toml --set data.tokenizer=gone.json": (2, "gone.json: No such file or directory; rule"),
     "train run.toml --set data.tokenizer=tokenizer.json": (2, "not a tokenizer.json the tokenizers library can read"),
     "train run.toml --set data.weights=[1,2]": (2, "2 of them, must be as many as the 1 sources"),
-    "train run.toml --set data.weights=[0]": (2, "must be a list, each item a number above 0"),
+    "train run.toml --set data.weights=[0]": (2, "weights=(0.0,) draw nothing; at least one must be above 0"),
+    "train run.toml --set data.weights=[-1]": (2, "must be a list, each item a number of at least 0"),
+    f"train run.toml {_STAGED.format(3, '[1]')} --set data.weights=[]": (2, "add data.weights, which hold from step 0"),
+    f"train run.toml {_STAGED.format(3, '[1, 2]')}": (2, "from step 3: 2 of them, must be as many as the 1 sources"),
+    f"train run.toml {_STAGED.format(3, '[0]')}": (2, "stages: from step 3: weights=(0.0,) draw nothing"),
+    f"train run.toml {_STAGED.format(0, '[1]')}": (2, "data.stages.0.step = 0: must be a whole number above 0"),
+    f"train run.toml {_STAGED.format(9999, '[1]')}": (2, "data.stages: step 9999 is never reached, training.steps ="),
+    f"train run.toml {_STAGED.format('3, weights = [1]}, {step = 3', '[1]')}": (
+        2,
+        "stages: step 3 must be greater than that of the stage before",
+    ),
     "train run.toml --set checkpoint.every_steps=0": (2, "must be a whole number above 0"),
     "train run.toml --set checkpoint.every_seconds=soon": (2, "must be a number above 0"),
     "train run.toml --set checkpoint.keep_last=0": (2, "must be a whole number of at least 1"),

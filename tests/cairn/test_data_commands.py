@@ -2,6 +2,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -199,6 +200,21 @@ def test_a_window_is_shown_as_drawn_exactly_where_a_component_has_it(
         assert {place.row.source[0] for place in shown.documents} <= {name[0] for name in shown.groups}
 
 
+def test_what_a_run_draws_from_each_stage_on_is_shown(
+    cairn: Cairn, store: LocalStore, weighted_run: str, tmp_path: Path
+) -> None:
+    data = {**WEIGHTED.model_dump(mode="json"), "stages": [{"step": 800, "weights": [1, 0, 3]}]}
+    body = replace(RunLog(store, "mixed").refresh().opened, run_id="staged", config={"data": data})
+    RunLog(store, "staged").append(lambda state: body, writer=Writer(host="here", pid=1))
+    shown = " ".join(cairn("data", "staged").out.split())
+    assert (
+        "from step 0 12.50% 0*.txt, 25.00% 1*.txt, 62.50% 2*.txt; from step 800 25.00% 0*.txt, 75.00% 2*.txt" in shown
+    )
+    assert "share of draws before step 800" in shown
+    stages = json.loads(cairn("data", "staged", "--json").out)["mixture"]
+    assert [(stage["from_step"], stage["shares"]["2*.txt"]) for stage in stages] == [(0, 0.625), (800, 0.75)]
+
+
 def test_people_are_told_of_weights_and_of_a_window_nobody_draws(
     cairn: Cairn, store: LocalStore, weighted_run: str, tmp_path: Path
 ) -> None:
@@ -284,7 +300,7 @@ def test_the_text_of_a_configuration_is_shown_as_it_would_be_trained_on(tmp_path
     lines = [json.dumps({"text": f"line {number}"}) for number in range(40)]
     (tmp_path / "a.jsonl").write_text("\n".join([*lines, '{"body": "x"}', '{"body": "y"}']))
     (tmp_path / "b.jsonl").write_text("")
-    config = '[data]\nsources = ["*.jsonl"]\nmax_rejected_fraction = 0.1\n[training]\nsteps = 1\n'
+    config = '[data]\nsources = ["*.jsonl"]\nmax_rejected_fraction = 0.1\nweights = [2]\n[training]\nsteps = 1\n'
     (tmp_path / "own.toml").write_text(config)
     shown = json.loads(cairn("data", "own.toml", "--json").out)
     assert [document["text"] for document in shown["documents"]] == [f"line {number}" for number in range(5)]
@@ -293,6 +309,7 @@ def test_the_text_of_a_configuration_is_shown_as_it_would_be_trained_on(tmp_path
         ("b.jsonl", "empty-file", 1),
     }
     assert "line 41, fields 'body'" in {row["place"] for row in shown["left_out"]}
+    assert shown["mixture"] == [{"from_step": 0, "shares": {"*.jsonl": 1.0}}]
     assert shown["refused"] == "" and shown["train_documents"] + shown["val_documents"] == 40
 
 

@@ -351,7 +351,7 @@ def test_the_same_run_is_explained_in_the_same_words(fresh: FabricatedRun) -> No
 
 def test_json_has_the_facts_under_stable_names(bard: FabricatedRun, cairn: Cairn) -> None:
     facts = json.loads(cairn("explain", "bard", "--json").out)
-    assert set(facts) == {"status", "model_family", "run_attempts", "opened_at", "attempt"}
+    assert set(facts) == {"status", "model_family", "run_attempts", "opened_at", "mixture", "attempt"}
     assert set(facts["attempt"]) == {
         "receipt", "record", "seconds", "reached_step", "lost_steps", "last_record", "committed", "same_machine",
         "failed_hosts",

@@ -71,7 +71,9 @@ def test_of_data_that_is_new_nothing_is_drawn(
     assert counted(fork(parent, "twin", 'data.sources=["mine.txt"]')) == (20, 640, (0,))
 
 
-def test_with_other_weights_the_origin_counts_the_draws_of_each_source(store: LocalStore, tmp_path: Path) -> None:
+def test_with_other_weights_or_stages_the_origin_counts_the_draws_of_each_source(
+    store: LocalStore, tmp_path: Path
+) -> None:
     for name in "ab":
         (tmp_path / f"{name}.txt").write_text("\n\n".join(f"{name} paragraph {number}" for number in range(60)))
     document: dict[str, Any] = configuration(tmp_path).document()
@@ -84,7 +86,9 @@ def test_with_other_weights_the_origin_counts_the_draws_of_each_source(store: Lo
     run = WritingRun(log=log, config=config, manifest=snapshot.manifest)
     run.start()
     run.commit(10)
-    assert counted(fork(run, "twin", "data.weights=[1.0, 1.0]")) == (20, 640, (15, 5))
+    stages = "data.stages=[{step = 20, weights = [0, 1]}]"
+    for name, change in (("twin", "data.weights=[1.0, 1.0]"), ("staged", stages)):
+        assert counted(fork(run, name, change)) == (20, 640, (15, 5))
 
 
 def test_an_origin_without_counts_says_nothing_of_what_lies_before_it(parent: WritingRun) -> None:

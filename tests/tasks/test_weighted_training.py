@@ -11,11 +11,17 @@ from cairn.tasks.trainer.trainer_protocol import Ready
 from tests.tasks.trainer_in_process import TrainingWorld
 
 WEIGHTS = (5.0, 1.0, 2.0)
+STAGES = ({"step": 2, "weights": (0, 1, 3)}, {"step": 5, "weights": (1, 1, 0)})
 
 
 @pytest.fixture
 def world(tmp_path: Path) -> TrainingWorld:
     return TrainingWorld(tmp_path, weights=WEIGHTS)
+
+
+@pytest.fixture
+def staged(tmp_path: Path) -> TrainingWorld:
+    return TrainingWorld(tmp_path, weights=WEIGHTS, stages=STAGES)
 
 
 @pytest.fixture
@@ -36,6 +42,21 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_batches_follow_the_weights_and_mix_no_two_sources_in_a_window(world: TrainingWorld, drawn: list[int]) -> None:
     world.train(world.spec(), 8)
     assert Counter(map(chr, drawn)) == {"a": 40, "b": 8, "c": 16}
+
+
+def test_batches_follow_the_weights_of_their_stage(staged: TrainingWorld, drawn: list[int]) -> None:
+    staged.train(staged.spec(), 8)
+    assert Counter(map(chr, drawn)) == {"a": 10 + 12, "b": 2 + 6 + 12, "c": 4 + 18}
+
+
+@pytest.mark.parametrize("killed_after", range(1, 7))
+def test_killed_before_at_or_after_a_stage_it_has_the_bits_of_the_run_nobody_touched(
+    staged: TrainingWorld, killed_after: int
+) -> None:
+    undisturbed = staged.train(staged.spec(1), 8)
+    killed = staged.train(staged.spec(2), killed_after).staged
+    again = staged.train(staged.spec(3, resume=killed), 8)
+    assert again.staged.state_sha256 == undisturbed.staged.state_sha256
 
 
 @pytest.mark.parametrize("quarantined", [(), (3, 9)])

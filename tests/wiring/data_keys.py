@@ -100,11 +100,12 @@ def documents_left_out(bench: Bench) -> None:
     assert documents(built(bench, source, "data.max_rejected_fraction=0.5", "data.deduplicate=true")) == 60
 
 
-@acts("data.weights")
+@acts("data.weights", "data.stages", "data.stages.step", "data.stages.weights")
 def how_much_of_each_source_is_drawn(bench: Bench) -> None:
-    """The trainer is sent the weights; what it draws by them is for tests/tasks/test_weighted_training.py to see."""
+    """The trainer is sent weights and stages; what it draws by them tests/tasks/test_weighted_training.py sees."""
     for name in "ab":
         (bench.flow.folder / f"{name}.txt").write_text(TEXT)
-    bench.flow.train('data.sources=["a.txt","b.txt"]', "data.weights=[3,1]")
+    stages = "data.stages=[{step=2,weights=[1,4]}]"
+    bench.flow.train('data.sources=["a.txt","b.txt"]', "data.weights=[3,1]", stages)
     spec, _ = bench.flow.heard()
-    assert (spec.data.sources, spec.data.weights) == (("a.txt", "b.txt"), (3.0, 1.0))
+    assert (spec.data.sources, spec.data.weights_by_step) == (("a.txt", "b.txt"), {0: (3.0, 1.0), 2: (1.0, 4.0)})

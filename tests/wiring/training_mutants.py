@@ -329,9 +329,16 @@ TRAINING_MUTANTS = (
     mutant(
         "order-of-a-fork-ignores-its-sources",
         "model/data/sample_order.py",
-        "        own += self._ahead()[chosen]\n",
+        "        own += ahead[chosen]\n",
         "",
         "tests/model/test_order_of_fork.py::"
         "test_a_fork_with_other_weights_goes_on_in_each_source_where_its_parent_stopped",
+    ),
+    mutant(
+        "order-of-a-run-ignores-its-stages",
+        "tasks/data/snapshot_lookup.py",
+        "stages=tuple(stage.step for stage in data.stages),",
+        "",
+        "tests/tasks/test_weighted_training.py::test_batches_follow_the_weights_of_their_stage",
     ),
 )
