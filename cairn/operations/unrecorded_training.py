@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from cairn.model.configuration.data import DataConfig
 from cairn.model.data.sample_order import Component, SampleOrder
 from cairn.model.errors import NonFiniteLoss, TokenOutOfRange
 from cairn.model.training import determinism, train_state, training_loop
@@ -258,7 +259,8 @@ def _find_text(config: RunConfig, log: RunLog, base_dir: Path, folder: Path) -> 
             file.write(f"{document.text}\n")
             if (wanted := wanted - document.bytes) <= 0:
                 break
-    data = config.data.model_copy(update={"sources": (str(beginning),), "weights": (), "stages": (), "split": "end"})
+    kept = config.data.model_dump(include={"tokenizer", "end_of_text", "max_rejected_fraction"})
+    data = DataConfig(sources=(str(beginning),), format="text", split="end", **kept)
     return store, build_snapshot(store, data, base_dir).snapshot_id
 
 

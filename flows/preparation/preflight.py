@@ -163,7 +163,8 @@ def _check_sizes(config: RunConfig, base_dir: Path) -> None:
 
     for source in sorted(sources, key=lambda source: source.bytes):  # the smallest may be enough
         unread = source.sizes(data.val_fraction)
-        while not is_enough(source.group) and (size := next(unread, None)):
+        weighted = "" if source.placed == "val" else source.group
+        while not is_enough(weighted) and (size := next(unread, None)):
             split, most_tokens = size[0], size[1] + 1  # with an end mark
             tokens[split] += most_tokens
             documents[split] += 1
@@ -184,7 +185,7 @@ def _check_sizes(config: RunConfig, base_dir: Path) -> None:
             f"give at most {tokens['train'] + SMALLEST_BPE_VOCABULARY} ids, {vocabulary} are asked for; rule: the text "
             "fills the vocabulary. Ask for less or add text to data.sources"
         )
-    for name, entry in zip(data.source_names, data.sources, strict=True) if data.weights else ():
+    for name, entry in zip(data.source_names, data.sources, strict=False) if data.weights else ():
         if train_tokens_of[name] < window:
             raise snapshot_lookup.too_few_tokens(entry, train_tokens_of[name], config.model.block_size)
 

@@ -118,7 +118,9 @@ class DataConfig(Section, use_attribute_docstrings=True):
             raise ValueError(f"weights: {unused[0]!r} has 0 from the first step to the last; leave it out of sources")
         twice = sorted({name for name in self.source_names if self.source_names.count(name) > 1})
         if twice:
-            raise ValueError(f"sources name {twice[0]!r} twice; with weights every source is named once")
+            raise ValueError(
+                f"{twice[0]!r} is named twice; with weights every entry of sources and val_sources is named once"
+            )
         return self
 
     @model_validator(mode="after")
@@ -143,8 +145,6 @@ class DataConfig(Section, use_attribute_docstrings=True):
     def _held_out_text_is_said_once(self) -> Self:
         if not self.val_sources:
             return self
-        if self.weights:
-            raise ValueError("val_sources: with weights each source holds out a part of its own; leave one of them out")
         if self.split != "auto":
             raise ValueError(f"val_sources: decide what is held out; leave out split = {self.split!r}")
         if twice := sorted({*self.sources} & {*self.val_sources}):
@@ -181,16 +181,17 @@ class DataConfig(Section, use_attribute_docstrings=True):
 
     @property
     def source_names(self) -> tuple[str, ...]:
-        """A name for each source, equal wherever the text lies: paths are relative to the folder they all share.
+        """A name for each source, then each of val_sources, equal wherever the text lies: paths are relative to the
+        folder they all share.
 
         URLs and built-in sources stay as they are, and so do paths where some are absolute and others are not.
         """
-        paths = [posixpath.normpath(source) for source in self.sources if _is_path(source)]
+        entries = (*self.sources, *self.val_sources)
+        paths = [posixpath.normpath(source) for source in entries if _is_path(source)]
         root = ""
         if len({posixpath.isabs(path) for path in paths}) == 1:
             root = posixpath.join(posixpath.commonpath([posixpath.dirname(path) for path in paths]), "")
-        names = (posixpath.normpath(source)[len(root) :] if _is_path(source) else source for source in self.sources)
-        return tuple(names)
+        return tuple(posixpath.normpath(source)[len(root) :] if _is_path(source) else source for source in entries)
 
     @property
     def bpe_vocab_size(self) -> int | None:

@@ -114,7 +114,7 @@ def _summarize_groups(manifest: SnapshotManifest, found: FoundSnapshot, block_si
     weights = snapshot_lookup.group_weights(manifest, found.data) if found.data else {}
     start = 0
     for group in manifest.known_groups:
-        weight = weights[group.name][0] if weights else None
+        weight = next(iter(weights.get(group.name, ())), None)
         share = None if weight is None else weight / sum(first for first, *_ in weights.values())
         _, windows = sample_order.window_range(start, group.train_tokens, block_size)
         yield GroupSummary(group=group, windows=windows, weight=weight, share=share)

@@ -56,8 +56,9 @@ def open_corpus(
 ) -> tuple[Source, ...]:
     """Find and check every source, sorted by group and name; relative paths start at `base_dir`.
 
-    With `data.weights` each entry of `data.sources` is a group. Calls on_bytes(checked, total) after each file. Raises
-    InvalidCorpus for a source that is missing, empty, not UTF-8 or of an unsupported format, or in two groups.
+    With `data.weights` each entry of `data.sources` and `data.val_sources` is a group. Calls on_bytes(checked, total)
+    after each file. Raises InvalidCorpus for a source that is missing, empty, not UTF-8 or of an unsupported format, or
+    in two groups.
     """
     checked, files = _find(data, base_dir)
     total, done = sum(file.bytes for file in files), 0
@@ -81,8 +82,8 @@ def preview_corpus(data: DataConfig, base_dir: Path) -> tuple[Source, ...]:
 
 
 def _find(data: DataConfig, base_dir: Path) -> tuple[list[Source], list[TextFile]]:
-    groups = data.source_names if data.weights else [""] * len(data.sources)
-    group_of = dict(zip(data.sources, groups, strict=True)) | dict.fromkeys(data.val_sources, "")
+    entries = (*data.sources, *data.val_sources)
+    group_of = dict(zip(entries, data.source_names if data.weights else [""] * len(entries), strict=True))
     python = [source for source in group_of if source.startswith("python:")]
     built_in = [_placed(replace(open_python_source(name), group=group_of.pop(name)), name, data) for name in python]
     files = source_files.find_files(data, group_of, base_dir)

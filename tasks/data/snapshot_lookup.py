@@ -122,11 +122,15 @@ def find_by_id(store: object_store.ObjectStore, beginning: str) -> SnapshotRefer
 
 
 def group_weights(manifest: SnapshotManifest, data: DataConfig) -> dict[str, tuple[float, ...]]:
-    """Return each group's weights by stage, none without `data.weights`; InvalidCorpus if the snapshot has others."""
+    """Return the weights by stage of each group that is trained on, none without `data.weights`.
+
+    Raises InvalidCorpus if the snapshot has other groups.
+    """
     if not data.weights:
         return {}
-    given = dict(zip(data.source_names, zip(*data.weights_by_step.values(), strict=True), strict=True))
-    groups = [group.name for group in manifest.known_groups]
+    given = dict(zip(data.source_names, zip(*data.weights_by_step.values(), strict=True), strict=False))
+    held_out = data.source_names[len(data.sources) :]
+    groups = [group.name for group in manifest.known_groups if group.name not in held_out]
     if given.keys() != set(groups):
         apart = f"and the snapshot keeps apart {', '.join(groups) or 'no groups'}"
         rule = "a snapshot made with the same data.sources"
@@ -137,8 +141,8 @@ def group_weights(manifest: SnapshotManifest, data: DataConfig) -> dict[str, tup
 def weighted_components(manifest: SnapshotManifest, data: DataConfig, block_size: int) -> tuple[Component, ...]:
     """Return the windows wholly of each weighted group; raises InvalidCorpus naming the source without one."""
     weights, components, start = group_weights(manifest, data), list[Component](), 0
-    source_of = dict(zip(data.source_names, data.sources, strict=True))
-    for group in manifest.known_groups if weights else ():
+    source_of = dict(zip(data.source_names, data.sources, strict=False))
+    for group in (group for group in manifest.known_groups if group.name in weights):
         first, count = window_range(start, group.train_tokens, block_size)
         if count < 1:
             raise too_few_tokens(source_of[group.name], group.train_tokens, block_size)

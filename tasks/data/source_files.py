@@ -46,7 +46,8 @@ def find_files(data: DataConfig, groups: Mapping[str, str], base_dir: Path) -> l
     for file in sorted(found, key=lambda file: file.source not in data.val_sources):
         place = file.place if "://" in file.place else os.path.realpath(file.place)
         first = kept.setdefault(place, file)
-        if first.source != file.source and groups[file.source]:
+        is_rival = first.source != file.source and data.placed(first.source) == data.placed(file.source)
+        if is_rival and groups[file.source]:
             rule = "with data.weights one source a file, so that it has one weight. Make the globs narrower"
             raise file.invalid(f"also named by data.sources = {first.source!r}", rule)
     with ThreadPoolExecutor(_READERS, thread_name_prefix="recognise") as pool:

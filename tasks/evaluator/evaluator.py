@@ -68,7 +68,7 @@ def measure_held_out(opened: checkpoint_model.CheckpointModel, suite: Suite) -> 
         opened.network, windows, batches=suite.batches, batch_size=suite.batch_size, bytes_per_token=bytes_per_token
     )
     measured = {name: float(value) for name, value in asdict(metrics).items()}
-    groups, start = opened.snapshot.manifest.known_groups, 0
+    groups, start = [group for group in opened.snapshot.manifest.known_groups if group.val_tokens], 0
     for group in groups:  # those with a whole window; together they cost what the suite costs
         first, count = window_range(start, group.val_tokens, windows.block_size)
         start += group.val_tokens

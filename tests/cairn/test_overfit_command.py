@@ -45,6 +45,19 @@ def test_a_network_that_learns_the_batch_is_sound_and_nothing_is_written(folder:
     assert sorted(path.name for path in folder.rglob("*") if path.is_file()) == ["run.toml", "text.txt"]
 
 
+def test_the_batch_is_of_the_text_however_it_is_read(folder: Path, cairn: Cairn) -> None:
+    lines = "\n".join(json.dumps({"body": line}) for line in TEXT.splitlines())
+    for name in ("lines", "held"):
+        (folder / name).write_text(lines)
+    settings = (
+        *('data.sources=["lines"]', "data.format=jsonl", "data.text_field=body", 'data.val_sources=["held"]'),
+        *("data.weights=[1]", "data.stages=[{step = 9, weights = [1]}]", 'data.exclude=["b*"]', "data.separator=---"),
+    )
+    options = (part for setting in settings for part in ("--set", setting))
+    ended = cairn("train", "run.toml", "--overfit-one-batch", *options)
+    assert (ended.code, ended.out[:6]) == (0, "sound:")
+
+
 def test_a_network_that_does_not_is_told_what_to_look_at_by_exit_code_1(folder: Path, cairn: Cairn) -> None:
     ended = cairn("train", "run.toml", "--overfit-one-batch", "--set", "training.lr=1e30")
     assert ended.code == 1

@@ -101,6 +101,21 @@ def test_steps_draw_the_entries_by_their_weights_and_no_window_of_two(corpus: Pa
     assert {letter: seen.count(letter) for letter in set(seen)} == {"w": 90, "b": 30, "c": 60}
 
 
+def test_beside_held_out_files_steps_draw_all_other_text_by_its_weights(corpus: Path) -> None:
+    held = {"sources": ("web/*.txt", "code/*.jsonl"), "weights": (3, 1), "val_sources": ("books.ndjson", "web/0*.txt")}
+    data = DataConfig(**held, tokenizer="bytes")
+    snapshot = opened(data, corpus)
+    drawn = [letters(snapshot, window) for window in order_of(snapshot, data).windows_between(0, 30).ravel().tolist()]
+    assert {letter: drawn.count(letter) for letter in set(drawn)} == {"w": 135, "c": 45}
+    groups = snapshot.manifest.known_groups
+    assert [(group.name, group.sources, group.train_tokens > 0, group.val_tokens > 0) for group in groups] == [
+        ("books.ndjson", 1, False, True),
+        ("code/*.jsonl", 2, True, False),
+        ("web/*.txt", 20, True, False),
+        ("web/0*.txt", 10, False, True),
+    ]
+
+
 def test_the_order_of_the_entries_changes_neither_snapshot_nor_batches(corpus: Path) -> None:
     turned = DATA.model_copy(update={"sources": SOURCES[::-1], "weights": DATA.weights[::-1]})
     one, two = opened(DATA, corpus), opened(turned, corpus)
@@ -188,3 +203,14 @@ def test_weights_for_a_snapshot_that_keeps_nothing_apart_are_refused(corpus: Pat
     manifest = built(DATA.model_copy(update={"weights": ()}), corpus).manifest
     with pytest.raises(InvalidCorpus, match="keeps apart no groups"):
         weighted_components(manifest, DATA, BLOCK)
+
+
+def test_an_entry_of_both_kinds_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match=r"'b.txt' is named twice; with weights every entry"):
+        DataConfig(sources=("a.txt", "b.txt"), weights=(1, 1), val_sources=("./b.txt",))
+
+
+def test_a_file_of_two_held_out_entries_is_refused_with_both(corpus: Path) -> None:
+    held = {"sources": ("books.ndjson",), "weights": (1,), "val_sources": ("web/*.txt", "web/0*.txt")}
+    with pytest.raises(InvalidCorpus, match=r"'web/0\*.txt'.*also named by data.sources = 'web/\*.txt'"):
+        built(DataConfig(**held, tokenizer="bytes"), corpus)

@@ -122,21 +122,32 @@ def test_bits_per_byte_divide_by_the_bytes_of_a_held_out_token(
     assert of_train != pytest.approx(bytes_per_token, rel=1e-6), "else the train split's would do"
 
 
-def test_each_weighted_source_has_a_held_out_loss_of_its_own(tmp_path: Path) -> None:
-    (tmp_path / "other.jsonl").write_bytes(shaped([f"{number} " * 40 for number in range(200)], "jsonl"))
-    config = small_configuration(data={"sources": ["text.jsonl", "other.jsonl"], "weights": [2, 1]})
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"sources": ["text.jsonl", "other.jsonl"], "weights": [2, 1]},
+        {"sources": ["text.jsonl"], "weights": [1], "val_sources": ["other.jsonl", "third.jsonl"]},
+    ],
+    ids=["a part of each", "files of their own"],
+)
+def test_each_weighted_source_has_a_held_out_loss_of_its_own(data: dict[str, Any], tmp_path: Path) -> None:
+    for name in ("other", "third"):
+        (tmp_path / f"{name}.jsonl").write_bytes(shaped([f"{number} {name} " * 40 for number in range(200)], "jsonl"))
+    config = small_configuration(data=data)
     made, evaluator = commit_model(LocalStore(tmp_path / "store"), tmp_path, config), EvaluatorHere()
     recorded = record_evaluation(made.log, made.reference, plan_of(made, tmp_path), measure=evaluator)
     assert isinstance(recorded, EvaluationRecorded)
     snapshot = open_snapshot(made.log.store, evaluator.specs[0].plan.snapshot_id, tmp_path / "judge")
     stream, start = np.concatenate([shard.tokens() for shard in snapshot.val]), 0
-    for group in snapshot.manifest.known_groups:
+    measured = [group for group in snapshot.manifest.known_groups if group.val_tokens]
+    for group in measured:
         first = -(-start // 16) * 16  # windows are those of the whole stream
         own = TokenWindows([stream[first : start + group.val_tokens]], 16, snapshot.manifest.vocab_size)
         start += group.val_tokens
         loss, _ = held_out_loss(made.state.model, own, batches=2, batch_size=5)
         assert recorded.metrics[f"val_loss/{group.name}"] == pytest.approx(loss, rel=1e-6)
-    assert len(snapshot.manifest.known_groups) == 2
+    assert [group.name for group in measured] == data.get("val_sources", sorted(data["sources"]))
+    assert sum(name.startswith("val_loss/") for name in recorded.metrics) == len(measured)
 
 
 def test_samples_follow_from_prompts_length_and_seed(evaluate: Evaluate) -> None:
