@@ -199,16 +199,16 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     cases = [report.nodeid for report in terminalreporter.getreports("passed")]
     claims = {node.partition("[")[0].partition("@")[0] for node in cases}  # xdist adds the group after @
     terminalreporter.write_line(f"passed: {len(claims):,} claims (test functions) in {len(cases):,} cases")
-    counts = dict.fromkeys(("protocol_cases", "protocol_arrivals", "protocol_schedules", "protocol_mutants"), 0)
+    counts = dict.fromkeys(("cases", "arrivals", "arrivals_played", "schedules", "mutants"), 0)
     for report in terminalreporter.getreports("passed"):
         for name, value in report.user_properties:
-            if name in counts:
+            if (name := name.removeprefix("protocol_")) in counts:
                 counts[name] += int(str(value))
     if any(counts.values()):
-        tried, arrivals, schedules, mutants = counts.values()
+        tried, arrivals, played, schedules, mutants = counts.values()
         terminalreporter.write_line(
-            f"protocol: {tried:,} operation × fault cases, {arrivals:,} arrivals of late requests, "
-            f"{schedules:,} schedules, {mutants} mutants caught"
+            f"protocol: {tried:,} operation × fault cases, {arrivals:,} arrivals of late requests ({played:,} "
+            f"played to the end, the others each like one of them), {schedules:,} schedules, {mutants} mutants caught"
         )
 
 

@@ -29,15 +29,13 @@ from tests.protocol.raw_history import (
     tell_others,
     tell_run,
 )
-from tests.protocol.world import Ledger, WatchedStore
+from tests.protocol.world import Ledger, WatchedStore, bring_missing
 from tests.storage.builders import RUN, run_log
 
 
 def examine(store: WatchedStore, ledger: Ledger) -> RawRun:
     """Check every invariant on what is left; raises `Violation` naming the first that does not hold."""
-    while ledger.missing:  # the copy comes to its end
-        key, data = ledger.missing.popitem()
-        require(store.inner.create(key, data), "a hole is not written into", key)
+    bring_missing(store.inner, ledger)
     left = mirrored(store.inner)
     told = tell_run(left, PREFIX)
     _require_readers_agree(left, told)

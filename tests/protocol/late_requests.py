@@ -7,9 +7,11 @@ dies with it, and arrives before each operation of each rival, and after its las
 from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tests.protocol import forks, processes
+from tests.protocol.commuting import RecordingStore
 from tests.protocol.enumeration import promote_oldest, take_over, take_over_and_sweep
 from tests.protocol.forks import FORKS
 from tests.protocol.holes import HOLES
@@ -18,11 +20,8 @@ from tests.protocol.processes import REFUSALS, Process
 from tests.protocol.quick_world import witnessed
 from tests.protocol.raw_history import Violation
 from tests.protocol.scenarios import SCENARIOS, Scenario
-from tests.protocol.world import Copies, Snapshot, WatchedStore, copied
+from tests.protocol.world import Copies, Ledger, Snapshot, WatchedStore, copied
 from tests.storage.faulty_store import ArrivingStore, Death, Fault, FaultyStore, applies
-
-GOES_ON = 8
-"""After one of so many arrivals the run, and its fork, are continued as well."""
 
 
 def roll_back(process: Process) -> None:
@@ -107,29 +106,37 @@ def send(sender: Sender, copies: Copies) -> Sent:
     return Sent(sender, Snapshot(dict(store.inner._objects), tuple(store.leftovers), ledger), faulty.sent)
 
 
-def count_moments(sent: Sent, rival: Callable[[Process], None]) -> int:
-    """Return how many operations the rival has if nothing arrives, and one for the moment after them."""
-    counting = FaultyStore(_fresh(sent))  # type: ignore[arg-type]
-    _act(rival, Process(store=counting, ledger=deepcopy(sent.world.ledger), host="rival"))
-    return len(counting.operations) + 1
+def moments(sent: Sent, rival: Callable[[Process], None]) -> list[range]:
+    """Return when the request can arrive, before an operation of the rival or after the last; equal ones together."""
+    recording = RecordingStore(_fresh(sent))
+    _act(rival, Process(store=recording, ledger=deepcopy(sent.world.ledger), host="rival"))
+    return recording.moments(partial(_request, sent))
 
 
-def arrive(sent: Sent, rival: Callable[[Process], None], moments: Iterable[int]) -> int:
-    """Let the request arrive at each of these moments, in a world of its own; returns how many they were."""
+def arrive(sent: Sent, rival: Callable[[Process], None], chosen: Iterable[range]) -> int:
+    """Let the request arrive at the last of the moments that are the same, and the run and its fork go on.
+
+    Returns how often.
+    """
     number = 0
-    for at in moments:
+    for same in chosen:
         number += 1
         try:
-            _arrive(sent, rival, at)
+            play(sent, rival, same[-1])
         except Violation as violation:
-            raise Violation(f"{violation} [{sent} before operation {at} of {rival.__name__}]") from violation
+            raise Violation(f"{violation} [{sent} before operation {same[-1]} of {rival.__name__}]") from violation
     return number
 
 
-def _arrive(sent: Sent, rival: Callable[[Process], None], at: int) -> None:
-    store, ledger = _fresh(sent), deepcopy(sent.world.ledger)
+def _request(sent: Sent, store: WatchedStore) -> object:
     name, args, named = sent.request
-    arriving = ArrivingStore(store, lambda: getattr(store, name)(*args, **named), at)
+    return getattr(store, name)(*args, **named)
+
+
+def play(sent: Sent, rival: Callable[[Process], None], at: int) -> tuple[WatchedStore, Ledger]:
+    """Let the request arrive before operation `at` of the rival, or after all; returns what is left in the end."""
+    store, ledger = _fresh(sent), deepcopy(sent.world.ledger)
+    arriving = ArrivingStore(store, partial(_request, sent, store), at)
     process = Process(store=arriving, ledger=ledger, host="rival")
     with witnessed(ledger):
         _act(rival, process)
@@ -137,8 +144,8 @@ def _arrive(sent: Sent, rival: Callable[[Process], None], at: int) -> None:
             arriving.late()
     ledger.dead.add(process.pid)
     examine(store, ledger)
-    if at % GOES_ON == 0:
-        continue_run(store, ledger)
+    continue_run(store, ledger)
+    return store, ledger
 
 
 def _act(act: Callable[[Process], None], process: Process) -> None:
@@ -154,9 +161,9 @@ def _fresh(sent: Sent) -> WatchedStore:
     return WatchedStore(copied(sent.world.objects), sent.world.leftovers)
 
 
-_WORLDS = {item.before: item for item in (*SCENARIOS, *FORKS)}
+_WORLDS = {item.world: item for item in reversed((*SCENARIOS, *FORKS, *HOLES))}
 CASES: dict[str, tuple[Scenario, tuple[Callable[[Process], None], ...]]] = {
     **{item.name: (item, (item.act,)) for item in (*SCENARIOS, *FORKS, *HOLES)},
-    **{f"world-{before.__name__}": (item, RIVALS) for before, item in _WORLDS.items()},
+    **{f"world-{name}": (item, RIVALS) for name, item in _WORLDS.items()},
 }
 """Every scenario with its own act, and every world of one with everything that a rival can do there."""

@@ -38,6 +38,11 @@ class Scenario:
     before: Act
     act: Act
 
+    @property
+    def world(self) -> str:
+        """The name of the world before it: of the function that makes it, or, where that has arguments, its own."""
+        return getattr(self.before, "__name__", self.name)
+
 
 def at(step: int, attempt: int = 1) -> str:
     """Return the folder of a checkpoint of the run."""

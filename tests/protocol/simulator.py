@@ -17,12 +17,13 @@ from greenlet import greenlet
 from tests.protocol import forks, processes
 from tests.protocol.enumeration import promote_oldest
 from tests.protocol.forks import FORKS
+from tests.protocol.holes import HOLES
 from tests.protocol.invariants import continue_run, examine
 from tests.protocol.processes import REFUSALS, Process, VirtualClock
 from tests.protocol.quick_world import witnessed
 from tests.protocol.raw_history import Violation
 from tests.protocol.scenarios import SCENARIOS, Scenario, world_before
-from tests.protocol.world import Snapshot, WatchedStore, copied
+from tests.protocol.world import Snapshot, WatchedStore, bring_missing, copied
 from tests.storage.faulty_store import DEADLY, FOLLOWING, Death, Fault, applies, on_its_way, perform
 
 LONGEST = 400
@@ -84,6 +85,12 @@ def _fork(process: Process, chance: random.Random) -> None:
     forks.train_fork(process, commits=chance.randint(1, 3))
 
 
+def _bring_missing(process: Process, chance: random.Random) -> None:
+    for _ in range(chance.randint(0, 30)):
+        process.clock.sleep(1)
+    bring_missing(process.store, process.ledger)
+
+
 def _is_mistaken(chance: random.Random, rate: float) -> bool:
     """Whether a process takes a living one for dead."""
     return chance.random() < rate
@@ -97,6 +104,9 @@ DELETED_IN = 6
 FORKER = Role("forker", _fork)
 FORKED_IN = 5
 """Of so many schedules one has a process in it that forks the run and trains the fork, often from a world with one."""
+COPIER = Role("copier", _bring_missing)
+HOLED_IN = 7
+"""Of so many schedules one begins while the store is being copied: an entry is missing and comes later."""
 _NO_WORLDS = frozenset({"second_is_broken", "torn_and_ended", "left_by_its_alias"})
 WORLDS = tuple({item.before: item for item in SCENARIOS if item.before.__name__ not in _NO_WORLDS}.values())
 FORK_WORLDS = tuple({item.before: item for item in FORKS if item.before is not forks.spoiled}.values())
@@ -195,9 +205,11 @@ class Simulation:
         scenario: Scenario = self.chance.choice(WORLDS)
         if is_forked := self.seed % FORKED_IN == 2:
             scenario = random.Random(f"forks {self.seed}").choice(FORK_WORLDS)
+        elif self.seed % HOLED_IN == 3:
+            scenario = random.Random(f"holes {self.seed}").choice(HOLES)
         snapshot: Snapshot = world_before(scenario)
         self.store, self.ledger = WatchedStore(copied(snapshot.objects), snapshot.leftovers), deepcopy(snapshot.ledger)
-        self.trace.append(f"world: {scenario.before.__name__}")
+        self.trace.append(f"world: {scenario.world}")
         self.fault_rate = self.chance.choice((0.0, 0.02, 0.05, 0.1))
         self.pause_rate = self.chance.choice((0.0, 0.02, 0.05))
         self.mistake_rate = random.Random(f"mistakes {self.seed}").choice((0.0, 0.2, 0.7))
@@ -210,6 +222,8 @@ class Simulation:
             self._start(DELETER)
         if is_forked:
             self._start(FORKER)
+        if self.ledger.missing:
+            self._start(COPIER)
 
     def run(self) -> None:
         """Play the schedule to its end and examine what is left; raises `Violation`."""

@@ -1,22 +1,33 @@
-"""A late request of a dead process breaks nothing, wherever it arrives: hundreds by default, all in the full amount."""
+"""A late request of a dead process breaks nothing, wherever it arrives: hundreds by default, all in the full amount.
 
+`CAIRN_TEST_EVERY_ARRIVAL=1` plays each of them, also those that cannot be told apart.
+"""
+
+import os
 import random
+import uuid
 from collections.abc import Callable, Iterator
+from itertools import count, islice
 from pathlib import Path
 
 import pytest
 
 import cairn.storage.checkpoints.fork_pin as fork_pin
 from tests.full_amount import FULL
-from tests.protocol import processes
-from tests.protocol.late_requests import CASES, RIVALS, Sent, arrive, count_moments, send, senders
+from tests.protocol import commuting, processes
+from tests.protocol.commuting import RecordingStore
+from tests.protocol.late_requests import CASES, RIVALS, Sent, arrive, moments, play, send, senders
+from tests.protocol.processes import Process
 from tests.protocol.raw_history import Violation
 from tests.protocol.scenarios import world_before
-from tests.protocol.world import Copies
+from tests.protocol.world import Copies, WatchedStore, copied
 
 LEAST = 200_000
+APART = "CAIRN_TEST_EVERY_ARRIVAL" in os.environ
 _ACTS, _SENT, _MOMENTS = 2, 3, 4
 """By default so many requests of so many acts of a case arrive, each at so many moments of one rival."""
+_COMPARED = 40 if FULL else 4
+"""Of so many requests the moments that cannot be told apart are all played."""
 
 
 def sent_in(case: str, folder: Path, *, everything: bool = FULL) -> Iterator[Sent]:
@@ -28,23 +39,87 @@ def sent_in(case: str, folder: Path, *, everything: bool = FULL) -> Iterator[Sen
     yield from (send(sender, copies) for sender in chosen)
 
 
+def apart(found: list[range]) -> list[range]:
+    """Return every moment on its own."""
+    return [range(at, at + 1) for same in found for at in same]
+
+
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("case", CASES)
 def test_a_late_request_breaks_no_invariant_wherever_it_arrives(
     case: str, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    chance, number = random.Random(case), 0
+    chance, arrivals, played = random.Random(case), 0, 0
     for sent in sent_in(case, tmp_path):
         for rival in RIVALS if FULL else chance.sample(RIVALS, 1):
-            moments = range(count_moments(sent, rival))
-            number += arrive(sent, rival, moments if FULL else chance.sample(moments, min(_MOMENTS, len(moments))))
-    record_property("protocol_arrivals", number)
+            found = moments(sent, rival)
+            chosen = found if FULL else chance.sample(found, min(_MOMENTS, len(found)))
+            arrivals += sum(map(len, chosen))
+            played += arrive(sent, rival, apart(chosen) if APART else chosen)
+    record_property("protocol_arrivals", arrivals)
+    record_property("protocol_arrivals_played", played)
 
 
 @pytest.mark.skipif(not FULL, reason="counts what the full amount has to try")
 def test_the_full_amount_has_its_least_number_of_arrivals(tmp_path: Path) -> None:
-    counts = (count_moments(sent, rival) for case in CASES for sent in sent_in(case, tmp_path) for rival in RIVALS)
-    assert sum(counts) >= LEAST
+    found = (moments(sent, rival) for case in CASES for sent in sent_in(case, tmp_path) for rival in RIVALS)
+    assert sum(len(same) for each in found for same in each) >= LEAST
+
+
+def ends(sent: Sent, rival: Callable[[Process], None], same: range, quick: pytest.MonkeyPatch) -> set[str]:
+    """Return in how many ways the world ends after arrivals at these moments, with ids that are drawn in one order."""
+    found = set[str]()
+    for at in same:
+        ids = count(1)
+        with quick.context() as patch:
+            patch.setattr(uuid, "uuid4", lambda ids=ids: uuid.UUID(int=next(ids)))
+            patch.setattr(processes, "_PIDS", count(50_000))
+            store, ledger = play(sent, rival, at)
+        found.add(f"{sorted(store.inner._objects.items())} {store.leftovers} {ledger}")
+    return found
+
+
+def drawn(folder: Path) -> Iterator[tuple[Sent, Callable[[Process], None]]]:
+    """Yield a request and a rival of each case, in an order of chance."""
+    chance = random.Random(40)
+    for case in chance.sample(sorted(CASES), len(CASES)):
+        for sent in islice(sent_in(case, folder, everything=False), 1):
+            yield sent, chance.choice(RIVALS)
+
+
+def test_arrivals_that_nobody_can_tell_apart_end_in_the_same_bytes(tmp_path: Path, quick: pytest.MonkeyPatch) -> None:
+    for sent, rival in islice(drawn(tmp_path), _COMPARED):
+        for same in moments(sent, rival):
+            assert len(ends(sent, rival, same, quick)) == 1, f"{sent} at one of {same} of {rival.__name__}"
+
+
+def test_arrivals_that_can_be_told_apart_end_in_other_bytes(tmp_path: Path, quick: pytest.MonkeyPatch) -> None:
+    quick.setattr(commuting, "_commutes", lambda operation, after, late: True)
+    assert any(len(ends(sent, rival, moments(sent, rival)[0], quick)) > 1 for sent, rival in drawn(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("ask", "together"),
+    [
+        (lambda store: store.read("runs/r/other"), True),
+        (lambda store: store.create("runs/r/other", b"o"), True),
+        (lambda store: store.keys("runs/s"), True),
+        (lambda store: store.write("runs/r/a", b"b"), True),
+        (lambda store: store.keys("runs/r"), False),
+        (lambda store: store.size("runs/r/a"), False),
+        (lambda store: store.create("runs/r/a", b"a"), False),
+        (lambda store: store.inner, False),
+    ],
+)
+def test_an_arrival_before_an_operation_is_one_after_it_where_answer_and_store_are_the_same(
+    ask: Callable[[RecordingStore], object], together: bool
+) -> None:
+    store = RecordingStore(WatchedStore(copied({"runs/r/other": b"o"})))
+    store.size("runs/s/first")
+    ask(store)
+    store.size("runs/s/last")
+    found = store.moments(lambda arrived: arrived.create("runs/r/a", b"a"))
+    assert (len(found) == 1) == together
 
 
 def test_a_sweep_that_closes_nothing_is_caught(tmp_path: Path, quick: pytest.MonkeyPatch) -> None:
@@ -53,4 +128,4 @@ def test_a_sweep_that_closes_nothing_is_caught(tmp_path: Path, quick: pytest.Mon
     )
     quick.setattr(fork_pin, "_abandoned", lambda pin, state: None)
     with pytest.raises(Violation, match=r"a fork keeps its beginning|a fork goes on"):
-        arrive(sent, processes.sweep, range(count_moments(sent, processes.sweep)))
+        arrive(sent, processes.sweep, moments(sent, processes.sweep))

@@ -11,7 +11,8 @@ from itertools import islice
 import pytest
 
 from tests.full_amount import FULL
-from tests.protocol.simulator import Simulation, simulate
+from tests.protocol.holes import HOLES
+from tests.protocol.simulator import FORK_WORLDS, Simulation, simulate
 
 SCHEDULES = int(os.environ.get("CAIRN_SIMULATOR_SCHEDULES", "6000" if FULL else "600"))
 SEED = os.environ.get("CAIRN_SIMULATOR_SEED")
@@ -38,10 +39,10 @@ def test_a_seed_gives_the_same_schedule_every_time() -> None:
 
 def test_schedules_let_every_role_finish_fail_and_die() -> None:
     ends: set[str] = set()
-    roles = ("trainer", "evaluator", "promoter", "sweeper", "deleter", "forker")
+    roles = ("trainer", "evaluator", "promoter", "sweeper", "deleter", "forker", "copier")
     wanted = {f"{role} {end}" for role in roles for end in ("done", "dead", "StoreUnavailable")}
     wanted |= {"trainer Fenced", "trainer LiveOwner", "evaluator CheckpointGone"}
-    wanted |= {"deleter LiveOwner", "deleter GateRefused", "trainer InvalidConfiguration"}
+    wanted |= {"deleter LiveOwner", "deleter GateRefused", "trainer InvalidConfiguration", "trainer IntegrityError"}
     for seed in range(300):
         if wanted <= ends:
             break
@@ -51,6 +52,11 @@ def test_schedules_let_every_role_finish_fail_and_die() -> None:
             if line.startswith("     "):
                 ends.add(f"{name.split('-')[0]} {end.split(':')[0]}")
     assert wanted - ends == set()
+
+
+def test_schedules_begin_in_every_world_with_a_hole_a_pin_a_fork_or_a_deleted_parent() -> None:
+    worlds = {simulation.trace[0] for simulation in map(Simulation, range(600))}
+    assert {f"world: {item.world}" for item in (*HOLES, *FORK_WORLDS)} - worlds == set()
 
 
 def test_schedules_take_living_owners_and_holders_for_dead() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from cairn.storage.stores.local_store import LocalStore
 from cairn.storage.stores.object_store import ObjectStore, UnfinishedWrite
 from tests.memory_store import MemoryStore
-from tests.protocol.raw_history import prove_deletable
+from tests.protocol.raw_history import prove_deletable, require
 from tests.storage.faulty_store import Death
 
 
@@ -126,6 +126,14 @@ def copied(objects: dict[str, bytes]) -> MemoryStore:
 def take_snapshot(store: WatchedStore, ledger: Ledger) -> Snapshot:
     """Return the content of a store in memory."""
     return Snapshot(dict(store.inner._objects), tuple(store.leftovers), ledger)
+
+
+def bring_missing(store: Any, ledger: Ledger) -> None:
+    """Let the copy that is under way come to its end: what it brings is nowhere another one by now."""
+    while ledger.missing:
+        key, data = next(iter(ledger.missing.items()))
+        require(store.create(key, data) or store.read(key) == data, "a hole is not written into", key)
+        ledger.missing.pop(key, None)
 
 
 def as_store(store: Any) -> ObjectStore:

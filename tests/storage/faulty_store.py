@@ -87,7 +87,7 @@ class FaultyStore:
         if self.fault is Fault.SLOW and self.rival is not None:
             self.rival(self.inner)
         if self.fault is Fault.LATE:
-            self.sent = name, _whole(args), named
+            self.sent = name, whole(args), named
             self.late = on_its_way(operation, args, named)
         return perform(self.fault, self.inner, name, operation, args, named)
 
@@ -101,11 +101,12 @@ class FaultyStore:
 
 def on_its_way(operation: Callable[..., Any], args: tuple[Any, ...], named: Any = None) -> Callable[[], object]:
     """Return a request that its sender has sent with all its bytes, and that arrives when it is called."""
-    args = _whole(args)
+    args = whole(args)
     return lambda: operation(*args, **(named or {}))
 
 
-def _whole(args: tuple[Any, ...]) -> tuple[Any, ...]:
+def whole(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the arguments of an operation with all their bytes."""
     return (args[0], [bytes(chunk) for chunk in args[1]]) if is_stream(args) else args
 
 
@@ -132,7 +133,8 @@ class ArrivingStore:
         if self.seen == self.at:
             self.late()
         self.seen += 1
-        return operation(*args, **named)
+        result = operation(*args, **named)
+        return iter(list(result)) if isinstance(result, Iterator) else result  # read now, and not at some later moment
 
 
 def slow_down() -> StoreUnavailable:
