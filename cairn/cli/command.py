@@ -18,6 +18,7 @@ from cairn.flows.errors import EXPECTED_ERRORS
 from cairn.model.errors import InvalidInput
 from cairn.reports.errors import InvalidQuery, RunNotFound
 from cairn.storage.errors import Fenced, IntegrityError, StorageError, StoreFull, StoreUnsound, WriterTooOld
+from cairn.storage.stores.child_process import THREAD_LIMITS
 from cairn.tasks.attempt.shutdown_signal import exit_on_notice, expect_notices
 from cairn.tasks.errors import BudgetExhausted, ConfigDrift, GateRefused, InvalidConfiguration, LiveOwner
 from cairn.tasks.policy.termination import ExitCode
@@ -62,6 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere
     escape_unencodable_output()
     guard_log(os.environ)
+    for name in THREAD_LIMITS:
+        os.environ.pop(name, None)
     codes = list[int]()
     atexit.register(_leave, codes)  # the first to be registered is the last to be called
     words = sys.argv[1:] if arguments is None else arguments

@@ -15,6 +15,7 @@ from cairn.storage.logs import registry, run_log
 from cairn.storage.stores.codec import decode, encode
 from cairn.tasks.text.format import (
     describe_mixture,
+    describe_schedule,
     describe_split,
     format_count,
     format_duration,
@@ -191,7 +192,8 @@ def _describe_remaining(plan: "TrainingPlan", config: "RunConfig") -> Iterator[t
     rules, room, cost, currency = config.checkpoint, plan.room, plan.cost, config.cost.currency
     unknown, tokens = "not known before the run has trained a step", f"{plan.tokens_ahead:,} tokens"
     ahead = f"{total_steps - plan.from_step:,} ahead of {total_steps:,}{early}"
-    yield "steps", f"{ahead}; {tokens}, {plan.tokens_per_step:,} each"
+    idle = "".join(f"; {note}" for note in describe_schedule(config.training.wastes_last_step))
+    yield "steps", f"{ahead}; {tokens}, {plan.tokens_per_step:,} each{idle}"
     pace = f"of training at the {cost.tokens_per_second or 0:,.0f} tokens/s of its newest steps"
     yield "time", unknown if cost.seconds is None else f"an estimate: {format_duration(cost.seconds)} {pace}"
     every = f" and every {rules.every_seconds:g} s" if rules.every_seconds else ""

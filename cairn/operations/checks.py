@@ -62,9 +62,11 @@ def _device() -> str:
 
     from cairn.model.estimates.utilization import peak_flops_of_device
     from cairn.model.kernels.head_loss import can_compile
+    from cairn.model.training.determinism import require_right_products
 
+    require_right_products()
     if not torch.cuda.is_available():
-        return f"cpu ({torch.get_num_threads()} threads); no CUDA device"
+        return f"cpu ({torch.get_num_threads()} threads, whose products are right); no CUDA device"
     devices = []
     for number in range(torch.cuda.device_count()):
         name = torch.cuda.get_device_name(number)

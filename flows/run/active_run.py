@@ -35,7 +35,7 @@ from cairn.tasks.evaluator.evaluation_run import refuse_command
 from cairn.tasks.machine import machine_speed, placement, process_scopes
 from cairn.tasks.policy import curve_statistics
 from cairn.tasks.policy.termination import FlowEnd, FlowOutcome
-from cairn.tasks.text.format import describe_split, one_line
+from cairn.tasks.text.format import describe_schedule, describe_split, one_line
 from cairn.tasks.tokenize_and_split import Text
 from cairn.tasks.trainer import initial_weights, machines, trainer_group, trainer_process, trainer_protocol
 
@@ -267,4 +267,4 @@ def _record_opening(
     )
     opened = log.append(lambda state: body if state.opened is None else None, writer=log_entry.this_writer()).opened
     assert opened is not None
-    return opened, snapshot.notes
+    return opened, (*snapshot.notes, *describe_schedule(chosen.training.wastes_last_step))

@@ -45,7 +45,7 @@ class TrainingConfig(Section, use_attribute_docstrings=True):
     lr: PositiveNumber = 1e-3
     """learning rate after the warm-up"""
     min_lr: NotNegativeNumber = 1e-4
-    """learning rate at the last step"""
+    """learning rate at the last step; with 0 that step changes no weight"""
     muon_lr: PositiveNumber = 0.02
     """learning rate of muon's matrices after the warm-up; it rises and falls as lr does"""
     warmup_steps: NotNegative = Field(
@@ -126,6 +126,8 @@ class TrainingConfig(Section, use_attribute_docstrings=True):
             raise ValueError(f"{both}, {self.decay_steps} steps, must together be at most steps={self.steps}")
         if self.min_lr > self.lr:
             raise ValueError(f"min_lr={self.min_lr} must be at most lr={self.lr}")
+        if self.steps == 1 and self.wastes_last_step:
+            raise ValueError("min_lr=0 leaves steps=1 no learning rate: the only step is the last; set min_lr to lr")
         # The head's gradient is made before the scaler's factor is known.
         if self.kernels == "fused" and self.precision == "fp16":
             raise ValueError("kernels='fused' cannot be combined with precision='fp16': use kernels='stock', or bf16")
@@ -133,6 +135,11 @@ class TrainingConfig(Section, use_attribute_docstrings=True):
             other = "precision='fp16'" if self.precision == "fp16" else "parallel='fsdp'"
             raise ValueError(f"optimizer='muon' cannot be combined with {other}: use bf16 or fp32, and ddp")
         return self
+
+    @property
+    def wastes_last_step(self) -> bool:
+        """Whether the last step has a learning rate of 0, so that no weight changes in it."""
+        return self.min_lr == 0 and self.warmup_steps < self.steps
 
     @property
     def decay_steps(self) -> int:

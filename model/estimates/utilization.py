@@ -40,7 +40,7 @@ _WITHOUT_BF16: tuple[tuple[str, float], ...] = (("V100-PCIE", 112.0), ("V100", 1
 """Older devices, whose matrix units multiply fp16 only."""
 
 
-def flops_per_token(config: ModelConfig, vocab_size: int) -> int:
+def flops_per_token(config: ModelConfig, *, vocab_size: int) -> int:
     """FLOPs to train on one token; tables that are only looked up do no matrix work."""
     looked_up = {"positions", "ngrams"} | (set() if config.tied else {"embedding"})
     working = sum(row.count for row in parameter_table(config, vocab_size) if row.kind not in looked_up)

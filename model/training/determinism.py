@@ -19,6 +19,9 @@ import torch
 from cairn.model.errors import InvalidInput
 from cairn.model.kernels.block_sizes import LARGEST_POOLED_BYTES
 
+_LARGEST_PRODUCT_ERROR, _OPENMP = 2.0, ("OMP_", "KMP_", "GOMP_", "MKL_")
+"""bf16 rounds sums of 256 products of numbers around 1 by at most a quarter."""
+
 
 def resolve_device(name: str) -> torch.device:
     """Turn the name of a device or `auto` into a device of this machine; a missing one raises InvalidInput."""
@@ -39,6 +42,7 @@ def make_deterministic(*, seed: int, threads: int | None) -> None:
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
     torch.set_num_threads(threads if threads is not None else torch.get_num_threads())
+    require_right_products()
     # Deterministic kernels for the whole process; compiled ones are chosen by `COMPILE_OPTIONS`.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     # As use_deterministic_algorithms(True), which also imports the compiler: a second that an evaluator does not need.
@@ -48,6 +52,20 @@ def make_deterministic(*, seed: int, threads: int | None) -> None:
     torch.backends.cudnn.benchmark = False
     # The memory-efficient attention kernel has no deterministic backward; flash has one.
     torch.backends.cuda.enable_mem_efficient_sdp(False)
+
+
+def require_right_products() -> None:
+    """Multiply in bf16 and compare with fp32; raises InvalidInput where OpenMP gives fewer threads than are asked for.
+
+    oneDNN cuts a product for the threads that it was told, and leaves out the parts that none of them computes.
+    """
+    left, right = torch.randn(2, 256, 256, generator=torch.Generator().manual_seed(0)).bfloat16()
+    error = float((left @ right - left.float() @ right.float()).abs().max())
+    if not error < _LARGEST_PRODUCT_ERROR:  # nor NaN
+        given = ", ".join(f"{name}={os.environ[name]}" for name in sorted(os.environ) if name.startswith(_OPENMP))
+        problem = f"bf16 products of this process are wrong by {error:g} with {torch.get_num_threads()} threads"
+        rule = "unset what limits OpenMP's threads, such as OMP_THREAD_LIMIT or OMP_DYNAMIC, before torch is imported"
+        raise InvalidInput(f"{problem}; rule: {rule} ({given or 'none of its variables is set now'})")
 
 
 def keep_freed_memory() -> bool:

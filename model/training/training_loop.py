@@ -209,7 +209,7 @@ def _report(
 ) -> None:
     config, probe, before, seconds = state.model.config, observer.probe, state.before, max(seconds, 1e-9)
     tokens_per_second = state.global_batch * config.block_size / seconds
-    model_flops = flops_per_token(config, state.model.vocab_size) * tokens_per_second
+    model_flops = flops_per_token(config, vocab_size=state.model.vocab_size) * tokens_per_second
     probe_loss, sample = probe.measure(state.model) if probe is not None and probe.is_due(step) else (None, None)
     own = result.rank_seconds
     slowest = max(range(len(own)), key=own.__getitem__, default=None)

@@ -198,7 +198,9 @@ def _backward(
     ranks, training = state.ranks, inputs.training
     parts = ranks.micro_batches(state.global_batch, inputs.micro_batch)
     part, first_row = parts[number], parts[0].start
-    tokens = batch.tokens[part.start - first_row : part.stop - first_row]  # (b, T+1)
+    tokens, is_empty = batch.tokens[part.start - first_row : part.stop - first_row], part.start == part.stop  # (b, T+1)
+    if is_empty:  # another rank has one row more, and all of them take part in its exchanges
+        tokens = tokens.new_zeros(1, tokens.shape[1])  # (0, T+1) -> (1, T+1), of no weight
     if state.model.config.dropout:
         index = ranks.rank * len(parts) + number
         determinism.seed_generators(determinism.dropout_seed(training.seed, state.step + 1, index), state.device)
@@ -206,7 +208,7 @@ def _backward(
     mean = mean_loss(state, tokens, training)
     # The last part may be smaller: weighting by samples makes the sum the mean over the whole batch.
     loss = mean * ((part.stop - part.start) / state.global_batch)
-    losses.append(loss.detach())
+    losses.append(torch.zeros_like(loss) if is_empty else loss.detach())
     summed = loss * ranks.size if ranks.is_sharded else loss  # sharding averages over the ranks
     (summed if state.scaler is None else state.scaler.scale(summed)).backward()
 

@@ -45,6 +45,12 @@ for _ in range(100):  # children of the one that was killed may still write
     time.sleep(0.1)
 """
 _NOTICES = {signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
+THREAD_LIMITS = (
+    *("OMP_DYNAMIC", "OMP_MAX_ACTIVE_LEVELS", "OMP_NESTED", "OMP_THREAD_LIMIT", "OMP_TEAMS_THREAD_LIMIT"),
+    *("KMP_ALL_THREADS", "KMP_DEVICE_THREAD_LIMIT", "KMP_DYNAMIC_MODE", "KMP_MAX_ACTIVE_LEVELS"),
+    *("KMP_TEAMS_THREAD_LIMIT", "MKL_DYNAMIC"),
+)
+"""Variables with which OpenMP may give a product fewer threads than it was cut for: parts of it are then garbage."""
 _SETTINGS = {"ARROW_DEFAULT_MEMORY_POOL": "system", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
@@ -54,8 +60,9 @@ def child_command(module: str, *arguments: object) -> tuple[str, ...]:
 
 
 def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a child, in which it finds its parent."""
-    return {**environment, _PARENT: str(os.getpid())}
+    """Return the environment of a child, in which it finds its parent and gets the threads it asks for."""
+    kept = {name: value for name, value in environment.items() if name not in THREAD_LIMITS}
+    return {**kept, _PARENT: str(os.getpid())}
 
 
 def start_child(

@@ -116,6 +116,11 @@ def describe_mixture(stages: "Sequence[MixtureStage]") -> str:
     return "; ".join(f"from step {stage.from_step:,} {text}" for stage, text in zip(stages, shown, strict=True))
 
 
+def describe_schedule(wastes_last_step: bool) -> tuple[str, ...]:
+    """Return the note that a schedule which ends at a learning rate of 0 deserves, if any."""
+    return ("the last step changes no weight: training.min_lr is 0",) if wastes_last_step else ()
+
+
 def describe_split(train: int, val: int, unit: str, val_fraction: float) -> str:
     """Return the sizes of both splits in `unit`, with a warning where the share held out is far off."""
     sizes = f"{train:,} {unit} to train on, {val:,} held out"

@@ -30,7 +30,6 @@ from cairn.model.configuration.training import TrainingConfig
 from cairn.model.data.batch_loader import BatchLoader
 from cairn.model.data.sample_order import SampleOrder
 from cairn.model.data.token_windows import TokenWindows
-from cairn.model.estimates.size_estimate import count_parameters
 from cairn.model.estimates.utilization import flops_per_token, measure_peak_flops
 from cairn.model.training.determinism import make_deterministic
 from cairn.model.training.parallel import SINGLE_RANK, Ranks
@@ -217,9 +216,8 @@ def report(given: argparse.Namespace) -> None:
         rounds.append({name: run_turn(given, name) for name in names})
         print(f"round {number + 1} of {given.rounds}", file=sys.stderr)
     chosen = RECIPES[given.recipe]
-    tokens = (given.batch or chosen.batch) * chosen.model.block_size
-    counted = count_parameters(chosen.model, chosen.vocab_size)
-    flops = flops_per_token(chosen.model, counted) * tokens
+    batch = given.batch or chosen.batch
+    tokens, flops = batch * chosen.model.block_size, flops_of_step(chosen, batch)
     print("| | tokens/s | tokens/core-s | GFLOP/s | × by the clock | × by the core | loss | peak MiB |")
     print("|---|---|---|---|---|---|---|---|")
     for name in names:
@@ -229,6 +227,11 @@ def report(given: argparse.Namespace) -> None:
     for precision in ("fp32", "bf16"):
         peak = measure_peak_flops(torch.device("cpu"), precision)
         print(f"matrix products, {precision}: {peak / 1e9:,.0f} GFLOP/s")
+
+
+def flops_of_step(chosen: Recipe, batch: int) -> int:
+    """Return the FLOPs of a forward and backward pass over so many windows."""
+    return flops_per_token(chosen.model, vocab_size=chosen.vocab_size) * batch * chosen.model.block_size
 
 
 def line(name: str, turns: list[Turn], first: list[Turn], tokens: int, flops: float) -> str:

@@ -14,7 +14,6 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from cairn.model.estimates.size_estimate import count_parameters
 from cairn.model.estimates.utilization import (
     flops_per_token,
     measure_peak_flops,
@@ -75,11 +74,7 @@ def main() -> None:
 
 def take_turn(task: Task, segments: int, steps: int, peak: float) -> None:
     """Train in segments, every loss read at the end of each, and say what it took."""
-    if task.contender.startswith(NANOGPT):
-        train, losses = nanogpt_training(task)
-    else:
-        training = Training(task)
-        train, losses = training.train, training.losses
+    train, losses = contender(task)
     begun = time.perf_counter()
     train(WARM_STEPS)
     first = time.perf_counter() - begun
@@ -95,14 +90,27 @@ def take_turn(task: Task, segments: int, steps: int, peak: float) -> None:
     say(f"batch {task.batch}, share of a step in %", **{name: 100 * share for name, share in shares.items()})
 
 
+def contender(task: Task) -> tuple[Callable[[int], None], list[float]]:
+    """Return what trains so many steps, and the list that it adds its losses to."""
+    if task.contender.startswith(NANOGPT):
+        return nanogpt_training(task)
+    training = Training(task)
+    return training.train, training.losses
+
+
+def flops_of_step(task: Task) -> int:
+    """Return the FLOPs of a forward and backward pass over the task's batch."""
+    chosen = recipe_of(task.recipe)
+    return flops_per_token(chosen.model, vocab_size=chosen.vocab_size) * task.batch * chosen.model.block_size
+
+
 def rates(task: Task, seconds: float, peak: float) -> dict[str, float | None]:
     """Return tokens a second, and utilization in percent of the measured peak and of the data sheet's."""
-    chosen, device = recipe_of(task.recipe), resolve_device(task.device)
-    rate = task.batch * chosen.model.block_size / seconds
-    flops = rate * flops_per_token(chosen.model, count_parameters(chosen.model, chosen.vocab_size))
+    device, tokens = resolve_device(task.device), task.batch * recipe_of(task.recipe).model.block_size
+    flops = flops_of_step(task) / seconds
     sheet = peak_flops_of_device(torch.cuda.get_device_name(device), "bf16") if device.type == "cuda" else None
     return {
-        "tokens_per_s": rate,
+        "tokens_per_s": tokens / seconds,
         "ms": 1e3 * seconds,
         "of_measured": 100 * flops / peak,
         "of_data_sheet": 100 * flops / sheet if sheet else None,

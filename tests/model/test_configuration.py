@@ -37,6 +37,7 @@ def test_an_impossible_model_is_refused_with_field_value_and_rule(fields, words)
         ({"warmup_steps": 11}, ["warmup_steps=11", "at most", "steps=10"]),
         ({"global_batch": 4, "micro_batch": 5}, ["micro_batch=5", "at most", "global_batch=4"]),
         ({"min_lr": 0.1}, ["min_lr=0.1", "at most", "lr=0.001"]),
+        ({"steps": 1, "min_lr": 0.0}, ["min_lr=0", "steps=1", "the only step is the last"]),
         ({"precision": "fp8"}, ["precision", "fp8"]),
         ({"device": "tpu"}, ["device", "tpu"]),
         ({"kernels": "fused", "precision": "fp16"}, ["kernels='fused'", "precision='fp16'", "bf16"]),

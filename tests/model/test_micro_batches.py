@@ -1,5 +1,6 @@
 """Which process computes which micro-batch, and how many processes can share a batch without changing its sum."""
 
+import itertools
 from itertools import chain
 
 import pytest
@@ -38,13 +39,12 @@ def test_other_numbers_are_refused_with_those_that_can() -> None:
         split_batch(9, 4, processes=2)
 
 
-@pytest.mark.parametrize(("batch", "micro", "processes"), [(9, 4, 2), (7, 2, 3), (8, 8, 8)])
-def test_sharded_processes_have_equal_numbers_of_parts_none_larger_than_a_micro_batch(
-    batch: int, micro: int, processes: int
-) -> None:
-    parts = split_batch(batch, micro, processes=processes, mode="fsdp")
-    assert rows(parts, batch) == list(range(batch)) and len({len(own) for own in parts}) == 1
-    assert all(1 <= part.stop - part.start <= micro for part in chain(*parts))
+@pytest.mark.parametrize("batch", range(1, 25))
+def test_sharded_processes_have_equal_numbers_of_parts_none_larger_than_a_micro_batch(batch: int) -> None:
+    for micro, processes in itertools.product(range(1, batch + 1), range(1, 33)):
+        parts = split_batch(batch, micro, processes=processes, mode="fsdp")
+        assert rows(parts, batch) == list(range(batch)) and len({len(own) for own in parts}) == 1
+        assert all(0 <= part.stop - part.start <= micro for part in chain(*parts))
 
 
 def test_a_smaller_micro_batch_is_one_that_the_same_processes_can_share() -> None:

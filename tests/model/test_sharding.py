@@ -21,6 +21,13 @@ RUNS: dict[str, dict[str, Any]] = {
     "recomputed": {"precision": "bf16", "kernels": "fused", "activation_checkpointing": True},
     "uneven": {"global_batch": 9, "micro_batch": 4},
 }
+EMPTY: dict[str, dict[str, Any]] = {
+    f"{batch} windows, {name}": {"global_batch": batch, "micro_batch": 1, **settings}
+    for batch in (1, 3)
+    for name, settings in {**RUNS, "fp16": {"precision": "fp16"}}.items()
+    if name not in ("uneven", "bf16 fused again")
+}
+"""Batches of which one of two processes has a window less than the other has micro-batches."""
 ALONE = (4, 5)
 """The shares of two processes in the uneven batch, each trained by one process."""
 
@@ -43,7 +50,7 @@ def legs_of(runs: dict[str, dict[str, Any]], folder: Path) -> list[Leg]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where every run left its state, all trained by the same two processes."""
     folder = tmp_path_factory.mktemp("sharded")
-    legs = legs_of(RUNS, folder)
+    legs = legs_of(RUNS | EMPTY, folder)
     for rows in ALONE:
         settings = {"global_batch": rows, "steps": 12}
         legs.append(Leg(size=1, until_step=STEPS, settings=settings, end=str(folder / f"{rows} alone.npz")))
@@ -98,6 +105,14 @@ def test_a_sharded_run_learns_what_one_process_learns(folder: Path) -> None:
     expected = [record.train_loss for record in alone.train(STEPS)]
     seen = read_seen(folder / "fp32 fused.npz")["records"]
     assert [record["train_loss"] for record in seen] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", EMPTY)
+def test_a_process_without_a_window_contributes_nothing(folder: Path, name: str) -> None:
+    alone = TinyRun(**{**SHARDED, **EMPTY[name], "parallel": "ddp"})
+    expected = [record.train_loss for record in alone.train(STEPS)]
+    seen = read_seen(folder / f"{name}.npz")["records"]
+    assert [record["train_loss"] for record in seen] == pytest.approx(expected, rel=1e-3)
 
 
 @pytest.mark.parametrize("kernels", ["stock", "fused"])

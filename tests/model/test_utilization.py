@@ -1,8 +1,13 @@
 """FLOPs, peak and memory."""
 
+import time
+
+import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from cairn.model.configuration.network import ModelConfig
+from cairn.model.configuration.training import TrainingConfig
 from cairn.model.estimates.utilization import (
     flops_per_token,
     measure_peak_flops,
@@ -10,6 +15,10 @@ from cairn.model.estimates.utilization import (
     peak_source,
     read_memory_bytes,
 )
+from cairn.model.training.train_state import TrainState
+from tests.benchmarks import bench_step
+from tests.gpu import speed
+from tests.gpu.training import Task, recipe_of
 
 CPU = torch.device("cpu")
 
@@ -17,12 +26,15 @@ CPU = torch.device("cpu")
 def test_flops_are_six_for_each_parameter_that_works_and_the_attention() -> None:
     layers = 2 * (12 * 128**2 + 13 * 128) + 2 * 128
     attention = 12 * 2 * 128 * 64
-    assert flops_per_token(ModelConfig(n_layer=2, n_embd=128, block_size=64), 10) == 6 * (layers + 1280) + attention
+    assert (
+        flops_per_token(ModelConfig(n_layer=2, n_embd=128, block_size=64), vocab_size=10)
+        == 6 * (layers + 1280) + attention
+    )
 
 
 def test_an_untied_embedding_does_no_matrix_work() -> None:
     tied, untied = (ModelConfig(n_layer=2, n_embd=128, block_size=64, tied=tied) for tied in (True, False))
-    assert flops_per_token(untied, 10) == flops_per_token(tied, 10)
+    assert flops_per_token(untied, vocab_size=10) == flops_per_token(tied, vocab_size=10)
 
 
 def test_the_peak_is_measured_once_and_draws_no_random_number() -> None:
@@ -37,3 +49,33 @@ def test_mfu_on_a_cpu_is_a_share_of_the_measured_peak() -> None:
 
 def test_memory_of_this_process_is_more_than_a_megabyte() -> None:
     assert read_memory_bytes(CPU) > 2**20
+
+
+def counted_flops(config: ModelConfig, vocab_size: int, batch: int) -> int:
+    """Return what torch counts in one forward and backward pass."""
+    training_config = TrainingConfig(steps=1, lr=1.0, min_lr=1.0, kernels="stock", precision="fp32")
+    model = TrainState.create(config, training_config, vocab_size, CPU).model
+    with FlopCounterMode(display=False) as counter:
+        model(torch.zeros(batch, config.block_size, dtype=torch.int64)).sum().backward()  # (N, T) -> (N, T, V)
+    return int(counter.get_total_flops())
+
+
+@pytest.mark.parametrize("name", ["small", "shakespeare"])
+def test_the_step_benchmark_divides_by_the_flops_that_torch_counts(name: str) -> None:
+    chosen = bench_step.RECIPES[name]
+    counted = counted_flops(chosen.model, chosen.vocab_size, 2)
+    assert bench_step.flops_of_step(chosen, 2) == pytest.approx(counted, rel=0.15)
+
+
+def test_the_gpu_check_divides_by_the_flops_that_torch_counts() -> None:
+    task, chosen = Task(contender="stock", recipe="tiny", device="cpu", batch=2), recipe_of("tiny")
+    counted = counted_flops(chosen.model, chosen.vocab_size, 2)
+    assert speed.flops_of_step(task) == pytest.approx(counted, rel=0.15)
+
+
+def test_no_step_of_the_gpu_check_uses_more_than_the_machine_has() -> None:
+    train, _ = speed.contender(task := Task(contender="fp32", recipe="tiny", device="cpu", batch=2))
+    began = time.perf_counter()
+    train(1)
+    shares = speed.rates(task, time.perf_counter() - began, measure_peak_flops(CPU, "fp32"))
+    assert 0 < (shares["of_measured"] or 0) < 100

@@ -172,6 +172,27 @@ TRAINING_MUTANTS = (
         "        if not readers:",
         "tests/tasks/test_rank_resume.py::test_ranks_resume_with_the_bits_that_one_process_staged",
     ),
+    mutant(
+        "a-process-without-a-window-trains-on-zeros",
+        STEP,
+        "(part.stop - part.start) / state.global_batch",
+        "len(tokens) / state.global_batch",
+        "tests/model/test_sharding.py::test_a_process_without_a_window_contributes_nothing",
+    ),
+    mutant(
+        "wrong-products-are-computed-with",
+        "model/training/determinism.py",
+        "    require_right_products()\n",
+        "",
+        "tests/model/test_bf16_products.py::test_products_with_fewer_threads_than_were_asked_for_are_refused_in_words",
+    ),
+    mutant(
+        "a-child-has-the-limits-of-threads-from-outside",
+        "storage/stores/child_process.py",
+        "if name not in THREAD_LIMITS}",
+        "}",
+        "tests/model/test_bf16_products.py::test_a_child_gets_the_threads_that_it_asks_for_whatever_limits_them_outside",
+    ),
     mutant("lowest-rate-is-zero", OPTIMIZER, "return training.min_lr\n", "return 0.0\n", SCHEDULE),
     mutant(
         "matrices-have-the-others-rate",

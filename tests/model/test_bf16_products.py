@@ -1,0 +1,31 @@
+"""OpenMP that gives fewer threads than a product was cut for leaves parts of it garbage: kept away, else refused."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from cairn.storage.stores.child_process import DEVNULL, THREAD_LIMITS, child_environment, start_child
+
+MULTIPLY = "from cairn.model.training.determinism import make_deterministic; make_deterministic(seed=0, threads=2)"
+COMMAND = [sys.executable, "-P", "-c", MULTIPLY]
+LIMITS = {"OMP_THREAD_LIMIT": "1", "OMP_DYNAMIC": "TRUE", "OMP_MAX_ACTIVE_LEVELS": "0"}
+
+
+@pytest.mark.parametrize("name", ["OMP_THREAD_LIMIT", "OMP_MAX_ACTIVE_LEVELS"])
+def test_products_with_fewer_threads_than_were_asked_for_are_refused_in_words(name: str) -> None:
+    child = subprocess.run(COMMAND, env={**os.environ, name: LIMITS[name]}, capture_output=True, text=True, check=False)
+    assert child.returncode == 1
+    assert "bf16 products of this process are wrong by " in child.stderr and f"{name}={LIMITS[name]}" in child.stderr
+
+
+def test_a_child_gets_the_threads_that_it_asks_for_whatever_limits_them_outside() -> None:
+    child = start_child(COMMAND, stdout=DEVNULL, environment={**os.environ, **LIMITS})
+    _, said = child.communicate()
+    assert (child.returncode, said) == (0, b"")
+
+
+@pytest.mark.parametrize("name", THREAD_LIMITS)
+def test_no_limit_of_threads_reaches_a_child(name: str) -> None:
+    assert name not in child_environment({name: "1"})
