@@ -55,7 +55,8 @@ class GroupSummary:
 class DataSummary:
     """A snapshot: its manifest, its numbers of windows of `block_size` tokens by split, and some of the windows.
 
-    `mixture` has what a run draws from step 0 and from each stage's step on, none without weights.
+    `unknown_bytes` of its text its tokenizer does not know; None for tokens that were imported. `mixture` has what a
+    run draws from step 0 and from each stage's step on, none without weights.
     """
 
     snapshot_id: str
@@ -63,6 +64,7 @@ class DataSummary:
     manifest: SnapshotManifest
     block_size: int
     window_counts: Mapping[str, int]
+    unknown_bytes: int | None
     groups: tuple[GroupSummary, ...]
     mixture: tuple[MixtureStage, ...]
     windows: tuple[WindowSummary, ...]
@@ -104,6 +106,7 @@ def summarize_data(store: ObjectStore, reference: str, choice: WindowChoice, *, 
         manifest=manifest,
         block_size=block_size,
         window_counts=window_counts,
+        unknown_bytes=snapshot_lookup.find_unknown_bytes(store, found.snapshot_id),
         groups=tuple(_summarize_groups(manifest, found, block_size)),
         mixture=found.data.mixture if found.data else (),
         windows=tuple(_summarize_windows(files, _choose_windows(manifest, window_counts, choice, block_size), found)),

@@ -104,7 +104,8 @@ def data_blocks(summary: "data_summary.DataSummary") -> Iterator[Block]:
     if summary.mixture:
         facts["draws"] = describe_mixture(summary.mixture)
     facts["left out"] = ", ".join(f"{item.kind} {item.documents:,}" for item in manifest.rejected) or "nothing"
-    yield facts
+    text_bytes = manifest.splits.train.bytes + manifest.splits.val.bytes
+    yield facts | ({} if summary.unknown_bytes is None else _describe_unknown(summary.unknown_bytes, text_bytes))
     yield ""
     columns: Columns[SnapshotSource] = {
         "source": lambda item: item.name,
@@ -133,6 +134,12 @@ def data_blocks(summary: "data_summary.DataSummary") -> Iterator[Block]:
         yield from _window_blocks(window, summary.block_size)
 
 
+def _describe_unknown(unknown_bytes: int, text_bytes: int) -> dict[str, str]:
+    return {
+        "unknown": f"{unknown_bytes:,} bytes of the text to the tokenizer ({unknown_bytes / max(1, text_bytes):.2%})"
+    }
+
+
 def preview_blocks(preview: "corpus_preview.CorpusPreview") -> Iterator[Block]:
     """Yield the text of a configuration: its sizes, its sources, what is left out, and the first documents."""
     train_bytes = preview.text_bytes - preview.val_bytes
@@ -140,8 +147,10 @@ def preview_blocks(preview: "corpus_preview.CorpusPreview") -> Iterator[Block]:
         "train": f"{train_bytes:,} bytes in {preview.train_documents:,} documents",
         "val": f"{preview.val_bytes:,} bytes in {preview.val_documents:,} documents",
         **({"draws": describe_mixture(preview.mixture)} if preview.mixture else {}),
+        **({} if preview.unknown_bytes is None else _describe_unknown(preview.unknown_bytes, preview.text_bytes)),
         **({"refused": preview.refused} if preview.refused else {}),
     }
+    yield from preview.notes
     yield ""
     sources: Columns[corpus_preview.PreviewedSource] = {
         "source": lambda item: item.name,

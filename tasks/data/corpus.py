@@ -11,7 +11,7 @@ import gc
 import hashlib
 import sysconfig
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -115,7 +115,7 @@ def _source(data: DataConfig, file: TextFile, *, sha256: str, text_bytes: int) -
         text_bytes=text_bytes,
         placed=file.placed,
         form="" if file.format in (TextFormat.TEXT, TextFormat.JSON_LINES, TextFormat.PARQUET) else str(file.format),
-        place_of=partial(_describe_place, file),
+        places_of=partial(_describe_places, file),
     )
 
 
@@ -131,12 +131,12 @@ def _check(data: DataConfig, file: TextFile) -> Source:
     return _source(data, replace(file, bytes=stream.bytes), sha256=digest, text_bytes=text_bytes)
 
 
-def _describe_place(file: TextFile, offset: int) -> str:
+def _describe_places(file: TextFile, offsets: Collection[int]) -> Mapping[int, str]:
     if file.format == TextFormat.PARQUET:
         with _convert_errors(file), file.opener() as table:
-            return document_reader.describe_place(table, file, offset)
+            return document_reader.describe_places(table, file, offsets)
     with _open_hashed(file) as stream:
-        return document_reader.describe_place(cast(BinaryIO, stream), file, offset)
+        return document_reader.describe_places(cast(BinaryIO, stream), file, offsets)
 
 
 def _require_text(file: TextFile, text: BinaryIO) -> int:

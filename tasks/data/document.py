@@ -6,7 +6,7 @@ its place in a text of which the end is held out, as nanoGPT does. The survey is
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
@@ -61,6 +61,10 @@ LEFT_OUT = frozenset({RejectionKind.DUPLICATE, RejectionKind.EMPTY_FILE})
 Piece: TypeAlias = Document | RejectedRow
 
 
+def _name_bytes(offsets: Collection[int]) -> Mapping[int, str]:
+    return {offset: f"byte {offset}" for offset in offsets}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Source:
     """One readable file or built-in corpus: its content hash, and how to read its documents.
@@ -69,7 +73,7 @@ class Source:
     pass in order; `group` is its entry of `data.sources` if weights keep the entries apart. Of a text whose end is
     held out, `border` is where the held-out part begins and `text_bytes` where it ends, known without reading it.
     `placed` is the split of all of it where the configuration says one, `form` a format that the unit does not tell;
-    `place_of` says in words where in the source an offset is.
+    `places_of` says in words where in the source offsets are, by reading it once.
     """
 
     name: str
@@ -82,7 +86,7 @@ class Source:
     text_bytes: int = 0
     placed: SplitName | None = None
     form: str = ""
-    place_of: Callable[[int], str] = "byte {}".format
+    places_of: Callable[[Collection[int]], Mapping[int, str]] = _name_bytes
 
     def documents(self) -> Iterator[Document]:
         """Yield the documents of a new pass, without rejected ones."""
@@ -230,7 +234,8 @@ def _first_of(row: RejectedRow | None, sources: Sequence[Source]) -> str:
     """Return in words where the first of rejected documents is and why; empty for one that is no fault."""
     if row is None or row.kind in LEFT_OUT:
         return ""
-    place = next((source.place_of(row.offset_bytes) for source in sources if source.name == row.source), "")
+    source = next(source for source in sources if source.name == row.source)
+    place = source.places_of([row.offset_bytes])[row.offset_bytes]
     return f", the first at {place}: {row.detail}"
 
 

@@ -8,7 +8,7 @@ import io
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, repeat
 from typing import Any, BinaryIO, cast
@@ -141,21 +141,24 @@ def read_pieces(
         pass  # the hash needs every byte
 
 
-def describe_place(stream: BinaryIO, file: TextFile, offset: int) -> str:
-    """Return where in an open file a rejected document is, and the fields that are there, for a message."""
-    if file.format == TextFormat.PARQUET and not file.codec and "://" not in file.place:
-        with_columns = read_parquet(stream, [])
-        columns = json.loads(next(with_columns).schema.metadata[COLUMNS])
-        with_columns.close()
-        return f"row {offset + 1}, columns {_quoted(columns)}"
+def describe_places(stream: BinaryIO, file: TextFile, offsets: Collection[int]) -> Mapping[int, str]:
+    """Return where in an open file documents are, and the fields that are there, for a message."""
     if file.format != TextFormat.JSON_LINES:
-        return f"{'row' if file.unit == ROW else 'byte'} {offset}"
-    text, number = decompress(stream, file.codec, file.bytes), 0
+        columns = ""
+        if file.format == TextFormat.PARQUET and not file.codec and "://" not in file.place:
+            with_columns = read_parquet(stream, [])
+            columns = f", columns {_quoted(json.loads(next(with_columns).schema.metadata[COLUMNS]))}"
+            with_columns.close()
+        return {at: f"row {at + 1}{columns}" if file.unit == ROW else f"byte {at}" for at in offsets}
+    text, left, found = decompress(stream, file.codec, file.bytes), {*offsets}, dict[int, str]()
     for number, (begin, line) in enumerate(lines_of(text, LONGEST_LINE_BYTES, skip_mark(text)), 1):
-        if begin >= offset:
+        if begin in left:
             fields = _parse_leniently(line)
-            return f"line {number}" + (f", fields {_quoted(fields)}" if fields else "")
-    return f"line {number}"
+            found[begin] = f"line {number}" + (f", fields {_quoted(fields)}" if fields else "")
+            left.remove(begin)
+        if not left:
+            break
+    return found | {at: f"byte {at}" for at in left}
 
 
 def _quoted(names: Iterable[str]) -> str:

@@ -4,6 +4,7 @@ Assigns the weights of `data.weights` to a snapshot's groups by name, in the ord
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,6 +98,16 @@ def find_by_recipe(store: object_store.ObjectStore, recipe: Mapping[str, Any]) -
     return SnapshotReference(
         snapshot_id=result.snapshot_id, manifest=manifest, reused=True, unknown_bytes=result.unknown_bytes
     )
+
+
+def find_unknown_bytes(store: object_store.ObjectStore, snapshot_id: str) -> int | None:
+    """Return the bytes of a snapshot's text that its tokenizer does not know; None if no recipe gave the snapshot."""
+    for key in store.keys("data/recipes"):
+        with suppress(ObjectMissing, IntegrityError):
+            result = codec.decode(store.read(key), RecipeResult, where=key)
+            if result.snapshot_id == snapshot_id:
+                return result.unknown_bytes
+    return None
 
 
 def save_recipe(store: object_store.ObjectStore, recipe: Mapping[str, Any], found: SnapshotReference) -> None:

@@ -294,27 +294,3 @@ def test_an_import_without_a_vocabulary_is_refused(cairn: Cairn) -> None:
 def test_a_file_that_is_not_there_is_a_usage_error(cairn: Cairn) -> None:
     ended = cairn("import-tokens", "--train", "absent.bin", "--val", "val.bin", "--vocab-size", "300")
     assert ended.code == 2 and ".bin: cannot be read" in ended.err
-
-
-def test_the_text_of_a_configuration_is_shown_as_it_would_be_trained_on(tmp_path: Path, cairn: Cairn) -> None:
-    lines = [json.dumps({"text": f"line {number}"}) for number in range(40)]
-    (tmp_path / "a.jsonl").write_text("\n".join([*lines, '{"body": "x"}', '{"body": "y"}']))
-    (tmp_path / "b.jsonl").write_text("")
-    config = '[data]\nsources = ["*.jsonl"]\nmax_rejected_fraction = 0.1\nweights = [2]\n[training]\nsteps = 1\n'
-    (tmp_path / "own.toml").write_text(config)
-    shown = json.loads(cairn("data", "own.toml", "--json").out)
-    assert [document["text"] for document in shown["documents"]] == [f"line {number}" for number in range(5)]
-    assert {(row["source"], row["kind"], row["documents"]) for row in shown["left_out"]} == {
-        ("a.jsonl", "missing-field", 2),
-        ("b.jsonl", "empty-file", 1),
-    }
-    assert "line 41, fields 'body'" in {row["place"] for row in shown["left_out"]}
-    assert shown["mixture"] == [{"from_step": 0, "shares": {"*.jsonl": 1.0}}]
-    assert shown["refused"] == "" and shown["train_documents"] + shown["val_documents"] == 40
-
-
-def test_a_preview_says_that_a_start_would_refuse_the_text(tmp_path: Path, cairn: Cairn) -> None:
-    (tmp_path / "a.jsonl").write_text('{"text": "good"}\nnonsense\n')
-    (tmp_path / "own.toml").write_text('[data]\nsources = ["a.jsonl"]\n[training]\nsteps = 1\n')
-    told = cairn("data", "own.toml").out
-    assert "1 of 2 documents cannot be used" in " ".join(told.split()) and "not-json" in told

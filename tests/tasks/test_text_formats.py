@@ -185,4 +185,4 @@ def test_too_many_bad_documents_are_refused_with_line_reason_and_fields(tmp_path
 def test_a_table_without_the_column_names_those_it_has(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(PARQUET)
     (source,) = open_sources(["a.parquet"], tmp_path, text_field="body")
-    assert source.place_of(0) == "row 1, columns 'number', 'text', 'other'"
+    assert source.places_of([0]) == {0: "row 1, columns 'number', 'text', 'other'"}
