@@ -212,6 +212,8 @@ def import_tokens(
 ) -> None:
     """Make a data snapshot of token files (raw, .npy, llm.c, Megatron); every token is kept as it is.
 
+    A document that Megatron's index ends without the end of text gets one, as its --append-eod would have given it.
+
     Args:
         tokenizer: the tokenizer.json that made the tokens.
         vocab_size: without a tokenizer: how many ids there are (50257 for GPT-2); text is then shown as numbers.
@@ -242,6 +244,8 @@ def import_tokens(
     splits = made.manifest.splits
     for name, size in (("train", splits.train), ("val", splits.val)):
         output.print_line(f"{name}  {size.tokens:,} tokens in {size.documents:,} documents")
+    for note in made.notes:
+        output.print_line(note)
     output.print_line(f"snapshot {made.snapshot_id}")
     output.print_line(f"show it: cairn data {format.short_digest(made.snapshot_id)}{store_option(store, os.environ)}")
 

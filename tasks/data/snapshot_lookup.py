@@ -27,7 +27,8 @@ _DECISIVE_KEYS = {"tokenizer_bytes", "text_field", "max_document_bytes", "dedupl
 class SnapshotReference:
     """A published snapshot; `reused` if it existed already.
 
-    `unknown_bytes` of its text the tokenizer does not know; `turned_off` is what its file asks for and was not done.
+    `unknown_bytes` of its text the tokenizer does not know; `turned_off` is what its file asks for and was not done;
+    `added_ends` is the number of documents that ended by an index alone.
     """
 
     snapshot_id: str
@@ -35,6 +36,7 @@ class SnapshotReference:
     reused: bool = False
     unknown_bytes: int = 0
     turned_off: tuple[str, ...] = ()
+    added_ends: int = 0
 
     @property
     def text_bytes(self) -> int:
@@ -44,7 +46,9 @@ class SnapshotReference:
     @property
     def notes(self) -> tuple[str, ...]:
         """Lines on what was not done as the files ask."""
-        return describe_tokenizer(self.turned_off, self.unknown_bytes, self.text_bytes)
+        added = f"index: {self.added_ends:,} documents ended without an end of text, which was added to each"
+        said = describe_tokenizer(self.turned_off, self.unknown_bytes, self.text_bytes)
+        return said + (added,) * bool(self.added_ends)
 
 
 def describe_tokenizer(turned_off: Sequence[str], unknown_bytes: int, text_bytes: int) -> tuple[str, ...]:

@@ -73,7 +73,9 @@ def import_tokens(
             remedy = "Give other files, or --allow-shared to measure on text trained on"
             raise InvalidCorpus(f"{problem}; rule: train and val share no document. {remedy}")
         snapshot_id, manifest = data_snapshot.publish_snapshot(store, staging, manifest)
-    return snapshot_lookup.SnapshotReference(snapshot_id=snapshot_id, manifest=manifest)
+    return snapshot_lookup.SnapshotReference(
+        snapshot_id=snapshot_id, manifest=manifest, added_ends=importing.added_ends
+    )
 
 
 def export_tokens(snapshot: data_snapshot.SnapshotFiles, folder: Path, form: TokenFileFormat) -> tuple[TokenFile, ...]:
@@ -95,7 +97,7 @@ class _Import:
         self._assumes_end = assumes_end
         self._sources: list[SnapshotSource] = []
         self._val_digests: set[bytes] = set()
-        self.shared, self.first_shared = 0, ""
+        self.shared, self.first_shared, self.added_ends = 0, "", 0
 
     def run(self, files: TokenFiles, folder: Path) -> SnapshotManifest:
         """Write the snapshot's files; val first, so that train is compared with its few documents."""
@@ -125,23 +127,28 @@ class _Import:
 
     def _add_file(self, file: TokenFile, split: SplitName, writer: snapshot_writer.SnapshotWriter) -> None:
         before, tokens, documents = file.path.stat(), file.map(), 0
-        for start, stop in _documents(tokens, self._tokenizer.end_of_text_id, file.document_ends):
+        end = self._tokenizer.end_of_text_id
+        for start, stop, is_indexed in _documents(tokens, end, file.document_ends):
+            is_added = is_indexed and int(tokens[stop - 1]) != end
             try:
                 writer.add_tokens(split, tokens[start:stop])
+                if is_added:
+                    writer.add_tokens(split, np.array([end]))
             except StorageError as error:
                 remedy = "Name the vocabulary that made them" + (
                     "" if file.declared else ", or their width: --dtype uint32"
                 )
                 raise InvalidCorpus(f"{file.path}: tokens {start} to {stop - 1}: {error}. {remedy}") from error
-            ends = stop > start and int(tokens[stop - 1]) == self._tokenizer.end_of_text_id
+            ends = int(tokens[stop - 1]) == end
             if ends and self._assumes_end:
-                raise _unnamed_end(file.path, stop - 1, self._tokenizer.end_of_text_id)
+                raise _unnamed_end(file.path, stop - 1, end)
+            self.added_ends += is_added
             text = self._tokenizer.decode(tokens[start : stop - ends].tolist()).encode("utf-8")
             row = DocumentRow(
                 source=file.path.name,
                 offset_bytes=file.header_bytes + start * file.dtype.itemsize,
                 bytes=len(text),
-                tokens=stop - start,
+                tokens=stop - start + is_added,
                 split=split,
                 sha256=codec.sha256(text),
             )
@@ -163,8 +170,8 @@ class _Import:
 
 def _documents(
     tokens: NDArray[Any], end_of_text_id: int, document_ends: NDArray[np.int64]
-) -> Iterator[tuple[int, int]]:
-    """Yield (start, stop) of each document.
+) -> Iterator[tuple[int, int, bool]]:
+    """Yield start and stop of each document, and whether the index ends it there.
 
     It ends after its end of text, where the index says, at `DOCUMENT_TOKENS`, or with the file.
     """
@@ -174,12 +181,13 @@ def _documents(
         marked = np.flatnonzero(tokens[first:last] == end_of_text_id) + first + 1
         indexed = document_ends[slice(*np.searchsorted(document_ends, (first, last), side="right"))]
         ends = np.union1d(marked, indexed)
-        for stop in (np.union1d(ends, last) if last == len(tokens) else ends).tolist():
+        stops = np.union1d(ends, last) if last == len(tokens) else ends
+        for stop, is_indexed in zip(stops.tolist(), np.isin(stops, indexed).tolist(), strict=True):
             while stop - start > DOCUMENT_TOKENS:
-                yield start, start + DOCUMENT_TOKENS
+                yield start, start + DOCUMENT_TOKENS, False
                 start += DOCUMENT_TOKENS
             if stop > start:
-                yield start, stop
+                yield start, stop, is_indexed
                 start = stop
 
 

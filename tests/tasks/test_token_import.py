@@ -222,7 +222,22 @@ def test_megatrons_documents_end_where_its_index_says(store: LocalStore, files: 
     write(tmp_path, "train.idx", megatron_index(lengths, [0, 1, 2, 3], tokens.dtype))
     rows = train_documents(opened(store, files, tmp_path))
     places = [(row.offset_bytes // 4, row.tokens) for row in rows]
-    assert places == [(0, lengths[0]), (lengths[0], lengths[1]), (lengths[0] + lengths[1], lengths[2])]
+    assert places == [(0, lengths[0] + 1), (lengths[0], lengths[1] + 1), (lengths[0] + lengths[1], lengths[2] + 1)]
+
+
+def test_documents_that_only_the_index_ends_get_the_end_that_append_eod_gives_them(
+    store: LocalStore, files: TokenFiles, tmp_path: Path
+) -> None:
+    marked = import_tokens(store, files, BYTES)
+    ids = [[*BYTES.encode_batch([text])[0], *([END] if text == TRAIN[1] else [])] for text in TRAIN]
+    write(tmp_path, "train.bin", np.concatenate(ids).astype("<u2").tobytes())
+    write(tmp_path, "train.idx", megatron_index([*map(len, ids)], [0, 1, 2, 3], np.dtype("<u2")))
+    made = import_tokens(store, files, BYTES)
+    assert (made.added_ends, marked.added_ends) == (2, 0)
+    assert made.notes == ("index: 2 documents ended without an end of text, which was added to each",)
+    assert [item for item in made.manifest.objects if item.key.startswith("train-")] == [
+        item for item in marked.manifest.objects if item.key.startswith("train-")
+    ]
 
 
 def test_megatrons_documents_end_at_the_bounds_of_what_is_held_too(
@@ -234,7 +249,7 @@ def test_megatrons_documents_end_at_the_bounds_of_what_is_held_too(
     write(tmp_path, "train.bin", tokens.tobytes())
     write(tmp_path, "train.idx", megatron_index([5, 11, 0, 16, 28], [0, 1, 3, 5], tokens.dtype))
     snapshot = opened(store, files, tmp_path)
-    assert [row.tokens for row in train_documents(snapshot)] == [5, 10, 1, 10, 10, 10, 10, 4]
+    assert [row.tokens for row in train_documents(snapshot)] == [6, 10, 2, 10, 10, 10, 10, 5], "an end each"
 
 
 def test_with_marked_ends_megatrons_files_are_imported_as_without_their_index(
