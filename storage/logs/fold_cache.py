@@ -3,10 +3,11 @@
 The cache may be stale, damaged or missing: nothing depends on it. Parts are named by their SHA-256 and written once.
 """
 
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
-from functools import cache, partial
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache, lru_cache, partial
 from itertools import chain, takewhile
 from types import GenericAlias
 from typing import Annotated, Any, Generic, Self, TypeVar, get_args, overload
@@ -20,21 +21,46 @@ from cairn.storage.stores.codec import MAX_DOCUMENT_BYTES, decode, encode, sha25
 T = TypeVar("T")
 PART_ITEMS = 256
 """Items in a part; fixed, because the number of a part says which items it holds."""
+_UNPACKED_PARTS = 16
 
 
 class Part(Generic[T]):
-    """`PART_ITEMS` items; `sha256` names the object that holds them, and is empty until they are written."""
+    """`PART_ITEMS` items, compressed; `sha256` names the object that holds them, and is empty until they are written.
+
+    Items as objects take ten times as much memory, and a run may have a thousand parts.
+    """
 
     def __init__(self, items: tuple[T, ...] | None = None, *, sha256: str = "", item_type: Any = None) -> None:
-        self.sha256, self.item_type, self._items = sha256, item_type, items
+        self.sha256, self.item_type = sha256, item_type
         self.load: Callable[[], tuple[T, ...]] = tuple
+        self._packed = b""
+        self._items = None if items is None else self._pack(items)
 
     @property
     def items(self) -> tuple[T, ...]:
         """The items, read by `load` the first time."""
-        if self._items is None:
-            self._items = self.load()
-        return self._items
+        if self._items is None and not self._packed:
+            self._items = self._pack(self.load())
+        return _unpack(self) if self._items is None else self._items
+
+    def _pack(self, items: tuple[T, ...]) -> tuple[T, ...] | None:
+        kinds = {self.item_type} if self.item_type else set(map(type, items))
+        if len(kinds) != 1 or not is_dataclass(kind := kinds.pop()):
+            return items
+        with suppress(ValueError, OverflowError):  # a foreign log may hold what JSON is read from, and not written to
+            self.item_type, self._packed = kind, zlib.compress(msgspec.json.encode(items), 1)
+            return None
+        return items
+
+    def unpack(self) -> tuple[T, ...]:
+        """Return the compressed items."""
+        found: tuple[T, ...] = msgspec.json.decode(zlib.decompress(self._packed), type=items_type(self.item_type))
+        return found
+
+
+@lru_cache(maxsize=_UNPACKED_PARTS)
+def _unpack(part: Part[Any]) -> tuple[Any, ...]:
+    return part.unpack()
 
 
 class History(Sequence[T]):

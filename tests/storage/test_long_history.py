@@ -1,14 +1,17 @@
 """A run of any length opens in a bounded number of requests; its past is read on request and is never lost."""
 
-from collections.abc import Iterator
-from dataclasses import asdict
+import tracemalloc
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
 
+import msgspec
 import pytest
 
 from cairn.storage.checkpoints.resume_point import newest_verified
 from cairn.storage.logs import fold_cache
 from cairn.storage.logs import run_log as run_log_module
-from cairn.storage.logs.run_entries import CheckpointDeleted, CheckpointSuperseded
+from cairn.storage.logs.run_entries import CheckpointDeleted, CheckpointSuperseded, EvaluationRecorded
 from cairn.storage.logs.run_log import RunLog, fold
 from cairn.storage.logs.run_state import RunState
 from cairn.storage.stores.object_store import MAX_READ_BYTES, ObjectStore
@@ -16,6 +19,7 @@ from tests.entries import ended, evaluated, started, writer
 from tests.memory_store import MemoryStore
 from tests.storage.builders import RUN, claim, commit, committed, copy_objects, open_run, run_log, stage
 from tests.storage.faulty_store import FaultyStore
+from tests.text.shakespeare import TINY_SHAKESPEARE
 
 pytestmark = pytest.mark.xdist_group("long-history")  # its run is made once for all its tests
 
@@ -152,3 +156,25 @@ def test_a_checkpoint_that_was_deleted_long_ago_is_not_committed_again(store: Me
     first = next(record.committed for record in log.state.checkpoints if record.committed.attempt == old)
     with pytest.raises(Exception, match="every reader would refuse"):
         append(log, first, attempt)
+
+
+def traced_bytes(make: Callable[[], object]) -> int:
+    """Return the memory that a value takes."""
+    tracemalloc.start()
+    try:
+        kept = make()
+        return tracemalloc.get_traced_memory()[0] if kept else 0
+    finally:
+        tracemalloc.stop()
+
+
+def test_the_past_of_a_run_takes_a_fifth_of_the_memory_of_its_items() -> None:
+    texts = Path(TINY_SHAKESPEARE).read_text(encoding="utf-8")
+
+    def items() -> Iterator[EvaluationRecorded]:
+        for number in range(1_000):
+            item = replace(evaluated(number, 2.0), samples=(texts[number * 100 : number * 100 + 400],))
+            yield msgspec.json.decode(msgspec.json.encode(item), type=EvaluationRecorded)
+
+    assert 5 * traced_bytes(lambda: fold_cache.History(items())) < traced_bytes(lambda: tuple(items()))
+    assert tuple(fold_cache.History(items())) == tuple(items())
