@@ -1,9 +1,12 @@
 """The read model of `cairn report`: its JSON, and the input of the page templates."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
+
+from pydantic import ValidationError
 
 from cairn.model.configuration.data import MixtureStage
 from cairn.reports.plots.run_curves import RunCurves, gather_curves
@@ -81,7 +84,10 @@ def gather_report(
     attempts = receipts.read_receipts(log, beat)
     curves = gather_curves(log, lines, attempts)
     newest = state.newest_committed
-    document: dict[str, Any] = dict(run_lookup.configuration_document(state).get("cost", {}))
+    document = dict[str, Any]()
+    with suppress(ValidationError):  # another version's, or a foreign log's
+        stored = run_lookup.configuration_document(state).get("cost", {})
+        document = CostConfig.model_validate(stored).model_dump()
     named = {"gpu_hour_price": environment.get(PRICE), "currency": environment.get(CURRENCY)}
     price = CostConfig.model_validate(document | {key: value for key, value in named.items() if value})
     signs = [record.committed_at for record in state.checkpoints]

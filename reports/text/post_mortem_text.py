@@ -1,6 +1,6 @@
 """Why an attempt ended and what was decided, as text: first the answer, then the facts behind it, on one screen.
 
-Evidence is read as receipts store it: an older or newer one may lack any key.
+Evidence is read as receipts store it: an older, newer or foreign one may lack any key, or have another kind of value.
 """
 
 import signal
@@ -9,11 +9,12 @@ from typing import Any
 
 from cairn.reports.queries import post_mortem, receipts
 from cairn.reports.text import answer_text, display_tables
+from cairn.storage.stores.codec import stored_list
 from cairn.tasks.policy.termination import TERMINATIONS, DecisionAction, ExitCode, TerminationReason
 from cairn.tasks.text import format
 
 _MOST_CHANGES, _MOST_WINDOWS, _MOST_ITEMS, _MOST_LINES = 6, 8, 3, 5
-_DETAIL_CHARACTERS, _STDERR_CHARACTERS = 280, 108
+_DETAIL_CHARACTERS, _STDERR_CHARACTERS, _LARGEST = 280, 108, 2**63
 _EVIDENCE = {
     "stop_signal": "notice to leave by {}",
     "grace_ended": "it was killed because its grace period was over before it could commit",
@@ -243,18 +244,23 @@ def _evidence(evidence: Mapping[str, Any], detail: str) -> Iterator[str]:
         if value and value not in detail:
             yield sentence.format(value)
     if evidence.get("silent_seconds") is not None:
-        step = evidence.get("heartbeat_step")
+        step = _number(evidence, "heartbeat_step")
         yield f"it was killed for its silence {'before its first step' if step is None else f'after step {step:,}'}"
-    code, used, limit_bytes = (evidence.get(name) for name in ("exit_code", "rss_bytes", "memory_limit_bytes"))
+    code, used, limit_bytes = (_number(evidence, name) for name in ("exit_code", "rss_bytes", "memory_limit_bytes"))
     if code is not None and not (code == 0 and evidence.get("finished")):
         yield _describe_exit(code)
-    if (kills := evidence.get("oom_kills") or 0) or code == -signal.SIGKILL:
+    if (kills := _number(evidence, "oom_kills") or 0) or code == -signal.SIGKILL:
         yield f"the kernel counted {format.format_count(kills, 'kill')} for memory (oom_kill) in its control group"
     if used:
         sizes = [f"{it / 1e9:.2f} GB" if it >= 1e9 else f"{it / 1e6:,.0f} MB" for it in (used, limit_bytes) if it]
         yield f"it used up to {' of '.join(sizes)}{' allowed' if limit_bytes else ''}"
     if isinstance(words := evidence.get("last_words"), Mapping):
         yield from _last_words(words, detail)
+
+
+def _number(evidence: Mapping[str, Any], name: str) -> Any:
+    found = evidence.get(name)
+    return found if isinstance(found, int | float) and abs(found) < _LARGEST else None
 
 
 def _describe_exit(code: int) -> str:
@@ -267,22 +273,22 @@ def _describe_exit(code: int) -> str:
 
 
 def _last_words(words: Mapping[str, Any], detail: str) -> Iterator[str]:
-    step, message, windows = words.get("step"), str(words.get("message", "")), words.get("windows") or ()
+    step, message, windows = _number(words, "step"), str(words.get("message", "")), stored_list(words, "windows")
     at = f" at step {step:,}" if step is not None else ""
     if message and message in detail:
         yield f"that error was its last words{at}"
     else:
         yield f"its last words{at}: {words.get('exception')}: {format.one_line(message, 200)}"
-    frames = [str(line).strip() for line in words.get("traceback", ()) if str(line).lstrip().startswith("File ")]
+    frames = [str(line).strip() for line in stored_list(words, "traceback") if str(line).lstrip().startswith("File ")]
     if frames:
         head = frames[-1].partition("\n")[0]
         file, *rest = head.split('"', 2)[1:] or [head]  # `File "trainer/loop.py", line 12, in step`
         yield f"raised in {'/'.join(file.replace(chr(92), '/').rsplit('/', 2)[-2:])}{rest[0] if rest else ''}"
     if windows:
-        which = format.format_list(list(windows), _MOST_WINDOWS)
+        which = format.format_list(windows, _MOST_WINDOWS)
         yield f"guilty: {format.format_count(len(windows), 'sample')} of the data (windows {which})"
-    if words.get("spike_step") is not None:
-        yield f"the loss began to rise at step {words['spike_step']:,}"
+    if (spike := _number(words, "spike_step")) is not None:
+        yield f"the loss began to rise at step {spike:,}"
 
 
 def _decision(receipt: receipts.Receipt) -> Iterator[str]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from cairn.storage.errors import StorageError
 from cairn.storage.logs.log_entry import WRITER_VERSION, CheckpointReference, DevicePeak, ForkOrigin
+from cairn.storage.stores.codec import stored_list
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -152,7 +153,7 @@ class AttemptEnded:
     @property
     def injected(self) -> tuple[str, ...]:
         """The faults that were injected into it, such as `kill@300`."""
-        return tuple(map(str, self.evidence.get("injected", ())))
+        return tuple(map(str, stored_list(self.evidence, "injected")))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

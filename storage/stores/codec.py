@@ -1,7 +1,7 @@
 """Records as JSON (RFC 8259; times per RFC 3339) and back: sorted keys, indented, strict types."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -49,6 +49,12 @@ def stored_value(document: Mapping[str, Any], section: str, key: str, kind: type
     value = found.get(key) if isinstance(found, Mapping) else None
     value = float(value) if kind is float and isinstance(value, int) else value
     return value if isinstance(value, kind) else None
+
+
+def stored_list(document: Mapping[str, Any], key: str) -> Sequence[Any]:
+    """Return a list, empty where a document of unknown origin has anything else."""
+    found = document.get(key)
+    return found if isinstance(found, list | tuple) else ()
 
 
 def sha256(data: bytes) -> str:

@@ -5,6 +5,7 @@ chained anew, as only somebody who can write to the store could: hashes alone do
 """
 
 import copy
+import dataclasses
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from cairn.storage.logs.log_entry import entry_name
 from cairn.storage.stores.local_store import LocalStore
+from cairn.tasks.policy.failures import Evidence, ExceptionReport
 from tests.cairn.hostile_store import AS_JSON, ESCAPES, VALUES, VERBS, HostileStore, change, places
 from tests.fabricated_run import fabricate
 
@@ -71,6 +73,39 @@ def test_a_log_with_any_value_anywhere_is_answered_or_refused_in_one_line(hostil
 def test_a_run_that_waited_since_before_there_were_dates_is_reported(hostile: HostileStore) -> None:
     entries = copy.deepcopy(hostile.originals["runs/bard"])
     entries[0]["at"] = "0001-01-01T00:00:00+14:00"
+    hostile.write("runs/bard", entries)
+    try:
+        is_answered(hostile, "report bard")
+    finally:
+        hostile.restore()
+
+
+EVIDENCE = [item.name for item in dataclasses.fields(Evidence)]
+LAST_WORDS = [*(item.name for item in dataclasses.fields(ExceptionReport)), "spike_step"]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=range(len(VALUES)))
+@pytest.mark.parametrize("in_words", [False, True], ids=["evidence", "last words"])
+def test_evidence_of_any_value_is_explained(hostile: HostileStore, value: object, in_words: bool) -> None:
+    found = {"last_words": dict.fromkeys(LAST_WORDS, value)} if in_words else dict.fromkeys(EVIDENCE, value)
+    entries = copy.deepcopy(hostile.originals["runs/bard"])
+    for entry in entries:
+        if entry["kind"] == "attempt-ended":
+            entry["body"]["evidence"] = found
+    hostile.write("runs/bard", entries)
+    try:
+        for line in ("explain bard --attempt 1", "attempts bard"):
+            is_answered(hostile, line)
+    finally:
+        hostile.restore()
+
+
+@pytest.mark.parametrize("value", VALUES, ids=range(len(VALUES)))
+def test_a_cost_of_any_value_is_reported_or_refused(hostile: HostileStore, value: object) -> None:
+    entries = copy.deepcopy(hostile.originals["runs/bard"])
+    for entry in entries:
+        if "config" in entry["body"]:
+            entry["body"]["config"]["cost"] = value
     hostile.write("runs/bard", entries)
     try:
         is_answered(hostile, "report bard")
