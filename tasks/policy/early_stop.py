@@ -40,8 +40,11 @@ def find_stop(state: run_state.RunState, suite_sha256: str) -> Stop | None:
     """Return where the run stops early under the policy of its newest attempt, or None."""
     if not state.attempts or state.opened is None or state.finished is not None:
         return None
-    terms, line = StopTerms(state.attempts[-1].started.config, suite_sha256), state.surviving_checkpoints
-    if not terms.config.early_stop.is_on or not line or line[-1].committed.step >= state.opened.total_steps:
+    terms = StopTerms(state.attempts[-1].started.config, suite_sha256)
+    if not terms.config.early_stop.is_on:
+        return None
+    line = state.surviving_checkpoints  # all of the history
+    if not line or line[-1].committed.step >= state.opened.total_steps:
         return None
     known = _recorded(state, suite_sha256)
     awaited = {record.committed.manifest_sha256 for record in outstanding(state, terms)}

@@ -15,6 +15,8 @@ from cairn.storage.logs.run_entries import CheckpointDeleted, CheckpointSupersed
 from cairn.storage.logs.run_log import RunLog, fold
 from cairn.storage.logs.run_state import RunState
 from cairn.storage.stores.object_store import MAX_READ_BYTES, ObjectStore
+from cairn.tasks.checkpoints.retention import sweep_run
+from cairn.tasks.configuration.settings import CheckpointConfig
 from tests.entries import ended, evaluated, started, writer
 from tests.memory_store import MemoryStore
 from tests.storage.builders import RUN, claim, commit, committed, copy_objects, open_run, run_log, stage
@@ -117,6 +119,14 @@ def test_claim_commit_and_evaluation_read_nothing_of_the_past(lived: tuple[Memor
     commit(log, stage(store, step=COMMITS * 10 + 5, attempt=attempt))
     append(log, evaluated(COMMITS * 10 + 5, 1.0))
     assert newest_verified(log, writer=writer()) == log.state.resume[0]
+
+
+def test_a_sweep_of_a_run_that_does_not_stop_early_reads_nothing_of_the_past(
+    lived: tuple[MemoryStore, list[str]],
+) -> None:
+    store = Pastless()
+    copy_objects(lived[0], store)
+    assert sweep_run(run_log(store), CheckpointConfig(keep_last=1, keep_best=0), "").items
 
 
 def test_whoever_asks_for_the_past_gets_all_of_it(store: MemoryStore) -> None:
