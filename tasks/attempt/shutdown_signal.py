@@ -58,9 +58,10 @@ class ShutdownSignal:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        numbers = {signal.SIGINT, *_notices(), *((signal.Signals[extra_signal],) if extra_signal else ())}
+        scheduled = {signal.Signals[extra_signal]} if extra_signal else set[signal.Signals]()
+        numbers = {signal.SIGINT, *_notices(), *scheduled}
         before = {number: signal.signal(number, self._on_signal) for number in numbers}
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _OF_SCHEDULERS)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, scheduled)
         try:
             yield
         finally:
@@ -127,7 +128,8 @@ def expect_notices() -> None:
 
 
 def _notices() -> list[signal.Signals]:
-    """Return the signals that announce an end; a scheduler's once it has a handler."""
-    scheduled = [number for number in _OF_SCHEDULERS if callable(signal.getsignal(number))]
+    """Return the signals that announce an end; a scheduler's once it has a handler of this module, not a script's."""
+    owners = {number: getattr(signal.getsignal(number), "__module__", "") for number in _OF_SCHEDULERS}
+    scheduled = [number for number, owner in owners.items() if owner == __name__]
     hangup = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]
     return [signal.SIGTERM, *hangup, *scheduled]

@@ -1,9 +1,21 @@
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 
-from cairn.tasks.attempt.shutdown_signal import ShutdownSignal
+from cairn.tasks.attempt.shutdown_signal import ShutdownSignal, raise_on_notice
+
+
+@pytest.fixture
+def own() -> Iterator[list[int]]:
+    """The calls of a handler of SIGUSR1 that a script has set, and that signal's mask as the script left it."""
+    calls = list[int]()
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: calls.append(number))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    yield calls
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    signal.signal(signal.SIGUSR1, before)
 
 
 def raised(number: signal.Signals, extra: str = "") -> ShutdownSignal:
@@ -44,3 +56,33 @@ def test_the_handlers_of_before_are_back_afterwards() -> None:
     with ShutdownSignal().listening():
         assert [signal.getsignal(number) for number in numbers] != before
     assert [signal.getsignal(number) for number in numbers] == before
+
+
+def test_a_scripts_own_handler_of_a_schedulers_signal_survives_training(own: list[int]) -> None:
+    assert (raised(signal.SIGUSR1).signal, own) == (None, [signal.SIGUSR1])
+
+
+def test_a_schedulers_signal_that_is_configured_goes_before_a_scripts_own_handler(own: list[int]) -> None:
+    assert (raised(signal.SIGUSR1, "SIGUSR1").signal, own) == ("SIGUSR1", [])
+
+
+def test_a_schedulers_signal_that_a_script_has_blocked_stays_blocked(own: list[int]) -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    raised(signal.SIGUSR1)
+    assert signal.sigtimedwait({signal.SIGUSR1}, 0) is not None and not own
+
+
+def test_the_handlers_of_a_commands_end_are_set_for_a_schedulers_signal_that_it_knows(own: list[int]) -> None:
+    terminate = signal.getsignal(signal.SIGTERM)
+    try:
+        with raise_on_notice() as add:
+            add("SIGUSR2")
+            handled = [signal.getsignal(number) for number in (signal.SIGUSR2, signal.SIGTERM)]
+        ended = [signal.getsignal(number) for number in (signal.SIGUSR2, signal.SIGTERM)]
+    finally:
+        signal.signal(signal.SIGTERM, terminate)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        signal.signal(signal.SIGUSR2, signal.SIG_DFL)
+    assert handled[0] == handled[1] and handled[0] not in ended
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert own == [signal.SIGUSR1]
