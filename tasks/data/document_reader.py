@@ -4,6 +4,7 @@ It is in memory for one line, element, row or piece. Sources: RFC 1952 (gzip), R
 Apache Parquet, RFC 4180 (CSV).
 """
 
+import csv
 import io
 import json
 import shutil
@@ -20,7 +21,7 @@ from cairn.model.configuration.data import DataConfig
 from cairn.storage.snapshots.parquet_process import COLUMNS, ROWS, most_bytes, read_parquet
 from cairn.storage.snapshots.snapshot_manifest import RejectedRow, SplitName
 from cairn.tasks.data.document import InvalidCorpus, Piece, RejectionKind, make_document
-from cairn.tasks.data.text_format import TextFormat
+from cairn.tasks.data.text_format import BYTE_ORDER_MARK, TextFormat
 from cairn.tasks.data.text_pieces import CHUNK_BYTES, elements_of, lines_of, pieces_of, skip_mark
 from cairn.tasks.text.format import format_list
 
@@ -41,6 +42,7 @@ UNITS: Mapping[TextFormat, str] = {
 LONGEST_LINE_BYTES = 64 * 1024 * 1024
 """A longer line or element of JSON, or row, is rejected, because it is held in memory as a whole."""
 _CSV_BLOCK_BYTES = 16 << 20
+_DELIMITERS = {TextFormat.CSV: ",", TextFormat.TSV: "\t"}
 _DETAIL_CHARACTERS = 200
 _SHOWN_FIELDS = 12
 _MOST_BLANK_PIECES = 256
@@ -108,6 +110,21 @@ class _Bounded(io.RawIOBase):
         return size
 
 
+class _Quotes(io.RawIOBase):
+    """Counts the quotes of what is read: an odd number leaves one open, which pyarrow takes for text."""
+
+    def __init__(self, inner: BinaryIO) -> None:
+        self._inner, self.count = inner, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        content = self._inner.read(size)
+        self.count += content.count(b'"')
+        return content
+
+
 def read_pieces(
     stream: BinaryIO, file: TextFile, data: DataConfig, *, border: int | None, text_bytes: int
 ) -> Iterator[Piece]:
@@ -126,7 +143,7 @@ def read_pieces(
             table.seek(0)
             yield from reader.table(cast(BinaryIO, table))
     elif file.format in (TextFormat.CSV, TextFormat.TSV):
-        yield from reader.separated_values(text, "," if file.format == TextFormat.CSV else "\t")
+        yield from reader.separated_values(text, _DELIMITERS[file.format])
     elif file.format == TextFormat.JSON_LINES:
         yield from reader.json_values(lines_of(text, LONGEST_LINE_BYTES, skip_mark(text)))
     elif file.format == TextFormat.JSON:
@@ -149,6 +166,9 @@ def describe_places(stream: BinaryIO, file: TextFile, offsets: Collection[int]) 
             with_columns = read_parquet(stream, [])
             columns = f", columns {_quoted(json.loads(next(with_columns).schema.metadata[COLUMNS]))}"
             with_columns.close()
+        elif file.format in (TextFormat.CSV, TextFormat.TSV):
+            header = decompress(stream, file.codec, file.bytes).readline(CHUNK_BYTES).decode("utf-8-sig", "replace")
+            columns = f", columns {_quoted(next(csv.reader([header], delimiter=_DELIMITERS[file.format]), []))}"
         return {at: f"row {at + 1}{columns}" if file.unit == ROW else f"byte {at}" for at in offsets}
     text, left, found = decompress(stream, file.codec, file.bytes), {*offsets}, dict[int, str]()
     for number, (begin, line) in enumerate(lines_of(text, LONGEST_LINE_BYTES, skip_mark(text)), 1):
@@ -258,30 +278,36 @@ class _Reader:
         try:
             line.decode("utf-8")  # the parser does not check skipped fields
             value = msgspec.json.decode(line, type=field).text
-        except (UnicodeDecodeError, msgspec.DecodeError):
+        except (UnicodeDecodeError, msgspec.DecodeError) as problem:
+            if line.startswith(BYTE_ORDER_MARK):  # of a file that was joined to another
+                return self._field_of(line.removeprefix(BYTE_ORDER_MARK), field)
             value = _parse_leniently(line).get(self.data.text_field, msgspec.UNSET)
-            if value is msgspec.UNSET or (isinstance(value, str) and not _is_expressible(value)):
+            is_foreign = isinstance(problem, UnicodeDecodeError)
+            if value is msgspec.UNSET or (is_foreign and isinstance(value, str) and not _is_expressible(value)):
                 raise
         return value.encode("utf-8") if isinstance(value, str) else value
 
     def separated_values(self, text: BinaryIO, delimiter: str) -> Iterator[Piece]:
-        from pyarrow import csv  # slow to import
+        from pyarrow.csv import ConvertOptions, ParseOptions, ReadOptions, open_csv  # slow to import
 
         name = self.data.text_field
         options: Any = {
-            "read_options": csv.ReadOptions(block_size=_CSV_BLOCK_BYTES, use_threads=False),
-            "parse_options": csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
-            "convert_options": csv.ConvertOptions(
+            "read_options": ReadOptions(block_size=_CSV_BLOCK_BYTES, use_threads=False),
+            "parse_options": ParseOptions(delimiter=delimiter, newlines_in_values=True),
+            "convert_options": ConvertOptions(
                 include_columns=[name],
                 column_types={name: pa.large_binary()},
                 strings_can_be_null=False,
                 include_missing_columns=True,
             ),
         }
-        batches = csv.open_csv(pa.PythonFile(text, mode="r"), **options)
-        values = chain.from_iterable(batch.column(0).to_pylist() for batch in batches)
+        quotes = _Quotes(text)
+        batches = open_csv(pa.PythonFile(quotes, mode="r"), **options)
+        values, value = chain.from_iterable(batch.column(0).to_pylist() for batch in batches), b""
         for row, value in enumerate(values):
             yield from self._value(row, value)
+        if quotes.count % 2 and b"\n" in (value or b""):
+            raise pa.ArrowInvalid("a quote is open to its end, so that the last row holds all that comes after it")
 
     def table(self, file: BinaryIO) -> Iterator[Piece]:
         batches = read_parquet(file, [self.data.text_field])

@@ -70,15 +70,22 @@ _MAGIC = (
     (0, b"MMIDIDX\0", "a Megatron index"),
     (0, b"\x80\x02", "a pickle"),
     (0, b"\x80\x04\x95", "a pickle"),
+    (0, b"version https://git-lfs.github.com/spec/", "a pointer of Git LFS, without the file (git lfs pull)"),
+    (0, b"WARC/", "a WARC archive of web pages"),
+    (0, b"\x1e{", "a JSON text sequence (RFC 7464)"),
     (0, b"\xff\xfe", "UTF-16 text"),
     (0, b"\xfe\xff", "UTF-16 text"),
 )
 _KEY = rb'\{\s*"(?:\\.|[^"\\])*"\s*:'
 _ARRAY = re.compile(rb"\[\s*(?:" + _KEY + rb"|\{\s*\}|\]\s*$)")
+_OTHER_ARRAY = re.compile(rb"(?:\[\s*)+(?:\"(?:\\.|[^\"\\\n])*\"\s*[,\]]|" + _KEY + rb")")
 _BEGUN_OBJECT = re.compile(_KEY)
 _SPREAD_OBJECT = re.compile(rb"\{\s*(?:\n\s*\"|\"(?:\\.|[^\"\\\n])*\"\s*:\s*[\[{]\s*\n)")
 _HTML = re.compile(rb"(?:<!--.*?-->\s*)*<(?:!doctype\s+html|html[\s>])", re.I | re.S)
 _HTML_NAME, _SPREAD_NAME = "an HTML page", "one JSON object over several lines"
+_OTHER_ARRAY_NAME = "a JSON array of other values than objects"
+_PERHAPS_TEXT = (_HTML_NAME, _SPREAD_NAME, _OTHER_ARRAY_NAME)
+_FEW_NULS = 4
 Refuse = Callable[[str, str], InvalidCorpus]
 
 
@@ -112,7 +119,7 @@ def recognise_format(place: str, head: bytes, wanted: str, refuse: Refuse) -> Te
     if said is None:
         if isinstance(found, TextFormat):
             return found
-        raise refuse(f"its first bytes are {found}", _settle("text" if found in (_HTML_NAME, _SPREAD_NAME) else ""))
+        raise refuse(f"its first bytes are {found}", _settle("text" if found in _PERHAPS_TEXT else ""))
     if found in _agreeing(suffix, said):
         return found if suffix == _JSON and isinstance(found, TextFormat) else said
     named = "JSON" if suffix == _JSON else _NAMES[said]
@@ -132,10 +139,10 @@ def _agreeing(suffix: str, said: TextFormat) -> tuple[TextFormat | str, ...]:
     if suffix == _JSON:
         return (TextFormat.JSON, TextFormat.JSON_LINES)
     if said == TextFormat.TEXT:
-        return (said, _HTML_NAME, _SPREAD_NAME)
+        return (said, *_PERHAPS_TEXT)
     if said == TextFormat.PARQUET:
         return (said,)
-    return (said, TextFormat.TEXT)
+    return (said, TextFormat.TEXT, _OTHER_ARRAY_NAME)
 
 
 def _codec_of(head: bytes) -> str:
@@ -154,11 +161,15 @@ def _look(head: bytes) -> TextFormat | str:
     for offset, magic, name in _MAGIC:
         if head.startswith(magic, offset):
             return name
+    if head.count(0) > max(_FEW_NULS, len(head) // 16):
+        return "full of NUL bytes, as UTF-16 without a byte order mark and numbers are"
     text = head.removeprefix(BYTE_ORDER_MARK).lstrip()
     if _HTML.match(text):
         return _HTML_NAME
     if _ARRAY.match(text):
         return TextFormat.JSON
+    if _OTHER_ARRAY.match(text):
+        return _OTHER_ARRAY_NAME
     if text.startswith(b"{"):
         return _look_at_object(text, is_whole=len(head) < HEAD_BYTES)
     return TextFormat.TEXT

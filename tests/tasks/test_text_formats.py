@@ -73,6 +73,13 @@ def test_a_compressed_file_without_a_suffix_is_recognised(content: bytes, compre
     assert texts_of(tmp_path, "part-00000", packed(content, compression)) == TEXTS
 
 
+@pytest.mark.parametrize(
+    "text", ['["Well," she said, "so be it."]', "[[File:a.png]] [1, 2]", "[1] Knuth", "a\0b", "[]("]
+)
+def test_prose_with_signs_of_other_formats_stays_prose(text: str, tmp_path: Path) -> None:
+    assert texts_of(tmp_path, "a", text.encode() + b"\n", split="documents") == [f"{text}\n"]
+
+
 @pytest.mark.parametrize("name", ["a.txt", "a", "README", "notes.org", "a.md", "a.py", "a.html"])
 def test_prose_is_one_document_under_any_name(name: str, tmp_path: Path) -> None:
     assert texts_of(tmp_path, name, PROSE * 3, split="documents") == [PROSE.decode() * 3]
@@ -108,6 +115,16 @@ def test_a_byte_order_mark_is_no_text(content: bytes, split: str, tmp_path: Path
         ("info", INFO, ("one JSON object over several lines", "data.exclude")),
         ("model", b"\x93NUMPY\x01\x00", ("a NumPy array",)),
         ("part-0.bz2", b"BZh9", (".bz2", "not read")),
+        ("a.txt", PROSE.decode().encode("utf-16-le"), ("text", "full of NUL bytes, as UTF-16", "Convert it")),
+        ("a", PROSE.decode().encode("utf-16-be"), ("full of NUL bytes",)),
+        ("a.jsonl", LINES.decode().encode("utf-16-le"), ("lines of JSON", "full of NUL bytes")),
+        ("ids", bytes(range(100)) + b"\1\0\2\0" * 99, ("full of NUL bytes", "numbers")),
+        ("a", json.dumps(TEXTS).encode(), ("a JSON array of other values", 'data.format = "text"')),
+        ("a.json", json.dumps([TEXTS]).encode(), ("JSON", "a JSON array of other values")),
+        ("a", b"[" + ARRAY + b"]", ("a JSON array of other values",)),
+        ("a", b"\x1e" + LINES.replace(b"\n", b"\n\x1e"), ("a JSON text sequence",)),
+        ("a.txt", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", ("text", "Git LFS", "git lfs pull")),
+        ("a.warc.gz", packed(b"WARC/1.0\r\n", ".gz"), ("a WARC archive",)),
     ],
 )
 def test_what_contradicts_itself_is_refused_with_both_facts(
@@ -135,6 +152,10 @@ def test_a_query_is_no_part_of_a_name(tmp_path: Path) -> None:
     fsspec.filesystem("memory").pipe_file(f"/{place}", LINES)
     (source,) = open_sources([f"memory://{place}"], tmp_path)
     assert [document.text for document in source.documents()] == TEXTS
+
+
+def test_byte_order_marks_of_files_that_were_joined_cost_no_document(tmp_path: Path) -> None:
+    assert texts_of(tmp_path, "a.jsonl", MARK + MARK + LINES + MARK + LINES) == TEXTS * 2
 
 
 @pytest.mark.parametrize(
@@ -166,6 +187,20 @@ def test_a_column_that_a_csv_lacks_is_missing_in_every_row(tmp_path: Path) -> No
     (tmp_path / "a.csv").write_bytes(CSV)
     (source,) = open_sources(["a.csv"], tmp_path, text_field="body")
     assert {p.kind for p in source.pieces() if isinstance(p, RejectedRow)} == {"missing-field"}
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [("a.csv", CSV + b'4,"open\n5,five\n'), ("a.tsv", TSV + b'4\t"open\nfive')]
+)
+def test_a_quote_that_is_never_closed_is_refused(name: str, content: bytes, tmp_path: Path) -> None:
+    assert "a quote is open to its end" in refusal(tmp_path, name, content)
+
+
+@pytest.mark.parametrize(("name", "content"), [("a.csv", CSV), ("a.tsv", TSV), ("a.csv.gz", packed(MARK + CSV, ".gz"))])
+def test_a_csv_without_the_column_names_those_it_has(name: str, content: bytes, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    (source,) = open_sources([name], tmp_path, text_field="body")
+    assert source.places_of([1]) == {1: "row 2, columns 'id', 'text'"}
 
 
 def test_zstd_with_a_long_window_names_the_remedy(tmp_path: Path) -> None:
