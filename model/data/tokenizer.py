@@ -10,7 +10,6 @@ import contextlib
 import functools
 import hashlib
 import itertools
-import json
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Self
@@ -21,7 +20,7 @@ from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trai
 from tokenizers import Tokenizer as _Tokenizer
 
 from cairn.model.configuration.data import SMALLEST_BPE_VOCABULARY
-from cairn.model.data.tokenizer_file import unknown_id_of, without_token
+from cairn.model.data.tokenizer_file import added_tokens_of, return_freed_memory, unknown_id_of, without_token
 from cairn.model.errors import InvalidInput
 
 FlatIds = tuple[NDArray[np.uint32], NDArray[np.int64]]
@@ -76,7 +75,7 @@ class Tokenizer:
         self.end_of_text_id = ends[0] if end_of_text_id is None else end_of_text_id
         self._fast: FastEncoder | None = None
 
-    @property
+    @functools.cached_property
     def end_of_text(self) -> str:
         """The text of the end-of-text token."""
         return str(self._inner.id_to_token(self.end_of_text_id))
@@ -113,14 +112,18 @@ class Tokenizer:
 
     def to_json(self) -> str:
         """Return the whole tokenizer as text, equal for equal tokenizers."""
-        return str(self._inner.to_str(pretty=False))
+        return self._json
+
+    @functools.cached_property
+    def _json(self) -> str:
+        return str(self._inner.to_str(pretty=False))  # takes tens of megabytes each time
 
     @functools.cached_property
     def sha256(self) -> str:
         """Hex digest of `to_json`, the tokenizer's identity."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
-    @property
+    @functools.cached_property
     def vocab_size(self) -> int:
         """The greatest id plus one."""
         return max(self._inner.get_vocab(with_added_tokens=True).values()) + 1
@@ -128,7 +131,26 @@ class Tokenizer:
     def accelerate(self, sample: Iterable[str]) -> bool:
         """Encode with the fast library from now on, if its ids are the same for a probe and a sample of the text."""
         self._fast = choose_encoder(self.to_json(), functools.partial(_encode_flat, self._inner), sample)
+        if self._fast:
+            _ = self.vocab_size, self.end_of_text, self._unknown[1] is None and self._finder
+            del self._inner  # both libraries would hold a great vocabulary
+        return self.is_fast
+
+    @property
+    def is_fast(self) -> bool:
+        """Whether the fast library encodes."""
         return self._fast is not None
+
+    def slow_down(self) -> None:
+        """Encode with the reference again, and free the fast library's memory."""
+        self._fast = None
+
+    @functools.cached_property
+    def _inner(self) -> _Tokenizer:
+        """The reference, loaded again where it is needed after all."""
+        inner = _Tokenizer.from_str(self._json)
+        inner.encode_special_tokens = True
+        return inner
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode each text, in order, without special tokens."""
@@ -171,13 +193,15 @@ class Tokenizer:
 
         They are in unknown tokens that the text does not spell; without an unknown token, in characters that are lost.
         """
-        (token, unknown_id), inner, found = self._unknown, self._inner, np.zeros(len(texts), dtype=np.int64)
+        (token, unknown_id), finder, found = self._unknown, None, np.zeros(len(texts), dtype=np.int64)
         if unknown_id is None:
-            if self._finder is None:
+            if (finder := self._finder) is None:
                 return found
-            inner, unknown_id = self._finder, self.end_of_text_id
-            ids, lengths = _encode_flat(inner, texts)
-        numbers = np.unique(np.repeat(np.arange(len(texts)), lengths)[ids == unknown_id])
+            unknown_id = self.end_of_text_id
+            ids, lengths = _encode_flat(finder, texts)
+        if not (is_unknown := ids == unknown_id).any():
+            return found
+        numbers, inner = np.unique(np.repeat(np.arange(len(texts)), lengths)[is_unknown]), finder or self._inner
         encodings = inner.encode_batch([texts[number] for number in numbers], add_special_tokens=False)
         for number, encoding in zip(numbers, encodings, strict=True):
             offsets = np.array(encoding.offsets)[np.array(encoding.ids) == unknown_id]
@@ -280,7 +304,8 @@ def choose_encoder(
     """Return the fast encoder of a tokenizer.json if each id of the probe and the sample is the reference's."""
     try:
         fast = FastEncoder(document)
-        added = [f"a {token['content']}b{token['content']}" for token in json.loads(document).get("added_tokens") or ()]
+        return_freed_memory()
+        added = [f"a {token}b{token}" for token in added_tokens_of(document)]
         for texts in itertools.chain([_CONSTRUCTS, added], _every_character(), [tuple(sample)]):
             (ids, lengths), (expected, counts) = fast.encode_flat(texts), reference(texts)
             if not (np.array_equal(ids, expected) and np.array_equal(lengths, counts)):

@@ -4,6 +4,7 @@ Anything else could multiply text or match for ever. GPT-2, Llama, Qwen, Mistral
 Source: the serialized form of Hugging Face's `tokenizers`.
 """
 
+import ctypes
 import itertools
 import re
 import sys
@@ -181,3 +182,16 @@ def _check_regex(where: str, pattern: str) -> None:
 
 def _refused(problem: str, rule: str) -> InvalidInput:
     return InvalidInput(f"tokenizer.json: {problem}; rule: {rule}. Take another tokenizer, or bytes, or bpe:<size>")
+
+
+def added_tokens_of(text: str) -> list[str]:
+    """Return the added tokens of a tokenizer.json, without its vocabulary as objects."""
+    token: Any = msgspec.defstruct("Token", [("content", str)])
+    parts: Any = msgspec.defstruct("Parts", [("added_tokens", list[token] | None, None)])
+    return [item.content for item in msgspec.json.decode(text, type=parts).added_tokens or ()]
+
+
+def return_freed_memory() -> None:
+    """Give free memory of glibc's heap back to the system: loading a great vocabulary leaves a lot of it."""
+    if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "malloc_trim"):
+        library.malloc_trim(0)

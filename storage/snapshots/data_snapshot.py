@@ -10,6 +10,7 @@ import re
 import time
 import uuid
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,6 +28,8 @@ REJECTED = "rejected.parquet"
 DEFAULT_CACHE_BYTES = 50_000_000_000
 EAGER_BYTES = 64 * 1024 * 1024
 _YOUNG_SECONDS = 3600.0
+_PUBLISHING_THREADS = 2
+"""Files that are hashed or uploaded at once."""
 _COPY, _TEMPORARY = re.compile(r"[0-9a-f]{64}\Z"), re.compile(r"\.[0-9a-f]{64}-[0-9a-f]{32}\Z")
 
 
@@ -42,20 +45,27 @@ class OpenSnapshot:
 
 def publish_snapshot(store: ObjectStore, folder: Path, manifest: SnapshotManifest) -> tuple[str, SnapshotManifest]:
     """Upload `folder`, `snapshot.json` last, idempotent; returns id and manifest. IntegrityError for other bytes."""
-    objects = list[SnapshotObject]()
-    for path in sorted(path for path in folder.iterdir() if path.is_file()):
-        found, tokens = object_store.describe_file(path), count_tokens(path) if path.suffix == SHARD_SUFFIX else None
-        objects.append(SnapshotObject(key=path.name, bytes=found.bytes, sha256=found.sha256, tokens=tokens))
-    data = codec.encode(full := replace(manifest, objects=tuple(objects)))
-    snapshot_id = codec.sha256(data)
-    marker = _key(snapshot_id, "snapshot.json")
-    if store.size(marker) is None:
-        for item in full.objects:
-            _upload(store, _key(snapshot_id, item.key), folder / item.key, item)
-        store.write(marker, data)  # concurrent writers write the same bytes
+    with ThreadPoolExecutor(_PUBLISHING_THREADS, thread_name_prefix="publish") as pool:
+        objects = tuple(pool.map(_describe, sorted(path for path in folder.iterdir() if path.is_file())))
+        data = codec.encode(full := replace(manifest, objects=objects))
+        snapshot_id = codec.sha256(data)
+        marker = _key(snapshot_id, "snapshot.json")
+        if store.size(marker) is None:
+            for _ in pool.map(partial(_publish, store, snapshot_id, folder), objects):
+                pass
+            store.write(marker, data)  # concurrent writers write the same bytes
     if store.read(marker) != data:
         raise IntegrityError(f"{marker}: is not what its name says; delete data/{snapshot_id} and run again")
     return snapshot_id, full
+
+
+def _describe(path: Path) -> SnapshotObject:
+    found, tokens = object_store.describe_file(path), count_tokens(path) if path.suffix == SHARD_SUFFIX else None
+    return SnapshotObject(key=path.name, bytes=found.bytes, sha256=found.sha256, tokens=tokens)
+
+
+def _publish(store: ObjectStore, snapshot_id: str, folder: Path, item: SnapshotObject) -> None:
+    _upload(store, _key(snapshot_id, item.key), folder / item.key, item)
 
 
 def read_manifest(store: ObjectStore, snapshot_id: str) -> SnapshotManifest:

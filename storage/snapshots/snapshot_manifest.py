@@ -55,6 +55,7 @@ _TYPES = {str: pa.string(), int: pa.int64()}
 _DOCUMENT_SCHEMA, REJECTED_SCHEMA = (
     pa.schema([(key, _TYPES[kind]) for key, kind in row.__annotations__.items()]) for row in (DocumentRow, RejectedRow)
 )
+_TOKENS, _SPLIT = (_DOCUMENT_SCHEMA.get_field_index(name) for name in ("tokens", "split"))
 
 
 class RowWriter:
@@ -76,9 +77,16 @@ class RowWriter:
 
     def append(self, row: Any) -> None:
         """Add a record whose fields are the columns."""
-        self._pending.append(tuple(getattr(row, name) for name in self._schema.names))
-        if len(self._pending) == ROW_GROUP_ROWS:
-            self._flush()
+        self.extend([tuple(getattr(row, name) for name in self._schema.names)])
+
+    def extend(self, rows: Sequence[tuple[Any, ...]]) -> None:
+        """Add rows of the columns' values."""
+        while rows:
+            free = ROW_GROUP_ROWS - len(self._pending)
+            self._pending += rows[:free]
+            rows = rows[free:]
+            if len(self._pending) == ROW_GROUP_ROWS:
+                self._flush()
 
     def _flush(self) -> None:
         if self._pending:
@@ -95,18 +103,24 @@ class DocumentIndexWriter(RowWriter):
         super().__init__(path, _DOCUMENT_SCHEMA)
         self._tokens, self._starts = dict.fromkeys(SPLITS, 0), list[tuple[int, ...]]()
 
+    def extend(self, rows: Sequence[tuple[Any, ...]]) -> None:
+        """Add the next documents; raises ValueError for a split that is neither train nor val."""
+        if foreign := {row[_SPLIT] for row in rows}.difference(SPLITS):
+            raise ValueError(f"split = {foreign.pop()!r}: must be one of {', '.join(SPLITS)}")
+        super().extend(rows)
+
+    def _flush(self) -> None:
+        if self._pending:
+            self._starts.append(tuple(self._tokens.values()))
+            for split in SPLITS:
+                self._tokens[split] += sum(row[_TOKENS] for row in self._pending if row[_SPLIT] == split)
+        super()._flush()
+
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if kind is None:
+            self._flush()
         self._metadata = {STARTS: msgspec.json.encode(self._starts).decode()}
         super().__exit__(kind, *rest)
-
-    def append(self, row: DocumentRow) -> None:
-        """Add the next document; raises ValueError for a split that is neither train nor val."""
-        if row.split not in SPLITS:
-            raise ValueError(f"split = {row.split!r}: must be one of {', '.join(SPLITS)}")
-        if not self._pending:
-            self._starts.append(tuple(self._tokens[split] for split in SPLITS))
-        self._tokens[row.split] += row.tokens
-        super().append(row)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,6 +18,7 @@ import pyarrow.compute as compute
 
 from cairn.model.configuration.data import SMALLEST_BPE_VOCABULARY, DataConfig
 from cairn.model.data.tokenizer import Tokenizer
+from cairn.model.data.tokenizer_file import return_freed_memory
 from cairn.model.errors import InvalidInput
 from cairn.storage.errors import SnapshotDamaged
 from cairn.storage.snapshots import data_snapshot, snapshot_manifest, token_shard
@@ -98,6 +99,7 @@ def build_snapshot(
         document.require_few_rejected(sum(bad.values()), documents, data.max_rejected_fraction, where)
         document.require_few_unknown(known.unknown_bytes, known.text_bytes, data.max_rejected_fraction, "")
         return replace(known, turned_off=build.turned_off)
+    return_freed_memory()
     with build_folder(cache_dir, recipe_id(recipe)) as folder:
         snapshot_id, manifest = publish_snapshot(store, folder / "snapshot", build.stage(folder))
         made = SnapshotReference(
@@ -218,6 +220,7 @@ class _Build:
         survey, tokenizer = self._survey(folder)
         if survey.text_bytes >= FAST_FROM_BYTES:
             tokenizer.accelerate(sample_texts(self.sources))
+            return_freed_memory()
         val_fraction = self._data.val_fraction
         encoder = PartEncoder(tokenizer=tokenizer, val_fraction=val_fraction)
         done = find_finished_parts(folder, encoder.schema)
@@ -228,6 +231,8 @@ class _Build:
         write_parts(folder, len(done.paths), counted, encoder.schema)
         parts = find_finished_parts(folder, encoder.schema)
         self.unknown_bytes = _require_known(parts, self._data)
+        tokenizer.slow_down()
+        return_freed_memory()
         target = folder / "snapshot"
         shutil.rmtree(target, ignore_errors=True)  # of a build that was killed meanwhile
         target.mkdir()

@@ -8,7 +8,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,13 +27,14 @@ from cairn.storage.snapshots.snapshot_manifest import SPLITS, DocumentRow, Rejec
 from cairn.storage.stores.local_store import fsync_path
 from cairn.tasks.data.document import Document, InvalidCorpus, Piece, Source
 
-_COLUMNS = ("source", "offset_bytes", "kind", "detail", "bytes", "split", "sha256")
+_COLUMNS = [field.name for field in fields(DocumentRow)]
+_REJECTED_COLUMNS = [field.name for field in fields(RejectedRow)]
 _BATCH_PIECES = 4096
 BATCH_BYTES = 1 << 20
 PART_BYTES = 64 << 20
 """How much a kill repeats."""
 WORKERS = 2
-"""Each batch uses all cores; the second one keeps them busy between batches."""
+"""Each batch uses all cores; a second one keeps them busy between batches, unless the fast library is done sooner."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,11 +102,12 @@ class PartEncoder:
     def encode(self, pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
         """Yield the pieces in order with their tokens; end-of-text follows each document that ends."""
         waiting: deque[Future[pa.RecordBatch]] = deque()
-        with ThreadPoolExecutor(WORKERS, thread_name_prefix="encode") as pool:
+        workers = 1 if self.tokenizer.is_fast else WORKERS
+        with ThreadPoolExecutor(workers, thread_name_prefix="encode") as pool:
             try:
                 for batch in _batches(pieces):
                     waiting.append(pool.submit(self._encode_batch, batch))
-                    if len(waiting) > WORKERS:
+                    if len(waiting) > workers:
                         yield waiting.popleft().result()
                 while waiting:
                     yield waiting.popleft().result()
@@ -207,10 +209,13 @@ class SnapshotWriter:
         """Append tokens (N,) to a split; raises StorageError for an id outside the vocabulary."""
         self._shards[split].append(tokens)
 
-    def add_document(self, split: SplitName, row: DocumentRow) -> None:
-        """Append a document to the index; its tokens are added separately, in the same order."""
-        self._index.append(row)
-        self.sizes[split].update(documents=1, tokens=row.tokens, bytes=row.bytes)
+    def add_documents(self, rows: Sequence[tuple[Any, ...]]) -> None:
+        """Append documents to the index, each as the values of a DocumentRow; their tokens are added separately."""
+        self._index.extend(rows)
+        for split in SPLITS:
+            sizes = [(1, tokens, size_bytes) for _, _, size_bytes, tokens, found, _ in rows if found == split]
+            for name, numbers in zip(self.sizes[split], zip(*sizes, strict=True), strict=False):
+                self.sizes[split][name] += sum(numbers)
 
     def add_rejected(self, row: RejectedRow) -> None:
         """Append a rejected document; the file exists only if there are some."""
@@ -273,16 +278,14 @@ def assemble(
             splits = batch.column("split").to_numpy(zero_copy_only=False)
             for split in SPLITS:
                 writer.add_tokens(split, ids.values.to_numpy()[np.repeat(splits == split, counts)])
-            columns = [batch.column(name).to_pylist() for name in _COLUMNS]
-            for count, source, offset, kind, detail, size, split, digest in zip(counts.tolist(), *columns, strict=True):
-                if kind is not None:
-                    writer.add_rejected(RejectedRow(source=source, offset_bytes=offset, kind=kind, detail=detail))
-                    continue
-                row = DocumentRow(
-                    source=source, offset_bytes=offset, bytes=size, tokens=count, split=split, sha256=digest
-                )
-                writer.add_document(split, row)
-                documents[source] += 1
+            is_kept = batch.column("kind").is_null()
+            for row in batch.select(_REJECTED_COLUMNS).filter(compute.invert(is_kept)).to_pylist():
+                writer.add_rejected(RejectedRow(**row))
+            kept = batch.append_column("tokens", pa.array(counts)).select(_COLUMNS).filter(is_kept)
+            rows = list(zip(*(column.to_pylist() for column in kept.columns), strict=True))
+            writer.add_documents(rows)
+            documents.update(row[0] for row in rows)
+            for source, _, _, count, split, _ in rows:
                 tokens[group_of[source], split] += count
     return writer.manifest(
         (

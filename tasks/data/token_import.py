@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -152,7 +153,7 @@ class _Import:
                 split=split,
                 sha256=codec.sha256(text),
             )
-            writer.add_document(split, row)
+            writer.add_documents([astuple(row)])
             digest = short_hash(row.sha256)
             if split == "val" and row.bytes:  # an end of text at the start of a file is not a document
                 self._val_digests.add(digest)

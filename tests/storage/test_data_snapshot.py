@@ -1,3 +1,5 @@
+import threading
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -54,6 +56,31 @@ def staged(tmp_path: Path) -> Path:
 @pytest.fixture(params=["memory", "local"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
     return MemoryStore() if request.param == "memory" else LocalStore(tmp_path / "store")
+
+
+class _StoreOfPairs(MemoryStore):
+    """Goes on with the first objects written as streams once two are under way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._pair, self._first = threading.Barrier(2), iter((True, True))
+        self.order = list[str]()
+
+    def write_stream(self, key: str, chunks: Iterable[bytes | memoryview]) -> int:
+        if next(self._first, False):
+            self._pair.wait(timeout=60)
+        self.order.append(key)
+        return super().write_stream(key, chunks)
+
+    def write(self, key: str, data: bytes) -> None:
+        self.order += [key] * key.endswith("snapshot.json")
+        super().write(key, data)
+
+
+def test_files_are_uploaded_at_once_and_the_manifest_after_all_of_them(staged: Path) -> None:
+    store = _StoreOfPairs()
+    snapshot_id, _ = publish_snapshot(store, staged, MANIFEST)
+    assert store.order[-1] == f"data/{snapshot_id}/snapshot.json" and len(store.order) == 6
 
 
 def names_of(store: ObjectStore, snapshot_id: str) -> list[str]:

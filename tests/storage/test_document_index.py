@@ -1,4 +1,5 @@
 from collections.abc import Iterable
+from dataclasses import astuple
 from pathlib import Path
 
 import pyarrow.parquet as parquet
@@ -53,6 +54,15 @@ def test_no_more_than_one_row_group_is_held(tmp_path: Path) -> None:
 
 def test_equal_rows_give_equal_bytes(tmp_path: Path) -> None:
     assert write(tmp_path / "one").read_bytes() == write(tmp_path / "two").read_bytes()
+
+
+@pytest.mark.parametrize("at_once", [2, 3, 4, 9, 25])
+def test_rows_added_many_at_once_give_the_same_bytes(tmp_path: Path, at_once: int) -> None:
+    rows = [astuple(item) for item in ROWS]
+    with DocumentIndexWriter(tmp_path / "many") as index:
+        for first in range(0, len(rows), at_once):
+            index.extend(rows[first : first + at_once])
+    assert (tmp_path / "many").read_bytes() == write(tmp_path / "one by one").read_bytes()
 
 
 def test_an_index_without_rows_is_readable(tmp_path: Path) -> None:
