@@ -172,7 +172,7 @@ def _check_sizes(config: RunConfig, base_dir: Path) -> None:
     if not is_enough():
         rejected = (piece for source in sources for piece in source.pieces() if isinstance(piece, RejectedRow))
         first = None if documents.total() else next(rejected, None)
-        document.require_both_splits(documents["train"], documents["val"], data.val_fraction, first)
+        document.require_both_splits(documents["train"], documents["val"], data, first)
         scarce = min(tokens, key=lambda name: tokens[name])
         if window > tokens[scarce]:
             raise document.InvalidCorpus(

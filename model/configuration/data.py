@@ -37,7 +37,7 @@ class DataConfig(Section, use_attribute_docstrings=True):
     """files, globs and URLs of the text, or one snapshot:<id> of the store"""
     exclude: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """names or globs of files to leave out, such as "*.lock"; with a slash in it of a path or URL, where * also matches
-    slashes"""
+    slashes; with one at its end, a folder with all that is in it"""
     val_sources: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """files, globs and URLs of held-out text of their own: then the rest of `sources` is all trained on"""
     format: Literal["auto", "text", "jsonl", "json", "parquet", "csv", "tsv"] = "auto"
@@ -162,9 +162,9 @@ class DataConfig(Section, use_attribute_docstrings=True):
         return tuple(
             MixtureStage(
                 from_step=step,
-                shares=dict(zip(self.sources, (weight / sum(weights) for weight in weights), strict=True)),
+                shares={name: share / sum(shares) for name, share in zip(self.sources, shares, strict=True)},
             )
-            for step, weights in self.weights_by_step.items()
+            for step, shares in ((step, draw_shares(weights)) for step, weights in self.weights_by_step.items())
         )
 
     def placed(self, source: str) -> Literal["train", "val"] | None:
@@ -241,8 +241,8 @@ def require_short_period(weights: Sequence[float]) -> None:
         raise InvalidInput(f"weights={tuple(weights)} draw nothing; at least one must be above 0")
     period = sum(draw_shares(weights))
     if period > LONGEST_PERIOD:
-        rule = f"must be at most {LONGEST_PERIOD}; round them to fewer digits"
-        raise InvalidInput(f"weights={tuple(weights)} repeat after {period} draws, {rule}")
+        draws, rule = f"10^{len(str(period)) - 1}", f"must be at most {LONGEST_PERIOD}; round them to fewer digits"
+        raise InvalidInput(f"weights={tuple(weights)} repeat after {draws} draws or more, {rule}")
 
 
 def _is_path(source: str) -> bool:

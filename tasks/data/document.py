@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
+from cairn.model.configuration.data import DataConfig
 from cairn.storage.snapshots.snapshot_manifest import RejectedRow, SplitName
 from cairn.storage.stores.codec import sha256
 from cairn.tasks.errors import InvalidConfiguration
@@ -119,7 +120,7 @@ def split_of(content_sha256: str, val_fraction: float) -> SplitName:
 
 
 def require_both_splits(
-    train_documents: int, val_documents: int, val_fraction: float, rejected: RejectedRow | None = None
+    train_documents: int, val_documents: int, data: DataConfig, rejected: RejectedRow | None = None
 ) -> None:
     """Raise InvalidCorpus if a split is empty; without any document for the reason that `rejected` gives."""
     if train_documents and val_documents:
@@ -129,10 +130,13 @@ def require_both_splits(
         rule = "the text is UTF-8, of a line of JSON the field data.text_field"
         raise InvalidCorpus(f"data.sources: no document can be used; the first: {first}; rule: {rule}")
     empty, remedy = ("val", "raise") if train_documents else ("train", "lower")
+    none = f"none of the {train_documents + val_documents} documents fell into the {empty} split"
+    if data.val_sources:
+        raise InvalidCorpus(f"data.val_sources: {none}; rule: they hold out a part of the text. Name other files")
     raise InvalidCorpus(
-        f"data.val_fraction = {val_fraction}: none of the {train_documents + val_documents} documents fell into the "
-        f"{empty} split; rule: train and val each need at least one document. Add text, or {remedy} "
-        'data.val_fraction, or lower data.max_document_bytes, or hold out the end of each text: data.split = "end"'
+        f"data.val_fraction = {data.val_fraction}: {none}; rule: train and val each need at least one document. Add "
+        f"text, or {remedy} data.val_fraction, or lower data.max_document_bytes, or hold out the end of each text: "
+        'data.split = "end"'
     )
 
 

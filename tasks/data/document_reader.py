@@ -71,7 +71,7 @@ class TextFile:
 
     def invalid(self, problem: str, rule: str) -> InvalidCorpus:
         """Return the error that names source, file, problem and rule."""
-        return invalid_source(self.source, f"file {self.place}: {problem}", rule)
+        return invalid_source(self.source, f"file {self.place}: {problem}", rule, placed=self.placed)
 
     def unreadable(self, problem: Exception) -> InvalidCorpus:
         """Return the error of a file that cannot be read, with the remedy where one is known."""
@@ -81,9 +81,10 @@ class TextFile:
         return self.invalid(f"{what} ({problem})", f"every source is readable{remedy}")
 
 
-def invalid_source(source: str, problem: str, rule: str) -> InvalidCorpus:
-    """Return the error that names an entry of `data.sources`, the problem and the rule."""
-    return InvalidCorpus(f"data.sources = {source!r}: {problem}; rule: {rule}")
+def invalid_source(source: str, problem: str, rule: str, *, placed: SplitName | None) -> InvalidCorpus:
+    """Return the error that names an entry of `data.sources`, or of `data.val_sources`, the problem and the rule."""
+    key = "data.val_sources" if placed == "val" else "data.sources"
+    return InvalidCorpus(f"{key} = {source!r}: {problem}; rule: {rule}")
 
 
 def decompress(stream: BinaryIO, codec: str, stored_bytes: int) -> BinaryIO:

@@ -291,7 +291,7 @@ def require_usable(survey: Survey, data: DataConfig) -> None:
     """Raise InvalidCorpus where too many documents are rejected, or a split has none."""
     documents = survey.train_documents + survey.val_documents
     document.require_few_rejected(survey.rejected, documents, data.max_rejected_fraction, survey.worst)
-    document.require_both_splits(survey.train_documents, survey.val_documents, data.val_fraction)
+    document.require_both_splits(survey.train_documents, survey.val_documents, data)
 
 
 @contextmanager

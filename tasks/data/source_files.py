@@ -3,10 +3,12 @@
 import fnmatch
 import glob
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 from urllib.parse import urlsplit
@@ -18,7 +20,7 @@ from cairn.storage.stores.redaction import find_credentials
 from cairn.tasks.configuration.addresses import READABLE, expand_home, why_unreadable, wrong_scheme
 from cairn.tasks.data.document import InvalidCorpus
 from cairn.tasks.data.document_reader import EMPTY_FILE, UNITS, WHOLE_FILE, TextFile, decompress, invalid_source
-from cairn.tasks.data.text_format import HEAD_BYTES, TextFormat, recognise_codec, recognise_format
+from cairn.tasks.data.text_format import HEAD_BYTES, Refuse, TextFormat, recognise_codec, recognise_format
 
 _READERS = 8
 """Files of which the beginnings are read at once."""
@@ -33,21 +35,21 @@ def find_files(data: DataConfig, groups: Mapping[str, str], base_dir: Path) -> l
     for source in groups:
         if "://" in source and (problem := find_credentials(source, instead="the environment")):
             raise InvalidCorpus(f"data.sources: a URL {problem}; rule: sources are written into the log")
+        refuse: Refuse = partial(invalid_source, source, placed=data.placed(source))
         if problem := wrong_scheme(source):
-            raise invalid_source(source, problem, READABLE)
-        pattern, files = _find_remote(source) if "://" in source else _find_local(source, base_dir)
+            raise refuse(problem, READABLE)
+        pattern, files = _find_remote(source, refuse) if "://" in source else _find_local(source, base_dir, refuse)
         if not files:
             rule = "a glob matches at least one file. Correct the pattern"
-            raise invalid_source(source, f"the glob matches no file, looked for {pattern}", rule)
+            raise refuse(f"the glob matches no file, looked for {pattern}", rule)
         if not (files := [file for file in files if not _is_excluded(file, data.exclude, base_dir)]):
             rule = "a source keeps a file. Make data.exclude narrower"
-            raise invalid_source(source, "data.exclude leaves out all of its files", rule)
-        found += files
-    for file in sorted(found, key=lambda file: file.source not in data.val_sources):
+            raise refuse("data.exclude leaves out all of its files", rule)
+        found += (replace(file, placed=data.placed(source)) for file in files)
+    for file in sorted(found, key=lambda file: file.placed == "train"):
         place = file.place if "://" in file.place else os.path.realpath(file.place)
         first = kept.setdefault(place, file)
-        is_rival = first.source != file.source and data.placed(first.source) == data.placed(file.source)
-        if is_rival and groups[file.source]:
+        if first.source != file.source and first.placed == file.placed and groups[file.source]:
             rule = "with data.weights one source a file, so that it has one weight. Make the globs narrower"
             raise file.invalid(f"also named by data.sources = {first.source!r}", rule)
     with ThreadPoolExecutor(_READERS, thread_name_prefix="recognise") as pool:
@@ -60,24 +62,46 @@ def find_files(data: DataConfig, groups: Mapping[str, str], base_dir: Path) -> l
             file,
             name=name if "://" in name else Path(name).as_posix(),
             group=groups[file.source],
-            placed=data.placed(file.source),
         )
         for file, name in zip(files, names, strict=True)
     ]
 
 
-def _find_local(source: str, base_dir: Path) -> tuple[str, list[TextFile]]:
+def _expand(pattern: str) -> set[str]:
+    """Return what a glob matches; unlike the library's, `**` does not go around in a loop of links."""
+    parts = pattern.split("/")
+    if "**" not in parts:
+        return set(glob.glob(pattern))
+    at = parts.index("**")
+    folders = chain.from_iterable(map(_folders_below, glob.glob("/".join(parts[:at]) or "/")))
+    rest = "/".join(parts[at + 1 :]) or "*"
+    return {match for folder in folders for match in _expand(f"{glob.escape(folder)}/{rest}")}
+
+
+def _folders_below(folder: str, above: frozenset[str] = frozenset()) -> Iterator[str]:
+    """Yield the folder and all below it that are not hidden, without those that a link leads back to."""
+    if (real := os.path.realpath(folder)) in above:
+        return
+    yield folder
+    with suppress(OSError):
+        names = [entry.path for entry in os.scandir(folder) if not entry.name.startswith(".")]
+        for inner in filter(os.path.isdir, names):
+            yield from _folders_below(inner, above | {real})
+
+
+def _find_local(source: str, base_dir: Path, refuse: Refuse) -> tuple[str, list[TextFile]]:
     path = os.path.abspath(base_dir / expand_home("data.sources", source))
     if os.path.isdir(path):
-        raise _is_directory(source, path)
+        raise refuse(*_is_directory(source, path))
     is_file = os.path.isfile(path)
     if not is_file and not glob.has_magic(source):
-        rule = f"every source exists. Correct the path (relative paths start at {base_dir})"
-        raise invalid_source(source, f"no such file, looked at {path}", rule)
-    matches = [path] if is_file else sorted(filter(os.path.isfile, glob.glob(_escape_folders(path), recursive=True)))
+        rule = f"every source exists and is a file. Correct the path (relative paths start at {base_dir})"
+        what = "a link to nothing, a pipe or a device" if "\0" not in path and os.path.lexists(path) else "no such file"
+        raise refuse(f"{what}, looked at {path}", rule)
+    matches = [path] if is_file else sorted(filter(os.path.isfile, _expand(_escape_folders(path))))
     if foreign := next((match for match in matches if not _is_utf8(match)), None):
         rule = "names are UTF-8, as they are written into the snapshot. Rename it, or leave it out with data.exclude"
-        raise invalid_source(source, f"a file is named {os.fsencode(foreign)!r}", rule)
+        raise refuse(f"a file is named {os.fsencode(foreign)!r}", rule)
     return path, [
         _text_file(source, match, os.path.getsize(match), partial(_open_local, match), is_matched=not is_file)
         for match in matches
@@ -109,8 +133,8 @@ def _is_excluded(file: TextFile, patterns: Sequence[str], base_dir: Path) -> boo
         if "://" in pattern:
             is_match = fnmatch.fnmatchcase(file.place, pattern)
         elif "/" in pattern:
-            whole = glob.escape(f"{base_dir.absolute()}/") + pattern
-            is_match = fnmatch.fnmatchcase(path, pattern if pattern.startswith("/") else whole)
+            whole = os.path.normpath(os.path.join(glob.escape(str(base_dir.absolute())), pattern))
+            is_match = fnmatch.fnmatchcase(path, f"{whole}/*" if pattern.endswith("/") else whole)
         else:
             is_match = fnmatch.fnmatchcase(path.rpartition("/")[2], pattern)
         if is_match:
@@ -156,7 +180,7 @@ def _recognise(wanted: str, file: TextFile) -> TextFile:
     return replace(file, format=form, unit=UNITS[form])
 
 
-def _find_remote(source: str) -> tuple[str, list[TextFile]]:
+def _find_remote(source: str, refuse: Refuse) -> tuple[str, list[TextFile]]:
     import fsspec  # slow to import
 
     # s3fs keeps listings for ever by default, which would hide new files.
@@ -166,9 +190,9 @@ def _find_remote(source: str) -> tuple[str, list[TextFile]]:
         found = {path: fs.info(path)} if is_file else fs.glob(path, detail=True)
     except Exception as problem:  # every file system has errors of its own
         rule = "every source can be read. Correct the URL"
-        raise invalid_source(source, why_unreadable(problem, source), rule) from problem
+        raise refuse(why_unreadable(problem, source), rule) from problem
     if is_file and found[path]["type"] == "directory":
-        raise _is_directory(source, path)
+        raise refuse(*_is_directory(source, path))
     return path, [
         _text_file(
             source,
@@ -182,6 +206,5 @@ def _find_remote(source: str) -> tuple[str, list[TextFile]]:
     ]
 
 
-def _is_directory(source: str, path: str) -> InvalidCorpus:
-    rule = f"files or globs. Name what you mean in it, such as {source.rstrip('/')}/**/*.txt"
-    return invalid_source(source, f"{path} is a directory", rule)
+def _is_directory(source: str, path: str) -> tuple[str, str]:
+    return f"{path} is a directory", f"files or globs. Name what you mean in it, such as {source.rstrip('/')}/**/*.txt"

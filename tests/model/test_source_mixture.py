@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.model.configuration.data import draw_shares, require_short_period
+from cairn.model.configuration.data import DataConfig, draw_shares, require_short_period
 from cairn.model.data.sample_order import split_draws, window_range
 from cairn.model.data.token_windows import TokenWindows
 from cairn.model.errors import InvalidInput
@@ -74,6 +74,11 @@ def test_equal_weights_alternate() -> None:
 def test_weights_without_a_schedule_are_refused(weights) -> None:
     with pytest.raises(InvalidInput, match="weights"):
         require_short_period(weights)
+
+
+def test_shares_are_exact_where_the_weights_are_too_great_to_be_added_up() -> None:
+    (stage,) = DataConfig(sources=("a", "b"), weights=(1e308, 1e308)).mixture
+    assert stage.shares == {"a": 0.5, "b": 0.5}
 
 
 @given(st.lists(st.integers(20, 60), min_size=1, max_size=5), st.integers(1, 8))

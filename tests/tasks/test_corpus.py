@@ -117,7 +117,7 @@ def test_a_missing_source_is_refused_by_name(tmp_path: Path) -> None:
     message = refusal(["absent.txt"], tmp_path)
     assert "data.sources = 'absent.txt'" in message
     assert f"looked at {tmp_path}/absent.txt" in message
-    assert "rule: every source exists" in message
+    assert "rule: every source exists and is a file" in message
 
 
 def test_a_glob_that_matches_nothing_is_refused(tmp_path: Path) -> None:

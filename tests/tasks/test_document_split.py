@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cairn.model.configuration.data import DataConfig
 from cairn.tasks.data.document import InvalidCorpus, Piece, Source, require_both_splits, split_of
 
 fractions = st.floats(min_value=0.001, max_value=0.999)
@@ -42,7 +43,13 @@ def test_the_split_of_known_digests_is_fixed_for_ever() -> None:
 @pytest.mark.parametrize(("train", "val", "empty", "remedy"), [(3, 0, "val", "raise"), (0, 3, "train", "lower")])
 def test_an_empty_split_is_refused_with_what_to_change(train: int, val: int, empty: str, remedy: str) -> None:
     with pytest.raises(InvalidCorpus, match=rf"data.val_fraction = 0.1: none of the 3 .* {empty} split.*{remedy} "):
-        require_both_splits(train, val, 0.1)
+        require_both_splits(train, val, DataConfig(sources=("a",)))
+
+
+@pytest.mark.parametrize(("train", "val", "empty"), [(3, 0, "val"), (0, 3, "train")])
+def test_where_files_of_their_own_leave_a_split_empty_these_are_named(train: int, val: int, empty: str) -> None:
+    with pytest.raises(InvalidCorpus, match=rf"data.val_sources: none of the 3 .* {empty} split.* Name other files"):
+        require_both_splits(train, val, DataConfig(sources=("a",), val_sources=("b",)))
 
 
 def test_no_document_is_read_before_its_size_is_asked_for() -> None:

@@ -1,8 +1,13 @@
 """Which files a source names: globs, empty and excluded files, held-out files; and the parts within a file."""
 
+import contextlib
+import glob
 import gzip
 import io
 import json
+import os
+import re
+import socket
 from pathlib import Path
 
 import pytest
@@ -11,7 +16,7 @@ from hypothesis import strategies as st
 
 from cairn.storage.errors import IntegrityError
 from cairn.storage.snapshots.snapshot_manifest import RejectedRow
-from cairn.tasks.data import document_reader, text_pieces
+from cairn.tasks.data import document_reader, source_files, text_pieces
 from cairn.tasks.data.document import Document, InvalidCorpus, RejectionKind
 from cairn.tasks.data.text_pieces import elements_of
 from tests.tasks.corpus_files import open_sources, shaped
@@ -60,6 +65,8 @@ def test_a_file_name_that_is_not_utf8_is_refused_in_words(tmp_path: Path) -> Non
         ("*.txt", ["a.jsonl", "b.jsonl"]),
         ("sub/*", ["a.jsonl", "b.jsonl"]),
         ("*/b.t*", ["a.jsonl", "b.jsonl"]),
+        ("sub/", ["a.jsonl", "b.jsonl"]),
+        ("./sub/../b.jsonl", ["a.jsonl", "sub/b.txt"]),
         ("none", ["a.jsonl", "b.jsonl", "sub/b.txt"]),
     ],
 )
@@ -70,6 +77,37 @@ def test_excluded_files_are_left_out(pattern: str, left: list[str], tmp_path: Pa
     (tmp_path / "sub" / "b.txt").write_bytes(PROSE)
     found = open_sources(["**/*.*"], tmp_path, exclude=(pattern,))
     assert [source.name for source in found] == left
+
+
+def test_a_loop_of_links_gives_no_file_a_longer_name(tmp_path: Path) -> None:
+    (tmp_path / "b" / "c").mkdir(parents=True)
+    for folder in (tmp_path, tmp_path / "b"):
+        (folder / "a").symlink_to(tmp_path)
+    (tmp_path / "b" / "c" / "x.jsonl").write_bytes(LINES)
+    (tmp_path / "y.jsonl").write_bytes(LINES)
+    assert [source.name for source in open_sources(["**/*.jsonl"], tmp_path)] == ["b/c/x.jsonl", "y.jsonl"]
+    assert [source.name for source in open_sources(["a/*.jsonl"], tmp_path)] == ["y.jsonl"]
+
+
+@pytest.mark.parametrize("name", ["pipe", "socket", "link", "loop"])
+def test_a_path_that_is_no_file_is_refused_by_its_kind_and_left_out_of_globs(name: str, tmp_path: Path) -> None:
+    with contextlib.closing(socket.socket(socket.AF_UNIX)) as listener, contextlib.chdir(tmp_path):
+        (tmp_path / "a.txt").write_bytes(PROSE)
+        os.mkfifo("pipe")
+        listener.bind("socket")
+        os.symlink("gone", "link")
+        os.symlink("loop", "loop")
+        with pytest.raises(InvalidCorpus, match="a link to nothing, a pipe or a device"):
+            open_sources([name], tmp_path)
+        assert [source.name for source in open_sources(["*"], tmp_path)] == ["a.txt"]
+
+
+@pytest.mark.parametrize("held", ["gone.txt", "gone*.txt", ".", "empty.txt", "bad.txt", "x://y"])
+def test_a_mistake_in_held_out_files_names_their_key(held: str, tmp_path: Path) -> None:
+    for name, content in (("a.txt", PROSE), ("empty.txt", b""), ("bad.txt", LINES)):
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(InvalidCorpus, match=rf"^data.val_sources = '{re.escape(held)}': "):
+        open_sources(["a.txt"], tmp_path, val_sources=(held,))
 
 
 def test_excluding_all_of_a_source_is_refused(tmp_path: Path) -> None:
@@ -140,3 +178,15 @@ def test_every_cut_of_an_array_is_refused(cut: int) -> None:
 def test_anything_but_one_array_is_refused(content: bytes) -> None:
     with pytest.raises(IntegrityError):
         list(elements_of(io.BytesIO(content), 1 << 20))
+
+
+@pytest.mark.parametrize(
+    "pattern", ["**", "**/*", "a/**", "a/**/*.t", "**/c/**/*.t", "*/**/x.t", "**/.h/*", "a**", "**/**/y.t", "l/**/y.t"]
+)
+def test_a_glob_finds_what_pythons_own_finds(pattern: str, tmp_path: Path) -> None:
+    for name in ("x.t", "a/x.t", "a/b/c/x.t", "a/b/c/d/y.t", "a/[c]/x.t", ".h/x.t", "a**/y.t", "axe", ".x.t"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(PROSE)
+    (tmp_path / "l").symlink_to("a/b")
+    wanted = {path for path in glob.glob(f"{tmp_path}/{pattern}", recursive=True) if os.path.isfile(path)}
+    assert set(filter(os.path.isfile, source_files._expand(f"{tmp_path}/{pattern}"))) == wanted and wanted
