@@ -193,7 +193,7 @@ def draw_loss(panel: "Axes", axis: PlotAxis) -> None:
     _plot(panel, raw, alpha=0.4, linewidth=0.6, marker=mark, label="train, each step")
     _plot(panel, trend, linewidth=1.9, label="train, smoothed")
     if curves.inherited:
-        _plot(panel, before, color=GREY, linewidth=1.4, label=f"run {curves.parent}, before")
+        _plot(panel, before, color=GREY, linewidth=1.4, label=f"{' → '.join(curves.ancestors)}, before")
     if len(probe.finite.steps):
         _plot(panel, probe, color=plot_axis.GREEN, alpha=0.6, linewidth=1.0, label="held-out, probe")
     held = [item for item in curves.held_out if np.isfinite(item.val_loss)]

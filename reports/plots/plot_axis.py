@@ -157,7 +157,7 @@ def view_curves(curves: run_curves.RunCurves, *, columns: int = TRACE_COLUMNS) -
     return {
         "run_id": curves.run_id,
         "tokens_per_step": curves.tokens_per_step,
-        "parent": curves.parent,
+        "ancestors": curves.ancestors,
         "traces": {name: trace(series) for name, series in drawn.items() if len(series.steps)},
         "ends": ends,
         "replays": curves.replays,

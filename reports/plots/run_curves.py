@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 
 from cairn.reports.queries import alias_history, evaluations, run_lookup, run_status
@@ -57,8 +57,8 @@ class RunCurves:
     """Everything that a plot shows; `points` are in step order, one a step.
 
     `tokens_per_step` is 0 where it is unknown or that of a fork's parent was another, `verdict` empty where it is
-    unknown. `inherited` are the steps of the run `parent` up to the one that this run was forked from, and of the runs
-    before it.
+    unknown. `inherited` are the steps of the runs that this one descends from by forks, `ancestors`, oldest first, each
+    up to where the next one begins.
     """
 
     run_id: str
@@ -76,7 +76,7 @@ class RunCurves:
     held_out: tuple[evaluations.HeldOutPoint, ...]
     promotions: tuple[PromotedPoint, ...]
     end: run_entries.RunFinished | None
-    parent: str = ""
+    ancestors: tuple[str, ...] = ()
     inherited: tuple[step_log.StepPoint, ...] = ()
 
     @property
@@ -112,6 +112,7 @@ def gather_curves(
     promotions = (item for item in reversed(alias_history.list_promotions(log.store)) if item.run_id == log.run_id)
     # One point a step, however often it was promoted.
     promoted = {(item.alias, item.step or 0): item for item in promotions}
+    inherited = dict(_inherited(log.store, state, read))
     newest = max(state.evaluations, key=lambda item: item.step, default=None)
     return RunCurves(
         run_id=log.run_id,
@@ -141,15 +142,15 @@ def gather_curves(
             for (alias, step), item in sorted(promoted.items(), key=lambda pair: pair[0])
         ),
         end=state.finished,
-        parent=state.origin.run_id if state.origin else "",
-        inherited=tuple(_inherited(log.store, state, read)),
+        ancestors=tuple(inherited),
+        inherited=tuple(chain.from_iterable(inherited.values())),
     )
 
 
 def _inherited(
     store: object_store.ObjectStore, state: run_state.RunState, read: ReadSteps
-) -> Iterator[step_log.StepPoint]:
-    """Yield the steps of the runs that this one was forked from, in order, each up to where the next one begins."""
+) -> Iterator[tuple[str, tuple[step_log.StepPoint, ...]]]:
+    """Yield each ancestor by forks, the oldest first, with its steps up to where the next one begins."""
     if state.origin is None:
         return
     parent, step = run_log.RunLog(store, state.origin.run_id), state.origin.checkpoint.step
@@ -157,7 +158,7 @@ def _inherited(
     if before.beginning is None or before.beginning.step < step:  # a log that was tampered with cannot lead in circles
         yield from _inherited(store, before, read)
     points = step_log.splice(read(store, parent.prefix, before.attempts), before.attempts)
-    yield from (point for point in points if point.record.step <= step)
+    yield parent.run_id, tuple(point for point in points if point.record.step <= step)
 
 
 def _replays(points: Sequence[step_log.StepPoint]) -> Iterator[Replay]:

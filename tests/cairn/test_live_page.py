@@ -129,7 +129,7 @@ def test_a_fork_shows_the_branch_that_it_grew_from(live: LiveServer, bard: Fabri
         lambda _: opened("branch", config=configuration().frozen(), forked_from=origin), writer=writer()
     )
     (view,) = curves(live, "branch")
-    assert view["parent"] == "bard" and view["traces"]["inherited"]["steps"] == list(range(1, 21))
+    assert view["ancestors"] == ["bard"] and view["traces"]["inherited"]["steps"] == list(range(1, 21))
     assert '/compare?run=bard&amp;run=branch"' in live.ask("/runs/branch").text
 
 

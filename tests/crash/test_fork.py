@@ -2,10 +2,12 @@
 
 import json
 import shutil
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from cairn.reports.plots.run_curves import gather_curves
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.logs.run_state import RunState
 from cairn.storage.logs.step_log import StepRecord, read_step_records, splice
@@ -24,13 +26,13 @@ def command(undisturbed: Command, tmp_path: Path, api_url: str) -> Command:
     return Command(tmp_path, api_url)
 
 
-def fork(command: Command, reference: str, *settings: str) -> None:
-    ended = run_here(("fork", reference, TWIN, *settings, "--store", command.store.url), command.folder, {})
+def fork(command: Command, reference: str, *settings: str, name: str = TWIN) -> None:
+    ended = run_here(("fork", reference, name, *settings, "--store", command.store.url), command.folder, {})
     assert ended.code == 0, ended.err
 
 
-def train(command: Command, *settings: str, **variables: str) -> int:
-    return command.start_verb("train", "--run-id", TWIN, *settings, **variables).wait(timeout=patience_seconds())
+def train(command: Command, *settings: str, name: str = TWIN, **variables: str) -> int:
+    return command.start_verb("train", "--run-id", name, *settings, **variables).wait(timeout=patience_seconds())
 
 
 def state_of(command: Command, run: str = TWIN) -> RunState:
@@ -78,6 +80,32 @@ def test_a_fork_with_another_batch_that_is_killed_goes_on_with_its_parents_sampl
     assert [record.tokens for record in own] == [each * (STEPS - 5 + 2 * place) for place in range(1, 6)]
     replayed = run_here(("replay", TWIN, "--json", "--store", command.store.url), command.folder, {})
     assert set(json.loads(replayed.out)["outcomes"].items()) >= {("different", 0), ("unreadable", 0)}
+
+
+@pytest.mark.slow
+def test_a_fork_of_forks_that_are_killed_and_swept_ends_with_the_digest_of_the_first_and_its_plot_names_them_all(
+    command: Command,
+) -> None:
+    line = [RUN, "second", "third", "fourth"]
+    for place, (before, name) in enumerate(pairwise(line)):
+        step = STEPS - 10 + 3 * place
+        keep = ("--set", "checkpoint.every_steps=1", "--set", "checkpoint.keep_last=9")
+        fork(command, f"{before}@{step}", *keep, name=name)
+        assert train(command, name=name, CAIRN_FAULTS=f"kill@{step + 2}") == 0, command.output()
+    ended = run_here(("plot", line[-1], "plot.svg", "--store", command.store.url), command.folder, {})
+    assert ended.code == 0, ended.err
+    found = gather_curves(log_of(command, line[-1]))
+    assert found.ancestors == tuple(line[:-1])
+    steps = [point.record.step for point in (*found.inherited, *found.points)]
+    assert steps == list(range(1, STEPS + 1))
+    digests = {state.finished.state_sha256 for state in (state_of(command, name) for name in line) if state.finished}
+    assert len(digests) == 1
+
+
+def log_of(command: Command, run: str) -> RunLog:
+    log = RunLog(command.store, run)
+    log.refresh()
+    return log
 
 
 def command_batch(command: Command) -> int:

@@ -133,18 +133,31 @@ def test_the_line_of_a_fork_begins_with_its_parents_up_to_where_it_branches(
     child = RunLog(store, "twin")
     child.append(lambda _: entries.opened("twin", forked_from=origin), writer=entries.writer())
     found = gather_curves(child)
-    assert [point.record.step for point in found.inherited] == list(range(1, 11)) and found.parent == "bard"
+    assert [point.record.step for point in found.inherited] == list(range(1, 11)) and found.ancestors == ("bard",)
 
 
-def test_the_parents_line_is_drawn_whole() -> None:
+def test_the_line_of_a_fork_of_a_fork_names_every_ancestor(bard: FabricatedRun, store: LocalStore) -> None:
+    record(store, 1, range(1, 28))
+    reference = bard.log.state.checkpoints[0].committed.reference
+    for name, parent in (("twin", "bard"), ("third", "twin"), ("fourth", "third")):
+        step = reference.step + {"bard": 0, "twin": 3, "third": 5}[parent]
+        origin = ForkOrigin(run_id=parent, checkpoint=replace(reference, step=step), state_sha256="s")
+        child = RunLog(store, name)
+        child.append(lambda _, n=name, o=origin: entries.opened(n, forked_from=o), writer=entries.writer())  # type: ignore[misc]
+    found = gather_curves(child)
+    assert found.ancestors == ("bard", "twin", "third")
+    assert [point.record.step for point in found.inherited] == list(range(1, 11))
+
+
+def test_the_ancestors_line_is_drawn_whole_and_named() -> None:
     from matplotlib.figure import Figure
 
     points = tuple(StepPoint(record=line(step, loss=9.0), replays=0) for step in range(1, 21))
-    forked = curves([line(step) for step in range(21, 40)], parent="bard", inherited=points)
+    forked = curves([line(step) for step in range(21, 40)], ancestors=("bard", "twin"), inherited=points)
     panel = Figure().subplots()
     draw_loss(panel, PlotAxis(curves=forked, across="step"))
     legend = panel.get_legend()
-    assert legend is not None and "run bard, before" in [text.get_text() for text in legend.get_texts()]
+    assert legend is not None and "bard → twin, before" in [text.get_text() for text in legend.get_texts()]
     assert panel.get_ylim()[1] > 9.0
 
 

@@ -27,7 +27,7 @@
 
   function loss(view, axis, color, name, controls) {
     const drawn = [];
-    if (axis !== "time") drawn.push(...line(view, "inherited", axis, { name: plain(`${view.parent}, before the fork`), line: { color: css("--soft"), width: 1.4, dash: "dot" } }));
+    if (axis !== "time") drawn.push(...line(view, "inherited", axis, { name: plain(`${view.ancestors.join(" → ")}, before the fork`), line: { color: css("--soft"), width: 1.4, dash: "dot" } }));
     if (controls.raw) drawn.push(...line(view, "train_loss", axis, faint(color)));
     drawn.push(...line(view, "trend", axis, { name: plain(name), line: { color, width: 2.2 } }));
     return drawn;
