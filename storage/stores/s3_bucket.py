@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from cairn.storage.errors import ObjectMissing, StorageError, StoreRefused, StoreUnavailable
+from cairn.storage.errors import ObjectMissing, StorageError, StoreFull, StoreRefused, StoreUnavailable
 from cairn.storage.stores import object_store, redaction
 
 T = TypeVar("T")
@@ -42,6 +42,11 @@ _ADVICE = {
     "correct AWS_ENDPOINT_URL: it must be http(s)" + "://host[:port]": "InvalidEndpoint EndpointResolutionError",
 }
 _REFUSED = {code: advice for advice, codes in _ADVICE.items() for code in codes.split()}
+_FULL = frozenset(
+    "QuotaExceeded StorageQuotaExceeded InsufficientStorage InsufficientCapacity XMinioStorageFull "
+    "XMinioAdminBucketQuotaExceeded EDQUOT ENOSPC 507".split()
+)
+"""What Ceph, MinIO, and servers on top of a file system call a full bucket, user or disk; 507 without a body."""
 _CONNECTIONS = 32
 ANSWER_SECONDS, SILENCE_SECONDS = 10.0, 60.0
 """Time limits of a request: for a small answer, or a piece of a part; and without data during a long one."""
@@ -63,6 +68,8 @@ def convert_error(error: Exception, *, action: str, where: str) -> StorageError:
     silence = "no answer in time" if isinstance(error, TimeoutError) else "no message"
     message = " ".join(str(error).split()) or silence
     problem = redaction.redact(f"{where}: cannot {action}: {code}: {message}")
+    if code in _FULL:
+        return StoreFull(f"{problem} (the store or its quota is full; free space and run the same command again)")
     return StoreRefused(f"{problem}; {_REFUSED[code]}") if code in _REFUSED else StoreUnavailable(problem)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from cairn.storage.logs.registry import Registry
+from cairn.storage.logs.run_state import CheckpointState
 from tests.crash.training_command import RUN, Command
 from tests.processes.waiting import patience_seconds, wait_for
 from tests.s3.fault_proxy import FaultProxy, NetworkFault
@@ -61,6 +62,36 @@ def test_a_log_that_may_no_longer_be_written_is_asked_a_few_times_and_not_for_mi
     remote.train()
     assert [attempt.ended.reason for attempt in remote.state().attempts if attempt.ended] == ["lost", "completed"]
     assert remote.state_sha256() == undisturbed_sha256
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", [NetworkFault.QUOTA, NetworkFault.STORAGE_FULL])
+def test_a_bucket_that_is_full_ends_the_run_as_storage_and_it_goes_on_once_there_is_room(
+    remote: Command, proxy: FaultProxy, undisturbed_sha256: str, fault: NetworkFault
+) -> None:
+    proxy.aim(fault, "(PUT|POST) .*step-00000010-.*weights-", times=FOR_EVER)
+    remote.train("--set", "checkpoint.patience_seconds=5", exit_code=RESUMABLE)
+    ended = remote.state().attempts[-1].ended
+    assert ended is not None and (ended.reason, ended.decision.charged) == ("storage", None), remote.output()
+    assert "the store or its quota is full; free space" in remote.output()
+    proxy.aims.clear()
+    remote.train()
+    assert remote.state_sha256() == undisturbed_sha256
+
+
+@pytest.mark.slow
+def test_a_bucket_that_refuses_deletes_is_named_at_the_end_and_a_sweep_frees_it_once_it_may(
+    remote: Command, proxy: FaultProxy, undisturbed_sha256: str
+) -> None:
+    proxy.aim(NetworkFault.REFUSED, r"(DELETE|POST .*[?&]delete)", times=FOR_EVER)
+    remote.train(exit_code=1)
+    assert "AccessDenied" in remote.output() and f"`cairn sweep {RUN}` frees it once it may" in remote.output()
+    assert remote.state_sha256() == undisturbed_sha256
+    kept = {record.state for record in remote.state().checkpoints if not record.is_kept}
+    assert kept == {CheckpointState.SUPERSEDED}
+    proxy.aims.clear()
+    assert remote.start_verb("sweep", RUN).wait(timeout=patience_seconds()) == 0
+    assert {record.state for record in remote.state().checkpoints if not record.is_kept} == {CheckpointState.DELETED}
 
 
 BOUND_BY_MODES = ("setpriv", "--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-all")

@@ -25,6 +25,8 @@ class NetworkFault(Enum):
     TORN_DOWN = "done, and half of the answer arrives, then the connection is reset"
     HANG = "accepted, never answered"
     REFUSED = "403 before anything happened: the permission is revoked"
+    QUOTA = "403 before anything happened: the bucket's quota is used up"
+    STORAGE_FULL = "507 before anything happened: the server's disks are full"
     EXPIRED = "400 before anything happened: the token has expired"
     LATE = "accepted, never answered, and done when `deliver` says so"
     FLIPPED = "done, and one bit of what is answered arrives flipped"
@@ -132,6 +134,10 @@ class FaultProxy:
                 answer = _error("500 Internal Server Error", "InternalError")
             case NetworkFault.REFUSED:
                 answer = _error("403 Forbidden", "AccessDenied")
+            case NetworkFault.QUOTA:
+                answer = _error("403 Forbidden", "QuotaExceeded")
+            case NetworkFault.STORAGE_FULL:
+                answer = _error("507 Insufficient Storage", "XMinioStorageFull")
             case NetworkFault.EXPIRED:
                 answer = _error("400 Bad Request", "ExpiredToken")
             case NetworkFault.HANG:

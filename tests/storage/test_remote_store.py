@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from cairn.storage.errors import IntegrityError, StorageError, StoreRefused, StoreUnavailable
+from cairn.storage.errors import IntegrityError, StorageError, StoreFull, StoreRefused, StoreUnavailable
 from cairn.storage.stores.object_store import PART_BYTES, RetryPolicy, write_hashed
 from cairn.storage.stores.open_store import open_store
 from cairn.storage.stores.s3_bucket import S3Bucket, convert_error
@@ -372,3 +372,26 @@ def test_credentials_in_the_endpoint_are_not_repeated(
     with pytest.raises(StorageError) as refused:
         S3Store(S3Bucket("cairn"), "x").read("a/b")
     assert "canary" not in str(refused.value)
+
+
+class Answered(Exception):
+    """An error of the client's, with the server's code."""
+
+    def __init__(self, code: str) -> None:
+        super().__init__(code)
+        self.response = {"Error": {"Code": code}}
+
+
+FULL = ("QuotaExceeded", "InsufficientStorage", "XMinioStorageFull", "XMinioAdminBucketQuotaExceeded", "EDQUOT", "507")
+
+
+@pytest.mark.parametrize("action", ["create", "write", "upload"])
+@pytest.mark.parametrize("code", FULL)
+def test_a_full_bucket_or_quota_is_a_full_store(code: str, action: str) -> None:
+    error = convert_error(Answered(code), action=action, where="s3://cairn/a")
+    assert type(error) is StoreFull and "free space and run the same command again" in str(error)
+
+
+@pytest.mark.parametrize(("code", "kind"), [("AccessDenied", StoreRefused), ("SlowDown", StoreUnavailable)])
+def test_another_code_is_not_a_full_store(code: str, kind: type[StorageError]) -> None:
+    assert type(convert_error(Answered(code), action="write", where="s3://cairn/a")) is kind
