@@ -42,9 +42,9 @@ _ADVICE = {
     "correct AWS_ENDPOINT_URL: it must be http(s)" + "://host[:port]": "InvalidEndpoint EndpointResolutionError",
 }
 _REFUSED = {code: advice for advice, codes in _ADVICE.items() for code in codes.split()}
-_FULL = frozenset(
-    "QuotaExceeded StorageQuotaExceeded InsufficientStorage InsufficientCapacity XMinioStorageFull "
-    "XMinioAdminBucketQuotaExceeded EDQUOT ENOSPC 507".split()
+_FULL = (
+    *("QuotaExceeded", "StorageQuotaExceeded", "InsufficientStorage", "InsufficientCapacity", "507"),
+    *("XMinioStorageFull", "XMinioAdminBucketQuotaExceeded", "EDQUOT", "ENOSPC"),
 )
 """What Ceph, MinIO, and servers on top of a file system call a full bucket, user or disk; 507 without a body."""
 _CONNECTIONS = 32

@@ -374,7 +374,7 @@ def test_credentials_in_the_endpoint_are_not_repeated(
     assert "canary" not in str(refused.value)
 
 
-class Answered(Exception):
+class CodedError(Exception):
     """An error of the client's, with the server's code."""
 
     def __init__(self, code: str) -> None:
@@ -388,10 +388,10 @@ FULL = ("QuotaExceeded", "InsufficientStorage", "XMinioStorageFull", "XMinioAdmi
 @pytest.mark.parametrize("action", ["create", "write", "upload"])
 @pytest.mark.parametrize("code", FULL)
 def test_a_full_bucket_or_quota_is_a_full_store(code: str, action: str) -> None:
-    error = convert_error(Answered(code), action=action, where="s3://cairn/a")
+    error = convert_error(CodedError(code), action=action, where="s3://cairn/a")
     assert type(error) is StoreFull and "free space and run the same command again" in str(error)
 
 
 @pytest.mark.parametrize(("code", "kind"), [("AccessDenied", StoreRefused), ("SlowDown", StoreUnavailable)])
 def test_another_code_is_not_a_full_store(code: str, kind: type[StorageError]) -> None:
-    assert type(convert_error(Answered(code), action="write", where="s3://cairn/a")) is kind
+    assert type(convert_error(CodedError(code), action="write", where="s3://cairn/a")) is kind
