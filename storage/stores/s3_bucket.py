@@ -46,7 +46,7 @@ _FULL = (
     *("QuotaExceeded", "StorageQuotaExceeded", "InsufficientStorage", "InsufficientCapacity", "507"),
     *("XMinioStorageFull", "XMinioAdminBucketQuotaExceeded", "EDQUOT", "ENOSPC"),
 )
-"""What Ceph, MinIO, and servers on top of a file system call a full bucket, user or disk; 507 without a body."""
+"""Codes for a full bucket, user or disk: of Ceph, MinIO and servers on top of a file system; 507 without a body."""
 _CONNECTIONS = 32
 ANSWER_SECONDS, SILENCE_SECONDS = 10.0, 60.0
 """Time limits of a request: for a small answer, or a piece of a part; and without data during a long one."""
