@@ -134,8 +134,9 @@ def _count_trained(found: FoundCheckpoint, before: RunConfig, config: RunConfig,
     order = order_samples(manifest, before.data, before.training, block, before=past)
     draws = (step - past.step) * before.training.global_batch
     drawn = order.component_draws_before(step)
-    own = weighted_components(read_manifest(found.log.store, snapshot_id), config.data, block)
-    if snapshot_id != opened.data_snapshot or len(own or drawn[:1]) != len(drawn):
+    is_same = snapshot_id == opened.data_snapshot
+    own = weighted_components(manifest if is_same else read_manifest(found.log.store, snapshot_id), config.data, block)
+    if not is_same or len(own or drawn[:1]) != len(drawn):
         drawn = (0,) * (len(own) or 1)
     return TrainedBefore(step=step, draws=past.draws + draws, tokens=past.tokens + draws * block, component_draws=drawn)
 

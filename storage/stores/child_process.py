@@ -4,6 +4,7 @@ A child runs this module first (`python -P -m`), so that it ends even with a par
 temporary folder is removed even if the process that made it is killed.
 """
 
+import atexit
 import ctypes
 import importlib
 import json
@@ -37,13 +38,21 @@ _OUT_OF_MEMORY = 3
 _KEPT_VARIABLES = ("HOME", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TMPDIR")
 _REMOVER = """
 import os, shutil, sys, time
-os.read(0, 1)
+folders = set()
+for line in sys.stdin:
+    if line == ".\\n":  # its parent ends in order, though a process that was forked from it may not
+        break
+    {"+": folders.add, "-": folders.discard}[line[0]](os.fsdecode(bytes.fromhex(line[1:])))
 for _ in range(100):  # children of the one that was killed may still write
-    shutil.rmtree(sys.argv[1], ignore_errors=True)
-    if not os.path.lexists(sys.argv[1]):
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+    if not any(map(os.path.lexists, folders)):
         break
     time.sleep(0.1)
 """
+_REMOVERS: dict[int, "subprocess.Popen[bytes]"] = {}
+"""That of this process by its id: one that was forked has its own."""
+_REMOVER_LOCK = threading.Lock()
 _NOTICES = {signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
 THREAD_LIMITS = (
     *("OMP_DYNAMIC", "OMP_MAX_ACTIVE_LEVELS", "OMP_NESTED", "OMP_THREAD_LIMIT", "OMP_TEAMS_THREAD_LIMIT"),
@@ -121,26 +130,38 @@ def watch_parent() -> None:
 def temporary_folder(prefix: str, parent: Path | None = None) -> Generator[Path, None, None]:
     """Make a folder for this user alone and remove it after the block, or as soon as this process was killed.
 
-    A small process that waits for the end of this one removes it; it is started first.
+    A small process, one for each that makes such folders, waits for its end and removes them.
     """
     folder = (parent or Path(tempfile.gettempdir())).absolute() / f"{prefix}{os.urandom(16).hex()}"
-    # Schedulers signal every process of a job: the remover inherits the mask.
-    unmasked = signal.pthread_sigmask(signal.SIG_BLOCK, _NOTICES)
-    remover: subprocess.Popen[bytes] | None = None
-    try:
-        command = [sys.executable, "-I", "-S", "-c", _REMOVER, str(folder)]
-        with suppress(OSError):  # no process can be started: the folder of a killed one stays
-            remover = start_child(command, stdout=DEVNULL, stderr=DEVNULL)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, unmasked)
+    _tell_remover("+", folder)
     try:
         folder.mkdir(mode=0o700)
         yield folder
     finally:
-        if remover is not None and remover.stdin is not None:
-            remover.stdin.close()
-            remover.wait()
         shutil.rmtree(folder, ignore_errors=True)
+        _tell_remover("-", folder)
+
+
+def _tell_remover(sign: str, folder: Path) -> None:
+    with _REMOVER_LOCK, suppress(OSError):  # no process can be started: the folder of a killed one stays
+        if os.getpid() not in _REMOVERS:
+            # Schedulers signal every process of a job: the remover inherits the mask.
+            unmasked = signal.pthread_sigmask(signal.SIG_BLOCK, _NOTICES)
+            try:
+                remover = start_child([sys.executable, "-I", "-S", "-c", _REMOVER], stdout=DEVNULL, stderr=DEVNULL)
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, unmasked)
+            _REMOVERS[os.getpid()] = remover
+            atexit.register(_end_remover, remover)
+        told = _REMOVERS[os.getpid()].stdin
+        assert told is not None
+        told.write(f"{sign}{os.fsencode(folder).hex()}\n".encode())
+        told.flush()
+
+
+def _end_remover(remover: "subprocess.Popen[bytes]") -> None:
+    if remover is _REMOVERS.pop(os.getpid(), None):
+        remover.communicate(b".\n")
 
 
 @contextmanager

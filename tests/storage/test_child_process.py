@@ -103,6 +103,29 @@ def test_a_temporary_folder_is_removed_after_an_error(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+MANY_FOLDERS = """
+import sys
+import psutil
+from pathlib import Path
+from cairn.storage.stores.child_process import temporary_folder
+for _ in range(20):
+    with temporary_folder("cairn-test-", Path(sys.argv[1])):
+        children = len(psutil.Process().children())
+print(children, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_process_has_one_remover_however_many_folders_it_makes_and_none_after_its_end(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", MANY_FOLDERS, str(tmp_path)]
+    with psutil.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout.readline() == b"1\n"
+        (remover,) = parent.children()
+        parent.stdin.close()
+        parent.wait()
+        assert not remover.is_running()
+
+
 STARTS_ONE = """
 import os, sys
 from cairn.storage.stores.child_process import *
