@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cairn.storage.stores.s3_store import S3Store
-from tests.crash.prefect_api import JOB_TEMPLATE, Prefect, prefect_command
+from tests.crash.prefect_api import JOB_TEMPLATE, Prefect, cancel_waiting_flow_runs, prefect_command
 from tests.crash.prefect_server import shared_server
 from tests.crash.session_runs import scarred_run, undisturbed_run
 from tests.crash.training_command import Command
@@ -40,11 +40,21 @@ def prefect(command: Command, api_url: str) -> Prefect:
     return prefect_command(command, api_url)
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let tests with a worker follow each other: each would take, and cancel, another one's flow runs."""
+    for item in items:
+        if "deployed" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("deployed"))
+
+
 @pytest.fixture
-def deployed(prefect: Prefect) -> None:
-    """The work pool and all deployments."""
+def deployed(prefect: Prefect, api_url: str) -> Iterator[None]:
+    """The work pool and all deployments; no flow run is left that the next test's worker would take."""
     prefect("work-pool", "create", "cairn", "--type", "process", "--base-job-template", JOB_TEMPLATE, "--overwrite")
     prefect("--no-prompt", "deploy", "--all")
+    yield
+    cancel_waiting_flow_runs(api_url)
 
 
 @pytest.fixture(scope="session")

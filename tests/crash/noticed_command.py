@@ -23,14 +23,15 @@ PRODUCT = tuple(f"{ROOT}/{name}/" for name in ("cairn", "flows", "reports", "tas
 class Notice:
     """Counts lines, and sends the signal before one of them."""
 
-    def __init__(self, name: str, at: str) -> None:
+    def __init__(self, name: str, at: str, *, begins: tuple[str, str] = ("train", "train_commands.py")) -> None:
+        """`begins` is the function, and its file, from which on lines are counted."""
         self._number, self._at, self.lines, self._begun = signal.Signals[name], at, 0, False
-        self.where = ""
+        self._begins, self.where = begins, ""
 
     def trace(self, frame: FrameType, event: str, argument: Any) -> Any:
-        """Follow functions of the product alone, from the verb's function on."""
-        code = frame.f_code
-        self._begun |= code.co_name == "train" and code.co_filename.endswith("train_commands.py")
+        """Follow functions of the product alone, from the first one on."""
+        code, (first, file) = frame.f_code, self._begins
+        self._begun |= code.co_name == first and code.co_filename.endswith(file)
         if not self._begun or not code.co_filename.startswith(PRODUCT):
             return None
         if event == "line":

@@ -44,6 +44,13 @@ def flow_runs(api_url: str, flow: str) -> list[dict[str, Any]]:
     return found
 
 
+def cancel_waiting_flow_runs(api_url: str) -> None:
+    """Cancel every flow run that a worker could still take."""
+    waiting = {"flow_runs": {"state": {"type": {"any_": ["SCHEDULED", "PENDING", "PAUSED"]}}}}
+    for flow_run in ask(api_url, "flow_runs/filter", waiting):
+        ask(api_url, f"flow_runs/{flow_run['id']}/set_state", {"state": {"type": "CANCELLED"}, "force": True})
+
+
 def log_of(api_url: str, flow_run_id: str) -> str:
     """Return the log of a flow run, its task runs' included."""
     rule = {"logs": {"flow_run_id": {"any_": [flow_run_id]}}, "limit": 200, "sort": "TIMESTAMP_ASC"}

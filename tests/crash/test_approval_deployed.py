@@ -7,7 +7,7 @@ from tests.crash.approval import answer, offering
 from tests.crash.prefect_api import Prefect, flow_runs, log_of, run_page
 from tests.crash.training_command import Command
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.xdist_group("approval")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.mark.usefixtures("deployed")
