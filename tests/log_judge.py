@@ -81,7 +81,7 @@ def _check_record(value: Any, record: str, where: str) -> None:
         _check(item, fields[name], f"{where} {record}.{name}")
 
 
-@lru_cache(maxsize=100_000)
+@lru_cache(maxsize=10_000)
 def parse_entry(data: bytes) -> tuple[dict[str, Any], str]:
     """Return an entry and its SHA-256; raises `Violation` where fields, types or checksum are not as documented."""
     entry: dict[str, Any] = json.loads(data)

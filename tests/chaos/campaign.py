@@ -67,6 +67,7 @@ class Campaign:
             driver=plan.driver,
             small_disk=small_disk,
             own_server=plan.has_own_server,
+            processes=plan.processes,
             forked=self._forked,
         )
         keep = True

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from tests.chaos.environment import Environment
 from tests.chaos.faults import InjectedFault, inject
-from tests.chaos.plan import ENDING, EVALUATED_STEPS, KILLS, Fault, Kind, Moment, RunPlan
+from tests.chaos.plan import EARLY_SECONDS, ENDING, EVALUATED_STEPS, KILLS, Fault, Kind, Moment, RunPlan
 from tests.chaos.processes import Role
 from tests.processes.waiting import patience_seconds, prompt_seconds
 
@@ -36,22 +36,23 @@ class Course:
 
 def disturb(environment: Environment, plan: RunPlan) -> Course:
     """Start the run and do to it what the plan says; `finish` has it finished then."""
-    injected, missed, after_attempt, resumes = list[InjectedFault](), list[Fault](), 0, False
+    injected, missed, after_attempt, resumes = list[InjectedFault](), list[Fault](), 0, True
     if plan.spoiled_step is not None:
         environment.spoil(plan.spoiled_step)
     environment.begin()
     for planned in plan.faults:
-        # What was to make the run resume may have been missed or skipped.
-        is_resume = planned.moment is Moment.RESUME
-        fault = replace(planned, moment=Moment.STEP) if is_resume and not resumes else planned
+        # What was to make the run resume, or a command start, may have been missed or skipped.
+        needs_start = planned.moment in (Moment.RESUME, Moment.EARLY)
+        fault = replace(planned, moment=Moment.STEP) if needs_start and not resumes else planned
         if fault.kind is Kind.KILL_OWN_SERVER:
             _await_own_server(environment)
         if not _comes(environment, fault, after_attempt):
             missed.append(fault)
             environment.leave_alone(f"{fault.kind}, which never came")
             continue
+        after_attempt = environment.observer.state().latest_attempt
         injected.append(_inject_while_halted(environment, fault))
-        after_attempt, resumes = injected[-1].first_attempt, fault.kind in ENDING and not injected[-1].skipped
+        resumes = fault.kind in ENDING and not injected[-1].skipped
     return Course(injected=tuple(injected), missed=tuple(missed))
 
 
@@ -101,7 +102,8 @@ def _comes(environment: Environment, fault: Fault, after_attempt: int) -> bool:
             time.sleep(_SLICE_SECONDS)
             environment.halt(Role.FLOW)
         else:
-            time.sleep(0.003 if environment.proxy is None else 0.2)  # looking costs the emulator time
+            is_cheap = environment.proxy is None or fault.moment is Moment.EARLY
+            time.sleep(0.003 if is_cheap else 0.2)  # looking costs the emulator time
     environment.wake()
     return False
 
@@ -157,6 +159,10 @@ def _evaluates(environment: Environment) -> bool:
 
 
 def _is_over(environment: Environment, fault: Fault) -> bool:
+    if fault.moment is Moment.EARLY:  # a start that took place is over; one that has yet to come is waited for
+        commands = environment.processes.of(Role.FLOW)
+        is_finished = not commands and environment.observer.state().finished is not None
+        return is_finished or any(one.age_seconds > EARLY_SECONDS for one in commands)
     state = environment.observer.state()
     if fault.moment is Moment.START:
         return state.latest_attempt > 0

@@ -17,8 +17,8 @@ from cairn.storage.stores.s3_store import S3Store
 from cairn.tasks.configuration.configuration_source import load_configuration
 from tests.chaos.deployed import DEPLOYMENT, Deployed
 from tests.chaos.observer import RUN, Observer
-from tests.chaos.plan import COMMAND, COMMITS_PER_EVALUATION, STEPS, WORKER, Skipped
-from tests.chaos.processes import TAG, Processes, Role
+from tests.chaos.plan import COMMAND, COMMITS_PER_EVALUATION, EARLY_SECONDS, STEPS, WORKER, Skipped
+from tests.chaos.processes import TAG, WORKERS, Processes, Role
 from tests.crash.prefect_server import RunningServer, Server
 from tests.crash.spoiled_data import ARITHMETIC, SpoiledData, open_run, spoil
 from tests.crash.training_command import PROGRAM, Command, configuration
@@ -67,6 +67,14 @@ class Started:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Kill:
+    """A process that was killed, and whether within three seconds of its command's start."""
+
+    role: Role
+    is_early: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TooOldCommand:
     """A command on a copy of the store that a newer program has written to, and the keys that were there."""
 
@@ -88,6 +96,7 @@ class Environment:
         forked: bool,
         small_disk: bool = False,
         own_server: bool = False,
+        processes: int = 1,
     ) -> None:
         self.folder, self.server, self.driver = folder, server, driver
         folder.mkdir(parents=True)
@@ -105,7 +114,8 @@ class Environment:
         self._variables = variables
         named = "" if own_server else server.url
         self.command = Command(folder, named, store=where, environment=variables, forked=forked)
-        (folder / "run.toml").write_text(CONFIG)
+        (folder / "run.toml").write_text(CONFIG.replace("[training]", f"[training]\nprocesses = {processes}"))
+        self.kills: list[Kill] = []
         self.observer = Observer(where, self.processes)
         self.started: list[Started] = []
         self.too_old: list[TooOldCommand] = []
@@ -193,10 +203,15 @@ class Environment:
 
     def kill(self, *roles: Role) -> int:
         """Kill all of these roles and wait until they are gone; returns how many, and raises `Skipped` for none."""
-        struck = self.processes.send_signal(signal.SIGKILL, *roles)
+        living = self.processes.all()
+        commands = [actor.age_seconds for actor in living if actor.role is Role.FLOW]
+        struck = set(self.processes.send_signal(signal.SIGKILL, *roles))
         if not struck:
             raise Skipped(f"no {' or '.join(roles)} is left")
-        self.processes.wait_gone(struck, seconds=_GONE_SECONDS)
+        for actor in (actor for actor in living if actor.pid in struck):
+            command = min(commands, default=0.0) if actor.role in WORKERS else 0.0
+            self.kills.append(Kill(role=actor.role, is_early=max(actor.age_seconds, command) <= EARLY_SECONDS))
+        self.processes.wait_gone(list(struck), seconds=_GONE_SECONDS)
         return len(struck)
 
     def halt(self, role: Role) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cairn.storage.logs.run_state import RunState
-from tests.chaos.environment import Environment
+from tests.chaos.environment import Environment, Kill
 from tests.chaos.flips import flip_checkpoint, flip_data
 from tests.chaos.observer import RUN
 from tests.chaos.plan import COMMAND, Fault, Kind, Skipped
@@ -41,7 +41,8 @@ _CLOCK, _FSYNC = (Path(__file__).with_name(name) for name in ("wrong_clock.c", "
 class InjectedFault:
     """A fault that was done (or skipped, and why), to which attempts, and how many processes were killed by it.
 
-    `others_wait` says that another flow than the owner's was there, or that somebody starts one whom nobody answers.
+    `others_wait` says that another flow than the owner's was there, or that somebody starts one whom nobody answers;
+    `killed` are those of the run's processes among the killed.
     """
 
     fault: Fault
@@ -50,12 +51,14 @@ class InjectedFault:
     kills: int
     skipped: str = ""
     others_wait: bool = False
+    killed: tuple[Kill, ...] = ()
 
 
 def inject(environment: Environment, fault: Fault) -> InjectedFault:
     """Do it now; returns what was done."""
     before = max(environment.observer.state().latest_attempt, 1)
     environment.suffer(fault.kind)
+    known = len(environment.kills)
     try:
         kills = _DEEDS[fault.kind](environment)
     except Skipped as skipped:
@@ -64,7 +67,12 @@ def inject(environment: Environment, fault: Fault) -> InjectedFault:
     after += fault.kind in LIES_IN_WAIT
     others = environment.driver != COMMAND or len(environment.processes.of(Role.FLOW)) > 1
     return InjectedFault(
-        fault=fault, first_attempt=before, last_attempt=max(before, after), kills=kills, others_wait=others
+        fault=fault,
+        first_attempt=before,
+        last_attempt=max(before, after),
+        kills=kills,
+        others_wait=others,
+        killed=tuple(environment.kills[known:]),
     )
 
 
@@ -111,9 +119,9 @@ def _notice_without_grace(environment: Environment) -> int:
     if not environment.processes.send_signal(signal.SIGTERM, Role.FLOW):
         raise Skipped("no flow is left")
     time.sleep(0.1)  # all the grace there is
-    struck = environment.processes.send_signal(signal.SIGKILL, *WORKERS)
-    environment.processes.wait_gone(struck, seconds=10.0)
-    return len(struck)
+    with suppress(Skipped):  # it was enough
+        return environment.kill(*WORKERS)
+    return 0
 
 
 def _zombie(environment: Environment) -> int:
@@ -185,7 +193,7 @@ def _late_request(environment: Environment) -> int:
     environment.proxy.aims.clear()
     before = environment.observer.state().latest_attempt
     threading.Thread(target=_deliver, args=(environment, before), daemon=True).start()
-    return _kill(Role.FLOW, Role.TRAINER)(environment)
+    return _kill(Role.FLOW, Role.LAUNCHER, Role.TRAINER)(environment)
 
 
 def _deliver(environment: Environment, attempt: int) -> None:
@@ -199,7 +207,7 @@ def _deliver(environment: Environment, attempt: int) -> None:
 def _misread(environment: Environment) -> int:
     """Have one read of a checkpoint arrive with a bit flipped, once, at the next resume."""
     assert environment.proxy is not None
-    struck = _kill(Role.FLOW, Role.TRAINER)(environment)
+    struck = _kill(Role.FLOW, Role.LAUNCHER, Role.TRAINER)(environment)
     environment.proxy.aim(NetworkFault.FLIPPED, r"GET .*checkpoints/.*(safetensors|trainer\.json)")
     return struck
 
@@ -207,7 +215,7 @@ def _misread(environment: Environment) -> int:
 def _failing_fsync(environment: Environment) -> int:
     """Have one fsync of the next attempt fail with EIO, some commits on."""
     library = _preloaded(environment.folder, _FSYNC)
-    struck = _kill(Role.FLOW, Role.TRAINER)(environment)
+    struck = _kill(Role.FLOW, Role.LAUNCHER, Role.TRAINER)(environment)
     environment.next_variables = {
         "LD_PRELOAD": str(library),
         "CHAOS_FSYNC_FAILS_AT": str(random.Random(environment.tag).randrange(4, 40)),
@@ -219,7 +227,7 @@ def _failing_fsync(environment: Environment) -> int:
 def _wrong_clock(shift_seconds: int) -> Callable[[Environment], int]:
     def set_clock(environment: Environment) -> int:
         library = _preloaded(environment.folder, _CLOCK)
-        struck = _kill(Role.FLOW, Role.TRAINER)(environment)
+        struck = _kill(Role.FLOW, Role.LAUNCHER, Role.TRAINER)(environment)
         environment.next_variables = {"LD_PRELOAD": str(library), "CHAOS_CLOCK_SHIFT_SECONDS": str(shift_seconds)}
         return struck
 
@@ -235,7 +243,7 @@ def _preloaded(folder: Path, source: Path) -> Path:
 
 
 def _two_flows(environment: Environment) -> int:
-    struck = _kill(Role.FLOW, Role.TRAINER)(environment)
+    struck = _kill(Role.FLOW, Role.LAUNCHER, Role.TRAINER)(environment)
     for _ in range(2):
         environment.train().suffered.add(Kind.TWO_FLOWS)
     return struck
@@ -262,7 +270,7 @@ def _version_skew(environment: Environment) -> int:
 def _out_of_memory(environment: Environment) -> int:
     """Have the next attempt meet a real refusal of the allocator, some steps on."""
     step = environment.observer.trained_step(environment.observer.state())
-    struck = _kill(Role.FLOW, Role.TRAINER)(environment)
+    struck = _kill(Role.FLOW, Role.LAUNCHER, Role.TRAINER)(environment)
     environment.next_variables = {"CAIRN_FAULTS": f"oom@{step + _OOM_AFTER_STEPS}"}
     return struck
 
@@ -278,7 +286,8 @@ _LOG = rf"PUT .*runs/{RUN}/log/"
 _DEEDS: dict[Kind, Callable[[Environment], int]] = {
     Kind.KILL_TRAINER: _kill(Role.TRAINER),
     Kind.KILL_FLOW: _kill(Role.FLOW),
-    Kind.KILL_BOTH: _kill(Role.FLOW, Role.TRAINER),
+    Kind.KILL_BOTH: _kill(Role.FLOW, Role.LAUNCHER, Role.TRAINER),
+    Kind.KILL_LAUNCHER: _kill(Role.LAUNCHER),
     Kind.KILL_EVALUATOR: _kill_evaluator,
     Kind.KILL_SERVER: _kill_server,
     Kind.KILL_OWN_SERVER: _kill(Role.SERVER),

@@ -9,7 +9,7 @@ from cairn.storage.logs.run_log import RunLog
 from cairn.storage.logs.run_state import CheckpointState, RunState
 from cairn.storage.logs.step_log import read_heartbeat
 from cairn.storage.stores.object_store import ObjectStore
-from tests.chaos.plan import Fault, Moment
+from tests.chaos.plan import EARLY_SECONDS, Fault, Kind, Moment
 from tests.chaos.processes import Processes, Role
 
 RUN = "bard"
@@ -63,6 +63,8 @@ class Observer:
 
     def is_reached(self, fault: Fault, after_attempt: int) -> bool:
         """Whether the fault's moment is now; a resume is one of an attempt after `after_attempt`."""
+        if fault.moment is Moment.EARLY:
+            return self._is_early(fault)
         state = self.state()
         match fault.moment:
             case Moment.START:
@@ -84,6 +86,12 @@ class Observer:
                     record.state == CheckpointState.SUPERSEDED for record in state.checkpoints
                 ) and self._is_there(Role.FLOW)
         return False  # evaluators are waited for with the trainer halted
+
+    def _is_early(self, fault: Fault) -> bool:
+        """Whether a command has the fault's age and, where its launcher is to be killed, that too."""
+        commands = self.processes.of(Role.FLOW)
+        is_there = fault.kind is not Kind.KILL_LAUNCHER or self._is_there(Role.LAUNCHER)
+        return is_there and any(fault.age_seconds <= one.age_seconds <= EARLY_SECONDS for one in commands)
 
     def _is_there(self, role: Role) -> bool:
         return bool(self.processes.of(role))

@@ -9,17 +9,20 @@ from enum import StrEnum
 
 STEPS = 80
 LAST_STRUCK_STEP = 74
-FAULTS_PER_RUN = 12
+FAULTS_PER_RUN = 18
+EARLY_SECONDS = 3.0
 COMMITS_PER_EVALUATION, EVALUATED_STEPS = 4, 20
 
 
 class Moment(StrEnum):
     """What the campaign waits to see before it injects, at the fault's step or later.
 
-    `start` is while text becomes a snapshot, the run is opened and first claimed; `resume` while a later attempt is.
+    `start` is while text becomes a snapshot, the run is opened and first claimed; `resume` while a later attempt is;
+    `early` is a part of the first three seconds of a command.
     """
 
     START = "start"
+    EARLY = "early"
     STEP = "step"
     COMMIT = "commit"
     RESUME = "resume"
@@ -34,6 +37,7 @@ class Kind(StrEnum):
     KILL_TRAINER = "kill-trainer"
     KILL_FLOW = "kill-flow"
     KILL_BOTH = "kill-both"
+    KILL_LAUNCHER = "kill-launcher"
     KILL_EVALUATOR = "kill-evaluator"
     KILL_SERVER = "kill-server"
     KILL_OWN_SERVER = "kill-own-server"
@@ -70,6 +74,7 @@ MOMENTS: dict[Kind, tuple[Moment, ...]] = {
     Kind.KILL_TRAINER: (*_RUNNING, Moment.RESUME),
     Kind.KILL_FLOW: _ALWAYS,
     Kind.KILL_BOTH: _ANY,
+    Kind.KILL_LAUNCHER: (*_RUNNING, Moment.RESUME),
     Kind.KILL_EVALUATOR: (Moment.EVALUATION,),
     Kind.KILL_SERVER: _ALWAYS,
     Kind.KILL_OWN_SERVER: _ALWAYS,
@@ -100,8 +105,9 @@ WEIGHTS: dict[Kind, int] = {
     Kind.KILL_TRAINER: 6,
     Kind.KILL_FLOW: 5,
     Kind.KILL_BOTH: 5,
+    Kind.KILL_LAUNCHER: 6,
     Kind.NOTICE: 3,
-    Kind.KILL_EVALUATOR: 2,
+    Kind.KILL_EVALUATOR: 6,
     Kind.KILL_WATCHER: 2,
     Kind.KILL_WORKER: 3,
     Kind.KILL_SWEEP: 2,
@@ -126,6 +132,7 @@ ENDING: frozenset[Kind] = frozenset(
         Kind.KILL_TRAINER,
         Kind.KILL_FLOW,
         Kind.KILL_BOTH,
+        Kind.KILL_LAUNCHER,
         Kind.NOTICE,
         Kind.NOTICE_WITHOUT_GRACE,
         Kind.ZOMBIE,
@@ -142,6 +149,11 @@ ENDING: frozenset[Kind] = frozenset(
     }
 )
 """After these the run is resumed, so that a resume can be struck next."""
+STARTING = frozenset(
+    {Kind.KILL_FLOW, Kind.KILL_BOTH, Kind.NOTICE, Kind.NOTICE_WITHOUT_GRACE, Kind.STORE_IS_LATE, Kind.TWO_FLOWS}
+)
+"""After these a command is started to which nothing else is done, so that its start can be struck next."""
+EARLY_KINDS = (Kind.KILL_FLOW, Kind.KILL_FLOW, Kind.KILL_BOTH, Kind.KILL_BOTH, Kind.KILL_LAUNCHER, Kind.NOTICE)
 AT_THE_END = (
     Kind.KILL_FLOW,
     Kind.KILL_BOTH,
@@ -164,7 +176,7 @@ _NOT_FOR: dict[str, frozenset[Kind]] = {
     WATCH: frozenset({Kind.KILL_WORKER, Kind.KILL_OWN_SERVER}),
     WORKER: frozenset({Kind.KILL_OWN_SERVER}),
 }
-_SPOILED_SHARE, _OWN_SERVER_SHARE = 0.2, 0.5
+_SPOILED_SHARE, _OWN_SERVER_SHARE, _SEVERAL_SHARE, _EARLY_SHARE, _EARLY_AGAIN_SHARE = 0.2, 0.5, 0.5, 1.0, 0.65
 _FIRST_SPOILED_STEP, _LAST_SPOILED_STEP = 10, 60
 
 
@@ -174,18 +186,20 @@ class Skipped(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fault:
-    """One fault: what is done, at which moment, not before which step."""
+    """One fault: what is done, at which moment, not before which step, and at which age of a command if it is early."""
 
     kind: Kind
     moment: Moment
     step: int
+    age_seconds: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunPlan:
     """Everything that is done to one run.
 
-    `driver` is who continues it: the same command, `cairn watch`, or `cairn watch` with a deployment and its worker.
+    `driver` is who continues it: the same command, `cairn watch`, or `cairn watch` with a deployment and its worker;
+    `processes` train it.
     `spoiled_step` is the step whose first sample no model can learn from, though every hash is right.
     """
 
@@ -194,6 +208,7 @@ class RunPlan:
     driver: str
     faults: tuple[Fault, ...]
     spoiled_step: int | None = None
+    processes: int = 1
 
     @property
     def has_own_server(self) -> bool:
@@ -206,7 +221,8 @@ def plan_run(seed: int, *, store: str, faults: int = FAULTS_PER_RUN, driver: str
     chance = random.Random(f"{seed} {store}")
     driver = driver or chance.choice((COMMAND, COMMAND, WATCH, WORKER))
     spoiled = chance.randrange(_FIRST_SPOILED_STEP, _LAST_SPOILED_STEP) if chance.random() < _SPOILED_SHARE else None
-    kinds = possible_kinds(store, driver, is_spoiled=spoiled is not None)
+    processes = 1 + (chance.random() < _SEVERAL_SHARE)
+    kinds = possible_kinds(store, driver, is_spoiled=spoiled is not None, processes=processes)
     if driver == COMMAND:
         kinds.remove(Kind.KILL_SERVER if chance.random() < _OWN_SERVER_SHARE else Kind.KILL_OWN_SERVER)
     drawn = chance.choices(kinds, [WEIGHTS.get(kind, 1) for kind in kinds], k=faults)
@@ -214,10 +230,34 @@ def plan_run(seed: int, *, store: str, faults: int = FAULTS_PER_RUN, driver: str
     for place, fault in enumerate(planned):
         if fault.moment is Moment.RESUME and (place == 0 or planned[place - 1].kind not in ENDING):
             planned[place] = replace(fault, moment=Moment.STEP)
+        if chance.random() < _early_share(planned[place - 1] if place else None, driver):
+            planned[place] = _early(chance, [kind for kind in EARLY_KINDS if kind in kinds], planned, place)
     if chance.random() < 0.5:
         last = chance.choice([kind for kind in AT_THE_END if kind in kinds])
         planned.append(Fault(kind=last, moment=Moment.PROMOTION, step=STEPS))
-    return RunPlan(seed=seed, store=store, driver=driver, faults=tuple(planned), spoiled_step=spoiled)
+    return RunPlan(
+        seed=seed,
+        store=store,
+        driver=driver,
+        faults=tuple(planned),
+        spoiled_step=spoiled,
+        processes=processes,
+    )
+
+
+def _early_share(before: Fault | None, driver: str) -> float:
+    """Return how often the start that a fault causes is struck: again and again only where no watcher waits longer."""
+    if before is not None and before.kind not in STARTING:
+        return 0.0
+    is_again = before is not None and before.moment is Moment.EARLY
+    return _EARLY_SHARE if not is_again else _EARLY_AGAIN_SHARE if driver == COMMAND else 0.0
+
+
+def _early(chance: random.Random, kinds: list[Kind], planned: list[Fault], place: int) -> Fault:
+    """Return a kill or a notice at the start that the fault before causes."""
+    step = planned[place - 1].step if place else 0
+    age = chance.uniform(0.0, EARLY_SECONDS)
+    return Fault(kind=chance.choice(kinds), moment=Moment.EARLY, step=step, age_seconds=round(age, 3))
 
 
 def _drawn(chance: random.Random, kind: Kind) -> Fault:
@@ -228,10 +268,13 @@ def _drawn(chance: random.Random, kind: Kind) -> Fault:
     return Fault(kind=kind, moment=moment, step=chance.randrange(earliest, LAST_STRUCK_STEP))
 
 
-def possible_kinds(store: str, driver: str, *, is_spoiled: bool = False) -> list[Kind]:
+def possible_kinds(store: str, driver: str, *, is_spoiled: bool = False, processes: int = 2) -> list[Kind]:
     """Return the kinds that mean something for a run on this store, continued by this driver.
 
-    A spoiled snapshot is not what its text comes to, so nothing of it can be made anew where a byte flips.
+    A spoiled snapshot is not what its text comes to, so nothing of it can be made anew where a byte flips. Only several
+    processes have a launcher.
     """
     without = (_ONLY_S3 if store == "local" else _ONLY_LOCAL) | _NOT_FOR[driver]
-    return [kind for kind in Kind if kind not in without and not (is_spoiled and kind is Kind.FLIP_DATA)]
+    without |= {Kind.FLIP_DATA} if is_spoiled else set()
+    without |= {Kind.KILL_LAUNCHER} if processes == 1 else set()
+    return [kind for kind in Kind if kind not in without]

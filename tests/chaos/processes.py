@@ -1,5 +1,6 @@
 """The processes of one run, found by a variable in their environment, and signals to them."""
 
+import math
 import os
 import signal
 import time
@@ -15,6 +16,7 @@ class Role(StrEnum):
     """What a process is for."""
 
     FLOW = "flow"
+    LAUNCHER = "launcher"
     TRAINER = "trainer"
     EVALUATOR = "evaluator"
     WATCHER = "watcher"
@@ -24,7 +26,7 @@ class Role(StrEnum):
     OTHER = "other"
 
 
-WORKERS = (Role.FLOW, Role.TRAINER, Role.EVALUATOR)
+WORKERS = (Role.FLOW, Role.LAUNCHER, Role.TRAINER, Role.EVALUATOR)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,6 +36,7 @@ class Actor:
     pid: int
     role: Role
     words: str = ""
+    age_seconds: float = 0.0
 
     def signal(self, number: signal.Signals) -> None:
         """Send it a signal; one that is gone already is no error."""
@@ -54,7 +57,8 @@ class Processes:
         found = []
         for folder in Path("/proc").iterdir():
             if folder.name.isdigit() and (words := self._words(folder)) is not None:
-                found.append(Actor(pid=int(folder.name), role=role_of(words), words=" ".join(words)[:200]))
+                said, age = " ".join(words)[:200], _age_seconds(folder)
+                found.append(Actor(pid=int(folder.name), role=role_of(words), words=said, age_seconds=age))
         return found
 
     def of(self, *roles: Role) -> list[Actor]:
@@ -86,10 +90,21 @@ class Processes:
             return None
 
 
+def _age_seconds(process: Path) -> float:
+    """Return for how long a process of /proc has been there; for ever if it is gone."""
+    try:
+        ticks = int((process / "stat").read_text().rpartition(")")[2].split()[19])
+    except OSError:
+        return math.inf
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+
+
 def role_of(words: list[str]) -> Role:
     """Return what a process with this command line is for."""
     if "cairn.tasks.trainer.trainer" in words:
         return Role.TRAINER
+    if "cairn.tasks.trainer.trainer_group" in words:
+        return Role.LAUNCHER
     if "cairn.tasks.evaluator.evaluator" in words:
         return Role.EVALUATOR
     if any(word.startswith(_ENGINES) for word in words):  # the flow run of a worker

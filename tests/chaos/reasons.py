@@ -7,6 +7,7 @@ REASONS: dict[Kind, frozenset[str]] = {
     Kind.KILL_TRAINER: frozenset({LOST}),
     Kind.KILL_FLOW: frozenset({LOST}),
     Kind.KILL_BOTH: frozenset({LOST}),
+    Kind.KILL_LAUNCHER: frozenset({LOST}),
     Kind.NOTICE: frozenset({PREEMPTED}),
     Kind.NOTICE_WITHOUT_GRACE: frozenset({PREEMPTED, LOST}),
     Kind.ZOMBIE: frozenset({LOST}),

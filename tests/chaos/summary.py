@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from tests.chaos.environment import CommandEnd
 from tests.chaos.faults import InjectedFault
 from tests.chaos.plan import Fault, RunPlan
+from tests.chaos.processes import Role
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +48,7 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunRow:
-    """One run in the document."""
+    """One run in the document; of the killed processes `early` were within three seconds of their command's start."""
 
     seed: int
     store: str
@@ -63,6 +64,9 @@ class RunRow:
     reference_run: str = ""
     ends: tuple[CommandEnd, ...] = ()
     segments: dict[str, int] = field(default_factory=dict)
+    early: int = 0
+    launchers: int = 0
+    evaluators: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,6 +146,7 @@ def _table(cells: Iterable[Cell]) -> tuple[Cell, ...]:
 
 
 def _row(outcome: Outcome) -> RunRow:
+    killed = [kill for fault in outcome.struck for kill in fault.killed]
     return RunRow(
         seed=outcome.plan.seed,
         store=outcome.plan.store,
@@ -157,4 +162,7 @@ def _row(outcome: Outcome) -> RunRow:
         reference_run=outcome.reference_run,
         ends=outcome.ends,
         segments=outcome.segments,
+        early=sum(kill.is_early for kill in killed),
+        launchers=sum(kill.role is Role.LAUNCHER for kill in killed),
+        evaluators=sum(kill.role is Role.EVALUATOR for kill in killed),
     )

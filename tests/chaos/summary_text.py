@@ -1,7 +1,7 @@
 """The summary in words: for a terminal, for BENCHMARKS.md, and one line for a run that is just over. Pure."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from statistics import median
 
 from cairn.storage.stores.codec import decode, encode
@@ -93,6 +93,7 @@ def _totals(summary: Summary) -> list[str]:
     said = [
         f"{summary.runs} runs, {summary.faults} faults, {summary.kills} processes killed, "
         f"{sum(row.attempts for row in summary.rows)} attempts, {summary.seconds / 60:.0f} minutes",
+        _killed(summary.rows),
         f"goodput {summary.goodput:.1%}: {summary.useful_gpu_seconds:.0f} of {summary.gpu_seconds:.0f} device seconds",
         f"violations: {summary.violations}",
         f"compared with {', '.join(f'{name} ({count})' for name, count in sorted(reference_runs.items())) or '–'}",
@@ -102,6 +103,12 @@ def _totals(summary: Summary) -> list[str]:
         *_ends(summary.rows),
     ]
     return said + [f"not done {count} time(s): {words}" for words, count in sorted(skipped.items())]
+
+
+def _killed(rows: Sequence[RunRow]) -> str:
+    early = f"{sum(row.early for row in rows)} within three seconds of their command's start"
+    launchers, evaluators = sum(row.launchers for row in rows), sum(row.evaluators for row in rows)
+    return f"of the killed: {early}, {launchers} launchers, {evaluators} evaluators"
 
 
 def _segments(rows: Iterable[RunRow]) -> list[str]:

@@ -4,10 +4,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.environment import CommandEnd
+from tests.chaos.environment import CommandEnd, Kill
 from tests.chaos.faults import InjectedFault
 from tests.chaos.flips import flipped
-from tests.chaos.plan import ENDING, MOMENTS, STEPS, Fault, Kind, Moment, plan_run, possible_kinds
+from tests.chaos.plan import (
+    ENDING,
+    KILLS,
+    MOMENTS,
+    STARTING,
+    STEPS,
+    Fault,
+    Kind,
+    Moment,
+    plan_run,
+    possible_kinds,
+)
 from tests.chaos.processes import Role, role_of
 from tests.chaos.reasons import REASONS
 from tests.chaos.side_by_side import run_side_by_side, words_of_job
@@ -39,6 +50,26 @@ def test_a_resume_is_struck_only_after_something_that_makes_the_run_resume() -> 
     for plan in PLANS:
         for before, fault in zip((None, *plan.faults), plan.faults, strict=False):
             assert fault.moment is not Moment.RESUME or (before is not None and before.kind in ENDING)
+
+
+def test_an_early_fault_comes_first_or_after_something_that_has_a_command_started() -> None:
+    for plan in PLANS:
+        for before, fault in zip((None, *plan.faults), plan.faults, strict=False):
+            assert fault.moment is not Moment.EARLY or before is None or before.kind in STARTING
+            assert fault.moment is Moment.EARLY or not fault.age_seconds
+
+
+@pytest.mark.parametrize("store", ["local", "s3"])
+def test_by_default_a_third_of_the_kills_is_early_and_an_eighth_is_of_launchers_and_evaluators(store: str) -> None:
+    faults = [fault for plan in PLANS if plan.store == store for fault in plan.faults]
+    kills = [fault for fault in faults if fault.kind in KILLS]
+    assert sum(fault.moment is Moment.EARLY for fault in kills) >= len(kills) / 3
+    assert sum(fault.kind in (Kind.KILL_LAUNCHER, Kind.KILL_EVALUATOR) for fault in kills) >= len(kills) / 8
+
+
+def test_only_several_processes_have_a_launcher_that_is_killed() -> None:
+    assert {plan.processes for plan in PLANS} == {1, 2}
+    assert all(fault.kind is not Kind.KILL_LAUNCHER for plan in PLANS if plan.processes == 1 for fault in plan.faults)
 
 
 @pytest.mark.parametrize("store", ["local", "s3"])
@@ -76,6 +107,7 @@ def test_one_bit_is_flipped() -> None:
         ([*SETTLED, "prefect.engine"], Role.FLOW),
         (["python", "-m", "cairn.flows.orchestrator.prefect_server", "7"], Role.SERVER),
         (["python", "-m", "cairn.tasks.trainer.trainer"], Role.TRAINER),
+        (["python", "-m", "cairn.tasks.trainer.trainer_group", "{}"], Role.LAUNCHER),
         (["python", "-m", "cairn.tasks.evaluator.evaluator"], Role.EVALUATOR),
         (["sh", "-c", "true"], Role.OTHER),
     ],
@@ -93,11 +125,16 @@ def test_every_driver_continues_some_runs() -> None:
     assert {plan.driver for plan in PLANS} == {"command", "watch", "worker"}
 
 
+KILLED = (Kill(role=Role.FLOW, is_early=True), Kill(role=Role.SERVER, is_early=False))
+
+
 def outcome(seed: int, *violations: str) -> Outcome:
     plan = plan_run(seed, store="local")
     return Outcome(
         plan=plan,
-        injected=tuple(InjectedFault(fault=fault, first_attempt=1, last_attempt=1, kills=2) for fault in plan.faults),
+        injected=tuple(
+            InjectedFault(fault=fault, first_attempt=1, last_attempt=1, kills=2, killed=KILLED) for fault in plan.faults
+        ),
         missed=(Fault(kind=Kind.NOTICE, moment=Moment.SWEEP, step=9),),
         seconds=9.0,
         gpu_seconds=10.0,
@@ -123,6 +160,7 @@ def test_the_summary_names_kills_goodput_and_the_seed_of_each_violation() -> Non
     assert (summary.kills, summary.faults, summary.goodput) == (2 * len(done.injected), len(done.injected), 0.8)
     assert sum(cell.count for cell in summary.table) == len(done.injected)
     assert sum(cell.kills for cell in summary.table) == summary.kills
+    assert f"{len(done.injected)} within three seconds of their command's start, 0 launchers" in as_text(summary)
     assert "seed 7 (local" in as_text(summary) and "other bits" in as_text(summary)
 
 

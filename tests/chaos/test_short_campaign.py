@@ -63,6 +63,21 @@ def test_a_run_killed_during_start_commit_evaluation_sweep_and_promotion_holds(
 
 
 @pytest.mark.slow
+def test_a_run_of_two_processes_holds_when_its_launcher_its_evaluator_and_three_starts_are_killed(
+    campaign: Campaign,
+) -> None:
+    starts = tuple(Fault(kind=Kind.KILL_BOTH, moment=Moment.EARLY, step=30, age_seconds=age) for age in (0.0, 0.2, 0.6))
+    before = faults(
+        (Kind.KILL_LAUNCHER, Moment.STEP, 8),
+        (Kind.KILL_EVALUATOR, Moment.EVALUATION, 20),
+        (Kind.KILL_BOTH, Moment.COMMIT, 30),
+    )
+    after = faults((Kind.KILL_LAUNCHER, Moment.RESUME, 30), (Kind.KILL_LAUNCHER, Moment.COMMIT, 50))
+    planned = (*before, *starts, *after)
+    hold(campaign, RunPlan(seed=12, store="local", driver="command", faults=planned, processes=2))
+
+
+@pytest.mark.slow
 def test_a_run_that_is_watched_holds_when_run_and_watcher_are_killed(campaign: Campaign) -> None:
     planned = faults(
         (Kind.KILL_BOTH, Moment.STEP, 12), (Kind.KILL_WATCHER, Moment.RESUME, 12), (Kind.KILL_TRAINER, Moment.STEP, 50)

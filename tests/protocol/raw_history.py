@@ -217,7 +217,7 @@ def read_raw(store: ObjectStore, log: str) -> list[dict[str, Any]]:
     return found
 
 
-@lru_cache(maxsize=100_000)
+@lru_cache(maxsize=10_000)
 def _words(data: bytes) -> str:
     """Return what an entry says in words that equal entries share."""
     raw = json.loads(data)
