@@ -24,6 +24,8 @@ _MISSED_STEPS = 16
 """How often a creator goes on alone before both run freely: they wait for a server, not for each other."""
 _PADDING = bytes(65_536)
 """Makes a body that takes a while to arrive, between a server's check and its write."""
+_STALE_SECONDS = 3600.0
+"""No probe takes so long: what is older was left by one that was killed."""
 _SECOND_SUCCEEDED = "ignores If-None-Match: the second create of one key succeeded"
 _NOT_ATOMIC = "so create-if-absent is not atomic"
 
@@ -33,6 +35,7 @@ def probe_store(store: ObjectStore, *, creators: int = 8, rounds: int = 2) -> st
 
     Returns why objects cannot be deleted, empty if they can: then retention frees nothing.
     """
+    _delete_left(store)
     folder = f"probe/{uuid.uuid4().hex}"
     with _delete_afterwards(store, f"{folder}/written"):
         store.write(f"{folder}/written", b"written")
@@ -151,6 +154,17 @@ def _read(store: ObjectStore, key: str) -> bytes | None:
     with suppress(ObjectMissing):
         return store.read(key)
     return None
+
+
+def _delete_left(store: ObjectStore) -> None:
+    """Delete what probes that were killed have left."""
+    with suppress(StorageError):
+        for write in store.unfinished("probe"):
+            if write.age_seconds > _STALE_SECONDS:
+                store.discard(write)
+        for key in store.keys("probe"):
+            if (store.age_seconds(key) or 0.0) > _STALE_SECONDS:
+                store.delete(key)
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from cairn.storage.logs.run_log import RunLog, fold
 from cairn.storage.logs.run_state import RunState
 from cairn.storage.logs.step_log import read_step_records, splice
 from cairn.storage.stores.object_store import ObjectStore
+from cairn.storage.stores.store_probe import probe_store
 from tests.chaos.environment import Environment, Started
 from tests.chaos.faults import InjectedFault
 from tests.chaos.observer import RUN
@@ -298,6 +299,7 @@ def _swept(environment: Environment) -> Iterator[str]:
     local = environment.observer.store.local_path("runs")
     if local is not None:
         _age_unfinished(local.parent)
+        probe_store(environment.observer.store)
     code, words = environment.verb("sweep", RUN)
     if code != 0:
         yield f"sweep: exit {code}: {words[-300:]}"
@@ -319,6 +321,8 @@ def _is_referred_to(key: str, told: RawRun, store: ObjectStore) -> bool:
         return True
     if found := re.fullmatch(rf"{PREFIX}/(steps|heartbeats)/attempt-(\d+)(-\w+)?(/\d{{16}})?\.jsonl?", key):
         return 1 <= int(found[2]) <= told.claims
+    if re.fullmatch(r"probe/[0-9a-f]{32}/[\w-]+", key):  # a bucket's objects cannot be aged for the next probe
+        return store.local_path(key) is None
     if re.fullmatch(rf"{PREFIX}/faults/oom-\d+\.json", key):  # that a injected fault has struck
         return True
     if key.startswith(f"{PREFIX}/checkpoints/"):
@@ -341,9 +345,9 @@ def _data_names(store: ObjectStore, snapshot: str) -> set[str]:
 
 
 def _age_unfinished(root: Path) -> None:
-    """Let everything unfinished be two days old: by then nobody may be at it any more."""
+    """Let everything unfinished, and what probes left, be two days old: by then nobody may be at it any more."""
     then = time.time() - _OLD_SECONDS
-    for path in root.rglob(".*"):
+    for path in (*root.rglob(".*"), *root.glob("probe/*/*")):
         os.utime(path, (then, then))
 
 

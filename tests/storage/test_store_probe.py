@@ -1,5 +1,7 @@
 """The probe names what is wrong with a store, and finds nothing wrong with a sound one."""
 
+import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,6 +9,7 @@ from typing import Any
 import pytest
 
 from cairn.storage.errors import ObjectMissing, StoreRefused, StoreUnavailable, StoreUnsound
+from cairn.storage.stores.local_store import LocalStore
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.storage.stores.store_probe import probe_store
 from tests.memory_store import MemoryStore
@@ -133,6 +136,19 @@ def test_a_store_that_is_away_is_not_called_unsound() -> None:
 def test_a_race_as_large_as_the_doctors_finds_a_sound_store_sound_and_leaves_nothing(store: ObjectStore) -> None:
     probe_store(store, creators=32, rounds=3)
     assert store.keys("probe") == []
+
+
+@pytest.mark.parametrize("left", ["probe/a/written", "probe/a/race-1", "probe/a/.race-1.b"])
+def test_what_a_killed_probe_left_goes_with_a_probe_an_hour_later(left: str, tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    (tmp_path / "probe/a").mkdir(parents=True)
+    (tmp_path / left).touch()
+    probe_store(store)
+    assert (tmp_path / left).exists()
+    then = time.time() - 3700.0
+    os.utime(tmp_path / left, (then, then))
+    probe_store(store)
+    assert not (tmp_path / left).exists()
 
 
 def test_all_creators_race_at_once() -> None:
