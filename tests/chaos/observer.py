@@ -9,7 +9,7 @@ from cairn.storage.logs.run_log import RunLog
 from cairn.storage.logs.run_state import CheckpointState, RunState
 from cairn.storage.logs.step_log import read_heartbeat
 from cairn.storage.stores.object_store import ObjectStore
-from tests.chaos.plan import EARLY_SECONDS, Fault, Kind, Moment
+from tests.chaos.plan import EARLY_SECONDS, Fault, Moment
 from tests.chaos.processes import Processes, Role
 
 RUN = "bard"
@@ -88,10 +88,9 @@ class Observer:
         return False  # evaluators are waited for with the trainer halted
 
     def _is_early(self, fault: Fault) -> bool:
-        """Whether a command has the fault's age and, where its launcher is to be killed, that too."""
+        """Whether a command has the fault's age."""
         commands = self.processes.of(Role.FLOW)
-        is_there = fault.kind is not Kind.KILL_LAUNCHER or self._is_there(Role.LAUNCHER)
-        return is_there and any(fault.age_seconds <= one.age_seconds <= EARLY_SECONDS for one in commands)
+        return any(fault.age_seconds <= one.age_seconds <= EARLY_SECONDS for one in commands)
 
     def _is_there(self, role: Role) -> bool:
         return bool(self.processes.of(role))

@@ -105,7 +105,7 @@ WEIGHTS: dict[Kind, int] = {
     Kind.KILL_TRAINER: 6,
     Kind.KILL_FLOW: 5,
     Kind.KILL_BOTH: 5,
-    Kind.KILL_LAUNCHER: 6,
+    Kind.KILL_LAUNCHER: 10,
     Kind.NOTICE: 3,
     Kind.KILL_EVALUATOR: 6,
     Kind.KILL_WATCHER: 2,
@@ -153,7 +153,7 @@ STARTING = frozenset(
     {Kind.KILL_FLOW, Kind.KILL_BOTH, Kind.NOTICE, Kind.NOTICE_WITHOUT_GRACE, Kind.STORE_IS_LATE, Kind.TWO_FLOWS}
 )
 """After these a command is started to which nothing else is done, so that its start can be struck next."""
-EARLY_KINDS = (Kind.KILL_FLOW, Kind.KILL_FLOW, Kind.KILL_BOTH, Kind.KILL_BOTH, Kind.KILL_LAUNCHER, Kind.NOTICE)
+EARLY_KINDS = (Kind.KILL_FLOW, Kind.KILL_FLOW, Kind.KILL_BOTH, Kind.KILL_BOTH, Kind.NOTICE)
 AT_THE_END = (
     Kind.KILL_FLOW,
     Kind.KILL_BOTH,
@@ -176,8 +176,9 @@ _NOT_FOR: dict[str, frozenset[Kind]] = {
     WATCH: frozenset({Kind.KILL_WORKER, Kind.KILL_OWN_SERVER}),
     WORKER: frozenset({Kind.KILL_OWN_SERVER}),
 }
-_SPOILED_SHARE, _OWN_SERVER_SHARE, _SEVERAL_SHARE, _EARLY_SHARE, _EARLY_AGAIN_SHARE = 0.2, 0.5, 0.5, 1.0, 0.65
+_SPOILED_SHARE, _OWN_SERVER_SHARE, _SEVERAL_SHARE, _EARLY_SHARE, _EARLY_AGAIN_SHARE = 0.2, 0.5, 0.6, 1.0, 0.65
 _FIRST_SPOILED_STEP, _LAST_SPOILED_STEP = 10, 60
+_LAST_EVALUATED_STEP = STEPS - EVALUATED_STEPS
 
 
 class Skipped(Exception):
@@ -231,7 +232,7 @@ def plan_run(seed: int, *, store: str, faults: int = FAULTS_PER_RUN, driver: str
         if fault.moment is Moment.RESUME and (place == 0 or planned[place - 1].kind not in ENDING):
             planned[place] = replace(fault, moment=Moment.STEP)
         if chance.random() < _early_share(planned[place - 1] if place else None, driver):
-            planned[place] = _early(chance, [kind for kind in EARLY_KINDS if kind in kinds], planned, place)
+            planned[place] = _early(chance, planned[place - 1].step if place else 0)
     if chance.random() < 0.5:
         last = chance.choice([kind for kind in AT_THE_END if kind in kinds])
         planned.append(Fault(kind=last, moment=Moment.PROMOTION, step=STEPS))
@@ -253,11 +254,10 @@ def _early_share(before: Fault | None, driver: str) -> float:
     return _EARLY_SHARE if not is_again else _EARLY_AGAIN_SHARE if driver == COMMAND else 0.0
 
 
-def _early(chance: random.Random, kinds: list[Kind], planned: list[Fault], place: int) -> Fault:
-    """Return a kill or a notice at the start that the fault before causes."""
-    step = planned[place - 1].step if place else 0
-    age = chance.uniform(0.0, EARLY_SECONDS)
-    return Fault(kind=chance.choice(kinds), moment=Moment.EARLY, step=step, age_seconds=round(age, 3))
+def _early(chance: random.Random, step: int) -> Fault:
+    """Return a kill or a notice at the next start."""
+    age = round(chance.uniform(0.0, EARLY_SECONDS), 3)
+    return Fault(kind=chance.choice(EARLY_KINDS), moment=Moment.EARLY, step=step, age_seconds=age)
 
 
 def _drawn(chance: random.Random, kind: Kind) -> Fault:
@@ -265,7 +265,8 @@ def _drawn(chance: random.Random, kind: Kind) -> Fault:
     if moment is Moment.START:
         return Fault(kind=kind, moment=moment, step=0)
     earliest = max(EARLIEST.get(kind, 1), EARLIEST.get(moment, 1))
-    return Fault(kind=kind, moment=moment, step=chance.randrange(earliest, LAST_STRUCK_STEP))
+    latest = _LAST_EVALUATED_STEP if moment is Moment.EVALUATION else LAST_STRUCK_STEP
+    return Fault(kind=kind, moment=moment, step=chance.randrange(earliest, latest))
 
 
 def possible_kinds(store: str, driver: str, *, is_spoiled: bool = False, processes: int = 2) -> list[Kind]:
