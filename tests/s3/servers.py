@@ -23,6 +23,7 @@ from tests.s3.ceph_server import PROGRAMS
 
 HERE = Path(__file__).parent
 BUCKET = "cairn"
+_CONNECT_SECONDS = 120.0  # a first request reads certificates: many seconds on a busy machine
 CEPH = pytest.param("ceph", marks=pytest.mark.s3)
 _STARTED: dict[str, "S3Server"] = {}
 
@@ -52,7 +53,7 @@ class S3Server:
         """Return a client of the bucket that keeps its way here whatever the environment becomes."""
         with aws_environment(self.environment(endpoint)):
             bucket = S3Bucket(name)
-            bucket._result(bucket.start_request("connect", "list_buckets"))
+            bucket._result(bucket.start_request("connect", "list_buckets", seconds=_CONNECT_SECONDS))
             return bucket
 
 
