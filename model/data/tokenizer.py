@@ -12,7 +12,7 @@ import hashlib
 import itertools
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,10 +20,10 @@ from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trai
 from tokenizers import Tokenizer as _Tokenizer
 
 from cairn.model.configuration.data import SMALLEST_BPE_VOCABULARY
-from cairn.model.data.tokenizer_file import added_tokens_of, return_freed_memory, unknown_id_of, without_token
+from cairn.model.data.fast_encoder import Encoder, FastEncoder, FlatIds
+from cairn.model.data.tokenizer_file import added_tokens_of, unknown_id_of, without_token
 from cairn.model.errors import InvalidInput
 
-FlatIds = tuple[NDArray[np.uint32], NDArray[np.int64]]
 END_OF_TEXT = "<|endoftext|>"
 KNOWN_ENDS_OF_TEXT = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 _EVERY_BYTE = "".join(
@@ -73,7 +73,7 @@ class Tokenizer:
         self.turned_off = tuple(_turn_off(inner))
         self._inner, self.spells_end = inner, False
         self.end_of_text_id = ends[0] if end_of_text_id is None else end_of_text_id
-        self._fast: FastEncoder | None = None
+        self._fast: Encoder | None = None
 
     @functools.cached_property
     def end_of_text(self) -> str:
@@ -128,21 +128,22 @@ class Tokenizer:
         """The greatest id plus one."""
         return max(self._inner.get_vocab(with_added_tokens=True).values()) + 1
 
-    def accelerate(self, sample: Iterable[str]) -> bool:
-        """Encode with the fast library from now on, if its ids are the same for a probe and a sample of the text."""
-        self._fast = choose_encoder(self.to_json(), functools.partial(_encode_flat, self._inner), sample)
+    def accelerate(self, sample: Iterable[str], start: Callable[[str], Encoder] = FastEncoder) -> bool:
+        """Encode with the fast library from now on, if its ids are the same for a probe and a sample of the text.
+
+        `start` makes its encoder of a tokenizer.json.
+        """
+        reference = functools.partial(_encode_flat, self._inner)
+        self._fast = choose_encoder(self.to_json(), reference, sample, start)
         if self._fast:
             _ = self.vocab_size, self.end_of_text, self._unknown[1] is None and self._finder
-            del self._inner  # both libraries would hold a great vocabulary
-        return self.is_fast
-
-    @property
-    def is_fast(self) -> bool:
-        """Whether the fast library encodes."""
+            del self._inner  # two processes would hold a great vocabulary
         return self._fast is not None
 
     def slow_down(self) -> None:
-        """Encode with the reference again, and free the fast library's memory."""
+        """Encode with the reference again, and free what the fast library holds."""
+        if self._fast:
+            self._fast.close()
         self._fast = None
 
     @functools.cached_property
@@ -231,7 +232,7 @@ class Tokenizer:
         return finder if (ids == self.end_of_text_id).any() else None
 
     def _encode(self, texts: Sequence[str]) -> FlatIds:
-        ids, lengths = self._fast.encode_flat(texts) if self._fast else _encode_flat(self._inner, texts)
+        ids, lengths = self._encode_fast(texts) or _encode_flat(self._inner, texts)
         if not (marks := ids == self.end_of_text_id).any():
             return ids, lengths
         self.spells_end = True
@@ -243,6 +244,12 @@ class Tokenizer:
             parts[number] = part
         lengths[ending] = counts
         return np.concatenate(parts), lengths
+
+    def _encode_fast(self, texts: Sequence[str]) -> FlatIds | None:
+        """Return what the fast library gives; None without it, and for texts that end its process."""
+        with contextlib.suppress(OSError):
+            return self._fast.encode_flat(texts) if self._fast else None
+        return None
 
     @functools.cached_property
     def _without_end(self) -> _Tokenizer:
@@ -283,38 +290,28 @@ def _byte_level(model: models.BPE, *, use_regex: bool) -> _Tokenizer:
     return inner
 
 
-class FastEncoder:
-    """Encodes as the tokenizer does, with special tokens as text."""
-
-    def __init__(self, document: str) -> None:
-        """Load a tokenizer.json; raises ImportError without the library, and whatever it raises itself."""
-        import fastokens
-
-        self._inner: Any = fastokens.Tokenizer.from_json_str(document)
-
-    def encode_flat(self, texts: Sequence[str]) -> FlatIds:
-        """Return concatenated ids (N,) and each text's count (len(texts),)."""
-        ids, offsets = self._inner.encode_batch_flat(list(texts), split_special_tokens=True)
-        return np.frombuffer(ids, dtype="<u4"), np.diff(np.frombuffer(offsets, dtype="<u8")).astype(np.int64)
-
-
 def choose_encoder(
-    document: str, reference: Callable[[Sequence[str]], FlatIds], sample: Iterable[str]
-) -> FastEncoder | None:
+    document: str,
+    reference: Callable[[Sequence[str]], FlatIds],
+    sample: Iterable[str],
+    start: Callable[[str], Encoder] = FastEncoder,
+) -> Encoder | None:
     """Return the fast encoder of a tokenizer.json if each id of the probe and the sample is the reference's."""
-    try:
-        fast = FastEncoder(document)
-        return_freed_memory()
-        added = [f"a {token}b{token}" for token in added_tokens_of(document)]
-        for texts in itertools.chain([_CONSTRUCTS, added], _every_character(), [tuple(sample)]):
-            (ids, lengths), (expected, counts) = fast.encode_flat(texts), reference(texts)
-            if not (np.array_equal(ids, expected) and np.array_equal(lengths, counts)):
-                return None
-    except BaseException as error:  # the library is Rust: its panics are no Exception
-        if isinstance(error, (KeyboardInterrupt, SystemExit, MemoryError)):
-            raise
-        return None
-    return fast
+    with contextlib.ExitStack() as stack:
+        try:
+            fast = start(document)
+            stack.callback(fast.close)
+            added = [f"a {token}b{token}" for token in added_tokens_of(document)]
+            for texts in itertools.chain([_CONSTRUCTS, added], _every_character(), [tuple(sample)]):
+                (ids, lengths), (expected, counts) = fast.encode_flat(texts), reference(texts)
+                if not (np.array_equal(ids, expected) and np.array_equal(lengths, counts)):
+                    return None
+        except BaseException as error:  # the library is Rust: its panics are no Exception
+            if isinstance(error, (KeyboardInterrupt, SystemExit, MemoryError)):
+                raise
+            return None
+        stack.pop_all()
+        return fast
 
 
 def _every_character() -> Iterator[tuple[str, ...]]:

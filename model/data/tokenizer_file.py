@@ -4,7 +4,6 @@ Anything else could multiply text or match for ever. GPT-2, Llama, Qwen, Mistral
 Source: the serialized form of Hugging Face's `tokenizers`.
 """
 
-import ctypes
 import itertools
 import re
 import sys
@@ -189,9 +188,3 @@ def added_tokens_of(text: str) -> list[str]:
     token: Any = msgspec.defstruct("Token", [("content", str)])
     parts: Any = msgspec.defstruct("Parts", [("added_tokens", list[token] | None, None)])
     return [item.content for item in msgspec.json.decode(text, type=parts).added_tokens or ()]
-
-
-def return_freed_memory() -> None:
-    """Give free memory of glibc's heap back to the system: loading a great vocabulary leaves a lot of it."""
-    if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "malloc_trim"):
-        library.malloc_trim(0)

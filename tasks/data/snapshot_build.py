@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as compute
 
 from cairn.model.configuration.data import SMALLEST_BPE_VOCABULARY, DataConfig
+from cairn.model.data.fast_encoder import return_freed_memory
 from cairn.model.data.tokenizer import Tokenizer
-from cairn.model.data.tokenizer_file import return_freed_memory
 from cairn.model.errors import InvalidInput
 from cairn.storage.errors import SnapshotDamaged
 from cairn.storage.snapshots import data_snapshot, snapshot_manifest, token_shard
@@ -30,6 +30,7 @@ from cairn.tasks.configuration.addresses import expand_home
 from cairn.tasks.data import document, snapshot_lookup, snapshot_writer
 from cairn.tasks.data.corpus import open_corpus
 from cairn.tasks.data.document import InvalidCorpus, Source, Survey, survey_corpus
+from cairn.tasks.data.encoding_process import EncodingProcess
 from cairn.tasks.data.foreign_tokenizer import read_tokenizer
 from cairn.tasks.data.snapshot_lookup import SnapshotReference, find_by_id, find_by_recipe, make_recipe, recipe_id
 from cairn.tasks.data.snapshot_writer import (
@@ -218,11 +219,23 @@ class _Build:
     def stage(self, folder: Path) -> snapshot_manifest.SnapshotManifest:
         """Write every file of the snapshot into `folder/snapshot`, with the parts that an earlier build finished."""
         survey, tokenizer = self._survey(folder)
-        if survey.text_bytes >= FAST_FROM_BYTES:
-            tokenizer.accelerate(sample_texts(self.sources))
-            return_freed_memory()
-        val_fraction = self._data.val_fraction
-        encoder = PartEncoder(tokenizer=tokenizer, val_fraction=val_fraction)
+        try:
+            if survey.text_bytes >= FAST_FROM_BYTES:
+                tokenizer.accelerate(sample_texts(self.sources), EncodingProcess)
+                return_freed_memory()
+            parts = self._tokenize(folder, survey, tokenizer)
+        finally:
+            tokenizer.slow_down()
+        return_freed_memory()
+        target = folder / "snapshot"
+        shutil.rmtree(target, ignore_errors=True)  # of a build that was killed meanwhile
+        target.mkdir()
+        counted = self._count(BuildStage.WRITING, survey, read_parts(parts.paths))
+        return assemble(target, counted, self.sources, tokenizer, self._data.val_fraction)
+
+    def _tokenize(self, folder: Path, survey: Survey, tokenizer: Tokenizer) -> FinishedParts:
+        """Write the parts that an earlier build did not finish; returns all."""
+        encoder = PartEncoder(tokenizer=tokenizer, val_fraction=self._data.val_fraction)
         done = find_finished_parts(folder, encoder.schema)
         # All of the text is read again, to be hashed; only the rest after the finished parts is tokenized.
         pieces = islice(document.read_corpus(self.sources, deduplicate=self._data.deduplicate), done.pieces, None)
@@ -231,13 +244,7 @@ class _Build:
         write_parts(folder, len(done.paths), counted, encoder.schema)
         parts = find_finished_parts(folder, encoder.schema)
         self.unknown_bytes = _require_known(parts, self._data)
-        tokenizer.slow_down()
-        return_freed_memory()
-        target = folder / "snapshot"
-        shutil.rmtree(target, ignore_errors=True)  # of a build that was killed meanwhile
-        target.mkdir()
-        counted = self._count(BuildStage.WRITING, survey, read_parts(parts.paths))
-        return assemble(target, counted, self.sources, tokenizer, val_fraction)
+        return parts
 
     def _survey(self, folder: Path) -> tuple[Survey, Tokenizer]:
         """Return survey and tokenizer, of an earlier build if it finished both; raises InvalidCorpus."""

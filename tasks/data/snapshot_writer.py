@@ -34,7 +34,7 @@ BATCH_BYTES = 1 << 20
 PART_BYTES = 64 << 20
 """How much a kill repeats."""
 WORKERS = 2
-"""Each batch uses all cores; a second one keeps them busy between batches, unless the fast library is done sooner."""
+"""Each batch uses all cores; the second one keeps them busy between batches."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,12 +102,11 @@ class PartEncoder:
     def encode(self, pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
         """Yield the pieces in order with their tokens; end-of-text follows each document that ends."""
         waiting: deque[Future[pa.RecordBatch]] = deque()
-        workers = 1 if self.tokenizer.is_fast else WORKERS
-        with ThreadPoolExecutor(workers, thread_name_prefix="encode") as pool:
+        with ThreadPoolExecutor(WORKERS, thread_name_prefix="encode") as pool:
             try:
                 for batch in _batches(pieces):
                     waiting.append(pool.submit(self._encode_batch, batch))
-                    if len(waiting) > workers:
+                    if len(waiting) > WORKERS:
                         yield waiting.popleft().result()
                 while waiting:
                     yield waiting.popleft().result()

@@ -1,19 +1,39 @@
 """Builds a snapshot on some of the cores and with files listed backwards, and prints its id and the peak of memory.
 
+The memory is that of all processes of the build together, what they share counted once.
 Run as a program: folder, configuration as JSON, number of cores, and from how many bytes the fast library encodes.
 """
 
 import glob
 import json
 import os
-import resource
 import sys
+import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from cairn.model.configuration.data import DataConfig
 from cairn.storage.stores.local_store import LocalStore
 from cairn.tasks.data import snapshot_build
+
+_EVERY_SECONDS = 0.05
+_peak_bytes = 0
+
+
+def watch(end: threading.Event) -> None:
+    """Keep the greatest sum of memory that was seen."""
+    global _peak_bytes
+    while not end.wait(_EVERY_SECONDS):
+        children = " ".join(path.read_text() for path in Path("/proc/self/task").glob("*/children")).split()
+        _peak_bytes = max(_peak_bytes, sum(map(_memory_bytes, {"self", *children})))
+
+
+def _memory_bytes(process: str) -> int:
+    with suppress(OSError):  # it has ended
+        lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
+        return 1024 * int(next(line for line in lines if line.startswith("Pss:")).split()[1])
+    return 0
 
 
 def main() -> None:
@@ -25,11 +45,15 @@ def main() -> None:
     def backwards(*args: Any, **named: Any) -> list[str]:
         return listed(*args, **named)[::-1]
 
+    end = threading.Event()
+    watching = threading.Thread(target=watch, args=(end,))
+    watching.start()
     glob.glob, snapshot_build.FAST_FROM_BYTES = backwards, int(sys.argv[4])
     data = DataConfig.model_validate_json(sys.argv[2])
     made = snapshot_build.build_snapshot(LocalStore(folder / "store"), data, folder, cache_dir=folder / "cache")
-    peak_bytes = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    print(json.dumps([made.snapshot_id, peak_bytes]))
+    end.set()
+    watching.join()
+    print(json.dumps([made.snapshot_id, _peak_bytes]))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as LibraryTokenizer
 
 from cairn.model.data import tokenizer
-from cairn.model.data.tokenizer import FastEncoder, FlatIds, Tokenizer, choose_encoder
+from cairn.model.data.fast_encoder import FastEncoder, FlatIds
+from cairn.model.data.tokenizer import Tokenizer, choose_encoder
 from tests.tasks.tokenizer_kinds import KINDS, TEXTS
 
 FEW_CHARACTERS = ("é x", "漢字 漢1")

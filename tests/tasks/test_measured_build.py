@@ -1,5 +1,6 @@
 """A build has the same bits on any number of cores and in any locale, in memory that its text does not decide."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -55,3 +56,31 @@ class _Listing:
     def __getattr__(self, name: str) -> object:
         self.times += name == "get_vocab"
         return getattr(self._inner, name)
+
+
+def great_vocabulary(size: int) -> str:
+    """Return GPT-2's kind of BPE with so many ids: the bytes, pairs of them, and pairs followed by a byte."""
+    document = json.loads(Tokenizer.train_bpe(TEXTS, 300).to_json())
+    letters = sorted(json.loads(Tokenizer.bytes().to_json())["model"]["vocab"])
+    pairs = list(itertools.product(letters, repeat=2))
+    longer = (("".join(pair), letter) for pair in pairs for letter in letters)
+    merges = list(itertools.islice(itertools.chain(pairs, longer), size - len(letters) - 1))
+    tokens = [document["added_tokens"][0]["content"], *letters, *map("".join, merges)]
+    document["model"] |= {"vocab": {token: number for number, token in enumerate(tokens)}, "merges": merges}
+    return json.dumps(document)
+
+
+@pytest.mark.slow
+@pytest.mark.linux
+@pytest.mark.parametrize("kind", ["of 128,000 ids", "without words"])
+def test_a_build_takes_at_most_400_mb_however_much_text_there_is(tmp_path: Path, kind: str) -> None:
+    made = great_vocabulary(128_000) if kind == "of 128,000 ids" else Tokenizer.bytes().to_json()
+    (tmp_path / "tokenizer.json").write_text(made)
+    data, peaks = DataConfig(sources=("*.jsonl.gz",), tokenizer="tokenizer.json"), list[int]()
+    for megabytes in (20, 100):
+        lines = (f"stone{number * number % 999_983} lies on {number}\n" for number in itertools.count())
+        texts = ["".join(itertools.islice(lines, 200)) for _ in range(megabytes * 200)]
+        (tmp_path / f"{megabytes}.jsonl.gz").write_bytes(packed(shaped(texts, "jsonl"), ".gz"))
+        peaks.append(measure(tmp_path, data, cores=2)[1])
+    print(f"peaks: {[round(peak / 1e6) for peak in peaks]} MB")
+    assert max(peaks) <= 400e6

@@ -1,0 +1,99 @@
+"""The fast library encodes in a child process, which may be killed, grows within a bound and ends with its parent."""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cairn.model.configuration.data import DataConfig
+from cairn.model.data import tokenizer as tokenizer_module
+from cairn.model.data.fast_encoder import FastEncoder
+from cairn.model.data.tokenizer import Tokenizer
+from cairn.tasks.data import encoding_process, snapshot_build
+from cairn.tasks.data.encoding_process import EncodingProcess
+from cairn.tasks.data.snapshot_build import build_snapshot
+from tests.memory_store import MemoryStore
+from tests.tasks import killed_build
+from tests.tasks.corpus_files import shaped
+from tests.tasks.tokenizer_kinds import TEXTS
+
+BATCHES = ([*TEXTS], [], [""], ["", "漢字 \N{MOUNTAIN}", ""])
+
+
+@pytest.fixture
+def document() -> str:
+    return Tokenizer.train_bpe(TEXTS, 300).to_json()
+
+
+@pytest.fixture
+def child(document: str) -> Iterator[EncodingProcess]:
+    made = EncodingProcess(document)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("growth", [1 << 40, -(1 << 40)], ids=["one child", "a child replaced after each batch"])
+def test_a_child_has_the_library_s_ids(
+    child: EncodingProcess, document: str, growth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encoding_process, "MOST_GROWTH_BYTES", growth)
+    expected, started = FastEncoder(document), set[int]()
+    start = encoding_process.start_child
+
+    def count(*args: object, **named: object) -> "subprocess.Popen[bytes]":
+        made = start(*args, **named)  # type: ignore[arg-type]
+        started.add(made.pid)
+        return made
+
+    monkeypatch.setattr(encoding_process, "start_child", count)
+    for texts in BATCHES:
+        assert all(map(np.array_equal, child.encode_flat(texts), expected.encode_flat(texts)))
+    assert len(started) == (1 if growth > 0 else len(BATCHES))
+
+
+def test_what_the_library_cannot_read_is_an_error_of_the_system(child: EncodingProcess) -> None:
+    refused = EncodingProcess("{}")
+    with pytest.raises(OSError):
+        refused.encode_flat(["a"])
+    refused.close()
+
+
+def test_texts_that_end_the_child_are_encoded_by_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizer_module, "_every_character", lambda: iter(()))
+    chosen, plain = Tokenizer.train_bpe(TEXTS, 300), Tokenizer.train_bpe(TEXTS, 300)
+    assert chosen.accelerate(TEXTS, EncodingProcess)
+    for _ in range(2):
+        os.kill(chosen._fast._child.pid, signal.SIGKILL)  # type: ignore[union-attr]
+        assert all(map(np.array_equal, chosen.encode_flat(TEXTS), plain.encode_flat(TEXTS)))
+        assert all(map(np.array_equal, chosen.encode_flat(TEXTS), plain.encode_flat(TEXTS)))
+    chosen.slow_down()
+
+
+def test_little_text_starts_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(snapshot_build, "EncodingProcess")
+    (tmp_path / "a.jsonl").write_bytes(shaped(TEXTS, "jsonl"))
+    build_snapshot(MemoryStore(), DataConfig(sources=("a.jsonl",), tokenizer="bytes"), tmp_path)
+
+
+@pytest.mark.linux
+def test_the_child_of_a_build_that_is_killed_ends_and_the_next_build_has_the_same_id(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(shaped(TEXTS * 3, "jsonl"))
+    data = DataConfig(sources=("a.jsonl",), tokenizer="bytes")
+    settings, root = json.dumps(data.model_dump(mode="json")), str(Path(killed_build.__file__).parents[2])
+    command = [sys.executable, killed_build.__file__, str(tmp_path), "1", settings, "fast"]
+    killed = subprocess.run(command, env={"PYTHONPATH": root}, stdout=subprocess.PIPE, check=False)
+    children = [int(pid) for pid in killed.stdout.split()]
+    assert killed.returncode == -signal.SIGKILL and children
+    for pid in children:
+        with suppress(ProcessLookupError):
+            assert select.select([os.pidfd_open(pid)], [], [], 60)[0], "it runs on"
+    again = build_snapshot(MemoryStore(), data, tmp_path, cache_dir=tmp_path / "cache")
+    assert again.snapshot_id == build_snapshot(MemoryStore(), data, tmp_path).snapshot_id
