@@ -192,9 +192,12 @@ class Tokenizer:
     ) -> NDArray[np.int64]:
         """Return the bytes of each of the encoded texts that the tokenizer does not know (len(texts),).
 
-        They are in unknown tokens that the text does not spell; without an unknown token, in characters that are lost.
+        They are in unknown tokens that the text does not spell; without an unknown token, in characters that are lost;
+        and they are all of a text that becomes no token, as normalizers can make it.
         """
         (token, unknown_id), finder, found = self._unknown, None, np.zeros(len(texts), dtype=np.int64)
+        for number in np.flatnonzero(lengths == 0).tolist():
+            found[number] = len(texts[number].encode()) if texts[number].strip() else 0
         if unknown_id is None:
             if (finder := self._finder) is None:
                 return found

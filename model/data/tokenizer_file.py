@@ -68,6 +68,9 @@ def load_tokenizer(text: str) -> Tokenizer:
         if len(text) > MAX_FILE_BYTES:
             raise _refused(f"it has {len(text):,} characters", f"at most {MAX_FILE_BYTES:,}")
         document = msgspec.json.decode(text)
+        model = document.get("model") if isinstance(document, dict) else None
+        if not isinstance(model, dict) or not isinstance(model.get("vocab"), (dict, list)):
+            raise _refused("it has no model with a vocabulary", "an object with both")
         _check_vocabulary(document, document["model"], document.get("added_tokens") or [])
         for part, (members, known) in _PARTS.items():
             _check_part(part, document.get(part), members, known.split())
@@ -118,6 +121,9 @@ def _check_vocabulary(document: Any, model: dict[str, Any], added: Sequence[Mapp
     if size > _MAX_PARTS_BYTES:
         raise _refused(f"beside the tokens it has {size:,} bytes", f"at most {_MAX_PARTS_BYTES:,}")
     _check_tokens("vocab", [item if isinstance(item, str) else item[0] for item in model["vocab"]], MAX_VOCABULARY)
+    ids = [*model["vocab"].values()] if isinstance(model["vocab"], dict) else []
+    if len(ids) != len(set(ids)):  # the library keeps one of them, by chance
+        raise _refused("vocab gives an id to two tokens", "each token has its own id")
     _check_tokens("added_tokens", [token["content"] for token in added], _MAX_ADDED_TOKENS)
     groups = 1 + sum(one["special"] is not next["special"] for one, next in itertools.pairwise(added))
     if groups > _MAX_ADDED_GROUPS:  # the library builds its automaton again for each

@@ -37,7 +37,7 @@ def load_library_tokenizer(text: str) -> LibraryTokenizer:
 
 def read_library_tokenizer(path: Path) -> LibraryTokenizer:
     """Load the tokenizer of a file as `load_library_tokenizer` does; raises OSError and UnicodeDecodeError too."""
-    with path.open(encoding="utf-8") as file:
+    with path.open(encoding="utf-8-sig") as file:
         return load_library_tokenizer(file.read(tokenizer_file.MAX_FILE_BYTES + 1))
 
 

@@ -29,6 +29,7 @@ LLM_C_FILE_TOKENS = 100_000_000
 _HEAD_BYTES = 1 << 16
 _PEEK_TOKENS = 1 << 20
 _PICKLE_OPCODES = 12
+_HEAD_OF_TEXT = 256
 _UINT16, _UINT32 = np.dtype("<u2"), np.dtype("<u4")
 _NPY = b"\x93NUMPY"
 _LLM_C: dict[int, tuple[int, np.dtype[Any]]] = {20240520: (1, _UINT16), 20240801: (7, _UINT32)}
@@ -239,13 +240,18 @@ def _is_pickle(path: Path, head: bytes, size_bytes: int) -> bool:
 
 def _is_text(head: bytes, *, whole: bool) -> bool:
     """Return whether the bytes are UTF-8 or UTF-16 without NUL, or many without a control character."""
-    controls = head.translate(None, bytes(range(32, 256)) + b"\t\n\v\f\r\x1b")
+    if len(head) >= _HEAD_OF_TEXT and not any(head[1::2]) and not _controls_of(head[::2]):
+        return True  # UTF-16 without a byte order mark: ids that are all printable characters
     encoding = "utf-16" if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8"
     try:
         characters = codecs.getincrementaldecoder(encoding)().decode(head, final=whole)
     except UnicodeDecodeError:
-        return len(head) >= 256 and not controls
+        return len(head) >= _HEAD_OF_TEXT and not _controls_of(head)
     return bool(head) and "\0" not in characters
+
+
+def _controls_of(head: bytes) -> bytes:
+    return head.translate(None, bytes(range(32, 256)) + b"\t\n\v\f\r\x1b")
 
 
 def write_token_files(

@@ -72,6 +72,7 @@ FOREIGN: dict[str, tuple[bytes, str]] = {
     "Chinese text": (("漢字仮名" * 9000).encode(), "text, not ids"),
     "text in Latin-1": (("Übermäßig große Bücher für Höflinge. " * 30).encode("latin-1"), "text, not ids"),
     "text in UTF-16": (PROSE.encode("utf-16"), "text, not ids"),
+    "text in UTF-16 without a mark": ((PROSE * 9).encode("utf-16-le"), "text, not ids"),
     "lines of JSON": (json.dumps({"text": PROSE}).encode() + b"\n", "text, not ids"),
     "coloured output": (b"\x1b[31mred\x1b[0m\n", "text, not ids"),
     "gzip": (gzip.compress(RAW), "a gzip file.*Decompress it first"),

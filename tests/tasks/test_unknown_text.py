@@ -60,6 +60,19 @@ def test_no_copy_of_a_byte_level_vocabulary_is_made_to_know_that(kind: str, monk
     assert unknown_in(loaded(normalized), FOREIGN) == [0]
 
 
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"normalizer": {"type": "Replace", "pattern": {"Regex": "[a-z]"}, "content": ""}},
+        {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "[a-z]"}, "behavior": "Removed", "invert": False}},
+    ],
+    ids=["a normalizer", "a pre-tokenizer"],
+)
+@pytest.mark.parametrize("make", [learned, unigram, wordlevel])
+def test_a_text_that_vanishes_is_unknown_text(make: Callable[[], dict[str, Any]], part: dict[str, Any]) -> None:
+    assert unknown_in(loaded({**make(), **part}), "stone", "") == [5, 0]
+
+
 def test_an_unknown_token_that_the_text_spells_is_known() -> None:
     assert unknown_in(loaded(wordlevel()), "stone <unk> stone <unk>", f"<unk> {FOREIGN}") == [0, 7]
 
