@@ -167,7 +167,8 @@ def describe_plan(plan: "TrainingPlan", config: "RunConfig") -> Iterator[tuple[s
     if data.snapshot_id is None:
         train, val, unit, begin = data.train_bytes, data.val_bytes, "bytes", "not tokenized yet"
         files = f"{files} ({format_list([*data.sources], 4)})"
-    split = "" if train is None or val is None else f", {describe_split(train, val, unit, data.val_fraction)}"
+    asked = None if config.data.val_sources else data.val_fraction
+    split = "" if train is None or val is None else f", {describe_split(train, val, unit, asked)}"
     yield "data", "; ".join((f"{begin}: {files}{split}", *data.notes))
     if config.data.mixture:
         yield "draws", describe_mixture(config.data.mixture)

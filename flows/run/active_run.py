@@ -202,7 +202,8 @@ def open_run(resolved: training_request.ResolvedRequest, steps: Steps, host: Hos
     run = ActiveRun(log, config, host, origin, start_over=resolved.request.start_over, micro_batch=chosen)
     if is_new and manifest:
         train, val = manifest.split("train").tokens, manifest.split("val").tokens
-        for line in (describe_split(train, val, "tokens", manifest.val_fraction), *notes):
+        asked = None if config.data.val_sources else manifest.val_fraction
+        for line in (describe_split(train, val, "tokens", asked), *notes):
             run.say(line)
     if resolved.configuration is None:
         _say_ignored(run)

@@ -121,11 +121,11 @@ def describe_schedule(wastes_last_step: bool) -> tuple[str, ...]:
     return ("the last step changes no weight: training.min_lr is 0",) if wastes_last_step else ()
 
 
-def describe_split(train: int, val: int, unit: str, val_fraction: float) -> str:
-    """Return the sizes of both splits in `unit`, with a warning where the share held out is far off."""
+def describe_split(train: int, val: int, unit: str, val_fraction: float | None) -> str:
+    """Return the sizes of both splits in `unit`, with a warning where the share held out is far from the one asked."""
     sizes = f"{train:,} {unit} to train on, {val:,} held out"
     share = val / max(1, train + val)
-    if val_fraction / _FAR <= share <= val_fraction * _FAR:
+    if val_fraction is None or val_fraction / _FAR <= share <= val_fraction * _FAR:
         return sizes
     problem = f"that is {share:.1%}, not data.val_fraction = {val_fraction:g}"
     cause = "each document goes by its own hash and few are long"

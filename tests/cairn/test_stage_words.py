@@ -41,3 +41,12 @@ def test_a_run_without_weights_draws_from_all_text_alike(store: LocalStore, cair
     fabricate(store, "plain").start()
     assert "from all text alike" in cairn("report", "plain").out
     assert json.loads(cairn("explain", "plain", "--json").out)["mixture"] == []
+
+
+def test_held_out_files_of_their_own_are_measured_by_no_share(cairn: Cairn, tmp_path: Path) -> None:
+    for name in ("web", "held"):
+        (tmp_path / f"{name}.txt").write_text("stone upon stone " * 200)
+    settings = '[data]\nsources = ["web.txt"]\nval_sources = ["held.txt"]\ntokenizer = "bytes"\n'
+    (tmp_path / "run.toml").write_text(f"{settings}[training]\nsteps = 9\n")
+    told = " ".join(cairn("train", "run.toml", "--dry-run").out.split())
+    assert "3,400 bytes to train on, 3,400 held out" in told and "warning" not in told
