@@ -182,6 +182,8 @@ def describe_plan(plan: "TrainingPlan", config: "RunConfig") -> Iterator[tuple[s
     how = f"micro-batch {memory.sizes.micro_batch}, {numerics} ({parts})"
     there = "" if memory.there_bytes is None else f"; {decimal(memory.there_bytes)} are there now"
     short = ": more than there is" if there and memory.total_bytes > (memory.there_bytes or 0) else ""
+    if plan.arithmetic_moved:
+        yield "bits", plan.arithmetic_moved
     yield "memory", f"an estimate: {decimal(memory.total_bytes)} at its peak with {how}{there}{short}"
     if plan.action != "nothing":
         yield from _describe_remaining(plan, config)

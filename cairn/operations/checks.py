@@ -39,6 +39,7 @@ def check_machine(store_url: str) -> tuple[Check, ...]:
     """Return every finding; the store is checked by a real race of creators, whose objects are deleted again."""
     python = f"{platform.python_version()} on {platform.platform(terse=True)}, {usable_cores()} cores"
     questions: dict[str, Callable[[], str]] = {"packages": _packages, "device": _device, "mode": _numerics}
+    questions["arithmetic"] = _arithmetic
     questions |= {"store": partial(_store, store_url), "prefect": _prefect, "disk": partial(_disk, store_url)}
     return (Check(name="python", ok=True, detail=python), *starmap(_check, questions.items()))
 
@@ -83,6 +84,14 @@ def _numerics() -> str:
     from cairn.tasks.machine.machine_speed import machine_speed
 
     return describe_machine(machine_speed(work_folder(os.environ)))
+
+
+def _arithmetic() -> str:
+    from cairn.tasks.machine.arithmetic import arithmetic_here
+
+    if (found := arithmetic_here("auto", "native")) is None:
+        raise RuntimeError("a child that asks torch for it failed; rule: torch can be imported")
+    return f"{found.digest}: {'; '.join((found.processor, found.instructions, found.libraries, found.flags))}"
 
 
 def _store(url: str) -> str:

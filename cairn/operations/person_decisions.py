@@ -15,7 +15,7 @@ from cairn.storage.checkpoints.fork_pin import open_fork
 from cairn.storage.checkpoints.resume_point import new_pin
 from cairn.storage.checkpoints.sweep import SweepAction, SweepKind
 from cairn.storage.errors import IntegrityError
-from cairn.storage.logs import log_entry, registry, run_entries, run_log, run_state
+from cairn.storage.logs import log_entry, registry, run_entries, run_log, run_state, step_log
 from cairn.storage.stores.child_process import temporary_folder
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.attempt.attempt_entries import Claimant, refuse_deleted, refuse_live_owner
@@ -169,8 +169,16 @@ def _opening(
             draws=before.draws,
             tokens=before.tokens,
             component_draws=before.component_draws,
+            arithmetic=_arithmetic_of(found, committed.attempt),
         ),
     )
+
+
+def _arithmetic_of(found: FoundCheckpoint, attempt: int) -> log_entry.Arithmetic | None:
+    """Return the arithmetic of one of the parent's attempts, as its receipt or its heartbeat has it."""
+    record = next(item for item in found.log.state.attempts if item.started.attempt == attempt)
+    beat = record.ended or step_log.read_heartbeat(found.log.store, found.log.prefix, attempt, record.started.claim_id)
+    return beat.arithmetic if beat else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -22,13 +22,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Segment:
-    """The steps of one attempt from `start`, None for step 0, to `end`; `unloadable` says why `start` is gone."""
+    """The steps of one attempt from `start`, None for step 0, to `end`; `unloadable` says why `start` is gone.
+
+    `arithmetic` is that of the attempt's receipt, None where it has none.
+    """
 
     start: log_entry.CheckpointReference | None
     end: run_entries.CheckpointCommitted
     started: run_entries.AttemptStarted
     quarantined: tuple[int, ...]
     unloadable: str = ""
+    arithmetic: log_entry.Arithmetic | None = None
 
     @property
     def from_step(self) -> int:
@@ -110,7 +114,16 @@ def committed_segments(state: run_state.RunState) -> tuple[Segment, ...]:
             if record.committed.attempt == number:
                 why = _why_unloadable(records.get(start.prefix)) if start else ""
                 end, started = record.committed, attempt.started
-                segments.append(Segment(start=start, end=end, started=started, quarantined=quarantined, unloadable=why))
+                segments.append(
+                    Segment(
+                        start=start,
+                        end=end,
+                        started=started,
+                        quarantined=quarantined,
+                        unloadable=why,
+                        arithmetic=attempt.ended.arithmetic if attempt.ended else None,
+                    )
+                )
                 start = record.committed.reference
     return tuple(segments)
 
@@ -150,6 +163,18 @@ def find_obstacle(started: run_entries.AttemptStarted, config: RunConfig, *, tor
     if torch_then != torch_version:
         return f"trained with torch {torch_then}, here is {torch_version}: bits are promised for equal versions"
     return ""
+
+
+def find_other_arithmetic(then: log_entry.Arithmetic | None, here: log_entry.Arithmetic) -> str:
+    """Return why this process cannot have the bits of a segment with that arithmetic, and where one can."""
+    if then is None or then.digest == here.digest:
+        return ""
+    trained = f"trained with arithmetic {then.digest} ({then.processor}; {then.instructions}), here is {here.digest}"
+    width = re.search(r"ATen (\w+)", then.instructions)
+    advice = ""
+    if then.processor == here.processor and width:
+        advice = f"; this processor may have it: ATEN_CPU_CAPABILITY={width[1].lower()} cairn replay"
+    return f"{trained} ({here.processor}; {here.instructions}): bits are promised for equal ones{advice}"
 
 
 def compare_steps(

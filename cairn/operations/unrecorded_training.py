@@ -25,6 +25,7 @@ from cairn.operations import unrecorded_plan
 from cairn.operations.unrecorded_plan import BatchOverfit, Replay, ReplayedSegment, ReplayOutcome, Segment
 from cairn.storage.checkpoints.payload import state_sha256
 from cairn.storage.errors import IntegrityError, SnapshotDamaged
+from cairn.storage.logs.run_entries import AttemptStarted
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.logs.step_log import read_attempt_records
 from cairn.storage.stores.child_process import temporary_folder
@@ -35,6 +36,7 @@ from cairn.tasks.configuration.stored_configuration import parse_stored_configur
 from cairn.tasks.data.corpus import preview_corpus
 from cairn.tasks.data.snapshot_build import build_snapshot
 from cairn.tasks.data.snapshot_lookup import find_by_id
+from cairn.tasks.machine.arithmetic import arithmetic_of
 from cairn.tasks.machine.placement import library_versions, resolve_threads
 from cairn.tasks.trainer import tensor_exchange, trainer_channel, trainer_protocol, training_setup
 
@@ -66,7 +68,7 @@ class _SegmentReplayer:
         config = parse_stored_configuration(segment.started.config)
         kind, _, _ = segment.started.placement.device.partition(":")
         place = trainer_channel.Place(device=determinism.resolve_device(kind))
-        determinism.make_deterministic(seed=config.training.seed, threads=segment.started.placement.threads)
+        make_deterministic(segment.started, config)
         spec = self._spec(segment, config)
         load = training_setup.CheckpointLoad(self._log.store, None if carried else spec.resume)
         if self._data is None or self._attempt != segment.started.attempt:
@@ -122,10 +124,14 @@ class _SegmentReplayer:
         """Recompute a segment and return its outcome; raises `SnapshotDamaged`."""
         began, end = time.monotonic(), segment.end
         row = ReplayedSegment(from_step=segment.from_step, placement=segment.started.placement, end=end)
-        config, here = parse_stored_configuration(segment.started.config), library_versions()["torch"]
+        config, torch_version = parse_stored_configuration(segment.started.config), library_versions()["torch"]
         why = unrecorded_plan.find_obstacle(
-            segment.started, config, torch_version=here, has_cuda=torch.cuda.is_available()
+            segment.started, config, torch_version=torch_version, has_cuda=torch.cuda.is_available()
         )
+        if not why:
+            make_deterministic(segment.started, config)
+            here = arithmetic_of(str(determinism.resolve_device(config.training.device)), config.training.arithmetic)
+            why = unrecorded_plan.find_other_arithmetic(segment.arithmetic, here)
         carried = None
         if segment.unloadable and segment.start:
             carried = self._reached.get(segment.start.prefix)
@@ -175,6 +181,12 @@ class _SegmentReplayer:
         )
 
 
+def make_deterministic(started: AttemptStarted, config: RunConfig) -> None:
+    """Have this process compute as the attempt's trainer did."""
+    threads, training = started.placement.threads, config.training
+    determinism.make_deterministic(seed=training.seed, threads=threads, arithmetic=training.arithmetic)
+
+
 def replay_run(
     log: RunLog, choose: Callable[[Sequence[Segment]], Sequence[Segment]], on_segment: Callable[[ReplayedSegment], None]
 ) -> Replay:
@@ -213,7 +225,8 @@ def overfit_one_batch(config: RunConfig, log: RunLog, base_dir: Path, say: Calla
             trainer_channel.Place(device=determinism.resolve_device(config.training.device)),
             resolve_threads(config.training.threads),
         )
-        determinism.make_deterministic(seed=config.training.seed, threads=threads)
+        arithmetic = config.training.arithmetic
+        determinism.make_deterministic(seed=config.training.seed, threads=threads, arithmetic=arithmetic)
         spec = _spec(config, store, snapshot_id, folder, threads)
         data = training_setup.open_training_data(store, spec, place)
         assert data.inputs.loader is not None

@@ -46,6 +46,7 @@ def plan_evaluation(
         budget=config.budgets.evaluator_failed,
         faults=faults,
         mask_documents=config.training.mask_documents,
+        arithmetic=config.training.arithmetic,
     )
     others = config.evaluation.evaluators
     return replace(plan, following=tuple(replace(plan, suite=s, timeout_seconds=s.timeout_seconds) for s in others))

@@ -16,6 +16,7 @@ from cairn.storage.snapshots import data_snapshot, snapshot_manifest
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.data import corpus, document, snapshot_build, snapshot_lookup
 from cairn.tasks.evaluator.evaluation_run import suite_of
+from cairn.tasks.machine.arithmetic import arithmetic_before, arithmetic_here, describe_move
 from cairn.tasks.policy.attempt_sizes import AttemptSizes, next_sizes
 
 _TOKENIZED_BYTES = 8 << 20
@@ -75,7 +76,8 @@ class TrainingPlan:
     """The plan that a dry run shows; `attempt` is the one that would train, None if none would.
 
     `commits` are those ahead, without those that `checkpoint.every_seconds` adds; of these `evaluated_commits` are
-    evaluated, under each of the `suites`. `room` is for all that retention keeps at most.
+    evaluated, under each of the `suites`. `room` is for all that retention keeps at most; `arithmetic_moved` says that
+    bits may differ from `from_step` on, empty if not.
     """
 
     run_id: str
@@ -93,6 +95,7 @@ class TrainingPlan:
     room: StoreRoom
     evaluated_commits: int
     suites: tuple[str, ...]
+    arithmetic_moved: str
     cost: PlannedCost
     budgets: Mapping[str, BudgetStatus]
     config: Mapping[str, Any]
@@ -124,10 +127,18 @@ def plan_training(log: run_log.RunLog, config: RunConfig, base_dir: Path, memory
         room=preflight.store_room(log.store, log.state, config, data.vocab_size),
         evaluated_commits=_multiples(every * config.evaluation.every_commits, first, total),
         suites=(suite_of(config.evaluation).name, *(suite.name for suite in config.evaluation.evaluators)),
+        arithmetic_moved=_arithmetic_moved(log, config) if ahead else "",
         cost=_cost(log, config.cost.gpu_hour_price, ahead),
         budgets=count_budgets(log.state, config.budgets.model_dump(mode="json")),
         config=config.document(),
     )
+
+
+def _arithmetic_moved(log: run_log.RunLog, config: RunConfig) -> str:
+    """Say that this machine computes otherwise than those that computed the checkpoint to resume, if it does."""
+    before = arithmetic_before(log.state, log.state.resume_reference)
+    here = arithmetic_here(config.training.device, config.training.arithmetic) if before else None
+    return describe_move(before, here)
 
 
 def _action(log: run_log.RunLog) -> tuple[PlanAction, str]:

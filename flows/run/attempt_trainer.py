@@ -16,6 +16,7 @@ from cairn.storage.snapshots.data_snapshot import read_manifest
 from cairn.tasks.attempt import attempt_entries, injected_faults, watchdog
 from cairn.tasks.attempt.attempt_entries import AttemptOver, end_attempt
 from cairn.tasks.errors import TrainerGone
+from cairn.tasks.machine.arithmetic import arithmetic_before, describe_move
 from cairn.tasks.machine.process_memory import MemoryReading, MemoryWatch, sampling
 from cairn.tasks.policy.attempt_sizes import MemoryRoom, segment_end, stall_seconds
 from cairn.tasks.policy.failures import Evidence, ExceptionReport, Failure, classify, kind_of
@@ -64,7 +65,10 @@ class AttemptTrainer:
         """
         assert self._process is not None
         run, steps, received = self._run, self._run.config.training.steps, self._process.received
-        step = self._process.wait_ready().step
+        ready = self._process.wait_ready()
+        if moved := describe_move(arithmetic_before(run.log.state, self._started.resumed_from), ready.arithmetic):
+            run.say(f"  {moved}")
+        step = ready.step
         self._ready_at = min(self._ready_at, time.monotonic())
         while step < steps and not self._is_ending():
             until = segment_end(step, run.config.checkpoint, total_steps=steps, step_seconds=self._step_seconds())
@@ -153,6 +157,7 @@ class AttemptTrainer:
             gpu_seconds=last.gpu_seconds if last else 0.0,
             at=log_entry.utc_now(),
             peak=ready.peak if ready else None,
+            arithmetic=ready.arithmetic if ready else None,
             starting_seconds=min(self._ready_at, time.monotonic()) - self._began,
             symptom=self._symptom or self._behind,
             claim_id=self._started.claim_id,

@@ -18,6 +18,7 @@ from cairn.model.errors import InvalidInput
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 Kernels = Literal["auto", "stock", "fused"]
 Parallel = Literal["ddp", "fsdp"]
+Arithmetic = Literal["native", "portable"]
 OptimizerName = Literal["adamw", "adam", "momentum", "sgd", "muon"]
 Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 UNFROZEN_TRAINING = frozenset(
@@ -75,6 +76,9 @@ class TrainingConfig(Section, use_attribute_docstrings=True):
     """greatest norm of a gradient; 0 clips nothing"""
     precision: Precision = "auto"
     """number format of the arithmetic; auto takes the fastest with reproducible bits"""
+    arithmetic: Arithmetic = "native"
+    """instructions that a CPU computes with: native takes its widest, and a run that moves to another kind of processor
+    may get other bits; portable those of AVX2 everywhere, slower, in fp32 unless precision is named"""
     compile: bool = False
     """use torch.compile"""
     kernels: Kernels = "auto"
@@ -128,6 +132,8 @@ class TrainingConfig(Section, use_attribute_docstrings=True):
             raise ValueError(f"min_lr={self.min_lr} must be at most lr={self.lr}")
         if self.steps == 1 and self.wastes_last_step:
             raise ValueError("min_lr=0 leaves steps=1 no learning rate: the only step is the last; set min_lr to lr")
+        if self.arithmetic == "portable" and self.device.startswith(("cuda", "mps")):
+            raise ValueError(f"arithmetic='portable' cannot be combined with device={self.device!r}: it is for CPUs")
         # The head's gradient is made before the scaler's factor is known.
         if self.kernels == "fused" and self.precision == "fp16":
             raise ValueError("kernels='fused' cannot be combined with precision='fp16': use kernels='stock', or bf16")

@@ -16,8 +16,10 @@ import sys
 import numpy as np
 import torch
 
+from cairn.model.configuration.training import Arithmetic
 from cairn.model.errors import InvalidInput
 from cairn.model.kernels.block_sizes import LARGEST_POOLED_BYTES
+from cairn.model.training.arithmetic import choose_arithmetic
 
 _LARGEST_PRODUCT_ERROR, _OPENMP = 2.0, ("OMP_", "KMP_", "GOMP_", "MKL_")
 """bf16 rounds sums of 256 products of numbers around 1 by at most a quarter."""
@@ -35,8 +37,12 @@ def resolve_device(name: str) -> torch.device:
     return device
 
 
-def make_deterministic(*, seed: int, threads: int | None) -> None:
-    """Seed generators, fix the threads (None: torch's own) and deterministic kernels, before the first CUDA work."""
+def make_deterministic(*, seed: int, threads: int | None, arithmetic: Arithmetic = "native") -> None:
+    """Choose the arithmetic, seed generators, fix the threads (None: torch's own) and deterministic kernels.
+
+    To be called before the first computation.
+    """
+    choose_arithmetic(arithmetic)
     keep_freed_memory()  # changes no bit; a step on a CPU reuses the same blocks
     random.seed(seed)
     np.random.seed(seed % 2**32)

@@ -6,6 +6,7 @@ from datetime import datetime
 from itertools import groupby
 
 from cairn.storage.logs import log_entry, run_entries, run_log, run_state, step_log
+from cairn.tasks.machine.arithmetic import arithmetic_before, describe_move
 from cairn.tasks.policy.termination import TerminationReason
 
 OPEN = "open"
@@ -20,7 +21,8 @@ class Receipt:
     `first_step` is the step the attempt started from: 0, or the step of the checkpoint it resumed. `waiting_seconds`
     passed before it started, since the opening or the last sign of life before it, `gathering_seconds` of them until
     the other machines had come; `starting_seconds` before it could train. `peak` is what its MFU is a share of,
-    `injected` the faults that were injected into it, `failed_host` the machine that was lost or hung, if it is known.
+    `arithmetic_moved` says that the state it began with was computed by another arithmetic, empty if not; `injected`
+    are the faults that were injected into it, `failed_host` the machine that was lost or hung, if it is known.
     """
 
     run_id: str
@@ -49,6 +51,8 @@ class Receipt:
     gathering_seconds: float
     starting_seconds: float | None
     peak: log_entry.DevicePeak | None
+    arithmetic: log_entry.Arithmetic | None
+    arithmetic_moved: str
     injected: tuple[str, ...]
     failed_host: str | None
     micro_batch: int
@@ -107,6 +111,8 @@ def make_receipt(
         gathering_seconds=started.gathering_seconds,
         starting_seconds=progress.starting_seconds if progress else None,
         peak=progress.peak if progress else None,
+        arithmetic=progress.arithmetic if progress else None,
+        arithmetic_moved=describe_move(arithmetic_before(state, resumed), progress.arithmetic) if progress else "",
         injected=ended.injected if ended else (),
         failed_host=failed_host(started.placement, ended),
         micro_batch=started.micro_batch,

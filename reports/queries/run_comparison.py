@@ -19,6 +19,8 @@ from cairn.storage.stores import codec, object_store
 class ComparedRun:
     """One run of a comparison; `settings` are those that differ between the runs, None where a run has no such key.
 
+    `arithmetics` are the digests of those that its attempts computed with, in order.
+
     Losses are in nats per token; `money` is device hours times the configured price, None without one.
     """
 
@@ -36,6 +38,7 @@ class ComparedRun:
     useful_gpu_seconds: float
     wasted_gpu_seconds: float
     money: float | None
+    arithmetics: tuple[str, ...]
     settings: Mapping[str, Any]
 
 
@@ -106,6 +109,7 @@ def _compared(log: run_log.RunLog, settings: Mapping[str, Any]) -> ComparedRun:
         metrics=state.evaluations[-1].metrics if state.evaluations else {},
         attempts=len(receipts),
         money=None if price is None else seconds["gpu_seconds"] / 3600 * price,
+        arithmetics=tuple(dict.fromkeys(item.arithmetic.digest for item in receipts if item.arithmetic)),
         **seconds,
         settings=settings,
     )

@@ -37,7 +37,9 @@ _SETTINGS: dict[str, Any] = {
     "python_enable_replacements": "false",
 }
 _OPEN_ATTEMPTS = """run_id varchar, attempt bigint, state varchar, step bigint, tokens bigint, gpu_seconds double,
-    starting_seconds double, peak_flops double, peak_source varchar, seen_at timestamptz, train_loss double"""
+    starting_seconds double, peak_flops double, peak_source varchar, arithmetic_digest varchar, arithmetic_name varchar,
+    arithmetic_processor varchar, arithmetic_instructions varchar, arithmetic_libraries varchar,
+    arithmetic_flags varchar, seen_at timestamptz, train_loss double"""
 _LIST_TABLES = f"tables: {', '.join(ROWS)}; `cairn sql` lists their columns"
 
 
@@ -47,10 +49,15 @@ def _struct(record: type, prefix: str, key: str = "") -> str:
     return f"case when {prefix}{key} is not null then {struct} end as {prefix[:-1]}" if key else struct
 
 
-_LIVE = ("tokens", "gpu_seconds", "starting_seconds", "peak_flops", "peak_source")
+_ARITHMETIC = tuple(run_tables.plain_fields(log_entry.Arithmetic))
+_LIVE = (
+    *("tokens", "gpu_seconds", "starting_seconds", "peak_flops", "peak_source"),
+    *(f"arithmetic_{name}" for name in _ARITHMETIC),
+)
 _VIEWS = {
     "training_attempts": f"""
-        select *, {_struct(log_entry.DevicePeak, "peak_", "flops")}, {_struct(run_entries.Placement, "placement_")}
+        select *, {_struct(log_entry.DevicePeak, "peak_", "flops")},
+            {_struct(log_entry.Arithmetic, "arithmetic_", "digest")}, {_struct(run_entries.Placement, "placement_")}
             as placement, {_struct(run_entries.Decision, "decision_", "action")}
         from (select rows.* replace (
             {", ".join(f"coalesce(live.{name}, rows.{name}) as {name}" for name in _LIVE)},
@@ -149,10 +156,11 @@ def _open_attempt(store: object_store.ObjectStore, stamp: table_cache.RunStamp) 
     prefix = run_log.run_prefix(stamp.run_id)
     beat = step_log.read_heartbeat(store, prefix, stamp.latest_attempt, stamp.claim_id)
     if beat is None:
-        return (stamp.run_id, stamp.latest_attempt, phase, 0, 0, 0.0, *[None] * 5)
+        return (stamp.run_id, stamp.latest_attempt, phase, 0, 0, 0.0, *[None] * (5 + len(_ARITHMETIC)))
     progress = beat.step, beat.tokens, beat.gpu_seconds, beat.starting_seconds
     peak = (beat.peak.flops, beat.peak.source) if beat.peak else (None, None)
-    return (stamp.run_id, stamp.latest_attempt, phase, *progress, *peak, beat.at, beat.train_loss)
+    arithmetic = [getattr(beat.arithmetic, name, None) for name in _ARITHMETIC]
+    return (stamp.run_id, stamp.latest_attempt, phase, *progress, *peak, *arithmetic, beat.at, beat.train_loss)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

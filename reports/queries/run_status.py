@@ -11,6 +11,7 @@ from cairn.storage.errors import IntegrityError
 from cairn.storage.logs import run_entries, run_index, run_log, run_state, step_log
 from cairn.storage.stores.codec import convert
 from cairn.storage.stores.object_store import ObjectStore
+from cairn.tasks.machine.arithmetic import arithmetic_before, describe_move
 from cairn.tasks.policy.termination import RESTARTABLE, DecisionAction, TerminationReason
 
 _RESUMABLE = {*RESTARTABLE, TerminationReason.FENCED}
@@ -113,7 +114,7 @@ def make_status(log: run_log.RunLog, beat: step_log.Heartbeat | None) -> RunStat
         next=_next(log.run_id, state, standing),
         stopped_early=stopped_early(state),
         quarantined_windows=len(state.quarantined_windows),
-        bits=bits_differ(state),
+        bits=bits_differ(state, beat),
         injected=injected,
         symptom=beat.symptom if beat else "",
         forked_from=f"{state.origin.run_id}@{state.origin.checkpoint.step}" if state.origin else None,
@@ -121,10 +122,17 @@ def make_status(log: run_log.RunLog, beat: step_log.Heartbeat | None) -> RunStat
     )
 
 
-def bits_differ(state: run_state.RunState) -> str:
-    """Return why the run's bits are not those of an undisturbed one; empty where they are."""
-    size = state.smallest_micro_batch
-    return f"differ since an out-of-memory death halved the micro-batch to {size}" if size is not None else ""
+def bits_differ(state: run_state.RunState, beat: step_log.Heartbeat | None = None) -> str:
+    """Return why the run's bits are not, or may not be, those of an undisturbed one; empty where they are."""
+    size, why = state.smallest_micro_batch, list[str]()
+    if size is not None:
+        why.append(f"differ since an out-of-memory death halved the micro-batch to {size}")
+    for record in state.attempts:
+        now = record.ended or beat
+        if now is not None and describe_move(arithmetic_before(state, record.started.resumed_from), now.arithmetic):
+            number, first = record.started.attempt, record.started.first_step
+            why.append(f"may differ from step {first} on: attempt {number} computed with another arithmetic")
+    return "; ".join(why)
 
 
 def list_runs(store: ObjectStore) -> tuple[RunSummary, ...]:

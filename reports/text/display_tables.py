@@ -209,8 +209,13 @@ def compared_runs_table(comparison: "run_comparison.RunComparison") -> Table:
         "device time": lambda run: format_duration(run.gpu_seconds),
         "lost": lambda run: format_duration(run.wasted_gpu_seconds),
         "cost": lambda run: run.money,
+        **({"arithmetic": _arithmetics} if len({run.arithmetics for run in comparison.runs}) > 1 else {}),
     }
     return make_table(comparison.best_first, columns)
+
+
+def _arithmetics(run: "run_comparison.ComparedRun") -> str:
+    return format_list(run.arithmetics, 3)
 
 
 def _setting(run: "run_comparison.ComparedRun", *, key: str) -> object:

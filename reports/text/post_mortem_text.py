@@ -172,6 +172,11 @@ def _where(attempt: post_mortem.AttemptFacts) -> Iterator[str]:
         yield f"With {format.format_list(others, _MOST_CHANGES)}"
     for host, count in attempt.failed_hosts.items():
         yield f"{count} of this run's attempts were lost or hung with {host} (of all runs: cairn sql 'from hosts')"
+    if arithmetic := attempt.receipt.arithmetic:
+        facts = arithmetic.processor, arithmetic.instructions, arithmetic.libraries, arithmetic.flags
+        yield f"arithmetic {arithmetic.digest} ({arithmetic.name}: {'; '.join(facts)})"
+    if differs := attempt.receipt.arithmetic_moved:
+        yield differs
     if peak:
         yield f"MFU is of {peak.flops / 1e12:.4g} TFLOP/s a device ({peak.source})"
 

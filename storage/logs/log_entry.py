@@ -46,6 +46,21 @@ class DevicePeak:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Arithmetic:
+    """The facts that decide, besides configuration and data, which bits an attempt computes; equal digests, equal bits.
+
+    `name` is `training.arithmetic`, `processor` begins with the accelerator, `flags` are settings of the libraries.
+    """
+
+    digest: str
+    name: str
+    processor: str
+    instructions: str
+    libraries: str
+    flags: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointReference:
     """One committed checkpoint: all that a resume needs."""
 
@@ -62,7 +77,7 @@ class ForkOrigin:
     `quarantined_windows` are those of the same data that the other run did not draw from there on, `config` is the
     whole configuration that the first attempt gets if it is given none. `draws` and `tokens` are what was trained on up
     to the checkpoint, `component_draws` the draws of each source of this run's own data among them: order, epoch and
-    counters go on from there (from step times batch where older logs have none).
+    counters go on from there (from step times batch where older logs have none). `arithmetic` computed the checkpoint.
     """
 
     run_id: str
@@ -73,6 +88,7 @@ class ForkOrigin:
     draws: int | None = None
     tokens: int | None = None
     component_draws: tuple[int, ...] = ()
+    arithmetic: Arithmetic | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

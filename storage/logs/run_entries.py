@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from cairn.storage.errors import StorageError
-from cairn.storage.logs.log_entry import WRITER_VERSION, CheckpointReference, DevicePeak, ForkOrigin
+from cairn.storage.logs.log_entry import WRITER_VERSION, Arithmetic, CheckpointReference, DevicePeak, ForkOrigin
 from cairn.storage.stores.codec import stored_list
 
 
@@ -147,6 +147,7 @@ class AttemptEnded:
     decision: Decision
     evidence: Mapping[str, Any] = field(default_factory=dict)
     peak: DevicePeak | None = None
+    arithmetic: Arithmetic | None = None
     starting_seconds: float | None = None
     last_seen_at: datetime | None = None
 

@@ -169,10 +169,14 @@ class RunState:
         return self.origin.checkpoint if self.origin else None
 
     @property
+    def resume_reference(self) -> log_entry.CheckpointReference | None:
+        """The checkpoint that a start resumes from, None where it starts over."""
+        return self.newest_committed.committed.reference if self.newest_committed else self.beginning
+
+    @property
     def resume_step(self) -> int:
         """The step that a start resumes from, 0 where it starts over."""
-        reference = self.newest_committed.committed.reference if self.newest_committed else self.beginning
-        return reference.step if reference else 0
+        return self.resume_reference.step if self.resume_reference else 0
 
     @property
     def reached_step(self) -> int:

@@ -1,8 +1,7 @@
 """Files of an attempt beside the log: step records as JSON lines, for curves, and its heartbeat, for liveness.
 
 Nothing is decided by the records. A local store gets the lines themselves, another one an object after each segment,
-named by the bytes before it. The names have the claim's id: a run of the same name elsewhere, or opened anew, shares
-none of them. Liveness is by the store's or the reader's clock, and nothing safe rests on it.
+named by the bytes before it. The names have the claim's id: no other run of this name has them. No clock is trusted.
 """
 
 import math
@@ -319,6 +318,7 @@ class Heartbeat:
     gpu_seconds: float
     at: datetime | None = None
     peak: log_entry.DevicePeak | None = None
+    arithmetic: log_entry.Arithmetic | None = None
     starting_seconds: float | None = None
     symptom: str = ""
     claim_id: str = ""

@@ -320,6 +320,7 @@ def write_receipt(
         decision=policy(state, failure, impact),
         evidence=evidence_document(over.evidence),
         peak=last.peak,
+        arithmetic=last.arithmetic,
         starting_seconds=last.starting_seconds,
         last_seen_at=over.last_seen_at,
     )

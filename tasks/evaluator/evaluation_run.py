@@ -20,6 +20,7 @@ import psutil
 from pydantic import BaseModel, ConfigDict
 
 from cairn.model.configuration.network import ModelConfig
+from cairn.model.configuration.training import Arithmetic
 from cairn.storage.checkpoints.resume_point import new_pin, pin_checkpoint, unpin_entry
 from cairn.storage.errors import StorageError
 from cairn.storage.logs import log_entry, run_entries, run_log, run_state
@@ -90,6 +91,7 @@ class EvaluationPlan:
     budget: settings.BudgetConfig = field(default_factory=lambda: settings.BudgetConfig(retries=0))
     faults: str = ""
     mask_documents: bool = False
+    arithmetic: Arithmetic = "native"
     following: tuple["EvaluationPlan", ...] = ()
 
     @property

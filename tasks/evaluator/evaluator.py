@@ -216,7 +216,8 @@ def main() -> None:
         faults.pause(kind, spec.number) if kind in PAUSES else inject_process_fault(kind)
     os.nice(15)  # on shared cores, waiting threads of both processes slow training by a factor of ten
     plan = spec.plan
-    make_deterministic(seed=plan.suite.sample_seed if isinstance(plan.suite, Suite) else 0, threads=plan.threads)
+    seed = plan.suite.sample_seed if isinstance(plan.suite, Suite) else 0
+    make_deterministic(seed=seed, threads=plan.threads, arithmetic=plan.arithmetic)
     try:
         if isinstance(plan.suite, EvaluatorConfig):
             result = _measure_by_command(spec, plan.suite)

@@ -7,7 +7,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -41,7 +41,13 @@ def numerics_here(
     """Return the numerics of a new run here; measures only if the choice needs it, and caches in `folder` if `keep`."""
     if "auto" not in (training.precision, training.kernels):
         return choose_numerics(training, model, MachineSpeed())
-    wants_half = training.precision == "auto" and benefits_from_cpu_bf16(training, model) and may_have_half(cpu_facts())
+    is_half_fast = training.arithmetic == "native"  # bf16 products in hardware are wider than the portable set
+    wants_half = (
+        is_half_fast
+        and training.precision == "auto"
+        and benefits_from_cpu_bf16(training, model)
+        and may_have_half(cpu_facts())
+    )
     needed = wants_half or trains_on_cuda(training.device)
     return choose_numerics(training, model, machine_speed(folder, keep=keep, ask=ask) if needed else MachineSpeed())
 
@@ -76,26 +82,28 @@ def machine_speed(folder: Path, *, keep: bool = True, ask: Ask = lambda: None) -
 def free_device_bytes(device: str) -> int | None:
     """Return the free bytes of the CUDA device that `training.device` names; None if they cannot be read."""
     try:
-        output = _run_child(device).strip()
+        output = run_child(__spec__.name, device).strip()
     except (OSError, subprocess.SubprocessError):
         return None
     return int(output) if output.isdigit() else None
 
 
-def cpu_facts(path: Path = Path("/proc/cpuinfo")) -> Mapping[str, str]:
+def cpu_facts(path: Path = Path("/proc/cpuinfo"), names: Sequence[str] = _CPU_LINES) -> Mapping[str, str]:
     """Return the first core's lines of /proc/cpuinfo, or the platform's name where there is no such file."""
     with suppress(OSError):
         first = path.read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
         lines = (line.partition(":") for line in first.splitlines())
-        return {name.strip(): value.strip() for name, _, value in lines if name.strip() in _CPU_LINES}
+        return {name.strip(): value.strip() for name, _, value in lines if name.strip() in names}
     return {"model name": platform.platform()}
 
 
 def device_name(device: str, *, cards: Path = _CARDS) -> str:
     """Return the name that the CPU, or the driver of an accelerator, gives a device; empty if it gives none."""
     if not device.startswith("cuda"):
-        facts = cpu_facts()
-        return facts.get("model name", facts.get("CPU part", ""))
+        facts = cpu_facts(names=(*_CPU_LINES, "cpu family", "model"))
+        name, numbers = facts.get("model name", facts.get("CPU part", "")), ("cpu family", "model")
+        generation = ", ".join(f"{number} {facts[number]}" for number in numbers if number in facts)
+        return f"{name} ({generation})" if generation else name
     lines = [line for text in _card_texts(cards)[:1] for line in text.splitlines()]
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("Model:")), "")
 
@@ -137,11 +145,12 @@ def _card_texts(cards: Path) -> list[str]:
 
 
 def _measure() -> MachineSpeed:
-    return decode(_run_child(), MachineSpeed, where="the measurement of this machine")
+    return decode(run_child(__spec__.name), MachineSpeed, where="the measurement of this machine")
 
 
-def _run_child(*arguments: str) -> bytes:
-    command, variables = child_command("cairn.tasks.machine.machine_speed", *arguments), child_environment(os.environ)
+def run_child(module: str, *arguments: str) -> bytes:
+    """Return what a module of this room prints as a child; raises OSError or SubprocessError."""
+    command, variables = child_command(module, *arguments), child_environment(os.environ)
     return subprocess.run(
         command, env=variables, stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=_TIMEOUT_SECONDS
     ).stdout

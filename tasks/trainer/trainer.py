@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 from collections import deque
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import NoReturn
 
@@ -32,6 +32,7 @@ from cairn.storage.stores.object_store import ObjectStore
 from cairn.storage.stores.open_store import open_store
 from cairn.tasks.attempt.injected_faults import IN_LOAD, FaultKind, FaultPlan, inject_process_fault
 from cairn.tasks.configuration.settings import DivergenceConfig
+from cairn.tasks.machine.arithmetic import arithmetic_of
 from cairn.tasks.trainer import staging, staging_buffer, tensor_exchange, trainer_group, training_setup
 from cairn.tasks.trainer.trainer_channel import Channel, Place, exit_on_error, open_channel
 from cairn.tasks.trainer.trainer_protocol import Ready, SegmentDone, StepDone, TrainerSpec, TrainUntil
@@ -134,7 +135,25 @@ class Trainer:
         step, parameters = self._state.step, self._state.model.parameter_count
         device, precision = self._state.device, self._spec.training.precision
         peak = log_entry.DevicePeak(flops=peak_flops(device, precision), source=peak_source(device, precision))
-        self._channel.send(Ready(step=step, state_sha256=digest, parameters=parameters, device=str(device), peak=peak))
+        arithmetic = self._ranks_agree(arithmetic_of(str(device), self._spec.training.arithmetic))
+        self._channel.send(
+            Ready(
+                step=step,
+                state_sha256=digest,
+                parameters=parameters,
+                device=str(device),
+                peak=peak,
+                arithmetic=arithmetic,
+            )
+        )
+
+    def _ranks_agree(self, own: log_entry.Arithmetic) -> log_entry.Arithmetic:
+        """Return the first rank's arithmetic, with a flag if another rank has another: bits depend on who has which."""
+        first = torch.tensor(int(own.digest, 16))  # ()
+        self._ranks.broadcast(first, source=0)
+        if not self._ranks.any(int(first) != int(own.digest, 16)):
+            return own
+        return replace(own, digest=f"{own.digest}+", flags=f"{own.flags}, not the same in every process")
 
     def train_segment(self, until_step: int, stall_seconds: float | None = None) -> None:
         """Train, copy the state to the host, and stage it in the background while the next segment trains.
@@ -205,7 +224,7 @@ def main() -> None:
     faulthandler.register(trainer_group.STACKS_SIGNAL)
     try:
         spec = channel.read_spec()
-        make_deterministic(seed=spec.training.seed, threads=spec.threads)
+        make_deterministic(seed=spec.training.seed, threads=spec.threads, arithmetic=spec.training.arithmetic)
         trainer = Trainer(spec, channel, stop, channel.join(spec))
         trainer.resume()
         while isinstance(command := channel.next_command(), TrainUntil):

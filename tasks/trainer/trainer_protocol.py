@@ -100,6 +100,7 @@ class Ready:
     parameters: int
     device: str
     peak: log_entry.DevicePeak | None = None
+    arithmetic: log_entry.Arithmetic | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

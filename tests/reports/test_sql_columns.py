@@ -10,7 +10,7 @@ import pytest
 
 from cairn.reports.queries.alias_history import list_alias_decisions
 from cairn.reports.queries.run_tables import ROWS, make_log_rows, make_step_rows, promotion_row
-from cairn.storage.logs.log_entry import CheckpointReference, DevicePeak, ForkOrigin
+from cairn.storage.logs.log_entry import Arithmetic, CheckpointReference, DevicePeak, ForkOrigin
 from cairn.storage.logs.registry import ModelDecision, Promoted, Refused, RolledBack, Withdrawn
 from cairn.storage.logs.run_entries import CurveVerdict, DataQuarantined, EvaluationFailed, RunFinished
 from cairn.storage.logs.run_log import fold
@@ -26,7 +26,8 @@ OPENED = replace(
     opened(), config=CONFIG, forked_from=ForkOrigin(run_id="parent", checkpoint=BEGINNING, state_sha256="s15")
 )
 REFERENCE = CheckpointReference(step=20, attempt=1, prefix="p", manifest_sha256=f"{20:064x}")
-FIRST = ended(1, decision=decided(charged="lost"))
+NATIVE = Arithmetic(digest="a", name="native", processor="p", instructions="i", libraries="l", flags="f")
+FIRST = ended(1, decision=decided(charged="lost"), arithmetic=replace(NATIVE, digest="b", name="wide"))
 SECOND = ended(
     2,
     "preempted",
@@ -36,6 +37,7 @@ SECOND = ended(
     useful_gpu_seconds=8.5,
     wasted_gpu_seconds=0.25,
     peak=DevicePeak(flops=5e14, source="data sheet"),
+    arithmetic=NATIVE,
     starting_seconds=3.5,
     last_seen_at=None,
     evidence={"injected": ["preempt@41"]},
@@ -199,6 +201,13 @@ def expected(table: str) -> Mapping[str, Any]:
             "starting_seconds": 3.5,
             "peak_flops": 5e14,
             "peak_source": "data sheet",
+            "arithmetic_digest": "a",
+            "arithmetic_name": "native",
+            "arithmetic_processor": "p",
+            "arithmetic_instructions": "i",
+            "arithmetic_libraries": "l",
+            "arithmetic_flags": "f",
+            "arithmetic_moved": "bits may differ from here: arithmetic a, not b as before (wide → native)",
             "injected": ("preempt@41",),
             "micro_batch": 4,
             "activation_checkpointing": True,

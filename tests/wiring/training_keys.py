@@ -11,6 +11,7 @@ import torch
 from cairn.flows.run import active_run
 from cairn.model.data.token_windows import TokenWindows
 from cairn.model.errors import InvalidInput
+from cairn.model.training import determinism
 from cairn.model.training.parallel import SINGLE_RANK
 from cairn.tasks.machine import placement as placement_module
 from cairn.tasks.trainer import trainer as trainer_module
@@ -177,6 +178,18 @@ def another_implementation(bench: Bench) -> None:
     with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # of torch's own imports
         assert opened(kernels="stock", compile=True) == (True, False)
     assert opened(kernels="fused") == (False, True)
+
+
+@acts("training.arithmetic")
+def instructions_that_every_machine_has(bench: Bench) -> None:
+    chosen = list[str]()
+    bench.patch.setattr(determinism, "choose_arithmetic", chosen.append)
+    bench.flow.train("training.arithmetic='portable'")
+    for name in ("native", "portable"):
+        spec = bench.world.spec(903, training={"arithmetic": name})
+        determinism.make_deterministic(seed=0, threads=1, arithmetic=spec.training.arithmetic)
+    assert chosen == ["native", "portable"]
+    assert bench.flow.evaluators.specs[-1]["plan"]["arithmetic"] == "portable"
 
 
 @acts("training.seed")

@@ -1,0 +1,111 @@
+"""The identity of the arithmetic that bits were computed with, and a run's moves from one to another.
+
+A child that imports torch reads it where no trainer is at hand: `python -m cairn.tasks.machine.arithmetic DEVICE NAME`.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cairn.storage.errors import IntegrityError
+from cairn.storage.logs.log_entry import Arithmetic, CheckpointReference
+from cairn.storage.logs.run_state import RunState
+from cairn.storage.stores.codec import decode, encode, sha256
+
+if TYPE_CHECKING:
+    from cairn.model.configuration.training import Arithmetic as ArithmeticName
+
+_PROCESSOR = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU part")
+_VECTORS = ("fma", "avx", "sse4", "amx", "bf16", "f16c", "asimd", "sve", "fp16", "i8mm")
+"""Beginnings of the flags that libraries choose their kernels by."""
+
+
+def arithmetic_of(device: str, name: "ArithmeticName") -> Arithmetic:
+    """Return the arithmetic of this process on a device; the portable one names no processor."""
+    import torch
+
+    from cairn.model.training.arithmetic import arithmetic_facts
+
+    facts, accelerator = arithmetic_facts(torch.device(device)), ""
+    processor = "x86-64" if name == "portable" else describe_processor()
+    accelerator = facts.accelerator and f"{facts.accelerator}; "
+    parts = (name, f"{accelerator}{processor}", facts.instructions, facts.libraries, facts.flags)
+    return Arithmetic(
+        digest=sha256("\n".join(parts).encode())[:12],
+        name=name,
+        processor=parts[1],
+        instructions=facts.instructions,
+        libraries=facts.libraries,
+        flags=facts.flags,
+    )
+
+
+def describe_processor(path: Path = Path("/proc/cpuinfo")) -> str:
+    """Return make, family and model of the processor, and a digest of the vector instructions that it has."""
+    from cairn.tasks.machine.machine_speed import cpu_facts  # other commands need no more than what a log says
+
+    facts = cpu_facts(path, (*_PROCESSOR, "flags", "Features"))
+    flags = sorted(flag for flag in facts.get("flags", facts.get("Features", "")).split() if flag.startswith(_VECTORS))
+    named = " ".join(facts[name] for name in _PROCESSOR if name in facts) or facts.get("model name", "unknown")
+    return f"{named}, {len(flags)} vector flags {sha256(' '.join(flags).encode())[:8]}" if flags else named
+
+
+def arithmetic_here(device: str, name: "ArithmeticName") -> Arithmetic | None:
+    """Return the arithmetic that a trainer would have here, as a child finds it; None if the child cannot say."""
+    from cairn.tasks.machine.machine_speed import run_child
+
+    try:
+        output = run_child("cairn.tasks.machine.arithmetic", device, name)
+        return decode(output, Arithmetic, where="the arithmetic of this machine")
+    except (OSError, subprocess.SubprocessError, IntegrityError):
+        return None
+
+
+def arithmetic_before(state: RunState, resumed: CheckpointReference | None) -> Arithmetic | None:
+    """Return the arithmetic that computed a checkpoint to resume; None if it is unknown, or if there is none.
+
+    Of an attempt that left no account of it, it is that of the newest one before.
+    """
+    if resumed is None:
+        return None
+    origin = state.origin
+    if origin is not None and resumed == origin.checkpoint:
+        return origin.arithmetic
+    for record in reversed(tuple(state.attempts)):
+        ended = record.ended
+        if record.started.attempt <= resumed.attempt and ended is not None and ended.arithmetic:
+            return ended.arithmetic
+    return origin.arithmetic if origin is not None else None
+
+
+def describe_move(before: Arithmetic | None, now: Arithmetic | None) -> str:
+    """Return the sentence that a start on another arithmetic deserves; empty if it is the same, or not known."""
+    if before is None or now is None or before.digest == now.digest:
+        return ""
+    pairs = (
+        (before.name, now.name),
+        (before.processor, now.processor),
+        (before.instructions, now.instructions),
+        (before.libraries, now.libraries),
+        (before.flags, now.flags),
+    )
+    changes = "; ".join(f"{then} → {here}" for then, here in pairs if then != here)
+    return f"bits may differ from here: arithmetic {now.digest}, not {before.digest} as before ({changes})"
+
+
+def main() -> None:
+    """Print the arithmetic as JSON."""
+    import torch
+
+    from cairn.model.training.determinism import make_deterministic
+
+    wanted, name = sys.argv[1:]
+    device = ("cuda" if torch.cuda.is_available() else "cpu") if wanted == "auto" else wanted
+    chosen: ArithmeticName = "portable" if name == "portable" else "native"
+    make_deterministic(seed=0, threads=1, arithmetic=chosen)
+    sys.stdout.buffer.write(encode(arithmetic_of(device, chosen)))
+
+
+if __name__ == "__main__":
+    main()
