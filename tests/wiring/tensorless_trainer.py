@@ -19,12 +19,13 @@ from pathlib import Path
 
 from cairn.storage.checkpoints.checkpoint import TensorGroup, checkpoint_target, stage_checkpoint
 from cairn.storage.checkpoints.payload import TensorRecord, TrainerDocument
+from cairn.storage.errors import StorageError
 from cairn.storage.logs.log_entry import DevicePeak
 from cairn.storage.logs.run_entries import StagedCheckpoint
 from cairn.storage.logs.run_log import RunLog, run_prefix
 from cairn.storage.logs.step_log import StepLog, StepRecord
 from cairn.storage.stores.open_store import open_store
-from cairn.tasks.policy.failures import ErrorKind, ExceptionReport
+from cairn.tasks.policy.failures import ErrorKind, ExceptionReport, kind_of
 from cairn.tasks.trainer.trainer_protocol import (
     Event,
     Ready,
@@ -160,6 +161,17 @@ def _record(spec: TrainerSpec, step: int, first_loss: float) -> StepRecord:
 
 
 def _stage(spec: TrainerSpec, step: int) -> StagedCheckpoint:
+    try:
+        return _try_to_stage(spec, step)
+    except StorageError as error:
+        report = ExceptionReport(
+            kind=kind_of(error), exception=type(error).__name__, message=str(error), traceback=(), step=step, windows=()
+        )
+        _send(report)
+        sys.exit(1)
+
+
+def _try_to_stage(spec: TrainerSpec, step: int) -> StagedCheckpoint:
     weights = TensorRecord(name="w", dtype="U8", shape=(4,), data=memoryview(step.to_bytes(4, "little")))
     return stage_checkpoint(
         open_store(spec.store_url),
