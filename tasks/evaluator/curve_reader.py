@@ -36,13 +36,18 @@ class CurveReader:
         for record in self._steps.read(state.attempts, until_step):
             self._fold.add(record, _slowest_rank(state, record))
         measured = (item for item in state.surviving_evaluations(suite_sha256) if METRIC in item.metrics)
-        opened = state.opened
+        opened, config = state.opened, state.opened.config if state.opened else {}
+        newest = state.attempts[-1].started.config if state.attempts else {}
         return replace(
             self._fold.curve(),
             val=tuple((item.step, item.metrics[METRIC]) for item in measured if item.step <= until_step),
             vocab_size=self._read_vocab_size(opened.data_snapshot) if opened else 0,
             total_steps=opened.total_steps if opened else 0,
-            grad_clip=stored_value(opened.config if opened else {}, "training", "grad_clip", float) or 0.0,
+            grad_clip=stored_value(config, "training", "grad_clip", float) or 0.0,
+            min_lr=stored_value(config, "training", "min_lr", float),
+            threads=stored_value(config, "training", "threads", int) or 0,
+            patience=stored_value(newest, "early_stop", "patience", int) or 0,
+            overfit_ratio=stored_value(newest, "early_stop", "overfit_ratio", float) or 0.0,
         )
 
     def _read_vocab_size(self, snapshot_id: str) -> int:

@@ -1,41 +1,40 @@
-"""Robust statistics of a loss curve (medians and median absolute deviations), and symptoms that losses do not show.
+"""Robust statistics of a loss curve: medians and median absolute deviations.
 
-Sources: Huber, Robust Statistics, 1981; the work is bounded: of a long curve only the newest steps are whole, those
-before them are blocks of medians. Clipping as an exception: Pascanu et al., section 3.2 (2013). Repetition: Welleck et
-al., Unlikelihood Training (2019).
+Source: Huber, Robust Statistics, 1981; the work is bounded: of a long curve only the newest steps are whole, those
+before them are blocks of medians.
 """
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cairn.storage.logs.step_log import StepRecord
-from cairn.tasks.text.format import format_steps
 
 Floats = NDArray[np.float64]
 
-LARGEST_WINDOW = 200
+LARGEST_WINDOW, SAMPLES = 200, 3
 _SPIKE_WINDOW = 16
-# Clipping: half of the steps after warm-up shortened. Then the norm, and not lr, decides how far the weights move.
-_CLIPPED_SHARE, _CLIPPED_STEPS, _CLIPPED_LOOK_BACK = 0.5, 50, 10_000
-# Slow: fewer tokens/s than this share of the median for so many steps in a row that took so many seconds. Evaluation
-# and staging beside training cost less, and a slow step or two needs no action.
-_SLOW_SHARE, _SLOW_STEPS, _SLOW_SECONDS = 0.25, 5, 10.0
-_FEWEST_RATES, _USUAL_STEPS = 20, 1000
-# Straggling: in most of the newest steps one and the same rank works for so much longer than the median one.
-_STRAGGLING_STEPS, _STRAGGLING_SHARE, _STRAGGLING_RATIO = 200, 0.6, 1.25
-# Repeating: this share of the pieces of 16 characters occurred before in the same sample. English is below 0.02.
-_PIECE_CHARACTERS, _REPEATED_SHARE, SAMPLES = 16, 0.5, 3
+# A spike's gradient is so many times as long as the median one around it. Harder text has up to 6 times, spikes of real
+# runs have 7 to 500 times.
+_LOUD = 7.0
+# So many quiet steps, or one in a hundred, may come near a spike: it is so many times as high as theirs.
+_USUAL_RISES, _USUAL_HEIGHT = 3, 1.33
+# A jump: three of four of 16 steps lie above the median of the 16 before by the share, the nats and the noise, which a
+# tenth of harder steps does not. It comes at once, and the level rises by much of its height neither before nor after.
+_JUMP_WINDOW, _JUMP_SHARE, _JUMP_NATS, _JUMP_SIGMAS = 16, 0.03, 0.05, 1.5
+_JUMP_AT_ONCE, _JUMP_DRIFT, _JUMP_DRIFT_STEPS = 0.6, 0.25, 1000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CurveBeginning:
     """The steps before those of a long curve, in blocks of 200: the last step of each, medians of losses and speeds.
 
-    `highest_lr` and `first_lr` are those of all these steps, `broken_step` the first one whose loss is not finite.
+    `highest_lr` and `first_lr` are those of all these steps, `broken_step` the first one whose loss is not finite,
+    `jump_step` the newest one from which on the text was harder, 0 if none.
     """
 
     last_steps: Sequence[int] = ()
@@ -45,6 +44,7 @@ class CurveBeginning:
     first_lr: float = 0.0
     highest_lr: float = 0.0
     broken_step: int | None = None
+    jump_step: int = 0
 
     @property
     def count(self) -> int:
@@ -59,7 +59,8 @@ class Curve:
     `steps`, `train_losses` and, unless empty, the other columns are equally long; a gradient norm is None if unknown.
     `slowest_ranks` names the rank that worked for longest and how many times as long as the median one.
     `val` is pairs of step and loss, `samples` are generated texts. All are in step order. `vocab_size` 0 means unknown,
-    `grad_clip` 0 that nothing is clipped. `beginning` has the steps before these, if the curve is long.
+    `grad_clip` 0 that nothing is clipped. `beginning` has the steps before these, if the curve is long. Which cures
+    are in effect depends on `grad_clip`, `min_lr`, `threads` (None and 0: unknown), `patience` and `overfit_ratio`.
     """
 
     beginning: CurveBeginning = CurveBeginning()
@@ -75,6 +76,10 @@ class Curve:
     vocab_size: int = 0
     total_steps: int = 0
     grad_clip: float = 0.0
+    min_lr: float | None = None
+    threads: int = 0
+    patience: int = 0
+    overfit_ratio: float = 0.0
 
     @property
     def count(self) -> int:
@@ -127,16 +132,21 @@ class Spikes:
     worst_grad_ratio: float = 0.0
 
 
-def level_of(curve: Curve, losses: Floats) -> Level:
-    """Return the level now and the best one before, over windows counted back from the newest step; needs two."""
+def level_of(curve: Curve, losses: Floats, *, since_step: int = 0) -> Level:
+    """Return the level now and the best one before it from `since_step` on, over windows counted from the newest step.
+
+    It needs two windows; if none of those before is of these steps, the best level is the level now.
+    """
     window, beginning = _window(curve.count), curve.beginning
     blocks = losses[len(losses) % window :].reshape(-1, window)  # (blocks, window), the newest last
     medians = np.median(blocks, axis=1)
-    best = int(np.argmin(medians[:-1]))
-    last_of_best = len(losses) % window + (best + 1) * window - 1
     noise = _deviation((blocks - medians[:, None])[-20:].ravel())
-    before = min(zip(beginning.train_losses, beginning.last_steps, strict=True), default=(np.inf, 0))
-    best_loss, best_step = min((float(medians[best]), int(curve.steps[last_of_best])), before, key=lambda pair: pair[0])
+    lasts = [int(curve.steps[last]) for last in range(len(losses) % window + window - 1, len(losses), window)]
+    levels = chain(
+        zip(beginning.train_losses, beginning.last_steps, strict=True), zip(medians[:-1].tolist(), lasts, strict=False)
+    )
+    counted = (pair for pair in levels if pair[1] - window >= since_step - 1 or not since_step)
+    best_loss, best_step = min(counted, key=lambda pair: pair[0], default=(float(medians[-1]), lasts[-1]))
     return Level(
         now=float(medians[-1]),
         window_steps=window,
@@ -158,8 +168,50 @@ def levels_at(curve: Curve, losses: Floats, steps: Sequence[int]) -> tuple[float
     )
 
 
+def jump_step(curve: Curve, losses: Floats) -> int:
+    """Return the newest step at which the level rose at once and without a loud gradient, as by harder text; else 0."""
+    width = _JUMP_WINDOW
+    if len(losses) < 2 * width:
+        return curve.beginning.jump_step
+    windows = np.lib.stride_tricks.sliding_window_view(losses, width)
+    before, after = np.median(windows[:-width], axis=1), np.quantile(windows[width:], 0.25, axis=1)
+    rise, noise = after - before, _deviation(np.diff(losses)) / np.sqrt(2)  # at the places from `width` on
+    least = np.maximum(_JUMP_SHARE * np.abs(before), max(_JUMP_NATS, _JUMP_SIGMAS * float(noise)))
+    for places in reversed(_spans(np.flatnonzero(rise > least) + width, width)):
+        near = range(max(4, int(places[0]) - 4), min(int(places[-1]) + 4, len(losses) - width) + 1)
+        at = max(near, key=lambda place: _step_height(losses, place, 4))
+        if _is_one_step(losses, at) and _is_quiet(_loudness(curve, np.arange(at - 1, at + 3))):
+            return int(curve.steps[at])
+    return curve.beginning.jump_step
+
+
+def _step_height(losses: Floats, at: int, width: int) -> float:
+    """Return how much higher the median of the steps from a place on is than that of the steps before it."""
+    return float(np.median(losses[at : at + width]) - np.median(losses[max(0, at - width) : at]))
+
+
+def _is_one_step(losses: Floats, at: int) -> bool:
+    """Whether the level rises at this place, and neither gradually nor for long before or after it."""
+    width = _JUMP_WINDOW
+    height = _step_height(losses, at, width)
+    earlier = losses[max(0, at - width - _JUMP_DRIFT_STEPS) : max(0, at - width)]
+    later = losses[at + width :][:_JUMP_DRIFT_STEPS]
+    drifts = (
+        np.median(losses[max(0, at - width) : at]) - np.median(earlier) if len(earlier) >= width else 0.0,
+        np.median(later) - np.median(losses[at : at + width]) if len(later) >= width else 0.0,
+    )
+    return _step_height(losses, at, 4) >= _JUMP_AT_ONCE * height and max(drifts) <= _JUMP_DRIFT * height
+
+
+def _is_quiet(loudness: Floats) -> bool:
+    return bool(((loudness > 0) & (loudness < _LOUD)).all())
+
+
 def spikes_of(curve: Curve, losses: Floats, *, sigmas: float, share: float) -> Spikes:
-    """Return the steps that rise by `sigmas` of noise and by `share` of the level over the median before them."""
+    """Return the steps that rise by `sigmas` of noise and by `share` of the level over the median before them.
+
+    Only those with a loud gradient count. One spike in the warm-up is forgotten, more are not.
+    """
     count = len(losses)
     looked_back = min(max(count // 2, 500), 10_000, count - _SPIKE_WINDOW)
     if looked_back < 1:
@@ -169,114 +221,53 @@ def spikes_of(curve: Curve, losses: Floats, *, sigmas: float, share: float) -> S
     base = np.median(before, axis=1)
     rise = tail[_SPIKE_WINDOW:] - base
     noise = _deviation(rise)
-    found = np.flatnonzero(rise > np.maximum(sigmas * noise, share * np.abs(base)))
-    if not len(found):
+    first = count - looked_back
+    found = np.flatnonzero(rise > np.maximum(sigmas * noise, share * np.abs(base))) + first
+    spikes = _spans(found[_loudness(curve, found) >= _LOUD], _SPIKE_WINDOW)
+    usual, is_quiet = max(_USUAL_RISES, looked_back // 100), np.ones(looked_back, dtype=np.bool_)
+    for spike in spikes:
+        is_quiet[max(0, spike[0] - first - _SPIKE_WINDOW) : spike[-1] - first + _SPIKE_WINDOW] = False
+    least = _USUAL_HEIGHT * np.partition(rise[is_quiet], -usual)[-usual] if is_quiet.sum() >= usual else 0.0
+    spikes = [spike for spike in spikes if rise[spike - first].max() >= least]
+    warm = count - curve.steps_since_highest_lr() if len(curve.learning_rates) else -1
+    early = [spike for spike in spikes if spike[0] <= warm]
+    spikes = spikes[1:] if len(early) == 1 else spikes
+    if not spikes:
         return Spikes(count=0, looked_back_steps=looked_back, noise=noise)
-    worst = int(found[np.argmax(rise[found])])
-    index = count - looked_back + worst
-    around = curve.grad_norms[max(0, index - LARGEST_WINDOW) : index + LARGEST_WINDOW]
-    known = [norm for norm in around if norm is not None and np.isfinite(norm)]
-    norm = curve.grad_norms[index] if curve.grad_norms else None
-    middle = float(np.median(known)) if known else 0.0
+    index = int(max(np.concatenate(spikes), key=lambda place: rise[place - first]))
+    ratio = float(_loudness(curve, np.array([index]))[0])
     return Spikes(
-        count=int(1 + np.count_nonzero(np.diff(found) > _SPIKE_WINDOW)),  # steps within one window are one spike
+        count=len(spikes),
         looked_back_steps=looked_back,
         noise=noise,
         worst_step=int(curve.steps[index]),
-        worst_rise=float(rise[worst]),
-        worst_grad_ratio=norm / middle if norm is not None and np.isfinite(norm) and middle > 0 else 0.0,
+        worst_rise=float(rise[index - first]),
+        worst_grad_ratio=ratio if np.isfinite(ratio) else 0.0,
     )
-
-
-class ThroughputWatch:
-    """Says while training runs far below its own median; slow steps do not enter the median."""
-
-    def __init__(self) -> None:
-        self._usual = deque[float](maxlen=_USUAL_STEPS)
-        self._slow = deque[float](maxlen=_SLOW_STEPS)
-        self._slow_seconds = 0.0
-
-    def add(self, tokens_per_second: float, seconds: float) -> str:
-        """Add a step; return how slow the newest steps are, or "" while they are not."""
-        median = float(np.median(self._usual)) if len(self._usual) >= _FEWEST_RATES else 0.0
-        if tokens_per_second >= _SLOW_SHARE * median:
-            self._usual.append(tokens_per_second)
-            self._slow.clear()
-            self._slow_seconds = 0.0
-            return ""
-        self._slow.append(tokens_per_second)
-        self._slow_seconds += seconds
-        if len(self._slow) < _SLOW_STEPS or self._slow_seconds < _SLOW_SECONDS:
-            return ""
-        slow = float(np.median(self._slow))
-        return f"training runs at {slow:,.0f} tokens/s, {slow / median:.0%} of its own median of {median:,.0f}"
-
-
-def find_clipped_updates(curve: Curve) -> str:
-    """Return that most updates are clipped, or "" if they are not or nothing is known of norms."""
-    if not curve.grad_clip or not curve.grad_norms or not curve.learning_rates:
-        return ""
-    newest = min(curve.steps_since_highest_lr(), _CLIPPED_LOOK_BACK)
-    norms = [norm for norm in curve.grad_norms[-newest:] if norm is not None]
-    share = sum(norm > curve.grad_clip for norm in norms) / max(len(norms), 1)
-    if len(norms) < _CLIPPED_STEPS or share < _CLIPPED_SHARE:
-        return ""
-    longer = f"longer than grad_clip {curve.grad_clip:g} (median {float(np.median(norms)):.3g})"
-    return f"{share:.0%} of the last {len(norms):,} gradients were {longer} and were clipped to it"
-
-
-def find_collapsed_throughput(curve: Curve) -> str:
-    """Return where the newest span of the steps kept whole ran far below the run's own median, or "" where none did."""
-    rates = np.asarray(curve.tokens_per_second, dtype=np.float64)
-    if len(rates) < _FEWEST_RATES:
-        return ""
-    usual: Sequence[float] | Floats = rates
-    if curve.beginning.count:
-        blocks = rates[len(rates) % LARGEST_WINDOW :].reshape(-1, LARGEST_WINDOW)
-        usual = [*curve.beginning.tokens_per_second, *np.median(blocks, axis=1)]
-    median = float(np.median(usual))
-    is_slow = np.concatenate([[False], rates < _SLOW_SHARE * median, [False]])
-    borders: Sequence[int] = np.flatnonzero(np.diff(is_slow)).tolist()  # first index and end of each slow span
-    for first, end in reversed(list(zip(borders[::2], borders[1::2], strict=True))):
-        slow = float(np.median(rates[first:end]))
-        if end - first >= _SLOW_STEPS and sum(curve.seconds[first:end]) >= _SLOW_SECONDS:
-            where = format_steps(int(curve.steps[first]), int(curve.steps[end - 1]))
-            return f"{where} ran at {slow:,.0f} tokens/s, {slow / median:.0%} of the run's median of {median:,.0f}"
-    return ""
-
-
-def find_straggler(curve: Curve) -> str:
-    """Return which rank the others wait for in most of the newest steps, or "" where none stands out."""
-    newest = [item for item in curve.slowest_ranks[-_STRAGGLING_STEPS:] if item]
-    if len(newest) < _FEWEST_RATES:
-        return ""
-    late = [name for name, ratio in newest if ratio >= _STRAGGLING_RATIO]
-    name, count = Counter(late).most_common(1)[0] if late else ("", 0)
-    if count < _STRAGGLING_SHARE * len(newest):
-        return ""
-    ratio = float(np.median([ratio for other, ratio in newest if other == name]))
-    work = f"its own work took it {ratio:.1f} times as long as the median rank, and the others wait for it"
-    return f"{name} was the slowest in {count} of the last {len(newest)} steps: {work}"
-
-
-def find_repeating_samples(curve: Curve) -> str:
-    """Return that each of the newest samples of text repeats itself, or all are the same; "" otherwise."""
-    newest = curve.samples[-SAMPLES:]
-    if len(newest) < SAMPLES:
-        return ""
-    if len(set(newest)) == 1:
-        return f"the newest {SAMPLES} samples are the same text"
-    width = _PIECE_CHARACTERS
-    pieces = [[text[i : i + width] for i in range(len(text) - width + 1)] for text in newest]
-    least = min(1 - len(set(of_one)) / max(len(of_one), 1) if of_one else 0.0 for of_one in pieces)
-    if least < _REPEATED_SHARE:
-        return ""
-    return f"at least {least:.0%} of each of the newest {SAMPLES} samples repeats what stands before it in the sample"
 
 
 def _window(count: int) -> int:
     """Return the window of a level, in steps, for a curve of `count` steps."""
     return int(np.clip(count // 10, 5, LARGEST_WINDOW))
+
+
+def _spans(places: NDArray[np.intp], gap: int) -> list[NDArray[np.intp]]:
+    """Return places in rising order in spans: places at most `gap` apart are of one span."""
+    return np.split(places, np.flatnonzero(np.diff(places) > gap) + 1) if len(places) else []
+
+
+def _loudness(curve: Curve, places: NDArray[np.intp]) -> Floats:
+    """Return how many times as long as the median around it each gradient is; one that is not finite is infinitely so.
+
+    It is 0 where the median is unknown.
+    """
+    norms, ratios = np.array(curve.grad_norms, dtype=np.float64), np.zeros(len(places))  # None becomes NaN
+    for at, place in enumerate(places.tolist() if len(norms) else ()):
+        around = norms[max(0, place - LARGEST_WINDOW) : place + LARGEST_WINDOW]
+        known = around[np.isfinite(around)]
+        middle = float(np.median(known)) if len(known) else 0.0
+        ratios[at] = 0.0 if middle <= 0 else norms[place] / middle if np.isfinite(norms[place]) else np.inf
+    return ratios
 
 
 def _deviation(values: Floats) -> float:
@@ -326,7 +317,8 @@ class CurveFold:
         )
 
     def _fold(self) -> None:
-        before, steps, losses = self._beginning, self._steps[:FOLDED_STEPS], self._losses[:FOLDED_STEPS]
+        before, curve = self._beginning, self.curve()
+        steps, losses = self._steps[:FOLDED_STEPS], self._losses[:FOLDED_STEPS]
         is_first, broken = before.first_step is None, np.flatnonzero(~np.isfinite(losses))
         broken_step = steps[int(broken[0])] if len(broken) and before.broken_step is None else before.broken_step
         self._beginning = CurveBeginning(
@@ -337,6 +329,7 @@ class CurveFold:
             first_lr=self._rates[0] if is_first else before.first_lr,
             highest_lr=max(before.highest_lr, *self._rates[:FOLDED_STEPS]),
             broken_step=broken_step,
+            jump_step=jump_step(curve, np.asarray(curve.train_losses)),
         )
         for column in (self._steps, self._losses, self._norms, self._rates, self._speeds, self._seconds, self._slowest):
             del column[:FOLDED_STEPS]

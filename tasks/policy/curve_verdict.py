@@ -13,7 +13,7 @@ from itertools import chain
 import numpy as np
 
 from cairn.storage.logs.run_entries import CurveVerdict
-from cairn.tasks.policy import curve_statistics
+from cairn.tasks.policy import curve_statistics, run_symptoms
 from cairn.tasks.text.format import format_count
 
 
@@ -39,24 +39,40 @@ _RISE_SHARE, _RISE_ERRORS, _RISE_NATS = 0.05, 6.0, 0.1
 _GUESS_SHARE = 0.1
 # Stuck: at most this share below ln(vocabulary); the frequencies of tokens alone bring text far below that.
 _STUCK_SHARE = 0.05
-# Spiking: a step above the median of the 16 before it by both.
+# Spiking: a step above the median of the 16 before it by both, and a loud gradient.
 _SPIKE_SIGMAS, _SPIKE_SHARE = 8.0, 0.1
 # Overfitting: held-out over train loss at least the ratio; the gap is enough if the held-out loss rose above its best.
 _OVERFIT_RATIO, _OVERFIT_GAP, _OVERFIT_RISE, _OVERFIT_EVALUATIONS = 1.3, 1.05, 0.02, 3
-# Plateau: improvement of the held-out loss below the share, or of the train loss over the last two thirds of the run.
+# Plateau: improvement of the held-out loss below the share, or of the train loss over the last two thirds of the run of
+# at least so many steps, and since a jump.
 _PLATEAU_SHARE, _PLATEAU_EVALUATIONS = 0.005, 5
-_FLAT_SHARE, _FLAT_STEPS = 0.02, 300
+_FLAT_SHARE, _FLAT_STEPS = 0.02, 200
+# A learning rate is dead below this share of its maximum.
+_DEAD_SHARE = 0.001
 
+Curve = curve_statistics.Curve
+
+
+_CLIP = "Clip gradients: training.grad_clip = 1.0."
+_END_LOWER = "Let the learning rate fall: a lower training.min_lr or fewer training.steps."
+_FALL_SOONER = "Let the learning rate fall sooner: fewer training.steps."
+_REVIVE = "Raise training.min_lr or training.steps: the learning rate has fallen to almost nothing."
+_STOP = "Else stop here ([early_stop] patience)."
+_STOP_EARLIER = "Stop earlier ([early_stop] overfit_ratio or patience); the best checkpoint is kept."
+_FEWER_THREADS = "Open the next run with fewer training.threads."
 CURES: Mapping[str, tuple[str, ...]] = {
     VerdictKind.HEALTHY: (),
     VerdictKind.TOO_EARLY: ("Wait for more steps.",),
     VerdictKind.PLATEAU: (
-        "Let the learning rate fall: a lower training.min_lr or fewer training.steps.",
+        _END_LOWER,
+        _FALL_SOONER,
+        _REVIVE,
         "If it was flat early on, lower training.lr: a rate that is too high learns only token frequencies.",
-        "Make the model larger or bring more data; else stop here ([early_stop] patience).",
+        "Make the model larger or bring more data.",
+        _STOP,
     ),
     VerdictKind.SPIKING: (
-        "Clip gradients: training.grad_clip = 1.0.",
+        _CLIP,
         "Lower training.lr or lengthen training.warmup_steps.",
         "Look at the data of the spike's step; go back before it and leave that batch out.",
     ),
@@ -70,14 +86,15 @@ CURES: Mapping[str, tuple[str, ...]] = {
     ),
     VerdictKind.SLOW: (
         "Look for other work on the machine in those steps; more threads than free cores wait for each other.",
-        "Open the next run with fewer training.threads, or move this one to a machine with free cores.",
+        _FEWER_THREADS,
+        "Move this run to a machine with free cores.",
     ),
     VerdictKind.STRAGGLING: (
-        "Look for other work, heat or a throttled device on that machine; ranks all have the same share of a batch.",
+        "Look for other work, heat or a throttled device there; ranks have the same share of a batch.",
         "Take the machine out, and give the same command on another one: the bits stay the same.",
     ),
     VerdictKind.OVERFITTING: (
-        "Stop earlier ([early_stop] overfit_ratio or patience); the best checkpoint is kept.",
+        _STOP_EARLIER,
         "Bring more data, or train fewer steps on what there is.",
         "Raise model.dropout and training.weight_decay, or make the model smaller.",
     ),
@@ -89,15 +106,31 @@ CURES: Mapping[str, tuple[str, ...]] = {
     VerdictKind.DIVERGING: (
         "Lower training.lr (try a tenth) and go back to a checkpoint before the rise.",
         "Lengthen training.warmup_steps.",
-        "Clip gradients: training.grad_clip = 1.0.",
+        _CLIP,
     ),
 }
+_IN_EFFECT: Mapping[str, Callable[[Curve], bool]] = {
+    _CLIP: lambda curve: 0 < curve.grad_clip <= 1.0,
+    _END_LOWER: lambda curve: curve.min_lr == 0 or _has_dead_rate(curve),
+    _FALL_SOONER: lambda curve: curve.min_lr != 0 or _has_dead_rate(curve),
+    _REVIVE: lambda curve: not _has_dead_rate(curve),
+    _STOP: lambda curve: curve.patience > 0,
+    _STOP_EARLIER: lambda curve: curve.patience > 0 or curve.overfit_ratio > 0,
+    _FEWER_THREADS: lambda curve: curve.threads == 1,
+}
+"""When a cure is not named: the run has it already, or it would change nothing."""
+
+
+def _has_dead_rate(curve: Curve) -> bool:
+    rates = curve.learning_rates
+    return len(rates) > 0 and rates[-1] < _DEAD_SHARE * max(max(rates), curve.beginning.highest_lr)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Measured:
-    curve: curve_statistics.Curve
+    curve: Curve
     losses: curve_statistics.Floats
+    since_step: int
     level: curve_statistics.Level
     spikes: curve_statistics.Spikes
     uniform: float
@@ -105,23 +138,25 @@ class _Measured:
     train_at_val: tuple[float, ...]
 
 
-def judge(curve: curve_statistics.Curve) -> CurveVerdict:
+def judge(curve: Curve) -> CurveVerdict:
     """Return the verdict on a curve of any length; the worst rule that holds gives the reason, symptoms are added."""
     losses = np.asarray(curve.train_losses, dtype=np.float64)
     broken, step = np.flatnonzero(~np.isfinite(losses)), curve.beginning.broken_step
     if len(broken) or step is not None:
         step = int(curve.steps[int(broken[0])]) if step is None else step
-        return _verdict(VerdictKind.DIVERGING, f"the train loss at step {step} is not a number", {"step": step})
+        return _verdict(curve, VerdictKind.DIVERGING, f"the train loss at step {step} is not a number", {"step": step})
     if len(losses) < _FEWEST_STEPS:
         why = f"{len(losses)} steps are on record; a verdict needs {_FEWEST_STEPS}"
-        return _verdict(VerdictKind.TOO_EARLY, why, {"steps": len(losses)})
+        return _verdict(curve, VerdictKind.TOO_EARLY, why, {"steps": len(losses)})
     # Of many held-out losses, the newest 200 and the best are kept.
     val = [(step, loss) for step, loss in curve.val if step >= curve.first_step]
     val = [*([min(val[:-200], key=lambda point: point[1])] if val[200:] else []), *val[-200:]]
+    since = curve_statistics.jump_step(curve, losses)
     seen = _Measured(
         curve=curve,
         losses=losses,
-        level=curve_statistics.level_of(curve, losses),
+        since_step=since,
+        level=curve_statistics.level_of(curve, losses, since_step=since),
         spikes=curve_statistics.spikes_of(curve, losses, sigmas=_SPIKE_SIGMAS, share=_SPIKE_SHARE),
         uniform=math.log(curve.vocab_size) if curve.vocab_size > 1 else 0.0,
         val=tuple(val),
@@ -131,13 +166,13 @@ def judge(curve: curve_statistics.Curve) -> CurveVerdict:
     for kind, why in chain(((kind, rule(seen)) for kind, rule in _RULES), symptoms.items()):
         if why:
             others = (text for other, text in symptoms.items() if text and other is not kind)
-            return _verdict(kind, "; also: ".join([why, *others]), _numbers(seen))
+            return _verdict(curve, kind, "; also: ".join([why, *others]), _numbers(seen))
     level, end = seen.level, "no evaluation yet"
     if seen.val:
         loss, train = seen.val[-1][1], seen.train_at_val[-1]
         end = f"val loss {loss:.2f} is {loss / max(train, 1e-9):.2f} × train loss {train:.2f}"
     now = f"train loss {level.now:.2f} (median of the last {level.window_steps} steps), best before {level.best:.2f}"
-    return _verdict(VerdictKind.HEALTHY, f"{now}; {end}", _numbers(seen))
+    return _verdict(curve, VerdictKind.HEALTHY, f"{now}; {end}", _numbers(seen))
 
 
 def _diverging(seen: _Measured) -> str:
@@ -198,13 +233,12 @@ def _spiking(seen: _Measured) -> str:
 
 
 def _flat_train_loss(seen: _Measured) -> str:
-    if seen.curve.count < _FLAT_STEPS:
+    curve, since = seen.curve, seen.since_step + seen.level.window_steps if seen.since_step else 0
+    steps = sorted({curve.step_at(curve.count // 3), since} - {0})
+    then, step = max(zip(curve_statistics.levels_at(curve, seen.losses, steps), steps, strict=True))
+    if curve.steps[-1] - steps[-1] < _FLAT_STEPS - 1 or seen.level.now <= then * (1 - _FLAT_SHARE):
         return ""
-    step = seen.curve.step_at(seen.curve.count // 3)
-    then = curve_statistics.levels_at(seen.curve, seen.losses, [step])[0]
-    if seen.level.now <= then * (1 - _FLAT_SHARE):
-        return ""
-    before = f"{then:.3f} at step {step}, two thirds of the run ago"
+    before = f"{then:.3f} at step {step}, {curve.steps[-1] - step} steps ago"
     return f"train loss {seen.level.now:.3f} improves on {before}, by less than {_FLAT_SHARE:.0%}"
 
 
@@ -228,11 +262,11 @@ _RULES: tuple[tuple[VerdictKind, Callable[[_Measured], str]], ...] = (
     (VerdictKind.PLATEAU, _flat_train_loss),
     (VerdictKind.PLATEAU, _flat_val_loss),
 )
-_SYMPTOMS: tuple[tuple[VerdictKind, Callable[[curve_statistics.Curve], str]], ...] = (
-    (VerdictKind.CLIPPING, curve_statistics.find_clipped_updates),
-    (VerdictKind.REPEATING, curve_statistics.find_repeating_samples),
-    (VerdictKind.SLOW, curve_statistics.find_collapsed_throughput),
-    (VerdictKind.STRAGGLING, curve_statistics.find_straggler),
+_SYMPTOMS: tuple[tuple[VerdictKind, Callable[[Curve], str]], ...] = (
+    (VerdictKind.CLIPPING, run_symptoms.find_clipped_updates),
+    (VerdictKind.REPEATING, run_symptoms.find_repeating_samples),
+    (VerdictKind.SLOW, run_symptoms.find_collapsed_throughput),
+    (VerdictKind.STRAGGLING, run_symptoms.find_straggler),
 )
 """From the worst on, the symptoms last; each returns the reason, or "" if it does not hold."""
 
@@ -259,6 +293,7 @@ def _numbers(seen: _Measured) -> dict[str, float]:
     return numbers
 
 
-def _verdict(kind: VerdictKind, why: str, numbers: Mapping[str, float]) -> CurveVerdict:
+def _verdict(curve: Curve, kind: VerdictKind, why: str, numbers: Mapping[str, float]) -> CurveVerdict:
+    cures = tuple(cure for cure in CURES[kind] if cure not in _IN_EFFECT or not _IN_EFFECT[cure](curve))
     finite = {name: float(value) for name, value in numbers.items() if math.isfinite(value)}
-    return CurveVerdict(kind=kind.value, why=why, numbers=finite, cures=CURES[kind])
+    return CurveVerdict(kind=kind.value, why=why, numbers=finite, cures=cures)

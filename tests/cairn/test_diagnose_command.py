@@ -61,8 +61,8 @@ def test_a_snapshot_whose_vocabulary_is_no_number_counts_as_unread(trained: Fabr
 
 def test_clipped_slow_and_repeating_steps_are_found_in_the_step_records(bard: FabricatedRun) -> None:
     write_steps(bard, 1, range(1, 20))
-    write_steps(bard, 2, range(21, 90), grad_norm=2.0, sample="so")
-    write_steps(bard, 2, range(90, 99), grad_norm=2.0, tokens_per_second=0.1, seconds=10.0)
+    write_steps(bard, 2, range(21, 90), grad_norm=4.0, sample="so")
+    write_steps(bard, 2, range(90, 99), grad_norm=4.0, tokens_per_second=0.1, seconds=10.0)
     view = diagnose_run(bard.log).verdict
     assert view.kind == "clipping" and "same text" in view.why and "steps 90 to 98 ran at 0 tokens/s" in view.why
 

@@ -42,6 +42,9 @@ CURVES = {
     "diverging from a best level long ago": changed(slice(2000, 2400), lambda losses: losses - 2.5),
     "diverging by one step long ago": changed(slice(700, 701), lambda losses: losses * math.nan),
     "stuck": np.full(COUNT, UNIFORM) + np.random.default_rng(0).normal(0, 0.01, COUNT),
+    "diverging after a jump long ago": changed(slice(15_000, None), lambda losses: losses + 1.6)
+    + 1.0 * (np.arange(COUNT) > COUNT - 2000),
+    "healthy after a jump long ago": changed(slice(15_000, None), lambda losses: losses + 1.6),
     "spiking": changed(slice(COUNT - 50, COUNT - 49), lambda losses: losses + 5.0),
     "plateau": np.full(COUNT, 2.5) + np.random.default_rng(0).normal(0, 0.01, COUNT),
 }
@@ -60,7 +63,11 @@ def whole(records: Sequence[StepRecord]) -> Curve:
 
 @pytest.mark.parametrize("name", CURVES)
 def test_a_long_curve_gets_the_verdict_of_all_its_steps(name: str) -> None:
-    records = [step_record(step, loss=float(loss)) for step, loss in enumerate(CURVES[name], 1)]
+    loud = {2401, COUNT - 1998, COUNT - 299, COUNT - 49} if not name.startswith("healthy") else ()
+    records = [
+        step_record(step, loss=float(loss), grad_norm=50.0 if step in loud else 0.5)
+        for step, loss in enumerate(CURVES[name], 1)
+    ]
     fold, val = CurveFold(), ((5_000, 3.4), (COUNT, 3.1))
     for record in records:
         fold.add(record, None)

@@ -7,6 +7,8 @@ CLAIM = "tasks/attempt/attempt_entries.py"
 BUDGETS = "tasks/policy/budgets.py"
 EARLY_STOP = "tasks/policy/early_stop.py"
 WATCH = "tasks/policy/run_watch.py"
+CURVE = "tasks/policy/curve_statistics.py"
+VERDICTS = "tests/tasks/test_curve_verdict.py"
 TESTS = "tests/wiring/test_flow.py"
 BACK_OFF = f"{TESTS}::test_the_flow_waits_between_attempts_as_the_budget_says_until_it_is_spent"
 COUNTED = f"{TESTS}::test_a_receipt_counts_what_the_trainer_did_and_what_of_it_was_lost"
@@ -191,10 +193,80 @@ TASK_MUTANTS = (
     ),
     mutant(
         "verdict-on-the-gradients",
-        "tasks/policy/curve_statistics.py",
+        CURVE,
         "self._losses.append(record.train_loss)",
         "self._losses.append(record.grad_norm or 0.0)",
         key("how_far_the_held_out_loss_may_lie_above"),
+    ),
+    mutant(
+        "spikes-need-no-gradient",
+        CURVE,
+        "_spans(found[_loudness(curve, found) >= _LOUD], _SPIKE_WINDOW)",
+        "_spans(found, _SPIKE_WINDOW)",
+        f"{VERDICTS}::test_a_rise_of_the_loss_without_a_loud_gradient_is_no_spike",
+    ),
+    mutant(
+        "every-spike-of-the-warm-up-is-forgotten",
+        CURVE,
+        "spikes[1:] if len(early) == 1 else spikes",
+        "spikes[len(early) :]",
+        f"{VERDICTS}::test_a_second_spike_in_the_warm_up_is_not_forgotten_and_neither_is_the_first",
+    ),
+    mutant(
+        "no-spike-of-the-warm-up-is-forgotten",
+        CURVE,
+        "spikes[1:] if len(early) == 1 else spikes",
+        "spikes",
+        f"{VERDICTS}::test_one_spike_in_the_warm_up_is_forgotten",
+    ),
+    mutant(
+        "usual-rises-are-spikes",
+        CURVE,
+        "if rise[spike - first].max() >= least]",
+        "if len(spike)]",
+        f"{VERDICTS}::test_a_loud_step_that_rises_no_more_than_several_quiet_ones_is_no_spike",
+    ),
+    mutant(
+        "loud-jumps-are-harder-text",
+        CURVE,
+        "(loudness > 0) & (loudness < _LOUD)",
+        "loudness > 0",
+        "tests/tasks/test_curve_jumps.py::test_a_rise_is_diverging",
+    ),
+    mutant(
+        "a-slow-rise-is-harder-text",
+        CURVE,
+        "return _step_height(losses, at, 4) >= _JUMP_AT_ONCE * height and max(drifts) <= _JUMP_DRIFT * height",
+        "return True",
+        "tests/tasks/test_curve_jumps.py::test_a_rise_is_diverging",
+    ),
+    mutant(
+        "a-fold-forgets-jumps",
+        CURVE,
+        "jump_step=jump_step(curve, np.asarray(curve.train_losses)),",
+        "",
+        "tests/tasks/test_curve_fold.py::test_a_long_curve_gets_the_verdict_of_all_its_steps",
+    ),
+    mutant(
+        "cures-in-effect-are-named",
+        "tasks/policy/curve_verdict.py",
+        "if cure not in _IN_EFFECT or not _IN_EFFECT[cure](curve)",
+        "if cure",
+        "tests/tasks/test_curve_cures.py::test_a_cure_in_effect_is_not_named_and_others_are",
+    ),
+    mutant(
+        "cures-go-by-how-the-run-was-opened",
+        "tasks/evaluator/curve_reader.py",
+        "newest = state.attempts[-1].started.config if state.attempts else {}",
+        "newest = config",
+        "tests/tasks/test_curve_cures.py::test_what_is_in_effect_is_read_from_the_run_and_its_newest_attempt",
+    ),
+    mutant(
+        "a-little-clipping-is-a-symptom",
+        "tasks/policy/run_symptoms.py",
+        "if median < _CLIPPED_RATIO * curve.grad_clip:",
+        "if median < curve.grad_clip:",
+        "tests/tasks/test_run_symptoms.py::test_gradients_that_are_a_little_clipped_or_not_at_all_are_healthy",
     ),
     mutant(
         "strangers-fill-the-meeting-place",
