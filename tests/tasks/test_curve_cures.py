@@ -1,18 +1,20 @@
 """No cure is named that the run has in effect, whatever the verdict: cures by configuration."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cairn.storage.logs.run_entries import RunOpened
-from cairn.storage.logs.run_state import RunState
+from cairn.storage.logs.fold_cache import History
+from cairn.storage.logs.run_state import AttemptRecord, RunState
 from cairn.tasks.evaluator.curve_reader import CurveReader
 from cairn.tasks.policy.curve_statistics import Curve
 from cairn.tasks.policy.curve_verdict import VerdictKind, judge
+from tests.entries import CONFIG, NOON, started
+from tests.storage.builders import opened
 from tests.tasks.long_run import LongRun
-from tests.tasks.test_early_stop import configured, history
 
 STEPS = 400
 FALLING = 2.5 + 3.0 * np.exp(-4.0 * np.arange(STEPS) / STEPS)
@@ -95,14 +97,10 @@ def test_a_healthy_curve_needs_no_cure() -> None:
 
 
 def test_what_is_in_effect_is_read_from_the_run_and_its_newest_attempt() -> None:
-    opened = configured()
-    opened["training"] = opened["training"] | {"min_lr": 0.0, "threads": 2, "grad_clip": 0.5}
-    state = _opened_with(opened, history(config=configured(patience=4, overfit_ratio=1.5)))
+    run = CONFIG | {"training": CONFIG["training"] | {"min_lr": 0.0, "threads": 2, "grad_clip": 0.5}}
+    newest = CONFIG | {"early_stop": CONFIG["early_stop"] | {"patience": 4, "overfit_ratio": 1.5}}
+    attempt = AttemptRecord(started=replace(started(1), config=newest), started_at=NOON)
+    state = RunState(opened=replace(opened(), config=run), attempts=History([attempt]))
     curve = CurveReader(LongRun(), "runs/r").read(state, suite_sha256=None)
     assert (curve.patience, curve.overfit_ratio) == (4, 1.5)
     assert (curve.min_lr, curve.threads, curve.grad_clip) == (0.0, 2, 0.5)
-
-
-def _opened_with(config: dict[str, Any], state: RunState) -> RunState:
-    fields = {name: getattr(state.opened, name) for name in RunOpened.__slots__}
-    return RunState(opened=RunOpened(**fields | {"config": config}), attempts=state.attempts)
