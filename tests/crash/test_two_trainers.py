@@ -5,9 +5,13 @@ import signal
 
 import pytest
 
-from tests.crash.training_command import STEPS, Command
+from cairn.storage.logs.step_log import silent_seconds
+from tests.crash.training_command import RUN, STEPS, Command
 from tests.crash.victims import trainers_of
-from tests.processes.waiting import patience_seconds
+from tests.processes.waiting import patience_seconds, wait_until
+
+SILENT_SECONDS = 4.0
+"""Longer than the lease and than so many heartbeats that a fresh one is believed."""
 
 
 @pytest.mark.slow  # quick witness: the protocol's suites, where every fenced owner is refused, and test_exit_codes.py
@@ -19,6 +23,8 @@ def test_a_zombie_that_wakes_after_its_successor_finished_is_fenced_and_says_so(
     asleep = [zombie.pid, *(trainer.pid for trainer in trainers_of(zombie))]
     for pid in asleep:
         os.kill(pid, signal.SIGSTOP)
+    # A person's command leaves an owner alone whose last heartbeat is fresh, and a loaded machine stops it late.
+    wait_until(lambda: (silent_seconds(command.store, f"runs/{RUN}", 1) or 0.0) > SILENT_SECONDS, "a silent owner")
     command.train()
     command.let_go("pause@12")
     for pid in asleep:
