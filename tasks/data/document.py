@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import islice
 from typing import TypeAlias
 
 from cairn.model.configuration.data import DataConfig
@@ -17,6 +18,7 @@ from cairn.storage.stores.codec import sha256
 from cairn.tasks.errors import InvalidConfiguration
 
 _REPORT_EVERY_PIECES = 1024
+_SAMPLED_SOURCES, _SAMPLED_CHARACTERS = 64, 8192
 
 
 class InvalidCorpus(InvalidConfiguration):
@@ -176,6 +178,13 @@ class TextSample:
             yield content.decode("utf-8")
 
 
+def sample_texts(sources: Sequence[Source]) -> Iterator[str]:
+    """Yield the beginnings of some documents, spread over the sources."""
+    for source in sources[:: max(1, len(sources) // _SAMPLED_SOURCES)]:
+        for found in islice(source.documents(), max(2, _SAMPLED_SOURCES // len(sources))):
+            yield found.text[:_SAMPLED_CHARACTERS]
+
+
 def read_corpus(sources: Sequence[Source], *, deduplicate: bool) -> Iterator[Piece]:
     """Yield the pieces of all sources; with `deduplicate` a document with the text of an earlier one is rejected."""
     seen = set[bytes]()
@@ -206,10 +215,24 @@ def survey_corpus(
     on_piece: Callable[[Piece], None] = lambda piece: None,
 ) -> Survey:
     """Read everything once; offers the train text to `sample`, calls on_text(bytes, documents) and on_piece of each."""
+    pieces = read_corpus(sources, deduplicate=deduplicate)
+    return survey_pieces(pieces, sources, val_fraction, sample, on_text=on_text, on_piece=on_piece)
+
+
+def survey_pieces(
+    pieces: Iterator[Piece],
+    sources: Sequence[Source],
+    val_fraction: float,
+    sample: TextSample | None = None,
+    *,
+    on_text: Callable[[int, int], None] = lambda size_bytes, documents: None,
+    on_piece: Callable[[Piece], None] = lambda piece: None,
+) -> Survey:
+    """Return the survey of the pieces of these sources."""
     val_bytes = 0
     documents, text_bytes, rejected = Counter[SplitName](), 0, Counter[tuple[str, str]]()
     first = dict[tuple[str, str], RejectedRow]()
-    for count, piece in enumerate(read_corpus(sources, deduplicate=deduplicate)):
+    for count, piece in enumerate(pieces):
         on_piece(piece)
         if isinstance(piece, RejectedRow):
             rejected[piece.source, piece.kind] += piece.kind not in LEFT_OUT

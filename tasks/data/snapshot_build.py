@@ -39,6 +39,7 @@ from cairn.tasks.data.snapshot_writer import (
     assemble,
     count_batches,
     find_finished_parts,
+    pieces_of,
     read_parts,
     write_parts,
 )
@@ -46,7 +47,6 @@ from cairn.tasks.data.snapshot_writer import (
 _SURVEY = "survey.json"
 FAST_FROM_BYTES = 32 << 20
 """From so much text on, the fast encoder saves more than its probe takes."""
-_SAMPLED_SOURCES, _SAMPLED_CHARACTERS = 64, 8192
 _ABANDONED_SECONDS = 14 * 24 * 3600.0
 
 
@@ -215,34 +215,51 @@ class _Build:
         self.turned_off = self.tokenizer.turned_off if self.tokenizer else ()
         self.unknown_bytes = 0
         self.sources = open_corpus(data, base_dir, lambda done, total: self._report(BuildStage.CHECKING, total, done))
+        # The size of the text is not known before a survey; the files' size stands for it.
+        self._stored_bytes = sum(source.bytes for source in self.sources)
 
     def stage(self, folder: Path) -> snapshot_manifest.SnapshotManifest:
-        """Write every file of the snapshot into `folder/snapshot`, with the parts that an earlier build finished."""
-        survey, tokenizer = self._survey(folder)
+        """Write every file of the snapshot into `folder/snapshot`, with the parts that an earlier build finished.
+
+        Where the fast library encodes with a given tokenizer, the text is read once: tokens come as soon as a survey.
+        """
+        tokenizer, survey = self.tokenizer, None
         try:
-            if survey.text_bytes >= FAST_FROM_BYTES:
-                tokenizer.accelerate(sample_texts(self.sources), EncodingProcess)
-                return_freed_memory()
+            if not (tokenizer and self._stored_bytes >= FAST_FROM_BYTES and self._accelerate(tokenizer)):
+                survey, tokenizer = self._survey(folder)
+                if survey.text_bytes >= FAST_FROM_BYTES:
+                    self._accelerate(tokenizer)
             parts = self._tokenize(folder, survey, tokenizer)
         finally:
-            tokenizer.slow_down()
+            if tokenizer:
+                tokenizer.slow_down()
         return_freed_memory()
         target = folder / "snapshot"
         shutil.rmtree(target, ignore_errors=True)  # of a build that was killed meanwhile
         target.mkdir()
-        counted = self._count(BuildStage.WRITING, survey, read_parts(parts.paths))
+        counted = self._count(BuildStage.WRITING, parts.text_bytes, read_parts(parts.paths))
         return assemble(target, counted, self.sources, tokenizer, self._data.val_fraction)
 
-    def _tokenize(self, folder: Path, survey: Survey, tokenizer: Tokenizer) -> FinishedParts:
-        """Write the parts that an earlier build did not finish; returns all."""
+    def _accelerate(self, tokenizer: Tokenizer) -> bool:
+        is_fast = tokenizer.accelerate(document.sample_texts(self.sources), EncodingProcess)
+        return_freed_memory()
+        return is_fast
+
+    def _tokenize(self, folder: Path, survey: Survey | None, tokenizer: Tokenizer) -> FinishedParts:
+        """Write the parts that an earlier build did not finish; returns all. Raises InvalidCorpus."""
         encoder = PartEncoder(tokenizer=tokenizer, val_fraction=self._data.val_fraction)
         done = find_finished_parts(folder, encoder.schema)
         # All of the text is read again, to be hashed; only the rest after the finished parts is tokenized.
         pieces = islice(document.read_corpus(self.sources, deduplicate=self._data.deduplicate), done.pieces, None)
-        encoded = _refuse_early(encoder.encode(pieces), done, survey.text_bytes, self._data)
-        counted = self._count(BuildStage.TOKENIZING, survey, encoded, done.text_bytes, done.documents)
+        encoded, total = encoder.encode(pieces), self._stored_bytes
+        if survey:
+            encoded, total = _refuse_early(encoded, done, survey.text_bytes, self._data), survey.text_bytes
+        counted = self._count(BuildStage.TOKENIZING, total, encoded, done.text_bytes, done.documents)
         write_parts(folder, len(done.paths), counted, encoder.schema)
         parts = find_finished_parts(folder, encoder.schema)
+        if not survey:
+            found = document.survey_pieces(pieces_of(parts.paths), self.sources, self._data.val_fraction)
+            require_usable(found, self._data)
         self.unknown_bytes = _require_known(parts, self._data)
         return parts
 
@@ -255,8 +272,7 @@ class _Build:
             require_usable(survey, data)
             return survey, tokenizer
         sample = None if self.tokenizer else document.TextSample(data.tokenizer_bytes)
-        # The size of the text is not known before the survey; the files' size stands for it.
-        report = partial(self._report, BuildStage.SURVEYING, sum(source.bytes for source in self.sources))
+        report = partial(self._report, BuildStage.SURVEYING, self._stored_bytes)
         survey = survey_corpus(self.sources, data.val_fraction, sample, deduplicate=data.deduplicate, on_text=report)
         require_usable(survey, data)
         if (chosen := self.tokenizer) is None:
@@ -273,25 +289,18 @@ class _Build:
         return survey, chosen
 
     def _count(
-        self, stage: BuildStage, survey: Survey, batches: Iterable[pa.RecordBatch], done: int = 0, documents: int = 0
+        self, stage: BuildStage, total: int, batches: Iterable[pa.RecordBatch], done: int = 0, documents: int = 0
     ) -> Iterator[pa.RecordBatch]:
         """Yield the batches of parts, and report each after its use; `done` and `documents` come from other builds."""
         for batch in batches:
             yield batch
             done += compute.sum(batch.column("bytes")).as_py()
             documents += batch.column("kind").null_count
-            self._report(stage, survey.text_bytes, done, documents)
+            self._report(stage, total, done, documents)
 
     def _report(self, stage: BuildStage, total: int, done: int, documents: int = 0) -> None:
         done = min(done, total)
         self._on_progress(BuildProgress(stage=stage, bytes_done=done, bytes_total=total, documents=documents))
-
-
-def sample_texts(sources: Sequence[Source]) -> Iterator[str]:
-    """Yield the beginnings of some documents, spread over the sources."""
-    for source in sources[:: max(1, len(sources) // _SAMPLED_SOURCES)]:
-        for found in islice(source.documents(), max(2, _SAMPLED_SOURCES // len(sources))):
-            yield found.text[:_SAMPLED_CHARACTERS]
 
 
 def require_usable(survey: Survey, data: DataConfig) -> None:

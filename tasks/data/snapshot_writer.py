@@ -29,6 +29,7 @@ from cairn.tasks.data.document import Document, InvalidCorpus, Piece, Source
 
 _COLUMNS = [field.name for field in fields(DocumentRow)]
 _REJECTED_COLUMNS = [field.name for field in fields(RejectedRow)]
+_PIECE_COLUMNS = ("source", "offset_bytes", "kind", "detail", "bytes", "split", "sha256", "ends")
 _BATCH_PIECES = 4096
 BATCH_BYTES = 1 << 20
 PART_BYTES = 64 << 20
@@ -82,6 +83,19 @@ def read_parts(paths: Iterable[Path]) -> Iterator[pa.RecordBatch]:
         with pa.OSFile(str(path)) as file, pa.ipc.open_file(file) as reader:
             for number in range(reader.num_record_batches):
                 yield reader.get_batch(number)
+
+
+def pieces_of(paths: Iterable[Path]) -> Iterator[Piece]:
+    """Yield the pieces that parts were made of, without their text."""
+    for batch in read_parts(paths):
+        rows = zip(*(batch.column(name).to_pylist() for name in _PIECE_COLUMNS), strict=True)
+        for source, offset, kind, detail, size, split, digest, ends in rows:
+            if kind is not None:
+                yield RejectedRow(source=source, offset_bytes=offset, kind=kind, detail=detail)
+            else:
+                yield Document(
+                    source=source, offset_bytes=offset, text="", bytes=size, sha256=digest, placed=split, ends=ends
+                )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
