@@ -28,7 +28,7 @@ def measure(folder: Path, data: DataConfig, *, cores: int, fast_from: int = 0, *
     command = [sys.executable, measured_build.__file__, str(folder), settings, str(cores), str(fast_from)]
     environment = {"PYTHONPATH": str(ROOT), "HOME": os.environ.get("HOME", "/"), **variables}
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
-    snapshot_id, peak_bytes = json.loads(done.stdout)
+    snapshot_id, peak_bytes, *_ = json.loads(done.stdout)
     return snapshot_id, peak_bytes
 
 

@@ -5,12 +5,18 @@ A line changes only with a package that writes other bytes, or because its text 
 
 import gzip
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from cairn.model.configuration.data import DataConfig
-from cairn.tasks.data.snapshot_build import build_snapshot
+from cairn.model.data import tokenizer
+from cairn.model.data.fast_encoder import FastEncoder
+from cairn.tasks.data import snapshot_build
+from cairn.tasks.data.document import InvalidCorpus
+from cairn.tasks.data.snapshot_build import BuildProgress, BuildStage, build_snapshot
 from tests.memory_store import MemoryStore
 from tests.tasks.corpus_files import shaped
 from tests.tasks.tokenizer_kinds import KINDS, MORE, PARAGRAPHS, TEXTS
@@ -37,6 +43,8 @@ FILES = {
     "rows.parquet": shaped(TEXTS, "parquet"),
     "packed.jsonl.gz": gzip.compress(shaped(TEXTS, "jsonl"), compresslevel=0, mtime=0),
     "packed.txt.zst": stored_zstd("\n\n".join(TEXTS).encode()),
+    "none.ndjson": b'{"text": 1}\n' * 3,
+    "few.ndjson": b'{"text": "a"}\n',
 }
 CASES = {
     "text": {"sources": ["a.txt"]},
@@ -107,3 +115,42 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_is_read_correctly_keeps_its_snapshot_id(case: str, folder: Path) -> None:
     data = DataConfig.model_validate({"tokenizer": "bytes", **CASES[case]})
     assert build_snapshot(MemoryStore(), data, folder).snapshot_id == IDS[case]
+
+
+REFUSED = {
+    "one line too many": {"sources": ["bad.jsonl", "a.jsonl"]},
+    "no text": {"sources": ["none.ndjson"], "max_rejected_fraction": 1.0},
+    "nothing held out": {"sources": ["few.ndjson"]},
+}
+GIVEN = {name: case for name, case in CASES.items() if "tokenizer" not in case} | REFUSED
+
+
+@contextmanager
+def one_pass() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(snapshot_build, "FAST_FROM_BYTES", 0)
+        patch.setattr(snapshot_build, "EncodingProcess", FastEncoder)
+        patch.setattr(tokenizer, "_every_character", lambda: iter(()))
+        yield
+
+
+def outcome(data: DataConfig, folder: Path, stages: set[BuildStage]) -> str:
+    def listen(progress: BuildProgress) -> None:
+        stages.add(progress.stage)
+
+    try:
+        return build_snapshot(MemoryStore(), data, folder, on_progress=listen).snapshot_id
+    except InvalidCorpus as refused:
+        return str(refused)
+
+
+@pytest.mark.parametrize("case", GIVEN)
+def test_one_pass_gives_what_a_survey_and_a_pass_give(case: str, folder: Path) -> None:
+    data = DataConfig.model_validate({"tokenizer": "bytes", **GIVEN[case]})
+    stages = set[BuildStage]()
+    expected = outcome(data, folder, stages)
+    assert BuildStage.SURVEYING in stages and (case in REFUSED) == (len(expected) != 64)
+    stages.clear()
+    with one_pass():
+        assert outcome(data, folder, stages) == expected
+    assert BuildStage.SURVEYING not in stages and BuildStage.TOKENIZING in stages
