@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from cairn.storage.logs.fold_cache import History
-from cairn.storage.logs.log_entry import CheckpointReference, DevicePeak, Writer
+from cairn.storage.logs.log_entry import Arithmetic, CheckpointReference, DevicePeak, Writer
 from cairn.storage.logs.registry import MODEL_KINDS, DatedDecision, ModelDecision, Refused, RegistryState
 from cairn.storage.logs.run_entries import (
     AttemptEnded,
@@ -105,6 +105,9 @@ def ended(attempt: int, reason: str = "lost", **changes: Any) -> AttemptEnded:
         "decision": decided(),
         "evidence": {"exit_code": 9},
         "peak": DevicePeak(flops=3e12, source="measured"),
+        "arithmetic": Arithmetic(
+            digest="d1", name="native", processor="p1", instructions="i1", libraries="l1", flags="f1"
+        ),
         "starting_seconds": 2.25,
         "last_seen_at": NOON + timedelta(seconds=2),
     }

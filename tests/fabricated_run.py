@@ -16,7 +16,7 @@ from cairn.storage.checkpoints.checkpoint import (
     stage_checkpoint,
 )
 from cairn.storage.checkpoints.payload import TensorRecord, TrainerDocument
-from cairn.storage.logs.log_entry import CheckpointReference, DevicePeak, EntryLog, Writer
+from cairn.storage.logs.log_entry import Arithmetic, CheckpointReference, DevicePeak, EntryLog, Writer
 from cairn.storage.logs.registry import Promoted, Registry, RegistryState
 from cairn.storage.logs.run_entries import (
     RUN_KINDS,
@@ -158,6 +158,9 @@ class FabricatedRun:
             gpu_seconds=0.75,
             at=NOON,
             peak=DevicePeak(flops=4e12, source="data sheet"),
+            arithmetic=Arithmetic(
+                digest="d2", name="native", processor="p2", instructions="i2", libraries="l2", flags="f2"
+            ),
             starting_seconds=1.75,
             symptom="it crawls",
         )

@@ -223,7 +223,7 @@ TRAINING: dict[str, tuple[int, str]] = {
     "train run.toml --set data.tokenizer=bpe:60000": (2, "vocabulary too big: "),
     "train run.toml --set data.tokenizer=gpt2": (2, "must be 'bytes', 'bpe:<size>' or the path of a tokenizer.json"),
     "train run.toml --set data.tokenizer=gone.json": (2, "gone.json: No such file or directory; rule"),
-    "train run.toml --set data.tokenizer=tokenizer.json": (2, "not a tokenizer.json the tokenizers library can read"),
+    "train run.toml --set data.tokenizer=tokenizer.json": (2, "it has no model with a vocabulary"),
     "train run.toml --set data.weights=[1,2]": (2, "2 of them, must be as many as the 1 sources"),
     "train run.toml --set data.weights=[0]": (2, "weights=(0.0,) draw nothing; at least one must be above 0"),
     "train run.toml --set data.weights=[-1]": (2, "must be a list, each item a number of at least 0"),

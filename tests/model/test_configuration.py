@@ -108,8 +108,8 @@ def test_every_key_is_written_to_the_log_and_read_back(config) -> None:
     [
         ((1.0,), "as many as the 2 sources"),
         ((1.0, 2.0, 3.0), "as many as the 2 sources"),
-        ((1.0, 0.0), "greater than 0"),
-        ((1.0, -1.0), "greater than 0"),
+        ((1.0, 0.0), "'b' has 0 from the first step to the last"),
+        ((1.0, -1.0), "greater than or equal to 0"),
         ((1.0, float("inf")), "finite"),
         ((1.0, float("nan")), "weights"),
         ((1.0, 1e-12), "round them to fewer digits"),
@@ -121,7 +121,7 @@ def test_weights_that_cannot_be_drawn_by_are_refused(weights, rule) -> None:
 
 
 def test_an_entry_that_stands_there_twice_cannot_have_two_weights() -> None:
-    with pytest.raises(ValidationError, match="sources name 'a' twice"):
+    with pytest.raises(ValidationError, match="'a' is named twice"):
         DataConfig(sources=("in/a", "./in/a"), weights=(1, 2))
 
 

@@ -211,7 +211,15 @@ def test_an_accelerator_has_the_name_of_its_driver_and_a_cpu_that_of_the_system(
     (tmp_path / "0000:01:00.0" / "information").write_text("Model: \t\t NVIDIA H200\nIRQ:   11\n")
     assert device_name("cuda:0", cards=tmp_path) == "NVIDIA H200"
     assert device_name("cuda:0", cards=tmp_path / "none") == ""
-    assert device_name("cpu") in cpu_facts().values()
+    assert device_name("cpu").partition(" (")[0] in cpu_facts().values()
+
+
+def test_processors_of_one_name_have_their_generation_beside_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    facts = {"model name": "AMD EPYC", "cpu family": "26", "model": "2"}
+    monkeypatch.setattr(machine, "cpu_facts", lambda names: facts)
+    assert device_name("cpu") == "AMD EPYC (cpu family 26, model 2)"
 
 
 @pytest.mark.parametrize("system", [("Linux", "x86_64"), ("Linux", "aarch64"), ("Darwin", "x86_64")])

@@ -21,7 +21,7 @@ def own() -> Iterator[list[int]]:
 def raised(number: signal.Signals, extra: str = "") -> ShutdownSignal:
     notice = ShutdownSignal()
     with notice.listening(extra):
-        os.kill(os.getpid(), number)
+        signal.raise_signal(number)  # in this thread: no other one takes what this one blocks
     return notice
 
 
