@@ -6,7 +6,8 @@ from prefect import task
 
 from cairn.storage.logs.registry import Registry
 from cairn.storage.logs.run_log import RunLog
-from cairn.tasks.checkpoints.promotion import Candidate, PromotionRules, offer
+from cairn.tasks.checkpoints.promotion import Candidate, PromotionRules
+from cairn.tasks.checkpoints.promotion_offer import offer
 from cairn.tasks.configuration.settings import METRIC
 from cairn.tasks.errors import GateRefused
 

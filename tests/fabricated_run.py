@@ -29,6 +29,7 @@ from cairn.storage.logs.run_entries import (
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.logs.run_state import RunState
 from cairn.storage.logs.step_log import Heartbeat, write_heartbeat
+from cairn.storage.logs.window_losses import WindowLosses, write_losses
 from cairn.storage.stores.local_store import LocalStore
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.configuration.configuration_source import parse_configuration
@@ -126,8 +127,15 @@ class FabricatedRun:
         body = entries.finished(reference)
         self.log.append(lambda state: body, writer=Writer(host="here", pid=1, attempt=reference.attempt))
 
-    def evaluate(self, reference: CheckpointReference, *, loss: float | None, suite_sha256: str = "5" * 64) -> None:
-        """Record an evaluation, or a failed one where there is no loss."""
+    def evaluate(
+        self,
+        reference: CheckpointReference,
+        *,
+        loss: float | None,
+        suite_sha256: str = "5" * 64,
+        losses: Sequence[float] = (),
+    ) -> None:
+        """Record an evaluation, with losses by window where there are any, or a failed one where there is no loss."""
         shared: dict[str, Any] = {
             "step": reference.step,
             "manifest_sha256": reference.manifest_sha256,
@@ -142,8 +150,14 @@ class FabricatedRun:
             body = EvaluationFailed(**shared, detail="it exited with 1", refused=True)
         else:
             metrics = {"val_loss": loss, "perplexity": 31.5, "bits_per_byte": 1.75}
+            kept = WindowLosses(window_tokens=8, losses={"val_loss": tuple(losses)})
             body = EvaluationRecorded(
-                **shared, metrics=metrics, samples=("The end",), evaluator_version="2", boundary="a wall"
+                **shared,
+                metrics=metrics,
+                samples=("The end",),
+                evaluator_version="2",
+                boundary="a wall",
+                window_losses_sha256=write_losses(self.log.store, self.log.prefix, kept) if losses else None,
             )
         self.log.append(lambda state: body, writer=HUMAN)
 

@@ -16,6 +16,7 @@ from cairn.reports.queries import run_lookup
 from cairn.storage.checkpoints.checkpoint import verify_checkpoint
 from cairn.storage.errors import IntegrityError, ObjectMissing
 from cairn.storage.logs import log_entry, registry, run_entries, run_log, run_state
+from cairn.storage.logs.window_losses import read_losses
 from cairn.storage.snapshots import data_snapshot
 from cairn.storage.stores import open_store, store_probe
 from cairn.storage.stores.object_store import ObjectStore, check_object
@@ -160,6 +161,7 @@ def verify_run(store: ObjectStore, run_id: str) -> Verification:
     problems += [f"seq {entry.seq}: a {entry.kind} without effect: {why}" for entry in state.refused]
     problems += registry_problems(store, run_id, state)
     problems += _data_problems(store, state)
+    problems += _losses_problems(store, run_id, state)
     for record in state.readable:
         problems += map(str, verify_checkpoint(store, record.committed))
     return Verification(
@@ -183,6 +185,16 @@ def _cache_problems(store: ObjectStore, run_id: str, state: run_state.RunState, 
         return
     if cached != state:
         yield f"{log.fold_key}: leads to another state than the entries do; delete it, it is only a cache"
+
+
+def _losses_problems(store: ObjectStore, run_id: str, state: run_state.RunState) -> Iterator[str]:
+    """Yield the problems of the losses by window; those of a deleted run are gone."""
+    named = [] if state.deleted else [it.window_losses_sha256 for it in state.evaluations if it.window_losses_sha256]
+    for digest in dict.fromkeys(named):
+        try:
+            read_losses(store, run_log.run_prefix(run_id), digest)
+        except IntegrityError as damage:
+            yield f"{damage}; `cairn evaluate {run_id}@STEP --again` measures it anew"
 
 
 def _data_problems(store: ObjectStore, state: run_state.RunState) -> Iterator[str]:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from cairn.reports.queries.run_lookup import FoundCheckpoint, configuration_of
 from cairn.storage.logs import run_log, run_state
 from cairn.storage.logs.registry import Promoted, Refused, Registry, RegistryState, SuiteReference
-from cairn.tasks.checkpoints import promotion
+from cairn.tasks.checkpoints import promotion, promotion_offer
 from cairn.tasks.checkpoints.promotion import Approval, Candidate, Gate, PromotionRules
 from cairn.tasks.configuration import run_configuration, settings
 from cairn.tasks.evaluator.evaluation_run import required_suites_of, suite_of
@@ -29,6 +29,7 @@ def promotion_rules(config: run_configuration.RunConfig) -> PromotionRules:
     return PromotionRules(
         required=tuple(SuiteReference(name=suite.name, sha256=suite.sha256) for suite in required),
         min_improvement=config.promotion.min_improvement,
+        gates=config.promotion.gates,
         refuse_verdicts=config.promotion.refuse_verdicts,
         needs_approval=config.promotion.require_approval,
     )
@@ -43,7 +44,7 @@ def offer_as_person(found: FoundCheckpoint, alias: str, *, why: str = "") -> Reg
         run_id=log.run_id, reference=reference, evaluations=evaluations, by=by, why=why, approval=approval
     )
     rules = promotion_rules(configuration_of(log.state))
-    return promotion.offer(log, Registry(log.store, alias), candidate, rules)
+    return promotion_offer.offer(log, Registry(log.store, alias), candidate, rules)
 
 
 def end_on_record(log: run_log.RunLog, config: run_configuration.RunConfig) -> str:
@@ -58,7 +59,7 @@ def end_on_record(log: run_log.RunLog, config: run_configuration.RunConfig) -> s
     if missing | missing_suites(state, candidate.reference.manifest_sha256, required):
         return ""
     registry = Registry(log.store, config.promotion.alias)
-    foreseen = promotion.preview_offer(log, registry, candidate, replace(rules, needs_approval=False))
+    foreseen = promotion_offer.preview_offer(log, registry, candidate, replace(rules, needs_approval=False))
     before = describe_earlier_decision(registry, candidate, foreseen)
     return f"{describe_training(state)}; {before}" if before else ""
 

@@ -38,7 +38,7 @@ from cairn.storage.logs.log_entry import CheckpointReference
 from cairn.storage.logs.registry import Promoted, Registry
 from cairn.storage.stores.codec import sha256
 from cairn.tasks import errors, evaluate, promote
-from cairn.tasks.checkpoints import promotion
+from cairn.tasks.checkpoints import promotion, promotion_offer
 from cairn.tasks.evaluate import Measurement
 from cairn.tasks.evaluator.evaluation_run import EvaluationPlan
 from cairn.tasks.policy.early_stop import Stop, StopTerms, find_stop, outstanding
@@ -196,7 +196,7 @@ def offer_best(run: ActiveRun, steps: Steps) -> FlowEnd:
     if candidate is None:
         return flow_run.completed(f"{how}; nothing to promote: no evaluation succeeded")
     registry = Registry(run.log.store, run.config.promotion.alias)
-    foreseen = promotion.preview_offer(run.log, registry, candidate, replace(rules, needs_approval=False))
+    foreseen = promotion_offer.preview_offer(run.log, registry, candidate, replace(rules, needs_approval=False))
     if before := checkpoint_offer.describe_earlier_decision(registry, candidate, foreseen):
         return flow_run.completed(f"{how}; {before}")
     if rules.needs_approval and isinstance(foreseen, Promoted):

@@ -41,32 +41,37 @@ def evaluation_mode(model: gpt.GPT) -> Iterator[None]:
         model.train(was_training)
 
 
-def held_out_loss(
-    model: gpt.GPT, windows: TokenWindows, *, batches: int, batch_size: int, among: range | None = None
-) -> tuple[float, int]:
-    """Return the mean loss in nats per token and the number of windows: `batches * batch_size`, or all, if fewer.
+def window_losses(
+    model: gpt.GPT, windows: TokenWindows, *, count: int, among: range | None = None
+) -> tuple[float, ...]:
+    """Return the loss of each window in nats per token, in the data's order: of `count` windows, or all, if fewer.
 
     The windows are evenly spread over the data, or over those `among` it, and always the same ones. They are measured
-    some thousand tokens at a time, whatever the batch size: the loss depends on nothing but the slice.
+    some thousand tokens at a time: a loss depends on nothing but its window.
     """
-    among = range(windows.window_count) if among is None else among
-    total, count = 0.0, min(batches * batch_size, len(among))
+    among, losses = range(windows.window_count) if among is None else among, list[float]()
+    count = min(count, len(among))
     chosen = among.start + np.arange(count, dtype=np.int64) * len(among) // count
     with evaluation_mode(model):
         at_once = max(1, block_sizes.HELD_OUT_TOKENS // windows.block_size)
         for start in range(0, len(chosen), at_once):
             tokens = torch.from_numpy(windows.gather(chosen[start : start + at_once])).to(model.device)  # (b, T+1)
-            total += float(head_loss.summed_loss(model.hidden(tokens[:, :-1]), model.head_weight, tokens[:, 1:]))
-    return total / (count * windows.block_size), count
+            hidden = model.hidden(tokens[:, :-1])
+            losses += head_loss.window_losses(hidden, model.head_weight, tokens[:, 1:]).tolist()
+    return tuple(losses)
 
 
-def evaluate(
-    model: gpt.GPT, val_windows: TokenWindows, *, batches: int, batch_size: int, bytes_per_token: float
-) -> EvaluationMetrics:
-    """Measure `model` on `batches` x `batch_size` held-out windows; leaves its mode and all generators unchanged."""
-    loss, samples = held_out_loss(model, val_windows, batches=batches, batch_size=batch_size)
+def held_out_loss(model: gpt.GPT, windows: TokenWindows, *, batches: int, batch_size: int) -> tuple[float, int]:
+    """Return the mean loss in nats per token and the number of windows: `batches * batch_size`, or all, if fewer."""
+    losses = window_losses(model, windows, count=batches * batch_size)
+    return math.fsum(losses) / len(losses), len(losses)
+
+
+def describe_losses(losses: Sequence[float], *, bytes_per_token: float) -> EvaluationMetrics:
+    """Return the metrics of held-out windows by their losses in nats per token."""
+    loss = math.fsum(losses) / len(losses)
     perplexity, bits = math.exp(min(loss, 700.0)), loss / math.log(2.0) / bytes_per_token
-    return EvaluationMetrics(val_loss=loss, perplexity=perplexity, bits_per_byte=bits, samples=samples)
+    return EvaluationMetrics(val_loss=loss, perplexity=perplexity, bits_per_byte=bits, samples=len(losses))
 
 
 _MIN_TEMPERATURE = 1e-6

@@ -39,15 +39,15 @@ def token_loss(logits: Tensor, targets: Tensor, z_loss: float = 0.0) -> Tensor:
     return loss
 
 
-def summed_loss(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """Summed cross-entropy in nats without a gradient, few logits at a time: (B, T, C), (V, C), (B, T) -> scalar."""
+def window_losses(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross-entropy of each row in nats, no gradient, few logits at a time: (B, T, C), (V, C), (B, T) -> (B,)."""
     flat, ids = hidden.flatten(0, 1), targets.flatten()  # (B, T, C) -> (BT, C), (B, T) -> (BT,)
     rows = max(1, HELD_OUT_CHUNK_BYTES // (4 * len(weight)))
-    total = torch.zeros((), dtype=torch.float32, device=hidden.device)
+    losses = torch.empty(len(flat), dtype=torch.float32, device=hidden.device)
     for begin in range(0, len(flat), rows):
         logits = F.linear(flat[begin : begin + rows], weight).float()  # (r, C) x (C, V) -> (r, V)
-        total += F.cross_entropy(logits, ids[begin : begin + rows], reduction="sum")
-    return total
+        losses[begin : begin + rows] = F.cross_entropy(logits, ids[begin : begin + rows], reduction="none")
+    return losses.view(targets.shape).double().mean(dim=1)
 
 
 def head_loss(

@@ -13,13 +13,20 @@ _KINDS: Mapping[type, str] = {record: kind for kind, record in registry.MODEL_KI
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PromotedEvaluation:
-    """The evaluation that the gates compared: metrics under a suite, other required suites, the curve's verdict."""
+    """The evaluation that the gates compared: metrics under a suite, other required suites, the curve's verdict.
+
+    `better_by` is how much lower the held-out loss is than the champion's before, in nats, `better_by_error` the
+    standard error of that; `differences` has it and those of `promotion.gates`.
+    """
 
     suite_sha256: str
     metrics: Mapping[str, float]
     data_snapshot: str | None
     required: tuple[registry.SuiteReference, ...]
     verdict: str | None
+    better_by: float | None
+    better_by_error: float | None
+    differences: tuple[registry.MetricDifference, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,12 +91,16 @@ def _describe(
     evaluation, previous = None, body.previous if isinstance(body, Promoted) else None
     if about is not None and about.suite_sha256 is not None:
         promoted = about if isinstance(about, Promoted) else None
+        first = next(iter(about.differences), None)
         evaluation = PromotedEvaluation(
             suite_sha256=about.suite_sha256,
             metrics=about.metrics,
             data_snapshot=promoted.data_snapshot if promoted else None,
             required=promoted.required if promoted else (),
             verdict=promoted.verdict if promoted else None,
+            better_by=first.better_by if first else None,
+            better_by_error=first.error if first else None,
+            differences=about.differences,
         )
     if isinstance(body, RolledBack):
         previous = body.left_manifest_sha256

@@ -5,7 +5,7 @@ A set of runs are those named `SET.key=value`, as `cairn train --set key=value,v
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cairn.reports.errors import RunNotFound
@@ -13,6 +13,8 @@ from cairn.reports.queries import evaluations, run_lookup, run_status
 from cairn.reports.queries.receipts import SECONDS, read_receipts
 from cairn.storage.logs import run_index, run_log, step_log
 from cairn.storage.stores import codec, object_store
+from cairn.tasks.checkpoints import metric_comparison
+from cairn.tasks.configuration.settings import MetricGate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,7 +23,9 @@ class ComparedRun:
 
     `arithmetics` are the digests of those that its attempts computed with, in order.
 
-    Losses are in nats per token; `money` is device hours times the configured price, None without one.
+    Losses are in nats per token; `money` is device hours times the configured price, None without one. `better_by` is
+    how much lower the best held-out loss is than that of the run named first, over the same windows, with its standard
+    error; `versus_first` says it in words, or why the two cannot be compared.
     """
 
     run_id: str
@@ -40,6 +44,9 @@ class ComparedRun:
     money: float | None
     arithmetics: tuple[str, ...]
     settings: Mapping[str, Any]
+    better_by: float | None
+    better_by_error: float | None
+    versus_first: str | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,8 +92,31 @@ def compare_runs(logs: Sequence[run_log.RunLog]) -> RunComparison:
     settings = [codec.flatten(run_lookup.configuration_document(log.state)) for log in logs]
     keys = dict.fromkeys(key for one in settings for key in one)
     differing = tuple(key for key in keys if any(one.get(key) != settings[0].get(key) for one in settings))
-    runs = (_compared(log, {key: one.get(key) for key in differing}) for log, one in zip(logs, settings, strict=True))
-    return RunComparison(differing=differing, runs=tuple(runs))
+    runs = [_compared(log, {key: one.get(key) for key in differing}) for log, one in zip(logs, settings, strict=True)]
+    first = _side(logs[0], runs[0])
+    beside = (_versus(first, log, run) for log, run in zip(logs[1:], runs[1:], strict=True))
+    return RunComparison(differing=differing, runs=(*runs[:1], *beside))
+
+
+def _side(log: run_log.RunLog, run: ComparedRun) -> metric_comparison.Side:
+    """Return the best checkpoint of a run with its evaluations, newest first."""
+    of_best = log.state.evaluations_of(run.best.manifest_sha256) if run.best else ()
+    named = f"{log.run_id}@{run.best.step}" if run.best else log.run_id
+    return metric_comparison.Side(named=named, run_id=log.run_id, measured=tuple(reversed(of_best)))
+
+
+def _versus(first: metric_comparison.Side, log: run_log.RunLog, run: ComparedRun) -> ComparedRun:
+    """Return the run with the difference of its best checkpoint from that of the run named first."""
+    measured = [item for item in _side(log, run).measured if evaluations.VAL_LOSS in item.metrics]
+    if not first.measured or not measured:
+        return run
+    alike = (item for item in measured if metric_comparison.find_alike(first.measured, item))
+    item, read = next(alike, measured[0]), metric_comparison.losses_reader(log.store)
+    found = metric_comparison.compare_metric(MetricGate(), item, log.run_id, first, read)
+    if isinstance(found, str):
+        return replace(run, versus_first=found)
+    words = f"{found} than {first.named}" if found.error is not None else f"{found} against {first.named}"
+    return replace(run, better_by=found.better_by, better_by_error=found.error, versus_first=words)
 
 
 def _compared(log: run_log.RunLog, settings: Mapping[str, Any]) -> ComparedRun:
@@ -112,4 +142,7 @@ def _compared(log: run_log.RunLog, settings: Mapping[str, Any]) -> ComparedRun:
         arithmetics=tuple(dict.fromkeys(item.arithmetic.digest for item in receipts if item.arithmetic)),
         **seconds,
         settings=settings,
+        better_by=None,
+        better_by_error=None,
+        versus_first=None,
     )

@@ -205,6 +205,7 @@ def compared_runs_table(comparison: "run_comparison.RunComparison") -> Table:
         "train loss": lambda run: run.train_loss,
         "best held-out loss": lambda run: run.best.val_loss if run.best else None,
         "at step": lambda run: run.best.step if run.best else None,
+        "than the first": lambda run: run.versus_first,
         "attempts": lambda run: run.attempts,
         "device time": lambda run: format_duration(run.gpu_seconds),
         "lost": lambda run: format_duration(run.wasted_gpu_seconds),

@@ -19,11 +19,29 @@ class SuiteReference:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class MetricDifference:
+    """How much better than the champion's `before` a metric of a suite is: one standard error, None if not known."""
+
+    suite_sha256: str
+    metric: str
+    value: float
+    before: float
+    better_by: float
+    error: float | None
+
+    def __str__(self) -> str:
+        """Return it in words."""
+        words = f"{'better' if self.better_by > 0 else 'worse'} by {abs(self.better_by):.4f}"
+        return f"{words}, no error is known" if self.error is None else f"{words} ± {self.error:.4f}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Promoted:
     """An alias now points at these weights, and why.
 
     `suite_sha256`, `data_snapshot` and `metrics` are the compared evaluation, `required` the suites under which the
-    weights had to be evaluated, `verdict` the verdict on the loss curve.
+    weights had to be evaluated, `verdict` the verdict on the loss curve, `differences` those of the gates' metrics from
+    the champion before, that of the held-out loss first.
     """
 
     alias: str
@@ -40,6 +58,7 @@ class Promoted:
     data_snapshot: str
     required: tuple[SuiteReference, ...] = ()
     verdict: str | None = None
+    differences: tuple[MetricDifference, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,6 +76,7 @@ class Refused:
     why: str = ""
     suite_sha256: str | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
+    differences: tuple[MetricDifference, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -183,13 +183,17 @@ class EvaluationOutcome:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationRecorded(EvaluationOutcome):
-    """Metrics of a checkpoint under a suite, the curve's verdict, and what kept a command from other processes."""
+    """Metrics of a checkpoint under a suite, the curve's verdict, and what kept a command from other processes.
+
+    `window_losses_sha256` names the losses by window beside the log; none for commands and older evaluations.
+    """
 
     metrics: Mapping[str, float]
     samples: tuple[str, ...]
     evaluator_version: str
     verdict: CurveVerdict | None = None
     boundary: str = ""
+    window_losses_sha256: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

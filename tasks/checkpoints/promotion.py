@@ -1,26 +1,15 @@
-"""Offers of a checkpoint to an alias: pin it, let the gates decide on the newest registry, record the decision.
-
-The run's log pins the checkpoint before the registry may point at it, so that no sweep deletes it in between. The gates
-are pure functions, and the first one that refuses is recorded. They are asked again at every append: of two concurrent
-offers the slower one is compared with the new champion.
-"""
+"""The gates before a promotion: pure functions, asked in one order, of which the first that refuses is recorded."""
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from typing import TypeAlias
 
-from cairn.storage.checkpoints.resume_point import new_pin, pin_checkpoint, unpin_checkpoint
-from cairn.storage.logs import log_entry, run_entries, run_log, run_state
-from cairn.storage.logs.registry import Promoted, Refused, Registry, RegistryState, SuiteReference
-from cairn.tasks.configuration.settings import METRIC
-from cairn.tasks.configuration.stored_configuration import parse_stored_configuration
-from cairn.tasks.errors import GateRefused
-from cairn.tasks.machine.placement import this_placement
-
-_Measured: TypeAlias = Promoted | run_entries.EvaluationRecorded
+from cairn.storage.logs import log_entry, run_entries, run_state
+from cairn.storage.logs.registry import MetricDifference, Promoted, Refused, RegistryState, SuiteReference
+from cairn.tasks.checkpoints import metric_comparison
+from cairn.tasks.configuration.settings import METRIC, MetricGate
 
 
 class Gate(StrEnum):
@@ -69,23 +58,33 @@ class PromotionRules:
     """The requirements of the gates.
 
     Weights are evaluated under every suite of `required` and compared under the first; none accepts any evaluation.
+    `gates` are comparisons with the champion besides that of the held-out loss.
     """
 
     required: tuple[SuiteReference, ...] = ()
     min_improvement: float = 0.0
+    gates: tuple[MetricGate, ...] = ()
     refuse_verdicts: tuple[str, ...] = ()
     needs_approval: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Offer:
-    """Input of a gate; `champion_loss` is None if there is no champion or it is not comparable."""
+    """Input of a gate: `evaluation` is compared; `differences` from the champion are in the order of the rules.
+
+    One that cannot be told is the reason in words. There are none before the first champion or without an evaluation.
+    """
 
     candidate: Candidate
     rules: PromotionRules
     champion: Promoted | None
     evaluation: run_entries.EvaluationRecorded | None
-    champion_loss: float | None
+    differences: tuple[MetricDifference | str, ...]
+
+    @property
+    def known(self) -> tuple[MetricDifference, ...]:
+        """The differences that can be told."""
+        return tuple(item for item in self.differences if isinstance(item, MetricDifference))
 
 
 def evaluations_of(state: run_state.RunState, manifest_sha256: str) -> tuple[run_entries.EvaluationRecorded, ...]:
@@ -108,13 +107,8 @@ def choose_evaluation(
     suites = [suite.sha256 for suite in rules.required[:1]] or [item.suite_sha256 for item in candidate.evaluations[:1]]
     suites += [champion.suite_sha256] if champion else []
     found = [item for suite in suites for item in candidate.evaluations if item.suite_sha256 == suite]
-    alike = [item for item in found if champion is None or is_measured_like(item, champion)]
+    alike = [item for item in found if champion is None or metric_comparison.is_measured_like(item, champion)]
     return next(iter([*alike, *found]), None)
-
-
-def is_measured_like(evaluation: run_entries.EvaluationRecorded, other: _Measured) -> bool:
-    """Whether two losses are comparable: the same suite on the same data."""
-    return (evaluation.suite_sha256, evaluation.data_snapshot) == (other.suite_sha256, other.data_snapshot)
 
 
 def decide_promotion(
@@ -124,25 +118,50 @@ def decide_promotion(
     *,
     alias: str,
     read_evaluations: Callable[[Promoted], Sequence[run_entries.EvaluationRecorded]],
+    read_losses: metric_comparison.ReadLosses,
 ) -> Promoted | Refused | None:
     """Return the entry to append, or None if the alias already points at these weights.
 
-    `read_evaluations` returns the champion's; called if its promotion was measured on another suite or data.
+    `read_evaluations` returns the champion's, newest first; without any, its promotion tells what was measured.
     """
     champion = registry.champion
     if champion is not None and champion.manifest_sha256 == candidate.reference.manifest_sha256:
         return None
-    evaluation, loss = choose_evaluation(candidate, rules, champion), None
-    if champion is not None and evaluation is not None:
-        is_alike = is_measured_like(evaluation, champion)
-        measured: Sequence[_Measured] = [champion] if is_alike else read_evaluations(champion)
-        alike = (item.metrics.get(METRIC, math.inf) for item in measured if is_measured_like(evaluation, item))
-        loss = next(alike, None)
-    offer = _Offer(candidate=candidate, rules=rules, champion=champion, evaluation=evaluation, champion_loss=loss)
+    evaluation = choose_evaluation(candidate, rules, champion)
+    differences = tuple[MetricDifference | str, ...]()
+    if champion is not None and evaluation is not None and METRIC in evaluation.metrics:
+        named = f"{champion.run_id}@{champion.step}"
+        measured: tuple[metric_comparison.Measured, ...] = (*read_evaluations(champion), champion)
+        side = metric_comparison.Side(named=named, run_id=champion.run_id, measured=measured)
+        compare = partial(_compare, candidate, rules, evaluation, side, read_losses)
+        differences = tuple(map(compare, all_gates(rules)))
+    offer = _Offer(candidate=candidate, rules=rules, champion=champion, evaluation=evaluation, differences=differences)
     for name, gate in GATES:
         if detail := gate(offer):
-            return refusal(candidate, alias, name, detail, evaluation)
+            return refusal(candidate, alias, name, detail, evaluation, offer.known)
     return _promoted(offer, alias)
+
+
+def all_gates(rules: PromotionRules) -> tuple[MetricGate, ...]:
+    """Return the comparisons with the champion, that of the held-out loss first."""
+    return (MetricGate(margin=rules.min_improvement), *rules.gates)
+
+
+def _compare(
+    candidate: Candidate,
+    rules: PromotionRules,
+    evaluation: run_entries.EvaluationRecorded,
+    champion: metric_comparison.Side,
+    read_losses: metric_comparison.ReadLosses,
+    gate: MetricGate,
+) -> MetricDifference | str:
+    wanted = next((suite.sha256 for suite in rules.required if suite.name == gate.suite), evaluation.suite_sha256)
+    found = [item for item in candidate.evaluations if item.suite_sha256 == wanted and gate.metric in item.metrics]
+    alike = (item for item in found if metric_comparison.find_alike(champion.measured, item))
+    item = evaluation if not gate.suite and gate.metric in evaluation.metrics else next(alike, next(iter(found), None))
+    if item is None:
+        return f"{candidate.named} has no {gate.metric} under suite {gate.suite or evaluation.suite}"
+    return metric_comparison.compare_metric(gate, item, candidate.run_id, champion, read_losses)
 
 
 def refuse_unreadable(candidate: Candidate, alias: str) -> Refused:
@@ -195,27 +214,16 @@ def _verdict(offer: _Offer) -> str:
 
 
 def _comparable(offer: _Offer) -> str:
-    champion, evaluation = offer.champion, offer.evaluation
-    if champion is None or evaluation is None or offer.champion_loss is not None:
-        return ""
-    named = f"the champion {champion.run_id}@{champion.step}"
-    if champion.suite_sha256 == evaluation.suite_sha256:
-        data = f"other data ({champion.data_snapshot[:8]}, here {evaluation.data_snapshot[:8]})"
-        return f"{named} was measured on {data}, so the losses cannot be compared; {_elsewhere(offer.candidate)}"
-    suite = f"another suite ({champion.suite_sha256[:8]}, here {evaluation.suite} {evaluation.suite_sha256[:8]})"
-    remedy = f"measure it under this one (`cairn evaluate {champion.run_id}@{champion.step} --suite FILE`)"
-    return f"{named} was measured under {suite}; {remedy} and offer again, or {_elsewhere(offer.candidate)}"
+    problem = next((item for item in offer.differences if isinstance(item, str)), "")
+    return f"{problem}; {_elsewhere(offer.candidate)}" if problem else ""
 
 
 def _better(offer: _Offer) -> str:
-    if offer.champion_loss is None:
-        return ""
-    assert offer.evaluation is not None
-    loss, best, least = offer.evaluation.metrics[METRIC], offer.champion_loss, offer.rules.min_improvement
-    if loss < best and loss <= best - least:
-        return ""
-    margin = f" by {least:g} (promotion.min_improvement)" if least else ""
-    return f"{METRIC} {loss:.4f} must be below the champion's {best:.4f}{margin}; {_elsewhere(offer.candidate)}"
+    for number, (gate, difference) in enumerate(zip(all_gates(offer.rules), offer.known, strict=False)):
+        key = "promotion.gates" if number else "promotion.min_improvement"
+        if problem := metric_comparison.describe_failure(gate, key, difference):
+            return f"{problem}; {_elsewhere(offer.candidate)}"
+    return ""
 
 
 def _elsewhere(candidate: Candidate) -> str:
@@ -246,8 +254,9 @@ GATES: tuple[tuple[Gate, Callable[[_Offer], str]], ...] = (
 def _promoted(offer: _Offer, alias: str) -> Promoted:
     candidate, evaluation, approval = offer.candidate, offer.evaluation, offer.candidate.approval
     assert evaluation is not None
-    before = "the first one" if offer.champion_loss is None else f"before {offer.champion_loss:.4f}"
-    words = [f"{METRIC} {evaluation.metrics[METRIC]:.4f}, {before}", candidate.why, approval.why if approval else ""]
+    first = f"{METRIC} {evaluation.metrics[METRIC]:.4f}, the first one"
+    compared = "; ".join(map(metric_comparison.describe_difference, offer.known))
+    words = [compared or first, candidate.why, approval.why if approval else ""]
     return Promoted(
         alias=alias,
         run_id=candidate.run_id,
@@ -263,11 +272,17 @@ def _promoted(offer: _Offer, alias: str) -> Promoted:
         why=": ".join(dict.fromkeys(filter(None, words))),
         previous=offer.champion.manifest_sha256 if offer.champion else None,
         pin_id=candidate.pin_id,
+        differences=offer.known,
     )
 
 
 def refusal(
-    candidate: Candidate, alias: str, gate: Gate, detail: str, evaluation: run_entries.EvaluationRecorded | None = None
+    candidate: Candidate,
+    alias: str,
+    gate: Gate,
+    detail: str,
+    evaluation: run_entries.EvaluationRecorded | None = None,
+    differences: tuple[MetricDifference, ...] = (),
 ) -> Refused:
     """Return the entry of a gate that refuses, with the evaluation that it looked at."""
     finite = {name: value for name, value in evaluation.metrics.items() if math.isfinite(value)} if evaluation else {}
@@ -282,61 +297,6 @@ def refusal(
         why=candidate.why,
         suite_sha256=evaluation.suite_sha256 if evaluation else None,
         metrics=finite,
+        differences=tuple(item for item in differences if math.isfinite(item.better_by)),
         pin_id=candidate.pin_id,
     )
-
-
-def offer(log: run_log.RunLog, registry: Registry, candidate: Candidate, rules: PromotionRules) -> RegistryState:
-    """Append the gates' decision and return the registry; raises `GateRefused` after recording a refusal."""
-    state, reference = registry.refresh(), candidate.reference
-    if state.champion is not None and state.champion.manifest_sha256 == reference.manifest_sha256:
-        return state
-    pin = new_pin(reference, this_placement(device="cpu", threads=1), alias=registry.alias)
-    candidate = replace(candidate, pin_id=pin.pin_id)
-    decide = partial(_decide, log, registry.alias, candidate, rules)
-    is_pinned = pin_checkpoint(log, pin, writer=log_entry.this_writer())
-    state = registry.append(decide if is_pinned else lambda _: refuse_unreadable(candidate, registry.alias))
-    if any(promoted.pin_id == pin.pin_id for _, promoted in reversed(state.champions)):
-        return state
-    unpin_checkpoint(log, pin, "the registry did not take it", writer=log_entry.this_writer())
-    refusals = (item.refused for item in reversed(state.history) if item.refused is not None)
-    if own := next((refused for refused in refusals if refused.pin_id == pin.pin_id), None):
-        raise GateRefused(f"gate {own.gate!r} refused step {reference.step}: {own.detail}")
-    return state
-
-
-def preview_offer(
-    log: run_log.RunLog, registry: Registry, candidate: Candidate, rules: PromotionRules
-) -> Promoted | Refused | None:
-    """Return the decision that an offer would record now; None if the alias already points at the checkpoint."""
-    record = log.refresh().find_live(candidate.reference.prefix)
-    if record is None or record not in log.state.readable:
-        return refuse_unreadable(candidate, registry.alias)
-    return _decide(log, registry.alias, candidate, rules, registry.refresh())
-
-
-def pending_offer(state: run_state.RunState, read_registry: Callable[[str], RegistryState]) -> str:
-    """Return the alias that a finished run's best checkpoint was never offered to, or "" if no offer is missing.
-
-    A flow that was killed between `run-finished` and its offer leaves no decision in the registry. A run that needs an
-    approval may wait for it, and a run without a successful evaluation has nothing to offer.
-    """
-    if state.opened is None or state.finished is None or not state.attempts:
-        return ""
-    rules = parse_stored_configuration(state.attempts[-1].started.config).promotion
-    if rules.require_approval or (state.failed_evaluations and not state.evaluations):
-        return ""
-    offers = (item.promoted or item.refused for item in reversed(read_registry(rules.alias).history))
-    return "" if any(body.run_id == state.opened.run_id for body in offers if body is not None) else rules.alias
-
-
-def _decide(
-    log: run_log.RunLog, alias: str, candidate: Candidate, rules: PromotionRules, state: RegistryState
-) -> Promoted | Refused | None:
-    if candidate.pin_id is not None and candidate.pin_id in state.decided_pins:
-        return None  # a sweep took this process for dead and decided: its pin may be over, so it comes too late
-
-    def read(champion: Promoted) -> Sequence[run_entries.EvaluationRecorded]:
-        return evaluations_of(run_log.RunLog(log.store, champion.run_id).refresh(), champion.manifest_sha256)
-
-    return decide_promotion(state, candidate, rules, alias=alias, read_evaluations=read)

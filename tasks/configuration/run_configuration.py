@@ -94,6 +94,16 @@ class RunConfig(Section, use_attribute_docstrings=True):
                 raise ValueError(f"data.stages: {problem}; lower the step, or leave the stage out")
         return self
 
+    @model_validator(mode="after")
+    def _gates_have_their_suites(self) -> Self:
+        known = ["", self.evaluation.name, *(item.name for item in self.evaluation.evaluators if item.required)]
+        for suite in (gate.suite for gate in self.promotion.gates if gate.suite not in known):
+            names = ", ".join(known[1:])
+            raise ValueError(
+                f"promotion.gates: suite {suite!r} measures no candidate; name one of {names}, or require it"
+            )
+        return self
+
     def document(self) -> dict[str, Any]:
         """Return the configuration as plain JSON."""
         return self.model_dump(mode="json")

@@ -101,7 +101,7 @@ class EvaluationConfig(Section, use_attribute_docstrings=True):
     name: Name = "held-out"
     """name of the built-in suite in the log"""
     batches: Positive = 20
-    """held-out batches that the loss is measured on"""
+    """held-out batches that the loss is measured on; text of up to four times as many windows is measured whole"""
     batch_size: Positive = Field(16, json_schema_extra={"unit": "windows"})
     """windows in a held-out batch"""
     prompts: tuple[str, ...] = ("The ",)
@@ -155,13 +155,37 @@ class EarlyStopConfig(Section, use_attribute_docstrings=True):
         return bool(self.patience or self.overfit_ratio or self.on_divergence or self.on_stuck)
 
 
+class MetricGate(Section, use_attribute_docstrings=True):
+    """A comparison with the champion by one metric, which counts where it is larger than its noise."""
+
+    metric: Annotated[str, Field(min_length=1)] = METRIC
+    """metric of the suite, as `cairn evaluations` names it"""
+    suite: str = ""
+    """the built-in suite, or a required evaluator, by name; empty: the suite by which losses are compared"""
+    direction: Literal["lower", "higher"] = "lower"
+    """which values of the metric are better"""
+    margin: NotNegativeNumber = 0.0
+    """better by at least so much, or with no_regression worse by at most so much, in the metric's unit"""
+    no_regression: bool = False
+    """refuse only what is worse by more than margin and noise, instead of asking for an improvement"""
+
+    @field_validator("metric")
+    @classmethod
+    def _metric_has_an_error(cls, given: str) -> str:
+        if given in ("perplexity", "bits_per_byte"):
+            raise ValueError(f"{given} is {METRIC} in another unit, and has no error of its own: name {METRIC}")
+        return given
+
+
 class PromotionConfig(Section, use_attribute_docstrings=True):
     """The alias that the best checkpoint of a finished run is offered to, and the gates before it."""
 
     alias: Name = "champion"
     """alias that the best checkpoint is offered to"""
-    min_improvement: NotNegativeNumber = Field(0.0, json_schema_extra={"unit": "nats"})
-    """how much lower than the present one its held-out loss must be"""
+    min_improvement: NotNegativeNumber = Field(0.025, json_schema_extra={"unit": "nats"})
+    """how much lower the held-out loss must be, on top of the windows' noise; small runs differ by so much by seed"""
+    gates: tuple[MetricGate, ...] = ()
+    """further comparisons, each with the keys of promotion.gates"""
     refuse_verdicts: tuple[Verdict, ...] = ("diverging", "stuck")
     """verdicts on the loss curve that refuse promotion"""
     require_approval: bool = False

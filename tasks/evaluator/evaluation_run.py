@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from cairn.model.configuration.network import ModelConfig
 from cairn.model.configuration.training import Arithmetic
 from cairn.storage.checkpoints.resume_point import new_pin, pin_checkpoint, unpin_entry
 from cairn.storage.errors import StorageError
-from cairn.storage.logs import log_entry, run_entries, run_log, run_state
+from cairn.storage.logs import log_entry, run_entries, run_log, run_state, window_losses
 from cairn.storage.stores.codec import encode, sha256
 from cairn.tasks.attempt.injected_faults import evaluator_fault
 from cairn.tasks.configuration import settings
@@ -48,7 +48,7 @@ class Suite:
     prompts: tuple[str, ...]
     sample_tokens: int
     sample_seed: int
-    evaluator_version: str = settings.EVALUATOR_VERSION
+    evaluator_version: str = "2"
 
     @property
     def sha256(self) -> str:
@@ -237,7 +237,8 @@ def _measure_once(trial: _Trial, measure: Measure) -> run_entries.EvaluationReco
         outcome = measure(spec.model_dump_json().encode(), plan.timeout_seconds)
     if outcome.problem and (fault := evaluator_fault(log.store, log.prefix, plan.faults, number)):
         outcome = replace(outcome, problem=failures.as_injected(outcome.problem, fault))
-    body = _body(outcome, reference, plan, started_at=started_at, seconds=time.monotonic() - started, pin_id=pin_id)
+    seconds = time.monotonic() - started
+    body = _body(log, outcome, reference, plan, started_at=started_at, seconds=seconds, pin_id=pin_id)
     if isinstance(body, run_entries.EvaluationRecorded):
         body = with_verdict(log, body, trial.reader)
     state = log.append(partial(_unless_recorded, body, trial), writer=log_entry.this_writer())
@@ -260,7 +261,11 @@ def evaluation_folder(parent: Path) -> Iterator[Path]:
 
 
 def _body(
-    outcome: evaluator_process.Outcome, reference: log_entry.CheckpointReference, plan: EvaluationPlan, **common: Any
+    log: run_log.RunLog,
+    outcome: evaluator_process.Outcome,
+    reference: log_entry.CheckpointReference,
+    plan: EvaluationPlan,
+    **common: Any,
 ) -> run_entries.EvaluationRecorded | run_entries.EvaluationFailed:
     common |= {"step": reference.step, "manifest_sha256": reference.manifest_sha256, "data_snapshot": plan.snapshot_id}
     common |= {"suite": plan.suite.name, "suite_sha256": plan.suite.sha256}
@@ -270,7 +275,18 @@ def _body(
         result = msgspec.json.decode(outcome.result, type=evaluator_process.EvaluationResult)
     except (msgspec.DecodeError, RecursionError) as error:
         return run_entries.EvaluationFailed(detail=f"the evaluator printed nonsense: {error}", **common)
-    return run_entries.EvaluationRecorded(evaluator_version=settings.EVALUATOR_VERSION, **asdict(result), **common)
+    written = None
+    if result.losses:
+        found = window_losses.WindowLosses(window_tokens=result.window_tokens, losses=result.losses)
+        written = window_losses.write_losses(log.store, log.prefix, found)
+    return run_entries.EvaluationRecorded(
+        evaluator_version=settings.EVALUATOR_VERSION,
+        metrics=result.metrics,
+        samples=result.samples,
+        boundary=result.boundary,
+        window_losses_sha256=written,
+        **common,
+    )
 
 
 def _unless_recorded(

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import IO
 
 from cairn.storage.stores.child_process import child_command, end_child, start_child
@@ -33,11 +33,16 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationResult:
-    """An evaluator's measurements: losses in nats per token, the text after each prompt; and its command's boundary."""
+    """An evaluator's measurements: losses in nats per token, the text after each prompt; and its command's boundary.
+
+    `losses` are those metrics that are means over held-out windows of `window_tokens`, window by window.
+    """
 
     metrics: dict[str, float]
     samples: tuple[str, ...] = ()
     boundary: str = ""
+    window_tokens: int = 0
+    losses: dict[str, tuple[float, ...]] = field(default_factory=dict)
 
 
 class PipeReader:

@@ -31,7 +31,7 @@ def main() -> None:
 
     from cairn.model.architectures.gpt import GPT
     from cairn.model.data.token_windows import TokenWindows
-    from cairn.model.inference.prediction import Sampling, evaluate, generate_stream
+    from cairn.model.inference.prediction import Sampling, generate_stream, window_losses
     from cairn.model.training.determinism import make_deterministic
 
     case = MemoryCase(**json.loads(sys.argv[1]))
@@ -40,7 +40,7 @@ def main() -> None:
     network = GPT(case.model, case.vocab_size).to(device).eval()
     tokens = np.arange(case.block * 64 + 1, dtype=np.int64) * 7919 % case.vocab_size
     windows = TokenWindows([tokens.astype(np.uint16)], case.block, case.vocab_size)
-    evaluate(network, windows, batches=4, batch_size=8, bytes_per_token=4.0)
+    window_losses(network, windows, count=32)
     list(generate_stream(network, [1], new_tokens=16, sampling=Sampling(temperature=0.8, top_k=50)))
     print(device_peak_bytes(device) if device.type == "cuda" else 0)
 

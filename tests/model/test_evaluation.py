@@ -6,16 +6,16 @@ import pytest
 import torch
 
 from cairn.model.data.token_windows import TokenWindows
-from cairn.model.inference.prediction import evaluate, held_out_loss
-from cairn.model.kernels import head_loss
+from cairn.model.inference.prediction import describe_losses, held_out_loss, window_losses
+from cairn.model.kernels import block_sizes, head_loss
 from tests.model.tiny_run import TinyRun
 
 NETWORKS = {"gpt2": {}, "qwen3": {"architecture": "qwen3", "n_kv_head": 1}}
 both = pytest.mark.parametrize("shape", NETWORKS.values(), ids=NETWORKS)
 
 
-def measure(run, **changes):
-    return evaluate(run.state.model, run.windows, **{"batches": 3, "batch_size": 4, "bytes_per_token": 2.0, **changes})
+def measure(run, count: int = 12):
+    return describe_losses(window_losses(run.state.model, run.windows, count=count), bytes_per_token=2.0)
 
 
 @both
@@ -30,16 +30,22 @@ def test_metrics_are_one_loss_in_three_units(tiny_run: type[TinyRun]) -> None:
     assert metrics.bits_per_byte == pytest.approx(metrics.val_loss / math.log(2) / 2.0)
 
 
-def test_the_batch_size_does_not_change_the_loss_of_the_slice(tiny_run: type[TinyRun]) -> None:
-    run = tiny_run()
-    assert measure(run, batches=4, batch_size=3).val_loss == pytest.approx(measure(run).val_loss, rel=1e-6)
+@both
+def test_a_windows_loss_is_its_own_however_many_are_measured_with_it(
+    tiny_run: type[TinyRun], monkeypatch: pytest.MonkeyPatch, shape
+) -> None:
+    run = tiny_run(model=shape)
+    together = window_losses(run.state.model, run.windows, count=1000)
+    monkeypatch.setattr(block_sizes, "HELD_OUT_TOKENS", 1)
+    alone = window_losses(run.state.model, run.windows, count=1000)
+    assert len(set(together)) == run.windows.window_count and alone == pytest.approx(together, rel=1e-6)
 
 
 @both
 def test_windows_of_a_last_batch_that_is_not_full_count_as_much_as_others(tiny_run: type[TinyRun], shape) -> None:
     run = tiny_run(model=shape)
     windows, count = run.windows, run.windows.window_count
-    one_by_one = measure(run, batches=count, batch_size=1).val_loss
+    one_by_one = measure(run, count).val_loss
     for batch_size in (count - 1, count // 2 + 1):
         loss, measured = held_out_loss(run.state.model, windows, batches=count, batch_size=batch_size)
         assert (loss, measured) == (pytest.approx(one_by_one, rel=1e-6), count)
@@ -66,7 +72,7 @@ def test_few_logits_exist_at_a_time_and_the_loss_is_that_of_all(
 def test_samples_counts_the_windows_that_were_there(tiny_run: type[TinyRun]) -> None:
     run = tiny_run()
     assert measure(run).samples == 12
-    assert measure(run, batches=1000).samples == run.windows.window_count
+    assert measure(run, 1000).samples == run.windows.window_count
 
 
 @pytest.mark.parametrize(("wanted", "chosen"), [(4, [0, 25, 50, 75]), (1000, list(range(100)))])
@@ -93,4 +99,4 @@ def test_evaluating_draws_no_random_number(tiny_run: type[TinyRun], shape) -> No
 def test_a_network_that_masks_documents_is_measured_masked(tiny_run: type[TinyRun], shape) -> None:
     plain, masked = tiny_run(model=shape), tiny_run(model=shape)
     masked.state.model.boundary_id = 7
-    assert measure(masked, batches=1000).val_loss != measure(plain, batches=1000).val_loss
+    assert measure(masked, 1000).val_loss != measure(plain, 1000).val_loss

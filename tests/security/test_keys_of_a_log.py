@@ -16,8 +16,9 @@ OF_THE_MACHINE = {
 }  # fmt: skip
 NOT_ANY_TEXT = {"preemption.metadata", "notify.block"}
 READ_WHEN_A_RUN_IS_OPENED = {"data.sources", "data.val_sources", "data.tokenizer", "training.init_from"}
+PROMOTION_GATES = {"promotion.gates.metric", "promotion.gates.suite"}
 MARKED_AS_LOGGED = {f"evaluation.evaluators.{name}" for name in ("command", "files", "folder")}
-MERELY_WORDS = {"evaluation.prompts", "data.exclude", "data.end_of_text"}
+MERELY_WORDS = {"evaluation.prompts", "data.exclude", "data.end_of_text", *PROMOTION_GATES}
 NOT_IN_A_LOG = {"store"}
 VALUES = {"preemption.metadata": "aws", "exporters.mlflow": "http://127.0.0.1:9", "evaluation.command": ["true"]}
 

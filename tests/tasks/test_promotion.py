@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from cairn.storage.logs.fold_cache import History
-from cairn.storage.logs.log_entry import CheckpointReference
 from cairn.storage.logs.registry import DatedDecision, Promoted, Refused, RegistryState, RolledBack, SuiteReference
 from cairn.storage.logs.run_entries import CurveVerdict, EvaluationRecorded
 from cairn.tasks.checkpoints.promotion import (
@@ -20,55 +19,23 @@ from cairn.tasks.checkpoints.promotion import (
     decision_on_record,
     refuse_unreadable,
 )
-from tests.entries import NOON, evaluated
+from tests.entries import NOON
+from tests.tasks.promotion_records import PRIMARY, candidate, evaluation, gate, holding, promoted
 
-PRIMARY = SuiteReference(name="held-out", sha256="s")
 RULES = PromotionRules(required=(PRIMARY,), refuse_verdicts=("diverging", "stuck"))
-
-
-def evaluation(step: int = 20, val_loss: float = 2.0, **other: Any) -> EvaluationRecorded:
-    return replace(evaluated(step, val_loss), **other)
-
-
-def candidate(*evaluations: EvaluationRecorded, **other: Any) -> Candidate:
-    reference = CheckpointReference(step=20, attempt=1, prefix="p20", manifest_sha256=f"{20:064x}")
-    return Candidate(**{"run_id": "r1", "reference": reference, "evaluations": evaluations, "by": "run r1", **other})
-
-
-def promoted(step: int = 10, val_loss: float = 3.0, **other: Any) -> Promoted:
-    fields: dict[str, Any] = {
-        "alias": "champion",
-        "run_id": "r0",
-        "step": step,
-        "prefix": f"p{step}",
-        "manifest_sha256": f"{step:064x}",
-        "suite_sha256": "s",
-        "data_snapshot": "d",
-        "metrics": {"val_loss": val_loss},
-        "by": "somebody",
-        "why": "",
-        "previous": None,
-    }
-    return Promoted(**{**fields, **other})
-
-
-def holding(*bodies: Promoted) -> RegistryState:
-    champions = tuple((NOON, body) for body in bodies)
-    return RegistryState(
-        champions=History(champions), history=History(DatedDecision(at=at, promoted=body) for at, body in champions)
-    )
 
 
 def decide(
     offered: Candidate, *earlier: EvaluationRecorded, state: RegistryState | None = None, rules: PromotionRules = RULES
 ) -> Promoted | Refused | None:
     return decide_promotion(
-        state or holding(promoted()), offered, rules, alias="champion", read_evaluations=lambda _: earlier
+        state or holding(promoted()),
+        offered,
+        rules,
+        alias="champion",
+        read_evaluations=lambda _: earlier,
+        read_losses=lambda _, item: None,
     )
-
-
-def gate(decision: Promoted | Refused | None) -> str:
-    return decision.gate if isinstance(decision, Refused) else type(decision).__name__
 
 
 def test_the_gates_are_asked_in_one_order() -> None:
@@ -203,7 +170,8 @@ def test_a_yes_promotes_in_the_name_and_the_words_of_who_said_it() -> None:
     answer = Approval(is_given=True, by="ann", why="it rhymes")
     decision = decide(candidate(evaluation(), approval=answer), rules=replace(RULES, needs_approval=True))
     assert isinstance(decision, Promoted)
-    assert (decision.by, decision.why) == ("ann", "val_loss 2.0000, before 3.0000: it rhymes")
+    assert decision.by == "ann"
+    assert decision.why == "val_loss 2.0000, before 3.0000: better by 1.0000, no error is known: it rhymes"
 
 
 def test_a_yes_does_not_overrule_a_gate_before_it() -> None:

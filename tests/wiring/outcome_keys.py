@@ -62,6 +62,21 @@ def an_alias_and_how_much_better_it_must_become(bench: Bench) -> None:
     assert Registry(bench.flow.store, "champion").refresh().champion is None
 
 
+@acts(
+    "promotion.gates",
+    *(f"promotion.gates.{name}" for name in ("metric", "suite", "direction", "margin", "no_regression")),
+)
+def further_comparisons_with_the_champion(bench: Bench) -> None:
+    asked = '{metric="val_loss", suite="held-out", direction="higher", margin=0.75, no_regression=true}'
+    ours = (f"promotion.gates=[{asked}]",)
+    bench.flow.train(*ours)
+    before = Registry(bench.flow.store, "champion").refresh().champion
+    assert before is not None
+    for below, refused in ((0.8, "must not be below"), (0.5, "champion is step")):
+        bench.flow.evaluators.losses[:] = [before.metrics["val_loss"] - below]
+        assert refused in bench.flow.train(*ours, run_id=f"below-by-{below}").message
+
+
 @acts("promotion.refuse_verdicts")
 def verdicts_that_refuse(bench: Bench) -> None:
     refused = ('promotion.refuse_verdicts=["stuck"]', *OF_25_STEPS)

@@ -1,12 +1,13 @@
 """Wrong wires between the log and what is told of it: receipts, SQL columns, promotions, retention."""
 
-from tests.wiring.mutant import mutant
+from tests.wiring.mutant import key, mutant
 
 ROWS, RECEIPTS, ALIASES = (
     "reports/queries/run_tables.py",
     "reports/queries/receipts.py",
     "reports/queries/alias_history.py",
 )
+COMPARISON, COMPARISONS = "tasks/checkpoints/metric_comparison.py", "tests/tasks/test_metric_comparison.py"
 COLUMNS = "tests/reports/test_sql_columns.py::test_every_column_that_follows_from_the_log_shows_its_own_field"
 RECORDED = "tests/reports/test_sql_columns.py::test_a_recorded_evaluation_shows_its_metrics_samples_and_verdict"
 DECISIONS = "tests/reports/test_sql_columns.py::test_every_decision_on_an_alias_shows_its_own_fields"
@@ -96,10 +97,38 @@ REPORT_MUTANTS = (
     mutant("sql-back-from-nowhere", ALIASES, "previous = body.left_manifest_sha256", "previous = None", DECISIONS),
     mutant(
         "promotion-without-improvement",
-        "tasks/checkpoints/promotion.py",
-        "if loss < best and loss <= best - least:",
-        "if loss < best:",
+        COMPARISON,
+        "difference.better_by - gate.margin < noise",
+        "difference.better_by < noise",
         "tests/tasks/test_promotion.py::test_the_loss_must_be_below_the_champions_by_the_improvement_asked_for",
+    ),
+    mutant(
+        "promotion-within-the-noise",
+        COMPARISON,
+        "difference.better_by - gate.margin < noise",
+        "difference.better_by < gate.margin",
+        f"{COMPARISONS}::test_an_improvement_within_the_noise_of_the_windows_is_refused",
+    ),
+    mutant(
+        "promotion-error-of-single-windows",
+        COMPARISON,
+        "blocks = min(BLOCKS, len(differences))",
+        "blocks = len(differences)",
+        f"{COMPARISONS}::test_neighbouring_windows_that_are_alike_count_as_few",
+    ),
+    mutant(
+        "promotion-across-windows",
+        COMPARISON,
+        "if windows[0] != windows[1]:",
+        "if windows[0][1] != windows[1][1]:",
+        f"{COMPARISONS}::test_two_samples_of_different_text_are_never_compared",
+    ),
+    mutant(
+        "promotion-gates-unread",
+        "flows/operations/checkpoint_offer.py",
+        "gates=config.promotion.gates,",
+        "",
+        key("further_comparisons_with_the_champion"),
     ),
     mutant(
         "retention-keeps-one-less",

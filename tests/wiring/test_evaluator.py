@@ -13,6 +13,7 @@ from cairn.flows.operations.checkpoint_evaluation import plan_evaluation
 from cairn.model.data.token_windows import TokenWindows
 from cairn.model.inference.prediction import held_out_loss
 from cairn.storage.logs.run_entries import EvaluationFailed, EvaluationRecorded
+from cairn.storage.logs.window_losses import read_losses
 from cairn.storage.snapshots.data_snapshot import open_snapshot
 from cairn.storage.stores.local_store import LocalStore
 from cairn.tasks.evaluator.evaluation_run import EvaluationPlan, EvaluationSpec, Suite, record_evaluation
@@ -109,6 +110,28 @@ def test_the_loss_is_of_the_held_out_windows_that_the_suite_asks_for(
     loss, count, _ = held_out(made, tmp_path, batches=3, batch_size=5)
     assert recorded.metrics["val_loss"] == pytest.approx(loss, rel=1e-6) and recorded.metrics["samples"] == count == 15
     assert held_out(made, tmp_path, "train", batches=3, batch_size=5)[0] != pytest.approx(loss, rel=1e-6)
+
+
+def test_each_windows_loss_is_kept_beside_the_log_and_their_mean_is_the_loss(
+    made: CommittedModel, evaluate: Evaluate
+) -> None:
+    recorded, _ = evaluate()
+    assert recorded.window_losses_sha256 is not None
+    kept = read_losses(made.log.store, made.log.prefix, recorded.window_losses_sha256)
+    losses = kept.losses["val_loss"]
+    assert (len(losses), kept.window_tokens) == (15, made.config.model.block_size)
+    assert len(set(losses)) == 15 and sum(losses) / 15 == pytest.approx(recorded.metrics["val_loss"], abs=1e-5)
+
+
+def test_a_small_split_is_measured_whole_and_a_larger_one_by_the_slice_asked_for(
+    made: CommittedModel, evaluate: Evaluate, tmp_path: Path
+) -> None:
+    whole = held_out(made, tmp_path, batches=10_000, batch_size=1)[1]
+    counted = {
+        batches: evaluate(batches=batches, batch_size=1)[0].metrics["samples"]
+        for batches in (whole // 4, -(-whole // 4))
+    }
+    assert counted == {whole // 4: whole // 4 if whole % 4 else whole, -(-whole // 4): whole}
 
 
 def test_bits_per_byte_divide_by_the_bytes_of_a_held_out_token(

@@ -43,8 +43,8 @@ TRAINING_MUTANTS = (
     mutant(
         "last-held-out-batch-counts-whole",
         HELD_OUT,
-        "(count * windows.block_size)",
-        "(batches * batch_size * windows.block_size)",
+        "/ len(losses), len(losses)",
+        "/ (batches * batch_size), len(losses)",
         "tests/model/test_evaluation.py::test_windows_of_a_last_batch_that_is_not_full_count_as_much_as_others",
     ),
     mutant(
@@ -68,7 +68,14 @@ TRAINING_MUTANTS = (
         "TokenWindows(opened.snapshot.train",
         WINDOWS,
     ),
-    mutant("evaluated-batch-size-for-batches", EVALUATOR, "batches=suite.batches", "batches=suite.batch_size", WINDOWS),
+    mutant("evaluated-batches-squared", EVALUATOR, "batches * suite.batch_size", "batches * batches", WINDOWS),
+    mutant(
+        "small-split-by-slice",
+        EVALUATOR,
+        "count=len(among) if is_small else count",
+        "count=count",
+        f"{EVALUATIONS}::test_a_small_split_is_measured_whole_and_a_larger_one_by_the_slice_asked_for",
+    ),
     mutant(
         "later-epochs-repeat-the-first",
         ORDER,
