@@ -6,15 +6,16 @@ A set of runs are those named `SET.key=value`, as `cairn train --set key=value,v
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cairn.reports.errors import RunNotFound
 from cairn.reports.queries import evaluations, run_lookup, run_status
 from cairn.reports.queries.receipts import SECONDS, read_receipts
 from cairn.storage.logs import run_index, run_log, step_log
 from cairn.storage.stores import codec, object_store
-from cairn.tasks.checkpoints import metric_comparison
-from cairn.tasks.configuration.settings import MetricGate
+
+if TYPE_CHECKING:
+    from cairn.tasks.checkpoints.metric_comparison import Side
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,15 +99,20 @@ def compare_runs(logs: Sequence[run_log.RunLog]) -> RunComparison:
     return RunComparison(differing=differing, runs=(*runs[:1], *beside))
 
 
-def _side(log: run_log.RunLog, run: ComparedRun) -> metric_comparison.Side:
+def _side(log: run_log.RunLog, run: ComparedRun) -> "Side":
     """Return the best checkpoint of a run with its evaluations, newest first."""
+    from cairn.tasks.checkpoints.metric_comparison import Side  # only where runs are compared
+
     of_best = log.state.evaluations_of(run.best.manifest_sha256) if run.best else ()
     named = f"{log.run_id}@{run.best.step}" if run.best else log.run_id
-    return metric_comparison.Side(named=named, run_id=log.run_id, measured=tuple(reversed(of_best)))
+    return Side(named=named, run_id=log.run_id, measured=tuple(reversed(of_best)))
 
 
-def _versus(first: metric_comparison.Side, log: run_log.RunLog, run: ComparedRun) -> ComparedRun:
+def _versus(first: "Side", log: run_log.RunLog, run: ComparedRun) -> ComparedRun:
     """Return the run with the difference of its best checkpoint from that of the run named first."""
+    from cairn.tasks.checkpoints import metric_comparison  # as above
+    from cairn.tasks.configuration.settings import MetricGate
+
     measured = [item for item in _side(log, run).measured if evaluations.VAL_LOSS in item.metrics]
     if not first.measured or not measured:
         return run

@@ -1,7 +1,7 @@
 """Losses of an evaluation by held-out window, beside the log: one object, named by the SHA-256 of its bytes.
 
-Not in the entry: 320 windows would double its 2.5 kB, and the cached fold, for numbers that only a comparison reads; and
-a deleted run keeps its log.
+Not in the entry: 320 windows would double its 2.5 kB, and the cached fold, for what only a comparison reads; and a
+deleted run keeps its log.
 """
 
 import re

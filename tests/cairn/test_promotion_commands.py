@@ -115,7 +115,7 @@ def test_the_history_as_json_has_every_field_and_as_text_every_decision(three: F
 def test_a_promotion_by_hand_carries_the_persons_words(bard: FabricatedRun, cairn: Cairn, store: LocalStore) -> None:
     bard.evaluate(bard.log.state.readable[0].committed.reference, loss=1.0)
     assert cairn("promote", "bard@30", "--why", "it rhymes").code == 0
-    assert champion(store).why == "val_loss 1.0000, before 2.0000: it rhymes"
+    assert champion(store).why == "val_loss 1.0000, before 2.0000: better by 1.0000, no error is known: it rhymes"
 
 
 def test_nobody_is_asked_where_no_server_is_named(bard: FabricatedRun, store: LocalStore) -> None:
