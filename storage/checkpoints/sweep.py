@@ -12,7 +12,7 @@ from typing import Any
 
 from cairn.storage.checkpoints.resume_point import collect_evidence, fails_alike, restored_entry, unpin_entry
 from cairn.storage.errors import IntegrityError
-from cairn.storage.logs import log_entry, run_entries, run_index, run_log, run_state
+from cairn.storage.logs import log_entry, run_entries, run_index, run_log, run_state, window_losses
 from cairn.storage.stores.object_store import UnfinishedWrite
 
 STALE_SECONDS = 86_400.0
@@ -132,6 +132,8 @@ class _Sweep:
         self._supersede()
         for write in self._discard_unfinished(unfinished):
             self._note(SweepKind.UNFINISHED, self._judge_unfinished(write), SweepAction.DISCARD, size=write.bytes)
+        if self._state.deleted is not None and not self._dry_run:
+            self._store.delete_all(self._store.keys(window_losses.losses_folder(self._log.prefix)))
         for record in self._state.live_checkpoints:  # last: a run that is deleted has nothing else left then
             if record.state == run_state.CheckpointState.SUPERSEDED:
                 self._delete_checkpoint(record)

@@ -17,7 +17,6 @@ from cairn.storage.checkpoints.sweep import Finding, SweepPlan, SweepReport, par
 from cairn.storage.errors import IntegrityError, StorageError, WriterTooOld
 from cairn.storage.logs import log_entry, registry, run_index, run_log, run_state
 from cairn.storage.logs.run_entries import CheckpointPinned, RunDeleted
-from cairn.storage.logs.window_losses import losses_folder
 from cairn.tasks.attempt.attempt_entries import Claimant, end_lost_attempt
 from cairn.tasks.checkpoints.promotion import Candidate, Gate, refusal
 from cairn.tasks.configuration.settings import METRIC, CheckpointConfig
@@ -264,7 +263,6 @@ def delete_run(log: run_log.RunLog, body: RunDeleted, claimant: Claimant) -> Swe
         _refuse(log.run_id, _reasons_of_pins(terms, log.state))
         log.append(partial(_close, log.run_id, body), writer=claimant.writer)
     report = sweep_run(log, CheckpointConfig(), _NO_SUITE)
-    log.store.delete_all(log.store.keys(losses_folder(log.prefix)))
     with suppress(StorageError):  # only a cache; without this, a list may show the run as it was for a while
         index = run_index.RunIndex(log.store)
         index.refresh()

@@ -16,7 +16,7 @@ from typing import Any
 
 import cairn.storage.checkpoints.checkpoint as checkpoint
 import cairn.tasks.attempt.attempt_entries as attempt_entries
-import cairn.tasks.checkpoints.promotion as promotion
+import cairn.tasks.checkpoints.promotion_offer as promotion
 import cairn.tasks.checkpoints.retention as retention
 import cairn.tasks.evaluator.evaluation_run as evaluation_run
 from cairn.model.configuration.network import ModelConfig
@@ -288,8 +288,9 @@ def plan() -> EvaluationPlan:
 
 
 def measured(loss: float) -> Callable[[bytes, float], Outcome]:
-    """Return an evaluator that prints this loss."""
-    result = json.dumps({"metrics": {"val_loss": loss}, "samples": []}).encode()
+    """Return an evaluator that prints this loss, of eight windows."""
+    of_windows = {"window_tokens": 4, "losses": {"val_loss": [loss] * 8}}
+    result = json.dumps({"metrics": {"val_loss": loss}, "samples": [], **of_windows}).encode()
     return lambda order, timeout: Outcome(result=result, problem="")
 
 

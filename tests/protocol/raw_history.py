@@ -314,6 +314,9 @@ def prove_deletable(store: ObjectStore, key: str, known: dict[str, bytes] | None
     if parts[2] == "heartbeats":
         require(int(parts[3].removesuffix(".json").rsplit("-", 1)[1]) in told.ended, rule, f"{key}: not ended")
         return
+    if parts[2] == "window-losses":
+        require(told.deleted, rule, f"{key}: its run is not deleted")
+        return
     require(parts[2] == "checkpoints" and len(parts) == 5, rule, f"{key}: may never be deleted")
     _prove_checkpoint_deletable(store, told, "/".join(parts[:4]), rule)
 
