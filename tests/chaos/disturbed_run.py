@@ -46,7 +46,11 @@ def disturb(environment: Environment, plan: RunPlan) -> Course:
         fault = replace(planned, moment=Moment.STEP) if needs_start and not resumes else planned
         if fault.kind is Kind.KILL_OWN_SERVER:
             _await_own_server(environment)
-        if not _comes(environment, fault, after_attempt):
+        came = _comes(environment, fault, after_attempt)
+        if not came and fault.moment is Moment.EARLY:  # the start went by between two looks
+            fault = replace(fault, moment=Moment.STEP)
+            came = _comes(environment, fault, after_attempt)
+        if not came:
             missed.append(fault)
             environment.leave_alone(f"{fault.kind}, which never came")
             continue

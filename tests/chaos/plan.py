@@ -178,6 +178,7 @@ _NOT_FOR: dict[str, frozenset[Kind]] = {
 }
 _SPOILED_SHARE, _OWN_SERVER_SHARE, _SEVERAL_SHARE, _EARLY_SHARE, _EARLY_AGAIN_SHARE = 0.2, 0.5, 0.6, 1.0, 0.65
 _FIRST_SPOILED_STEP, _LAST_SPOILED_STEP = 10, 60
+_LATEST_EARLY_SECONDS = 2.5  # a look takes a while on a busy machine
 _LAST_EVALUATED_STEP = STEPS - EVALUATED_STEPS
 
 
@@ -256,7 +257,7 @@ def _early_share(before: Fault | None, driver: str) -> float:
 
 def _early(chance: random.Random, step: int) -> Fault:
     """Return a kill or a notice at the next start."""
-    age = round(chance.uniform(0.0, EARLY_SECONDS), 3)
+    age = round(chance.uniform(0.0, _LATEST_EARLY_SECONDS), 3)
     return Fault(kind=chance.choice(EARLY_KINDS), moment=Moment.EARLY, step=step, age_seconds=age)
 
 
