@@ -5,6 +5,7 @@ memory in bytes, the count of each text, and the ids. All numbers are little-end
 the tokenizer.json.
 """
 
+import fcntl
 import os
 import sys
 import threading
@@ -12,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from subprocess import Popen
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,8 @@ from cairn.storage.stores.child_process import DEVNULL, child_command, end_child
 
 MOST_GROWTH_BYTES = 160 << 20
 """The caches of words stay below this; only those of texts that the tokenizer does not cut into words grow on."""
+_PIPE_BYTES = 1 << 20
+"""A whole batch lies in it, so that neither process waits for the other to read."""
 _STATUS = Path("/proc/self/statm")
 
 
@@ -29,50 +32,69 @@ class EncodingProcess:
     """A child process that encodes as a tokenizer.json says; its methods may be called in any thread."""
 
     def __init__(self, document: str) -> None:
-        """Start the child, which loads the tokenizer."""
-        self._document, self._lock = document, threading.Lock()
+        """Remember the tokenizer; the first call starts the child, which loads it."""
+        self._document = document
+        self._sending, self._receiving = threading.Lock(), threading.Lock()
         self._child: Popen[bytes] | None = None
-        self._most_bytes = 0
+        self._is_spent, self._most_bytes = True, 0
 
     def encode_flat(self, texts: Sequence[str]) -> FlatIds:
         """Return concatenated ids (N,) and each text's count (len(texts),).
 
         Raises OSError if the child has ended, as it does without the library, and where the library fails; the next
-        call starts another.
+        call starts another. While one call waits for its answer, the next sends: the child has no pause.
         """
-        with self._lock:
-            if self._child is None:
-                self._start()
-            try:
-                ids, counts, memory_bytes = self._ask(texts)
-            except OSError:
-                self._end()
-                raise
-            if memory_bytes > self._most_bytes:
-                self._end()
+        contents = [text.encode("utf-8") for text in texts]
+        with self._sending:
+            if self._is_spent:
+                with self._receiving:  # no answer is under way
+                    self._start()
+            self._send(contents)
+            self._receiving.acquire()
+        try:
+            ids, counts, memory_bytes = self._receive(len(texts))
+            self._is_spent = self._is_spent or memory_bytes > self._most_bytes
             return ids, counts
+        finally:
+            self._receiving.release()
 
     def close(self) -> None:
         """End the child."""
-        with self._lock:
+        with self._sending, self._receiving:
             self._end()
 
     def _start(self) -> None:
+        self._end()
         threads = max(1, len(os.sched_getaffinity(0)) - 1) if sys.platform == "linux" else 1
         environment = {**os.environ, "FASTOKENS_BPE_THREADS": str(threads)}
         self._child = start_child(child_command(__name__), stderr=DEVNULL, environment=environment)
+        self._is_spent = False
+        if sys.platform == "linux":
+            for stream in (self._child.stdin, self._child.stdout):
+                with suppress(OSError):  # this user's pipes are full
+                    fcntl.fcntl(cast(IO[bytes], stream), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        self._send([self._document.encode("utf-8")])
+        self._most_bytes = self._receive(1)[2] + MOST_GROWTH_BYTES
+
+    def _send(self, contents: Sequence[bytes]) -> None:
+        assert self._child is not None and self._child.stdin is not None
         try:
-            self._most_bytes = self._ask([self._document])[2] + MOST_GROWTH_BYTES
+            sizes = np.array([len(contents), *map(len, contents)], dtype="<i8")
+            self._child.stdin.write(sizes.tobytes() + b"".join(contents))
+            self._child.stdin.flush()
         except OSError:
-            self._end()
+            self._is_spent = True
             raise
 
-    def _ask(self, texts: Sequence[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64], int]:
-        assert self._child is not None and self._child.stdin is not None and self._child.stdout is not None
-        _send(self._child.stdin, [text.encode("utf-8") for text in texts])
-        tokens, memory_bytes = _read(self._child.stdout, "<i8", 2).tolist()
-        counts = _read(self._child.stdout, "<i8", len(texts))
-        return _read(self._child.stdout, "<u4", tokens), counts, memory_bytes
+    def _receive(self, count: int) -> tuple[NDArray[np.uint32], NDArray[np.int64], int]:
+        assert self._child is not None
+        try:
+            tokens, memory_bytes = _read(self._child.stdout, "<i8", 2).tolist()
+            counts = _read(self._child.stdout, "<i8", count)
+            return _read(self._child.stdout, "<u4", tokens), counts, memory_bytes
+        except OSError:
+            self._is_spent = True
+            raise
 
     def _end(self) -> None:
         if (child := self._child) is not None:
@@ -80,13 +102,7 @@ class EncodingProcess:
             for stream in (child.stdin, child.stdout):
                 with suppress(OSError):  # of bytes that a dead child did not take
                     stream.close()  # type: ignore[union-attr]
-        self._child = None
-
-
-def _send(stream: IO[bytes], contents: Sequence[bytes]) -> None:
-    stream.write(np.array([len(contents), *map(len, contents)], dtype="<i8").tobytes())
-    stream.write(b"".join(contents))
-    stream.flush()
+        self._child, self._is_spent = None, True
 
 
 def _read(stream: Any, kind: str, count: int) -> NDArray[Any]:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -57,6 +58,16 @@ def test_a_child_has_the_library_s_ids(
     for texts in BATCHES:
         assert all(map(np.array_equal, child.encode_flat(texts), expected.encode_flat(texts)))
     assert len(started) == (1 if growth > 0 else len(BATCHES))
+
+
+def test_each_of_several_threads_gets_its_own_answer(child: EncodingProcess, document: str) -> None:
+    batches = [[f"{number} {text}" for text in TEXTS * 20] for number in range(24)]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(child.encode_flat, batches))
+    expected = FastEncoder(document)
+    assert all(
+        all(map(np.array_equal, one, expected.encode_flat(texts))) for one, texts in zip(found, batches, strict=True)
+    )
 
 
 def test_what_the_library_cannot_read_is_an_error_of_the_system(child: EncodingProcess) -> None:
