@@ -24,7 +24,7 @@ MEANT: Mapping[str, frozenset[str]] = {
     "AttemptStarted": frozenset({"resumed_from", "activation_checkpointing", "faults", "claim_id"}),
     "Heartbeat": frozenset({"claim_id"}),
     "Decision": frozenset({"charged", "micro_batch", "activation_checkpointing"}),
-    "EvaluationRecorded": frozenset({"pin_id", "verdict"}),
+    "EvaluationRecorded": frozenset({"pin_id", "verdict", "window_losses_sha256"}),
     "EvaluationFailed": frozenset({"pin_id"}),
 }
 """Fields that change what follows in a run, so that only a test whose claim they are sets them."""

@@ -112,7 +112,7 @@ def make_receipt(
         starting_seconds=progress.starting_seconds if progress else None,
         peak=progress.peak if progress else None,
         arithmetic=progress.arithmetic if progress else None,
-        arithmetic_moved=describe_move(arithmetic_before(state, resumed), progress.arithmetic) if progress else "",
+        arithmetic_moved=describe_move(arithmetic_before(state, resumed), ended.arithmetic) if ended else "",
         injected=ended.injected if ended else (),
         failed_host=failed_host(started.placement, ended),
         micro_batch=started.micro_batch,

@@ -89,7 +89,9 @@ def expand_names(listed: Sequence[str], names: Sequence[str]) -> tuple[str, ...]
 
 
 def compare_runs(logs: Sequence[run_log.RunLog]) -> RunComparison:
-    """Return the comparison of runs that were read."""
+    """Return the comparison of runs that were read, of none where none could be."""
+    if not logs:
+        return RunComparison(differing=(), runs=())
     settings = [codec.flatten(run_lookup.configuration_document(log.state)) for log in logs]
     keys = dict.fromkeys(key for one in settings for key in one)
     differing = tuple(key for key in keys if any(one.get(key) != settings[0].get(key) for one in settings))

@@ -139,7 +139,8 @@ def test_a_segment_of_a_fork_with_another_batch_is_recomputed_to_the_same_bits(t
     staged = run.world.train(spec, 6).staged
     commit_checkpoint(log, staged, writer=entries.writer(1), tokens=6, gpu_seconds=0.1)
     log.append(
-        lambda state: entries.ended(1, "lost", decision=entries.decided(action="resume")), writer=entries.writer()
+        lambda state: entries.ended(1, "lost", decision=entries.decided(action="resume"), arithmetic=None),
+        writer=entries.writer(),
     )
     assert opened.forked_from is not None and opened.forked_from.draws == 32
     assert '"equal": 1' in cairn("replay", "twin", "--json").out

@@ -79,7 +79,7 @@ class TrainedRun:
                 attempt=entry.attempt, reason="bad-data", windows=tuple(quarantines), detail="bad"
             )
             self.log.append(lambda state: spoiled, writer=writer(entry.attempt))
-        receipt = ended(entry.attempt, "lost", decision=decided(action="resume"))
+        receipt = ended(entry.attempt, "lost", decision=decided(action="resume"), arithmetic=None)
         self.log.append(lambda state: receipt, writer=writer(entry.attempt))
 
     def supersede(self, *steps: int) -> None:

@@ -325,6 +325,8 @@ def _is_referred_to(key: str, told: RawRun, store: ObjectStore) -> bool:
         return store.local_path(key) is None
     if re.fullmatch(rf"{PREFIX}/faults/oom-\d+\.json", key):  # that a injected fault has struck
         return True
+    if found := re.fullmatch(rf"{PREFIX}/window-losses/([0-9a-f]{{64}})\.json", key):
+        return any(found[1].encode() in store.read(entry) for entry in store.keys(f"{PREFIX}/log"))
     if key.startswith(f"{PREFIX}/checkpoints/"):
         prefix, name = key.rsplit("/", 1)
         return told.status.get(prefix) in (READABLE, BROKEN) and name in _names(store, prefix)

@@ -4,9 +4,11 @@ import io
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.gpu import bits, check, wheels
 from tests.gpu.plan import TITLES, Wanted, plan
@@ -109,6 +111,15 @@ def test_nanogpt_takes_part_where_its_folder_is_named() -> None:
     assert [any("nanogpt" in name for name in names) for names in named] == [False, True]
 
 
+@pytest.fixture
+def own_products() -> Iterator[None]:
+    """The number format of products afterwards is that of before: it is part of a process's arithmetic."""
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    yield
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+
+@pytest.mark.usefixtures("own_products")
 def test_nanogpt_is_made_of_the_fields_that_it_knows_and_trains(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(LIKE_NANOGPT)
     train, losses = nanogpt_training(Task(contender="nanogpt", recipe="tiny", device="cpu", batch=2, nanogpt=tmp_path))

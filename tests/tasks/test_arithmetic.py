@@ -97,7 +97,7 @@ def test_a_checkpoint_has_the_arithmetic_of_the_attempt_that_committed_it(log: R
 
 
 def test_an_attempt_without_an_account_is_taken_to_have_the_one_before_it(log: RunLog) -> None:
-    append(log, entries.ended(2), 2)
+    append(log, entries.ended(2, arithmetic=None), 2)
     assert arithmetic_before(log.state, log.state.resume_reference) == WIDE
 
 
