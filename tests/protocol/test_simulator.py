@@ -14,7 +14,7 @@ from tests.full_amount import FULL
 from tests.protocol.holes import HOLES
 from tests.protocol.simulator import FORK_WORLDS, Simulation, simulate
 
-SCHEDULES = int(os.environ.get("CAIRN_SIMULATOR_SCHEDULES", "6000" if FULL else "600"))
+SCHEDULES = int(os.environ.get("CAIRN_SIMULATOR_SCHEDULES", "6000" if FULL else "400"))
 SEED = os.environ.get("CAIRN_SIMULATOR_SEED")
 CHUNKS = 12
 
@@ -55,7 +55,7 @@ def test_schedules_let_every_role_finish_fail_and_die() -> None:
 
 
 def test_schedules_begin_in_every_world_with_a_hole_a_pin_a_fork_or_a_deleted_parent() -> None:
-    worlds = {simulation.trace[0] for simulation in map(Simulation, range(600))}
+    worlds = {simulation.trace[0] for simulation in map(Simulation, range(SCHEDULES))}
     assert {f"world: {item.world}" for item in (*HOLES, *FORK_WORLDS)} - worlds == set()
 
 
