@@ -92,7 +92,7 @@ def _arithmetic() -> str:
 
     if (found := arithmetic_here("auto", "native")) is None:
         raise RuntimeError("a child that asks torch for it failed; rule: torch can be imported")
-    return f"{found.digest}: {'; '.join((found.processor, found.instructions, found.libraries, found.flags))}"
+    return f"{found.digest}: {found}"
 
 
 def _store(url: str) -> str:

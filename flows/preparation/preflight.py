@@ -185,7 +185,7 @@ def _check_sizes(config: RunConfig, base_dir: Path) -> None:
             f"give at most {tokens['train'] + SMALLEST_BPE_VOCABULARY} ids, {vocabulary} are asked for; rule: the text "
             "fills the vocabulary. Ask for less or add text to data.sources"
         )
-    for name, entry in zip(data.source_names, data.sources, strict=False) if data.weights else ():
+    for name, entry in zip(data.source_names[: len(data.sources)], data.sources, strict=True) if data.weights else ():
         if train_tokens_of[name] < window:
             raise snapshot_lookup.too_few_tokens(entry, train_tokens_of[name], config.model.block_size)
 

@@ -22,11 +22,10 @@ if TYPE_CHECKING:
 class ComparedRun:
     """One run of a comparison; `settings` are those that differ between the runs, None where a run has no such key.
 
-    `arithmetics` are the digests of those that its attempts computed with, in order.
-
-    Losses are in nats per token; `money` is device hours times the configured price, None without one. `better_by` is
-    how much lower the best held-out loss is than that of the run named first, over the same windows, with its standard
-    error; `versus_first` says it in words, or why the two cannot be compared.
+    Losses are in nats per token; `money` is device hours times the configured price, None without one; `arithmetics`
+    are the digests of those that its attempts computed with, in order. `better_by` is how much lower the best held-out
+    loss is than that of the run named first, over the same windows, with its standard error; `versus_first` says it in
+    words, or why the two cannot be compared.
     """
 
     run_id: str

@@ -36,10 +36,10 @@ _SETTINGS: dict[str, Any] = {
     "allow_persistent_secrets": "false",
     "python_enable_replacements": "false",
 }
-_OPEN_ATTEMPTS = """run_id varchar, attempt bigint, state varchar, step bigint, tokens bigint, gpu_seconds double,
-    starting_seconds double, peak_flops double, peak_source varchar, arithmetic_digest varchar, arithmetic_name varchar,
-    arithmetic_processor varchar, arithmetic_instructions varchar, arithmetic_libraries varchar,
-    arithmetic_flags varchar, seen_at timestamptz, train_loss double"""
+_ARITHMETIC = tuple(run_tables.plain_fields(log_entry.Arithmetic))
+_OPEN_ATTEMPTS = f"""run_id varchar, attempt bigint, state varchar, step bigint, tokens bigint, gpu_seconds double,
+    starting_seconds double, peak_flops double, peak_source varchar,
+    {", ".join(f"arithmetic_{name} varchar" for name in _ARITHMETIC)}, seen_at timestamptz, train_loss double"""
 _LIST_TABLES = f"tables: {', '.join(ROWS)}; `cairn sql` lists their columns"
 
 
@@ -49,7 +49,6 @@ def _struct(record: type, prefix: str, key: str = "") -> str:
     return f"case when {prefix}{key} is not null then {struct} end as {prefix[:-1]}" if key else struct
 
 
-_ARITHMETIC = tuple(run_tables.plain_fields(log_entry.Arithmetic))
 _LIVE = (
     *("tokens", "gpu_seconds", "starting_seconds", "peak_flops", "peak_source"),
     *(f"arithmetic_{name}" for name in _ARITHMETIC),

@@ -173,8 +173,7 @@ def _where(attempt: post_mortem.AttemptFacts) -> Iterator[str]:
     for host, count in attempt.failed_hosts.items():
         yield f"{count} of this run's attempts were lost or hung with {host} (of all runs: cairn sql 'from hosts')"
     if arithmetic := attempt.receipt.arithmetic:
-        facts = arithmetic.processor, arithmetic.instructions, arithmetic.libraries, arithmetic.flags
-        yield f"arithmetic {arithmetic.digest} ({arithmetic.name}: {'; '.join(facts)})"
+        yield f"arithmetic {arithmetic.digest} ({arithmetic.name}: {arithmetic})"
     if differs := attempt.receipt.arithmetic_moved:
         yield differs
     if peak:

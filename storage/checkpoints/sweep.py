@@ -128,10 +128,10 @@ class _Sweep:
                 if finding.is_over:
                     self._delete_bytes(finding.key)
                 self._note(SweepKind.STAGED, finding, SweepAction.DELETE, size=sum(sizes.values()))
-        unfinished = self._discard_unfinished(unfinished)
+        kept = self._discard_unfinished(unfinished)
         self._supersede()
-        for write in self._discard_unfinished(unfinished):
-            self._note(SweepKind.UNFINISHED, self._judge_unfinished(write), SweepAction.DISCARD, size=write.bytes)
+        for write, finding in self._discard_unfinished([write for write, _ in kept]):
+            self._note(SweepKind.UNFINISHED, finding, SweepAction.DISCARD, size=write.bytes)
         if self._state.deleted is not None and not self._dry_run:
             self._store.delete_all(self._store.keys(window_losses.losses_folder(self._log.prefix)))
         for record in self._state.live_checkpoints:  # last: a run that is deleted has nothing else left then
@@ -208,13 +208,13 @@ class _Sweep:
             advice = "nothing more is deleted. Find the entry with `cairn log` and what wrote it"
             raise IntegrityError(f"{self._log.prefix}/log {problem}; {advice}")
 
-    def _discard_unfinished(self, writes: Sequence[UnfinishedWrite]) -> list[UnfinishedWrite]:
-        """Discard the writes that are over, and return the others."""
-        kept = list[UnfinishedWrite]()
+    def _discard_unfinished(self, writes: Sequence[UnfinishedWrite]) -> list[tuple[UnfinishedWrite, Finding]]:
+        """Discard the writes that are over, and return the others with the reason why not."""
+        kept = list[tuple[UnfinishedWrite, Finding]]()
         for write in writes:
             finding = self._judge_unfinished(write)
             if not finding.is_over:
-                kept.append(write)
+                kept.append((write, finding))
                 continue
             if not self._dry_run:
                 self._store.discard(write)

@@ -59,6 +59,10 @@ class Arithmetic:
     libraries: str
     flags: str
 
+    def __str__(self) -> str:
+        """Return its facts."""
+        return "; ".join((self.processor, self.instructions, self.libraries, self.flags))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointReference:

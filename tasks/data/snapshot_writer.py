@@ -226,9 +226,9 @@ class SnapshotWriter:
         """Append documents to the index, each as the values of a DocumentRow; their tokens are added separately."""
         self._index.extend(rows)
         for split in SPLITS:
-            sizes = [(1, tokens, size_bytes) for _, _, size_bytes, tokens, found, _ in rows if found == split]
-            for name, numbers in zip(self.sizes[split], zip(*sizes, strict=True), strict=False):
-                self.sizes[split][name] += sum(numbers)
+            sizes = [(tokens, size_bytes) for _, _, size_bytes, tokens, found, _ in rows if found == split]
+            tokens, size_bytes = sum(count for count, _ in sizes), sum(size for _, size in sizes)
+            self.sizes[split].update(documents=len(sizes), tokens=tokens, bytes=size_bytes)
 
     def add_rejected(self, row: RejectedRow) -> None:
         """Append a rejected document; the file exists only if there are some."""

@@ -5,6 +5,7 @@ A child that imports torch reads it where no trainer is at hand: `python -m cair
 
 import subprocess
 import sys
+from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,14 +28,15 @@ def arithmetic_of(device: str, name: "ArithmeticName") -> Arithmetic:
 
     from cairn.model.training.arithmetic import arithmetic_facts
 
-    facts, accelerator = arithmetic_facts(torch.device(device)), ""
+    facts = arithmetic_facts(torch.device(device))
     processor = "x86-64" if name == "portable" else describe_processor()
-    accelerator = facts.accelerator and f"{facts.accelerator}; "
-    parts = (name, f"{accelerator}{processor}", facts.instructions, facts.libraries, facts.flags)
+    if facts.accelerator:
+        processor = f"{facts.accelerator}; {processor}"
+    parts = (name, processor, facts.instructions, facts.libraries, facts.flags)
     return Arithmetic(
         digest=sha256("\n".join(parts).encode())[:12],
         name=name,
-        processor=parts[1],
+        processor=processor,
         instructions=facts.instructions,
         libraries=facts.libraries,
         flags=facts.flags,
@@ -72,7 +74,7 @@ def arithmetic_before(state: RunState, resumed: CheckpointReference | None) -> A
     origin = state.origin
     if origin is not None and resumed == origin.checkpoint:
         return origin.arithmetic
-    for record in reversed(tuple(state.attempts)):
+    for record in reversed(state.attempts):
         ended = record.ended
         if record.started.attempt <= resumed.attempt and ended is not None and ended.arithmetic:
             return ended.arithmetic
@@ -83,13 +85,7 @@ def describe_move(before: Arithmetic | None, now: Arithmetic | None) -> str:
     """Return the sentence that a start on another arithmetic deserves; empty if it is the same, or not known."""
     if before is None or now is None or before.digest == now.digest:
         return ""
-    pairs = (
-        (before.name, now.name),
-        (before.processor, now.processor),
-        (before.instructions, now.instructions),
-        (before.libraries, now.libraries),
-        (before.flags, now.flags),
-    )
+    pairs = zip(astuple(before)[1:], astuple(now)[1:], strict=True)  # the digests come first
     changes = "; ".join(f"{then} → {here}" for then, here in pairs if then != here)
     return f"bits may differ from here: arithmetic {now.digest}, not {before.digest} as before ({changes})"
 

@@ -180,18 +180,6 @@ def another_implementation(bench: Bench) -> None:
     assert opened(kernels="fused") == (False, True)
 
 
-@acts("training.arithmetic")
-def instructions_that_every_machine_has(bench: Bench) -> None:
-    chosen = list[str]()
-    bench.patch.setattr(determinism, "choose_arithmetic", chosen.append)
-    bench.flow.train("training.arithmetic='portable'")
-    for name in ("native", "portable"):
-        spec = bench.world.spec(903, training={"arithmetic": name})
-        determinism.make_deterministic(seed=0, threads=1, arithmetic=spec.training.arithmetic)
-    assert chosen == ["native", "portable"]
-    assert bench.flow.evaluators.specs[-1]["plan"]["arithmetic"] == "portable"
-
-
 @acts("training.seed")
 def other_weights_and_another_order(bench: Bench) -> None:
     drawn: list[list[int]] = []
@@ -267,9 +255,9 @@ class ClosedTrainer(Trainer):
         self._reporter._log._file.close()
 
 
-@acts("training.threads")
-def the_threads_of_the_process(bench: Bench) -> None:
-    before, channel = torch.get_num_threads(), Channel(bench.world.spec(904, threads=3))
+def serve_spec(bench: Bench, spec: TrainerSpec) -> Channel:
+    """Run the trainer's own program with this spec and no steps; this process's threads are then as before."""
+    before, channel = torch.get_num_threads(), Channel(spec)
     bench.patch.setattr(trainer_module, "open_channel", lambda: channel)
     bench.patch.setattr(trainer_module, "Trainer", ClosedTrainer)
     bench.patch.setattr(trainer_module.signal, "signal", lambda *_: signal.SIG_DFL)
@@ -279,7 +267,23 @@ def the_threads_of_the_process(bench: Bench) -> None:
     finally:
         torch.set_num_threads(before)
         torch.use_deterministic_algorithms(False)
-    assert channel.threads == 3
+    return channel
+
+
+@acts("training.arithmetic")
+def instructions_that_every_machine_has(bench: Bench) -> None:
+    chosen = list[str]()
+    bench.patch.setattr(determinism, "choose_arithmetic", chosen.append)
+    bench.flow.train("training.arithmetic='portable'")
+    for number, name in ((905, "native"), (906, "portable")):
+        serve_spec(bench, bench.world.spec(number, training={"arithmetic": name}))
+    assert chosen == ["native", "portable"]
+    assert bench.flow.evaluators.specs[-1]["plan"]["arithmetic"] == "portable"
+
+
+@acts("training.threads")
+def the_threads_of_the_process(bench: Bench) -> None:
+    assert serve_spec(bench, bench.world.spec(904, threads=3)).threads == 3
     warm = NotedWarmTrainer()
     warm.step_seconds |= {4: 0.3, 2: 0.011, 1: 0.01}
     bench.patch.setattr(active_run.placement, "usable_cores", lambda: 4)

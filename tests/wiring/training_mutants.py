@@ -200,6 +200,13 @@ TRAINING_MUTANTS = (
         "}",
         "tests/model/test_bf16_products.py::test_a_child_gets_the_threads_that_it_asks_for_whatever_limits_them_outside",
     ),
+    mutant(
+        "a-trainer-computes-natively",
+        TRAINER,
+        ", arithmetic=spec.training.arithmetic)",
+        ")",
+        key("instructions_that_every_machine_has"),
+    ),
     mutant("lowest-rate-is-zero", OPTIMIZER, "return training.min_lr\n", "return 0.0\n", SCHEDULE),
     mutant(
         "matrices-have-the-others-rate",
