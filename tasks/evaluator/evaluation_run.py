@@ -155,6 +155,7 @@ def record_evaluation(
     stopping: Callable[[], bool] = lambda: False,
     reader: curve_reader.CurveReader | None = None,
     clock: Callable[[], datetime] = log_entry.utc_now,
+    monotonic: Callable[[], float] = time.monotonic,
     measure: Measure | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> run_entries.EvaluationRecorded | run_entries.EvaluationFailed:
@@ -178,6 +179,7 @@ def record_evaluation(
         again=again,
         reader=reader or curve_reader.CurveReader(log.store, log.prefix),
         clock=clock,
+        monotonic=monotonic,
     )
     log.refresh()
     while (known := trial.known(log.state)) is None:
@@ -202,6 +204,7 @@ class _Trial:
     again: bool
     reader: curve_reader.CurveReader
     clock: Callable[[], datetime]
+    monotonic: Callable[[], float]
 
     def known(self, state: run_state.RunState) -> run_entries.EvaluationRecorded | None:
         wanted = (self.reference.manifest_sha256, self.plan.suite.sha256, self.plan.snapshot_id)
@@ -221,7 +224,7 @@ def _measure_once(trial: _Trial, measure: Measure) -> run_entries.EvaluationReco
     pin_id = pin_for_evaluation(log, reference, plan, during_attempt=trial.during_attempt)
     if pin_id is None:
         raise CheckpointGone(f"{reference.prefix}: is no longer committed, so it is not evaluated")
-    started_at, started = trial.clock(), time.monotonic()
+    started_at, started = trial.clock(), trial.monotonic()
     parent = plan.cache_dir.parent / "evaluations"
     number = 1 + len(log.state.evaluations) + len(log.state.failed_evaluations)
     with evaluation_folder(parent) if isinstance(plan.suite, settings.EvaluatorConfig) else nullcontext() as folder:
@@ -237,7 +240,7 @@ def _measure_once(trial: _Trial, measure: Measure) -> run_entries.EvaluationReco
         outcome = measure(spec.model_dump_json().encode(), plan.timeout_seconds)
     if outcome.problem and (fault := evaluator_fault(log.store, log.prefix, plan.faults, number)):
         outcome = replace(outcome, problem=failures.as_injected(outcome.problem, fault))
-    seconds = time.monotonic() - started
+    seconds = trial.monotonic() - started
     body = _body(log, outcome, reference, plan, started_at=started_at, seconds=seconds, pin_id=pin_id)
     if isinstance(body, run_entries.EvaluationRecorded):
         body = with_verdict(log, body, trial.reader)

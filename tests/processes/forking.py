@@ -76,17 +76,24 @@ def serve(server: socket.socket) -> ForkRequest:
     """Fork at request; returns in each forked process with what it is to run, and ends this one when nobody asks."""
     while received := receive_request(server):
         request, files = received
+        reading, writing = os.pipe()
         try:
             child = clone_sibling()
         except OSError as refused:  # whoever asks would wait for ever
-            server.send(str(-(refused.errno or 1)).encode())
-        else:
-            if child == 0:
-                become(request, files)
-                server.send(str(os.getpid()).encode())
-                server.close()
-                return request
-        for file in files:
+            child = -(refused.errno or 1)
+        if child == 0:
+            server.close()
+            os.close(reading)
+            # Below, the program's own files take the numbers that the request names.
+            alive = fcntl.fcntl(writing, fcntl.F_DUPFD_CLOEXEC, _FIRST_MOVED)
+            os.close(writing)
+            become(request, files)
+            os.close(alive)
+            return request
+        os.close(writing)
+        os.read(reading, 1)  # its end: the child has become what it is to be, or it has died
+        server.send(str(child).encode())
+        for file in (reading, *files):
             os.close(file)
     os._exit(0)
 

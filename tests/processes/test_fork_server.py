@@ -47,6 +47,28 @@ def test_its_environment_is_the_one_it_was_given(tmp_path: Path) -> None:
     assert json.loads(child.communicate()[0]) == json.loads(started.stdout)
 
 
+def test_its_files_may_have_the_numbers_of_the_fork_server_s_own() -> None:
+    server, null = fork_server(), os.open(os.devnull, os.O_RDONLY)
+    taken = {int(name) for name in os.listdir("/proc/self/fd")}
+    free = [number for number in range(3, 39) if number not in taken]
+    for number in free:
+        os.dup2(null, number)
+    children = [
+        server.popen((*CAIRN, "--version"), stdout=subprocess.DEVNULL, pass_fds=kept) for kept in batched(range(3, 39))
+    ]
+    for number in (null, *free):
+        os.close(number)
+    assert [child.wait() for child in children] == [0, 0, 0]
+
+
+def batched(numbers: range) -> list[range]:
+    return [numbers[begin : begin + 12] for begin in range(0, len(numbers), 12)]
+
+
+def test_one_that_dies_before_its_program_begins_is_not_waited_for(tmp_path: Path) -> None:
+    assert fork_server().popen(CAIRN, cwd=tmp_path / "gone", stderr=subprocess.DEVNULL).wait() != 0
+
+
 def test_what_is_not_a_program_of_the_fork_server_is_started_as_always() -> None:
     child = fork_server().popen([sys.executable, "-c", "print(6 * 7)"], stdout=subprocess.PIPE)
     assert child.communicate()[0] == b"42\n"

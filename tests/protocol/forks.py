@@ -109,10 +109,10 @@ def act_grow_and_sweep(process: Process) -> None:
 def act_fork_beside_another(process: Process) -> None:
     """Fork a checkpoint while another process forks the other one under the same name."""
     offered = _offer(process, 1)
-    assert offered is not None
-    fork(scenarios.beside(process), 2)
-    state = open_fork(process.log(), *offered, writer=process.writer())
-    process.ledger.acknowledge(f"lost to {state.resume_step}")
+    if offered is not None:  # somebody may have deleted the run before
+        fork(scenarios.beside(process), 2)
+        state = open_fork(process.log(), *offered, writer=process.writer())
+        process.ledger.acknowledge(f"lost to {state.resume_step}")
 
 
 FORKS = (

@@ -318,7 +318,13 @@ def evaluate(
 
     with being(process):
         body = evaluation_run.record_evaluation(
-            log, reference, PLAN, during_attempt=during, measure=read_and_measure, clock=lambda: NOON
+            log,
+            reference,
+            PLAN,
+            during_attempt=during,
+            measure=read_and_measure,
+            clock=lambda: NOON,
+            monotonic=process.clock.monotonic,
         )
     failed = isinstance(body, EvaluationFailed)
     process.ledger.acknowledge(f"{'failed' if failed else 'evaluated'} {prefix}")
