@@ -57,7 +57,6 @@ def opened(run_id: str, **changes: Any) -> RunOpened:
         "total_steps": 100,
         "code_version": "1",
         "initial_weights_sha256": None,
-        "threads_why": "as measured",
         "nodes_wanted": 6,
         "continued_by": "prefect deployment train-gpt/weekly",
     }

@@ -179,7 +179,8 @@ def describe_plan(plan: "TrainingPlan", config: "RunConfig") -> Iterator[tuple[s
     parts = ", ".join(f"{name} {decimal(size)}" for name, size in shown.items() if size)
     recomputed = ", activations recomputed" if memory.sizes.activation_checkpointing else ""
     numerics = f"{config.training.precision} with {config.training.kernels} kernels{recomputed}"
-    how = f"micro-batch {memory.sizes.micro_batch}, {numerics} ({parts})"
+    at_once = f", {memory.workers} at once" if memory.workers > 1 else ""
+    how = f"micro-batch {memory.sizes.micro_batch}{at_once}, {numerics} ({parts})"
     there = "" if memory.there_bytes is None else f"; {decimal(memory.there_bytes)} are there now"
     short = ": more than there is" if there and memory.total_bytes > (memory.there_bytes or 0) else ""
     if plan.arithmetic_moved:

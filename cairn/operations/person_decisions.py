@@ -159,7 +159,6 @@ def _opening(
         data_snapshot=snapshot_id,
         total_steps=config.training.steps,
         code_version=code_version(),
-        threads_why=f"those of run {found.log.run_id}",
         forked_from=log_entry.ForkOrigin(
             run_id=found.log.run_id,
             checkpoint=committed.reference,

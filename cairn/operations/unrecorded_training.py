@@ -37,7 +37,8 @@ from cairn.tasks.data.corpus import preview_corpus
 from cairn.tasks.data.snapshot_build import build_snapshot
 from cairn.tasks.data.snapshot_lookup import find_by_id
 from cairn.tasks.machine.arithmetic import arithmetic_of
-from cairn.tasks.machine.placement import library_versions, resolve_threads
+from cairn.tasks.machine.placement import library_versions, usable_cores
+from cairn.tasks.policy.attempt_sizes import most_workers, sizes_of
 from cairn.tasks.trainer import tensor_exchange, trainer_channel, trainer_protocol, training_setup
 
 
@@ -93,6 +94,8 @@ class _SegmentReplayer:
     def _spec(self, segment: Segment, config: RunConfig) -> trainer_protocol.TrainerSpec:
         opened, started = self._log.state.opened, segment.started
         assert opened is not None
+        training, sizes, on_cpu = config.training, sizes_of(started), started.placement.device == "cpu"
+        cores = usable_cores() if on_cpu else 1
         return trainer_protocol.TrainerSpec(
             run_id=self._log.run_id,
             attempt=started.attempt,
@@ -107,6 +110,8 @@ class _SegmentReplayer:
             divergence=config.divergence,
             patience_seconds=config.checkpoint.patience_seconds,
             threads=started.placement.threads,
+            workers=most_workers(training, config.model, sizes, processes=1, cores=cores),
+            devices=started.placement.devices,
             resume=segment.start,
             initial_weights_sha256=opened.initial_weights_sha256,
             before=trainer_protocol.trained_before(opened.forked_from),
@@ -221,13 +226,10 @@ def overfit_one_batch(config: RunConfig, log: RunLog, base_dir: Path, say: Calla
 
     with temporary_folder("cairn-overfit-") as folder:
         store, snapshot_id = _find_text(config, log, base_dir, folder)
-        place, threads = (
-            trainer_channel.Place(device=determinism.resolve_device(config.training.device)),
-            resolve_threads(config.training.threads),
-        )
-        arithmetic = config.training.arithmetic
-        determinism.make_deterministic(seed=config.training.seed, threads=threads, arithmetic=arithmetic)
-        spec = _spec(config, store, snapshot_id, folder, threads)
+        training = config.training
+        place = trainer_channel.Place(device=determinism.resolve_device(training.device))
+        determinism.make_deterministic(seed=training.seed, threads=training.threads, arithmetic=training.arithmetic)
+        spec = _spec(config, store, snapshot_id, folder)
         data = training_setup.open_training_data(store, spec, place)
         assert data.inputs.loader is not None
         data.inputs.loader.close()
@@ -277,9 +279,7 @@ def _find_text(config: RunConfig, log: RunLog, base_dir: Path, folder: Path) -> 
     return store, build_snapshot(store, data, base_dir).snapshot_id
 
 
-def _spec(
-    config: RunConfig, store: ObjectStore, snapshot_id: str, folder: Path, threads: int
-) -> trainer_protocol.TrainerSpec:
+def _spec(config: RunConfig, store: ObjectStore, snapshot_id: str, folder: Path) -> trainer_protocol.TrainerSpec:
     """Return the spec of a trainer of few windows, at the full rate all along and without dropout."""
     few = {"steps": STEPS, "global_batch": WINDOWS, "micro_batch": WINDOWS, "probe_every_steps": 0}
     steady = {"warmup_steps": WARMUP_STEPS, "min_lr": config.training.lr}
@@ -297,7 +297,9 @@ def _spec(
         divergence=config.divergence,
         resume=None,
         patience_seconds=config.checkpoint.patience_seconds,
-        threads=threads,
+        threads=config.training.threads,
+        workers=1,
+        devices=1,
         cache_dir=folder / "snapshots",
         work_dir=folder / "work",
     )

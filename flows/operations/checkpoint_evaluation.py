@@ -8,7 +8,7 @@ from cairn.reports.queries import evaluations, run_lookup
 from cairn.tasks.configuration import addresses, configuration_source, run_configuration
 from cairn.tasks.errors import InvalidConfiguration, TaskError
 from cairn.tasks.evaluator import evaluation_run
-from cairn.tasks.machine.placement import resolve_threads, work_folder
+from cairn.tasks.machine.placement import work_folder
 
 
 def plan_checkpoint(found: run_lookup.FoundCheckpoint, suite: str) -> evaluation_run.EvaluationPlan:
@@ -21,8 +21,7 @@ def plan_checkpoint(found: run_lookup.FoundCheckpoint, suite: str) -> evaluation
         except TaskError as error:
             raise InvalidConfiguration(str(error)) from error
         config = config.model_copy(update={"evaluation": evaluation})
-    threads = resolve_threads(config.training.threads)
-    return plan_evaluation(config, found.opened.data_snapshot, work_folder(os.environ), threads=threads)
+    return plan_evaluation(config, found.opened.data_snapshot, work_folder(os.environ))
 
 
 def measure(found: run_lookup.FoundCheckpoint, *, suite: str, again: bool) -> tuple[evaluations.Outcome, ...]:
@@ -32,7 +31,7 @@ def measure(found: run_lookup.FoundCheckpoint, *, suite: str, again: bool) -> tu
 
 
 def plan_evaluation(
-    config: run_configuration.RunConfig, snapshot_id: str, work_dir: Path, *, threads: int, faults: str = ""
+    config: run_configuration.RunConfig, snapshot_id: str, work_dir: Path, *, faults: str = ""
 ) -> evaluation_run.EvaluationPlan:
     """Return the plan of the held-out suite, followed by those of the user's evaluators; files go to `work_dir`."""
     plan = evaluation_run.EvaluationPlan(
@@ -41,7 +40,7 @@ def plan_evaluation(
         snapshot_id=snapshot_id,
         cache_dir=work_dir / "snapshots",
         device=config.training.device,
-        threads=threads,
+        threads=config.training.threads,
         timeout_seconds=config.evaluation.timeout_seconds,
         budget=config.budgets.evaluator_failed,
         faults=faults,

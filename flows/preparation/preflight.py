@@ -31,6 +31,7 @@ from cairn.tasks.configuration.stored_configuration import check_drift
 from cairn.tasks.data import corpus, document, snapshot_build, snapshot_lookup
 from cairn.tasks.errors import InvalidConfiguration, TaskError
 from cairn.tasks.machine import machine_speed, placement, process_memory
+from cairn.tasks.policy import attempt_sizes
 from cairn.tasks.policy.attempt_sizes import MARGIN, AttemptSizes, MemoryRoom, next_sizes
 from cairn.tasks.trainer.initial_weights import InitialDirectory, check_directory
 from cairn.tasks.trainer.trainer_group import TrainerGroup, trainer_group
@@ -60,7 +61,8 @@ def check_before_start(
         injected_faults.parse_faults(environment.get("CAIRN_FAULTS", ""))
         machine_speed.require_device(wanted.training.device)
         group = trainer_group(wanted.training, environment)
-        next_sizes(log.state, wanted.training, processes=group.size)
+        on_cpu = not machine_speed.trains_on_cuda(wanted.training.device)
+        next_sizes(log.state, wanted.training, wanted.model.block_size, processes=group.size, on_cpu=on_cpu)
     except TaskError as error:
         raise InvalidConfiguration(str(error)) from error
     check_exporters(wanted.exporters)
@@ -145,8 +147,11 @@ def _check_memory(
     is_known_to_fit = bool(state.attempts) and machine_speed.trains_on_cuda(config.training.device)
     if config.training.memory_check and not is_known_to_fit:
         group = trainer_group(config.training, environment)
-        sizes = next_sizes(state, config.training, processes=group.size, chosen=1)
-        require_memory(config, vocab_size, sizes, available_memory(config.training, group))
+        memory = available_memory(config.training, group)
+        sizes = next_sizes(
+            state, config.training, config.model.block_size, processes=group.size, on_cpu=not memory.place.on_cuda
+        )
+        require_memory(config, vocab_size, sizes, memory)
 
 
 def _check_sizes(config: RunConfig, base_dir: Path) -> None:
@@ -192,9 +197,10 @@ def _check_sizes(config: RunConfig, base_dir: Path) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AvailableMemory:
-    """Bytes that each trainer may take, None if unknown, and where they would train."""
+    """Bytes and cores that each trainer may take, the bytes None if unknown, and where they would train."""
 
     bytes: int | None
+    cores: int
     place: size_estimate.TrainingPlace
 
 
@@ -202,10 +208,11 @@ def available_memory(training: TrainingConfig, group: TrainerGroup, *, root: Pat
     """Return the memory of the system, or of the CUDA device; the processes of one machine share it."""
     on_cuda = machine_speed.trains_on_cuda(training.device)
     place = size_estimate.TrainingPlace(on_cuda=on_cuda, processes=group.size, evaluates=True)
+    cores = max(1, placement.usable_cores() // group.processes)
     if on_cuda:
-        return AvailableMemory(bytes=machine_speed.free_device_bytes(training.device), place=place)
+        return AvailableMemory(bytes=machine_speed.free_device_bytes(training.device), cores=cores, place=place)
     free = process_memory.available_memory_bytes(os.getpid(), root=root)
-    return AvailableMemory(bytes=None if free is None else free // group.processes, place=place)
+    return AvailableMemory(bytes=None if free is None else free // group.processes, cores=cores, place=place)
 
 
 def memory_room(config: RunConfig, vocab_size: int, memory: AvailableMemory) -> MemoryRoom | None:
@@ -256,16 +263,17 @@ def require_memory(config: RunConfig, vocab_size: int, sizes: AttemptSizes, memo
     )
 
 
-def choose_micro_batch(config: RunConfig, vocab_size: int, memory: AvailableMemory) -> int:
-    """Return the first halving of a process's share that fits with `MARGIN`; 1 if none, all if memory is unknown."""
-    training = config.training
-    if memory.bytes is None:
-        return -(-training.global_batch // memory.place.processes)
-    room, recompute = int(memory.bytes * (1 - MARGIN)), training.activation_checkpointing
-    fitting = size_estimate.largest_micro_batch(
-        config.model, training, vocab_size, memory_bytes=room, recompute=recompute, place=memory.place
-    )
-    return fitting or 1
+def choose_workers(config: RunConfig, vocab_size: int, sizes: AttemptSizes, memory: AvailableMemory) -> int:
+    """Return how many micro-batches a process computes at once: as many as it may, and has memory for."""
+    place, count = memory.place, {"processes": memory.place.processes, "cores": memory.cores}
+    most = 1 if place.on_cuda else attempt_sizes.most_workers(config.training, config.model, sizes, **count)
+    if memory.bytes is None or config.training.workers != "auto":
+        return most
+    for workers in range(most, 1, -1):
+        several = replace(memory, place=replace(place, workers=workers))
+        if estimate_trainer(config, vocab_size, sizes, several).total_bytes <= memory.bytes * (1 - MARGIN):
+            return workers
+    return 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,7 +1,7 @@
 """The plan of `cairn train --dry-run`: data, sizes, time, cost and budgets from formulas and step records alone."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from statistics import median
@@ -54,9 +54,13 @@ class PlannedData:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedMemory:
-    """Estimated peak bytes of one trainer, on its device; `there_bytes` is what is free now, None if unknown."""
+    """Estimated peak bytes of one trainer, on its device; `there_bytes` is what is free now, None if unknown.
+
+    Each trainer computes the micro-batches of so many `workers` at once.
+    """
 
     sizes: AttemptSizes
+    workers: int
     total_bytes: int
     there_bytes: int | None
     parts: MemoryEstimate
@@ -108,8 +112,10 @@ def plan_training(log: run_log.RunLog, config: RunConfig, base_dir: Path, memory
     data = _data(log, config, base_dir)
     per_step = config.training.global_batch * config.model.block_size
     ahead = per_step * (total - first) if action is not PlanAction.NOTHING else 0
-    chosen = preflight.choose_micro_batch(config, data.vocab_size, memory)
-    sizes = next_sizes(log.state, config.training, chosen=chosen)
+    on_cpu = not memory.place.on_cuda
+    sizes = next_sizes(log.state, config.training, config.model.block_size, on_cpu=on_cpu)
+    workers = preflight.choose_workers(config, data.vocab_size, sizes, memory)
+    memory = replace(memory, place=replace(memory.place, workers=workers))
     parts = preflight.estimate_trainer(config, data.vocab_size, sizes, memory)
     return TrainingPlan(
         run_id=log.run_id,
@@ -122,7 +128,9 @@ def plan_training(log: run_log.RunLog, config: RunConfig, base_dir: Path, memory
         tokens_ahead=ahead,
         data=data,
         parameters=count_parameters(config.model, data.vocab_size),
-        memory=PlannedMemory(sizes=sizes, total_bytes=parts.total_bytes, there_bytes=memory.bytes, parts=parts),
+        memory=PlannedMemory(
+            sizes=sizes, workers=workers, total_bytes=parts.total_bytes, there_bytes=memory.bytes, parts=parts
+        ),
         commits=_multiples(every, first, total),
         room=preflight.store_room(log.store, log.state, config, data.vocab_size),
         evaluated_commits=_multiples(every * config.evaluation.every_commits, first, total),

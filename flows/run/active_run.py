@@ -14,10 +14,9 @@ from pathlib import Path
 
 from cairn.flows.operations.checkpoint_evaluation import plan_evaluation
 from cairn.flows.orchestrator import flow_run, run_notices, run_overview
-from cairn.flows.preparation import preflight, training_request
+from cairn.flows.preparation import training_request
 from cairn.flows.run.progress import Progress, TextProgress
 from cairn.flows.run.steps import Steps
-from cairn.model.estimates.numerics import choose_threads, thread_candidates
 from cairn.reports.exporters.exporters import run_exporters
 from cairn.reports.queries.run_lookup import configuration_document
 from cairn.storage.errors import StoreRefused
@@ -37,7 +36,7 @@ from cairn.tasks.policy import run_symptoms
 from cairn.tasks.policy.termination import FlowEnd, FlowOutcome
 from cairn.tasks.text.format import describe_schedule, describe_split, one_line
 from cairn.tasks.tokenize_and_split import Text
-from cairn.tasks.trainer import initial_weights, machines, trainer_group, trainer_process, trainer_protocol
+from cairn.tasks.trainer import initial_weights, machines, trainer_group, trainer_process
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,8 +52,7 @@ class Host:
 class ActiveRun:
     """An opened run, how this machine starts its trainers, and the services beside its training.
 
-    `micro_batch` is what the first attempt chose for `auto`; `gathering_seconds` is how long the next one waited for
-    other machines, `too_few_machines` that it was in vain.
+    `gathering_seconds` is how long the next attempt waited for other machines, `too_few_machines` that it was in vain.
     """
 
     def __init__(
@@ -65,19 +63,16 @@ class ActiveRun:
         origin: attempt_entries.DataOrigin,
         *,
         start_over: bool,
-        micro_batch: int | None,
     ) -> None:
         """Prepare the services; none runs yet."""
         self.log, self.config, self.host, self.origin = log, config, host, origin
-        self.start_over, self.micro_batch = start_over, micro_batch
+        self.start_over = start_over
         self.group = trainer_group.trainer_group(config.training, os.environ)
         self.machines = machines.Machines(self.group.nodes)
         self.gathering_seconds, self.too_few_machines = 0.0, ""
         self.work_dir = placement.trainer_folder(os.environ, log)
-        self.threads = placement.resolve_threads(config.training.threads)
         folder, faults = placement.work_folder(os.environ), os.environ.get("CAIRN_FAULTS", "")
-        threads = max(1, self.threads // 2)  # training has priority
-        self.evaluation = plan_evaluation(config, origin.snapshot_id, folder, threads=threads, faults=faults)
+        self.evaluation = plan_evaluation(config, origin.snapshot_id, folder, faults=faults)
         self.progress = Progress(config.training.steps, echo=host.flow_run.echo)
         self.throughput = run_symptoms.ThroughputWatch()
         self.curve_reader = curve_reader.CurveReader(log.store, log.prefix)
@@ -179,18 +174,16 @@ def open_run(resolved: training_request.ResolvedRequest, steps: Steps, host: Hos
     """Return the run ready for its next attempt, opened first where the log does not know it; raises `ConfigDrift`."""
     log = resolved.open_log()
     opened = log.refresh().opened
-    is_new, memory, notes = opened is None, None, tuple[str, ...]()
+    is_new, notes = opened is None, tuple[str, ...]()
     config = training_request.configure_run(resolved, log.state, os.environ)
     group = trainer_group.trainer_group(config.training, os.environ)
-    if config.training.micro_batch == "auto" and not log.state.attempts:  # before a warm trainer takes its share
-        memory = preflight.available_memory(config.training, group)
     if log.state.finished is None:
         host.warm.start(placement.trainer_folder(os.environ, log))
     if opened is None:
         opened, notes = _record_opening(log, config, resolved.base_dir, steps, host)
         config = keep_numerics(config, opened.config)  # another process may have been first
     check_drift(opened.config, config, run_id=log.run_id)
-    manifest = read_manifest(log.store, opened.data_snapshot) if is_new or memory else None
+    manifest = read_manifest(log.store, opened.data_snapshot) if is_new else None
     host.warm.set_command(group.command())
     origin = attempt_entries.DataOrigin(
         snapshot_id=opened.data_snapshot,
@@ -198,9 +191,8 @@ def open_run(resolved: training_request.ResolvedRequest, steps: Steps, host: Hos
         base_dir=resolved.base_dir,
         cache_dir=placement.work_folder(os.environ) / "snapshots",
     )
-    chosen = preflight.choose_micro_batch(config, manifest.vocab_size, memory) if memory and manifest else None
-    run = ActiveRun(log, config, host, origin, start_over=resolved.request.start_over, micro_batch=chosen)
-    if is_new and manifest:
+    run = ActiveRun(log, config, host, origin, start_over=resolved.request.start_over)
+    if manifest:
         train, val = manifest.split("train").tokens, manifest.split("val").tokens
         asked = None if config.data.val_sources else manifest.val_fraction
         for line in (describe_split(train, val, "tokens", asked), *notes):
@@ -217,18 +209,6 @@ def _say_ignored(run: ActiveRun) -> None:
     if ignored := ", ".join((*not_taken, *(f"the command of evaluator {name}" for name in commands))):
         how = "give the configuration file, --set section.key=value, or CAIRN_SECTION__KEY in the environment"
         run.say(f"not taken from the run's log: {ignored}; {how}")
-
-
-def _choose_threads(config: RunConfig, warm: trainer_process.WarmTrainer, work_dir: Path) -> tuple[int, str]:
-    """Return the threads of each trainer process, and why; one process on a CPU measures steps with fewer."""
-    training, group = config.training, trainer_group.trainer_group(config.training, os.environ)
-    if training.threads != "auto":
-        return training.threads, "as configured"
-    cores = max(1, placement.usable_cores() // group.processes)
-    if cores == 1 or group.size > 1 or training.device == "mps" or machine_speed.trains_on_cuda(training.device):
-        return choose_threads({}, cores)
-    trial = trainer_protocol.ThreadTrial(model=config.model, training=training, candidates=thread_candidates(cores))
-    return choose_threads(warm.time_threads(trial, work_dir), cores)
 
 
 def _record_opening(
@@ -251,8 +231,6 @@ def _record_opening(
             log.store, given, wanted.model, tokenizer_json=tokenizer, vocab_size=vocab_size
         )
     chosen = wanted.with_mode(precision=mode().precision, kernels=mode().kernels)
-    threads, threads_why = _choose_threads(chosen, host.warm, work_dir)
-    chosen = chosen.with_mode(precision=mode().precision, kernels=mode().kernels, threads=threads)
     body = run_entries.RunOpened(
         run_id=log.run_id,
         model_family=chosen.model_family,
@@ -262,7 +240,6 @@ def _record_opening(
         total_steps=chosen.training.steps,
         code_version=placement.code_version(),
         initial_weights_sha256=initial,
-        threads_why=threads_why,
         nodes_wanted=trainer_group.trainer_group(chosen.training, os.environ).nodes,
         continued_by=host.continued_by,
     )

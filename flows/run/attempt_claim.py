@@ -12,7 +12,7 @@ from cairn.storage.logs import log_entry, run_entries, run_state
 from cairn.tasks.attempt import attempt_entries, preemption_notice
 from cairn.tasks.machine import machine_speed, placement
 from cairn.tasks.policy import attempt_sizes
-from cairn.tasks.text.format import format_count, one_line
+from cairn.tasks.text.format import one_line
 
 
 def claim_next_attempt(run: ActiveRun) -> run_entries.AttemptStarted:
@@ -46,15 +46,13 @@ def claim_next_attempt(run: ActiveRun) -> run_entries.AttemptStarted:
     # Once an entry may be written, no notice leaves it without a receipt.
     retry = replace(run.retry, sleep=lambda seconds: time.sleep(seconds) if claims else run.refuse_to_begin(seconds))
     started = retry.call(claim)
-    opened, place = run.log.state.opened, started.placement
+    place = started.placement
     origin = f"resumes from step {started.resumed_from.step}" if started.resumed_from else "starts at step 0"
     run.say(f"attempt {started.attempt} {origin} of {run.config.training.steps}")
     for record in run.log.state.checkpoints:
         if record.state == run_state.CheckpointState.QUARANTINED and record.committed.step > started.first_step:
             run.say(f"  not from step {record.committed.step}, which is quarantined: {one_line(record.detail, 200)}")
-    if started.attempt == 1 and opened is not None:
-        run.say(f"  {format_count(place.threads, 'thread')}, frozen with the run: {opened.threads_why}")
-    elif place.threads > place.cores:
+    if place.threads > place.cores:
         run.say(f"  {place.threads} threads, frozen with the run, share {place.cores} cores: equal bits, slower")
     return started
 
@@ -90,10 +88,10 @@ def _claim(
     run.refuse_to_begin()
     ends = [attempt.ended for attempt in state.attempts if attempt.ended is not None]
     training, nodes, processes = run.config.training, run.group.nodes, run.group.size
-    sizes = attempt_sizes.next_sizes(state, training, processes=processes, chosen=run.micro_batch)
-    on_cuda = machine_speed.trains_on_cuda(training.device)
+    on_cuda, block_size = machine_speed.trains_on_cuda(training.device), run.config.model.block_size
+    sizes = attempt_sizes.next_sizes(state, training, block_size, processes=processes, on_cpu=not on_cuda)
     device = placement.resolved_device(training.device, on_cuda=on_cuda, processes=processes)
-    place = placement.this_placement(device=device, threads=run.threads, world_size=processes)
+    place = placement.this_placement(device=device, threads=training.threads, world_size=processes)
     return run_entries.AttemptStarted(
         attempt=number,
         micro_batch=sizes.micro_batch,

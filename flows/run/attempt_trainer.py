@@ -6,9 +6,9 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 
-from cairn.flows.preparation.preflight import available_memory, free_bytes, memory_room
+from cairn.flows.preparation.preflight import available_memory, choose_workers, free_bytes, memory_room
 from cairn.flows.run import active_run, run_decisions
 from cairn.storage.errors import Fenced, StorageError
 from cairn.storage.logs import log_entry, run_entries, step_log
@@ -18,7 +18,7 @@ from cairn.tasks.attempt.attempt_entries import AttemptOver, end_attempt
 from cairn.tasks.errors import TrainerGone
 from cairn.tasks.machine.arithmetic import arithmetic_before, describe_move
 from cairn.tasks.machine.process_memory import MemoryReading, MemoryWatch, sampling
-from cairn.tasks.policy.attempt_sizes import MemoryRoom, segment_end, stall_seconds
+from cairn.tasks.policy.attempt_sizes import MemoryRoom, segment_end, sizes_of, stall_seconds
 from cairn.tasks.policy.failures import Evidence, ExceptionReport, Failure, classify, kind_of
 from cairn.tasks.policy.termination import TerminationReason
 from cairn.tasks.train_segment import Segment
@@ -239,6 +239,18 @@ def _room(run: active_run.ActiveRun) -> MemoryRoom | None:
     return memory_room(run.config, vocab_size, available_memory(run.config.training, run.group))
 
 
+def _workers(run: active_run.ActiveRun, started: run_entries.AttemptStarted) -> int:
+    """Return how many micro-batches a trainer process computes at once; one where the run has been out of memory."""
+    ends = (record.ended for record in run.log.state.attempts)
+    if any(ended and ended.reason == TerminationReason.OOM for ended in ends):
+        return 1
+    with suppress(StorageError):
+        vocab_size = read_manifest(run.log.store, run.origin.snapshot_id).vocab_size
+        memory = available_memory(run.config.training, run.group)
+        return choose_workers(run.config, vocab_size, sizes_of(started), memory)
+    return 1
+
+
 def make_room(run: active_run.ActiveRun) -> None:
     """Sweep, and wait for that, where the store's disk has no room for two more checkpoints."""
     newest, free = run.log.state.newest_committed, free_bytes(run.log.store)
@@ -262,7 +274,9 @@ def _trainer_spec(run: active_run.ActiveRun, started: run_entries.AttemptStarted
         activation_checkpointing=started.activation_checkpointing,
         quarantined=tuple(sorted(state.quarantined_windows)),
         patience_seconds=config.checkpoint.patience_seconds,
-        threads=run.threads,
+        threads=started.placement.threads,
+        workers=_workers(run, started),
+        devices=started.placement.devices,
         resume=started.resumed_from,
         initial_weights_sha256=state.opened.initial_weights_sha256 if state.opened else None,
         before=trainer_protocol.trained_before(state.origin),

@@ -35,7 +35,7 @@ def read_progress(log: run_log.RunLog) -> RunProgress | None:
     trained, ahead = beat.step - owner.started.first_step, max(opened.total_steps - beat.step, 0)
     seconds_left = None
     if trained > 0 and beat.gpu_seconds > 0:  # the device time of all ranks
-        seconds_left = beat.gpu_seconds / owner.started.placement.world_size / trained * ahead
+        seconds_left = beat.gpu_seconds / owner.started.placement.devices / trained * ahead
     so_far = f"step {beat.step}/{opened.total_steps} ({100 * beat.step // opened.total_steps} %)"
     loss = "" if beat.train_loss is None else f" · loss {beat.train_loss:.3f}"
     line = f"{log.run_id}: {so_far}{loss} · attempt {beat.attempt} · ETA {format.format_clock(seconds_left)}"

@@ -8,9 +8,9 @@ smaller parts instead, because all of them must run every forward.
 
 from functools import cache
 from math import ceil
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from cairn.model.configuration.network import NotNegative, NotNegativeNumber, Positive, PositiveNumber, Section
 from cairn.model.errors import InvalidInput
@@ -23,9 +23,13 @@ OptimizerName = Literal["adamw", "adam", "momentum", "sgd", "muon"]
 Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 UNFROZEN_TRAINING = frozenset(
     {"device", "activation_checkpointing", "on_oom", "probe_every_steps", "probe_batches", "sample_tokens"}
-    | {"processes", "parallel", "memory_check"}
+    | {"processes", "parallel", "memory_check", "workers"}
 )
 """Training keys that do not change which run it is; all others are frozen when the run is opened."""
+
+
+_MOST_PARTS, _FEWEST_TOKENS, _MOST_TOKENS = 8, 1024, 16_384
+"""With fewer tokens a micro-batch costs more than sharing it gains; with more it takes memory and gains nothing."""
 
 
 class TrainingConfig(Section, use_attribute_docstrings=True):
@@ -35,12 +39,9 @@ class TrainingConfig(Section, use_attribute_docstrings=True):
     """number of optimizer steps of the run"""
     global_batch: Positive = Field(32, json_schema_extra={"unit": "windows"})
     """batch size of one optimizer step, all processes together"""
-    micro_batch: Positive | Literal["auto"] = Field(
-        default_factory=lambda data: int(data.get("global_batch", 1)),
-        json_schema_extra={"unit": "windows", "default_rule": "global_batch"},
-    )
-    """windows of one forward and backward pass, the unit of the sum of gradients; auto takes the most that fit in
-    memory"""
+    micro_batch: Positive | Literal["auto"] = Field("auto", json_schema_extra={"unit": "windows"})
+    """windows of one forward and backward pass, the unit of the sum of gradients; auto cuts the batch by its tokens
+    alone, on a CPU into up to eight"""
     optimizer: OptimizerName = "adamw"
     """how gradients move weights; muon takes the layers' matrices and leaves the rest to adamw"""
     lr: PositiveNumber = 1e-3
@@ -104,20 +105,17 @@ class TrainingConfig(Section, use_attribute_docstrings=True):
     """held-out batches of one probe, of 8 windows each"""
     sample_tokens: NotNegative = 120
     """length of the text sample drawn with each probe"""
-    threads: Positive | Literal["auto"] = "auto"
-    """CPU threads of each process that trains, which are part of the arithmetic; auto takes its share of the cores when
-    the run is opened, or fewer where measured steps are far faster with them"""
+    threads: Positive = 1
+    """CPU threads of each product and sum, which are part of the arithmetic: another number gives other bits"""
+    workers: Positive | Literal["auto"] = "auto"
+    """micro-batches that each process computes at once on a CPU, over the same weights; auto takes as many as there are
+    cores, memory and micro-batches for, with dropout one; no bit depends on it"""
     processes: Positive | Literal["auto"] = 1
     """processes that train together on each machine; auto takes one for each visible GPU"""
     parallel: Parallel = "ddp"
     """how several processes share the network: ddp replicates it, fsdp splits it"""
     memory_check: bool = True
     """refuse a micro_batch whose estimated memory exceeds the free memory"""
-
-    @field_validator("micro_batch", mode="before")
-    @classmethod
-    def _whole_batch_by_default(cls, value: Any, info: ValidationInfo) -> Any:
-        return info.data.get("global_batch", 1) if value is None else value
 
     @model_validator(mode="after")
     def _values_agree(self) -> Self:
@@ -179,6 +177,17 @@ def possible_processes(global_batch: int, micro_batch: int) -> tuple[int, ...]:
     count = ceil(global_batch / micro_batch)
     halved = [count >> level for level in range(count.bit_length()) if count % (1 << level) == 0]
     return tuple(sorted({1, *halved}))
+
+
+def auto_micro_batch(global_batch: int, block_size: int, *, on_cpu: bool) -> int:
+    """Return the windows of a micro-batch where the configuration says `auto`: never by cores, load or memory.
+
+    A CPU's workers share up to eight; elsewhere one is the fastest, as long as it is not large.
+    """
+    tokens, parts = global_batch * block_size, 1
+    while (on_cpu and parts < _MOST_PARTS and tokens >= 2 * parts * _FEWEST_TOKENS) or tokens > parts * _MOST_TOKENS:
+        parts *= 2
+    return ceil(global_batch / parts)
 
 
 def first_micro_batch(global_batch: int, *, processes: int = 1, mode: Parallel = "ddp") -> int | None:

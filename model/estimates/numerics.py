@@ -1,8 +1,7 @@
-"""Chooses `precision`, `kernels` and CPU threads of a new run: the fastest reproducible arithmetic on its machine.
+"""Chooses `precision` and `kernels` of a new run: the fastest reproducible arithmetic on its machine.
 
 Imports no torch. Margins are wide, so that two runs of one configuration do not differ: of bf16 hardware one ratio is
-measured, where whole steps would tie at the crossover width; fewer threads than cores are taken where far faster (their
-number is part of the arithmetic: a layer norm's gradient is added up in one part for each).
+measured, where whole steps would tie at the crossover width.
 """
 
 from collections.abc import Mapping
@@ -19,8 +18,6 @@ MIN_BF16_WIDTH: Mapping[Kernels, int] = {"fused": 128, "stock": 256}
 for 12 windows of 64 tokens: fused 1.0 (32 and 64 wide), 1.2 (96), 1.5 (128), 1.7 (256); stock 0.7 (32 to 96), 0.9
 (128), 1.2 (192), 1.4 (256). In fp32 fused kernels are as fast as stock ones and take less memory.
 """
-MAX_SLOWDOWN = 2.0
-"""How many times as long as with the best number of threads a step may take; between idle cores it is at most 1.3."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,22 +94,3 @@ def _cpu_precision(training: TrainingConfig, model: ModelConfig, machine: Machin
     if not machine.cpu_half_gain:
         return "fp32", "no bf16 hardware was measured on this CPU"
     return "fp32", f"{products}, {MIN_BF16_GAIN} are required"
-
-
-def thread_candidates(cores: int) -> tuple[int, ...]:
-    """Return all cores, half of them, and so on down to one."""
-    return tuple(cores >> level for level in range(cores.bit_length()))
-
-
-def choose_threads(step_seconds: Mapping[int, float], cores: int) -> tuple[int, str]:
-    """Return the most threads not far slower than the best, by the seconds of a step (all if unknown), and why."""
-    if not step_seconds:
-        return cores, f"its share of the cores is {cores}, nothing was measured"
-    best = min(step_seconds, key=lambda count: (step_seconds[count], -count))
-    chosen = max(count for count in step_seconds if step_seconds[count] <= MAX_SLOWDOWN * step_seconds[best])
-    most = max(step_seconds)
-    if chosen == most:
-        times = ", ".join(f"{count}: {seconds * 1e3:.3g} ms" for count, seconds in sorted(step_seconds.items()))
-        return chosen, f"no smaller number was {MAX_SLOWDOWN:g} times as fast (measured steps, {times})"
-    slower = step_seconds[most] / step_seconds[chosen]
-    return chosen, f"a measured step took {slower:.1f} times as long with {most} threads"

@@ -61,10 +61,11 @@ PARTS = tuple(field.name.removesuffix("_bytes") for field in fields(MemoryEstima
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingPlace:
-    """Where training runs: on CUDA or a CPU, in how many processes, and whether an evaluator runs there beside it."""
+    """Where training runs: on CUDA or a CPU, in how many processes of how many workers, and beside an evaluator."""
 
     on_cuda: bool = False
     processes: int = 1
+    workers: int = 1
     evaluates: bool = False
 
 
@@ -101,12 +102,13 @@ def estimate_memory(
     """Return one trainer's peak with this micro-batch, in windows; `recompute` is activation checkpointing."""
     parameters = count_parameters(model, vocab_size)
     shards = place.processes if training.parallel == "fsdp" else 1
-    share, on_cuda = -(-training.global_batch // place.processes), place.on_cuda
+    share, on_cuda, workers = -(-training.global_batch // place.processes), place.on_cuda, place.workers
     windows, sizes = min(micro_batch, share), {"parameters": parameters, "shards": shards}
     step = StepMemory(model, training, vocab_size, windows, recompute, on_cuda=on_cuda, **sizes)
-    sums = (ceil(share / micro_batch) - 1).bit_length()  # partial sums of gradients beside the one being made
+    # Partial sums of gradients beside the one being made, of each worker.
+    sums = (ceil(ceil(share / micro_batch) / workers) - 1).bit_length()
     held_out = list(held_out_moments(model, vocab_size, on_cuda=on_cuda, is_masked=training.mask_documents))
-    moments = list(step.moments(sums=min(sums, 1) if shards > 1 else sums))
+    moments = [pieces * workers for pieces in step.moments(sums=min(sums, 1) if shards > 1 else sums)]
     moments += held_out if training.probe_every_steps else []
     fullest = max(moments, key=lambda pieces: sum(piece.bytes for piece in pieces))
     at_once = sum(piece.bytes for piece in fullest)

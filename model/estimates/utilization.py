@@ -47,9 +47,9 @@ def flops_per_token(config: ModelConfig, *, vocab_size: int) -> int:
     return 6 * working + 12 * config.n_layer * config.block_size * config.attention_width
 
 
-def peak_flops(device: torch.device, precision: Precision) -> float:
-    """Return the FLOP/s of one device that MFU is a share of: its data sheet's, else the measured one."""
-    return _specified_flops(device, precision) or measure_peak_flops(device, precision)
+def peak_flops(device: torch.device, precision: Precision, workers: int = 1) -> float:
+    """Return the FLOP/s of one device that MFU is a share of: its data sheet's, else those measured for the workers."""
+    return _specified_flops(device, precision) or measure_peak_flops(device, precision, workers)
 
 
 def peak_source(device: torch.device, precision: Precision) -> str:
@@ -74,9 +74,18 @@ def peak_flops_of_device(device_name: str, precision: Precision) -> float | None
     return None
 
 
-@functools.cache
-def measure_peak_flops(device: torch.device, precision: Precision) -> float:
+def measure_peak_flops(device: torch.device, precision: Precision, workers: int = 1) -> float:
     """Return the best matmul rate in FLOP/s, measured once per process in about 0.3 s, with its own generator."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads * workers)
+    try:
+        return _best_product(device, precision, threads * workers)
+    finally:
+        torch.set_num_threads(threads)
+
+
+@functools.cache
+def _best_product(device: torch.device, precision: Precision, threads: int) -> float:
     is_cuda = device.type == "cuda"
     sizes, products, turns = _CPU_SIZES, 1, 8
     if is_cuda:

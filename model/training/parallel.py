@@ -1,14 +1,21 @@
-"""Data-parallel training in several processes; the only importer of `torch.distributed` in this package.
+"""Data-parallel training by threads and processes; the only importer of `torch.distributed` in this package.
 
-Gradients are added along a binary tree over micro-batch indices. Replicated ranks (`ddp`) compute whole subtrees and
-add the rest together, so any number of them gives the same bits. Sharded ranks (`fsdp`) do for equal numbers.
+Gradients are added along a binary tree over micro-batch indices. Workers, the threads of a process, and replicated
+ranks (`ddp`) compute whole subtrees, and the rest is added together, so any number of them gives the same bits. Sharded
+ranks (`fsdp`) do for equal numbers.
 Sources: Thakur et al. 2005, "Optimization of Collective Communication Operations in MPICH"; Zhao et al. 2023, "PyTorch
 FSDP"; `torch.distributed.fsdp.fully_shard`.
 """
 
+import sys
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -21,6 +28,8 @@ from cairn.model.architectures.gpt import GPT
 from cairn.model.configuration.training import Parallel, split_batch
 from cairn.model.kernels.block_sizes import EXCHANGE_BYTES
 
+_SWITCH_SECONDS = 0.0002
+"""A layer of a small network takes less than the interpreter's own 5 ms, after which it lets another thread go on."""
 _PEER_LOSS_MESSAGES = (
     *("closed by peer", "reset by peer", "Gloo connectFullMesh failed", "No route to host", "Connection timed out"),
     *("ncclRemoteError", "remote process has exited", "communicator was aborted", "Broken pipe", "Connection refused"),
@@ -74,6 +83,57 @@ def accumulate(parameters: Sequence[nn.Parameter], backwards: Iterable[Callable[
     if len(passes) > 2:
         for parameter, gradient in zip(parameters, tree.total(), strict=True):
             parameter.grad = gradient
+
+
+class Workers:
+    """Threads of this process that compute micro-batches at once, each by a network of its own over the same weights.
+
+    No bit depends on their number: each adds up whole subtrees of the sum.
+    """
+
+    def __init__(self, count: int = 1) -> None:
+        """Start none yet."""
+        self.count, self._networks = count, list[GPT]()
+        self._pool = ThreadPoolExecutor(max(1, count - 1), "worker")
+
+    def accumulate(self, model: GPT, backward: Callable[[GPT, int], None], passes: int) -> None:
+        """Run so many backward passes, and leave the sum of their gradients in the model's parameters."""
+        level = max(0, (passes // self.count).bit_length() - 1)
+        blocks = [range(begin, min(begin + (1 << level), passes)) for begin in range(0, passes, 1 << level)]
+        if len(blocks) == 1 or self.count == 1:
+            accumulate(list(model.parameters()), (partial(backward, model, number) for number in range(passes)))
+            return
+        self._prepare(model)
+        sums, ahead = dict[int, list[Tensor]](), deque(range(len(blocks)))
+
+        def work(network: GPT) -> None:
+            parameters = list(network.parameters())
+            with suppress(IndexError):  # nothing is left
+                while True:
+                    number = ahead.popleft()
+                    accumulate(parameters, (partial(backward, network, one) for one in blocks[number]))
+                    sums[number] = [parameter.grad for parameter in parameters if parameter.grad is not None]
+                    network.zero_grad(set_to_none=True)
+
+        others = [self._pool.submit(work, network) for network in self._networks]
+        try:
+            work(model)
+        finally:
+            wait(others)
+        for other in others:
+            other.result()
+        tree = TreeSum()
+        for number, block in enumerate(blocks):
+            tree.push(sums.pop(number), level=len(block).bit_length() - 1)
+        for parameter, gradient in zip(model.parameters(), tree.total(), strict=True):
+            parameter.grad = gradient
+
+    def _prepare(self, model: GPT) -> None:
+        if not self._networks:
+            sys.setswitchinterval(_SWITCH_SECONDS)
+            for _ in range(self.count - 1):
+                shared = {id(one): nn.Parameter(one.detach()) for one in model.parameters()}
+                self._networks.append(deepcopy(model, dict(shared)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,6 +84,7 @@ class TrainState:
     network: Callable[[Tensor, Tensor | None], Tensor]
     ranks: parallel.Ranks
     own_time: OwnTime
+    workers: parallel.Workers = field(default_factory=parallel.Workers, init=False)
     step: int = field(default=0, init=False)
     before: TrainedBefore = field(default=NOTHING_BEFORE, init=False)
 

@@ -1,30 +1,22 @@
-"""Trains up to a step and reports every step on the way, with held-out losses and sample texts; times steps."""
+"""Trains up to a step and reports every step on the way, with held-out losses and sample texts."""
 
 import math
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from statistics import median, median_low
+from statistics import median_low
 from time import perf_counter
 
-import numpy as np
 import torch
 
 from cairn.model.architectures.gpt import GPT
-from cairn.model.configuration.network import ModelConfig
-from cairn.model.configuration.training import TrainingConfig
-from cairn.model.data import sample_order, token_windows
+from cairn.model.data import token_windows
 from cairn.model.errors import InvalidInput, NonFiniteLoss
 from cairn.model.estimates.utilization import flops_per_token, peak_flops, read_memory_bytes
 from cairn.model.inference import prediction
-from cairn.model.training import determinism, training_step
+from cairn.model.training import training_step
 from cairn.model.training.train_state import TrainState
 from cairn.model.training.training_step import DeferredStep, StepInputs, UpdateResult, sum_finite_losses, take_step
-
-_CPU = torch.device("cpu")
-_TOKENS, _VOCABULARY = 256, 1024
-_FEWEST_TURNS, _MOST_TURNS, _BUDGET_SECONDS = 3, 9, 0.15
-"""A turn is one step with each number of threads; after the fewest turns none begins when the seconds are spent."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,7 +139,7 @@ def train_until(
         advice = "set it to the tokenizer's end-of-text id to mask, to None not to"
         raise InvalidInput(f"training.mask_documents={training.mask_documents} {problem}; {advice}")
     state.model.train()
-    peak_flops(state.device, training.precision)  # once per process, and not during a step
+    peak_flops(state.device, training.precision, state.workers.count)  # once per process, and not during a step
     schedule = default_fetch_schedule(state) if schedule is None else schedule
     if schedule.every_steps > 1 and state.scaler is None:
         return _train_deferred(state, inputs, observer, until_step, schedule)
@@ -211,6 +203,7 @@ def _report(
     tokens_per_second = state.global_batch * config.block_size / seconds
     model_flops = flops_per_token(config, vocab_size=state.model.vocab_size) * tokens_per_second
     probe_loss, sample = probe.measure(state.model) if probe is not None and probe.is_due(step) else (None, None)
+    peak = peak_flops(state.device, inputs.training.precision, state.workers.count)
     own = result.rank_seconds
     slowest = max(range(len(own)), key=own.__getitem__, default=None)
     observer.on_step(
@@ -220,7 +213,7 @@ def _report(
             lr=result.lr,
             grad_norm=result.grad_norm,
             tokens_per_second=tokens_per_second,
-            mfu=model_flops / (state.ranks.size * peak_flops(state.device, inputs.training.precision)),
+            mfu=model_flops / (state.ranks.size * peak),
             memory_bytes=read_memory_bytes(state.device),
             seconds=seconds,
             probe_loss=probe_loss,
@@ -235,35 +228,3 @@ def _report(
             median_rank_seconds=median_low(own) if own else None,
         )
     )
-
-
-def time_steps(
-    model: ModelConfig, training: TrainingConfig, threads: Sequence[int], *, clock: Callable[[], float] = perf_counter
-) -> Mapping[int, float]:
-    """Return the median seconds of a step for each number of threads, in turns, so that other load meets all alike."""
-    before = torch.get_num_threads()
-    found: dict[int, list[float]] = {count: [] for count in threads}
-    with determinism.keeping_generators(_CPU):
-        rows = max(1, min(training.global_batch, _TOKENS // model.block_size))
-        changes = dict(steps=1000, global_batch=rows, micro_batch=rows, compile=False, mask_documents=False)
-        few = training.model_copy(update=changes)
-        tokens = np.random.default_rng(0).integers(0, _VOCABULARY, (rows + 1) * model.block_size + 1)
-        windows = token_windows.TokenWindows([tokens.astype(np.uint16)], model.block_size, _VOCABULARY)
-        order = sample_order.SampleOrder(window_count=windows.window_count, seed=0, global_batch=rows)
-        state = TrainState.create(model.model_copy(update={"n_layer": 1}), few, _VOCABULARY, _CPU)
-        state.model.train()
-        inputs = StepInputs(windows=windows, order=order, training=few, micro_batch=rows)
-        try:
-            take_step(state, inputs)  # kernels are chosen and memory is taken in the first step
-            began = clock()
-            for turn in range(_MOST_TURNS):
-                if turn >= _FEWEST_TURNS and clock() - began > _BUDGET_SECONDS:
-                    break
-                for count in threads:
-                    torch.set_num_threads(count)
-                    started = clock()
-                    take_step(state, inputs)
-                    found[count].append(clock() - started)
-        finally:
-            torch.set_num_threads(before)
-    return {count: median(seconds) for count, seconds in found.items()}

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from cairn.model.architectures.gpt import GPT
 from cairn.model.configuration.training import TrainingConfig
 from cairn.model.data import batch_loader, sample_order, token_windows
 from cairn.model.errors import NonFiniteLoss, TokenOutOfRange
@@ -179,22 +180,22 @@ def _accumulate(state: TrainState, inputs: StepInputs) -> tuple[batch_loader.Bat
     state.model.zero_grad(set_to_none=True)
     ranks, parameters = state.ranks, list(state.model.parameters())
     parts = ranks.micro_batches(state.global_batch, inputs.micro_batch)
-    losses: list[Tensor] = []
+    losses = [torch.empty(0)] * len(parts)
+    backward = partial(_backward, state, inputs, batch, losses)
     with determinism.keeping_generators(state.device), state.own_time.computing():
         if ranks.is_sharded:  # each rank's gradients come unsharded until the last part has summed them up
             for number in range(len(parts)):
-                _backward(state, inputs, batch, number, losses)
+                backward(state.model, number)
         else:
-            backwards = (partial(_backward, state, inputs, batch, number, losses) for number in range(len(parts)))
-            parallel.accumulate(parameters, backwards)
+            state.workers.accumulate(state.model, backward, len(parts))
     ranks.add_up(parameters)
     return batch, *ranks.gather_losses(torch.stack(losses), state.own_time.seconds)
 
 
 def _backward(
-    state: TrainState, inputs: StepInputs, batch: batch_loader.Batch, number: int, losses: list[Tensor]
+    state: TrainState, inputs: StepInputs, batch: batch_loader.Batch, losses: list[Tensor], model: GPT, number: int
 ) -> None:
-    """Run one of this rank's micro-batches forward and backward, and append its share of the batch's loss."""
+    """Run one of this rank's micro-batches forward and backward, and keep its share of the batch's loss."""
     ranks, training = state.ranks, inputs.training
     parts = ranks.micro_batches(state.global_batch, inputs.micro_batch)
     part, first_row = parts[number], parts[0].start
@@ -205,16 +206,21 @@ def _backward(
         index = ranks.rank * len(parts) + number
         determinism.seed_generators(determinism.dropout_seed(training.seed, state.step + 1, index), state.device)
     ranks.synchronize(is_last=number == len(parts) - 1)
-    mean = mean_loss(state, tokens, training)
+    mean = mean_loss(state, tokens, training, model)
     # The last part may be smaller: weighting by samples makes the sum the mean over the whole batch.
     loss = mean * ((part.stop - part.start) / state.global_batch)
-    losses.append(torch.zeros_like(loss) if is_empty else loss.detach())
+    losses[number] = torch.zeros_like(loss) if is_empty else loss.detach()
     summed = loss * ranks.size if ranks.is_sharded else loss  # sharding averages over the ranks
     (summed if state.scaler is None else state.scaler.scale(summed)).backward()
 
 
-def mean_loss(state: TrainState, tokens: Tensor, training: TrainingConfig) -> Tensor:
-    """Return the mean cross-entropy in nats in the run's numerics, ready for backward: host ids (B, T+1) -> scalar."""
+def mean_loss(state: TrainState, tokens: Tensor, training: TrainingConfig, model: GPT | None = None) -> Tensor:
+    """Return the mean cross-entropy in nats in the run's numerics, ready for backward: host ids (B, T+1) -> scalar.
+
+    A worker's `model` stands for the state's own.
+    """
+    network = state.network if model in (None, state.model) else model
+    model = model or state.model
     dtype, boundary_id, starts = AUTOCAST_DTYPES.get(training.precision), state.model.boundary_id, None
     # Compiled layers have one shape, and the number of documents is another in every batch.
     is_compiled, head_size = training.compile, state.model.config.head_size
@@ -226,8 +232,8 @@ def mean_loss(state: TrainState, tokens: Tensor, training: TrainingConfig) -> Te
     with torch.autocast(state.device.type, dtype=dtype, enabled=dtype is not None):
         if training.kernels == "fused":
             fused_loss = head_loss if state.device.type == "cpu" else padded_head_loss
-            return fused_loss(state.model.hidden(inputs, starts), state.model.head_weight, targets, training.z_loss)
-        logits = state.network(inputs, starts)
+            return fused_loss(model.hidden(inputs, starts), model.head_weight, targets, training.z_loss)
+        logits = network(inputs, starts)
     return token_loss(logits, targets, training.z_loss)
 
 

@@ -153,7 +153,7 @@ def css_class(reason: str) -> str:
 
 def _end_of(receipt: receipts.Receipt) -> datetime:
     """Return when the attempt ended; of an open one, up to when it is known to have trained."""
-    trained = timedelta(seconds=receipt.gpu_seconds / receipt.placement.world_size)
+    trained = timedelta(seconds=receipt.gpu_seconds / receipt.placement.devices)
     return receipt.ended_at or receipt.started_at + trained
 
 

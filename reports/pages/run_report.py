@@ -129,7 +129,7 @@ def count_cost(
     seen_before = [_seen_before(receipt) for receipt in attempts]
     ends = [*seen_before[1:], *(receipt.ended_at or until or receipt.started_at for receipt in attempts[-1:])]
     open_seconds = [_seconds(receipt.started_at, end) for receipt, end in zip(attempts, ends, strict=True)]
-    busy = [receipt.gpu_seconds / receipt.placement.world_size for receipt in attempts]
+    busy = [receipt.gpu_seconds / receipt.placement.devices for receipt in attempts]
     return RunCost(
         gpu_seconds=gpu,
         useful_gpu_seconds=sum(receipt.useful_gpu_seconds or 0.0 for receipt in attempts),

@@ -112,7 +112,7 @@ def sample_run(log: run_log.RunLog, now: datetime) -> Samples:
     ended = [record.ended for record in state.attempts if record.ended]
     tokens_per_second = 0.0
     if beat is not None and owner is not None and beat.gpu_seconds > 0:
-        tokens_per_second = beat.tokens / beat.gpu_seconds * owner.started.placement.world_size
+        tokens_per_second = beat.tokens / beat.gpu_seconds * owner.started.placement.devices
     return {
         "cairn_run_step": {"": status.step},
         "cairn_run_total_steps": {"": status.total_steps},

@@ -140,7 +140,7 @@ def _plan(
     options: SimulationOptions, state: RunState | None, config: "RunConfig | None"
 ) -> simulated_run.SimulationPlan:
     checkpoint = config.checkpoint if config else CheckpointConfig()
-    run_devices = state.attempts[-1].started.placement.world_size if state and state.attempts else _LLAMA_DEVICES
+    run_devices = state.attempts[-1].started.placement.devices if state and state.attempts else _LLAMA_DEVICES
     measured = _STEP_SECONDS, _CHECKPOINT_SECONDS, _RESTART_SECONDS
     if state:
         measured = _measured(state, run_devices, needs_steps=options.step_seconds is None)
@@ -155,6 +155,7 @@ def _plan(
         if not (0 < days < float("inf") and 0 < step_seconds < float("inf")):
             raise InvalidConfiguration(f"--days {days}, --step-seconds {step_seconds}: must be above 0")
         total_steps = max(round(days * DAY_SECONDS / step_seconds), 1)
+    sizes = next_sizes(RunState(), config.training, config.model.block_size) if config else None
     return simulated_run.SimulationPlan(
         total_steps=total_steps,
         devices=run_devices if options.devices is None else options.devices,
@@ -163,7 +164,7 @@ def _plan(
         checkpoint_seconds=checkpoint_seconds,
         restart_seconds=restart_seconds,
         grace_seconds=checkpoint.grace_seconds,
-        micro_batch=next_sizes(RunState(), config.training).micro_batch if config else _LLAMA_GLOBAL_BATCH,
+        micro_batch=sizes.micro_batch if sizes else _LLAMA_GLOBAL_BATCH,
         global_batch=config.training.global_batch if config else _LLAMA_GLOBAL_BATCH,
     )
 
@@ -172,13 +173,13 @@ def _measured(state: RunState, devices: int, *, needs_steps: bool) -> tuple[floa
     """Return the seconds of a step, of a commit and of a restart by the run's log."""
     steps, seconds, starts = 0, 0.0, []
     for attempt in state.attempts:
-        world_size = attempt.started.placement.world_size
+        used = attempt.started.placement.devices
         if attempt.last_committed_step is not None:
             steps += attempt.last_committed_step - attempt.started.first_step
-            seconds += attempt.committed_gpu_seconds / world_size
+            seconds += attempt.committed_gpu_seconds / used
         if attempt.ended and attempt.ended_at:  # the part of its time in which its trainer did not train
             whole = (attempt.ended_at - attempt.started_at).total_seconds()
-            starts.append(max(whole - attempt.ended.gpu_seconds / world_size, 0.0))
+            starts.append(max(whole - attempt.ended.gpu_seconds / used, 0.0))
     if needs_steps and not (steps > 0 and seconds > 0):
         why = "the run has committed nothing yet that a step could be timed by"
         raise InvalidConfiguration(f"{why}: give --step-seconds")

@@ -33,6 +33,11 @@ class Placement:
     continued_by: str = ""
     hosts: tuple[str, ...] = ()
 
+    @property
+    def devices(self) -> int:
+        """How many devices GPU-seconds count: one for each process, but the cores of a machine as one."""
+        return self.nodes if self.device.startswith("cpu") else self.world_size
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decision:
@@ -52,8 +57,8 @@ class Decision:
 class RunOpened:
     """A run exists: its frozen configuration, its data, and its initial weights unless they are drawn from the seed.
 
-    `smallest_writer_version` is the smallest `WRITER_VERSION` that may append to the run, `threads_why` why `auto` came
-    to the number of threads in the configuration; `nodes_wanted` and `continued_by` are those of `Placement`.
+    `smallest_writer_version` is the smallest `WRITER_VERSION` that may append to the run; `nodes_wanted` and
+    `continued_by` are those of `Placement`.
     """
 
     run_id: str
@@ -65,7 +70,6 @@ class RunOpened:
     code_version: str
     initial_weights_sha256: str | None = None
     smallest_writer_version: int = WRITER_VERSION
-    threads_why: str = ""
     nodes_wanted: int = 1
     continued_by: str = ""
     forked_from: ForkOrigin | None = None

@@ -118,8 +118,8 @@ class RunConfig(Section, use_attribute_docstrings=True):
         """Return the identity of the frozen part."""
         return sha256(encode(self.frozen()))
 
-    def with_mode(self, *, precision: str, kernels: str, threads: int | str = "auto") -> Self:
+    def with_mode(self, *, precision: str, kernels: str) -> Self:
         """Return the configuration with these values where its own are `auto`."""
-        mode = {"precision": precision, "kernels": kernels, "threads": threads}
+        mode = {"precision": precision, "kernels": kernels}
         chosen = {key: value for key, value in mode.items() if getattr(self.training, key) == "auto"}
         return self.model_copy(update={"training": self.training.model_copy(update=chosen)})

@@ -36,9 +36,9 @@ def left_out(document: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def keep_numerics(config: run_configuration.RunConfig, opened: Mapping[str, Any]) -> run_configuration.RunConfig:
-    """Return the configuration with precision, kernels and threads of the opened run where its own are `auto`."""
+    """Return the configuration with precision and kernels of the opened run where its own are `auto`."""
     training = parse_stored_configuration(opened).training
-    return config.with_mode(precision=training.precision, kernels=training.kernels, threads=training.threads)
+    return config.with_mode(precision=training.precision, kernels=training.kernels)
 
 
 def differing_keys(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

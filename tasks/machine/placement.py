@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from cairn.storage.logs.run_entries import Placement
 from cairn.storage.logs.run_log import RunLog
@@ -52,11 +52,6 @@ def pid_namespace() -> str:
 def usable_cores() -> int:
     """Return how many cores this process may use, by its affinity where the system has one."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def resolve_threads(threads: int | Literal["auto"]) -> int:
-    """Return `training.threads`, or this process's cores where no run has settled it."""
-    return usable_cores() if threads == "auto" else threads
 
 
 def code_version() -> str:

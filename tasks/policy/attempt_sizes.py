@@ -2,10 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 
+from cairn.model.configuration.network import ModelConfig
 from cairn.model.configuration.training import (
     Parallel,
     TrainingConfig,
+    auto_micro_batch,
     first_micro_batch,
     smaller_micro_batch,
     split_batch,
@@ -33,26 +36,40 @@ def sizes_of(started: run_entries.AttemptStarted) -> AttemptSizes:
 
 
 def next_sizes(
-    state: run_state.RunState, training: TrainingConfig, *, processes: int = 1, chosen: int | None = None
+    state: run_state.RunState, training: TrainingConfig, block_size: int, *, processes: int = 1, on_cpu: bool = True
 ) -> AttemptSizes:
     """Return the sizes of the run's next attempt, which include what earlier attempts changed after out-of-memory.
 
-    The micro-batch is part of the arithmetic, so the first attempt's stays: the configured one, or `chosen` for `auto`,
-    but not more than each of its processes has a share of. Raises `TaskError` if these processes cannot share it.
+    The micro-batch is part of the arithmetic, so the first attempt's stays: the configured one, or that of `auto`, but
+    not more than each of its processes has a share of. Raises `TaskError` if these processes cannot share it.
     """
+    mode = training.parallel
     if state.attempts:
         micro_batch = state.attempts[-1].started.micro_batch
     else:
-        configured = chosen if training.micro_batch == "auto" else training.micro_batch
-        largest = first_micro_batch(training.global_batch, processes=processes, mode=training.parallel) or 1
-        micro_batch = min(configured or largest, largest)
+        wanted, largest = training.micro_batch, first_micro_batch(training.global_batch, processes=processes, mode=mode)
+        if wanted == "auto":
+            wanted = auto_micro_batch(training.global_batch, block_size, on_cpu=on_cpu)
+        micro_batch = min(wanted, largest or 1)
     micro_batch = min(micro_batch, state.smallest_micro_batch or micro_batch)
     try:
-        split_batch(training.global_batch, micro_batch, processes=processes, mode=training.parallel)
+        split_batch(training.global_batch, micro_batch, processes=processes, mode=mode)
     except InvalidInput as error:
         raise TaskError(str(error)) from error
     recomputes = training.activation_checkpointing or state.recomputes_activations
     return AttemptSizes(micro_batch=micro_batch, activation_checkpointing=recomputes)
+
+
+def most_workers(
+    training: TrainingConfig, model: ModelConfig, sizes: AttemptSizes, *, processes: int, cores: int
+) -> int:
+    """Return how many micro-batches a process may compute at once; one on a device, and where numbers are drawn."""
+    one_generator = model.dropout or training.precision == "fp16"  # or one scaler
+    one_network = training.compile or (training.parallel == "fsdp" and processes > 1)
+    if training.device not in ("auto", "cpu") or one_generator or one_network:
+        return 1
+    passes = ceil(ceil(training.global_batch / processes) / sizes.micro_batch)
+    return min(cores if training.workers == "auto" else training.workers, passes)
 
 
 def segment_end(step: int, checkpoint: CheckpointConfig, *, total_steps: int, step_seconds: float | None) -> int:

@@ -43,7 +43,7 @@ class StepReporter:
 
     def __init__(self, spec: TrainerSpec, store: ObjectStore, run_prefix: str, channel: Channel, ranks: Ranks) -> None:
         """Open the step log; GPU-seconds count from now."""
-        self._attempt, self._channel, self._ranks = spec.attempt, channel, ranks
+        self._attempt, self._channel, self._ranks, self._devices = spec.attempt, channel, ranks, spec.devices
         self._step_tokens = spec.training.global_batch * spec.model.block_size
         self._log = step_log.StepLog(store, run_prefix, spec.attempt, spec.claim_id, spool_dir=spec.work_dir)
         self._started, self._tokens, self.learning_rate = time.monotonic(), 0, 0.0
@@ -72,7 +72,7 @@ class StepReporter:
             self._log.publish()
 
     def _gpu_seconds(self) -> float:
-        return (time.monotonic() - self._started) * self._ranks.size
+        return (time.monotonic() - self._started) * self._devices
 
 
 class SpikeCheck:
@@ -134,7 +134,8 @@ class Trainer:
         digest = self._load.into(self._state, self._spec.initial_weights_sha256)
         step, parameters = self._state.step, self._state.model.parameter_count
         device, precision = self._state.device, self._spec.training.precision
-        peak = log_entry.DevicePeak(flops=peak_flops(device, precision), source=peak_source(device, precision))
+        flops = peak_flops(device, precision, self._state.workers.count)
+        peak = log_entry.DevicePeak(flops=flops, source=peak_source(device, precision))
         arithmetic = self._ranks_agree(arithmetic_of(str(device), self._spec.training.arithmetic))
         self._channel.send(
             Ready(

@@ -24,7 +24,7 @@ import torch
 from torch.distributed import DistNetworkError, FileStore, PrefixStore, Store  # type: ignore[attr-defined]
 
 from cairn.model.estimates.utilization import measure_machine
-from cairn.model.training import determinism, parallel, training_loop
+from cairn.model.training import determinism, parallel
 from cairn.storage.stores.child_process import ORDER_SECONDS
 from cairn.tasks.errors import TaskError
 from cairn.tasks.policy import failures
@@ -169,9 +169,6 @@ class ParentChannel:
         """Wait for the spec, then read commands in the background; exits if stdin ends or stays silent before."""
         while select.select([sys.stdin.buffer], [], [], ORDER_SECONDS)[0] and (line := sys.stdin.buffer.readline()):
             match trainer_protocol.FIRST_LINES.validate_json(line):
-                case trainer_protocol.ThreadTrial() as trial:
-                    seconds = training_loop.time_steps(trial.model, trial.training, trial.candidates)
-                    self.send(trainer_protocol.TrialDone(step_seconds=seconds))
                 case trainer_protocol.SpeedTrial():
                     self.send(measure_machine())
                 case spec:

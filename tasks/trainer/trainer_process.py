@@ -9,13 +9,11 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
-
-from pydantic import BaseModel
 
 from cairn.model.estimates.numerics import MachineSpeed
 from cairn.storage.logs import run_entries, step_log
@@ -84,17 +82,8 @@ class WarmTrainer:
                 self.close()
                 self._child, self._started = self._start(work_dir), time.monotonic()
 
-    def time_threads(self, trial: trainer_protocol.ThreadTrial, work_dir: Path) -> Mapping[int, float]:
-        """Have the trainer that waits time steps; returns seconds by number of threads, none if it cannot."""
-        answer = self._ask(trial, work_dir, trainer_protocol.TrialDone)
-        return answer.step_seconds if answer else {}
-
     def measure_speed(self, work_dir: Path) -> MachineSpeed | None:
-        """Have the trainer that waits measure this machine; returns None if it cannot."""
-        return self._ask(trainer_protocol.SpeedTrial(), work_dir, MachineSpeed)
-
-    def _ask(self, trial: BaseModel, work_dir: Path, kind: type[T]) -> T | None:
-        """Return the answer, of this kind, of the trainer that waits; one that gives none is discarded."""
+        """Have the trainer that waits measure this machine; returns None and discards it if it cannot."""
         self.start(work_dir)
         assert self._child is not None
         process = self._child.process
@@ -103,11 +92,11 @@ class WarmTrainer:
         timer.start()
         answer = None
         with suppress(OSError, TaskError):
-            process.stdin.write(trial.model_dump_json().encode() + b"\n")
+            process.stdin.write(trainer_protocol.SpeedTrial().model_dump_json().encode() + b"\n")
             process.stdin.flush()
             answer = trainer_protocol.decode_message(process.stdout.readline())
         timer.cancel()
-        if isinstance(answer, kind):
+        if isinstance(answer, MachineSpeed):
             return answer
         self.close()
         return None

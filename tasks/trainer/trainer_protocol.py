@@ -1,6 +1,5 @@
 """The messages between parent and trainer: one JSON line each, over the child's stdin and stdout."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
@@ -38,6 +37,8 @@ class TrainerSpec(BaseModel):
     divergence: DivergenceConfig
     patience_seconds: float
     threads: int
+    workers: int
+    devices: int
     resume: log_entry.CheckpointReference | None
     initial_weights_sha256: str | None = None
     before: TrainedBefore = NOTHING_BEFORE
@@ -55,27 +56,10 @@ def trained_before(origin: log_entry.ForkOrigin | None) -> TrainedBefore:
     return TrainedBefore(step=origin.checkpoint.step, draws=origin.draws, tokens=origin.tokens, component_draws=drawn)
 
 
-class ThreadTrial(BaseModel):
-    """A line that may come before the spec: time some steps with each of these numbers of threads."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    model: ModelConfig
-    training: TrainingConfig
-    candidates: tuple[int, ...]
-
-
 class SpeedTrial(BaseModel):
     """A line that may come before the spec: measure what the numerics are chosen by; answered by `MachineSpeed`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrialDone:
-    """Event: the seconds of a step by number of threads."""
-
-    step_seconds: Mapping[int, float]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -152,11 +136,9 @@ class Listening:
 
 Command = TrainUntil | Finish
 _Launcher = RankEnded | Listening
-Event = (
-    TrialDone | MachineSpeed | Ready | StepDone | SegmentDone | StagedCheckpoint | Waiting | ExceptionReport | _Launcher
-)
+Event = MachineSpeed | Ready | StepDone | SegmentDone | StagedCheckpoint | Waiting | ExceptionReport | _Launcher
 _MESSAGES: dict[str, type] = {kind.__name__: kind for kind in (*get_args(Command), *get_args(Event))}
-FIRST_LINES: TypeAdapter[SpeedTrial | ThreadTrial | TrainerSpec] = TypeAdapter(SpeedTrial | ThreadTrial | TrainerSpec)
+FIRST_LINES: TypeAdapter[SpeedTrial | TrainerSpec] = TypeAdapter(SpeedTrial | TrainerSpec)
 """The lines before a trainer's commands: any number of trials, then its spec."""
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from cairn.model.data import batch_loader, token_windows
+from cairn.model.training.parallel import Workers
 from cairn.model.training.train_state import WEIGHT_PREFIX, TrainState, load_weights
 from cairn.model.training.training_loop import Probe
 from cairn.model.training.training_step import StepInputs
@@ -117,7 +118,7 @@ def fresh_state(spec: trainer_protocol.TrainerSpec, data: TrainingData, place: P
     state = TrainState.create(spec.model, training, manifest.vocab_size, place.device, place.ranks, filled=new)
     if training.mask_documents:
         state.model.boundary_id = manifest.end_of_text_id
-    state.before = spec.before
+    state.before, state.workers = spec.before, Workers(spec.workers)
     return state
 
 

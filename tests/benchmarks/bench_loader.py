@@ -95,7 +95,7 @@ def training(setting: Setting, *, ahead: bool, masked: bool = False) -> Callable
         windows=setting.windows,
         order=order,
         training=setting.training,
-        micro_batch=setting.training.micro_batch,
+        micro_batch=setting.training.global_batch,
         loader=BatchLoader(setting.windows, order, setting.device, end_step=NEVER) if ahead else None,
     )
 

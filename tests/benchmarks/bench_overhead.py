@@ -198,7 +198,7 @@ def bare(given: argparse.Namespace) -> Share:
         windows=windows,
         order=order,
         training=training,
-        micro_batch=training.micro_batch or training.global_batch,
+        micro_batch=training.global_batch,
         loader=loader,
     )
     observer = StepObserver(on_step=lambda record: seconds.append(record.seconds), stop_requested=lambda: False)

@@ -26,13 +26,13 @@ import numpy as np
 import torch
 
 from cairn.model.configuration.network import ModelConfig
-from cairn.model.configuration.training import TrainingConfig
+from cairn.model.configuration.training import TrainingConfig, auto_micro_batch
 from cairn.model.data.batch_loader import BatchLoader
 from cairn.model.data.sample_order import SampleOrder
 from cairn.model.data.token_windows import TokenWindows
 from cairn.model.estimates.utilization import flops_per_token, measure_peak_flops
 from cairn.model.training.determinism import make_deterministic
-from cairn.model.training.parallel import SINGLE_RANK, Ranks
+from cairn.model.training.parallel import SINGLE_RANK, Ranks, Workers
 from cairn.model.training.train_state import TrainState
 from cairn.model.training.training_step import StepInputs, take_step
 
@@ -58,6 +58,11 @@ RECIPES = {
     "small": recipe(4, 4, 128, 64, 12, 65),
     "shakespeare": recipe(6, 6, 384, 256, 64, 65),
     "gpt2": recipe(12, 12, 768, 1024, 4, 50304),
+    "quickstart": Recipe(
+        model=ModelConfig(architecture="qwen3", n_layer=4, n_head=4, n_embd=128, block_size=128, zero_projections=True),
+        batch=32,
+        vocab_size=1024,
+    ),
 }
 OURS: dict[str, dict[str, Any]] = {
     "fp32": {},
@@ -66,6 +71,8 @@ OURS: dict[str, dict[str, Any]] = {
     "bf16-fused": {"precision": "bf16", "kernels": "fused"},
     "fp32-compiled": {"compile": True},
     "bf16-compiled": {"precision": "bf16", "compile": True},
+    "fp32-muon": {"kernels": "fused", "optimizer": "muon"},
+    "bf16-muon": {"precision": "bf16", "kernels": "fused", "optimizer": "muon"},
 }
 NANOGPT = "nanogpt"
 NANOGPT_FIELDS = {"n_layer", "n_head", "n_embd", "block_size", "dropout", "bias"}
@@ -140,10 +147,11 @@ def our_step(
     windows: TokenWindows,
     batch: int,
     *,
-    micro_batches: int = 1,
+    threads: int = 1,
+    micro_batches: int | None = None,
     ranks: Ranks = SINGLE_RANK,
 ) -> Callable[[int], float]:
-    """Return a step as the trainer takes it, of so many micro-batches, batches read ahead."""
+    """Return a step as the trainer takes it, with a worker for each core that `threads` leaves; batches read ahead."""
     steps = WARM_STEPS + given.steps
     training = TrainingConfig(
         steps=steps,
@@ -153,9 +161,11 @@ def our_step(
         warmup_steps=0,
         **{"precision": "fp32", "kernels": "stock", **OURS[given.contender]},
     )
-    make_deterministic(seed=1, threads=given.threads)
+    make_deterministic(seed=1, threads=threads)
     state = TrainState.create(chosen.model, training, chosen.vocab_size, torch.device("cpu"), ranks)
-    order, micro_batch = order_of(windows, batch), math.ceil(batch / micro_batches)
+    state.workers = Workers(max(1, given.threads // (threads * ranks.size)))
+    order, micro_batch = order_of(windows, batch), auto_micro_batch(batch, chosen.model.block_size, on_cpu=True)
+    micro_batch = micro_batch if micro_batches is None else math.ceil(batch / micro_batches)
     rows = ranks.rows(batch, micro_batch)
     loader = BatchLoader(windows, order, state.device, end_step=steps, rows=rows)
     inputs = StepInputs(windows=windows, order=order, training=training, micro_batch=micro_batch, loader=loader)

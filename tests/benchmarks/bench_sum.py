@@ -1,8 +1,8 @@
 """What it costs to add gradients in one order: `python -m tests.benchmarks.bench_sum`.
 
 First, on one process, steps whose micro-batches are added along the tree take turns with steps in which autograd adds
-each to the sum of those before. Then a step on several processes, with the cores divided among them, takes turns with
-the same step on one process. What counts are the ratios of neighbours: other load meets both.
+each to the sum of those before. Then a step of the whole batch whose products share the cores takes turns with steps
+whose micro-batches do: by workers, and by processes. What counts are the ratios of neighbours: other load meets all.
 """
 
 import argparse
@@ -18,11 +18,13 @@ import torch.distributed as dist
 from torch import nn
 
 from cairn.model.data.token_windows import TokenWindows
-from cairn.model.training import training_step
+from cairn.model.training import parallel
 from cairn.model.training.parallel import SINGLE_RANK, Ranks, accumulate, join_ranks
 from tests.benchmarks.bench_step import OURS, RECIPES, WARM_STEPS, our_step, text_tokens
 
 CPU = torch.device("cpu")
+WAYS = ("threads", "workers", "processes")
+"""How cores are used: in the products of the whole batch, or for a micro-batch each."""
 
 
 def main() -> None:
@@ -35,7 +37,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--size", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
@@ -45,7 +47,7 @@ def main() -> None:
         print(json.dumps(train_rank(given)))
     else:
         compare_sums(given)
-        compare_processes(given)
+        compare_ways(given)
 
 
 def plain_sum(parameters: Sequence[nn.Parameter], backwards: Iterable[Callable[[], None]]) -> None:
@@ -57,47 +59,49 @@ def plain_sum(parameters: Sequence[nn.Parameter], backwards: Iterable[Callable[[
 SUMS = {"added in turn": plain_sum, "along the tree": accumulate}
 
 
-def make_step(given: argparse.Namespace, ranks: Ranks = SINGLE_RANK) -> Callable[[int], float]:
+def make_step(
+    given: argparse.Namespace, ranks: Ranks = SINGLE_RANK, *, threads: int = 1, micro_batches: int | None = None
+) -> Callable[[int], float]:
     """Return the step that is measured."""
     chosen = RECIPES[given.recipe]
     windows = TokenWindows([text_tokens(chosen.vocab_size)], chosen.model.block_size, chosen.vocab_size)
     batch = given.batch or chosen.batch
-    return our_step(given, chosen, windows, batch, micro_batches=given.micro_batches, ranks=ranks)
+    micro_batches = micro_batches or given.micro_batches
+    return our_step(given, chosen, windows, batch, threads=threads, micro_batches=micro_batches, ranks=ranks)
 
 
 def compare_sums(given: argparse.Namespace) -> None:
     """Take each step with both sums, which of them first in turns, and print medians and the median ratio."""
-    steps = {name: make_step(given) for name in SUMS}
+    steps = {name: make_step(given, threads=given.threads) for name in SUMS}
     wall: dict[str, list[float]] = {name: [] for name in SUMS}
     core: dict[str, list[float]] = {name: [] for name in SUMS}
     for number in range(WARM_STEPS + given.steps):
         for name in list(SUMS)[:: -1 if number % 2 else 1]:
-            training_step.accumulate = SUMS[name]  # type: ignore[attr-defined]
+            parallel.accumulate = SUMS[name]
             began, core_began = time.perf_counter(), time.process_time()
             steps[name](number)
             wall[name].append(time.perf_counter() - began)
             core[name].append(time.process_time() - core_began)
-    training_step.accumulate = accumulate  # type: ignore[attr-defined]
+    parallel.accumulate = accumulate
     print(f"{given.recipe}, {given.contender}, {given.micro_batches} micro-batches, {given.threads} threads")
     print_ratios({name: (wall[name][WARM_STEPS:], core[name][WARM_STEPS:]) for name in SUMS})
 
 
-def compare_processes(given: argparse.Namespace) -> None:
-    """Let one process and several take turns of some steps each, and print medians and the median ratio."""
-    names = {"one process": 1, f"{given.processes} processes": given.processes}
-    turns: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in names}
+def compare_ways(given: argparse.Namespace) -> None:
+    """Let the ways of using all cores take turns of some steps each, and print medians and the median ratio."""
+    turns: dict[str, tuple[list[float], list[float]]] = {way: ([], []) for way in WAYS}
     for _ in range(given.rounds):
-        for name, size in names.items():
-            wall, core = run_ranks(size)
-            turns[name][0].append(wall)
-            turns[name][1].append(core)
+        for way, (wall, core) in turns.items():
+            seconds = run_ranks(way, given.threads if way == "processes" else 1)
+            wall.append(seconds[0])
+            core.append(seconds[1])
     print_ratios(turns)
 
 
-def run_ranks(size: int) -> tuple[float, float]:
+def run_ranks(way: str, size: int) -> tuple[float, float]:
     """Train in so many processes; return the seconds of a step by the clock, and of all cores."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    words = [sys.executable, "-m", "tests.benchmarks.bench_sum", *sys.argv[1:], "--size", str(size)]
+    words = [sys.executable, "-m", "tests.benchmarks.bench_sum", *sys.argv[1:], "--way", way, "--size", str(size)]
     ranks = [
         subprocess.Popen([*words, "--port", str(store.port), "--rank", str(rank)], stdout=subprocess.PIPE, text=True)
         for rank in range(size)
@@ -108,13 +112,14 @@ def run_ranks(size: int) -> tuple[float, float]:
 
 def train_rank(given: argparse.Namespace) -> tuple[float, float]:
     """Be one rank: return the seconds of a step by the clock and of its own cores."""
-    given.threads = max(1, given.threads // given.size)
-    torch.set_num_threads(given.threads)
     ranks = SINGLE_RANK
     if given.size > 1:
         store = dist.TCPStore("127.0.0.1", given.port, is_master=False)
         ranks = join_ranks(given.rank, given.size, mode="ddp", device=CPU, store=store)
-    step = make_step(given, ranks)
+    is_before = given.way == "threads"
+    step = make_step(
+        given, ranks, threads=given.threads if is_before else 1, micro_batches=1 if is_before else given.micro_batches
+    )
     for number in range(WARM_STEPS):
         step(number)
     wall, core = time.perf_counter(), time.process_time()

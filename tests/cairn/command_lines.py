@@ -160,7 +160,8 @@ TRAINING: dict[str, tuple[int, str]] = {
     "train run.toml --set training.micro_batch=3": (2, "micro_batch=3 must be at most global_batch=2"),
     "train run.toml --set training.micro_batch=big": (2, "must be a whole number above 0 or auto"),
     "train run.toml --set training.seed=-1": (2, "must be a whole number of at least 0 and below 2^63"),
-    "train run.toml --set training.threads=0": (2, "must be a whole number above 0 or auto"),
+    "train run.toml --set training.threads=0": (2, "must be a whole number above 0; CPU threads"),
+    "train run.toml --set training.workers=0": (2, "must be a whole number above 0 or auto"),
     "train run.toml --set training.processes=3": (2, "every process has a row of the batch. Ask for fewer processes"),
     "train run.toml --set model=4": (2, "must be a section"),
     "train run.toml --set model.n_heads=4": (

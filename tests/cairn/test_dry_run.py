@@ -23,7 +23,7 @@ from tests.commands import Cairn
 from tests.memory_store import MemoryStore
 from tests.writing_run import WritingRun, configuration, open_writing_run
 
-UNKNOWN_MEMORY = AvailableMemory(bytes=None, place=TrainingPlace())
+UNKNOWN_MEMORY = AvailableMemory(bytes=None, cores=1, place=TrainingPlace())
 CONFIG = """
 [data]
 sources = ["text.txt"]

@@ -32,7 +32,7 @@ def test_a_pulse_is_how_far_the_heartbeat_is_and_how_long_the_rest_takes_at_its_
     run.start()
     run.commit(10)
     run.end("preempted", action="resume")
-    run.start(placement=placement(world_size=1))
+    run.start(placement=placement(device="cuda", world_size=1))
     beat(run, 2, 20, 50.0)
     progress = read(run)
     assert progress is not None and progress.step == 20
@@ -41,7 +41,7 @@ def test_a_pulse_is_how_far_the_heartbeat_is_and_how_long_the_rest_takes_at_its_
 
 
 def test_the_time_left_of_several_ranks_is_not_multiplied_by_their_number(run: FabricatedRun) -> None:
-    run.start(placement=placement(world_size=4))
+    run.start(placement=placement(device="cuda", world_size=4))
     beat(run, 1, 10, 40.0)
     progress = read(run)
     assert progress is not None and progress.line.endswith("ETA 0:30"), "four devices took ten seconds for ten steps"

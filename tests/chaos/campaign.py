@@ -115,7 +115,7 @@ def _check_twin(environment: Environment, reference: Reference) -> None:
     state = RunLog(environment.observer.store, RUN).refresh()
     config = configuration_of(state)
     assert state.opened is not None
-    span = Span(end_step=STEPS, micro_batch=config.training.micro_batch, activation_checkpointing=False)
+    span = Span(end_step=STEPS, micro_batch=state.attempts[0].started.micro_batch, activation_checkpointing=False)
     reference_run = train_reference_run(
         environment.observer.store,
         state.opened.data_snapshot,

@@ -64,7 +64,7 @@ def train_reference_run(
 ) -> ReferenceRun:
     """Train from step 0 to the schedule's end, and return what that comes to."""
     training = config.training
-    make_deterministic(seed=training.seed, threads=1 if training.threads == "auto" else training.threads)
+    make_deterministic(seed=training.seed, threads=training.threads)
     snapshot = open_snapshot(store, snapshot_id, cache_dir)
     windows = TokenWindows(snapshot.train, config.model.block_size, snapshot.manifest.vocab_size)
     order = SampleOrder(

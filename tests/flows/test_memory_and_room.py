@@ -9,7 +9,7 @@ from cairn.flows.preparation.preflight import (
     MARGIN,
     AvailableMemory,
     available_memory,
-    choose_micro_batch,
+    choose_workers,
     estimate_trainer,
     memory_room,
     require_memory,
@@ -42,11 +42,11 @@ def needed(config: RunConfig, windows: int, *, recompute: bool = False) -> int:
 
 
 def there(size: int | None) -> AvailableMemory:
-    return AvailableMemory(bytes=size, place=TrainingPlace())
+    return AvailableMemory(bytes=size, cores=4, place=TrainingPlace())
 
 
 def refusal(config: RunConfig, size: int) -> str:
-    sizes = next_sizes(RunState(), config.training, chosen=1)
+    sizes = next_sizes(RunState(), config.training, config.model.block_size)
     with pytest.raises(InvalidConfiguration) as refused:
         require_memory(config, VOCABULARY, sizes, there(size))
     return str(refused.value)
@@ -75,10 +75,10 @@ def test_where_nothing_helps_it_says_so() -> None:
     assert "train a smaller model" in refusal(configured(micro_batch=1), 10**6)
 
 
-def test_auto_is_refused_only_where_not_even_one_window_fits() -> None:
+def test_auto_is_refused_where_it_does_not_fit_with_the_value_to_set() -> None:
     config = configured(micro_batch="auto")
-    assert "training.micro_batch = 1:" in refusal(config, 10**6)
-    require_memory(config, VOCABULARY, next_sizes(RunState(), config.training, chosen=1), there(needed(config, 1)))
+    said = refusal(config, needed(config, 2))
+    assert "training.micro_batch = 4:" in said and "at most 2 fits" in said
 
 
 @pytest.mark.parametrize("size", [None, 1])
@@ -98,16 +98,41 @@ def test_a_mode_still_open_is_refused_only_where_its_leanest_cannot_fit() -> Non
     assert "training.micro_batch = 16" in refusal(config, lean - 1)
 
 
-@pytest.mark.parametrize("windows", [32, 8, 1])
-def test_auto_takes_the_largest_half_that_leaves_a_margin(windows: int) -> None:
-    config = configured(micro_batch="auto")
-    assert choose_micro_batch(config, VOCABULARY, there(int(needed(config, windows) / (1 - MARGIN)) + 2)) == windows
+SHARED = AttemptSizes(micro_batch=4, activation_checkpointing=False)
 
 
-def test_auto_is_the_whole_share_where_nobody_knows_and_one_where_nothing_fits() -> None:
-    config = configured(micro_batch="auto")
-    assert choose_micro_batch(config, VOCABULARY, there(None)) == 32
-    assert choose_micro_batch(config, VOCABULARY, there(1)) == 1
+@pytest.mark.parametrize(
+    ("cores", "settings", "workers"),
+    [
+        (1, {}, 1),
+        (4, {}, 4),
+        (64, {}, 8),
+        (4, {"workers": 7}, 7),
+        (1, {"workers": 99}, 8),
+        (4, {"compile": True}, 1),
+        (4, {"precision": "fp16"}, 1),
+        (4, {"device": "mps"}, 1),
+    ],
+)
+def test_as_many_micro_batches_are_computed_at_once_as_there_are_cores_and_micro_batches(
+    cores: int, settings: dict[str, Any], workers: int
+) -> None:
+    config = configured(micro_batch=4, **settings)
+    assert choose_workers(config, VOCABULARY, SHARED, replace(there(None), cores=cores)) == workers
+
+
+def test_of_those_that_draw_numbers_one_is_computed_at_once() -> None:
+    config = configured(micro_batch=4)
+    config = config.model_copy(update={"model": config.model.model_copy(update={"dropout": 0.1})})
+    assert choose_workers(config, VOCABULARY, SHARED, there(None)) == 1
+
+
+def test_fewer_are_computed_at_once_where_memory_is_short() -> None:
+    config, three = configured(micro_batch=4), TrainingPlace(workers=3)
+    bytes_of_three = estimate_trainer(config, VOCABULARY, SHARED, replace(there(None), place=three)).total_bytes
+    assert bytes_of_three > needed(config, 4)
+    assert choose_workers(config, VOCABULARY, SHARED, there(int(bytes_of_three / (1 - MARGIN)) + 2)) == 3
+    assert choose_workers(config, VOCABULARY, SHARED, there(1)) == 1
 
 
 def test_the_check_is_no_part_of_which_run_it_is_and_the_micro_batch_is() -> None:
@@ -122,11 +147,11 @@ def after_an_attempt(windows: int, *, halved_to: int | None = None) -> RunState:
     return end_attempt(RunState(attempts=History([record])), replace(end, decision=decision), clock())
 
 
-def test_what_auto_chose_is_kept_by_later_attempts_and_only_shrinks_when_memory_ran_out() -> None:
+def test_what_auto_comes_to_is_kept_by_later_attempts_and_only_shrinks_when_memory_ran_out() -> None:
     training = configured(micro_batch="auto").training
-    assert next_sizes(RunState(), training, chosen=8).micro_batch == 8
-    assert next_sizes(after_an_attempt(8), training, chosen=32).micro_batch == 8
-    assert next_sizes(after_an_attempt(8, halved_to=4), training, chosen=32).micro_batch == 4
+    assert next_sizes(RunState(), training, 256).micro_batch == 4
+    assert next_sizes(after_an_attempt(8), training, 256).micro_batch == 8
+    assert next_sizes(after_an_attempt(8, halved_to=4), training, 256).micro_batch == 4
 
 
 def test_an_evaluator_beside_training_counts_but_not_twice_where_it_runs_already() -> None:

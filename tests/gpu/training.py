@@ -141,7 +141,7 @@ class Training:
             windows=self.windows,
             order=self.order,
             training=self.training,
-            micro_batch=self.training.micro_batch,
+            micro_batch=self.training.global_batch,
             loader=self.loader if self.contender.reads_ahead else None,
         )
         observer = StepObserver(

@@ -50,11 +50,6 @@ def test_impossible_training_is_refused_with_field_value_and_rule(fields, words)
     assert all(word in str(caught.value) for word in words)
 
 
-@pytest.mark.parametrize("given", [{}, {"micro_batch": None}])
-def test_the_micro_batch_is_the_global_batch_unless_said(given) -> None:
-    assert TrainingConfig(steps=10, global_batch=12, **given).micro_batch == 12
-
-
 def test_unfrozen_fields_are_fields() -> None:
     assert set(TrainingConfig.model_fields) >= UNFROZEN_TRAINING
 

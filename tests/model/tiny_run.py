@@ -58,8 +58,9 @@ class TinyRun:
 
     def inputs(self, **changes: Any) -> StepInputs:
         """Return what its steps read, with `changes`."""
+        wanted, batch = self.training.micro_batch, self.training.global_batch
         own = {"windows": self.windows, "order": self.order, "training": self.training}
-        return StepInputs(**{**own, "micro_batch": self.training.micro_batch, **changes})
+        return StepInputs(**{**own, "micro_batch": batch if wanted == "auto" else wanted, **changes})
 
     def bits(self) -> dict[str, bytes]:
         """Return every tensor of the state as bytes."""

@@ -62,6 +62,6 @@ def test_after_a_halved_micro_batch_other_processes_can_share_the_batch_and_are_
     halved = ended(1, "oom", decision=decided(micro_batch=2))
     state = fold([entry(opened()), entry(started(1, micro_batch=4)), entry(halved)])
     training = TrainingConfig(steps=4, global_batch=12, micro_batch=4)
-    assert next_sizes(state, training, processes=6).micro_batch == 2
+    assert next_sizes(state, training, 8, processes=6).micro_batch == 2
     with pytest.raises(TaskError, match=r"4 processes cannot share 6 micro-batches .*processes that can: 1, 3, 6\."):
-        next_sizes(state, training, processes=4)
+        next_sizes(state, training, 8, processes=4)

@@ -100,6 +100,8 @@ def train(store: LocalStore, model: CommittedModel, sha256: str | None, place: P
         divergence=config.divergence,
         patience_seconds=1.0,
         threads=1,
+        workers=1,
+        devices=1,
         resume=None,
         initial_weights_sha256=sha256,
         cache_dir=place / "cache",

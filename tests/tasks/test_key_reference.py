@@ -70,9 +70,9 @@ def test_a_unit_is_named(key: str, unit: str) -> None:
     ("key", "default"),
     [
         ("training.steps", "required"),
-        ("training.micro_batch", "global_batch"),
+        ("training.micro_batch", '"auto"'),
         ("training.lr", "0.001"),
-        ("training.threads", '"auto"'),
+        ("training.threads", "1"),
         ("budgets.oom.retries", "6"),
         ("budgets.bad-data.samples", "256"),
     ],

@@ -51,7 +51,7 @@ def start(folder: Path, code: str, children: list[TrainerChild]) -> TrainerProce
         run_id="bard", attempt=1, store_url=str(folder), snapshot_id="s", data=DataConfig(sources=("t",)),
         model=ModelConfig(), training=TrainingConfig(steps=9, global_batch=4), micro_batch=4,
         activation_checkpointing=False, quarantined=(), divergence=DivergenceConfig(), patience_seconds=1.0,
-        threads=1, resume=None, cache_dir=folder, work_dir=folder,
+        threads=1, workers=1, devices=1, resume=None, cache_dir=folder, work_dir=folder,
     )  # fmt: skip
     children.append(TrainerChild(folder, (sys.executable, "-S", "-c", code)))
 

@@ -113,6 +113,8 @@ class TrainingWorld:
             "divergence": DivergenceConfig(),
             "patience_seconds": 5.0,
             "threads": 1,
+            "workers": 1,
+            "devices": 1,
             "prompt": "",
             "faults": "",
         }

@@ -35,7 +35,7 @@ from cairn.tasks.evaluator import evaluation_run
 from cairn.tasks.evaluator.evaluator_process import Outcome
 from cairn.tasks.policy.failures import Evidence
 from cairn.tasks.trainer.trainer_process import TrainerChild, WarmTrainer
-from cairn.tasks.trainer.trainer_protocol import Finish, ThreadTrial, TrainerSpec, TrainUntil, decode_message
+from cairn.tasks.trainer.trainer_protocol import Finish, TrainerSpec, TrainUntil, decode_message
 from tests.wiring.tensorless_trainer import heard_by
 
 ROOT = Path(__file__).parents[2]
@@ -71,15 +71,10 @@ class NotedWarmTrainer(WarmTrainer):
         command = (sys.executable, "-m", "tests.wiring.tensorless_trainer", *arguments)
         super().__init__(partial(TrainerChild, command=command))
         self.waited: list[float] = []
-        self.step_seconds: dict[int, float] = {}
         self._acquired: list[TrainerChild] = []
 
     def start(self, work_dir: Path) -> None:
         """Start none ahead: most tests only open the run."""
-
-    def time_threads(self, trial: ThreadTrial, work_dir: Path) -> dict[int, float]:
-        """Answer what the test says that was measured."""
-        return {count: self.step_seconds[count] for count in trial.candidates if count in self.step_seconds}
 
     def acquire(self, work_dir: Path) -> TrainerChild:
         super().start(work_dir)

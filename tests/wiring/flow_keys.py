@@ -252,7 +252,7 @@ def how_long_a_trainer_may_be_silent(bench: Bench) -> None:
 
 @acts("training.memory_check")
 def whether_a_size_that_cannot_fit_is_refused(bench: Bench) -> None:
-    little = AvailableMemory(bytes=1000, place=TrainingPlace(on_cuda=False, processes=1))
+    little = AvailableMemory(bytes=1000, cores=1, place=TrainingPlace(on_cuda=False, processes=1))
     bench.patch.setattr(preflight, "available_memory", lambda *_: little)
     with pytest.raises(InvalidConfiguration, match=r"training\.memory_check = false"):
         bench.flow.check()

@@ -80,8 +80,8 @@ FLOW_MUTANTS = (
     mutant(
         "spec-one-thread",
         TRAINER,
-        "        threads=run.threads,\n        resume",
-        "        threads=1,\n        resume",
+        "threads=started.placement.threads,",
+        "threads=1,",
         SPEC,
     ),
     mutant("spec-last-prompt", TRAINER, "config.evaluation.prompts[0]", "config.evaluation.prompts[-1]", SPEC),

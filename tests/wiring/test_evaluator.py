@@ -88,7 +88,7 @@ def plan_of(
     document["training"] |= training or {}
     document["budgets"] |= budgets or {}
     config = type(made.config).model_validate(document)
-    return plan_evaluation(config, opened.data_snapshot, folder, threads=1)
+    return plan_evaluation(config, opened.data_snapshot, folder)
 
 
 def held_out(made: CommittedModel, folder: Path, split: str = "val", **slices: int) -> tuple[float, int, float]:

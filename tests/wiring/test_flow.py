@@ -150,7 +150,7 @@ def test_an_attempt_records_what_it_was_started_with(flow: FlowWorld) -> None:
 def test_after_out_of_memory_sizes_that_cannot_fit_are_passed_over(
     flow: FlowWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scarce = AvailableMemory(bytes=1, place=TrainingPlace())
+    scarce = AvailableMemory(bytes=1, cores=1, place=TrainingPlace())
     monkeypatch.setattr(attempt_trainer, "available_memory", lambda *_: scarce)
     with flow.opened() as run:
         ended = end_with(run, Evidence(exit_code=-9, oom_kills=1))

@@ -180,9 +180,9 @@ def test_a_segment_waits_for_an_upload_that_is_soon_over(world: TrainingWorld) -
     assert [staged.step for staged in parent.all(StagedCheckpoint)] == [2, 4]
 
 
-def test_device_time_counts_every_process(world: TrainingWorld) -> None:
+def test_device_time_counts_every_device(world: TrainingWorld) -> None:
     parent: Any = ParentEnd()
-    reporter = StepReporter(world.spec(), world.store, "runs/many", parent, Ranks(rank=0, size=4))
+    reporter = StepReporter(world.spec(devices=4), world.store, "runs/many", parent, Ranks(rank=0, size=4))
     reporter._started -= 100.0
     reporter.report_segment(step=5, stopped=False)
     reporter._log._file.close()

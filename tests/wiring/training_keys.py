@@ -8,12 +8,10 @@ from typing import Any, cast
 import pytest
 import torch
 
-from cairn.flows.run import active_run
 from cairn.model.data.token_windows import TokenWindows
 from cairn.model.errors import InvalidInput
 from cairn.model.training import determinism
 from cairn.model.training.parallel import SINGLE_RANK
-from cairn.tasks.machine import placement as placement_module
 from cairn.tasks.trainer import trainer as trainer_module
 from cairn.tasks.trainer import trainer_channel
 from cairn.tasks.trainer.trainer import Trainer
@@ -284,17 +282,17 @@ def instructions_that_every_machine_has(bench: Bench) -> None:
 @acts("training.threads")
 def the_threads_of_the_process(bench: Bench) -> None:
     assert serve_spec(bench, bench.world.spec(904, threads=3)).threads == 3
-    warm = NotedWarmTrainer()
-    warm.step_seconds |= {4: 0.3, 2: 0.011, 1: 0.01}
-    bench.patch.setattr(active_run.placement, "usable_cores", lambda: 4)
-    with bench.flow.opened("training.threads=auto", warm=warm) as run:
-        assert run.config.training.threads == run.threads == 2 and run.evaluation.threads == 1
-    opened = bench.flow.log.state.opened
-    assert opened is not None and opened.config["training"]["threads"] == 2
-    assert opened.threads_why == "a measured step took 27.3 times as long with 4 threads"
-    bench.patch.setattr(placement_module, "usable_cores", lambda: 64)
-    with bench.flow.opened("training.threads=auto") as again:
-        assert again.threads == 2
+    with bench.flow.opened("training.threads=2") as run:
+        assert run.evaluation.threads == 2
+
+
+@acts("training.workers")
+def micro_batches_at_once(bench: Bench) -> None:
+    with bench.world.opened(bench.world.spec(907, workers=3)) as (trainer, _):
+        assert trainer._state.workers.count == 3
+    bench.flow.train("training.micro_batch=1", "training.workers=3")
+    spec, _ = bench.flow.heard(1)
+    assert spec.workers == 3
 
 
 @acts("training.processes")
