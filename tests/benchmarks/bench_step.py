@@ -71,6 +71,7 @@ OURS: dict[str, dict[str, Any]] = {
     "bf16-fused": {"precision": "bf16", "kernels": "fused"},
     "fp32-compiled": {"compile": True},
     "bf16-compiled": {"precision": "bf16", "compile": True},
+    "fp32-portable": {"kernels": "fused", "arithmetic": "portable"},
     "fp32-muon": {"kernels": "fused", "optimizer": "muon"},
     "bf16-muon": {"precision": "bf16", "kernels": "fused", "optimizer": "muon"},
 }
@@ -161,7 +162,7 @@ def our_step(
         warmup_steps=0,
         **{"precision": "fp32", "kernels": "stock", **OURS[given.contender]},
     )
-    make_deterministic(seed=1, threads=threads)
+    make_deterministic(seed=1, threads=threads, arithmetic=training.arithmetic)
     state = TrainState.create(chosen.model, training, chosen.vocab_size, torch.device("cpu"), ranks)
     state.workers = Workers(max(1, given.threads // (threads * ranks.size)))
     order, micro_batch = order_of(windows, batch), auto_micro_batch(batch, chosen.model.block_size, on_cpu=True)
