@@ -28,7 +28,7 @@ UNFROZEN_TRAINING = frozenset(
 """Training keys that do not change which run it is; all others are frozen when the run is opened."""
 
 
-_MOST_PARTS, _FEWEST_TOKENS, _MOST_TOKENS = 8, 1024, 16_384
+_MOST_PARTS, _FEWEST_IN_HALF, _FEWEST_TOKENS, _MOST_TOKENS = 8, 256, 1024, 16_384
 """With fewer tokens a micro-batch costs more than sharing it gains; with more it takes memory and gains nothing."""
 
 
@@ -184,7 +184,8 @@ def auto_micro_batch(global_batch: int, block_size: int, *, on_cpu: bool) -> int
 
     A CPU's workers share up to eight; elsewhere one is the fastest, as long as it is not large.
     """
-    tokens, parts = global_batch * block_size, 1
+    tokens = global_batch * block_size
+    parts = 2 if on_cpu and tokens >= 2 * _FEWEST_IN_HALF else 1
     while (on_cpu and parts < _MOST_PARTS and tokens >= 2 * parts * _FEWEST_TOKENS) or tokens > parts * _MOST_TOKENS:
         parts *= 2
     return ceil(global_batch / parts)

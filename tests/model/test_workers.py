@@ -111,7 +111,9 @@ def test_another_number_of_threads_gives_other_bits_and_equal_numbers_equal_bits
     ("batch", "block", "on_cpu", "windows"),
     [
         (32, 128, True, 8),
-        (12, 64, True, 12),
+        (12, 64, True, 6),
+        (7, 64, True, 7),
+        (16, 64, True, 8),
         (4, 1024, True, 1),
         (64, 256, True, 8),
         (480, 1024, True, 15),
