@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Mapping
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, ConfigDict, Field, SecretStr, field_validator, model_validator
@@ -19,7 +19,6 @@ Name = Annotated[
     ),
 ]
 METRIC = "val_loss"
-EVALUATOR_VERSION = "1"
 """The held-out loss in an evaluation's metrics, by which checkpoints are ranked, promoted and stopped."""
 SUITE_KEYS = ("name", "batches", "batch_size", "prompts", "sample_tokens", "sample_seed", "evaluators")
 """The keys of a suite: those that a suite file may hold."""
@@ -71,6 +70,8 @@ class EvaluatorConfig(Section, use_attribute_docstrings=True):
     """sha256 of every file that the command names"""
     logged: bool = Field(False, json_schema_extra={"internal": True})
     """only a run's log names the command"""
+    evaluator_version: ClassVar[str] = "1"
+    """version of how commands are run, a part of their suite's identity that evaluations record"""
 
     @model_validator(mode="after")
     def _files_come_with_their_folder(self) -> Self:
@@ -86,7 +87,7 @@ class EvaluatorConfig(Section, use_attribute_docstrings=True):
             option, equals, value = ("", "", argument) if argument in files else argument.partition("=")
             command.append(f"{option}{equals}sha256:{files[value]}" if value in files else argument)
         measured = {"kind": "command", "name": self.name, "command": command}
-        return sha256(encode(measured | {"evaluator_version": EVALUATOR_VERSION}))
+        return sha256(encode(measured | {"evaluator_version": self.evaluator_version}))
 
 
 class EvaluationConfig(Section, use_attribute_docstrings=True):

@@ -283,7 +283,7 @@ def _body(
         found = window_losses.WindowLosses(window_tokens=result.window_tokens, losses=result.losses)
         written = window_losses.write_losses(log.store, log.prefix, found)
     return run_entries.EvaluationRecorded(
-        evaluator_version=settings.EVALUATOR_VERSION,
+        evaluator_version=plan.suite.evaluator_version,
         metrics=result.metrics,
         samples=result.samples,
         boundary=result.boundary,

@@ -99,6 +99,16 @@ def test_every_suite_has_a_retry_of_its_own(log: RunLog, plan: EvaluationPlan) -
     assert [item.suite for item in log.state.failed_evaluations] == ["held-out", "held-out", "words"]
 
 
+@pytest.mark.parametrize("kind", ["held-out", "command"])
+def test_an_evaluation_records_the_evaluator_version_of_its_suites_identity(
+    log: RunLog, plan: EvaluationPlan, kind: str
+) -> None:
+    plan = plan if kind == "held-out" else of_command(plan)
+    body = record_evaluation(log, newest(log), plan, measure=Evaluator(2.0))
+    assert isinstance(body, EvaluationRecorded)
+    assert body.evaluator_version == {"held-out": "2", "command": "1"}[kind] == plan.suite.evaluator_version
+
+
 def test_a_spent_budget_is_final_unless_somebody_asks(log: RunLog, plan: EvaluationPlan) -> None:
     failed = record_evaluation(log, newest(log), plan, measure=Evaluator("one", "two"))
     assert record_evaluation(log, newest(log), plan, on_request=False, measure=Evaluator()) == failed
