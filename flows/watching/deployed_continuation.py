@@ -58,6 +58,8 @@ class ContinuationByDeployment:
             attempt, how = log.state.latest_attempt, "open" if log.state.open_attempt else "ended"
             run = f"{self._store_url} {log.run_id} {log.state.opening}"
             launch = _last_launch(client, deployment_id, log.state)
+            # The launch gets its run's tag from the thread of its page, which a busy server may still keep waiting.
+            tags = {f"run:{log.run_id}", *(launch.tags if launch else ())}
             parameters = {"config": "", "run_id": log.run_id, "store": self._store_url}
             if launch is not None and launch.parameters.get("store_credentials") is not None:
                 parameters["store_credentials"] = launch.parameters["store_credentials"]
@@ -69,7 +71,7 @@ class ContinuationByDeployment:
                     state=Scheduled(scheduled_time=datetime.now(UTC) + timedelta(seconds=delay_seconds)),
                     name=flow_run_name(log.run_id, attempt + 1),
                     idempotency_key=f"cairn-watch-{key}",
-                    tags=launch.tags if launch else None,
+                    tags=sorted(tags),
                     work_queue_name=launch.work_queue_name if launch else None,
                     job_variables=launch.job_variables if launch else None,
                 )

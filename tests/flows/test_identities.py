@@ -3,7 +3,7 @@
 Both belong to one opening of a run in one store, and to one attempt.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,9 +28,10 @@ class Client:
     """A client of an API that knows of no flow run, and makes none: as two that ask at once meet it."""
 
     keys: list[str]
+    tags: list[set[str]]
 
     def __init__(self) -> None:
-        self.keys = []
+        self.keys, self.tags = [], []
 
     def read_deployment_by_name(self, name: str) -> SimpleNamespace:
         return SimpleNamespace(id=uuid4())
@@ -38,13 +39,16 @@ class Client:
     def read_flow_runs(self, **rules: object) -> list[object]:
         return []
 
-    def create_flow_run_from_deployment(self, deployment_id: object, *, idempotency_key: str, **rest: object) -> Any:
+    def create_flow_run_from_deployment(
+        self, deployment_id: object, *, idempotency_key: str, tags: Iterable[str], **rest: object
+    ) -> Any:
         self.keys.append(idempotency_key)
+        self.tags.append(set(tags))
         return SimpleNamespace(id=uuid4(), state=None)
 
 
 @pytest.fixture
-def continuation_key(monkeypatch: pytest.MonkeyPatch) -> Identity:
+def client(monkeypatch: pytest.MonkeyPatch) -> Client:
     client = Client()
 
     @contextmanager
@@ -52,7 +56,11 @@ def continuation_key(monkeypatch: pytest.MonkeyPatch) -> Identity:
         yield client
 
     monkeypatch.setattr(deployed_continuation, "get_client", get_client)
+    return client
 
+
+@pytest.fixture
+def continuation_key(client: Client) -> Identity:
     def ask(log: RunLog) -> str:
         with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}):
             ContinuationByDeployment("train-gpt/train-gpt", log.store.url).begin(log, silent_seconds=0.0)
@@ -119,3 +127,10 @@ def test_a_run_that_is_opened_anew_in_an_emptied_store_has_another(identity: Ide
     first = identity(ended(tmp_path / "store"))
     (tmp_path / "store").rename(tmp_path / "before")
     assert identity(ended(tmp_path / "store")) != first
+
+
+def test_the_flow_run_that_continues_a_run_has_its_tag_before_the_one_it_follows(
+    continuation_key: Identity, client: Client, tmp_path: Path
+) -> None:
+    continuation_key(ended(tmp_path))
+    assert client.tags == [{"run:bard"}]
