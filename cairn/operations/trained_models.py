@@ -106,6 +106,7 @@ class RunSampler:
 
     def write(self, seed: int, show: Callable[[str], None]) -> Sample:
         """Continue the prompt; calls `show` with the prompt, then with each piece of text as it is drawn."""
+        from cairn.model.estimates.utilization import using_threads
         from cairn.model.inference.prediction import Sampling, TextStream, generate_stream
 
         opened, reference, request = self._opened, self._reference, self._request
@@ -115,14 +116,16 @@ class RunSampler:
         stream = TextStream(opened.tokenizer.decode, prompt if request.prompt else ())
         pieces, ended = list[str](), "length"
         sampling = Sampling(temperature=request.temperature, top_k=request.top_k or None, top_p=request.top_p)
-        for token in generate_stream(opened.network, prompt, new_tokens=request.tokens, sampling=sampling, seed=seed):
-            if request.stop_at_end and token == opened.snapshot.manifest.end_of_text_id:
-                if not (pieces or request.prompt):
-                    continue  # a weak network often repeats the token it begins with; an empty text is of no use
-                ended = "end-of-text"
-                break
-            pieces.append(stream.push(token))
-            show(pieces[-1])
+        tokens = generate_stream(opened.network, prompt, new_tokens=request.tokens, sampling=sampling, seed=seed)
+        with using_threads(run_lookup.configuration_of(self._log.state).training.threads):
+            for token in tokens:
+                if request.stop_at_end and token == opened.snapshot.manifest.end_of_text_id:
+                    if not (pieces or request.prompt):
+                        continue  # a weak network often repeats the token it begins with; an empty text is of no use
+                    ended = "end-of-text"
+                    break
+                pieces.append(stream.push(token))
+                show(pieces[-1])
         pieces.append(stream.finish())
         show(pieces[-1])
         return Sample(

@@ -6,7 +6,8 @@ data sheets, half the rate where one gives the rate with sparsity only.
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import psutil
@@ -76,12 +77,19 @@ def peak_flops_of_device(device_name: str, precision: Precision) -> float | None
 
 def measure_peak_flops(device: torch.device, precision: Precision, workers: int = 1) -> float:
     """Return the best matmul rate in FLOP/s, measured once per process in about 0.3 s, with its own generator."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(threads * workers)
+    with using_threads(torch.get_num_threads() * workers) as threads:
+        return _best_product(device, precision, threads)
+
+
+@contextmanager
+def using_threads(threads: int) -> Iterator[int]:
+    """Compute with so many threads in the block, and with as many as before after it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
     try:
-        return _best_product(device, precision, threads * workers)
+        yield threads
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(before)
 
 
 @functools.cache
@@ -130,14 +138,10 @@ def measure_machine() -> MachineSpeed:
 
 def measure_cpu_half_gain(clock: Callable[[], float] = time.thread_time) -> float:
     """Return the time of an fp32 product over a bf16 product's: the best of alternating turns, in seconds of a core."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with using_threads(1):
         single = torch.full((_GAIN_MATRIX_SIZE, _GAIN_MATRIX_SIZE), 1.0 / _GAIN_MATRIX_SIZE)
         half = single.bfloat16()
         turns = [(_time_products(single, clock), _time_products(half, clock)) for _ in range(GAIN_TURNS)]
-    finally:
-        torch.set_num_threads(threads)
     return min(fp32 for fp32, _ in turns[1:]) / min(bf16 for _, bf16 in turns[1:])  # the first turn warms up
 
 

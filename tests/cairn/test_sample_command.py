@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+import torch
 
 from cairn.cli.command import run_command
 from cairn.operations.trained_models import RunSampler, SampleRequest, follow_checkpoints, read_prompt, show_text
+from cairn.reports.queries.run_lookup import configuration_of
 from cairn.storage.errors import IntegrityError, StoreRefused, StoreUnavailable
 from cairn.storage.logs.log_entry import CheckpointReference
 from cairn.storage.logs.run_log import RunLog
@@ -202,6 +204,18 @@ def test_one_network_serves_every_checkpoint_of_its_run(bard: WritingRun, here: 
     alone = RunSampler(bard.log, SampleRequest(tokens=20, stop_at_end=False))
     alone.load(references[1])
     assert both[1] == alone.write(0, lambda piece: None) and both[0].text != both[1].text
+
+
+def test_text_is_drawn_with_the_threads_of_the_run_whatever_the_process_has(bard: WritingRun, here: None) -> None:
+    sampler, before = RunSampler(bard.log, SampleRequest(tokens=3, stop_at_end=False)), torch.get_num_threads()
+    sampler.load(bard.commit(10, seed=1))
+    seen, threads = set[int](), configuration_of(bard.log.state).training.threads
+    torch.set_num_threads(threads + 1)
+    try:
+        sampler.write(0, lambda piece: seen.add(torch.get_num_threads()))
+        assert seen == {threads, threads + 1} and torch.get_num_threads() == threads + 1
+    finally:
+        torch.set_num_threads(before)
 
 
 @dataclass
