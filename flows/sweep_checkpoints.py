@@ -9,6 +9,7 @@ from prefect import flow, get_run_logger
 
 from cairn.flows.operations.store_sweep import SweepOutcome, sweep_store
 from cairn.flows.orchestrator import flow_run, form, server_setup
+from cairn.storage.snapshots.data_snapshot import sweep_parts
 from cairn.storage.stores.open_store import open_store
 from cairn.tasks.configuration.addresses import choose_store
 from cairn.tasks.policy.termination import FlowEnd
@@ -22,7 +23,7 @@ def sweep_checkpoints(
     dry_run: form.DryRun = False,
     most_seconds: form.MostSeconds = 900.0,
 ) -> FlowEnd:
-    """Apply each run's own retention to all runs of a store, also to finished ones, and delete orphans.
+    """Apply each run's own retention to all runs of a store, also to finished ones, and delete orphans and old parts.
 
     Args:
         store: folder or URL of the object store; empty: CAIRN_STORE, else ./cairn-store.
@@ -38,6 +39,8 @@ def sweep_checkpoints(
         if row.why or row.superseded or row.freed_bytes:
             freed = f"{row.freed_bytes:,}"
             logger.info("%s: %s: %s superseded, %s bytes %s", row.run_id, row.action, row.superseded, freed, row.why)
+    if not dry_run:
+        sweep_parts(swept)
     counts = ", ".join(f"{action} {count}" for action, count in sorted(Counter(row.action for row in rows).items()))
     total = f"{sum(row.freed_bytes for row in rows):,} bytes {'would be freed' if dry_run else 'freed'}"
     failed = [f"{row.run_id}: {row.why}" for row in rows if row.action == SweepOutcome.FAILED]

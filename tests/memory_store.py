@@ -1,10 +1,10 @@
-"""A store in this process's memory, for tests; a lock makes its create exclude, unlike fsspec's own."""
+"""A store in this process's memory, for tests; a lock makes its create exclude, unlike fsspec's; and one that dies."""
 
 import sys
 import threading
 from collections.abc import Iterable, Iterator
 
-from cairn.storage.errors import ObjectMissing
+from cairn.storage.errors import ObjectMissing, StorageError
 from cairn.storage.stores.object_store import MAX_READ_BYTES, ObjectStore, check_key, too_large
 
 
@@ -71,3 +71,30 @@ class MemoryStore(ObjectStore):
     def delete(self, key: str) -> None:
         with self._lock:
             self._objects.pop(check_key(key), None)
+
+
+class CrashingStore:
+    """A store whose k-th write never happens: the process is gone."""
+
+    def __init__(self, inner: ObjectStore, crash_at: int) -> None:
+        self.inner, self.left, self.url = inner, crash_at, inner.url
+        self.read, self.keys, self.first, self.size = inner.read, inner.keys, inner.first, inner.size
+        self.delete, self.local_path, self.folders = inner.delete, inner.local_path, inner.folders
+        self.read_chunks = inner.read_chunks
+
+    def _count(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise StorageError("crashed")
+
+    def create(self, key: str, data: bytes) -> bool:
+        self._count()
+        return self.inner.create(key, data)
+
+    def write(self, key: str, data: bytes) -> None:
+        self._count()
+        self.inner.write(key, data)
+
+    def write_stream(self, key: str, chunks: Iterable[bytes | memoryview]) -> int:
+        self._count()
+        return self.inner.write_stream(key, chunks)

@@ -99,7 +99,7 @@ def _configure(
 def _choose_data(found: FoundCheckpoint, config: RunConfig, changed: Mapping[str, Any], base_dir: Path) -> str:
     """Return the parent's snapshot, or for other data the one that is built with the parent's tokenizer."""
     from cairn.storage.snapshots.data_snapshot import TOKENIZER, read_manifest  # pyarrow: other decisions need none
-    from cairn.tasks.data.snapshot_build import build_snapshot, check_block_size
+    from cairn.tasks.data import snapshot_build, snapshot_lookup
 
     store, opened = found.log.store, found.opened
     others = {key for key in changed if key.startswith("data.")}
@@ -114,13 +114,13 @@ def _choose_data(found: FoundCheckpoint, config: RunConfig, changed: Mapping[str
         tokenizer = folder / TOKENIZER
         tokenizer.write_bytes(store.read(f"data/{opened.data_snapshot}/{TOKENIZER}"))
         given = {} if config.data.snapshot else {"tokenizer": str(tokenizer)}
-        built = build_snapshot(store, config.data.model_copy(update=given), base_dir)
+        built = snapshot_build.build_snapshot(store, config.data.model_copy(update=given), base_dir)
     if built.manifest.tokenizer_sha256 != read_manifest(store, opened.data_snapshot).tokenizer_sha256:
         raise InvalidConfiguration(
             "data.sources: that snapshot was made with another tokenizer than the network's; rule: the same tokens. "
             "Name text instead, which is tokenized with the network's own"
         )
-    check_block_size(built.manifest, config.model.block_size, config.data)
+    snapshot_lookup.check_block_size(built.manifest, config.model.block_size, config.data)
     return built.snapshot_id
 
 

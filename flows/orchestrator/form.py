@@ -74,6 +74,8 @@ Store = Annotated[str, _text("Store", _LOCATION, "./cairn-store", "s3://bucket/c
 Credentials = Annotated[str, _field("Store credentials", "bucket-of-the-team", max_length=200)]
 StartOver = Annotated[bool, _field("Start over at step 0")]
 Deployment = Annotated[str, _text("Deployment that continues runs", _DEPLOYMENT, "train-gpt/train-gpt")]
+Part = Annotated[int, _field("Part of the text", ge=1)]
+Parts = Annotated[int, _field("Number of parts", ge=1)]
 Reference = Annotated[str, _text("Checkpoint", _REFERENCE, "champion", "bard-1", "bard-1@400")]
 Suite = Annotated[str, _text("Suite", _LOCATION, "deployments/suites/repetition.toml")]
 Again = Annotated[bool, _field("Evaluate again what was evaluated before")]

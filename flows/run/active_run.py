@@ -27,7 +27,7 @@ from cairn.tasks.attempt import attempt_entries, preemption_notice, shutdown_sig
 from cairn.tasks.checkpoints.retention import sweep_run
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.configuration.stored_configuration import check_drift, keep_numerics, left_out
-from cairn.tasks.data import snapshot_build
+from cairn.tasks.data import snapshot_lookup
 from cairn.tasks.errors import ShutdownRequested
 from cairn.tasks.evaluator import curve_reader
 from cairn.tasks.evaluator.evaluation_run import refuse_command
@@ -221,7 +221,7 @@ def _record_opening(
     choosing = machine_speed.numerics_beside(wanted.training, wanted.model, folder, ask)
     with choosing as mode, TextProgress().showing() as show:
         snapshot = steps.tokenize_and_split(text, log.store, show)
-    snapshot_build.check_block_size(snapshot.manifest, wanted.model.block_size, wanted.data)
+    snapshot_lookup.check_block_size(snapshot.manifest, wanted.model.block_size, wanted.data)
     initial = None
     if wanted.training.init_from is not None:
         files = SnapshotFiles(log.store, snapshot.snapshot_id, folder / "snapshots")

@@ -1,7 +1,8 @@
 """A data snapshot below `data/<snapshot_id>/`: token shards, tokenizer, document index, and the manifest.
 
 The id is the SHA-256 of `snapshot.json`, which is written last, so that an incomplete snapshot is invisible. Objects of
-a remote store are copied to a bounded folder of this machine under their SHA-256.
+a remote store are copied to a bounded folder of this machine under their SHA-256. Parts of a text below
+`data/parts/<id>/`, their list last, are no record: equal ids have equal rows, and may be deleted at any time.
 """
 
 import fcntl
@@ -9,7 +10,7 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -27,7 +28,8 @@ DOCUMENTS = "documents.parquet"
 REJECTED = "rejected.parquet"
 DEFAULT_CACHE_BYTES = 50_000_000_000
 EAGER_BYTES = 64 * 1024 * 1024
-_YOUNG_SECONDS = 3600.0
+_YOUNG_SECONDS, _ABANDONED_SECONDS = 3600.0, 14 * 24 * 3600.0
+_PARTS = "data/parts"
 _PUBLISHING_THREADS = 2
 """Files that are hashed or uploaded at once."""
 _COPY, _TEMPORARY = re.compile(r"[0-9a-f]{64}\Z"), re.compile(r"\.[0-9a-f]{64}-[0-9a-f]{32}\Z")
@@ -164,6 +166,40 @@ def open_snapshot(store: ObjectStore, snapshot_id: str, cache_dir: Path) -> Open
     return OpenSnapshot(
         manifest=files.manifest, tokenizer_json=files.path(TOKENIZER).read_text(encoding="utf-8"), train=train, val=val
     )
+
+
+def publish_parts(store: ObjectStore, parts_id: str, paths: Iterable[Path]) -> None:
+    """Upload finished parts, and their list last; raises IntegrityError."""
+    parts = list[SnapshotObject]()
+    for path in paths:
+        found = object_store.describe_file(path)
+        part = SnapshotObject(key=f"{found.sha256}{SHARD_SUFFIX}", bytes=found.bytes, sha256=found.sha256)
+        _upload(store, f"{_PARTS}/{parts_id}/{part.key}", path, part)
+        parts.append(part)
+    store.write(f"{_PARTS}/{parts_id}/parts.json", codec.encode(parts))
+
+
+def find_parts(store: ObjectStore, parts_id: str) -> tuple[ExpectedObject, ...] | None:
+    """Return the parts of an id; None if they are no whole, or their list is damaged."""
+    key = f"{_PARTS}/{parts_id}/parts.json"
+    with suppress(ObjectMissing, IntegrityError):
+        parts = codec.decode(store.read(key), tuple[SnapshotObject, ...], where=key)
+        return tuple(_expected(f"parts/{parts_id}", part) for part in parts)
+    return None
+
+
+def has_parts(store: ObjectStore, parts_id: str) -> bool:
+    """Whether all parts of an id are there and intact; reads every byte."""
+    parts = find_parts(store, parts_id)
+    return parts is not None and not any(object_store.find_damage(store, part) for part in parts)
+
+
+def sweep_parts(store: ObjectStore) -> None:
+    """Delete the parts that are two weeks old, their lists first."""
+    for folder in store.folders(_PARTS):
+        if (key := store.first(folder)) and (store.age_seconds(key) or 0.0) > _ABANDONED_SECONDS:
+            store.delete(f"{folder}/parts.json")
+            store.delete_all(store.keys(folder))
 
 
 def _key(snapshot_id: str, name: str) -> str:

@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -128,21 +127,40 @@ def map_shard(path: Path, schema: ShardSchema, *, where: str) -> NDArray[Any]:
                     raise IntegrityError(f"{where}: {problem}: the shard belongs to another snapshot")
             if reader.num_record_batches != 1:
                 raise IntegrityError(f"{where}: {reader.num_record_batches} record batches; a shard has exactly one")
-        batch = pa.ipc.read_record_batch(_uncompressed_batch(buffer), schema.arrow())
-        batch.validate(full=True)
+        batch = next(_uncompressed_batches(buffer.slice(_MAGIC_BYTES), schema.arrow()))
         tokens: NDArray[Any] = batch.column(0).to_numpy(zero_copy_only=True)
     except (pa.ArrowException, OSError, ValueError, struct.error) as error:
         raise IntegrityError(f"{where}: not a readable Arrow shard: {error}") from error
     return tokens
 
 
-def _uncompressed_batch(file: pa.Buffer) -> Any:
-    """Return the first record batch, not decoded; raises ValueError if it is compressed: a few bytes become gigabytes.
+def read_batches(path: Path, schema: pa.Schema, *, where: str) -> Iterator[pa.RecordBatch]:
+    """Yield the record batches of an Arrow file of any origin, one at a time in memory; raises IntegrityError."""
+    try:
+        with pa.OSFile(str(path)) as file:
+            file.seek(_MAGIC_BYTES)
+            yield from _uncompressed_batches(file, schema)
+    except (pa.ArrowException, OSError, ValueError, struct.error) as error:
+        raise IntegrityError(f"{where}: not a readable Arrow file: {error}") from error
+
+
+def _uncompressed_batches(source: pa.Buffer | pa.NativeFile, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yield the record batches, checked; raises ValueError for other columns."""
+    messages = pa.ipc.MessageReader.open_stream(source)
+    if (found := pa.ipc.read_schema(next(messages))) != schema:
+        raise ValueError(f"columns are [{_columns(found)}], expected [{_columns(schema)}]")
+    for message in messages:
+        _require_uncompressed(message.metadata.to_pybytes())
+        batch = pa.ipc.read_record_batch(message, schema)
+        batch.validate(full=True)
+        yield batch
+
+
+def _require_uncompressed(data: bytes) -> None:
+    """Raise ValueError if the batch with this header is compressed: a few bytes become gigabytes.
 
     Sources: format/Message.fbs of Arrow (RecordBatch.compression); "FlatBuffers Internals" (vtables).
     """
-    _, message = islice(pa.ipc.MessageReader.open_stream(file.slice(_MAGIC_BYTES)), 2)
-    data = message.metadata.to_pybytes()
 
     def follow(place: int) -> int:
         return place + int(struct.unpack_from("<i", data, place)[0])
@@ -155,7 +173,6 @@ def _uncompressed_batch(file: pa.Buffer) -> Any:
     root = follow(0)
     if field(follow(root + field(root, 2)), 3):
         raise ValueError("its record batch is compressed; rule: a shard lies in its file as it lies in memory")
-    return message
 
 
 def slices_between(rows: "Iterable[NDArray[Any] | VerifiedShard]", start: int, stop: int) -> Iterator[NDArray[Any]]:

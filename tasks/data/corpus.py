@@ -11,14 +11,14 @@ import gc
 import hashlib
 import sysconfig
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
 from io import RawIOBase
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, TypeAlias, cast
 
 import pyarrow as pa
 
@@ -48,37 +48,44 @@ _SKIPPED_FOLDERS = frozenset(
 )
 _SKIPPED_PREFIXES = ("_sysconfigdata", "config-", "sitecustomize", "usercustomize")
 
+OnBytes: TypeAlias = Callable[[int, int], None]
 _Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def open_corpus(
-    data: DataConfig, base_dir: Path, on_bytes: Callable[[int, int], None] | None = None
-) -> tuple[Source, ...]:
+def open_corpus(data: DataConfig, base_dir: Path, on_bytes: OnBytes | None = None) -> tuple[Source, ...]:
     """Find and check every source, sorted by group and name; relative paths start at `base_dir`.
 
     With `data.weights` each entry of `data.sources` and `data.val_sources` is a group. Calls on_bytes(checked, total)
     after each file. Raises InvalidCorpus for a source that is missing, empty, not UTF-8 or of an unsupported format, or
     in two groups.
     """
-    checked, files = _find(data, base_dir)
-    total, done = sum(file.bytes for file in files), 0
+    return check_sources(find_sources(data, base_dir), on_bytes)
+
+
+def find_sources(data: DataConfig, base_dir: Path) -> tuple[Source, ...]:
+    """Return the sources as `open_corpus` does, but the files unchecked, with an empty `sha256`."""
+    built_in, files = _find(data, base_dir)
+    # A text of unknown size is taken for one that is not compressed.
+    unchecked = [_source(data, file, sha256="", text_bytes=file.bytes) for file in files]
+    return tuple(sorted([*built_in, *unchecked], key=lambda source: (source.group, source.name)))
+
+
+def check_sources(sources: Sequence[Source], on_bytes: OnBytes | None = None) -> tuple[Source, ...]:
+    """Return the sources that `find_sources` found checked, in the same order; raises InvalidCorpus."""
+    checked, total, done = list[Source](), sum(source.bytes for source in sources), 0
     with ThreadPoolExecutor(_CHECK_THREADS, thread_name_prefix="check") as pool:
-        for source in pool.map(partial(_check, data), files):  # at an error, it cancels what has not begun
-            checked.append(source)
+        for source in pool.map(lambda one: one.check() if one.check else one, sources):
+            checked.append(source)  # at an error, the pool cancels what has not begun
             done += source.bytes
             if on_bytes:
                 on_bytes(done, total)
-    return tuple(sorted(checked, key=lambda source: (source.group, source.name)))
+    return tuple(checked)
 
 
 def preview_corpus(data: DataConfig, base_dir: Path) -> tuple[Source, ...]:
     """Return the sources as `open_corpus` does, but those of a large corpus unchecked, with an empty `sha256`."""
-    built_in, files = _find(data, base_dir)
-    if sum(file.bytes for file in files) <= PREVIEW_BYTES:
-        return open_corpus(data, base_dir)
-    # A text of unknown size is taken for one that is not compressed.
-    unchecked = (_source(data, file, sha256="", text_bytes=file.bytes) for file in files)
-    return tuple(sorted([*built_in, *unchecked], key=lambda source: (source.group, source.name)))
+    found = find_sources(data, base_dir)
+    return check_sources(found) if sum(source.bytes for source in found) <= PREVIEW_BYTES else found
 
 
 def _find(data: DataConfig, base_dir: Path) -> tuple[list[Source], list[TextFile]]:
@@ -116,6 +123,7 @@ def _source(data: DataConfig, file: TextFile, *, sha256: str, text_bytes: int) -
         placed=file.placed,
         form="" if file.format in (TextFormat.TEXT, TextFormat.JSON_LINES, TextFormat.PARQUET) else str(file.format),
         places_of=partial(_describe_places, file),
+        check=None if sha256 else partial(_check, data, file),
     )
 
 

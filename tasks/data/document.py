@@ -61,6 +61,7 @@ class RejectionKind(StrEnum):
 
 LEFT_OUT = frozenset({RejectionKind.DUPLICATE, RejectionKind.EMPTY_FILE})
 """Left out without being a fault of the data."""
+DUPLICATE_DETAIL = "the same text as an earlier document, sha256 "
 Piece: TypeAlias = Document | RejectedRow
 
 
@@ -76,7 +77,8 @@ class Source:
     pass in order; `group` is its entry of `data.sources` if weights keep the entries apart. Of a text whose end is
     held out, `border` is where the held-out part begins and `text_bytes` where it ends, known without reading it.
     `placed` is the split of all of it where the configuration says one, `form` a format that the unit does not tell;
-    `places_of` says in words where in the source offsets are, by reading it once.
+    `places_of` says in words where in the source offsets are, by reading it once. `check` returns the source with its
+    hash; None if it has one.
     """
 
     name: str
@@ -90,6 +92,7 @@ class Source:
     placed: SplitName | None = None
     form: str = ""
     places_of: Callable[[Collection[int]], Mapping[int, str]] = _name_bytes
+    check: Callable[[], "Source"] | None = None
 
     def documents(self) -> Iterator[Document]:
         """Yield the documents of a new pass, without rejected ones."""
@@ -191,10 +194,8 @@ def read_corpus(sources: Sequence[Source], *, deduplicate: bool) -> Iterator[Pie
     for piece in (piece for source in sources for piece in source.pieces()):
         if deduplicate and isinstance(piece, Document):
             if (digest := short_hash(piece.sha256)) in seen:
-                detail = f"the same text as an earlier document, sha256 {piece.sha256}"
-                yield RejectedRow(
-                    source=piece.source, offset_bytes=piece.offset_bytes, kind=RejectionKind.DUPLICATE, detail=detail
-                )
+                where, kind, detail = piece.offset_bytes, RejectionKind.DUPLICATE, DUPLICATE_DETAIL + piece.sha256
+                yield RejectedRow(source=piece.source, offset_bytes=where, kind=kind, detail=detail)
                 continue
             seen.add(digest)
         yield piece

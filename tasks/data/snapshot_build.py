@@ -9,7 +9,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import TypeAlias
 
@@ -27,7 +26,7 @@ from cairn.storage.stores.child_process import temporary_folder
 from cairn.storage.stores.codec import decode, encode
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.configuration.addresses import expand_home
-from cairn.tasks.data import document, snapshot_lookup, snapshot_writer
+from cairn.tasks.data import document, snapshot_lookup, snapshot_writer, text_ranges
 from cairn.tasks.data.corpus import open_corpus
 from cairn.tasks.data.document import InvalidCorpus, Source, Survey, survey_corpus
 from cairn.tasks.data.encoding_process import EncodingProcess
@@ -37,12 +36,12 @@ from cairn.tasks.data.snapshot_writer import (
     FinishedParts,
     PartEncoder,
     assemble,
+    complete_parts,
     count_batches,
-    find_finished_parts,
     pieces_of,
     read_parts,
-    write_parts,
 )
+from cairn.tasks.data.text_ranges import TextRange
 
 _SURVEY = "survey.json"
 FAST_FROM_BYTES = 32 << 20
@@ -102,7 +101,7 @@ def build_snapshot(
         return replace(known, turned_off=build.turned_off)
     return_freed_memory()
     with build_folder(cache_dir, recipe_id(recipe)) as folder:
-        snapshot_id, manifest = publish_snapshot(store, folder / "snapshot", build.stage(folder))
+        snapshot_id, manifest = publish_snapshot(store, folder / "snapshot", build.stage(folder, store))
         made = SnapshotReference(
             snapshot_id=snapshot_id, manifest=manifest, unknown_bytes=build.unknown_bytes, turned_off=build.turned_off
         )
@@ -169,23 +168,12 @@ def repair_snapshot(
         raise SnapshotDamaged(f"{problem} the run has no text to build it from: {remedy}")
     try:
         with temporary_folder("cairn-snapshot-") as staging:
-            _Build(data, base_dir, ignore_progress).stage(staging)
+            _Build(data, base_dir, ignore_progress).stage(staging, store)
             for item in damaged:
                 data_snapshot.replace_object(store, snapshot_id, item, staging / "snapshot" / item.key)
     except (InvalidCorpus, InvalidInput, OSError) as error:
         raise SnapshotDamaged(f"{problem} its sources are not available: {error}") from error
     return tuple(dict.fromkeys([*dropped, *(item.key for item in damaged)]))
-
-
-def check_block_size(manifest: snapshot_manifest.SnapshotManifest, block_size: int, data: DataConfig) -> None:
-    """Raise InvalidCorpus if a split or a weighted source has no whole window of block_size + 1 tokens."""
-    name = min(snapshot_manifest.SPLITS, key=lambda split: manifest.split(split).tokens)
-    tokens = manifest.split(name).tokens
-    if block_size + 1 > tokens:
-        problem = f"model.block_size = {block_size}: the {name} split has {tokens} tokens"
-        rule = f"block_size is at most {tokens - 1}, one less than the tokens of each split"
-        raise InvalidCorpus(f"{problem}; rule: {rule}. Lower model.block_size or add text to data.sources")
-    snapshot_lookup.weighted_components(manifest, data, block_size)
 
 
 def given_tokenizer(data: DataConfig, base_dir: Path) -> Tokenizer | None:
@@ -206,6 +194,13 @@ def given_tokenizer(data: DataConfig, base_dir: Path) -> Tokenizer | None:
     return tokenizer
 
 
+def accelerate(tokenizer: Tokenizer, sources: Sequence[Source], size_bytes: int) -> bool:
+    """Whether the fast library encodes this much text until `slow_down`: where it has the same ids of these sources."""
+    is_fast = size_bytes >= FAST_FROM_BYTES and tokenizer.accelerate(document.sample_texts(sources), EncodingProcess)
+    return_freed_memory()
+    return is_fast
+
+
 class _Build:
     """One build: the sources that were checked, the given tokenizer, and the stages that come then."""
 
@@ -218,18 +213,19 @@ class _Build:
         # The size of the text is not known before a survey; the files' size stands for it.
         self._stored_bytes = sum(source.bytes for source in self.sources)
 
-    def stage(self, folder: Path) -> snapshot_manifest.SnapshotManifest:
+    def stage(self, folder: Path, store: ObjectStore) -> snapshot_manifest.SnapshotManifest:
         """Write every file of the snapshot into `folder/snapshot`, with the parts that an earlier build finished.
 
-        Where the fast library encodes with a given tokenizer, the text is read once: tokens come as soon as a survey.
+        With a given tokenizer that the fast library has the text is read once, and where parts are in the store never.
         """
         tokenizer, survey = self.tokenizer, None
+        ranges = text_ranges.find_ranges(store, self._data, self.sources, tokenizer)
+        left_bytes = sum(source.bytes for one in ranges if one.parts is None for source in one.sources)
         try:
-            if not (tokenizer and self._stored_bytes >= FAST_FROM_BYTES and self._accelerate(tokenizer)):
+            if not (tokenizer and (accelerate(tokenizer, self.sources, left_bytes) or left_bytes < self._stored_bytes)):
                 survey, tokenizer = self._survey(folder)
-                if survey.text_bytes >= FAST_FROM_BYTES:
-                    self._accelerate(tokenizer)
-            parts = self._tokenize(folder, survey, tokenizer)
+                accelerate(tokenizer, self.sources, survey.text_bytes)
+            batches = self._tokenize(folder, store, ranges, survey, tokenizer)
         finally:
             if tokenizer:
                 tokenizer.slow_down()
@@ -237,31 +233,35 @@ class _Build:
         target = folder / "snapshot"
         shutil.rmtree(target, ignore_errors=True)  # of a build that was killed meanwhile
         target.mkdir()
-        counted = self._count(BuildStage.WRITING, parts.text_bytes, read_parts(parts.paths))
-        return assemble(target, counted, self.sources, tokenizer, self._data.val_fraction)
+        return assemble(target, batches, self.sources, tokenizer, self._data.val_fraction)
 
-    def _accelerate(self, tokenizer: Tokenizer) -> bool:
-        is_fast = tokenizer.accelerate(document.sample_texts(self.sources), EncodingProcess)
-        return_freed_memory()
-        return is_fast
+    def _tokenize(
+        self, folder: Path, store: ObjectStore, ranges: Sequence[TextRange], survey: Survey | None, tokenizer: Tokenizer
+    ) -> Iterator[pa.RecordBatch]:
+        """Gather the parts of all ranges; returns their batches, which report their use. Raises InvalidCorpus."""
+        encoder, data = PartEncoder(tokenizer=tokenizer, val_fraction=self._data.val_fraction), self._data
+        total, before, paths = survey.text_bytes if survey else self._stored_bytes, 0, list[Path]()
 
-    def _tokenize(self, folder: Path, survey: Survey | None, tokenizer: Tokenizer) -> FinishedParts:
-        """Write the parts that an earlier build did not finish; returns all. Raises InvalidCorpus."""
-        encoder = PartEncoder(tokenizer=tokenizer, val_fraction=self._data.val_fraction)
-        done = find_finished_parts(folder, encoder.schema)
-        # All of the text is read again, to be hashed; only the rest after the finished parts is tokenized.
-        pieces = islice(document.read_corpus(self.sources, deduplicate=self._data.deduplicate), done.pieces, None)
-        encoded, total = encoder.encode(pieces), self._stored_bytes
-        if survey:
-            encoded, total = _refuse_early(encoded, done, survey.text_bytes, self._data), survey.text_bytes
-        counted = self._count(BuildStage.TOKENIZING, total, encoded, done.text_bytes, done.documents)
-        write_parts(folder, len(done.paths), counted, encoder.schema)
-        parts = find_finished_parts(folder, encoder.schema)
+        def watch(batches: Iterator[pa.RecordBatch], done: FinishedParts) -> Iterator[pa.RecordBatch]:
+            checked = _refuse_early(batches, done, survey.text_bytes, data) if survey else batches
+            return self._count(BuildStage.TOKENIZING, total, checked, before + done.text_bytes, done.documents)
+
+        for one in ranges:
+            place = folder / one.id
+            if not text_ranges.fetch_range(store, one, place, encoder.schema):
+                complete_parts(place, one.sources, encoder, deduplicate=data.deduplicate, watch=watch)
+            paths += sorted(place.glob("part-*.arrow"))
+            before += sum(source.bytes for source in one.sources)
+
+        def rows() -> Iterator[pa.RecordBatch]:
+            read = read_parts(paths, encoder.schema)
+            return text_ranges.without_duplicates(read) if data.deduplicate and len(ranges) > 1 else read
+
+        parts = count_batches(rows())
         if not survey:
-            found = document.survey_pieces(pieces_of(parts.paths), self.sources, self._data.val_fraction)
-            require_usable(found, self._data)
-        self.unknown_bytes = _require_known(parts, self._data)
-        return parts
+            require_usable(document.survey_pieces(pieces_of(rows()), self.sources, data.val_fraction), data)
+        self.unknown_bytes = _require_known(parts, data)
+        return self._count(BuildStage.WRITING, parts.text_bytes, rows())
 
     def _survey(self, folder: Path) -> tuple[Survey, Tokenizer]:
         """Return survey and tokenizer, of an earlier build if it finished both; raises InvalidCorpus."""

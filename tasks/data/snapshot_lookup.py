@@ -167,6 +167,17 @@ def weighted_components(manifest: SnapshotManifest, data: DataConfig, block_size
     return tuple(components)
 
 
+def check_block_size(manifest: SnapshotManifest, block_size: int, data: DataConfig) -> None:
+    """Raise InvalidCorpus if a split or a weighted source has no whole window of block_size + 1 tokens."""
+    name = min(SPLITS, key=lambda split: manifest.split(split).tokens)
+    tokens = manifest.split(name).tokens
+    if block_size + 1 > tokens:
+        problem = f"model.block_size = {block_size}: the {name} split has {tokens} tokens"
+        rule = f"block_size is at most {tokens - 1}, one less than the tokens of each split"
+        raise InvalidCorpus(f"{problem}; rule: {rule}. Lower model.block_size or add text to data.sources")
+    weighted_components(manifest, data, block_size)
+
+
 def order_samples(
     manifest: SnapshotManifest,
     data: DataConfig,

@@ -5,13 +5,14 @@ A later build uses the parts that a killed one finished; memory is bounded.
 
 import os
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, fields
 from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
@@ -25,7 +26,7 @@ from cairn.storage.snapshots import snapshot_manifest, token_shard
 from cairn.storage.snapshots.data_snapshot import DOCUMENTS, REJECTED, TOKENIZER
 from cairn.storage.snapshots.snapshot_manifest import SPLITS, DocumentRow, RejectedRow, SnapshotManifest, SplitName
 from cairn.storage.stores.local_store import fsync_path
-from cairn.tasks.data.document import Document, InvalidCorpus, Piece, Source
+from cairn.tasks.data.document import Document, InvalidCorpus, Piece, Source, read_corpus
 
 _COLUMNS = [field.name for field in fields(DocumentRow)]
 _REJECTED_COLUMNS = [field.name for field in fields(RejectedRow)]
@@ -50,18 +51,32 @@ class FinishedParts:
     first_unknown: str = ""
 
 
+Watch: TypeAlias = Callable[[Iterator[pa.RecordBatch], FinishedParts], Iterator[pa.RecordBatch]]
+
+
 def find_finished_parts(folder: Path, schema: pa.Schema) -> FinishedParts:
     """Return the parts in `folder`; deletes a part that is unreadable, or another version's, and those after it."""
     paths: list[Path] = []
     with suppress(pa.ArrowException):
-        while (path := _part(folder, len(paths))).is_file():
+        while (path := part_path(folder, len(paths))).is_file():
             with pa.OSFile(str(path)) as file, pa.ipc.open_file(file) as part:
                 if part.schema != schema:
                     break
                 paths.append(path)
     for path in set(folder.glob("part-*.arrow")) - set(paths):
         path.unlink()
-    return count_batches(read_parts(paths), tuple(paths))
+    return count_batches(read_parts(paths, schema), tuple(paths))
+
+
+def complete_parts(
+    folder: Path, sources: Sequence[Source], encoder: "PartEncoder", *, deduplicate: bool, watch: Watch | None = None
+) -> None:
+    """Write the parts of sources that an earlier process did not finish; `watch` gets the batches and what is done."""
+    folder.mkdir(exist_ok=True)
+    done = find_finished_parts(folder, encoder.schema)
+    # All of the text is read again, to be hashed; only the rest after the finished parts is tokenized.
+    batches = encoder.encode(islice(read_corpus(sources, deduplicate=deduplicate), done.pieces, None))
+    write_parts(folder, len(done.paths), watch(batches, done) if watch else batches, encoder.schema)
 
 
 def count_batches(batches: Iterable[pa.RecordBatch], paths: tuple[Path, ...] = ()) -> FinishedParts:
@@ -77,17 +92,15 @@ def count_batches(batches: Iterable[pa.RecordBatch], paths: tuple[Path, ...] = (
     return FinishedParts(paths=paths, first_unknown=first_unknown, **counts)
 
 
-def read_parts(paths: Iterable[Path]) -> Iterator[pa.RecordBatch]:
+def read_parts(paths: Iterable[Path], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Yield the batches of parts in order, one at a time in memory."""
     for path in paths:
-        with pa.OSFile(str(path)) as file, pa.ipc.open_file(file) as reader:
-            for number in range(reader.num_record_batches):
-                yield reader.get_batch(number)
+        yield from token_shard.read_batches(path, schema, where=str(path))
 
 
-def pieces_of(paths: Iterable[Path]) -> Iterator[Piece]:
-    """Yield the pieces that parts were made of, without their text."""
-    for batch in read_parts(paths):
+def pieces_of(batches: Iterable[pa.RecordBatch]) -> Iterator[Piece]:
+    """Yield the pieces that the batches of parts were made of, without their text."""
+    for batch in batches:
         rows = zip(*(batch.column(name).to_pylist() for name in _PIECE_COLUMNS), strict=True)
         for source, offset, kind, detail, size, split, digest, ends in rows:
             if kind is not None:
@@ -168,18 +181,19 @@ def write_parts(folder: Path, first: int, batches: Iterator[pa.RecordBatch], sch
     """Write the batches as parts from number `first` on."""
     number, batch = first, next(batches, None)
     while batch is not None:
-        size_bytes, unfinished = 0, _part(folder, number).with_suffix(".unfinished")
+        size_bytes, unfinished = 0, part_path(folder, number).with_suffix(".unfinished")
         with pa.OSFile(str(unfinished), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
             while batch is not None and size_bytes < PART_BYTES:
                 writer.write_batch(batch)
                 size_bytes += compute.sum(batch.column("bytes")).as_py()
                 batch = next(batches, None)
         fsync_path(unfinished)
-        os.replace(unfinished, _part(folder, number))
+        os.replace(unfinished, part_path(folder, number))
         number += 1
 
 
-def _part(folder: Path, number: int) -> Path:
+def part_path(folder: Path, number: int) -> Path:
+    """Return the path of a part."""
     return folder / f"part-{number:06d}.arrow"
 
 

@@ -80,7 +80,8 @@ def test_telemetry_is_off(up: StartedUp) -> None:
 def test_all_deployments_are_there_and_the_schedules_are_on(up: StartedUp) -> None:
     found = up.ask("api/deployments/filter", {})
     assert {item["name"] for item in found} == {
-        *("train-gpt", "train-set", "watch-runs", "after-crash", "sweep-checkpoints", "evaluate-promoted")
+        *("train-gpt", "train-set", "watch-runs", "after-crash", "sweep-checkpoints", "evaluate-promoted"),
+        "tokenize-part",
     }
     scheduled = {item["name"] for item in found if any(schedule["active"] for schedule in item["schedules"])}
     assert scheduled == {"watch-runs", "sweep-checkpoints"}
@@ -208,6 +209,7 @@ def test_the_same_server_takes_the_kubernetes_pool_and_its_deployments(up: Start
         "gpu-after-crash",
         "gpu-sweep-checkpoints",
         "gpu-evaluate-promoted",
+        "gpu-tokenize-part",
     ):
         up.prefect("deployment", "delete", f"{name.removeprefix('gpu-')}/{name}")
 

@@ -54,6 +54,7 @@ def test_the_deployments_name_their_flows_by_dotted_path(root: Path) -> None:
     assert re.findall(r"entrypoint: (\S+)", text) == [
         "cairn.flows.train_gpt.train_gpt",
         "cairn.flows.train_set.train_set",
+        "cairn.flows.tokenize_part.tokenize_part",
         "cairn.flows.watch_runs.watch_runs",
         "cairn.flows.watch_runs.watch_runs",
         "cairn.flows.sweep_checkpoints.sweep_checkpoints",

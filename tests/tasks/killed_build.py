@@ -21,7 +21,7 @@ def main() -> None:
     folder, part = Path(sys.argv[1]), int(sys.argv[2])
 
     def watch(progress: BuildProgress) -> None:
-        parts = len(list((folder / "cache").glob("snapshots-in-work/*/part-*.arrow")))
+        parts = len(list((folder / "cache").glob("snapshots-in-work/*/*/part-*.arrow")))
         if (progress.stage is BuildStage.TOKENIZING and parts >= part) or progress.stage is BuildStage.WRITING:
             print(*(path.read_text() for path in Path("/proc/self/task").glob("*/children")), flush=True)
             os.kill(os.getpid(), signal.SIGKILL)

@@ -15,41 +15,15 @@ from cairn.storage.stores.local_store import LocalStore
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.data.document import InvalidCorpus
 from cairn.tasks.data.foreign_tokenizer import parse_tokenizer
-from cairn.tasks.data.snapshot_build import build_snapshot, check_block_size
-from cairn.tasks.data.snapshot_lookup import SnapshotReference
-from tests.memory_store import MemoryStore
+from cairn.tasks.data.snapshot_build import build_snapshot
+from cairn.tasks.data.snapshot_lookup import SnapshotReference, check_block_size
+from tests.memory_store import CrashingStore, MemoryStore
 from tests.tasks.corpus_files import build_in_shards, shaped
 from tests.text.shakespeare import TINY_SHAKESPEARE
 
 PARAGRAPHS = [f"Paragraph {number} speaks of stone {number * number % 97} on the long way up." for number in range(60)]
 BYTES = DataConfig(sources=("a.jsonl",), tokenizer="bytes")
 BPE = DataConfig(sources=("a.jsonl",), tokenizer="bpe:300")
-
-
-class CrashingStore:
-    """A store whose k-th write never happens: the process is gone."""
-
-    def __init__(self, inner: ObjectStore, crash_at: int) -> None:
-        self.inner, self.left, self.url = inner, crash_at, inner.url
-        self.read, self.keys, self.first, self.size = inner.read, inner.keys, inner.first, inner.size
-        self.delete, self.local_path = inner.delete, inner.local_path
-
-    def _count(self) -> None:
-        self.left -= 1
-        if self.left < 0:
-            raise StorageError("crashed")
-
-    def create(self, key: str, data: bytes) -> bool:
-        self._count()
-        return self.inner.create(key, data)
-
-    def write(self, key: str, data: bytes) -> None:
-        self._count()
-        self.inner.write(key, data)
-
-    def write_stream(self, key: str, chunks: Iterable[bytes | memoryview]) -> int:
-        self._count()
-        return self.inner.write_stream(key, chunks)
 
 
 @pytest.fixture

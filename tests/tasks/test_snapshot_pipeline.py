@@ -168,7 +168,7 @@ def test_a_killed_build_goes_on_from_its_parts_to_the_same_bytes(
     command = [sys.executable, killed_build.__file__, str(corpus), str(part), json.dumps(data.model_dump(mode="json"))]
     killed = subprocess.run(command, env={"PYTHONPATH": str(ROOT)}, check=False)
     assert killed.returncode == -signal.SIGKILL
-    parts = len(list((corpus / "cache").glob("snapshots-in-work/*/part-*.arrow")))
+    parts = len(list((corpus / "cache").glob("snapshots-in-work/*/*/part-*.arrow")))
     assert parts >= 1
     if part == 10**6:
         monkeypatch.delattr(Tokenizer, "encode_flat")  # nothing is left to encode but an empty end
@@ -258,7 +258,7 @@ def test_a_part_that_cannot_be_read_is_made_again_with_all_after_it(
 
     with pytest.raises(KeyboardInterrupt):
         build_in_shards(4096, MemoryStore(), DATA, corpus, cache_dir=corpus, on_progress=give_up)
-    parts = sorted(corpus.glob("snapshots-in-work/*/part-*.arrow"))
+    parts = sorted(corpus.glob("snapshots-in-work/*/*/part-*.arrow"))
     assert len(parts) > 5
     parts[3].write_bytes(parts[3].read_bytes()[:100])
     again = build_in_shards(4096, MemoryStore(), DATA, corpus, cache_dir=corpus)

@@ -16,8 +16,8 @@ from cairn.storage.stores.codec import encode, sha256
 from cairn.tasks.data.corpus import open_corpus
 from cairn.tasks.data.document import InvalidCorpus
 from cairn.tasks.data.foreign_tokenizer import parse_tokenizer
-from cairn.tasks.data.snapshot_build import build_snapshot, check_block_size
-from cairn.tasks.data.snapshot_lookup import SnapshotReference, weighted_components
+from cairn.tasks.data.snapshot_build import build_snapshot
+from cairn.tasks.data.snapshot_lookup import SnapshotReference, check_block_size, weighted_components
 from tests.memory_store import MemoryStore
 from tests.tasks import killed_build
 from tests.tasks.corpus_files import build_in_shards, shaped
@@ -166,7 +166,7 @@ def test_a_killed_build_goes_on_from_its_parts_to_the_same_groups(corpus: Path, 
     whole = build_in_shards(4096, MemoryStore(), data, corpus)
     command = [sys.executable, killed_build.__file__, str(corpus), str(part), data.model_dump_json()]
     assert subprocess.run(command, env={"PYTHONPATH": str(ROOT)}, check=False).returncode == -signal.SIGKILL
-    assert list((corpus / "cache").glob("snapshots-in-work/*/part-*.arrow"))
+    assert list((corpus / "cache").glob("snapshots-in-work/*/*/part-*.arrow"))
     again = build_in_shards(4096, MemoryStore(), data, corpus, cache_dir=corpus / "cache")
     assert (again.snapshot_id, again.manifest) == (whole.snapshot_id, whole.manifest)
 
