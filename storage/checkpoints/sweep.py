@@ -112,8 +112,8 @@ class _Sweep:
     def run(self) -> SweepReport:
         folders = self._store.folders(self._folder)  # before the log: a commit after it is no orphan
         # The index of runs and the data are everybody's: what was killed there, any sweep discards.
-        folders_of_all = (self._log.prefix, run_index.INDEX_FOLDER, "data")
-        unfinished = [write for folder in folders_of_all for write in self._store.unfinished(folder)]
+        places = (self._log.prefix, run_index.INDEX_FOLDER, "data")
+        unfinished = [write for place in places for write in self._store.unfinished(place)]
         self._state = self._log.refresh()
         if not self._dry_run:
             log_entry.refuse_old_writer(self._state.closed_to_writers(), f"run {self._log.run_id}")

@@ -248,7 +248,7 @@ class _Build:
 
         for one in ranges:
             place = folder / one.id
-            if not text_ranges.fetch_range(store, one, place, encoder.schema):
+            if one.parts is None or not text_ranges.fetch_range(store, one, place, encoder.schema):
                 complete_parts(place, one.sources, encoder, deduplicate=data.deduplicate, watch=watch)
             paths += sorted(place.glob("part-*.arrow"))
             before += sum(source.bytes for source in one.sources)

@@ -73,13 +73,11 @@ def find_ranges(
 
 def fetch_range(store: object_store.ObjectStore, one: TextRange, folder: Path, schema: pa.Schema) -> bool:
     """Copy the parts of a range into a new folder; returns False after those that are sound if one is not."""
-    if one.parts is None:
-        return False
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     copy = folder / "part.copy"
     try:
-        for number, part in enumerate(one.parts):
+        for number, part in enumerate(one.parts or ()):
             object_store.save_verified(store, part, copy)
             deque(token_shard.read_batches(copy, schema, where=part.key), maxlen=0)
             copy.replace(snapshot_writer.part_path(folder, number))

@@ -88,7 +88,7 @@ TASK_MUTANTS = (
     mutant(
         "unknown-text-taken",
         "tasks/data/snapshot_build.py",
-        "        self.unknown_bytes = _require_known(parts, self._data)\n",
+        "        self.unknown_bytes = _require_known(parts, data)\n",
         "",
         "tests/tasks/test_unknown_text.py::test_text_of_which_most_is_unknown_is_refused_with_its_place[unigram]",
     ),
