@@ -105,7 +105,9 @@ class TokenFile:
 
 
 def _zero_stride(tokens: NDArray[Any], most: int) -> str:
-    """Return the stride of zeros, if nearly all tokens of one place in it are 0 and many of another are not."""
+    """Return the stride of zeros, if nearly all tokens of one place in it are 0 and many of another are not, or all."""
+    if len(tokens) >= 4 and (tokens[:_PEEK_TOKENS] == 0).mean() >= 0.99:
+        return "single"
     for stride, name in islice(enumerate(("second", "third", "fourth"), 2), most - 1):
         rows = tokens[: min(len(tokens), _PEEK_TOKENS) // stride * stride].reshape(-1, stride)
         zeros = (rows == 0).mean(axis=0) if len(rows) >= 4 else np.zeros(1)

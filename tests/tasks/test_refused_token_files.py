@@ -170,6 +170,13 @@ def test_zeros_in_equal_distances_are_refused_unless_0_ends_documents(tmp_path: 
     inspect_token_file(tmp_path / "x.bin").require_ids(50_257, 0)
 
 
+@pytest.mark.parametrize("dtype", ["uint16", "uint32"])
+def test_ids_that_are_all_zero_are_refused(tmp_path: Path, dtype: str) -> None:
+    (tmp_path / "x.bin").write_bytes(np.zeros(5000, dtype).tobytes())
+    with pytest.raises(InvalidCorpus, match="every single id is 0"):
+        inspect_token_file(tmp_path / "x.bin").require_ids(50_257, 0)
+
+
 @pytest.mark.parametrize("vocab_size", [65_537, 128_256])
 @pytest.mark.parametrize(
     ("content", "remedy"),
