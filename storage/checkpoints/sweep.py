@@ -111,9 +111,8 @@ class _Sweep:
 
     def run(self) -> SweepReport:
         folders = self._store.folders(self._folder)  # before the log: a commit after it is no orphan
-        # The index of runs and the data are everybody's: what was killed there, any sweep discards.
-        places = (self._log.prefix, run_index.INDEX_FOLDER, "data")
-        unfinished = [write for place in places for write in self._store.unfinished(place)]
+        # The index of runs is everybody's: what a killed watcher left there, any sweep discards.
+        unfinished = [*self._store.unfinished(self._log.prefix), *self._store.unfinished(run_index.INDEX_FOLDER)]
         self._state = self._log.refresh()
         if not self._dry_run:
             log_entry.refuse_old_writer(self._state.closed_to_writers(), f"run {self._log.run_id}")

@@ -195,7 +195,10 @@ def has_parts(store: ObjectStore, parts_id: str) -> bool:
 
 
 def sweep_parts(store: ObjectStore) -> None:
-    """Delete the parts that are two weeks old, their lists first."""
+    """Delete the parts that are two weeks old, their lists first, and what killed uploads of data left."""
+    for write in store.unfinished("data"):
+        if write.age_seconds > _ABANDONED_SECONDS:
+            store.discard(write)
     for folder in store.folders(_PARTS):
         if (key := store.first(folder)) and (store.age_seconds(key) or 0.0) > _ABANDONED_SECONDS:
             store.delete(f"{folder}/parts.json")

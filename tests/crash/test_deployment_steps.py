@@ -84,7 +84,7 @@ def test_a_successor_has_name_tags_and_job_variables_of_its_run(
     name_successor(PREEMPTED, log, print)
     (successor,) = successors(client, flow_run)
     assert successor.name == f"{log.run_id}, attempt 2"
-    assert (successor.tags, successor.job_variables) == (["mine", f"run:{log.run_id}"], {"spot": True})
+    assert (sorted(successor.tags), successor.job_variables) == (["mine", f"run:{log.run_id}"], {"spot": True})
     assert successor.parameters == {"config": "", "run_id": log.run_id, "store": log.store.url}
 
 

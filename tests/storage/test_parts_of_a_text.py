@@ -1,6 +1,7 @@
 """Parts of a text in the store: swept when nobody takes them, and never trusted."""
 
 import os
+import time
 from pathlib import Path
 
 import pyarrow as pa
@@ -82,3 +83,14 @@ def test_a_sweep_deletes_parts_after_two_weeks(store: LocalStore) -> None:
 
 def test_a_store_without_parts_has_nothing_to_sweep(tmp_path: Path) -> None:
     data_snapshot.sweep_parts(LocalStore(tmp_path / "empty"))
+
+
+@pytest.mark.parametrize(("days", "left"), [(13, 1), (15, 0)])
+def test_a_sweep_discards_what_a_killed_upload_left_two_weeks_ago(store: LocalStore, days: float, left: int) -> None:
+    path = store.local_path(store.keys(f"data/parts/{IDS[0]}")[0])
+    assert path is not None
+    killed = Path(path).with_name(f".{Path(path).name}.{'0' * 8}")
+    killed.write_bytes(b"half")
+    os.utime(killed, (time.time() - days * DAYS,) * 2)
+    data_snapshot.sweep_parts(store)
+    assert len(store.unfinished("data")) == left
