@@ -124,6 +124,13 @@ def _notice_without_grace(environment: Environment) -> int:
     return 0
 
 
+def _group_of(pid: int) -> int:
+    """The process group, which a launcher leads and its ranks belong to; 0 for a process that is gone."""
+    with suppress(ProcessLookupError):
+        return os.getpgid(pid)
+    return 0
+
+
 def _zombie(environment: Environment) -> int:
     asleep = environment.processes.send_signal(signal.SIGSTOP, *WORKERS)
     if not asleep:
@@ -135,7 +142,8 @@ def _zombie(environment: Environment) -> int:
         if environment.started[-1].process.poll() not in (None, 0):
             environment.train()  # the notice of a zombie's live process, a lost race: again, as a person would
         time.sleep(0.05)
-    successors = [actor for actor in environment.processes.of(Role.TRAINER) if actor.pid not in asleep]
+    groups = {_group_of(pid) for pid in asleep}  # a rank that started just before is a zombie's too
+    successors = [actor for actor in environment.processes.of(Role.TRAINER) if _group_of(actor.pid) not in groups]
     for actor in successors:  # it is so quick that it would be at the end before the next fault
         actor.signal(signal.SIGSTOP)
     for pid in asleep:
