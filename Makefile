@@ -102,7 +102,7 @@ bench: bench-data bench-loader bench-step bench-sum bench-checkpoint bench-store
 bench-data: $(DEVELOPER)  ## text to snapshot beside the tokenizer library alone, and its peak memory; ARGS= adds options
 	@PYTHONPATH=. $(BIN)/python tests/benchmarks/bench_tokenize.py $(ARGS)
 
-gpu-check: $(DEVELOPER)  ## all that only a GPU can show, in 25 minutes; ARGS="--nanogpt DIR", "--only a,b", "--device cpu --tiny" tries the program
+gpu-check: $(DEVELOPER)  ## all that only a GPU can show, in 40 minutes; ARGS="--nanogpt DIR", "--only b" (a part, under 10 minutes), "--device cpu --tiny" tries the program
 	@$(BIN)/python -m tests.gpu.check --output $(or $(OUTPUT),gpu-check) $(ARGS)
 
 gpu-wheels: $(DEVELOPER)  ## what a machine with PyTorch and no network lacks for it, as wheels in .gpu/wheels

@@ -13,13 +13,23 @@ TITLES = {
     "c": "Speed",
     "d": "Checkpoints",
     "e": "A whole run",
+    "f": "Speed of larger networks",
 }
-PART_SECONDS = {"a": 330.0, "b": 240.0, "c": 540.0, "d": 210.0, "e": 240.0}
-"""Together 26 minutes; what is left of one is free for the next, and what is left at the end is cut off there."""
 TINY_PATIENCE = 4.0
 """Times as long for the program itself, which may run on a machine that has other work."""
-SPEED_BATCHES = {"gpt2": ("32,64,128", 75.0), "gpt2-medium": ("32,64", 75.0), "gpt2-xl": ("8,16,32", 110.0)}
-"""Windows in a step, more from turn to turn, until the memory is too small; and the seconds for all of them."""
+SPEED_BATCHES = {"gpt2": "32,64,128", "gpt2-medium": "32,64", "gpt2-xl": "8,16,32"}
+"""Windows in a step, more from turn to turn, until memory or time is too small."""
+TURNS = {
+    "c": (
+        ("gpt2", "fused", 70), ("gpt2", "nanogpt", 70), ("gpt2", "fused-compiled", 85),
+        ("gpt2", "nanogpt-compiled", 100), ("gpt2", "stock-compiled", 85), ("gpt2", "fused-compiled-any-order", 85),
+    ),
+    "f": (
+        ("gpt2-medium", "fused", 50), ("gpt2-medium", "fused-compiled", 75), ("gpt2-medium", "nanogpt-compiled", 80),
+        ("gpt2-xl", "fused", 90), ("gpt2-xl", "fused-compiled", 110), ("gpt2-xl", "nanogpt-compiled", 130),
+    ),
+}  # fmt: skip
+"""Recipe, contender and seconds, shorter ones first, so that a time-out takes as little as possible."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,7 +44,8 @@ class Wanted:
 def plan(wanted: Wanted, parts: str) -> Iterator[Step]:
     """Return the steps of these parts, in their order."""
     steps = {
-        "a": _tests(wanted), "b": _bits(wanted), "c": _speed(wanted), "d": _checkpoints(wanted), "e": _runs(wanted)
+        "a": _tests(wanted), "b": _bits(wanted), "c": _speed(wanted, "c"), "d": _checkpoints(wanted),
+        "e": _runs(wanted), "f": _speed(wanted, "f"),
     }  # fmt: skip
     for part in parts:
         for step in steps[part]:
@@ -50,59 +61,41 @@ def _tests(wanted: Wanted) -> list[Step]:
     return [
         _step("a", "machine", 60, "tests.gpu.machine", "--device", wanted.device),
         Step(part="a", name="tests", words=_python(*words, *files), seconds=180, environment=chosen),
-        Step(part="a", name="memory", words=_python(*words, *memory), seconds=150, environment=chosen),
-        _step("a", "out of memory", 120, "tests.gpu.whole_run", "out-of-memory", *_device(wanted)),
+        Step(part="a", name="memory", words=_python(*words, *memory), seconds=140, environment=chosen),
+        _step("a", "out of memory", 100, "tests.gpu.whole_run", "out-of-memory", *_device(wanted)),
     ]
 
 
 def _bits(wanted: Wanted) -> list[Step]:
     return [
-        _step("b", "every mode", 180, "tests.gpu.bits", *_device(wanted)),
+        _step("b", "every mode", 480, "tests.gpu.bits", *_device(wanted)),
         _step("b", "one and two processes", 90, "tests.gpu.two_processes", *_device(wanted)),
     ]
 
 
-def _speed(wanted: Wanted) -> list[Step]:
-    """Order: what the targets speak of first, so that a time-out takes what matters least."""
-    if wanted.tiny:
-        return [_turn(wanted, "tiny", name, "2,4", 100) for name in ("fused", *_peers(wanted, "nanogpt"))]
-    first = ("fused-compiled", *_peers(wanted, "nanogpt-compiled"), "fused")
-    rest = [("gpt2", name) for name in (*_peers(wanted, "nanogpt"), "stock-compiled", "fused-compiled-any-order")]
-    order = [(recipe, name) for recipe in ("gpt2", "gpt2-xl", "gpt2-medium") for name in first] + rest
-    return [_turn(wanted, recipe, name, *SPEED_BATCHES[recipe]) for recipe, name in order]
+def _speed(wanted: Wanted, part: str) -> list[Step]:
+    turns = [turn for turn in TURNS[part] if not turn[1].startswith("nanogpt") or wanted.nanogpt]
+    if wanted.tiny:  # the same program for any network
+        turns = [("tiny", name, 100) for _, name, _ in turns if name in ("fused", "nanogpt")]
+    return [_turn(wanted, part, *turn) for turn in turns]
 
 
-def _turn(wanted: Wanted, recipe: str, name: str, batches: str, seconds: float) -> Step:
-    said = ["--recipe", recipe, "--contender", name, "--batches", batches, *_device(wanted)]
-    said += ["--nanogpt", str(wanted.nanogpt)] if name in _peers(wanted, name) else []
-    return _step("c", f"{recipe}, {name}", seconds, "tests.gpu.speed", *said)
-
-
-def _peers(wanted: Wanted, *names: str) -> tuple[str, ...]:
-    return tuple(name for name in names if wanted.nanogpt and name.startswith("nanogpt"))
+def _turn(wanted: Wanted, part: str, recipe: str, name: str, seconds: float) -> Step:
+    said = ["--recipe", recipe, "--contender", name, "--batches", SPEED_BATCHES.get(recipe, "2,4"), *_device(wanted)]
+    said += ["--nanogpt", str(wanted.nanogpt)] if name.startswith("nanogpt") else []
+    return replace(_step(part, f"{recipe}, {name}", seconds, "tests.gpu.speed", *said), measures=True)
 
 
 def _checkpoints(wanted: Wanted) -> list[Step]:
-    sizes = ("1M",) if wanted.tiny else ("124M", "1558M")
-    rounds = {"1558M": "1"}
+    sizes = (("1M", "3", 90),) if wanted.tiny else (("124M", "3", 80), ("1558M", "1", 140))
     return [
-        _step(
-            "d",
-            size,
-            120,
-            "tests.gpu.checkpoint",
-            "--parameters",
-            size,
-            "--rounds",
-            rounds.get(size, "3"),
-            *_device(wanted),
-        )
-        for size in sizes
+        _step("d", size, seconds, "tests.gpu.checkpoint", "--parameters", size, "--rounds", rounds, *_device(wanted))
+        for size, rounds, seconds in sizes
     ]
 
 
 def _runs(wanted: Wanted) -> list[Step]:
-    return [_step("e", "killed once", 230, "tests.gpu.whole_run", "killed-once", *_device(wanted))]
+    return [_step("e", "killed once", 200, "tests.gpu.whole_run", "killed-once", *_device(wanted))]
 
 
 def _device(wanted: Wanted) -> list[str]:

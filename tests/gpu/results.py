@@ -9,12 +9,12 @@ from pathlib import Path
 
 from tests.gpu.rows import Figure, Row
 
-DONE = "done"
+DONE, NOT_BEGUN, CUT_OFF = "done", "not begun: its time is over", "cut off at its limit"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """How a step ended (`DONE`, or what happened instead), after how long, and what it had said by then."""
+    """How a step ended, after how long, and what it had said by then: DONE, NOT_BEGUN, CUT_OFF, or what failed."""
 
     part: str
     step: str
@@ -24,8 +24,15 @@ class Outcome:
 
 
 def is_good(outcomes: Sequence[Outcome]) -> bool:
-    """Whether every step came to its end and nothing that must hold failed."""
-    return all(outcome.ended == DONE and _failed(outcome) == 0 for outcome in outcomes)
+    """Whether no step failed and nothing that must hold did; a measurement may be cut off behind its first figures."""
+    return all(_is_sound(outcome) and _failed(outcome) == 0 for outcome in outcomes)
+
+
+def read_results(folder: Path) -> list[Outcome]:
+    """Return what earlier commands have left in this folder."""
+    path = folder / "gpu-check.json"
+    said = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    return [Outcome(**{**one, "rows": tuple(Row(**row) for row in one["rows"])}) for one in said]
 
 
 def write_results(folder: Path, outcomes: Sequence[Outcome], titles: Mapping[str, str]) -> None:
@@ -50,6 +57,10 @@ def summary(outcome: Outcome) -> str:
     failed, passed = _failed(outcome), sum(row.passed is True for row in outcome.rows)
     verdict = f", {passed} as they must be, **{failed} not**" if failed else f", {passed} as they must be"
     return f"{outcome.step}: {outcome.ended} after {outcome.seconds:.0f} s, {len(outcome.rows)} rows{verdict}"
+
+
+def _is_sound(outcome: Outcome) -> bool:
+    return outcome.ended in (DONE, NOT_BEGUN) or (outcome.ended == CUT_OFF and bool(outcome.rows))
 
 
 def _failed(outcome: Outcome) -> int:

@@ -1,10 +1,13 @@
 """What a step of the GPU check says while it works: a line of JSON a row, so that a killed step leaves its rows."""
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
 Figure = str | float | int | bool | None
+STEP_SECONDS = "GPU_CHECK_STEP_SECONDS"
+"""The variable that tells a step its time limit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,6 +22,11 @@ class Row:
 def say(name: str, /, *, passed: bool | None = None, **figures: Figure) -> None:
     """Print a row for the parent, now."""
     print(json.dumps(asdict(Row(name=name, passed=passed, figures=figures))), flush=True)
+
+
+def time_limit() -> float:
+    """Return the seconds that this step may take, endless by itself."""
+    return float(os.environ.get(STEP_SECONDS, "inf"))
 
 
 def heard(line: str) -> Row | None:

@@ -1,4 +1,4 @@
-"""How fast a contender trains: a row for each batch size, larger and larger ones until the memory is too small.
+"""How fast a contender trains: a row for each batch size, larger and larger ones until memory or time is too small.
 
 Tokens a second, utilization against the measured peak of large products and against the data sheet, peak memory, and
 where the device's time goes, from a profile of some steps of their own.
@@ -21,7 +21,7 @@ from cairn.model.estimates.utilization import (
     read_memory_bytes,
 )
 from cairn.model.training.determinism import resolve_device
-from tests.gpu.rows import say
+from tests.gpu.rows import say, time_limit
 from tests.gpu.training import (
     CONTENDERS,
     NANOGPT,
@@ -34,6 +34,8 @@ from tests.gpu.training import (
 )
 
 WARM_STEPS, PROFILED_STEPS = 5, 3
+STARTING_SECONDS, LONGER = 12.0, 1.8
+"""Of the process before its first line here; times as long for twice the batch, compiled anew in the same time."""
 PHASES = {
     "attention": ("flash", "fmha", "attention", "sdpa"),
     "optimizer": ("adam", "multi_tensor", "foreach"),
@@ -59,8 +61,13 @@ def main() -> None:
     given = parser.parse_args()
     if given.tiny:
         given.steps = 2
+    begun, last = time.monotonic(), 0.0
     peak = measure_peak_flops(resolve_device(given.device), "bf16")
     for batch in map(int, given.batches.split(",")):
+        turn_begun = time.monotonic()
+        if not has_time(turn_begun - begun, last, time_limit()):
+            say(f"batch {batch}", said="not begun: its time is over")
+            return
         task = Task(
             contender=given.contender, recipe=given.recipe, device=given.device, batch=batch, nanogpt=given.nanogpt
         )
@@ -70,6 +77,12 @@ def main() -> None:
             say(f"batch {batch}", passed=None, said=f"out of memory: {str(error)[:100]}")
             return
         _forget(resolve_device(given.device))
+        last = time.monotonic() - turn_begun
+
+
+def has_time(spent: float, last: float, limit: float) -> bool:
+    """Whether a batch size begun after `spent` seconds ends in time, where the last one, half of it, took `last`."""
+    return spent + STARTING_SECONDS + LONGER * last <= limit
 
 
 def take_turn(task: Task, segments: int, steps: int, peak: float) -> None:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from tests.gpu.results import DONE, Outcome
-from tests.gpu.rows import Row, heard
+from tests.gpu.results import CUT_OFF, DONE, Outcome
+from tests.gpu.rows import STEP_SECONDS, Row, heard
 
 ROOT = Path(__file__).parents[2]
 _LAST_WORDS = 160
@@ -20,22 +20,32 @@ _LAST_WORDS = 160
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """A command, what it is called, and the seconds it may take; `environment` beside that of this process."""
+    """A command, what it is called, and the seconds it may take; `environment` beside that of this process.
+
+    A `measures` step judges nothing: at its limit it is cut off, and what it has found by then is kept.
+    """
 
     part: str
     name: str
     words: tuple[str, ...]
     seconds: float
     environment: Mapping[str, str] = field(default_factory=dict)
+    measures: bool = False
 
 
 def run_step(step: Step, *, seconds: float, log: IO[str]) -> Outcome:
     """Return what the step found before its end, or before it was killed; everything it said goes to `log`."""
-    begun, rows, last = time.monotonic(), list[Row](), list[str]()
+    begun, rows, last, limit = time.monotonic(), list[Row](), list[str](), {STEP_SECONDS: str(seconds)}
     child = subprocess.Popen(
         step.words,
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": _import_path(), "PYTHONUNBUFFERED": "1", **step.environment},
+        env={
+            **os.environ,
+            "PYTHONPATH": _import_path(),
+            "PYTHONUNBUFFERED": "1",
+            **step.environment,
+            **limit,
+        },
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -55,7 +65,7 @@ def run_step(step: Step, *, seconds: float, log: IO[str]) -> Outcome:
         child.wait()
     listener.join(5.0)
     if status is None:
-        ended = f"killed at its limit of {seconds:.0f} s"
+        ended = CUT_OFF if step.measures else f"killed at its limit of {seconds:.0f} s"
     else:
         ended = f"exit status {status}: {''.join(last)[:_LAST_WORDS]}" if status else DONE
     return Outcome(part=step.part, step=step.name, ended=ended, seconds=time.monotonic() - begun, rows=tuple(rows))

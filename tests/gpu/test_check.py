@@ -1,9 +1,11 @@
 """The GPU check tried without a GPU: its limits, what it writes, and, part by part, the whole program on a CPU."""
 
+import argparse
 import io
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,9 +14,9 @@ import torch
 
 from tests.gpu import bits, check, wheels
 from tests.gpu.plan import TITLES, Wanted, plan
-from tests.gpu.results import DONE, Outcome, is_good, markdown
+from tests.gpu.results import CUT_OFF, DONE, NOT_BEGUN, Outcome, is_good, markdown, read_results
 from tests.gpu.rows import Row, heard
-from tests.gpu.speed import phase_of
+from tests.gpu.speed import has_time, phase_of
 from tests.gpu.steps import Step, run_step
 from tests.gpu.training import Task, nanogpt_training
 
@@ -83,10 +85,136 @@ def test_what_there_is_no_time_for_is_not_begun_and_says_so(tmp_path: Path) -> N
     assert "not begun: its time is over" in (tmp_path / "gpu-check.md").read_text()
 
 
-def test_a_part_takes_no_time_of_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check, "PART_SECONDS", {"a": 0.0, "b": 60.0})
-    first, second = run(tmp_path, step("true"), step("true", part="b"))
-    assert first.ended != DONE and second.ended == DONE
+def test_what_was_not_begun_is_no_failure() -> None:
+    assert is_good([outcome(ended=NOT_BEGUN)])
+
+
+def test_a_measurement_is_cut_off_and_keeps_its_figures_but_not_without_one() -> None:
+    measuring = Step(
+        part="c", name="one", words=("sh", "-c", f"echo '{ROW}'; sleep 60 & wait"), seconds=1, measures=True
+    )
+    cut = run_step(measuring, seconds=1.0, log=io.StringIO())
+    assert cut.ended == CUT_OFF and is_good([cut]) and not is_good([outcome(ended=CUT_OFF)])
+
+
+def test_a_step_knows_its_limit() -> None:
+    limited = run_step(step("exit $GPU_CHECK_STEP_SECONDS"), seconds=7, log=io.StringIO())
+    assert limited.ended.startswith("exit status 7")
+
+
+def test_a_command_for_one_part_keeps_what_another_found(tmp_path: Path) -> None:
+    run(tmp_path, step("exit 1"), step(f"echo '{ROW}'", part="b"))
+    run(tmp_path, step(f"echo '{ROW}'"))
+    assert [(one.part, one.ended) for one in read_results(tmp_path)] == [("a", DONE), ("b", DONE)]
+
+
+def test_every_part_is_under_ten_minutes_and_forty_leave_time_for_the_last() -> None:
+    parts = {part: sum(step.seconds for step in plan(Wanted(nanogpt=ROOT), part)) for part in TITLES}
+    assert max(parts.values()) < 580 and sum(parts.values()) - parts["f"] <= 2400 - 400
+    assert check.parser().parse_args(["--output", "."]).minutes == 40
+
+
+def test_shorter_turns_come_first() -> None:
+    for part in "cf":
+        seconds = [step.seconds for step in plan(Wanted(nanogpt=ROOT), part) if "any-order" not in step.name]
+        assert seconds[0] == min(seconds)
+
+
+@pytest.mark.parametrize(
+    ("spent", "last", "is_begun"), [(0, 0, True), (20, 10, True), (40, 12, False), (20, 30, False)]
+)
+def test_a_batch_size_is_begun_where_it_can_end(spent: float, last: float, is_begun: bool) -> None:
+    assert has_time(spent, last, 60) == is_begun
+
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("needed", "running", "free", "most", "may_run"),
+    [
+        (8, [], 79, 12, True),
+        (200, [], 79, 12, True),  # alone it may try
+        (8, [8] * 8, 79, 12, True),
+        (8, [8] * 9, 79, 12, False),  # an H100 is full
+        (8, [8] * 9, 139, 12, True),  # an H200 is not
+        (1, [1] * 12, 139, 12, False),  # but its cores are
+        (17, [17] * 3, 79, 12, True),
+        (17, [17] * 4, 79, 12, False),
+        (8, [17] * 4, 79, 12, True),  # a smaller one beside them is
+        (8, [17] * 4, 75, 12, False),
+        (1, [1], 0, 12, False),
+    ],
+)
+def test_processes_run_beside_each_other_as_far_as_memory_goes(
+    needed: int, running: list[int], free: int, most: int, may_run: bool
+) -> None:
+    sizes = [size * GIB for size in running]
+    assert bits.fits(needed * GIB, sizes, free_bytes=free * GIB, most=most) == may_run
+
+
+def test_a_process_waits_until_another_has_left_its_room() -> None:
+    room, came = bits.Room(free_bytes=10, most=2), threading.Event()
+
+    def enter() -> None:
+        with room.taken(6):
+            came.set()
+
+    with room.taken(6):
+        waiting = threading.Thread(target=enter)
+        waiting.start()
+        assert room.running == [6]
+    waiting.join(10)
+    assert came.is_set() and room.running == []
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", bits.OUT_OF_MEMORY),
+        ("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`", bits.OUT_OF_MEMORY),
+        ("CUDA out of memory\nValueError: no such mode", "failed: ValueError: no such mode"),
+        ("", "failed: exit status 3"),
+    ],
+)
+def test_want_of_memory_has_its_own_name(said: str, reason: str) -> None:
+    assert bits.reason_of(said, 3) == reason
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "passed"),
+    [
+        (["equal", "–"], True),
+        (["equal", bits.NO_TIME], None),
+        (["equal", "differs", bits.NO_TIME], False),
+        (["equal", bits.OUT_OF_MEMORY], False),
+    ],
+)
+def test_time_that_is_over_is_no_failure_of_bits(verdicts: list[str], passed: bool | None) -> None:
+    assert bits.holds(verdicts) is passed
+
+
+def test_what_lacked_memory_is_asked_again_alone_and_nothing_else_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, answers = list[str](), iter([bits.OUT_OF_MEMORY, "one"])
+
+    def ask(given: object, mode: str, part: str, folder: Path) -> str:
+        asked.append(part)
+        return next(answers) if part == "first" else "one"
+
+    monkeypatch.setattr(bits, "ask", ask)
+    room = bits.Room(free_bytes=0, most=1)
+    short = bits.one_mode(argparse.Namespace(), room, tmp_path, "fp16", 1, {})
+    assert sorted(asked) == ["again", "at-once", "first", "whole"] and short["second"] == bits.OUT_OF_MEMORY
+    whole = bits.one_mode(argparse.Namespace(), room, tmp_path, "fp16", 1, short)
+    assert asked[4:] == ["first", "second"] and set(whole.values()) == {"one"}
+
+
+def test_every_mode_has_an_estimate_of_its_memory() -> None:
+    for mode in bits.MODES:
+        task = Task(contender=mode, recipe="gpt2", device="cuda", batch=4)
+        assert 4 * GIB < bits.needed_bytes(task) < 20 * GIB
 
 
 def test_a_row_is_heard_behind_other_words_but_not_cut_short() -> None:
@@ -102,7 +230,7 @@ def test_the_report_shows_what_does_not_hold() -> None:
 
 
 def test_parts_come_in_their_order_and_the_same_command_does_some() -> None:
-    assert "".join(dict.fromkeys(step.part for step in plan(Wanted(), "abcde"))) == "abcde"
+    assert "".join(dict.fromkeys(step.part for step in plan(Wanted(), "abcdef"))) == "abcdef"
     assert {step.part for step in plan(Wanted(), "be")} == {"b", "e"}
 
 
@@ -128,8 +256,8 @@ def test_nanogpt_is_made_of_the_fields_that_it_knows_and_trains(tmp_path: Path) 
 
 
 def test_the_bits_table_names_what_differs_and_who_failed() -> None:
-    answers = {"whole": "one", "again": "one", "second": "other", "guarded": "failed: no memory"}
-    assert [bits.verdict(answers, part) for part in bits.PARTS] == ["equal", "differs", "–", "failed: no memory"]
+    answers = {"whole": "one", "again": "one", "second": "other", "guarded": bits.OUT_OF_MEMORY}
+    assert [bits.verdict(answers, part) for part in bits.PARTS] == ["equal", "differs", "–", "out of memory"]
 
 
 @pytest.mark.parametrize(
