@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+import psutil
+
 from tests.gpu.results import CUT_OFF, DONE, Outcome
 from tests.gpu.rows import STEP_SECONDS, Row, heard
 
@@ -60,15 +62,24 @@ def run_step(step: Step, *, seconds: float, log: IO[str]) -> Outcome:
             child.wait(timeout=seconds)
         status = child.poll()
     finally:  # also where a person interrupts
-        with suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
+        _kill(child)
     listener.join(5.0)
     if status is None:
         ended = CUT_OFF if step.measures else f"killed at its limit of {seconds:.0f} s"
     else:
         ended = f"exit status {status}: {''.join(last)[:_LAST_WORDS]}" if status else DONE
     return Outcome(part=step.part, step=step.name, ended=ended, seconds=time.monotonic() - begun, rows=tuple(rows))
+
+
+def _kill(child: "subprocess.Popen[str]") -> None:
+    """End a step with all that it started, in groups of their own too: the next one needs the device's memory."""
+    with suppress(psutil.NoSuchProcess):
+        for process in psutil.Process(child.pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+    with suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
 
 
 def _listen(pipe: IO[str] | None, rows: list[Row], last: list[str], log: IO[str]) -> None:

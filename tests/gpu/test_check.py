@@ -7,8 +7,10 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -67,6 +69,13 @@ def outcome(*rows: Row, ended: str = DONE) -> Outcome:
 def test_a_step_killed_at_its_limit_leaves_what_it_had_found() -> None:
     killed = run_step(step(f"echo '{ROW}'; sleep 60 & wait"), seconds=1.0, log=io.StringIO())
     assert killed.ended == "killed at its limit of 1 s" and killed.rows[0].name == "seen"
+
+
+def test_a_step_killed_at_its_limit_takes_along_what_left_its_group() -> None:
+    killed = run_step(step("setsid sleep 60 & echo $!; wait"), seconds=2.0, log=(log := io.StringIO()))
+    with suppress(psutil.NoSuchProcess):
+        assert psutil.Process(int(log.getvalue())).status() == psutil.STATUS_ZOMBIE  # until its new parent looks
+    assert killed.ended.startswith("killed")
 
 
 def test_a_step_that_fails_says_its_last_line_and_the_next_is_run(tmp_path: Path) -> None:
