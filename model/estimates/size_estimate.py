@@ -202,6 +202,7 @@ class StepMemory:
         self.table = vocab_size * model.n_embd
         self.positions = windows * model.block_size
         self.fp32 = FP32_BYTES * self.positions * model.n_embd
+        self.dropped = self.positions * model.n_embd if on_cuda else 0  # CUDA keeps what it dropped as bools
         self.computed = self.number * self.positions * model.n_embd
         self.attention = self.number * self.positions * model.attention_width
         self.inner = self.number * self.positions * model.n_inner
@@ -211,8 +212,10 @@ class StepMemory:
         """Yield the pieces at the head, at the start of the backward pass, and at its end, beside so many gradients."""
         table = FP32_BYTES * self.table
         earlier = list(self._gradients()) * sums
-        saved = [*self._half_weights(), *self._gathered(), *self._activations()]
-        yield [*earlier, *saved, *self._head()]
+        weights = [*self._half_weights(), *self._gathered()]
+        saved = [*weights, *self._activations()]
+        # A layer that is computed again is there only in the backward pass; a CPU's peaks were measured with it.
+        yield [*earlier, *weights, *self._activations(computes_again=not self.on_cuda), *self._head()]
         # Embedding and head share one table: each makes a gradient of it before the two are added.
         head_gradients = [Piece("gradients", table * (2 if self.is_fused else 1), table)]
         if self.is_fused:
@@ -256,8 +259,8 @@ class StepMemory:
             if not self.is_fused:
                 yield Piece("parameters", HALF_BYTES * self.table, HALF_BYTES * self.table)
 
-    def _activations(self) -> Iterator[Piece]:
-        """Yield what layers keep for the backward pass, only one of them where they are recomputed, and the rest."""
+    def _activations(self, *, computes_again: bool = True) -> Iterator[Piece]:
+        """Yield what layers keep for the backward pass, at most one of them where they are recomputed, and the rest."""
         model, fp32, dropout = self.model, self.fp32, self.model.dropout
         layer = [(2 * fp32, fp32)]  # the inputs of the two norms
         layer.append((2 * self.computed + 4 * self.attention, self.computed))  # norms, q, k, v, mixed
@@ -279,7 +282,7 @@ class StepMemory:
             if model.qk_norm:  # queries and keys in fp32, where they are not so anyway, and before their gain
                 layer.append((FP32_BYTES * heads * (self.is_half + model.norm_gain), FP32_BYTES * heads))
         if dropout:
-            layer.append((2 * self.computed, self.computed))
+            layer.append((2 * (self.dropped or self.computed), self.computed))
         # What attention keeps for the backward pass besides queries, keys, values and its result.
         if self.is_math:  # with dropout also what it draws, a bool on CUDA, and its result
             dropped = FP32_BYTES + (1 if self.on_cuda else FP32_BYTES) if dropout else 0
@@ -288,13 +291,13 @@ class StepMemory:
         elif self.has_mask and not self.is_block_fused:  # as numbers
             layer.append((self.number * self.pairs // model.n_head, self.pairs))
         for size, block in layer:
-            yield Piece("activations", (1 if self.recompute else model.n_layer) * size, block)
+            yield Piece("activations", (computes_again if self.recompute else model.n_layer) * size, block)
         if self.recompute:
             yield Piece("activations", model.n_layer * fp32, fp32)
         if self.has_mask:  # of bools
             yield Piece("activations", self.pairs // model.n_head, self.pairs // model.n_head)
         # The last norm's input and output, and dropout after the embedding.
-        yield Piece("activations", fp32 + self.computed + (fp32 if dropout else 0), fp32)
+        yield Piece("activations", fp32 + self.computed + ((self.dropped or fp32) if dropout else 0), fp32)
 
     def _head(self) -> Iterator[Piece]:
         if not self.is_fused:
@@ -304,16 +307,18 @@ class StepMemory:
         table, number = self.table, self.number
         yield Piece("logits", self.fp32, self.fp32)
         yield Piece("gradients", FP32_BYTES * table, FP32_BYTES * table)
-        share = FP32_BYTES if self.on_cuda else number
-        yield Piece("gradients", share * table, share * table)
+        if not self.on_cuda:  # the product that is added to it
+            yield Piece("gradients", number * table, number * table)
         if self.is_half or self.on_cuda:
             yield Piece("logits", number * table, number * table)
         size = block_sizes.HEAD_CHUNK_BYTES // FP32_BYTES
         each, largest = FP32_BYTES, number  # one buffer; a product in half precision makes a reordered copy
         if self.on_cuda:
             size = block_sizes.DEVICE_HEAD_CHUNK_BYTES // number
-            each, largest = 3 * number + 2 * FP32_BYTES, FP32_BYTES
         rows = min(self.positions, max(1, size // self.vocab_size))
+        if self.on_cuda:  # by Triton's one kernel: logits, their gradient, and that of the chunk before
+            rows = ceil(self.positions / ceil(self.positions / rows))  # chunks are as equal as possible
+            each, largest = (2 if rows == self.positions else 3) * number, number
         yield Piece("logits", each * rows * self.vocab_size, largest * rows * self.vocab_size)
 
 

@@ -3,18 +3,11 @@
 Numbers, speed and PyTorch's own choice of kernels need a GPU: `make gpu-check`.
 """
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from tests.cuda import fake_cuda
+from tests.cuda.traces import Trace, traced
 
-ROOT = Path(__file__).parents[2]
 WAITING = {"_local_scalar_dense", "item", "nonzero", "is_nonzero", "equal", "_pin_memory", "masked_select"}
 """Operations for whose result the host waits; all but the copies to it."""
 FLASH = ("_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_backward")
@@ -24,54 +17,44 @@ LAYERS = 12
 pytestmark = pytest.mark.skipif(fake_cuda.missing() is not None, reason=f"no fake GPU: {fake_cuda.missing()}")
 
 
-def traced(*cases: dict[str, Any], **variables: str) -> list[dict[str, Any]]:
-    """Return what a process of its own finds in each of these cases."""
-    words = [sys.executable, "-m", "tests.cuda.fake_cuda", "tests.cuda.trace", *map(json.dumps, cases)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
-    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-2000:]
-    found: list[dict[str, Any]] = json.loads(done.stdout)
-    return found
-
-
-def require_no_waiting(found: dict[str, Any]) -> None:
+def require_no_waiting(found: Trace) -> None:
     """Fail where the host would wait for the device."""
     assert not WAITING & found["operations"].keys() and found["to_host"] == []
 
 
-def calls(found: dict[str, Any], names: tuple[str, ...]) -> list[int]:
+def calls(found: Trace, names: tuple[str, ...]) -> list[int]:
     """Return how often these operations were called."""
     return [found["operations"].get(name, 0) for name in names]
 
 
 @pytest.fixture(scope="module")
-def gpt2() -> tuple[dict[str, Any], dict[str, Any]]:
+def gpt2() -> tuple[Trace, Trace]:
     """A step of GPT-2 124M in bf16 with the fused head and deferred metrics; and the state that it has on a CPU."""
     on_cuda, on_cpu = traced({"device": "cuda"}, {"device": "cpu", "do": "nothing"})
     return on_cuda, on_cpu
 
 
-def test_every_layer_attends_by_flash_attention_forward_and_backward(gpt2: Any) -> None:
+def test_every_layer_attends_by_flash_attention_forward_and_backward(gpt2: tuple[Trace, Trace]) -> None:
     assert calls(gpt2[0], FLASH) == [LAYERS, LAYERS] and calls(gpt2[0], ("bmm", "_softmax", "_safe_softmax")) == [0] * 3
 
 
-def test_the_update_is_adamw_s_fused_kernel_once_a_group(gpt2: Any) -> None:
+def test_the_update_is_adamw_s_fused_kernel_once_a_group(gpt2: tuple[Trace, Trace]) -> None:
     assert calls(gpt2[0], ("_fused_adamw_", "addcdiv_", "_foreach_addcdiv_")) == [2, 0, 0]
 
 
-def test_the_host_waits_for_nothing_in_a_launched_step(gpt2: Any) -> None:
+def test_the_host_waits_for_nothing_in_a_launched_step(gpt2: tuple[Trace, Trace]) -> None:
     require_no_waiting(gpt2[0])
     assert gpt2[0]["made"] == {"metrics": ["cuda", [2], "torch.float32"], "weights_sum": ["cuda", [], "torch.int64"]}
 
 
-def test_weights_and_moments_are_on_the_device_and_as_on_a_cpu(gpt2: Any) -> None:
+def test_weights_and_moments_are_on_the_device_and_as_on_a_cpu(gpt2: tuple[Trace, Trace]) -> None:
     on_cuda, on_cpu = (found["tensors"] for found in gpt2)
     assert on_cuda.keys() == on_cpu.keys() and len(on_cuda) > 4 * 100
     assert {name: ["cpu", *rest] for name, (_, *rest) in on_cuda.items()} == on_cpu
     assert {device for device, *_ in on_cuda.values()} == {"cuda"}
 
 
-def test_every_weight_has_a_gradient_of_its_shape_in_fp32_on_the_device(gpt2: Any) -> None:
+def test_every_weight_has_a_gradient_of_its_shape_in_fp32_on_the_device(gpt2: tuple[Trace, Trace]) -> None:
     weights = {name.removeprefix("model."): of for name, of in gpt2[0]["tensors"].items() if name.startswith("model.")}
     assert gpt2[0]["gradients"] == weights and {dtype for *_, dtype in weights.values()} == {"torch.float32"}
 

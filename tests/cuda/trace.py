@@ -116,7 +116,7 @@ def trace(case: Mapping[str, Any]) -> dict[str, Any]:
     estimate = estimate_memory(model, training, VOCABULARY, **sizes)
     return {
         "made": made, "operations": seen.operations, "to_host": seen.to_host, "tensors": tensors,
-        "gradients": gradients, "peak_bytes": seen.peak_bytes, "at_peak": seen.at_peak.most_common(12),
+        "gradients": gradients, "peak_bytes": seen.peak_bytes, "at_peak": seen.at_peak.most_common(40),
         "estimate_bytes": estimate.total_bytes - estimate.runtime_bytes,
         "estimate": {part: estimate.bytes_of(part) for part in PARTS},
     }  # fmt: skip

@@ -41,7 +41,7 @@ PARTS = {
 SKIPS_BAD_STEPS = "fp16"
 """Its scaler skips them by itself, and the run goes on."""
 MARGIN = 1.25
-"""Times the estimate: no GPU's peak was compared with it yet."""
+"""Times the estimate, which was compared with traced shapes alone."""
 OUT_OF_MEMORY, NO_TIME = "out of memory", "no time"
 LEAST_SECONDS = 45.0
 """With less time no process is begun."""
