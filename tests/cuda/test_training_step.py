@@ -14,7 +14,10 @@ FLASH = ("_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_atten
 BY_BOUNDS = ("_flash_attention_forward", "_flash_attention_backward")
 LAYERS = 12
 
-pytestmark = pytest.mark.skipif(fake_cuda.missing() is not None, reason=f"no fake GPU: {fake_cuda.missing()}")
+pytestmark = [
+    pytest.mark.xdist_group("fake-cuda"),  # a step is traced once for all its tests
+    pytest.mark.skipif(fake_cuda.missing() is not None, reason=f"no fake GPU: {fake_cuda.missing()}"),
+]
 
 
 def require_no_waiting(found: Trace) -> None:

@@ -76,7 +76,7 @@ def _bits(wanted: Wanted) -> list[Step]:
 def _speed(wanted: Wanted, part: str) -> list[Step]:
     turns = [turn for turn in TURNS[part] if not turn[1].startswith("nanogpt") or wanted.nanogpt]
     if wanted.tiny:  # the same program for any network
-        turns = [("tiny", name, 100) for _, name, _ in turns if name in ("fused", "nanogpt")]
+        turns = list(dict.fromkeys(("tiny", name, 100) for _, name, _ in turns if name in ("fused", "nanogpt")))
     return [_turn(wanted, part, *turn) for turn in turns]
 
 
