@@ -35,8 +35,8 @@ class Placement:
 
     @property
     def devices(self) -> int:
-        """How many devices GPU-seconds count: one for each process, but the cores of a machine as one."""
-        return self.nodes if self.device.startswith("cpu") else self.world_size
+        """How many devices GPU-seconds count: one for each process, but a run on CPUs is one, whatever its ranks."""
+        return 1 if self.device.startswith("cpu") else self.world_size
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -172,7 +172,7 @@ def test_the_page_is_well_formed_and_readable_without_seeing(bard: FabricatedRun
 
 def test_the_page_has_a_bar_for_each_attempt(bard: FabricatedRun) -> None:
     titles = re.findall("<title>(attempt .+?)</title>", html(bard))
-    assert titles == ["attempt 1: preempted, steps 0 to 12, 5.0 s", "attempt 2: open, steps 20 to 33, 0.1 s"]
+    assert titles == ["attempt 1: preempted, steps 0 to 12, 5.0 s", "attempt 2: open, steps 20 to 33, 0.8 s"]
 
 
 def test_a_page_cannot_be_steered_from_inside_a_run(hostile: FabricatedRun) -> None:

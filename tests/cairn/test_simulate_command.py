@@ -109,8 +109,8 @@ def test_rates_come_from_a_file(cairn: Cairn, tmp_path: Path) -> None:
 def test_a_stored_run_is_replayed_with_its_own_times_and_policy(bard: FabricatedRun, cairn: Cairn) -> None:
     view = document(cairn("simulate", "bard", "--json"))
     plan = view["plan"]
-    assert (view["run_id"], len(view["trace"]["recorded"]), plan["total_steps"], plan["devices"]) == ("bard", 1, 40, 5)
-    assert plan["step_seconds"] == pytest.approx((2.0 + 3.0) / 30 / 5), "device time of five machines' cores"
+    assert (view["run_id"], len(view["trace"]["recorded"]), plan["total_steps"], plan["devices"]) == ("bard", 1, 40, 1)
+    assert plan["step_seconds"] == pytest.approx((2.0 + 3.0) / 30), "CPUs are one device"
     assert view["trace"]["per_device_day"].keys() == {"preempted"}
     assert view["outcomes"][0]["stopped_by"] is None
 

@@ -56,7 +56,7 @@ def test_neither_cores_nor_workers_nor_processes_nor_load_change_a_bit(tmp_path:
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_gpu_seconds_count_the_cores_of_a_machine_as_one_device(tmp_path: Path, api_url: str, processes: int) -> None:
+def test_gpu_seconds_count_a_run_on_cpus_as_one_device(tmp_path: Path, api_url: str, processes: int) -> None:
     command = train(tmp_path / "run", api_url, f"training.processes={processes}")
     (attempt,) = command.state().attempts
     assert attempt.ended is not None and attempt.ended_at is not None
