@@ -44,6 +44,8 @@ def missing() -> str | None:
     """Return why there can be no such device here."""
     if sys.platform != "linux":
         return "tried on Linux alone"
+    if (torch_folder() / "lib" / "libtorch_cuda.so").exists():
+        return "this build of PyTorch has a CUDA of its own"
     return None if compiler() else "there is no C++ compiler"
 
 
