@@ -7,6 +7,7 @@ faster in taking the room that the entry needs.
 import errno
 import os
 import stat
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -69,27 +70,30 @@ def store_error(error: OSError, problem: str) -> StoreUnavailable:
 
 
 def fill_reserve(root: Path) -> None:
-    """Make the files that are missing, as far as there is room."""
+    """Make the files that are missing, as far as there is room; each gets its name once nobody writes it any more."""
     folder = root / "reserve"
     for file in (folder / f"entry-{number:02}" for number in range(FILES)):
+        unfinished = folder / f".{file.name}.{uuid.uuid4().hex}"
         try:
             folder.mkdir(mode=0o775, exist_ok=True)
-            with open(file, "xb", opener=_open_0664) as made:
+            if file.exists():
+                continue
+            with open(unfinished, "xb", opener=_open_0664) as made:
                 made.write(bytes(FILE_BYTES))
                 made.flush()
                 os.fsync(made.fileno())
-        except FileExistsError:
-            continue
-        except OSError:  # half a file would never be filled
-            with suppress(OSError):
-                file.unlink()
+            os.replace(unfinished, file)
+        except OSError:
             return
+        finally:
+            with suppress(OSError):
+                unfinished.unlink(missing_ok=True)
 
 
 def take_reserve(root: Path, name: Path) -> bool:
     """Give one of the files this name, and nobody else has it; returns False if none is left."""
     folder = root / "reserve"
-    for file in () if folder.is_symlink() or not folder.is_dir() else sorted(folder.iterdir()):
+    for file in () if folder.is_symlink() or not folder.is_dir() else sorted(folder.glob("entry-*")):
         with suppress(FileNotFoundError):  # another process was faster
             found = file.lstat()
             if stat.S_ISREG(found.st_mode) and found.st_nlink == 1:  # nothing that has another name

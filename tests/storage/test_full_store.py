@@ -97,7 +97,7 @@ def test_a_file_of_somebody_else_never_becomes_an_entry(
     other.write_bytes(b"dear reader")
     for file in (tmp_path / "reserve").iterdir():
         file.unlink()
-    plant(tmp_path / "reserve" / "00", other)  # type: ignore[operator]
+    plant(tmp_path / "reserve" / "entry-00", other)  # type: ignore[operator]
     disk.fill()
     with pytest.raises(StoreFull):
         full.create("entries/x", b"entry")
@@ -136,3 +136,16 @@ def test_a_disk_that_is_full_at_any_moment_costs_no_commit_and_a_sweep_lets_the_
         else:
             acknowledged.add(staged.prefix)
     check_invariants(store, acknowledged)
+
+
+def test_room_that_is_still_being_made_is_given_to_no_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken, sync = list[bool](), os.fsync
+
+    def take_meanwhile(descriptor: int) -> None:
+        if not taken:
+            taken.append(local_disk.take_reserve(tmp_path, tmp_path / "taken"))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", take_meanwhile)
+    local_disk.fill_reserve(tmp_path)
+    assert taken == [False] and len(list((tmp_path / "reserve").iterdir())) == local_disk.FILES
