@@ -94,8 +94,8 @@ class _SegmentReplayer:
     def _spec(self, segment: Segment, config: RunConfig) -> trainer_protocol.TrainerSpec:
         opened, started = self._log.state.opened, segment.started
         assert opened is not None
-        training, sizes, on_cpu = config.training, sizes_of(started), started.placement.device == "cpu"
-        cores = usable_cores() if on_cpu else 1
+        count, sizes = {"processes": 1, "cores": usable_cores()}, sizes_of(started)
+        on_device = started.placement.device != "cpu"
         return trainer_protocol.TrainerSpec(
             run_id=self._log.run_id,
             attempt=started.attempt,
@@ -110,7 +110,7 @@ class _SegmentReplayer:
             divergence=config.divergence,
             patience_seconds=config.checkpoint.patience_seconds,
             threads=started.placement.threads,
-            workers=most_workers(training, config.model, sizes, processes=1, cores=cores),
+            workers=1 if on_device else most_workers(config.training, config.model, sizes, **count),
             devices=started.placement.devices,
             resume=segment.start,
             initial_weights_sha256=opened.initial_weights_sha256,

@@ -31,8 +31,7 @@ from cairn.tasks.configuration.stored_configuration import check_drift
 from cairn.tasks.data import corpus, document, snapshot_build, snapshot_lookup
 from cairn.tasks.errors import InvalidConfiguration, TaskError
 from cairn.tasks.machine import machine_speed, placement, process_memory
-from cairn.tasks.policy import attempt_sizes
-from cairn.tasks.policy.attempt_sizes import MARGIN, AttemptSizes, MemoryRoom, next_sizes
+from cairn.tasks.policy.attempt_sizes import MARGIN, AttemptSizes, MemoryRoom, most_workers, next_sizes
 from cairn.tasks.trainer.initial_weights import InitialDirectory, check_directory
 from cairn.tasks.trainer.trainer_group import TrainerGroup, trainer_group
 
@@ -266,7 +265,7 @@ def require_memory(config: RunConfig, vocab_size: int, sizes: AttemptSizes, memo
 def choose_workers(config: RunConfig, vocab_size: int, sizes: AttemptSizes, memory: AvailableMemory) -> int:
     """Return how many micro-batches a process computes at once: as many as it may, and has memory for."""
     place, count = memory.place, {"processes": memory.place.processes, "cores": memory.cores}
-    most = 1 if place.on_cuda else attempt_sizes.most_workers(config.training, config.model, sizes, **count)
+    most = 1 if place.on_cuda else most_workers(config.training, config.model, sizes, **count)
     if memory.bytes is None or config.training.workers != "auto":
         return most
     for workers in range(most, 1, -1):

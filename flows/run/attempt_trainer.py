@@ -242,7 +242,8 @@ def _room(run: active_run.ActiveRun) -> MemoryRoom | None:
 def _workers(run: active_run.ActiveRun, started: run_entries.AttemptStarted) -> int:
     """Return how many micro-batches a trainer process computes at once; one where the run has been out of memory."""
     ends = (record.ended for record in run.log.state.attempts)
-    if any(ended and ended.reason == TerminationReason.OOM for ended in ends):
+    on_device = started.placement.device != "cpu"  # whose free memory only a process with torch can tell
+    if on_device or any(ended and ended.reason == TerminationReason.OOM for ended in ends):
         return 1
     with suppress(StorageError):
         vocab_size = read_manifest(run.log.store, run.origin.snapshot_id).vocab_size

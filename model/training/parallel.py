@@ -8,10 +8,8 @@ FSDP"; `torch.distributed.fsdp.fully_shard`.
 """
 
 import sys
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -104,16 +102,14 @@ class Workers:
             accumulate(list(model.parameters()), (partial(backward, model, number) for number in range(passes)))
             return
         self._prepare(model)
-        sums, ahead = dict[int, list[Tensor]](), deque(range(len(blocks)))
+        sums, ahead = dict[int, list[Tensor]](), iter(range(len(blocks)))
 
         def work(network: GPT) -> None:
             parameters = list(network.parameters())
-            with suppress(IndexError):  # nothing is left
-                while True:
-                    number = ahead.popleft()
-                    accumulate(parameters, (partial(backward, network, one) for one in blocks[number]))
-                    sums[number] = [parameter.grad for parameter in parameters if parameter.grad is not None]
-                    network.zero_grad(set_to_none=True)
+            for number in ahead:  # all workers take from the same
+                accumulate(parameters, (partial(backward, network, one) for one in blocks[number]))
+                sums[number] = [parameter.grad for parameter in parameters if parameter.grad is not None]
+                network.zero_grad(set_to_none=True)
 
         others = [self._pool.submit(work, network) for network in self._networks]
         try:
@@ -132,8 +128,8 @@ class Workers:
         if not self._networks:
             sys.setswitchinterval(_SWITCH_SECONDS)
             for _ in range(self.count - 1):
-                shared = {id(one): nn.Parameter(one.detach()) for one in model.parameters()}
-                self._networks.append(deepcopy(model, dict(shared)))
+                shared: dict[int, Any] = {id(one): nn.Parameter(one.detach()) for one in model.parameters()}
+                self._networks.append(deepcopy(model, shared))
 
 
 @dataclass(frozen=True, slots=True)

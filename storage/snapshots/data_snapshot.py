@@ -28,7 +28,8 @@ DOCUMENTS = "documents.parquet"
 REJECTED = "rejected.parquet"
 DEFAULT_CACHE_BYTES = 50_000_000_000
 EAGER_BYTES = 64 * 1024 * 1024
-_YOUNG_SECONDS, _ABANDONED_SECONDS = 3600.0, 14 * 24 * 3600.0
+_YOUNG_SECONDS, ABANDONED_SECONDS = 3600.0, 14 * 24 * 3600.0
+"""Work on a snapshot that is older than the latter is nobody's any more."""
 _PARTS = "data/parts"
 _PUBLISHING_THREADS = 2
 """Files that are hashed or uploaded at once."""
@@ -197,10 +198,10 @@ def has_parts(store: ObjectStore, parts_id: str) -> bool:
 def sweep_parts(store: ObjectStore) -> None:
     """Delete the parts that are two weeks old, their lists first, and what killed uploads of data left."""
     for write in store.unfinished("data"):
-        if write.age_seconds > _ABANDONED_SECONDS:
+        if write.age_seconds > ABANDONED_SECONDS:
             store.discard(write)
     for folder in store.folders(_PARTS):
-        if (key := store.first(folder)) and (store.age_seconds(key) or 0.0) > _ABANDONED_SECONDS:
+        if (key := store.first(folder)) and (store.age_seconds(key) or 0.0) > ABANDONED_SECONDS:
             store.delete(f"{folder}/parts.json")
             store.delete_all(store.keys(folder))
 

@@ -46,7 +46,6 @@ from cairn.tasks.data.text_ranges import TextRange
 _SURVEY = "survey.json"
 FAST_FROM_BYTES = 32 << 20
 """From so much text on, the fast encoder saves more than its probe takes."""
-_ABANDONED_SECONDS = 14 * 24 * 3600.0
 
 
 class BuildStage(StrEnum):
@@ -326,7 +325,7 @@ def build_folder(cache_dir: Path | None, recipe_id: str) -> Iterator[Path]:
             if (other := lock.with_suffix("")) == folder or not other.is_dir():
                 continue
             with ExitStack() as locked:
-                if time.time() - lock.stat().st_mtime >= _ABANDONED_SECONDS and _lock(locked, lock):
+                if time.time() - lock.stat().st_mtime >= data_snapshot.ABANDONED_SECONDS and _lock(locked, lock):
                     shutil.rmtree(other, ignore_errors=True)
         try:
             yield folder

@@ -57,13 +57,16 @@ def test_a_run_goes_on_with_another_number_of_workers_where_it_stopped() -> None
     assert run.bits() == trained("fp32", 1, 6, 1)
 
 
-def test_an_error_of_one_worker_ends_the_step_when_none_computes_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [MemoryError, IndexError])
+def test_an_error_of_one_worker_ends_the_step_when_none_computes_any_more(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
     run, mean_loss, inside = TinyRun(global_batch=8, micro_batch=1), training_step.mean_loss, set[int]()
 
     def break_in_another(*given: Any) -> torch.Tensor:
         inside.add(threading.get_ident())
         if threading.current_thread() is not threading.main_thread():
-            raise MemoryError("no room")
+            raise error("no room")
         found = mean_loss(*given)
         inside.discard(threading.get_ident())
         return found
@@ -71,7 +74,7 @@ def test_an_error_of_one_worker_ends_the_step_when_none_computes_any_more(monkey
     run.state.workers = Workers(3)
     monkeypatch.setattr(training_step, "mean_loss", break_in_another)
     before = run.bits()
-    with pytest.raises(MemoryError, match="no room"):
+    with pytest.raises(error, match="no room"):
         run.train(1)
     assert threading.get_ident() not in inside and run.bits() == before
 
