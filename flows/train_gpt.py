@@ -20,7 +20,7 @@ from cairn.flows.run import active_run, attempt_claim, attempt_trainer, run_deci
 from cairn.flows.run.run_decisions import AttemptEvaluations, finish_run
 from cairn.flows.run.steps import PLAIN, TASKS, Steps, state_of, steps_by
 from cairn.flows.watching.deployed_continuation import name_successor
-from cairn.reports.text.answer_text import describe_end, describe_left
+from cairn.reports.text.answer_text import describe_end, describe_kept, describe_left
 from cairn.storage.errors import AppendUnknown, Fenced, StorageError, StoreUnavailable
 from cairn.storage.logs.log_entry import CheckpointReference
 from cairn.storage.logs.run_entries import AttemptEnded, AttemptStarted
@@ -169,8 +169,10 @@ def end_after(run: active_run.ActiveRun, ended: AttemptEnded) -> FlowEnd | None:
         run.say(f"  {decision.reason}; left: {describe_left(decision.left)}")
         return None
     is_given_again = outcome in (FlowOutcome.PREEMPTED, FlowOutcome.INTERRUPTED)
-    message = f"{ended.detail}; the same command continues" if is_given_again else describe_end(ended)
-    return FlowEnd(reason=outcome, message=message)
+    if is_given_again:
+        kept = describe_kept(ended, run.log.state.resume_step)
+        return FlowEnd(reason=outcome, message=f"{kept}; the same command continues")
+    return FlowEnd(reason=outcome, message=describe_end(ended))
 
 
 def is_shown(segment: train_segment.Segment, total_steps: int) -> bool:

@@ -22,6 +22,7 @@ class Measurement:
     again: bool = False
     on_request: bool = False
     reader: CurveReader | None = None
+    note: Callable[[float], object] = lambda share: None
 
     def __str__(self) -> str:
         """Return the step; only a command's suite is named, since every checkpoint has the held-out one."""
@@ -51,6 +52,7 @@ def evaluate(measurement: Measurement, log: run_log.RunLog, stopping: Callable[[
             again=measurement.again,
             on_request=measurement.on_request,
             reader=measurement.reader,
+            note=measurement.note,
             stopping=stopping,
         )
     except EvaluationInterrupted as interrupted:

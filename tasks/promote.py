@@ -6,9 +6,8 @@ from prefect import task
 
 from cairn.storage.logs.registry import Registry
 from cairn.storage.logs.run_log import RunLog
-from cairn.tasks.checkpoints.promotion import Candidate, PromotionRules
+from cairn.tasks.checkpoints.promotion import Candidate, PromotionRules, describe_champion
 from cairn.tasks.checkpoints.promotion_offer import offer
-from cairn.tasks.configuration.settings import METRIC
 from cairn.tasks.errors import GateRefused
 
 
@@ -40,5 +39,4 @@ def promote(offered: Offer, log: RunLog) -> OfferDecision:
     except GateRefused as refused:
         return OfferDecision(message=f"not promoted: {refused}", is_refused=True)
     assert champion is not None
-    loss = champion.metrics[METRIC]
-    return OfferDecision(message=f"{offered.registry.alias} is step {champion.step} with held-out loss {loss:.4f}")
+    return OfferDecision(message=describe_champion(champion))

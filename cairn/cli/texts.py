@@ -117,19 +117,23 @@ def _plain(value: Any, type_name: str) -> Any:
             return value
 
 
-def describe_finished_run(log: run_log.RunLog, alias: str, store_url: str, ending: str) -> Iterator[str]:
-    """Yield the lines; the commands find the store, and can be pasted into a shell."""
+def describe_finished_run(log: run_log.RunLog, config: "RunConfig", store_url: str, ending: str) -> Iterator[str]:
+    """Yield the lines, each fact once; the commands find the store, and can be pasted into a shell."""
     from cairn.reports.queries.run_status import bits_differ
     from cairn.tasks.checkpoints.promotion import Gate
 
     yield f"run {log.run_id}: {ending}"
     if differ := bits_differ(log.state):
         yield f"bits: {differ}"
+    alias = config.promotion.alias
     known = registry.Registry(log.store, alias).refresh()
     own = known.champion if known.champion and known.champion.run_id == log.run_id else None
+    if (newest := log.state.newest_committed) is not None:
+        yield f"committed: step {newest.committed.step}, {log.store.url}/{newest.committed.prefix}"
     if own is not None:
         losses = ", ".join(f"{name} {value:.4g}" for name, value in sorted(own.metrics.items()) if name != "samples")
         yield f"promoted: {alias} → {log.run_id}@{own.step} ({losses})"
+    yield f"cost: {_describe_cost(log, config)}"
     sampled = [e for e in log.state.evaluations if e.samples and (not own or e.manifest_sha256 == own.manifest_sha256)]
     if sampled and sampled[-1].samples[0]:
         yield "it writes:"
@@ -145,6 +149,17 @@ def describe_finished_run(log: run_log.RunLog, alias: str, store_url: str, endin
     yield f"  cairn attempts {log.run_id}{option}"
     if log.state.opened is not None:
         yield f"  cairn fork {log.run_id} NEW --set training.steps={2 * log.state.opened.total_steps}{option}"
+
+
+def _describe_cost(log: run_log.RunLog, config: "RunConfig") -> str:
+    ends = [record.ended for record in log.state.attempts if record.ended]
+    seconds, price = sum(ended.gpu_seconds for ended in ends), config.cost.gpu_hour_price
+    spent = f"{format_duration(seconds)} of devices in {format_count(len(ends), 'attempt')}"
+    return spent if price is None else f"{spent}, {_format_money(seconds / 3600 * price, config.cost.currency)}"
+
+
+def _format_money(amount: float, currency: str) -> str:
+    return f"{'less than 0.01' if amount < 0.005 else f'{amount:,.2f}'} {currency}"
 
 
 def describe_plan(plan: "TrainingPlan", config: "RunConfig") -> Iterator[tuple[str, str]]:
@@ -210,6 +225,5 @@ def _describe_remaining(plan: "TrainingPlan", config: "RunConfig") -> Iterator[t
     yield "room", f"the store needs {decimal(room.needed_bytes)} more for all at once{late}{free}"
     yield "evaluations", f"of {format_count(plan.evaluated_commits, 'commit')}: {', '.join(plan.suites)}"
     if config.cost.gpu_hour_price is not None:
-        amount = "less than 0.01" if (cost.money or 0) < 0.005 else f"{cost.money:,.2f}"
-        money = unknown if cost.money is None else f"an estimate: {amount} {currency}"
+        money = unknown if cost.money is None else f"an estimate: {_format_money(cost.money, currency)}"
         yield "cost", f"{money}, at {config.cost.gpu_hour_price:g} {currency} an hour"

@@ -126,7 +126,7 @@ def _say_end(
     if code is ExitCode.DONE or is_read:
         log.refresh()
     if code is ExitCode.DONE:
-        for line in describe_finished_run(log, configuration.promotion.alias, resolved.store_url, end.message):
+        for line in describe_finished_run(log, configuration, resolved.store_url, end.message):
             say(line)
     return code
 

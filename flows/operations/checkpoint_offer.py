@@ -11,7 +11,7 @@ from cairn.storage.logs import run_log, run_state
 from cairn.storage.logs.registry import Promoted, Refused, Registry, RegistryState, SuiteReference
 from cairn.tasks.checkpoints import promotion, promotion_offer
 from cairn.tasks.checkpoints.promotion import Approval, Candidate, Gate, PromotionRules
-from cairn.tasks.configuration import run_configuration, settings
+from cairn.tasks.configuration import run_configuration
 from cairn.tasks.evaluator.evaluation_run import required_suites_of, suite_of
 
 
@@ -95,7 +95,7 @@ def describe_earlier_decision(registry: Registry, candidate: Candidate, foreseen
     before = promotion.decision_on_record(registry.state, candidate.reference.manifest_sha256)
     champion, step = registry.state.champion, candidate.reference.step
     if champion is not None and champion.manifest_sha256 == candidate.reference.manifest_sha256:
-        return f"{registry.alias} is step {step} with held-out loss {champion.metrics[settings.METRIC]:.4f}"
+        return promotion.describe_champion(champion)
     again = f"`cairn promote {candidate.run_id}@{step}` offers it again"
     if isinstance(before, Promoted):
         return f"step {step} has been {registry.alias} before and is not now; {again}"

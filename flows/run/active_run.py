@@ -107,7 +107,8 @@ class ActiveRun:
 
     def finish_sweep(self, end: FlowEnd) -> FlowEnd:
         """Sweep once more; return the end, which is an error if the store refuses to delete what nothing needs."""
-        refused = self.sweep.finish()
+        with self.progress.doing("deleting checkpoints that nothing needs"):
+            refused = self.sweep.finish()
         if not isinstance(refused, StoreRefused) or end.reason != FlowOutcome.COMPLETED:
             return end
         freed = f"but nothing is freed: {refused}; `cairn sweep {self.log.run_id}` frees it once it may"
@@ -124,8 +125,8 @@ class ActiveRun:
 
     def wait(self, seconds: float) -> None:
         """Wait before the next attempt, unless a shutdown is requested; a trainer starts in the last seconds."""
-        woken = threading.Event()
-        with self.host.shutdown.on_shutdown(woken.set):
+        woken, waiting = threading.Event(), self.progress.doing(f"waiting {seconds:.0f} s before the next attempt")
+        with waiting, self.host.shutdown.on_shutdown(woken.set):
             if not woken.wait(max(0.0, seconds - trainer_process.IMPORT_SECONDS)):
                 self.host.warm.start(self.work_dir)
                 woken.wait(min(seconds, trainer_process.IMPORT_SECONDS))

@@ -65,7 +65,8 @@ class AttemptTrainer:
         """
         assert self._process is not None
         run, steps, received = self._run, self._run.config.training.steps, self._process.received
-        ready = self._process.wait_ready()
+        with run.progress.doing("starting the trainer"):
+            ready = self._process.wait_ready()
         if moved := describe_move(arithmetic_before(run.log.state, self._started.resumed_from), ready.arithmetic):
             run.say(f"  {moved}")
         step = ready.step
@@ -97,7 +98,8 @@ class AttemptTrainer:
     def wait_staged(self, step: int) -> run_entries.StagedCheckpoint:
         """Wait until the checkpoint of `step` is staged; raises `TrainerGone` if the process exits before."""
         assert self._process is not None
-        return self._process.wait_staged(step)
+        with self._run.progress.doing(f"writing the checkpoint of step {step}"):
+            return self._process.wait_staged(step)
 
     def explain(self, problem: TrainerGone | StorageError) -> Failure:
         """End the process if it still runs, and return what all evidence makes of its end."""

@@ -1,4 +1,7 @@
-"""Progress of training, and of making a snapshot: a live line with a bar on a terminal, else one every ten seconds."""
+"""Progress of training, and of making a snapshot: a live line with a bar on a terminal, else one every ten seconds.
+
+Work beside and after the steps (an evaluation, a commit, a wait) is named below it for as long as it lasts.
+"""
 
 import sys
 import time
@@ -34,6 +37,8 @@ class Progress:
         self._live = live_lines.LiveLines(self._console, stays=True)
         self._left = TimeLeft()
         self._printed_at = float("-inf")
+        self._newest: StepRecord | None = None
+        self._doing: dict[str, float | None] = {}
 
     def showing(self) -> AbstractContextManager[None]:
         """Keep a live line while the block runs, where stderr is a terminal."""
@@ -48,32 +53,55 @@ class Progress:
 
     def step(self, record: StepRecord) -> None:
         """Show a completed step; a probe's loss and sample stay on the screen."""
-        now = self._clock()
-        self._left.add(record.step, now)
-        if self._live.are_shown:  # without the least important parts, and a bar in the rest of the terminal's width
-            done, loss, speed, eta = self._parts(record)
-            fitting = ([done, loss, speed, eta], [done, loss, eta], [done, eta])
-            line = next((line for parts in fitting if len(line := " · ".join(parts)) <= self._console.width), done)
-            cells = min(20, self._console.width - len(line) - 1)
-            self._live.write([f"{format.format_bar(record.step / self._total, cells)} {line}" if cells >= 6 else line])
-        elif now - self._printed_at >= _PLAIN_EVERY_SECONDS:
-            self._printed_at = now
-            self._print(" · ".join(self._parts(record)))
+        self._newest = record
+        self._left.add(record.step, self._clock())
+        self._show()
         if record.probe_loss is not None:
             sample = "" if record.sample is None else f" · {' '.join(record.sample.split())[:90]!r}"
-            self.say(f"  held-out loss {record.probe_loss:.3f} at step {record.step}{sample}")
+            self.say(f"  probe of the held-out text at step {record.step}: loss {record.probe_loss:.3f}{sample}")
+
+    @contextmanager
+    def doing(self, what: str) -> Iterator[Callable[[float], None]]:
+        """Say `what` is going on while the block runs, in any thread; yields a function that takes the share done."""
+
+        def note(share: float) -> None:
+            self._doing[what] = share
+            self._show()
+
+        self._doing[what] = None
+        self._show(is_news=False)
+        try:
+            yield note
+        finally:
+            self._doing.pop(what, None)
+            self._show(is_news=False)
+
+    def _show(self, *, is_news: bool = True) -> None:
+        now, newest, shares = self._clock(), self._newest, self._doing.copy().items()
+        doing = " · ".join(what if share is None else f"{what}, {100 * share:.0f} %" for what, share in shares)
+        parts = self._parts(newest) if newest else []
+        if self._live.are_shown:  # without the least important parts, and a bar in the rest of the terminal's width
+            done, *rest = parts or [""]
+            fitting = (parts, [done, *rest[:1], *rest[2:]], [done, *rest[2:]])
+            line = next((line for some in fitting if len(line := " · ".join(some)) <= self._console.width), done)
+            cells = min(20, self._console.width - len(line) - 1) if newest else 0
+            drawn = f"{format.format_bar(newest.step / self._total, cells)} {line}" if newest and cells >= 6 else line
+            self._live.write([text for text in (drawn, doing) if text])
+        elif is_news and (parts or doing) and now - self._printed_at >= _PLAIN_EVERY_SECONDS:
+            self._printed_at = now
+            self._print(" · ".join([*parts, *filter(None, [doing])]))
 
     def _print(self, message: str) -> None:
         with suppress(OSError):  # a closed terminal or pipe costs the message, never the run
             self._console.print(Text(format.sanitize(message)), soft_wrap=True)
 
-    def _parts(self, record: StepRecord) -> tuple[str, str, str, str]:
-        return (
+    def _parts(self, record: StepRecord) -> list[str]:
+        return [
             f"step {record.step}/{self._total} ({100 * record.step // self._total} %)",
             f"loss {record.train_loss:.3f}",
             f"{record.tokens_per_second:,.0f} tokens/s",
             f"ETA {format.format_clock(self._left.seconds(self._total))}",
-        )
+        ]
 
 
 class TextProgress:

@@ -121,7 +121,8 @@ class AttemptEvaluations:
         def measure() -> None:
             reader = self._run.curve_reader
             asked = Measurement(reference=committed.result(), plan=plan, during_attempt=self._attempt, reader=reader)
-            ended = steps.evaluate(asked, self._run.log, leaves)
+            with self._run.progress.doing(f"evaluating step {asked}") as note:
+                ended = steps.evaluate(replace(asked, note=note), self._run.log, leaves)
             self._run.sweep.start()  # an evaluation's end is the end of its pin
             if (count := self._outstanding() - 1) and not isinstance(ended, evaluate.Interrupted):
                 step, left = asked.reference.step, format_count(count, "evaluation")
@@ -136,7 +137,8 @@ class AttemptEvaluations:
         done: SimpleQueue[object] = SimpleQueue()
         for future in evaluations:
             future.add_done_callback(done.put)
-        with self._run.host.shutdown.on_shutdown(lambda: done.put(None)):
+        waiting = self._run.progress.doing("waiting for an evaluation that may stop the run")
+        with waiting, self._run.host.shutdown.on_shutdown(lambda: done.put(None)):
             for _ in evaluations:
                 if done.get() is None:
                     return
@@ -212,7 +214,6 @@ def offer_best(run: ActiveRun, steps: Steps) -> FlowEnd:
             return run.interrupted_end(message) if run.is_shutting_down() else flow_run.completed(message)
         candidate = replace(candidate, approval=answer)
     decision = steps.promote(promote.Offer(candidate=candidate, rules=rules, registry=registry), run.log)
-    run.say(f"  {decision.message}")
     return flow_run.completed(f"{how}; {decision.message}")
 
 
@@ -237,7 +238,8 @@ def _evaluate_missing(
     for plan in plans:
         if plan.suite.sha256 in missing:
             asked = Measurement(reference=reference, plan=plan, reader=run.curve_reader)
-            ended = steps.evaluate(asked, run.log, run.is_shutting_down)
+            with run.progress.doing(f"evaluating step {asked}") as note:
+                ended = steps.evaluate(replace(asked, note=note), run.log, run.is_shutting_down)
             if isinstance(ended, evaluate.Interrupted):
                 raise errors.EvaluationInterrupted(ended.why)
 
@@ -313,7 +315,7 @@ def _wait(client: SyncPrefectClient, run: ActiveRun, registry: Registry, proposa
     """Wait for the answer in this process; return why there is none, or "" for one."""
     known = promotion.decision_on_record(registry.state, proposal.manifest_sha256)
     deadline, woken = time.monotonic() + seconds, threading.Event()
-    with run.host.shutdown.on_shutdown(woken.set):
+    with run.progress.doing("waiting for approval"), run.host.shutdown.on_shutdown(woken.set):
         while not woken.is_set():
             with suppress(Exception):  # an API that is away for a while may come back with the answer
                 state = client.read_flow_run(UUID(run.host.flow_run.id)).state

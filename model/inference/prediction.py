@@ -42,12 +42,17 @@ def evaluation_mode(model: gpt.GPT) -> Iterator[None]:
 
 
 def window_losses(
-    model: gpt.GPT, windows: TokenWindows, *, count: int, among: range | None = None
+    model: gpt.GPT,
+    windows: TokenWindows,
+    *,
+    count: int,
+    among: range | None = None,
+    note: Callable[[int], object] = lambda measured: None,
 ) -> tuple[float, ...]:
     """Return the loss of each window in nats per token, in the data's order: of `count` windows, or all, if fewer.
 
     The windows are evenly spread over the data, or over those `among` it, and always the same ones. They are measured
-    some thousand tokens at a time: a loss depends on nothing but its window.
+    some thousand tokens at a time: a loss depends on nothing but its window. `note` gets the number measured so far.
     """
     among, losses = range(windows.window_count) if among is None else among, list[float]()
     count = min(count, len(among))
@@ -58,6 +63,7 @@ def window_losses(
             tokens = torch.from_numpy(windows.gather(chosen[start : start + at_once])).to(model.device)  # (b, T+1)
             hidden = model.hidden(tokens[:, :-1])
             losses += head_loss.window_losses(hidden, model.head_weight, tokens[:, 1:]).tolist()
+            note(len(losses))
     return tuple(losses)
 
 

@@ -67,6 +67,14 @@ def describe_end(ended: "run_entries.AttemptEnded") -> str:
     return "; ".join(dict.fromkeys((ended.detail, ended.decision.reason)))
 
 
+def describe_kept(ended: "run_entries.AttemptEnded", committed_step: int) -> str:
+    """Return the detail of an attempt that a notice ended, and what of its work is committed and what is lost."""
+    lost = ended.last_step - committed_step
+    again = f", {format_count(lost, 'later step')} must be computed again" if lost > 0 else ""
+    kept = f"step {committed_step} is committed" if committed_step else "nothing is committed"
+    return f"{ended.detail}; {kept}{again}"
+
+
 def diagnosis_blocks(diagnosis: "evaluations.Diagnosis") -> Iterator[Block]:
     """Yield the verdict with its numbers and cures, then a row for each evaluation."""
     verdict = diagnosis.verdict

@@ -12,6 +12,13 @@ from cairn.tasks.checkpoints import metric_comparison
 from cairn.tasks.configuration.settings import METRIC, MetricGate
 
 
+def describe_champion(champion: Promoted) -> str:
+    """Return in a sentence which step an alias is, its loss, and how much better it is than the champion before."""
+    better = "".join(f", {found} than the champion before" for found in champion.differences[:1])
+    loss = champion.metrics[METRIC]
+    return f"{champion.alias} is step {champion.step} with held-out loss {loss:.4f}{better}"
+
+
 class Gate(StrEnum):
     """The gates in the order in which they are asked, by their stored words."""
 

@@ -153,6 +153,7 @@ def record_evaluation(
     again: bool = False,
     on_request: bool = True,
     stopping: Callable[[], bool] = lambda: False,
+    note: Callable[[float], object] = lambda share: None,
     reader: curve_reader.CurveReader | None = None,
     clock: Callable[[], datetime] = log_entry.utc_now,
     monotonic: Callable[[], float] = time.monotonic,
@@ -163,11 +164,11 @@ def record_evaluation(
 
     `again` measures once more even if there is a record. A failed evaluator is retried within its budget, after its
     back-off; if the budget was spent before, it runs only `on_request`, else its last failure is returned. A `reader`
-    that read the run's curve before reads only what is new.
+    that read the run's curve before reads only what is new; `note` gets the share of the windows that are measured.
     Raises `CheckpointGone` if the checkpoint is no longer committed, and `EvaluationInterrupted`, with nothing
     recorded, once `stopping` returns True. A command that this machine refuses is not run and recorded as failed.
     """
-    measure = measure or partial(evaluator_process.run_evaluator, stopping=stopping)
+    measure = measure or partial(evaluator_process.run_evaluator, stopping=stopping, note=note)
     if problem := refuse_command(plan.suite, os.environ):
         refusal = evaluator_process.Outcome(result=b"", problem=problem, refused=True)
         measure = lambda spec, timeout_seconds: refusal  # noqa: E731

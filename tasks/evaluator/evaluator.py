@@ -1,4 +1,5 @@
-"""The evaluator process (`python -m cairn.tasks.evaluator.evaluator`): a spec on stdin, one JSON line on stdout.
+"""The evaluator process (`python -m cairn.tasks.evaluator.evaluator`): a spec on stdin, one JSON line on stdout, after
+lines with the share of the windows that are measured.
 
 A user's evaluation command gets a model directory in Hugging Face layout and no credentials: its environment is an
 allow-list, and it cannot inspect other processes (`confinement.py`).
@@ -9,15 +10,15 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 
-from cairn.model.architectures import gpt
 from cairn.model.data.sample_order import window_range
 from cairn.model.data.token_windows import TokenWindows
 from cairn.model.inference.prediction import Sampling, describe_losses, generate_stream, window_losses
@@ -63,17 +64,28 @@ def _open(spec: EvaluationSpec, device: str) -> checkpoint_model.CheckpointModel
     )
 
 
-def measure_held_out(opened: checkpoint_model.CheckpointModel, suite: Suite) -> EvaluationResult:
-    """Return the held-out metrics and samples of a network; for each weighted source also `val_loss/SOURCE`."""
+def measure_held_out(
+    opened: checkpoint_model.CheckpointModel, suite: Suite, note: Callable[[float], object] = lambda share: None
+) -> EvaluationResult:
+    """Return the held-out metrics and samples of a network; for each weighted source also `val_loss/SOURCE`.
+
+    `note` gets the share of the windows that are measured.
+    """
     windows = TokenWindows(opened.snapshot.val, opened.network.config.block_size, opened.snapshot.manifest.vocab_size)
-    losses = {METRIC: _measure_windows(opened.network, windows, range(windows.window_count), suite.batches, suite)}
+    asked = {METRIC: (range(windows.window_count), suite.batches)}
     groups, start = [group for group in opened.snapshot.manifest.known_groups if group.val_tokens], 0
     for group in groups:  # those with a whole window; together they cost what the suite costs
         first, count = window_range(start, group.val_tokens, windows.block_size)
         start += group.val_tokens
         if count:
             batches, among = math.ceil(suite.batches / len(groups)), range(first, first + count)
-            losses[f"{METRIC}/{group.name}"] = _measure_windows(opened.network, windows, among, batches, suite)
+            asked[f"{METRIC}/{group.name}"] = among, batches
+    losses = dict[str, tuple[float, ...]]()
+    counts = {name: _count_windows(among, batches * suite.batch_size) for name, (among, batches) in asked.items()}
+    total = sum(counts.values())
+    for name, (among, _) in asked.items():
+        told = partial(_note_windows, note, sum(map(len, losses.values())), total)
+        losses[name] = window_losses(opened.network, windows, count=counts[name], among=among, note=told)
     metrics = describe_losses(losses[METRIC], bytes_per_token=opened.snapshot.manifest.bytes_per_token("val"))
     measured = {name: float(value) for name, value in asdict(metrics).items()}
     means = {name: math.fsum(of) / len(of) for name, of in losses.items()}
@@ -85,12 +97,8 @@ def measure_held_out(opened: checkpoint_model.CheckpointModel, suite: Suite) -> 
     )
 
 
-def _measure_windows(
-    network: gpt.GPT, windows: TokenWindows, among: range, batches: int, suite: Suite
-) -> tuple[float, ...]:
-    count = batches * suite.batch_size
-    is_small = len(among) <= WHOLE_UP_TO * count
-    return window_losses(network, windows, count=len(among) if is_small else count, among=among)
+def _count_windows(among: range, wanted: int) -> int:
+    return len(among) if len(among) <= WHOLE_UP_TO * wanted else wanted
 
 
 def _measure_by_command(spec: EvaluationSpec, suite: EvaluatorConfig) -> EvaluationResult:
@@ -221,7 +229,7 @@ def _numbers(name: str, document: Mapping[str, Any], prefix: str) -> Iterator[tu
 
 
 def main() -> None:
-    """Read the spec from stdin, and print the result as the only line on stdout."""
+    """Read the spec from stdin, and print the result as the last line on stdout."""
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     spec = EvaluationSpec.model_validate_json(sys.stdin.buffer.read())
@@ -236,13 +244,22 @@ def main() -> None:
         if isinstance(plan.suite, EvaluatorConfig):
             result = _measure_by_command(spec, plan.suite)
         else:
-            result = measure_held_out(_open(spec, plan.device), plan.suite)
+            result = measure_held_out(_open(spec, plan.device), plan.suite, partial(_print_share, out))
     except TaskError as error:  # explains itself; any other exception needs its traceback
         print(error, file=sys.stderr, flush=True)
         os._exit(1)
     out.write(msgspec.json.encode(result) + b"\n")
     out.flush()
     os._exit(0)
+
+
+def _note_windows(note: Callable[[float], object], before: int, total: int, measured: int) -> None:
+    note((before + measured) / total)
+
+
+def _print_share(out: IO[bytes], share: float) -> None:
+    out.write(f"{share:.3f}\n".encode())
+    out.flush()
 
 
 def _sample(opened: checkpoint_model.CheckpointModel, suite: Suite, prompt: str) -> str:

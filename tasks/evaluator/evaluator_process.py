@@ -18,6 +18,7 @@ from cairn.tasks.errors import EvaluationInterrupted
 EVALUATOR_COMMAND = child_command("cairn.tasks.evaluator.evaluator")
 MOST_STDOUT_BYTES = 8 * 1024 * 1024
 _TAIL_BYTES = 64 * 1024
+_SHORT_BYTES = 64
 _POLL_SECONDS = 0.1
 _DRAIN_SECONDS = 5.0
 
@@ -65,6 +66,10 @@ class PipeReader:
         lines = self.read().decode(errors="replace").strip().splitlines()
         return lines[-1].strip() if lines else "nothing on stderr"
 
+    def newest_line(self) -> bytes:
+        """Return the last whole line so far, if it is short."""
+        return bytes(self._kept[-_SHORT_BYTES:]).rpartition(b"\n")[0].rpartition(b"\n")[2]
+
     def _run(self) -> None:
         with self._pipe:
             while chunk := os.read(self._pipe.fileno(), 65536):
@@ -80,9 +85,13 @@ def run_evaluator(
     timeout_seconds: float,
     *,
     stopping: Callable[[], bool] = lambda: False,
+    note: Callable[[float], object] = lambda share: None,
     command: Sequence[str] = EVALUATOR_COMMAND,
 ) -> Outcome:
-    """Return the outcome of an evaluator with an encoded spec, failed or not; `EvaluationInterrupted` if `stopping`."""
+    """Return the outcome of an evaluator with an encoded spec, failed or not; `EvaluationInterrupted` if `stopping`.
+
+    The result is its last line; `note` gets the numbers that it prints before, its share of the work done.
+    """
     try:
         child = start_child(command)
     except OSError as error:  # for example no memory or no process left
@@ -98,16 +107,20 @@ def run_evaluator(
 
     threading.Thread(target=write, daemon=True).start()
     try:
-        problem = _wait(child, stdout, timeout_seconds, stopping)
+        problem = _wait(child, stdout, timeout_seconds, stopping, note)
     finally:
         end_child(child)
     if not problem and child.returncode != 0:
         problem = f"the evaluator exited with {child.returncode}: {stderr.last_line()}"
-    return Outcome(result=b"" if problem else stdout.read(), problem=problem)
+    return Outcome(result=b"" if problem else stdout.read().rstrip().rpartition(b"\n")[2], problem=problem)
 
 
 def _wait(
-    child: subprocess.Popen[bytes], stdout: PipeReader, timeout_seconds: float, stopping: Callable[[], bool]
+    child: subprocess.Popen[bytes],
+    stdout: PipeReader,
+    timeout_seconds: float,
+    stopping: Callable[[], bool],
+    note: Callable[[float], object],
 ) -> str:
     """Wait for the child's exit without reaping it; return why it has to be killed, or an empty text."""
     deadline = time.monotonic() + timeout_seconds
@@ -118,5 +131,7 @@ def _wait(
             raise EvaluationInterrupted("the evaluation was interrupted because the run is leaving")
         if time.monotonic() >= deadline:
             return f"the evaluator did not answer within {timeout_seconds:g} s"
+        with suppress(ValueError):
+            note(float(stdout.newest_line()))
         time.sleep(_POLL_SECONDS)
     return ""

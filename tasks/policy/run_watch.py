@@ -105,6 +105,8 @@ def _decide(state: RunState, observed: Observed, now: float) -> WatchDecision:
     if state.deleted is not None:
         return Leave(why=state.closed_to_training())
     if not state.attempts:
+        if state.origin is not None:
+            return Leave(why=f"forked and never started; `cairn train --run-id {state.opened.run_id}` starts it")
         if observed.owner is Life.GONE:
             return Continue(why="opened but never claimed, and the process that opened it is gone")
         whose = "is still working" if observed.owner is Life.HERE else "may still be working on another host"

@@ -8,6 +8,8 @@ import pytest
 from cairn.cli.texts import describe_finished_run
 from cairn.storage.logs.registry import Refused, Registry
 from cairn.storage.stores.local_store import LocalStore
+from cairn.tasks.configuration.settings import CostConfig
+from cairn.tasks.configuration.stored_configuration import parse_stored_configuration
 from tests.commands import Cairn
 from tests.fabricated_run import FabricatedRun, fabricate, store_bard
 from tests.writing_run import open_writing_run
@@ -30,8 +32,15 @@ def refuse(run: FabricatedRun, gate: str) -> None:
 
 
 def commands(run: FabricatedRun, store_url: str) -> list[str]:
-    lines = list(describe_finished_run(run.log, "champion", store_url, "trained"))
+    lines = block(run, store_url)
     return [line.strip() for line in lines[lines.index("try:") + 1 :]]
+
+
+def block(run: FabricatedRun, store_url: str = "./cairn-store", *, price: float | None = None) -> list[str]:
+    assert run.log.state.opened is not None
+    config = parse_stored_configuration(run.log.state.opened.config)
+    priced = config.model_copy(update={"cost": CostConfig(gpu_hour_price=price)})
+    return list(describe_finished_run(run.log, priced, store_url, "trained"))
 
 
 @pytest.fixture
@@ -60,6 +69,25 @@ def test_after_a_refusal_the_command_for_another_alias_is_named(beaten: Fabricat
 def test_another_alias_is_not_named_where_its_gate_would_refuse_too(beaten: FabricatedRun) -> None:
     refuse(beaten, "verdict")
     assert not any("promote" in line for line in commands(beaten, "./cairn-store"))
+
+
+def test_the_end_says_what_is_committed_and_where(bard: FabricatedRun) -> None:
+    newest = bard.log.state.newest_committed
+    assert newest is not None
+    where = f"{bard.log.store.url}/{newest.committed.prefix}"
+    assert f"committed: step {newest.committed.step}, {where}" in block(bard)
+
+
+def test_the_end_says_the_cost_in_time_and_in_money_where_a_price_is_known(bard: FabricatedRun) -> None:
+    (free,) = (line for line in block(bard) if line.startswith("cost: "))
+    (priced,) = (line for line in block(bard, price=3.0) if line.startswith("cost: "))
+    assert " of devices in " in free and priced == f"{free}, {priced.removeprefix(f'{free}, ')}"
+    assert priced.endswith(CostConfig().currency)
+
+
+def test_every_fact_of_the_end_is_said_once(bard: FabricatedRun) -> None:
+    names = [line.split(":")[0] for line in block(bard) if ": " in line and not line.startswith("  ")]
+    assert len(names) == len(set(names))
 
 
 def test_the_commands_find_a_store_whose_path_has_a_space(tmp_path: Path, cairn: Cairn) -> None:

@@ -111,7 +111,43 @@ def test_a_probe_stays_on_the_screen_in_one_line() -> None:
     screen = io.StringIO()
     progress = Progress(100, clock=Clock(), console=Console(file=screen, width=200))
     progress.step(done(7, probe_loss=3.25))
-    assert "  held-out loss 3.250 at step 7 · 'a b c'\n" in screen.getvalue()
+    assert "  probe of the held-out text at step 7: loss 3.250 · 'a b c'\n" in screen.getvalue()
+
+
+def beside(*, terminal: bool, width: int = 200) -> str:
+    """What is written when an evaluation and a wait begin after the last step, and the first says how far it is."""
+    clock, screen = Clock(), io.StringIO()
+    console = Console(file=screen, force_terminal=terminal, width=width, color_system=None, legacy_windows=False)
+    progress = Progress(100, clock=clock, console=console)
+    with progress.doing("evaluating step 100") as note, progress.doing("waiting for the store"), progress.showing():
+        progress.step(done(100))
+        for share in (0.1, 0.25, 0.4):
+            clock.now += 6.0
+            note(share)
+    return screen.getvalue()
+
+
+@pytest.mark.parametrize("width", [200, 60])
+def test_what_goes_on_beside_the_steps_stands_below_them(width: int) -> None:
+    assert last_line(beside(terminal=True, width=width)) == "evaluating step 100, 40 % · waiting for the store"
+
+
+def test_without_a_terminal_what_goes_on_is_said_every_ten_seconds() -> None:
+    line = "step 100/100 (100 %) · loss 2.500 · 1,000 tokens/s · ETA –"
+    first, second = beside(terminal=False).splitlines()
+    assert first == f"{line} · evaluating step 100 · waiting for the store"
+    assert second == f"{line} · evaluating step 100, 25 % · waiting for the store"
+
+
+def test_what_has_ended_is_not_shown_any_more() -> None:
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=200, color_system=None, legacy_windows=False)
+    progress = Progress(100, clock=Clock(), console=console)
+    with progress.showing():
+        with progress.doing("starting the trainer"):
+            pass
+        progress.step(done(7))
+    assert last_line(screen.getvalue()).endswith("ETA –")
 
 
 def test_a_listener_that_fails_costs_nothing() -> None:

@@ -37,7 +37,24 @@ def is_running(pid: int) -> bool:
 
 
 def test_what_it_prints_is_the_result_and_what_it_reads_the_spec() -> None:
-    assert ran("print(input().upper())", spec=b"spec\n") == Outcome(result=b"SPEC\n", problem="")
+    assert ran("print(input().upper())", spec=b"spec\n") == Outcome(result=b"SPEC", problem="")
+
+
+def test_what_it_has_done_is_said_while_it_works_and_is_no_part_of_the_result(tmp_path: Path) -> None:
+    said, shares = tmp_path / "said", list[float]()
+
+    def note(share: float) -> None:
+        shares.append(share)
+        said.touch()
+
+    code = f"""
+import os, time
+print("not a number"), print(0.25, flush=True)
+while not os.path.exists({str(said)!r}): time.sleep(0.01)
+print("{{}}")
+"""
+    outcome = run_evaluator(b"", PATIENCE_SECONDS, note=note, command=(sys.executable, "-c", code))
+    assert (outcome.result, set(shares)) == (b"{}", {0.25})
 
 
 def test_an_exit_is_a_problem_with_the_last_words() -> None:
@@ -66,11 +83,11 @@ def test_a_flood_ends_it_and_costs_no_memory(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_flood_on_stderr_is_harmless() -> None:
     code = "import os\nfor _ in range(200): os.write(2, b'x' * 65536 + b'\\n')\nprint('fine')"
-    assert ran(code) == Outcome(result=b"fine\n", problem="")
+    assert ran(code) == Outcome(result=b"fine", problem="")
 
 
 def test_a_spec_that_is_not_read_does_not_block() -> None:
-    assert ran("print('done')", spec=b"x" * 10_000_000).result == b"done\n"
+    assert ran("print('done')", spec=b"x" * 10_000_000).result == b"done"
 
 
 @pytest.mark.parametrize(
