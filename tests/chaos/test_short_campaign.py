@@ -49,6 +49,7 @@ def hold(campaign: Campaign, plan: RunPlan) -> None:
     assert outcome.struck, "nothing was tested"
 
 
+@pytest.mark.slow  # quick witnesses: tests/crash/test_kill_anywhere.py, tests/crash/test_injected_faults.py
 def test_a_run_killed_during_start_commit_evaluation_sweep_and_promotion_holds(
     campaign_beside_others: Campaign,
 ) -> None:

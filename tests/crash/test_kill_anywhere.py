@@ -40,7 +40,7 @@ def train_through(command: Command, kill_something: Kill, steps: list[int]) -> N
     command.train()
 
 
-@pytest.mark.slow  # quick witnesses: the tests below, and tests/chaos/test_short_campaign.py for a killed trainer
+@pytest.mark.slow  # quick witnesses: the tests below, and test_injected_faults.py for a killed trainer
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize(("victim", "seed"), [(kill_trainer, 1), (kill_flow, 2), (kill_both, 3)])
 def test_kills_after_random_steps_leave_the_same_bits(

@@ -14,7 +14,7 @@ from tests.full_amount import FULL
 from tests.protocol.holes import HOLES
 from tests.protocol.simulator import FORK_WORLDS, Simulation, simulate
 
-SCHEDULES = int(os.environ.get("CAIRN_SIMULATOR_SCHEDULES", "6000" if FULL else "400"))
+SCHEDULES = int(os.environ.get("CAIRN_SIMULATOR_SCHEDULES", "6000" if FULL else "200"))
 SEED = os.environ.get("CAIRN_SIMULATOR_SEED")
 CHUNKS = 12
 

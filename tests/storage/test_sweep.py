@@ -447,14 +447,14 @@ def test_a_sweep_that_fails_anywhere_and_is_run_again_ends_where_one_that_did_no
     swept(whole)
     expected = (states(run_log(whole).refresh()), whole.keys(CHECKPOINTS), len(run_log(whole).refresh().pins))
     number = 0
-    for survivor, faulty in cases(base, fault, share=share_of(6)):
+    for survivor, faulty in cases(base, fault, share=share_of(12)):
         number += 1
         swept(survivor)
         state = check_invariants(survivor, set())
         found = (states(state), survivor.keys(CHECKPOINTS), len(state.pins))
         assert found == expected, faulty.operations
     record_property("cases", number)
-    assert number > 40 // share_of(6) or fault is Fault.TORN_VISIBLE
+    assert number > 40 // share_of(12) or fault is Fault.TORN_VISIBLE
 
 
 @pytest.mark.usefixtures("no_threads")
