@@ -42,9 +42,10 @@ _Runs = Annotated[list[str], Query(alias="run")]
 LEAST_SECONDS, _REST, _MOST_VIEWS = 1.0, 200, 24  # nothing is read again sooner than after a second
 _MOST_READING_SECONDS = 2.0  # the logs of 1,000 runs take less where they were never folded
 _EMPTY = "sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU="  # a style element that Plotly fills through the CSSOM
+_HIDDEN = "sha256-ji27qzEtxXZW+7dun6UwjHXJ18e6WAin1VvNtkzIE/o="  # the one style attribute that it writes as text
 _POLICY = (
-    f"default-src 'none'; script-src 'self'; style-src 'self' '{_EMPTY}'; connect-src 'self'; img-src 'self'; "
-    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    f"default-src 'none'; script-src 'self'; style-src 'self' '{_EMPTY}' 'unsafe-hashes' '{_HIDDEN}'; "
+    "connect-src 'self'; img-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
 HEADERS = {
     "content-security-policy": _POLICY,
@@ -209,7 +210,11 @@ class LivePages:
         """The curves of runs as JSON."""
         views = self._read_runs(self._expand(run))
         columns = max(plot_axis.TRACE_COLUMNS // max(len(views), 1), plot_axis.TRACE_COLUMNS // 4)
-        curves = (plot_axis.view_curves(view.value.curves, columns=columns) for view in views if view.value is not None)
+        found = [view.value.curves for view in views if view.value is not None]
+        draw = partial(
+            plot_axis.view_curves, columns=columns, planned=max((one.total_steps for one in found), default=0)
+        )
+        curves = (draw(one, place=place) for place, one in enumerate(found))
         version = " ".join(view.version for view in views)
         return _answer(request, version, lambda: encode(list(curves)), "application/json")
 
@@ -247,10 +252,11 @@ class LivePages:
 
     def _page(self, request: Request, view: View, render: Callable[[Frame], str]) -> Response:
         """Return a page, or one with the error alone where nothing was ever read."""
-        frame = Frame(store=self._store.url, problem=str(view.error) if view.error else "")
+        is_missing, why = isinstance(view.error, RunNotFound), str(view.error) if view.error else ""
+        frame = Frame(store=self._store.url, problem="" if is_missing else why)
         if view.value is None:
-            status = 404 if isinstance(view.error, RunNotFound) else 503
-            return Response(render_page("problem", frame), status_code=status, media_type="text/html")
+            page = render_page("problem", frame, why=why)
+            return Response(page, status_code=404 if is_missing else 503, media_type="text/html")
         return _answer(request, view.version, lambda: render(frame).encode(), "text/html")
 
 

@@ -175,7 +175,7 @@ OverviewRow = namedtuple(
     "run_id state model_family step total_steps attempts train_loss val_loss gpu_seconds wasted_gpu_seconds "
     "last_seen_at opened_at forked_from_run detail",
 )
-"""One run: losses in nats per token, `train_loss` while it trains and `val_loss` of its newest evaluation."""
+"""One run: losses in nats per token, `train_loss` of its last step and `val_loss` of its newest evaluation."""
 
 
 def read_overview(store: ObjectStore, *, work: Path) -> tuple[OverviewRow, ...]:
@@ -252,7 +252,9 @@ class RunsQuery:
 
     def link(self, sort: str) -> str:
         """Return the address of the list sorted by another field; by the same one, the other way round."""
-        down = not self.descending if sort == self.sort else sort not in ("run_id", "state")
+        down = (
+            not self.descending if sort == self.sort else sort not in ("run_id", "state", "train_loss", "val_loss")
+        )  # the best first
         return f"/?{urlencode({'q': self.search, 'sort': sort, 'down': int(down)})}"
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from cairn.reports.plots import plot_axis, run_curves
 from cairn.reports.plots.plot_axis import BLACK, BLUE, GREY, PALE, PlotAxis, Series
+from cairn.reports.queries import run_comparison
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.stores.codec import sha256
 
@@ -23,7 +24,6 @@ _WIDTH_INCHES = 8.0
 _MANY = 30  # more ends of one reason than this would hide the others: they become ticks at the bottom
 _MARKED_POINTS = 60
 _END_DASHES = (0, (6, 2, 1, 2))
-_COLORS = (BLUE, plot_axis.ORANGE, plot_axis.GREEN, plot_axis.VERMILLION, plot_axis.PURPLE, plot_axis.SKY, BLACK, GREY)
 _DASHES = ("solid", "dashed", "dotted", "dashdot")
 _LABELS = {"step": "step", "tokens": "tokens", "time": "time of training in seconds"}
 _STYLE: Any = {
@@ -66,14 +66,14 @@ def draw_run(
     draw_loss(panels[0], axis)
     norm = axis.series("grad_norm").finite
     below = (
-        (_draw_learning_rate, axis.series("lr").finite),
-        (_draw_gradient_norm, norm.where(norm.values > 0)),
-        (_draw_speed, axis.series("tokens_per_second").finite),
+        (_draw_learning_rate, "lr", axis.series("lr").finite),
+        (_draw_gradient_norm, "grad_norm", norm.where(norm.values > 0)),
+        (_draw_speed, "tokens_per_second", axis.series("tokens_per_second").finite),
     )
-    for panel, (draw, series) in zip(panels[1:], below, strict=True):
+    for panel, (draw, name, series) in zip(panels[1:], below, strict=True):
         panel.locator_params(axis="y", nbins=3, min_n_ticks=2)
         if len(series.steps):
-            draw(panel, series)
+            draw(panel, series, axis.trends(name)[1])
         else:
             panel.set_yticks([])
     for panel in panels:
@@ -131,39 +131,41 @@ def _label_panels(panels: "Sequence[Axes]", axis: PlotAxis) -> None:
         other.spines["top"].set(visible=True, color=PALE)
 
 
-def _draw_learning_rate(panel: "Axes", rate: Series) -> None:
+def _draw_learning_rate(panel: "Axes", rate: Series, _: Series) -> None:
     _plot(panel, rate, linewidth=1.3)
     panel.set_ylim(bottom=0)
     panel.yaxis.set_major_formatter("{x:.3g}")
 
 
-def _draw_gradient_norm(panel: "Axes", norm: Series) -> None:
-    from matplotlib.ticker import LogLocator, NullLocator
+def _draw_gradient_norm(panel: "Axes", norm: Series, trend: Series) -> None:
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
     low, high = float(norm.values.min()) / 1.5, float(norm.values.max()) * 1.5
     panel.set_ylim(low, high)
     panel.set_yscale("log")
-    panel.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 9 * low else (1.0, 3.0), numticks=4))
+    few = LogLocator(subs=(1.0, 2.0, 5.0) if high < 9 * low else (1.0, 3.0), numticks=4)
+    panel.yaxis.set_major_locator(MaxNLocator(3) if high < 4.5 * low else few)
     panel.yaxis.set_major_formatter("{x:.3g}")
     panel.yaxis.set_minor_locator(NullLocator())
-    _plot_with_trend(panel, norm)
+    _plot_with_trend(panel, norm, trend)
 
 
-def _draw_speed(panel: "Axes", speed: Series) -> None:
-    _plot_with_trend(panel, speed)
+def _draw_speed(panel: "Axes", speed: Series, trend: Series) -> None:
+    _plot_with_trend(panel, speed, trend)
     panel.set_ylim(0, 1.15 * max(float(np.quantile(speed.values, 0.99)), 1e-9))
     panel.yaxis.set_major_formatter(lambda number, _: run_curves.format_number(number))
 
 
-def _plot_with_trend(panel: "Axes", series: Series) -> None:
+def _plot_with_trend(panel: "Axes", series: Series, trend: Series) -> None:
     _plot(panel, series, alpha=0.3, linewidth=0.6)
-    _plot(panel, plot_axis.smooth(series), linewidth=1.3)
+    _plot(panel, trend, linewidth=1.3)
 
 
 def _plot(panel: "Axes", series: Series, *, color: str = BLUE, **style: Any) -> None:
     """Draw a curve, thinned to what its pixel columns can show."""
     thin = plot_axis.thin_out(series, columns=plot_axis.COLUMNS)
-    panel.plot(thin.steps, thin.values, color=color, **style)
+    mark = "o" if len(thin.steps) == 1 else ""  # a line of one point is invisible
+    panel.plot(thin.steps, thin.values, color=color, marker=mark, **style)
 
 
 def _draw_events(panel: "Axes", axis: PlotAxis) -> None:
@@ -176,10 +178,10 @@ def _draw_events(panel: "Axes", axis: PlotAxis) -> None:
         style: dict[str, Any] = {"color": PALE, "alpha": 0.55, "linewidth": 0, "zorder": 0.5, "label": label}
         panel.broken_barh(widths, (0, 1), transform=height, **style)
     for rank, (reason, count) in enumerate(curves.reasons):  # the rarest last and so on top
-        color, dashes = plot_axis.reason_style(reason)
+        color, dashes, letter = plot_axis.reason_style(reason)
         top, width = (0.06, 0.6) if count > _MANY else (1.0, 1.2)
         style = {"color": color, "linestyle": dashes, "linewidth": width, "zorder": 3 + rank / 20}
-        panel.vlines(axis.places(reason), 0, top, transform=height, label=f"{reason} × {count:,}", **style)
+        panel.vlines(axis.places(reason), 0, top, transform=height, label=f"{letter}  {reason} × {count:,}", **style)
     if curves.end is not None:
         label = f"stopped early at step {curves.end.step:,}" if curves.end.stopped else "finished"
         panel.axvline(curves.end.step * axis.unit, color=BLACK, linewidth=1.0, linestyle=_END_DASHES, label=label)
@@ -188,9 +190,8 @@ def _draw_events(panel: "Axes", axis: PlotAxis) -> None:
 def draw_loss(panel: "Axes", axis: PlotAxis) -> None:
     """Draw the panel of losses: every step, the smoothed loss, held-out losses, the best checkpoint and promotions."""
     raw, probe, curves = axis.series("train_loss"), axis.series("probe_loss"), axis.curves
-    trend, before = plot_axis.smooth(raw), plot_axis.smooth(axis.series("train_loss", inherited=True))
-    mark = "." if len(raw.finite.steps) < 3 else ""
-    _plot(panel, raw, alpha=0.4, linewidth=0.6, marker=mark, label="train, each step")
+    before, trend = axis.trends("train_loss")
+    _plot(panel, raw, alpha=0.4, linewidth=0.6, label="train, each step")
     _plot(panel, trend, linewidth=1.9, label="train, smoothed")
     if curves.inherited:
         _plot(panel, before, color=GREY, linewidth=1.4, label=f"{' → '.join(curves.ancestors)}, before")
@@ -212,6 +213,11 @@ def draw_loss(panel: "Axes", axis: PlotAxis) -> None:
         style = {"s": 25, "c": BLACK, "marker": "x", "zorder": 9, "label": f"loss not finite × {len(bad):,}"}
         panel.scatter(shown, np.full(len(shown), 0.975), transform=panel.get_xaxis_transform(), **style)
     _draw_promotions(panel, axis)
+    style = {"fontsize": 6.0, "fontweight": "bold", "ha": "right", "va": "top", "zorder": 9}
+    for reason, count in curves.reasons:
+        color, _, letter = plot_axis.reason_style(reason)
+        for place in axis.places(reason) if count <= _MANY else ():
+            panel.text(place, 0.99, f"{letter} ", transform=panel.get_xaxis_transform(), color=color, **style)
     if not curves.last_step:
         panel.set_yticks([])
         panel.text(0.5, 0.5, "no step recorded yet", transform=panel.transAxes, ha="center", color=GREY)
@@ -252,16 +258,22 @@ def plot_comparison(logs: Sequence[RunLog], request: run_curves.PlotRequest, acr
     figure = _make_figure(request.width_px, request.height_px)
     panel = figure.add_subplot()
     shown = list[plot_axis.Column]()
-    for place, curves in enumerate(map(run_curves.gather_curves, logs)):
-        color, dashes = _COLORS[place % len(_COLORS)], _DASHES[place // len(_COLORS) % len(_DASHES)]
+    found, ends = [run_curves.gather_curves(log) for log in logs], list[tuple[float, float, str, str]]()
+    planned = max(curves.total_steps for curves in found)
+    for place, curves in enumerate(found):
+        colors = plot_axis.RUNS
+        color, dashes = colors[place % len(colors)], _DASHES[place // len(colors) % len(_DASHES)]
         records = [point.record for point in curves.points]
         steps = np.array([record.step for record in records], dtype=np.float64)
         positions = steps * (curves.tokens_per_step or 1) if across == "tokens" else steps
         if across == "time":
             positions = np.cumsum([record.seconds for record in records], dtype=np.float64)
-        losses = np.array([record.train_loss for record in records], dtype=np.float64)
-        trend = plot_axis.smooth(Series(steps=positions, values=losses))
-        panel.plot(trend.steps, trend.values, color=color, linestyle=dashes, linewidth=1.6, label=curves.run_id)
+        trend = PlotAxis(curves=curves, across="step", planned=planned).trends("train_loss")[1]
+        across_trend = np.interp(trend.steps, steps, positions) if len(steps) else trend.steps
+        same = run_comparison.describe_identity(logs[place], logs[:place])
+        named = f"{curves.run_id}, {same}" if same else curves.run_id
+        panel.plot(across_trend, trend.values, color=color, linestyle=dashes, linewidth=1.6, label=named)
+        ends += [(trend.values[-1], across_trend[-1], curves.run_id, color)] if len(trend.values) else []
         held = [item for item in curves.held_out if len(steps) and np.isfinite(item.val_loss)]
         at = [float(np.interp(item.step, steps, positions)) for item in held]
         values = np.array([item.val_loss for item in held], dtype=np.float64)
@@ -271,6 +283,18 @@ def plot_comparison(logs: Sequence[RunLog], request: run_curves.PlotRequest, acr
     panel.set_xlabel(_LABELS[across])
     panel.set_ylabel("loss (nats per token); dots: held-out")
     panel.legend(loc="upper right")
+    _name_ends(panel, ends)
     image = _save(figure, request.form)
     run_curves.write_output(request.file, image)
     return len(image)
+
+
+def _name_ends(panel: "Axes", ends: Sequence[tuple[float, float, str, str]]) -> None:
+    """Write the name of each line at its end (value, place, name, colour), none over another."""
+    height, above = 0.035, -np.inf
+    for value, place, name, color in sorted(ends):
+        share = panel.transAxes.inverted().transform(panel.transData.transform((place, value)))[1]
+        above = max(share, above + height)
+        panel.text(
+            place, above, f"  {name}", transform=panel.get_xaxis_transform(), color=color, fontsize=7, va="center"
+        )

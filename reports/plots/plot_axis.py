@@ -13,35 +13,39 @@ from numpy.typing import NDArray
 from cairn.reports.plots import run_curves
 from cairn.tasks.policy.termination import TerminationReason
 
-Dashes = Literal["solid", "dashed", "dotted"]
+Dashes = Literal["solid", "dashed", "dotted", "dashdot"]
+ReasonStyle = tuple[str, Dashes, str]
+"""Colour, line style and letter: without colours the latter two tell reasons apart."""
 # The colours are safe for colour-blind readers (Okabe and Ito, 2008).
 BLACK, GREY, PALE = "#000000", "#6b6b6b", "#d9d9d9"
 BLUE, SKY, GREEN, ORANGE = "#0072B2", "#56B4E9", "#009E73", "#E69F00"
 VERMILLION, PURPLE, YELLOW = "#D55E00", "#CC79A7", "#F0E442"
-_REASONS: dict[str, tuple[str, Dashes]] = {
-    TerminationReason.PREEMPTED: (SKY, "solid"),
-    TerminationReason.LOST: (ORANGE, "solid"),
-    TerminationReason.OOM: (PURPLE, "solid"),
-    TerminationReason.BAD_DATA: (GREEN, "solid"),
-    TerminationReason.DIVERGED: (BLACK, "dashed"),
-    TerminationReason.HUNG: (PURPLE, "dashed"),
-    TerminationReason.TOO_FEW_MACHINES: (SKY, "dashed"),
-    TerminationReason.STORAGE: (GREEN, "dashed"),
-    TerminationReason.ERROR: (BLACK, "solid"),
-    TerminationReason.CANCELLED: (GREY, "dashed"),
-    TerminationReason.FENCED: (GREY, "dotted"),
+RUNS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, BLACK, GREY)
+"""The colours of runs beside each other, in order."""
+_REASONS: dict[str, "ReasonStyle"] = {
+    TerminationReason.PREEMPTED: (SKY, "solid", "P"),
+    TerminationReason.LOST: (ORANGE, "dashdot", "L"),
+    TerminationReason.OOM: (PURPLE, "solid", "O"),
+    TerminationReason.BAD_DATA: (GREEN, "dotted", "B"),
+    TerminationReason.DIVERGED: (BLACK, "dashed", "D"),
+    TerminationReason.HUNG: (PURPLE, "dashed", "H"),
+    TerminationReason.TOO_FEW_MACHINES: (SKY, "dashed", "M"),
+    TerminationReason.STORAGE: (GREEN, "dashed", "S"),
+    TerminationReason.ERROR: (BLACK, "solid", "E"),
+    TerminationReason.CANCELLED: (GREY, "dashed", "C"),
+    TerminationReason.FENCED: (GREY, "dotted", "F"),
 }
 COLUMNS = 1200
 TRACE_COLUMNS = 600
 """Columns of a browser's drawing; each keeps at most four points of a curve."""
 _DRAWN = ("train_loss", "lr", "grad_norm", "tokens_per_second")
 Column = NDArray[np.float64]
-_GREATEST, _WINDOW_SHARE = 1e30, 50
+_GREATEST, _WINDOW_SHARE = 1e30, 100
 
 
-def reason_style(reason: str) -> tuple[str, Dashes]:
-    """Return colour and line style of a termination reason; black and dotted where it is unknown."""
-    return _REASONS.get(reason, (BLACK, "dotted"))
+def reason_style(reason: str) -> ReasonStyle:
+    """Return how a termination reason is drawn; black, dotted and with a question mark where it is unknown."""
+    return _REASONS.get(reason, (BLACK, "dotted", "?"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -80,26 +84,37 @@ def thin_out(series: Series, *, columns: int) -> Series:
     return Series(steps=steps[kept], values=values[kept])
 
 
-def smooth(series: Series) -> Series:
-    """Return the trend over a fiftieth of the line, narrower at its start: a running median, then a running mean."""
+def smooth(series: Series, *, planned: int) -> Series:
+    """Return the trend, a median and then a mean, each of the values up to a step, a hundredth of those `planned`.
+
+    The same window for all curves of a picture, and none that looks ahead: equal values have equal trends, and what a
+    growing curve has shown stays.
+    """
     steps, values = series.finite.steps, series.finite.values
-    if len(steps) > COLUMNS:
-        steps, values = (np.array([np.median(part) for part in np.array_split(it, COLUMNS)]) for it in (steps, values))
-    half = max(1, len(steps) // (2 * _WINDOW_SHARE))
-    return Series(steps=steps, values=_running(_running(values, half, np.median), half, np.mean))
+    if (width := -(-planned // COLUMNS)) > 1:
+        cuts = range(width, len(steps), width)
+        steps, values = (
+            np.array([np.median(part) for part in np.split(it, cuts) if len(part)]) for it in (steps, values)
+        )
+    window = max(2, planned // (_WINDOW_SHARE * width))
+    return Series(steps=steps, values=_running(_running(values, window, np.median), window, np.mean))
 
 
-def _running(values: Column, half: int, middle: Callable[[Column], Any]) -> Column:
-    windows = (values[max(0, i - min(half, i)) : i + min(half, i) + 1] for i in range(len(values)))
-    return np.array([middle(window) for window in windows], dtype=np.float64)
+def _running(values: Column, window: int, middle: Callable[[Column], Any]) -> Column:
+    windows = (values[max(0, i + 1 - window) : i + 1] for i in range(len(values)))
+    return np.array([middle(one) for one in windows], dtype=np.float64)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlotAxis:
-    """The curves of a run over steps or tokens; all values are in units of the axis."""
+    """The curves of a run over steps or tokens; all values are in units of the axis.
+
+    `planned` is the longest of the runs in the picture, in steps; 0 for this run alone.
+    """
 
     curves: run_curves.RunCurves
     across: str
+    planned: int = 0
 
     @property
     def unit(self) -> float:
@@ -114,11 +129,19 @@ class PlotAxis:
         steps = np.array([point.record.step for point in points], dtype=np.float64)
         return Series(steps=steps * self.unit, values=np.array(found, dtype=np.float64)).where(kept)
 
+    def trends(self, name: str) -> tuple[Series, Series]:
+        """Return the trend of a column of the step records: before a fork, and of the run's own steps."""
+        before, own = self.series(name, inherited=True), self.series(name)
+        steps, values = (np.concatenate(pair) for pair in ((before.steps, own.steps), (before.values, own.values)))
+        whole = smooth(Series(steps=steps, values=values), planned=self.planned or self.curves.total_steps)
+        is_own = whole.steps > (before.steps[-1] if len(before.steps) else 0)
+        return whole.where(~is_own), whole.where(is_own)
+
     @property
     def reach(self) -> float:
-        """The end of the axis: everything recorded lies before it."""
+        """The end of the axis: the planned last step, and everything recorded lies before it."""
         ends = [item.step for item in (*self.curves.interruptions, self.curves.end) if item]
-        return (max(self.curves.last_step, *ends, 0) or self.curves.total_steps or 1) * self.unit
+        return (max(self.curves.last_step, self.curves.total_steps, *ends) or 1) * self.unit
 
     def places(self, reason: str) -> Sequence[float]:
         """Return where attempts ended for this reason, at most one place a pixel column."""
@@ -127,13 +150,16 @@ class PlotAxis:
         return sorted({round(place * COLUMNS / reach): place for place in places}.values())
 
 
-def view_curves(curves: run_curves.RunCurves, *, columns: int = TRACE_COLUMNS) -> dict[str, Any]:
+def view_curves(
+    curves: run_curves.RunCurves, *, columns: int = TRACE_COLUMNS, planned: int = 0, place: int = 0
+) -> dict[str, Any]:
     """Return the curves as a browser draws them, each thinned to what so many columns can show.
 
     `traces` by name, none empty; `inherited` is before a fork. A trace has values over steps, and the seconds that
-    were trained up to each step.
+    were trained up to each step. Among runs of which the longest has so many `planned` steps it has a `place`.
     """
-    axis, records = PlotAxis(curves=curves, across="step"), [point.record for point in curves.points]
+    axis = PlotAxis(curves=curves, across="step", planned=planned)
+    records = [point.record for point in curves.points]
     steps = np.array([records[0].step - 1 if records else 0, *(record.step for record in records)], dtype=np.float64)
     seconds = np.array([0, *(record.seconds for record in records)], dtype=np.float64)
     clock = np.cumsum(np.where(np.isfinite(seconds), seconds, 0.0))  # a fork begins at 0
@@ -144,18 +170,21 @@ def view_curves(curves: run_curves.RunCurves, *, columns: int = TRACE_COLUMNS) -
 
     whole = {name: axis.series(name) for name in _DRAWN}
     drawn = {name: thin_out(series, columns=columns) for name, series in whole.items()}
-    drawn["trend"] = smooth(whole["train_loss"])
+    drawn["trend"] = axis.trends("train_loss")[1]
     drawn["inherited"] = thin_out(axis.series("train_loss", inherited=True), columns=columns)
     pairs = [(point.step, point.val_loss) for point in curves.held_out]
     held_steps, losses = np.array(pairs, dtype=np.float64).reshape(-1, 2).T
     drawn["val_loss"] = Series(steps=held_steps, values=losses).finite
     ends = []
     for reason, count in curves.reasons:
-        (color, dashes), places = reason_style(reason), np.array(axis.places(reason), dtype=np.float64)
+        (color, dashes, letter), places = reason_style(reason), np.array(axis.places(reason), dtype=np.float64)
         line = trace(Series(steps=places, values=np.zeros(len(places))))
-        ends.append({"reason": reason, "count": count, "color": color, "dashes": dashes, "trace": line})
+        style = {"color": color, "dashes": dashes, "letter": letter}
+        ends.append({"reason": reason, "count": count, **style, "trace": line})
     return {
         "run_id": curves.run_id,
+        "color": RUNS[place % len(RUNS)],
+        "total_steps": curves.total_steps,
         "tokens_per_step": curves.tokens_per_step,
         "ancestors": curves.ancestors,
         "traces": {name: trace(series) for name, series in drawn.items() if len(series.steps)},

@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 class ComparedRun:
     """One run of a comparison; `settings` are those that differ between the runs, None where a run has no such key.
 
-    Losses are in nats per token; `money` is device hours times the configured price, None without one; `arithmetics`
-    are the digests of those that its attempts computed with, in order. `better_by` is how much lower the best held-out
-    loss is than that of the run named first, over the same windows, with its standard error; `versus_first` says it in
-    words, or why the two cannot be compared.
+    Losses are in nats per token; speed, and memory in bytes, are those of the last step; `money` is device hours times
+    the configured price, None without one; `arithmetics` are the digests of those that its attempts computed with, in
+    order; `identical` says with which run before it it shares its bits, and until which step. `better_by` is how much
+    lower the best held-out loss is than that of the run named first, over the same windows, with its standard error;
+    `versus_first` says it in words, or why the two cannot be compared.
     """
 
     run_id: str
@@ -34,6 +35,8 @@ class ComparedRun:
     total_steps: int
     tokens: int
     train_loss: float | None
+    tokens_per_second: float | None
+    memory_bytes: int | None
     held_out: tuple[evaluations.HeldOutPoint, ...]
     best: evaluations.HeldOutPoint | None
     metrics: Mapping[str, float]
@@ -43,6 +46,7 @@ class ComparedRun:
     wasted_gpu_seconds: float
     money: float | None
     arithmetics: tuple[str, ...]
+    identical: str
     settings: Mapping[str, Any]
     better_by: float | None
     better_by_error: float | None
@@ -95,9 +99,25 @@ def compare_runs(logs: Sequence[run_log.RunLog]) -> RunComparison:
     keys = dict.fromkeys(key for one in settings for key in one)
     differing = tuple(key for key in keys if any(one.get(key) != settings[0].get(key) for one in settings))
     runs = [_compared(log, {key: one.get(key) for key in differing}) for log, one in zip(logs, settings, strict=True)]
+    runs = [replace(run, identical=describe_identity(logs[at], logs[:at])) for at, run in enumerate(runs)]
     first = _side(logs[0], runs[0])
     beside = (_versus(first, log, run) for log, run in zip(logs[1:], runs[1:], strict=True))
     return RunComparison(differing=differing, runs=(*runs[:1], *beside))
+
+
+def describe_identity(log: run_log.RunLog, others: Sequence[run_log.RunLog]) -> str:
+    """Return in words with which of the others the run shares its bits, and until which step; empty if with none."""
+    own, origin = _digests(log), log.state.origin
+    for other in others:
+        shared = [step for step, digest in _digests(other).items() if own.get(step) == digest]
+        shared += [origin.checkpoint.step] if origin and origin.run_id == other.run_id else []
+        if shared:
+            return f"identical to {other.run_id} until step {max(shared)}"
+    return ""
+
+
+def _digests(log: run_log.RunLog) -> dict[int, str]:
+    return {item.committed.step: item.committed.state_sha256 for item in log.state.surviving_checkpoints}
 
 
 def _side(log: run_log.RunLog, run: ComparedRun) -> "Side":
@@ -123,6 +143,7 @@ def _versus(first: "Side", log: run_log.RunLog, run: ComparedRun) -> ComparedRun
     if isinstance(found, str):
         return replace(run, versus_first=found)
     words = f"{found} than {first.named}" if found.error is not None else f"{found} against {first.named}"
+    words = words if found.better_by else f"equal to {first.named}"
     return replace(run, better_by=found.better_by, better_by_error=found.error, versus_first=words)
 
 
@@ -141,6 +162,8 @@ def _compared(log: run_log.RunLog, settings: Mapping[str, Any]) -> ComparedRun:
         total_steps=status.total_steps,
         tokens=run_lookup.tokens_at(state, status.step),
         train_loss=last.train_loss if last else None,
+        tokens_per_second=last.tokens_per_second if last else None,
+        memory_bytes=last.memory_bytes if last else None,
         held_out=held_out,
         best=evaluations.find_best(held_out),
         metrics=state.evaluations[-1].metrics if state.evaluations else {},
@@ -148,6 +171,7 @@ def _compared(log: run_log.RunLog, settings: Mapping[str, Any]) -> ComparedRun:
         money=None if price is None else seconds["gpu_seconds"] / 3600 * price,
         arithmetics=tuple(dict.fromkeys(item.arithmetic.digest for item in receipts if item.arithmetic)),
         **seconds,
+        identical="",
         settings=settings,
         better_by=None,
         better_by_error=None,

@@ -67,7 +67,7 @@ _VIEWS = {
             coalesce(live.state, rows.state) as state,
             case when live.state = 'running' then greatest(rows.step, live.step) else rows.step end as step,
             greatest(rows.last_seen_at, live.seen_at) as last_seen_at,
-            live.train_loss as train_loss,
+            coalesce(live.train_loss, rows.train_loss) as train_loss,
             rows.tokens + coalesce(live.tokens, 0) as tokens,
             rows.gpu_seconds + coalesce(live.gpu_seconds, 0) as gpu_seconds)
         from (%s) rows left join folded.open_attempts live using (run_id)""",
@@ -114,7 +114,10 @@ def _gather_runs(
         return run_status.RunPhase.RUNNING if state.open_attempt else run_status.phase_of(state)
 
     def of_run(run_id: str, state: run_state.RunState) -> dict[str, list[Any]]:
-        return {"runs": [run_tables.make_run_row(run_id, state, phase(state))]}
+        newest = state.attempts[-1].started if state.attempts and not state.deleted else None
+        named = (run_log.run_prefix(run_id), newest.attempt, newest.claim_id) if newest else None
+        last = step_log.read_last_record(store, *named) if named else None
+        return {"runs": [run_tables.make_run_row(run_id, state, phase(state), last.train_loss if last else None)]}
 
     def of_log(run_id: str, state: run_state.RunState) -> dict[str, list[Any]]:
         return run_tables.make_log_rows(run_id, state, phase(state))

@@ -107,7 +107,7 @@ ROWS: Mapping[str, type] = {
         [("host", str), ("runs", int), ("attempts", int), ("failed", int), ("last_failed_at", datetime | None)],
     ),
     # One run; `finished_at` is when its last step was committed, `deleted_at` when a person deleted its checkpoints,
-    # `last_seen_at` the newest sign of life; `train_loss` only of an open attempt. An unreadable run has only a state,
+    # `last_seen_at` the newest sign of life, `train_loss` that of the last step. An unreadable run has only a state,
     # and a detail.
     "runs": _row_type(
         "RunRow",
@@ -204,8 +204,10 @@ def _cells(record_type: type, record: object | None, prefix: str = "") -> dict[s
     return {f"{prefix}{name}": None if record is None else getattr(record, name) for name in names}
 
 
-def make_run_row(run_id: str, state: run_state.RunState, standing: run_status.RunPhase) -> Any:
-    """Return the run's own row."""
+def make_run_row(
+    run_id: str, state: run_state.RunState, standing: run_status.RunPhase, train_loss: float | None = None
+) -> Any:
+    """Return the run's own row; `train_loss` is that of the last step of its newest attempt."""
     opened, finished = state.opened, state.finished
     config = opened.config if opened else {}
     ends = [record.ended for record in state.attempts if record.ended]
@@ -223,7 +225,7 @@ def make_run_row(run_id: str, state: run_state.RunState, standing: run_status.Ru
         injected_attempts=sum(bool(receipt.injected) for receipt in receipts),
         finished_at=committed_at.get(finished.manifest_sha256) if finished else None,
         last_seen_at=max(filter(None, (state.opened_at, *signs)), default=None),
-        train_loss=None,
+        train_loss=train_loss,
         deleted_at=state.deleted_at,
         stopped=(finished.stopped or None) if finished else None,
         state_sha256=finished.state_sha256 if finished else None,

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from rich.filesize import decimal
+
 from cairn.reports.queries.receipts import ReasonRow, ReceiptSpan, group_receipts
 from cairn.tasks.text.format import format_duration, format_list, format_value, one_line, sanitize, short_digest
 
@@ -198,14 +200,17 @@ def compared_runs_table(comparison: "run_comparison.RunComparison") -> Table:
     """Return the runs, that with the least held-out loss first, and in each what differs of its configuration."""
     columns: Columns[run_comparison.ComparedRun] = {
         "run": lambda run: run.run_id,
+        "best held-out loss": lambda run: run.best.val_loss if run.best else None,
+        "at step": lambda run: run.best.step if run.best else None,
         **{key: partial(_setting, key=key) for key in comparison.differing},
+        "than the first": lambda run: run.versus_first,
+        "train loss": lambda run: run.train_loss,
+        **({"bits": lambda run: run.identical or None} if any(run.identical for run in comparison.runs) else {}),
         "state": lambda run: run.state,
         "step": lambda run: f"{run.step:,}/{run.total_steps:,}",
         "tokens": lambda run: f"{run.tokens:,}",
-        "train loss": lambda run: run.train_loss,
-        "best held-out loss": lambda run: run.best.val_loss if run.best else None,
-        "at step": lambda run: run.best.step if run.best else None,
-        "than the first": lambda run: run.versus_first,
+        "tokens/s": lambda run: run.tokens_per_second and f"{run.tokens_per_second:,.0f}",
+        "memory": lambda run: run.memory_bytes and decimal(run.memory_bytes),
         "attempts": lambda run: run.attempts,
         "device time": lambda run: format_duration(run.gpu_seconds),
         "lost": lambda run: format_duration(run.wasted_gpu_seconds),

@@ -6,6 +6,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from cairn.reports.queries.run_comparison import compare_runs, find_runs
+from cairn.reports.text.display_tables import compared_runs_table
 from cairn.storage.logs.step_log import StepRecord, step_log_key
 from cairn.storage.stores.local_store import LocalStore
 from tests.commands import Cairn
@@ -54,6 +56,19 @@ def rates(store: LocalStore) -> LocalStore:
 
 
 @pytest.mark.usefixtures("rates")
+def test_runs_of_equal_bits_say_with_which_and_until_which_step(cairn: Cairn) -> None:
+    compared = json.loads(cairn("compare", "rates", "--json").out)["runs"]
+    same = "identical to rates.lr=1e-2 until step 10"  # what these runs commit depends on the step alone
+    assert [run["identical"] for run in compared] == ["", same, same]
+
+
+def test_losses_stand_first_and_bits_speed_and_memory_beside_them(rates: LocalStore) -> None:
+    columns = compared_runs_table(compare_runs(find_runs(rates, ["rates"]))).columns
+    assert [*columns][:3] == ["run", "best held-out loss", "at step"]
+    assert {"bits", "tokens/s", "memory"} <= {*columns}
+
+
+@pytest.mark.usefixtures("rates")
 def test_the_name_of_a_set_stands_for_its_runs(cairn: Cairn) -> None:
     compared = json.loads(cairn("compare", "rates", "--json").out)
     assert [run["run_id"] for run in compared["runs"]] == ["rates.lr=1e-2", "rates.lr=1e-3", "rates.lr=1e-4"]
@@ -68,7 +83,7 @@ def test_only_what_differs_of_the_configurations_is_shown(cairn: Cairn) -> None:
 @pytest.mark.usefixtures("rates")
 def test_the_terminal_shows_the_best_run_first(cairn: Cairn) -> None:
     lines = cairn("compare", "rates").out.splitlines()
-    assert lines[0].split()[:3] == ["run", "training.lr", "state"] and "rates.lr=1e-3" in lines[1]
+    assert lines[0].split()[:2] == ["run", "best"] and "rates.lr=1e-3" in " ".join(lines[1:4]), lines
 
 
 @pytest.mark.usefixtures("rates")

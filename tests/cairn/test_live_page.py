@@ -90,6 +90,18 @@ def test_the_list_is_searched_and_sorted_by_its_address(live: LiveServer, store:
     assert live.ask("/?sort=__class__").status == 200
 
 
+@pytest.mark.parametrize(("field", "down"), [("val_loss", 0), ("train_loss", 0), ("gpu_seconds", 1), ("attempts", 1)])
+def test_a_first_click_on_a_heading_brings_the_best_or_the_most_to_the_top(
+    live: LiveServer, field: str, down: int
+) -> None:
+    assert f"sort={field}&amp;down={down}" in live.ask("/").text
+
+
+def test_a_run_that_ended_shows_the_train_loss_of_its_last_step(bard: FabricatedRun, live: LiveServer) -> None:
+    bard.end("preempted", action="resume", charged="preempted")
+    assert f'data-label="train">{4.0 - 33 / 20:.4g}</td>' in live.ask("/").text
+
+
 def test_runs_whose_value_is_unknown_come_last_however_they_are_sorted() -> None:
     nothing = dict.fromkeys(OverviewRow._fields)
     rows = [
@@ -157,7 +169,7 @@ def test_runs_are_compared_with_the_settings_that_differ_and_no_others(live: Liv
     other.start(overrides=("training.lr=0.25",))
     page = live.ask("/compare?run=bard&run=other&run=gone")
     compared = words(page.text.partition('id="runs"')[2])
-    assert "run training.lr state" in compared and "other 0.25 running" in compared, "one key differs"
+    assert "at step training.lr" in compared and "other – – 0.25 – running" in compared, "one key differs"
     assert "no run &#39;gone&#39;" in page.text
     assert [view["run_id"] for view in curves(live, "bard", "other")] == ["bard", "other"]
 
@@ -195,6 +207,7 @@ def test_a_store_that_goes_away_is_told_with_what_was_last_read_and_comes_back(
 def test_a_store_that_was_never_made_and_a_run_that_is_not_there_are_told(live: LiveServer, tmp_path: Path) -> None:
     missing = live.ask("/runs/brad")
     assert missing.status == 404 and "did you mean bard" in missing.text
+    assert "cannot be read now" not in missing.text, "the store was read: it has no such run"
     with served(LocalStore(tmp_path / "nowhere"), tmp_path / "work") as empty:
         page = empty.ask("/")
         assert page.status == 503 and "there is no such folder" in page.text

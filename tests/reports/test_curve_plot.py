@@ -16,7 +16,7 @@ import pytest
 
 from cairn.flows.orchestrator.run_overview import Drawing, curve_markdown, is_due
 from cairn.reports.plots.curve_plot import draw_loss, draw_run
-from cairn.reports.plots.plot_axis import PlotAxis, Series, reason_style, smooth, thin_out
+from cairn.reports.plots.plot_axis import COLUMNS, PlotAxis, Series, reason_style, smooth, thin_out
 from cairn.reports.plots.run_curves import (
     Interruption,
     PromotedPoint,
@@ -282,7 +282,13 @@ def pixels_of(drawn: RunCurves, color: bytes) -> int:
 
 def test_every_reason_looks_different() -> None:
     looks = [reason_style(reason) for reason in TerminationReason if reason != "completed"]
-    assert len(set(looks)) == len(looks)
+    assert len(set(looks)) == len(looks) == len({letter for _, _, letter in looks}), "the letters alone tell them apart"
+
+
+@pytest.mark.parametrize(("total_steps", "reach"), [(500, 500), (40, 100), (0, 100)])
+def test_the_axis_goes_to_the_planned_last_step_or_to_where_the_records_end(total_steps: int, reach: int) -> None:
+    drawn = replace(curves([line(step) for step in range(1, 101)]), total_steps=total_steps)
+    assert PlotAxis(curves=drawn, across="step").reach == reach
 
 
 def test_white_stays_white_where_the_colors_of_a_picture_are_reduced() -> None:
@@ -299,18 +305,37 @@ def test_thinning_keeps_every_spike_both_ends_and_the_order() -> None:
     assert (kept.steps[0], kept.steps[-1]) == (1.0, 1_000_000.0)
 
 
-def test_the_trend_follows_the_line_from_its_first_value_and_ignores_one_spike() -> None:
+def test_the_trend_follows_the_line_at_most_two_windows_behind_it_and_ignores_one_spike() -> None:
     steps = np.arange(1.0, 501.0)
     values = 3 + 7 * np.exp(-steps / 40)
     spiked = values.copy()
     spiked[250] = 1000.0
-    trend = smooth(Series(steps=steps, values=spiked))
-    assert np.abs(trend.values - values).max() < 0.35
+    trend, behind = smooth(Series(steps=steps, values=spiked), planned=500).values, 2 * 500 // 100
+    assert trend[0] == values[0] and (trend >= values - 1e-12).all()
+    assert (trend[behind:] <= values[:-behind]).all()
+
+
+@pytest.mark.parametrize("planned", [60, 500, 5_000])
+@pytest.mark.parametrize("seen", [1, 59, 60, 400])
+def test_a_curve_that_grows_does_not_change_the_past_of_its_trend(planned: int, seen: int) -> None:
+    values = np.random.default_rng(seed=1).normal(size=3_000)
+    whole = smooth(Series(steps=np.arange(1.0, 3_001.0), values=values), planned=planned).values
+    width = max(1, -(-planned // COLUMNS))
+    earlier = smooth(Series(steps=np.arange(1.0, seen * width + 1), values=values[: seen * width]), planned=planned)
+    assert (earlier.values == whole[: len(earlier.values)]).all()
+
+
+def test_a_fork_has_its_parents_trend_up_to_where_it_branches_and_the_same_window_after_it() -> None:
+    points = [line(step, loss=3.0 + (step * 7919 % 13) / 10) for step in range(1, 101)]
+    alone, fork = curves(points), replace(curves(points[60:]), inherited=curves(points[:60]).points)
+    before, after = PlotAxis(curves=fork, across="step").trends("train_loss")
+    (_, whole) = PlotAxis(curves=alone, across="step").trends("train_loss")
+    assert [*before.values, *after.values] == [*whole.values]
 
 
 def test_what_is_not_finite_is_no_part_of_the_trend() -> None:
     values = np.array([1.0, math.nan, 1.0, math.inf, 1.0])
-    assert (smooth(Series(steps=np.arange(5.0), values=values)).values == 1.0).all()
+    assert (smooth(Series(steps=np.arange(5.0), values=values), planned=5).values == 1.0).all()
 
 
 def test_ends_of_one_reason_share_a_pixel_column() -> None:

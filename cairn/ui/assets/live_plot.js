@@ -2,19 +2,21 @@
 "use strict";
 
 (() => {
-  const PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8c6bb1", "#6b6b6b"];
   const LABELS = { step: "step", tokens: "tokens", time: "minutes of training" };
   const MOST_SHADES = 200;
+  const MOST_LETTERS = 30;
   const CONFIG = { displaylogo: false, responsive: true, displayModeBar: false, scrollZoom: false };
   const state = new WeakMap();
 
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const seen = (color) => (color === "#000000" ? css("--ink") : color); // the palette comes with the curves
+  const unit = (view, axis) => (axis === "tokens" && view.tokens_per_step ? view.tokens_per_step : 1);
   // The library reads a few tags in names; a name from a store has none.
   const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;");
 
   function places(view, trace, axis) {
     if (axis === "time") return trace.seconds.map((value) => value / 60);
-    return axis === "tokens" && view.tokens_per_step ? trace.steps.map((step) => step * view.tokens_per_step) : trace.steps;
+    return trace.steps.map((step) => step * unit(view, axis));
   }
 
   function line(view, name, axis, shown) {
@@ -42,25 +44,25 @@
     return view.ends.map((end) => {
       const x = places(view, end.trace, axis).flatMap((place) => [place, place, null]);
       const y = end.trace.steps.flatMap(() => [0, 1, null]);
-      const color = end.color === "#000000" ? css("--ink") : end.color;
-      const dash = { solid: "solid", dashed: "dash", dotted: "dot" }[end.dashes];
-      return { x, y, yaxis: "y5", type: "scatter", mode: "lines", name: plain(`${end.reason} × ${end.count}`), line: { color, width: 1.2, dash }, hoverinfo: "name+x" };
+      const color = seen(end.color);
+      const text = end.trace.steps.flatMap(() => ["", end.count > MOST_LETTERS ? "" : end.letter, ""]);
+      const dash = { solid: "solid", dashed: "dash", dotted: "dot", dashdot: "dashdot" }[end.dashes];
+      const letters = { mode: "lines+text", text, textposition: "bottom left", textfont: { color, size: 10 } };
+      return { x, y, yaxis: "y5", type: "scatter", ...letters, name: plain(`${end.letter} ${end.reason} × ${end.count}`), line: { color, width: 1.2, dash }, hoverinfo: "name+x" };
     });
   }
 
   function promotions(view, axis) {
     const found = view.promotions.filter((item) => item.val_loss !== null);
     if (!found.length || axis === "time") return [];
-    const unit = axis === "tokens" ? view.tokens_per_step || 1 : 1;
     const marker = { symbol: "star", size: 14, color: "#E69F00", line: { color: css("--ink"), width: 1 } };
-    return [{ x: found.map((item) => item.step * unit), y: found.map((item) => item.val_loss), text: found.map((item) => plain(item.alias)), type: "scatter", mode: "markers", name: "promoted", marker, hoverinfo: "text+x+y" }];
+    return [{ x: found.map((item) => item.step * unit(view, axis)), y: found.map((item) => item.val_loss), text: found.map((item) => plain(item.alias)), type: "scatter", mode: "markers", name: "promoted", marker, hoverinfo: "text+x+y" }];
   }
 
   function shades(view, axis) {
     if (axis === "time") return [];
-    const unit = axis === "tokens" ? view.tokens_per_step || 1 : 1;
     return view.replays.slice(-MOST_SHADES).map((item) => ({
-      type: "rect", xref: "x", yref: "paper", x0: (item.first_step - 1) * unit, x1: item.last_step * unit, y0: 0, y1: 1,
+      type: "rect", xref: "x", yref: "paper", x0: (item.first_step - 1) * unit(view, axis), x1: item.last_step * unit(view, axis), y0: 0, y1: 1,
       fillcolor: css("--soft"), opacity: 0.16, line: { width: 0 }, layer: "below",
     }));
   }
@@ -74,8 +76,8 @@
   }
 
   function several(views, axis, controls) {
-    return views.flatMap((view, place) => {
-      const color = PALETTE[place % PALETTE.length];
+    return views.flatMap((view) => {
+      const color = seen(view.color);
       const held = heldOut(view, axis, color, "").map((trace) => ({ ...trace, showlegend: false }));
       return [...loss({ ...view, traces: { ...view.traces, inherited: undefined } }, axis, color, view.run_id, controls), ...held];
     });
@@ -93,6 +95,7 @@
       yaxis: y(isSingle ? [0.47, 1] : [0, 1], "loss", { type: controls.log ? "log" : "linear" }),
       xaxis: axisStyle({ title: { text: LABELS[axis], standoff: 8 }, anchor: isSingle ? "y4" : "y", rangemode: "tozero" }),
     };
+    if (axis !== "time") own.xaxis.range = [0, 1.01 * Math.max(1, ...views.map((view) => view.total_steps * unit(view, axis)))];
     if (isSingle) {
       own.yaxis2 = y([0.32, 0.43], "lr", { nticks: 3, exponentformat: "e" });
       own.yaxis3 = y([0.16, 0.27], "grad norm", { nticks: 3, type: "log" });
