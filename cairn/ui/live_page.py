@@ -42,9 +42,9 @@ _Runs = Annotated[list[str], Query(alias="run")]
 LEAST_SECONDS, _REST, _MOST_VIEWS = 1.0, 200, 24  # nothing is read again sooner than after a second
 _MOST_READING_SECONDS = 2.0  # the logs of 1,000 runs take less where they were never folded
 _EMPTY = "sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU="  # a style element that Plotly fills through the CSSOM
-_HIDDEN = "sha256-ji27qzEtxXZW+7dun6UwjHXJ18e6WAin1VvNtkzIE/o="  # the one style attribute that it writes as text
+_MAPS = "sha256-ji27qzEtxXZW+7dun6UwjHXJ18e6WAin1VvNtkzIE/o="  # that of its maps, which it fills as text
 _POLICY = (
-    f"default-src 'none'; script-src 'self'; style-src 'self' '{_EMPTY}' 'unsafe-hashes' '{_HIDDEN}'; "
+    f"default-src 'none'; script-src 'self'; style-src 'self' '{_EMPTY}' '{_MAPS}'; "
     "connect-src 'self'; img-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
 HEADERS = {
