@@ -4,6 +4,7 @@ import os
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +12,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from cairn.cli.app import Flag, Json, Overrides, Reference, Seconds, Url, open_chosen_store, store_option
-from cairn.cli.texts import describe_finished_run, describe_plan, print_watch
+from cairn.cli.texts import describe_finished_run, describe_plan, print_blocks, print_watch
 from cairn.reports.queries.run_lookup import find_checkpoint
 from cairn.storage.logs.run_log import RunLog
 from cairn.tasks.attempt.shutdown_signal import Terminated, exit_on_notice, raise_on_notice
@@ -71,10 +72,12 @@ def train(
 
     request = TrainingRequest(config=config, run_id=run_id, overrides=set_, store=store, start_over=start_over)
     members = expand_set(choose_run_id(request), request.overrides)
-    if dry_run or overfit_one_batch or is_other_node(os.environ):
-        return _act_once(request, len(members), is_plan=dry_run, is_trial=overfit_one_batch, json=json)
-    server = SessionServer(os.environ, say=say)
     requests = [replace(request, run_id=one.run_id, overrides=one.overrides) for one in members]
+    if dry_run:
+        return _print_plans(requests, json=json)
+    if overfit_one_batch or is_other_node(os.environ):
+        return _act_once(requests, is_trial=overfit_one_batch, json=json)
+    server = SessionServer(os.environ, say=say)
     resolved = [resolve_request(one, os.environ) for one in requests]  # a value that is refused stops all of them
     codes, logs = list[ExitCode](), list[RunLog]()
     for one in resolved:
@@ -92,33 +95,42 @@ def train(
             say("preempted; the same command continues")
             codes.append(ExitCode.PREEMPTED)
             break
-        codes.append(_say_end(one, log, configuration, end, is_read=json))
+        codes.append(_say_end(one, log, configuration, end, is_read=json, is_member=len(members) > 1))
         logs.append(log)
         if codes[-1] in _LEAVING:
             break
         exit_on_notice(ExitCode.PREEMPTED)  # until the next run listens
     code = next((code for code in codes if code is not ExitCode.DONE), ExitCode.DONE)
-    _say_all(logs if json else [], choose_run_id(request) if len(members) > 1 else "", code, store)
+    _say_all(logs, choose_run_id(request) if len(members) > 1 else "", code, store, json=json)
     prefect_session.leave_undelivered(code, server)
     return code
 
 
-def _say_all(logs: list[RunLog], set_name: str, code: ExitCode, store: str) -> None:
-    """Print what the logs say, of a set in a list; how the runs of a set are compared."""
+def _say_all(logs: list[RunLog], set_name: str, code: ExitCode, store: str, *, json: bool) -> None:
+    """Print what the logs say: as JSON, of a set in a list; else the runs of a set beside each other."""
+    from cairn.reports.queries.run_comparison import compare_runs
     from cairn.reports.queries.run_status import read_status
+    from cairn.reports.text.display_tables import compared_runs_table
 
-    statuses = [read_status(log) for log in logs]
-    if statuses:
-        print_document(statuses if set_name else statuses[0])
     exit_on_notice(code)
-    if set_name and code not in _LEAVING:
-        say(f"compare them: cairn compare {set_name}{store_option(store, os.environ)}")
+    if json:
+        statuses = [read_status(log) for log in logs]
+        print_document(statuses if set_name else statuses[0]) if statuses else None
+    elif set_name and code not in _LEAVING:
+        print_blocks(compared_runs_table(compare_runs(logs)))
+        say(f"draw them: cairn compare {set_name} --png {set_name}.png{store_option(store, os.environ)}")
 
 
 def _say_end(
-    resolved: "ResolvedRequest", log: RunLog, configuration: "RunConfig", end: FlowEnd, *, is_read: bool
+    resolved: "ResolvedRequest",
+    log: RunLog,
+    configuration: "RunConfig",
+    end: FlowEnd,
+    *,
+    is_read: bool,
+    is_member: bool,
 ) -> ExitCode:
-    """Say how a run ended and return its code; its log is read where something of it is printed."""
+    """Say how a run ended, of a set in one line, and return its code; its log is read where it is printed."""
     code = EXIT_CODES[end.reason]
     exit_on_notice(code)
     if code is not ExitCode.DONE:
@@ -126,7 +138,8 @@ def _say_end(
     if code is ExitCode.DONE or is_read:
         log.refresh()
     if code is ExitCode.DONE:
-        for line in describe_finished_run(log, configuration, resolved.store_url, end.message):
+        lines = describe_finished_run(log, configuration, resolved.store_url, end.message)
+        for line in islice(lines, 1 if is_member else None):
             say(line)
     return code
 
@@ -159,41 +172,67 @@ def fork(reference: Reference, new_run: str, *, set_: Overrides = (), store: Url
     say(f"train it: cairn train --run-id {new_run}{store_option(store, os.environ)}")
 
 
-def _act_once(request: "TrainingRequest", members: int, *, is_plan: bool, is_trial: bool, json: bool) -> ExitCode:
-    """Say what would happen, or overfit one batch, and write nothing; else lend this machine to the run's trainer.
+def _check(request: "TrainingRequest") -> "tuple[ResolvedRequest, RunLog, RunConfig]":
+    """Return a checked request, its log and its configuration; write nothing."""
+    from cairn.flows.preparation.preflight import check_before_start
+    from cairn.flows.preparation.training_request import resolve_request
+
+    resolved = resolve_request(request, os.environ)
+    log = resolved.open_log()
+    return resolved, log, check_before_start(resolved, log, os.environ, writable=False)
+
+
+def _settle(configuration: "RunConfig") -> "RunConfig":
+    """Return the configuration with the numerics of this machine; write nothing."""
+    from cairn.tasks.machine.machine_speed import numerics_here
+
+    numerics = numerics_here(configuration.training, configuration.model, work_folder(os.environ), keep=False)
+    return configuration.with_mode(precision=numerics.precision, kernels=numerics.kernels)
+
+
+def _print_plans(requests: "list[TrainingRequest]", *, json: bool) -> ExitCode:
+    """Say what would happen, of a set run by run; refuse what a start would refuse."""
+    from cairn.flows.preparation import preflight
+    from cairn.flows.preparation.training_plan import PlanAction, plan_training
+    from cairn.tasks.trainer.trainer_group import trainer_group
+
+    plans = []
+    for request in requests:
+        resolved, log, configuration = _check(request)
+        settled = _settle(configuration)
+        memory = preflight.available_memory(settled.training, trainer_group(settled.training, os.environ))
+        plan = plan_training(log, settled, resolved.base_dir, memory)
+        plans.append((plan, settled, memory, log.store))
+        if not json:
+            print_facts(describe_plan(plan, settled))
+    if json:
+        print_document([plan for plan, *_ in plans] if len(plans) > 1 else plans[0][0])
+    for plan, settled, memory, run_store in plans:
+        preflight.require_memory(settled, plan.data.vocab_size, plan.memory.sizes, memory)
+        if plan.action != PlanAction.NOTHING:
+            preflight.require_room(run_store, plan.room)
+    return ExitCode.DONE
+
+
+def _act_once(requests: "list[TrainingRequest]", *, is_trial: bool, json: bool) -> ExitCode:
+    """Overfit one batch, and write nothing; else lend this machine to the run's trainer.
 
     The first of several machines trains the run; all were given the same command.
     """
-    from cairn.flows.preparation.preflight import available_memory, check_before_start, require_memory, require_room
-    from cairn.flows.preparation.training_plan import PlanAction, plan_training
-    from cairn.flows.preparation.training_request import resolve_request
     from cairn.flows.run.node_service import NodeService
-    from cairn.tasks.machine.machine_speed import numerics_here
     from cairn.tasks.trainer.trainer_group import trainer_group
 
-    if members > 1:
+    if len(requests) > 1:
         raise InvalidConfiguration("--set: names a set of runs, and this is done for one run: give each key one value")
-    resolved = resolve_request(request, os.environ)
-    log = resolved.open_log()
-    configuration = check_before_start(resolved, log, os.environ, writable=False)
-    group = trainer_group(configuration.training, os.environ)
-    if not (is_plan or is_trial):
+    resolved, log, configuration = _check(requests[0])
+    if not is_trial:
+        group = trainer_group(configuration.training, os.environ)
         return NodeService(log, configuration, group, work_folder(os.environ), say=say).run()
-    numerics = numerics_here(configuration.training, configuration.model, work_folder(os.environ), keep=False)
-    settled = configuration.with_mode(precision=numerics.precision, kernels=numerics.kernels)
-    if not is_plan:
-        from cairn.operations.unrecorded_training import overfit_one_batch
+    from cairn.operations.unrecorded_training import overfit_one_batch
 
-        found = overfit_one_batch(settled, log, resolved.base_dir, say)
-        print_document(found) if json else print(f"{'sound' if found.sound else 'NOT SOUND'}: {found.why}")
-        return ExitCode.DONE if found.sound else ExitCode.ERROR
-    memory = available_memory(settled.training, group)
-    plan = plan_training(log, settled, resolved.base_dir, memory)
-    print_document(plan) if json else print_facts(describe_plan(plan, settled))
-    require_memory(settled, plan.data.vocab_size, plan.memory.sizes, memory)
-    if plan.action != PlanAction.NOTHING:
-        require_room(log.store, plan.room)
-    return ExitCode.DONE
+    found = overfit_one_batch(_settle(configuration), log, resolved.base_dir, say)
+    print_document(found) if json else print(f"{'sound' if found.sound else 'NOT SOUND'}: {found.why}")
+    return ExitCode.DONE if found.sound else ExitCode.ERROR
 
 
 def watch(

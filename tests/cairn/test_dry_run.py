@@ -289,3 +289,15 @@ def test_a_dry_run_says_that_the_file_system_makes_no_hard_links(
     monkeypatch.setattr(os, "link", refuse)
     ended = cairn("train", str(config), "--dry-run")
     assert ended.code == 2 and "makes no hard links, which the log needs" in ended.err
+
+
+def test_a_dry_run_of_a_set_plans_each_of_its_runs(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = run_command(["train", str(config), "--dry-run", "--json", "--set", "training.lr=1e-3,3e-4"])
+    plans = json.loads(capsys.readouterr().out)
+    assert code == 0 and [plan["run_id"] for plan in plans] == ["run.lr=0.001", "run.lr=0.0003"]
+    assert [plan["config"]["training"]["lr"] for plan in plans] == [1e-3, 3e-4]
+
+
+def test_one_run_of_a_set_that_no_start_would_take_refuses_the_plan_of_all(config: Path, cairn: Cairn) -> None:
+    ended = cairn("train", str(config), "--dry-run", "--set", "model.n_head=2,3")
+    assert ended.code == 2 and "n_head" in ended.err

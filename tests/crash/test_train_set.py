@@ -21,6 +21,9 @@ def train_pair(command: Command) -> int:
 
 def test_a_set_is_trained_to_its_end_and_trained_again_it_is_done(command: Command) -> None:
     assert (train_pair(command), train_pair(command)) == (0, 0), command.output()
+    first = command.output().partition("draw them: cairn compare pair --png pair.png")[0]
+    assert first.count("try:") == 0 and all(f"run {name}: " in first for name in MEMBERS), "a line for each of its runs"
+    assert "best held-out" in first.rpartition(MEMBERS[1])[0], "and all of them beside each other"
     assert {run.run_id: (run.state, run.attempts) for run in list_runs(command.store)} == {
         name: ("finished", 1) for name in MEMBERS
     }
