@@ -23,6 +23,7 @@ from cairn.tasks.policy.termination import EXIT_CODES, ExitCode, FlowEnd
 from cairn.tasks.text.output import print_document, print_facts, say
 
 if TYPE_CHECKING:
+    from cairn.flows.orchestrator.session_server import SessionServer
     from cairn.flows.preparation.training_request import ResolvedRequest, TrainingRequest
     from cairn.tasks.configuration.run_configuration import RunConfig
 
@@ -64,7 +65,6 @@ def train(
         cairn train run.toml --run-id rates --set training.lr=1e-3,3e-4
     """
     from cairn.flows.orchestrator.session_server import SessionServer
-    from cairn.flows.preparation.preflight import check_before_start
     from cairn.flows.preparation.training_request import TrainingRequest, choose_run_id, resolve_request
     from cairn.flows.run.node_service import is_other_node
     from cairn.operations import prefect_session
@@ -82,15 +82,7 @@ def train(
     codes, logs = list[ExitCode](), list[RunLog]()
     for one in resolved:
         try:
-            with raise_on_notice() as add_signal:
-                log = one.open_log()
-                configuration = check_before_start(one, log, os.environ)
-                add_signal(configuration.preemption.signal)
-                end = prefect_session.end_without_flow(log, configuration, os.environ)
-                if end is None:
-                    with prefect_session.training_session(one, configuration, log, server) as session:
-                        end = session.train(one, session.steps, session.host)
-                        session.end(end)
+            log, configuration, end = _train_one(one, server)
         except Terminated:
             say("preempted; the same command continues")
             codes.append(ExitCode.PREEMPTED)
@@ -104,6 +96,23 @@ def train(
     _say_all(logs, choose_run_id(request) if len(members) > 1 else "", code, store, json=json)
     prefect_session.leave_undelivered(code, server)
     return code
+
+
+def _train_one(resolved: "ResolvedRequest", server: "SessionServer") -> "tuple[RunLog, RunConfig, FlowEnd]":
+    """Train a run unless it is finished; return its log, its configuration and its end. Raises `Terminated`."""
+    from cairn.flows.preparation.preflight import check_before_start
+    from cairn.operations import prefect_session
+
+    with raise_on_notice() as add_signal:
+        log = resolved.open_log()
+        configuration = check_before_start(resolved, log, os.environ)
+        add_signal(configuration.preemption.signal)
+        end = prefect_session.end_without_flow(log, configuration, os.environ)
+        if end is None:
+            with prefect_session.training_session(resolved, configuration, log, server) as session:
+                end = session.train(resolved, session.steps, session.host)
+                session.end(end)
+    return log, configuration, end
 
 
 def _say_all(logs: list[RunLog], set_name: str, code: ExitCode, store: str, *, json: bool) -> None:

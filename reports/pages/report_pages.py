@@ -17,7 +17,7 @@ from urllib.parse import urlencode
 from cairn.reports.pages.run_report import RunReport, gather_report
 from cairn.reports.plots import run_curves
 from cairn.reports.queries import post_mortem, receipts, run_lookup, run_query, run_status
-from cairn.reports.text import display_tables, post_mortem_text
+from cairn.reports.text import answer_text, display_tables, post_mortem_text
 from cairn.storage.logs import run_log, step_log
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.policy.termination import TerminationReason
@@ -87,7 +87,8 @@ def html_environment() -> "Environment":
         columns = zip(table.columns, zip(*table.rows, strict=True), strict=False)
         return {name for name, cells in columns if all(_NUMBER.fullmatch(format.format_value(cell)) for cell in cells)}
 
-    return _environment(autoescape=True, css_class=css_class, commands=commands, number_columns=number_columns)
+    shown: dict[str, Callable[..., object]] = {"css_class": css_class, "describe_speed": answer_text.describe_speed}
+    return _environment(autoescape=True, commands=commands, number_columns=number_columns, **shown)
 
 
 def _environment(*, autoescape: bool, **filters: Callable[..., object]) -> "Environment":

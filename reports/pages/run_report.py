@@ -99,7 +99,7 @@ def gather_report(
         newest_seq=log.seq,
         model_family=curves.model_family,
         opened_at=state.opened_at,
-        status=run_status.make_status(log, beat),
+        status=run_status.make_status(log, beat, lines[-1] if lines and beat else None),
         state_sha256=newest.committed.state_sha256 if newest else None,
         best=curves.best,
         verdict=next((item.verdict for item in reversed(state.evaluations) if item.verdict), None),

@@ -6,7 +6,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from cairn.reports.queries.run_lookup import configuration_document, read_beat
+from cairn.reports.queries.run_lookup import configuration_document, read_beat, tokens_per_step
 from cairn.storage.errors import IntegrityError
 from cairn.storage.logs import run_entries, run_index, run_log, run_state, step_log
 from cairn.storage.stores.codec import convert
@@ -48,7 +48,10 @@ class BudgetStatus:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunStatus:
-    """One run at a glance; an evaluation is outstanding while it pins its checkpoint."""
+    """One run at a glance; an evaluation is outstanding while it pins its checkpoint.
+
+    Speed, and the seconds that the steps left take at it, are of a run that trains.
+    """
 
     run_id: str
     state: str
@@ -65,6 +68,8 @@ class RunStatus:
     symptom: str = ""
     forked_from: str | None = None
     evaluations_outstanding: int = 0
+    tokens_per_second: float | None = None
+    seconds_left: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,12 +89,18 @@ class RunSummary:
 
 def read_status(log: run_log.RunLog) -> RunStatus:
     """Return the status of a run that was read."""
-    return make_status(log, read_beat(log))
+    owner = log.state.open_attempt.started if log.state.open_attempt else None
+    last = step_log.read_last_record(log.store, log.prefix, owner.attempt, owner.claim_id) if owner else None
+    return make_status(log, read_beat(log), last)
 
 
-def make_status(log: run_log.RunLog, beat: step_log.Heartbeat | None) -> RunStatus:
-    """Return the status of a run that was read, with this heartbeat of its open attempt."""
+def make_status(
+    log: run_log.RunLog, beat: step_log.Heartbeat | None, last: step_log.StepRecord | None = None
+) -> RunStatus:
+    """Return the status of a run that was read, with the heartbeat and the last step of its open attempt."""
     state, standing = log.state, phase_of(log.state)
+    speed = last.tokens_per_second if last and standing == RunPhase.RUNNING else None
+    total, step = state.opened.total_steps if state.opened else 0, max(state.reached_step, beat.step if beat else 0)
     owner, beat = (state.open_attempt, beat) if standing == RunPhase.RUNNING else (None, None)
     limits = configuration_document(state).get("budgets")
     if not limits:
@@ -106,8 +117,8 @@ def make_status(log: run_log.RunLog, beat: step_log.Heartbeat | None) -> RunStat
     return RunStatus(
         run_id=log.run_id,
         state=standing,
-        step=max(state.reached_step, beat.step if beat else 0),
-        total_steps=state.opened.total_steps if state.opened else 0,
+        step=step,
+        total_steps=total,
         newest_committed_step=state.newest_committed.committed.step if state.newest_committed else None,
         owner=owner.started.placement if owner else None,
         budgets=count_budgets(state, limits),
@@ -119,6 +130,8 @@ def make_status(log: run_log.RunLog, beat: step_log.Heartbeat | None) -> RunStat
         symptom=beat.symptom if beat else "",
         forked_from=f"{state.origin.run_id}@{state.origin.checkpoint.step}" if state.origin else None,
         evaluations_outstanding=sum(pin.suite_sha256 is not None for pin in state.pins),
+        tokens_per_second=speed,
+        seconds_left=(total - step) * tokens_per_step(state) / speed if speed else None,
     )
 
 

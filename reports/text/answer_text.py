@@ -41,6 +41,7 @@ def status_facts(status: "run_status.RunStatus") -> Facts:
     windows = f"{format_count(count, 'window')} of the data, never drawn again; `cairn log` says why" if count else ""
     forked = {"forked from": status.forked_from} if status.forked_from else {}
     notes = {"stopped early": status.stopped_early, "quarantined": windows}
+    notes |= {"speed": describe_speed(status)}
     notes |= {"evaluations": f"{status.evaluations_outstanding} outstanding" if status.evaluations_outstanding else ""}
     notes |= {"bits": status.bits, "warning": status.symptom, "injected": status.injected}
     return {
@@ -54,6 +55,12 @@ def status_facts(status: "run_status.RunStatus") -> Facts:
         **{name: text for name, text in notes.items() if text},
         "next": status.next,
     }
+
+
+def describe_speed(status: "run_status.RunStatus") -> str:
+    """Return the speed of a run that trains, and how long its other steps take at it; empty for any other."""
+    speed, left = status.tokens_per_second, status.seconds_left
+    return "" if speed is None or left is None else f"{speed:,.0f} tokens/s, {format_duration(left)} to go"
 
 
 def describe_left(left: Mapping[str, int | None]) -> str:

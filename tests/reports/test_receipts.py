@@ -2,19 +2,23 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from cairn.reports.queries.alias_history import list_promotions
 from cairn.reports.queries.evaluations import list_evaluations
 from cairn.reports.queries.post_mortem import gather_post_mortem
 from cairn.reports.queries.receipts import count_reasons, read_receipts
-from cairn.reports.queries.run_lookup import read_beat, read_checkpoints
+from cairn.reports.queries.run_lookup import read_beat, read_checkpoints, tokens_per_step
 from cairn.reports.queries.run_status import read_status
+from cairn.reports.text.answer_text import describe_speed
 from cairn.reports.text.post_mortem_text import post_mortem_answer
+from cairn.storage.logs.step_log import StepRecord, step_log_key
 from cairn.storage.stores.codec import encode
 from cairn.storage.stores.local_store import LocalStore
 from cairn.tasks.attempt.attempt_entries import evidence_document
 from cairn.tasks.policy.failures import Evidence, classify
+from cairn.tasks.text.format import format_duration
 from tests.entries import placement
 from tests.fabricated_run import FabricatedRun
 
@@ -37,7 +41,7 @@ EVALUATION = {
 STATUS = {
     "run_id", "state", "step", "total_steps", "newest_committed_step", "owner", "budgets", "next",
     "stopped_early", "quarantined_windows", "bits", "injected", "symptom", "forked_from",
-    "evaluations_outstanding",
+    "evaluations_outstanding", "tokens_per_second", "seconds_left",
 }
 MODEL = {
     "alias", "run_id", "step", "manifest_sha256", "evaluation", "promoted_at", "by", "why", "previous",
@@ -168,3 +172,33 @@ def test_a_model_has_every_field_of_the_contract(bard: FabricatedRun, store: Loc
 
 def test_the_present_champion_comes_first(bard: FabricatedRun, store: LocalStore) -> None:
     assert [(view.step, view.current) for view in list_promotions(store)] == [(20, True), (10, False)]
+
+
+def test_the_status_of_a_run_that_trains_has_its_speed_and_the_time_left_at_it(bard: FabricatedRun) -> None:
+    owner = bard.log.state.open_attempt
+    assert owner is not None
+    record = StepRecord(
+        step=30,
+        attempt=owner.started.attempt,
+        train_loss=3.0,
+        lr=0.1,
+        grad_norm=1.0,
+        tokens_per_second=50.0,
+        mfu=0.1,
+        memory_bytes=1,
+        seconds=0.5,
+        probe_loss=None,
+        sample=None,
+    )
+    key = step_log_key(bard.log.prefix, record.attempt, owner.started.claim_id)
+    bard.log.store.write(key, msgspec.json.encode(record) + b"\n")
+    status, each = read_status(bard.log), tokens_per_step(bard.log.state)
+    left = (status.total_steps - status.step) * each / 50.0
+    assert (status.tokens_per_second, status.seconds_left) == (50.0, left) and left > 0
+    assert describe_speed(status) == f"50 tokens/s, {format_duration(left)} to go"
+
+
+def test_a_run_that_does_not_train_has_no_speed(bard: FabricatedRun) -> None:
+    bard.end("preempted", action="resume", charged="preempted")
+    status = read_status(bard.log)
+    assert (status.tokens_per_second, status.seconds_left, describe_speed(status)) == (None, None, "")
