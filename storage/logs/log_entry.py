@@ -129,6 +129,13 @@ def newer_entry(entry: Entry) -> NewerEntry:
     return NewerEntry(seq=entry.seq, kind=entry.kind, version=entry.version)
 
 
+def check_place(log: str, name: str, told: str) -> None:
+    """Raise `IntegrityError` where a log's entries are those of another run or alias than its place is named after."""
+    if told != name:
+        problem = f"its entries are those of {told[:80]!a}, and it lies where {name} should"
+        raise errors.IntegrityError(f"{log}: {problem}: move the folder back, or delete it")
+
+
 def describe_newer(newer: NewerEntry | None) -> str:
     """Return in words why a log with this entry is closed to this program's writers; empty for None."""
     if newer is None:

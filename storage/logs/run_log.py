@@ -170,7 +170,10 @@ class RunLog(fold_cache.LogFold[RunState]):
     def refresh(self) -> RunState:
         """Read the entries appended since and return the state; the first time, start from the cached fold."""
         with self._lock:
-            return super().refresh()
+            opened = super().refresh().opened
+            if opened is not None:
+                log_entry.check_place(f"{self.prefix}/log", self.run_id, opened.run_id)
+            return self.state
 
     def _is_sound(self, folded: fold_cache.FoldedLog[RunState]) -> bool:
         return folded.head.entry.resume == folded.state.resume
