@@ -56,6 +56,8 @@ HEADERS = {
 }
 METRICS = "/metrics"
 """The address that any user may read: a monitoring system is often another user. It names runs and their numbers."""
+_CONNECTIONS = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))  # the latter has ::ffff:127.0.0.1
+_OWNED = ("01", "04", "05", "08")  # established, or closed at one end
 _TYPES = {"js": "text/javascript", "svg": "image/svg+xml", "css": "text/css"}
 
 
@@ -302,15 +304,17 @@ def serve(
 async def guard(request: Request, answer: RequestResponseEndpoint) -> Response:
     """Answer a request or refuse it, with the headers that restrict a browser.
 
-    Only this machine's own names are served (against DNS rebinding) and, where the system says whose a connection is,
-    only this user and root.
+    Only this machine's own names are served (against DNS rebinding) and, where the system lists connections, only
+    those of this user and root: one that it does not list is nobody's.
     """
     own, asking = request.scope["server"][1], request.scope["client"][1]
-    user = find_user(Path("/proc/net/tcp"), client_port=asking, server_port=own)
+    tables = [table for table in _CONNECTIONS if table.exists()]
+    users = (find_user(table, client_port=asking, server_port=own) for table in 2 * tables)  # rows may move
+    user = next((user for user in users if user is not None), None)
     if request.headers.getlist("host") not in ([f"127.0.0.1:{own}"], [f"localhost:{own}"]):
         why = f"ask for http://127.0.0.1:{own}/: no other name of this machine is answered\n"
         response: Response = PlainTextResponse(why, status_code=400)
-    elif request.url.path != METRICS and user is not None and user not in (0, os.getuid()):
+    elif request.url.path != METRICS and tables and user not in (0, os.getuid()):
         response = PlainTextResponse("this page is for the user who started it\n", status_code=403)
     else:
         response = await answer(request)
@@ -319,13 +323,17 @@ async def guard(request: Request, answer: RequestResponseEndpoint) -> Response:
 
 
 def find_user(connections: Path, *, client_port: int, server_port: int) -> int | None:
-    """Return the user of the client's end of a connection on the loopback; None if the system does not say."""
+    """Return the user of the client's end of a connection on 127.0.0.1; None if this table does not say.
+
+    A connection that waits for its last packets belongs to nobody any more, and its row says root.
+    """
     try:
         rows = connections.read_text(encoding="ascii").splitlines()[1:]
     except OSError:
         return None
     for row in rows:
-        _, local, remote, _, _, _, _, user, *_ = row.split()
-        if local.endswith(f":{client_port:04X}") and remote.endswith(f":{server_port:04X}"):
+        _, local, remote, state, _, _, _, user, *_ = row.split()
+        ends = local.endswith(f"0100007F:{client_port:04X}") and remote.endswith(f"0100007F:{server_port:04X}")
+        if ends and state in _OWNED:
             return int(user)
     return None

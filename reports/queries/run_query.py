@@ -114,7 +114,8 @@ def _gather_runs(
         return run_status.RunPhase.RUNNING if state.open_attempt else run_status.phase_of(state)
 
     def of_run(run_id: str, state: run_state.RunState) -> dict[str, list[Any]]:
-        newest = state.attempts[-1].started if state.attempts and not state.deleted else None
+        is_closed = state.attempts and not state.open_attempt and not state.deleted
+        newest = state.attempts[-1].started if is_closed else None
         named = (run_log.run_prefix(run_id), newest.attempt, newest.claim_id) if newest else None
         last = step_log.read_last_record(store, *named) if named else None
         return {"runs": [run_tables.make_run_row(run_id, state, phase(state), last.train_loss if last else None)]}

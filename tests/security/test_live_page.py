@@ -98,6 +98,58 @@ def test_the_system_says_whose_a_connection_is_and_another_users_is_refused(live
     assert find_user(tmp_path / "gone", client_port=40000, server_port=8460) is None
 
 
+MAPPED = "0000000000000000FFFF00000100007F"
+
+
+@pytest.mark.linux
+@pytest.mark.parametrize(
+    ("local", "remote", "state", "user"),
+    [
+        ("0100007F:9C40", "0100007F:210C", "01", 7),
+        ("0100007F:9C40", "0100007F:210C", "05", 7),
+        (f"{MAPPED}:9C40", f"{MAPPED}:210C", "01", 7),
+        ("0100007F:9C40", "0100007F:210C", "06", None),  # its last packets are waited for: the row says root
+        ("0100007F:9C40", "0100007F:210C", "0A", None),
+        ("0200000A:9C40", "0100007F:210C", "01", None),
+        ("0100007F:9C40", "0200000A:210C", "01", None),
+        ("0100007F:210C", "0100007F:9C40", "01", None),  # the server's own end
+    ],
+)
+def test_all_four_values_and_the_state_of_a_connection_are_compared(
+    tmp_path: Path, local: str, remote: str, state: str, user: int | None
+) -> None:
+    table = tmp_path / "tcp"
+    table.write_text(f"heading\n   0: {local} {remote} {state} 00000000:00000000 00:00000000 00000000 7 0 1 1 0\n")
+    assert find_user(table, client_port=0x9C40, server_port=0x210C) == user
+
+
+@pytest.mark.linux
+def test_whoever_the_system_does_not_name_is_not_answered(
+    live: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "empty").write_text("heading\n")
+    monkeypatch.setattr("cairn.ui.live_page._CONNECTIONS", (tmp_path / "empty",))
+    assert [live.ask(path).status for path in ("/", "/curves?run=bard", "/metrics")] == [403, 403, 200]
+
+
+@pytest.mark.linux
+def test_an_address_that_the_kernel_writes_differently_is_answered_to_its_user(live: LiveServer) -> None:
+    assert ask_mapped(live.port) == 200
+
+
+def ask_mapped(port: int) -> int:
+    """Ask over ::ffff:127.0.0.1, whose connection stands in another table."""
+    import http.client
+    import socket
+
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.sock = socket.create_connection(("::ffff:127.0.0.1", port), timeout=60)
+    connection.request("GET", "/", headers={"Host": f"127.0.0.1:{port}"})
+    status = connection.getresponse().status
+    connection.close()
+    return status
+
+
 @pytest.mark.linux
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can ask as another user")
 def test_another_user_of_the_machine_is_not_answered(tmp_path: Path) -> None:
@@ -108,6 +160,7 @@ def test_another_user_of_the_machine_is_not_answered(tmp_path: Path) -> None:
     program = (
         "import os, sys, threading; from pathlib import Path; from cairn.storage.stores.local_store import LocalStore\n"
         "from tests.cairn.live_server import served\n"
+        "from tests.security.test_live_page import ask_mapped\n"
         "with served(LocalStore(Path('/nowhere')), Path('/nowhere')) as live:\n"
         "    live.ask('/')\n"  # imports what only root may read here
         "    os.setresuid(1001, 1001, 0)\n"
@@ -116,7 +169,8 @@ def test_another_user_of_the_machine_is_not_answered(tmp_path: Path) -> None:
         "    child = os.fork()\n"
         "    if child == 0:\n"
         "        os.setresuid(1002, 1002, 1002)\n"
-        "        os._exit([live.ask(at).status for at in ('/', '/metrics')] == [403, 200])\n"
+        "        asked = [*(live.ask(at).status for at in ('/', '/metrics')), ask_mapped(live.port)]\n"
+        "        os._exit(asked == [403, 200, 403])\n"
         "    print(own, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
     )
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, timeout=120)
