@@ -69,6 +69,11 @@ class Slurm:
         """The job's state."""
         return self.show(job, "JobState")
 
+    def wait_until_gone(self, job: str) -> None:
+        """Wait until no task of the job is queued or running; what was put back may run at once."""
+        self.call("scontrol", "update", "jobid=" + job, "StartTime=now")
+        wait_until(lambda: not self.call("squeue", "--noheader", "--job", job), f"the end of job {job}")
+
 
 class Job:
     """A run that the batch script trains on the cluster, with variables that change its configuration."""

@@ -1,10 +1,12 @@
 """The batch script on a real Slurm of two nodes: whatever ends a job or a task, the run ends with the same bits."""
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.commands import ROOT
 from tests.crash.reference import reference_run
 from tests.crash.slurm_job import (
     NEEDED,
@@ -22,6 +24,7 @@ from tests.crash.slurm_job import (
 )
 from tests.crash.training_command import Command
 from tests.crash.two_machines import PAUSE, SETTINGS
+from tests.deployments.slurm_page import page_lines
 from tests.processes.waiting import wait_until
 
 VARIABLES = {
@@ -92,3 +95,18 @@ def test_a_job_that_a_person_cancels_is_cancelled_and_no_watcher_continues_it(jo
     rows = job.command.start_verb("watch", "--once", "--json")
     assert rows.wait() == 0
     assert "a person stopped it" in job.command.output()
+
+
+def test_of_an_array_the_preempted_task_alone_is_queued_again(slurm: Slurm, tmp_path: Path) -> None:
+    """By the lines of the page; each task leaves with 75 the first time it runs, the last one is done at once."""
+    program = tmp_path / "cairn"
+    program.write_text('#!/bin/sh\necho "$4" >> starts\n[ "$4" = bard-3 ] || [ -e "$4" ] || { touch "$4"; exit 75; }\n')
+    program.chmod(0o755)
+    lines = page_lines(ROOT).replace("--run-id bard", '--run-id "bard-$SLURM_ARRAY_TASK_ID"')
+    script = tmp_path / "array.sbatch"
+    script.write_text(f"#!/bin/bash\n#SBATCH --requeue --array=1-3 --open-mode=append\nset -u\n{lines}\n")
+    where = (f"--chdir={tmp_path}", f"--output={tmp_path}/array.txt")
+    job = slurm.call("sbatch", "--parsable", *where, str(script), PATH=f"{tmp_path}:{os.environ['PATH']}")
+    slurm.wait_until_gone(job)
+    started = sorted((tmp_path / "starts").read_text().split())
+    assert started == ["bard-1", "bard-1", "bard-2", "bard-2", "bard-3"]
