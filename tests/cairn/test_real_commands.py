@@ -94,6 +94,7 @@ OTHERS = [
     Real(line="train --run-id held --set lease.heartbeat_seconds=300 --set lease.seconds=900", code=7, unwanted=HEAVY),
     Real(line="ui --port 70000", code=2),
     Real(line="doctor --loudly", code=2),
+    Real(line="train run.toml --steps 100", code=2, unwanted=LIGHT),
 ]
 
 
