@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from cairn.cli.app import Flag, Json, Url, Why, app, open_chosen_store, open_run_log
-from cairn.cli.texts import print_replay
+from cairn.cli.texts import note_no_runs, print_replay
 from cairn.tasks.configuration.addresses import choose_store
 from cairn.tasks.errors import InvalidConfiguration
 from cairn.tasks.policy.termination import ExitCode
@@ -52,7 +52,8 @@ def ui(where: Place = "", *, port: int = 8460, store: Url = "", json: Json = Fal
         print_document(found) if json else print_line(f"{found.address} shows {found.store}; Ctrl-C ends it")
         sys.stdout.flush()
 
-    serve(open_chosen_store(where or store), port=port, environment=os.environ, announce=announce)
+    note_no_runs(chosen := open_chosen_store(where or store))
+    serve(chosen, port=port, environment=os.environ, announce=announce)
 
 
 def config(key: str = "", *, json: Json = False) -> None:

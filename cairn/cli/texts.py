@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from decimal import Decimal
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -10,8 +11,11 @@ from typing import TYPE_CHECKING, Any
 from rich.filesize import decimal
 
 from cairn.cli.app import store_option
+from cairn.reports.queries.nearby_stores import describe_no_runs
 from cairn.reports.text import answer_text, display_tables
-from cairn.storage.logs import registry, run_log
+from cairn.storage.errors import StorageError
+from cairn.storage.logs import registry, run_index, run_log
+from cairn.storage.stores import object_store
 from cairn.storage.stores.codec import decode, encode
 from cairn.tasks.text.format import (
     describe_mixture,
@@ -33,6 +37,13 @@ if TYPE_CHECKING:
 
 _MOST_ROWS = 1_000
 _LARGEST_INTEGER = 2**63
+
+
+def note_no_runs(store: object_store.ObjectStore, found: Sequence[object] = ()) -> None:
+    """Say where a store without runs is, and which are nearby; nothing where runs were found or it cannot be read."""
+    with suppress(StorageError):
+        if not found and not run_index.list_folders(store):
+            say(describe_no_runs(store))
 
 
 def print_blocks(*blocks: answer_text.Block) -> None:
@@ -67,7 +78,7 @@ def print_watch(rows: "Sequence[WatchRow]") -> None:
     """Print what the watcher did about each run, and why."""
     waits = (None if row.seconds is None else format_duration(row.seconds) for row in rows)
     cells = [(row.run_id, row.action, wait, row.why, row.how) for row, wait in zip(rows, waits, strict=True)]
-    print_table(("run", "action", "in", "why", "how"), cells, empty="no runs here yet; nothing to watch")
+    print_table(("run", "action", "in", "why", "how"), cells, empty="nothing to watch")
 
 
 def print_answer(columns: "Sequence[Column]", rows: Iterable[Sequence[object]]) -> None:

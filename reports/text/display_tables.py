@@ -72,9 +72,8 @@ def fence(text: str) -> str:
     return f"{mark}\n{shown}\n{mark}"
 
 
-def runs_table(runs: "Sequence[run_status.RunSummary]", *, archived: bool = False) -> Table:
+def runs_table(runs: "Sequence[run_status.RunSummary]", *, empty: str) -> Table:
     """Return all runs, or all that were deleted."""
-    first = "no runs here yet; `cairn train quickstart` makes the first one"
     columns: Columns[run_status.RunSummary] = {
         "run": lambda run: run.run_id,
         "state": lambda run: run.state,
@@ -85,7 +84,7 @@ def runs_table(runs: "Sequence[run_status.RunSummary]", *, archived: bool = Fals
         "opened (UTC)": lambda run: run.opened_at,
         "detail": lambda run: run.detail,
     }
-    return make_table(runs, columns, empty="no run was deleted here" if archived else first)
+    return make_table(runs, columns, empty=empty)
 
 
 def receipts_table(receipts: "Sequence[Receipt]") -> Table:
