@@ -14,22 +14,23 @@ from cairn.cli.app import app, describe_fields, read_examples
 from cairn.flows.errors import EXPECTED_ERRORS
 from cairn.model.errors import InvalidInput
 from cairn.reports.errors import InvalidQuery, RunNotFound
-from cairn.storage.errors import Fenced, IntegrityError, StorageError, StoreFull, StoreUnsound, WriterTooOld
+from cairn.storage import errors
 from cairn.storage.stores.child_process import THREAD_LIMITS
 from cairn.tasks.attempt.shutdown_signal import exit_on_notice, expect_notices
 from cairn.tasks.errors import BudgetExhausted, ConfigDrift, GateRefused, InvalidConfiguration, LiveOwner
 from cairn.tasks.policy.termination import ExitCode
 from cairn.tasks.text.output import discard_output, escape_unencodable_output, guard_log, say
 
-_UNUSABLE = (InvalidConfiguration, RunNotFound, InvalidQuery, InvalidInput, StoreUnsound, WriterTooOld)
+_UNUSABLE = (InvalidConfiguration, RunNotFound, InvalidQuery, InvalidInput)
+_WRONG_STORE = (errors.StoreRefused, errors.StoreUnsound, errors.WriterTooOld)
 _ERRORS: tuple[tuple[tuple[type[BaseException], ...], ExitCode], ...] = (
-    (_UNUSABLE, ExitCode.USAGE),
+    ((*_UNUSABLE, *_WRONG_STORE), ExitCode.USAGE),
     ((GateRefused,), ExitCode.GATE_REFUSED),
     ((BudgetExhausted,), ExitCode.BUDGET_EXHAUSTED),
-    ((IntegrityError,), ExitCode.INTEGRITY),
-    ((StoreFull,), ExitCode.PREEMPTED),
+    ((errors.IntegrityError,), ExitCode.INTEGRITY),
+    ((errors.StoreFull,), ExitCode.PREEMPTED),
     ((ConfigDrift,), ExitCode.CONFIG_DRIFT),
-    ((LiveOwner, Fenced), ExitCode.LIVE_OWNER),
+    ((LiveOwner, errors.Fenced), ExitCode.LIVE_OWNER),
     ((KeyboardInterrupt,), ExitCode.INTERRUPTED),
 )
 
@@ -124,7 +125,7 @@ def run_command(arguments: Sequence[str]) -> int:
 
 def code_of_error(error: BaseException) -> ExitCode:
     """Return the exit code for an error that ended the command; an unexpected one is an ERROR."""
-    if type(error) is StorageError:  # the root itself is only raised for a name or URL that cannot be used
+    if type(error) is errors.StorageError:  # the root itself is only raised for a name or URL that cannot be used
         return ExitCode.USAGE
     return next((code for kinds, code in _ERRORS if isinstance(error, kinds)), ExitCode.ERROR)
 

@@ -195,7 +195,8 @@ def compare(*runs: str, png: str = "", x: ComparedAxis = "step", store: Url = ""
 def diagnose(run: str, *, store: Url = "", json: Json = False) -> None:
     """Judge the loss curve: a verdict, the numbers behind it, and the usual cures.
 
-    The verdict is healthy, too-early, plateau, spiking, overfitting, stuck or diverging.
+    The verdict is healthy, too-early, plateau, spiking, clipping, repeating, slow, straggling, overfitting, stuck or
+    diverging.
 
     Examples:
         cairn diagnose quickstart
@@ -224,7 +225,7 @@ def simulate(run: str = "", *, options: Options = SimulationOptions(), store: Ur
 
 
 def sql(query: Query = "", /, *, store: Url = "", json: Json = False) -> None:
-    """Ask all runs of the store in SQL: training_attempts, checkpoints, evaluations, promotions, steps, runs.
+    """Ask all runs of the store in SQL: training_attempts, checkpoints, evaluations, promotions, steps, hosts, runs.
 
     Without a query, list the columns of all tables. The SQL is DuckDB's; times are UTC; nothing but these tables can
     be read. Checkpoints that are still being written are no rows (`cairn checkpoints RUN` shows them).

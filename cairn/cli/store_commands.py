@@ -26,11 +26,12 @@ _DONE = {"keep": "kept", "unpin": "unpinned", "supersede": "superseded", "delete
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompletionView:
-    """A completion script, or where it was installed."""
+    """A completion script, or where it was installed, and the shell's start-up file with the line that loads it."""
 
     shell: str
     script: str | None = None
     path: str | None = None
+    startup: str | None = None
 
 
 def ui(where: Place = "", *, port: int = 8460, store: Url = "", json: Json = False) -> None:
@@ -105,7 +106,7 @@ def completion(shell: Shell | None = None, *, install: Flag = False, json: Json 
 
     Args:
         shell: which one [the shell this is typed in].
-        install: put the script where the shell reads it, and a line into its start-up file; a new shell has it.
+        install: put the script where the shell reads it, and a line into ~/.bashrc or ~/.zshrc; a new shell has it.
 
     Examples:
         cairn completion --install
@@ -122,8 +123,10 @@ def completion(shell: Shell | None = None, *, install: Flag = False, json: Json 
         if install:
             path = app.install_completion(shell=chosen)
             path.write_text(text, encoding="utf-8")
-            text = f"installed: {path}; a new shell completes `cairn`"
-            view = CompletionView(shell=chosen, path=str(path))
+            startup = None if chosen == "fish" else str(Path.home() / f".{chosen}rc")
+            loads = f", which a line in {startup} loads" if startup else ""
+            text = f"installed: {path}{loads}; a new shell completes `cairn`"
+            view = CompletionView(shell=chosen, path=str(path), startup=startup)
     except ShellDetectionError as error:
         raise InvalidConfiguration(f"{error}; name the shell: `cairn completion bash`, zsh or fish") from error
     except OSError as error:

@@ -1,6 +1,6 @@
 """The live page: its addresses, what each answers, and the server on the loopback. An answer has an ETag.
 
-The store is read again at most so often that reading takes a two-hundredth of the time.
+The store is read again at most so often that reading takes one second in 200.
 """
 
 import os
