@@ -23,6 +23,7 @@ from cairn.tasks.machine.placement import CAIRN_VERSION
 
 START_HERE = """Start here:
   cairn train quickstart                    train a small model, or continue it
+  cairn init texts                          a configuration for your own text
   cairn status quickstart                   where it stands, what happens next
   cairn sample champion --prompt "def "     what it writes
 Every command takes --json; `cairn COMMAND --help` ends with examples."""
@@ -32,6 +33,7 @@ RECORDS: Mapping[str, str] = {
     "train --dry-run": "cairn.flows.preparation.training_plan:TrainingPlan",
     "train --overfit-one-batch": "cairn.operations.unrecorded_plan:BatchOverfit",
     "fork": "cairn.operations.person_decisions:Fork",
+    "init": "cairn.operations.first_configuration:FirstConfiguration",
     "config": "cairn.tasks.configuration.key_reference:ConfigurationKey*",
     "watch": "cairn.flows.watching.run_watcher:WatchRow*",
     "runs": "cairn.reports.queries.run_status:RunSummary*",

@@ -35,7 +35,7 @@ _ERRORS: tuple[tuple[tuple[type[BaseException], ...], ExitCode], ...] = (
 )
 
 _GROUPS: Mapping[str, Mapping[str, str]] = {
-    "Train": {"train": "train", "fork": "train", "config": "store", "watch": "train"},
+    "Train": {"train": "train", "init": "store", "fork": "train", "config": "store", "watch": "train"},
     "Read runs": dict.fromkeys(
         ("runs", "status", "explain", "report", "attempts", "checkpoints", "evaluations", "log"), "run"
     ),

@@ -1,6 +1,7 @@
 """The commands about store and machine: the live page, verification, replay, sweep, deletion, configuration, doctor."""
 
 import os
+import shlex
 import sys
 from collections import Counter
 from dataclasses import dataclass
@@ -14,7 +15,9 @@ from cairn.cli.app import Flag, Json, Url, Why, app, open_chosen_store, open_run
 from cairn.cli.texts import note_no_runs, print_replay
 from cairn.tasks.configuration.addresses import choose_store
 from cairn.tasks.errors import InvalidConfiguration
+from cairn.tasks.machine.placement import usable_cores
 from cairn.tasks.policy.termination import ExitCode
+from cairn.tasks.text.format import format_duration, format_quantity
 from cairn.tasks.text.output import print_document, print_facts, print_line, print_table, say
 
 Shell = Literal["bash", "zsh", "fish"]
@@ -84,6 +87,28 @@ def config(key: str = "", *, json: Json = False) -> None:
     else:
         rows = [(one.key, one.default, "yes" if one.frozen else "no", one.meaning) for one in keys]
         print_table(("key", "default", "frozen", "meaning"), rows, empty="no keys")
+
+
+def init(text: str = ".", *, json: Json = False) -> None:
+    """Write a configuration for a text, of a size that trains in some five minutes on this machine.
+
+    Args:
+        text: a file, or a folder with texts [this folder]; the configuration is written beside it, none is overwritten.
+
+    Examples:
+        cairn init texts
+        cairn init book.txt
+    """
+    from cairn.operations.first_configuration import write_first_configuration
+    from cairn.tasks.machine.machine_speed import may_have_cuda
+
+    made = write_first_configuration(Path(text), cores=usable_cores(), on_gpu=may_have_cuda())
+    if json:
+        print_document(made)
+        return
+    text_size, time = format_quantity(made.text_bytes), format_duration(made.seconds)
+    print_line(f"{made.path}: {text_size} of text, {made.steps:,} steps, about {time} of training here")
+    print_line(f"train it: cairn train {shlex.quote(made.path)}")
 
 
 def doctor(*, store: Url = "", json: Json = False) -> ExitCode:

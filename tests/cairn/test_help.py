@@ -24,7 +24,7 @@ def test_the_help_of_a_verb_ends_with_an_example_of_it(capsys: pytest.CaptureFix
 
 @pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "completion"])
 def test_every_verb_can_print_json_and_be_told_its_store(capsys: pytest.CaptureFixture[str], verb: str) -> None:
-    options = ("--json",) if verb == "config" else ("--json", "--store")  # the keys are those of no store
+    options = ("--json",) if verb in ("config", "init") else ("--json", "--store")  # keys and texts are of no store
     assert all(option in helped(capsys, verb) for option in options)
 
 

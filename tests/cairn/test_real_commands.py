@@ -67,6 +67,7 @@ READING = [
 ]
 OTHERS = [
     Real(line="config"),
+    Real(line="init text.txt", unwanted=HEAVY),
     Real(line="simulate"),
     Real(line="sweep bard"),
     Real(line="diagnose bard"),

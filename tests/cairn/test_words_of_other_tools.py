@@ -47,6 +47,7 @@ COMMANDS = {
     "blame quickstart": "cairn explain quickstart",
     "draw quickstart curve.png": "cairn plot quickstart curve.png",
     "push quickstart out": "cairn export quickstart out",
+    "new text.txt": "cairn init text.txt",
     "version": "cairn --version",
     "agent": "cairn watch",
     "stop quickstart": "Ctrl-C where it trains",

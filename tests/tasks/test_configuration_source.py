@@ -73,7 +73,7 @@ def test_a_folder_of_that_name_hides_no_configuration(tmp_path: Path, monkeypatc
 
 def test_an_unknown_name_is_answered_with_the_names_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    names = "fast-shakespeare, quickstart, tiny-shakespeare, wide-shakespeare"
+    names = "fast-shakespeare, quickstart, shakespeare, tiny-shakespeare, wide-shakespeare"
     with pytest.raises(InvalidConfiguration, match=rf"'quickstar': .* {names}"):
         family("quickstar")
 
