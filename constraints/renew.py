@@ -38,9 +38,7 @@ def write(role: str, use: str, blocks: dict[str, str], before: str = "") -> None
 def main() -> None:
     """Write all roles."""
     if shutil.which("uv") is None:
-        sys.exit(
-            "`uv` is not installed; rule: the program is on the PATH: python -m pip install uv, in any environment"
-        )
+        sys.exit("`uv` is not installed; rule: the program is on the PATH, as docs.astral.sh/uv says")
     run, develop = packages("pyproject.toml"), packages("pyproject.toml", "--extra", "dev")
     run["torch"] += "".join(f" \\\n    --hash=sha256:{digest}" for digest in TORCH_FOR_CPUS)
     cuda = {name: block for name, block in develop.items() if CUDA.match(name)}

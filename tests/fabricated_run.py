@@ -62,7 +62,7 @@ class FabricatedRun:
         config = configuration(overrides)
         body = entries.opened(
             self.log.run_id,
-            model_family=config.model_family,
+            model_family=config.model_family or "gpt2-tiny",
             config=config.frozen(),
             config_sha256=config.frozen_sha256(),
             data_snapshot="d" * 64,

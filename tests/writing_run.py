@@ -113,7 +113,7 @@ def open_writing_run(store: ObjectStore, folder: Path) -> WritingRun:
     log = RunLog(store, RUN)
     body = entries.opened(
         RUN,
-        model_family=config.model_family,
+        model_family=config.model_family or "gpt2-tiny",
         config=config.frozen(),
         config_sha256=config.frozen_sha256(),
         data_snapshot=snapshot.snapshot_id,

@@ -23,6 +23,7 @@ from cairn.tasks.machine.placement import CAIRN_VERSION
 
 START_HERE = """Start here:
   cairn train quickstart                    train a small model, or continue it
+  cairn init texts                          a configuration for your own text
   cairn status quickstart                   where it stands, what happens next
   cairn sample champion --prompt "def "     what it writes
 Every command takes --json; `cairn COMMAND --help` ends with examples."""
@@ -32,6 +33,7 @@ RECORDS: Mapping[str, str] = {
     "train --dry-run": "cairn.flows.preparation.training_plan:TrainingPlan",
     "train --overfit-one-batch": "cairn.operations.unrecorded_plan:BatchOverfit",
     "fork": "cairn.operations.person_decisions:Fork",
+    "init": "cairn.operations.first_configuration:FirstConfiguration",
     "config": "cairn.tasks.configuration.key_reference:ConfigurationKey*",
     "watch": "cairn.flows.watching.run_watcher:WatchRow*",
     "runs": "cairn.reports.queries.run_status:RunSummary*",
@@ -161,12 +163,11 @@ def read_examples(verb: str) -> list[str]:
 
 
 def describe_fields(verb: str) -> str:
-    """Return the fields that a command prints with --json; docs/reference/json.md has those of nested records too."""
-    described = list[str]()
-    for line in (line for line in RECORDS if line.split()[0] == verb):
-        record, is_list = find_record(line)
-        options = "".join(f" of {word}" for word in line.split()[1:])
-        named = ", ".join(field.name for field in fields(record))
-        text = f"JSON{options}: {'a list of ' if is_list else ''}{named}."
-        described.append(textwrap.fill(text, 78, break_on_hyphens=False))
-    return "\n".join(described) or "JSON: a list of objects, one a row, with the columns as names."
+    """Return the fields of the record that a command prints with --json, and where those of its options are."""
+    if verb not in RECORDS:
+        return "JSON: a list of objects, one a row, with the columns as names."
+    record, is_list = find_record(verb)
+    others = [line.removeprefix(f"{verb} ") for line in RECORDS if line.startswith(f"{verb} ")]
+    more = f" With {' or '.join(others)}: docs/reference/json.md." if others else ""
+    text = f"JSON: {'a list of ' if is_list else ''}{', '.join(field.name for field in fields(record))}.{more}"
+    return textwrap.fill(text, 78, break_on_hyphens=False)

@@ -3,42 +3,39 @@
 import atexit
 import contextlib
 import os
-import shlex
 import stat
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
-from pathlib import Path
 
-from cyclopts import CoercionError, CycloptsError, Group, MissingArgumentError, UnusedCliTokensError, ValidationError
+from cyclopts import CycloptsError, Group
 
 from cairn.cli.app import app, describe_fields, read_examples
 from cairn.flows.errors import EXPECTED_ERRORS
 from cairn.model.errors import InvalidInput
 from cairn.reports.errors import InvalidQuery, RunNotFound
-from cairn.storage.errors import Fenced, IntegrityError, StorageError, StoreFull, StoreUnsound, WriterTooOld
+from cairn.storage import errors
 from cairn.storage.stores.child_process import THREAD_LIMITS
 from cairn.tasks.attempt.shutdown_signal import exit_on_notice, expect_notices
 from cairn.tasks.errors import BudgetExhausted, ConfigDrift, GateRefused, InvalidConfiguration, LiveOwner
 from cairn.tasks.policy.termination import ExitCode
 from cairn.tasks.text.output import discard_output, escape_unencodable_output, guard_log, say
 
-_UNUSABLE = (InvalidConfiguration, RunNotFound, InvalidQuery, InvalidInput, StoreUnsound, WriterTooOld)
+_UNUSABLE = (InvalidConfiguration, RunNotFound, InvalidQuery, InvalidInput)
+_WRONG_STORE = (errors.StoreRefused, errors.StoreUnsound, errors.WriterTooOld)
 _ERRORS: tuple[tuple[tuple[type[BaseException], ...], ExitCode], ...] = (
-    (_UNUSABLE, ExitCode.USAGE),
+    ((*_UNUSABLE, *_WRONG_STORE), ExitCode.USAGE),
     ((GateRefused,), ExitCode.GATE_REFUSED),
     ((BudgetExhausted,), ExitCode.BUDGET_EXHAUSTED),
-    ((IntegrityError,), ExitCode.INTEGRITY),
-    ((StoreFull,), ExitCode.PREEMPTED),
+    ((errors.IntegrityError,), ExitCode.INTEGRITY),
+    ((errors.StoreFull,), ExitCode.PREEMPTED),
     ((ConfigDrift,), ExitCode.CONFIG_DRIFT),
-    ((LiveOwner, Fenced), ExitCode.LIVE_OWNER),
+    ((LiveOwner, errors.Fenced), ExitCode.LIVE_OWNER),
     ((KeyboardInterrupt,), ExitCode.INTERRUPTED),
 )
 
-_KINDS = {int: "a whole number", float: "a number"}
 _GROUPS: Mapping[str, Mapping[str, str]] = {
-    "Train": {"train": "train", "fork": "train", "config": "store", "watch": "train"},
+    "Train": {"train": "train", "init": "store", "fork": "train", "config": "store", "watch": "train"},
     "Read runs": dict.fromkeys(
         ("runs", "status", "explain", "report", "attempts", "checkpoints", "evaluations", "log"), "run"
     ),
@@ -90,6 +87,8 @@ def _leave(codes: list[int]) -> None:
 
 def run_command(arguments: Sequence[str]) -> int:
     """Run one command line and print its errors for people; returns the exit code."""
+    if arguments[:1] == ["help"]:
+        arguments = [*arguments[1:2], "--help"]
     verb = arguments[0] if arguments else ""
     if verb in app and not {"--help", "-h"}.isdisjoint(arguments[1:]):
         examples = (f"  {line}" for line in read_examples(verb))
@@ -97,6 +96,8 @@ def run_command(arguments: Sequence[str]) -> int:
     try:
         returned = app(list(arguments), exit_on_error=False, print_error=False)
     except CycloptsError as error:
+        from cairn.cli.usage_errors import describe_usage_error
+
         say(f"cairn: {describe_usage_error(error, arguments)}")
         return ExitCode.USAGE
     except BrokenPipeError:  # the reader of a pipe has seen enough
@@ -124,31 +125,9 @@ def run_command(arguments: Sequence[str]) -> int:
 
 def code_of_error(error: BaseException) -> ExitCode:
     """Return the exit code for an error that ended the command; an unexpected one is an ERROR."""
-    if type(error) is StorageError:  # the root itself is only raised for a name or URL that cannot be used
+    if type(error) is errors.StorageError:  # the root itself is only raised for a name or URL that cannot be used
         return ExitCode.USAGE
     return next((code for kinds, code in _ERRORS if isinstance(error, kinds)), ExitCode.ERROR)
-
-
-def describe_usage_error(error: CycloptsError, arguments: Sequence[str]) -> str:
-    """Return one line: the error, and the command whose help shows the right usage."""
-    problem = " ".join(str(error).partition(" Available commands:")[0].split()).removesuffix(".")
-    if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
-        unused = error.unused_tokens[0]
-        pairs = (f"{first} {second}" for first, second in pairwise(arguments) if second == unused)
-        meant = next((name for name in pairs if Path(name).exists()), "")  # the rest of a name with a space in it
-        problem = f"{unused!r}: one argument too many{f'; did you mean {shlex.quote(meant)}?' if meant else ''}"
-    elif isinstance(error, MissingArgumentError) and error.argument is not None:
-        option = error.keyword or next((token.keyword for token in error.argument.tokens if token.keyword), None)
-        problem = f"{option}: needs a value" if option else f"{error.argument.name.lstrip('-').upper()} is missing"
-    elif isinstance(error, CoercionError) and error.token is not None and error.target_type in _KINDS:
-        name = error.token.keyword or (error.argument.name.lstrip("-").upper() if error.argument else "the value")
-        problem = f"{name} {error.token.value}: must be {_KINDS[error.target_type]}"
-    elif isinstance(error, ValidationError) and error.argument is not None:
-        rule = error.exception_message.removesuffix(".")
-        problem = f"{error.argument.name} {error.argument.value}: {rule[:1].lower()}{rule[1:]}"
-    chain = error.command_chain
-    where = f"`cairn {chain[0]} --help` shows how it is used" if chain else "`cairn --help` lists the commands"
-    return f"{problem}{' ' if problem.endswith('?') else '; '}{where}"
 
 
 if __name__ == "__main__":

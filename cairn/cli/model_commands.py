@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from cairn.cli.app import Alias, Flag, Json, Reference, Seconds, SnapshotName, Url, Why, open_chosen_store, store_option
-from cairn.cli.texts import print_blocks
+from cairn.cli.texts import note_no_runs, print_blocks
 from cairn.operations.trained_models import RunSampler, SampleRequest, follow_run, read_prompt, show_text, write_samples
 from cairn.reports.queries import alias_history, evaluations, run_lookup
 from cairn.reports.text import answer_text, display_tables
@@ -41,7 +41,8 @@ def models(*, history: Flag = False, store: Url = "", json: Json = False) -> Non
         cairn models --history
     """
     read = alias_history.list_decisions if history else alias_history.list_promotions
-    decisions = read(open_chosen_store(store))
+    decisions = read(chosen := open_chosen_store(store))
+    note_no_runs(chosen, decisions)
     output.print_document(decisions) if json else print_blocks(display_tables.decisions_table(decisions))
 
 
@@ -96,7 +97,8 @@ def rollback(*, alias: Alias = "champion", why: Why = "", store: Url = "", json:
     from cairn.flows.operations.checkpoint_offer import this_person
     from cairn.operations.person_decisions import roll_back
 
-    view = roll_back(open_chosen_store(store), alias, by=this_person(), why=why)
+    note_no_runs(chosen := open_chosen_store(store))
+    view = roll_back(chosen, alias, by=this_person(), why=why)
     output.print_document(view) if json else print_blocks(display_tables.decisions_table([view]))
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from cairn.cli.app import Flag, Json, Url, open_chosen_store, open_run_log
-from cairn.cli.texts import print_answer, print_blocks, print_json
+from cairn.cli.texts import note_no_runs, print_answer, print_blocks, print_json
 from cairn.reports.queries import run_comparison, run_lookup, run_status
 from cairn.reports.queries.receipts import read_receipts
 from cairn.reports.queries.simulation_options import SimulationOptions
@@ -34,9 +34,13 @@ def runs(*, archived: Flag = False, store: Url = "", json: Json = False) -> None
         cairn runs --archived
         cairn runs --store s3://bucket/cairn --json
     """
-    listed = run_status.list_runs(open_chosen_store(store))
+    listed = run_status.list_runs(chosen := open_chosen_store(store))
     rows = tuple(row for row in listed if (row.state == run_status.RunPhase.DELETED) is archived)
-    print_document(rows) if json else print_blocks(display_tables.runs_table(rows, archived=archived))
+    note_no_runs(chosen, listed)
+    others = f"no run was {'deleted here' if archived else 'left: `cairn runs --archived` lists those deleted'}"
+    print_document(rows) if json else print_blocks(
+        display_tables.runs_table(rows, empty=others if listed else "no runs")
+    )
 
 
 def status(run: str, *, store: Url = "", json: Json = False) -> None:
@@ -191,7 +195,8 @@ def compare(*runs: str, png: str = "", x: ComparedAxis = "step", store: Url = ""
 def diagnose(run: str, *, store: Url = "", json: Json = False) -> None:
     """Judge the loss curve: a verdict, the numbers behind it, and the usual cures.
 
-    The verdict is healthy, too-early, plateau, spiking, overfitting, stuck or diverging.
+    The verdict is healthy, too-early, plateau, spiking, clipping, repeating, slow, straggling, overfitting, stuck or
+    diverging.
 
     Examples:
         cairn diagnose quickstart
@@ -220,7 +225,7 @@ def simulate(run: str = "", *, options: Options = SimulationOptions(), store: Ur
 
 
 def sql(query: Query = "", /, *, store: Url = "", json: Json = False) -> None:
-    """Ask all runs of the store in SQL: training_attempts, checkpoints, evaluations, promotions, steps, runs.
+    """Ask all runs of the store in SQL: training_attempts, checkpoints, evaluations, promotions, steps, hosts, runs.
 
     Without a query, list the columns of all tables. The SQL is DuckDB's; times are UTC; nothing but these tables can
     be read. Checkpoints that are still being written are no rows (`cairn checkpoints RUN` shows them).
@@ -243,7 +248,8 @@ def sql(query: Query = "", /, *, store: Url = "", json: Json = False) -> None:
         records = [dict(zip(columns, row, strict=True)) for row in rows]
         print_document(records) if json else print_table(columns, rows, empty="no tables")
         return
-    with answer_query(open_chosen_store(store), text, work=work_folder(os.environ)) as found:
+    note_no_runs(chosen := open_chosen_store(store))
+    with answer_query(chosen, text, work=work_folder(os.environ)) as found:
         for why in found.unreadable:
             say(f"cairn: left out: {why}")
         (print_json if json else print_answer)(found.columns, found.rows)

@@ -1,6 +1,7 @@
 """The commands about store and machine: the live page, verification, replay, sweep, deletion, configuration, doctor."""
 
 import os
+import shlex
 import sys
 from collections import Counter
 from dataclasses import dataclass
@@ -11,10 +12,12 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from cairn.cli.app import Flag, Json, Url, Why, app, open_chosen_store, open_run_log
-from cairn.cli.texts import print_replay
+from cairn.cli.texts import note_no_runs, print_replay
 from cairn.tasks.configuration.addresses import choose_store
 from cairn.tasks.errors import InvalidConfiguration
+from cairn.tasks.machine.placement import usable_cores
 from cairn.tasks.policy.termination import ExitCode
+from cairn.tasks.text.format import format_duration, format_quantity
 from cairn.tasks.text.output import print_document, print_facts, print_line, print_table, say
 
 Shell = Literal["bash", "zsh", "fish"]
@@ -26,11 +29,12 @@ _DONE = {"keep": "kept", "unpin": "unpinned", "supersede": "superseded", "delete
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompletionView:
-    """A completion script, or where it was installed."""
+    """A completion script, or where it was installed, and the shell's start-up file with the line that loads it."""
 
     shell: str
     script: str | None = None
     path: str | None = None
+    startup: str | None = None
 
 
 def ui(where: Place = "", *, port: int = 8460, store: Url = "", json: Json = False) -> None:
@@ -52,7 +56,8 @@ def ui(where: Place = "", *, port: int = 8460, store: Url = "", json: Json = Fal
         print_document(found) if json else print_line(f"{found.address} shows {found.store}; Ctrl-C ends it")
         sys.stdout.flush()
 
-    serve(open_chosen_store(where or store), port=port, environment=os.environ, announce=announce)
+    note_no_runs(chosen := open_chosen_store(where or store))
+    serve(chosen, port=port, environment=os.environ, announce=announce)
 
 
 def config(key: str = "", *, json: Json = False) -> None:
@@ -84,6 +89,28 @@ def config(key: str = "", *, json: Json = False) -> None:
         print_table(("key", "default", "frozen", "meaning"), rows, empty="no keys")
 
 
+def init(text: str = ".", *, json: Json = False) -> None:
+    """Write a configuration for a text, of a size that trains in some five minutes on this machine.
+
+    Args:
+        text: a file, or a folder with texts [this folder]; the configuration is written beside it, none is overwritten.
+
+    Examples:
+        cairn init texts
+        cairn init book.txt
+    """
+    from cairn.operations.first_configuration import write_first_configuration
+    from cairn.tasks.machine.machine_speed import may_have_cuda
+
+    made = write_first_configuration(Path(text), cores=usable_cores(), on_gpu=may_have_cuda())
+    if json:
+        print_document(made)
+        return
+    text_size, time = format_quantity(made.text_bytes), format_duration(made.seconds)
+    print_line(f"{made.path}: {text_size} of text, {made.steps:,} steps, about {time} of training here")
+    print_line(f"train it: cairn train {shlex.quote(made.path)}")
+
+
 def doctor(*, store: Url = "", json: Json = False) -> ExitCode:
     """Check versions, device, store, orchestrator and disk; exit 1 when something is wrong.
 
@@ -104,7 +131,7 @@ def completion(shell: Shell | None = None, *, install: Flag = False, json: Json 
 
     Args:
         shell: which one [the shell this is typed in].
-        install: put the script where the shell reads it, and a line into its start-up file; a new shell has it.
+        install: put the script where the shell reads it, and a line into ~/.bashrc or ~/.zshrc; a new shell has it.
 
     Examples:
         cairn completion --install
@@ -121,8 +148,10 @@ def completion(shell: Shell | None = None, *, install: Flag = False, json: Json 
         if install:
             path = app.install_completion(shell=chosen)
             path.write_text(text, encoding="utf-8")
-            text = f"installed: {path}; a new shell completes `cairn`"
-            view = CompletionView(shell=chosen, path=str(path))
+            startup = None if chosen == "fish" else str(Path.home() / f".{chosen}rc")
+            loads = f", which a line in {startup} loads" if startup else ""
+            text = f"installed: {path}{loads}; a new shell completes `cairn`"
+            view = CompletionView(shell=chosen, path=str(path), startup=startup)
     except ShellDetectionError as error:
         raise InvalidConfiguration(f"{error}; name the shell: `cairn completion bash`, zsh or fish") from error
     except OSError as error:

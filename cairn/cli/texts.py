@@ -3,15 +3,17 @@
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from decimal import Decimal
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from rich.filesize import decimal
-
 from cairn.cli.app import store_option
+from cairn.reports.queries.nearby_stores import describe_no_runs
 from cairn.reports.text import answer_text, display_tables
-from cairn.storage.logs import registry, run_log
+from cairn.storage.errors import StorageError
+from cairn.storage.logs import registry, run_index, run_log
+from cairn.storage.stores import object_store
 from cairn.storage.stores.codec import decode, encode
 from cairn.tasks.text.format import (
     describe_mixture,
@@ -20,6 +22,7 @@ from cairn.tasks.text.format import (
     format_count,
     format_duration,
     format_list,
+    format_quantity,
     short_digest,
 )
 from cairn.tasks.text.output import print_facts, print_line, print_table, say, write_json
@@ -33,6 +36,13 @@ if TYPE_CHECKING:
 
 _MOST_ROWS = 1_000
 _LARGEST_INTEGER = 2**63
+
+
+def note_no_runs(store: object_store.ObjectStore, found: Sequence[object] = ()) -> None:
+    """Say where a store without runs is, and which are nearby; nothing where runs were found or it cannot be read."""
+    with suppress(StorageError):
+        if not found and not run_index.list_folders(store):
+            say(describe_no_runs(store))
 
 
 def print_blocks(*blocks: answer_text.Block) -> None:
@@ -67,7 +77,7 @@ def print_watch(rows: "Sequence[WatchRow]") -> None:
     """Print what the watcher did about each run, and why."""
     waits = (None if row.seconds is None else format_duration(row.seconds) for row in rows)
     cells = [(row.run_id, row.action, wait, row.why, row.how) for row, wait in zip(rows, waits, strict=True)]
-    print_table(("run", "action", "in", "why", "how"), cells, empty="no runs here yet; nothing to watch")
+    print_table(("run", "action", "in", "why", "how"), cells, empty="nothing to watch")
 
 
 def print_answer(columns: "Sequence[Column]", rows: Iterable[Sequence[object]]) -> None:
@@ -177,7 +187,7 @@ def describe_plan(plan: "TrainingPlan", config: "RunConfig") -> Iterator[tuple[s
     yield "would", actions.get(plan.action, f"train nothing: run {plan.run_id} is finished")
     yield "because", plan.why
     yield "store", plan.store
-    files = f"{format_count(len(data.sources), 'source')}, {decimal(sum(data.sources.values()))}"
+    files = f"{format_count(len(data.sources), 'source')}, {format_quantity(sum(data.sources.values()))}"
     train, val, unit, begin = data.train_tokens, data.val_tokens, "tokens", f"snapshot {short_digest(data.snapshot_id)}"
     if data.snapshot_id is None:
         train, val, unit, begin = data.train_bytes, data.val_bytes, "bytes", "not tokenized yet"
@@ -189,21 +199,35 @@ def describe_plan(plan: "TrainingPlan", config: "RunConfig") -> Iterator[tuple[s
         yield "draws", describe_mixture(config.data.mixture)
     shape = f"{format_count(model.n_layer, 'layer')}, {format_count(model.n_head, 'head')}, width {model.n_embd}"
     vocabulary = f"{data.vocab_size:,} ids{'' if data.snapshot_id else ' at most'}, block {model.block_size:,}"
-    yield "model", f"{config.model_family}: {plan.parameters:,} parameters ({shape}, {vocabulary})"
+    yield "model", f"{config.model_family or plan.run_id}: {plan.parameters:,} parameters ({shape}, {vocabulary})"
     shown = {name.replace("_", " "): memory.parts.bytes_of(name) for name in PARTS}
-    parts = ", ".join(f"{name} {decimal(size)}" for name, size in shown.items() if size)
+    parts = ", ".join(f"{name} {format_quantity(size)}" for name, size in shown.items() if size)
     recomputed = ", activations recomputed" if memory.sizes.activation_checkpointing else ""
     numerics = f"{config.training.precision} with {config.training.kernels} kernels{recomputed}"
     at_once = f", {memory.workers} at once" if memory.workers > 1 else ""
     how = f"micro-batch {memory.sizes.micro_batch}{at_once}, {numerics} ({parts})"
-    there = "" if memory.there_bytes is None else f"; {decimal(memory.there_bytes)} are there now"
+    there = "" if memory.there_bytes is None else f"; {format_quantity(memory.there_bytes)} are there now"
     short = ": more than there is" if there and memory.total_bytes > (memory.there_bytes or 0) else ""
     if plan.arithmetic_moved:
         yield "bits", plan.arithmetic_moved
-    yield "memory", f"an estimate: {decimal(memory.total_bytes)} at its peak with {how}{there}{short}"
+    yield "optimizer", _describe_optimizer(config)
+    if config.training.init_from:
+        yield "begins with", f"the weights of {config.training.init_from}"
+    if faults := os.environ.get("CAIRN_FAULTS"):
+        yield "faults", f"are injected: {faults}"
+    yield "memory", f"an estimate: {format_quantity(memory.total_bytes)} at its peak with {how}{there}{short}"
     if plan.action != "nothing":
         yield from _describe_remaining(plan, config)
     yield "retries left", ", ".join(f"{reason} {budget.left}" for reason, budget in plan.budgets.items())
+
+
+def _describe_optimizer(config: "RunConfig") -> str:
+    chosen = config.training
+    muon = f" (matrices at {chosen.muon_lr:g})" if chosen.optimizer == "muon" else ""
+    warm = f" after {format_count(chosen.warmup_steps, 'step')} of warm-up" if chosen.warmup_steps else ""
+    rate = f"learning rate {chosen.lr:g}{muon}{warm}, {chosen.schedule} down to {chosen.min_lr:g}"
+    clipped = f"gradients clipped at {chosen.grad_clip:g}" if chosen.grad_clip else "no gradient is clipped"
+    return f"{chosen.optimizer}, {rate}; weight decay {chosen.weight_decay:g}, {clipped}"
 
 
 def _describe_remaining(plan: "TrainingPlan", config: "RunConfig") -> Iterator[tuple[str, str]]:
@@ -216,13 +240,13 @@ def _describe_remaining(plan: "TrainingPlan", config: "RunConfig") -> Iterator[t
     pace = f"of training at the {cost.tokens_per_second or 0:,.0f} tokens/s of its newest steps"
     yield "time", unknown if cost.seconds is None else f"an estimate: {format_duration(cost.seconds)} {pace}"
     every = f" and every {rules.every_seconds:g} s" if rules.every_seconds else ""
-    kept = f"at most {room.kept_at_most} kept ({decimal(room.kept_at_most * room.bytes_each)})"
+    kept = f"at most {room.kept_at_most} kept ({format_quantity(room.kept_at_most * room.bytes_each)})"
     schedule = f"{plan.commits:,} ahead, every {format_count(rules.every_steps, 'step')}{every}"
     kept += " beside those in use"
-    yield "checkpoints", f"{schedule}, {decimal(room.bytes_each)} each; {kept}"
-    free = "" if room.free_bytes is None else f", {decimal(room.free_bytes)} are free"
-    late = f", {decimal(room.late_bytes)} for a slow evaluator" if room.late_bytes else ""
-    yield "room", f"the store needs {decimal(room.needed_bytes)} more for all at once{late}{free}"
+    yield "checkpoints", f"{schedule}, {format_quantity(room.bytes_each)} each; {kept}"
+    free = "" if room.free_bytes is None else f", {format_quantity(room.free_bytes)} are free"
+    late = f", {format_quantity(room.late_bytes)} for a slow evaluator" if room.late_bytes else ""
+    yield "room", f"the store needs {format_quantity(room.needed_bytes)} more for all at once{late}{free}"
     yield "evaluations", f"of {format_count(plan.evaluated_commits, 'commit')}: {', '.join(plan.suites)}"
     if config.cost.gpu_hour_price is not None:
         money = unknown if cost.money is None else f"an estimate: {_format_money(cost.money, currency)}"

@@ -12,7 +12,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from cairn.cli.app import Flag, Json, Overrides, Reference, Seconds, Url, open_chosen_store, store_option
-from cairn.cli.texts import describe_finished_run, describe_plan, print_blocks, print_watch
+from cairn.cli.texts import describe_finished_run, describe_plan, note_no_runs, print_blocks, print_watch
 from cairn.reports.queries.run_lookup import find_checkpoint
 from cairn.storage.logs.run_log import RunLog
 from cairn.tasks.attempt.shutdown_signal import Terminated, exit_on_notice, raise_on_notice
@@ -282,6 +282,7 @@ def watch(
     settle_client(os.environ, say=say)
     quieten_prefect(os.environ)
     open_chosen = partial(open_watcher, choose_store(store, os.environ), deployment, at_most=at_most)
+    note_no_runs(open_chosen_store(store))
     print_rows = print_document if json else print_watch
     if once:
         with (watcher := open_chosen()).delivering_notices(say):

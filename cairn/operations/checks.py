@@ -21,6 +21,7 @@ from cairn.storage.snapshots import data_snapshot
 from cairn.storage.stores import open_store, store_probe
 from cairn.storage.stores.object_store import ObjectStore, check_object
 from cairn.tasks.machine.placement import CAIRN_VERSION, is_known_dead, shares_pids, usable_cores, work_folder
+from cairn.tasks.text.format import format_quantity
 
 _PACKAGES = ("torch", "prefect", "fastapi", "fsspec", "pydantic", "pyarrow", "tokenizers", "safetensors")
 PROBE_CREATORS, PROBE_ROUNDS = 32, 20
@@ -56,7 +57,9 @@ def _packages() -> str:
     try:
         return ", ".join([f"cairn {CAIRN_VERSION}", *(f"{name} {version(name)}" for name in _PACKAGES)])
     except PackageNotFoundError as missing:
-        raise RuntimeError(f"{missing.name} is not installed; `pip install cairn-train` installs it") from missing
+        raise RuntimeError(
+            f"{missing.name} is not installed; `pip install .` in Cairn's folder installs it"
+        ) from missing
 
 
 def _device() -> str:
@@ -73,7 +76,7 @@ def _device() -> str:
     for number in range(torch.cuda.device_count()):
         name = torch.cuda.get_device_name(number)
         flops = peak_flops_of_device(name, "bf16")
-        rate = f"{flops / 1e12:,.0f} TFLOP/s by its data sheet" if flops else "not in the table of data sheets"
+        rate = f"{format_quantity(flops, 'FLOP/s')} by its data sheet" if flops else "not in the table of data sheets"
         if not can_compile(torch.device("cuda", number)):
             rate += "; slower than it could be: Triton or a C compiler is missing"
         devices.append(f"{name} ({rate})")
@@ -118,9 +121,9 @@ def _disk(store_url: str) -> str:
     for folder in (*([] if "://" in local_path else [Path(local_path)]), work_folder(os.environ)):
         there = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.is_dir())
         free = shutil.disk_usage(there).free
+        found.append(f"{folder}: {format_quantity(free)} free")
         if free < ENOUGH_BYTES:
-            raise RuntimeError(f"{folder}: {free / 1e9:.1f} GB free, at least {ENOUGH_BYTES / 1e9:.1f} GB are needed")
-        found.append(f"{folder}: {free / 1e9:.1f} GB free")
+            raise RuntimeError(f"{found[-1]}, at least {format_quantity(ENOUGH_BYTES)} are needed")
     return "; ".join(found)
 
 

@@ -153,7 +153,7 @@ def _opening(
     windows = state.windows_quarantined_before(committed.attempt) if snapshot_id == opened.data_snapshot else ()
     return run_entries.RunOpened(
         run_id=run_id,
-        model_family=config.model_family,
+        model_family=config.model_family or run_id,
         config=config.frozen(),
         config_sha256=config.frozen_sha256(),
         data_snapshot=snapshot_id,

@@ -1,6 +1,6 @@
 """The live page: its addresses, what each answers, and the server on the loopback. An answer has an ETag.
 
-The store is read again at most so often that reading takes a two-hundredth of the time.
+The store is read again at most so often that reading takes one second in 200.
 """
 
 import os
@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.resources import files
-from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock, Thread
 from typing import Annotated, Any
@@ -276,11 +275,9 @@ def serve(
 ) -> None:
     """Listen on 127.0.0.1, any free port for 0, announce the address once the runs were read, answer until Ctrl-C.
 
-    Raises `InvalidConfiguration` where the port is taken or the plotting library is not installed. Training on this
-    machine comes first: this process has a lower priority.
+    Raises `InvalidConfiguration` where the port is taken. Training on this machine comes first: this process has a
+    lower priority.
     """
-    if find_spec("plotly") is None:
-        raise InvalidConfiguration("cairn ui needs the package plotly: pip install 'cairn-train[ui]'")
     try:
         listening = socket.create_server(("127.0.0.1", port))
     except (OSError, OverflowError) as error:

@@ -1,8 +1,8 @@
 """EleutherAI's lm-evaluation-harness as an evaluator: its tasks on a model directory, its numbers as one JSON object.
 
-Needs the extra `eval` (`pip install 'cairn-train[eval]'`). Offline without --online: tasks by name need their data
-in the cache of `datasets`; a task of one's own is a YAML file of the harness beside its JSON lines, both named on the
-command line, so that editing either makes another suite.
+Needs the extra `eval` (`pip install '.[eval]'` in Cairn's folder). Offline without --online: tasks by name need their
+data in the cache of `datasets`; a task of one's own is a YAML file of the harness beside its JSON lines, both named on
+the command line, so that editing either makes another suite.
 """
 
 import argparse
@@ -66,7 +66,7 @@ def main() -> None:
     try:
         import lm_eval  # noqa: F401
     except ImportError as error:
-        sys.exit(f"lm-evaluation-harness is not installed: {error}; pip install 'cairn-train[eval]'")
+        sys.exit(f"lm-evaluation-harness is not installed: {error}; pip install '.[eval]' in Cairn's folder")
     json.dump(measure(given), out)
     out.close()
 

@@ -32,6 +32,7 @@ from cairn.tasks.data import corpus, document, snapshot_build, snapshot_lookup
 from cairn.tasks.errors import InvalidConfiguration, TaskError
 from cairn.tasks.machine import machine_speed, placement, process_memory
 from cairn.tasks.policy.attempt_sizes import MARGIN, AttemptSizes, MemoryRoom, most_workers, next_sizes
+from cairn.tasks.text.format import format_quantity
 from cairn.tasks.trainer.initial_weights import InitialDirectory, check_directory
 from cairn.tasks.trainer.trainer_group import TrainerGroup, trainer_group
 
@@ -50,8 +51,7 @@ def check_before_start(
     try:
         opened = log.refresh_whole().opened
     except StoreUnavailable as error:
-        problem = f"store {log.store.url}: cannot be read: {error}; name another with --store"
-        raise InvalidConfiguration(problem) from error
+        raise type(error)(f"store {log.store.url}: cannot be read: {error}; name another with --store") from error
     attempt_entries.refuse_deleted(log.state)
     wanted = configure_run(resolved, log.state, environment)
     if opened is not None:
@@ -257,8 +257,8 @@ def require_memory(config: RunConfig, vocab_size: int, sizes: AttemptSizes, memo
     elif recomputed:
         cure = f"not even 1 fits, but {recomputed} with training.activation_checkpointing = true"
     raise InvalidConfiguration(
-        f"training.micro_batch = {sizes.micro_batch}: an estimated {needed / 1e9:.3g} GB a process, "
-        f"{memory.bytes / 1e9:.3g} GB are available; {cure}. training.memory_check = false tries it all the same"
+        f"training.micro_batch = {sizes.micro_batch}: an estimated {format_quantity(needed)} a process, "
+        f"{format_quantity(memory.bytes)} are available; {cure}. training.memory_check = false tries it all the same"
     )
 
 
@@ -316,7 +316,7 @@ def require_room(store: object_store.ObjectStore, room: StoreRoom) -> None:
     """Raise `InvalidConfiguration` if the store's disk cannot hold the checkpoints that retention keeps."""
     if room.free_bytes is not None and room.needed_bytes > room.free_bytes:
         raise InvalidConfiguration(
-            f"store {store.url}: {room.needed_bytes / 1e9:.3g} GB are needed for checkpoints of "
-            f"{room.bytes_each / 1e9:.3g} GB, {room.free_bytes / 1e9:.3g} GB are free; free space, lower "
+            f"store {store.url}: {format_quantity(room.needed_bytes)} are needed for checkpoints of "
+            f"{format_quantity(room.bytes_each)}, {format_quantity(room.free_bytes)} are free; free space, lower "
             "checkpoint.keep_last, keep_best or raise keep_every, or choose another --store"
         )

@@ -86,7 +86,8 @@ def configure_run(
     try:
         return config or configuration_source.read_configuration("", overrides=overrides, environment=environment)
     except InvalidConfiguration as error:
-        missing = f"run {resolved.request.run_id!r} is not in this store, and no configuration file says what to train"
+        missing = f"run {resolved.request.run_id!r} is not in this store ({resolved.store_url})"
+        missing += ", and no configuration file says what to train"
         # Without overrides, the likely mistake is the store or the name, not a missing key.
         problem = str(error) if overrides else "`cairn runs` lists those there are; --store names another"
         raise InvalidConfiguration(f"{missing}: {problem}") from error

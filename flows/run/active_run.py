@@ -234,7 +234,7 @@ def _record_opening(
     chosen = wanted.with_mode(precision=mode().precision, kernels=mode().kernels)
     body = run_entries.RunOpened(
         run_id=log.run_id,
-        model_family=chosen.model_family,
+        model_family=chosen.model_family or log.run_id,
         config=chosen.frozen(),
         config_sha256=chosen.frozen_sha256(),
         data_snapshot=snapshot.snapshot_id,

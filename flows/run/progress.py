@@ -17,7 +17,6 @@ from cairn.tasks.data.snapshot_build import BuildProgress, BuildStage
 from cairn.tasks.text import format, live_lines
 
 _PLAIN_EVERY_SECONDS = 10.0
-_MEGABYTE = 1e6
 
 
 class Progress:
@@ -139,10 +138,11 @@ class TextProgress:
         seconds, done = now - self._begun[0], progress.bytes_done - self._begun[1]
         left = (progress.bytes_total - progress.bytes_done) * seconds / done if done else None
         documents = f"{progress.documents:,} documents · " if progress.documents else ""
+        sizes = " of ".join(map(format.format_quantity, (progress.bytes_done, progress.bytes_total)))
+        speed = format.format_quantity(done / seconds if seconds > 0 else 0.0, "B/s")
         return (
-            f"{progress.stage.value} text{cells} {100 * share:.0f} % · {progress.bytes_done / _MEGABYTE:,.1f} of "
-            f"{progress.bytes_total / _MEGABYTE:,.1f} MB · {documents}"
-            f"{done / seconds / _MEGABYTE if seconds > 0 else 0.0:,.1f} MB/s · ETA {format.format_clock(left)}"
+            f"{progress.stage.value} text{cells} {100 * share:.0f} % · {sizes} · {documents}{speed} · "
+            f"ETA {format.format_clock(left)}"
         )
 
 

@@ -42,7 +42,7 @@ def check_exporters(wanted: ExportersConfig) -> None:
         if (folder := getattr(wanted, key)) and find_spec(key) is None:
             raise InvalidConfiguration(
                 f"exporters.{key} = {folder!r}: {tool} is not installed; "
-                f"`pip install 'cairn-train[{key}]'` installs it, `--set exporters.{key}=` goes without"
+                f"`pip install '.[{key}]'` in Cairn's folder installs it, `--set exporters.{key}=` goes without"
             )
 
 

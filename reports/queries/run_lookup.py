@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from cairn.reports.errors import RunNotFound
+from cairn.reports.queries.nearby_stores import describe_no_runs
 from cairn.storage.checkpoints.sweep import parse_checkpoint_folder
 from cairn.storage.errors import IntegrityError
 from cairn.storage.logs import log_entry, registry, run_entries, run_index, run_log, run_state, step_log
@@ -39,7 +40,9 @@ def find_run(store: object_store.ObjectStore, run_id: str) -> run_log.RunLog:
     """Return the run's log, read to its end; raises `RunNotFound`, which lists the runs of the store."""
     log = run_log.RunLog(store, run_id)
     if log.refresh().opened is None:
-        raise RunNotFound(f"no run {run_id!r} in {store.url}; {_listed('runs', run_index.list_run_ids(store), run_id)}")
+        runs = run_index.list_run_ids(store)
+        why = f" in {store.url}; {_listed('runs', runs, run_id)}" if runs else f": {describe_no_runs(store)}"
+        raise RunNotFound(f"no run {run_id!r}{why}")
     return log
 
 

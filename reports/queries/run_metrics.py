@@ -151,7 +151,7 @@ def sending_metrics(store: ObjectStore, environment: Mapping[str, str], say: Cal
     Raises `InvalidConfiguration` where the library is missing or the interval is not a number of milliseconds.
     """
     if find_spec("opentelemetry.exporter") is None:
-        cure = "`pip install 'cairn-train[otlp]'` installs it"
+        cure = "`pip install '.[otlp]'` in Cairn's folder installs it"
         raise InvalidConfiguration(f"--otlp: OpenTelemetry is not installed; {cure}")
     given = environment.get(_INTERVAL, "60000")
     if not given.isdecimal() or int(given) == 0:

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rich.filesize import decimal
-
 from cairn.reports.queries.receipts import ReasonRow, ReceiptSpan, group_receipts
+from cairn.tasks.text import format
 from cairn.tasks.text.format import format_duration, format_list, format_value, one_line, sanitize, short_digest
 
 if TYPE_CHECKING:  # a command that prints one list loads nothing for the others
@@ -72,9 +71,8 @@ def fence(text: str) -> str:
     return f"{mark}\n{shown}\n{mark}"
 
 
-def runs_table(runs: "Sequence[run_status.RunSummary]", *, archived: bool = False) -> Table:
+def runs_table(runs: "Sequence[run_status.RunSummary]", *, empty: str) -> Table:
     """Return all runs, or all that were deleted."""
-    first = "no runs here yet; `cairn train quickstart` makes the first one"
     columns: Columns[run_status.RunSummary] = {
         "run": lambda run: run.run_id,
         "state": lambda run: run.state,
@@ -85,7 +83,7 @@ def runs_table(runs: "Sequence[run_status.RunSummary]", *, archived: bool = Fals
         "opened (UTC)": lambda run: run.opened_at,
         "detail": lambda run: run.detail,
     }
-    return make_table(runs, columns, empty="no run was deleted here" if archived else first)
+    return make_table(runs, columns, empty=empty)
 
 
 def receipts_table(receipts: "Sequence[Receipt]") -> Table:
@@ -210,7 +208,7 @@ def compared_runs_table(comparison: "run_comparison.RunComparison") -> Table:
         "step": lambda run: f"{run.step:,}/{run.total_steps:,}",
         "tokens": lambda run: f"{run.tokens:,}",
         "tokens/s": lambda run: run.tokens_per_second and f"{run.tokens_per_second:,.0f}",
-        "memory": lambda run: run.memory_bytes and decimal(run.memory_bytes),
+        "memory": lambda run: run.memory_bytes and format.format_quantity(run.memory_bytes),
         "attempts": lambda run: run.attempts,
         "device time": lambda run: format_duration(run.gpu_seconds),
         "lost": lambda run: format_duration(run.wasted_gpu_seconds),
@@ -272,7 +270,9 @@ def machines_table(machines: "Sequence[MachineRow]") -> Table:
         "host": lambda item: item.placement.host,
         "devices": lambda item: f"{item.placement.world_size} × {item.device}",
         "threads": lambda item: f"{item.placement.threads} on {item.placement.cores} cores",
-        "MFU against": lambda item: item.peak and f"{item.peak.flops / 1e12:.4g} TFLOP/s, {item.peak.source}",
+        "MFU against": lambda item: (
+            item.peak and f"{format.format_quantity(item.peak.flops, 'FLOP/s')}, {item.peak.source}"
+        ),
         "code version": lambda item: item.code_version,
         "attempts": lambda item: item.attempts,
     }

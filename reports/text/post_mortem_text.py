@@ -177,7 +177,7 @@ def _where(attempt: post_mortem.AttemptFacts) -> Iterator[str]:
     if differs := attempt.receipt.arithmetic_moved:
         yield differs
     if peak:
-        yield f"MFU is of {peak.flops / 1e12:.4g} TFLOP/s a device ({peak.source})"
+        yield f"MFU is of {format.format_quantity(peak.flops, 'FLOP/s')} a device ({peak.source})"
 
 
 def _origin(attempt: post_mortem.AttemptFacts) -> Iterator[str]:
@@ -256,7 +256,7 @@ def _evidence(evidence: Mapping[str, Any], detail: str) -> Iterator[str]:
     if (kills := _number(evidence, "oom_kills") or 0) or code == -signal.SIGKILL:
         yield f"the kernel counted {format.format_count(kills, 'kill')} for memory (oom_kill) in its control group"
     if used:
-        sizes = [f"{it / 1e9:.2f} GB" if it >= 1e9 else f"{it / 1e6:,.0f} MB" for it in (used, limit_bytes) if it]
+        sizes = [format.format_quantity(it) for it in (used, limit_bytes) if it]
         yield f"it used up to {' of '.join(sizes)}{' allowed' if limit_bytes else ''}"
     if isinstance(words := evidence.get("last_words"), Mapping):
         yield from _last_words(words, detail)

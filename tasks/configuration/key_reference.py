@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import SequenceMatcher, get_close_matches
 from functools import cache
 from typing import Any, cast
 
@@ -12,6 +11,7 @@ from pydantic_core import ErrorDetails, PydanticUndefined
 
 from cairn.model.configuration.training import UNFROZEN_TRAINING
 from cairn.tasks.configuration.run_configuration import FROZEN_SECTIONS, RunConfig
+from cairn.tasks.configuration.synonyms import ALIKE, find_advice, find_alike, likeness, words_for
 
 _MOST_CHARACTERS = 80
 _UNIT_SUFFIXES = {"gpu_seconds": "device seconds"} | {
@@ -85,20 +85,20 @@ def section_meanings() -> Mapping[str, str]:
 
 
 def suggest_key(unknown: str) -> ConfigurationKey | None:
-    """Return the key that was probably meant, by its spelling or its meaning; one of the same section before others."""
+    """Return the key that was probably meant, by spelling, meaning or synonym; one of the same section first."""
     section, _, name = unknown.rpartition(".")
     words = name.replace("_", " ").lower()
 
-    def likeness(key: ConfigurationKey) -> float:
-        spelled = SequenceMatcher(None, name, key.name).ratio()
-        if key.name == name or key.name.startswith(f"{name}_"):
-            spelled = 1.0
-        place = key.meaning.lower().find(words) if len(words) >= 4 else -1  # a shorter word is in too many meanings
-        meant = 0.85 if place == 0 else 0.65 if place > 0 else 0.0
-        return max(spelled, meant) + (0.2 if key.section == section else 0.0)
+    def rank(key: ConfigurationKey) -> float:
+        spelled = max(likeness(name, one) for one in (key.name, *words_for(key.key)))
+        found = key.meaning.lower().find(words) if len(words) >= 4 else -1  # a shorter word is in too many meanings
+        meant = 0.85 if found == 0 else 0.65 if found > 0 else 0.0
+        begins = 0.95 if key.name.startswith(f"{name}_") else 0.0
+        place = 0.15 if section and key.section == section else 0.0 if section or key.key.count(".") < 2 else -0.2
+        return max(spelled, meant, begins) + place
 
-    found = max(keys_by_name().values(), key=likeness)
-    return found if likeness(found) >= 0.8 else None
+    found = max(keys_by_name().values(), key=rank)
+    return found if rank(found) >= ALIKE else None
 
 
 @cache
@@ -145,7 +145,8 @@ def broken_rules(error: ValidationError, document: Mapping[str, Any], section: s
     """Yield the broken rules of a document that was validated as the whole configuration or as one section of it."""
     document = {section: document} if section else document
     texts: set[str] = set()
-    misspelled = {_closest_section(str(item["loc"][0])) for item in error.errors() if item["type"] == "extra_forbidden"}
+    unknown = (str(item["loc"][0]) for item in error.errors() if item["type"] == "extra_forbidden")
+    misspelled = {find_alike(name, section_meanings()) for name in unknown}
     for item in error.errors():
         if item["input"] is PydanticUndefined:  # a default that follows from a key that is wrong itself
             continue
@@ -170,17 +171,15 @@ def broken_rules(error: ValidationError, document: Mapping[str, Any], section: s
 def unknown_key(key: str, *, is_section: bool = False) -> str:
     """Return the message about a key or section that does not exist, with the one that was probably meant."""
     sections = section_meanings()
-    if is_section and (close := _closest_section(key)):
+    if is_section and (close := find_alike(key, sections)):
         return f"unknown section; did you mean {close} ({sections[close].partition('. ')[0].removesuffix('.')})?"
+    section, _, name = key.rpartition(".")
+    if advice := find_advice(name):
+        return f"unknown key; {advice}"
     if likely := suggest_key(key):
         return f"unknown key; did you mean {likely.key} ({likely.summary})?"
-    section = key.rpartition(".")[0]
     command = f"cairn config {section}" if section in sections else "cairn config"
     return f"unknown key; `{command}` lists the keys"
-
-
-def _closest_section(name: str) -> str:
-    return next(iter(get_close_matches(name, section_meanings(), n=1, cutoff=0.7)), "")
 
 
 def _dotted(path: Sequence[str | int]) -> str:
@@ -197,6 +196,10 @@ def _rules(kind: str, item: ErrorDetails, path: Sequence[str | int], value: obje
             yield BrokenRule(key=key.key, text=f"{shown if known else key.key}: missing; {key.summary}")
         return
     if kind == "extra_forbidden":
+        if isinstance(value, Mapping) and value and not find_alike(name, section_meanings()):
+            for inner in value:  # a section of another tool, whose keys may have words for ours
+                yield from _rules(kind, item, [*path, inner], value[inner])
+            return
         text = f"{given}: {unknown_key(name, is_section=isinstance(value, Mapping))}"
     elif kind == "value_error":
         text = f"{given if known else shown}: {item['ctx']['error']}"

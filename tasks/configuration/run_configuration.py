@@ -64,7 +64,7 @@ class ExportersConfig(Section, use_attribute_docstrings=True):
 class RunConfig(Section, use_attribute_docstrings=True):
     """All sections of a configuration."""
 
-    model_family: settings.Name = "gpt2-tiny"
+    model_family: settings.Name | None = Field(default=None, json_schema_extra={"default_rule": "the run's name"})
     """label of the run in queries and reports"""
     data: DataConfig
     model: ModelConfig = ModelConfig()

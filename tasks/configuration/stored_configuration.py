@@ -36,9 +36,10 @@ def left_out(document: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def keep_numerics(config: run_configuration.RunConfig, opened: Mapping[str, Any]) -> run_configuration.RunConfig:
-    """Return the configuration with precision and kernels of the opened run where its own are `auto`."""
-    training = parse_stored_configuration(opened).training
-    return config.with_mode(precision=training.precision, kernels=training.kernels)
+    """Return the configuration with precision, kernels and family of the opened run where it names none itself."""
+    stored = parse_stored_configuration(opened)
+    named = config.model_copy(update={"model_family": config.model_family or stored.model_family})
+    return named.with_mode(precision=stored.training.precision, kernels=stored.training.kernels)
 
 
 def differing_keys(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

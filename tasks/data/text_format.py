@@ -96,6 +96,11 @@ def suffixes_of(place: str) -> tuple[str, str]:
     return (before, last) if last in _CODECS else (last, "")
 
 
+def format_of_name(place: str) -> TextFormat | None:
+    """Return the format that the suffix of a name says, None if it says none."""
+    return _SUFFIXES.get(suffixes_of(place)[0])
+
+
 def recognise_codec(place: str, head: bytes, wanted: str, refuse: Refuse) -> str:
     """Return `gzip`, `zstd` or "" for a file that begins with `head`; `wanted` is `data.format`."""
     suffix, packed = suffixes_of(place)

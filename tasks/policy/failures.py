@@ -12,6 +12,7 @@ from cairn.model.errors import BadBatch, LossExploded, NonFiniteLoss, TokenOutOf
 from cairn.storage import errors
 from cairn.storage.stores.codec import sha256
 from cairn.tasks.policy.termination import ExitCode, TerminationReason
+from cairn.tasks.text.format import format_quantity
 
 ORPHANED_EXIT_CODE = 76
 """Exit code of a trainer whose parent has died."""
@@ -231,8 +232,8 @@ def _from_exit(evidence: Evidence) -> Failure:
     if (word := evidence.kubernetes_reason) in _KUBERNETES:
         return _failure(_KUBERNETES[word], f"Kubernetes ended the container: {word}", word)
     code, used, limit = evidence.exit_code, evidence.rss_bytes, evidence.memory_limit_bytes
-    of_limit = f" of {limit / 1e9:.2f} GB" if limit else ""
-    memory = "" if used is None else f"; it used up to {used / 1e9:.2f} GB{of_limit}"
+    of_limit = f" of {format_quantity(limit)}" if limit else ""
+    memory = "" if used is None else f"; it used up to {format_quantity(used)}{of_limit}"
     if code is not None and code - _SHELL_SIGNAL in set(signal.Signals):
         code = _SHELL_SIGNAL - code
     # The group's count also grows when other processes in it are killed, so other signals are not memory kills.

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 _FAR = 1.5
 """A share this many times greater or smaller than asked is reported: one long document can be most of a text."""
 _UNITS = ((86_400, "day", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s"))
+_THOUSANDS = ("", "k", "M", "G", "T", "P", "E")
 _COMMANDS = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[PX^_][^\x1b]*(?:\x1b\\)?|[ -/]*[0-~])"
 )
@@ -25,6 +26,13 @@ _INVISIBLE = re.compile("[\x7f-\x9f\xad\u200b-\u200f\u2028-\u202e\u2060-\u206f\u
 def format_count(number: int, noun: str, plural: str = "") -> str:
     """Return `1 step`, `2 steps`, `1,000 steps`."""
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+
+
+def format_quantity(amount: float, unit: str = "B") -> str:
+    """Return an amount with three digits, in thousands that suit it: `434 kB`, `6.28 TB`, `104 GFLOP/s`."""
+    digits, _, exponent = f"{amount:.2e}".partition("e")
+    thousands = min(max(int(exponent) // 3, 0), len(_THOUSANDS) - 1)
+    return f"{float(digits) * 10 ** (int(exponent) - 3 * thousands):g} {_THOUSANDS[thousands]}{unit}"
 
 
 def format_duration(seconds: float) -> str:

@@ -106,7 +106,7 @@ READING: dict[str, tuple[int, str]] = {
 TRAINING: dict[str, tuple[int, str]] = {
     "train": (2, "say which run to train or continue"),
     "train gone.toml": (2, "no such configuration file; did you mean run.toml?"),
-    "train gone": (2, "one of fast-shakespeare, quickstart, tiny-shakespeare, wide-shakespeare"),
+    "train gone": (2, "one of fast-shakespeare, quickstart, shakespeare, tiny-shakespeare, wide-shakespeare"),
     "train quikstart": (2, "did you mean quickstart?"),
     "train broken.toml": (2, "not readable as TOML"),
     "train empty.toml": (2, "empty.toml: training.steps: missing; number of optimizer steps"),

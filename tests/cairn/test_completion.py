@@ -155,6 +155,12 @@ def test_completion_is_installed_where_the_shell_looks(cairn: Cairn, tmp_path: P
     assert ended.code == 0, ended.err
     installed = [path for path in tmp_path.rglob("*") if path.is_file() and "_cairn()" in path.read_text()]
     assert len(installed) == 1 and str(installed[0]) in ended.out
+    assert f'"startup": "{tmp_path}/.bashrc"' in ended.out
+
+
+def test_the_start_up_file_that_gets_a_line_is_named(cairn: Cairn, tmp_path: Path) -> None:
+    said = cairn("completion", "bash", "--install", HOME=str(tmp_path)).out
+    assert f", which a line in {tmp_path}/.bashrc loads;" in said and (tmp_path / ".bashrc").exists()
 
 
 def test_an_unwritable_home_is_refused_in_one_line(cairn: Cairn, tmp_path: Path) -> None:

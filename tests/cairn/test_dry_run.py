@@ -86,8 +86,19 @@ def test_a_new_run_would_be_opened_at_step_0(capsys: pytest.CaptureFixture[str],
 
 def test_people_read_one_fact_a_line(capsys: pytest.CaptureFixture[str], config: Path) -> None:
     names = [line.split("  ")[0] for line in told(capsys, config).splitlines()]
-    expected = "would because store data model memory steps time checkpoints room evaluations"
+    expected = "would because store data model optimizer memory steps time checkpoints room evaluations"
     assert names == [*expected.split(), "retries left"]
+
+
+def test_the_rate_the_faults_and_the_run_as_its_own_family_are_told(
+    capsys: pytest.CaptureFixture[str], config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CAIRN_FAULTS", "preempt@20,kill@30")
+    muon = ("--set", "training.optimizer=muon", "--set", "training.grad_clip=0", "--run-id", "wide")
+    lines = {line.split("  ")[0]: line for line in told(capsys, config, *muon).splitlines()}
+    assert "muon, learning rate 0.001 (matrices at 0.02) after 5 steps of warm-up, cosine down to" in lines["optimizer"]
+    assert "no gradient is clipped" in lines["optimizer"] and "are injected: preempt@20,kill@30" in lines["faults"]
+    assert "model" in lines and " wide: 3,944 parameters" in lines["model"]
 
 
 def test_the_sizes_of_both_splits_are_told_before_anything_is_tokenized(
@@ -260,7 +271,7 @@ def test_a_run_whose_checkpoints_cannot_fit_is_refused_after_its_plan_and_before
     options = [word for setting in many for word in ("--set", setting)]
     for arguments in (("--dry-run",), ()):
         ended = cairn("train", "run.toml", *options, *arguments)
-        assert ended.code == 2 and "GB are needed for checkpoints of" in ended.err
+        assert ended.code == 2 and " are needed for checkpoints of" in ended.err
         assert "lower checkpoint.keep_last" in ended.err and ("room " in ended.out) == bool(arguments)
     assert not list((config.parent / "store").glob("runs/*"))
 

@@ -68,7 +68,7 @@ def train(folder: Path, config: RunConfig) -> None:
     log, frozen = RunLog(store, "bard"), config.frozen_sha256()
     opened = entries.opened(
         "bard",
-        model_family=config.model_family,
+        model_family=config.model_family or "gpt2-tiny",
         config=config.frozen(),
         config_sha256=frozen,
         data_snapshot=snapshot.snapshot_id,

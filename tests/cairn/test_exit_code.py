@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -13,9 +14,11 @@ from cairn.storage.errors import (
     ObjectMissing,
     StorageError,
     StoreFull,
+    StoreRefused,
     StoreUnavailable,
     StoreUnsound,
 )
+from cairn.storage.stores.local_store import LocalStore
 from cairn.tasks.data.document import InvalidCorpus
 from cairn.tasks.errors import (
     BudgetExhausted,
@@ -27,6 +30,7 @@ from cairn.tasks.errors import (
     TrainerGone,
 )
 from cairn.tasks.policy.termination import EXIT_CODES, ExitCode
+from tests.commands import Cairn
 
 OUTCOMES = {
     "completed": 0,
@@ -44,6 +48,7 @@ ERRORS: dict[type[BaseException], int] = {
     TaskError: 1,
     TrainerGone: 1,
     StoreUnavailable: 1,
+    StoreRefused: 2,
     ObjectMissing: 1,
     AppendUnknown: 1,
     StoreFull: 75,
@@ -114,3 +119,26 @@ def test_what_breaks_while_the_interpreter_is_taken_down_does_not_change_the_cod
     process = subprocess.run([sys.executable, "-c", BREAKS + ASK], capture_output=True, check=False)
     assert process.returncode == 2
     assert process.stderr.startswith(b"cairn: ")
+
+
+@pytest.mark.parametrize(("error", "code"), [(StoreRefused, 2), (StoreUnavailable, 1)])
+def test_a_store_that_refuses_or_is_away_has_one_code_in_every_command(
+    cairn: Cairn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception], code: int
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error("no credentials")
+
+    for name in ("read", "keys", "folders", "first", "size", "sizes"):
+        monkeypatch.setattr(LocalStore, name, fail)
+    (tmp_path / "run.toml").write_text('[data]\nsources = ["text.txt"]\n[training]\nsteps = 1\n')
+    (tmp_path / "text.txt").write_text("a text")
+    lines = (
+        "runs",
+        "status bard",
+        "models",
+        "explain bard",
+        "train run.toml",
+        "train run.toml --dry-run",
+        "sweep bard",
+    )
+    assert {line: cairn(*line.split()).code for line in lines} == dict.fromkeys(lines, code)

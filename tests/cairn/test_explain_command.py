@@ -140,7 +140,7 @@ def test_out_of_memory_tells_the_kernels_count_and_the_limit(fresh: FabricatedRu
         fresh, Evidence(exit_code=-9, oom_kills=1, rss_bytes=8_000_000_000, memory_limit_bytes=8_500_000_000), step=3
     )
     text = explained(fresh)
-    assert "1 kill for memory (oom_kill)" in text and "8.00 GB of 8.50 GB allowed" in text
+    assert "1 kill for memory (oom_kill)" in text and "8 GB of 8.5 GB allowed" in text
 
 
 def test_what_a_decision_changed_is_told_with_the_next_attempt(fresh: FabricatedRun) -> None:

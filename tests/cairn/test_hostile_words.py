@@ -87,9 +87,21 @@ def test_the_form_that_asks_a_person_holds_an_evaluators_words_as_text() -> None
     assert "2.0000" in form
 
 
-def test_a_model_cards_front_matter_cannot_be_ended_from_inside(bard: FabricatedRun) -> None:
-    state, size = bard.log.refresh(), SplitSize(documents=1, tokens=2, bytes=3)
-    assert state.opened is not None and state.newest_committed is not None
+@pytest.mark.parametrize(
+    ("positions", "said"), [("learned", "positions are learned"), ("rotary", "it was trained on no longer texts")]
+)
+def test_a_model_card_says_how_its_positions_are_bounded(bard: FabricatedRun, positions: str, said: str) -> None:
+    state = bard.log.refresh()
+    assert state.opened is not None
+    config = {**state.opened.config, "model": {**state.opened.config["model"], "positions": positions, "n_head": 1}}
+    bard.log.state = replace(state, opened=replace(state.opened, config=config))
+    assert f"8 tokens at once: {said}" in card_of(bard)
+
+
+def card_of(bard: FabricatedRun) -> str:
+    """The model card of the newest checkpoint, of a network and a snapshot that are nowhere."""
+    state, size = bard.log.state, SplitSize(documents=1, tokens=2, bytes=3)
+    assert state.newest_committed is not None
     manifest = SnapshotManifest(
         version=1,
         tokenizer_sha256="t",
@@ -99,14 +111,20 @@ def test_a_model_cards_front_matter_cannot_be_ended_from_inside(bard: Fabricated
         splits=SnapshotSplits(train=size, val=size),
         sources=(SnapshotSource(name="a`b|c\x1b[2J\n", bytes=1, sha256="s", unit="line", documents=1),),
     )
-    family = 'x"\n---\n<script>'
-    bard.log.state = replace(state, opened=replace(state.opened, model_family=family))
     opened: Any = SimpleNamespace(
         snapshot=SimpleNamespace(manifest=manifest),
         network=SimpleNamespace(parameter_count=1),
         tokenizer=SimpleNamespace(end_of_text_id=0, decode=lambda ids: TAGS),
     )
-    card = write_card(FoundCheckpoint(log=bard.log, reference=state.newest_committed.committed.reference), opened)
+    return write_card(FoundCheckpoint(log=bard.log, reference=state.newest_committed.committed.reference), opened)
+
+
+def test_a_model_cards_front_matter_cannot_be_ended_from_inside(bard: FabricatedRun) -> None:
+    state = bard.log.refresh()
+    assert state.opened is not None
+    family = 'x"\n---\n<script>'
+    bard.log.state = replace(state, opened=replace(state.opened, model_family=family))
+    card = card_of(bard)
     assert card.partition("\n\n")[0].count("\n---") == 1 and f"- {json.dumps(family)}\n---\n" in card
     assert "| `a'b\\|c` | 1 | 1 | `s` |" in card
 

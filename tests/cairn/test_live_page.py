@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,6 @@ from cairn.storage.logs.log_entry import ForkOrigin
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.logs.step_log import StepRecord, step_log_key
 from cairn.storage.stores.local_store import LocalStore
-from cairn.tasks.errors import InvalidConfiguration
-from cairn.ui.live_page import serve
 from tests.cairn.live_server import LiveServer, served
 from tests.entries import NOON, opened, writer
 from tests.fabricated_run import FabricatedRun, configuration, fabricate
@@ -238,11 +235,3 @@ def test_monitoring_is_answered_with_the_numbers_of_all_runs(live: LiveServer) -
     answer = live.ask("/metrics")
     assert answer.headers["content-type"].startswith("application/openmetrics-text")
     assert 'cairn_run_step{run="bard"} 33.0' in answer.text and answer.text.endswith("# EOF\n")
-
-
-def test_without_the_plotting_library_one_line_says_what_to_install(
-    store: LocalStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "plotly", None)
-    with pytest.raises(InvalidConfiguration, match=r"pip install 'cairn-train\[ui\]'"):
-        serve(store, port=0, environment={}, announce=print)

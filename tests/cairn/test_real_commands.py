@@ -67,6 +67,7 @@ READING = [
 ]
 OTHERS = [
     Real(line="config"),
+    Real(line="init text.txt", unwanted=HEAVY),
     Real(line="simulate"),
     Real(line="sweep bard"),
     Real(line="diagnose bard"),
@@ -94,6 +95,7 @@ OTHERS = [
     Real(line="train --run-id held --set lease.heartbeat_seconds=300 --set lease.seconds=900", code=7, unwanted=HEAVY),
     Real(line="ui --port 70000", code=2),
     Real(line="doctor --loudly", code=2),
+    Real(line="train run.toml --steps 100", code=2, unwanted=LIGHT),
 ]
 
 

@@ -50,7 +50,7 @@ def open_run(log: RunLog, config: RunConfig, snapshot_id: str) -> None:
     config = config.with_mode(precision="fp32", kernels="fused")
     opened = RunOpened(
         run_id=log.run_id,
-        model_family=config.model_family,
+        model_family=config.model_family or "gpt2-tiny",
         config=config.frozen(),
         config_sha256=config.frozen_sha256(),
         data_snapshot=snapshot_id,

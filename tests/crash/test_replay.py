@@ -58,7 +58,9 @@ def test_a_run_on_s3_is_computed_again_with_nothing_cached(remote: Command, tmp_
 
 
 @pytest.mark.slow  # its quicker witnesses are the tests above; the names are read in tests/house/test_files.py
-@pytest.mark.parametrize("recipe", ["quickstart", "tiny-shakespeare", "fast-shakespeare", "wide-shakespeare"])
+@pytest.mark.parametrize(
+    "recipe", ["quickstart", "shakespeare", "tiny-shakespeare", "fast-shakespeare", "wide-shakespeare"]
+)
 def test_what_a_configuration_of_ours_trains_is_computed_again(command: Command, tmp_path: Path, recipe: str) -> None:
     shutil.copy(ROOT / "deployments" / f"{recipe}.toml", command.folder / "run.toml")
     few = ("training.steps=4", "training.warmup_steps=0", "checkpoint.every_steps=2")

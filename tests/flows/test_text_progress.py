@@ -30,9 +30,9 @@ def shown(*, terminal: bool) -> str:
 
 def test_without_a_terminal_there_is_a_line_every_ten_seconds() -> None:
     assert shown(terminal=False).splitlines() == [
-        "tokenizing text 20 % · 20.0 of 100.0 MB · 100 documents · 2.0 MB/s · ETA 0:40",
-        "tokenizing text 40 % · 40.0 of 100.0 MB · 200 documents · 2.0 MB/s · ETA 0:30",
-        "tokenizing text 60 % · 60.0 of 100.0 MB · 300 documents · 2.0 MB/s · ETA 0:20",
+        "tokenizing text 20 % · 20 MB of 100 MB · 100 documents · 2 MB/s · ETA 0:40",
+        "tokenizing text 40 % · 40 MB of 100 MB · 200 documents · 2 MB/s · ETA 0:30",
+        "tokenizing text 60 % · 60 MB of 100 MB · 300 documents · 2 MB/s · ETA 0:20",
     ]
 
 
@@ -46,4 +46,4 @@ def test_speed_is_counted_from_where_a_stage_began() -> None:
     progress(told(BuildStage.TOKENIZING, 50))
     clock.now = 10.0
     progress(told(BuildStage.TOKENIZING, 60))
-    assert screen.getvalue().strip() == "tokenizing text 60 % · 60.0 of 100.0 MB · 1.0 MB/s · ETA 0:40"
+    assert screen.getvalue().strip() == "tokenizing text 60 % · 60 MB of 100 MB · 1 MB/s · ETA 0:40"

@@ -46,7 +46,7 @@ def test_what_runs_as_a_program_stands_at_the_end_of_its_file(tracked: dict[str,
 def test_every_run_configuration_is_accepted(root: Path) -> None:
     paths = sorted((root / "deployments").glob("*.toml"))
     families = {load_configuration(path, overrides=(), environment={}).model_family for path in paths}
-    assert families == {"quickstart", "gpt2-shakespeare", "fast-shakespeare", "wide-shakespeare"}
+    assert families == {"quickstart", "shakespeare", "gpt2-shakespeare", "fast-shakespeare", "wide-shakespeare"}
 
 
 def test_the_deployments_name_their_flows_by_dotted_path(root: Path) -> None:

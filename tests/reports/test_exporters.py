@@ -358,7 +358,7 @@ def test_what_cannot_be_a_exporter_is_refused(override: str, words: str) -> None
 
 def test_a_missing_library_is_refused_with_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cairn.reports.exporters.exporters.find_spec", lambda name: None)
-    with pytest.raises(InvalidConfiguration, match=r"pip install 'cairn-train\[tensorboard\]'"):
+    with pytest.raises(InvalidConfiguration, match=r"pip install '.\[tensorboard\]'"):
         check_exporters(ExportersConfig(tensorboard="board"))
     check_exporters(ExportersConfig(mlflow="http://127.0.0.1:9"))
 

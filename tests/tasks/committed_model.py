@@ -64,7 +64,7 @@ def commit_model(store: ObjectStore, folder: Path, config: RunConfig, run_id: st
     log, human = RunLog(store, run_id), Writer(host="here", pid=1)
     opened = entries.opened(
         run_id,
-        model_family=config.model_family,
+        model_family=config.model_family or "gpt2-tiny",
         config=config.frozen(),
         config_sha256=config.frozen_sha256(),
         data_snapshot=snapshot.snapshot_id,

@@ -16,6 +16,8 @@ from cairn.tasks.configuration.configuration_source import (
     configuration_name,
     read_configuration,
 )
+from cairn.tasks.configuration.run_configuration import RunConfig
+from cairn.tasks.configuration.stored_configuration import keep_numerics
 from cairn.tasks.errors import InvalidConfiguration
 
 TEXT = """
@@ -71,7 +73,7 @@ def test_a_folder_of_that_name_hides_no_configuration(tmp_path: Path, monkeypatc
 
 def test_an_unknown_name_is_answered_with_the_names_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    names = "fast-shakespeare, quickstart, tiny-shakespeare, wide-shakespeare"
+    names = "fast-shakespeare, quickstart, shakespeare, tiny-shakespeare, wide-shakespeare"
     with pytest.raises(InvalidConfiguration, match=rf"'quickstar': .* {names}"):
         family("quickstar")
 
@@ -141,3 +143,10 @@ def test_an_object_that_cannot_be_a_configuration_is_not_read_to_its_end() -> No
         file.write(b"#" * (MOST_BYTES + 1))
     with pytest.raises(InvalidConfiguration, match=r"more than"):
         family("memory://bucket/huge.toml")
+
+
+@pytest.mark.parametrize(("given", "opened", "kept"), [(None, "gpt2-tiny", "gpt2-tiny"), ("new", "old", "new")])
+def test_a_family_that_a_command_does_not_name_is_the_opened_runs(given: str | None, opened: str, kept: str) -> None:
+    document = {"data": {"sources": ["a"]}, "training": {"steps": 1}}
+    before = RunConfig.model_validate({**document, "model_family": opened}).frozen()
+    assert keep_numerics(RunConfig.model_validate({**document, "model_family": given}), before).model_family == kept
