@@ -8,7 +8,7 @@ FSDP"; `torch.distributed.fsdp.fully_shard`.
 """
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ from torch.distributed.distributed_c10d import Store
 
 from cairn.model.architectures.gpt import GPT
 from cairn.model.configuration.training import Parallel, split_batch
-from cairn.model.kernels.block_sizes import EXCHANGE_BYTES
+from cairn.model.estimates.exchanges import exchanged_together
 
 _SWITCH_SECONDS = 0.0002
 """A layer of a small network takes less than the interpreter's own 5 ms, after which it lets another thread go on."""
@@ -199,7 +199,8 @@ class Ranks:
         if self.size == 1 or self.is_sharded:
             return
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        for bucket in _buckets(gradients):
+        for together in exchanged_together([gradient.nbytes for gradient in gradients]):
+            bucket = gradients[together]
             flat = torch.cat([gradient.reshape(-1) for gradient in bucket])  # (N,)
             padded = nn.functional.pad(flat, (0, -len(flat) % self.size))  # (size * part,)
             received = torch.empty_like(padded)
@@ -289,16 +290,3 @@ def is_peer_loss(error: BaseException) -> bool:
     if isinstance(error, (dist.DistNetworkError, dist.DistStoreError)):
         return True
     return isinstance(error, RuntimeError) and any(message in str(error) for message in _PEER_LOSS_MESSAGES)
-
-
-def _buckets(gradients: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Group gradients so that one exchange moves some megabytes; no bit depends on the grouping."""
-    bucket, size = list[Tensor](), 0
-    for gradient in gradients:
-        if bucket and size + gradient.nbytes > EXCHANGE_BYTES:
-            yield bucket
-            bucket, size = [], 0
-        bucket.append(gradient)
-        size += gradient.nbytes
-    if bucket:
-        yield bucket

@@ -11,12 +11,14 @@ import sys
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cairn.model.training.determinism import make_deterministic
@@ -42,15 +44,32 @@ class Leg:
     slow_rank: int | None = None
 
 
+OPERATIONS = {
+    "_allgather_base_": "all_gather",
+    "_reduce_scatter_base_": "reduce_scatter",
+    "alltoall_base_": "all_to_all",
+    "allreduce_": "all_reduce",
+    "all_reduce": "all_reduce",
+}
+"""Collective calls of PyTorch, the last of them a sharded tensor's own."""
+
+
 class Exchanges(TorchDispatchMode):
-    """Counts the bytes of the collective calls of sharding, by call and number format."""
+    """Counts collective calls and the bytes of their whole tensors; those of sharding by number format too."""
 
     def __init__(self) -> None:
         super().__init__()
         self.bytes: Counter[str] = Counter()
+        self.operations: dict[str, list[int]] = {}
 
     def __torch_dispatch__(self, call: Any, types: Any, given: Any = (), named: Any = None) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # it comes back with the tensors that it is made of
         name = call.overloadpacket.__name__
+        if call.namespace in ("c10d", "_c10d_functional") and name in OPERATIONS:
+            tensors = (each for each in torch.utils._pytree.tree_leaves(given) if isinstance(each, torch.Tensor))
+            counted = self.operations.setdefault(OPERATIONS[name], [0, 0])
+            counted[0], counted[1] = counted[0] + 1, counted[1] + max(each.nbytes for each in tensors)
         if name in ("_allgather_base_", "_reduce_scatter_base_"):
             whole = given[0] if name == "_allgather_base_" else given[1]
             self.bytes[f"{name.strip('_')} {str(whole.dtype).removeprefix('torch.')}"] += whole.nbytes
@@ -98,12 +117,14 @@ def _train(leg: Leg, rank: int, store: Any) -> None:
     records = run.train(leg.until_step - 1, clock=lambda: float(next(ticks)))
     exchanges = Exchanges()
     with contextlib.nullcontext() if run.training.compile else exchanges:  # a compiler does not compile below it
-        records += run.train(leg.until_step, clock=lambda: float(next(ticks)))
+        stop = partial(ranks.any, False)  # as the trainer asks
+        records += run.train(leg.until_step, clock=lambda: float(next(ticks)), stop=stop)
     tensors, measured = run.tensors(), probe(run) if ranks.is_sharded else None  # collective calls
     if rank == 0:
         with Path(leg.end).open("wb") as file:
             np.savez(file, **{name: tensor.numpy() for name, tensor in tensors.items()})
         seen = {"records": [asdict(record) for record in records], "exchanged": exchanges.bytes, "probe": measured}
+        seen["operations"] = exchanges.operations
         Path(leg.end).with_suffix(".json").write_text(json.dumps(seen))
     if leg.size > 1:
         dist.barrier()
