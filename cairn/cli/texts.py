@@ -206,7 +206,7 @@ def describe_plan(plan: "TrainingPlan", config: "RunConfig") -> Iterator[tuple[s
     numerics = f"{config.training.precision} with {config.training.kernels} kernels{recomputed}"
     at_once = f", {memory.workers} at once" if memory.workers > 1 else ""
     how = f"micro-batch {memory.sizes.micro_batch}{at_once}, {numerics} ({parts})"
-    there = "" if memory.there_bytes is None else f"; {format_quantity(memory.there_bytes)} are there now"
+    there = "" if memory.there_bytes is None else f"; {format_quantity(memory.there_bytes)} are there"
     short = ": more than there is" if there and memory.total_bytes > (memory.there_bytes or 0) else ""
     if plan.arithmetic_moved:
         yield "bits", plan.arithmetic_moved
@@ -215,7 +215,13 @@ def describe_plan(plan: "TrainingPlan", config: "RunConfig") -> Iterator[tuple[s
         yield "begins with", f"the weights of {config.training.init_from}"
     if faults := os.environ.get("CAIRN_FAULTS"):
         yield "faults", f"are injected: {faults}"
-    yield "memory", f"an estimate: {format_quantity(memory.total_bytes)} at its peak with {how}{there}{short}"
+    within = f", within {memory.error_bound:.0%} of traced steps" if memory.error_bound else ""
+    peak = f"{format_quantity(memory.total_bytes)}{' a process' if plan.processes > 1 else ''} at its peak"
+    yield "memory", f"an estimate{within}: {peak} with {how}{there}{short}"
+    if plan.processes > 1:
+        moved = [f"{one.operation} {format_quantity(one.bytes)} ({one.calls:,}x)" for one in plan.exchanges]
+        share = "replicate the network (ddp)" if config.training.parallel == "ddp" else "share the network (fsdp)"
+        yield "processes", f"{plan.processes:,} {share} and exchange in each step: {', '.join(moved)}"
     if plan.action != "nothing":
         yield from _describe_remaining(plan, config)
     yield "retries left", ", ".join(f"{reason} {budget.left}" for reason, budget in plan.budgets.items())
@@ -238,12 +244,15 @@ def _describe_remaining(plan: "TrainingPlan", config: "RunConfig") -> Iterator[t
     idle = "".join(f"; {note}" for note in describe_schedule(config.training.wastes_last_step))
     yield "steps", f"{ahead}; {tokens}, {plan.tokens_per_step:,} each{idle}"
     pace = f"of training at the {cost.tokens_per_second or 0:,.0f} tokens/s of its newest steps"
+    if cost.measured_processes != plan.processes:
+        pace += f", of {format_count(cost.measured_processes or 0, 'process', 'processes')}"
     yield "time", unknown if cost.seconds is None else f"an estimate: {format_duration(cost.seconds)} {pace}"
     every = f" and every {rules.every_seconds:g} s" if rules.every_seconds else ""
     kept = f"at most {room.kept_at_most} kept ({format_quantity(room.kept_at_most * room.bytes_each)})"
     schedule = f"{plan.commits:,} ahead, every {format_count(rules.every_steps, 'step')}{every}"
     kept += " beside those in use"
-    yield "checkpoints", f"{schedule}, {format_quantity(room.bytes_each)} each; {kept}"
+    took = "" if cost.commit_seconds is None else f", committed {format_duration(cost.commit_seconds)} after their step"
+    yield "checkpoints", f"{schedule}, {format_quantity(room.bytes_each)} each{took}; {kept}"
     free = "" if room.free_bytes is None else f", {format_quantity(room.free_bytes)} are free"
     late = f", {format_quantity(room.late_bytes)} for a slow evaluator" if room.late_bytes else ""
     yield "room", f"the store needs {format_quantity(room.needed_bytes)} more for all at once{late}{free}"

@@ -1,6 +1,8 @@
 """The commands `train`, `fork` and `watch`."""
 
+import math
 import os
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -38,6 +40,8 @@ def train(
     set_: Overrides = (),
     start_over: Flag = False,
     dry_run: Flag = False,
+    machines: Annotated[int, Parameter(validator=Number(gte=0))] = 0,
+    gpu_memory: Annotated[float, Parameter(validator=Number(gte=0, lt=math.inf))] = 0.0,
     overfit_one_batch: Flag = False,
     store: Url = "",
     json: Json = False,
@@ -53,12 +57,15 @@ def train(
         run_id: name of the run, or of the set [the configuration file's name].
         start_over: if a run has commits and none can be read any more, begin again, a fork where it began, not exit 5.
         dry_run: say what would happen, and how much memory, time, money and store it would take; start nothing.
+        machines: with --dry-run: plan for so many machines, which need not be there [those of CAIRN_NODES].
+        gpu_memory: with --dry-run: plan for GPUs of so many GB, which need not be there [this machine].
         overfit_one_batch: train on a few windows alone until they are known by heart, exit 1 if they never are; writes
             nothing.
 
     Examples:
         cairn train run.toml
         cairn train run.toml --dry-run
+        cairn train run.toml --dry-run --machines 64 --gpu-memory 80
         cairn train run.toml --overfit-one-batch
         cairn train run.toml --run-id wide --set model.n_embd=256
         cairn train --run-id wide
@@ -73,8 +80,8 @@ def train(
     request = TrainingRequest(config=config, run_id=run_id, overrides=set_, store=store, start_over=start_over)
     members = expand_set(choose_run_id(request), request.overrides)
     requests = [replace(request, run_id=one.run_id, overrides=one.overrides) for one in members]
-    if dry_run:
-        return _print_plans(requests, json=json)
+    if dry_run or machines or gpu_memory:
+        return _print_plans(requests, machines, int(gpu_memory * 1e9), is_dry=dry_run, json=json)
     if overfit_one_batch or is_other_node(os.environ):
         return _act_once(requests, is_trial=overfit_one_batch, json=json)
     server = SessionServer(os.environ, say=say)
@@ -181,35 +188,52 @@ def fork(reference: Reference, new_run: str, *, set_: Overrides = (), store: Url
     say(f"train it: cairn train --run-id {new_run}{store_option(store, os.environ)}")
 
 
-def _check(request: "TrainingRequest") -> "tuple[ResolvedRequest, RunLog, RunConfig]":
-    """Return a checked request, its log and its configuration; write nothing."""
+def _check(
+    request: "TrainingRequest", variables: Mapping[str, str] = os.environ, *, is_here: bool = True
+) -> "tuple[ResolvedRequest, RunLog, RunConfig]":
+    """Return a checked request, its log and its configuration; write nothing. Its device is here, or planned for."""
     from cairn.flows.preparation.preflight import check_before_start
     from cairn.flows.preparation.training_request import resolve_request
 
     resolved = resolve_request(request, os.environ)
     log = resolved.open_log()
-    return resolved, log, check_before_start(resolved, log, os.environ, writable=False)
+    return resolved, log, check_before_start(resolved, log, variables, writable=False, is_here=is_here)
 
 
-def _settle(configuration: "RunConfig") -> "RunConfig":
-    """Return the configuration with the numerics of this machine; write nothing."""
+def _settle(configuration: "RunConfig", *, is_here: bool = True) -> "RunConfig":
+    """Return the configuration with the numerics of this machine, or of a GPU planned for; write nothing."""
+    from cairn.model.estimates.numerics import MachineSpeed, choose_numerics
     from cairn.tasks.machine.machine_speed import numerics_here
 
-    numerics = numerics_here(configuration.training, configuration.model, work_folder(os.environ), keep=False)
+    training, model = configuration.training, configuration.model
+    if is_here:
+        numerics = numerics_here(training, model, work_folder(os.environ), keep=False)
+    else:
+        numerics = choose_numerics(training, model, MachineSpeed(has_cuda=True, cuda_has_half=True))
     return configuration.with_mode(precision=numerics.precision, kernels=numerics.kernels)
 
 
-def _print_plans(requests: "list[TrainingRequest]", *, json: bool) -> ExitCode:
-    """Say what would happen, of a set run by run; refuse what a start would refuse."""
+def _print_plans(
+    requests: "list[TrainingRequest]", machines: int, gpu_bytes: int, *, is_dry: bool, json: bool
+) -> ExitCode:
+    """Say what would happen, of a set run by run; refuse what a start would refuse.
+
+    `machines` and the memory of their GPUs, if not 0, are planned for instead of those that are there.
+    """
     from cairn.flows.preparation import preflight
     from cairn.flows.preparation.training_plan import PlanAction, plan_training
-    from cairn.tasks.trainer.trainer_group import trainer_group
+    from cairn.tasks.trainer.trainer_group import planned_variables, trainer_group
 
-    plans = []
+    if not is_dry:
+        raise InvalidConfiguration("--machines, --gpu-memory: are planned for and not started; rule: with --dry-run")
+    plans, variables = [], planned_variables(os.environ, machines) if machines else os.environ
+    on_gpu = ("training.device=cuda",) if gpu_bytes else ()
     for request in requests:
-        resolved, log, configuration = _check(request)
-        settled = _settle(configuration)
-        memory = preflight.available_memory(settled.training, trainer_group(settled.training, os.environ))
+        planned = replace(request, overrides=(*request.overrides, *on_gpu))
+        resolved, log, configuration = _check(planned, variables, is_here=not gpu_bytes)
+        settled = _settle(configuration, is_here=not gpu_bytes)
+        group = trainer_group(settled.training, variables)
+        memory = preflight.available_memory(settled.training, group, planned_bytes=gpu_bytes)
         plan = plan_training(log, settled, resolved.base_dir, memory)
         plans.append((plan, settled, memory, log.store))
         if not json:

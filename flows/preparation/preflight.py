@@ -45,9 +45,17 @@ _SMALL_BYTES = 16 * 1024 * 1024
 
 
 def check_before_start(
-    resolved: ResolvedRequest, log: run_log.RunLog, environment: Mapping[str, str], *, writable: bool = True
+    resolved: ResolvedRequest,
+    log: run_log.RunLog,
+    environment: Mapping[str, str],
+    *,
+    writable: bool = True,
+    is_here: bool = True,
 ) -> RunConfig:
-    """Read the log, return the run's configuration or raise a command's error; `writable` probes a new store."""
+    """Read the log, return the run's configuration or raise a command's error.
+
+    `writable` probes a new store; the device of a plan for another machine need not be here.
+    """
     try:
         opened = log.refresh_whole().opened
     except StoreUnavailable as error:
@@ -58,7 +66,8 @@ def check_before_start(
         check_drift(opened.config, wanted, run_id=log.run_id)
     try:
         injected_faults.parse_faults(environment.get("CAIRN_FAULTS", ""))
-        machine_speed.require_device(wanted.training.device)
+        if is_here:
+            machine_speed.require_device(wanted.training.device)
         group = trainer_group(wanted.training, environment)
         on_cpu = not machine_speed.trains_on_cuda(wanted.training.device)
         next_sizes(log.state, wanted.training, wanted.model.block_size, processes=group.size, on_cpu=on_cpu)
@@ -203,13 +212,19 @@ class AvailableMemory:
     place: size_estimate.TrainingPlace
 
 
-def available_memory(training: TrainingConfig, group: TrainerGroup, *, root: Path = Path("/")) -> AvailableMemory:
-    """Return the memory of the system, or of the CUDA device; the processes of one machine share it."""
+def available_memory(
+    training: TrainingConfig, group: TrainerGroup, *, planned_bytes: int = 0, root: Path = Path("/")
+) -> AvailableMemory:
+    """Return the memory of the system, or of the CUDA device; the processes of one machine share it.
+
+    A device that is planned for has `planned_bytes`.
+    """
     on_cuda = machine_speed.trains_on_cuda(training.device)
     place = size_estimate.TrainingPlace(on_cuda=on_cuda, processes=group.size, evaluates=True)
     cores = max(1, placement.usable_cores() // group.processes)
     if on_cuda:
-        return AvailableMemory(bytes=machine_speed.free_device_bytes(training.device), cores=cores, place=place)
+        free = planned_bytes or machine_speed.free_device_bytes(training.device)
+        return AvailableMemory(bytes=free, cores=cores, place=place)
     free = process_memory.available_memory_bytes(os.getpid(), root=root)
     return AvailableMemory(bytes=None if free is None else free // group.processes, cores=cores, place=place)
 

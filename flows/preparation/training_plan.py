@@ -9,7 +9,8 @@ from typing import Any
 
 from cairn.flows.preparation import preflight
 from cairn.flows.preparation.preflight import AvailableMemory, StoreRoom
-from cairn.model.estimates.size_estimate import MemoryEstimate, count_parameters
+from cairn.model.estimates.exchanges import Exchange, step_exchanges
+from cairn.model.estimates.size_estimate import TRACED_ERROR, MemoryEstimate, count_parameters
 from cairn.reports.queries.run_status import BudgetStatus, RunPhase, count_budgets, read_status
 from cairn.storage.logs import run_log, step_log
 from cairn.storage.snapshots import data_snapshot, snapshot_manifest
@@ -56,20 +57,27 @@ class PlannedData:
 class PlannedMemory:
     """Estimated peak bytes of one trainer, on its device; `there_bytes` is what is free now, None if unknown.
 
-    Each trainer computes the micro-batches of so many `workers` at once.
+    Each trainer computes the micro-batches of so many `workers` at once. `error_bound` is how far estimates for a GPU
+    were from traced steps, as a share; None on a CPU.
     """
 
     sizes: AttemptSizes
     workers: int
     total_bytes: int
+    error_bound: float | None
     there_bytes: int | None
     parts: MemoryEstimate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedCost:
-    """Estimated time of the steps ahead by the run's own records, None without them; money is None without a price."""
+    """Estimated time of the steps ahead by the run's own records, None without them; money is None without a price.
 
+    The records are of so many `measured_processes`; `commit_seconds` is from the end of a step to its commit.
+    """
+
+    measured_processes: int | None
+    commit_seconds: float | None
     tokens_per_second: float | None
     seconds: float | None
     money: float | None
@@ -81,7 +89,7 @@ class TrainingPlan:
 
     `commits` are those ahead, without those that `checkpoint.every_seconds` adds; of these `evaluated_commits` are
     evaluated, under each of the `suites`. `room` is for all that retention keeps at most; `arithmetic_moved` says that
-    bits may differ from `from_step` on, empty if not.
+    bits may differ from `from_step` on, empty if not. All `processes` together make the `exchanges` of each step.
     """
 
     run_id: str
@@ -95,6 +103,8 @@ class TrainingPlan:
     data: PlannedData
     parameters: int
     memory: PlannedMemory
+    processes: int
+    exchanges: tuple[Exchange, ...]
     commits: int
     room: StoreRoom
     evaluated_commits: int
@@ -112,8 +122,8 @@ def plan_training(log: run_log.RunLog, config: RunConfig, base_dir: Path, memory
     data = _data(log, config, base_dir)
     per_step = config.training.global_batch * config.model.block_size
     ahead = per_step * (total - first) if action is not PlanAction.NOTHING else 0
-    on_cpu = not memory.place.on_cuda
-    sizes = next_sizes(log.state, config.training, config.model.block_size, on_cpu=on_cpu)
+    on_cpu, processes = not memory.place.on_cuda, memory.place.processes
+    sizes = next_sizes(log.state, config.training, config.model.block_size, processes=processes, on_cpu=on_cpu)
     workers = preflight.choose_workers(config, data.vocab_size, sizes, memory)
     memory = replace(memory, place=replace(memory.place, workers=workers))
     parts = preflight.estimate_trainer(config, data.vocab_size, sizes, memory)
@@ -129,14 +139,23 @@ def plan_training(log: run_log.RunLog, config: RunConfig, base_dir: Path, memory
         data=data,
         parameters=count_parameters(config.model, data.vocab_size),
         memory=PlannedMemory(
-            sizes=sizes, workers=workers, total_bytes=parts.total_bytes, there_bytes=memory.bytes, parts=parts
+            sizes=sizes,
+            workers=workers,
+            total_bytes=parts.total_bytes,
+            error_bound=None if on_cpu else TRACED_ERROR,
+            there_bytes=memory.bytes,
+            parts=parts,
+        ),
+        processes=processes,
+        exchanges=step_exchanges(
+            config.model, config.training, data.vocab_size, micro_batch=sizes.micro_batch, processes=processes
         ),
         commits=_multiples(every, first, total),
         room=preflight.store_room(log.store, log.state, config, data.vocab_size),
         evaluated_commits=_multiples(every * config.evaluation.every_commits, first, total),
         suites=(suite_of(config.evaluation).name, *(suite.name for suite in config.evaluation.evaluators)),
         arithmetic_moved=_arithmetic_moved(log, config) if ahead else "",
-        cost=_cost(log, config.cost.gpu_hour_price, ahead),
+        cost=_cost(log, config.cost.gpu_hour_price, 1 if on_cpu else processes, ahead),
         budgets=count_budgets(log.state, config.budgets.model_dump(mode="json")),
         config=config.document(),
     )
@@ -212,15 +231,27 @@ def _data(log: run_log.RunLog, config: RunConfig, base_dir: Path) -> PlannedData
     )
 
 
-def _cost(log: run_log.RunLog, price: float | None, tokens: int) -> PlannedCost:
+def _cost(log: run_log.RunLog, price: float | None, devices: int, tokens: int) -> PlannedCost:
     """Use the median of the newest steps: one slow step is no prediction."""
     newest = ((item.started.attempt, item.started.claim_id) for item in reversed(log.state.attempts))
     attempts = (step_log.read_newest_records(log.store, log.prefix, *attempt) for attempt in newest)
     lines = next(filter(None, attempts), [])[-200:]
     speed = median(line.tokens_per_second for line in lines) if lines else None
     seconds = tokens / speed if speed else None
-    money = None if price is None or seconds is None else price * seconds / 3600
-    return PlannedCost(tokens_per_second=speed, seconds=seconds, money=money)
+    money = None if price is None or seconds is None else price * devices * seconds / 3600
+    ended = {(line.attempt, line.step): line.at for line in lines if line.at}
+    commits = (
+        (record.committed_at, ended.get((record.committed.attempt, record.committed.step)))
+        for record in log.state.checkpoints
+    )
+    took = [(committed - at).total_seconds() for committed, at in commits if at]
+    return PlannedCost(
+        measured_processes=lines[-1].world_size if lines else None,
+        commit_seconds=median(took) if took else None,
+        tokens_per_second=speed,
+        seconds=seconds,
+        money=money,
+    )
 
 
 def _multiples(every: int, first: int, last: int) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from cairn.model.configuration.network import ModelConfig, Parameter, parameter_table
 from cairn.model.configuration.training import TrainingConfig, split_batch
-from cairn.model.estimates.size_estimate import FP32_BYTES, HALF_BYTES
+from cairn.model.estimates.step_memory import FP32_BYTES, HALF_BYTES
 from cairn.model.kernels.block_sizes import EXCHANGE_BYTES
 
 _FLAGS = (8, 8)

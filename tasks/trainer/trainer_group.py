@@ -102,6 +102,12 @@ def trainer_group(
     return group
 
 
+def planned_variables(environment: Mapping[str, str], machines: int) -> Mapping[str, str]:
+    """Return variables for the plan of a run on so many machines, which need not be there."""
+    place = {"CAIRN_NODES": str(machines), "CAIRN_NODE_RANK": "0", RENDEZVOUS: "planned:0"}
+    return {**environment, **place, RENDEZVOUS_SECRET: "-" * _SECRET_CHARACTERS}
+
+
 def rendezvous_secret(environment: Mapping[str, str]) -> bytes:
     """Return the secret that several machines share; raises `TaskError`, which does not repeat it."""
     secret = environment.get(RENDEZVOUS_SECRET, "")

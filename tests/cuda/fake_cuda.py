@@ -91,7 +91,8 @@ def install() -> None:
         "get_device_capability": lambda *_: (LIKE.major, LIKE.minor), "get_device_name": lambda *_: LIKE.name,
         "is_bf16_supported": lambda *_, **__: True, "mem_get_info": lambda *_: (LIKE.total_memory, LIKE.total_memory),
         "_exchange_device": lambda *_: 0, "_maybe_exchange_device": lambda *_: 0,
-        "device": lambda *_: contextlib.nullcontext(), "Event": _Event,
+        "device": lambda *_: contextlib.nullcontext(), "Event": _Event, "Stream": _Stream,
+        "stream": lambda *_: contextlib.nullcontext(), "current_stream": lambda *_: _Stream(),
         "cudart": lambda: SimpleNamespace(cudaHostRegister=lambda *_: 0, cudaHostUnregister=lambda *_: 0),
         "get_rng_state": lambda *_: torch.empty(16, dtype=torch.uint8),
         **dict.fromkeys(("set_rng_state", "_lazy_init", "synchronize", "manual_seed", "set_device"), lambda *_: None),
@@ -103,13 +104,15 @@ def install() -> None:
 
 def _replace_what_wants_numbers() -> None:
     import torch
+    from torch.distributed import device_mesh
 
     from cairn.model.kernels import head_loss
     from cairn.model.training import training_step
 
     torch.library.impl("aten::_fused_sgd_", "Meta")(lambda *_, **__: None)  # it works in place, and says nothing of it
     torch.nn.Module._apply = _apply  # type: ignore[method-assign]
-    from_numbers = torch.tensor
+    from_numbers, make_mesh = torch.tensor, device_mesh.init_device_mesh
+    device_mesh.init_device_mesh = lambda *given: _with_numbers(make_mesh, *given)
 
     def tensor(data: Any, dtype: Any = None, device: Any = "cpu") -> Any:
         """Forget the numbers that go to the device."""
@@ -125,23 +128,31 @@ def _replace_what_wants_numbers() -> None:
         head_loss._loss_and_gradient_on = lambda _: _one_kernel  # type: ignore
 
 
+def _with_numbers(function: Callable[..., Any], *given: Any) -> Any:
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    with unset_fake_temporarily():
+        return function(*given)
+
+
 def _one_kernel(logits: Any, *_: Any) -> tuple[Any, Any]:
     import torch
 
     return logits.new_empty(len(logits), dtype=torch.float32), torch.empty_like(logits)
 
 
-def _apply(module: Any, function: Callable[[Any], Any]) -> Any:
+def _apply(module: Any, function: Callable[[Any], Any], recurse: bool = True) -> Any:
     """Do the same with new parameters: a fake tensor cannot take another's place."""
     import torch
 
-    for part in module.modules():
-        for name, parameter in part._parameters.items():
-            if parameter is not None:
-                part._parameters[name] = torch.nn.Parameter(function(parameter.detach()))
-        for name, buffer in part._buffers.items():
-            if buffer is not None:
-                part._buffers[name] = function(buffer)
+    for part in module.children():
+        part._apply(function)
+    for name, parameter in module._parameters.items():
+        if parameter is not None:
+            module._parameters[name] = torch.nn.Parameter(function(parameter.detach()))
+    for name, buffer in module._buffers.items():
+        if buffer is not None:
+            module._buffers[name] = function(buffer)
     return module
 
 
@@ -155,6 +166,17 @@ class _Event:
 
     def elapsed_time(self, _: "_Event") -> float:
         return 1.0
+
+
+class _Stream:
+    def __init__(self, **_: Any) -> None: ...
+
+    def record_event(self, *_: Any) -> _Event:
+        return _Event()
+
+    def wait_event(self, _: _Event) -> None: ...
+
+    def wait_stream(self, _: "_Stream") -> None: ...
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""The estimated memory of a training step on CUDA beside the peak of its live tensors, on a GPU of shapes alone.
+"""The estimated memory and exchanges of a step on CUDA beside those of its tensors, on a GPU of shapes alone.
 
 What a GPU has besides, the context, kernels' own buffers and the allocator's holes, is measured by `make gpu-check`.
 """
 
 import pytest
 
+from cairn.model.estimates.size_estimate import TRACED_ERROR
 from tests.cuda import fake_cuda
 from tests.cuda.traces import Trace, traced
 
@@ -12,7 +13,6 @@ pytestmark = [
     pytest.mark.slow,  # beside: tests/model/test_size_estimate.py
     pytest.mark.skipif(fake_cuda.missing() is not None, reason=f"no fake GPU: {fake_cuda.missing()}"),
 ]
-WITHIN = 0.03
 QWEN3 = {"architecture": "qwen3", "n_kv_head": 4}
 SMALL = {"n_layer": 6, "n_head": 6, "n_embd": 384, "block_size": 256}
 MEDIUM = {"n_layer": 24, "n_head": 16, "n_embd": 1024}
@@ -24,6 +24,12 @@ def windows(count: int, micro_batch: int | None = None) -> dict[str, int]:
     return {"global_batch": count, "micro_batch": micro_batch or count}
 
 
+WIDE = {"n_head": 16, "n_embd": 2048}
+SEVEN_BILLIONS = {
+    "architecture": "qwen3",
+    **{"n_layer": 32, "n_head": 32, "n_embd": 4096, "n_inner": 11008, "block_size": 4096},
+}
+SHARDED, UNPROBED = {"parallel": "fsdp"}, {"probe_every_steps": 0}
 CASES: dict[str, tuple[Trace, Trace]] = {
     "fused": ({}, {}),
     "fused, 32 windows": ({}, windows(32)),
@@ -50,17 +56,51 @@ CASES: dict[str, tuple[Trace, Trace]] = {
     "350M": (MEDIUM, {}),
     "350M, recomputed": (MEDIUM, AGAIN),
 }
+RANKS: dict[str, tuple[int, Trace, Trace]] = {
+    "8 replicated": (8, {}, windows(64, 8)),
+    "8 replicated, 1 window": (8, {}, windows(8, 1)),
+    "3 replicated, qwen3, fp32": (3, QWEN3, {**FP32, **windows(3, 1)}),
+    "2 replicated, two micro-batches": (2, {}, {**STOCK, **windows(4, 1)}),
+    "8 sharded": (8, {}, {**SHARDED, **windows(64, 8)}),
+    "8 sharded, two micro-batches": (8, {}, {**SHARDED, **windows(64, 4)}),
+    "64 sharded, 1 window": (64, {}, {**SHARDED, **windows(64, 1)}),
+    "8 sharded, 350M": (8, MEDIUM, {**SHARDED, **windows(8, 1)}),
+    "8 sharded, wide, two micro-batches": (8, {"n_layer": 12, **WIDE}, {**SHARDED, **windows(16, 1)}),
+    "8 sharded, wide, recomputed": (8, {"n_layer": 12, **WIDE}, {**SHARDED, **AGAIN, **windows(8, 1)}),
+    "8 sharded, wide, stock": (8, {"n_layer": 12, **WIDE}, {**SHARDED, **STOCK, **windows(8, 1)}),
+    "8 sharded, wide, fp16": (8, {"n_layer": 6, **WIDE}, {**SHARDED, **FP16, **windows(8, 1)}),
+    "8 sharded, wide, fp32": (8, {"n_layer": 4, **WIDE}, {**SHARDED, **FP32, **STOCK, **windows(8, 1)}),
+    "4 sharded, masked, dropout": (4, {"dropout": 0.1}, {**SHARDED, **MASKED, **windows(32, 8)}),
+    "2 sharded, qwen3, recomputed": (2, QWEN3, {**SHARDED, **AGAIN, **windows(16, 8)}),
+    "64 sharded, 7B": (64, SEVEN_BILLIONS, {**SHARDED, **AGAIN, **UNPROBED, **windows(64, 1)}),
+}
+"""Runs of several processes, all but the first of which PyTorch's process group `fake` stands for."""
+EVERY = {name: {"model": model, "training": training} for name, (model, training) in CASES.items()}
+EVERY |= {
+    name: {"processes": processes, "model": model, "training": training}
+    for name, (processes, model, training) in RANKS.items()
+}
 PROCESSES = 4
 
 
 @pytest.fixture(scope="module", params=range(PROCESSES))
-def ratios(request: pytest.FixtureRequest) -> dict[str, float]:
-    """Estimate by traced peak, of a part of the cases: a process of its own for each part."""
-    names = list(CASES)[request.param :: PROCESSES]
-    found = traced(*({"device": "cuda", "model": CASES[name][0], "training": CASES[name][1]} for name in names))
-    return {name: one["estimate_bytes"] / one["peak_bytes"] for name, one in zip(names, found, strict=True)}
+def traces(request: pytest.FixtureRequest) -> dict[str, Trace]:
+    """A part of the cases: a process of its own for each part."""
+    names = list(EVERY)[request.param :: PROCESSES]
+    return dict(zip(names, traced(*({"device": "cuda", **EVERY[name]} for name in names)), strict=True))
 
 
-def test_a_step_takes_the_memory_that_is_estimated(ratios: dict[str, float]) -> None:
+def test_a_step_takes_the_memory_that_is_estimated(traces: dict[str, Trace]) -> None:
+    ratios = {name: found["estimate_bytes"] / found["peak_bytes"] for name, found in traces.items()}
     print("\n" + "\n".join(f"{name:40} {ratio:.3f}" for name, ratio in ratios.items()))
-    assert {name: ratio for name, ratio in ratios.items() if abs(ratio - 1) > WITHIN} == {}
+    assert {name: ratio for name, ratio in ratios.items() if abs(ratio - 1) > TRACED_ERROR} == {}
+
+
+def test_several_processes_exchange_what_is_planned(traces: dict[str, Trace]) -> None:
+    assert {name: found["exchanged"] for name, found in traces.items()} == {
+        name: found["planned"] for name, found in traces.items()
+    }
+
+
+def test_the_host_of_several_processes_waits_for_nothing(traces: dict[str, Trace]) -> None:
+    assert {name: found["to_host"] for name, found in traces.items() if found["to_host"]} == {}

@@ -4,28 +4,37 @@ import json
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from itertools import takewhile
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_param_group
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from cairn.model.configuration.network import ModelConfig
 from cairn.model.configuration.training import TrainingConfig
 from cairn.model.data.batch_loader import Batch
 from cairn.model.data.sample_order import SampleOrder
 from cairn.model.data.token_windows import TokenWindows
+from cairn.model.estimates.exchanges import step_exchanges
 from cairn.model.estimates.size_estimate import PARTS, TrainingPlace, estimate_memory
 from cairn.model.inference.prediction import generate_stream, window_losses
 from cairn.model.training.determinism import make_deterministic
+from cairn.model.training.parallel import Ranks
 from cairn.model.training.train_state import TrainState
 from cairn.model.training.training_step import StepInputs, UpdateGuard, launch_step
 from cairn.tasks.trainer.staging_buffer import StagingBuffer
+from tests.model.rank_legs import Exchanges
 
 VOCABULARY, BOUNDARY, BLOCK_BYTES = 50257, 50256, 512
 """Of GPT-2, whose last token ends a document; what the device's allocator rounds up to."""
@@ -44,6 +53,8 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, operation: Any, types: Any, given: Any = (), named: Any = None) -> Any:
         """Run one and look at what it makes."""
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # it comes back with the tensors that it is made of
         made = operation(*given, **(named or {}))
         name = str(operation).removeprefix("aten.").removesuffix(".default")
         if not name.startswith("prim."):  # which device a tensor is on
@@ -64,16 +75,28 @@ class Recorder(TorchDispatchMode):
         size, key = -(-storage.nbytes() // BLOCK_BYTES) * BLOCK_BYTES, storage._cdata
 
         def free(_: Any) -> None:
-            self.bytes -= size
-            del self.live[key]
+            self.bytes -= self.live.pop(key)[1]
 
         label = f"{name} {list(tensor.shape)} {tensor.dtype}"
         self.live[key] = (label, size, weakref.ref(storage, free))
         self.bytes += size
+        self.look()
+
+    def look(self) -> None:
+        """Remember what there is at the peak."""
         if self.bytes > self.peak_bytes:
             self.peak_bytes, self.at_peak = self.bytes, Counter()
             for label, size, _ in self.live.values():
                 self.at_peak[label] += size
+
+    def resize(self, tensor: torch.Tensor) -> None:
+        """Count a tensor whose memory sharding took or gave back, the tensor itself staying."""
+        label, before, storage = self.live.get(tensor.untyped_storage()._cdata, ("", 0, None))
+        if storage is not None:
+            size = -(-tensor.untyped_storage().nbytes() // BLOCK_BYTES) * BLOCK_BYTES
+            self.bytes += size - before
+            self.live[tensor.untyped_storage()._cdata] = (label, size, storage)
+            self.look()
 
 
 class GatheredBatch:
@@ -100,26 +123,65 @@ def trace(case: Mapping[str, Any]) -> dict[str, Any]:
     training = TrainingConfig(steps=10, warmup_steps=0, **own)
     device = torch.device("cuda", 0) if case["device"] == "cuda" else torch.device("cpu")
     make_deterministic(seed=1, threads=1)
-    inputs, seen = inputs_of(model, training), Recorder()
-    with FakeTensorMode(allow_non_fake_inputs=True), seen:
-        state = TrainState.create(model, training, VOCABULARY, device, filled=False)
+    inputs, seen, size = inputs_of(model, training), Recorder(), case.get("processes", 1)
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    with ranks_of(size, training, seen) as ranks, fake, seen, Exchanges() as exchanges:
+        state = TrainState.create(model, training, VOCABULARY, device, ranks, filled=False)
         state.model.boundary_id = BOUNDARY if training.mask_documents else None
         gradients = dict[str, Any]()
         for name, parameter in state.model.named_parameters():
             parameter.register_post_accumulate_grad_hook(partial(look, gradients, name))
         seen.operations.clear()
+        exchanges.operations.clear()
         made = DOING[case.get("do", "step")](state, inputs)
         live = takewhile(lambda one: one[1] != "trainer", state._live())  # behind it is the scaler's number
         tensors = {name: of(tensor) for name, _, tensor in live}
     recompute = bool(training.activation_checkpointing)
-    sizes = {"micro_batch": inputs.micro_batch, "recompute": recompute, "place": TrainingPlace(on_cuda=True)}
+    sizes = {
+        "micro_batch": inputs.micro_batch,
+        "recompute": recompute,
+        "place": TrainingPlace(on_cuda=True, processes=size),
+    }
     estimate = estimate_memory(model, training, VOCABULARY, **sizes)
+    planned = step_exchanges(model, training, VOCABULARY, micro_batch=inputs.micro_batch, processes=size)
     return {
         "made": made, "operations": seen.operations, "to_host": seen.to_host, "tensors": tensors,
-        "gradients": gradients, "peak_bytes": seen.peak_bytes, "at_peak": seen.at_peak.most_common(40),
+        "gradients": gradients, "exchanged": exchanges.operations,
+        "planned": {one.operation: [one.calls, one.bytes] for one in planned},
+        "peak_bytes": seen.peak_bytes, "at_peak": seen.at_peak.most_common(40),
         "estimate_bytes": estimate.total_bytes - estimate.runtime_bytes,
         "estimate": {part: estimate.bytes_of(part) for part in PARTS},
     }  # fmt: skip
+
+
+@contextmanager
+def ranks_of(size: int, training: TrainingConfig, seen: Recorder) -> Iterator[Ranks]:
+    """The first of several processes, the others of which are not there.
+
+    What it takes for tensors that it gathers, and gives back, is counted; tensors that only find shapes are not.
+    """
+
+    def counted(resize: Callable[[torch.Tensor], None], tensor: torch.Tensor) -> None:
+        resize(tensor)
+        seen.resize(tensor)
+
+    def apart(*given: Any) -> Any:
+        with _disable_current_modes():
+            return find_shapes(*given)
+
+    find_shapes = ShardingPropagator._propagate_tensor_meta_non_cached
+    with ExitStack() as stack:
+        if size > 1:
+            dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
+            stack.callback(dist.destroy_process_group)
+        stack.enter_context(patch.object(ShardingPropagator, find_shapes.__name__, apart))
+        for module, name in (
+            (_fsdp_param, "alloc_storage"),
+            (_fsdp_param_group, "alloc_storage"),
+            (_fsdp_param, "free_storage"),
+        ):
+            stack.enter_context(patch.object(module, name, partial(counted, getattr(module, name))))
+        yield Ranks(0, size, training.parallel)
 
 
 def inputs_of(model: ModelConfig, training: TrainingConfig) -> StepInputs:
@@ -137,6 +199,7 @@ def one_step(state: TrainState, inputs: StepInputs) -> dict[str, Any]:
     guard = UpdateGuard(state.optimizers, state.device)
     with guard if state.scaler is None else nullcontext():
         launched = launch_step(state, inputs, guard)
+    state.ranks.any(False)  # as the loop asks whether to stop
     return {"metrics": of(launched.metrics), "weights_sum": of(launched.weights_sum)}
 
 

@@ -63,7 +63,8 @@ def counted(size: int, mode: Parallel, numerics: str, network: str, batch: int, 
     return exchanges.operations
 
 
-FAKE = [
+Case = tuple[int, Parallel, str, str, int, int]
+FAKE: list[Case] = [
     (64, "ddp", "fp32 fused", "gpt2", 64, 1),
     (64, "fsdp", "bf16 fused", "qwen3", 65, 1),
     (5, "fsdp", "fp32 stock", "untied", 7, 1),
@@ -72,11 +73,11 @@ FAKE = [
 
 
 @pytest.mark.parametrize("case", FAKE, ids=str)
-def test_a_step_exchanges_what_is_planned(case: Any) -> None:
+def test_a_step_exchanges_what_is_planned(case: Case) -> None:
     assert counted(*case) == planned(*case)
 
 
-REAL = {
+REAL: dict[str, Case] = {
     f"{size} {mode} {numerics} {network}": (size, mode, numerics, network, 8 if mode == "ddp" else 9, micro_batch)
     for size in (2, 4)
     for mode in MODES
