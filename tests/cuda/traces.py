@@ -1,4 +1,4 @@
-"""Runs `tests.cuda.trace` in a process of its own, so that its stand-ins reach no other test."""
+"""Runs `tests.cuda.trace` and its kin in a process of its own, so that its stand-ins reach no other test."""
 
 import json
 import os
@@ -12,9 +12,9 @@ Trace = dict[str, Any]
 """A case, or what was found in one: JSON."""
 
 
-def traced(*cases: Trace, **variables: str) -> list[Trace]:
-    """Return what a process of its own finds in each of these cases."""
-    words = [sys.executable, "-m", "tests.cuda.fake_cuda", "tests.cuda.trace", *map(json.dumps, cases)]
+def traced(*cases: Trace, module: str = "tests.cuda.trace", **variables: str) -> list[Trace]:
+    """Return what a module in a process of its own finds in each of these cases."""
+    words = [sys.executable, "-m", "tests.cuda.fake_cuda", module, *map(json.dumps, cases)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
     done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
