@@ -1,5 +1,5 @@
 """The command `cairn` and, from Python, `cairn.open` and `cairn.train`."""
 
-from cairn.api import Run, Store, TrainingStopped, open, train
+from cairn.api import Comparison, Picture, Run, Store, TrainingStopped, open, train
 
-__all__ = ["Run", "Store", "TrainingStopped", "open", "train"]
+__all__ = ["Comparison", "Picture", "Run", "Store", "TrainingStopped", "open", "train"]

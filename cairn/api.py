@@ -1,26 +1,34 @@
 """The Python API: `cairn.open` reads a store, `cairn.train` runs the command `cairn train`.
 
 Tables are `pyarrow.Table`, and `.to_pandas()` makes a DataFrame where pandas is installed. Nothing heavy is imported
-before it is needed: tables need no torch, and no part of this module imports Prefect.
+before it is needed: tables need no torch, and no part of this module imports Prefect. A notebook shows stores, runs,
+tables and pictures by IPython's display protocol.
 """
 
+import html
 import json
 import os
 import sys
+from base64 import b64encode
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from cairn.model.architectures.gpt import GPT
+    from cairn.reports.queries.run_comparison import RunComparison
     from cairn.reports.queries.run_status import RunStatus
+    from cairn.reports.text.display_tables import Table
     from cairn.storage.logs.run_log import RunLog
     from cairn.storage.stores.object_store import ObjectStore
     from cairn.tasks.evaluator.checkpoint_model import CheckpointModel
+
+_LINE_CHARACTERS, _MOST_ROWS = 110, 60
 
 
 class TrainingStopped(Exception):
@@ -29,6 +37,42 @@ class TrainingStopped(Exception):
     def __init__(self, exit_code: int, said: str) -> None:
         super().__init__(said or f"cairn train exited with {exit_code}")
         self.exit_code = exit_code
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A plot: the bytes of a PNG."""
+
+    png: bytes = field(repr=False)
+
+    def save(self, file: str | os.PathLike[str]) -> None:
+        """Write the file; one that exists is replaced."""
+        from cairn.reports.plots.run_curves import write_output
+
+        write_output(Path(file), self.png)
+
+    def _repr_png_(self) -> bytes:
+        return self.png
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Runs beside each other, as in `cairn compare`: settings that differ, losses, metrics and cost."""
+
+    view: "RunComparison"
+    logs: "list[RunLog]" = field(repr=False)
+
+    def plot(self, *, x: str = "step") -> Picture:
+        """Return the runs' losses over each other, by `step`, `tokens` or `time` of training."""
+        from cairn.reports.plots.curve_plot import draw_comparison
+
+        return Picture(draw_comparison(self.logs, across=x))
+
+    def _repr_html_(self) -> str:
+        from cairn.reports.text.display_tables import compared_runs_table, held_out_table
+
+        picture = f'<img alt="losses" width="800" src="data:image/png;base64,{b64encode(self.plot().png).decode()}">'
+        return _html_of(compared_runs_table(self.view)) + _html_of(held_out_table(self.view)) + picture
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +128,31 @@ class Run:
 
         return open_run_model(self.log, find_in_run(self.log, step), device)
 
+    def plot(self, *, x: str = "step") -> Picture:
+        """Return the picture of `cairn plot`; the axis at the bottom counts `step` or `tokens`."""
+        from cairn.reports.plots.curve_plot import draw_run
+        from cairn.reports.plots.run_curves import gather_curves
+
+        self.log.refresh()
+        return Picture(draw_run(gather_curves(self.log), across=x))
+
+    def sample(
+        self, prompt: str = "", *, step: int | None = None, tokens: int = 200, temperature: float = 0.8, seed: int = 0
+    ) -> str:
+        """Return the prompt and at most `tokens` after it, by the newest committed checkpoint or that of `step`."""
+        from cairn.operations.trained_models import RunSampler, SampleRequest
+        from cairn.reports.queries.run_lookup import find_in_run
+
+        sampler = RunSampler(self.log, SampleRequest(prompt=prompt, tokens=tokens, temperature=temperature))
+        sampler.load(find_in_run(self.log, step))
+        return prompt + sampler.write(seed, lambda piece: None).text
+
+    def _repr_html_(self) -> str:
+        from cairn.reports.text.answer_text import status_facts
+
+        first, *others = status_facts(self.status).items()
+        return _html_table(first, others)
+
     def _table(self, name: str) -> "pa.Table":
         from cairn.reports.queries.run_status import phase_of
         from cairn.reports.queries.run_tables import columns, make_log_rows, make_step_rows
@@ -129,6 +198,19 @@ class Store:
         arrays = [pa.array([row[place] for row in rows]) for place in range(len(names))]
         return pa.Table.from_arrays(arrays, names=names)
 
+    def compare(self, *names: str) -> Comparison:
+        """Return two runs or more, or a set of runs, beside each other; raises `RunNotFound`."""
+        from cairn.reports.queries.run_comparison import compare_runs, find_runs
+
+        logs = find_runs(self.objects, names)
+        return Comparison(compare_runs(logs), logs)
+
+    def _repr_html_(self) -> str:
+        from cairn.reports.queries.run_status import RunPhase, list_runs
+        from cairn.reports.text.display_tables import runs_table
+
+        return _html_of(runs_table([row for row in list_runs(self.objects) if row.state != RunPhase.DELETED]))
+
     def load_model(self, reference: str, *, device: str = "cpu") -> "GPT":
         """Return the network of an alias such as `champion`, of RUN or RUN@STEP, in evaluation mode."""
         from cairn.operations.trained_models import open_run_model
@@ -143,6 +225,8 @@ def open(store: str | os.PathLike[str] = "") -> Store:
     from cairn.storage.stores.open_store import open_store
     from cairn.tasks.configuration.addresses import choose_store
 
+    if shell := getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)():
+        shell.display_formatter.formatters["text/html"].for_type_by_name("pyarrow.lib", "Table", _html_of_arrow)
     return Store(open_store(choose_store(os.fspath(store), os.environ)))
 
 
@@ -155,8 +239,9 @@ def train(
 ) -> Run:
     """Train a run to its end, or continue it, and return it; `settings` are those of `--set`, by key.
 
-    The command runs in a process of its own and its progress is printed on stderr. Raises `InvalidConfiguration` for
-    a configuration that cannot be read and `TrainingStopped` if the run is not finished: the same call continues it.
+    The command runs in a process of its own and its progress is printed on stderr, in a notebook in the cell; there and
+    on a terminal the line of a step takes the place of the one before. Raises `InvalidConfiguration` for a
+    configuration that cannot be read and `TrainingStopped` if the run is not finished: the same call continues it.
     """
     from cairn.flows.preparation.training_request import TrainingRequest, resolve_request
     from cairn.storage.stores.child_process import DEVNULL, child_command, start_child
@@ -171,14 +256,38 @@ def train(
     settings_given = (f"--set={one}" for one in overrides)
     given = (*filter(None, [path]), f"--run-id={resolved.run_id}", f"--store={resolved.store_url}", *settings_given)
     command, said = child_command("cairn.cli.command", "train", *given), deque[str](maxlen=20)
+    screen = sys.stdout if (is_cell := "ipykernel" in sys.modules) else sys.stderr  # a cell's stderr is red
+    is_rewritten = is_cell or screen.isatty()
     with start_child(command, stdin=None, stdout=DEVNULL, own_group=False) as child:
         assert child.stderr is not None
         while child.poll() is None:
             with suppress(KeyboardInterrupt):  # the command gets it itself
                 for line in child.stderr:
                     said.append(line.decode(errors="replace"))
-                    sys.stderr.write(said[-1])
+                    end = "" if said[-1].startswith("step ") else "\n"
+                    screen.write(f"\r{said[-1].rstrip():{_LINE_CHARACTERS}}{end}" if is_rewritten else said[-1])
+                    screen.flush()
                 child.wait()
     if child.returncode:
         raise TrainingStopped(child.returncode, "".join(said).rstrip())
     return open(resolved.store_url).run(resolved.run_id)
+
+
+def _html_of(table: "Table") -> str:
+    return _html_table(table.columns, table.rows) if table.rows else f"<p>{html.escape(table.empty)}</p>"
+
+
+def _html_of_arrow(table: "pa.Table") -> str:
+    rows = zip(*(column.to_pylist() for column in table.slice(0, _MOST_ROWS).columns), strict=True)
+    more = f"<p>{_MOST_ROWS} of {table.num_rows:,} rows</p>" if table.num_rows > _MOST_ROWS else ""
+    return _html_table(table.column_names, rows) + more
+
+
+def _html_table(columns: Iterable[object], rows: Iterable[Iterable[Any]]) -> str:
+    """Return a table in which no text of a run is a tag."""
+    from cairn.reports.text.display_tables import format_cell
+
+    def line(tag: str, cells: Iterable[object]) -> str:
+        return f"<tr>{''.join(f'<{tag}>{html.escape(format_cell(cell))}</{tag}>' for cell in cells)}</tr>"
+
+    return f"<table>{line('th', columns)}{''.join(line('td', row) for row in rows)}</table>"

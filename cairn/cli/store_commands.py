@@ -210,12 +210,10 @@ def replay(
     if to_step is not None and to_step <= from_step:
         raise InvalidConfiguration(f"--from {from_step} --to {to_step}: must begin before it ends")
     log = open_run_log(store, run)
-    from rich.console import Console
-
     from cairn.operations.unrecorded_training import replay_run  # torch is imported only now that there is such a run
-    from cairn.tasks.text.live_lines import LiveLines
+    from cairn.tasks.text.live_lines import LiveLines, console_of
 
-    lines = LiveLines(Console(stderr=True), stays=False)
+    lines = LiveLines(console_of(sys.stderr), stays=False)
     with lines.show():
         found = replay_run(
             log,

@@ -32,7 +32,7 @@ class Progress:
     ) -> None:
         """Show progress towards `total_steps`; `echo` gets every message, but no steps."""
         self._total, self._echo, self._clock = total_steps, echo, clock
-        self._console = console or Console(file=sys.stderr, highlight=False)
+        self._console = console or live_lines.console_of(sys.stderr)
         self._live = live_lines.LiveLines(self._console, stays=True)
         self._left = TimeLeft()
         self._printed_at = float("-inf")
@@ -108,7 +108,7 @@ class TextProgress:
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic, console: Console | None = None) -> None:
         self._clock = clock
-        self._console = console or Console(file=sys.stderr, highlight=False)
+        self._console = console or live_lines.console_of(sys.stderr)
         self._live = live_lines.LiveLines(self._console, stays=False)
         self._stage: BuildStage | None = None
         self._begun: tuple[float, int] = (0.0, 0)

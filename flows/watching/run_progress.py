@@ -48,7 +48,7 @@ def showing_progress(
 ) -> Iterator[Callable[[Sequence[RunProgress]], None]]:
     """Yield a function that shows the progress of runs: at the bottom of a terminal, elsewhere with `say`."""
     # News goes to stdout, so the live lines have to be on the same terminal.
-    live = live_lines.LiveLines(console or Console(file=sys.stdout, highlight=False), stays=False)
+    live = live_lines.LiveLines(console or live_lines.console_of(sys.stdout), stays=False)
     printed: dict[str, tuple[int, float]] = {}
 
     def show(runs: Sequence[RunProgress]) -> None:

@@ -255,7 +255,18 @@ def _draw_promotions(panel: "Axes", axis: PlotAxis) -> None:
 
 def plot_comparison(logs: Sequence[RunLog], request: run_curves.PlotRequest, across: str) -> int:
     """Draw runs that were read into one file; returns its size in bytes."""
-    figure = _make_figure(request.width_px, request.height_px)
+    image = draw_comparison(
+        logs, form=request.form, width_px=request.width_px, height_px=request.height_px, across=across
+    )
+    run_curves.write_output(request.file, image)
+    return len(image)
+
+
+def draw_comparison(
+    logs: Sequence[RunLog], *, form: str = "png", width_px: int = 1200, height_px: int = 800, across: str = "step"
+) -> bytes:
+    """Return the plot of runs that were read as PNG or SVG."""
+    figure = _make_figure(width_px, height_px)
     panel = figure.add_subplot()
     shown = list[plot_axis.Column]()
     found, ends = [run_curves.gather_curves(log) for log in logs], list[tuple[float, float, str, str]]()
@@ -284,9 +295,7 @@ def plot_comparison(logs: Sequence[RunLog], request: run_curves.PlotRequest, acr
     panel.set_ylabel("loss (nats per token); dots: held-out")
     panel.legend(loc="upper right")
     _name_ends(panel, ends)
-    image = _save(figure, request.form)
-    run_curves.write_output(request.file, image)
-    return len(image)
+    return _save(figure, form)
 
 
 def _name_ends(panel: "Axes", ends: Sequence[tuple[float, float, str, str]]) -> None:

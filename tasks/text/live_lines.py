@@ -2,10 +2,16 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import TextIO
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
+
+
+def console_of(stream: TextIO) -> Console:
+    """Return a stream's console, a terminal only where the stream is one: FORCE_COLOR, as of a notebook, makes none."""
+    return Console(file=stream, highlight=False, force_terminal=stream.isatty())
 
 
 class LiveLines:

@@ -6,6 +6,8 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -16,23 +18,44 @@ from cairn.storage.errors import IntegrityError
 from cairn.storage.logs.step_log import StepRecord, step_log_key
 from cairn.storage.stores.codec import encode
 from cairn.storage.stores.local_store import LocalStore
-from tests.commands import ROOT, chosen_folders
+from tests.commands import ROOT, Ended, chosen_folders, run_here
+from tests.fabricated_run import fabricate
 from tests.writing_run import RUN, WritingRun, open_writing_run
 
 PAGE = ROOT / "docs" / "how-to" / "python.md"
 NOTEBOOK = ROOT / "docs" / "how-to" / "python.ipynb"
 HEAVY = "torch", "prefect", "pyarrow", "pydantic", "duckdb"
 AS_A_KERNEL = """
-import asyncio, sys
+import ast, asyncio, sys, types
+
+class Formatter(dict):  # IPython's for text/html, as far as it is asked
+    def for_type_by_name(self, module, name, function):
+        self[module, name] = function
+
+html = Formatter()
+shell = types.SimpleNamespace(display_formatter=types.SimpleNamespace(formatters={"text/html": html}))
+sys.modules["ipykernel"] = types.ModuleType("ipykernel")
+sys.modules["IPython"] = types.SimpleNamespace(get_ipython=lambda: shell, version_info=(9, 0))
+
+def shown(value):
+    by_type = html.get((type(value).__module__, type(value).__name__))
+    if hasattr(value, "_repr_png_"):
+        return f"PNG of {len(value._repr_png_())} bytes"
+    return by_type(value) if by_type else value._repr_html_()
 
 async def run(cells):  # as in a notebook, a loop is running
     names = {}
     for cell in cells:
-        exec(compile(cell, "<cell>", "exec"), names)
+        *body, last = ast.parse(cell).body
+        is_shown = isinstance(last, ast.Expr) and "print" not in cell
+        exec(compile(ast.Module(body if is_shown else [*body, last], []), "<cell>", "exec"), names)
+        if is_shown:
+            print(shown(eval(compile(ast.Expression(last.value), "<cell>", "eval"), names)))
 
 asyncio.run(run(sys.argv[1:]))
 print(sorted({"torch", "prefect"} & set(sys.modules)))
 """
+READING = "import cairn; store = cairn.open(); run = store.run('bard')"
 TEXT = "\n\n".join(f"paragraph {number} of the text" for number in range(60))
 CONFIGURATION = """
 [data]
@@ -92,26 +115,88 @@ def test_the_snippets_of_the_page_run_as_they_stand(bard: WritingRun, store: Loc
     assert names["text"] == "To be" and names["reasons"] == [None]
 
 
-def run_notebook(*, with_network: bool) -> subprocess.CompletedProcess[str]:
-    """Run the cells of the notebook beside a running loop in a new process; says last whether that imported Prefect."""
-    cells = [cell for cell in json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
-    sources = ["".join(cell["source"]) for cell in cells]
-    chosen = [source for source in sources if with_network or "import torch" not in source]
-    assert len(chosen) >= 5
+def cells() -> list[str]:
+    """Return the code of the notebook's cells."""
+    found = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    return ["".join(cell["source"]) for cell in found if cell["cell_type"] == "code"]
+
+
+def run_cells(chosen: list[str], folder: Path) -> Ended:
+    """Run cells as a notebook does, in a new process; says last whether that imported torch or Prefect."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", AS_A_KERNEL, *chosen]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, check=False)
+    return Ended(code=done.returncode, out=done.stdout.decode(), err=done.stderr.decode())
 
 
-def test_the_tables_of_the_notebook_are_read_without_torch_and_prefect(bard: WritingRun) -> None:
-    done = run_notebook(with_network=False)
-    assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["[]"]), done.stderr
+def test_what_the_notebook_reads_is_shown_as_html_and_pictures_without_torch_and_prefect(
+    bard: WritingRun, tmp_path: Path
+) -> None:
+    others = ("cairn.train(", "run.sample(", "store.compare(", "import torch")
+    reading = [cell for cell in cells() if not any(word in cell for word in others)]
+    done = run_cells([READING, *reading], tmp_path)
+    assert (done.code, done.out.splitlines()[-1:]) == (0, ["[]"]), done.err
+    kinds = [line.partition(">")[0].split()[0] for line in done.out.splitlines()[:-1]]
+    assert kinds.count("PNG") == 1 and kinds.count("<table") == len(reading) - 1 >= 5
 
 
-@pytest.mark.slow  # torch is imported in a new process; the page's snippets above do the same in this one
-def test_every_cell_of_the_notebook_runs_as_it_stands(bard: WritingRun) -> None:
-    done = run_notebook(with_network=True)
-    assert done.returncode == 0 and "torch.Size" in done.stdout, done.stderr
+@pytest.mark.slow  # three trainings with their servers; the reading cells above and the page's snippets are quicker
+def test_every_cell_of_the_notebook_runs_as_it_stands_in_an_empty_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CAIRN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("CAIRN_STORE", raising=False)
+    (folder := tmp_path / "empty").mkdir()
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as a kernel does
+    done = run_cells(cells(), folder)
+    assert done.code == 0 and "torch.Size" in done.out, done.err
+    assert done.out.count("PNG of ") == 1 and "rates.lr=0.006" in done.out
+    # A step's line ends without a newline, so that the next line takes its place; no terminal's codes are printed.
+    assert re.search(r"\rstep 1/300 [^\r\n]*\r", done.out) and "\x1b" not in done.out
+
+
+def test_a_picture_is_that_of_the_command(bard: WritingRun, tmp_path: Path) -> None:
+    run_here(("plot", RUN, "curve.png"), tmp_path, {"CAIRN_STORE": bard.log.store.url})
+    assert cairn.open().run(RUN).plot()._repr_png_() == (tmp_path / "curve.png").read_bytes()
+
+
+def test_a_sample_is_that_of_the_command(bard: WritingRun, tmp_path: Path) -> None:
+    given = ("--prompt", "The ", "--tokens", "12", "--seed", "3")
+    printed = run_here(("sample", RUN, *given), tmp_path, {"CAIRN_STORE": bard.log.store.url})
+    assert cairn.open().run(RUN).sample("The ", tokens=12, seed=3) == printed.out.removesuffix("\n")
+
+
+def test_a_set_is_compared_with_its_settings_losses_and_picture(store: LocalStore) -> None:
+    for rate, loss in (("1e-3", 2.0), ("1e-2", 3.0)):
+        run = fabricate(store, f"rates.lr={rate}", overrides=[f"training.lr={rate}"])
+        run.start(overrides=[f"training.lr={rate}"])
+        run.evaluate(run.commit(10), loss=loss)
+    compared = cairn.Store(store).compare("rates")
+    shown = compared._repr_html_()
+    assert [run.run_id for run in compared.view.best_first] == ["rates.lr=1e-3", "rates.lr=1e-2"]
+    assert "<th>training.lr</th>" in shown and "<td>0.001</td>" in shown and "data:image/png;base64," in shown
+
+
+def test_text_of_others_is_no_tag_in_a_notebook(bard: WritingRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    registered = list[Any]()
+    formatter = SimpleNamespace(for_type_by_name=lambda *given: registered.append(given))  # as IPython's
+    shell = SimpleNamespace(display_formatter=SimpleNamespace(formatters={"text/html": formatter}))
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    table = cairn.open().sql("select '<script>' as \"<b>\"")
+    ((module, name, show),) = registered
+    assert (module, name) == (type(table).__module__, type(table).__name__)
+    assert show(table) == "<table><tr><th>&lt;b&gt;</th></tr><tr><td>&lt;script&gt;</td></tr></table>"
+
+
+def test_in_a_notebook_the_command_speaks_in_the_cell(
+    bard: WritingRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "ipykernel", ModuleType("ipykernel"))
+    (tmp_path / "bard.toml").write_text(CONFIGURATION)
+    with pytest.raises(cairn.TrainingStopped):
+        cairn.train("bard.toml", settings={"training.seed": 7})
+    said = capsys.readouterr()
+    assert said.err == "" and said.out.startswith("\r") and "seed" in said.out
 
 
 def test_every_table_of_a_run_has_the_columns_of_its_sql_table(bard: WritingRun) -> None:

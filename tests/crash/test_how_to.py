@@ -61,6 +61,14 @@ TAKEN_FOR_GRANTED = {
         "CAIRN_MODEL__BLOCK_SIZE": "32",
         "CAIRN_TRAINING__STEPS": "4",
     },
+    "five-minutes": {  # its steps, of a smaller network
+        "CAIRN_MODEL__N_LAYER": "1",
+        "CAIRN_MODEL__N_HEAD": "1",
+        "CAIRN_MODEL__N_EMBD": "16",
+        "CAIRN_MODEL__BLOCK_SIZE": "32",
+        "CAIRN_TRAINING__GLOBAL_BATCH": "4",
+        "CAIRN_EVALUATION__BATCHES": "1",
+    },
     "s3": {"CAIRN_STORE": "s3://bucket/cairn"},
     "README": {"CAIRN_STORE": "new-store"},
 }
@@ -102,13 +110,15 @@ def readers(api_url: str, tmp_path_factory: pytest.TempPathFactory) -> Readers:
     folder, emulator = tmp_path_factory.mktemp("how-to"), s3_server("quick", tmp_path_factory.getbasetemp())
     (folder / "texts").mkdir()
     shutil.copy(TINY_SHAKESPEARE, folder / "texts")
-    shutil.copy(TINY_SHAKESPEARE, folder / "my.txt")
+    for name in ("my.txt", "input.txt"):
+        shutil.copy(TINY_SHAKESPEARE, folder / name)
     for name, steps in {"older": 4, "my": 12, "run": 12, "first": 1600}.items():
         (folder / f"{name}.toml").write_text(TINY.format(steps=steps), encoding="utf-8")
     for first, split in enumerate(("train", "val")):
         np.arange(first, 2000, dtype=np.uint16).tofile(folder / f"{split}.bin")
-    tune, *_ = documented_configurations((HOW_TO / "fine-tune.md").read_text(encoding="utf-8"))
-    (folder / "tune.toml").write_text(tune, encoding="utf-8")
+    for name, page in {"tune": "fine-tune", "bard": "five-minutes"}.items():
+        shown_first, *_ = documented_configurations((HOW_TO / f"{page}.md").read_text(encoding="utf-8"))
+        (folder / f"{name}.toml").write_text(shown_first, encoding="utf-8")
     for name in BUCKETS:
         urlopen(Request(f"{emulator.endpoint}/{name}", method="PUT")).close()
     plain = {"Content-Type": "text/plain"}

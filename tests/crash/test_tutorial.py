@@ -92,6 +92,15 @@ def test_the_tutorials_disturbed_run_has_the_bits_of_the_undisturbed_one(walk: W
     assert finished.state_sha256 == undisturbed.state_sha256
 
 
+def test_the_tutorials_disturbed_run_has_the_bits_of_the_one_file(walk: Walk) -> None:
+    assert "    python docs/one_file.py texts/*.txt\n" in TUTORIAL
+    texts = sorted(map(str, walk.folder.glob("texts/*.txt")))
+    command = [sys.executable, ROOT / "docs" / "one_file.py", *texts]
+    done = subprocess.run(command, cwd=walk.folder, capture_output=True, text=True, check=True)
+    finished = walk.state("my").finished
+    assert finished is not None and f"state_sha256 {finished.state_sha256}" in done.stdout
+
+
 def test_the_run_that_the_tutorial_deletes_keeps_its_log_and_no_checkpoint(walk: Walk) -> None:
     state = walk.state("undisturbed")
     assert state.deleted is not None and state.deleted.why == "only to compare with"

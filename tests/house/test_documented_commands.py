@@ -26,6 +26,9 @@ DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT /
 BASE: dict[str, Any] = {"data": {"sources": ["text.txt"]}, "training": {"steps": 10}}
 ASKING = ("config", "models", "runs", "sql")
 """Verbs that answer without a run."""
+SECTIONS = "data|model|training|checkpoint|evaluation|early_stop|promotion|exporters|notify"
+KEY = re.compile(rf"`((?:{SECTIONS})\.[a-z_.]+)[` =]")
+FILES = (".py", ".safetensors")
 VARIABLE = re.compile(r"\bCAIRN_[A-Z][A-Z_]*[A-Z]\b")
 
 
@@ -108,6 +111,12 @@ def test_every_configuration_in_a_document_is_accepted(path: Path) -> None:
         sections = {**BASE, **tomllib.loads(block)}
         merged = {key: {**BASE[key], **value} if key in BASE else value for key, value in sections.items()}
         parse_configuration(merged, overrides=(), environment={}, name=name(path), folder=ROOT)
+
+
+def test_every_configuration_key_that_a_document_names_is_there() -> None:
+    known = set(keys_by_name())
+    named = {(name(path), key) for path in DOCUMENTS for key in KEY.findall(read(path))}
+    assert {(path, key) for path, key in named if key not in known and Path(key).suffix not in FILES} == set()
 
 
 def test_every_variable_of_cairn_that_a_document_names_is_read_somewhere() -> None:

@@ -1,8 +1,9 @@
 import io
 
+import pytest
 from rich.console import Console
 
-from cairn.tasks.text.live_lines import LiveLines
+from cairn.tasks.text.live_lines import LiveLines, console_of
 
 
 def test_lines_are_on_a_terminal_while_the_block_runs() -> None:
@@ -21,3 +22,9 @@ def test_without_a_terminal_nothing_is_shown() -> None:
     with lines.show():
         pass
     assert not lines.can_be_shown and screen.getvalue() == ""
+
+
+def test_a_stream_that_is_no_terminal_has_none_whatever_is_asked_for_in_colour(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE"):  # as a notebook's kernel and CI set them
+        monkeypatch.setenv(name, "1")
+    assert not LiveLines(console_of(io.StringIO()), stays=True).can_be_shown
