@@ -209,7 +209,8 @@ class Store:
         from cairn.reports.queries.run_status import RunPhase, list_runs
         from cairn.reports.text.display_tables import runs_table
 
-        return _html_of(runs_table([row for row in list_runs(self.objects) if row.state != RunPhase.DELETED]))
+        rows = [row for row in list_runs(self.objects) if row.state != RunPhase.DELETED]
+        return _html_of(runs_table(rows, empty=f"no run in {self.objects.url}"))
 
     def load_model(self, reference: str, *, device: str = "cpu") -> "GPT":
         """Return the network of an alias such as `champion`, of RUN or RUN@STEP, in evaluation mode."""

@@ -177,6 +177,10 @@ def test_a_set_is_compared_with_its_settings_losses_and_picture(store: LocalStor
     assert "<th>training.lr</th>" in shown and "<td>0.001</td>" in shown and "data:image/png;base64," in shown
 
 
+def test_a_store_without_runs_says_where_it_looked(store: LocalStore) -> None:
+    assert cairn.Store(store)._repr_html_() == f"<p>no run in {store.url}</p>"
+
+
 def test_text_of_others_is_no_tag_in_a_notebook(bard: WritingRun, monkeypatch: pytest.MonkeyPatch) -> None:
     registered = list[Any]()
     formatter = SimpleNamespace(for_type_by_name=lambda *given: registered.append(given))  # as IPython's
