@@ -219,9 +219,7 @@ def describe_plan(plan: "TrainingPlan", config: "RunConfig") -> Iterator[tuple[s
     peak = f"{format_quantity(memory.total_bytes)}{' a process' if plan.processes > 1 else ''} at its peak"
     yield "memory", f"an estimate{within}: {peak} with {how}{there}{short}"
     if plan.processes > 1:
-        moved = [f"{one.operation} {format_quantity(one.bytes)} ({one.calls:,}x)" for one in plan.exchanges]
-        share = "replicate the network (ddp)" if config.training.parallel == "ddp" else "share the network (fsdp)"
-        yield "processes", f"{plan.processes:,} {share} and exchange in each step: {', '.join(moved)}"
+        yield "processes", _describe_exchanges(plan, config.training.parallel)
     if plan.action != "nothing":
         yield from _describe_remaining(plan, config)
     yield "retries left", ", ".join(f"{reason} {budget.left}" for reason, budget in plan.budgets.items())
@@ -234,6 +232,12 @@ def _describe_optimizer(config: "RunConfig") -> str:
     rate = f"learning rate {chosen.lr:g}{muon}{warm}, {chosen.schedule} down to {chosen.min_lr:g}"
     clipped = f"gradients clipped at {chosen.grad_clip:g}" if chosen.grad_clip else "no gradient is clipped"
     return f"{chosen.optimizer}, {rate}; weight decay {chosen.weight_decay:g}, {clipped}"
+
+
+def _describe_exchanges(plan: "TrainingPlan", parallel: str) -> str:
+    share = "replicate the network (ddp)" if parallel == "ddp" else "share the network (fsdp)"
+    moved = (f"{one.operation} {format_quantity(one.bytes)} ({one.calls:,}x)" for one in plan.exchanges)
+    return f"{plan.processes:,} {share} and exchange in each step: {', '.join(moved)}"
 
 
 def _describe_remaining(plan: "TrainingPlan", config: "RunConfig") -> Iterator[tuple[str, str]]:
