@@ -1,6 +1,6 @@
 """The kernels that Inductor writes for a GPU: machine code for two of them, and the head's beside its reference.
 
-Needs Triton, which no environment for CPUs has: `pip install triton==3.7.1`, 190 MB to download and 700 MB on disk.
+Needs Triton, which no environment for CPUs has: that of constraints/cuda.txt, 190 MB to download, 700 MB on disk.
 """
 
 import importlib.util
