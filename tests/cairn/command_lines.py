@@ -133,7 +133,10 @@ TRAINING: dict[str, tuple[int, str]] = {
     "train run.toml --set training.steps=4,many": (2, "must be a whole number above 0"),
     "train run.toml --set training.steps=4,0": (2, "must be a whole number above 0"),
     "train run.toml --set training.steps=4,4": (2, "two runs would be named run.steps=4"),
-    "train run.toml --set training.steps=4,5 --overfit-one-batch": (2, "this is done for one run: give each key one value"),
+    "train run.toml --set training.steps=4,5 --overfit-one-batch": (
+        2,
+        "this is done for one run: give each key one value",
+    ),
     "train run.toml --set training.steps=-4": (2, "must be a whole number above 0"),
     "train run.toml --set training.steps=4.5": (2, "must be a whole number above 0"),
     "train run.toml --set training.step=4": (
