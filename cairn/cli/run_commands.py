@@ -38,9 +38,8 @@ def runs(*, archived: Flag = False, store: Url = "", json: Json = False) -> None
     rows = tuple(row for row in listed if (row.state == run_status.RunPhase.DELETED) is archived)
     note_no_runs(chosen, listed)
     others = f"no run was {'deleted here' if archived else 'left: `cairn runs --archived` lists those deleted'}"
-    print_document(rows) if json else print_blocks(
-        display_tables.runs_table(rows, empty=others if listed else "no runs")
-    )
+    empty = others if listed else "no runs"
+    print_document(rows) if json else print_blocks(display_tables.runs_table(rows, empty=empty))
 
 
 def status(run: str, *, store: Url = "", json: Json = False) -> None:

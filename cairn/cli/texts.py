@@ -210,11 +210,7 @@ def describe_plan(plan: "TrainingPlan", config: "RunConfig") -> Iterator[tuple[s
     short = ": more than there is" if there and memory.total_bytes > (memory.there_bytes or 0) else ""
     if plan.arithmetic_moved:
         yield "bits", plan.arithmetic_moved
-    yield "optimizer", _describe_optimizer(config)
-    if config.training.init_from:
-        yield "begins with", f"the weights of {config.training.init_from}"
-    if faults := os.environ.get("CAIRN_FAULTS"):
-        yield "faults", f"are injected: {faults}"
+    yield from _describe_recipe(config)
     within = f", within {memory.error_bound:.0%} of traced steps" if memory.error_bound else ""
     peak = f"{format_quantity(memory.total_bytes)}{' a process' if plan.processes > 1 else ''} at its peak"
     yield "memory", f"an estimate{within}: {peak} with {how}{there}{short}"
@@ -225,13 +221,17 @@ def describe_plan(plan: "TrainingPlan", config: "RunConfig") -> Iterator[tuple[s
     yield "retries left", ", ".join(f"{reason} {budget.left}" for reason, budget in plan.budgets.items())
 
 
-def _describe_optimizer(config: "RunConfig") -> str:
+def _describe_recipe(config: "RunConfig") -> Iterator[tuple[str, str]]:
     chosen = config.training
     muon = f" (matrices at {chosen.muon_lr:g})" if chosen.optimizer == "muon" else ""
     warm = f" after {format_count(chosen.warmup_steps, 'step')} of warm-up" if chosen.warmup_steps else ""
     rate = f"learning rate {chosen.lr:g}{muon}{warm}, {chosen.schedule} down to {chosen.min_lr:g}"
     clipped = f"gradients clipped at {chosen.grad_clip:g}" if chosen.grad_clip else "no gradient is clipped"
-    return f"{chosen.optimizer}, {rate}; weight decay {chosen.weight_decay:g}, {clipped}"
+    yield "optimizer", f"{chosen.optimizer}, {rate}; weight decay {chosen.weight_decay:g}, {clipped}"
+    if chosen.init_from:
+        yield "begins with", f"the weights of {chosen.init_from}"
+    if faults := os.environ.get("CAIRN_FAULTS"):
+        yield "faults", f"are injected: {faults}"
 
 
 def _describe_exchanges(plan: "TrainingPlan", parallel: str) -> str:

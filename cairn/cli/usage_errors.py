@@ -23,7 +23,7 @@ def describe_usage_error(error: exceptions.CycloptsError, arguments: Sequence[st
     if isinstance(error, exceptions.UnknownCommandError) and error.unused_tokens:
         cure = _find_command(error.unused_tokens)
     elif isinstance(error, exceptions.UnknownOptionError) and chain:
-        cure = _find_option(error, chain[0], arguments)
+        cure, problem = _find_option(error, chain[0], arguments), problem.partition(". Did you mean")[0]
     elif isinstance(error, exceptions.UnusedCliTokensError) and "=" in unused and chain[0] in ("train", "fork"):
         from cairn.tasks.configuration.key_reference import suggest_key
 

@@ -14,6 +14,8 @@ from cairn.tasks.errors import InvalidConfiguration
 from tests.commands import ROOT, Cairn
 from tests.text.shakespeare import TINY_SHAKESPEARE
 
+PLAN = ("--dry-run", "--json", "--set", "training.precision=fp32", "--set", "training.kernels=stock")
+"""Nothing of the machine has to be measured for this plan."""
 TEXT = TINY_SHAKESPEARE.read_text(encoding="utf-8")
 
 
@@ -44,7 +46,7 @@ def test_the_configuration_beside_a_text_is_taken_as_it_is(
     write(tmp_path, *files)
     made = cairn("init", *shlex.split(line))
     assert made.code == 0 and made.out.splitlines()[-1] == f"train it: cairn train {written}"
-    planned = json.loads(cairn("train", written, "--dry-run", "--json").out)
+    planned = json.loads(cairn("train", written, *PLAN).out)
     assert (planned["run_id"], planned["action"]) == (Path(written).stem, "open")
     assert len(planned["data"]["sources"]) == len(files)
 
@@ -133,7 +135,7 @@ def test_a_text_that_is_no_text_is_refused_before_a_file_is_written(tmp_path: Pa
 
 @pytest.mark.parametrize("name", ["shakespeare", "tiny-shakespeare", "fast-shakespeare", "wide-shakespeare"])
 def test_the_offered_configurations_find_their_text_from_any_folder(cairn: Cairn, name: str) -> None:
-    planned = json.loads(cairn("train", name, "--dry-run", "--json", "--set", "training.memory_check=false").out)
+    planned = json.loads(cairn("train", name, *PLAN).out)
     (size,) = planned["data"]["sources"].values()
     assert size < 450_000 and planned["data"]["train_bytes"] == 1_003_854
 

@@ -114,6 +114,8 @@ OPTIONS = {
     "train run.toml --stroe x": "Did you mean --store?",
     "sample bard --max_new_tokens 50": "it is --tokens 50",
     "sample bard --num-samples 5": "it is --count 5",
+    "sample bard -n 5": "it is --count 5",
+    "ui -p 8000": "it is --port 8000",
     "sample bard --start 'To be'": "it is --prompt 'To be'",
     "delete bard -f": "it is --yes",
     "delete bard --force": "it is --yes",
@@ -142,8 +144,10 @@ def test_an_option_of_another_tool_is_answered_with_ours(line: str, capsys: pyte
     assert OPTIONS[line] in refused(line, capsys)
 
 
-def test_an_option_like_none_is_answered_with_the_help(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "Unknown option: --zzz; `cairn train --help` shows" in refused("train --zzz", capsys)
+@pytest.mark.parametrize("line", ["train --zzz", "train --host 0", "ui --host 0", "export a b --form gguf"])
+def test_an_option_like_none_is_answered_with_the_help(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    verb, typed = line.split()[0], next(word for word in line.split() if word.startswith("-"))
+    assert f"Unknown option: {typed}; `cairn {verb} --help` shows" in refused(line, capsys)
 
 
 def test_no_answer_repeats_a_secret(capsys: pytest.CaptureFixture[str]) -> None:

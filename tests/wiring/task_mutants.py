@@ -194,8 +194,8 @@ TASK_MUTANTS = (
     mutant(
         "verdict-on-the-gradients",
         CURVE,
-        "self._losses.append(record.train_loss)",
-        "self._losses.append(record.grad_norm or 0.0)",
+        "(record.step, record.train_loss, record.grad_norm,",
+        "(record.step, record.grad_norm or 0.0, record.grad_norm,",
         key("how_far_the_held_out_loss_may_lie_above"),
     ),
     mutant(
