@@ -137,8 +137,7 @@ class AttemptEvaluations:
         done: SimpleQueue[object] = SimpleQueue()
         for future in evaluations:
             future.add_done_callback(done.put)
-        waiting = self._run.progress.doing("waiting for an evaluation that may stop the run")
-        with waiting, self._run.host.shutdown.on_shutdown(lambda: done.put(None)):
+        with self._run.host.shutdown.on_shutdown(lambda: done.put(None)):
             for _ in evaluations:
                 if done.get() is None:
                     return
