@@ -212,28 +212,18 @@ def survey_corpus(
     sample: TextSample | None,
     *,
     deduplicate: bool,
+    pieces: Iterator[Piece] | None = None,
     on_text: Callable[[int, int], None] = lambda size_bytes, documents: None,
     on_piece: Callable[[Piece], None] = lambda piece: None,
 ) -> Survey:
-    """Read everything once; offers the train text to `sample`, calls on_text(bytes, documents) and on_piece of each."""
-    pieces = read_corpus(sources, deduplicate=deduplicate)
-    return survey_pieces(pieces, sources, val_fraction, sample, on_text=on_text, on_piece=on_piece)
+    """Read everything once; offers the train text to `sample`, calls on_text(bytes, documents) and on_piece of each.
 
-
-def survey_pieces(
-    pieces: Iterator[Piece],
-    sources: Sequence[Source],
-    val_fraction: float,
-    sample: TextSample | None = None,
-    *,
-    on_text: Callable[[int, int], None] = lambda size_bytes, documents: None,
-    on_piece: Callable[[Piece], None] = lambda piece: None,
-) -> Survey:
-    """Return the survey of the pieces of these sources."""
+    Where the `pieces` of the sources were read before, those are surveyed.
+    """
     val_bytes = 0
     documents, text_bytes, rejected = Counter[SplitName](), 0, Counter[tuple[str, str]]()
     first = dict[tuple[str, str], RejectedRow]()
-    for count, piece in enumerate(pieces):
+    for count, piece in enumerate(pieces or read_corpus(sources, deduplicate=deduplicate)):
         on_piece(piece)
         if isinstance(piece, RejectedRow):
             rejected[piece.source, piece.kind] += piece.kind not in LEFT_OUT

@@ -60,10 +60,10 @@ class TextFile:
     source: str
     place: str
     bytes: int
-    unit: str
-    format: TextFormat
-    codec: str
     opener: Callable[[], BinaryIO]
+    unit: str = WHOLE_FILE
+    format: TextFormat = TextFormat.TEXT
+    codec: str = ""
     name: str = ""
     group: str = ""
     is_matched: bool = False
@@ -198,7 +198,8 @@ def _parse_leniently(line: bytes) -> Mapping[str, object]:
     return found if isinstance(found, dict) else {}
 
 
-def _is_expressible(text: str) -> bool:
+def is_expressible(text: str) -> bool:
+    """Whether the text is also UTF-8: Python's own has lone surrogates, for foreign bytes too."""
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
@@ -284,7 +285,7 @@ class _Reader:
                 return self._field_of(line.removeprefix(BYTE_ORDER_MARK), field)
             value = _parse_leniently(line).get(self.data.text_field, msgspec.UNSET)
             is_foreign = isinstance(problem, UnicodeDecodeError)
-            if value is msgspec.UNSET or (is_foreign and isinstance(value, str) and not _is_expressible(value)):
+            if value is msgspec.UNSET or (is_foreign and isinstance(value, str) and not is_expressible(value)):
                 raise
         return value.encode("utf-8") if isinstance(value, str) else value
 

@@ -11,11 +11,11 @@ import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from subprocess import Popen
 from typing import IO, Any, cast
 
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 
 from cairn.model.data.fast_encoder import FastEncoder, FlatIds, return_freed_memory
@@ -25,7 +25,6 @@ MOST_GROWTH_BYTES = 160 << 20
 """The caches of words stay below this; only those of texts that the tokenizer does not cut into words grow on."""
 _PIPE_BYTES = 1 << 20
 """A whole batch lies in it, so that neither process waits for the other to read."""
-_STATUS = Path("/proc/self/statm")
 
 
 class EncodingProcess:
@@ -126,15 +125,9 @@ def _serve(requests: IO[bytes], answers: IO[bytes]) -> None:
             return_freed_memory()
         else:
             ids, counts = encoder.encode_flat(texts)
-        for numbers in (np.array([len(ids), _memory_bytes()], dtype="<i8"), counts, ids):
+        for numbers in (np.array([len(ids), psutil.Process().memory_info().rss], dtype="<i8"), counts, ids):
             answers.write(numbers.tobytes())
         answers.flush()
-
-
-def _memory_bytes() -> int:
-    if not _STATUS.exists():
-        return 0
-    return int(_STATUS.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 if __name__ == "__main__":

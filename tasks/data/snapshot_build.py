@@ -32,15 +32,7 @@ from cairn.tasks.data.document import InvalidCorpus, Source, Survey, survey_corp
 from cairn.tasks.data.encoding_process import EncodingProcess
 from cairn.tasks.data.foreign_tokenizer import read_tokenizer
 from cairn.tasks.data.snapshot_lookup import SnapshotReference, find_by_id, find_by_recipe, make_recipe, recipe_id
-from cairn.tasks.data.snapshot_writer import (
-    FinishedParts,
-    PartEncoder,
-    assemble,
-    complete_parts,
-    count_batches,
-    pieces_of,
-    read_parts,
-)
+from cairn.tasks.data.snapshot_writer import FinishedParts, PartEncoder, count_batches
 from cairn.tasks.data.text_ranges import TextRange
 
 _SURVEY = "survey.json"
@@ -232,7 +224,7 @@ class _Build:
         target = folder / "snapshot"
         shutil.rmtree(target, ignore_errors=True)  # of a build that was killed meanwhile
         target.mkdir()
-        return assemble(target, batches, self.sources, tokenizer, self._data.val_fraction)
+        return snapshot_writer.assemble(target, batches, self.sources, tokenizer, self._data.val_fraction)
 
     def _tokenize(
         self, folder: Path, store: ObjectStore, ranges: Sequence[TextRange], survey: Survey | None, tokenizer: Tokenizer
@@ -248,17 +240,18 @@ class _Build:
         for one in ranges:
             place = folder / one.id
             if one.parts is None or not text_ranges.fetch_range(store, one, place, encoder.schema):
-                complete_parts(place, one.sources, encoder, deduplicate=data.deduplicate, watch=watch)
+                snapshot_writer.complete_parts(place, one.sources, encoder, deduplicate=data.deduplicate, watch=watch)
             paths += sorted(place.glob("part-*.arrow"))
             before += sum(source.bytes for source in one.sources)
 
         def rows() -> Iterator[pa.RecordBatch]:
-            read = read_parts(paths, encoder.schema)
+            read = snapshot_writer.read_parts(paths, encoder.schema)
             return text_ranges.without_duplicates(read) if data.deduplicate and len(ranges) > 1 else read
 
         parts = count_batches(rows())
         if not survey:
-            require_usable(document.survey_pieces(pieces_of(rows()), self.sources, data.val_fraction), data)
+            pieces = snapshot_writer.pieces_of(rows())
+            require_usable(survey_corpus(self.sources, data.val_fraction, None, deduplicate=False, pieces=pieces), data)
         self.unknown_bytes = _require_known(parts, data)
         return self._count(BuildStage.WRITING, parts.text_bytes, rows())
 

@@ -3,7 +3,7 @@
 import fnmatch
 import glob
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -19,8 +19,8 @@ from cairn.model.configuration.data import DataConfig
 from cairn.storage.stores.redaction import find_credentials
 from cairn.tasks.configuration.addresses import READABLE, expand_home, why_unreadable, wrong_scheme
 from cairn.tasks.data.document import InvalidCorpus
-from cairn.tasks.data.document_reader import EMPTY_FILE, UNITS, WHOLE_FILE, TextFile, decompress, invalid_source
-from cairn.tasks.data.text_format import HEAD_BYTES, Refuse, TextFormat, recognise_codec, recognise_format
+from cairn.tasks.data.document_reader import EMPTY_FILE, UNITS, TextFile, decompress, invalid_source, is_expressible
+from cairn.tasks.data.text_format import HEAD_BYTES, Refuse, recognise_codec, recognise_format
 
 _READERS = 8
 """Files of which the beginnings are read at once."""
@@ -58,11 +58,7 @@ def find_files(data: DataConfig, groups: Mapping[str, str], base_dir: Path) -> l
     root = os.path.commonpath(local) if local else ""
     names = [file.place if "://" in file.place else os.path.relpath(file.place, root) for file in files]
     return [
-        replace(
-            file,
-            name=name if "://" in name else Path(name).as_posix(),
-            group=groups[file.source],
-        )
+        replace(file, name=name if "://" in name else Path(name).as_posix(), group=groups[file.source])
         for file, name in zip(files, names, strict=True)
     ]
 
@@ -99,11 +95,17 @@ def _find_local(source: str, base_dir: Path, refuse: Refuse) -> tuple[str, list[
         what = "a link to nothing, a pipe or a device" if "\0" not in path and os.path.lexists(path) else "no such file"
         raise refuse(f"{what}, looked at {path}", rule)
     matches = [path] if is_file else sorted(filter(os.path.isfile, _expand(_escape_folders(path))))
-    if foreign := next((match for match in matches if not _is_utf8(match)), None):
+    if foreign := next((match for match in matches if not is_expressible(match)), None):
         rule = "names are UTF-8, as they are written into the snapshot. Rename it, or leave it out with data.exclude"
         raise refuse(f"a file is named {os.fsencode(foreign)!r}", rule)
     return path, [
-        _text_file(source, match, os.path.getsize(match), partial(_open_local, match), is_matched=not is_file)
+        TextFile(
+            source=source,
+            place=match,
+            bytes=os.path.getsize(match),
+            opener=partial(_open_local, match),
+            is_matched=not is_file,
+        )
         for match in matches
     ]
 
@@ -116,14 +118,6 @@ def _escape_folders(path: str) -> str:
             return glob.escape(folder) + "/".join(parts[number:])
         folder += part + "/"
     return glob.escape(path)
-
-
-def _is_utf8(name: str) -> bool:
-    try:
-        name.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _is_excluded(file: TextFile, patterns: Sequence[str], base_dir: Path) -> bool:
@@ -144,21 +138,6 @@ def _is_excluded(file: TextFile, patterns: Sequence[str], base_dir: Path) -> boo
 
 def _open_local(path: str) -> BinaryIO:
     return open(path, "rb")
-
-
-def _text_file(
-    source: str, place: str, size_bytes: int, opener: Callable[[], BinaryIO], *, is_matched: bool
-) -> TextFile:
-    return TextFile(
-        source=source,
-        place=place,
-        bytes=size_bytes,
-        unit=WHOLE_FILE,
-        format=TextFormat.TEXT,
-        codec="",
-        opener=opener,
-        is_matched=is_matched,
-    )
 
 
 def _recognise(wanted: str, file: TextFile) -> TextFile:
@@ -194,11 +173,11 @@ def _find_remote(source: str, refuse: Refuse) -> tuple[str, list[TextFile]]:
     if is_file and found[path]["type"] == "directory":
         raise refuse(*_is_directory(source, path))
     return path, [
-        _text_file(
-            source,
-            fs.unstrip_protocol(item),
-            int(info["size"] or 0),
-            partial(fs.open, item, "rb"),
+        TextFile(
+            source=source,
+            place=fs.unstrip_protocol(item),
+            bytes=int(info["size"] or 0),
+            opener=partial(fs.open, item, "rb"),
             is_matched=not is_file,
         )
         for item, info in sorted(found.items())
