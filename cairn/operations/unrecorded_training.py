@@ -27,7 +27,7 @@ from cairn.storage.checkpoints.payload import state_sha256
 from cairn.storage.errors import IntegrityError, SnapshotDamaged
 from cairn.storage.logs.run_entries import AttemptStarted
 from cairn.storage.logs.run_log import RunLog
-from cairn.storage.logs.step_log import read_attempt_records
+from cairn.storage.logs.step_log import read_step_records
 from cairn.storage.stores.child_process import temporary_folder
 from cairn.storage.stores.local_store import LocalStore
 from cairn.storage.stores.object_store import ObjectStore
@@ -169,8 +169,8 @@ class _SegmentReplayer:
         if first.state_sha256 != again.state_sha256:
             why = "two recomputations here differ from each other: this machine may be what is sick, ask another one"
             return replace(row, outcome=ReplayOutcome.UNDECIDED, computed_sha256=again.state_sha256, why=why)
-        attempt = segment.started.attempt, segment.started.claim_id
-        records = read_attempt_records(self._log.store, self._log.prefix, *attempt)
+        attempt = self._log.state.attempt(segment.started.attempt)
+        records = read_step_records(self._log.store, self._log.prefix, [attempt])
         last, different = unrecorded_plan.compare_steps(records, again.steps, from_step=segment.from_step)
         what = f"the record of step {different} differs first" if different else "every step's record agrees"
         stopped = f"; the recomputation ends with: {again.problem}" if again.problem else ""

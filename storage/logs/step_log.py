@@ -5,7 +5,6 @@ named by the bytes before it. The names have the claim's id: no other run of thi
 """
 
 import math
-import os
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -97,7 +96,7 @@ class StepLog:
         self._is_spool = local is None
         self.path, mode = (spool_dir / self._key.rpartition("/")[2], "w") if local is None else (local, "a")
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = open(self.path, f"{mode}b", buffering=0, opener=_open_0664)  # noqa: SIM115
+        self._file = open(self.path, f"{mode}b", buffering=0, opener=local_disk.open_0664)  # noqa: SIM115
         self._held = b""  # what a full disk had no room for
 
     def write(self, record: StepRecord) -> None:
@@ -222,15 +221,11 @@ def read_step_records(
     started, folder = (item.started for item in attempts), f"{run_prefix}/steps"
     own = {_file_name(item.attempt, item.claim_id): item.attempt for item in started}
     names = ((key.removeprefix(f"{folder}/").split("/")[0].removesuffix(".jsonl"), key) for key in store.keys(folder))
-    return _read_records(store, [(own[name], key) for name, key in names if name in own])
-
-
-def read_attempt_records(
-    store: object_store.ObjectStore, run_prefix: str, attempt: int, claim_id: str = ""
-) -> list[StepRecord]:
-    """Return one attempt's records, none if it left none, without malformed lines."""
-    pieces, _ = _pieces(store, step_log_key(run_prefix, attempt, claim_id))
-    return _read_records(store, [(attempt, key) for _, key in pieces])
+    keys = [(own[name], key) for name, key in names if name in own]
+    data = object_store.ask_each(
+        store, partial(store.read, at_most_bytes=MOST_STEP_LOG_BYTES), [key for _, key in keys]
+    )
+    return [record for (attempt, _), lines in zip(keys, data, strict=True) for record in _of_attempt(attempt, lines)]
 
 
 def read_newest_records(
@@ -275,14 +270,6 @@ def _file_name(attempt: int, claim_id: str) -> str:
     return f"attempt-{attempt:04d}-{claim_id}" if is_name else f"attempt-{attempt:04d}"
 
 
-def _open_0664(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW, 0o664)
-
-
-def _read(store: object_store.ObjectStore, key: str) -> bytes:
-    return store.read(key, at_most_bytes=MOST_STEP_LOG_BYTES)
-
-
 def _piece_key(key: str, start: int) -> str:
     return f"{key.removesuffix('.jsonl')}/{start:016d}.jsonl"
 
@@ -294,12 +281,6 @@ def _pieces(store: object_store.ObjectStore, key: str) -> tuple[list[tuple[int, 
     starts = ((item.rpartition("/")[2].removesuffix(".jsonl"), item) for item in store.keys(key.removesuffix(".jsonl")))
     pieces = [(int(start), item) for start, item in starts if start.isdecimal()]
     return pieces, pieces[-1][0] + (store.size(pieces[-1][1]) or 0) if pieces else 0
-
-
-def _read_records(store: object_store.ObjectStore, keys: Sequence[tuple[int, str]]) -> list[StepRecord]:
-    """Return the records in these objects, each with the attempt that they are of."""
-    data = object_store.ask_each(store, partial(_read, store), [key for _, key in keys])
-    return [record for (attempt, _), lines in zip(keys, data, strict=True) for record in _of_attempt(attempt, lines)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
