@@ -33,9 +33,7 @@ from cairn.storage.stores.local_store import LocalStore
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.configuration.stored_configuration import parse_stored_configuration
-from cairn.tasks.data.corpus import preview_corpus
-from cairn.tasks.data.snapshot_build import build_snapshot
-from cairn.tasks.data.snapshot_lookup import find_by_id
+from cairn.tasks.data import corpus, snapshot_build, snapshot_lookup
 from cairn.tasks.machine.arithmetic import arithmetic_of
 from cairn.tasks.machine.placement import library_versions, usable_cores
 from cairn.tasks.policy.attempt_sizes import most_workers, sizes_of
@@ -264,11 +262,11 @@ def _find_text(config: RunConfig, log: RunLog, base_dir: Path, folder: Path) -> 
     if log.state.opened is not None:
         return log.store, log.state.opened.data_snapshot
     if config.data.snapshot:
-        return log.store, find_by_id(log.store, config.data.snapshot).snapshot_id
+        return log.store, snapshot_lookup.find_by_id(log.store, config.data.snapshot).snapshot_id
 
     store, beginning = LocalStore(folder / "store"), folder / "beginning.txt"
     wanted = max(_TEXT_BYTES, _BYTES_OF_ID * (config.data.bpe_vocab_size or 0), 64 * WINDOWS * config.model.block_size)
-    documents = chain.from_iterable(source.documents() for source in preview_corpus(config.data, base_dir))
+    documents = chain.from_iterable(source.documents() for source in corpus.preview_corpus(config.data, base_dir))
     with beginning.open("w", encoding="utf-8") as file:
         for document in documents:  # until there is text enough for the windows and the tokenizer
             file.write(f"{document.text}\n")
@@ -276,7 +274,7 @@ def _find_text(config: RunConfig, log: RunLog, base_dir: Path, folder: Path) -> 
                 break
     kept = config.data.model_dump(include={"tokenizer", "end_of_text", "max_rejected_fraction"})
     data = DataConfig(sources=(str(beginning),), format="text", split="end", **kept)
-    return store, build_snapshot(store, data, base_dir).snapshot_id
+    return store, snapshot_build.build_snapshot(store, data, base_dir).snapshot_id
 
 
 def _spec(config: RunConfig, store: ObjectStore, snapshot_id: str, folder: Path) -> trainer_protocol.TrainerSpec:

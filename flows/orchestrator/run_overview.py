@@ -30,8 +30,7 @@ from cairn.reports.queries import receipts, run_lookup, run_status
 from cairn.reports.queries.evaluations import EvaluationComparison, list_evaluations
 from cairn.reports.text import display_tables as tables
 from cairn.storage.logs import run_log, run_state, step_log
-from cairn.storage.stores.codec import sha256
-from cairn.storage.stores.object_store import ObjectStore
+from cairn.storage.stores import codec, object_store
 from cairn.tasks.configuration.settings import METRIC
 from cairn.tasks.machine.process_scopes import running_beside
 from cairn.tasks.policy.termination import TerminationReason
@@ -125,7 +124,7 @@ def flow_run_name(run_id: str, attempt: int) -> str:
 def artifact_key(run_id: str, name: str = "") -> str:
     """Return the key of an artifact, another one for every run; Prefect allows lower case, digits and dashes."""
     plain = re.sub("[^a-z0-9]+", "-", run_id.lower()).strip("-")
-    key = plain if plain == run_id else f"{plain}-{sha256(run_id.encode())[:8]}"
+    key = plain if plain == run_id else f"{plain}-{codec.sha256(run_id.encode())[:8]}"
     return "-".join(part for part in ("cairn", key, name) if part)
 
 
@@ -240,7 +239,7 @@ class RunOverview:
             self._lost = lost
 
     def _read_steps(
-        self, store: ObjectStore, run_prefix: str, attempts: Sequence[run_state.AttemptRecord]
+        self, store: object_store.ObjectStore, run_prefix: str, attempts: Sequence[run_state.AttemptRecord]
     ) -> list[step_log.StepRecord]:
         """Read on the records of the run, or of one that it was forked from, in memory that does not grow."""
         return self._samples.setdefault(run_prefix, step_log.StepSample(store, run_prefix)).read(attempts)

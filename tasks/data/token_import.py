@@ -18,10 +18,10 @@ from cairn.model.errors import InvalidInput
 from cairn.storage.errors import StorageError
 from cairn.storage.snapshots import data_snapshot
 from cairn.storage.snapshots.snapshot_manifest import SPLITS, DocumentRow, SnapshotManifest, SnapshotSource, SplitName
-from cairn.storage.stores import codec, object_store
-from cairn.storage.stores.child_process import temporary_folder
-from cairn.tasks.data import foreign_tokenizer, snapshot_lookup, snapshot_writer, token_files
+from cairn.storage.stores import child_process, codec, object_store
+from cairn.tasks.data import foreign_tokenizer, snapshot_writer, token_files
 from cairn.tasks.data.document import InvalidCorpus, short_hash
+from cairn.tasks.data.snapshot_lookup import SnapshotReference
 from cairn.tasks.data.token_files import TokenFile, TokenFileFormat
 from cairn.tasks.errors import InvalidConfiguration
 
@@ -57,13 +57,13 @@ def import_tokens(
     dtype: str = "",
     allow_shared: bool = False,
     assumes_end: bool = False,
-) -> snapshot_lookup.SnapshotReference:
+) -> SnapshotReference:
     """Publish the snapshot of these tokens, of `dtype` where a file does not say it.
 
     Raises InvalidCorpus, also for a document in both splits, if not `allow_shared`, and for an end of text, if
     `assumes_end` says that nobody has named the id.
     """
-    with temporary_folder("cairn-import-") as staging:
+    with child_process.temporary_folder("cairn-import-") as staging:
         importing = _Import(tokenizer, dtype, assumes_end)
         try:
             manifest = importing.run(files, staging)
@@ -74,9 +74,7 @@ def import_tokens(
             remedy = "Give other files, or --allow-shared to measure on text trained on"
             raise InvalidCorpus(f"{problem}; rule: train and val share no document. {remedy}")
         snapshot_id, manifest = data_snapshot.publish_snapshot(store, staging, manifest)
-    return snapshot_lookup.SnapshotReference(
-        snapshot_id=snapshot_id, manifest=manifest, added_ends=importing.added_ends
-    )
+    return SnapshotReference(snapshot_id=snapshot_id, manifest=manifest, added_ends=importing.added_ends)
 
 
 def export_tokens(snapshot: data_snapshot.SnapshotFiles, folder: Path, form: TokenFileFormat) -> tuple[TokenFile, ...]:
