@@ -25,9 +25,8 @@ from cairn.operations import unrecorded_plan
 from cairn.operations.unrecorded_plan import BatchOverfit, Replay, ReplayedSegment, ReplayOutcome, Segment
 from cairn.storage.checkpoints.payload import state_sha256
 from cairn.storage.errors import IntegrityError, SnapshotDamaged
-from cairn.storage.logs.run_entries import AttemptStarted
+from cairn.storage.logs import run_entries, step_log
 from cairn.storage.logs.run_log import RunLog
-from cairn.storage.logs.step_log import read_step_records
 from cairn.storage.stores.child_process import temporary_folder
 from cairn.storage.stores.local_store import LocalStore
 from cairn.storage.stores.object_store import ObjectStore
@@ -168,7 +167,7 @@ class _SegmentReplayer:
             why = "two recomputations here differ from each other: this machine may be what is sick, ask another one"
             return replace(row, outcome=ReplayOutcome.UNDECIDED, computed_sha256=again.state_sha256, why=why)
         attempt = self._log.state.attempt(segment.started.attempt)
-        records = read_step_records(self._log.store, self._log.prefix, [attempt])
+        records = step_log.read_step_records(self._log.store, self._log.prefix, [attempt])
         last, different = unrecorded_plan.compare_steps(records, again.steps, from_step=segment.from_step)
         what = f"the record of step {different} differs first" if different else "every step's record agrees"
         stopped = f"; the recomputation ends with: {again.problem}" if again.problem else ""
@@ -184,7 +183,7 @@ class _SegmentReplayer:
         )
 
 
-def make_deterministic(started: AttemptStarted, config: RunConfig) -> None:
+def make_deterministic(started: run_entries.AttemptStarted, config: RunConfig) -> None:
     """Have this process compute as the attempt's trainer did."""
     threads, training = started.placement.threads, config.training
     determinism.make_deterministic(seed=training.seed, threads=threads, arithmetic=training.arithmetic)
@@ -291,13 +290,9 @@ def _spec(config: RunConfig, store: ObjectStore, snapshot_id: str, folder: Path)
         training=config.training.model_copy(update={**few, **steady}),
         micro_batch=WINDOWS,
         activation_checkpointing=config.training.activation_checkpointing,
-        quarantined=(),
         divergence=config.divergence,
-        resume=None,
         patience_seconds=config.checkpoint.patience_seconds,
         threads=config.training.threads,
-        workers=1,
-        devices=1,
         cache_dir=folder / "snapshots",
         work_dir=folder / "work",
     )

@@ -21,7 +21,6 @@ from cairn.model.data.tokenizer import Tokenizer
 from cairn.model.errors import InvalidInput
 from cairn.storage.errors import SnapshotDamaged
 from cairn.storage.snapshots import data_snapshot, snapshot_manifest, token_shard
-from cairn.storage.snapshots.data_snapshot import TOKENIZER, publish_snapshot, read_manifest
 from cairn.storage.stores.child_process import temporary_folder
 from cairn.storage.stores.codec import decode, encode
 from cairn.storage.stores.object_store import ObjectStore
@@ -92,7 +91,7 @@ def build_snapshot(
         return replace(known, turned_off=build.turned_off)
     return_freed_memory()
     with build_folder(cache_dir, recipe_id(recipe)) as folder:
-        snapshot_id, manifest = publish_snapshot(store, folder / "snapshot", build.stage(folder, store))
+        snapshot_id, manifest = data_snapshot.publish_snapshot(store, folder / "snapshot", build.stage(folder, store))
         made = SnapshotReference(
             snapshot_id=snapshot_id, manifest=manifest, unknown_bytes=build.unknown_bytes, turned_off=build.turned_off
         )
@@ -146,7 +145,7 @@ def repair_snapshot(
     `data` is of this machine's configuration, None without one. Raises SnapshotDamaged and changes nothing in
     the store if there is none, or if the sources are gone or different, or are the snapshot.
     """
-    dropped = data_snapshot.drop_damaged_copies(cache_dir, read_manifest(store, snapshot_id))
+    dropped = data_snapshot.drop_damaged_copies(cache_dir, data_snapshot.read_manifest(store, snapshot_id))
     damaged = [item for item, _ in data_snapshot.find_damage(store, snapshot_id)]
     if not damaged:
         return dropped
@@ -260,7 +259,7 @@ class _Build:
         kept, data = folder / _SURVEY, self._data
         if kept.is_file():
             survey = decode(kept.read_bytes(), Survey, where=str(kept))
-            tokenizer = self.tokenizer or read_tokenizer(folder / TOKENIZER)
+            tokenizer = self.tokenizer or read_tokenizer(folder / data_snapshot.TOKENIZER)
             require_usable(survey, data)
             return survey, tokenizer
         sample = None if self.tokenizer else document.TextSample(data.tokenizer_bytes)
@@ -274,7 +273,7 @@ class _Build:
             except InvalidInput as error:
                 problem = f"data.tokenizer = {data.tokenizer!r}: {error}; rule: the text fills the size"
                 raise InvalidCorpus(problem) from error
-        (folder / TOKENIZER).write_text(chosen.to_json(), encoding="utf-8")
+        (folder / data_snapshot.TOKENIZER).write_text(chosen.to_json(), encoding="utf-8")
         unfinished = folder / f"{_SURVEY}.unfinished"
         unfinished.write_bytes(encode(survey))
         unfinished.replace(kept)

@@ -33,13 +33,13 @@ class TrainerSpec(BaseModel):
     training: TrainingConfig
     micro_batch: int
     activation_checkpointing: bool
-    quarantined: tuple[int, ...]
+    quarantined: tuple[int, ...] = ()
     divergence: DivergenceConfig
     patience_seconds: float
     threads: int
-    workers: int
-    devices: int
-    resume: log_entry.CheckpointReference | None
+    workers: int = 1
+    devices: int = 1
+    resume: log_entry.CheckpointReference | None = None
     initial_weights_sha256: str | None = None
     before: TrainedBefore = NOTHING_BEFORE
     cache_dir: Path
