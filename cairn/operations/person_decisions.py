@@ -28,9 +28,8 @@ from cairn.tasks.trainer.trainer_protocol import trained_before
 
 _SHAPE_OF_STATE = "training.precision", "data.tokenizer"
 """Keys that, with the network's own, decide the tensors of the state; another value could not be loaded."""
-_SAME_TOKENS = frozenset(
-    {"data.weights", "data.stages"}
-)  # keys of the data that change no token where they were set before
+_SAME_TOKENS = frozenset({"data.weights", "data.stages"})
+"""Keys of the data that change no token where they were set before."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -195,10 +195,7 @@ def replay_run(
     """Recompute the committed segments that `choose` returns, in order; `SnapshotDamaged` where their data is."""
     segments, found = unrecorded_plan.committed_segments(log.state), list[ReplayedSegment]()
     chosen = choose(segments)
-    with (
-        temporary_folder("cairn-replay-") as folder,
-        closing(_SegmentReplayer(log, chosen, folder)) as replayer,
-    ):
+    with temporary_folder("cairn-replay-") as folder, closing(_SegmentReplayer(log, chosen, folder)) as replayer:
         for segment in chosen:
             found.append(replayer.replay(segment))
             on_segment(found[-1])

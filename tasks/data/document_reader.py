@@ -227,13 +227,7 @@ class _Reader:
             yield self.document(*piece)
 
     def document(
-        self,
-        offset: int,
-        content: bytes,
-        placed: SplitName | None = None,
-        *,
-        ends: bool = True,
-        is_piece: bool = False,
+        self, offset: int, content: bytes, placed: SplitName | None = None, *, ends: bool = True, is_piece: bool = False
     ) -> Piece:
         if placed is None and not is_piece and not content.strip():
             return self.rejected(offset, RejectionKind.EMPTY, "no text but white space")
