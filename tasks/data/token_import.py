@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import astuple
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -17,7 +16,7 @@ from cairn.model.data.tokenizer_file import MAX_VOCABULARY
 from cairn.model.errors import InvalidInput
 from cairn.storage.errors import StorageError
 from cairn.storage.snapshots import data_snapshot
-from cairn.storage.snapshots.snapshot_manifest import SPLITS, DocumentRow, SnapshotManifest, SnapshotSource, SplitName
+from cairn.storage.snapshots.snapshot_manifest import SPLITS, SnapshotManifest, SnapshotSource, SplitName
 from cairn.storage.stores import child_process, codec, object_store
 from cairn.tasks.data import foreign_tokenizer, snapshot_writer, token_files
 from cairn.tasks.data.document import InvalidCorpus, short_hash
@@ -143,20 +142,13 @@ class _Import:
                 raise _unnamed_end(file.path, stop - 1, end)
             self.added_ends += is_added
             text = self._tokenizer.decode(tokens[start : stop - ends].tolist()).encode("utf-8")
-            row = DocumentRow(
-                source=file.path.name,
-                offset_bytes=file.header_bytes + start * file.dtype.itemsize,
-                bytes=len(text),
-                tokens=stop - start + is_added,
-                split=split,
-                sha256=codec.sha256(text),
-            )
-            writer.add_documents([astuple(row)])
-            digest = short_hash(row.sha256)
-            if split == "val" and row.bytes:  # an end of text at the start of a file is not a document
+            sha256, offset = codec.sha256(text), file.header_bytes + start * file.dtype.itemsize
+            writer.add_documents([(file.path.name, offset, len(text), stop - start + is_added, split, sha256)])
+            digest = short_hash(sha256)
+            if split == "val" and text:  # an end of text at the start of a file is not a document
                 self._val_digests.add(digest)
             elif split == "train" and digest in self._val_digests:
-                self.first_shared = self.first_shared or f"{row.source}, byte {row.offset_bytes}"
+                self.first_shared = self.first_shared or f"{file.path.name}, byte {offset}"
                 self.shared += 1
             documents += 1
         found, after = object_store.describe_file(file.path), file.path.stat()

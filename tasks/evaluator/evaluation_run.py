@@ -62,14 +62,8 @@ AnySuite = Suite | settings.EvaluatorConfig
 
 def suite_of(evaluation: settings.EvaluationConfig) -> Suite:
     """Return the held-out suite of a run's evaluation section, by which its checkpoints are compared."""
-    return Suite(
-        name=evaluation.name,
-        batches=evaluation.batches,
-        batch_size=evaluation.batch_size,
-        prompts=evaluation.prompts,
-        sample_tokens=evaluation.sample_tokens,
-        sample_seed=evaluation.sample_seed,
-    )
+    own = {"name", "batches", "batch_size", "prompts", "sample_tokens", "sample_seed"}
+    return Suite(**evaluation.model_dump(include=own))
 
 
 def required_suites_of(evaluation: settings.EvaluationConfig) -> tuple[AnySuite, ...]:
@@ -172,16 +166,8 @@ def record_evaluation(
     if problem := refuse_command(plan.suite, os.environ):
         refusal = evaluator_process.Outcome(result=b"", problem=problem, refused=True)
         measure = lambda spec, timeout_seconds: refusal  # noqa: E731
-    trial = _Trial(
-        log=log,
-        reference=reference,
-        plan=plan,
-        during_attempt=during_attempt,
-        again=again,
-        reader=reader or curve_reader.CurveReader(log.store, log.prefix),
-        clock=clock,
-        monotonic=monotonic,
-    )
+    reader = reader or curve_reader.CurveReader(log.store, log.prefix)
+    trial = _Trial(log, reference, plan, during_attempt, again, reader, clock, monotonic)
     log.refresh()
     while (known := trial.known(log.state)) is None:
         if not on_request and (failed := trial.failed(log.state)) and not trial.may_retry(log.state):
@@ -196,7 +182,7 @@ def record_evaluation(
     return known
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class _Trial:
     log: run_log.RunLog
     reference: log_entry.CheckpointReference
