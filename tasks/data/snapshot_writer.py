@@ -92,6 +92,10 @@ def count_batches(batches: Iterable[pa.RecordBatch], paths: tuple[Path, ...] = (
     return FinishedParts(paths=paths, first_unknown=first_unknown, **counts)
 
 
+def _rows(batch: pa.RecordBatch) -> list[tuple[Any, ...]]:
+    return list(zip(*(column.to_pylist() for column in batch.columns), strict=True))
+
+
 def read_parts(paths: Iterable[Path], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Yield the batches of parts in order, one at a time in memory."""
     for path in paths:
@@ -101,8 +105,7 @@ def read_parts(paths: Iterable[Path], schema: pa.Schema) -> Iterator[pa.RecordBa
 def pieces_of(batches: Iterable[pa.RecordBatch]) -> Iterator[Piece]:
     """Yield the pieces that the batches of parts were made of, without their text."""
     for batch in batches:
-        rows = zip(*(batch.column(name).to_pylist() for name in _PIECE_COLUMNS), strict=True)
-        for source, offset, kind, detail, size, split, digest, ends in rows:
+        for source, offset, kind, detail, size, split, digest, ends in _rows(batch.select(_PIECE_COLUMNS)):
             if kind is not None:
                 yield RejectedRow(source=source, offset_bytes=offset, kind=kind, detail=detail)
             else:
@@ -244,13 +247,14 @@ class SnapshotWriter:
             tokens, size_bytes = sum(count for count, _ in sizes), sum(size for _, size in sizes)
             self.sizes[split].update(documents=len(sizes), tokens=tokens, bytes=size_bytes)
 
-    def add_rejected(self, row: RejectedRow) -> None:
-        """Append a rejected document; the file exists only if there are some."""
-        if self._rejects is None:
+    def add_rejected(self, rows: Sequence[tuple[Any, ...]]) -> None:
+        """Append rejected documents, each as the values of a RejectedRow; the file exists only if there are some."""
+        if rows and self._rejects is None:
             writer = snapshot_manifest.RowWriter(self._folder / REJECTED, snapshot_manifest.REJECTED_SCHEMA)
             self._rejects = self._stack.enter_context(writer)
-        self._rejects.append(row)
-        self._rejected[row.kind] += 1
+        if self._rejects is not None:
+            self._rejects.extend(rows)
+        self._rejected.update(kind for _, _, kind, _ in rows)
 
     def manifest(
         self,
@@ -306,10 +310,8 @@ def assemble(
             for split in SPLITS:
                 writer.add_tokens(split, ids.values.to_numpy()[np.repeat(splits == split, counts)])
             is_kept = batch.column("kind").is_null()
-            for row in batch.select(_REJECTED_COLUMNS).filter(compute.invert(is_kept)).to_pylist():
-                writer.add_rejected(RejectedRow(**row))
-            kept = batch.append_column("tokens", pa.array(counts)).select(_COLUMNS).filter(is_kept)
-            rows = list(zip(*(column.to_pylist() for column in kept.columns), strict=True))
+            writer.add_rejected(_rows(batch.select(_REJECTED_COLUMNS).filter(compute.invert(is_kept))))
+            rows = _rows(batch.append_column("tokens", pa.array(counts)).select(_COLUMNS).filter(is_kept))
             writer.add_documents(rows)
             documents.update(row[0] for row in rows)
             for source, _, _, count, split, _ in rows:
