@@ -8,8 +8,9 @@ import hashlib
 import random
 import re
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -155,6 +156,21 @@ def ask_each(store: ObjectStore, ask: Callable[[Item], T], items: Iterable[Item]
         return
     with ThreadPoolExecutor(_ASKED_AT_ONCE) as readers:
         yield from readers.map(ask, items)
+
+
+def map_ahead(pool: Executor, function: Callable[[Item], T], items: Iterable[Item], *, most: int) -> Iterator[T]:
+    """Yield what `function` returns in the pool for each item, in order, `most` ahead of the reader."""
+    waiting = deque[Future[T]]()
+    try:
+        for item in items:
+            waiting.append(pool.submit(function, item))
+            if len(waiting) > most:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        for future in waiting:
+            future.cancel()
 
 
 def too_large(where: str, at_most: int) -> errors.IntegrityError:

@@ -199,15 +199,9 @@ class S3Store(ObjectStore):
                 raise IntegrityError(f"s3://{self._bucket.name}/{name}: {len(data)} bytes at {start}, not {expected}")
             return data
 
-        ahead: deque[Future[bytes]] = deque()
         pool = ThreadPoolExecutor(_READS_AHEAD, thread_name_prefix="cairn-read")
         try:
-            for start in starts:
-                ahead.append(pool.submit(fetch, start))
-                if len(ahead) > _READS_AHEAD:
-                    yield ahead.popleft().result()
-            while ahead:
-                yield ahead.popleft().result()
+            yield from object_store.map_ahead(pool, fetch, starts, most=_READS_AHEAD)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 

@@ -4,9 +4,9 @@ A later build uses the parts that a killed one finished; memory is bounded.
 """
 
 import os
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, fields
 from functools import partial
@@ -26,6 +26,7 @@ from cairn.storage.snapshots import snapshot_manifest, token_shard
 from cairn.storage.snapshots.data_snapshot import DOCUMENTS, REJECTED, TOKENIZER
 from cairn.storage.snapshots.snapshot_manifest import SPLITS, DocumentRow, RejectedRow, SnapshotManifest, SplitName
 from cairn.storage.stores.local_store import fsync_path
+from cairn.storage.stores.object_store import map_ahead
 from cairn.tasks.data.document import Document, InvalidCorpus, Piece, Source, read_corpus
 
 _COLUMNS = [field.name for field in fields(DocumentRow)]
@@ -131,18 +132,8 @@ class PartEncoder:
 
     def encode(self, pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
         """Yield the pieces in order with their tokens; end-of-text follows each document that ends."""
-        waiting: deque[Future[pa.RecordBatch]] = deque()
         with ThreadPoolExecutor(WORKERS, thread_name_prefix="encode") as pool:
-            try:
-                for batch in _batches(pieces):
-                    waiting.append(pool.submit(self._encode_batch, batch))
-                    if len(waiting) > WORKERS:
-                        yield waiting.popleft().result()
-                while waiting:
-                    yield waiting.popleft().result()
-            finally:
-                for future in waiting:
-                    future.cancel()
+            yield from map_ahead(pool, self._encode_batch, _batches(pieces), most=WORKERS)
 
     def _encode_batch(self, pieces: list[Piece]) -> pa.RecordBatch:
         documents, schema = [piece for piece in pieces if isinstance(piece, Document)], self.schema
