@@ -66,9 +66,8 @@ def fork_run(
             f"rule: more steps than that. Add --set training.steps={2 * record.committed.step}"
         )
     snapshot_id = _choose_data(found, config, changed, base_dir)
-    body = _opening(
-        found, run_id, config, record.committed, snapshot_id, _count_trained(found, before, config, snapshot_id)
-    )
+    trained = _count_trained(found, before, config, snapshot_id)
+    body = _opening(found, run_id, config, record.committed, snapshot_id, trained)
     pin = new_pin(found.reference, this_placement(device="cpu", threads=1), fork=run_id)
     state = fork_pin.open_fork(parent, body, pin, writer=log_entry.this_writer())
     if state.opened is None:

@@ -85,9 +85,8 @@ def overview_markdown(log: run_log.RunLog, curve: str, question: str = "", form:
         what = f"{tables.markdown_text(opened.model_family)}, {opened.total_steps:,} steps, data {opened.data_snapshot}"
         parts.append(f"{what}. **{status.state}** at step {status.step:,}: {tables.markdown_text(status.next)}")
     parts += [part for part in (question, curve) if part]
-    parts.append(
-        f"## Attempts\n\n{_narrow(tables.receipts_table(receipts.read_receipts(log, beat)[::-1]), _OF_ATTEMPTS)}"
-    )
+    attempted = tables.receipts_table(receipts.read_receipts(log, beat)[::-1])
+    parts.append(f"## Attempts\n\n{_narrow(attempted, _OF_ATTEMPTS)}")
     parts.append(f"## Budgets\n\n{tables.markdown_table(tables.budgets_table(status.budgets))}")
     if evaluations := list_evaluations(log.state):
         newest = evaluations[::-1][:200]

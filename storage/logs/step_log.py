@@ -18,8 +18,8 @@ import msgspec
 from cairn.storage.errors import IntegrityError, ObjectMissing
 from cairn.storage.logs import log_entry
 from cairn.storage.logs.run_state import AttemptRecord
-from cairn.storage.stores import codec, local_disk, object_store
-from cairn.storage.stores.object_store import ObjectStore
+from cairn.storage.stores import codec, local_disk
+from cairn.storage.stores.object_store import ObjectStore, ask_each
 
 MOST_STEP_LOG_BYTES = 2 * 1024**3
 """About ten million steps of one attempt; such a file is read whole."""
@@ -222,9 +222,7 @@ def read_step_records(store: ObjectStore, run_prefix: str, attempts: Iterable[At
     own = {_file_name(item.attempt, item.claim_id): item.attempt for item in started}
     names = ((key.removeprefix(f"{folder}/").split("/")[0].removesuffix(".jsonl"), key) for key in store.keys(folder))
     keys = [(own[name], key) for name, key in names if name in own]
-    data = object_store.ask_each(
-        store, partial(store.read, at_most_bytes=MOST_STEP_LOG_BYTES), [key for _, key in keys]
-    )
+    data = ask_each(store, partial(store.read, at_most_bytes=MOST_STEP_LOG_BYTES), [key for _, key in keys])
     return [record for (attempt, _), lines in zip(keys, data, strict=True) for record in _of_attempt(attempt, lines)]
 
 

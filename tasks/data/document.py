@@ -65,10 +65,6 @@ DUPLICATE_DETAIL = "the same text as an earlier document, sha256 "
 Piece: TypeAlias = Document | RejectedRow
 
 
-def _name_bytes(offsets: Collection[int]) -> Mapping[int, str]:
-    return {offset: f"byte {offset}" for offset in offsets}
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Source:
     """One readable file or built-in corpus: its content hash, and how to read its documents.
@@ -91,7 +87,7 @@ class Source:
     text_bytes: int = 0
     placed: SplitName | None = None
     form: str = ""
-    places_of: Callable[[Collection[int]], Mapping[int, str]] = _name_bytes
+    places_of: Callable[[Collection[int]], Mapping[int, str]] = lambda offsets: {at: f"byte {at}" for at in offsets}
     check: Callable[[], "Source"] | None = None
 
     def documents(self) -> Iterator[Document]:

@@ -277,9 +277,8 @@ def _require_one_end_each(batch: pa.RecordBatch, end_of_text_id: int) -> None:
     marks = np.flatnonzero(ids.values.to_numpy() == end_of_text_id)
     if not np.array_equal(marks, ids.offsets.to_numpy()[1:][ends] - 1):
         where, problem = batch.column("source")[0], f"{len(marks)} end marks for {ends.sum()} documents"
-        raise InvalidCorpus(
-            f"data.sources: {where}: {problem}; rule: one each, at its end. Take another data.tokenizer"
-        )
+        rule = "one each, at its end. Take another data.tokenizer"
+        raise InvalidCorpus(f"data.sources: {where}: {problem}; rule: {rule}")
 
 
 def assemble(

@@ -133,9 +133,8 @@ class _Import:
                 if is_added:
                     writer.add_tokens(split, np.array([end]))
             except StorageError as error:
-                remedy = "Name the vocabulary that made them" + (
-                    "" if file.declared else ", or their width: --dtype uint32"
-                )
+                width = "" if file.declared else ", or their width: --dtype uint32"
+                remedy = f"Name the vocabulary that made them{width}"
                 raise InvalidCorpus(f"{file.path}: tokens {start} to {stop - 1}: {error}. {remedy}") from error
             ends = int(tokens[stop - 1]) == end
             if ends and self._assumes_end:
@@ -199,14 +198,12 @@ def given_tokenizer(path: str, vocab_size: int, end_of_text_id: int) -> Tokenize
         raise InvalidConfiguration("--tokenizer, --vocab-size: give one of them; the ids' meaning is in no .bin file")
     if not path:
         return numbered_vocabulary(vocab_size, vocab_size - 1 if end_of_text_id < 0 else end_of_text_id)
+    named_id = None if end_of_text_id < 0 else end_of_text_id
     try:
-        found = foreign_tokenizer.read_tokenizer(
-            Path(path), end_of_text_id=None if end_of_text_id < 0 else end_of_text_id
-        )
+        found = foreign_tokenizer.read_tokenizer(Path(path), end_of_text_id=named_id)
     except InvalidInput as error:
         raise InvalidCorpus(f"--tokenizer: {error}") from error
     if found.end_of_text_id >= found.vocab_size:
-        raise InvalidCorpus(
-            f"--end-of-text {end_of_text_id}: must lie in 0 to {found.vocab_size - 1}, the tokenizer's ids"
-        )
+        rule = f"must lie in 0 to {found.vocab_size - 1}, the tokenizer's ids"
+        raise InvalidCorpus(f"--end-of-text {end_of_text_id}: {rule}")
     return found
