@@ -44,18 +44,22 @@ class EncodingProcess:
         call starts another. While one call waits for its answer, the next sends: the child has no pause.
         """
         contents = [text.encode("utf-8") for text in texts]
-        with self._sending:
-            if self._is_spent:
-                with self._receiving:  # no answer is under way
-                    self._start()
-            self._send(contents)
-            self._receiving.acquire()
         try:
-            ids, counts, memory_bytes = self._receive(len(texts))
-            self._is_spent = self._is_spent or memory_bytes > self._most_bytes
-            return ids, counts
-        finally:
-            self._receiving.release()
+            with self._sending:
+                if self._is_spent:
+                    with self._receiving:  # no answer is under way
+                        self._start()
+                self._send(contents)
+                self._receiving.acquire()
+            try:
+                ids, counts, memory_bytes = self._receive(len(texts))
+                self._is_spent = self._is_spent or memory_bytes > self._most_bytes
+                return ids, counts
+            finally:
+                self._receiving.release()
+        except OSError:
+            self._is_spent = True
+            raise
 
     def close(self) -> None:
         """End the child."""
@@ -77,23 +81,15 @@ class EncodingProcess:
 
     def _send(self, contents: Sequence[bytes]) -> None:
         assert self._child is not None and self._child.stdin is not None
-        try:
-            sizes = np.array([len(contents), *map(len, contents)], dtype="<i8")
-            self._child.stdin.write(sizes.tobytes() + b"".join(contents))
-            self._child.stdin.flush()
-        except OSError:
-            self._is_spent = True
-            raise
+        sizes = np.array([len(contents), *map(len, contents)], dtype="<i8")
+        self._child.stdin.write(sizes.tobytes() + b"".join(contents))
+        self._child.stdin.flush()
 
     def _receive(self, count: int) -> tuple[NDArray[np.uint32], NDArray[np.int64], int]:
         assert self._child is not None
-        try:
-            tokens, memory_bytes = _read(self._child.stdout, "<i8", 2).tolist()
-            counts = _read(self._child.stdout, "<i8", count)
-            return _read(self._child.stdout, "<u4", tokens), counts, memory_bytes
-        except OSError:
-            self._is_spent = True
-            raise
+        tokens, memory_bytes = _read(self._child.stdout, "<i8", 2).tolist()
+        counts = _read(self._child.stdout, "<i8", count)
+        return _read(self._child.stdout, "<u4", tokens), counts, memory_bytes
 
     def _end(self) -> None:
         if (child := self._child) is not None:
