@@ -114,6 +114,11 @@ def make_document(
     )
 
 
+def is_expressible(text: str) -> bool:
+    """Whether the text is also UTF-8: Python's own has lone surrogates, for foreign bytes too."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
 def split_of(content_sha256: str, val_fraction: float) -> SplitName:
     """Return the split of the document with this hash; a greater fraction moves documents only from train to val."""
     # Python compares int with float exactly, so no rounding can make two machines disagree.

@@ -20,7 +20,7 @@ import pyarrow as pa
 from cairn.model.configuration.data import DataConfig
 from cairn.storage.snapshots.parquet_process import COLUMNS, ROWS, most_bytes, read_parquet
 from cairn.storage.snapshots.snapshot_manifest import RejectedRow, SplitName
-from cairn.tasks.data.document import InvalidCorpus, Piece, RejectionKind, make_document
+from cairn.tasks.data.document import InvalidCorpus, Piece, RejectionKind, is_expressible, make_document
 from cairn.tasks.data.text_format import BYTE_ORDER_MARK, TextFormat
 from cairn.tasks.data.text_pieces import CHUNK_BYTES, elements_of, lines_of, pieces_of, skip_mark
 from cairn.tasks.text.format import format_list
@@ -31,14 +31,8 @@ SEPARATED = "part between separators"
 LINE = "line"
 ROW = "row"
 EMPTY_FILE = "empty file"
-UNITS: Mapping[TextFormat, str] = {
-    TextFormat.TEXT: WHOLE_FILE,
-    TextFormat.JSON_LINES: LINE,
-    TextFormat.JSON: "element",
-    TextFormat.PARQUET: ROW,
-    TextFormat.CSV: ROW,
-    TextFormat.TSV: ROW,
-}
+UNITS = {TextFormat.TEXT: WHOLE_FILE, TextFormat.JSON_LINES: LINE, TextFormat.JSON: "element"}
+"""What a document is in a file of this format; in a table of any kind it is a row."""
 LONGEST_LINE_BYTES = 64 * 1024 * 1024
 """A longer line or element of JSON, or row, is rejected, because it is held in memory as a whole."""
 _CSV_BLOCK_BYTES = 16 << 20
@@ -196,11 +190,6 @@ def _parse_leniently(line: bytes) -> Mapping[str, object]:
     except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def is_expressible(text: str) -> bool:
-    """Whether the text is also UTF-8: Python's own has lone surrogates, for foreign bytes too."""
-    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,8 +18,8 @@ import pyarrow as pa
 from cairn.model.configuration.data import DataConfig
 from cairn.storage.stores.redaction import find_credentials
 from cairn.tasks.configuration.addresses import READABLE, expand_home, why_unreadable, wrong_scheme
-from cairn.tasks.data.document import InvalidCorpus
-from cairn.tasks.data.document_reader import EMPTY_FILE, UNITS, TextFile, decompress, invalid_source, is_expressible
+from cairn.tasks.data.document import InvalidCorpus, is_expressible
+from cairn.tasks.data.document_reader import EMPTY_FILE, ROW, UNITS, TextFile, decompress, invalid_source
 from cairn.tasks.data.text_format import HEAD_BYTES, Refuse, recognise_codec, recognise_format
 
 _READERS = 8
@@ -156,7 +156,7 @@ def _recognise(wanted: str, file: TextFile) -> TextFile:
             raise file.invalid("the file is empty", "every source has text; fill the file, or leave it out")
         return replace(file, unit=EMPTY_FILE)
     form = recognise_format(file.place, head, wanted, file.invalid)
-    return replace(file, format=form, unit=UNITS[form])
+    return replace(file, format=form, unit=UNITS.get(form, ROW))
 
 
 def _find_remote(source: str, refuse: Refuse) -> tuple[str, list[TextFile]]:
