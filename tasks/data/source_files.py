@@ -3,14 +3,14 @@
 import fnmatch
 import glob
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
+from typing import BinaryIO, TypeAlias
 from urllib.parse import urlsplit
 
 import pyarrow as pa
@@ -24,6 +24,8 @@ from cairn.tasks.data.text_format import HEAD_BYTES, Refuse, recognise_codec, re
 
 _READERS = 8
 """Files of which the beginnings are read at once."""
+_Found: TypeAlias = tuple[str, bool, list[tuple[str, int, Callable[[], BinaryIO]]]]
+"""The path or URL that was looked for, whether it is a glob, and of each file place, size and how to open it."""
 
 
 def find_files(data: DataConfig, groups: Mapping[str, str], base_dir: Path) -> list[TextFile]:
@@ -38,14 +40,20 @@ def find_files(data: DataConfig, groups: Mapping[str, str], base_dir: Path) -> l
         refuse: Refuse = partial(invalid_source, source, placed=data.placed(source))
         if problem := wrong_scheme(source):
             raise refuse(problem, READABLE)
-        pattern, files = _find_remote(source, refuse) if "://" in source else _find_local(source, base_dir, refuse)
-        if not files:
+        is_remote, placed = "://" in source, data.placed(source)
+        path, is_glob, listed = _find_remote(source, refuse) if is_remote else _find_local(source, base_dir, refuse)
+        if not listed:
             rule = "a glob matches at least one file. Correct the pattern"
-            raise refuse(f"the glob matches no file, looked for {pattern}", rule)
-        if not (files := [file for file in files if not _is_excluded(file, data.exclude, base_dir)]):
+            raise refuse(f"the glob matches no file, looked for {path}", rule)
+        files = [
+            TextFile(source=source, place=place, bytes=size, opener=opener, is_matched=is_glob, placed=placed)
+            for place, size, opener in listed
+            if not _is_excluded(place, data.exclude, base_dir)
+        ]
+        if not files:
             rule = "a source keeps a file. Make data.exclude narrower"
             raise refuse("data.exclude leaves out all of its files", rule)
-        found += (replace(file, placed=data.placed(source)) for file in files)
+        found += files
     for file in sorted(found, key=lambda file: file.placed == "train"):
         place = file.place if "://" in file.place else os.path.realpath(file.place)
         first = kept.setdefault(place, file)
@@ -56,11 +64,10 @@ def find_files(data: DataConfig, groups: Mapping[str, str], base_dir: Path) -> l
         files = list(pool.map(partial(_recognise, data.format), kept.values()))
     local = [os.path.dirname(file.place) for file in files if "://" not in file.place]
     root = os.path.commonpath(local) if local else ""
-    names = [file.place if "://" in file.place else os.path.relpath(file.place, root) for file in files]
-    return [
-        replace(file, name=name if "://" in name else Path(name).as_posix(), group=groups[file.source])
-        for file, name in zip(files, names, strict=True)
+    names = [
+        file.place if "://" in file.place else Path(os.path.relpath(file.place, root)).as_posix() for file in files
     ]
+    return [replace(file, name=name, group=groups[file.source]) for file, name in zip(files, names, strict=True)]
 
 
 def _expand(pattern: str) -> set[str]:
@@ -85,7 +92,7 @@ def _folders_below(folder: str, above: frozenset[str] = frozenset()) -> Iterator
             yield from _folders_below(inner, above | {real})
 
 
-def _find_local(source: str, base_dir: Path, refuse: Refuse) -> tuple[str, list[TextFile]]:
+def _find_local(source: str, base_dir: Path, refuse: Refuse) -> _Found:
     path = os.path.abspath(base_dir / expand_home("data.sources", source))
     if os.path.isdir(path):
         raise refuse(*_is_directory(source, path))
@@ -98,16 +105,7 @@ def _find_local(source: str, base_dir: Path, refuse: Refuse) -> tuple[str, list[
     if foreign := next((match for match in matches if not is_expressible(match)), None):
         rule = "names are UTF-8, as they are written into the snapshot. Rename it, or leave it out with data.exclude"
         raise refuse(f"a file is named {os.fsencode(foreign)!r}", rule)
-    return path, [
-        TextFile(
-            source=source,
-            place=match,
-            bytes=os.path.getsize(match),
-            opener=partial(_open_local, match),
-            is_matched=not is_file,
-        )
-        for match in matches
-    ]
+    return path, not is_file, [(match, os.path.getsize(match), partial(_open_local, match)) for match in matches]
 
 
 def _escape_folders(path: str) -> str:
@@ -120,12 +118,12 @@ def _escape_folders(path: str) -> str:
     return glob.escape(path)
 
 
-def _is_excluded(file: TextFile, patterns: Sequence[str], base_dir: Path) -> bool:
+def _is_excluded(place: str, patterns: Sequence[str], base_dir: Path) -> bool:
     """Whether a pattern matches the file's name, or with a slash in it its path from `base_dir` or its URL."""
-    path = urlsplit(file.place).path if "://" in file.place else file.place
+    path = urlsplit(place).path if "://" in place else place
     for pattern in patterns:
         if "://" in pattern:
-            is_match = fnmatch.fnmatchcase(file.place, pattern)
+            is_match = fnmatch.fnmatchcase(place, pattern)
         elif "/" in pattern:
             whole = os.path.normpath(os.path.join(glob.escape(str(base_dir.absolute())), pattern))
             is_match = fnmatch.fnmatchcase(path, f"{whole}/*" if pattern.endswith("/") else whole)
@@ -159,7 +157,7 @@ def _recognise(wanted: str, file: TextFile) -> TextFile:
     return replace(file, format=form, unit=UNITS.get(form, ROW))
 
 
-def _find_remote(source: str, refuse: Refuse) -> tuple[str, list[TextFile]]:
+def _find_remote(source: str, refuse: Refuse) -> _Found:
     import fsspec  # slow to import
 
     # s3fs keeps listings for ever by default, which would hide new files.
@@ -172,17 +170,8 @@ def _find_remote(source: str, refuse: Refuse) -> tuple[str, list[TextFile]]:
         raise refuse(why_unreadable(problem, source), rule) from problem
     if is_file and found[path]["type"] == "directory":
         raise refuse(*_is_directory(source, path))
-    return path, [
-        TextFile(
-            source=source,
-            place=fs.unstrip_protocol(item),
-            bytes=int(info["size"] or 0),
-            opener=partial(fs.open, item, "rb"),
-            is_matched=not is_file,
-        )
-        for item, info in sorted(found.items())
-        if info["type"] == "file"
-    ]
+    files = ((item, int(info["size"] or 0)) for item, info in sorted(found.items()) if info["type"] == "file")
+    return path, not is_file, [(fs.unstrip_protocol(item), size, partial(fs.open, item, "rb")) for item, size in files]
 
 
 def _is_directory(source: str, path: str) -> tuple[str, str]:
