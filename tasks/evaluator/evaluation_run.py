@@ -103,7 +103,6 @@ class EvaluationSpec(BaseModel):
     checkpoint: log_entry.CheckpointReference
     store_url: str
     run_id: str
-    run_prefix: str
     number: int
     folder: Path | None
 
@@ -220,7 +219,6 @@ def _measure_once(trial: _Trial, measure: Measure) -> EvaluationRecorded | run_e
             checkpoint=reference,
             store_url=log.store.url,
             run_id=log.run_id,
-            run_prefix=log.prefix,
             number=number,
             folder=folder,
         )
