@@ -32,7 +32,7 @@ LINE = "line"
 ROW = "row"
 EMPTY_FILE = "empty file"
 UNITS = {TextFormat.TEXT: WHOLE_FILE, TextFormat.JSON_LINES: LINE, TextFormat.JSON: "element"}
-"""What a document is in a file of this format; in a table of any kind it is a row."""
+"""The kind of document in a file of this format; of a table of any kind it is a row."""
 LONGEST_LINE_BYTES = 64 * 1024 * 1024
 """A longer line or element of JSON, or row, is rejected, because it is held in memory as a whole."""
 _CSV_BLOCK_BYTES = 16 << 20

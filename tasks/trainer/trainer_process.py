@@ -74,18 +74,19 @@ class WarmTrainer:
             self._command, self._start = command, partial(TrainerChild, command=command)
             self.close()
 
-    def start(self, work_dir: Path) -> TrainerChild:
-        """Return the trainer that waits; one is started, with stderr in `work_dir`, unless a live one has time left."""
+    def start(self, work_dir: Path) -> None:
+        """Start a trainer with its stderr in `work_dir`, unless a live one waits already, not so long that it exits."""
         with self._starting:
             is_old = time.monotonic() - self._started > ORDER_SECONDS / 2
             if self._child is None or is_old or self._child.process.poll() is not None:
                 self.close()
                 self._child, self._started = self._start(work_dir), time.monotonic()
-            return self._child
 
     def measure_speed(self, work_dir: Path) -> MachineSpeed | None:
         """Have the trainer that waits measure this machine; returns None and discards it if it cannot."""
-        process = self.start(work_dir).process
+        self.start(work_dir)
+        assert self._child is not None
+        process = self._child.process
         assert process.stdin is not None and process.stdout is not None
         timer = threading.Timer(_TRIAL_SECONDS, process.kill)
         timer.start()
@@ -102,7 +103,9 @@ class WarmTrainer:
 
     def acquire(self, work_dir: Path) -> TrainerChild:
         """Return the trainer that waits, or a new one; the caller owns it from now on."""
-        child, self._child = self.start(work_dir), None
+        self.start(work_dir)
+        child, self._child = self._child, None
+        assert child is not None
         return child
 
     def close(self) -> None:
