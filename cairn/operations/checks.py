@@ -15,8 +15,7 @@ from cairn.flows.orchestrator import prefect_settings, session_server
 from cairn.reports.queries import run_lookup
 from cairn.storage.checkpoints.checkpoint import verify_checkpoint
 from cairn.storage.errors import IntegrityError, ObjectMissing
-from cairn.storage.logs import log_entry, registry, run_entries, run_log, run_state
-from cairn.storage.logs.window_losses import read_losses
+from cairn.storage.logs import log_entry, registry, run_entries, run_log, run_state, window_losses
 from cairn.storage.snapshots import data_snapshot
 from cairn.storage.stores import open_store, store_probe
 from cairn.storage.stores.object_store import ObjectStore, check_object
@@ -195,7 +194,7 @@ def _losses_problems(store: ObjectStore, run_id: str, state: run_state.RunState)
     named = [] if state.deleted else [it.window_losses_sha256 for it in state.evaluations if it.window_losses_sha256]
     for digest in dict.fromkeys(named):
         try:
-            read_losses(store, run_log.run_prefix(run_id), digest)
+            window_losses.read_losses(store, run_log.run_prefix(run_id), digest)
         except IntegrityError as damage:
             yield f"{damage}; `cairn evaluate {run_id}@STEP --again` measures it anew"
 

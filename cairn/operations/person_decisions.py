@@ -10,14 +10,12 @@ from cairn.model.configuration.data import SNAPSHOT_SOURCE, TrainedBefore
 from cairn.reports.errors import RunNotFound
 from cairn.reports.queries import alias_history
 from cairn.reports.queries.run_lookup import FoundCheckpoint, configuration_of, read_checkpoints
-from cairn.storage.checkpoints import checkpoint
-from cairn.storage.checkpoints.fork_pin import open_fork
+from cairn.storage.checkpoints import checkpoint, fork_pin
 from cairn.storage.checkpoints.resume_point import new_pin
 from cairn.storage.checkpoints.sweep import SweepAction, SweepKind
 from cairn.storage.errors import IntegrityError
 from cairn.storage.logs import log_entry, registry, run_entries, run_log, run_state, step_log
-from cairn.storage.stores.child_process import temporary_folder
-from cairn.storage.stores.object_store import ObjectStore
+from cairn.storage.stores import child_process, object_store
 from cairn.tasks.attempt.attempt_entries import Claimant, refuse_deleted, refuse_live_owner
 from cairn.tasks.checkpoints.retention import check_deletion, delete_run
 from cairn.tasks.configuration.configuration_source import parse_configuration
@@ -30,9 +28,8 @@ from cairn.tasks.trainer.trainer_protocol import trained_before
 
 _SHAPE_OF_STATE = "training.precision", "data.tokenizer"
 """Keys that, with the network's own, decide the tensors of the state; another value could not be loaded."""
-_SAME_TOKENS = frozenset(
-    {"data.weights", "data.stages"}
-)  # keys of the data that change no token where they were set before
+_SAME_TOKENS = frozenset({"data.weights", "data.stages"})
+"""Keys of the data that change no token where they were set before."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,11 +66,10 @@ def fork_run(
             f"rule: more steps than that. Add --set training.steps={2 * record.committed.step}"
         )
     snapshot_id = _choose_data(found, config, changed, base_dir)
-    body = _opening(
-        found, run_id, config, record.committed, snapshot_id, _count_trained(found, before, config, snapshot_id)
-    )
+    trained = _count_trained(found, before, config, snapshot_id)
+    body = _opening(found, run_id, config, record.committed, snapshot_id, trained)
     pin = new_pin(found.reference, this_placement(device="cpu", threads=1), fork=run_id)
-    state = open_fork(parent, body, pin, writer=log_entry.this_writer())
+    state = fork_pin.open_fork(parent, body, pin, writer=log_entry.this_writer())
     if state.opened is None:
         raise InvalidConfiguration(f"run {run_id}: a sweep took this process for dead: run the same command again")
     if state.opened != body:
@@ -110,7 +106,7 @@ def _choose_data(found: FoundCheckpoint, config: RunConfig, changed: Mapping[str
             f"{min(others)}: other tokens need the text, and what only a run's log names is not opened; "
             "rule: name it too. Add --set data.sources=…"
         )
-    with temporary_folder("cairn-fork-") as folder:
+    with child_process.temporary_folder("cairn-fork-") as folder:
         tokenizer = folder / TOKENIZER
         tokenizer.write_bytes(store.read(f"data/{opened.data_snapshot}/{TOKENIZER}"))
         given = {} if config.data.snapshot else {"tokenizer": str(tokenizer)}
@@ -228,7 +224,7 @@ def describe_deletion(deletion: RunDeletion) -> list[str]:
     return [*lines, f"its log, receipts and curve stay (`cairn runs --archived`), and {kept}"]
 
 
-def roll_back(store: ObjectStore, alias: str, *, by: str, why: str = "") -> alias_history.AliasDecision:
+def roll_back(store: object_store.ObjectStore, alias: str, *, by: str, why: str = "") -> alias_history.AliasDecision:
     """Point the alias at the last readable promotion before and return it; raises `RunNotFound` or `IntegrityError`."""
 
     def decide(state: registry.RegistryState) -> registry.RolledBack:
@@ -252,7 +248,7 @@ def roll_back(store: ObjectStore, alias: str, *, by: str, why: str = "") -> alia
     return alias_history.list_alias_promotions(alias, registry.Registry(store, alias).append(decide))[0]
 
 
-def _find_problem(store: ObjectStore, promoted: registry.Promoted) -> str:
+def _find_problem(store: object_store.ObjectStore, promoted: registry.Promoted) -> str:
     """Return why these weights cannot be used; empty where they are committed and all their bytes are there."""
     record = run_log.RunLog(store, promoted.run_id).refresh().find(promoted.prefix)
     if record is None or not record.is_committed:

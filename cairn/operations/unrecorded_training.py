@@ -25,17 +25,14 @@ from cairn.operations import unrecorded_plan
 from cairn.operations.unrecorded_plan import BatchOverfit, Replay, ReplayedSegment, ReplayOutcome, Segment
 from cairn.storage.checkpoints.payload import state_sha256
 from cairn.storage.errors import IntegrityError, SnapshotDamaged
-from cairn.storage.logs.run_entries import AttemptStarted
+from cairn.storage.logs import run_entries, step_log
 from cairn.storage.logs.run_log import RunLog
-from cairn.storage.logs.step_log import read_attempt_records
 from cairn.storage.stores.child_process import temporary_folder
 from cairn.storage.stores.local_store import LocalStore
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.configuration.stored_configuration import parse_stored_configuration
-from cairn.tasks.data.corpus import preview_corpus
-from cairn.tasks.data.snapshot_build import build_snapshot
-from cairn.tasks.data.snapshot_lookup import find_by_id
+from cairn.tasks.data import corpus, snapshot_build, snapshot_lookup
 from cairn.tasks.machine.arithmetic import arithmetic_of
 from cairn.tasks.machine.placement import library_versions, usable_cores
 from cairn.tasks.policy.attempt_sizes import most_workers, sizes_of
@@ -169,8 +166,8 @@ class _SegmentReplayer:
         if first.state_sha256 != again.state_sha256:
             why = "two recomputations here differ from each other: this machine may be what is sick, ask another one"
             return replace(row, outcome=ReplayOutcome.UNDECIDED, computed_sha256=again.state_sha256, why=why)
-        attempt = segment.started.attempt, segment.started.claim_id
-        records = read_attempt_records(self._log.store, self._log.prefix, *attempt)
+        attempt = self._log.state.attempt(segment.started.attempt)
+        records = step_log.read_step_records(self._log.store, self._log.prefix, [attempt])
         last, different = unrecorded_plan.compare_steps(records, again.steps, from_step=segment.from_step)
         what = f"the record of step {different} differs first" if different else "every step's record agrees"
         stopped = f"; the recomputation ends with: {again.problem}" if again.problem else ""
@@ -186,7 +183,7 @@ class _SegmentReplayer:
         )
 
 
-def make_deterministic(started: AttemptStarted, config: RunConfig) -> None:
+def make_deterministic(started: run_entries.AttemptStarted, config: RunConfig) -> None:
     """Have this process compute as the attempt's trainer did."""
     threads, training = started.placement.threads, config.training
     determinism.make_deterministic(seed=training.seed, threads=threads, arithmetic=training.arithmetic)
@@ -198,10 +195,7 @@ def replay_run(
     """Recompute the committed segments that `choose` returns, in order; `SnapshotDamaged` where their data is."""
     segments, found = unrecorded_plan.committed_segments(log.state), list[ReplayedSegment]()
     chosen = choose(segments)
-    with (
-        temporary_folder("cairn-replay-") as folder,
-        closing(_SegmentReplayer(log, chosen, folder)) as replayer,
-    ):
+    with temporary_folder("cairn-replay-") as folder, closing(_SegmentReplayer(log, chosen, folder)) as replayer:
         for segment in chosen:
             found.append(replayer.replay(segment))
             on_segment(found[-1])
@@ -264,11 +258,11 @@ def _find_text(config: RunConfig, log: RunLog, base_dir: Path, folder: Path) -> 
     if log.state.opened is not None:
         return log.store, log.state.opened.data_snapshot
     if config.data.snapshot:
-        return log.store, find_by_id(log.store, config.data.snapshot).snapshot_id
+        return log.store, snapshot_lookup.find_by_id(log.store, config.data.snapshot).snapshot_id
 
     store, beginning = LocalStore(folder / "store"), folder / "beginning.txt"
     wanted = max(_TEXT_BYTES, _BYTES_OF_ID * (config.data.bpe_vocab_size or 0), 64 * WINDOWS * config.model.block_size)
-    documents = chain.from_iterable(source.documents() for source in preview_corpus(config.data, base_dir))
+    documents = chain.from_iterable(source.documents() for source in corpus.preview_corpus(config.data, base_dir))
     with beginning.open("w", encoding="utf-8") as file:
         for document in documents:  # until there is text enough for the windows and the tokenizer
             file.write(f"{document.text}\n")
@@ -276,7 +270,7 @@ def _find_text(config: RunConfig, log: RunLog, base_dir: Path, folder: Path) -> 
                 break
     kept = config.data.model_dump(include={"tokenizer", "end_of_text", "max_rejected_fraction"})
     data = DataConfig(sources=(str(beginning),), format="text", split="end", **kept)
-    return store, build_snapshot(store, data, base_dir).snapshot_id
+    return store, snapshot_build.build_snapshot(store, data, base_dir).snapshot_id
 
 
 def _spec(config: RunConfig, store: ObjectStore, snapshot_id: str, folder: Path) -> trainer_protocol.TrainerSpec:
@@ -293,13 +287,9 @@ def _spec(config: RunConfig, store: ObjectStore, snapshot_id: str, folder: Path)
         training=config.training.model_copy(update={**few, **steady}),
         micro_batch=WINDOWS,
         activation_checkpointing=config.training.activation_checkpointing,
-        quarantined=(),
         divergence=config.divergence,
-        resume=None,
         patience_seconds=config.checkpoint.patience_seconds,
         threads=config.training.threads,
-        workers=1,
-        devices=1,
         cache_dir=folder / "snapshots",
         work_dir=folder / "work",
     )

@@ -9,7 +9,8 @@ from typing import Any
 from cairn.flows.orchestrator.prefect_settings import import_prefect
 from cairn.reports.notices import notice
 from cairn.reports.notices.notice import Notice, find_notices
-from cairn.storage.logs import registry, run_log
+from cairn.storage.logs import registry
+from cairn.storage.logs.run_log import RunLog
 from cairn.tasks.configuration.settings import NotifyConfig
 from cairn.tasks.text import output
 
@@ -36,14 +37,12 @@ def all_receivers(notify: NotifyConfig) -> Sequence[notice.Receiver]:
     return [*notice.make_receivers(notify), *([BlockReceiver(notify.block)] if notify.block else [])]
 
 
-def notices_of(log: run_log.RunLog) -> Iterator[Notice]:
+def notices_of(log: RunLog) -> Iterator[Notice]:
     """Return the notices in the log as it was read; an alias is read where it has to be."""
     now = datetime.now(UTC)
     return find_notices(log.run_id, log.state, lambda alias: registry.Registry(log.store, alias).refresh(), now=now)
 
 
-def delivering_notices(
-    log: run_log.RunLog, notify: NotifyConfig, say: Callable[[str], None]
-) -> AbstractContextManager[None]:
+def delivering_notices(log: RunLog, notify: NotifyConfig, say: Callable[[str], None]) -> AbstractContextManager[None]:
     """Deliver the notices of one run, whose log others read, while the block runs."""
     return notice.delivering_notices(log.store, all_receivers(notify), partial(notices_of, log), say)

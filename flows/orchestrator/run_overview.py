@@ -30,8 +30,7 @@ from cairn.reports.queries import receipts, run_lookup, run_status
 from cairn.reports.queries.evaluations import EvaluationComparison, list_evaluations
 from cairn.reports.text import display_tables as tables
 from cairn.storage.logs import run_log, run_state, step_log
-from cairn.storage.stores.codec import sha256
-from cairn.storage.stores.object_store import ObjectStore
+from cairn.storage.stores import codec, object_store
 from cairn.tasks.configuration.settings import METRIC
 from cairn.tasks.machine.process_scopes import running_beside
 from cairn.tasks.policy.termination import TerminationReason
@@ -86,9 +85,8 @@ def overview_markdown(log: run_log.RunLog, curve: str, question: str = "", form:
         what = f"{tables.markdown_text(opened.model_family)}, {opened.total_steps:,} steps, data {opened.data_snapshot}"
         parts.append(f"{what}. **{status.state}** at step {status.step:,}: {tables.markdown_text(status.next)}")
     parts += [part for part in (question, curve) if part]
-    parts.append(
-        f"## Attempts\n\n{_narrow(tables.receipts_table(receipts.read_receipts(log, beat)[::-1]), _OF_ATTEMPTS)}"
-    )
+    attempted = tables.receipts_table(receipts.read_receipts(log, beat)[::-1])
+    parts.append(f"## Attempts\n\n{_narrow(attempted, _OF_ATTEMPTS)}")
     parts.append(f"## Budgets\n\n{tables.markdown_table(tables.budgets_table(status.budgets))}")
     if evaluations := list_evaluations(log.state):
         newest = evaluations[::-1][:200]
@@ -125,7 +123,7 @@ def flow_run_name(run_id: str, attempt: int) -> str:
 def artifact_key(run_id: str, name: str = "") -> str:
     """Return the key of an artifact, another one for every run; Prefect allows lower case, digits and dashes."""
     plain = re.sub("[^a-z0-9]+", "-", run_id.lower()).strip("-")
-    key = plain if plain == run_id else f"{plain}-{sha256(run_id.encode())[:8]}"
+    key = plain if plain == run_id else f"{plain}-{codec.sha256(run_id.encode())[:8]}"
     return "-".join(part for part in ("cairn", key, name) if part)
 
 
@@ -240,7 +238,7 @@ class RunOverview:
             self._lost = lost
 
     def _read_steps(
-        self, store: ObjectStore, run_prefix: str, attempts: Sequence[run_state.AttemptRecord]
+        self, store: object_store.ObjectStore, run_prefix: str, attempts: Sequence[run_state.AttemptRecord]
     ) -> list[step_log.StepRecord]:
         """Read on the records of the run, or of one that it was forked from, in memory that does not grow."""
         return self._samples.setdefault(run_prefix, step_log.StepSample(store, run_prefix)).read(attempts)

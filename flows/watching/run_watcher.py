@@ -130,11 +130,9 @@ class Continuation(Protocol):
 
     def begin(self, log: run_log.RunLog, *, silent_seconds: float) -> tuple[bool, str]:
         """Return whether a run unchanged for so long is being continued now, and how, or why something prevents it."""
-        ...
 
     def where(self, run_id: str) -> str:
         """Return where a person finds the output of the run's continuations."""
-        ...
 
 
 class ContinuationHere:

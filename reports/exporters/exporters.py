@@ -58,17 +58,13 @@ def run_exporters(
 
 
 def _make_exporters(log: run_log.RunLog, wanted: ExportersConfig, environment: Mapping[str, str]) -> Iterator[Exporter]:
-    if wanted.tensorboard:
-        from cairn.reports.exporters.tracking_tools import TensorBoardExporter
+    from cairn.reports.exporters.tracking_tools import MlflowClient, MlflowExporter, TensorBoardExporter, WandbExporter
 
+    if wanted.tensorboard:
         yield TensorBoardExporter(Path(wanted.tensorboard), log.run_id, log.store.url)
     if wanted.wandb:
-        from cairn.reports.exporters.tracking_tools import WandbExporter
-
         yield WandbExporter(Path(wanted.wandb), log.run_id)
     if wanted.mlflow:
-        from cairn.reports.exporters.tracking_tools import MlflowClient, MlflowExporter
-
         experiment = environment.get("MLFLOW_EXPERIMENT_NAME") or "cairn"
         yield MlflowExporter(MlflowClient(wanted.mlflow, environment), log.run_id, experiment=experiment)
 

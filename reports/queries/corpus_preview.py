@@ -69,8 +69,7 @@ class CorpusPreview:
 class _Rows:
     """The rows of a pass over the text: numbers of documents, those that are left out, and the first ones."""
 
-    def __init__(self, val_fraction: float) -> None:
-        self._val_fraction = val_fraction
+    def __init__(self) -> None:
         self.kept, self.left = Counter[str](), Counter[tuple[str, str]]()
         self.first = dict[tuple[str, str], RejectedRow]()
         self.shown = list[document.Document]()
@@ -100,7 +99,7 @@ def preview_text(data: DataConfig, base_dir: Path) -> CorpusPreview:
     """Read all of the text; raises InvalidCorpus for a source that cannot be read at all."""
     if data.snapshot:
         raise InvalidConfiguration(f"data.sources name a snapshot: show it with `cairn data {data.snapshot}`")
-    sources, rows = corpus.open_corpus(data, base_dir), _Rows(data.val_fraction)
+    sources, rows = corpus.open_corpus(data, base_dir), _Rows()
     survey = document.survey_corpus(sources, data.val_fraction, None, deduplicate=data.deduplicate, on_piece=rows.add)
     refused, turned_off, unknown_bytes = "", tuple[str, ...](), None
     try:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import islice
 
 from cairn.reports.queries.run_lookup import FoundCheckpoint, configuration_of, tokens_at
@@ -69,19 +69,12 @@ def summarize_evaluation(item: Outcome) -> EvaluationSummary:
     """Return one evaluation; a failed one has a detail and no metrics."""
     recorded = item if isinstance(item, run_entries.EvaluationRecorded) else None
     return EvaluationSummary(
-        step=item.step,
-        manifest_sha256=item.manifest_sha256,
-        suite=item.suite,
-        suite_sha256=item.suite_sha256,
-        data_snapshot=item.data_snapshot,
+        **{field.name: getattr(item, field.name) for field in fields(run_entries.EvaluationOutcome)},
         status="recorded" if recorded else "failed",
         metrics=recorded.metrics if recorded else {},
         samples=recorded.samples if recorded else (),
         evaluator_version=recorded.evaluator_version if recorded else None,
         boundary=recorded.boundary or None if recorded else None,
-        started_at=item.started_at,
-        seconds=item.seconds,
-        pin_id=item.pin_id,
         detail=item.detail if isinstance(item, run_entries.EvaluationFailed) else None,
         verdict=recorded.verdict if recorded else None,
     )

@@ -13,7 +13,9 @@ from cairn.reports.errors import RunNotFound
 from cairn.reports.queries import receipts, run_lookup, run_status
 from cairn.reports.queries.evaluations import EvaluationSummary, list_evaluations
 from cairn.storage.errors import StorageError
-from cairn.storage.logs import log_entry, run_entries, run_log, run_state, step_log
+from cairn.storage.logs import log_entry, run_entries, run_state, step_log
+from cairn.storage.logs.run_log import RunLog
+from cairn.storage.logs.run_state import AttemptRecord
 from cairn.storage.stores.codec import flatten, stored_value
 from cairn.tasks.machine.placement import is_known_dead
 from cairn.tasks.policy.termination import TerminationReason
@@ -35,7 +37,7 @@ class AttemptFacts:
     """
 
     receipt: receipts.Receipt
-    record: run_state.AttemptRecord
+    record: AttemptRecord
     seconds: float
     reached_step: int
     lost_steps: int
@@ -72,7 +74,7 @@ class PostMortem:
     attempt: AttemptFacts | None
 
 
-def gather_post_mortem(log: run_log.RunLog, number: int | None = None, *, now: datetime | None = None) -> PostMortem:
+def gather_post_mortem(log: RunLog, number: int | None = None, *, now: datetime | None = None) -> PostMortem:
     """Return the facts of attempt `number` or `RunNotFound`; without one, the newest that did not complete."""
     state, attempts, beat = log.state, log.state.attempts, run_lookup.read_beat(log)
     if number is not None and not 1 <= number <= len(attempts):
@@ -90,9 +92,7 @@ def gather_post_mortem(log: run_log.RunLog, number: int | None = None, *, now: d
     )
 
 
-def _gather_attempt(
-    log: run_log.RunLog, record: run_state.AttemptRecord, beat: step_log.Heartbeat | None, now: datetime
-) -> AttemptFacts:
+def _gather_attempt(log: RunLog, record: AttemptRecord, beat: step_log.Heartbeat | None, now: datetime) -> AttemptFacts:
     state, started, ended, number = log.state, record.started, record.ended, record.started.attempt
     before = state.attempts[number - 2] if number > 1 else None
     after = state.attempts[number] if number < len(state.attempts) else None
@@ -137,7 +137,7 @@ def _gather_attempt(
     )
 
 
-def _passed_over(log: run_log.RunLog, record: run_state.AttemptRecord) -> Iterator[run_lookup.CheckpointSummary]:
+def _passed_over(log: RunLog, record: AttemptRecord) -> Iterator[run_lookup.CheckpointSummary]:
     """Yield the checkpoints beyond the resume point that existed before: unreadable or never committed."""
     resumed = record.started.resumed_from
     first, since = (resumed.step, resumed.attempt) if resumed else (0, 1)
@@ -145,15 +145,13 @@ def _passed_over(log: run_log.RunLog, record: run_state.AttemptRecord) -> Iterat
     yield from (it for it in run_lookup.read_checkpoints(log) if it.step > first and it.attempt in attempts)
 
 
-def _heartbeat_age(log: run_log.RunLog, number: int, now: datetime) -> float | None:
+def _heartbeat_age(log: RunLog, number: int, now: datetime) -> float | None:
     """Return the age of the heartbeat in a local folder, which has this machine's clock."""
     path = log.store.local_path(step_log.heartbeat_key(log.prefix, number))
     return max(now.timestamp() - path.stat().st_mtime, 0.0) if path is not None and path.exists() else None
 
 
-def _config_changes(
-    before: run_state.AttemptRecord | None, record: run_state.AttemptRecord
-) -> Mapping[str, tuple[Any, Any]]:
+def _config_changes(before: AttemptRecord | None, record: AttemptRecord) -> Mapping[str, tuple[Any, Any]]:
     if before is None:
         return {}
     old, new = flatten(before.started.config), flatten(record.started.config)

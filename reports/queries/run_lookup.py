@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
@@ -110,12 +110,9 @@ def summarize_checkpoint(run_id: str, record: run_state.CheckpointRecord) -> Che
     """Return the summary of a checkpoint that the log names."""
     committed = record.committed
     return CheckpointSummary(
+        **asdict(committed.reference),
         run_id=run_id,
-        attempt=committed.attempt,
-        step=committed.step,
         state=record.state,
-        prefix=committed.prefix,
-        manifest_sha256=committed.manifest_sha256,
         state_sha256=committed.state_sha256,
         bytes=committed.bytes,
         committed_at=record.committed_at,

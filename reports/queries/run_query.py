@@ -17,8 +17,7 @@ from cairn.reports.errors import InvalidQuery, ReportError
 from cairn.reports.queries import alias_history, run_status, run_tables
 from cairn.reports.queries.run_tables import LOG_TABLES, ROWS, columns
 from cairn.storage.logs import log_entry, run_entries, run_index, run_log, run_state, step_log
-from cairn.storage.stores import codec, object_store
-from cairn.storage.stores.child_process import temporary_folder
+from cairn.storage.stores import child_process, codec, object_store
 from cairn.storage.tables import table_cache
 
 if TYPE_CHECKING:
@@ -213,7 +212,7 @@ def describe_tables() -> list[tuple[str, str, str]]:
 def _database(parts: Parts, open_attempts: Sequence[tuple[object, ...]]) -> Iterator["duckdb.DuckDBPyConnection"]:
     import duckdb
 
-    with temporary_folder("cairn-sql-") as spool, duckdb.connect(config=_SETTINGS) as base:
+    with child_process.temporary_folder("cairn-sql-") as spool, duckdb.connect(config=_SETTINGS) as base:
         base.execute(f"set temp_directory = {_literals([str(spool / 'spill')])}")
         base.execute("set TimeZone = 'UTC'")
         base.execute("create schema folded")

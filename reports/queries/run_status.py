@@ -9,8 +9,7 @@ from typing import Any
 from cairn.reports.queries.run_lookup import configuration_document, read_beat, tokens_per_step
 from cairn.storage.errors import IntegrityError
 from cairn.storage.logs import run_entries, run_index, run_log, run_state, step_log
-from cairn.storage.stores.codec import convert
-from cairn.storage.stores.object_store import ObjectStore
+from cairn.storage.stores import codec, object_store
 from cairn.tasks.machine.arithmetic import arithmetic_before, describe_move
 from cairn.tasks.policy.termination import RESTARTABLE, DecisionAction, TerminationReason
 
@@ -148,7 +147,7 @@ def bits_differ(state: run_state.RunState, beat: step_log.Heartbeat | None = Non
     return "; ".join(why)
 
 
-def list_runs(store: ObjectStore) -> tuple[RunSummary, ...]:
+def list_runs(store: object_store.ObjectStore) -> tuple[RunSummary, ...]:
     """Return one summary for each run of the store, also for a run whose log does not verify."""
 
     def summarize(log: run_log.RunLog) -> RunSummary:
@@ -215,7 +214,7 @@ def count_budgets(state: run_state.RunState, limits: Mapping[str, Any]) -> dict[
     """Return what each budget has spent and has left under `limits`, a configuration's budgets as JSON."""
     budgets = {}
     for reason, document in sorted((name.replace("_", "-"), document) for name, document in limits.items()):
-        limit = convert(document, _Limit, where="the run's log: budgets of the newest attempt")
+        limit = codec.convert(document, _Limit, where="the run's log: budgets of the newest attempt")
         charges = state.charges.get(reason, run_state.Charges())
         spent = len(charges.since_progress)
         left_total = None if limit.total is None else max(limit.total - charges.total, 0)

@@ -15,6 +15,7 @@ from itertools import chain
 from typing import TypedDict
 
 import msgspec
+import numpy as np
 
 from cairn.storage.errors import IntegrityError
 from cairn.storage.stores import codec, object_store
@@ -28,10 +29,11 @@ DIGEST_BYTES = hashlib.sha256().digest_size
 MAX_HEADER_BYTES = 64 * 1024 * 1024
 MOST_DIMENSIONS = 64  # multiplying the lengths of a hostile header with a million dimensions would take hours
 _NAME = re.compile(r"[a-z0-9][a-z0-9.-]*\Z")
-DTYPE_BYTES = {
-    "BOOL": 1, "U8": 1, "I8": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2,
-    "I32": 4, "U32": 4, "F32": 4, "I64": 8, "U64": 8, "F64": 8,
+NUMPY_TYPES = {
+    "BOOL": "?", "U8": "u1", "I8": "i1", "I16": "<i2", "U16": "<u2", "F16": "<f2", "BF16": "<u2",
+    "I32": "<i4", "U32": "<u4", "F32": "<f4", "I64": "<i8", "U64": "<u8", "F64": "<f8",
 }  # fmt: skip
+"""The types of safetensors as NumPy reads them; it has no bfloat16, whose bits it reads as integers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,8 +45,8 @@ class TensorSpec:
     shape: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        if self.dtype not in DTYPE_BYTES:
-            raise IntegrityError(f"tensor {self.name}: dtype {self.dtype!r} must be one of {sorted(DTYPE_BYTES)}")
+        if self.dtype not in NUMPY_TYPES:
+            raise IntegrityError(f"tensor {self.name}: dtype {self.dtype!r} must be one of {sorted(NUMPY_TYPES)}")
         if len(self.shape) > MOST_DIMENSIONS:
             raise IntegrityError(f"tensor {self.name}: {len(self.shape):,} dimensions, at most {MOST_DIMENSIONS}")
         if any(length < 0 for length in self.shape):
@@ -53,7 +55,7 @@ class TensorSpec:
     @property
     def bytes(self) -> int:
         """The size of all values."""
-        return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
+        return math.prod(self.shape) * np.dtype(NUMPY_TYPES[self.dtype]).itemsize
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

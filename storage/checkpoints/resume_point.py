@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable, Collection
 from dataclasses import asdict
 from functools import partial
+from typing import Any
 
 from cairn.storage.checkpoints import checkpoint, checkpoint_shard
 from cairn.storage.errors import IntegrityError, NothingReadable, ObjectDamaged
@@ -128,25 +129,9 @@ def fails_alike(fresh: Collection[ReadEvidence], before: Collection[ReadEvidence
     return any(unreadable.get(item.key) is item.found.startswith(checkpoint.UNREADABLE) for item in fresh)
 
 
-def new_pin(
-    reference: CheckpointReference,
-    pinned_by: run_entries.Placement,
-    *,
-    alias: str | None = None,
-    suite_sha256: str | None = None,
-    during_attempt: int | None = None,
-    fork: str | None = None,
-) -> CheckpointPinned:
-    """Return a pin with a new id, for an alias, an evaluation or a fork; it counts once it is appended."""
-    return CheckpointPinned(
-        **asdict(reference),
-        pin_id=uuid.uuid4().hex,
-        pinned_by=pinned_by,
-        alias=alias,
-        suite_sha256=suite_sha256,
-        during_attempt=during_attempt,
-        fork=fork,
-    )
+def new_pin(reference: CheckpointReference, pinned_by: run_entries.Placement, **purpose: Any) -> CheckpointPinned:
+    """Return a pin with a new id, for the `alias`, `suite_sha256` or `fork`; it counts once it is appended."""
+    return CheckpointPinned(**asdict(reference), pin_id=uuid.uuid4().hex, pinned_by=pinned_by, **purpose)
 
 
 def pin_checkpoint(log: RunLog, pin: CheckpointPinned, *, writer: Writer) -> bool:

@@ -33,13 +33,13 @@ class Part(Generic[T]):
     def __init__(self, items: tuple[T, ...] | None = None, *, sha256: str = "", item_type: Any = None) -> None:
         self.sha256, self.item_type = sha256, item_type
         self.load: Callable[[], tuple[T, ...]] = tuple
-        self._packed = b""
+        self.packed = b""
         self._items = None if items is None else self._pack(items)
 
     @property
     def items(self) -> tuple[T, ...]:
         """The items, read by `load` the first time."""
-        if self._items is None and not self._packed:
+        if self._items is None and not self.packed:
             self._items = self._pack(self.load())
         return _unpack(self) if self._items is None else self._items
 
@@ -48,19 +48,15 @@ class Part(Generic[T]):
         if len(kinds) != 1 or not is_dataclass(kind := kinds.pop()):
             return items
         with suppress(ValueError, OverflowError):  # a foreign log may hold what JSON is read from, and not written to
-            self.item_type, self._packed = kind, zlib.compress(msgspec.json.encode(items), 1)
+            self.item_type, self.packed = kind, zlib.compress(msgspec.json.encode(items), 1)
             return None
         return items
-
-    def unpack(self) -> tuple[T, ...]:
-        """Return the compressed items."""
-        found: tuple[T, ...] = msgspec.json.decode(zlib.decompress(self._packed), type=items_type(self.item_type))
-        return found
 
 
 @lru_cache(maxsize=_UNPACKED_PARTS)
 def _unpack(part: Part[Any]) -> tuple[Any, ...]:
-    return part.unpack()
+    items: tuple[Any, ...] = msgspec.json.decode(zlib.decompress(part.packed), type=items_type(part.item_type))
+    return items
 
 
 class History(Sequence[T]):

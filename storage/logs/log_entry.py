@@ -170,9 +170,8 @@ def encode_entry(entry: Entry | Mapping[str, Any]) -> bytes:
 
 
 def _checksum_of(data: bytes) -> str:
-    before, _, after = data.partition(
-        _CHECKSUM
-    )  # the only such line: strings hold no line end, deeper keys more blanks
+    # The only such line: strings hold no line end, deeper keys more blanks.
+    before, _, after = data.partition(_CHECKSUM)
     return codec.sha256(before + after[after.find(b"\n") :])
 
 

@@ -5,7 +5,6 @@ named by the bytes before it. The names have the claim's id: no other run of thi
 """
 
 import math
-import os
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -17,8 +16,10 @@ from pathlib import Path
 import msgspec
 
 from cairn.storage.errors import IntegrityError, ObjectMissing
-from cairn.storage.logs import log_entry, run_state
-from cairn.storage.stores import codec, local_disk, object_store
+from cairn.storage.logs import log_entry
+from cairn.storage.logs.run_state import AttemptRecord
+from cairn.storage.stores import codec, local_disk
+from cairn.storage.stores.object_store import ObjectStore, ask_each
 
 MOST_STEP_LOG_BYTES = 2 * 1024**3
 """About ten million steps of one attempt; such a file is read whole."""
@@ -69,7 +70,7 @@ class StepPoint:
     replays: int
 
 
-def splice(records: Iterable[StepRecord], attempts: Sequence[run_state.AttemptRecord]) -> tuple[StepPoint, ...]:
+def splice(records: Iterable[StepRecord], attempts: Sequence[AttemptRecord]) -> tuple[StepPoint, ...]:
     """Return every surviving step once, in order: an attempt's records count up to where a later one resumed."""
     of_attempt, trained = dict[int, dict[int, StepRecord]](), Counter[int]()
     for record in records:
@@ -89,7 +90,7 @@ class StepLog:
     """The step records of one attempt, open for appending."""
 
     def __init__(
-        self, store: object_store.ObjectStore, run_prefix: str, attempt: int, claim_id: str = "", *, spool_dir: Path
+        self, store: ObjectStore, run_prefix: str, attempt: int, claim_id: str = "", *, spool_dir: Path
     ) -> None:
         """Open the file for the lines, a spool empty, and make its folder; a symbolic link in its place is refused."""
         self._store, self._key, self._published_bytes = store, step_log_key(run_prefix, attempt, claim_id), 0
@@ -97,7 +98,7 @@ class StepLog:
         self._is_spool = local is None
         self.path, mode = (spool_dir / self._key.rpartition("/")[2], "w") if local is None else (local, "a")
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = open(self.path, f"{mode}b", buffering=0, opener=_open_0664)  # noqa: SIM115
+        self._file = open(self.path, f"{mode}b", buffering=0, opener=local_disk.open_0664)  # noqa: SIM115
         self._held = b""  # what a full disk had no room for
 
     def write(self, record: StepRecord) -> None:
@@ -120,7 +121,7 @@ class StepLog:
 class StepTail:
     """Reads the step records of a run's attempts as they grow, each from where the last read stopped."""
 
-    def __init__(self, store: object_store.ObjectStore, run_prefix: str, *, most_bytes: int = _MOST_TAIL_BYTES) -> None:
+    def __init__(self, store: ObjectStore, run_prefix: str, *, most_bytes: int = _MOST_TAIL_BYTES) -> None:
         """Start at the beginning of every attempt; one `read` takes at most `most_bytes`."""
         self._store, self._prefix, self._most_bytes = store, run_prefix, most_bytes
         self._places: dict[str, tuple[int, int]] = {}
@@ -159,16 +160,16 @@ class SurvivingSteps:
     An attempt's records count up to where a later one resumed, as in `splice`.
     """
 
-    def __init__(self, store: object_store.ObjectStore, run_prefix: str) -> None:
+    def __init__(self, store: ObjectStore, run_prefix: str) -> None:
         """Read nothing yet."""
         self._tail, self._position, self.last_step = StepTail(store, run_prefix), 0, 0
         self._ahead = deque[StepRecord]()
 
-    def is_current(self, attempts: Sequence[run_state.AttemptRecord]) -> bool:
+    def is_current(self, attempts: Sequence[AttemptRecord]) -> bool:
         """Whether every step that was read survives."""
         return all(later.started.first_step >= self.last_step for later in attempts[self._position + 1 :])
 
-    def read(self, attempts: Sequence[run_state.AttemptRecord], until_step: float) -> Iterator[StepRecord]:
+    def read(self, attempts: Sequence[AttemptRecord], until_step: float) -> Iterator[StepRecord]:
         """Yield the records up to a step that are not read yet; raises as the store does."""
         while self._position < len(attempts):
             started, later = attempts[self._position].started, attempts[self._position + 1 :]
@@ -190,12 +191,12 @@ class SurvivingSteps:
 class StepSample:
     """The step records of a run's attempts for a drawing: all of a short run, every n-th step of a long one."""
 
-    def __init__(self, store: object_store.ObjectStore, run_prefix: str, *, most_records: int = 20_000) -> None:
+    def __init__(self, store: ObjectStore, run_prefix: str, *, most_records: int = 20_000) -> None:
         """Read nothing yet; keep at most `most_records`, and the newest one."""
         self._tail, self._position, self._every = StepTail(store, run_prefix), 0, 1
         self._most_records, self._records, self._newest = most_records, list[StepRecord](), list[StepRecord]()
 
-    def read(self, attempts: Sequence[run_state.AttemptRecord]) -> list[StepRecord]:
+    def read(self, attempts: Sequence[AttemptRecord]) -> list[StepRecord]:
         """Read on and return the records, in the order of the attempts."""
         for attempt in attempts[self._position :]:
             while fresh := self._tail.read(attempt.started.attempt, attempt.started.claim_id):
@@ -215,27 +216,17 @@ def step_log_key(run_prefix: str, attempt: int, claim_id: str = "") -> str:
     return f"{run_prefix}/steps/{_file_name(attempt, claim_id)}.jsonl"
 
 
-def read_step_records(
-    store: object_store.ObjectStore, run_prefix: str, attempts: Iterable[run_state.AttemptRecord]
-) -> list[StepRecord]:
+def read_step_records(store: ObjectStore, run_prefix: str, attempts: Iterable[AttemptRecord]) -> list[StepRecord]:
     """Return the records of these attempts in their order, without malformed lines and those of any other attempt."""
     started, folder = (item.started for item in attempts), f"{run_prefix}/steps"
     own = {_file_name(item.attempt, item.claim_id): item.attempt for item in started}
     names = ((key.removeprefix(f"{folder}/").split("/")[0].removesuffix(".jsonl"), key) for key in store.keys(folder))
-    return _read_records(store, [(own[name], key) for name, key in names if name in own])
+    keys = [(own[name], key) for name, key in names if name in own]
+    data = ask_each(store, partial(store.read, at_most_bytes=MOST_STEP_LOG_BYTES), [key for _, key in keys])
+    return [record for (attempt, _), lines in zip(keys, data, strict=True) for record in _of_attempt(attempt, lines)]
 
 
-def read_attempt_records(
-    store: object_store.ObjectStore, run_prefix: str, attempt: int, claim_id: str = ""
-) -> list[StepRecord]:
-    """Return one attempt's records, none if it left none, without malformed lines."""
-    pieces, _ = _pieces(store, step_log_key(run_prefix, attempt, claim_id))
-    return _read_records(store, [(attempt, key) for _, key in pieces])
-
-
-def read_newest_records(
-    store: object_store.ObjectStore, run_prefix: str, attempt: int, claim_id: str = ""
-) -> list[StepRecord]:
+def read_newest_records(store: ObjectStore, run_prefix: str, attempt: int, claim_id: str = "") -> list[StepRecord]:
     """Return the attempt's newest whole records, some hundreds of them, or those of its last object."""
     pieces, end = _pieces(store, step_log_key(run_prefix, attempt, claim_id))
     if not pieces:
@@ -245,14 +236,12 @@ def read_newest_records(
     return _of_attempt(attempt, bytes(into[: store.read_range(key, size - len(into), into)]) if into else b"")
 
 
-def read_last_record(
-    store: object_store.ObjectStore, run_prefix: str, attempt: int, claim_id: str = ""
-) -> StepRecord | None:
+def read_last_record(store: ObjectStore, run_prefix: str, attempt: int, claim_id: str = "") -> StepRecord | None:
     """Return the attempt's newest whole record, None if it left none."""
     return next(reversed(read_newest_records(store, run_prefix, attempt, claim_id)), None)
 
 
-def step_log_bytes(store: object_store.ObjectStore, run_prefix: str, attempt: int, claim_id: str = "") -> int:
+def step_log_bytes(store: ObjectStore, run_prefix: str, attempt: int, claim_id: str = "") -> int:
     """Return the size of an attempt's records, which grows with each of them."""
     return _pieces(store, step_log_key(run_prefix, attempt, claim_id))[1]
 
@@ -275,31 +264,17 @@ def _file_name(attempt: int, claim_id: str) -> str:
     return f"attempt-{attempt:04d}-{claim_id}" if is_name else f"attempt-{attempt:04d}"
 
 
-def _open_0664(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW, 0o664)
-
-
-def _read(store: object_store.ObjectStore, key: str) -> bytes:
-    return store.read(key, at_most_bytes=MOST_STEP_LOG_BYTES)
-
-
 def _piece_key(key: str, start: int) -> str:
     return f"{key.removesuffix('.jsonl')}/{start:016d}.jsonl"
 
 
-def _pieces(store: object_store.ObjectStore, key: str) -> tuple[list[tuple[int, str]], int]:
+def _pieces(store: ObjectStore, key: str) -> tuple[list[tuple[int, str]], int]:
     """Return the objects of a step log with the number of bytes before each, and of all bytes."""
     if (size := store.size(key)) is not None:
         return [(0, key)], size
     starts = ((item.rpartition("/")[2].removesuffix(".jsonl"), item) for item in store.keys(key.removesuffix(".jsonl")))
     pieces = [(int(start), item) for start, item in starts if start.isdecimal()]
     return pieces, pieces[-1][0] + (store.size(pieces[-1][1]) or 0) if pieces else 0
-
-
-def _read_records(store: object_store.ObjectStore, keys: Sequence[tuple[int, str]]) -> list[StepRecord]:
-    """Return the records in these objects, each with the attempt that they are of."""
-    data = object_store.ask_each(store, partial(_read, store), [key for _, key in keys])
-    return [record for (attempt, _), lines in zip(keys, data, strict=True) for record in _of_attempt(attempt, lines)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -329,19 +304,17 @@ def heartbeat_key(run_prefix: str, attempt: int) -> str:
     return f"{run_prefix}/heartbeats/attempt-{attempt:04d}.json"
 
 
-def write_heartbeat(store: object_store.ObjectStore, run_prefix: str, heartbeat: Heartbeat) -> None:
+def write_heartbeat(store: ObjectStore, run_prefix: str, heartbeat: Heartbeat) -> None:
     """Rewrite the attempt's heartbeat."""
     store.write(heartbeat_key(run_prefix, heartbeat.attempt), codec.encode(heartbeat))
 
 
-def silent_seconds(store: object_store.ObjectStore, run_prefix: str, attempt: int) -> float | None:
+def silent_seconds(store: ObjectStore, run_prefix: str, attempt: int) -> float | None:
     """Return for how long the attempt has written no heartbeat, by the store's clock; None if that is not known."""
     return store.age_seconds(heartbeat_key(run_prefix, attempt))
 
 
-def read_heartbeat(
-    store: object_store.ObjectStore, run_prefix: str, attempt: int, claim_id: str = ""
-) -> Heartbeat | None:
+def read_heartbeat(store: ObjectStore, run_prefix: str, attempt: int, claim_id: str = "") -> Heartbeat | None:
     """Return the attempt's last heartbeat, or None if it is missing, unreadable or of another claim than this one."""
     with suppress(ObjectMissing, IntegrityError):
         beat = codec.decode(store.read(key := heartbeat_key(run_prefix, attempt)), Heartbeat, where=key)

@@ -44,9 +44,8 @@ def write_losses(store: ObjectStore, run_prefix: str, losses: WindowLosses) -> s
 def read_losses(store: ObjectStore, run_prefix: str, digest: str) -> WindowLosses:
     """Read the object; raises `IntegrityError` if it is missing or its bytes have another hash."""
     if not _SHA256.fullmatch(digest):
-        raise IntegrityError(
-            f"window_losses_sha256 {digest[:80]!r}: must be 64 hexadecimal digits; the log was changed"
-        )
+        rule = "must be 64 hexadecimal digits; the log was changed"
+        raise IntegrityError(f"window_losses_sha256 {digest[:80]!r}: {rule}")
     key = f"{losses_folder(run_prefix)}/{digest}.json"
     try:
         data = store.read(key)

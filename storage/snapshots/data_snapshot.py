@@ -54,8 +54,7 @@ def publish_snapshot(store: ObjectStore, folder: Path, manifest: SnapshotManifes
         snapshot_id = codec.sha256(data)
         marker = _key(snapshot_id, "snapshot.json")
         if store.size(marker) is None:
-            for _ in pool.map(partial(_publish, store, snapshot_id, folder), objects):
-                pass
+            list(pool.map(lambda item: _upload(store, _key(snapshot_id, item.key), folder / item.key, item), objects))
             store.write(marker, data)  # concurrent writers write the same bytes
     if store.read(marker) != data:
         raise IntegrityError(f"{marker}: is not what its name says; delete data/{snapshot_id} and run again")
@@ -65,10 +64,6 @@ def publish_snapshot(store: ObjectStore, folder: Path, manifest: SnapshotManifes
 def _describe(path: Path) -> SnapshotObject:
     found, tokens = object_store.describe_file(path), count_tokens(path) if path.suffix == SHARD_SUFFIX else None
     return SnapshotObject(key=path.name, bytes=found.bytes, sha256=found.sha256, tokens=tokens)
-
-
-def _publish(store: ObjectStore, snapshot_id: str, folder: Path, item: SnapshotObject) -> None:
-    _upload(store, _key(snapshot_id, item.key), folder / item.key, item)
 
 
 def read_manifest(store: ObjectStore, snapshot_id: str) -> SnapshotManifest:

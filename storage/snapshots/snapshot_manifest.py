@@ -75,10 +75,6 @@ class RowWriter:
                 self._flush()
                 self._writer.add_key_value_metadata(self._metadata)
 
-    def append(self, row: Any) -> None:
-        """Add a record whose fields are the columns."""
-        self.extend([tuple(getattr(row, name) for name in self._schema.names)])
-
     def extend(self, rows: Sequence[tuple[Any, ...]]) -> None:
         """Add rows of the columns' values."""
         while rows:

@@ -78,7 +78,7 @@ def fill_reserve(root: Path) -> None:
             folder.mkdir(mode=0o775, exist_ok=True)
             if file.exists():
                 continue
-            with open(unfinished, "xb", opener=_open_0664) as made:
+            with open(unfinished, "xb", opener=open_0664) as made:
                 made.write(bytes(FILE_BYTES))
                 made.flush()
                 os.fsync(made.fileno())
@@ -102,5 +102,6 @@ def take_reserve(root: Path, name: Path) -> bool:
     return False
 
 
-def _open_0664(path: str, flags: int) -> int:
+def open_0664(path: str, flags: int) -> int:
+    """Open as `open` asks, but no link; never world-writable, as write access to a store decides what is trained."""
     return os.open(path, flags | os.O_NOFOLLOW, 0o664)

@@ -244,8 +244,8 @@ class LocalStore(object_store.ObjectStore):
         for _ in range(100):
             self._make_folder(temporary.parent)
             with suppress(FileNotFoundError):
-                return open(temporary, "xb", opener=_open_0664)
-        return open(temporary, "xb", opener=_open_0664)
+                return open(temporary, "xb", opener=local_disk.open_0664)
+        return open(temporary, "xb", opener=local_disk.open_0664)
 
     def _open_reserve(self, temporary: Path) -> BinaryIO:
         if not local_disk.take_reserve(self._root, temporary):
@@ -283,11 +283,6 @@ def fsync_path(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _open_0664(path: str, flags: int) -> int:
-    # Not world-writable whatever the umask: write access to a store decides what is trained.
-    return os.open(path, flags, 0o664)
 
 
 def write_stream(descriptor: int, chunks: Iterable[bytes | memoryview]) -> int:

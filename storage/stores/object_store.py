@@ -8,9 +8,10 @@ import hashlib
 import random
 import re
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, suppress
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ParamSpec, Protocol, TypeVar
@@ -157,6 +158,21 @@ def ask_each(store: ObjectStore, ask: Callable[[Item], T], items: Iterable[Item]
         yield from readers.map(ask, items)
 
 
+def map_ahead(pool: Executor, function: Callable[[Item], T], items: Iterable[Item], *, most: int) -> Iterator[T]:
+    """Yield what `function` returns in the pool for each item, in order, `most` ahead of the reader."""
+    waiting = deque[Future[T]]()
+    try:
+        for item in items:
+            waiting.append(pool.submit(function, item))
+            if len(waiting) > most:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        for future in waiting:
+            future.cancel()
+
+
 def too_large(where: str, at_most: int) -> errors.IntegrityError:
     """Return the error for an object above its reader's limit in bytes."""
     problem = f"more than the {at_most:,} bytes that are read"
@@ -274,40 +290,26 @@ class RetryPolicy:
     random: Callable[[], float] = random.random
 
     def call(self, operation: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-        """Return the operation's result; the operation must be idempotent. Raises as `attempts` does."""
-        for attempt in self.attempts():
-            with attempt:
-                return operation(*arguments, **named)
-        raise AssertionError("the last try returns or raises")
-
-    def attempts(self) -> Iterator[AbstractContextManager[None, bool | None]]:
-        """Yield a block for each try, which suppresses an error that is retried; a block that succeeds is the last.
+        """Return the operation's result; the operation must be idempotent.
 
         Retries StoreUnavailable (but not StoreRefused) and AppendUnknown (but not NotDurable), because appends are
         idempotent by write_id. The last try's error is raised.
         """
         began = self.clock()
         for number in range(self.tries):
-            pauses = list[float]()
-            yield self._attempt(number, began, pauses)
-            if not pauses:
-                return
-            self.sleep(pauses[0])
-
-    @contextmanager
-    def _attempt(self, number: int, began: float, pauses: list[float]) -> Iterator[None]:
-        try:
-            yield
-        except (errors.StoreRefused, errors.NotDurable):
-            raise
-        except (errors.StoreUnavailable, errors.AppendUnknown) as error:
-            doubled_seconds = self.first_pause_seconds * 2.0 ** min(number, 30)
-            pause_seconds = min(self.longest_pause_seconds, doubled_seconds) * (1 + self.random()) / 2
-            elapsed_seconds = self.clock() - began
-            if elapsed_seconds + pause_seconds >= self.total_seconds or number == self.tries - 1:
+            try:
+                return operation(*arguments, **named)
+            except (errors.StoreRefused, errors.NotDurable):
                 raise
-            self.on_retry(error, elapsed_seconds)
-            pauses.append(pause_seconds)
+            except (errors.StoreUnavailable, errors.AppendUnknown) as error:
+                doubled_seconds = self.first_pause_seconds * 2.0 ** min(number, 30)
+                pause_seconds = min(self.longest_pause_seconds, doubled_seconds) * (1 + self.random()) / 2
+                elapsed_seconds = self.clock() - began
+                if elapsed_seconds + pause_seconds >= self.total_seconds or number == self.tries - 1:
+                    raise
+                self.on_retry(error, elapsed_seconds)
+            self.sleep(pause_seconds)
+        raise AssertionError("the last try returns or raises")
 
 
 def run_retry_policy(total_seconds: float, say: Callable[[str], None] = lambda message: None) -> RetryPolicy:

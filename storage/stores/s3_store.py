@@ -82,10 +82,12 @@ class S3Store(ObjectStore):
     def write(self, key: str, data: bytes) -> None:
         """Create or overwrite the object in one PUT."""
         name, seconds = self._name(key), s3_bucket.upload_seconds(len(data))
-        for attempt in self._retry_policy.attempts():
+
+        def put() -> None:
             body = io.BytesIO(data) if len(data) >= 1 << 20 else data  # a file is sent in pieces, without a copy
-            with attempt:
-                self._bucket.request("write", "put_object", seconds=seconds, Key=name, Body=body)
+            self._bucket.request("write", "put_object", seconds=seconds, Key=name, Body=body)
+
+        self._retry_policy.call(put)
 
     def write_stream(self, key: str, chunks: Iterable[bytes | memoryview]) -> int:
         """Write chunks as one object, in parts above 16 MiB; returns its bytes. An error leaves nothing behind."""
@@ -197,15 +199,9 @@ class S3Store(ObjectStore):
                 raise IntegrityError(f"s3://{self._bucket.name}/{name}: {len(data)} bytes at {start}, not {expected}")
             return data
 
-        ahead: deque[Future[bytes]] = deque()
         pool = ThreadPoolExecutor(_READS_AHEAD, thread_name_prefix="cairn-read")
         try:
-            for start in starts:
-                ahead.append(pool.submit(fetch, start))
-                if len(ahead) > _READS_AHEAD:
-                    yield ahead.popleft().result()
-            while ahead:
-                yield ahead.popleft().result()
+            yield from object_store.map_ahead(pool, fetch, starts, most=_READS_AHEAD)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 

@@ -106,13 +106,12 @@ def _read_gcp(host: str, name: str) -> str:
 
 def notice_sources(config: PreemptionConfig, environment: Mapping[str, str]) -> tuple[NoticeSource, ...]:
     """Return the sources that `config` names; environment variables of the clouds' tools may move a service."""
-    sources: list[NoticeSource] = [partial(read_notice_file, config.notice_file)] if config.notice_file else []
-    if config.metadata == "aws":
-        address = environment.get("AWS_EC2_METADATA_SERVICE_ENDPOINT") or _AWS_ADDRESS
-        sources.append(partial(read_aws_notice, address))
-    if config.metadata == "gcp":
-        sources.append(partial(read_gcp_notice, environment.get("GCE_METADATA_HOST") or _GCP_HOST))
-    return tuple(sources)
+    services: dict[str, NoticeSource] = {
+        "aws": partial(read_aws_notice, environment.get("AWS_EC2_METADATA_SERVICE_ENDPOINT") or _AWS_ADDRESS),
+        "gcp": partial(read_gcp_notice, environment.get("GCE_METADATA_HOST") or _GCP_HOST),
+    }
+    file = [partial(read_notice_file, config.notice_file)] if config.notice_file else []
+    return (*file, *(service for name, service in services.items() if name == config.metadata))
 
 
 def polling_notices(

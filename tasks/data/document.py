@@ -65,10 +65,6 @@ DUPLICATE_DETAIL = "the same text as an earlier document, sha256 "
 Piece: TypeAlias = Document | RejectedRow
 
 
-def _name_bytes(offsets: Collection[int]) -> Mapping[int, str]:
-    return {offset: f"byte {offset}" for offset in offsets}
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Source:
     """One readable file or built-in corpus: its content hash, and how to read its documents.
@@ -91,7 +87,7 @@ class Source:
     text_bytes: int = 0
     placed: SplitName | None = None
     form: str = ""
-    places_of: Callable[[Collection[int]], Mapping[int, str]] = _name_bytes
+    places_of: Callable[[Collection[int]], Mapping[int, str]] = lambda offsets: {at: f"byte {at}" for at in offsets}
     check: Callable[[], "Source"] | None = None
 
     def documents(self) -> Iterator[Document]:
@@ -116,6 +112,11 @@ def make_document(
     return Document(
         source=source, offset_bytes=offset_bytes, text=text, bytes=size, sha256=digest, placed=placed, ends=ends
     )
+
+
+def is_expressible(text: str) -> bool:
+    """Whether the text is also UTF-8: Python's own has lone surrogates, for foreign bytes too."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def split_of(content_sha256: str, val_fraction: float) -> SplitName:
@@ -212,28 +213,18 @@ def survey_corpus(
     sample: TextSample | None,
     *,
     deduplicate: bool,
+    pieces: Iterator[Piece] | None = None,
     on_text: Callable[[int, int], None] = lambda size_bytes, documents: None,
     on_piece: Callable[[Piece], None] = lambda piece: None,
 ) -> Survey:
-    """Read everything once; offers the train text to `sample`, calls on_text(bytes, documents) and on_piece of each."""
-    pieces = read_corpus(sources, deduplicate=deduplicate)
-    return survey_pieces(pieces, sources, val_fraction, sample, on_text=on_text, on_piece=on_piece)
+    """Read everything once; offers the train text to `sample`, calls on_text(bytes, documents) and on_piece of each.
 
-
-def survey_pieces(
-    pieces: Iterator[Piece],
-    sources: Sequence[Source],
-    val_fraction: float,
-    sample: TextSample | None = None,
-    *,
-    on_text: Callable[[int, int], None] = lambda size_bytes, documents: None,
-    on_piece: Callable[[Piece], None] = lambda piece: None,
-) -> Survey:
-    """Return the survey of the pieces of these sources."""
+    Where the `pieces` of the sources were read before, those are surveyed.
+    """
     val_bytes = 0
     documents, text_bytes, rejected = Counter[SplitName](), 0, Counter[tuple[str, str]]()
     first = dict[tuple[str, str], RejectedRow]()
-    for count, piece in enumerate(pieces):
+    for count, piece in enumerate(pieces or read_corpus(sources, deduplicate=deduplicate)):
         on_piece(piece)
         if isinstance(piece, RejectedRow):
             rejected[piece.source, piece.kind] += piece.kind not in LEFT_OUT

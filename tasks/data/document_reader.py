@@ -20,7 +20,7 @@ import pyarrow as pa
 from cairn.model.configuration.data import DataConfig
 from cairn.storage.snapshots.parquet_process import COLUMNS, ROWS, most_bytes, read_parquet
 from cairn.storage.snapshots.snapshot_manifest import RejectedRow, SplitName
-from cairn.tasks.data.document import InvalidCorpus, Piece, RejectionKind, make_document
+from cairn.tasks.data.document import InvalidCorpus, Piece, RejectionKind, is_expressible, make_document
 from cairn.tasks.data.text_format import BYTE_ORDER_MARK, TextFormat
 from cairn.tasks.data.text_pieces import CHUNK_BYTES, elements_of, lines_of, pieces_of, skip_mark
 from cairn.tasks.text.format import format_list
@@ -31,14 +31,8 @@ SEPARATED = "part between separators"
 LINE = "line"
 ROW = "row"
 EMPTY_FILE = "empty file"
-UNITS: Mapping[TextFormat, str] = {
-    TextFormat.TEXT: WHOLE_FILE,
-    TextFormat.JSON_LINES: LINE,
-    TextFormat.JSON: "element",
-    TextFormat.PARQUET: ROW,
-    TextFormat.CSV: ROW,
-    TextFormat.TSV: ROW,
-}
+UNITS = {TextFormat.TEXT: WHOLE_FILE, TextFormat.JSON_LINES: LINE, TextFormat.JSON: "element"}
+"""The kind of document in a file of this format; of a table of any kind it is a row."""
 LONGEST_LINE_BYTES = 64 * 1024 * 1024
 """A longer line or element of JSON, or row, is rejected, because it is held in memory as a whole."""
 _CSV_BLOCK_BYTES = 16 << 20
@@ -60,10 +54,10 @@ class TextFile:
     source: str
     place: str
     bytes: int
-    unit: str
-    format: TextFormat
-    codec: str
     opener: Callable[[], BinaryIO]
+    unit: str = WHOLE_FILE
+    format: TextFormat = TextFormat.TEXT
+    codec: str = ""
     name: str = ""
     group: str = ""
     is_matched: bool = False
@@ -198,10 +192,6 @@ def _parse_leniently(line: bytes) -> Mapping[str, object]:
     return found if isinstance(found, dict) else {}
 
 
-def _is_expressible(text: str) -> bool:
-    return not any("\ud800" <= character <= "\udfff" for character in text)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Reader:
     name: str
@@ -226,13 +216,7 @@ class _Reader:
             yield self.document(*piece)
 
     def document(
-        self,
-        offset: int,
-        content: bytes,
-        placed: SplitName | None = None,
-        *,
-        ends: bool = True,
-        is_piece: bool = False,
+        self, offset: int, content: bytes, placed: SplitName | None = None, *, ends: bool = True, is_piece: bool = False
     ) -> Piece:
         if placed is None and not is_piece and not content.strip():
             return self.rejected(offset, RejectionKind.EMPTY, "no text but white space")
@@ -284,7 +268,7 @@ class _Reader:
                 return self._field_of(line.removeprefix(BYTE_ORDER_MARK), field)
             value = _parse_leniently(line).get(self.data.text_field, msgspec.UNSET)
             is_foreign = isinstance(problem, UnicodeDecodeError)
-            if value is msgspec.UNSET or (is_foreign and isinstance(value, str) and not _is_expressible(value)):
+            if value is msgspec.UNSET or (is_foreign and isinstance(value, str) and not is_expressible(value)):
                 raise
         return value.encode("utf-8") if isinstance(value, str) else value
 

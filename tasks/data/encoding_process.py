@@ -11,11 +11,11 @@ import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from subprocess import Popen
 from typing import IO, Any, cast
 
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 
 from cairn.model.data.fast_encoder import FastEncoder, FlatIds, return_freed_memory
@@ -25,7 +25,6 @@ MOST_GROWTH_BYTES = 160 << 20
 """The caches of words stay below this; only those of texts that the tokenizer does not cut into words grow on."""
 _PIPE_BYTES = 1 << 20
 """A whole batch lies in it, so that neither process waits for the other to read."""
-_STATUS = Path("/proc/self/statm")
 
 
 class EncodingProcess:
@@ -45,18 +44,22 @@ class EncodingProcess:
         call starts another. While one call waits for its answer, the next sends: the child has no pause.
         """
         contents = [text.encode("utf-8") for text in texts]
-        with self._sending:
-            if self._is_spent:
-                with self._receiving:  # no answer is under way
-                    self._start()
-            self._send(contents)
-            self._receiving.acquire()
         try:
-            ids, counts, memory_bytes = self._receive(len(texts))
-            self._is_spent = self._is_spent or memory_bytes > self._most_bytes
-            return ids, counts
-        finally:
-            self._receiving.release()
+            with self._sending:
+                if self._is_spent:
+                    with self._receiving:  # no answer is under way
+                        self._start()
+                self._send(contents)
+                self._receiving.acquire()
+            try:
+                ids, counts, memory_bytes = self._receive(len(texts))
+                self._is_spent = self._is_spent or memory_bytes > self._most_bytes
+                return ids, counts
+            finally:
+                self._receiving.release()
+        except OSError:
+            self._is_spent = True
+            raise
 
     def close(self) -> None:
         """End the child."""
@@ -78,23 +81,15 @@ class EncodingProcess:
 
     def _send(self, contents: Sequence[bytes]) -> None:
         assert self._child is not None and self._child.stdin is not None
-        try:
-            sizes = np.array([len(contents), *map(len, contents)], dtype="<i8")
-            self._child.stdin.write(sizes.tobytes() + b"".join(contents))
-            self._child.stdin.flush()
-        except OSError:
-            self._is_spent = True
-            raise
+        sizes = np.array([len(contents), *map(len, contents)], dtype="<i8")
+        self._child.stdin.write(sizes.tobytes() + b"".join(contents))
+        self._child.stdin.flush()
 
     def _receive(self, count: int) -> tuple[NDArray[np.uint32], NDArray[np.int64], int]:
         assert self._child is not None
-        try:
-            tokens, memory_bytes = _read(self._child.stdout, "<i8", 2).tolist()
-            counts = _read(self._child.stdout, "<i8", count)
-            return _read(self._child.stdout, "<u4", tokens), counts, memory_bytes
-        except OSError:
-            self._is_spent = True
-            raise
+        tokens, memory_bytes = _read(self._child.stdout, "<i8", 2).tolist()
+        counts = _read(self._child.stdout, "<i8", count)
+        return _read(self._child.stdout, "<u4", tokens), counts, memory_bytes
 
     def _end(self) -> None:
         if (child := self._child) is not None:
@@ -126,15 +121,9 @@ def _serve(requests: IO[bytes], answers: IO[bytes]) -> None:
             return_freed_memory()
         else:
             ids, counts = encoder.encode_flat(texts)
-        for numbers in (np.array([len(ids), _memory_bytes()], dtype="<i8"), counts, ids):
+        for numbers in (np.array([len(ids), psutil.Process().memory_info().rss], dtype="<i8"), counts, ids):
             answers.write(numbers.tobytes())
         answers.flush()
-
-
-def _memory_bytes() -> int:
-    if not _STATUS.exists():
-        return 0
-    return int(_STATUS.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,6 @@ from cairn.model.data.tokenizer import Tokenizer
 from cairn.model.errors import InvalidInput
 from cairn.storage.errors import SnapshotDamaged
 from cairn.storage.snapshots import data_snapshot, snapshot_manifest, token_shard
-from cairn.storage.snapshots.data_snapshot import TOKENIZER, publish_snapshot, read_manifest
 from cairn.storage.stores.child_process import temporary_folder
 from cairn.storage.stores.codec import decode, encode
 from cairn.storage.stores.object_store import ObjectStore
@@ -32,15 +31,7 @@ from cairn.tasks.data.document import InvalidCorpus, Source, Survey, survey_corp
 from cairn.tasks.data.encoding_process import EncodingProcess
 from cairn.tasks.data.foreign_tokenizer import read_tokenizer
 from cairn.tasks.data.snapshot_lookup import SnapshotReference, find_by_id, find_by_recipe, make_recipe, recipe_id
-from cairn.tasks.data.snapshot_writer import (
-    FinishedParts,
-    PartEncoder,
-    assemble,
-    complete_parts,
-    count_batches,
-    pieces_of,
-    read_parts,
-)
+from cairn.tasks.data.snapshot_writer import FinishedParts, PartEncoder, count_batches
 from cairn.tasks.data.text_ranges import TextRange
 
 _SURVEY = "survey.json"
@@ -100,7 +91,7 @@ def build_snapshot(
         return replace(known, turned_off=build.turned_off)
     return_freed_memory()
     with build_folder(cache_dir, recipe_id(recipe)) as folder:
-        snapshot_id, manifest = publish_snapshot(store, folder / "snapshot", build.stage(folder, store))
+        snapshot_id, manifest = data_snapshot.publish_snapshot(store, folder / "snapshot", build.stage(folder, store))
         made = SnapshotReference(
             snapshot_id=snapshot_id, manifest=manifest, unknown_bytes=build.unknown_bytes, turned_off=build.turned_off
         )
@@ -154,7 +145,7 @@ def repair_snapshot(
     `data` is of this machine's configuration, None without one. Raises SnapshotDamaged and changes nothing in
     the store if there is none, or if the sources are gone or different, or are the snapshot.
     """
-    dropped = data_snapshot.drop_damaged_copies(cache_dir, read_manifest(store, snapshot_id))
+    dropped = data_snapshot.drop_damaged_copies(cache_dir, data_snapshot.read_manifest(store, snapshot_id))
     damaged = [item for item, _ in data_snapshot.find_damage(store, snapshot_id)]
     if not damaged:
         return dropped
@@ -232,7 +223,7 @@ class _Build:
         target = folder / "snapshot"
         shutil.rmtree(target, ignore_errors=True)  # of a build that was killed meanwhile
         target.mkdir()
-        return assemble(target, batches, self.sources, tokenizer, self._data.val_fraction)
+        return snapshot_writer.assemble(target, batches, self.sources, tokenizer, self._data.val_fraction)
 
     def _tokenize(
         self, folder: Path, store: ObjectStore, ranges: Sequence[TextRange], survey: Survey | None, tokenizer: Tokenizer
@@ -248,17 +239,18 @@ class _Build:
         for one in ranges:
             place = folder / one.id
             if one.parts is None or not text_ranges.fetch_range(store, one, place, encoder.schema):
-                complete_parts(place, one.sources, encoder, deduplicate=data.deduplicate, watch=watch)
+                snapshot_writer.complete_parts(place, one.sources, encoder, deduplicate=data.deduplicate, watch=watch)
             paths += sorted(place.glob("part-*.arrow"))
             before += sum(source.bytes for source in one.sources)
 
         def rows() -> Iterator[pa.RecordBatch]:
-            read = read_parts(paths, encoder.schema)
+            read = snapshot_writer.read_parts(paths, encoder.schema)
             return text_ranges.without_duplicates(read) if data.deduplicate and len(ranges) > 1 else read
 
         parts = count_batches(rows())
         if not survey:
-            require_usable(document.survey_pieces(pieces_of(rows()), self.sources, data.val_fraction), data)
+            pieces = snapshot_writer.pieces_of(rows())
+            require_usable(survey_corpus(self.sources, data.val_fraction, None, deduplicate=False, pieces=pieces), data)
         self.unknown_bytes = _require_known(parts, data)
         return self._count(BuildStage.WRITING, parts.text_bytes, rows())
 
@@ -267,7 +259,7 @@ class _Build:
         kept, data = folder / _SURVEY, self._data
         if kept.is_file():
             survey = decode(kept.read_bytes(), Survey, where=str(kept))
-            tokenizer = self.tokenizer or read_tokenizer(folder / TOKENIZER)
+            tokenizer = self.tokenizer or read_tokenizer(folder / data_snapshot.TOKENIZER)
             require_usable(survey, data)
             return survey, tokenizer
         sample = None if self.tokenizer else document.TextSample(data.tokenizer_bytes)
@@ -281,7 +273,7 @@ class _Build:
             except InvalidInput as error:
                 problem = f"data.tokenizer = {data.tokenizer!r}: {error}; rule: the text fills the size"
                 raise InvalidCorpus(problem) from error
-        (folder / TOKENIZER).write_text(chosen.to_json(), encoding="utf-8")
+        (folder / data_snapshot.TOKENIZER).write_text(chosen.to_json(), encoding="utf-8")
         unfinished = folder / f"{_SURVEY}.unfinished"
         unfinished.write_bytes(encode(survey))
         unfinished.replace(kept)

@@ -4,9 +4,9 @@ A later build uses the parts that a killed one finished; memory is bounded.
 """
 
 import os
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, fields
 from functools import partial
@@ -26,6 +26,7 @@ from cairn.storage.snapshots import snapshot_manifest, token_shard
 from cairn.storage.snapshots.data_snapshot import DOCUMENTS, REJECTED, TOKENIZER
 from cairn.storage.snapshots.snapshot_manifest import SPLITS, DocumentRow, RejectedRow, SnapshotManifest, SplitName
 from cairn.storage.stores.local_store import fsync_path
+from cairn.storage.stores.object_store import map_ahead
 from cairn.tasks.data.document import Document, InvalidCorpus, Piece, Source, read_corpus
 
 _COLUMNS = [field.name for field in fields(DocumentRow)]
@@ -92,6 +93,10 @@ def count_batches(batches: Iterable[pa.RecordBatch], paths: tuple[Path, ...] = (
     return FinishedParts(paths=paths, first_unknown=first_unknown, **counts)
 
 
+def _rows(batch: pa.RecordBatch) -> list[tuple[Any, ...]]:
+    return list(zip(*(column.to_pylist() for column in batch.columns), strict=True))
+
+
 def read_parts(paths: Iterable[Path], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Yield the batches of parts in order, one at a time in memory."""
     for path in paths:
@@ -101,8 +106,7 @@ def read_parts(paths: Iterable[Path], schema: pa.Schema) -> Iterator[pa.RecordBa
 def pieces_of(batches: Iterable[pa.RecordBatch]) -> Iterator[Piece]:
     """Yield the pieces that the batches of parts were made of, without their text."""
     for batch in batches:
-        rows = zip(*(batch.column(name).to_pylist() for name in _PIECE_COLUMNS), strict=True)
-        for source, offset, kind, detail, size, split, digest, ends in rows:
+        for source, offset, kind, detail, size, split, digest, ends in _rows(batch.select(_PIECE_COLUMNS)):
             if kind is not None:
                 yield RejectedRow(source=source, offset_bytes=offset, kind=kind, detail=detail)
             else:
@@ -128,18 +132,8 @@ class PartEncoder:
 
     def encode(self, pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
         """Yield the pieces in order with their tokens; end-of-text follows each document that ends."""
-        waiting: deque[Future[pa.RecordBatch]] = deque()
         with ThreadPoolExecutor(WORKERS, thread_name_prefix="encode") as pool:
-            try:
-                for batch in _batches(pieces):
-                    waiting.append(pool.submit(self._encode_batch, batch))
-                    if len(waiting) > WORKERS:
-                        yield waiting.popleft().result()
-                while waiting:
-                    yield waiting.popleft().result()
-            finally:
-                for future in waiting:
-                    future.cancel()
+            yield from map_ahead(pool, self._encode_batch, _batches(pieces), most=WORKERS)
 
     def _encode_batch(self, pieces: list[Piece]) -> pa.RecordBatch:
         documents, schema = [piece for piece in pieces if isinstance(piece, Document)], self.schema
@@ -244,13 +238,14 @@ class SnapshotWriter:
             tokens, size_bytes = sum(count for count, _ in sizes), sum(size for _, size in sizes)
             self.sizes[split].update(documents=len(sizes), tokens=tokens, bytes=size_bytes)
 
-    def add_rejected(self, row: RejectedRow) -> None:
-        """Append a rejected document; the file exists only if there are some."""
-        if self._rejects is None:
+    def add_rejected(self, rows: Sequence[tuple[Any, ...]]) -> None:
+        """Append rejected documents, each as the values of a RejectedRow; the file exists only if there are some."""
+        if rows and self._rejects is None:
             writer = snapshot_manifest.RowWriter(self._folder / REJECTED, snapshot_manifest.REJECTED_SCHEMA)
             self._rejects = self._stack.enter_context(writer)
-        self._rejects.append(row)
-        self._rejected[row.kind] += 1
+        if self._rejects is not None:
+            self._rejects.extend(rows)
+        self._rejected.update(kind for _, _, kind, _ in rows)
 
     def manifest(
         self,
@@ -282,9 +277,8 @@ def _require_one_end_each(batch: pa.RecordBatch, end_of_text_id: int) -> None:
     marks = np.flatnonzero(ids.values.to_numpy() == end_of_text_id)
     if not np.array_equal(marks, ids.offsets.to_numpy()[1:][ends] - 1):
         where, problem = batch.column("source")[0], f"{len(marks)} end marks for {ends.sum()} documents"
-        raise InvalidCorpus(
-            f"data.sources: {where}: {problem}; rule: one each, at its end. Take another data.tokenizer"
-        )
+        rule = "one each, at its end. Take another data.tokenizer"
+        raise InvalidCorpus(f"data.sources: {where}: {problem}; rule: {rule}")
 
 
 def assemble(
@@ -306,10 +300,8 @@ def assemble(
             for split in SPLITS:
                 writer.add_tokens(split, ids.values.to_numpy()[np.repeat(splits == split, counts)])
             is_kept = batch.column("kind").is_null()
-            for row in batch.select(_REJECTED_COLUMNS).filter(compute.invert(is_kept)).to_pylist():
-                writer.add_rejected(RejectedRow(**row))
-            kept = batch.append_column("tokens", pa.array(counts)).select(_COLUMNS).filter(is_kept)
-            rows = list(zip(*(column.to_pylist() for column in kept.columns), strict=True))
+            writer.add_rejected(_rows(batch.select(_REJECTED_COLUMNS).filter(compute.invert(is_kept))))
+            rows = _rows(batch.append_column("tokens", pa.array(counts)).select(_COLUMNS).filter(is_kept))
             writer.add_documents(rows)
             documents.update(row[0] for row in rows)
             for source, _, _, count, split, _ in rows:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
+from typing import BinaryIO, TypeAlias
 from urllib.parse import urlsplit
 
 import pyarrow as pa
@@ -18,12 +18,14 @@ import pyarrow as pa
 from cairn.model.configuration.data import DataConfig
 from cairn.storage.stores.redaction import find_credentials
 from cairn.tasks.configuration.addresses import READABLE, expand_home, why_unreadable, wrong_scheme
-from cairn.tasks.data.document import InvalidCorpus
-from cairn.tasks.data.document_reader import EMPTY_FILE, UNITS, WHOLE_FILE, TextFile, decompress, invalid_source
-from cairn.tasks.data.text_format import HEAD_BYTES, Refuse, TextFormat, recognise_codec, recognise_format
+from cairn.tasks.data.document import InvalidCorpus, is_expressible
+from cairn.tasks.data.document_reader import EMPTY_FILE, ROW, UNITS, TextFile, decompress, invalid_source
+from cairn.tasks.data.text_format import HEAD_BYTES, Refuse, recognise_codec, recognise_format
 
 _READERS = 8
 """Files of which the beginnings are read at once."""
+_Found: TypeAlias = tuple[str, bool, list[tuple[str, int, Callable[[], BinaryIO]]]]
+"""The path or URL that was looked for, whether it is a glob, and of each file place, size and how to open it."""
 
 
 def find_files(data: DataConfig, groups: Mapping[str, str], base_dir: Path) -> list[TextFile]:
@@ -38,14 +40,20 @@ def find_files(data: DataConfig, groups: Mapping[str, str], base_dir: Path) -> l
         refuse: Refuse = partial(invalid_source, source, placed=data.placed(source))
         if problem := wrong_scheme(source):
             raise refuse(problem, READABLE)
-        pattern, files = _find_remote(source, refuse) if "://" in source else _find_local(source, base_dir, refuse)
-        if not files:
+        is_remote, placed = "://" in source, data.placed(source)
+        path, is_glob, listed = _find_remote(source, refuse) if is_remote else _find_local(source, base_dir, refuse)
+        if not listed:
             rule = "a glob matches at least one file. Correct the pattern"
-            raise refuse(f"the glob matches no file, looked for {pattern}", rule)
-        if not (files := [file for file in files if not _is_excluded(file, data.exclude, base_dir)]):
+            raise refuse(f"the glob matches no file, looked for {path}", rule)
+        files = [
+            TextFile(source=source, place=place, bytes=size, opener=opener, is_matched=is_glob, placed=placed)
+            for place, size, opener in listed
+            if not _is_excluded(place, data.exclude, base_dir)
+        ]
+        if not files:
             rule = "a source keeps a file. Make data.exclude narrower"
             raise refuse("data.exclude leaves out all of its files", rule)
-        found += (replace(file, placed=data.placed(source)) for file in files)
+        found += files
     for file in sorted(found, key=lambda file: file.placed == "train"):
         place = file.place if "://" in file.place else os.path.realpath(file.place)
         first = kept.setdefault(place, file)
@@ -56,15 +64,10 @@ def find_files(data: DataConfig, groups: Mapping[str, str], base_dir: Path) -> l
         files = list(pool.map(partial(_recognise, data.format), kept.values()))
     local = [os.path.dirname(file.place) for file in files if "://" not in file.place]
     root = os.path.commonpath(local) if local else ""
-    names = [file.place if "://" in file.place else os.path.relpath(file.place, root) for file in files]
-    return [
-        replace(
-            file,
-            name=name if "://" in name else Path(name).as_posix(),
-            group=groups[file.source],
-        )
-        for file, name in zip(files, names, strict=True)
+    names = [
+        file.place if "://" in file.place else Path(os.path.relpath(file.place, root)).as_posix() for file in files
     ]
+    return [replace(file, name=name, group=groups[file.source]) for file, name in zip(files, names, strict=True)]
 
 
 def _expand(pattern: str) -> set[str]:
@@ -89,7 +92,7 @@ def _folders_below(folder: str, above: frozenset[str] = frozenset()) -> Iterator
             yield from _folders_below(inner, above | {real})
 
 
-def _find_local(source: str, base_dir: Path, refuse: Refuse) -> tuple[str, list[TextFile]]:
+def _find_local(source: str, base_dir: Path, refuse: Refuse) -> _Found:
     path = os.path.abspath(base_dir / expand_home("data.sources", source))
     if os.path.isdir(path):
         raise refuse(*_is_directory(source, path))
@@ -99,13 +102,10 @@ def _find_local(source: str, base_dir: Path, refuse: Refuse) -> tuple[str, list[
         what = "a link to nothing, a pipe or a device" if "\0" not in path and os.path.lexists(path) else "no such file"
         raise refuse(f"{what}, looked at {path}", rule)
     matches = [path] if is_file else sorted(filter(os.path.isfile, _expand(_escape_folders(path))))
-    if foreign := next((match for match in matches if not _is_utf8(match)), None):
+    if foreign := next((match for match in matches if not is_expressible(match)), None):
         rule = "names are UTF-8, as they are written into the snapshot. Rename it, or leave it out with data.exclude"
         raise refuse(f"a file is named {os.fsencode(foreign)!r}", rule)
-    return path, [
-        _text_file(source, match, os.path.getsize(match), partial(_open_local, match), is_matched=not is_file)
-        for match in matches
-    ]
+    return path, not is_file, [(match, os.path.getsize(match), partial(_open_local, match)) for match in matches]
 
 
 def _escape_folders(path: str) -> str:
@@ -118,20 +118,12 @@ def _escape_folders(path: str) -> str:
     return glob.escape(path)
 
 
-def _is_utf8(name: str) -> bool:
-    try:
-        name.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _is_excluded(file: TextFile, patterns: Sequence[str], base_dir: Path) -> bool:
+def _is_excluded(place: str, patterns: Sequence[str], base_dir: Path) -> bool:
     """Whether a pattern matches the file's name, or with a slash in it its path from `base_dir` or its URL."""
-    path = urlsplit(file.place).path if "://" in file.place else file.place
+    path = urlsplit(place).path if "://" in place else place
     for pattern in patterns:
         if "://" in pattern:
-            is_match = fnmatch.fnmatchcase(file.place, pattern)
+            is_match = fnmatch.fnmatchcase(place, pattern)
         elif "/" in pattern:
             whole = os.path.normpath(os.path.join(glob.escape(str(base_dir.absolute())), pattern))
             is_match = fnmatch.fnmatchcase(path, f"{whole}/*" if pattern.endswith("/") else whole)
@@ -144,21 +136,6 @@ def _is_excluded(file: TextFile, patterns: Sequence[str], base_dir: Path) -> boo
 
 def _open_local(path: str) -> BinaryIO:
     return open(path, "rb")
-
-
-def _text_file(
-    source: str, place: str, size_bytes: int, opener: Callable[[], BinaryIO], *, is_matched: bool
-) -> TextFile:
-    return TextFile(
-        source=source,
-        place=place,
-        bytes=size_bytes,
-        unit=WHOLE_FILE,
-        format=TextFormat.TEXT,
-        codec="",
-        opener=opener,
-        is_matched=is_matched,
-    )
 
 
 def _recognise(wanted: str, file: TextFile) -> TextFile:
@@ -177,10 +154,10 @@ def _recognise(wanted: str, file: TextFile) -> TextFile:
             raise file.invalid("the file is empty", "every source has text; fill the file, or leave it out")
         return replace(file, unit=EMPTY_FILE)
     form = recognise_format(file.place, head, wanted, file.invalid)
-    return replace(file, format=form, unit=UNITS[form])
+    return replace(file, format=form, unit=UNITS.get(form, ROW))
 
 
-def _find_remote(source: str, refuse: Refuse) -> tuple[str, list[TextFile]]:
+def _find_remote(source: str, refuse: Refuse) -> _Found:
     import fsspec  # slow to import
 
     # s3fs keeps listings for ever by default, which would hide new files.
@@ -193,17 +170,8 @@ def _find_remote(source: str, refuse: Refuse) -> tuple[str, list[TextFile]]:
         raise refuse(why_unreadable(problem, source), rule) from problem
     if is_file and found[path]["type"] == "directory":
         raise refuse(*_is_directory(source, path))
-    return path, [
-        _text_file(
-            source,
-            fs.unstrip_protocol(item),
-            int(info["size"] or 0),
-            partial(fs.open, item, "rb"),
-            is_matched=not is_file,
-        )
-        for item, info in sorted(found.items())
-        if info["type"] == "file"
-    ]
+    files = ((item, int(info["size"] or 0)) for item, info in sorted(found.items()) if info["type"] == "file")
+    return path, not is_file, [(fs.unstrip_protocol(item), size, partial(fs.open, item, "rb")) for item, size in files]
 
 
 def _is_directory(source: str, path: str) -> tuple[str, str]:

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import astuple
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -17,11 +16,11 @@ from cairn.model.data.tokenizer_file import MAX_VOCABULARY
 from cairn.model.errors import InvalidInput
 from cairn.storage.errors import StorageError
 from cairn.storage.snapshots import data_snapshot
-from cairn.storage.snapshots.snapshot_manifest import SPLITS, DocumentRow, SnapshotManifest, SnapshotSource, SplitName
-from cairn.storage.stores import codec, object_store
-from cairn.storage.stores.child_process import temporary_folder
-from cairn.tasks.data import foreign_tokenizer, snapshot_lookup, snapshot_writer, token_files
+from cairn.storage.snapshots.snapshot_manifest import SPLITS, SnapshotManifest, SnapshotSource, SplitName
+from cairn.storage.stores import child_process, codec, object_store
+from cairn.tasks.data import foreign_tokenizer, snapshot_writer, token_files
 from cairn.tasks.data.document import InvalidCorpus, short_hash
+from cairn.tasks.data.snapshot_lookup import SnapshotReference
 from cairn.tasks.data.token_files import TokenFile, TokenFileFormat
 from cairn.tasks.errors import InvalidConfiguration
 
@@ -57,13 +56,13 @@ def import_tokens(
     dtype: str = "",
     allow_shared: bool = False,
     assumes_end: bool = False,
-) -> snapshot_lookup.SnapshotReference:
+) -> SnapshotReference:
     """Publish the snapshot of these tokens, of `dtype` where a file does not say it.
 
     Raises InvalidCorpus, also for a document in both splits, if not `allow_shared`, and for an end of text, if
     `assumes_end` says that nobody has named the id.
     """
-    with temporary_folder("cairn-import-") as staging:
+    with child_process.temporary_folder("cairn-import-") as staging:
         importing = _Import(tokenizer, dtype, assumes_end)
         try:
             manifest = importing.run(files, staging)
@@ -74,9 +73,7 @@ def import_tokens(
             remedy = "Give other files, or --allow-shared to measure on text trained on"
             raise InvalidCorpus(f"{problem}; rule: train and val share no document. {remedy}")
         snapshot_id, manifest = data_snapshot.publish_snapshot(store, staging, manifest)
-    return snapshot_lookup.SnapshotReference(
-        snapshot_id=snapshot_id, manifest=manifest, added_ends=importing.added_ends
-    )
+    return SnapshotReference(snapshot_id=snapshot_id, manifest=manifest, added_ends=importing.added_ends)
 
 
 def export_tokens(snapshot: data_snapshot.SnapshotFiles, folder: Path, form: TokenFileFormat) -> tuple[TokenFile, ...]:
@@ -136,29 +133,21 @@ class _Import:
                 if is_added:
                     writer.add_tokens(split, np.array([end]))
             except StorageError as error:
-                remedy = "Name the vocabulary that made them" + (
-                    "" if file.declared else ", or their width: --dtype uint32"
-                )
+                width = "" if file.declared else ", or their width: --dtype uint32"
+                remedy = f"Name the vocabulary that made them{width}"
                 raise InvalidCorpus(f"{file.path}: tokens {start} to {stop - 1}: {error}. {remedy}") from error
             ends = int(tokens[stop - 1]) == end
             if ends and self._assumes_end:
                 raise _unnamed_end(file.path, stop - 1, end)
             self.added_ends += is_added
             text = self._tokenizer.decode(tokens[start : stop - ends].tolist()).encode("utf-8")
-            row = DocumentRow(
-                source=file.path.name,
-                offset_bytes=file.header_bytes + start * file.dtype.itemsize,
-                bytes=len(text),
-                tokens=stop - start + is_added,
-                split=split,
-                sha256=codec.sha256(text),
-            )
-            writer.add_documents([astuple(row)])
-            digest = short_hash(row.sha256)
-            if split == "val" and row.bytes:  # an end of text at the start of a file is not a document
+            sha256, offset = codec.sha256(text), file.header_bytes + start * file.dtype.itemsize
+            writer.add_documents([(file.path.name, offset, len(text), stop - start + is_added, split, sha256)])
+            digest = short_hash(sha256)
+            if split == "val" and text:  # an end of text at the start of a file is not a document
                 self._val_digests.add(digest)
             elif split == "train" and digest in self._val_digests:
-                self.first_shared = self.first_shared or f"{row.source}, byte {row.offset_bytes}"
+                self.first_shared = self.first_shared or f"{file.path.name}, byte {offset}"
                 self.shared += 1
             documents += 1
         found, after = object_store.describe_file(file.path), file.path.stat()
@@ -209,14 +198,12 @@ def given_tokenizer(path: str, vocab_size: int, end_of_text_id: int) -> Tokenize
         raise InvalidConfiguration("--tokenizer, --vocab-size: give one of them; the ids' meaning is in no .bin file")
     if not path:
         return numbered_vocabulary(vocab_size, vocab_size - 1 if end_of_text_id < 0 else end_of_text_id)
+    named_id = None if end_of_text_id < 0 else end_of_text_id
     try:
-        found = foreign_tokenizer.read_tokenizer(
-            Path(path), end_of_text_id=None if end_of_text_id < 0 else end_of_text_id
-        )
+        found = foreign_tokenizer.read_tokenizer(Path(path), end_of_text_id=named_id)
     except InvalidInput as error:
         raise InvalidCorpus(f"--tokenizer: {error}") from error
     if found.end_of_text_id >= found.vocab_size:
-        raise InvalidCorpus(
-            f"--end-of-text {end_of_text_id}: must lie in 0 to {found.vocab_size - 1}, the tokenizer's ids"
-        )
+        rule = f"must lie in 0 to {found.vocab_size - 1}, the tokenizer's ids"
+        raise InvalidCorpus(f"--end-of-text {end_of_text_id}: {rule}")
     return found

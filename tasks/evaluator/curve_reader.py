@@ -8,7 +8,7 @@ from cairn.storage.logs import run_state, step_log
 from cairn.storage.stores.codec import decode, stored_value
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.configuration.settings import METRIC
-from cairn.tasks.policy import curve_statistics
+from cairn.tasks.policy.curve_statistics import Curve, CurveFold
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,17 +22,15 @@ class CurveReader:
     def __init__(self, store: ObjectStore, run_prefix: str) -> None:
         """Read nothing yet."""
         self._store, self._prefix, self._vocab_size = store, run_prefix, 0
-        self._steps, self._fold = step_log.SurvivingSteps(store, run_prefix), curve_statistics.CurveFold()
+        self._steps, self._fold = step_log.SurvivingSteps(store, run_prefix), CurveFold()
 
-    def read(
-        self, state: run_state.RunState, *, suite_sha256: str | None, until_step: float = float("inf")
-    ) -> curve_statistics.Curve:
+    def read(self, state: run_state.RunState, *, suite_sha256: str | None, until_step: float = float("inf")) -> Curve:
         """Return the curve up to `until_step`, with a suite's losses or none; raises `StorageError`.
 
         It begins again where it has read further than that, or steps were trained again.
         """
         if self._steps.last_step > until_step or not self._steps.is_current(state.attempts):
-            self._steps, self._fold = step_log.SurvivingSteps(self._store, self._prefix), curve_statistics.CurveFold()
+            self._steps, self._fold = step_log.SurvivingSteps(self._store, self._prefix), CurveFold()
         for record in self._steps.read(state.attempts, until_step):
             self._fold.add(record, _slowest_rank(state, record))
         measured = (item for item in state.surviving_evaluations(suite_sha256) if METRIC in item.metrics)

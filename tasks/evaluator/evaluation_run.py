@@ -19,11 +19,11 @@ import msgspec
 import psutil
 from pydantic import BaseModel, ConfigDict
 
-from cairn.model.configuration.network import ModelConfig
-from cairn.model.configuration.training import Arithmetic
+from cairn.model.configuration import network, training
 from cairn.storage.checkpoints.resume_point import new_pin, pin_checkpoint, unpin_entry
 from cairn.storage.errors import StorageError
 from cairn.storage.logs import log_entry, run_entries, run_log, run_state, window_losses
+from cairn.storage.logs.run_entries import EvaluationRecorded
 from cairn.storage.stores.codec import encode, sha256
 from cairn.tasks.attempt.injected_faults import evaluator_fault
 from cairn.tasks.configuration import settings
@@ -62,14 +62,8 @@ AnySuite = Suite | settings.EvaluatorConfig
 
 def suite_of(evaluation: settings.EvaluationConfig) -> Suite:
     """Return the held-out suite of a run's evaluation section, by which its checkpoints are compared."""
-    return Suite(
-        name=evaluation.name,
-        batches=evaluation.batches,
-        batch_size=evaluation.batch_size,
-        prompts=evaluation.prompts,
-        sample_tokens=evaluation.sample_tokens,
-        sample_seed=evaluation.sample_seed,
-    )
+    own = {"name", "batches", "batch_size", "prompts", "sample_tokens", "sample_seed"}
+    return Suite(**evaluation.model_dump(include=own))
 
 
 def required_suites_of(evaluation: settings.EvaluationConfig) -> tuple[AnySuite, ...]:
@@ -82,7 +76,7 @@ class EvaluationPlan:
     """How checkpoints are measured under one suite; further suites have plans, failures and retries of their own."""
 
     suite: AnySuite
-    model: ModelConfig
+    model: network.ModelConfig
     snapshot_id: str
     cache_dir: Path
     device: str
@@ -91,7 +85,7 @@ class EvaluationPlan:
     budget: settings.BudgetConfig = field(default_factory=lambda: settings.BudgetConfig(retries=0))
     faults: str = ""
     mask_documents: bool = False
-    arithmetic: Arithmetic = "native"
+    arithmetic: training.Arithmetic = "native"
     following: tuple["EvaluationPlan", ...] = ()
 
     @property
@@ -109,14 +103,13 @@ class EvaluationSpec(BaseModel):
     checkpoint: log_entry.CheckpointReference
     store_url: str
     run_id: str
-    run_prefix: str
     number: int
     folder: Path | None
 
 
 def find_evaluation(
     state: run_state.RunState, manifest_sha256: str, suite_sha256: str, data_snapshot: str | None = None
-) -> run_entries.EvaluationRecorded | None:
+) -> EvaluationRecorded | None:
     """Return the newest evaluation of these weights under this suite, on any snapshot if none is named, or None."""
     known = reversed(state.evaluations_of(manifest_sha256))
     found = (item for item in known if item.suite_sha256 == suite_sha256)
@@ -159,7 +152,7 @@ def record_evaluation(
     monotonic: Callable[[], float] = time.monotonic,
     measure: Measure | None = None,
     sleep: Callable[[float], None] = time.sleep,
-) -> run_entries.EvaluationRecorded | run_entries.EvaluationFailed:
+) -> EvaluationRecorded | run_entries.EvaluationFailed:
     """Return the recorded evaluation, measuring the checkpoint if there is none; a failed evaluator does not raise.
 
     `again` measures once more even if there is a record. A failed evaluator is retried within its budget, after its
@@ -172,22 +165,14 @@ def record_evaluation(
     if problem := refuse_command(plan.suite, os.environ):
         refusal = evaluator_process.Outcome(result=b"", problem=problem, refused=True)
         measure = lambda spec, timeout_seconds: refusal  # noqa: E731
-    trial = _Trial(
-        log=log,
-        reference=reference,
-        plan=plan,
-        during_attempt=during_attempt,
-        again=again,
-        reader=reader or curve_reader.CurveReader(log.store, log.prefix),
-        clock=clock,
-        monotonic=monotonic,
-    )
+    reader = reader or curve_reader.CurveReader(log.store, log.prefix)
+    trial = _Trial(log, reference, plan, during_attempt, again, reader, clock, monotonic)
     log.refresh()
     while (known := trial.known(log.state)) is None:
         if not on_request and (failed := trial.failed(log.state)) and not trial.may_retry(log.state):
             return failed[-1]
         body = _measure_once(trial, measure)
-        if isinstance(body, run_entries.EvaluationRecorded) or body.refused or not trial.may_retry(log.refresh()):
+        if isinstance(body, EvaluationRecorded) or body.refused or not trial.may_retry(log.refresh()):
             return body
         delay = budgets.backoff_seconds(plan.budget, len(trial.failed(log.state)) - 1)
         while delay > 0 and not stopping():
@@ -196,7 +181,7 @@ def record_evaluation(
     return known
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class _Trial:
     log: run_log.RunLog
     reference: log_entry.CheckpointReference
@@ -207,7 +192,7 @@ class _Trial:
     clock: Callable[[], datetime]
     monotonic: Callable[[], float]
 
-    def known(self, state: run_state.RunState) -> run_entries.EvaluationRecorded | None:
+    def known(self, state: run_state.RunState) -> EvaluationRecorded | None:
         wanted = (self.reference.manifest_sha256, self.plan.suite.sha256, self.plan.snapshot_id)
         return None if self.again else find_evaluation(state, *wanted)
 
@@ -220,7 +205,7 @@ class _Trial:
         return len(self.failed(state)) <= budgets.evaluator_budget(self.plan.budget, charged).retries
 
 
-def _measure_once(trial: _Trial, measure: Measure) -> run_entries.EvaluationRecorded | run_entries.EvaluationFailed:
+def _measure_once(trial: _Trial, measure: Measure) -> EvaluationRecorded | run_entries.EvaluationFailed:
     log, reference, plan = trial.log, trial.reference, trial.plan
     pin_id = pin_for_evaluation(log, reference, plan, during_attempt=trial.during_attempt)
     if pin_id is None:
@@ -234,7 +219,6 @@ def _measure_once(trial: _Trial, measure: Measure) -> run_entries.EvaluationReco
             checkpoint=reference,
             store_url=log.store.url,
             run_id=log.run_id,
-            run_prefix=log.prefix,
             number=number,
             folder=folder,
         )
@@ -243,10 +227,10 @@ def _measure_once(trial: _Trial, measure: Measure) -> run_entries.EvaluationReco
         outcome = replace(outcome, problem=failures.as_injected(outcome.problem, fault))
     seconds = trial.monotonic() - started
     body = _body(log, outcome, reference, plan, started_at=started_at, seconds=seconds, pin_id=pin_id)
-    if isinstance(body, run_entries.EvaluationRecorded):
+    if isinstance(body, EvaluationRecorded):
         body = with_verdict(log, body, trial.reader)
     state = log.append(partial(_unless_recorded, body, trial), writer=log_entry.this_writer())
-    return (trial.known(state) or body) if isinstance(body, run_entries.EvaluationRecorded) else body
+    return (trial.known(state) or body) if isinstance(body, EvaluationRecorded) else body
 
 
 @contextmanager
@@ -270,7 +254,7 @@ def _body(
     reference: log_entry.CheckpointReference,
     plan: EvaluationPlan,
     **common: Any,
-) -> run_entries.EvaluationRecorded | run_entries.EvaluationFailed:
+) -> EvaluationRecorded | run_entries.EvaluationFailed:
     common |= {"step": reference.step, "manifest_sha256": reference.manifest_sha256, "data_snapshot": plan.snapshot_id}
     common |= {"suite": plan.suite.name, "suite_sha256": plan.suite.sha256}
     if outcome.problem:
@@ -283,7 +267,7 @@ def _body(
     if result.losses:
         found = window_losses.WindowLosses(window_tokens=result.window_tokens, losses=result.losses)
         written = window_losses.write_losses(log.store, log.prefix, found)
-    return run_entries.EvaluationRecorded(
+    return EvaluationRecorded(
         evaluator_version=plan.suite.evaluator_version,
         metrics=result.metrics,
         samples=result.samples,
@@ -294,22 +278,20 @@ def _body(
 
 
 def _unless_recorded(
-    body: run_entries.EvaluationRecorded | run_entries.EvaluationFailed, trial: _Trial, state: run_state.RunState
-) -> run_entries.EvaluationRecorded | run_entries.EvaluationFailed | run_entries.CheckpointUnpinned | None:
+    body: EvaluationRecorded | run_entries.EvaluationFailed, trial: _Trial, state: run_state.RunState
+) -> EvaluationRecorded | run_entries.EvaluationFailed | run_entries.CheckpointUnpinned | None:
     record, manifest_sha256 = state.find_live(trial.reference.prefix), trial.reference.manifest_sha256
     if isinstance(body, run_entries.EvaluationFailed) and (record is None or not record.is_committed):
         return None  # its pin had ended and the bytes were deleted, so the evaluator is not at fault
     if body in (*state.evaluations_of(manifest_sha256), *state.failed_evaluations_of(manifest_sha256)):
         return None
-    if isinstance(body, run_entries.EvaluationRecorded) and trial.known(state) is not None:
+    if isinstance(body, EvaluationRecorded) and trial.known(state) is not None:
         pin = next((pin for pin in state.pins if pin.pin_id == body.pin_id), None)
         return unpin_entry(pin, "another evaluator was sooner: one outcome is enough", state) if pin else None
     return body
 
 
-def with_verdict(
-    log: run_log.RunLog, body: run_entries.EvaluationRecorded, reader: curve_reader.CurveReader
-) -> run_entries.EvaluationRecorded:
+def with_verdict(log: run_log.RunLog, body: EvaluationRecorded, reader: curve_reader.CurveReader) -> EvaluationRecorded:
     """Return the evaluation with the verdict on the curve up to its step, if it has a held-out loss to judge."""
     with suppress(StorageError, ValueError, LookupError, ArithmeticError):
         loss = body.metrics[settings.METRIC]

@@ -23,6 +23,7 @@ from cairn.model.data.sample_order import window_range
 from cairn.model.data.token_windows import TokenWindows
 from cairn.model.inference.prediction import Sampling, describe_losses, generate_stream, window_losses
 from cairn.model.training.determinism import make_deterministic, resolve_device
+from cairn.storage.logs import run_log
 from cairn.storage.stores import object_store, open_store
 from cairn.storage.stores.child_process import DEVNULL, start_child
 from cairn.tasks.attempt.injected_faults import IN_EVALUATOR, PAUSES, FaultPlan, inject_process_fault
@@ -233,7 +234,7 @@ def main() -> None:
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     spec = EvaluationSpec.model_validate_json(sys.stdin.buffer.read())
-    faults = FaultPlan(open_store.open_store(spec.store_url), spec.run_prefix, spec.plan.faults)
+    faults = FaultPlan(open_store.open_store(spec.store_url), run_log.run_prefix(spec.run_id), spec.plan.faults)
     for kind in faults.due(spec.number, IN_EVALUATOR):
         faults.pause(kind, spec.number) if kind in PAUSES else inject_process_fault(kind)
     os.nice(15)  # on shared cores, waiting threads of both processes slow training by a factor of ten

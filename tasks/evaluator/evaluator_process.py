@@ -5,6 +5,7 @@ Its whole group is killed before its leader is reaped, so that no other process 
 
 import os
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -93,19 +94,14 @@ def run_evaluator(
     The result is its last line; `note` gets the numbers that it prints before, its share of the work done.
     """
     try:
-        child = start_child(command)
+        with tempfile.TemporaryFile() as stdin:
+            stdin.write(spec)
+            stdin.seek(0)
+            child = start_child(command, stdin=stdin)
     except OSError as error:  # for example no memory or no process left
         return Outcome(result=b"", problem=f"the evaluator could not be started: {error}")
-    assert child.stdin is not None and child.stdout is not None and child.stderr is not None
-    stdout = PipeReader(child.stdout, last_bytes=MOST_STDOUT_BYTES)
-    stderr = PipeReader(child.stderr)
-    stdin = child.stdin
-
-    def write() -> None:
-        with suppress(BrokenPipeError), stdin:
-            stdin.write(spec)
-
-    threading.Thread(target=write, daemon=True).start()
+    assert child.stdout is not None and child.stderr is not None
+    stdout, stderr = PipeReader(child.stdout, last_bytes=MOST_STDOUT_BYTES), PipeReader(child.stderr)
     try:
         problem = _wait(child, stdout, timeout_seconds, stopping, note)
     finally:

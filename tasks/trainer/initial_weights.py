@@ -21,7 +21,7 @@ from safetensors.numpy import load, save
 from cairn.model.architectures.hugging_face import HuggingFaceConfig, check_settings, from_hugging_face, parse_config
 from cairn.model.configuration.network import ModelConfig
 from cairn.model.errors import InvalidInput
-from cairn.storage.checkpoints.payload import chunks_of
+from cairn.storage.checkpoints.payload import NUMPY_TYPES, chunks_of
 from cairn.storage.errors import IntegrityError
 from cairn.storage.stores.codec import decode
 from cairn.storage.stores.object_store import ExpectedObject, ObjectStore, check_object, read_verified
@@ -33,10 +33,6 @@ WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 TOKENIZER = "tokenizer.json"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-_NUMPY = {
-    "BOOL": "?", "U8": "u1", "I8": "i1", "I16": "<i2", "U16": "<u2", "F16": "<f2", "BF16": "<u2",
-    "I32": "<i4", "U32": "<u4", "F32": "<f4", "I64": "<i8", "U64": "<u8", "F64": "<f8",
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +140,9 @@ def _file_arrays(path: Path) -> Iterator[tuple[str, NDArray[Any]]]:
     try:
         # The library's own reader for numpy has no bfloat16.
         for name, tensor in deserialize(path.read_bytes()):  # type: ignore[no-untyped-call]
-            if tensor["dtype"] not in _NUMPY:
-                raise InvalidInput(f"{name} is {tensor['dtype']}; rule: one of {', '.join(_NUMPY)}")
-            flat = np.frombuffer(tensor["data"], dtype=_NUMPY[tensor["dtype"]])
+            if tensor["dtype"] not in NUMPY_TYPES:
+                raise InvalidInput(f"{name} is {tensor['dtype']}; rule: one of {', '.join(NUMPY_TYPES)}")
+            flat = np.frombuffer(tensor["data"], dtype=NUMPY_TYPES[tensor["dtype"]])
             if tensor["dtype"] == "BF16":  # the upper half of a float32
                 flat = (flat.astype("<u4") << 16).view("<f4")
             yield name, flat.reshape(tensor["shape"])  # (values,) -> its shape

@@ -33,13 +33,13 @@ class TrainerSpec(BaseModel):
     training: TrainingConfig
     micro_batch: int
     activation_checkpointing: bool
-    quarantined: tuple[int, ...]
+    quarantined: tuple[int, ...] = ()
     divergence: DivergenceConfig
     patience_seconds: float
     threads: int
-    workers: int
-    devices: int
-    resume: log_entry.CheckpointReference | None
+    workers: int = 1
+    devices: int = 1
+    resume: log_entry.CheckpointReference | None = None
     initial_weights_sha256: str | None = None
     before: TrainedBefore = NOTHING_BEFORE
     cache_dir: Path
@@ -142,23 +142,16 @@ FIRST_LINES: TypeAdapter[SpeedTrial | TrainerSpec] = TypeAdapter(SpeedTrial | Tr
 """The lines before a trainer's commands: any number of trials, then its spec."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Line:
-    kind: str
-    content: msgspec.Raw
-
-
 def encode_message(message: Command | Event) -> bytes:
-    """Return the message as one line."""
-    content = msgspec.Raw(msgspec.json.encode(message))
-    return msgspec.json.encode(_Line(kind=type(message).__name__, content=content)) + b"\n"
+    """Return the message as one line: the name of its kind, and its content."""
+    return msgspec.json.encode((type(message).__name__, message)) + b"\n"
 
 
 def decode_message(line: bytes) -> Command | Event:
     """Return the message in a line; raises `TaskError` for anything else."""
     try:
-        parsed = msgspec.json.decode(line, type=_Line)
-        message: Command | Event = msgspec.json.decode(parsed.content, type=_MESSAGES[parsed.kind])
+        kind, content = msgspec.json.decode(line, type=tuple[str, msgspec.Raw])
+        message: Command | Event = msgspec.json.decode(content, type=_MESSAGES[kind])
     except (msgspec.DecodeError, RecursionError, KeyError) as error:
         raise TaskError(f"trainer protocol: not a message: {line[:200]!r}") from error
     return message

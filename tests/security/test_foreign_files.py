@@ -6,6 +6,7 @@ import resource
 import struct
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import astuple
 from pathlib import Path
 
 import numpy as np
@@ -118,7 +119,7 @@ def test_a_frame_that_asks_for_a_window_of_two_gigabytes_is_refused(tmp_path: Pa
 def test_a_document_index_in_a_hostile_store_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "documents.parquet"
     with DocumentIndexWriter(path) as index:
-        index.append(DocumentRow(source="a", offset_bytes=0, bytes=1, tokens=1, split="train", sha256="b"))
+        index.extend([astuple(DocumentRow(source="a", offset_bytes=0, bytes=1, tokens=1, split="train", sha256="b"))])
     table = parquet.read_table(path)
     long = pa.DictionaryArray.from_arrays(pa.array([0] * 256, pa.int32()), pa.array(["a" * 20 * MEGABYTE]))
     rows = table.take([0] * 256).set_column(0, "source", long)

@@ -1,6 +1,6 @@
 import threading
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 
 import numpy as np
@@ -49,7 +49,7 @@ def staged(tmp_path: Path) -> Path:
         with ShardWriter(folder, split, MANIFEST.shard_schema, shard_tokens=64) as writer:
             writer.append(np.arange(tokens))
     with DocumentIndexWriter(folder / DOCUMENTS) as index:
-        index.append(ROW)
+        index.extend([astuple(ROW)])
     return folder
 
 

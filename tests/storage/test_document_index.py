@@ -39,7 +39,7 @@ def small_row_groups(monkeypatch: pytest.MonkeyPatch) -> None:
 def write(path: Path, rows: Iterable[DocumentRow] = ROWS) -> Path:
     with DocumentIndexWriter(path) as index:
         for item in rows:
-            index.append(item)
+            index.extend([astuple(item)])
     return path
 
 
@@ -78,7 +78,7 @@ def test_what_was_left_out_is_listed_with_its_place_and_fault(tmp_path: Path) ->
     left_out = [RejectedRow(source="a", offset_bytes=n, kind="not UTF-8", detail="byte 0xff") for n in range(9)]
     with RowWriter(tmp_path / "rejected", REJECTED_SCHEMA) as rejected:
         for item in left_out:
-            rejected.append(item)
+            rejected.extend([astuple(item)])
     read = parquet.read_table(tmp_path / "rejected").to_pylist()
     assert [RejectedRow(**fields) for fields in read] == left_out
 

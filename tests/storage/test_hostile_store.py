@@ -15,12 +15,12 @@ from cairn.storage.logs.log_entry import CheckpointReference, EntryLog, entry_na
 from cairn.storage.logs.registry import list_aliases
 from cairn.storage.logs.run_entries import RUN_KINDS, CheckpointSuperseded
 from cairn.storage.logs.run_index import list_run_ids
-from cairn.storage.logs.run_state import RunState
-from cairn.storage.logs.step_log import heartbeat_key, parse_step_records, read_attempt_records, read_heartbeat
+from cairn.storage.logs.run_state import AttemptRecord, RunState
+from cairn.storage.logs.step_log import heartbeat_key, parse_step_records, read_heartbeat, read_step_records
 from cairn.storage.stores.codec import encode, sha256
 from cairn.storage.stores.local_store import LocalStore
 from cairn.storage.stores.object_store import MAX_READ_BYTES, ObjectStore, check_key
-from tests.entries import writer
+from tests.entries import NOON, started, writer
 from tests.memory_store import MemoryStore
 from tests.storage.builders import (
     LOG,
@@ -153,8 +153,9 @@ def test_step_records_of_any_size_are_refused_in_bounded_memory(tmp_path: Path) 
             read.append(at_most_bytes)
             return super().read(key, at_most_bytes=min(at_most_bytes, 10**7))
 
+    attempt = AttemptRecord(started=started(1), started_at=NOON)
     with pytest.raises(IntegrityError, match="bytes that are read"):
-        read_attempt_records(Counting(tmp_path), "runs/r1", 1)
+        read_step_records(Counting(tmp_path), "runs/r1", [attempt])
     assert 0 < read[0] <= 2**31
 
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import astuple
 from pathlib import Path
 
 import numpy as np
@@ -60,7 +61,7 @@ def snapshot_id(store: ObjectStore, tmp_path: Path) -> str:
         with ShardWriter(folder, split, MANIFEST.shard_schema, shard_tokens=64) as writer:
             writer.append(np.arange(tokens))
     with DocumentIndexWriter(folder / DOCUMENTS) as index:
-        index.append(DocumentRow(source="a", offset_bytes=0, bytes=1, tokens=100, split="train", sha256="a"))
+        index.extend([astuple(DocumentRow(source="a", offset_bytes=0, bytes=1, tokens=100, split="train", sha256="a"))])
     return publish_snapshot(store, folder, MANIFEST)[0]
 
 

@@ -16,7 +16,6 @@ from cairn.storage.logs.step_log import (
     StepSample,
     StepTail,
     parse_step_records,
-    read_attempt_records,
     read_last_record,
     read_newest_records,
     read_step_records,
@@ -57,6 +56,10 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
     return LocalStore(tmp_path) if request.param == "local" else MemoryStore("tail")
 
 
+def attempts(claim_id: str = "") -> list[AttemptRecord]:
+    return [AttemptRecord(started=started(1, claim_id=claim_id), started_at=NOON)]
+
+
 def steps(lines: list[StepRecord]) -> list[int]:
     return [line.step for line in lines]
 
@@ -95,7 +98,9 @@ def test_attempts_are_read_apart(store: ObjectStore) -> None:
 
 def test_one_attempts_records_are_read_whole_and_none_is_no_error(store: ObjectStore) -> None:
     store.write(step_log_key(RUN, 1), encoded(1, 2) + b'{"step": torn')
-    assert steps(read_attempt_records(store, RUN, 1)) == [1, 2] and read_attempt_records(store, RUN, 2) == []
+    store.write(step_log_key(RUN, 2), encoded(3, attempt=2))
+    assert steps(read_step_records(store, RUN, attempts())) == [1, 2]
+    assert read_step_records(store, RUN, [AttemptRecord(started=started(3), started_at=NOON)]) == []
 
 
 @pytest.fixture
@@ -163,9 +168,9 @@ def test_the_records_of_all_segments_are_read_as_one(store: ObjectStore, open_lo
             log.write(record(step))
         log.publish()
         tailed += steps(tail.read(1))
-    every, own = list(range(1, 10)), AttemptRecord(started=started(1), started_at=NOON)
-    assert tailed == steps(StepTail(store, RUN).read(1)) == steps(read_attempt_records(store, RUN, 1)) == every
-    assert steps(read_step_records(store, RUN, [own])) == every and read_last_record(store, RUN, 1) == record(9)
+    every = list(range(1, 10))
+    assert tailed == steps(StepTail(store, RUN).read(1)) == steps(read_step_records(store, RUN, attempts())) == every
+    assert read_last_record(store, RUN, 1) == record(9)
     assert step_log_bytes(store, RUN, 1) == log.path.stat().st_size
 
 
@@ -186,7 +191,7 @@ def test_an_upload_that_failed_is_part_of_the_next(open_log: Callable[..., StepL
     store.is_away = False
     log.write(record(2))
     log.publish()
-    assert steps(read_attempt_records(store, RUN, 1)) == [1, 2]
+    assert steps(read_step_records(store, RUN, attempts())) == [1, 2]
 
 
 def test_a_spool_begins_empty(open_log: Callable[..., StepLog]) -> None:
@@ -194,11 +199,7 @@ def test_a_spool_begins_empty(open_log: Callable[..., StepLog]) -> None:
         log = open_log(store := MemoryStore(f"{step}"))
         log.write(record(step))
         log.publish()
-        assert steps(read_attempt_records(store, RUN, 1)) == [step]
-
-
-def attempts(claim_id: str) -> list[AttemptRecord]:
-    return [AttemptRecord(started=started(1, claim_id=claim_id), started_at=NOON)]
+        assert steps(read_step_records(store, RUN, attempts())) == [step]
 
 
 def newest(store: ObjectStore, claim_id: str) -> list[StepRecord]:
@@ -208,7 +209,6 @@ def newest(store: ObjectStore, claim_id: str) -> list[StepRecord]:
 
 READERS: dict[str, Callable[[ObjectStore, str], list[StepRecord]]] = {
     "all": lambda store, claim_id: read_step_records(store, RUN, attempts(claim_id)),
-    "attempt": lambda store, claim_id: read_attempt_records(store, RUN, 1, claim_id),
     "newest": newest,
     "tail": lambda store, claim_id: StepTail(store, RUN).read(1, claim_id),
 }

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cairn.storage.checkpoints.payload import DTYPE_BYTES, TensorRecord, shard_chunks
+from cairn.storage.checkpoints.payload import NUMPY_TYPES, TensorRecord, shard_chunks
 
 
 def record(name: str, dtype: str, *shape: int) -> TensorRecord:
-    size = int(np.prod(shape)) * DTYPE_BYTES[dtype]
+    size = int(np.prod(shape)) * np.dtype(NUMPY_TYPES[dtype]).itemsize
     data = bytes(value % 2 if dtype == "BOOL" else value * 7 % 251 for value in range(size))
     return TensorRecord(name=name, dtype=dtype, shape=shape, data=memoryview(data))
 
@@ -23,7 +23,7 @@ def content(records: tuple[TensorRecord, ...]) -> list[tuple[str, str, tuple[int
     return sorted((item.name, item.dtype, item.shape, bytes(item.data)) for item in records)
 
 
-EVERYTHING = tuple(record(dtype.lower(), dtype, 2, 3) for dtype in DTYPE_BYTES)
+EVERYTHING = tuple(record(dtype.lower(), dtype, 2, 3) for dtype in NUMPY_TYPES)
 ODD = (record("scalar", "BF16"), record("empty", "F32", 0, 4), record("ünïcode.näme", "I64", 1))
 
 

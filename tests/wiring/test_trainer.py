@@ -17,13 +17,15 @@ from cairn.model.inference.prediction import held_out_loss
 from cairn.model.training.parallel import Ranks
 from cairn.storage.checkpoints.checkpoint import load_checkpoint
 from cairn.storage.logs.run_entries import StagedCheckpoint
-from cairn.storage.logs.step_log import read_attempt_records
+from cairn.storage.logs.run_state import AttemptRecord
+from cairn.storage.logs.step_log import read_step_records
 from cairn.storage.snapshots.data_snapshot import open_snapshot
 from cairn.tasks.configuration.settings import DivergenceConfig
 from cairn.tasks.policy.failures import ExceptionReport, kind_of
 from cairn.tasks.trainer.trainer import StepReporter
 from cairn.tasks.trainer.trainer_channel import exit_on_error
 from cairn.tasks.trainer.trainer_protocol import SegmentDone, StepDone
+from tests.entries import NOON, started
 from tests.tasks.trainer_in_process import MODEL, TRAINING, ParentEnd, TrainingWorld, reference_of
 
 STEP_TOKENS = TRAINING["global_batch"] * MODEL["block_size"]
@@ -103,7 +105,7 @@ def test_a_step_whose_gradient_overflows_in_fp16_is_a_record_too(world: Training
     with world.opened(world.spec(33, training=training)) as (trainer, parent):
         trainer._state.model.wte.weight.register_hook(lambda gradient: gradient * float("inf"))
         trainer.train_segment(2)
-    read = read_attempt_records(world.store, "runs/run-33", 33)
+    read = read_step_records(world.store, "runs/run-33", [AttemptRecord(started=started(33), started_at=NOON)])
     assert [record.step for record in read] == [1, 2] == [record.step for record in parent.records]
     assert [record.grad_norm for record in read] == [None, None]
     assert read[0].loss_scale == 2 * read[1].loss_scale > 0
