@@ -70,13 +70,14 @@ def check_before_start(
             machine_speed.require_device(wanted.training.device)
         group = trainer_group(wanted.training, environment)
         on_cpu = not machine_speed.trains_on_cuda(wanted.training.device)
-        next_sizes(log.state, wanted.training, wanted.model.block_size, processes=group.size, on_cpu=on_cpu)
+        sizes = next_sizes(log.state, wanted.training, wanted.model.block_size, processes=group.size, on_cpu=on_cpu)
     except TaskError as error:
         raise InvalidConfiguration(str(error)) from error
     check_exporters(wanted.exporters)
     if opened is not None:
         if writable and log.state.finished is None and log.state.open_attempt is None:  # otherwise its owner may live
-            _check_memory(wanted, log.state, read_manifest(log.store, opened.data_snapshot).vocab_size, environment)
+            vocab_size = read_manifest(log.store, opened.data_snapshot).vocab_size
+            _check_memory(wanted, log.state, vocab_size, sizes, group)
         return wanted
     if writable:
         try:
@@ -88,7 +89,7 @@ def check_before_start(
         store_probe.require_links(log.store)
     vocab_size = _check_data(log.store, wanted, resolved.base_dir)
     if writable:
-        _check_memory(wanted, log.state, vocab_size, environment)
+        _check_memory(wanted, log.state, vocab_size, sizes, group)
         require_room(log.store, store_room(log.store, log.state, wanted, vocab_size))
     return wanted
 
@@ -149,17 +150,12 @@ def _check_data(store: object_store.ObjectStore, config: RunConfig, base_dir: Pa
 
 
 def _check_memory(
-    config: RunConfig, state: run_state.RunState, vocab_size: int, environment: Mapping[str, str]
+    config: RunConfig, state: run_state.RunState, vocab_size: int, sizes: AttemptSizes, group: TrainerGroup
 ) -> None:
     # Asking a device takes a process with torch; a run that has attempts has trained on its device before.
     is_known_to_fit = bool(state.attempts) and machine_speed.trains_on_cuda(config.training.device)
     if config.training.memory_check and not is_known_to_fit:
-        group = trainer_group(config.training, environment)
-        memory = available_memory(config.training, group)
-        sizes = next_sizes(
-            state, config.training, config.model.block_size, processes=group.size, on_cpu=not memory.place.on_cuda
-        )
-        require_memory(config, vocab_size, sizes, memory)
+        require_memory(config, vocab_size, sizes, available_memory(config.training, group))
 
 
 def _check_sizes(config: RunConfig, base_dir: Path) -> None:
