@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -85,14 +85,8 @@ def training_session(
             from cairn.flows import train_gpt
             from cairn.flows.orchestrator import flow_run, run_overview
             from cairn.flows.run import active_run
-        request = resolved.request
-        given = {
-            "config": request.config,
-            "run_id": resolved.run_id,
-            "overrides": list(request.overrides),
-            "store": resolved.store_url,
-            "start_over": request.start_over,
-        }
+        given = asdict(resolved.request) | {"run_id": resolved.run_id, "store": resolved.store_url}
+        given["overrides"] = list(resolved.request.overrides)
         name = run_overview.flow_run_name(log.run_id, log.state.latest_attempt)
         witness = flow_run.Witness(train_gpt.train_gpt, name, given, server, say=output.say)
         if not server.is_ephemeral:
