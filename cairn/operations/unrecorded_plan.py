@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING
 
 from cairn.storage.logs import log_entry, run_entries, run_state, step_log
@@ -110,20 +111,12 @@ def committed_segments(state: run_state.RunState) -> tuple[Segment, ...]:
     for attempt in state.attempts:
         number, start = attempt.started.attempt, attempt.started.resumed_from
         quarantined = tuple(sorted(state.windows_quarantined_before(number)))
+        arithmetic = attempt.ended.arithmetic if attempt.ended else None
+        segment = partial(Segment, started=attempt.started, quarantined=quarantined, arithmetic=arithmetic)
         for record in records.values():
             if record.committed.attempt == number:
                 why = _why_unloadable(records.get(start.prefix)) if start else ""
-                end, started = record.committed, attempt.started
-                segments.append(
-                    Segment(
-                        start=start,
-                        end=end,
-                        started=started,
-                        quarantined=quarantined,
-                        unloadable=why,
-                        arithmetic=attempt.ended.arithmetic if attempt.ended else None,
-                    )
-                )
+                segments.append(segment(start=start, end=record.committed, unloadable=why))
                 start = record.committed.reference
     return tuple(segments)
 
