@@ -240,16 +240,11 @@ def import_tokens(
         allow_shared=allow_shared,
         assumes_end=end_of_text < 0 and vocab_size not in (0, token_import.GPT2_VOCABULARY),
     )
-    if json:
-        output.print_document(made)
-        return
-    splits = made.manifest.splits
-    for name, size in (("train", splits.train), ("val", splits.val)):
-        output.print_line(f"{name}  {size.tokens:,} tokens in {size.documents:,} documents")
-    for note in made.notes:
-        output.print_line(note)
-    output.print_line(f"snapshot {made.snapshot_id}")
-    output.print_line(f"show it: cairn data {format.short_digest(made.snapshot_id)}{store_option(store, os.environ)}")
+    sizes = {"train": made.manifest.splits.train, "val": made.manifest.splits.val}
+    lines = [f"{name}  {size.tokens:,} tokens in {size.documents:,} documents" for name, size in sizes.items()]
+    show = f"show it: cairn data {format.short_digest(made.snapshot_id)}{store_option(store, os.environ)}"
+    lines += [*made.notes, f"snapshot {made.snapshot_id}", show]
+    output.print_document(made) if json else print_blocks(*lines)
 
 
 def export_tokens(

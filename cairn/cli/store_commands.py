@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from cairn.cli.app import Flag, Json, Url, Why, app, open_chosen_store, open_run_log
-from cairn.cli.texts import note_no_runs, print_replay
+from cairn.cli.texts import note_no_runs, print_blocks, print_replay
 from cairn.tasks.configuration.addresses import choose_store
 from cairn.tasks.errors import InvalidConfiguration
 from cairn.tasks.machine.placement import usable_cores
@@ -103,12 +103,9 @@ def init(text: str = ".", *, json: Json = False) -> None:
     from cairn.tasks.machine.machine_speed import may_have_cuda
 
     made = write_first_configuration(Path(text), cores=usable_cores(), on_gpu=may_have_cuda())
-    if json:
-        print_document(made)
-        return
     text_size, time = format_quantity(made.text_bytes), format_duration(made.seconds)
-    print_line(f"{made.path}: {text_size} of text, {made.steps:,} steps, about {time} of training here")
-    print_line(f"train it: cairn train {shlex.quote(made.path)}")
+    line = f"{made.path}: {text_size} of text, {made.steps:,} steps, about {time} of training here"
+    print_document(made) if json else print_blocks(line, f"train it: cairn train {shlex.quote(made.path)}")
 
 
 def doctor(*, store: Url = "", json: Json = False) -> ExitCode:
