@@ -1,6 +1,6 @@
 """Answers of commands to people: read models as lines, facts and tables; scripts use --json."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -122,16 +122,7 @@ def data_blocks(summary: "data_summary.DataSummary") -> Iterator[Block]:
     text_bytes = manifest.splits.train.bytes + manifest.splits.val.bytes
     yield facts | ({} if summary.unknown_bytes is None else _describe_unknown(summary.unknown_bytes, text_bytes))
     yield ""
-    columns: Columns[SnapshotSource] = {
-        "source": lambda item: item.name,
-        "documents": lambda item: f"{item.documents:,}",
-        "bytes": lambda item: f"{item.bytes:,}",
-        "a document is": lambda item: item.unit,
-        "sha256": lambda item: short_digest(item.sha256),
-    }
-    yield make_table(manifest.sources[:_MOST_SOURCES], columns, empty="no sources")
-    if len(manifest.sources) > _MOST_SOURCES:
-        yield f"and {len(manifest.sources) - _MOST_SOURCES:,} more; --json lists all"
+    yield from _source_blocks(manifest.sources)
     if summary.groups:
         before = f" before step {summary.mixture[1].from_step:,}" if len(summary.mixture) > 1 else ""
         groups: Columns[data_summary.GroupSummary] = {
@@ -147,6 +138,20 @@ def data_blocks(summary: "data_summary.DataSummary") -> Iterator[Block]:
         yield make_table(summary.groups, groups)
     for window in summary.windows:
         yield from _window_blocks(window, summary.block_size)
+
+
+def _source_blocks(sources: "Sequence[SnapshotSource | corpus_preview.PreviewedSource]") -> Iterator[Block]:
+    """Yield the first sources, and how many more there are; only a snapshot has their digests."""
+    columns: Columns[SnapshotSource | corpus_preview.PreviewedSource] = {
+        "source": lambda item: item.name,
+        "documents": lambda item: f"{item.documents:,}",
+        "bytes": lambda item: f"{item.bytes:,}",
+        "a document is": lambda item: item.unit,
+        "sha256": lambda item: short_digest(item.sha256) if hasattr(item, "sha256") else None,
+    }
+    yield make_table(sources[:_MOST_SOURCES], columns, empty="no sources")
+    if len(sources) > _MOST_SOURCES:
+        yield f"and {len(sources) - _MOST_SOURCES:,} more; --json lists all"
 
 
 def _describe_unknown(unknown_bytes: int, text_bytes: int) -> dict[str, str]:
@@ -167,15 +172,7 @@ def preview_blocks(preview: "corpus_preview.CorpusPreview") -> Iterator[Block]:
     }
     yield from preview.notes
     yield ""
-    sources: Columns[corpus_preview.PreviewedSource] = {
-        "source": lambda item: item.name,
-        "documents": lambda item: f"{item.documents:,}",
-        "bytes": lambda item: f"{item.bytes:,}",
-        "a document is": lambda item: item.unit,
-    }
-    yield make_table(preview.sources[:_MOST_SOURCES], sources, empty="no sources")
-    if len(preview.sources) > _MOST_SOURCES:
-        yield f"and {len(preview.sources) - _MOST_SOURCES:,} more; --json lists all"
+    yield from _source_blocks(preview.sources)
     left: Columns[corpus_preview.LeftOut] = {
         "left out": lambda item: f"{item.documents:,} {item.kind}",
         "of": lambda item: item.source,
