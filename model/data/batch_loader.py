@@ -4,7 +4,6 @@ import time
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Self
 
 import numpy as np
 import torch
@@ -38,7 +37,7 @@ def gather_batch(
 
 
 class BatchLoader:
-    """A context manager that prefetches the `rows` of `STEPS_AHEAD` steps before `end_step`, B x (T+1) int64 each."""
+    """Prefetches the `rows` of `STEPS_AHEAD` steps before `end_step`, B x (T+1) int64 each."""
 
     def __init__(
         self,
@@ -85,12 +84,6 @@ class BatchLoader:
         """Discard the prefetched batches and wait for the thread to end."""
         self.forget()
         self._thread.shutdown(wait=True)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def _read(self, step: int) -> None:
         self._prefetched.append((step, self._thread.submit(self._gather, step)))

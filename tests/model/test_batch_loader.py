@@ -1,6 +1,7 @@
 """Prefetching batches: the same bits, the errors of its steps, no thread left."""
 
 import threading
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -66,7 +67,7 @@ def only_at_step(order, wanted: int) -> int:
 def test_prefetching_changes_no_bit_of_training(tiny_run: type[TinyRun], micro_batch) -> None:
     plain, ahead = tiny_run(model=DROPOUT), tiny_run(model=DROPOUT)
     plain.train(12, micro_batch=micro_batch)
-    with loader_of(ahead) as loader:
+    with closing(loader_of(ahead)) as loader:
         ahead.train(12, micro_batch=micro_batch, loader=loader)
     assert ahead.bits() == plain.bits()
 
@@ -78,10 +79,10 @@ def test_a_run_resumed_with_a_new_loader_ends_with_the_bits_of_a_run_without_a_l
     monkeypatch.setattr(batch_loader, "STEPS_AHEAD", steps_ahead)
     plain, killed, resumed = (tiny_run(model=DROPOUT) for _ in range(3))
     plain.train(12)
-    with loader_of(killed) as loader:
+    with closing(loader_of(killed)) as loader:
         killed.train(5, loader=loader)
     resumed.state.load(killed.tensors())
-    with loader_of(resumed) as loader:
+    with closing(loader_of(resumed)) as loader:
         resumed.train(12, loader=loader)
     assert resumed.bits() == plain.bits()
 
@@ -100,14 +101,14 @@ def test_prefetching_changes_no_bit_of_a_mixture_with_a_quarantine(tiny_run: typ
 
     plain, ahead = run(), run()
     plain.train(12)
-    with loader_of(ahead) as loader:
+    with closing(loader_of(ahead)) as loader:
         ahead.train(12, loader=loader)
     assert ahead.bits() == plain.bits()
 
 
 def test_a_batch_is_a_pure_function_of_its_step(tiny_run: type[TinyRun]) -> None:
     run = tiny_run()
-    with loader_of(run) as loader:
+    with closing(loader_of(run)) as loader:
         for step in (0, 1, 5, 6, 2, 2, 11):
             expected = gather_batch(run.windows, run.order.windows_of(step))
             got = loader.batch(step)
@@ -120,13 +121,13 @@ def test_a_batch_does_not_depend_on_the_draws_per_call(
     run = tiny_run()
     for draws in (1, 13, 4096):
         monkeypatch.setattr(batch_loader, "DRAWS_PER_CALL", draws)
-        with loader_of(run) as loader:
+        with closing(loader_of(run)) as loader:
             assert [loader.batch(s).windows for s in range(9)] == [tuple(run.order.windows_of(s)) for s in range(9)]
 
 
 def test_a_returned_batch_has_its_own_memory(tiny_run: type[TinyRun]) -> None:
     run = tiny_run()
-    with loader_of(run) as loader:
+    with closing(loader_of(run)) as loader:
         batches = [loader.batch(step) for step in range(6)]
     expected = [gather_batch(run.windows, run.order.windows_of(step)) for step in range(6)]
     assert all(torch.equal(got.tokens, wanted.tokens) for got, wanted in zip(batches, expected, strict=True))
@@ -136,7 +137,7 @@ def test_a_bad_token_is_raised_at_the_step_that_draws_it_with_its_window(tiny_ru
     run = tiny_run()
     window = only_at_step(run.order, BAD_STEP)
     with_bad_token(run, window)
-    with loader_of(run) as loader, pytest.raises(TokenOutOfRange) as caught:
+    with closing(loader_of(run)) as loader, pytest.raises(TokenOutOfRange) as caught:
         run.train(12, loader=loader)
     assert run.state.step == BAD_STEP and caught.value.window == window
 
@@ -144,21 +145,21 @@ def test_a_bad_token_is_raised_at_the_step_that_draws_it_with_its_window(tiny_ru
 def test_a_bad_token_of_a_step_that_is_not_trained_is_never_raised(tiny_run: type[TinyRun]) -> None:
     run, plain = tiny_run(), tiny_run()
     with_bad_token(run, only_at_step(run.order, BAD_STEP))
-    with loader_of(run) as loader:
+    with closing(loader_of(run)) as loader:
         run.train(BAD_STEP, loader=loader)
     plain.train(BAD_STEP)
     assert run.bits() == plain.bits()
 
 
 def test_the_next_batches_are_gathered_in_the_background(tiny_run: type[TinyRun], watched: WatchedWindows) -> None:
-    with BatchLoader(watched, tiny_run().order, CPU, end_step=12) as loader:
+    with closing(BatchLoader(watched, tiny_run().order, CPU, end_step=12)) as loader:
         loader.batch(0)
         watched.wait_for(1 + 2)
         assert watched.gathered == 1 + 2
 
 
 def test_no_batch_is_gathered_from_the_end_on(tiny_run: type[TinyRun], watched: WatchedWindows) -> None:
-    with BatchLoader(watched, tiny_run().order, CPU, end_step=3) as loader:
+    with closing(BatchLoader(watched, tiny_run().order, CPU, end_step=3)) as loader:
         for step in range(3):
             loader.batch(step)
     assert watched.gathered == 3
@@ -173,7 +174,7 @@ def test_forget_gathers_prefetched_batches_again(tiny_run: type[TinyRun]) -> Non
     run = tiny_run()
     tokens = np.concatenate(run.windows._shards).copy()
     run.windows = WatchedWindows([tokens])
-    with loader_of(run) as loader:
+    with closing(loader_of(run)) as loader:
         loader.batch(0)
         run.windows.wait_for(3)
         tokens[:] = 7

@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 import torch
@@ -163,7 +164,7 @@ def test_the_host_waits_for_no_step(tiny_run: type[TinyRun], only_cuda: torch.de
     try:
         with (
             UpdateGuard(run.state.optimizers, only_cuda) as guard,
-            BatchLoader(run.windows, run.order, only_cuda, end_step=12) as loader,
+            closing(BatchLoader(run.windows, run.order, only_cuda, end_step=12)) as loader,
         ):
             for _ in range(3):
                 launch_step(run.state, run.inputs(micro_batch=3, loader=loader), guard)
@@ -194,7 +195,7 @@ def test_kernels_can_be_made_here(only_cuda: torch.device) -> None:
 
 def test_a_batch_read_ahead_is_page_locked(tiny_run: type[TinyRun], only_cuda: torch.device) -> None:
     run = tiny_run(model=SHAPE, device=only_cuda)
-    with BatchLoader(run.windows, run.order, only_cuda, end_step=12) as loader:
+    with closing(BatchLoader(run.windows, run.order, only_cuda, end_step=12)) as loader:
         assert loader.batch(0).tokens.is_pinned() and loader.batch(1).tokens.is_pinned()
 
 

@@ -1,6 +1,7 @@
 """A shard that is damaged while a large snapshot is trained on: nothing of it is used, and bad-data names it."""
 
 import traceback
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -57,7 +58,7 @@ def test_every_batch_before_the_damaged_shard_is_trained_on_and_none_of_it(
     order = SampleOrder(window_count=windows.window_count, seed=3, global_batch=2)
     first_bad = next(step for step in range(100) if 7 in shards_read_at(order, step))
     assert first_bad > 0
-    with BatchLoader(windows, order, torch.device("cpu"), end_step=100) as loader:
+    with closing(BatchLoader(windows, order, torch.device("cpu"), end_step=100)) as loader:
         for step in range(first_bad):
             assert loader.batch(step).tokens.shape == (2, BLOCK + 1)
         with pytest.raises(SnapshotDamaged, match=f"{key}: sha256 is"):
