@@ -94,7 +94,7 @@ def train(
             say("preempted; the same command continues")
             codes.append(ExitCode.PREEMPTED)
             break
-        codes.append(_say_end(one, log, configuration, end, is_read=json, is_member=len(members) > 1))
+        codes.append(_say_end(one.store_url, log, configuration, end, is_read=json, is_member=len(members) > 1))
         logs.append(log)
         if codes[-1] in _LEAVING:
             break
@@ -138,13 +138,7 @@ def _say_all(logs: list[RunLog], set_name: str, code: ExitCode, store: str, *, j
 
 
 def _say_end(
-    resolved: "ResolvedRequest",
-    log: RunLog,
-    configuration: "RunConfig",
-    end: FlowEnd,
-    *,
-    is_read: bool,
-    is_member: bool,
+    store_url: str, log: RunLog, configuration: "RunConfig", end: FlowEnd, *, is_read: bool, is_member: bool
 ) -> ExitCode:
     """Say how a run ended, of a set in one line, and return its code; its log is read where it is printed."""
     code = EXIT_CODES[end.reason]
@@ -154,7 +148,7 @@ def _say_end(
     if code is ExitCode.DONE or is_read:
         log.refresh()
     if code is ExitCode.DONE:
-        lines = describe_finished_run(log, configuration, resolved.store_url, end.message)
+        lines = describe_finished_run(log, configuration, store_url, end.message)
         for line in islice(lines, 1 if is_member else None):
             say(line)
     return code

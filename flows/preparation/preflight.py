@@ -208,9 +208,7 @@ class AvailableMemory:
     place: size_estimate.TrainingPlace
 
 
-def available_memory(
-    training: TrainingConfig, group: TrainerGroup, *, planned_bytes: int = 0, root: Path = Path("/")
-) -> AvailableMemory:
+def available_memory(training: TrainingConfig, group: TrainerGroup, *, planned_bytes: int = 0) -> AvailableMemory:
     """Return the memory of the system, or of the CUDA device; the processes of one machine share it.
 
     A device that is planned for has `planned_bytes`.
@@ -221,7 +219,7 @@ def available_memory(
     if on_cuda:
         free = planned_bytes or machine_speed.free_device_bytes(training.device)
         return AvailableMemory(bytes=free, cores=cores, place=place)
-    free = process_memory.available_memory_bytes(os.getpid(), root=root)
+    free = process_memory.available_memory_bytes(os.getpid())
     return AvailableMemory(bytes=None if free is None else free // group.processes, cores=cores, place=place)
 
 
