@@ -232,13 +232,9 @@ def import_tokens(
     chosen = open_chosen_store(store)
     meaning = token_import.given_tokenizer(tokenizer, vocab_size, end_of_text)
     files: token_import.TokenFiles = {"train": [*map(Path, train)], "val": [*map(Path, val)]}
+    assumes_end = end_of_text < 0 and vocab_size not in (0, token_import.GPT2_VOCABULARY)
     made = token_import.import_tokens(
-        chosen,
-        files,
-        meaning,
-        dtype=dtype or "",
-        allow_shared=allow_shared,
-        assumes_end=end_of_text < 0 and vocab_size not in (0, token_import.GPT2_VOCABULARY),
+        chosen, files, meaning, dtype=dtype or "", allow_shared=allow_shared, assumes_end=assumes_end
     )
     sizes = {"train": made.manifest.splits.train, "val": made.manifest.splits.val}
     lines = [f"{name}  {size.tokens:,} tokens in {size.documents:,} documents" for name, size in sizes.items()]

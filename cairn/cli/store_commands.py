@@ -55,8 +55,9 @@ def ui(where: Place = "", *, port: int = 8460, store: Url = "", json: Json = Fal
     def announce(found: LiveAddress) -> None:
         print_document(found) if json else print_line(f"{found.address} shows {found.store}; Ctrl-C ends it")
         sys.stdout.flush()
+        note_no_runs(chosen)
 
-    note_no_runs(chosen := open_chosen_store(where or store))
+    chosen = open_chosen_store(where or store)
     serve(chosen, port=port, environment=os.environ, announce=announce)
 
 

@@ -2,8 +2,8 @@
 
 import math
 import os
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -27,6 +27,7 @@ from cairn.tasks.text.output import print_document, print_facts, say
 if TYPE_CHECKING:
     from cairn.flows.orchestrator.session_server import SessionServer
     from cairn.flows.preparation.training_request import ResolvedRequest, TrainingRequest
+    from cairn.operations.prefect_session import Session
     from cairn.tasks.configuration.run_configuration import RunConfig
 
 
@@ -89,7 +90,10 @@ def train(
     codes, logs = list[ExitCode](), list[RunLog]()
     for one in resolved:
         try:
-            log, configuration, end = _train_one(one, server)
+            with _session(one, server) as (log, configuration, found):
+                end = found if isinstance(found, FlowEnd) else found.train(one, found.steps, found.host)
+                if not isinstance(found, FlowEnd):
+                    found.end(end)
         except Terminated:
             say("preempted; the same command continues")
             codes.append(ExitCode.PREEMPTED)
@@ -105,8 +109,11 @@ def train(
     return code
 
 
-def _train_one(resolved: "ResolvedRequest", server: "SessionServer") -> "tuple[RunLog, RunConfig, FlowEnd]":
-    """Train a run unless it is finished; return its log, its configuration and its end. Raises `Terminated`."""
+@contextmanager
+def _session(
+    resolved: "ResolvedRequest", server: "SessionServer"
+) -> "Iterator[tuple[RunLog, RunConfig, Session | FlowEnd]]":
+    """Yield the run's log and configuration, and the session that trains it, or the end of a finished one."""
     from cairn.flows.preparation.preflight import check_before_start
     from cairn.operations import prefect_session
 
@@ -115,11 +122,11 @@ def _train_one(resolved: "ResolvedRequest", server: "SessionServer") -> "tuple[R
         configuration = check_before_start(resolved, log, os.environ)
         add_signal(configuration.preemption.signal)
         end = prefect_session.end_without_flow(log, configuration, os.environ)
-        if end is None:
-            with prefect_session.training_session(resolved, configuration, log, server) as session:
-                end = session.train(resolved, session.steps, session.host)
-                session.end(end)
-    return log, configuration, end
+        if end is not None:
+            yield log, configuration, end
+            return
+        with prefect_session.training_session(resolved, configuration, log, server) as session:
+            yield log, configuration, session
 
 
 def _say_all(logs: list[RunLog], set_name: str, code: ExitCode, store: str, *, json: bool) -> None:

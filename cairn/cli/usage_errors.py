@@ -68,10 +68,8 @@ def _find_option(error: exceptions.UnknownOptionError, verb: str, arguments: Seq
     token = error.token.keyword or error.token.value
     place = next(place for place, word in enumerate(arguments) if word.startswith(token))
     typed, _, given = arguments[place].partition("=")
-    value = redact(
-        given
-        or next((word for word in arguments[place + 1 : place + 2] if word[:2] != "--" and word[-5:] != ".toml"), "")
-    )
+    following = "".join(arguments[place + 1 : place + 2])
+    value = redact(given or ("" if following.startswith("--") or following.endswith(".toml") else following))
     own = [name for argument in error.argument_collection if argument.parse for name in argument.names]
     here = _find_meaning(typed, own)
     if not here or (here in own and likeness(typed, here) >= ALIKE):

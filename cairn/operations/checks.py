@@ -56,9 +56,8 @@ def _packages() -> str:
     try:
         return ", ".join([f"cairn {CAIRN_VERSION}", *(f"{name} {version(name)}" for name in _PACKAGES)])
     except PackageNotFoundError as missing:
-        raise RuntimeError(
-            f"{missing.name} is not installed; `pip install .` in Cairn's folder installs it"
-        ) from missing
+        cure = "`pip install .` in Cairn's folder installs it"
+        raise RuntimeError(f"{missing.name} is not installed; {cure}") from missing
 
 
 def _device() -> str:

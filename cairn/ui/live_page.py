@@ -212,9 +212,8 @@ class LivePages:
         views = self._read_runs(self._expand(run))
         columns = max(plot_axis.TRACE_COLUMNS // max(len(views), 1), plot_axis.TRACE_COLUMNS // 4)
         found = [view.value.curves for view in views if view.value is not None]
-        draw = partial(
-            plot_axis.view_curves, columns=columns, planned=max((one.total_steps for one in found), default=0)
-        )
+        planned = max((one.total_steps for one in found), default=0)
+        draw = partial(plot_axis.view_curves, columns=columns, planned=planned)
         curves = (draw(one, place=place) for place, one in enumerate(found))
         version = " ".join(view.version for view in views)
         return _answer(request, version, lambda: encode(list(curves)), "application/json")

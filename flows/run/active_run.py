@@ -23,8 +23,7 @@ from cairn.storage.errors import StoreRefused
 from cairn.storage.logs import log_entry, run_entries, run_log
 from cairn.storage.snapshots.data_snapshot import TOKENIZER, SnapshotFiles, read_manifest
 from cairn.storage.stores import object_store, store_probe
-from cairn.tasks.attempt import preemption_notice, shutdown_signal
-from cairn.tasks.attempt.attempt_entries import DataOrigin
+from cairn.tasks.attempt import attempt_entries, preemption_notice, shutdown_signal
 from cairn.tasks.checkpoints.retention import sweep_run
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.configuration.stored_configuration import check_drift, keep_numerics, left_out
@@ -57,7 +56,13 @@ class ActiveRun:
     """
 
     def __init__(
-        self, log: run_log.RunLog, config: RunConfig, host: Host, origin: DataOrigin, *, start_over: bool
+        self,
+        log: run_log.RunLog,
+        config: RunConfig,
+        host: Host,
+        origin: attempt_entries.DataOrigin,
+        *,
+        start_over: bool,
     ) -> None:
         """Prepare the services; none runs yet."""
         self.log, self.config, self.host, self.origin = log, config, host, origin
@@ -181,7 +186,7 @@ def open_run(resolved: training_request.ResolvedRequest, steps: Steps, host: Hos
     check_drift(opened.config, config, run_id=log.run_id)
     manifest = read_manifest(log.store, opened.data_snapshot) if is_new else None
     host.warm.set_command(group.command())
-    origin = DataOrigin(
+    origin = attempt_entries.DataOrigin(
         snapshot_id=opened.data_snapshot,
         data=config.data if resolved.configuration or is_new else None,
         base_dir=resolved.base_dir,

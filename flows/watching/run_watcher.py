@@ -216,12 +216,12 @@ class RunWatcher:
         """Poll once, then again the runs whose wait ends within their lease: no observation precedes the first poll."""
         rows = {row.run_id: row for row in self.poll()}
         polled_at = self._monotonic()
-        while near := [
-            run_id
-            for run_id, row in rows.items()
-            if row.seconds is not None
-            and self._monotonic() + row.seconds <= polled_at + lease_seconds(self._logs[run_id].state)
-        ]:
+
+        def is_near(row: WatchRow) -> bool:
+            lease_end = polled_at + lease_seconds(self._logs[row.run_id].state)
+            return row.seconds is not None and self._monotonic() + row.seconds <= lease_end
+
+        while near := [run_id for run_id, row in rows.items() if is_near(row)]:
             self._sleep(_SHORTEST_PAUSE_SECONDS)
             rows.update((row.run_id, row) for row in self._poll(near))
         return tuple(rows.values())

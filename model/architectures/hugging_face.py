@@ -182,10 +182,8 @@ def check_settings(found: HuggingFaceConfig, model: ModelConfig) -> None:
         raise InvalidInput(f"{has}: the weights are of another shape; rule: equal to config.json; use {wanted}")
     positions = found.n_positions if isinstance(found, Gpt2Config) else found.max_position_embeddings
     if model.block_size > positions:
-        rule = f"at most that; use model.block_size = {positions} or less"
-        raise InvalidInput(
-            f"model.block_size = {model.block_size}: the weights have {positions} positions; rule: {rule}"
-        )
+        rule = f"rule: at most that; use model.block_size = {positions} or less"
+        raise InvalidInput(f"model.block_size = {model.block_size}: the weights have {positions} positions; {rule}")
     for name, holds, rule in found.rules():
         if not holds:
             value = getattr(found, name)

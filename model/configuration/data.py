@@ -109,18 +109,13 @@ class DataConfig(Section, use_attribute_docstrings=True):
                 require_short_period(weights)
             except InvalidInput as error:
                 raise ValueError(f"{name}: {error}") from error
-        unused = [
-            source
-            for source, *given in zip(self.sources, *self.weights_by_step.values(), strict=True)
-            if not any(given)
-        ]
-        if unused:
+        weighted = zip(self.sources, *self.weights_by_step.values(), strict=True)
+        if unused := [source for source, *given in weighted if not any(given)]:
             raise ValueError(f"weights: {unused[0]!r} has 0 from the first step to the last; leave it out of sources")
         twice = sorted({name for name in self.source_names if self.source_names.count(name) > 1})
         if twice:
-            raise ValueError(
-                f"{twice[0]!r} is named twice; with weights every entry of sources and val_sources is named once"
-            )
+            rule = "with weights every entry of sources and val_sources is named once"
+            raise ValueError(f"{twice[0]!r} is named twice; {rule}")
         return self
 
     @model_validator(mode="after")
@@ -159,13 +154,11 @@ class DataConfig(Section, use_attribute_docstrings=True):
     @property
     def mixture(self) -> tuple["MixtureStage", ...]:
         """The shares of the draws from each of those steps on, in order."""
-        return tuple(
-            MixtureStage(
-                from_step=step,
-                shares={name: share / sum(shares) for name, share in zip(self.sources, shares, strict=True)},
-            )
-            for step, shares in ((step, draw_shares(weights)) for step, weights in self.weights_by_step.items())
-        )
+        stages = []
+        for step, weights in self.weights_by_step.items():
+            named = zip(self.sources, shares := draw_shares(weights), strict=True)
+            stages.append(MixtureStage(from_step=step, shares={name: share / sum(shares) for name, share in named}))
+        return tuple(stages)
 
     def placed(self, source: str) -> Literal["train", "val"] | None:
         """Return the split of all documents of an entry; None where each has its own."""

@@ -131,9 +131,8 @@ class SampleOrder:
         if not self.components:
             object.__setattr__(self, "components", (Component(first_window=0, window_count=self.window_count),))
         if len(drawn := self.before.component_draws) not in (0, len(self.components)):
-            raise InvalidInput(
-                f"component_draws={drawn} must be one number for each of {len(self.components)} components"
-            )
+            rule = f"must be one number for each of {len(self.components)} components"
+            raise InvalidInput(f"component_draws={drawn} {rule}")
         end = self.window_count * self.block_size
         outside = [window for window in self.quarantined if not 0 <= window < end]
         if outside:

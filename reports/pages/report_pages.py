@@ -253,9 +253,8 @@ class RunsQuery:
 
     def link(self, sort: str) -> str:
         """Return the address of the list sorted by another field; by the same one, the other way round."""
-        down = (
-            not self.descending if sort == self.sort else sort not in ("run_id", "state", "train_loss", "val_loss")
-        )  # the best first
+        is_best_last = sort not in ("run_id", "state", "train_loss", "val_loss")
+        down = not self.descending if sort == self.sort else is_best_last  # the best first
         return f"/?{urlencode({'q': self.search, 'sort': sort, 'down': int(down)})}"
 
 

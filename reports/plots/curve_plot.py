@@ -255,9 +255,8 @@ def _draw_promotions(panel: "Axes", axis: PlotAxis) -> None:
 
 def plot_comparison(logs: Sequence[RunLog], request: run_curves.PlotRequest, across: str) -> int:
     """Draw runs that were read into one file; returns its size in bytes."""
-    image = draw_comparison(
-        logs, form=request.form, width_px=request.width_px, height_px=request.height_px, across=across
-    )
+    size = {"width_px": request.width_px, "height_px": request.height_px}
+    image = draw_comparison(logs, form=request.form, across=across, **size)
     run_curves.write_output(request.file, image)
     return len(image)
 

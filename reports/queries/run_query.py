@@ -28,13 +28,11 @@ _NEEDS = {"promotions": ("promotions", "runs"), "hosts": ("training_attempts",)}
 _WITH_OPEN_ATTEMPTS = {"runs", "training_attempts"}
 _DYNAMIC_TABLE = re.compile(r"\bquery(_table)?\b")
 _FETCHED_ROWS = 5_000
-_SETTINGS: dict[str, Any] = {
-    "autoinstall_known_extensions": "false",
-    "autoload_known_extensions": "false",
-    "allow_community_extensions": "false",
-    "allow_persistent_secrets": "false",
-    "python_enable_replacements": "false",
-}
+_TURNED_OFF = (
+    *("autoinstall_known_extensions", "autoload_known_extensions", "allow_community_extensions"),
+    *("allow_persistent_secrets", "python_enable_replacements"),
+)
+_SETTINGS: dict[str, Any] = dict.fromkeys(_TURNED_OFF, "false")
 _ARITHMETIC = tuple(run_tables.plain_fields(log_entry.Arithmetic))
 _OPEN_ATTEMPTS = f"""run_id varchar, attempt bigint, state varchar, step bigint, tokens bigint, gpu_seconds double,
     starting_seconds double, peak_flops double, peak_source varchar,
@@ -212,7 +210,10 @@ def describe_tables() -> list[tuple[str, str, str]]:
 def _database(parts: Parts, open_attempts: Sequence[tuple[object, ...]]) -> Iterator["duckdb.DuckDBPyConnection"]:
     import duckdb
 
-    with child_process.temporary_folder("cairn-sql-") as spool, duckdb.connect(config=_SETTINGS) as base:
+    with (
+        child_process.temporary_folder("cairn-sql-") as spool,
+        duckdb.connect(config=_SETTINGS) as base,
+    ):
         base.execute(f"set temp_directory = {_literals([str(spool / 'spill')])}")
         base.execute("set TimeZone = 'UTC'")
         base.execute("create schema folded")

@@ -155,9 +155,8 @@ def _source_blocks(sources: "Sequence[SnapshotSource | corpus_preview.PreviewedS
 
 
 def _describe_unknown(unknown_bytes: int, text_bytes: int) -> dict[str, str]:
-    return {
-        "unknown": f"{unknown_bytes:,} bytes of the text to the tokenizer ({unknown_bytes / max(1, text_bytes):.2%})"
-    }
+    share = unknown_bytes / max(1, text_bytes)
+    return {"unknown": f"{unknown_bytes:,} bytes of the text to the tokenizer ({share:.2%})"}
 
 
 def preview_blocks(preview: "corpus_preview.CorpusPreview") -> Iterator[Block]:

@@ -41,13 +41,9 @@ def numerics_here(
     """Return the numerics of a new run here; measures only if the choice needs it, and caches in `folder` if `keep`."""
     if "auto" not in (training.precision, training.kernels):
         return choose_numerics(training, model, MachineSpeed())
-    is_half_fast = training.arithmetic == "native"  # bf16 products in hardware are wider than the portable set
-    wants_half = (
-        is_half_fast
-        and training.precision == "auto"
-        and benefits_from_cpu_bf16(training, model)
-        and may_have_half(cpu_facts())
-    )
+    # Products in bf16 are made by instructions that are wider than the portable set.
+    is_open = training.arithmetic == "native" and training.precision == "auto"
+    wants_half = is_open and benefits_from_cpu_bf16(training, model) and may_have_half(cpu_facts())
     needed = wants_half or trains_on_cuda(training.device)
     return choose_numerics(training, model, machine_speed(folder, keep=keep, ask=ask) if needed else MachineSpeed())
 
