@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 
 from prefect import task
 
@@ -37,8 +36,11 @@ WaitStaged = Callable[[int], run_entries.StagedCheckpoint]
 def commit_checkpoint(commit: Commit, wait_staged: WaitStaged, log: run_log.RunLog) -> log_entry.CheckpointReference:
     """Wait until it is staged; check, commit and pin it. Raises `TrainerGone`, `IntegrityError` or `Fenced`."""
     staged, done = wait_staged(commit.done.step), commit.done
-    act = partial(checkpoint.commit_checkpoint, writer=commit.writer, tokens=done.tokens, gpu_seconds=done.gpu_seconds)
-    commit.retry.call(act, log, staged)
+    for attempt in commit.retry.attempts():
+        with attempt:
+            checkpoint.commit_checkpoint(
+                log, staged, writer=commit.writer, tokens=done.tokens, gpu_seconds=done.gpu_seconds
+            )
     record = log.state.find(staged.prefix)
     assert record is not None
     reference = record.committed.reference

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ParamSpec, Protocol, TypeVar
@@ -290,26 +290,40 @@ class RetryPolicy:
     random: Callable[[], float] = random.random
 
     def call(self, operation: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-        """Return the operation's result; the operation must be idempotent.
+        """Return the operation's result; the operation must be idempotent. Raises as `attempts` does."""
+        for attempt in self.attempts():
+            with attempt:
+                return operation(*arguments, **named)
+        raise AssertionError("the last try returns or raises")
+
+    def attempts(self) -> Iterator[AbstractContextManager[None, bool | None]]:
+        """Yield a block for each try, which suppresses an error that is retried; a block that succeeds is the last.
 
         Retries StoreUnavailable (but not StoreRefused) and AppendUnknown (but not NotDurable), because appends are
         idempotent by write_id. The last try's error is raised.
         """
         began = self.clock()
         for number in range(self.tries):
-            try:
-                return operation(*arguments, **named)
-            except (errors.StoreRefused, errors.NotDurable):
+            pauses = list[float]()
+            yield self._attempt(number, began, pauses)
+            if not pauses:
+                return
+            self.sleep(pauses[0])
+
+    @contextmanager
+    def _attempt(self, number: int, began: float, pauses: list[float]) -> Iterator[None]:
+        try:
+            yield
+        except (errors.StoreRefused, errors.NotDurable):
+            raise
+        except (errors.StoreUnavailable, errors.AppendUnknown) as error:
+            doubled_seconds = self.first_pause_seconds * 2.0 ** min(number, 30)
+            pause_seconds = min(self.longest_pause_seconds, doubled_seconds) * (1 + self.random()) / 2
+            elapsed_seconds = self.clock() - began
+            if elapsed_seconds + pause_seconds >= self.total_seconds or number == self.tries - 1:
                 raise
-            except (errors.StoreUnavailable, errors.AppendUnknown) as error:
-                doubled_seconds = self.first_pause_seconds * 2.0 ** min(number, 30)
-                pause_seconds = min(self.longest_pause_seconds, doubled_seconds) * (1 + self.random()) / 2
-                elapsed_seconds = self.clock() - began
-                if elapsed_seconds + pause_seconds >= self.total_seconds or number == self.tries - 1:
-                    raise
-                self.on_retry(error, elapsed_seconds)
-            self.sleep(pause_seconds)
-        raise AssertionError("the last try returns or raises")
+            self.on_retry(error, elapsed_seconds)
+            pauses.append(pause_seconds)
 
 
 def run_retry_policy(total_seconds: float, say: Callable[[str], None] = lambda message: None) -> RetryPolicy:

@@ -82,12 +82,10 @@ class S3Store(ObjectStore):
     def write(self, key: str, data: bytes) -> None:
         """Create or overwrite the object in one PUT."""
         name, seconds = self._name(key), s3_bucket.upload_seconds(len(data))
-
-        def put() -> None:
+        for attempt in self._retry_policy.attempts():
             body = io.BytesIO(data) if len(data) >= 1 << 20 else data  # a file is sent in pieces, without a copy
-            self._bucket.request("write", "put_object", seconds=seconds, Key=name, Body=body)
-
-        self._retry_policy.call(put)
+            with attempt:
+                self._bucket.request("write", "put_object", seconds=seconds, Key=name, Body=body)
 
     def write_stream(self, key: str, chunks: Iterable[bytes | memoryview]) -> int:
         """Write chunks as one object, in parts above 16 MiB; returns its bytes. An error leaves nothing behind."""
