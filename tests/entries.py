@@ -20,6 +20,7 @@ from cairn.storage.logs.run_entries import (
     RunFinished,
     RunOpened,
 )
+from cairn.storage.logs.step_log import StepRecord
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.machine.placement import this_placement
 
@@ -111,6 +112,13 @@ def ended(attempt: int, reason: str = "lost", **changes: Any) -> AttemptEnded:
         "last_seen_at": NOON + timedelta(seconds=2),
     }
     return AttemptEnded(attempt=attempt, reason=reason, **{**defaults, **changes})
+
+
+def step_record(step: int, attempt: int, **changes: Any) -> StepRecord:
+    """The record of a step."""
+    usual: dict[str, Any] = {"train_loss": 3.0, "lr": 0.1, "grad_norm": 1.0, "tokens_per_second": 100.0, "mfu": 0.1}
+    rest: dict[str, Any] = {"memory_bytes": 1, "seconds": 0.5, "probe_loss": None, "sample": None}
+    return StepRecord(step=step, attempt=attempt, **{**usual, **rest, **changes})
 
 
 def finished(reference: CheckpointReference) -> RunFinished:

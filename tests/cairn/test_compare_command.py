@@ -8,9 +8,10 @@ import pytest
 
 from cairn.reports.queries.run_comparison import compare_runs, find_runs
 from cairn.reports.text.display_tables import compared_runs_table
-from cairn.storage.logs.step_log import StepRecord, step_log_key
+from cairn.storage.logs.step_log import step_log_key
 from cairn.storage.stores.local_store import LocalStore
 from tests.commands import Cairn
+from tests.entries import step_record
 from tests.fabricated_run import FabricatedRun, fabricate
 
 BEST_RATE = (
@@ -19,19 +20,7 @@ BEST_RATE = (
 
 
 def step_line(step: int, attempt: int, loss: float, rate: float) -> bytes:
-    record = StepRecord(
-        step=step,
-        attempt=attempt,
-        train_loss=loss + 1 / step,
-        lr=rate,
-        grad_norm=1.0,
-        tokens_per_second=100.0,
-        mfu=0.1,
-        memory_bytes=1,
-        seconds=0.5,
-        probe_loss=None,
-        sample=None,
-    )
+    record = step_record(step, attempt, train_loss=loss + 1 / step, lr=rate)
     return msgspec.json.encode(record) + b"\n"
 
 

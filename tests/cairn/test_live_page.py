@@ -15,25 +15,14 @@ from cairn.storage.logs.run_log import RunLog
 from cairn.storage.logs.step_log import StepRecord, step_log_key
 from cairn.storage.stores.local_store import LocalStore
 from tests.cairn.live_server import LiveServer, served
-from tests.entries import NOON, opened, writer
+from tests.entries import NOON, opened, step_record, writer
 from tests.fabricated_run import FabricatedRun, configuration, fabricate
 
 
-def step_record(step: int, attempt: int) -> StepRecord:
+def falling(step: int, attempt: int) -> StepRecord:
     """The record of a step whose loss falls."""
-    return StepRecord(
-        step=step,
-        attempt=attempt,
-        train_loss=4.0 - step / 20,
-        lr=0.1,
-        grad_norm=1.0,
-        tokens_per_second=5.0,
-        mfu=0.5,
-        memory_bytes=0,
-        seconds=2.0,
-        probe_loss=None,
-        sample=None,
-    )
+    changes = {"tokens_per_second": 5.0, "mfu": 0.5, "memory_bytes": 0, "seconds": 2.0}
+    return step_record(step, attempt, train_loss=4.0 - step / 20, **changes)
 
 
 def write_steps(run: FabricatedRun, attempt: int, first: int, last: int) -> None:
@@ -43,7 +32,7 @@ def write_steps(run: FabricatedRun, attempt: int, first: int, last: int) -> None
     path.parent.mkdir(exist_ok=True)
     with path.open("ab") as file:
         for step in range(first, last + 1):
-            file.write(msgspec.json.encode(step_record(step, attempt)) + b"\n")
+            file.write(msgspec.json.encode(falling(step, attempt)) + b"\n")
 
 
 @pytest.fixture

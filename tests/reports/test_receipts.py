@@ -13,13 +13,13 @@ from cairn.reports.queries.run_lookup import read_beat, read_checkpoints, tokens
 from cairn.reports.queries.run_status import read_status
 from cairn.reports.text.answer_text import describe_speed
 from cairn.reports.text.post_mortem_text import post_mortem_answer
-from cairn.storage.logs.step_log import StepRecord, step_log_key
+from cairn.storage.logs.step_log import step_log_key
 from cairn.storage.stores.codec import encode
 from cairn.storage.stores.local_store import LocalStore
 from cairn.tasks.attempt.attempt_entries import evidence_document
 from cairn.tasks.policy.failures import Evidence, classify
 from cairn.tasks.text.format import format_duration
-from tests.entries import placement
+from tests.entries import placement, step_record
 from tests.fabricated_run import FabricatedRun
 
 # fmt: off
@@ -177,19 +177,7 @@ def test_the_present_champion_comes_first(bard: FabricatedRun, store: LocalStore
 def test_the_status_of_a_run_that_trains_has_its_speed_and_the_time_left_at_it(bard: FabricatedRun) -> None:
     owner = bard.log.state.open_attempt
     assert owner is not None
-    record = StepRecord(
-        step=30,
-        attempt=owner.started.attempt,
-        train_loss=3.0,
-        lr=0.1,
-        grad_norm=1.0,
-        tokens_per_second=50.0,
-        mfu=0.1,
-        memory_bytes=1,
-        seconds=0.5,
-        probe_loss=None,
-        sample=None,
-    )
+    record = step_record(30, owner.started.attempt, tokens_per_second=50.0)
     key = step_log_key(bard.log.prefix, record.attempt, owner.started.claim_id)
     bard.log.store.write(key, msgspec.json.encode(record) + b"\n")
     status, each = read_status(bard.log), tokens_per_step(bard.log.state)
