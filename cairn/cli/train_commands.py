@@ -91,9 +91,10 @@ def train(
     for one in resolved:
         try:
             with _session(one, server) as (log, configuration, found):
-                end = found if isinstance(found, FlowEnd) else found.train(one, found.steps, found.host)
-                if not isinstance(found, FlowEnd):
-                    found.end(end)
+                if isinstance(found, FlowEnd):
+                    end = found
+                else:
+                    found.end(end := found.train(one, found.steps, found.host))
         except Terminated:
             say("preempted; the same command continues")
             codes.append(ExitCode.PREEMPTED)

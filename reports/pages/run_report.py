@@ -81,7 +81,7 @@ def gather_report(
 ) -> tuple[RunReport, RunCurves]:
     """Return the report of a run that was read, and the curves of its plot; without `lines` step records are read."""
     state, beat = log.state, run_lookup.read_beat(log)
-    attempts = receipts.read_receipts(log, beat)
+    attempts, last = receipts.read_receipts(log, beat), lines[-1] if lines else None
     curves = gather_curves(log, lines, attempts)
     newest = state.newest_committed
     document = dict[str, Any]()
@@ -99,7 +99,7 @@ def gather_report(
         newest_seq=log.seq,
         model_family=curves.model_family,
         opened_at=state.opened_at,
-        status=run_status.make_status(log, beat, lines[-1] if lines and beat else None),
+        status=run_status.make_status(log, beat, last if beat and last and last.attempt == beat.attempt else None),
         state_sha256=newest.committed.state_sha256 if newest else None,
         best=curves.best,
         verdict=next((item.verdict for item in reversed(state.evaluations) if item.verdict), None),

@@ -66,14 +66,14 @@ def draw_run(
     draw_loss(panels[0], axis)
     norm = axis.series("grad_norm").finite
     below = (
-        (_draw_learning_rate, "lr", axis.series("lr").finite),
-        (_draw_gradient_norm, "grad_norm", norm.where(norm.values > 0)),
-        (_draw_speed, "tokens_per_second", axis.series("tokens_per_second").finite),
+        (_draw_learning_rate, axis.series("lr").finite),
+        (_draw_gradient_norm, norm.where(norm.values > 0)),
+        (_draw_speed, axis.series("tokens_per_second").finite),
     )
-    for panel, (draw, name, series) in zip(panels[1:], below, strict=True):
+    for panel, (draw, series) in zip(panels[1:], below, strict=True):
         panel.locator_params(axis="y", nbins=3, min_n_ticks=2)
         if len(series.steps):
-            draw(panel, series, axis.trends(name)[1])
+            draw(panel, series, axis)
         else:
             panel.set_yticks([])
     for panel in panels:
@@ -131,13 +131,13 @@ def _label_panels(panels: "Sequence[Axes]", axis: PlotAxis) -> None:
         other.spines["top"].set(visible=True, color=PALE)
 
 
-def _draw_learning_rate(panel: "Axes", rate: Series, _: Series) -> None:
+def _draw_learning_rate(panel: "Axes", rate: Series, _: PlotAxis) -> None:
     _plot(panel, rate, linewidth=1.3)
     panel.set_ylim(bottom=0)
     panel.yaxis.set_major_formatter("{x:.3g}")
 
 
-def _draw_gradient_norm(panel: "Axes", norm: Series, trend: Series) -> None:
+def _draw_gradient_norm(panel: "Axes", norm: Series, axis: PlotAxis) -> None:
     from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
     low, high = float(norm.values.min()) / 1.5, float(norm.values.max()) * 1.5
@@ -147,11 +147,12 @@ def _draw_gradient_norm(panel: "Axes", norm: Series, trend: Series) -> None:
     panel.yaxis.set_major_locator(MaxNLocator(3) if high < 4.5 * low else few)
     panel.yaxis.set_major_formatter("{x:.3g}")
     panel.yaxis.set_minor_locator(NullLocator())
-    _plot_with_trend(panel, norm, trend)
+    trend = axis.trends("grad_norm")[1]
+    _plot_with_trend(panel, norm, trend.where(trend.values > 0))
 
 
-def _draw_speed(panel: "Axes", speed: Series, trend: Series) -> None:
-    _plot_with_trend(panel, speed, trend)
+def _draw_speed(panel: "Axes", speed: Series, axis: PlotAxis) -> None:
+    _plot_with_trend(panel, speed, axis.trends("tokens_per_second")[1])
     panel.set_ylim(0, 1.15 * max(float(np.quantile(speed.values, 0.99)), 1e-9))
     panel.yaxis.set_major_formatter(lambda number, _: run_curves.format_number(number))
 
@@ -269,8 +270,8 @@ def draw_comparison(
     panel = figure.add_subplot()
     shown = list[plot_axis.Column]()
     found, ends = [run_curves.gather_curves(log) for log in logs], list[tuple[float, float, str, str]]()
-    planned = max(curves.total_steps for curves in found)
-    for place, curves in enumerate(found):
+    planned, identities = max(curves.total_steps for curves in found), run_comparison.describe_identities(logs)
+    for place, (curves, same) in enumerate(zip(found, identities, strict=True)):
         colors = plot_axis.RUNS
         color, dashes = colors[place % len(colors)], _DASHES[place // len(colors) % len(_DASHES)]
         records = [point.record for point in curves.points]
@@ -280,7 +281,6 @@ def draw_comparison(
             positions = np.cumsum([record.seconds for record in records], dtype=np.float64)
         trend = PlotAxis(curves=curves, across="step", planned=planned).trends("train_loss")[1]
         across_trend = np.interp(trend.steps, steps, positions) if len(steps) else trend.steps
-        same = run_comparison.describe_identity(logs[place], logs[:place])
         named = f"{curves.run_id}, {same}" if same else curves.run_id
         panel.plot(across_trend, trend.values, color=color, linestyle=dashes, linewidth=1.6, label=named)
         ends += [(trend.values[-1], across_trend[-1], curves.run_id, color)] if len(trend.values) else []

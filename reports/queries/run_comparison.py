@@ -99,25 +99,29 @@ def compare_runs(logs: Sequence[run_log.RunLog]) -> RunComparison:
     keys = dict.fromkeys(key for one in settings for key in one)
     differing = tuple(key for key in keys if any(one.get(key) != settings[0].get(key) for one in settings))
     runs = [_compared(log, {key: one.get(key) for key in differing}) for log, one in zip(logs, settings, strict=True)]
-    runs = [replace(run, identical=describe_identity(logs[at], logs[:at])) for at, run in enumerate(runs)]
+    identities = describe_identities(logs)
+    runs = [replace(run, identical=words) for run, words in zip(runs, identities, strict=True)]
     first = _side(logs[0], runs[0])
     beside = (_versus(first, log, run) for log, run in zip(logs[1:], runs[1:], strict=True))
     return RunComparison(differing=differing, runs=(*runs[:1], *beside))
 
 
-def describe_identity(log: run_log.RunLog, others: Sequence[run_log.RunLog]) -> str:
-    """Return in words with which of the others the run shares its bits, and until which step; empty if with none."""
-    own, origin = _digests(log), log.state.origin
-    for other in others:
-        shared = [step for step, digest in _digests(other).items() if own.get(step) == digest]
+def describe_identities(logs: Sequence[run_log.RunLog]) -> tuple[str, ...]:
+    """Return in words with which run before it each shares its bits, and until which step; empty if with none."""
+    digests = [
+        {item.committed.step: item.committed.state_sha256 for item in log.state.surviving_checkpoints} for log in logs
+    ]
+    return tuple(_identity(logs, digests, place) for place in range(len(logs)))
+
+
+def _identity(logs: Sequence[run_log.RunLog], digests: Sequence[Mapping[int, str]], place: int) -> str:
+    own, origin = digests[place], logs[place].state.origin
+    for other, others in zip(logs[:place], digests, strict=False):
+        shared = [step for step, digest in others.items() if own.get(step) == digest]
         shared += [origin.checkpoint.step] if origin and origin.run_id == other.run_id else []
         if shared:
             return f"identical to {other.run_id} until step {max(shared)}"
     return ""
-
-
-def _digests(log: run_log.RunLog) -> dict[int, str]:
-    return {item.committed.step: item.committed.state_sha256 for item in log.state.surviving_checkpoints}
 
 
 def _side(log: run_log.RunLog, run: ComparedRun) -> "Side":
