@@ -10,6 +10,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,7 +80,7 @@ def reading(setting: Setting, *, sources: int, ahead: bool) -> Callable[[int], N
             for step in range(steps):
                 gather_batch(setting.windows, order.windows_of(step))
             return
-        with BatchLoader(setting.windows, order, setting.device, end_step=steps) as loader:
+        with closing(BatchLoader(setting.windows, order, setting.device, end_step=steps)) as loader:
             for step in range(steps):
                 loader.batch(step)
 

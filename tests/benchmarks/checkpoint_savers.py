@@ -30,8 +30,7 @@ from cairn.tasks.trainer.staging import HostCheckpoint, Staging
 from cairn.tasks.trainer.staging_buffer import StagingBuffer
 from cairn.tasks.trainer.tensor_exchange import to_group
 from cairn.tasks.trainer.trainer_protocol import Waiting
-from tests.entries import started, writer
-from tests.storage.builders import opened
+from tests.entries import opened, started, writer
 
 RUN = "bench"
 
@@ -97,7 +96,7 @@ class CairnSaver:
         """Open and claim the run."""
         self.store: ObjectStore = open_store(url)
         self.state, self.log = state, RunLog(self.store, RUN)
-        self.log.append(lambda _: opened(), writer=writer())
+        self.log.append(lambda _: opened(RUN), writer=writer())
         self.log.append(lambda _: started(1), writer=writer())
         self.results: list[StagedCheckpoint | Exception] = []
         buffer = StagingBuffer(state.device)

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -178,7 +179,7 @@ def train(case: MemoryCase, folder: Path) -> Measured:
     failures: list[Exception] = []
     store, buffer = open_store(folder.as_uri()), StagingBuffer(device)
     staging = Staging(store, lambda _: None, failures.append, patience_seconds=1.0, buffer=buffer)
-    with BatchLoader(windows, order, device, end_step=case.training.steps) as loader:
+    with closing(BatchLoader(windows, order, device, end_step=case.training.steps)) as loader:
         inputs = StepInputs(
             windows=windows, order=order, training=case.training, micro_batch=case.micro_batch, loader=loader
         )

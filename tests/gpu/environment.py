@@ -3,7 +3,8 @@
     python3 -m tests.gpu.environment WHEELS ENVIRONMENT
     ENVIRONMENT/bin/python -m tests.gpu.check --output OUTPUT
 
-What is in the wheels comes first, then what that Python has: PyTorch and its friends. Nothing of it is changed.
+What is in the wheels comes first, then what that Python has: PyTorch and its friends. Nothing of it is changed. This
+checkout is installed there as `cairn`, where it lies.
 """
 
 import site
@@ -12,16 +13,20 @@ import sys
 import venv
 from pathlib import Path
 
+ROOT = Path(__file__).parents[2]
+
 
 def main() -> None:
     """Make it."""
     wheels, environment = (Path(word).resolve() for word in sys.argv[1:3])
     venv.create(environment, clear=True)
     own = environment / f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
-    words = ["install", "--quiet", "--no-index", "--no-deps", "--no-compile", "--no-cache-dir", "--target", str(own)]
     found = [str(path) for path in sorted(wheels.glob("*.whl"))]
-    subprocess.run([sys.executable, "-m", "pip", *words, *found], check=True)
+    quick = ["--quiet", "--no-index", "--no-deps", "--no-compile", "--no-cache-dir"]
+    subprocess.run([sys.executable, "-m", "pip", "install", *quick, "--target", str(own), *found], check=True)
     (own / "packages-below.pth").write_text("".join(f"{folder}\n" for folder in site.getsitepackages()))
+    there = ["--python", str(environment / "bin/python"), "install", "--no-build-isolation"]
+    subprocess.run([sys.executable, "-m", "pip", *there, *quick, "--editable", str(ROOT)], check=True)
 
 
 if __name__ == "__main__":

@@ -12,13 +12,13 @@ from pathlib import Path
 
 CONSTRAINTS = Path(__file__).parents[2] / "constraints"
 THERE = frozenset(
-    ("torch", "numpy", "pyarrow", "sympy", "mpmath", "networkx", "setuptools", "pillow", "matplotlib", "contourpy",
+    ("torch", "numpy", "pyarrow", "sympy", "mpmath", "networkx", "pillow", "matplotlib", "contourpy",
      "cycler", "fonttools", "kiwisolver", "pyparsing", "tokenizers", "huggingface-hub", "hf-xet", "safetensors",
      "regex", "tqdm")
 )  # fmt: skip
 """On every machine with PyTorch, transformers, matplotlib and pyarrow."""
-NOT_NEEDED = frozenset(("botocore", "aiobotocore", "s3fs", "duckdb", "pywin32", "async-timeout", "colorama"))
-"""By S3, SQL, and other systems or Pythons."""
+NOT_NEEDED = frozenset(("botocore", "aiobotocore", "s3fs", "duckdb", "pywin32", "async-timeout", "colorama", "plotly"))
+"""By S3, SQL, pictures in a notebook, and other systems or Pythons."""
 TESTS = {"pytest", "pytest-timeout", "pytest-xdist", "execnet", "iniconfig", "hypothesis", "sortedcontainers"}
 NEWEST_GLIBC = 39
 

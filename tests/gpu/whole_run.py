@@ -158,9 +158,9 @@ def killed_once(given: argparse.Namespace, folder: Path) -> None:
     say_attempts(command)
     begun = time.monotonic()
     status, out = command.answer("replay", RUN)
-    verdicts = [segment["verdict"] for segment in json.loads(out)["segments"]] if out.startswith("{") else []
-    passed = status == 0 and bool(verdicts) and set(verdicts) == {"equal"}
-    say("replay", passed=passed, seconds=time.monotonic() - begun, verdicts=", ".join(verdicts) or out[-200:])
+    outcomes = [segment["outcome"] for segment in json.loads(out)["segments"]] if out.startswith("{") else []
+    passed = status == 0 and bool(outcomes) and set(outcomes) == {"equal"}
+    say("replay", passed=passed, seconds=time.monotonic() - begun, outcomes=", ".join(outcomes) or out[-200:])
 
 
 def out_of_memory(given: argparse.Namespace, folder: Path) -> None:
