@@ -95,20 +95,18 @@ class Attention(nn.Module):
         query, key = _placed(query, self.q_norm, turned), _placed(key, self.k_norm, turned)
         dropout = self.dropout if self.training else 0.0
         if visible is not None and visible.ndim == 1:
-            key, value = (self._for_each_head(part, dim=2) for part in (key, value))
             joined = attend_documents(query, key, value, visible, dropout).flatten(2)  # (B, T, H, D) -> (B, T, H D)
             return F.dropout(self.c_proj(joined), self.dropout, self.training)
         query, key, value = (part.transpose(1, 2) for part in (query, key, value))  # (B, T, H, D) -> (B, H, T, D)
         if cache is not None:
             key, value = cache.append(layer, key, value)  # (1, K, T, D) -> (1, K, S, D)
         causal = visible is None and query.shape[2] == key.shape[2]  # a single new query sees every key
-        key, value = (self._for_each_head(part, dim=1) for part in (key, value))
-        mixed = F.scaled_dot_product_attention(query, key, value, visible, dropout, is_causal=causal)
+        shares = self.groups > 1 and x.device.type == "cuda"  # flash attention itself, in equal bits and less memory
+        if self.groups > 1 and not shares:
+            key, value = (part.repeat_interleave(self.groups, dim=1) for part in (key, value))  # K -> H
+        mixed = F.scaled_dot_product_attention(query, key, value, visible, dropout, is_causal=causal, enable_gqa=shares)
         joined = mixed.transpose(1, 2).flatten(2)  # (B, H, T, D) -> (B, T, H D)
         return F.dropout(self.c_proj(joined), self.dropout, self.training)
-
-    def _for_each_head(self, x: Tensor, *, dim: int) -> Tensor:
-        return x if self.groups == 1 else x.repeat_interleave(self.groups, dim=dim)  # K -> H
 
 
 def _placed(x: Tensor, norm: nn.RMSNorm | None, turned: Tensor | None) -> Tensor:
@@ -138,16 +136,16 @@ def takes_starts(device: torch.device, dtype: torch.dtype | None, head_width: in
 
 
 def attend_documents(query: Tensor, key: Tensor, value: Tensor, starts: Tensor, dropout: float) -> Tensor:
-    """Attend causally within documents on CUDA: 3 x half (B, T, H, C/H), int32 (documents + 1,) -> (B, T, H, C/H).
+    """Attend causally within documents on CUDA: half (B, T, H, D), 2 x (B, T, K, D), int32 (documents + 1,) -> query's.
 
     Of the deterministic kernels there only PyTorch's math kernel takes a mask of T x T, and it keeps all probabilities.
     Flash attention takes the documents' bounds, and has a deterministic backward pass, which `determinism` asks for.
     `torch.nn.attention.varlen` calls the same operator, but leaves out dropout.
     """
     time = query.shape[1]  # an upper bound of a document's length that the host knows without waiting
-    parts = (part.flatten(0, 1) for part in (query, key, value))  # (B, T, H, C/H) -> (BT, H, C/H)
+    parts = (part.flatten(0, 1) for part in (query, key, value))  # (B, T, H, D) -> (BT, H, D)
     mixed: Tensor = torch.ops.aten._flash_attention_forward(*parts, starts, starts, time, time, dropout, True, False)[0]
-    return mixed.view(query.shape)  # (BT, H, C/H) -> (B, T, H, C/H)
+    return mixed.view(query.shape)  # (BT, H, D) -> (B, T, H, D)
 
 
 _LEVELS = 2**15

@@ -26,12 +26,17 @@ _LARGEST_PRODUCT_ERROR, _OPENMP = 2.0, ("OMP_", "KMP_", "GOMP_", "MKL_")
 
 
 def resolve_device(name: str) -> torch.device:
-    """Turn the name of a device or `auto` into a device of this machine; a missing one raises InvalidInput."""
+    """Turn the name of a device or `auto` into a device of this machine; a missing one raises InvalidInput.
+
+    A CUDA device always has its number, which a thread needs to make it its own.
+    """
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(name)
-    if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
-        raise InvalidInput(f"device={name!r}: this machine has {count} CUDA devices; use 'auto' or 'cpu'")
+    if device.type == "cuda":
+        device = torch.device("cuda", device.index or 0)
+        if device.index >= (count := torch.cuda.device_count()):
+            raise InvalidInput(f"device={name!r}: this machine has {count} CUDA devices; use 'auto' or 'cpu'")
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise InvalidInput(f"device={name!r}: this machine's torch has no Apple GPU; use 'auto' or 'cpu'")
     return device

@@ -39,3 +39,10 @@ def test_an_apple_gpu_that_is_not_there_is_refused() -> None:
 def test_a_cuda_device_that_is_not_there_is_refused() -> None:
     with pytest.raises(InvalidInput, match=f"cuda:{torch.cuda.device_count()}"):
         resolve_device(f"cuda:{torch.cuda.device_count()}")
+
+
+@pytest.mark.parametrize(("name", "index"), [("auto", 0), ("cuda", 0), ("cuda:0", 0), ("cuda:1", 1)])
+def test_a_cuda_device_has_its_number(monkeypatch: pytest.MonkeyPatch, name: str, index: int) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert resolve_device(name).index == index

@@ -36,6 +36,7 @@ from tests.model.tiny_run import TinyRun
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]
 SHAPE = {"n_layer": 2, "n_head": 2, "n_embd": 128, "block_size": 64, "dropout": 0.1}
+GROUPED = {**SHAPE, "architecture": "qwen3", "n_head": 4, "n_kv_head": 2}
 FUSED = {"precision": "bf16", "kernels": "fused"}
 STOCK = {"precision": "bf16", "kernels": "stock"}
 COMPILED = {**FUSED, "compile": True}
@@ -65,8 +66,11 @@ def test_what_is_chosen_here_is_bf16_and_fused(only_cuda: torch.device) -> None:
 
 
 @pytest.mark.parametrize("mode", [STOCK, FUSED, COMPILED], ids=["stock", "fused", "fused and compiled"])
-def test_a_continued_run_has_the_bits_of_an_undisturbed_one(tiny_run: type[TinyRun], cuda: torch.device, mode) -> None:
-    whole, first, second = (tiny_run(model=SHAPE, device=cuda, **mode) for _ in range(3))
+@pytest.mark.parametrize("shape", [SHAPE, GROUPED], ids=["gpt2", "qwen3"])
+def test_a_continued_run_has_the_bits_of_an_undisturbed_one(
+    tiny_run: type[TinyRun], cuda: torch.device, shape, mode
+) -> None:
+    whole, first, second = (tiny_run(model=shape, device=cuda, **mode) for _ in range(3))
     whole.train(12)
     first.train(5)
     second.state.load(first.tensors())
@@ -118,6 +122,28 @@ def test_attending_by_bounds_is_attending_under_the_mask_with_less_memory(only_c
 def test_attending_by_bounds_gives_the_same_bits_twice(only_cuda: torch.device, dropout: float) -> None:
     (first, _), (second, _) = attended(only_cuda, True, dropout), attended(only_cuda, True, dropout)
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def grouped(cuda: torch.device, by_bounds: bool, is_repeated: bool) -> list[torch.Tensor]:
+    """Return attention of eight heads, four to a key, and its gradients; or with the keys and values repeated."""
+    generator = torch.Generator().manual_seed(1)
+    parts = [torch.randn(2, 256, heads, 64, generator=generator) for heads in (8, 2, 2)]
+    query, key, value = (part.to(cuda, torch.bfloat16).requires_grad_() for part in parts)
+    keys, values = (part.repeat_interleave(4, dim=2) if is_repeated else part for part in (key, value))
+    if by_bounds:
+        starts = document_starts(torch.randint(0, 100, (2, 256), generator=generator), END).to(cuda)
+        mixed = attend_documents(query, keys, values, starts, 0.0)
+    else:
+        heads = (part.transpose(1, 2) for part in (query, keys, values))
+        mixed = F.scaled_dot_product_attention(*heads, is_causal=True, enable_gqa=not is_repeated).transpose(1, 2)
+    gradient = torch.randn(mixed.shape, generator=generator).to(cuda, torch.bfloat16)
+    return [mixed.detach(), *torch.autograd.grad(mixed, (query, key, value), gradient)]
+
+
+@pytest.mark.parametrize("by_bounds", [False, True])
+def test_heads_that_share_keys_have_the_bits_of_repeated_keys(only_cuda: torch.device, by_bounds: bool) -> None:
+    shared, repeated = grouped(only_cuda, by_bounds, False), grouped(only_cuda, by_bounds, True)
+    assert all(torch.equal(a, b) for a, b in zip(shared, repeated, strict=True))
 
 
 DEFERRED = FetchSchedule(every_steps=DEFERRED_STEPS, every_seconds=3600.0)
