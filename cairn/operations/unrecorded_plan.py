@@ -151,8 +151,8 @@ def find_obstacle(started: run_entries.AttemptStarted, config: RunConfig, *, tor
         return f"{trained}: bits are promised for one kind of device"
     if placement.world_size > 1 and training.parallel == "fsdp":
         return f"trained by {placement.world_size} sharded processes: bits are promised for as many, a replay is one"
-    if training.compile:
-        return "trained with training.compile = true: its bits are not promised"
+    if training.compile and kind == "cpu":
+        return "trained on a CPU with training.compile = true: its bits are not promised"
     if torch_then != torch_version:
         return f"trained with torch {torch_then}, here is {torch_version}: bits are promised for equal versions"
     return ""

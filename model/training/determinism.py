@@ -2,8 +2,8 @@
 
 Promised: equal state, batches, device kind, micro-batch and thread count give an equal next state, bit for bit, on one
 kind of machine, on any number of replicated processes, in every precision, with dropout, accumulation and activation
-checkpointing (which changes no bit). Not promised: equal bits across kinds of machines, library versions, thread
-counts, micro-batch sizes, or with `compile=True`.
+checkpointing (which changes no bit), compiled on CUDA. Not promised: equal bits across kinds of machines, library
+versions, thread counts, micro-batch sizes, or compiled on a CPU.
 """
 
 import contextlib

@@ -24,7 +24,7 @@ from cairn.model.data.sample_order import Component, SampleOrder
 from cairn.model.data.token_windows import TokenWindows
 from cairn.model.estimates.numerics import choose_numerics
 from cairn.model.estimates.utilization import measure_machine
-from cairn.model.training.determinism import make_deterministic
+from cairn.model.training.determinism import make_deterministic, resolve_device
 from cairn.model.training.train_state import TrainState
 from cairn.model.training.training_step import StepInputs, take_step
 from cairn.tasks.configuration.configuration_source import load_configuration
@@ -167,7 +167,7 @@ def main() -> None:
             model=config.model,
             training=trained.model_copy(update={"precision": numerics.precision, "kernels": numerics.kernels}),
             windows=windows,
-            device=torch.device(given.device),
+            device=resolve_device(given.device),
         )
         train_steps = 0 if given.read_only else given.train_steps
         speeds = measure(setting, rounds=given.rounds, train_steps=train_steps, read_steps=given.read_steps)

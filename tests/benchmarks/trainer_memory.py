@@ -152,12 +152,11 @@ def measure(case: MemoryCase, *, threads: int = 2) -> Measured:
 
 def train(case: MemoryCase, folder: Path) -> Measured:
     """Do in this process what the trainer does, and return what it took."""
-    import torch
 
     from cairn.model.data.batch_loader import BatchLoader
     from cairn.model.data.sample_order import SampleOrder
     from cairn.model.data.token_windows import TokenWindows
-    from cairn.model.training.determinism import make_deterministic
+    from cairn.model.training.determinism import make_deterministic, resolve_device
     from cairn.model.training.train_state import TrainState
     from cairn.model.training.training_loop import StepObserver, train_until
     from cairn.model.training.training_step import StepInputs
@@ -165,7 +164,7 @@ def train(case: MemoryCase, folder: Path) -> Measured:
     from cairn.tasks.trainer.staging import Staging
     from cairn.tasks.trainer.staging_buffer import StagingBuffer
 
-    threads, device = int(os.environ.get("OMP_NUM_THREADS", "2")), torch.device(case.device)
+    threads, device = int(os.environ.get("OMP_NUM_THREADS", "2")), resolve_device(case.device)
     make_deterministic(seed=1, threads=threads)
     import cairn.tasks.trainer.trainer  # noqa: F401 - all that the trainer imports
 

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from cairn.operations.unrecorded_plan import Segment
+from cairn.operations.unrecorded_plan import Segment, find_obstacle
 from cairn.operations.unrecorded_training import replay_run
 from cairn.storage.logs.run_log import RunLog
 from cairn.tasks.machine.placement import this_placement
 from tests.cairn.trained_run import RUN, TrainedRun
 from tests.commands import Cairn
+from tests.entries import started
 
 FLIPPED_AFTER = 5
 
@@ -199,3 +200,13 @@ def test_people_get_a_table_and_the_sum(run: TrainedRun, cairn: Cairn) -> None:
 def test_a_sample_that_is_no_percentage_is_refused(run: TrainedRun, cairn: Cairn, sample: str) -> None:
     ended = cairn("replay", RUN, "--sample", sample)
     assert ended.code == 2 and "must be a percentage" in ended.err
+
+
+def test_what_was_compiled_on_a_gpu_is_computed_again_on_one(run: TrainedRun) -> None:
+    config = run.config.model_copy(update={"training": run.config.training.model_copy(update={"compile": True})})
+    gpu, cpu = (
+        started(1, placement=this_placement(device=device, threads=1), versions={"torch": "2"})
+        for device in ("cuda:0", "cpu")
+    )
+    assert find_obstacle(gpu, config, torch_version="2", has_cuda=True) == ""
+    assert "its bits are not promised" in find_obstacle(cpu, config, torch_version="2", has_cuda=True)

@@ -2,7 +2,7 @@
 
 A run of each mode is trained again; killed and continued; with every loss read at once; and past a bad step, which must
 change nothing. Processes run beside each other as far as their estimated memory fits in what is free; one that has too
-little all the same is asked again alone. What is compiled is not promised: its verdict is only seen.
+little all the same is asked again alone. Where kernels may add in any order, the verdict is only seen.
 """
 
 import argparse
@@ -153,7 +153,7 @@ def needed_bytes(task: Task) -> int:
 def say_mode(name: str, answers: Mapping[str, str]) -> str:
     """Say a mode's row, and return what its whole run ended with."""
     said = {title: verdict(answers, part) for part, title in PARTS.items()}
-    promised = not CONTENDERS[name].training.get("compile")
+    promised = CONTENDERS[name].deterministic
     say(name, passed=holds(list(said.values())) if promised else None, **said)
     return answers["whole"]
 
