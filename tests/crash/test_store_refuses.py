@@ -17,6 +17,7 @@ SHARDS_AT_ONCE = 4
 RESUMABLE = 75
 
 
+@pytest.mark.slow  # quick witnesses: tests/tasks/test_error_kind.py and test_staging.py
 def test_a_permission_revoked_during_staging_ends_the_attempt_with_a_receipt_and_the_run_goes_on_once_it_is_back(
     remote: Command, proxy: FaultProxy, undisturbed_sha256: str
 ) -> None:

@@ -88,8 +88,10 @@ NETWORKS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)
 @pytest.mark.parametrize(("precision", "kernels"), MODES)
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize(
+    ("masked", "dropout"),
+    [(False, 0.0), (True, 0.1), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((True, 0.0), (False, 0.1)))],
+)
 def test_what_is_kept_for_the_backward_pass_is_estimated_within_a_tenth(
     network: dict[str, Any], precision: Precision, kernels: Kernels, masked: bool, dropout: float
 ) -> None:

@@ -49,7 +49,7 @@ def test_a_process_that_dies_twice_during_its_resume_still_resumes(tmp_path: Pat
     resume = next(scenario for scenario in SCENARIOS if scenario.name == "quarantine-and-resume")
     copies = Copies("memory", tmp_path, world_before(resume))
     number = 0
-    for first in range(0, len(operations(resume, copies).operations), share_of(48)):
+    for first in range(0, len(operations(resume, copies).operations), share_of(96)):
         for second in range(100):
             store, ledger = copies.fresh(), deepcopy(copies.snapshot.ledger)
             die_during(resume, store, ledger, first)
@@ -58,7 +58,7 @@ def test_a_process_that_dies_twice_during_its_resume_still_resumes(tmp_path: Pat
             number += 1
             examine(store, ledger)
             continue_run(store, ledger)
-    assert number > 900 // share_of(48)
+    assert number > 900 // share_of(96)
 
 
 def die_during(scenario: Scenario, store: WatchedStore, ledger: Ledger, at: int) -> bool:

@@ -109,10 +109,10 @@ def test_a_connection_that_gets_no_thread_is_closed_and_the_next_one_served(monk
 def test_of_more_than_sixty_four_unproven_connections_the_oldest_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(signed_connection, "GREETING_SECONDS", 2 * patience_seconds())
     with open_place([]) as port, ExitStack() as idle:
-        connections = []
+        connections, patience = [], prompt_seconds()
         for _ in range(MOST_UNPROVEN + 3):
             connections.append(idle.enter_context(dial(port)))
-            connections[-1].settimeout(prompt_seconds())
+            connections[-1].settimeout(patience)
             connections[-1].recv(32, socket.MSG_WAITALL)  # it has a thread now
         assert all(is_hung_up(oldest) for oldest in connections[:3])
         assert answers(port)  # for which the fourth gives way

@@ -100,7 +100,7 @@ def objects(store: ObjectStore) -> list[str]:
 
 
 @pytest.mark.parametrize("corpus", CORPORA, ids=lambda corpus: corpus.__name__)
-@pytest.mark.parametrize("of", [1, 2, 3, 7])
+@pytest.mark.parametrize("of", [pytest.param(of, marks=[pytest.mark.slow] if of != 3 else []) for of in (1, 2, 3, 7)])
 def test_a_snapshot_of_parts_is_that_of_one_machine_and_tokenizes_nothing(
     corpus: Corpus, of: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
