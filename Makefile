@@ -147,12 +147,17 @@ bench-checkpoint: $(DEVELOPER)  ## stall, time to committed and resume beside Py
 bench-store: $(DEVELOPER)  ## objects to and from a bucket beside bare requests; ARGS="--rounds 5 --objects 8"
 	@$(BIN)/python -m tests.benchmarks.bench_store $(ARGS)
 
+# Of programs that run seldom: whether what they call is there, and takes what it is given.
+NAMES_ALONE = --implicit-reexport --no-warn-unused-ignores $(addprefix --disable-error-code=,arg-type assignment \
+	dict-item func-returns-value import-untyped misc no-any-return union-attr var-annotated)
+
 check: $(DEVELOPER)  ## ruff, mypy --strict, import linter
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@rm -rf .tree && mkdir -p .tree/cairn
 	@for part in $(wildcard cairn/*) flows model reports storage tasks; do ln -s "../../$$part" .tree/cairn/; done
 	@$(BIN)/mypy
+	@$(BIN)/mypy --cache-dir .mypy_cache/seldom -p tests.gpu -p tests.benchmarks $(NAMES_ALONE)
 	@cd .tree && "$(CURDIR)/$(BIN)/lint-imports" --config ../pyproject.toml
 
 lock: $(DEVELOPER)  ## write constraints/ from pyproject.toml and constraints.txt, with the hashes of all files; needs uv
