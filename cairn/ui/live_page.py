@@ -39,6 +39,7 @@ from cairn.tasks.machine.placement import work_folder
 MOST_COMPARED = 8  # runs on one page
 _Runs = Annotated[list[str], Query(alias="run")]
 LEAST_SECONDS, _REST, _MOST_VIEWS = 1.0, 200, 24  # nothing is read again sooner than after a second
+_MOST_MADE = 16  # answers that are kept
 _MOST_READING_SECONDS = 2.0  # the logs of 1,000 runs take less where they were never folded
 _EMPTY = "sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU="  # a style element that Plotly fills through the CSSOM
 _MAPS = "sha256-ji27qzEtxXZW+7dun6UwjHXJ18e6WAin1VvNtkzIE/o="  # that of its maps, which it fills as text
@@ -135,6 +136,7 @@ class LivePages:
         """Read the assets; views are read when they are asked for."""
         self._store, self._environment = store, environment
         self._views, self._metrics = ViewCache(store, clock=clock), run_metrics.RunMetrics(store)
+        self._made, self._making = dict[str, bytes](), Lock()
         own, styles = files("cairn.ui") / "assets", files("cairn.reports.pages") / "templates"
         self._assets = {name: (own / name).read_bytes() for name in ("live.js", "live_plot.js", "icon.svg")}
         self._assets["plotly.min.js"] = (files("plotly") / "package_data" / "plotly.min.js").read_bytes()
@@ -162,17 +164,23 @@ class LivePages:
         work = work_folder(self._environment)  # for packed tables
         return self._views.read("runs", lambda: partial(report_pages.read_overview, self._store, work=work))
 
-    def runs(self, request: Request, q: str = "", sort: str = DEFAULT_SORT, down: bool = True) -> Response:
-        """All runs, searched and sorted."""
-        query = RunsQuery(search=q, sort=sort if sort in report_pages.HEADINGS else DEFAULT_SORT, descending=down)
+    def runs(
+        self, request: Request, q: str = "", sort: str = DEFAULT_SORT, down: bool = True, page: int = 1
+    ) -> Response:
+        """All runs, searched and sorted, a page of them."""
+        field = sort if sort in report_pages.HEADINGS else DEFAULT_SORT
+        query = RunsQuery(search=q, sort=field, descending=down, page=max(page, 1))
         view, hourly = self.overview(), None  # the price of a device hour
         with suppress(KeyError, ValueError):
             hourly = float(self._environment[run_report.PRICE])
 
         def render(frame: Frame) -> str:
             rows = select_rows(view.value, search=query.search, sort=query.sort, descending=query.descending)
-            shown = {"rows": rows, "query": query, "of": len(view.value), "hourly": hourly}
-            return render_page("runs", frame, headings=report_pages.HEADINGS, **shown)
+            end = report_pages.PAGE_RUNS * query.page
+            own = rows[end - report_pages.PAGE_RUNS : end]
+            pages = -(-len(rows) // report_pages.PAGE_RUNS)
+            shown = {"rows": own, "found": len(rows), "pages": pages, "query": query, "of": len(view.value)}
+            return render_page("runs", frame, headings=report_pages.HEADINGS, hourly=hourly, **shown)
 
         return self._page(request, view, render)
 
@@ -216,7 +224,7 @@ class LivePages:
         draw = partial(plot_axis.view_curves, columns=columns, planned=planned)
         curves = (draw(one, place=place) for place, one in enumerate(found))
         version = " ".join(view.version for view in views)
-        return _answer(request, version, lambda: encode(list(curves)), "application/json")
+        return self._answer(request, version, lambda: encode(list(curves)), "application/json")
 
     def models(self, request: Request) -> Response:
         """The checkpoint of each alias, and the decisions on it."""
@@ -236,7 +244,7 @@ class LivePages:
         content = self._assets.get(name)
         if content is None:
             return Response("there is no such file\n", status_code=404, media_type="text/plain")
-        return _answer(request, sha256(content), lambda: content, _TYPES[name.rpartition(".")[2]])
+        return self._answer(request, sha256(content), lambda: content, _TYPES[name.rpartition(".")[2]])
 
     def _read_runs(self, run_ids: Sequence[str]) -> list[View]:
         def follow(run_id: str) -> Callable[[], Any]:
@@ -250,6 +258,19 @@ class LivePages:
             return tuple(dict.fromkeys(names))
         return expand_names(self._views.read("names", lambda: partial(list_run_ids, self._store)).value or (), names)
 
+    def _answer(self, request: Request, version: str, make: Callable[[], bytes], media_type: str) -> Response:
+        """Return the bytes that `make` returns, once for all who ask, or 304 where the browser has this version."""
+        tag = f'"{sha256(f"{version} {request.url.path}?{request.url.query}".encode())[:32]}"'
+        headers = {"etag": tag, "cache-control": "no-cache"}
+        if request.headers.get("if-none-match") == tag:
+            return Response(status_code=304, headers=headers)
+        made = self._made.get(tag) or make()
+        with self._making:
+            self._made[tag] = made
+            while len(self._made) > _MOST_MADE:
+                del self._made[next(iter(self._made))]
+        return Response(made, media_type=media_type, headers=headers)
+
     def _page(self, request: Request, view: View, render: Callable[[Frame], str]) -> Response:
         """Return a page, or one with the error alone where nothing was ever read."""
         is_missing, why = isinstance(view.error, RunNotFound), str(view.error) if view.error else ""
@@ -257,16 +278,7 @@ class LivePages:
         if view.value is None:
             page = render_page("problem", frame, why=why)
             return Response(page, status_code=404 if is_missing else 503, media_type="text/html")
-        return _answer(request, view.version, lambda: render(frame).encode(), "text/html")
-
-
-def _answer(request: Request, version: str, make: Callable[[], bytes], media_type: str) -> Response:
-    """Return the bytes that `make` returns, or 304 where the browser has this version already."""
-    tag = f'"{sha256(f"{version} {request.url.path}?{request.url.query}".encode())[:32]}"'
-    headers = {"etag": tag, "cache-control": "no-cache"}
-    if request.headers.get("if-none-match") == tag:
-        return Response(status_code=304, headers=headers)
-    return Response(make(), media_type=media_type, headers=headers)
+        return self._answer(request, view.version, lambda: render(frame).encode(), "text/html")
 
 
 def serve(

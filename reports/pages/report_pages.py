@@ -169,6 +169,8 @@ HEADINGS: Mapping[str, str] = {  # the fields that runs can be sorted by
     "last_seen_at": "last sign of life",
 }
 DEFAULT_SORT = "last_seen_at"
+PAGE_RUNS = 100
+"""Runs on one page of the list."""
 
 
 OverviewRow = namedtuple(
@@ -245,17 +247,22 @@ class Frame:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunsQuery:
-    """The words and the field that the list of runs is searched and sorted by."""
+    """The words and the field that the list of runs is searched and sorted by, and its page, from 1."""
 
     search: str
     sort: str
     descending: bool
+    page: int = 1
 
     def link(self, sort: str) -> str:
         """Return the address of the list sorted by another field; by the same one, the other way round."""
         is_best_last = sort not in ("run_id", "state", "train_loss", "val_loss")
         down = not self.descending if sort == self.sort else is_best_last  # the best first
         return f"/?{urlencode({'q': self.search, 'sort': sort, 'down': int(down)})}"
+
+    def turn_to(self, page: int) -> str:
+        """Return the address of another page of the list."""
+        return f"/?{urlencode({'q': self.search, 'sort': self.sort, 'down': int(self.descending), 'page': page})}"
 
 
 def attempt_page(frame: Frame, facts: post_mortem.PostMortem) -> str:

@@ -11,8 +11,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from importlib.util import find_spec
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from cairn.reports.errors import ReportError
@@ -55,53 +58,94 @@ STORE_METRICS: dict[str, tuple[str, str]] = {
 
 Samples = Mapping[str, Mapping[str, float | None]]
 """The values of a run by metric and label; None where a value is not known."""
+MOST_READ_AGAIN = 400
+"""Known runs that a scrape reads again: with more, each has its turn and keeps its numbers until then."""
+PROMPT_SECONDS = 0.5
+_AGES = ("cairn_run_heartbeat_age_seconds", "cairn_run_commit_age_seconds")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Scraped:
+    """A run's state and samples, none of one that was over before the first scrape, and when they were read."""
+
+    phase: run_status.RunPhase
+    samples: Samples
+    at: datetime
 
 
 class RunMetrics:
-    """The metrics of one store's runs; a scrape reads what moved since the one before."""
+    """The metrics of one store's runs; a scrape reads what moved since the one before.
+
+    Who waits for another scrape that began after the own was asked for gets its text. Where one takes long, the last
+    one is answered while the next is made.
+    """
 
     def __init__(self, store: ObjectStore, *, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
         self._store, self._now = store, now
-        self._index, self._sampled = run_index.RunIndex(store), set[str]()
-        self._lock = threading.Lock()
+        self._index, self._found, self._turn = run_index.RunIndex(store), dict[str, _Scraped](), 0
+        self._reading, self._making, self._begun = threading.Lock(), threading.Lock(), float("-inf")
+        self._text, self._took_seconds, self._beside = b"", 0.0, threading.Thread()
 
     def text(self) -> bytes:
         """Return one scrape as OpenMetrics text."""
+        asked = time.monotonic()
+        if self._took_seconds <= PROMPT_SECONDS:
+            self._make(asked)
+        elif not self._beside.is_alive():
+            self._beside = threading.Thread(target=self._make, args=(asked,), daemon=True, name="scrape")
+            self._beside.start()
+        return self._text
+
+    def _make(self, asked: float) -> None:
+        """Make the text anew unless that was begun after it was asked for."""
         from prometheus_client.openmetrics.exposition import generate_latest
 
-        return generate_latest(self)  # type: ignore[no-untyped-call,no-any-return]
+        with self._making:
+            if self._begun <= asked:
+                self._begun = time.monotonic()
+                self._text = generate_latest(self)  # type: ignore[no-untyped-call]
+                self._took_seconds = time.monotonic() - self._begun
 
     def collect(self) -> "Iterator[Metric]":
         """Yield the metrics as `prometheus_client` wants them; a store that is away leaves `cairn_store_up` 0 alone."""
-        with self._lock:
+        with self._reading:
             try:
-                now = self._now()
-                found = self._index.read_all(lambda log: self._scrape_run(log, now), lambda *_: (_UNREADABLE, {}))
+                self._read()
             except StorageError:
                 yield _family("cairn_store_up", [((), 0.0)])
                 return
-        states = Counter(phase for _, (phase, _) in found)
+            found, now = dict(self._found), self._now()
+        states = Counter(run.phase for run in found.values())
         yield _family("cairn_store_up", [((), 1.0)])
         yield _family("cairn_runs", [((state,), float(count)) for state, count in sorted(states.items())])
         for name, (has_label, _) in RUN_METRICS.items():
             values = [
-                ((run_id, label) if has_label else (run_id,), value)
-                for run_id, (_, samples) in found
-                for label, value in samples.get(name, {}).items()
+                ((run_id, label) if has_label else (run_id,), value + (now - run.at).total_seconds() * (name in _AGES))
+                for run_id, run in found.items()
+                for label, value in run.samples.get(name, {}).items()
                 if value is not None
             ]
             yield _family(name, values)
 
-    def _scrape_run(self, log: run_log.RunLog, now: datetime) -> tuple[run_status.RunPhase, Samples]:
-        """Return the state of a run and its samples, none of one that was over before the first scrape."""
+    def _read(self) -> None:
+        """Read every run that is new, and so many of the known ones that have numbers, in turn."""
+        now = self._now()
+        known = [run_id for run_id, run in self._found.items() if run.samples]
+        turn = frozenset(islice(chain(known[self._turn :], known), MOST_READ_AGAIN))
+        self._turn = (self._turn + MOST_READ_AGAIN) % max(len(known), 1) if len(known) > MOST_READ_AGAIN else 0
+        kept = {run_id: self._found[run_id] for run_id in known if run_id not in turn}
+        unreadable = _Scraped(phase=_UNREADABLE, samples={}, at=now)
+        read = partial(self._scrape_run, now=now)
+        self._found = dict(self._index.read_all(read, lambda *_: unreadable, known=kept))
+
+    def _scrape_run(self, log: run_log.RunLog, *, now: datetime) -> _Scraped:
         phase = run_status.phase_of(log.state)
-        if phase in _OVER and log.run_id not in self._sampled:
+        if phase in _OVER and not (log.run_id in self._found and self._found[log.run_id].samples):
             self._index.forget(log)
-            return phase, {}
+            return _Scraped(phase=phase, samples={}, at=now)
         if log.folded is None:
             self._index.fold(log)
-        self._sampled.add(log.run_id)
-        return phase, sample_run(log, now)
+        return _Scraped(phase=phase, samples=sample_run(log, now), at=now)
 
 
 def sample_run(log: run_log.RunLog, now: datetime) -> Samples:

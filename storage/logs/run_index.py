@@ -19,6 +19,8 @@ RUNS_IN_OBJECT = 500
 """Runs in one object of the index, which stays far below what is read of a document."""
 ASKED_OVER_RUNS = 40
 """Runs that are over and are asked in one refresh whether they went on."""
+MOST_LOGS = 1_000
+"""Logs that are kept in memory, some 30 kB each."""
 _VERSION = 2
 Item = TypeVar("Item")
 
@@ -66,12 +68,21 @@ class RunIndex:
         return run_ids
 
     def read_all(
-        self, read: Callable[[run_log.RunLog], Item], unreadable: Callable[[str, str], Item]
+        self,
+        read: Callable[[run_log.RunLog], Item],
+        unreadable: Callable[[str, str], Item],
+        *,
+        known: Mapping[str, Item] = {},
     ) -> list[tuple[str, Item]]:
-        """Return every run that has a log, with what `read` makes of it, or `unreadable` of why it does not verify."""
+        """Return every run that has a log, with what `read` makes of it, or `unreadable` of why it does not verify.
+
+        What is `known` of a run is taken as it is, and its log not asked.
+        """
         run_ids = self.refresh()
 
         def read_one(run_id: str) -> Item | None:
+            if run_id in known:
+                return known[run_id]
             try:
                 log = self.read(run_id)
                 return None if is_empty(log) else read(log)
@@ -94,7 +105,8 @@ class RunIndex:
     def fold(self, log: run_log.RunLog) -> run_log.RunLog:
         """Refresh a log and keep it: the next read of the run costs only its new entries."""
         log.refresh()
-        self._logs[log.run_id] = log
+        if len(self._logs) < MOST_LOGS:
+            self._logs[log.run_id] = log
         return log
 
     def forget(self, log: run_log.RunLog) -> None:

@@ -1,5 +1,6 @@
 """The live page as a browser asks for it: what it shows, when it reads again, what it says of a lost store."""
 
+import itertools
 import json
 import re
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from cairn.storage.logs.log_entry import ForkOrigin
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.logs.step_log import StepRecord, step_log_key
 from cairn.storage.stores.local_store import LocalStore
+from cairn.ui import live_page
 from tests.cairn.live_server import LiveServer, served
 from tests.entries import NOON, opened, step_record, writer
 from tests.fabricated_run import FabricatedRun, configuration, fabricate
@@ -74,6 +76,35 @@ def test_the_list_is_searched_and_sorted_by_its_address(live: LiveServer, store:
     assert re.findall(r'href="/runs/(\w+)"', found.text) == ["zoe"] and "1 run of 3" in words(found.text)
     assert "No run matches" in live.ask("/?q=nothing").text
     assert live.ask("/?sort=__class__").status == 200
+
+
+def test_a_long_list_comes_in_pages_of_a_hundred_that_keep_the_search(live: LiveServer, store: LocalStore) -> None:
+    for number in range(205):
+        RunLog(store, f"many-{number:03}").append(lambda _, name=f"many-{number:03}": opened(name), writer=writer())
+    pages = [live.ask(f"/?q=many&sort=run_id&down=0&page={number}").text for number in (1, 2, 3, 4)]
+    shown = [re.findall(r'name="run" value="(many-\d+)"', page) for page in pages]
+    assert [len(names) for names in shown] == [100, 100, 5, 0]
+    assert sorted(itertools.chain(*shown)) == [f"many-{number:03}" for number in range(205)]
+    assert "205 runs of 206" in words(pages[1]) and "page 2 of 3" in words(pages[1])
+    links = re.findall(r'rel="(prev|next)" href="([^"]*)"', pages[1])
+    assert [(rel, href.replace("&amp;", "&")) for rel, href in links] == [
+        ("prev", "/?q=many&sort=run_id&down=0&page=1"),
+        ("next", "/?q=many&sort=run_id&down=0&page=3"),
+    ]
+    assert "There is no such page" in words(pages[3]) and "rel=" not in pages[3].partition("<main")[2]
+
+
+@pytest.mark.parametrize("page", ["0", "-1", "99999999999999999999"])
+def test_a_page_that_cannot_be_is_the_first_or_none(live: LiveServer, page: str) -> None:
+    assert live.ask(f"/?page={page}").status == 200
+
+
+def test_a_page_is_made_once_for_all_who_ask(live: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = list[str]()
+    render = live_page.render_page
+    monkeypatch.setattr(live_page, "render_page", lambda name, *a, **k: made.append(name) or render(name, *a, **k))
+    first, again, other = (live.ask(path, wait=0).text for path in ("/", "/", "/?sort=state"))
+    assert first == again != other and made == ["runs", "runs"]
 
 
 @pytest.mark.parametrize(("field", "down"), [("val_loss", 0), ("train_loss", 0), ("gpu_seconds", 1), ("attempts", 1)])

@@ -1,6 +1,8 @@
 import re
+import threading
 import urllib.request
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -9,12 +11,13 @@ import pytest
 import yaml
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
+from cairn.reports.queries import run_metrics
 from cairn.reports.queries.run_metrics import RUN_METRICS, STORE_METRICS, RunMetrics, serve_metrics
 from cairn.storage.errors import StoreUnavailable
 from cairn.storage.stores.local_store import LocalStore
 from cairn.tasks.errors import InvalidConfiguration
 from tests.entries import NOON
-from tests.fabricated_run import FabricatedRun
+from tests.fabricated_run import FabricatedRun, fabricate
 from tests.memory_store import MemoryStore
 
 ALERTS = Path("deployments/alerts.yaml")
@@ -66,6 +69,58 @@ def test_a_scrape_sees_what_happened_since_the_one_before(fresh: FabricatedRun, 
     before = scraped(metrics.text(), run="fresh").get("cairn_run_committed_step")
     fresh.commit(10)
     assert (before, scraped(metrics.text(), run="fresh")["cairn_run_committed_step"]) == (None, 10)
+
+
+def test_of_many_runs_a_scrape_reads_some_in_turn_and_the_others_grow_older(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_metrics, "MOST_READ_AGAIN", 2)
+    runs, hour = [fabricate(store, f"run-{number}") for number in range(5)], 1
+    metrics = RunMetrics(store, now=lambda: NOON + timedelta(hours=hour))
+    for run in runs:
+        run.start()
+    before = scraped(metrics.text(), run="run-4")
+    for run in runs:
+        run.commit(20)
+    seen = list[list[float]]()
+    for hour in (2, 3, 4):  # noqa: B007 (read by the clock)
+        text = metrics.text()
+        seen.append([scraped(text, run=run.log.run_id).get("cairn_run_committed_step", 0.0) for run in runs])
+    assert seen == [[20, 20, 0, 0, 0], [20, 20, 20, 20, 0], [20] * 5]
+    monkeypatch.setattr(run_metrics, "MOST_READ_AGAIN", 0)
+    hour = 10
+    after = scraped(metrics.text(), run="run-4")
+    assert after["cairn_run_commit_age_seconds"] > before["cairn_run_commit_age_seconds"]
+
+
+def test_scrapes_that_were_asked_for_before_one_began_share_it(
+    bard: FabricatedRun, store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metrics, reads, asked = RunMetrics(store), list[int](), threading.Barrier(20)
+    make, read = metrics._make, metrics._read
+
+    def make_once_all_have_asked(at: float) -> None:
+        asked.wait()
+        make(at)
+
+    monkeypatch.setattr(metrics, "_make", make_once_all_have_asked)
+    monkeypatch.setattr(metrics, "_read", lambda: reads.append(1) or read())
+    with ThreadPoolExecutor(20) as pool:
+        texts = [scrape.result() for scrape in [pool.submit(metrics.text) for _ in range(20)]]
+    assert len(reads) == 1 and len(set(texts)) == 1
+
+
+def test_where_a_scrape_takes_long_the_last_one_is_answered_while_the_next_is_made(
+    fresh: FabricatedRun, store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_metrics, "PROMPT_SECONDS", 0.0)
+    metrics = RunMetrics(store)
+    fresh.start()
+    first = scraped(metrics.text(), run="fresh")
+    fresh.commit(20)
+    assert scraped(metrics.text(), run="fresh") == first
+    metrics._beside.join()
+    assert scraped(metrics.text(), run="fresh")["cairn_run_committed_step"] == 20
 
 
 def test_a_run_that_was_over_before_is_only_counted(fresh: FabricatedRun, store: LocalStore) -> None:
