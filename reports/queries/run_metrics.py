@@ -76,7 +76,7 @@ class _Scraped:
 class RunMetrics:
     """The metrics of one store's runs; a scrape reads what moved since the one before.
 
-    Who waits for another scrape that began after the own was asked for gets its text. Where one takes long, the last
+    A scrape that waits for another, which began after it was asked for, takes its text. Where one takes long, the last
     one is answered while the next is made.
     """
 

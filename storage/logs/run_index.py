@@ -76,7 +76,7 @@ class RunIndex:
     ) -> list[tuple[str, Item]]:
         """Return every run that has a log, with what `read` makes of it, or `unreadable` of why it does not verify.
 
-        What is `known` of a run is taken as it is, and its log not asked.
+        A run that is `known` is taken as it is, and its log not asked.
         """
         run_ids = self.refresh()
 
