@@ -13,7 +13,8 @@ from cairn.flows.run.steps import as_task
 from cairn.reports.queries import evaluations, run_lookup
 from cairn.storage.stores.open_store import open_store
 from cairn.tasks.configuration.addresses import choose_store
-from cairn.tasks.evaluate import Interrupted, Measurement, evaluate
+from cairn.tasks.evaluate import Interrupted, evaluate
+from cairn.tasks.evaluator.evaluation_run import Measurement
 from cairn.tasks.policy.termination import FlowEnd
 
 

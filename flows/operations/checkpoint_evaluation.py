@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from cairn.reports.queries import evaluations, run_lookup
@@ -26,8 +27,9 @@ def plan_checkpoint(found: run_lookup.FoundCheckpoint, suite: str) -> evaluation
 
 def measure(found: run_lookup.FoundCheckpoint, *, suite: str, again: bool) -> tuple[evaluations.Outcome, ...]:
     """Evaluate under the run's suites, or those of a suite file, in turn; an evaluation on record only if `again`."""
-    plan = plan_checkpoint(found, suite)
-    return tuple(evaluation_run.record_evaluation(found.log, found.reference, one, again=again) for one in plan.all)
+    asked = partial(evaluation_run.Measurement, reference=found.reference, again=again, on_request=True)
+    plans = plan_checkpoint(found, suite).all
+    return tuple(evaluation_run.record_evaluation(found.log, asked(plan=plan)) for plan in plans)
 
 
 def plan_evaluation(

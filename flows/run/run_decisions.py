@@ -39,8 +39,7 @@ from cairn.storage.logs.registry import Promoted, Registry
 from cairn.storage.stores.codec import sha256
 from cairn.tasks import errors, evaluate, promote
 from cairn.tasks.checkpoints import promotion, promotion_offer
-from cairn.tasks.evaluate import Measurement
-from cairn.tasks.evaluator.evaluation_run import EvaluationPlan
+from cairn.tasks.evaluator.evaluation_run import EvaluationPlan, Measurement
 from cairn.tasks.policy.early_stop import Stop, StopTerms, find_stop, outstanding
 from cairn.tasks.policy.termination import FlowEnd
 from cairn.tasks.text.format import format_count

@@ -14,6 +14,7 @@ from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks import commit_checkpoint, evaluate, promote, tokenize_and_split, train_segment
 from cairn.tasks.data.snapshot_build import ProgressListener
 from cairn.tasks.data.snapshot_lookup import SnapshotReference
+from cairn.tasks.evaluator.evaluation_run import Measurement
 from cairn.tasks.policy.termination import TerminationReason
 
 
@@ -24,7 +25,7 @@ class Steps:
     tokenize_and_split: Callable[[tokenize_and_split.Text, ObjectStore, ProgressListener], SnapshotReference]
     train_segment: Callable[[train_segment.Segment, train_segment.Trainer], train_segment.Trained]
     commit_checkpoint: Callable[[commit_checkpoint.Commit, commit_checkpoint.WaitStaged, RunLog], CheckpointReference]
-    evaluate: Callable[[evaluate.Measurement, RunLog, Callable[[], bool]], evaluate.Evaluated]
+    evaluate: Callable[[Measurement, RunLog, Callable[[], bool]], evaluate.Evaluated]
     promote: Callable[[promote.Offer, RunLog], promote.OfferDecision]
 
 

@@ -94,6 +94,29 @@ class EvaluationPlan:
         return (self, *self.following)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measurement:
+    """One checkpoint and the suite it is measured under.
+
+    `again` measures once more even if there is a record. If the evaluator's budget was spent before, it runs only
+    `on_request`. A `reader` that read the run's curve before reads only what is new; `note` gets the share of the
+    windows that are measured.
+    """
+
+    reference: log_entry.CheckpointReference
+    plan: EvaluationPlan
+    during_attempt: int | None = None
+    again: bool = False
+    on_request: bool = False
+    reader: curve_reader.CurveReader | None = None
+    note: Callable[[float], object] = lambda share: None
+
+    def __str__(self) -> str:
+        """Return the step; only a command's suite is named, since every checkpoint has the held-out one."""
+        suite, step = self.plan.suite, self.reference.step
+        return f"{step}, {suite.name}" if isinstance(suite, settings.EvaluatorConfig) else f"{step}"
+
+
 class EvaluationSpec(BaseModel):
     """The spec of one evaluation: `number` counts the run's evaluations, `folder` holds a command's model and files."""
 
@@ -139,15 +162,9 @@ def pin_for_evaluation(
 
 def record_evaluation(
     log: run_log.RunLog,
-    reference: log_entry.CheckpointReference,
-    plan: EvaluationPlan,
+    asked: Measurement,
     *,
-    during_attempt: int | None = None,
-    again: bool = False,
-    on_request: bool = True,
     stopping: Callable[[], bool] = lambda: False,
-    note: Callable[[float], object] = lambda share: None,
-    reader: curve_reader.CurveReader | None = None,
     clock: Callable[[], datetime] = log_entry.utc_now,
     monotonic: Callable[[], float] = time.monotonic,
     measure: Measure | None = None,
@@ -155,26 +172,24 @@ def record_evaluation(
 ) -> EvaluationRecorded | run_entries.EvaluationFailed:
     """Return the recorded evaluation, measuring the checkpoint if there is none; a failed evaluator does not raise.
 
-    `again` measures once more even if there is a record. A failed evaluator is retried within its budget, after its
-    back-off; if the budget was spent before, it runs only `on_request`, else its last failure is returned. A `reader`
-    that read the run's curve before reads only what is new; `note` gets the share of the windows that are measured.
-    Raises `CheckpointGone` if the checkpoint is no longer committed, and `EvaluationInterrupted`, with nothing
-    recorded, once `stopping` returns True. A command that this machine refuses is not run and recorded as failed.
+    A failed evaluator is retried within its budget, after its back-off; if the budget was spent before and nobody
+    requests it, its last failure is returned. Raises `CheckpointGone` if the checkpoint is no longer committed, and
+    `EvaluationInterrupted`, with nothing recorded, once `stopping` returns True. A command that this machine refuses is
+    not run and recorded as failed.
     """
-    measure = measure or partial(evaluator_process.run_evaluator, stopping=stopping, note=note)
-    if problem := refuse_command(plan.suite, os.environ):
+    measure = measure or partial(evaluator_process.run_evaluator, stopping=stopping, note=asked.note)
+    if problem := refuse_command(asked.plan.suite, os.environ):
         refusal = evaluator_process.Outcome(result=b"", problem=problem, refused=True)
         measure = lambda spec, timeout_seconds: refusal  # noqa: E731
-    reader = reader or curve_reader.CurveReader(log.store, log.prefix)
-    trial = _Trial(log, reference, plan, during_attempt, again, reader, clock, monotonic)
+    trial = _Trial(log, asked, clock, monotonic)
     log.refresh()
     while (known := trial.known(log.state)) is None:
-        if not on_request and (failed := trial.failed(log.state)) and not trial.may_retry(log.state):
+        if not asked.on_request and (failed := trial.failed(log.state)) and not trial.may_retry(log.state):
             return failed[-1]
         body = _measure_once(trial, measure)
         if isinstance(body, EvaluationRecorded) or body.refused or not trial.may_retry(log.refresh()):
             return body
-        delay = budgets.backoff_seconds(plan.budget, len(trial.failed(log.state)) - 1)
+        delay = budgets.backoff_seconds(asked.plan.budget, len(trial.failed(log.state)) - 1)
         while delay > 0 and not stopping():
             sleep(min(delay, _POLL_SECONDS))
             delay -= _POLL_SECONDS
@@ -184,30 +199,27 @@ def record_evaluation(
 @dataclass(frozen=True, slots=True)
 class _Trial:
     log: run_log.RunLog
-    reference: log_entry.CheckpointReference
-    plan: EvaluationPlan
-    during_attempt: int | None
-    again: bool
-    reader: curve_reader.CurveReader
+    asked: Measurement
     clock: Callable[[], datetime]
     monotonic: Callable[[], float]
 
     def known(self, state: run_state.RunState) -> EvaluationRecorded | None:
-        wanted = (self.reference.manifest_sha256, self.plan.suite.sha256, self.plan.snapshot_id)
-        return None if self.again else find_evaluation(state, *wanted)
+        reference, plan = self.asked.reference, self.asked.plan
+        wanted = (reference.manifest_sha256, plan.suite.sha256, plan.snapshot_id)
+        return None if self.asked.again else find_evaluation(state, *wanted)
 
     def failed(self, state: run_state.RunState) -> list[run_entries.EvaluationFailed]:
-        known = state.failed_evaluations_of(self.reference.manifest_sha256)
-        return [item for item in known if item.suite_sha256 == self.plan.suite.sha256 and not item.refused]
+        known = state.failed_evaluations_of(self.asked.reference.manifest_sha256)
+        return [item for item in known if item.suite_sha256 == self.asked.plan.suite.sha256 and not item.refused]
 
     def may_retry(self, state: run_state.RunState) -> bool:
         charged = [item for item in state.failed_evaluations if not item.refused]
-        return len(self.failed(state)) <= budgets.evaluator_budget(self.plan.budget, charged).retries
+        return len(self.failed(state)) <= budgets.evaluator_budget(self.asked.plan.budget, charged).retries
 
 
 def _measure_once(trial: _Trial, measure: Measure) -> EvaluationRecorded | run_entries.EvaluationFailed:
-    log, reference, plan = trial.log, trial.reference, trial.plan
-    pin_id = pin_for_evaluation(log, reference, plan, during_attempt=trial.during_attempt)
+    log, reference, plan = trial.log, trial.asked.reference, trial.asked.plan
+    pin_id = pin_for_evaluation(log, reference, plan, during_attempt=trial.asked.during_attempt)
     if pin_id is None:
         raise CheckpointGone(f"{reference.prefix}: is no longer committed, so it is not evaluated")
     started_at, started = trial.clock(), trial.monotonic()
@@ -226,9 +238,9 @@ def _measure_once(trial: _Trial, measure: Measure) -> EvaluationRecorded | run_e
     if outcome.problem and (fault := evaluator_fault(log.store, log.prefix, plan.faults, number)):
         outcome = replace(outcome, problem=failures.as_injected(outcome.problem, fault))
     seconds = trial.monotonic() - started
-    body = _body(log, outcome, reference, plan, started_at=started_at, seconds=seconds, pin_id=pin_id)
+    body = _body(log, outcome, trial.asked, started_at=started_at, seconds=seconds, pin_id=pin_id)
     if isinstance(body, EvaluationRecorded):
-        body = with_verdict(log, body, trial.reader)
+        body = with_verdict(log, body, trial.asked.reader or curve_reader.CurveReader(log.store, log.prefix))
     state = log.append(partial(_unless_recorded, body, trial), writer=log_entry.this_writer())
     return (trial.known(state) or body) if isinstance(body, EvaluationRecorded) else body
 
@@ -249,12 +261,9 @@ def evaluation_folder(parent: Path) -> Iterator[Path]:
 
 
 def _body(
-    log: run_log.RunLog,
-    outcome: evaluator_process.Outcome,
-    reference: log_entry.CheckpointReference,
-    plan: EvaluationPlan,
-    **common: Any,
+    log: run_log.RunLog, outcome: evaluator_process.Outcome, asked: Measurement, **common: Any
 ) -> EvaluationRecorded | run_entries.EvaluationFailed:
+    reference, plan = asked.reference, asked.plan
     common |= {"step": reference.step, "manifest_sha256": reference.manifest_sha256, "data_snapshot": plan.snapshot_id}
     common |= {"suite": plan.suite.name, "suite_sha256": plan.suite.sha256}
     if outcome.problem:
@@ -280,7 +289,7 @@ def _body(
 def _unless_recorded(
     body: EvaluationRecorded | run_entries.EvaluationFailed, trial: _Trial, state: run_state.RunState
 ) -> EvaluationRecorded | run_entries.EvaluationFailed | run_entries.CheckpointUnpinned | None:
-    record, manifest_sha256 = state.find_live(trial.reference.prefix), trial.reference.manifest_sha256
+    record, manifest_sha256 = state.find_live(trial.asked.reference.prefix), trial.asked.reference.manifest_sha256
     if isinstance(body, run_entries.EvaluationFailed) and (record is None or not record.is_committed):
         return None  # its pin had ended and the bytes were deleted, so the evaluator is not at fault
     if body in (*state.evaluations_of(manifest_sha256), *state.failed_evaluations_of(manifest_sha256)):

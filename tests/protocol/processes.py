@@ -319,9 +319,7 @@ def evaluate(
     with being(process):
         body = evaluation_run.record_evaluation(
             log,
-            reference,
-            PLAN,
-            during_attempt=during,
+            evaluation_run.Measurement(reference=reference, plan=PLAN, during_attempt=during, on_request=True),
             measure=read_and_measure,
             clock=lambda: NOON,
             monotonic=process.clock.monotonic,

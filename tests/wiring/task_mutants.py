@@ -31,8 +31,8 @@ TASK_MUTANTS = (
     mutant(
         "evaluators-of-a-run-have-no-limit",
         "tasks/evaluator/evaluation_run.py",
-        "evaluator_budget(self.plan.budget, charged).retries",
-        "self.plan.budget.retries",
+        "evaluator_budget(self.asked.plan.budget, charged).retries",
+        "self.asked.plan.budget.retries",
         key("what_failing_evaluators_may_spend"),
     ),
     mutant(
@@ -110,7 +110,7 @@ TASK_MUTANTS = (
     mutant(
         "evaluators-run-again-at-once",
         "tasks/evaluator/evaluation_run.py",
-        "delay = budgets.backoff_seconds(plan.budget, len(trial.failed(log.state)) - 1)",
+        "delay = budgets.backoff_seconds(asked.plan.budget, len(trial.failed(log.state)) - 1)",
         "delay = 0.0",
         key("what_failing_evaluators_may_spend"),
     ),

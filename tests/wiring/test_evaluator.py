@@ -16,7 +16,7 @@ from cairn.storage.logs.run_entries import EvaluationFailed, EvaluationRecorded
 from cairn.storage.logs.window_losses import read_losses
 from cairn.storage.snapshots.data_snapshot import open_snapshot
 from cairn.storage.stores.local_store import LocalStore
-from cairn.tasks.evaluator.evaluation_run import EvaluationPlan, EvaluationSpec, Suite, record_evaluation
+from cairn.tasks.evaluator.evaluation_run import EvaluationPlan, EvaluationSpec, Measurement, Suite, record_evaluation
 from cairn.tasks.evaluator.evaluator import _open, measure_held_out
 from cairn.tasks.evaluator.evaluator_process import Outcome
 from tests.tasks.committed_model import CommittedModel, commit_model, small_configuration
@@ -66,13 +66,9 @@ def evaluate(made: CommittedModel, tmp_path: Path) -> Evaluate:
 
     def run(training: Any = None, **evaluation: Any) -> tuple[EvaluationRecorded, EvaluatorHere]:
         evaluator = EvaluatorHere()
-        recorded = record_evaluation(
-            made.log,
-            made.reference,
-            plan_of(made, tmp_path, training=training, **evaluation),
-            again=True,
-            measure=evaluator,
-        )
+        plan = plan_of(made, tmp_path, training=training, **evaluation)
+        asked = Measurement(reference=made.reference, plan=plan, again=True)
+        recorded = record_evaluation(made.log, asked, measure=evaluator)
         assert isinstance(recorded, EvaluationRecorded)
         return recorded, evaluator
 
@@ -158,7 +154,8 @@ def test_each_weighted_source_has_a_held_out_loss_of_its_own(data: dict[str, Any
         (tmp_path / f"{name}.jsonl").write_bytes(shaped([f"{number} {name} " * 40 for number in range(200)], "jsonl"))
     config = small_configuration(data=data)
     made, evaluator = commit_model(LocalStore(tmp_path / "store"), tmp_path, config), EvaluatorHere()
-    recorded = record_evaluation(made.log, made.reference, plan_of(made, tmp_path), measure=evaluator)
+    asked = Measurement(reference=made.reference, plan=plan_of(made, tmp_path))
+    recorded = record_evaluation(made.log, asked, measure=evaluator)
     assert isinstance(recorded, EvaluationRecorded)
     snapshot = open_snapshot(made.log.store, evaluator.specs[0].plan.snapshot_id, tmp_path / "judge")
     stream, start = np.concatenate([shard.tokens() for shard in snapshot.val]), 0
@@ -215,5 +212,5 @@ def test_a_failed_evaluator_is_run_again_as_often_as_its_budget_says(
         runs.append(timeout_seconds)
         return Outcome(result=b"", problem="it fell over")
 
-    failed = record_evaluation(made.log, made.reference, plan, measure=fall_over)
+    failed = record_evaluation(made.log, Measurement(reference=made.reference, plan=plan), measure=fall_over)
     assert isinstance(failed, EvaluationFailed) and len(runs) == retries + 1
