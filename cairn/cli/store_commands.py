@@ -209,9 +209,9 @@ def replay(
         raise InvalidConfiguration(f"--from {from_step} --to {to_step}: must begin before it ends")
     log = open_run_log(store, run)
     from cairn.operations.unrecorded_training import replay_run  # torch is imported only now that there is such a run
-    from cairn.tasks.text.live_lines import LiveLines, console_of
+    from cairn.tasks.text.live_lines import LiveLines
 
-    lines = LiveLines(console_of(sys.stderr), stays=False)
+    lines = LiveLines(stays=False)
     with lines.show():
         found = replay_run(
             log,

@@ -3,18 +3,17 @@
 Work beside and after the steps (an evaluation, a commit, a wait) is named below it for as long as it lasts.
 """
 
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 
 from rich.console import Console
-from rich.text import Text
 
 from cairn.storage.logs.step_log import StepRecord
 from cairn.tasks.data.snapshot_build import BuildProgress, BuildStage
-from cairn.tasks.text import format, live_lines
+from cairn.tasks.text import format
+from cairn.tasks.text.live_lines import LiveLines
 
 _PLAIN_EVERY_SECONDS = 10.0
 
@@ -32,8 +31,7 @@ class Progress:
     ) -> None:
         """Show progress towards `total_steps`; `echo` gets every message, but no steps."""
         self._total, self._echo, self._clock = total_steps, echo, clock
-        self._console = console or live_lines.console_of(sys.stderr)
-        self._live = live_lines.LiveLines(self._console, stays=True)
+        self._live = LiveLines(console, stays=True)
         self._left = TimeLeft()
         self._printed_at = float("-inf")
         self._newest: StepRecord | None = None
@@ -45,7 +43,7 @@ class Progress:
 
     def say(self, message: str) -> None:
         """Print a line that stays."""
-        self._print(message)
+        self._live.say(message)
         with suppress(Exception):  # a failing echo costs the message, never the run
             if self._echo is not None:
                 self._echo(message)
@@ -82,17 +80,13 @@ class Progress:
         if self._live.are_shown:  # without the least important parts, and a bar in the rest of the terminal's width
             done, *rest = parts or [""]
             fitting = (parts, [done, *rest[:1], *rest[2:]], [done, *rest[2:]])
-            line = next((line for some in fitting if len(line := " · ".join(some)) <= self._console.width), done)
-            cells = min(20, self._console.width - len(line) - 1) if newest else 0
+            line = next((line for some in fitting if len(line := " · ".join(some)) <= self._live.console.width), done)
+            cells = min(20, self._live.console.width - len(line) - 1) if newest else 0
             drawn = f"{format.format_bar(newest.step / self._total, cells)} {line}" if newest and cells >= 6 else line
             self._live.write([text for text in (drawn, doing) if text])
         elif is_news and (parts or doing) and now - self._printed_at >= _PLAIN_EVERY_SECONDS:
             self._printed_at = now
-            self._print(" · ".join([*parts, *filter(None, [doing])]))
-
-    def _print(self, message: str) -> None:
-        with suppress(OSError):  # a closed terminal or pipe costs the message, never the run
-            self._console.print(Text(format.sanitize(message)), soft_wrap=True)
+            self._live.say(" · ".join([*parts, *filter(None, [doing])]))
 
     def _parts(self, record: StepRecord) -> list[str]:
         return [
@@ -108,8 +102,7 @@ class TextProgress:
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic, console: Console | None = None) -> None:
         self._clock = clock
-        self._console = console or live_lines.console_of(sys.stderr)
-        self._live = live_lines.LiveLines(self._console, stays=False)
+        self._live = LiveLines(console, stays=False)
         self._stage: BuildStage | None = None
         self._begun: tuple[float, int] = (0.0, 0)
         self._printed_at = clock()
@@ -129,8 +122,7 @@ class TextProgress:
             self._live.write([self._line(progress, now, drawn=True)])
         elif now - self._printed_at >= _PLAIN_EVERY_SECONDS:
             self._printed_at = now
-            with suppress(OSError):
-                self._console.print(Text(self._line(progress, now, drawn=False)), soft_wrap=True)
+            self._live.say(self._line(progress, now, drawn=False))
 
     def _line(self, progress: BuildProgress, now: float, *, drawn: bool) -> str:
         share = progress.bytes_done / progress.bytes_total if progress.bytes_total else 0.0

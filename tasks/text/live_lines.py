@@ -1,5 +1,6 @@
 """Lines at the bottom of a terminal, rewritten in place. A terminal that fails or is closed never ends the work."""
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TextIO
@@ -7,6 +8,8 @@ from typing import TextIO
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
+
+from cairn.tasks.text.format import sanitize
 
 
 def console_of(stream: TextIO) -> Console:
@@ -17,16 +20,16 @@ def console_of(stream: TextIO) -> Console:
 class LiveLines:
     """Lines on a terminal, each cut to its width; without a terminal, nothing."""
 
-    def __init__(self, console: Console, *, stays: bool) -> None:
-        """Write to `console`; the last lines stay on it, or are wiped when the block ends."""
-        self._console, self._stays = console, stays
+    def __init__(self, console: Console | None = None, *, stays: bool) -> None:
+        """Write to `console`, stderr's if it is None; the last lines stay on it, or are wiped when the block ends."""
+        self.console, self._stays = console or console_of(sys.stderr), stays
         self._live: Live | None = None
         self._lines: Sequence[str] = ()
 
     @property
     def can_be_shown(self) -> bool:
         """Whether the console is a terminal that can rewrite a line."""
-        return self._console.is_terminal and not self._console.is_dumb_terminal
+        return self.console.is_terminal and not self.console.is_dumb_terminal
 
     @property
     def are_shown(self) -> bool:
@@ -39,7 +42,7 @@ class LiveLines:
         if self.are_shown or not self.can_be_shown:
             yield
             return
-        live = Live(console=self._console, refresh_per_second=8, transient=not self._stays, get_renderable=self._render)
+        live = Live(console=self.console, refresh_per_second=8, transient=not self._stays, get_renderable=self._render)
         with suppress(OSError):
             live.start()
         self._live = live
@@ -53,6 +56,11 @@ class LiveLines:
     def write(self, lines: Sequence[str]) -> None:
         """Replace the lines."""
         self._lines = lines
+
+    def say(self, message: str) -> None:
+        """Print a line that stays, also without a terminal; a closed one costs the message, never the work."""
+        with suppress(OSError):
+            self.console.print(Text(sanitize(message)), soft_wrap=True)
 
     def _render(self) -> Group:
         return Group(*(Text(line, overflow="ellipsis", no_wrap=True) for line in self._lines))
