@@ -10,14 +10,14 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from cairn.storage.errors import IntegrityError, ObjectDamaged, ObjectMissing, SnapshotDamaged, StorageError
+from cairn.storage.errors import IntegrityError, ObjectDamaged, ObjectMissing, SnapshotDamaged
 from cairn.storage.snapshots.snapshot_manifest import SnapshotManifest, SnapshotObject, SplitName
 from cairn.storage.snapshots.token_shard import SHARD_SUFFIX, VerifiedShard, count_tokens
 from cairn.storage.stores import codec, object_store
@@ -26,7 +26,7 @@ from cairn.storage.stores.object_store import ExpectedObject, ObjectStore
 TOKENIZER = "tokenizer.json"
 DOCUMENTS = "documents.parquet"
 REJECTED = "rejected.parquet"
-DEFAULT_CACHE_BYTES = 50_000_000_000
+CACHE_BYTES = 50_000_000_000
 EAGER_BYTES = 64 * 1024 * 1024
 _YOUNG_SECONDS, ABANDONED_SECONDS = 3600.0, 14 * 24 * 3600.0
 """Work on a snapshot that is older than the latter is nobody's any more."""
@@ -114,10 +114,10 @@ class SnapshotFiles:
     """A snapshot's objects as files, verified at first use; cached copies of remote ones stay while this is in use."""
 
     def __init__(self, store: ObjectStore, snapshot_id: str, cache: Path) -> None:
-        """Read the manifest; CAIRN_CACHE_BYTES bounds the cache."""
+        """Read the manifest; `CACHE_BYTES` bounds the cache."""
         self.manifest, self.snapshot_id = read_manifest(store, snapshot_id), snapshot_id
         self._store, self._verified = store, dict[str, Path]()
-        self._cache = SnapshotCache(cache, limit_bytes=cache_bytes(os.environ))
+        self._cache = SnapshotCache(cache, limit_bytes=CACHE_BYTES)
         self._objects = {item.key: item for item in self.manifest.objects}
 
     def path(self, name: str) -> Path:
@@ -150,7 +150,7 @@ def open_snapshot(store: ObjectStore, snapshot_id: str, cache_dir: Path) -> Open
     """Open a snapshot; no byte of it is used before it is verified. Raises SnapshotDamaged.
 
     A snapshot of at most `EAGER_BYTES` is verified now, a shard of a larger one at its first use. Objects of a remote
-    store are kept in `cache_dir` within CAIRN_CACHE_BYTES.
+    store are kept in `cache_dir` within `CACHE_BYTES`.
     """
     files = SnapshotFiles(store, snapshot_id, cache_dir)
     train, val = files.shards("train"), files.shards("val")
@@ -220,14 +220,6 @@ def _upload(store: ObjectStore, key: str, path: Path, item: SnapshotObject) -> N
 def _damaged(key: str, found: str, expected: str) -> IntegrityError:
     folder = key.rpartition("/")[0]
     return IntegrityError(f"{key}: sha256 is {found}, expected {expected}; delete {folder} and build it again")
-
-
-def cache_bytes(environment: Mapping[str, str]) -> int:
-    """Return the cache's bound in bytes; raises StorageError if CAIRN_CACHE_BYTES is not a number."""
-    given = environment.get("CAIRN_CACHE_BYTES", "").strip() or str(DEFAULT_CACHE_BYTES)
-    if not (given.isascii() and given.isdigit()):
-        raise StorageError(f"CAIRN_CACHE_BYTES = {given!r}: must be a whole number of bytes, 0 or more")
-    return int(given)
 
 
 class SnapshotCache:

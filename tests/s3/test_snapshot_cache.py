@@ -43,7 +43,7 @@ import sys
 from pathlib import Path
 from cairn.storage.snapshots import data_snapshot
 from cairn.storage.stores.open_store import open_store
-data_snapshot.EAGER_BYTES = 0
+data_snapshot.EAGER_BYTES, data_snapshot.CACHE_BYTES = 0, int(sys.argv[4])
 opened = data_snapshot.open_snapshot(open_store(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))
 print(sum(int(shard.tokens().sum(dtype="int64")) for shard in opened.train))
 """
@@ -90,7 +90,7 @@ def test_the_cache_keeps_its_bound_over_one_start_hours_after_the_other(
 ) -> None:
     limit_bytes = 5 * SHARD_TOKENS
     monkeypatch.setattr("cairn.storage.snapshots.data_snapshot.EAGER_BYTES", 0)
-    monkeypatch.setenv("CAIRN_CACHE_BYTES", str(limit_bytes))
+    monkeypatch.setattr("cairn.storage.snapshots.data_snapshot.CACHE_BYTES", limit_bytes)
     for shard in range(TOKENS // SHARD_TOKENS):
         opened = open_snapshot(store, snapshot_id, tmp_path / "cache")
         opened.train[shard][:1]
@@ -103,7 +103,7 @@ def test_a_snapshot_larger_than_the_cache_is_read_whole(
     store: S3Store, snapshot_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cairn.storage.snapshots.data_snapshot.EAGER_BYTES", 0)
-    monkeypatch.setenv("CAIRN_CACHE_BYTES", "0")
+    monkeypatch.setattr("cairn.storage.snapshots.data_snapshot.CACHE_BYTES", 0)
     opened = open_snapshot(store, snapshot_id, tmp_path / "cache")
     assert np.concatenate(opened.train).tolist() == TEXT.tolist()
 
@@ -111,8 +111,8 @@ def test_a_snapshot_larger_than_the_cache_is_read_whole(
 def test_processes_that_share_a_cache_too_small_for_them_read_every_token(
     store: S3Store, server: S3Server, snapshot_id: str, tmp_path: Path
 ) -> None:
-    environment = os.environ | server.environment() | {"CAIRN_CACHE_BYTES": "50000"}
-    command = [sys.executable, "-c", READS_ALL, store.url, snapshot_id, str(tmp_path / "cache")]
+    environment = os.environ | server.environment()
+    command = [sys.executable, "-c", READS_ALL, store.url, snapshot_id, str(tmp_path / "cache"), "50000"]
     readers = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     sums = [int(reader.communicate(timeout=240)[0]) for reader in readers]
     assert sums == [int(TEXT.sum())] * 2

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from cairn.storage.errors import IntegrityError, StorageError
-from cairn.storage.snapshots.data_snapshot import DEFAULT_CACHE_BYTES, SnapshotCache, cache_bytes
+from cairn.storage.errors import IntegrityError
+from cairn.storage.snapshots.data_snapshot import SnapshotCache
 from cairn.storage.stores.codec import sha256
 from cairn.storage.stores.object_store import ExpectedObject
 from tests.memory_store import MemoryStore
@@ -108,13 +108,3 @@ def test_other_bytes_in_the_store_never_become_a_copy(folder: Path, store: Memor
     with pytest.raises(IntegrityError, match="data/1: sha256 is"):
         SnapshotCache(folder, limit_bytes=0).fetch(store, item)
     assert held(folder) == set()
-
-
-def test_the_environment_sets_the_bound() -> None:
-    assert (cache_bytes({}), cache_bytes({"CAIRN_CACHE_BYTES": "7"})) == (DEFAULT_CACHE_BYTES, 7)
-
-
-@pytest.mark.parametrize("value", ["-1", "50GB", "1e9"])
-def test_a_bound_that_is_no_number_is_refused(value: str) -> None:
-    with pytest.raises(StorageError, match=r"CAIRN_CACHE_BYTES = .*: must be a whole number of bytes"):
-        cache_bytes({"CAIRN_CACHE_BYTES": value})
