@@ -21,7 +21,7 @@ from tokenizers import Tokenizer as _Tokenizer
 
 from cairn.model.configuration.data import SMALLEST_BPE_VOCABULARY
 from cairn.model.data.fast_encoder import Encoder, FastEncoder, FlatIds
-from cairn.model.data.tokenizer_file import added_tokens_of, load_again, unknown_id_of, without_token
+from cairn.model.data.tokenizer_file import added_tokens_of, unknown_id_of, without_token
 from cairn.model.errors import InvalidInput
 
 END_OF_TEXT = "<|endoftext|>"
@@ -149,7 +149,7 @@ class Tokenizer:
     @functools.cached_property
     def _inner(self) -> _Tokenizer:
         """The reference, loaded again where it is needed after all."""
-        inner = load_again(self._json)
+        inner = _Tokenizer.from_str(self._json)
         inner.encode_special_tokens = True
         return inner
 

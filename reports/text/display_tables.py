@@ -196,6 +196,7 @@ def comparison_table(comparison: "evaluations.EvaluationComparison") -> Table:
 
 def compared_runs_table(comparison: "run_comparison.RunComparison") -> Table:
     """Return the runs, that with the least held-out loss first, and in each what differs of its configuration."""
+    is_mixed = len({run.arithmetics for run in comparison.runs}) > 1
     columns: Columns[run_comparison.ComparedRun] = {
         "run": lambda run: run.run_id,
         "best held-out loss": lambda run: run.best.val_loss if run.best else None,
@@ -203,7 +204,7 @@ def compared_runs_table(comparison: "run_comparison.RunComparison") -> Table:
         **{key: partial(_setting, key=key) for key in comparison.differing},
         "than the first": lambda run: run.versus_first,
         "train loss": lambda run: run.train_loss,
-        **({"bits": lambda run: run.identical or None} if any(run.identical for run in comparison.runs) else {}),
+        "bits": lambda run: run.identical or None,
         "state": lambda run: run.state,
         "step": lambda run: f"{run.step:,}/{run.total_steps:,}",
         "tokens": lambda run: f"{run.tokens:,}",
@@ -213,13 +214,9 @@ def compared_runs_table(comparison: "run_comparison.RunComparison") -> Table:
         "device time": lambda run: format_duration(run.gpu_seconds),
         "lost": lambda run: format_duration(run.wasted_gpu_seconds),
         "cost": lambda run: run.money,
-        **({"arithmetic": _arithmetics} if len({run.arithmetics for run in comparison.runs}) > 1 else {}),
+        "arithmetic": lambda run: format_list(run.arithmetics, 3) if is_mixed else None,
     }
     return make_table(comparison.best_first, columns)
-
-
-def _arithmetics(run: "run_comparison.ComparedRun") -> str:
-    return format_list(run.arithmetics, 3)
 
 
 def _setting(run: "run_comparison.ComparedRun", *, key: str) -> object:

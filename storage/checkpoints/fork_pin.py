@@ -25,7 +25,9 @@ def open_fork(parent: RunLog, body: RunOpened, pin: CheckpointPinned, *, writer:
     """
     if not pin_checkpoint(parent, pin, writer=writer):
         raise IntegrityError(f"{pin.prefix} was given up meanwhile; fork another step")
-    state = RunLog(parent.store, body.run_id).append(partial(_unless_too_late, body, pin), writer=writer)
+    state = RunLog(parent.store, body.run_id).append(
+        lambda state: body if state.opened is None and pin.pin_id not in state.abandoned_pins else None, writer=writer
+    )
     if state.opened != body:
         unpin_checkpoint(parent, pin, "another process opened the run first", writer=writer)
     return state
@@ -61,10 +63,6 @@ def begin_again(
             gone = f"run {log.run_id} begins with step {pin.step} of run {origin.run_id}, which has given it up"
             raise NothingReadable(f"{gone}: nothing is left to start over from. Fork another step")
     return beginning
-
-
-def _unless_too_late(body: RunOpened, pin: CheckpointPinned, state: RunState) -> RunOpened | None:
-    return body if state.opened is None and pin.pin_id not in state.abandoned_pins else None
 
 
 def _abandoned(pin: CheckpointPinned, state: RunState) -> ForkAbandoned | None:

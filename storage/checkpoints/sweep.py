@@ -227,10 +227,7 @@ class _Sweep:
         record = self._state.find(folder) if folder else None
         if staged:
             is_over, why = staged[0].is_over, staged[0].why
-        elif record is not None and record.state in (
-            run_state.CheckpointState.SUPERSEDED,
-            run_state.CheckpointState.DELETED,
-        ):
+        elif record is not None and not record.is_kept:
             is_over, why = True, f"its checkpoint is {record.state}"
         elif why := self._why_in_vain(write.key):
             is_over = True

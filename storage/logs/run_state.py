@@ -241,17 +241,19 @@ class RunState:
 
     def evaluations_of(self, manifest_sha256: str) -> Sequence[entries.EvaluationRecorded]:
         """Return the evaluations of these weights, oldest first; of deleted weights from the whole history."""
-        for record in self.live_checkpoints:
-            if record.committed.manifest_sha256 == manifest_sha256:
-                return record.evaluations
+        if live := self._live_weights(manifest_sha256):
+            return live.evaluations
         return [item for item in self.evaluations if item.manifest_sha256 == manifest_sha256]
 
     def failed_evaluations_of(self, manifest_sha256: str) -> Sequence[entries.EvaluationFailed]:
         """Return the failed evaluations of these weights, like `evaluations_of`."""
-        for record in self.live_checkpoints:
-            if record.committed.manifest_sha256 == manifest_sha256:
-                return record.failed_evaluations
+        if live := self._live_weights(manifest_sha256):
+            return live.failed_evaluations
         return [item for item in self.failed_evaluations if item.manifest_sha256 == manifest_sha256]
+
+    def _live_weights(self, manifest_sha256: str) -> CheckpointRecord | None:
+        same = (item for item in self.live_checkpoints if item.committed.manifest_sha256 == manifest_sha256)
+        return next(same, None)
 
     def attempt(self, number: int) -> AttemptRecord:
         """Return attempt `number`; attempts are numbered from 1 without a gap."""
