@@ -1,17 +1,16 @@
 """The flow `sweep-checkpoints`: apply retention to every run of a store; safe beside trainers and other sweeps."""
 
-import os
 import time
 from collections import Counter
+from itertools import chain
 from random import Random
 
 from prefect import flow, get_run_logger
 
-from cairn.flows.operations.store_sweep import SweepOutcome, sweep_store
-from cairn.flows.orchestrator import flow_run, form, server_setup
+from cairn.flows.operations.store_sweep import StoreSweepRow, SweepOutcome, sweep_store
+from cairn.flows.orchestrator import flow_run, form, known_stores
 from cairn.storage.snapshots.data_snapshot import sweep_parts
 from cairn.storage.stores.open_store import open_store
-from cairn.tasks.configuration.addresses import choose_store
 from cairn.tasks.policy.termination import FlowEnd
 
 
@@ -23,24 +22,28 @@ def sweep_checkpoints(
     dry_run: form.DryRun = False,
     most_seconds: form.MostSeconds = 900.0,
 ) -> FlowEnd:
-    """Apply each run's own retention to all runs of a store, also to finished ones, and delete orphans and old parts.
+    """Apply each run's own retention to all runs, also to finished ones, and delete orphans and old parts.
 
     Args:
-        store: folder or URL of the object store; empty: CAIRN_STORE, else ./cairn-store.
+        store: folder or URL of the object store; empty: CAIRN_STORE, else ./cairn-store, and all of deployed runs.
         store_credentials: name of a block `Cairn store credentials`; empty: those of the worker.
         dry_run: report what would be deleted and change nothing.
         most_seconds: after this time no further run is started; each sweep starts at a random run.
     """
-    logger = get_run_logger()
-    server_setup.take_credentials(store_credentials, os.environ)
-    swept = open_store(choose_store(store, os.environ))
-    rows = sweep_store(swept, dry_run=dry_run, most_seconds=most_seconds, random=Random(), monotonic=time.monotonic)
-    for row in rows:
-        if row.why or row.superseded or row.freed_bytes:
-            freed = f"{row.freed_bytes:,}"
-            logger.info("%s: %s: %s superseded, %s bytes %s", row.run_id, row.action, row.superseded, freed, row.why)
-    if not dry_run:
-        sweep_parts(swept)
+    logger, until = get_run_logger(), time.monotonic() + most_seconds
+
+    def sweep(url: str) -> tuple[StoreSweepRow, ...]:
+        swept, left = open_store(url), until - time.monotonic()
+        rows = sweep_store(swept, dry_run=dry_run, most_seconds=left, random=Random(), monotonic=time.monotonic)
+        for row in rows:
+            if row.why or row.superseded or row.freed_bytes:
+                done = f"{row.superseded} superseded, {row.freed_bytes:,} bytes"
+                logger.info("%s: %s: %s %s", row.run_id, row.action, done, row.why)
+        if not dry_run:
+            sweep_parts(swept)
+        return rows
+
+    rows = list(chain.from_iterable(known_stores.visit_stores(store, store_credentials, sweep, logger.warning)))
     counts = ", ".join(f"{action} {count}" for action, count in sorted(Counter(row.action for row in rows).items()))
     total = f"{sum(row.freed_bytes for row in rows):,} bytes {'would be freed' if dry_run else 'freed'}"
     failed = [f"{row.run_id}: {row.why}" for row in rows if row.action == SweepOutcome.FAILED]

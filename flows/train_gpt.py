@@ -14,19 +14,18 @@ from typing import Any
 from prefect import Task, flow, get_run_logger, runtime
 
 from cairn.flows.orchestrator import flow_run, form, server_setup
-from cairn.flows.preparation.preflight import check_before_start
-from cairn.flows.preparation.training_request import ResolvedRequest, TrainingRequest, resolve_request, with_settings
+from cairn.flows.preparation.training_request import ResolvedRequest, TrainingRequest, with_settings
 from cairn.flows.run import active_run, attempt_claim, attempt_trainer, run_decisions
 from cairn.flows.run.run_decisions import AttemptEvaluations, finish_run
 from cairn.flows.run.steps import PLAIN, TASKS, Steps, state_of, steps_by
-from cairn.flows.watching.deployed_continuation import name_successor
+from cairn.flows.watching.deployed_continuation import begin_request, name_successor
 from cairn.reports.text.answer_text import describe_end, describe_kept, describe_left
 from cairn.storage.errors import AppendUnknown, Fenced, StorageError, StoreUnavailable
 from cairn.storage.logs.log_entry import CheckpointReference
 from cairn.storage.logs.run_entries import AttemptEnded, AttemptStarted
 from cairn.tasks import commit_checkpoint, train_segment
 from cairn.tasks.attempt.shutdown_signal import ShutdownSignal
-from cairn.tasks.errors import ShutdownRequested, TrainerGone
+from cairn.tasks.errors import LiveOwner, ShutdownRequested, TrainerGone
 from cairn.tasks.policy.termination import EXIT_CODES, DecisionAction, FlowEnd, FlowOutcome, flow_outcome
 from cairn.tasks.trainer.trainer_process import WarmTrainer
 
@@ -65,9 +64,8 @@ def train_gpt(
     server_setup.take_credentials(store_credentials, os.environ)
     given = with_settings(overrides, steps=steps, learning_rate=learning_rate, micro_batch=micro_batch)
     request = TrainingRequest(config=config, run_id=run_id, overrides=given, store=store, start_over=start_over)
-    resolved, shutdown = resolve_request(request, os.environ), ShutdownSignal()
-    configuration = check_before_start(resolved, resolved.open_log(), os.environ)
-    ours = runtime.flow_run
+    shutdown, ours = ShutdownSignal(), runtime.flow_run
+    resolved, configuration = begin_request(request, store_credentials, get_run_logger().warning)
     shown = flow_run.FlowRun(ours.get_id(), parameters=ours.get_parameters(), echo=get_run_logger().info)
     deployment = runtime.deployment.get_name()
     by = f"prefect deployment {ours.get_flow_name()}/{deployment}" if deployment else "person"
@@ -96,6 +94,11 @@ def train(resolved: ResolvedRequest, steps: Steps, host: active_run.Host) -> Flo
         except Fenced as fenced:
             run.say(f"fenced: {fenced}")
             end = FlowEnd(reason=FlowOutcome.FENCED, message=str(fenced))
+        except LiveOwner as error:
+            owner = run.log.state.open_attempt
+            if owner is None or owner.flow_run_id is None or owner.flow_run_id != host.flow_run.id:
+                raise
+            end = FlowEnd(reason=FlowOutcome.TRAINED_ELSEWHERE, message=f"{error}; it trains in this very flow run")
         except (StoreUnavailable, AppendUnknown) as error:  # not even the receipt: the next claim writes it
             end = FlowEnd(reason=FlowOutcome.STORAGE, message=f"{error}; the same command continues")
         end = name_successor(end, run.log, run.say)
@@ -163,7 +166,7 @@ def end_after(run: active_run.ActiveRun, ended: AttemptEnded) -> FlowEnd | None:
     if decision.action == DecisionAction.FINISH:
         return None
     if run.cancellation.is_cancelling():
-        return FlowEnd(reason=FlowOutcome.CANCELLED, message=f"{ended.detail}; the same command continues")
+        return FlowEnd(reason=run.cancellation.outcome, message=f"{ended.detail}; the same command continues")
     outcome = flow_outcome(ended.reason, decision.action, decision.charged)
     if outcome is None:
         run.say(f"  {decision.reason}; left: {describe_left(decision.left)}")

@@ -1,13 +1,13 @@
 """The flow `watch-runs`: continue every run whose owner is gone or whose back-off is over; idempotent."""
 
-import os
 from collections import Counter
+from itertools import chain
 
 from prefect import flow, get_run_logger
 
-from cairn.flows.orchestrator import flow_run, form, server_setup
-from cairn.flows.watching.run_watcher import WatchAction, open_watcher
-from cairn.tasks.configuration.addresses import choose_store
+from cairn.flows.orchestrator import flow_run, form, known_stores
+from cairn.flows.watching.run_watcher import WatchRow, open_watcher
+from cairn.tasks.policy.run_watch import WatchAction
 from cairn.tasks.policy.termination import FlowEnd
 
 
@@ -18,20 +18,24 @@ def watch_runs(
     store_credentials: form.Credentials = "",
     deployment: form.Deployment = "train-gpt/train-gpt",
 ) -> FlowEnd:
-    """Poll all runs of a store once and continue those that must be, through their deployment.
+    """Poll all runs once and continue those that must be, through their deployment.
 
     Args:
-        store: folder or URL of the object store; empty: CAIRN_STORE, else ./cairn-store.
+        store: folder or URL of the object store; empty: CAIRN_STORE, else ./cairn-store, and all of deployed runs.
         store_credentials: name of a block `Cairn store credentials`; empty: those of the worker.
         deployment: flow/deployment whose flow runs continue the runs; empty: a process of this machine does.
     """
     logger = get_run_logger()
-    server_setup.take_credentials(store_credentials, os.environ)
-    watcher = open_watcher(choose_store(store, os.environ), deployment)
-    with watcher.delivering_notices(logger.warning):
-        rows = watcher.poll_patiently()
-    for row in rows:
-        logger.info("%s: %s: %s %s", row.run_id, row.action, row.why, row.how)
+
+    def poll(url: str) -> tuple[WatchRow, ...]:
+        watcher = open_watcher(url, deployment)
+        with watcher.delivering_notices(logger.warning):
+            polled = watcher.poll_patiently()
+        for row in polled:
+            logger.info("%s: %s: %s %s", row.run_id, row.action, row.why, row.how)
+        return polled
+
+    rows = list(chain.from_iterable(known_stores.visit_stores(store, store_credentials, poll, logger.warning)))
     counts = ", ".join(f"{action} {count}" for action, count in sorted(Counter(row.action for row in rows).items()))
     continued = ", ".join(row.run_id for row in rows if row.action == WatchAction.CONTINUED)
     return flow_run.completed(f"{counts or 'no runs'}{f'; continued: {continued}' if continued else ''}")

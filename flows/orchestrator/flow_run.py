@@ -15,6 +15,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any, ParamSpec
 from uuid import UUID, uuid4
@@ -32,6 +33,7 @@ from cairn.flows.orchestrator import prefect_server, session_server
 from cairn.tasks.attempt import preemption_notice, shutdown_signal
 from cairn.tasks.machine.process_scopes import running_beside
 from cairn.tasks.policy.termination import FlowEnd, FlowOutcome
+from cairn.tasks.text.format import one_line
 
 P = ParamSpec("P")
 FLOW_ENDED = "cairn.flow.ended"
@@ -43,8 +45,18 @@ _STATES: Mapping[str, Callable[..., State[Any]]] = {
     FlowOutcome.PREEMPTED: states.Crashed,
     FlowOutcome.INTERRUPTED: states.Cancelled,
     FlowOutcome.CANCELLED: states.Cancelled,
-    FlowOutcome.FENCED: states.Cancelled,  # another flow run continues it: nothing is lost, nothing is to be done
+    FlowOutcome.PAUSED: states.Suspended,  # without a time limit, after which Prefect would call it failed
+    # Another flow run continues it: nothing is lost, nothing is to be done.
+    FlowOutcome.FENCED: states.Cancelled,
+    "live-owner": states.Cancelled,
 }
+_CONTINUED: frozenset[str] = frozenset(
+    {
+        *(FlowOutcome.COMPLETED, FlowOutcome.PREEMPTED, FlowOutcome.PAUSED),
+        *(FlowOutcome.FENCED, FlowOutcome.TRAINED_ELSEWHERE, "live-owner"),
+    }
+)
+"""Ends after which no person has to start anything."""
 Request = Callable[[SyncPrefectClient, UUID], object]
 """Something to ask of the server for this flow run."""
 _POLL_SECONDS = 3.0
@@ -182,14 +194,17 @@ class Witness:
 
 
 class CancellationWatch:
-    """Polls the state of one flow run, once there is one, in its own thread: Prefect sends no signal by itself."""
+    """Polls the state of one flow run, once there is one, in its own thread: Prefect sends no signal by itself.
+
+    A person ends the process by Cancel or by Pause; Resume then starts another one in the same flow run.
+    """
 
     def __init__(self, flow_run: FlowRun, shutdown: shutdown_signal.ShutdownSignal) -> None:
         # A person cannot reach the temporary server of a command.
         self._flow_run = FlowRun() if prefect_server.is_ephemeral_server(os.environ) else flow_run
         self._shutdown = shutdown
         self._poll_now, self._answered = threading.Event(), threading.Event()
-        self._cancelling = False
+        self._ended_by: State[Any] | None = None
         self._cancelled_in_slurm: bool | None = None
 
     def watching(self) -> AbstractContextManager[None]:
@@ -200,18 +215,27 @@ class CancellationWatch:
 
     def is_cancelling(self) -> bool:
         """Return whether it is cancelled; after a shutdown request it asks first, and a slow answer counts as no."""
-        if self._flow_run.id is not None and self._shutdown.signal and not self._cancelling:
+        if self._flow_run.id is not None and self._shutdown.signal and self._ended_by is None:
             self._answered.clear()
             self._poll_now.set()
             self._answered.wait(_POLL_SECONDS)
-        if not self._cancelling and self._cancelled_in_slurm is None and self._shutdown.signal == "SIGTERM":
+        if self._ended_by is None and self._cancelled_in_slurm is None and self._shutdown.signal == "SIGTERM":
             self._cancelled_in_slurm = preemption_notice.is_cancelled_in_slurm(os.environ)
-        return self._cancelling or bool(self._cancelled_in_slurm)
+        return self._ended_by is not None or bool(self._cancelled_in_slurm)
+
+    @property
+    def outcome(self) -> FlowOutcome:
+        """How the flow ends that a person cancelled."""
+        is_paused = self._ended_by is not None and self._ended_by.is_paused()
+        return FlowOutcome.PAUSED if is_paused else FlowOutcome.CANCELLED
 
     @property
     def where(self) -> str:
-        """Where a person cancelled it."""
-        return "Slurm" if self._cancelled_in_slurm else "Prefect"
+        """Where a person cancelled it, and in which words."""
+        if self._ended_by is None:
+            return "Slurm" if self._cancelled_in_slurm else "Prefect"
+        how = "Prefect, by Pause; Resume continues it" if self._ended_by.is_paused() else "Prefect"
+        return f"{how}: {one_line(self._ended_by.message, 500)}" if self._ended_by.message else how
 
     def _poll(self, stop: threading.Event) -> None:
         if (flow_run_id := self._flow_run.wait_id()) is None:
@@ -221,12 +245,18 @@ class CancellationWatch:
                 self._poll_now.clear()
                 with suppress(Exception):  # an API that does not answer is no cancellation
                     state = client.read_flow_run(flow_run_id).state
-                    self._cancelling = state is not None and (state.is_cancelling() or state.is_cancelled())
+                    self._ended_by = state if state is not None and _is_end_by_person(state) else None
                 self._answered.set()
-                if self._cancelling:
-                    self._shutdown.request("cancelled in Prefect", "a person cancelled it in Prefect")
+                if self._ended_by is not None:
+                    self._shutdown.request("cancelled in Prefect", f"a person cancelled it in {self.where}")
                     return
                 self._poll_now.wait(_POLL_SECONDS)
+
+
+def _is_end_by_person(state: State[Any]) -> bool:
+    # A flow run that waits for a person's answer has a form, and was paused by itself.
+    is_paused = state.is_paused() and not state.state_details.run_input_keyset
+    return is_paused or state.is_cancelling() or state.is_cancelled()
 
 
 def completed(message: str) -> FlowEnd:
@@ -259,16 +289,32 @@ def as_prefect_state(body: Callable[P, FlowEnd]) -> Callable[P, State[None]]:
                 raise
             get_run_logger().error("%s", error)
             end = FlowEnd(reason=reason_of(error), message=str(error))
-        state, flow_run_id = shown_state(end), runtime.flow_run.get_id()
+        flow_run_id = runtime.flow_run.get_id()
+        if is_deployed and end.reason not in _CONTINUED:
+            end = replace(end, message=f"{end.message}; in a shell: prefect flow-run retry {flow_run_id}")
+        state = shown_state(end)
         if not state.is_completed() and flow_run_id:
-            report_reason(end, flow_run_id, runtime.flow_run.get_name() or "")
+            if end.reason not in (FlowOutcome.PAUSED, FlowOutcome.TRAINED_ELSEWHERE):
+                report_reason(end, flow_run_id, runtime.flow_run.get_name() or "")
             if is_deployed:  # for a returned state the engine would log a long traceback
                 with suppress(Exception), get_client(sync_client=True) as client:
-                    client.set_flow_run_state(UUID(flow_run_id), state, force=True)
+                    _set_last_state(client, UUID(flow_run_id), end.reason, state)
                     raise Abort(state.message)
         return state
 
     return wrapper
+
+
+def _set_last_state(client: SyncPrefectClient, flow_run_id: UUID, reason: str, state: State[Any]) -> None:
+    """Set the last state, unless it is another process's to set: one that trains, or that Resume starts."""
+    if reason == FlowOutcome.PAUSED:
+        now = client.read_flow_run(flow_run_id).state
+        if now is not None and not now.is_paused():
+            if now.is_running():  # resumed while this process was leaving, and perhaps refused for that
+                client.set_flow_run_state(flow_run_id, states.Scheduled(name="Resuming"), force=True)
+            return
+    if reason != FlowOutcome.TRAINED_ELSEWHERE:
+        client.set_flow_run_state(flow_run_id, state, force=True)
 
 
 def add_tags(client: SyncPrefectClient, flow_run_id: UUID, tags: Set[str]) -> None:

@@ -140,8 +140,9 @@ class ActiveRun:
 
     def interrupted_end(self, message: str) -> FlowEnd:
         """Return the end at a shutdown request outside of an attempt."""
-        if self.cancellation.is_cancelling():
-            return FlowEnd(reason=FlowOutcome.CANCELLED, message=message)
+        if (cancellation := self.cancellation).is_cancelling():
+            said = f"a person cancelled it in {cancellation.where}; {message}"
+            return FlowEnd(reason=cancellation.outcome, message=said)
         reason = FlowOutcome.INTERRUPTED if self.host.shutdown.signal == "SIGINT" else FlowOutcome.PREEMPTED
         return FlowEnd(reason=reason, message=message)
 

@@ -1,8 +1,11 @@
-"""Continues a run through its deployment: one flow run of `train-gpt`, on any worker.
+"""Continues a run through its deployment: a flow run of `train-gpt`, on any worker, with the parameters of its launch.
 
 Creating it is idempotent in the run and its newest attempt, so several watchers and a preempted flow run make one.
+A flow run's parameters are its launcher's word. A log only names the flow run, so they are believed if its own run id
+and store are the run's.
 """
 
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -12,16 +15,21 @@ from uuid import UUID
 from prefect import runtime
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas import filters
-from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.client.schemas.objects import ConcurrencyLimitStrategy, FlowRun, StateType
+from prefect.context import FlowRunContext
 from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL
 from prefect.states import Scheduled
 
+from cairn.flows.orchestrator.known_stores import record_store
 from cairn.flows.orchestrator.run_overview import flow_run_name
-from cairn.flows.preparation.training_request import TrainingRequest, choose_run_id
-from cairn.storage.logs import run_log, run_state
+from cairn.flows.preparation.preflight import check_before_start
+from cairn.flows.preparation.training_request import ResolvedRequest, TrainingRequest, choose_run_id, resolve_request
+from cairn.storage.logs import run_log
 from cairn.storage.stores.codec import sha256
-from cairn.tasks.errors import InvalidConfiguration
+from cairn.tasks.configuration.run_configuration import RunConfig
+from cairn.tasks.errors import ConfigDrift, InvalidConfiguration
+from cairn.tasks.policy.run_watch import WatchAction
 from cairn.tasks.policy.termination import DecisionAction, FlowEnd, FlowOutcome
 from cairn.tasks.text.format import one_line
 
@@ -29,6 +37,11 @@ MOST_FLOW_RUNS = 20
 """After so many flow runs that ended without claiming the run, a person has to find out why."""
 STUCK_SECONDS = 600.0
 """A flow run that has not claimed its run by then has lost its worker, though Prefect shows it as Running."""
+_HANDOVER_SECONDS = 30.0
+"""A deployment that cancels flow runs beyond its limit gets a successor once its predecessor has left."""
+_KEY = "cairn-watch-"
+_NOBODYS_CANCEL = ("Deployment concurrency limit", FlowOutcome.FENCED, FlowOutcome.INTERRUPTED, "live-owner")
+"""How the message of a Cancelled state begins that no person has set: a deployment's limit, and ends of Cairn's own."""
 
 
 class ContinuationByDeployment:
@@ -40,45 +53,64 @@ class ContinuationByDeployment:
             raise InvalidConfiguration(f"deployment {deployment}: PREFECT_API_URL is not set, so no server knows it")
         self._deployment, self._store_url = deployment, store_url
 
-    def begin(self, log: run_log.RunLog, *, silent_seconds: float, delay_seconds: float = 0.0) -> tuple[bool, str]:
-        """Create a flow run that continues the run after the delay, unless one is scheduled or running."""
+    def begin(
+        self, log: run_log.RunLog, *, silent_seconds: float, delay_seconds: float = 0.0
+    ) -> tuple[WatchAction, str]:
+        """Create a flow run that continues the run after the delay, unless one is scheduled, running or cancelled."""
         with get_client(sync_client=True) as client:
             try:
-                deployment_id = client.read_deployment_by_name(self._deployment).id
+                deployment = client.read_deployment_by_name(self._deployment)
             except (ObjectNotFound, ValueError) as error:
                 rule = "rule: flow/deployment, registered by `prefect deploy`"
                 problem = f"deployment {self._deployment!r}: Prefect does not know it; {rule}"
                 raise InvalidConfiguration(problem) from error
             states = {"type": {"any_": [StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING]}}
-            given = {"deployment_id": {"any_": [deployment_id]}, "state": states}
+            given = {"deployment_id": {"any_": [deployment.id]}, "state": states}
             unfinished = filters.FlowRunFilter.model_validate(given)
             for flow_run in client.read_flow_runs(flow_run_filter=unfinished, limit=200):
                 if self._is_at(flow_run, log, silent_seconds):
-                    return False, f"flow run {flow_run.name} is continuing it ({flow_run.state_name})"
-            attempt, how = log.state.latest_attempt, "open" if log.state.open_attempt else "ended"
-            run = f"{self._store_url} {log.run_id} {log.state.opening}"
-            launch = _last_launch(client, deployment_id, log.state)
-            # The launch gets its run's tag from the thread of its page, which a busy server may still keep waiting.
-            tags = {f"run:{log.run_id}", *(launch.tags if launch else ())}
-            parameters = {"config": "", "run_id": log.run_id, "store": self._store_url}
-            if launch is not None and launch.parameters.get("store_credentials") is not None:
-                parameters["store_credentials"] = launch.parameters["store_credentials"]
+                    return WatchAction.WAITS, f"flow run {flow_run.name} is continuing it ({flow_run.state_name})"
+            limit = deployment.concurrency_options
+            if limit is not None and limit.collision_strategy is ConcurrencyLimitStrategy.CANCEL_NEW:
+                delay_seconds = max(delay_seconds, _HANDOVER_SECONDS)
+            launch = _last_launch(client, log)
             for number in range(MOST_FLOW_RUNS):
-                key = sha256(f"{run} {attempt} {how} {number}".encode())
-                flow_run = client.create_flow_run_from_deployment(
-                    deployment_id,
-                    parameters=parameters,
-                    state=Scheduled(scheduled_time=datetime.now(UTC) + timedelta(seconds=delay_seconds)),
-                    name=flow_run_name(log.run_id, attempt + 1),
-                    idempotency_key=f"cairn-watch-{key}",
-                    tags=sorted(tags),
-                    work_queue_name=launch.work_queue_name if launch else None,
-                    job_variables=launch.job_variables if launch else None,
-                )
-                if flow_run.state is None or not flow_run.state.is_final():
-                    return True, f"flow run {flow_run.id} of {self._deployment}"
+                begins_at = datetime.now(UTC) + timedelta(seconds=delay_seconds)
+                flow_run = self._create(client, deployment.id, log, launch, number, begins_at)
+                if (state := flow_run.state) is None or not state.is_final():
+                    how = "" if launch else ", by the run's log alone: no flow run has the parameters of its launch"
+                    return WatchAction.CONTINUED, f"flow run {flow_run.id} of {self._deployment}{how}"
+                if state.is_cancelled() and not (state.message or "").startswith(_NOBODYS_CANCEL):
+                    again = f"`prefect flow-run retry {flow_run.id}` continues the run"
+                    return WatchAction.LEFT, f"a person cancelled flow run {flow_run.id} before it trained; {again}"
         many = f"{MOST_FLOW_RUNS} flow runs ended before they claimed it"
-        return False, f"{many}; look at flow run {flow_run.id} in Prefect"
+        return WatchAction.WAITS, f"{many}; look at flow run {flow_run.id} in Prefect"
+
+    def _create(
+        self,
+        client: SyncPrefectClient,
+        deployment_id: UUID,
+        log: run_log.RunLog,
+        launch: FlowRun | None,
+        number: int,
+        begins_at: datetime,
+    ) -> FlowRun:
+        """Return the flow run of this number that follows the newest attempt; it is made if nobody has made it."""
+        attempt, how = log.state.latest_attempt, "open" if log.state.open_attempt else "ended"
+        key = sha256(f"{self._store_url} {log.run_id} {log.state.opening} {attempt} {how} {number}".encode())
+        given = launch.parameters if launch else {"config": ""}
+        here = launch if launch and launch.deployment_id == deployment_id else None
+        return client.create_flow_run_from_deployment(
+            deployment_id,
+            parameters={**given, "run_id": log.run_id, "store": self._store_url},
+            state=Scheduled(scheduled_time=begins_at),
+            name=flow_run_name(log.run_id, attempt + 1),
+            idempotency_key=f"{_KEY}{key}",
+            # The launch gets its run's tag from the thread of its page, which a busy server may still keep waiting.
+            tags=sorted({f"run:{log.run_id}", *(launch.tags if launch else ())}),
+            work_queue_name=here.work_queue_name if here else None,
+            job_variables=here.job_variables if here else None,
+        )
 
     def where(self, run_id: str) -> str:
         """Return where the flow runs that continued the run are found."""
@@ -114,12 +146,44 @@ def name_successor(end: FlowEnd, log: run_log.RunLog, say: Callable[[str], None]
     return end
 
 
-def _last_launch(client: SyncPrefectClient, deployment_id: UUID, state: run_state.RunState) -> FlowRun | None:
-    """Return this deployment's flow run that, by the log, trained the run last; no other's is believed."""
-    names = dict.fromkeys(attempt.flow_run_id for attempt in reversed(state.attempts[-10:]))
+def _last_launch(client: SyncPrefectClient, log: run_log.RunLog) -> FlowRun | None:
+    """Return the deployed flow run of this run and store that, by the log, trained it last; no other's is believed."""
+    names = dict.fromkeys(attempt.flow_run_id for attempt in reversed(log.state.attempts[-10:]))
     for name in filter(None, names):
         with suppress(ObjectNotFound, ValueError):
             flow_run = client.read_flow_run(UUID(name))
-            if flow_run.deployment_id == deployment_id:
+            said = flow_run.parameters
+            if flow_run.deployment_id and (said.get("run_id"), said.get("store")) == (log.run_id, log.store.url):
                 return flow_run
     return None
+
+
+def begin_request(
+    request: TrainingRequest, credentials: str, say: Callable[[str], None]
+) -> tuple[ResolvedRequest, RunConfig]:
+    """Return the checked request of a flow run; that of a continuation may lose its configuration, and says so.
+
+    A person's flow run is refused as a command is. A continuation whose configuration is gone, or is another run's by
+    now, goes on as the log says, with the overrides of its launch if they still fit.
+    """
+    context, problem = FlowRunContext.get(), None
+    key = context.flow_run.idempotency_key if context and context.flow_run else None
+    kept = tuple(override for override in request.overrides if not override.startswith("store="))
+    is_continuation = bool(key and request.config) and str(key).startswith(_KEY)
+    by_log = [replace(request, config="", overrides=overrides) for overrides in (kept, ())] if is_continuation else []
+    for chosen in (request, *by_log):
+        try:
+            resolved = resolve_request(chosen, os.environ)
+            config = check_before_start(resolved, log := resolved.open_log(), os.environ)
+        except (InvalidConfiguration, ConfigDrift) as error:
+            problem = problem or error
+            continue
+        if problem is not None:
+            say(f"goes on by the run's log alone: {problem}")
+            lost = "no source of its text is read again, nothing of [notify]"
+            left = "" if chosen.overrides == kept else f", nor these overrides: {', '.join(kept)}"
+            say(f"left out with the configuration: {lost}{left}; mend it, and a flow run with it has all of it again")
+        record_store(log.store.url, log.run_id, credentials, say)
+        return resolved, config
+    assert problem is not None
+    raise problem

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from functools import cache, partial
 from pathlib import Path
 from subprocess import DEVNULL, Popen
@@ -27,21 +26,13 @@ from cairn.tasks.checkpoints.promotion_offer import pending_offer
 from cairn.tasks.configuration.configuration_source import read_notify
 from cairn.tasks.errors import InvalidConfiguration
 from cairn.tasks.machine.placement import boot_id, is_known_dead, replace_file, shares_pids, work_folder
-from cairn.tasks.policy.run_watch import Continue, Leave, Life, Observed, Wait, decide_watch, is_over, lease_seconds
+from cairn.tasks.policy import run_watch
+from cairn.tasks.policy.run_watch import Continue, Leave, Life, Observed, Wait, WatchAction, decide_watch, is_over
 from cairn.tasks.text.output import say
 
 CAIRN = (sys.executable, "-P", "-m", "cairn.cli.command")
 _READERS = 8
 _SHORTEST_PAUSE_SECONDS = 0.5
-
-
-class WatchAction(StrEnum):
-    """The action of a poll on a run."""
-
-    CONTINUED = "continued"
-    WAITS = "waits"
-    LEFT = "left"
-    FAILED = "failed"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,8 +119,8 @@ def _life(log: run_log.RunLog) -> Life:
 class Continuation(Protocol):
     """A way to continue a run."""
 
-    def begin(self, log: run_log.RunLog, *, silent_seconds: float) -> tuple[bool, str]:
-        """Return whether a run unchanged for so long is being continued now, and how, or why something prevents it."""
+    def begin(self, log: run_log.RunLog, *, silent_seconds: float) -> tuple[WatchAction, str]:
+        """Continue a run unchanged for so long; return how, or that it waits or is left alone, and why."""
 
     def where(self, run_id: str) -> str:
         """Return where a person finds the output of the run's continuations."""
@@ -146,23 +137,24 @@ class ContinuationHere:
         self._folder, self._store, self._at_most, self._program = folder, store, at_most, program
         self._children: list[Popen[bytes]] = []
 
-    def begin(self, log: run_log.RunLog, *, silent_seconds: float) -> tuple[bool, str]:
+    def begin(self, log: run_log.RunLog, *, silent_seconds: float) -> tuple[WatchAction, str]:
         """Start `cairn train` on the run, unless an earlier child still runs or all places are taken."""
         self._children = [child for child in self._children if child.poll() is None]  # also reaps those that ended
         self._folder.mkdir(parents=True, exist_ok=True)
         with _locked([self._folder / f"{log.run_id}.lock"]) as run:
             if run is None:
-                return False, "a process of an earlier poll is continuing it"
+                return WatchAction.WAITS, "a process of an earlier poll is continuing it"
             with _locked([self._folder / f"place-{number}.lock" for number in range(self._at_most)]) as place:
                 if place is None:
-                    return False, f"{self._at_most} runs are being continued here already; --at-most allows more"
+                    many = f"{self._at_most} runs are being continued here already; --at-most allows more"
+                    return WatchAction.WAITS, many
                 command = [*self._program, "train", "--run-id", log.run_id, "--store", self._store]
                 with (self._folder / f"{log.run_id}.txt").open("ab") as sink:
                     child = Popen(
                         command, stdin=DEVNULL, stdout=sink, stderr=sink, start_new_session=True, pass_fds=(run, place)
                     )
         self._children.append(child)
-        return True, f"process {child.pid}, {self.where(log.run_id)}"
+        return WatchAction.CONTINUED, f"process {child.pid}, {self.where(log.run_id)}"
 
     def where(self, run_id: str) -> str:
         """Return the output file of the run's continuations."""
@@ -218,7 +210,7 @@ class RunWatcher:
         polled_at = self._monotonic()
 
         def is_near(row: WatchRow) -> bool:
-            lease_end = polled_at + lease_seconds(self._logs[row.run_id].state)
+            lease_end = polled_at + run_watch.lease_seconds(self._logs[row.run_id].state)
             return row.seconds is not None and self._monotonic() + row.seconds <= lease_end
 
         while near := [run_id for run_id, row in rows.items() if is_near(row)]:
@@ -285,7 +277,7 @@ class RunWatcher:
                 decision = decide_watch(log.state, observed, now)
         self._index.note(log, is_over=is_over(log.state, observed))
         row, owner, seconds = partial(WatchRow, run_id=run_id), log.state.open_attempt, now - observed.unchanged_since
-        if owner is None or seconds < 2 * lease_seconds(log.state):
+        if owner is None or seconds < 2 * run_watch.lease_seconds(log.state):
             self._silent.pop(run_id, None)
         else:
             opening, number, step = log.state.opening, owner.started.attempt, owner.last_known_step
@@ -297,9 +289,9 @@ class RunWatcher:
                 how = self._continuation.where(run_id) if observed.futile else ""
                 return row(action=WatchAction.WAITS, why=why, how=how, seconds=max(until - now, 0.0))
             case Continue(why=why):
-                is_begun, how = self._continuation.begin(log, silent_seconds=seconds)
-                if not is_begun:
-                    return row(action=WatchAction.WAITS, why=f"{why}; {how}")
+                action, how = self._continuation.begin(log, silent_seconds=seconds)
+                if action is not WatchAction.CONTINUED:
+                    return row(action=action, why=f"{why}; {how}")
                 self._memory.note_continued(run_id)
                 return row(action=WatchAction.CONTINUED, why=why, how=how)
 

@@ -4,7 +4,7 @@ Times are the watcher's monotonic clock's. A wrong answer costs a useless start:
 """
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, StrEnum
 
 from cairn.storage.logs.run_state import AttemptRecord, RunState
 from cairn.tasks.configuration import settings, stored_configuration
@@ -38,6 +38,15 @@ class Observed:
     futile: int = 0
     tried_at: float = 0.0
     unoffered_to: str = ""
+
+
+class WatchAction(StrEnum):
+    """The action of a poll on a run."""
+
+    CONTINUED = "continued"
+    WAITS = "waits"
+    LEFT = "left"
+    FAILED = "failed"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -57,9 +57,11 @@ class FlowOutcome(StrEnum):
     PREEMPTED = "preempted"
     INTERRUPTED = "interrupted"
     CANCELLED = "cancelled"
+    PAUSED = "paused"
     BUDGET_EXHAUSTED = "budget-exhausted"
     STORAGE = "storage"
     FENCED = "fenced"
+    TRAINED_ELSEWHERE = "trained-elsewhere"
     ERROR = "error"
 
 
@@ -134,9 +136,11 @@ EXIT_CODES: Mapping[str, ExitCode] = {
     FlowOutcome.PREEMPTED: ExitCode.PREEMPTED,
     FlowOutcome.INTERRUPTED: ExitCode.INTERRUPTED,
     FlowOutcome.CANCELLED: ExitCode.INTERRUPTED,
+    FlowOutcome.PAUSED: ExitCode.INTERRUPTED,
     FlowOutcome.BUDGET_EXHAUSTED: ExitCode.BUDGET_EXHAUSTED,
     FlowOutcome.STORAGE: ExitCode.PREEMPTED,
     FlowOutcome.FENCED: ExitCode.LIVE_OWNER,
+    FlowOutcome.TRAINED_ELSEWHERE: ExitCode.LIVE_OWNER,
     FlowOutcome.ERROR: ExitCode.ERROR,
 }
 RESTARTABLE: frozenset[str] = frozenset({TerminationReason.PREEMPTED, TerminationReason.CANCELLED})
