@@ -11,7 +11,8 @@ from typing import TypeVar
 from uuid import UUID
 
 from prefect import get_client, runtime
-from prefect.variables import Variable
+from prefect.client.schemas.actions import VariableCreate, VariableUpdate
+from prefect.exceptions import ObjectAlreadyExists
 
 from cairn.flows.errors import EXPECTED_ERRORS
 from cairn.flows.orchestrator.server_setup import take_credentials
@@ -25,14 +26,18 @@ _PREFIX = "cairn_store_"
 
 def record_store(url: str, run_id: str, credentials: str, say: Callable[[str], None]) -> None:
     """Write run and store of a deployed flow run where continuations find them; an API that fails costs the record."""
-    if runtime.deployment.get_id() is None:
-        return
-    own_id, name = UUID(runtime.flow_run.get_id()), _PREFIX + sha256(url.encode())[:12]
     try:
+        if runtime.deployment.get_id() is None:
+            return
+        own_id, name = UUID(runtime.flow_run.get_id()), _PREFIX + sha256(url.encode())[:12]
         with get_client(sync_client=True) as client:
             given = client.read_flow_run(own_id).parameters
             client.update_flow_run(own_id, parameters={**given, "run_id": run_id, "store": url})
-        Variable.set(name, {"store": url, "store_credentials": credentials}, tags=["cairn"], overwrite=True)
+            kept = {"store": url, "store_credentials": credentials}
+            try:
+                client.create_variable(VariableCreate(name=name, value=kept))
+            except ObjectAlreadyExists:
+                client.update_variable(VariableUpdate(name=name, value=kept))
     except Exception as error:  # whatever the API does, the run is trained
         say(f"store {url} is not on record in Prefect, where watch-runs and sweep-checkpoints look for it: {error}")
 

@@ -1,6 +1,7 @@
 """Stands in for what a watcher begins: it continues nothing and remembers what it was told to."""
 
 from cairn.storage.logs.run_log import RunLog
+from cairn.tasks.policy.run_watch import WatchAction
 
 
 class Recorded:
@@ -10,11 +11,11 @@ class Recorded:
         self.begun: list[str] = []
         self._fails = fails
 
-    def begin(self, log: RunLog, *, silent_seconds: float) -> tuple[bool, str]:
+    def begin(self, log: RunLog, *, silent_seconds: float) -> tuple[WatchAction, str]:
         if log.run_id == self._fails:
             raise RuntimeError("no process can be started")
         self.begun.append(log.run_id)
-        return True, "remembered"
+        return WatchAction.CONTINUED, "remembered"
 
     def where(self, run_id: str) -> str:
         return "here"

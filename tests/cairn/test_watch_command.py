@@ -298,7 +298,7 @@ def test_at_most_so_many_runs_are_continued_here_whoever_looks(
         here = ContinuationHere(tmp_path / "watch", "store", at_most=2, program=SLEEPS)
         began.append(here.begin(run.log, silent_seconds=0.0))
     children = sleepers()
-    assert [is_begun for is_begun, _ in began] == [True, True, False, False, False, False]
+    assert [action for action, _ in began] == ["continued"] * 2 + ["waits"] * 4
     assert "--at-most" in began[2][1] and "is continuing it" in began[3][1]
     assert len(children) == 2
     assert {os.getsid(child.pid) for child in children} == {child.pid for child in children}
@@ -309,11 +309,11 @@ def test_a_child_that_died_gives_its_place_back(
     store: LocalStore, tmp_path: Path, sleepers: Callable[[], set[psutil.Process]]
 ) -> None:
     here = ContinuationHere(tmp_path / "watch", "store", at_most=1, program=SLEEPS)
-    assert here.begin(fabricate(store, "a").log, silent_seconds=0.0)[0]
+    assert here.begin(fabricate(store, "a").log, silent_seconds=0.0)[0] == "continued"
     (child,) = sleepers()
     child.kill()
     wait_until(lambda: not sleepers(), "the end of the child")
-    assert here.begin(fabricate(store, "b").log, silent_seconds=0.0)[0]
+    assert here.begin(fabricate(store, "b").log, silent_seconds=0.0)[0] == "continued"
 
 
 def test_one_look_reads_the_decisions_of_an_alias_once_however_many_runs_have_finished(

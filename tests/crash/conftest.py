@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from cairn.storage.stores.s3_store import S3Store
+from tests.crash.deployed_run import client, flow_run, launch, log
 from tests.crash.prefect_api import JOB_TEMPLATE, Prefect, cancel_waiting_flow_runs, prefect_command
 from tests.crash.prefect_server import shared_server
 from tests.crash.session_runs import scarred_run, undisturbed_run
@@ -14,6 +15,8 @@ from tests.crash.training_command import Command
 from tests.log_judge import judge_store
 from tests.s3.fault_proxy import FaultProxy
 from tests.s3.servers import S3Server, s3_server
+
+__all__ = ["client", "flow_run", "launch", "log"]
 
 
 @pytest.fixture(scope="session")

@@ -4,15 +4,12 @@ import asyncio
 import contextvars
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import WorkPoolCreate
-from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterDeploymentId
 from prefect.client.schemas.objects import FlowRun
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
@@ -20,50 +17,13 @@ from cairn.flows.orchestrator import server_setup
 from cairn.flows.orchestrator.server_setup import ACCELERATORS, QUEUES, StoreCredentials, accelerator_slot, set_up
 from cairn.flows.watching.deployed_continuation import name_successor
 from cairn.storage.logs.run_log import RunLog
-from cairn.storage.stores.local_store import LocalStore
 from cairn.tasks.errors import InvalidConfiguration
 from cairn.tasks.policy.termination import FlowEnd, FlowOutcome
-from tests import entries
+from tests.crash.deployed_run import successors
 from tests.processes.waiting import wait_until
 
 pytestmark = pytest.mark.xdist_group("deployment-steps")  # its limit and its block type are the whole server's
 PREEMPTED = FlowEnd(reason=FlowOutcome.PREEMPTED, message="SIGTERM; the same command continues")
-
-
-@pytest.fixture
-def client(api_url: str) -> Iterator[SyncPrefectClient]:
-    """The API of the session's server, which this process names as well."""
-    with temporary_settings({PREFECT_API_URL: api_url}), get_client(sync_client=True) as client:
-        yield client
-
-
-@pytest.fixture
-def flow_run(client: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch) -> FlowRun:
-    """A flow run of a deployment, which this process takes itself for."""
-    flow_id = client.create_flow_from_name(f"train-{uuid4().hex[:8]}")
-    deployment_id = client.create_deployment(flow_id=flow_id, name="train-gpt")
-    made = client.create_flow_run_from_deployment(deployment_id, tags=["mine"], job_variables={"spot": True})
-    monkeypatch.setenv("PREFECT__FLOW_RUN_ID", str(made.id))
-    return made
-
-
-@pytest.fixture
-def log(tmp_path: Path, flow_run: FlowRun) -> RunLog:
-    """A run whose only attempt was preempted in that flow run; its back-off is five minutes."""
-    log = RunLog(LocalStore(tmp_path), f"bard-{uuid4().hex[:8]}")
-    log.refresh()
-    ended = entries.ended(1, reason="preempted", decision=entries.decided(delay_seconds=300.0))
-    log.append(lambda state: entries.opened(log.run_id), writer=entries.writer())
-    log.append(lambda state: entries.started(1), writer=replace(entries.writer(), flow_run_id=str(flow_run.id)))
-    log.append(lambda state: ended, writer=entries.writer(1))
-    return log
-
-
-def successors(client: SyncPrefectClient, flow_run: FlowRun) -> list[FlowRun]:
-    """The other flow runs of its deployment."""
-    assert flow_run.deployment_id is not None
-    rule = FlowRunFilter(deployment_id=FlowRunFilterDeploymentId(any_=[flow_run.deployment_id]))
-    return [item for item in client.read_flow_runs(flow_run_filter=rule) if item.id != flow_run.id]
 
 
 def test_a_preempted_flow_run_names_its_successor_which_begins_when_the_back_off_is_over(
@@ -85,7 +45,6 @@ def test_a_successor_has_name_tags_and_job_variables_of_its_run(
     (successor,) = successors(client, flow_run)
     assert successor.name == f"{log.run_id}, attempt 2"
     assert (sorted(successor.tags), successor.job_variables) == (["mine", f"run:{log.run_id}"], {"spot": True})
-    assert successor.parameters == {"config": "", "run_id": log.run_id, "store": log.store.url}
 
 
 def test_a_second_one_is_not_made(client: SyncPrefectClient, flow_run: FlowRun, log: RunLog) -> None:

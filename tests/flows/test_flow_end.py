@@ -5,14 +5,17 @@ import pytest
 from cairn.flows.orchestrator.flow_run import completed, reason_of, shown_state
 from cairn.flows.orchestrator.run_overview import artifact_key, flow_run_name
 from cairn.storage.errors import IntegrityError
-from cairn.tasks.errors import BudgetExhausted, ConfigDrift, InvalidConfiguration
+from cairn.tasks.errors import BudgetExhausted, ConfigDrift, InvalidConfiguration, LiveOwner
 from cairn.tasks.policy.termination import FlowEnd, FlowOutcome
 
 NAMES_OF_PREFECTS_PAGES = {"Completed", "Cancelled", "Crashed", "Failed", "TimedOut"}
 """The names of ended flow runs for which the deployment page of both pages asks."""
 
 
-@pytest.mark.parametrize("reason", [*FlowOutcome, "config-drift", "evaluator-failed", "sweep-failed"])
+ENDS = set(FlowOutcome) - {FlowOutcome.PAUSED}
+
+
+@pytest.mark.parametrize("reason", [*sorted(ENDS), "config-drift", "evaluator-failed", "sweep-failed"])
 def test_every_end_has_a_name_that_prefects_pages_list(reason: str) -> None:
     state = shown_state(FlowEnd(reason=reason, message="why"))
     assert state.name in NAMES_OF_PREFECTS_PAGES
@@ -24,6 +27,8 @@ def test_every_end_has_a_name_that_prefects_pages_list(reason: str) -> None:
     [
         (FlowOutcome.PREEMPTED, "Crashed"),
         (FlowOutcome.FENCED, "Cancelled"),
+        (FlowOutcome.PAUSED, "Suspended"),
+        (reason_of(LiveOwner("why")), "Cancelled"),
         (FlowOutcome.BUDGET_EXHAUSTED, "Failed"),
         ("integrity", "Failed"),
     ],

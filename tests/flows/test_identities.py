@@ -34,7 +34,7 @@ class Client:
         self.keys, self.tags = [], []
 
     def read_deployment_by_name(self, name: str) -> SimpleNamespace:
-        return SimpleNamespace(id=uuid4())
+        return SimpleNamespace(id=uuid4(), concurrency_options=None)
 
     def read_flow_runs(self, **rules: object) -> list[object]:
         return []

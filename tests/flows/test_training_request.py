@@ -107,6 +107,7 @@ def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 def steps_in_flow(monkeypatch: pytest.MonkeyPatch, url: str) -> int:
     """Call the body of the flow `train-gpt` up to the run's opening; returns the steps it would train."""
     import cairn.flows.train_gpt as module
+    from cairn.flows.watching import deployed_continuation
 
     class Reached(Exception):
         pass
@@ -115,7 +116,7 @@ def steps_in_flow(monkeypatch: pytest.MonkeyPatch, url: str) -> int:
         raise Reached(configure_run(resolved, RunState(), {}).training.steps)
 
     monkeypatch.setattr(module.active_run, "open_run", open_run)
-    monkeypatch.setattr(module, "check_before_start", lambda resolved, *others: configure_run(resolved, RunState(), {}))
+    monkeypatch.setattr(deployed_continuation, "check_before_start", lambda resolved, *others: configure_run(resolved, RunState(), {}))
     monkeypatch.setattr(module, "get_run_logger", logging.getLogger)
     with pytest.raises(Reached) as reached:
         module.train_gpt.fn(config=url)
