@@ -98,7 +98,8 @@ def train(resolved: ResolvedRequest, steps: Steps, host: active_run.Host) -> Flo
             owner = run.log.state.open_attempt
             if owner is None or owner.flow_run_id is None or owner.flow_run_id != host.flow_run.id:
                 raise
-            end = FlowEnd(reason=FlowOutcome.TRAINED_ELSEWHERE, message=f"{error}; it trains in this very flow run")
+            run.say(message := f"{error}; it trains in this very flow run, whose state is left alone")
+            end = FlowEnd(reason=FlowOutcome.TRAINED_ELSEWHERE, message=message)
         except (StoreUnavailable, AppendUnknown) as error:  # not even the receipt: the next claim writes it
             end = FlowEnd(reason=FlowOutcome.STORAGE, message=f"{error}; the same command continues")
         end = name_successor(end, run.log, run.say)

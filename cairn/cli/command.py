@@ -21,6 +21,7 @@ from cairn.tasks.errors import BudgetExhausted, ConfigDrift, GateRefused, Invali
 from cairn.tasks.policy.termination import ExitCode
 from cairn.tasks.text.output import discard_output, escape_unencodable_output, guard_log, say
 
+_STDERR = 2
 _UNUSABLE = (InvalidConfiguration, RunNotFound, InvalidQuery, InvalidInput)
 _WRONG_STORE = (errors.StoreRefused, errors.StoreUnsound, errors.WriterTooOld)
 _ERRORS: tuple[tuple[tuple[type[BaseException], ...], ExitCode], ...] = (
@@ -55,7 +56,10 @@ for place, (title, verbs) in enumerate(_GROUPS.items()):
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and leave with its exit code."""
     os.umask(os.umask(0o777) | stat.S_IWOTH)  # whatever the umask allows, nothing is ever writable for everybody
-    # With a stream closed, as by `>&-`, Python has None in its place.
+    # With a stream closed, as by `>&-`, Python has None in its place, and a pipe to a child could get its number.
+    while (number := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
+        os.set_inheritable(number, True)
+    os.close(number)
     nowhere = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (for as long as the process lives)
     sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere
     escape_unencodable_output()

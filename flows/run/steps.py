@@ -7,6 +7,7 @@ from functools import wraps
 from typing import Any
 
 from prefect import State, Task, states
+from prefect.exceptions import Pause
 
 from cairn.storage.logs.log_entry import CheckpointReference
 from cairn.storage.logs.run_log import RunLog
@@ -61,7 +62,7 @@ def as_task(step: Task[..., Any]) -> Callable[..., Any]:
         task = Task(fn=function, name=step.name, task_run_name=step.task_run_name, persist_result=False)
         try:
             task(*arguments, return_state=True)
-        except Exception:
+        except (Exception, Pause):  # a paused flow run commits and ends in order, not at the next task
             logging.getLogger(__name__).debug("Prefect could not show %s", step.name, exc_info=True)
         if errors:
             raise errors[-1]

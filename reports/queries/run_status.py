@@ -236,7 +236,9 @@ def _next(run_id: str, state: run_state.RunState, standing: RunPhase) -> str:
         return f"attempt {state.latest_attempt} trains on to step {total}; if it falls silent, {again} takes over"
     if standing == RunPhase.FINISHED:
         return f"nothing: {stopped_early(state) or 'it is finished'}; `cairn sample {run_id}` writes text with it"
-    ended = state.attempts[-1].ended
+    ended, last = state.attempts[-1].ended, state.attempts[-1]
+    if ended is not None and last.flow_run_id and last.started.placement.continued_by.startswith("prefect deployment "):
+        again = f"`prefect flow-run retry {last.flow_run_id}`"  # it has all parameters of the launch
     why = f"attempt {state.latest_attempt} ended: {ended.reason};" if ended else "its owner's process is gone;"
     if ended is not None and standing == RunPhase.STOPPED:
         why = f"a person decides: {ended.decision.reason}; then"

@@ -1,20 +1,17 @@
 """Prefect's Pause, Resume and Retry of deployed runs, with real workers: one process trains, and no flow run lies."""
 
 import os
+import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 
-from tests.crash.prefect_api import ROOT, SETTLED, Prefect, ask, flow_runs
+from tests.crash.prefect_api import ROOT, SETTLED, Prefect, ask, log_of
 from tests.crash.training_command import Command
 from tests.processes.waiting import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the states themselves: tests/crash/test_pause_states.py
-SUSPENDED = {"type": "PAUSED", "name": "Suspended", "state_details": {"pause_reschedule": True}}
-FlowRun = dict[str, Any]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # states alone: tests/crash/test_last_states.py
 
 
 @pytest.fixture
@@ -26,7 +23,6 @@ def worker(command: Command, api_url: str, deployed: None) -> Iterator[Callable[
         "PREFECT_HOME": str(command.folder / "prefect"),
         "CAIRN_STORE": str(command.folder / "store"),
         "CAIRN_CACHE": str(command.folder / "cache"),
-        "CAIRN_FAULTS": "pause@12",
         "PREFECT_WORKER_QUERY_SECONDS": "1",
     }
     with (command.folder / "worker.txt").open("wb") as output:
@@ -42,56 +38,72 @@ def worker(command: Command, api_url: str, deployed: None) -> Iterator[Callable[
     process.wait()
 
 
-def launch(command: Command, prefect: Prefect, *overrides: str) -> None:
-    words = ", ".join(f'"{override}"' for override in overrides)
-    parameters = ("-p", f"config={command.folder / 'run.toml'}", "-p", "run_id=bard", "-p", f"overrides=[{words}]")
-    prefect("deployment", "run", "train-gpt/train-gpt", *parameters)
+@pytest.fixture
+def flow_run_id(command: Command, api_url: str, prefect: Prefect, worker: Callable[[], str]) -> Iterator[str]:
+    """The flow run of an endless run, which trains."""
+    parameters = ("-p", f"config={command.folder / 'run.toml'}", "-p", "run_id=bard")
+    prefect("deployment", "run", "train-gpt/train-gpt", *parameters, "-p", 'overrides=["training.steps=1000000"]')
+    wait_until(lambda: command.state().newest_committed is not None, "a commit", worker)
+    flow_run_id = command.state().attempts[0].flow_run_id
+    assert flow_run_id is not None
+    yield flow_run_id
+    set_state(api_url, flow_run_id, type="CANCELLING", message="enough")
+    wait_until(lambda: command.state().open_attempt is None, "the end of the run", worker)
 
 
-def shown(api_url: str, command: Command) -> list[tuple[str, str]]:
-    """Names and messages of the states of the run's flow runs."""
-    found = [item for item in flow_runs(api_url, "train-gpt") if str(command.folder) in str(item["parameters"])]
-    return [(item["state_name"], item["state"]["message"]) for item in found]
+def set_state(api_url: str, flow_run_id: str, *, force: bool = False, **state: object) -> None:
+    ask(api_url, f"flow_runs/{flow_run_id}/set_state", {"state": state, "force": force})
+
+
+def shown(api_url: str, flow_run_id: str) -> tuple[str, str]:
+    """Name and message of the state of a flow run."""
+    (found,) = ask(api_url, "flow_runs/filter", {"flow_runs": {"id": {"any_": [flow_run_id]}}})
+    return found["state_name"], found["state"]["message"] or ""
 
 
 def test_pause_commits_and_stops_and_resume_continues_in_that_flow_run(
-    command: Command, api_url: str, prefect: Prefect, worker: Callable[[], str], undisturbed_sha256: str
+    command: Command, api_url: str, flow_run_id: str, worker: Callable[[], str]
 ) -> None:
-    launch(command, prefect)
-    wait_until(lambda: command.has_met("pause@12"), "step 12", worker)
-    flow_run_id = command.state().attempts[0].flow_run_id
-    ask(api_url, f"flow_runs/{flow_run_id}/set_state", {"state": SUSPENDED})
-    command.let_go("pause@12")
-    wait_until(lambda: command.state().open_attempt is None, "the end of the attempt", worker)
-    wait_until(lambda: "paused: " in str(shown(api_url, command)), "the flow run's last state", worker)
+    pausing = {"type": "PAUSED", "name": "Suspended", "state_details": {"pause_reschedule": True}}
+    set_state(api_url, flow_run_id, **pausing)
+    wait_until(lambda: shown(api_url, flow_run_id)[1].startswith("paused: "), "the flow run's state", worker)
     ended = command.state().attempts[0].ended
+    assert shown(api_url, flow_run_id)[0] == "Suspended"
     assert ended is not None and (ended.reason, ended.last_step) == ("cancelled", command.state().resume_step)
-    assert "by Pause; Resume continues it" in ended.detail
+    assert ended.detail == "a person cancelled it in Prefect, by Pause; Resume continues it"
     ask(api_url, f"flow_runs/{flow_run_id}/resume", {})
-    wait_until(lambda: command.state().finished is not None, "the end of the run", worker)
-    wait_until(
-        lambda: shown(api_url, command)[0][0] == "Completed", "the flow run's end", lambda: str(shown(api_url, command))
-    )
-    assert len(shown(api_url, command)) == 1
-    assert {attempt.flow_run_id for attempt in command.state().attempts} == {flow_run_id}
-    assert command.state_sha256() == undisturbed_sha256
+    wait_until(lambda: len(command.state().attempts) == 2, "the next attempt", worker)
+    begun = command.state().attempts[1]
+    assert (begun.flow_run_id, begun.started.first_step) == (flow_run_id, ended.last_step)
 
 
-def test_a_second_process_of_a_flow_run_whose_first_one_trains_leaves_it_alone(
-    command: Command, api_url: str, prefect: Prefect, worker: Callable[[], str]
+def test_a_second_process_of_a_flow_run_whose_first_one_trains_leaves_its_state_alone(
+    command: Command, api_url: str, flow_run_id: str, worker: Callable[[], str]
 ) -> None:
-    launch(command, prefect)
-    wait_until(lambda: command.has_met("pause@12"), "step 12", worker)
-    flow_run_id = command.state().attempts[0].flow_run_id
-    again = {"state": {"type": "SCHEDULED", "name": "AwaitingRetry"}, "force": True}
-    ask(api_url, f"flow_runs/{flow_run_id}/set_state", again)
-    wait_until(
-        lambda: "trains in this very flow run" in worker() or worker().count("exited") > 0, "the second one", worker
-    )
-    assert [name for name, _ in shown(api_url, command)] == ["Running"]
-    command.let_go("pause@12")
-    wait_until(lambda: command.state().finished is not None, "the end of the run", worker)
-    assert len(command.state().attempts) == 1
-    wait_until(
-        lambda: shown(api_url, command)[0][0] == "Completed", "the flow run's end", lambda: str(shown(api_url, command))
-    )
+    set_state(api_url, flow_run_id, type="SCHEDULED", name="AwaitingRetry", force=True)
+    said = "it trains in this very flow run"
+    wait_until(lambda: said in log_of(api_url, flow_run_id), "the second process", worker)
+    wait_until(lambda: "exited with status code: 0" in worker(), "the second process's end", worker)
+    assert shown(api_url, flow_run_id)[0] == "Running"
+    assert len(command.state().attempts) == 1 and command.state().open_attempt is not None
+
+
+def test_a_flow_run_that_is_retried_while_its_successor_trains_is_cancelled_and_not_failed(
+    command: Command, api_url: str, flow_run_id: str, worker: Callable[[], str]
+) -> None:
+    os.kill(command.state().attempts[0].started.placement.pid, signal.SIGTERM)
+    wait_until(lambda: len(command.state().attempts) == 2, "the successor", worker)
+    set_state(api_url, flow_run_id, type="SCHEDULED", name="AwaitingRetry", force=True)
+    wait_until(lambda: shown(api_url, flow_run_id)[1].startswith("live-owner: "), "the retry's end", worker)
+    assert shown(api_url, flow_run_id)[0] == "Cancelled"
+    set_state(api_url, command.state().attempts[1].flow_run_id or "", type="CANCELLING")
+
+
+def test_the_message_of_a_cancel_is_on_record(
+    command: Command, api_url: str, flow_run_id: str, worker: Callable[[], str]
+) -> None:
+    set_state(api_url, flow_run_id, type="CANCELLING", message="no money left")
+    wait_until(lambda: shown(api_url, flow_run_id)[1].startswith("cancelled: "), "the flow run's state", worker)
+    ended = command.state().attempts[0].ended
+    assert ended is not None and ended.detail == "a person cancelled it in Prefect: no money left"
+    assert shown(api_url, flow_run_id)[1].endswith(f"in a shell: prefect flow-run retry {flow_run_id}")
