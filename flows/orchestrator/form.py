@@ -13,7 +13,11 @@ from cairn.tasks.configuration.key_reference import keys_by_name
 
 _RUN_ID = r"[A-Za-z0-9_][A-Za-z0-9_.=+-]*"
 _LOCATION = (r"^(|\S|\S.*\S)$", "a path or a URL without spaces around it")
-_NAME = (rf"^({_RUN_ID})?$", "letters, digits and _ . = + - with a letter, a digit or _ at the beginning")
+_NAME = (
+    rf"^({_RUN_ID})?$",
+    "letters, digits and _ . = + - with a letter, a digit or _ at the beginning; "
+    'a number needs quotes of JSON inside those of the shell, as run_id="2024"',
+)
 _REFERENCE = (rf"^{_RUN_ID}(@\d+)?$", "an alias such as champion, RUN, or RUN@STEP")
 _DEPLOYMENT = (r"^([^/\s]+/[^/\s]+)?$", "flow/deployment, such as train-gpt/train-gpt")
 _OVERRIDE = (
@@ -24,7 +28,7 @@ _NAMED_KEYS = ("training.global_batch", "training.warmup_steps", "model.n_layer"
 
 
 def _rule(pattern: str, words: str) -> dict[str, Any]:
-    return {"if": {"pattern": pattern}, "else": {"const": words}}
+    return {"if": {"type": "string", "pattern": pattern}, "else": {"const": words}}
 
 
 def _field(title: str, *examples: str, **rules: Any) -> Any:

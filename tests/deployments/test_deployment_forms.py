@@ -101,6 +101,7 @@ def test_what_people_mean_is_accepted(parameters: dict[str, Any]) -> None:
     [
         ("train-gpt", {"config": 7}),
         ("train-gpt", {"config": " quickstart"}),
+        ("train-gpt", {"run_id": 2024}),
         ("train-gpt", {"run_id": "../bard"}),
         ("train-gpt", {"run_id": "bard one"}),
         ("train-gpt", {"overrides": "training.steps=1"}),
@@ -128,3 +129,10 @@ def test_what_cannot_be_meant_is_refused_by_the_schema_in_words(name: str, param
 def test_an_unknown_key_is_refused_with_the_rule_and_an_example() -> None:
     rule = "section.key=value with a key that `cairn config` lists, such as training.warmup_steps=50"
     assert rule in refusal("train-gpt", overrides=["training.stpes=1"])
+
+
+def test_a_run_id_that_a_shell_made_a_number_is_refused_with_what_makes_it_a_text() -> None:
+    assert 'a number needs quotes of JSON inside those of the shell, as run_id="2024"' in refusal(
+        "train-gpt", run_id=2024
+    )
+    assert refusal("train-gpt", run_id="2024") == ""

@@ -116,7 +116,9 @@ def steps_in_flow(monkeypatch: pytest.MonkeyPatch, url: str) -> int:
         raise Reached(configure_run(resolved, RunState(), {}).training.steps)
 
     monkeypatch.setattr(module.active_run, "open_run", open_run)
-    monkeypatch.setattr(deployed_continuation, "check_before_start", lambda resolved, *others: configure_run(resolved, RunState(), {}))
+    monkeypatch.setattr(
+        deployed_continuation, "check_before_start", lambda resolved, *others: configure_run(resolved, RunState(), {})
+    )
     monkeypatch.setattr(module, "get_run_logger", logging.getLogger)
     with pytest.raises(Reached) as reached:
         module.train_gpt.fn(config=url)
