@@ -1,8 +1,11 @@
+from dataclasses import replace
+
 import pytest
 
 from cairn.reports.queries.run_status import list_runs, read_status
 from cairn.storage.stores.local_store import LocalStore
-from tests.entries import gone_placement
+from tests import fabricated_run
+from tests.entries import gone_placement, placement
 from tests.fabricated_run import FabricatedRun
 
 
@@ -89,3 +92,22 @@ def test_an_unreadable_run_does_not_hide_the_others(bard: FabricatedRun, store: 
 
 def test_a_store_that_does_not_exist_has_no_runs(store: LocalStore) -> None:
     assert list_runs(store) == ()
+
+
+@pytest.mark.parametrize("reason", ["error", "bad-data", "cancelled"])
+def test_a_deployed_run_that_waits_for_a_person_names_the_flow_run_that_has_its_launch(
+    fresh: FabricatedRun, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fabricated_run, "HUMAN", replace(fabricated_run.HUMAN, flow_run_id="7"))
+    fresh.start(placement=placement(continued_by="prefect deployment train-gpt/train-gpt"))
+    fresh.end(reason, action="stop")
+    assert "`prefect flow-run retry 7` continues from step 0" in read_status(fresh.log).next
+
+
+@pytest.mark.parametrize("only_there", ['exporters.tensorboard="curves"', 'evaluation.command=["true"]'])
+def test_a_run_with_words_that_are_not_taken_from_its_log_is_continued_with_its_configuration(
+    fresh: FabricatedRun, only_there: str
+) -> None:
+    fresh.start(overrides=[only_there])
+    fresh.end("error", action="stop")
+    assert "`cairn train CONFIG --run-id" in read_status(fresh.log).next
