@@ -169,10 +169,11 @@ def test_a_person_who_names_a_configuration_that_is_gone_is_refused(
         begin_request(continued, "", pytest.fail)
 
 
-def test_a_start_writes_run_and_store_on_its_flow_run_where_after_crash_reads_them(
-    client: SyncPrefectClient, flow_run: FlowRun, launch: dict[str, Any], finished: RunLog, tmp_path: Path
+@pytest.mark.parametrize("store", [".", "{folder}", "file://{folder}"])
+def test_a_start_writes_run_and_resolved_store_on_its_flow_run_where_after_crash_reads_them(
+    client: SyncPrefectClient, flow_run: FlowRun, launch: dict[str, Any], finished: RunLog, tmp_path: Path, store: str
 ) -> None:
-    (tmp_path / "done.toml").write_text(f'store = "{tmp_path}"\n{CONFIG}')
+    (tmp_path / "done.toml").write_text(f'store = "{store.format(folder=tmp_path)}"\n{CONFIG}')
     begin_request(TrainingRequest(config=str(tmp_path / "done.toml")), "mine", pytest.fail)
     written = client.read_flow_run(flow_run.id).parameters
     assert written == {**launch, "run_id": "done", "store": finished.store.url}

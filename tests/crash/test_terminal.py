@@ -93,3 +93,27 @@ def test_a_resized_terminal_is_drawn_anew_and_a_closed_one_ends_the_run_as_a_pre
     assert "terminal was closed" in ended.detail
     newest = command.state().newest_committed
     assert newest is not None and newest.committed.step == ended.last_step, "it committed where it was"
+
+
+@pytest.mark.slow  # a whole run; what stands in for a closed stream: tests/cairn, by every command
+@pytest.mark.timeout(300)
+def test_a_run_whose_three_standard_streams_are_closed_is_trained_to_its_end(command: Command) -> None:
+    words = [
+        sys.executable,
+        "-P",
+        "-m",
+        "cairn.cli.command",
+        "train",
+        "run.toml",
+        "--run-id",
+        "bard",
+        "--store",
+        "store",
+    ]
+    environment = {**os.environ, "PREFECT_API_URL": command.api_url, "CAIRN_CACHE": str(command.folder / "cache")}
+    closed = ["bash", "-c", 'exec "$@" <&- >&- 2>&-', "bash", *words]
+    assert (
+        subprocess.run(closed, cwd=command.folder, env=environment, timeout=patience_seconds(), check=False).returncode
+        == 0
+    )
+    assert command.state().finished is not None
