@@ -202,7 +202,7 @@ class CancellationWatch:
     def __init__(self, flow_run: FlowRun, shutdown: shutdown_signal.ShutdownSignal) -> None:
         # A person cannot reach the temporary server of a command.
         self._flow_run = FlowRun() if prefect_server.is_ephemeral_server(os.environ) else flow_run
-        self._shutdown = shutdown
+        self._shutdown, self._can_resume = shutdown, flow_run.id is not None  # that of a command is made later
         self._poll_now, self._answered = threading.Event(), threading.Event()
         self._ended_by: State[Any] | None = None
         self._cancelled_in_slurm: bool | None = None
@@ -245,7 +245,8 @@ class CancellationWatch:
                 self._poll_now.clear()
                 with suppress(Exception):  # an API that does not answer is no cancellation
                     state = client.read_flow_run(flow_run_id).state
-                    self._ended_by = state if state is not None and _is_end_by_person(state) else None
+                    if state is not None and _is_end_by_person(state, can_resume=self._can_resume):
+                        self._ended_by = state
                 self._answered.set()
                 if self._ended_by is not None:
                     self._shutdown.request("cancelled in Prefect", f"a person cancelled it in {self.where}")
@@ -253,9 +254,9 @@ class CancellationWatch:
                 self._poll_now.wait(_POLL_SECONDS)
 
 
-def _is_end_by_person(state: State[Any]) -> bool:
+def _is_end_by_person(state: State[Any], *, can_resume: bool) -> bool:
     # A flow run that waits for a person's answer has a form, and was paused by itself.
-    is_paused = state.is_paused() and not state.state_details.run_input_keyset
+    is_paused = can_resume and state.is_paused() and not state.state_details.run_input_keyset
     return is_paused or state.is_cancelling() or state.is_cancelled()
 
 

@@ -51,4 +51,8 @@ def test_a_pause_lasts_until_a_person_resumes_it(client: SyncPrefectClient, flow
     [(TIMED, True), (states.Paused(), True), (states.Cancelling(), True), (ASKING, False), (states.Running(), False)],
 )
 def test_a_flow_run_that_asks_for_an_approval_is_not_paused_by_a_person(state: State[Any], is_end: bool) -> None:
-    assert _is_end_by_person(state) == is_end
+    assert _is_end_by_person(state, can_resume=True) == is_end
+
+
+def test_a_command_whose_flow_run_nobody_can_resume_trains_on_when_that_is_paused() -> None:
+    assert not _is_end_by_person(TIMED, can_resume=False)
