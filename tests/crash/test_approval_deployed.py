@@ -19,7 +19,7 @@ def test_a_deployed_run_leaves_its_machine_while_a_person_thinks(
     given = [word for parameter in parameters for word in ("-p", parameter)]
     prefect("deployment", "run", "train-gpt/train-gpt", *given, "-p", f"overrides={overrides}".replace("'", '"'))
     prefect("worker", "start", "--pool", "cairn", "--run-once")
-    here = str(command.folder / "store")  # other tests' flow runs are on the same server
+    here = command.store.url  # as its start has written it; other tests' flow runs are on the same server
     (flow_run,) = [item for item in flow_runs(api_url, "train-gpt") if item["parameters"].get("store") == here]
     assert flow_run["state_name"] == "Suspended"
     assert Registry(command.store, "champion").refresh().history == ()
