@@ -23,6 +23,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from cairn.storage.stores.redaction import find_credentials
+from cairn.storage.stores.regular_file import read_file
 from cairn.tasks.errors import InvalidConfiguration
 from cairn.tasks.machine import http_request, placement
 from cairn.tasks.text.format import one_line
@@ -226,7 +227,7 @@ def _read_profile(environment: Mapping[str, str], say: Callable[[str], None]) ->
     home = environment.get("PREFECT_HOME") or "~/.prefect"
     path = Path(os.path.expanduser(environment.get("PREFECT_PROFILES_PATH") or f"{home}/profiles.toml"))
     try:
-        read = tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        read = tomllib.loads(read_file(path).decode()) if path.exists() else {}
         profiles = {"local": {"PREFECT_API_URL": "http://127.0.0.1:4200/api"}, **read.get("profiles", {})}
         return dict(profiles.get(environment.get("PREFECT_PROFILE") or read.get("active", ""), {}))
     except (OSError, ValueError, AttributeError, RuntimeError) as error:
