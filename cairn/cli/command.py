@@ -15,7 +15,7 @@ from cairn.flows.errors import EXPECTED_ERRORS
 from cairn.model.errors import InvalidInput
 from cairn.reports.errors import InvalidQuery, RunNotFound
 from cairn.storage import errors
-from cairn.storage.stores.child_process import THREAD_LIMITS
+from cairn.storage.stores.child_process import THREAD_LIMITS, hide_memory
 from cairn.tasks.attempt.shutdown_signal import exit_on_notice, expect_notices
 from cairn.tasks.errors import BudgetExhausted, ConfigDrift, GateRefused, InvalidConfiguration, LiveOwner
 from cairn.tasks.policy.termination import ExitCode
@@ -54,6 +54,7 @@ for place, (title, verbs) in enumerate(_GROUPS.items()):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and leave with its exit code."""
+    hide_memory()
     os.umask(os.umask(0o777) | stat.S_IWOTH)  # whatever the umask allows, nothing is ever writable for everybody
     # With a stream closed, as by `>&-`, Python has None in its place.
     nowhere = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (for as long as the process lives)

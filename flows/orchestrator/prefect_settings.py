@@ -22,6 +22,7 @@ from importlib import metadata, util
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from cairn.storage.stores.child_process import hide_memory
 from cairn.storage.stores.redaction import find_credentials
 from cairn.storage.stores.regular_file import read_file
 from cairn.tasks.errors import InvalidConfiguration
@@ -237,6 +238,7 @@ def _read_profile(environment: Mapping[str, str], say: Callable[[str], None]) ->
 
 def main() -> None:
     """Run the module that the first argument names, `prefect` for its command, settled as Cairn's own commands are."""
+    hide_memory()
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     if sys.argv[1] == "prefect.engine":  # a flow run: it has the environment that its worker was given
         os.setpgrp()  # what its worker's terminal sends is the worker's
