@@ -176,18 +176,6 @@ def sample_run(log: run_log.RunLog, now: datetime) -> Samples:
     }
 
 
-def serve_metrics(store: ObjectStore, port: int) -> int:
-    """Answer scrapes on this port of 127.0.0.1 from a thread of this process; returns the port, a free one for 0."""
-    from prometheus_client import start_http_server
-
-    try:
-        server, _ = start_http_server(port, addr="127.0.0.1", registry=RunMetrics(store))
-    except (OSError, OverflowError) as error:
-        rule = "name a port from 1 to 65535 that is free"
-        raise InvalidConfiguration(f"--metrics-port {port}: {error}; {rule}") from error
-    return int(server.server_port)
-
-
 @contextmanager
 def sending_metrics(store: ObjectStore, environment: Mapping[str, str], say: Callable[[str], None]) -> Iterator[None]:
     """Send from a thread while the block runs, and once more at its end; a receiver that fails is reported once.

@@ -17,7 +17,8 @@ from pathlib import Path
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _VERSION, _PATH_BENEATH, _REFER = 1, 1, 1 << 13
-_NO_NEW_PRIVILEGES, _NEW_USER_NAMESPACE, _SET_SECCOMP, _FILTER, _SET_DUMPABLE = 38, 0x10000000, 22, 2, 4
+_NO_NEW_PRIVILEGES, _NEW_USER_NAMESPACE, _SET_SECCOMP, _FILTER = 38, 0x10000000, 22, 2
+_SET_DEATH_SIGNAL, _SET_DUMPABLE = 1, 4
 _LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
 """Instructions of a filter: of two jumps the first is taken where the comparison holds."""
 _ALLOW, _REFUSE, _X32, _SET_SIGNAL = 0x7FFF0000, 0x50001, 0x40000000, 10  # it is refused with EPERM
@@ -91,6 +92,7 @@ def process_outside() -> Iterator[int]:
     """Start a process that enters no boundary and hides nothing; yield its number."""
     if not (outside := os.fork()):
         ctypes.CDLL(None).prctl(_SET_DUMPABLE, 1, 0, 0, 0)
+        ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
         signal.pause()
     try:
         yield outside

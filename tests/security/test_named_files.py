@@ -26,6 +26,7 @@ from cairn.tasks.data.foreign_tokenizer import read_tokenizer
 from cairn.tasks.data.token_files import inspect_token_file
 from cairn.tasks.errors import TaskError
 from cairn.tasks.trainer.initial_weights import InitialDirectory, keep_initial_weights
+from cairn.ui.local_server import read_access
 from tests.tasks.corpus_files import open_sources
 
 SMALL = ModelConfig(n_layer=1, n_head=1, n_embd=8, block_size=8)
@@ -67,6 +68,10 @@ def prompt(path: Path) -> None:
     read_prompt("", str(path), BytesIO())
 
 
+def read_access_file(path: Path) -> None:
+    read_access(str(path))
+
+
 def trace(path: Path) -> None:
     simulate_policies(SimulationOptions(trace=str(path), devices=1), state=None, environment={})
 
@@ -85,6 +90,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "tokens, their index": ("tokens.idx", index_of_tokens),
     "a file of an evaluator, or an exported one": ("script.py", describe_file),
     "--prompt-file": ("prompt.txt", prompt),
+    "--metrics-token-file": ("token", read_access_file),
     "--trace": ("trace.toml", trace),
 }
 STREAMED = {"data.sources", "tokens", "tokens, their index", "a file of an evaluator, or an exported one"}
