@@ -23,7 +23,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from cairn.storage.stores.child_process import hide_memory
-from cairn.storage.stores.redaction import find_credentials
+from cairn.storage.stores.redaction import find_http_problem
 from cairn.storage.stores.regular_file import read_file
 from cairn.tasks.errors import InvalidConfiguration
 from cairn.tasks.machine import http_request, placement
@@ -176,11 +176,8 @@ def server_address(environment: Mapping[str, str]) -> str:
     address = environment.get("PREFECT_API_URL", "")
     if not address:
         return ""
-    if problem := find_credentials(address, instead="PREFECT_API_AUTH_STRING as user:password"):
-        raise InvalidConfiguration(f"PREFECT_API_URL {problem}; rule: http(s)://host:port/api")
-    parts = urlsplit(address)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise InvalidConfiguration(f"PREFECT_API_URL = {address!r}: rule: http(s)://host:port/api")
+    if problem := find_http_problem(address, instead="PREFECT_API_AUTH_STRING as user:password"):
+        raise InvalidConfiguration(f"PREFECT_API_URL: the address {problem}; rule: http(s)://host:port/api")
     return address
 
 

@@ -34,9 +34,10 @@ _UNNAMEABLE = re.compile(r"[^A-Za-z0-9_.+-]+")
 
 def read_configuration(source: str, *, overrides: Sequence[str], environment: Mapping[str, str]) -> RunConfig:
     """Read, overlay and validate a configuration, or the overlays alone; raises `InvalidConfiguration`."""
-    if not _is_remote(source):
+    problem = redaction.find_credentials(source, instead="the environment")
+    if not _is_remote(source) and not problem:
         return load_configuration(_path(source) if source else None, overrides=overrides, environment=environment)
-    if problem := redaction.find_credentials(source, instead="the environment"):
+    if problem:
         raise InvalidConfiguration(f"config: the URL {problem}")
     shown = redaction.without_query(source)
     if problem := addresses.wrong_scheme(shown):
