@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere
     escape_unencodable_output()
     guard_log(os.environ)
-    for name in THREAD_LIMITS:
+    for name in (*THREAD_LIMITS, "RUST_BACKTRACE"):  # a panic of a library is told in one line
         os.environ.pop(name, None)
     codes = list[int]()
     atexit.register(_leave, codes)  # the first to be registered is the last to be called
