@@ -29,6 +29,7 @@ from cairn.storage.stores.object_store import ExpectedObject, ObjectStore, check
 from cairn.storage.stores.regular_file import read_file
 from cairn.tasks.configuration.addresses import expand_home
 from cairn.tasks.data.foreign_tokenizer import load_library_tokenizer, read_library_tokenizer
+from cairn.tasks.text.format import one_line
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -183,4 +184,5 @@ def _naming(directory: InitialDirectory) -> Iterator[None]:
     try:
         yield
     except InvalidInput as error:
-        raise InvalidInput(f"training.init_from = {directory.named!r}: {error}") from error
+        # What a library says can hold the whole file.
+        raise InvalidInput(f"training.init_from = {directory.named!r}: {one_line(str(error), 1000)}") from error
