@@ -15,7 +15,7 @@ from cairn.flows.errors import EXPECTED_ERRORS
 from cairn.model.errors import InvalidInput
 from cairn.reports.errors import InvalidQuery, RunNotFound
 from cairn.storage import errors
-from cairn.storage.stores.child_process import THREAD_LIMITS
+from cairn.storage.stores.child_process import THREAD_LIMITS, hide_memory
 from cairn.tasks.attempt.shutdown_signal import exit_on_notice, expect_notices
 from cairn.tasks.errors import BudgetExhausted, ConfigDrift, GateRefused, InvalidConfiguration, LiveOwner
 from cairn.tasks.policy.termination import ExitCode
@@ -55,6 +55,7 @@ for place, (title, verbs) in enumerate(_GROUPS.items()):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and leave with its exit code."""
+    hide_memory()
     os.umask(os.umask(0o777) | stat.S_IWOTH)  # whatever the umask allows, nothing is ever writable for everybody
     # With a stream closed, as by `>&-`, Python has None in its place, and a pipe to a child could get its number.
     while (number := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
@@ -64,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere
     escape_unencodable_output()
     guard_log(os.environ)
-    for name in THREAD_LIMITS:
+    for name in (*THREAD_LIMITS, "RUST_BACKTRACE"):  # a panic of a library is told in one line
         os.environ.pop(name, None)
     codes = list[int]()
     atexit.register(_leave, codes)  # the first to be registered is the last to be called

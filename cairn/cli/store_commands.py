@@ -37,20 +37,24 @@ class CompletionView:
     startup: str | None = None
 
 
-def ui(where: Place = "", *, port: int = 8460, store: Url = "", json: Json = False) -> None:
+def ui(
+    where: Place = "", *, port: int = 8460, metrics_token_file: str = "", store: Url = "", json: Json = False
+) -> None:
     """Serve the live page: all runs, one run as it trains, several over each other, models; Ctrl-C ends it.
 
-    It reads the store alone, listens on 127.0.0.1, and refuses other users where the system tells users apart.
+    It reads the store alone, listens on 127.0.0.1, and answers with the token in the address that it prints.
 
     Args:
         where: folder or URL of the store, as --store.
         port: where it listens; 0 is any that is free [8460].
+        metrics_token_file: file with the token with which a monitor of any user reads /metrics [only the page's own].
 
     Examples:
         cairn ui
         cairn ui s3://bucket/cairn --port 9000
     """
     from cairn.ui.live_page import LiveAddress, serve
+    from cairn.ui.local_server import read_access
 
     def announce(found: LiveAddress) -> None:
         print_document(found) if json else print_line(f"{found.address} shows {found.store}; Ctrl-C ends it")
@@ -58,7 +62,8 @@ def ui(where: Place = "", *, port: int = 8460, store: Url = "", json: Json = Fal
         note_no_runs(chosen)
 
     chosen = open_chosen_store(where or store)
-    serve(chosen, port=port, environment=os.environ, announce=announce)
+    access = read_access(metrics_token_file)
+    serve(chosen, port=port, access=access, environment=os.environ, announce=announce)
 
 
 def config(key: str = "", *, json: Json = False) -> None:

@@ -277,6 +277,7 @@ def watch(
     every: Seconds = 30.0,
     at_most: Annotated[int, Parameter(validator=Number(gte=1))] = 1,
     metrics_port: int = 0,
+    metrics_token_file: str = "",
     otlp: Flag = False,
     store: Url = "",
     json: Json = False,
@@ -289,6 +290,7 @@ def watch(
         every: seconds between two polls.
         at_most: how many runs are continued on this machine at a time.
         metrics_port: answer Prometheus on this port of 127.0.0.1 with the numbers of all runs [no port].
+        metrics_token_file: file with the token that a monitor of any user sends as Bearer [only this user's own token].
         otlp: send the same numbers by OpenTelemetry's protocol to where OTEL_EXPORTER_OTLP_ENDPOINT says.
 
     Examples:
@@ -296,7 +298,6 @@ def watch(
         cairn watch --once --json
         cairn watch --deployment train-gpt/train-gpt
         cairn watch --metrics-port 9464
-        cairn watch --otlp
     """
     if once and (metrics_port or otlp):
         raise InvalidConfiguration("--once polls once and ends: leave out --metrics-port and --otlp, or --once")
@@ -312,13 +313,12 @@ def watch(
     print_rows = print_document if json else print_watch
     if once:
         with (watcher := open_chosen()).delivering_notices(say):
-            rows = watcher.poll_patiently()
-        print_rows(rows)
+            print_rows(watcher.poll_patiently())
         return
     if metrics_port:
-        from cairn.reports.queries.run_metrics import serve_metrics
+        from cairn.ui.metrics_server import serve_metrics
 
-        say(f"metrics: http://127.0.0.1:{serve_metrics(open_chosen_store(store), metrics_port)}/metrics")
+        say(f"metrics: {serve_metrics(open_chosen_store(store), metrics_port, metrics_token_file)}")
     with ExitStack() as beside:
         if otlp:
             from cairn.reports.queries.run_metrics import sending_metrics

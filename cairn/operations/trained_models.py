@@ -20,6 +20,7 @@ from cairn.storage.errors import IntegrityError, ObjectMissing, StoreRefused, St
 from cairn.storage.logs import log_entry, run_log, run_state
 from cairn.storage.stores.codec import encode
 from cairn.storage.stores.object_store import ObjectStore, WrittenObject, describe_file
+from cairn.storage.stores.regular_file import read_file
 from cairn.tasks.errors import InvalidConfiguration, TaskError
 from cairn.tasks.machine.placement import work_folder
 from cairn.tasks.text.format import format_value, one_line
@@ -168,7 +169,7 @@ def read_prompt(prompt: str, prompt_file: str, stdin: BinaryIO) -> str:
         return prompt
     where = f"--prompt-file {prompt_file}" if prompt_file else "--prompt -"
     try:
-        text = (Path(prompt_file).read_bytes() if prompt_file else stdin.read()).decode()
+        text = (read_file(prompt_file) if prompt_file else stdin.read()).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidConfiguration(f"{where}: cannot be read as UTF-8 text: {error}") from error
     return text.removesuffix("\n").removesuffix("\r")

@@ -1,10 +1,9 @@
-"""The live page: its addresses, what each answers, and the server on the loopback. An answer has an ETag.
+"""The live page: its addresses and what each answers, with an ETag.
 
 The store is read again at most so often that reading takes one second in 200.
 """
 
 import os
-import socket
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -12,15 +11,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.resources import files
-from pathlib import Path
 from threading import Lock, Thread
 from typing import Annotated, Any
 from uuid import uuid4
 
-import uvicorn
 from fastapi import FastAPI, Query, Request, Response
-from starlette.middleware.base import RequestResponseEndpoint
-from starlette.responses import PlainTextResponse
 
 from cairn.reports.errors import ReportError, RunNotFound
 from cairn.reports.pages import report_pages, run_report
@@ -33,31 +28,14 @@ from cairn.storage.errors import StorageError, StoreUnavailable
 from cairn.storage.logs.run_index import list_run_ids
 from cairn.storage.stores.codec import encode, sha256
 from cairn.storage.stores.object_store import ObjectStore
-from cairn.tasks.errors import InvalidConfiguration
 from cairn.tasks.machine.placement import work_folder
+from cairn.ui.local_server import METRICS, Access, LocalServer, listen
 
 MOST_COMPARED = 8  # runs on one page
 _Runs = Annotated[list[str], Query(alias="run")]
 LEAST_SECONDS, _REST, _MOST_VIEWS = 1.0, 200, 24  # nothing is read again sooner than after a second
 _MOST_MADE = 16  # answers that are kept
 _MOST_READING_SECONDS = 2.0  # the logs of 1,000 runs take less where they were never folded
-_EMPTY = "sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU="  # a style element that Plotly fills through the CSSOM
-_MAPS = "sha256-ji27qzEtxXZW+7dun6UwjHXJ18e6WAin1VvNtkzIE/o="  # that of its maps, which it fills as text
-_POLICY = (
-    f"default-src 'none'; script-src 'self'; style-src 'self' '{_EMPTY}' '{_MAPS}'; "
-    "connect-src 'self'; img-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
-)
-HEADERS = {
-    "content-security-policy": _POLICY,
-    "cross-origin-opener-policy": "same-origin",
-    "cross-origin-resource-policy": "same-origin",
-    "referrer-policy": "no-referrer",
-    "x-content-type-options": "nosniff",
-}
-METRICS = "/metrics"
-"""The address that any user may read: a monitoring system is often another user. It names runs and their numbers."""
-_CONNECTIONS = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))  # the latter has ::ffff:127.0.0.1
-_OWNED = ("01", "04", "05", "08")  # established, or closed at one end
 _TYPES = {"js": "text/javascript", "svg": "image/svg+xml", "css": "text/css"}
 
 
@@ -156,7 +134,6 @@ class LivePages:
             ("/assets/{name}", self.asset),
         ):
             app.add_api_route(path, answer, methods=["GET", "HEAD"], response_model=None)
-        app.middleware("http")(guard)
         return app
 
     def overview(self) -> View:
@@ -282,66 +259,25 @@ class LivePages:
 
 
 def serve(
-    store: ObjectStore, *, port: int, environment: Mapping[str, str], announce: Callable[[LiveAddress], None]
+    store: ObjectStore,
+    *,
+    port: int,
+    access: Access,
+    environment: Mapping[str, str],
+    announce: Callable[[LiveAddress], None],
 ) -> None:
     """Listen on 127.0.0.1, any free port for 0, announce the address once the runs were read, answer until Ctrl-C.
 
     Raises `InvalidConfiguration` where the port is taken. Training on this machine comes first: this process has a
     lower priority.
     """
-    try:
-        listening = socket.create_server(("127.0.0.1", port))
-    except (OSError, OverflowError) as error:
-        why = getattr(error, "strerror", None) or "must be 0 to 65535"
-        raise InvalidConfiguration(f"--port {port}: {why}; choose another one, or 0 for any that is free") from error
-    with listening:
+    with listen(port, "--port") as listening:
         os.nice(10)
         pages = LivePages(store, environment)
-        app = pages.make_app()
-        quiet = uvicorn.Config(
-            app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=1, proxy_headers=False
-        )
+        server = LocalServer(app=pages.make_app(), listening=listening, access=access)
         reading = Thread(target=pages.overview, daemon=True)
         with suppress(KeyboardInterrupt):
             reading.start()
             reading.join(_MOST_READING_SECONDS)
-            announce(LiveAddress(address="http://{}:{}/".format(*listening.getsockname()), store=store.url))
-            uvicorn.Server(quiet).run(sockets=[listening])
-
-
-async def guard(request: Request, answer: RequestResponseEndpoint) -> Response:
-    """Answer a request or refuse it, with the headers that restrict a browser.
-
-    Only this machine's own names are served (against DNS rebinding) and, where the system lists connections, only
-    those of this user and root: one that it does not list is nobody's.
-    """
-    own, asking = request.scope["server"][1], request.scope["client"][1]
-    tables = [table for table in _CONNECTIONS if table.exists()]
-    users = (find_user(table, client_port=asking, server_port=own) for table in 2 * tables)  # rows may move
-    user = next((user for user in users if user is not None), None)
-    if request.headers.getlist("host") not in ([f"127.0.0.1:{own}"], [f"localhost:{own}"]):
-        why = f"ask for http://127.0.0.1:{own}/: no other name of this machine is answered\n"
-        response: Response = PlainTextResponse(why, status_code=400)
-    elif request.url.path != METRICS and tables and user not in (0, os.getuid()):
-        response = PlainTextResponse("this page is for the user who started it\n", status_code=403)
-    else:
-        response = await answer(request)
-    response.headers.update(HEADERS)
-    return response
-
-
-def find_user(connections: Path, *, client_port: int, server_port: int) -> int | None:
-    """Return the user of the client's end of a connection on 127.0.0.1; None if this table does not say.
-
-    A connection that waits for its last packets belongs to nobody any more, and its row says root.
-    """
-    try:
-        rows = connections.read_text(encoding="ascii").splitlines()[1:]
-    except OSError:
-        return None
-    for row in rows:
-        _, local, remote, state, _, _, _, user, *_ = row.split()
-        ends = local.endswith(f"0100007F:{client_port:04X}") and remote.endswith(f"0100007F:{server_port:04X}")
-        if ends and state in _OWNED:
-            return int(user)
-    return None
+            announce(LiveAddress(address=server.address(), store=store.url))
+            server.run()

@@ -26,6 +26,7 @@ from subprocess import DEVNULL, Popen, TimeoutExpired
 from typing import TYPE_CHECKING
 
 from cairn.flows.orchestrator.prefect_settings import prefect_home
+from cairn.storage.stores.child_process import hide_memory
 from cairn.tasks.machine import process_scopes
 
 if TYPE_CHECKING:
@@ -303,6 +304,7 @@ def _take_over(home: ServerHome) -> int | None:
 
 def main() -> None:
     """Serve as the command line says."""
+    hide_memory()
     parser = argparse.ArgumentParser(prog="python -m cairn.flows.orchestrator.prefect_server", description=__doc__)
     parser.add_argument("--port", type=int, help="serve for `make up`, on this port")
     parser.add_argument("--address-file", action="store_true", help="print where the address of the server is written")

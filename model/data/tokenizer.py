@@ -279,8 +279,10 @@ def _turn_off(inner: _Tokenizer) -> Iterator[str]:
 def _encode_flat(inner: _Tokenizer, texts: Sequence[str]) -> FlatIds:
     try:
         encodings = inner.encode_batch_fast(list(texts), add_special_tokens=False)
-    except Exception as error:  # the library raises nothing narrower
-        raise InvalidInput(f"the tokenizer cannot encode the text: {error}") from error
+    except (KeyboardInterrupt, MemoryError, SystemExit):
+        raise
+    except BaseException as error:  # the library raises nothing narrower, and its panics are not even an Exception
+        raise InvalidInput(f"the tokenizer cannot encode the text: {error}") from None
     lengths = np.fromiter(map(len, encodings), dtype=np.int64, count=len(encodings))
     ids = itertools.chain.from_iterable(encoding.ids for encoding in encodings)
     return np.fromiter(ids, dtype=np.uint32, count=int(lengths.sum())), lengths

@@ -22,7 +22,7 @@ _PROBE = "Don't  repeat 3000000 lines:\r\n\t``b'' é 漢字 مر 😀 <s>" + "a"
 _MAX_TOKEN_CHARACTERS, _MEAN_CHARACTERS = 1024, 8
 MAX_VOCABULARY, _MAX_ADDED_TOKENS, _MAX_ADDED_GROUPS = 512 * 1024, 16 * 1024, 128
 _MAX_PARTS_BYTES, _MAX_COMPONENTS, _MAX_AFFIX, _MAX_COUNT = 32 * 1024, 16, 16, 999
-_MAX_PATTERN, _MAX_REPETITIONS = 2048, 4
+_MAX_PATTERN, _MAX_REPETITIONS, _MAX_CHOICE_BITS = 2048, 3, 12
 _AFFIXES = ("prepend", "prefix", "replacement", "continuing_subword_prefix", "end_of_word_suffix")
 _COUNTS = ("start", "stop", "max_input_chars_per_word")
 _REPEATABLE = frozenset({"Split", "Split by regex", "Strip", "Replace"})
@@ -45,6 +45,9 @@ _ATOM = re.compile(r"\\[xpP]\{[^}]*\}|\\[^1-9gk]|\[\^?\]?(?:\\.|[^\[\]\\]|\[(?:\
 _GROUP = re.compile(r"\((?:\?[a-z-]*[:=!>])?([^()]*)\)([*+{])?")
 _FLEXIBLE = re.compile(r"[*+?|]|\{\d*,")
 _UNBOUNDED = re.compile(r"[*+]|\{\d*,\}|\{[\d,]*\d\d\}")
+_INTERVAL = re.compile(r"\{(\d*),(\d+)\}")
+_CHAINED = re.compile(r"[*+?][*{]|[*+?][+?][*+?{]|\}[*+{]|\}\?[*+?{]|\(\?[a-z-]*x|\(\?#")
+"""Repetitions of repetitions, beside reluctant and possessive ones, and what could hide them: free spaces, comments."""
 _ENDLESS = re.compile(r"[()\\]|\{[\d,]*\d{4}")
 
 
@@ -175,14 +178,24 @@ def _check_regex(where: str, pattern: str) -> None:
     """Refuse patterns that backtrack without bound: an ambiguous group repeated, a reference, many repetitions."""
     left = _ATOM.sub("x", pattern[:_MAX_PATTERN])
     repetitions = max(len(_UNBOUNDED.findall(branch)) for branch in left.split("|"))
-    is_endless = repetitions > _MAX_REPETITIONS or len(pattern) > _MAX_PATTERN
+    is_endless = repetitions > _MAX_REPETITIONS or len(pattern) > _MAX_PATTERN or bool(_CHAINED.search(left))
     while not is_endless and (group := _GROUP.search(left)):  # the innermost first
         is_ambiguous = bool(_FLEXIBLE.search(group[1]))
         is_endless = is_ambiguous and bool(group[2])
-        left = f"{left[: group.start()]}{'x?' if is_ambiguous else 'x'}{group[2] or ''}{left[group.end() :]}"
-    if is_endless or _ENDLESS.search(left):
-        rule = f"no repetition of a group that can match in two ways, no reference, {_MAX_REPETITIONS} repetitions"
+        stands = "x?" * max(is_ambiguous, _choice_bits(group[1])) or "x"
+        left = f"{left[: group.start()]}{stands}{group[2] or ''}{left[group.end() :]}"
+    if is_endless or _ENDLESS.search(left) or _choice_bits(left) > _MAX_CHOICE_BITS:
+        rule = f"no repetition of what can match in two ways, no reference, {_MAX_REPETITIONS} repetitions, few choices"
         raise _refused(f"{where} has a pattern that may match for ever", rule)
+
+
+def _choice_bits(pattern: str) -> int:
+    """Return the logarithm of the ways in which a pattern without groups can match, repetitions without end aside."""
+    bits, branches = list[int](), pattern.split("|")
+    for branch in branches:
+        widths = (int(most) - int(least or 0) for least, most in _INTERVAL.findall(branch))
+        bits.append(branch.count("?") + sum(abs(width).bit_length() for width in widths))
+    return max(bits) + (len(branches) - 1).bit_length()
 
 
 def _refused(problem: str, rule: str) -> InvalidInput:

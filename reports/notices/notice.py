@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
+from http.client import HTTPException
 from typing import Any, Protocol
 
 from cairn.reports.errors import ReportError
@@ -132,7 +133,10 @@ class CommandReceiver:
     def receive(self, notice: Notice) -> None:
         """Run the command with the notice as JSON on its standard input; it is killed when its time is over."""
         streams: Any = {"input": notice.document, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        done = subprocess.run(self._words, timeout=self._timeout_seconds, check=False, **streams)
+        try:
+            done = subprocess.run(self._words, timeout=self._timeout_seconds, check=False, **streams)
+        except subprocess.TimeoutExpired:
+            raise ReportError(f"the command took more than {self._timeout_seconds:g} s") from None
         if done.returncode:
             raise ReportError(f"the command left with {done.returncode}")
 
@@ -148,14 +152,15 @@ class WebhookReceiver:
     def receive(self, notice: Notice) -> None:
         """Post the notice; the error says nothing of the address, which may be a secret."""
         headers = {"Content-Type": "application/json", "User-Agent": "cairn"}
-        request = urllib.request.Request(self._address, notice.document, headers, method="POST")
         try:
+            request = urllib.request.Request(self._address, notice.document, headers, method="POST")
             open_directly(request, timeout_seconds=self._timeout_seconds).close()
         except urllib.error.HTTPError as error:
             with error:
                 raise ReportError(f"the webhook answered {error.code}") from None
-        except OSError as error:
-            why = getattr(error, "reason", None) or type(error).__name__
+        except (OSError, HTTPException, ValueError) as error:
+            reason = getattr(error, "reason", None)
+            why = reason if isinstance(reason, OSError) else type(error).__name__  # a text may hold the address
             raise ReportError(f"the webhook did not take it: {why}") from None
 
 

@@ -23,6 +23,7 @@ from cairn.reports.queries import run_lookup, run_status
 from cairn.storage.errors import StorageError
 from cairn.storage.logs import run_index, run_log
 from cairn.storage.stores.object_store import ObjectStore
+from cairn.storage.stores.redaction import find_http_problem
 from cairn.tasks.errors import InvalidConfiguration
 from cairn.tasks.machine.process_scopes import repeating_beside
 
@@ -176,18 +177,6 @@ def sample_run(log: run_log.RunLog, now: datetime) -> Samples:
     }
 
 
-def serve_metrics(store: ObjectStore, port: int) -> int:
-    """Answer scrapes on this port of 127.0.0.1 from a thread of this process; returns the port, a free one for 0."""
-    from prometheus_client import start_http_server
-
-    try:
-        server, _ = start_http_server(port, addr="127.0.0.1", registry=RunMetrics(store))
-    except (OSError, OverflowError) as error:
-        rule = "name a port from 1 to 65535 that is free"
-        raise InvalidConfiguration(f"--metrics-port {port}: {error}; {rule}") from error
-    return int(server.server_port)
-
-
 @contextmanager
 def sending_metrics(store: ObjectStore, environment: Mapping[str, str], say: Callable[[str], None]) -> Iterator[None]:
     """Send from a thread while the block runs, and once more at its end; a receiver that fails is reported once.
@@ -200,7 +189,10 @@ def sending_metrics(store: ObjectStore, environment: Mapping[str, str], say: Cal
     given = environment.get(_INTERVAL, "60000")
     if not given.isdecimal() or int(given) == 0:
         raise InvalidConfiguration(f"{_INTERVAL} is {given!r}; rule: milliseconds, at least 1; unset it for a minute")
-    where = next((environment[name] for name in _ENDPOINTS if environment.get(name)), "http://localhost:4318")
+    name = next((name for name in _ENDPOINTS if environment.get(name)), "")
+    where = environment.get(name, "http://localhost:4318")
+    if problem := find_http_problem(where, instead="OTEL_EXPORTER_OTLP_HEADERS"):
+        raise InvalidConfiguration(f"{name}: the address {problem}")
     from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
     from opentelemetry.sdk.metrics.export import MetricExportResult
 

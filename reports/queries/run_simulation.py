@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from cairn.reports.queries.run_lookup import configuration_of
 from cairn.reports.queries.simulation_options import SimulationOptions
 from cairn.storage.logs.run_state import RunState
+from cairn.storage.stores.regular_file import read_file
 from cairn.tasks.configuration.settings import BudgetsConfig, CheckpointConfig
 from cairn.tasks.errors import InvalidConfiguration
 from cairn.tasks.policy.attempt_sizes import next_sizes, segment_end
@@ -125,7 +126,7 @@ def _outcome(policy: str, runs: Sequence[simulated_run.SimulatedRun]) -> PolicyO
 def _trace(options: SimulationOptions, state: RunState | None, plan: simulated_run.SimulationPlan) -> FailureTrace:
     if options.trace:
         try:
-            trace = failure_trace.parse_trace(Path(options.trace).read_text(encoding="utf-8"), name=options.trace)
+            trace = failure_trace.parse_trace(read_file(options.trace).decode(), name=options.trace)
         except (OSError, UnicodeDecodeError) as error:
             raise InvalidConfiguration(f"--trace {options.trace}: cannot be read: {error}") from error
     elif state:

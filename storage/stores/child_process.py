@@ -31,7 +31,7 @@ _PARENT, _PARENT_THREAD = "CAIRN_PARENT_PID", "CAIRN_PARENT_THREAD"
 ORDER_SECONDS = 3600.0
 """A child that was given nothing to do for so long exits; its parent starts a new one where it needs one."""
 _POLL_SECONDS = 0.5
-_SET_DEATH_SIGNAL = 1
+_SET_DEATH_SIGNAL, _SET_DUMPABLE = 1, 4
 _BOUNDED = "--bounded"
 _LEAST_MEMORY_BYTES, _MEMORY_SHARE = 1 << 30, 16
 _OUT_OF_MEMORY = 3
@@ -96,6 +96,24 @@ def start_child(
     )
 
 
+def without_credentials() -> dict[str, str]:
+    """Return the few variables of this process that a child needs that is given no credentials."""
+    return {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
+
+
+def hide_memory() -> None:
+    """Keep memory and environment of this process, which holds credentials, from core files and its user's programs."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def start_helper(program: str, *, own_group: bool = True) -> "subprocess.Popen[bytes]":
+    """Start a small program that needs no package, has no credentials and says nothing."""
+    command, variables = [sys.executable, "-I", "-S", "-c", program], without_credentials()
+    return start_child(command, stdout=DEVNULL, stderr=DEVNULL, environment=variables, own_group=own_group)
+
+
 def end_child(child: "subprocess.Popen[bytes]") -> int:
     """Kill a child and the group that it leads, unless it was reaped, and return its exit code."""
     if child.returncode is None:  # not reaped: no other process can have its number
@@ -148,7 +166,7 @@ def _tell_remover(sign: str, folder: Path) -> None:
             # Schedulers signal every process of a job: the remover inherits the mask.
             unmasked = signal.pthread_sigmask(signal.SIG_BLOCK, _NOTICES)
             try:
-                remover = start_child([sys.executable, "-I", "-S", "-c", _REMOVER], stdout=DEVNULL, stderr=DEVNULL)
+                remover = start_helper(_REMOVER)
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, unmasked)
             _REMOVERS[os.getpid()] = remover
@@ -176,8 +194,7 @@ def bounded_process(
     """
     memory_bytes = _LEAST_MEMORY_BYTES + _MEMORY_SHARE * os.fstat(file.fileno()).st_size
     order = json.dumps([memory_bytes, core_seconds, module, arguments])
-    kept = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
-    child = start_child(child_command(_BOUNDED, order), stdin=file, environment=kept | _SETTINGS)
+    child = start_child(child_command(_BOUNDED, order), stdin=file, environment=without_credentials() | _SETTINGS)
     assert child.stdout is not None and child.stderr is not None
     try:
         with child.stdout, child.stderr:
@@ -208,6 +225,7 @@ def _run_bounded(memory_bytes: int, core_seconds: int, module: str, arguments: l
 
 def main() -> None:
     """Run the module that the first argument names, for as long as the parent runs."""
+    hide_memory()
     watch_parent()
     del sys.argv[0]
     if sys.argv[0] == _BOUNDED:

@@ -13,7 +13,7 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from io import FileIO
+from io import BufferedReader
 from itertools import accumulate
 from pathlib import Path
 from typing import BinaryIO
@@ -22,6 +22,7 @@ import numpy as np
 
 from cairn.storage.errors import IntegrityError, NotDurable, ObjectMissing, StorageError, StoreFull, StoreUnavailable
 from cairn.storage.stores import local_disk, object_store
+from cairn.storage.stores.regular_file import NotRegularFile, open_file
 
 BLOCK_BYTES = 4 * 1024 * 1024
 """Enough for one request to keep a disk busy; a multiple of every disk's block."""
@@ -73,13 +74,13 @@ class LocalStore(object_store.ObjectStore):
         return filled
 
     @contextmanager
-    def _reading(self, key: str) -> Iterator[FileIO]:
+    def _reading(self, key: str) -> Iterator[BufferedReader]:
         path = self.local_path(key)
         try:
-            with open(path, "rb", buffering=0, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                    raise IntegrityError(f"{path}: is not a regular file; remove it")
+            with open_file(path) as file:
                 yield file
+        except NotRegularFile as foreign:
+            raise IntegrityError(f"{path}: is not a regular file; remove it") from foreign
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as missing:
             raise ObjectMissing(f"{self.url}/{key}: no such object") from missing
         except OSError as error:

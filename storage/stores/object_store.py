@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import ParamSpec, Protocol, TypeVar
 
 from cairn.storage import errors
+from cairn.storage.stores.regular_file import open_file
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -250,7 +251,7 @@ def write_hashed(store: ObjectStore, key: str, chunks: Iterable[bytes | memoryvi
 
 def describe_file(path: Path) -> WrittenObject:
     """Return a file's size and SHA-256; raises OSError."""
-    with path.open("rb") as file:
+    with open_file(path) as file:
         digest = hashlib.file_digest(file, "sha256")
         return WrittenObject(bytes=file.tell(), sha256=digest.hexdigest())
 

@@ -19,7 +19,10 @@ def open_store(url: str) -> object_store.ObjectStore:
     """
     if not url:
         raise StorageError("store '': must be a folder or a URL such as ./cairn-store or s3://bucket/prefix")
+    problem = redaction.find_credentials(url, instead="the environment or the credentials file")
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/(?!/)", url):
+        if problem:
+            raise StorageError(f"store URL {problem}")
         meant = url.replace(":/", "://", 1)
         raise StorageError(f"store {url}: did you mean {meant}? For a folder of that name: ./{url}")
     if "://" not in url:
@@ -31,7 +34,6 @@ def open_store(url: str) -> object_store.ObjectStore:
     if "::" in url:
         raise StorageError("store URL is a chain ('::'): name the store itself; caches in between serve stale names")
     parts = urlsplit(url)
-    problem = redaction.find_credentials(url, instead="the environment or the credentials file")
     if problem and parts.scheme not in _NOT_SPOKEN["Azure Blob Storage"]:  # it has containers before the @
         raise StorageError(f"store URL {problem}")
     if parts.scheme == "file":

@@ -8,6 +8,8 @@ import re
 from urllib.parse import urlsplit
 
 _USER_INFO = re.compile(r"(//)[^/@\s]*@")
+_FEW_SLASHES = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/[^/@]+:[^/@]*@")
+_PLAIN = re.compile(r"[!-~]+")
 _SIGNED_QUERY = re.compile(r"(?i)((?:x-amz-[a-z-]+|awsaccesskeyid|signature)=)[^&\s\"']+")
 
 
@@ -18,7 +20,17 @@ def find_credentials(address: str, *, instead: str) -> str:
         _ = parts.port
     except ValueError:
         return "is no address"
-    return f"carries credentials: put them into {instead}" if "@" in parts.netloc else ""
+    has_some = "@" in parts.netloc or _FEW_SLASHES.match(address)
+    return f"carries credentials: put them into {instead}" if has_some else ""
+
+
+def find_http_problem(address: str, *, instead: str) -> str:
+    """Return why an address is none of an HTTP server, or may not be written; empty if it may."""
+    problem = find_credentials(address, instead=instead)
+    parts = None if problem else urlsplit(address)
+    if parts and (parts.scheme not in ("http", "https") or not parts.hostname or not _PLAIN.fullmatch(address)):
+        return "is not the http(s) address of a server"
+    return problem
 
 
 def redact(text: str) -> str:

@@ -14,12 +14,12 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from http.client import HTTPException
-from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import Request
 
 import msgspec
 
+from cairn.storage.stores.regular_file import open_file, read_file
 from cairn.tasks.attempt.shutdown_signal import ShutdownSignal
 from cairn.tasks.configuration.settings import PreemptionConfig
 from cairn.tasks.errors import TaskError
@@ -28,7 +28,7 @@ from cairn.tasks.machine.process_scopes import running_beside
 
 _AWS_ADDRESS, _GCP_HOST = "http://169.254.169.254", "metadata.google.internal"
 _TIMEOUT_SECONDS = 2.0
-_DETAIL_CHARACTERS = 200
+_DETAIL_BYTES = 200
 
 
 class MetadataUnavailable(TaskError):
@@ -58,8 +58,8 @@ def read_notice_file(path: str) -> PreemptionNotice | None:
     if not os.path.exists(path):
         return None
     words = [f"notice file {path} appeared"]
-    with suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
-        words.append(file.readline(_DETAIL_CHARACTERS).strip())
+    with suppress(OSError), open_file(path) as file:
+        words.append(file.readline(_DETAIL_BYTES).decode(errors="replace").strip())
     return PreemptionNotice(name="notice-file", detail=": ".join(filter(None, words)))
 
 
@@ -81,7 +81,7 @@ def read_aws_notice(address: str = _AWS_ADDRESS) -> PreemptionNotice | None:
         raise MetadataUnavailable(f"AWS metadata service gave an unreadable answer: {error}") from error
     if found.action not in ("terminate", "stop", "hibernate"):
         return None
-    detail = f"AWS announced: {found.action} at {found.time[:_DETAIL_CHARACTERS]}"
+    detail = f"AWS announced: {found.action} at {found.time[:_DETAIL_BYTES]}"
     return PreemptionNotice(name="aws", detail=detail)
 
 
@@ -150,7 +150,7 @@ def kubernetes_reason(environment: Mapping[str, str], host: str) -> str:
     ended_pods.py`) writes a line `HOST REASON` for each ended pod, oldest first, to the file CAIRN_ENDED_PODS.
     """
     try:
-        lines = Path(environment.get("CAIRN_ENDED_PODS", "")).read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = read_file(environment.get("CAIRN_ENDED_PODS", "")).decode(errors="replace").splitlines()
     except OSError:
         return ""
     return next((words[1] for words in map(str.split, reversed(lines)) if len(words) == 2 and words[0] == host), "")

@@ -3,12 +3,15 @@
 import os
 import re
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 from cairn.storage.stores.redaction import redact
 from cairn.tasks.errors import InvalidConfiguration
+from cairn.tasks.text.output import say
 
 CONFIGURATIONS, SUITES = Path("deployments"), Path("deployments/suites")
+_OWN = Path(__file__).parents[2]
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*\Z")
 READABLE = "a path, or a URL that begins with s3://, http://, https:// or file://"
 _SCHEMES = frozenset({"s3", "s3a", "http", "https", "file", "memory"})  # the last one is of tests
@@ -22,15 +25,27 @@ def choose_store(given: str, environment: Mapping[str, str], configured: str | N
 
 
 def find_file(text: str, place: Path, *, folder: Path) -> Path:
-    """Return the file that `text` means; a path starts at `folder`, and a file there of exactly that name comes first.
+    """Return the file that `text` means: a path, which starts at `folder`, or a bare name.
 
-    Files of the working directory's `deployments` come before those that came with Cairn; a name that is nowhere is
-    returned as the path it would be.
+    That is one of Cairn's own files if it has the name, and it is said which one where the working folder has another;
+    else the file at `folder` of exactly that name, else that of the working folder's `deployments`. A name that is
+    nowhere is returned as the path it would be.
     """
     path = folder / expand_home("file", text)
-    if not is_name(text) or path.is_file():
+    if not is_name(text):
         return path
-    return next((file for file in _files(place) if file.stem == text), path)
+    found = [file for file in _files(place) if file.stem == text]
+    is_own = bool(found) and found[0].parent == _OWN / place
+    others = [file for file in (path, place / f"{text}.toml") if file.is_file()] if is_own else []
+    for other in others:
+        if not other.samefile(found[0]):
+            _say_once(f"{text}: Cairn's own {found[0]} is meant; name the other one by its path, {other.absolute()}")
+    return found[0] if is_own or (found and not path.is_file()) else path
+
+
+@cache
+def _say_once(message: str) -> None:
+    say(message)
 
 
 def expand_home(key: str, path: str) -> Path:
@@ -53,7 +68,7 @@ def known_names(place: Path) -> list[str]:
 
 
 def _files(place: Path) -> list[Path]:
-    folders = [Path.cwd() / place, Path(__file__).parents[2] / place]
+    folders = [_OWN / place, Path.cwd() / place]
     return [file for folder in folders for file in sorted(folder.glob("*.toml"))]
 
 

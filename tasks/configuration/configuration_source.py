@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 
 from pydantic import ValidationError
 
-from cairn.storage.stores import object_store, redaction
+from cairn.storage.stores import object_store, redaction, regular_file
 from cairn.tasks.configuration import addresses
 from cairn.tasks.configuration.addresses import CONFIGURATIONS, SUITES, find_file, is_name, known_names, why_unreadable
 from cairn.tasks.configuration.key_reference import BrokenRule, broken_rules, keys_by_name, section_meanings
@@ -34,9 +34,10 @@ _UNNAMEABLE = re.compile(r"[^A-Za-z0-9_.+-]+")
 
 def read_configuration(source: str, *, overrides: Sequence[str], environment: Mapping[str, str]) -> RunConfig:
     """Read, overlay and validate a configuration, or the overlays alone; raises `InvalidConfiguration`."""
-    if not _is_remote(source):
+    problem = redaction.find_credentials(source, instead="the environment")
+    if not _is_remote(source) and not problem:
         return load_configuration(_path(source) if source else None, overrides=overrides, environment=environment)
-    if problem := redaction.find_credentials(source, instead="the environment"):
+    if problem:
         raise InvalidConfiguration(f"config: the URL {problem}")
     shown = redaction.without_query(source)
     if problem := addresses.wrong_scheme(shown):
@@ -57,7 +58,7 @@ def load_configuration(path: Path | None, *, overrides: Sequence[str], environme
     """Read, overlay and validate a file; raises `InvalidConfiguration` with one line for each broken rule."""
     name = str(path or "(no file)")
     try:
-        document = _parse_toml(path.read_bytes(), name) if path else {}
+        document = _parse_toml(regular_file.read_file(path, MOST_BYTES), name) if path else {}
     except FileNotFoundError as error:
         close = _meant(name, [str(file) for file in path.parent.glob("*.toml")]) if path else ""
         raise InvalidConfiguration(f"{name}: no such configuration file{close}") from error
@@ -113,7 +114,7 @@ def resolve_evaluation(evaluation: EvaluationConfig, folder: Path) -> Evaluation
 def read_suite(path: Path, evaluation: EvaluationConfig) -> EvaluationConfig:
     """Return the section with the keys of the file; raises TaskError naming the file, the key and the rule."""
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        document = tomllib.loads(regular_file.read_file(path, MOST_BYTES).decode("utf-8-sig"))
     except FileNotFoundError as error:
         known = ", ".join(known_names(SUITES))
         raise TaskError(f"{path}: no such suite file; rule: a path, or one of {known}") from error

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 from typing import Any, Self
-from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
@@ -10,7 +9,7 @@ from cairn.model.configuration.data import DataConfig
 from cairn.model.configuration.network import ModelConfig, Section
 from cairn.model.configuration.training import UNFROZEN_TRAINING, TrainingConfig
 from cairn.storage.stores.codec import encode, sha256
-from cairn.storage.stores.redaction import find_credentials
+from cairn.storage.stores.redaction import find_http_problem
 from cairn.tasks.configuration import settings
 from cairn.tasks.configuration.addresses import expand_home
 
@@ -42,16 +41,9 @@ class ExportersConfig(Section, use_attribute_docstrings=True):
         for name in ("tensorboard", "wandb"):
             if "://" in getattr(self, name):
                 raise ValueError(f"{name}={getattr(self, name)!r} must be a folder of this machine")
-        if not self.mlflow:
-            return self
         variables = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
-        if problem := find_credentials(self.mlflow, instead=variables):
-            raise ValueError(f"mlflow: the address {problem}")
-        parts = urlsplit(self.mlflow)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(
-                f"mlflow={self.mlflow!r} must be the http(s) address of a tracking server; `mlflow server` starts one"
-            )
+        if self.mlflow and (problem := find_http_problem(self.mlflow, instead=variables)):
+            raise ValueError(f"mlflow: the address {problem}; `mlflow server` starts one")
         return self
 
     def based_at(self, folder: Path) -> "ExportersConfig":

@@ -3,12 +3,12 @@
 import shlex
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, Self
-from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from cairn.model.configuration.network import NotNegative, NotNegativeNumber, Positive, PositiveNumber, Section
 from cairn.storage.stores.codec import encode, sha256
+from cairn.storage.stores.redaction import find_http_problem
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Name = Annotated[
@@ -342,7 +342,7 @@ class NotifyConfig(Section, use_attribute_docstrings=True):
     @field_validator("webhook")
     @classmethod
     def _webhook_is_an_address(cls, given: SecretStr) -> SecretStr:
-        parts = urlsplit(given.get_secret_value())
-        if given.get_secret_value() and (parts.scheme not in ("http", "https") or not parts.hostname):
-            raise ValueError("must be an http(s) address; it may be a secret, so it is not shown")
+        address = given.get_secret_value()
+        if address and (problem := find_http_problem(address, instead="its path")):
+            raise ValueError(f"the address {problem}; it may be a secret, so it is not shown")
         return given

@@ -10,6 +10,7 @@ from cairn.model.data import tokenizer, tokenizer_file
 from cairn.model.errors import InvalidInput
 from cairn.storage.errors import IntegrityError
 from cairn.storage.stores.child_process import bounded_process
+from cairn.storage.stores.regular_file import read_file
 
 _CORE_SECONDS = 120
 _REMEDY = "Take another tokenizer, or bytes, or bpe:<size>"
@@ -37,8 +38,7 @@ def load_library_tokenizer(text: str) -> LibraryTokenizer:
 
 def read_library_tokenizer(path: Path) -> LibraryTokenizer:
     """Load the tokenizer of a file as `load_library_tokenizer` does; raises OSError and UnicodeDecodeError too."""
-    with path.open(encoding="utf-8-sig") as file:
-        return load_library_tokenizer(file.read(tokenizer_file.MAX_FILE_BYTES + 1))
+    return load_library_tokenizer(read_file(path, tokenizer_file.MAX_FILE_BYTES).decode("utf-8-sig"))
 
 
 def parse_tokenizer(text: str, end_of_text_id: int | None = None) -> tokenizer.Tokenizer:

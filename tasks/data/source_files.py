@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from cairn.model.configuration.data import DataConfig
 from cairn.storage.stores.redaction import find_credentials
+from cairn.storage.stores.regular_file import open_file
 from cairn.tasks.configuration.addresses import READABLE, expand_home, why_unreadable, wrong_scheme
 from cairn.tasks.data.document import InvalidCorpus, is_expressible
 from cairn.tasks.data.document_reader import EMPTY_FILE, ROW, UNITS, TextFile, decompress, invalid_source
@@ -105,7 +106,7 @@ def _find_local(source: str, base_dir: Path, refuse: Refuse) -> _Found:
     if foreign := next((match for match in matches if not is_expressible(match)), None):
         rule = "names are UTF-8, as they are written into the snapshot. Rename it, or leave it out with data.exclude"
         raise refuse(f"a file is named {os.fsencode(foreign)!r}", rule)
-    return path, not is_file, [(match, os.path.getsize(match), partial(_open_local, match)) for match in matches]
+    return path, not is_file, [(match, os.path.getsize(match), partial(open_file, match)) for match in matches]
 
 
 def _escape_folders(path: str) -> str:
@@ -132,10 +133,6 @@ def _is_excluded(place: str, patterns: Sequence[str], base_dir: Path) -> bool:
         if is_match:
             return True
     return False
-
-
-def _open_local(path: str) -> BinaryIO:
-    return open(path, "rb")
 
 
 def _recognise(wanted: str, file: TextFile) -> TextFile:

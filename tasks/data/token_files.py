@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cairn.storage.snapshots.token_shard import slices_between
+from cairn.storage.stores.regular_file import open_file
 from cairn.tasks.data.document import InvalidCorpus
 
 LLM_C_HEADER_BYTES = 256 * 4
@@ -122,9 +123,8 @@ def inspect_token_file(path: Path, dtype: str = "") -> TokenFile:
     Raises InvalidCorpus for a file of another kind, one that is cut, and one whose header says another width.
     """
     try:
-        size_bytes = path.stat().st_size
-        with path.open("rb") as file:
-            head = file.read(_HEAD_BYTES)
+        with open_file(path) as file:
+            size_bytes, head = os.fstat(file.fileno()).st_size, file.read(_HEAD_BYTES)
     except OSError as error:
         raise InvalidCorpus(f"{path}: cannot be read: {error.strerror}") from error
     if head.startswith(_NPY):
@@ -168,7 +168,7 @@ def _index_beside(path: Path) -> NDArray[np.uint8] | None:
     """Return the bytes of Megatron's index of a data file, or None."""
     where = path.with_suffix(".idx")
     try:
-        with where.open("rb") as file:
+        with open_file(where) as file:
             found = file.read(len(_INDEX_MAGIC)) == _INDEX_MAGIC
         return np.memmap(where, dtype=np.uint8, mode="r") if found else None
     except FileNotFoundError:

@@ -1,19 +1,34 @@
-"""Runs a command that cannot inspect other processes of its user: `python confinement.py DESCRIPTOR COMMAND…`.
+"""Runs a command that cannot reach into other processes of its user: `python confinement.py DESCRIPTOR COMMAND…`.
 
 The boundary's name is written to the descriptor. Imports nothing of Cairn: an isolated interpreter runs this file.
-Sources: landlock(7); user_namespaces(7); ptrace(2), "Ptrace access mode checking", which also guards /proc/PID/environ.
+Sources: landlock(7); user_namespaces(7); ptrace(2), "Ptrace access mode checking", which also guards /proc/PID/environ;
+seccomp(2); core(5): a signal makes a process write its memory into a file, as far as its limit allows.
 """
 
 import ctypes
 import os
+import resource
+import signal
 import struct
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _VERSION, _PATH_BENEATH, _REFER = 1, 1, 1 << 13
-_NO_NEW_PRIVILEGES, _NEW_USER_NAMESPACE = 38, 0x10000000
+_NO_NEW_PRIVILEGES, _NEW_USER_NAMESPACE, _SET_SECCOMP, _FILTER = 38, 0x10000000, 22, 2
+_SET_DEATH_SIGNAL, _SET_DUMPABLE = 1, 4
+_LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
+"""Instructions of a filter: of two jumps the first is taken where the comparison holds."""
+_ALLOW, _REFUSE, _X32, _SET_SIGNAL = 0x7FFF0000, 0x50001, 0x40000000, 10  # it is refused with EPERM
+_SYSTEMS = {
+    "x86_64": (0xC000003E, 302, 72, {62: 1, 200: 1, 234: 2, 129: 1, 297: 2, 424: 1}),
+    "aarch64": (0xC00000B7, 261, 25, {129: 1, 130: 1, 131: 2, 138: 1, 240: 2, 424: 1}),
+}
+"""Of a machine: its number, prlimit64, fcntl, and the calls that send a signal, with the place of its number."""
+_CORE = [signal.SIGQUIT, signal.SIGILL, signal.SIGTRAP, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV]
+_CORE += [signal.SIGXCPU, signal.SIGXFSZ, signal.SIGSYS]
 
 
 def by_landlock() -> bool:
@@ -44,21 +59,70 @@ def by_user_namespace() -> bool:
     return True
 
 
-def is_confined() -> bool:
-    """Whether the environment of the process that started this one cannot be read."""
+def refuse_signals() -> bool:
+    """Refuse, for good, signals that make a process write its memory into a file, and limits of other processes."""
+    kind, limits, control, signals = _SYSTEMS.get(os.uname().machine, (0, 0, 0, dict[int, int]()))
+    refuse, allow = (_RETURN, 0, 0, _REFUSE), (_RETURN, 0, 0, _ALLOW)
+    steps = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, kind), refuse]  # a program for another kind of machine
+    steps += [(_LOAD, 0, 0, 0), (_AT_LEAST, 0, 1, _X32), refuse]
+    steps += [(_EQUAL, 0, 4, limits), (_LOAD, 0, 0, 16), (_EQUAL, 1, 0, 0), refuse, allow]
+    for call, place in {control: 1, **signals}.items():
+        refused = [_SET_SIGNAL] if call == control else _CORE
+        steps += [(_EQUAL, 0, 2 * len(refused) + 2, call), (_LOAD, 0, 0, 16 + 8 * place)]
+        for value in refused:
+            steps += [(_EQUAL, 0, 1, value), refuse]
+        steps.append(allow)
+    code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *step) for step in [*steps, allow]))
+    program, change = struct.pack("@HP", len(steps) + 1, ctypes.addressof(code)), ctypes.CDLL(None).prctl
+    return kind != 0 and change(_NO_NEW_PRIVILEGES, 1, 0, 0, 0) == change(_SET_SECCOMP, _FILTER, program, 0, 0) == 0
+
+
+def enter_boundary() -> str:
+    """Enter the first boundary of this system that holds; return its name, or `none`."""
+    # Landlock does not hold for a user with CAP_SYS_ADMIN or CAP_PERFMON on Linux 6.14 and later.
+    ways = {"landlock": by_landlock, "user namespace": by_user_namespace}
+    with process_outside() as outside:
+        name = next((name for name, enter in ways.items() if enter() and hides_environment(outside)), "none")
+        is_whole = refuse_signals() and keeps_limits(outside)
+    return name if is_whole or name == "none" else f"{name}, partial"
+
+
+@contextmanager
+def process_outside() -> Iterator[int]:
+    """Start a process that enters no boundary and hides nothing; yield its number."""
+    if not (outside := os.fork()):
+        ctypes.CDLL(None).prctl(_SET_DUMPABLE, 1, 0, 0, 0)
+        ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+        signal.pause()
     try:
-        os.close(os.open(f"/proc/{os.getppid()}/environ", os.O_RDONLY))
+        yield outside
+    finally:
+        os.kill(outside, signal.SIGKILL)
+        os.waitpid(outside, 0)
+
+
+def hides_environment(outside: int) -> bool:
+    """Whether the environment of a process cannot be read."""
+    try:
+        os.close(os.open(f"/proc/{outside}/environ", os.O_RDONLY))
+    except PermissionError:
+        return True
+    return False
+
+
+def keeps_limits(outside: int) -> bool:
+    """Whether the limits of a process cannot be set."""
+    try:
+        resource.prlimit(outside, resource.RLIMIT_CORE, resource.getrlimit(resource.RLIMIT_CORE))
     except PermissionError:
         return True
     return False
 
 
 def main() -> None:
-    """Enter the first boundary of this system that holds, report it and become the command."""
+    """Enter a boundary, report it and become the command."""
     descriptor, *command = sys.argv[1:]
-    # Landlock does not hold for a user with CAP_SYS_ADMIN or CAP_PERFMON on Linux 6.14 and later.
-    ways = {"landlock": by_landlock, "user namespace": by_user_namespace} if sys.platform == "linux" else {}
-    boundary = next((name for name, enter in ways.items() if enter() and is_confined()), "none")
+    boundary = enter_boundary() if sys.platform == "linux" else "none"
     os.write(int(descriptor), boundary.encode())
     os.close(int(descriptor))
     try:

@@ -25,7 +25,7 @@ from cairn.model.inference.prediction import Sampling, describe_losses, generate
 from cairn.model.training.determinism import make_deterministic, resolve_device
 from cairn.storage.logs import run_log
 from cairn.storage.stores import object_store, open_store
-from cairn.storage.stores.child_process import DEVNULL, start_child
+from cairn.storage.stores.child_process import DEVNULL, start_helper
 from cairn.tasks.attempt.injected_faults import IN_EVALUATOR, PAUSES, FaultPlan, inject_process_fault
 from cairn.tasks.configuration.settings import METRIC, EvaluatorConfig
 from cairn.tasks.errors import TaskError
@@ -199,7 +199,7 @@ def guard_group() -> "subprocess.Popen[bytes] | None":
     """
     if os.getpgrp() != os.getpid():
         return None
-    return start_child([sys.executable, "-I", "-S", "-c", _GUARD], stdout=DEVNULL, stderr=DEVNULL, own_group=False)
+    return start_helper(_GUARD, own_group=False)
 
 
 def _check_files(suite: EvaluatorConfig) -> None:

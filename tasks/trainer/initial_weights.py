@@ -21,17 +21,21 @@ from safetensors.numpy import load, save
 from cairn.model.architectures.hugging_face import HuggingFaceConfig, check_settings, from_hugging_face, parse_config
 from cairn.model.configuration.network import ModelConfig
 from cairn.model.errors import InvalidInput
+from cairn.model.estimates.size_estimate import count_parameters
 from cairn.storage.checkpoints.payload import NUMPY_TYPES, chunks_of
 from cairn.storage.errors import IntegrityError
 from cairn.storage.stores.codec import decode
 from cairn.storage.stores.object_store import ExpectedObject, ObjectStore, check_object, read_verified
+from cairn.storage.stores.regular_file import read_file
 from cairn.tasks.configuration.addresses import expand_home
 from cairn.tasks.data.foreign_tokenizer import load_library_tokenizer, read_library_tokenizer
+from cairn.tasks.text.format import one_line
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 TOKENIZER = "tokenizer.json"
+_BYTES_PER_PARAMETER, _MOST_OTHER_BYTES = 16, 256 << 20  # GPT-2's files also hold a mask for each layer
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
@@ -71,7 +75,9 @@ def keep_initial_weights(
     check_directory(directory, model, vocab_size)
     with _naming(directory):
         _check_tokenizer(directory, tokenizer_json)
-        arrays = dict(pair for path in _weight_files(directory.folder) for pair in _file_arrays(path))
+        most_bytes = _BYTES_PER_PARAMETER * count_parameters(model, vocab_size) + _MOST_OTHER_BYTES
+        files = _weight_files(directory.folder)
+        arrays = dict(pair for path in files for pair in _file_arrays(path, most_bytes))
         content = save(from_hugging_face(arrays, model, vocab_size), {"format": "pt"})
     sha256 = hashlib.sha256(content).hexdigest()
     with suppress(IntegrityError):  # missing or damaged
@@ -103,7 +109,7 @@ def _key(sha256: str) -> str:
 
 def _config(folder: Path) -> HuggingFaceConfig:
     try:
-        return parse_config((folder / CONFIG).read_bytes())
+        return parse_config(read_file(folder / CONFIG))
     except OSError as error:
         rule = "rule: a directory of save_pretrained"
         raise InvalidInput(f"{CONFIG} cannot be read: {error.strerror}; {rule}") from error
@@ -114,32 +120,32 @@ def _config(folder: Path) -> HuggingFaceConfig:
 
 
 def _weight_files(folder: Path) -> tuple[Path, ...]:
-    if (folder / WEIGHTS).is_file():
+    if (folder / WEIGHTS).exists():
         return (folder / WEIGHTS,)
-    if not (folder / INDEX).is_file():
+    if not (folder / INDEX).exists():
         if pickles := sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern)):
             problem = f"{pickles[0]} is a pickle, which may run any code when it is read"
             remedy = "load it where you trust it and save_pretrained(…, safe_serialization=True)"
             raise InvalidInput(f"{problem}; rule: {WEIGHTS}, whole or in shards; {remedy}")
         raise InvalidInput(f"holds neither {WEIGHTS} nor {INDEX}; rule: a directory of save_pretrained")
     try:
-        names = sorted(set(decode((folder / INDEX).read_bytes(), _Index, where=INDEX).weight_map.values()))
+        names = sorted(set(decode(read_file(folder / INDEX), _Index, where=INDEX).weight_map.values()))
     except (OSError, IntegrityError) as error:
         raise InvalidInput(f"{INDEX} cannot be read: {error}") from error
     for name in names:
         if Path(name).name != name or not name.endswith(".safetensors"):
             raise InvalidInput(f"{INDEX} names {name!r}; rule: plain names of .safetensors files")
-        if not (folder / name).is_file():
+        if not (folder / name).exists():
             raise InvalidInput(f"{name} is missing, which {INDEX} names; complete the directory")
     if not names:
         raise InvalidInput(f"{INDEX} names no file; complete the directory")
     return tuple(folder / name for name in names)
 
 
-def _file_arrays(path: Path) -> Iterator[tuple[str, NDArray[Any]]]:
+def _file_arrays(path: Path, most_bytes: int) -> Iterator[tuple[str, NDArray[Any]]]:
     try:
         # The library's own reader for numpy has no bfloat16.
-        for name, tensor in deserialize(path.read_bytes()):  # type: ignore[no-untyped-call]
+        for name, tensor in deserialize(read_file(path, most_bytes)):  # type: ignore[no-untyped-call]
             if tensor["dtype"] not in NUMPY_TYPES:
                 raise InvalidInput(f"{name} is {tensor['dtype']}; rule: one of {', '.join(NUMPY_TYPES)}")
             flat = np.frombuffer(tensor["data"], dtype=NUMPY_TYPES[tensor["dtype"]])
@@ -152,7 +158,7 @@ def _file_arrays(path: Path) -> Iterator[tuple[str, NDArray[Any]]]:
 
 def _check_tokenizer(directory: InitialDirectory, tokenizer_json: str) -> None:
     """Refuse a tokenizer with other ids than the weights' own, if the directory has one."""
-    if not (directory.folder / TOKENIZER).is_file():
+    if not (directory.folder / TOKENIZER).exists():
         return
     try:
         theirs = read_library_tokenizer(directory.folder / TOKENIZER)
@@ -167,7 +173,7 @@ def _check_tokenizer(directory: InitialDirectory, tokenizer_json: str) -> None:
 
 def _other_vocabulary(directory: InitialDirectory, problem: str) -> InvalidInput:
     rule = "rule: the tokens mean what they meant to the weights"
-    there = (directory.folder / TOKENIZER).is_file()
+    there = (directory.folder / TOKENIZER).exists()
     use = f"; use data.tokenizer = {str(Path(directory.named) / TOKENIZER)!r}" if there else ""
     return InvalidInput(f"{problem}; {rule}{use}")
 
@@ -178,4 +184,5 @@ def _naming(directory: InitialDirectory) -> Iterator[None]:
     try:
         yield
     except InvalidInput as error:
-        raise InvalidInput(f"training.init_from = {directory.named!r}: {error}") from error
+        # What a library says can hold the whole file.
+        raise InvalidInput(f"training.init_from = {directory.named!r}: {one_line(str(error), 1000)}") from error

@@ -103,7 +103,7 @@ def main() -> None:
             timed("thinning it", lambda: view_curves(curves))
             with started_chromium() as browser:
                 page = browser.new_page(viewport={"width": 1400, "height": 900})
-                page.goto(f"{live.url}/runs/open")
+                page.goto(live.at("/runs/open"))
                 for theme in ("light", "dark", "light"):
                     canvas = page.locator("[data-canvas][data-milliseconds]")
                     canvas.wait_for()

@@ -44,10 +44,14 @@ def observing(store: Path, run_id: str, folder: Path) -> Iterator[Observers]:
     ):
         hook.hangs = True
         assert page.stdout is not None
-        url = next(found[0] for line in page.stdout if (found := re.search(r"http://127\.0\.0\.1:\d+", line)))
+        url, token = next(
+            found.groups()
+            for line in page.stdout
+            if (found := re.search(r"(http://127\.0\.0\.1:\d+)/(\?token=\S+)", line))
+        )
         folders = {name: folder / name for name in ("tensorboard", "wandb") if find_spec(name)}
         try:
-            with running_beside(lambda stop: reload(stop, url, run_id), name="reloads"):
+            with running_beside(lambda stop: reload(stop, url, token, run_id), name="reloads"):
                 yield Observers(
                     overrides=(
                         *(f"exporters.{name}={path}" for name, path in folders.items()),
@@ -61,9 +65,9 @@ def observing(store: Path, run_id: str, folder: Path) -> Iterator[Observers]:
             page.terminate()
 
 
-def reload(stop: threading.Event, url: str, run_id: str) -> None:
+def reload(stop: threading.Event, url: str, token: str, run_id: str) -> None:
     """Ask for what a browser with three tabs would ask for; a run that is not there yet is no error."""
     while not stop.wait(RELOAD_SECONDS):
-        for path in ("/", f"/runs/{run_id}", f"/curves?run={run_id}", "/metrics"):
-            with suppress(OSError), urllib.request.urlopen(url + path, timeout=RELOAD_SECONDS) as answer:
+        for path in ("/", f"/runs/{run_id}", "/models", "/metrics"):
+            with suppress(OSError), urllib.request.urlopen(url + path + token, timeout=RELOAD_SECONDS) as answer:
                 answer.read()

@@ -5,13 +5,12 @@ import socket
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-
-import uvicorn
 
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.ui.live_page import LivePages
+from cairn.ui.local_server import Access, LocalServer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,22 +24,28 @@ class Answer:
 
 @dataclass(kw_only=True, slots=True)
 class LiveServer:
-    """A server that answers; `now` are the seconds of its clock."""
+    """A server that answers those with its token; `now` are the seconds of its clock."""
 
     port: int = 0
+    access: Access = field(default_factory=Access)
     now: float = 0.0
 
+    def at(self, path: str) -> str:
+        """Return an address for a browser."""
+        return f"http://127.0.0.1:{self.port}{path}{'&' if '?' in path else '?'}token={self.access.token}"
+
     @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+    def credentials(self) -> Mapping[str, str]:
+        """The header with which it answers."""
+        return {"Authorization": f"Bearer {self.access.token}"}
 
     def ask(self, path: str, *, method: str = "GET", wait: float = 1e6, **headers: str) -> Answer:
-        """Ask for a path after so many seconds of the server's clock; `Host` may be another one."""
+        """Ask for a path after so many seconds of the server's clock; headers may be other ones."""
         self.now += wait
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
             named = {name.replace("_", "-"): value for name, value in headers.items()}
-            connection.request(method, path, headers={"Host": f"127.0.0.1:{self.port}", **named})
+            connection.request(method, path, headers={"Host": f"127.0.0.1:{self.port}", **self.credentials, **named})
             answer = connection.getresponse()
             text = answer.read().decode()
             return Answer(
@@ -51,14 +56,16 @@ class LiveServer:
 
 
 @contextmanager
-def served(store: ObjectStore, work: Path, environment: Mapping[str, str] | None = None) -> Iterator[LiveServer]:
+def served(
+    store: ObjectStore, work: Path, environment: Mapping[str, str] | None = None, *, metrics_token: str = ""
+) -> Iterator[LiveServer]:
     """Serve a store."""
-    live = LiveServer()
+    live = LiveServer(access=Access(metrics_token=metrics_token))
     chosen = {"CAIRN_CACHE": str(work), **(environment or {})}
     app = LivePages(store, chosen, clock=lambda: live.now).make_app()
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off"))
     with socket.create_server(("127.0.0.1", 0)) as listening:
         live.port = listening.getsockname()[1]
+        server = LocalServer(app=app, listening=listening, access=live.access).guarded()
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
         thread.start()  # the socket takes connections already
         try:

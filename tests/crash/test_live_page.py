@@ -30,7 +30,11 @@ class LivePage:
     def __init__(self, command: Command) -> None:
         self.process = command.start_verb("ui", "--port", "0")
         wait_for(lambda: "Ctrl-C" in command.output(), self.process, "an address", command.output)
-        self.url = re.findall(r"http://127\.0\.0\.1:\d+", command.output())[0]
+        self.url, self._token = re.findall(r"(http://127\.0\.0\.1:\d+)/(\?token=\S+)", command.output())[0]
+
+    def at(self, path: str) -> str:
+        """Return an address as a person opens it."""
+        return f"{self.url}{path}{self._token.replace('?', '&' if '?' in path else '?')}"
 
     def interrupt(self) -> int:
         """Press Ctrl-C; returns the exit code."""
@@ -97,7 +101,7 @@ def wait_for_step(page: "Page", step: int) -> None:
 def test_a_run_that_is_killed_while_it_is_looked_at_is_shown_to_its_end_and_has_the_same_bits(
     command: Command, live: LivePage, page: "Page", undisturbed_sha256: str
 ) -> None:
-    page.goto(live.url)
+    page.goto(live.at("/"))
     page.get_by_text("No runs here yet").wait_for()
     training = command.train_until(23)
     page.get_by_role("link", name=RUN).click()  # which came by itself
@@ -127,7 +131,7 @@ def test_a_store_and_a_server_that_go_away_are_told_and_come_back_without_a_hand
 ) -> None:
     folder = command.folder / "store"
     subprocess.run(["cp", "-r", f"{undisturbed.folder}/store/.", folder], check=True)
-    page.goto(f"{live.url}/runs/{RUN}")
+    page.goto(live.at(f"/runs/{RUN}"))
     page.locator(".state.s-finished").wait_for()
     folder.rename(command.folder / "away")
     page.get_by_text("The store cannot be read now").wait_for()
@@ -150,13 +154,13 @@ def test_every_page_fits_its_window_and_is_used_by_keyboard(
     page = context.new_page()
     page.set_default_timeout(4 * PAGE_MILLISECONDS)
     for path in ("/", f"/runs/{RUN}", f"/runs/{RUN}/attempts/1", f"/compare?run={RUN}", "/models"):
-        page.goto(f"{live.url}{path}")
+        page.goto(live.at(path))
         page.locator("main h1").wait_for()
         wide, room = page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
         assert wide <= room, path
         page.keyboard.press("Tab")
         assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
-    page.goto(live.url)
+    page.goto(live.at("/"))
     page.get_by_label("Search").focus()
     page.keyboard.type("nobody")
     page.get_by_text("No run matches").wait_for()

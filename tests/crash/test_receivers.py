@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cairn.reports.queries.run_metrics import serve_metrics
 from cairn.tasks.machine.process_scopes import running_beside
+from cairn.ui.metrics_server import serve_metrics
 from tests.crash.reference import reference_run
 from tests.crash.training_command import Command
 from tests.crash.victims import kill_both
@@ -48,12 +48,12 @@ def damage_newest(command: Command) -> None:
 
 
 @contextmanager
-def scraping(port: int) -> Iterator[None]:
+def scraping(address: str) -> Iterator[None]:
     """Ask for the metrics twice a second while the block runs."""
 
     def scrape(stop: threading.Event) -> None:
         while not stop.wait(0.5):
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+            with urllib.request.urlopen(address) as answer:
                 answer.read()
 
     with running_beside(scrape, name="scrapes"):

@@ -54,7 +54,12 @@ once = pathlib.Path({marker!r})
 if not once.exists():
     once.touch()
     sys.exit(f"failed knowing {{found}} " + " ".join(f"{{name}}={{value}}" for name, value in os.environ.items()))
-print(json.dumps({{"variables": len(os.environ)}}))
+pid, processes, with_core = os.getppid(), 0, 0
+while pid > 1 and b"cairn" in open(f"/proc/{{pid}}/cmdline", "rb").read():
+    words = next(line for line in open(f"/proc/{{pid}}/limits") if line.startswith("Max core")).split()
+    processes, with_core = processes + 1, with_core + (words[4:6] != ["0", "0"])
+    pid = int(open(f"/proc/{{pid}}/stat").read().rpartition(")")[2].split()[1])
+print(json.dumps({{"variables": len(os.environ), "processes": processes, "with_core": with_core}}))
 """
 
 
@@ -113,6 +118,12 @@ def test_the_evaluator_spoke_from_behind_a_boundary(planted: Planted) -> None:
     assert any("failed knowing" in failed.detail for failed in state.failed_evaluations)
     measured = [item for item in state.evaluations if "variables" in item.metrics]
     assert {item.boundary for item in measured} in ({"landlock"}, {"user namespace"})
+
+
+def test_no_process_above_the_evaluator_leaves_a_core_file(planted: Planted) -> None:
+    state: Any = planted.command.state()
+    measured = next(item.metrics for item in state.evaluations if "variables" in item.metrics)
+    assert measured["with_core"] == 0 and measured["processes"] >= 2
 
 
 def test_nothing_the_run_wrote_may_be_written_by_everybody(planted: Planted) -> None:

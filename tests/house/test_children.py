@@ -16,6 +16,7 @@ STARTS = {
     "flows/watching/run_watcher.py": "a continuation outlives the watcher",
     "reports/notices/notice.py": "a person's command, for a limited time",
     "tasks/attempt/preemption_notice.py": "scontrol, for five seconds",
+    "tasks/evaluator/confinement.py": "the boundary is probed on it; the kernel ends it with the one that forked it",
     "tasks/evaluator/evaluator.py": "a person's command, in the group that the guard ends",
     "tasks/machine/machine_speed.py": "of the parent's group, and waited for; its environment names the parent",
     "tasks/machine/placement.py": "git, and a person's command for a limited time",

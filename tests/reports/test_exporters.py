@@ -345,7 +345,7 @@ def test_a_relative_folder_starts_at_the_configuration(tmp_path: Path) -> None:
     ("override", "words"),
     [
         ("exporters.tensorboard=gs://bucket/board", "must be a folder of this machine"),
-        ("exporters.mlflow=sqlite:///x.db", "must be the http"),
+        ("exporters.mlflow=sqlite:///x.db", "is not the http"),
         ("exporters.mlflow=http://ada:secret@host", "MLFLOW_TRACKING_USERNAME"),
         ("exporters.neptune=x", "unknown key"),
     ],

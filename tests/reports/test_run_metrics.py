@@ -1,6 +1,5 @@
 import re
 import threading
-import urllib.request
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -12,10 +11,9 @@ import yaml
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from cairn.reports.queries import run_metrics
-from cairn.reports.queries.run_metrics import RUN_METRICS, STORE_METRICS, RunMetrics, serve_metrics
+from cairn.reports.queries.run_metrics import RUN_METRICS, STORE_METRICS, RunMetrics
 from cairn.storage.errors import StoreUnavailable
 from cairn.storage.stores.local_store import LocalStore
-from cairn.tasks.errors import InvalidConfiguration
 from tests.entries import NOON
 from tests.fabricated_run import FabricatedRun, fabricate
 from tests.memory_store import MemoryStore
@@ -160,21 +158,6 @@ def test_a_store_that_comes_back_is_up_again() -> None:
     away = scraped(metrics.text())
     store.is_away = False
     assert (away, scraped(metrics.text())) == ({"cairn_store_up": 0}, {"cairn_store_up": 1})
-
-
-def test_prometheus_is_answered_over_http(bard: FabricatedRun, store: LocalStore) -> None:
-    port = serve_metrics(store, 0)
-    asked = urllib.request.Request(
-        f"http://127.0.0.1:{port}/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"}
-    )
-    with urllib.request.urlopen(asked) as answer:
-        assert scraped(answer.read(), run="bard")["cairn_run_step"] == 33
-
-
-def test_a_port_that_is_taken_is_refused_by_name(store: LocalStore) -> None:
-    port = serve_metrics(store, 0)
-    with pytest.raises(InvalidConfiguration, match=f"--metrics-port {port}"):
-        serve_metrics(store, port)
 
 
 def alert_rules() -> list[Mapping[str, Any]]:

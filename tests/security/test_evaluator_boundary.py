@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -56,6 +58,48 @@ for capability in (21, 38):  # CAP_SYS_ADMIN and CAP_PERFMON, which the root of 
     ctypes.CDLL(None).prctl(24, capability, 0, 0, 0)
 os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 """
+CRASH = """
+import ctypes, fcntl, json, os, resource, signal, socket, struct
+system, other = ctypes.CDLL(None, use_errno=True), {other}
+def limits(): resource.prlimit(other, resource.RLIMIT_CORE, resource.prlimit(0, resource.RLIMIT_CORE))
+def limits_by_number(): return system.syscall(302 if os.uname().machine == "x86_64" else 261, other, 4, b"0" * 16, None)
+def send(): os.kill(other, {signal})
+def send_to_all(): os.kill(-os.getpgid(other), {signal})
+def send_to_thread(): return system.tgkill(other, other, {signal})
+def send_by_descriptor(): signal.pidfd_send_signal(os.pidfd_open(other), {signal})
+def send_queued(): return system.sigqueue(other, {signal}, None)
+def send_on_input():
+    ours, theirs = socket.socketpair()
+    fcntl.fcntl(ours, 10, {signal})  # F_SETSIG
+    fcntl.fcntl(ours, fcntl.F_SETOWN, other)
+    fcntl.fcntl(ours, fcntl.F_SETFL, os.O_ASYNC)
+    theirs.send(b"now")
+try:
+    returned = {way}()
+except PermissionError:
+    returned = -1
+print(json.dumps({{"reached": int(returned in (None, 0))}}))
+"""
+OWN = """
+import json, os, resource, signal, subprocess, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+resource.prlimit(0, resource.RLIMIT_NOFILE, (63, 64))
+waiting = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+waiting.send_signal(signal.SIGTERM)
+ended = waiting.wait()
+aborted = subprocess.run([sys.executable, "-X", "faulthandler", "-c", "import os; os.abort()"], stderr=-3).returncode
+print(json.dumps({"ended": ended, "aborted": int(aborted < 0)}))
+"""
+WAYS = [
+    "limits",
+    "limits_by_number",
+    "send",
+    "send_to_all",
+    "send_to_thread",
+    "send_by_descriptor",
+    "send_queued",
+    "send_on_input",
+]
 EDIT = """
 import os
 os.mkdir("scratch/here"), open("scratch/made", "w").close(), os.rename("scratch/made", "scratch/here/moved")
@@ -69,15 +113,16 @@ def spec(tmp_path: Path) -> EvaluationSpec:
 
 
 @pytest.fixture
-def planted(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+def planted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[int]:
     """Credentials in this process's environment, and in that of another one of the same user, whose number it is."""
     for name, value in PLANTED.items():
         monkeypatch.setenv(name, value)
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", "print(flush=True), input()"], **pipes) as other:
+    command = [sys.executable, "-c", "print(flush=True), input()"]
+    with subprocess.Popen(command, stdin=-1, stdout=-1, cwd=tmp_path, start_new_session=True) as other:
         assert other.stdout is not None and other.stdout.readline()
         assert Path(f"/proc/{other.pid}/environ").read_bytes().count(b"canary-") == len(PLANTED)
         yield other.pid
+        assert other.poll() is None
         other.kill()
 
 
@@ -101,6 +146,36 @@ def test_an_evaluator_reaches_into_the_memory_of_no_other_process(
     if found.boundary == "none":
         pytest.skip("this system has neither Landlock nor user namespaces")
     assert found.metrics == {"reached": 0}
+
+
+@pytest.mark.parametrize(("way", "signal"), [*((way, signal.SIGSEGV) for way in WAYS), ("send", signal.SIGQUIT)])
+def test_an_evaluator_makes_no_other_process_leave_its_memory_in_a_file(
+    spec: EvaluationSpec, tmp_path: Path, planted: int, way: str, signal: int
+) -> None:
+    found = run_command(suite_of(tmp_path, CRASH.format(other=planted, way=way, signal=int(signal))), spec)
+    if found.boundary == "none" or "partial" in found.boundary:
+        pytest.skip("this system gives no whole boundary")
+    assert found.metrics == {"reached": 0}
+
+
+def test_an_evaluator_limits_and_ends_its_own_processes(spec: EvaluationSpec, tmp_path: Path) -> None:
+    assert run_command(suite_of(tmp_path, OWN), spec).metrics == {"ended": -15, "aborted": 1}
+
+
+@pytest.mark.parametrize(
+    ("broken", "boundary"), [("by_landlock", "user namespace"), ("refuse_signals", r"\w+( namespace)?, partial")]
+)
+def test_a_boundary_that_does_not_hold_is_not_reported(
+    spec: EvaluationSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str, boundary: str
+) -> None:
+    text = Path(confinement.__file__).read_text()
+    claims = f"\n\ndef {broken}() -> bool:\n    return True\n\n\ndef main()"
+    (tmp_path / "claims.py").write_text(text.replace("\n\ndef main()", claims))
+    monkeypatch.setattr(confinement, "__file__", str(tmp_path / "claims.py"))
+    found = run_command(suite_of(tmp_path, "print('{\"a\": 1}')"), spec)
+    if found.boundary == "none":
+        pytest.skip("this system has neither Landlock nor user namespaces")
+    assert re.fullmatch(boundary, found.boundary)
 
 
 def test_where_no_boundary_can_be_entered_the_result_says_none(

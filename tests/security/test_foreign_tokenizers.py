@@ -59,6 +59,12 @@ def test_a_hostile_tokenizer_is_refused_in_one_line_that_says_what_to_do(name: s
     assert time.process_time() - begun < 5 * slowness()
 
 
+def test_a_pattern_that_takes_too_long_for_a_text_refuses_it_in_one_line() -> None:
+    tokenizer = parse_tokenizer(json.dumps(document(pre_tokenizer=split("q*q*q*(?:1|2)"))))
+    with pytest.raises(InvalidInput, match=r"^the tokenizer cannot encode the text: .*retry-limit-in-match over$"):
+        tokenizer.encode_flat(["q" * 2000 + " 1"])
+
+
 def test_a_document_with_two_decoders_is_read_as_it_was_checked() -> None:
     hostile, harmless = json.dumps(HOSTILE["a decoder that doubles thirty times"]), json.dumps(BYTE_LEVEL)
     twice = f'{hostile[:-1]}, "decoder": {harmless}}}'

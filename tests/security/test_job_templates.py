@@ -3,7 +3,7 @@
 import asyncio
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from prefect.utilities.schema_tools import ValidationError, validate
@@ -32,6 +32,29 @@ def rendered(kind: type[BaseJobConfiguration], name: str) -> BaseJobConfiguratio
 def test_a_flow_run_that_chooses_its_command_or_environment_is_refused_by_the_server(name: str, variable: str) -> None:
     with pytest.raises(ValidationError):
         validate({variable: CHOSEN.get(variable, "x")}, template(name)["variables"], raise_on_error=True)
+
+
+THEIRS: dict[str, Any] = {
+    "image": "theirs/miner:1",
+    "namespace": "kube-system",
+    "service_account_name": "theirs-admin",
+    "secret": "prefect-server-theirs",
+    "cluster_config": {"config": {"server": "theirs"}, "context_name": "theirs"},
+    "labels": {"app": "theirs-prefect-server"},  # by which network.yaml lets pods reach the database
+    "annotations": {"theirs": "x"},
+}
+
+
+@pytest.mark.parametrize("variable", THEIRS)
+def test_a_flow_run_chooses_no_image_no_account_no_secret_and_no_place_in_a_cluster(variable: str) -> None:
+    from prefect_kubernetes.worker import KubernetesWorkerJobConfiguration
+
+    chosen, no_api = {variable: THEIRS[variable]}, cast(Any, object())
+    with pytest.raises(ValidationError):
+        validate(chosen, template(KUBERNETES)["variables"], raise_on_error=True)
+    kind = KubernetesWorkerJobConfiguration
+    made = asyncio.run(kind.from_template_and_values(template(KUBERNETES), chosen, client=no_api))
+    assert "theirs" not in made.model_dump_json() and "kube-system" not in made.model_dump_json()
 
 
 @pytest.mark.parametrize("name", [PROCESS, KUBERNETES])

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cairn.storage.stores.local_store import LocalStore
-from cairn.ui.live_page import find_user
+from cairn.ui.local_server import find_user
 from tests.cairn.hostile_store import VALUES, HostileStore, change, places
 from tests.cairn.live_server import LiveServer, served
 from tests.crash.chromium import PAGE_MILLISECONDS, started_chromium
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 PATHS = ("/", "/runs/bard", "/runs/bard/attempts/1", "/compare?run=bard", "/models", "/curves?run=bard", "/runs/gone")
+METRICS_TOKEN = "of-a-monitor-of-another-user"
 TAGS = "<script>window.owned=1</script><img src=x onerror=window.owned=1><style>*{display:none}</style>\"'>`{{7*7}}"
 
 
@@ -32,7 +33,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> HostileStore:
 
 @pytest.fixture
 def live(hostile: HostileStore, tmp_path: Path) -> Iterator[LiveServer]:
-    with served(LocalStore(hostile.root), tmp_path) as page:
+    with served(LocalStore(hostile.root), tmp_path, metrics_token=METRICS_TOKEN) as page:
         yield page
 
 
@@ -128,23 +129,24 @@ def test_whoever_the_system_does_not_name_is_not_answered(
     live: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "empty").write_text("heading\n")
-    monkeypatch.setattr("cairn.ui.live_page._CONNECTIONS", (tmp_path / "empty",))
-    assert [live.ask(path).status for path in ("/", "/curves?run=bard", "/metrics")] == [403, 403, 200]
+    monkeypatch.setattr("cairn.ui.local_server._CONNECTIONS", (tmp_path / "empty",))
+    assert [live.ask(path).status for path in ("/", "/curves?run=bard", "/metrics")] == [401, 401, 401]
+    assert live.ask("/metrics", Authorization=f"Bearer {METRICS_TOKEN}").status == 200
 
 
 @pytest.mark.linux
 def test_an_address_that_the_kernel_writes_differently_is_answered_to_its_user(live: LiveServer) -> None:
-    assert ask_mapped(live.port) == 200
+    assert ask_mapped(live) == 200
 
 
-def ask_mapped(port: int) -> int:
+def ask_mapped(live: LiveServer) -> int:
     """Ask over ::ffff:127.0.0.1, whose connection stands in another table."""
     import http.client
     import socket
 
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    connection.sock = socket.create_connection(("::ffff:127.0.0.1", port), timeout=60)
-    connection.request("GET", "/", headers={"Host": f"127.0.0.1:{port}"})
+    connection = http.client.HTTPConnection("127.0.0.1", live.port, timeout=60)
+    connection.sock = socket.create_connection(("::ffff:127.0.0.1", live.port), timeout=60)
+    connection.request("GET", "/", headers={"Host": f"127.0.0.1:{live.port}", **live.credentials})
     status = connection.getresponse().status
     connection.close()
     return status
@@ -161,7 +163,7 @@ def test_another_user_of_the_machine_is_not_answered(tmp_path: Path) -> None:
         "import os, sys, threading; from pathlib import Path; from cairn.storage.stores.local_store import LocalStore\n"
         "from tests.cairn.live_server import served\n"
         "from tests.security.test_live_page import ask_mapped\n"
-        "with served(LocalStore(Path('/nowhere')), Path('/nowhere')) as live:\n"
+        "with served(LocalStore(Path('/nowhere')), Path('/nowhere'), metrics_token='m' * 16) as live:\n"
         "    live.ask('/')\n"  # imports what only root may read here
         "    os.setresuid(1001, 1001, 0)\n"
         "    own = live.ask('/').status\n"
@@ -169,8 +171,9 @@ def test_another_user_of_the_machine_is_not_answered(tmp_path: Path) -> None:
         "    child = os.fork()\n"
         "    if child == 0:\n"
         "        os.setresuid(1002, 1002, 1002)\n"
-        "        asked = [*(live.ask(at).status for at in ('/', '/metrics')), ask_mapped(live.port)]\n"
-        "        os._exit(asked == [403, 200, 403])\n"
+        "        asked = [*(live.ask(at).status for at in ('/', '/metrics')), ask_mapped(live)]\n"
+        "        asked += [live.ask('/metrics', Authorization='Bearer ' + 'm' * 16).status]\n"
+        "        os._exit(asked == [401, 401, 401, 200])\n"
         "    print(own, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
     )
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, timeout=120)
@@ -218,7 +221,7 @@ def page(browser: "Browser") -> "Iterator[Page]":
 @pytest.mark.slow  # quick witness: test_no_page_has_a_script_or_style_of_its_own
 def test_no_word_of_a_store_runs_in_a_browser(tagged: LiveServer, page: "Page") -> None:
     for path in PATHS:
-        page.goto(f"{tagged.url}{path}")
+        page.goto(tagged.at(path))
         page.wait_for_load_state("networkidle")
         assert page.evaluate("window.owned") is None, path
         assert page.locator("main img, main style, main script").count() == 0, path

@@ -194,6 +194,12 @@ def added(count: int, *, alternating: bool = False) -> list[dict[str, Any]]:
 
 
 EMPTY_REGEX = {"type": "Replace", "pattern": {"Regex": ""}, "content": "x"}
+ENDLESS_PATTERNS = (
+    *("q{1,2}+!", "q{1,2}{2,9}!", "q{1,2}*!", "q??+!", "q+*!", "q++*!", "(?:(?:q*)x?)*!", "(?:(?:q*))*!"),
+    *("(?x)q{1,2} +!", "(?x:q{1,2} +)!", "(?ix)q{1,2} +!", "q{1,2}(?#x)+!", "q?" * 30 + "!", "q{1,9}" * 20 + "!"),
+    *("(?:q|q|q)" * 20 + "!", "(?:q{1,9}|q)" * 10 + "!", "(?:(?:q|q)(?:q|q))" * 10 + "!", "(?>q{1,2})+!"),
+)
+"""They match a word in as many ways as a power of its length or theirs."""
 HOSTILE = {
     "a decoder that doubles thirty times": document(decoder=grown(30)),
     "a decoder that makes a text longer once": document(decoder=grown(1)),
@@ -220,6 +226,7 @@ HOSTILE = {
     "added tokens that take turns": document(added_tokens=added(1_000, alternating=True)),
     "a repeated group that repeats": document(pre_tokenizer=split(r"(a+)+$")),
     "a repeated group that can match in two ways": document(pre_tokenizer=split(r"(?:a|a)*$")),
+    **{f"a pattern such as {pattern[:24]}": document(pre_tokenizer=split(pattern)) for pattern in ENDLESS_PATTERNS},
     "a reference": document(pre_tokenizer=split(r"(a*)\1b")),
     "brackets without end": document(pre_tokenizer=split("[" * 16_000)),
     "a group that is not closed": document(pre_tokenizer=split("(a")),

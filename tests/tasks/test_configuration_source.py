@@ -58,11 +58,27 @@ def test_a_bare_name_is_a_file_of_deployments_wherever_one_stands(
     assert configuration_folder("quickstart").name == "deployments"
 
 
-def test_deployments_of_the_working_directory_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "deployments").mkdir()
-    (tmp_path / "deployments" / "quickstart.toml").write_text(TEXT)
+@pytest.mark.parametrize("planted", ["quickstart", "deployments/quickstart.toml"])
+def test_no_file_of_the_working_folder_stands_in_for_cairns_own_and_the_one_that_was_meant_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], planted: str
+) -> None:
+    (tmp_path / planted).parent.mkdir(exist_ok=True)
+    (tmp_path / planted).write_text(TEXT)
     monkeypatch.chdir(tmp_path)
-    assert family("quickstart") == "far-away"
+    assert (family("quickstart"), configuration_folder("quickstart").parent != tmp_path) == ("quickstart", True)
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1 and said[0].endswith(f"its path, {tmp_path / planted}")
+    assert family(f"./{planted}") == "far-away"
+
+
+@pytest.mark.parametrize("place", ["deployments/mine.toml", "mine"])
+def test_a_name_that_is_none_of_cairns_is_found_in_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], place: str
+) -> None:
+    (tmp_path / place).parent.mkdir(exist_ok=True)
+    (tmp_path / place).write_text(TEXT)
+    monkeypatch.chdir(tmp_path)
+    assert (family("mine"), capsys.readouterr().err) == ("far-away", "")
 
 
 def test_a_folder_of_that_name_hides_no_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

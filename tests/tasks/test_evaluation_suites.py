@@ -124,6 +124,18 @@ def test_a_bare_name_is_a_suite_of_deployments(tmp_path: Path) -> None:
     assert [evaluator.name for evaluator in found.evaluators] == ["repetition"]
 
 
+@pytest.mark.parametrize("planted", ["repetition", "deployments/suites/repetition.toml"])
+def test_no_suite_of_the_working_folder_stands_in_for_cairns_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], planted: str
+) -> None:
+    (tmp_path / planted).parent.mkdir(exist_ok=True, parents=True)
+    (tmp_path / planted).write_text("batches = 1\n")
+    monkeypatch.chdir(tmp_path)
+    found = parsed({"suite": "repetition"}, folder=tmp_path).evaluation
+    assert [evaluator.name for evaluator in found.evaluators] == ["repetition"]
+    assert str(tmp_path / planted) in capsys.readouterr().err
+
+
 def test_a_suite_that_is_nowhere_is_answered_with_the_names_there_are(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfiguration, match="no such suite file; rule: a path, or one of lm-eval, repetition"):
         parsed({"suite": "repetitoin"}, folder=tmp_path)

@@ -6,6 +6,11 @@ const PERIOD_MS = 2000;
 const sources = new Map();
 let tag = null;
 
+// The cookie has the token of the first address from now on.
+const address = new URL(location.href);
+address.searchParams.delete("token");
+history.replaceState(history.state, "", address);
+
 const parts = (root) => [...root.querySelectorAll("[data-live]")];
 
 function remember(root) {

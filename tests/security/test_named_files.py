@@ -1,0 +1,168 @@
+"""Files that a configuration, a command line or a variable names: nothing but regular ones, up to a size, is read."""
+
+import json
+import os
+import resource
+import signal
+from collections.abc import Callable, Iterator
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+
+from cairn.flows.orchestrator.prefect_settings import settle_prefect
+from cairn.model.configuration.network import ModelConfig
+from cairn.model.data.tokenizer import Tokenizer
+from cairn.model.errors import ModelError
+from cairn.operations.trained_models import read_prompt
+from cairn.reports.queries.run_simulation import simulate_policies
+from cairn.reports.queries.simulation_options import SimulationOptions
+from cairn.storage.stores.local_store import LocalStore
+from cairn.storage.stores.object_store import describe_file
+from cairn.tasks.attempt.preemption_notice import kubernetes_reason, read_notice_file
+from cairn.tasks.configuration.configuration_source import read_configuration, resolve_evaluation
+from cairn.tasks.configuration.settings import EvaluationConfig
+from cairn.tasks.data.foreign_tokenizer import read_tokenizer
+from cairn.tasks.data.token_files import inspect_token_file
+from cairn.tasks.errors import TaskError
+from cairn.tasks.trainer.initial_weights import InitialDirectory, keep_initial_weights
+from cairn.ui.local_server import read_access
+from tests.tasks.corpus_files import open_sources
+
+SMALL = ModelConfig(n_layer=1, n_head=1, n_embd=8, block_size=8)
+GPT2 = {"model_type": "gpt2", "vocab_size": 257, "n_positions": 8, "n_embd": 8, "n_layer": 1, "n_head": 1}
+MEMORY_BYTES, SECONDS = 1 << 30, 20.0
+
+
+def configuration(path: Path) -> None:
+    read_configuration(str(path), overrides=(), environment={})
+
+
+def suite(path: Path) -> None:
+    resolve_evaluation(EvaluationConfig(suite=str(path)), path.parent)
+
+
+def weights_from(path: Path) -> None:
+    folder = path.parent
+    if path.name != "config.json":
+        (folder / "config.json").write_text(json.dumps(GPT2))
+    if path.name == "shard.safetensors":
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": path.name}}))
+    elif path.name != "model.safetensors.index.json" and path.name != "model.safetensors":
+        (folder / "model.safetensors").write_bytes(bytes(8))
+    text = Tokenizer.bytes().to_json()
+    directory = InitialDirectory(str(folder), folder)
+    keep_initial_weights(LocalStore(folder / "store"), directory, SMALL, tokenizer_json=text, vocab_size=257)
+
+
+def source(path: Path) -> None:
+    open_sources([str(path)], path.parent)
+
+
+def index_of_tokens(path: Path) -> None:
+    (path.parent / "tokens.bin").write_bytes(bytes(8))
+    inspect_token_file(path.parent / "tokens.bin")
+
+
+def prompt(path: Path) -> None:
+    read_prompt("", str(path), BytesIO())
+
+
+def read_access_file(path: Path) -> None:
+    read_access(str(path))
+
+
+def trace(path: Path) -> None:
+    simulate_policies(SimulationOptions(trace=str(path), devices=1), state=None, environment={})
+
+
+READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "a configuration": ("run.toml", configuration),
+    "a suite": ("suite.toml", suite),
+    "init_from, its configuration": ("config.json", weights_from),
+    "init_from, its weights": ("model.safetensors", weights_from),
+    "init_from, its index": ("model.safetensors.index.json", weights_from),
+    "init_from, a shard": ("shard.safetensors", weights_from),
+    "init_from, its tokenizer": ("tokenizer.json", weights_from),
+    "data.tokenizer": ("tokenizer.json", read_tokenizer),
+    "data.sources": ("text.txt", source),
+    "tokens": ("tokens.bin", inspect_token_file),
+    "tokens, their index": ("tokens.idx", index_of_tokens),
+    "a file of an evaluator, or an exported one": ("script.py", describe_file),
+    "--prompt-file": ("prompt.txt", prompt),
+    "--metrics-token-file": ("token", read_access_file),
+    "--trace": ("trace.toml", trace),
+}
+STREAMED = {"data.sources", "tokens", "tokens, their index", "a file of an evaluator, or an exported one"}
+
+
+def link_to_zeros(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def link_to_randomness(path: Path) -> None:
+    path.symlink_to("/dev/urandom")
+
+
+def large(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+
+
+SHAPES: dict[str, Callable[[Path], object]] = {
+    "a link to an endless device": link_to_zeros,
+    "a link to another": link_to_randomness,
+    "a pipe": os.mkfifo,
+    "a directory": Path.mkdir,
+    "too large": large,
+}
+CASES = [(reader, shape) for reader in READERS for shape in SHAPES if not (reader in STREAMED and shape == "too large")]
+
+
+@pytest.fixture
+def bounded() -> Iterator[None]:
+    """This process cannot take much more memory, and what waits is ended."""
+
+    def end(signum: int, frame: object) -> None:
+        raise AssertionError("it waits")
+
+    before, handler = resource.getrlimit(resource.RLIMIT_AS), signal.signal(signal.SIGALRM, end)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY_BYTES, before[1]))
+    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, handler)
+    resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+@pytest.mark.linux
+@pytest.mark.usefixtures("bounded")
+@pytest.mark.parametrize(("reader", "shape"), CASES)
+def test_a_file_that_is_none_or_too_large_is_refused_in_words(tmp_path: Path, reader: str, shape: str) -> None:
+    name, read = READERS[reader]
+    SHAPES[shape](tmp_path / name)
+    with pytest.raises((TaskError, ModelError, OSError)) as refused:
+        read(tmp_path / name)
+    said = str(refused.value)
+    assert name in said and len(said) < 600, said
+
+
+@pytest.mark.linux
+@pytest.mark.usefixtures("bounded")
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_notice_file_of_any_kind_is_a_notice(tmp_path: Path, shape: str) -> None:
+    SHAPES[shape](tmp_path / "notice")
+    notice = read_notice_file(str(tmp_path / "notice"))
+    assert notice is not None and len(notice.detail) < 600
+
+
+@pytest.mark.linux
+@pytest.mark.usefixtures("bounded")
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_file_that_a_variable_names_is_left_out(tmp_path: Path, shape: str) -> None:
+    SHAPES[shape](tmp_path / "named")
+    assert kubernetes_reason({"CAIRN_ENDED_PODS": str(tmp_path / "named")}, "host") == ""
+    said = list[str]()
+    settle_prefect({"CAIRN_CACHE": str(tmp_path), "PREFECT_PROFILES_PATH": str(tmp_path / "named")}, say=said.append)
+    assert len(said) == 1
