@@ -9,7 +9,7 @@ from prefect.client.schemas.actions import ArtifactCreate
 
 from cairn.flows.operations.checkpoint_evaluation import plan_checkpoint
 from cairn.flows.orchestrator import flow_run, form, run_overview, server_setup
-from cairn.flows.run.steps import as_task
+from cairn.flows.run.steps import Chain
 from cairn.reports.queries import evaluations, run_lookup
 from cairn.storage.stores.open_store import open_store
 from cairn.tasks.configuration.addresses import choose_store
@@ -39,7 +39,7 @@ def evaluate_promoted(
     logger = get_run_logger()
     server_setup.take_credentials(store_credentials, os.environ)
     found = run_lookup.find_checkpoint(open_store(choose_store(store, os.environ)), reference)
-    measure = as_task(evaluate)
+    measure = Chain().as_task(evaluate)
     ended = [
         measure(Measurement(reference=found.reference, plan=one, again=again, on_request=True), found.log)
         for one in plan_checkpoint(found, suite).all

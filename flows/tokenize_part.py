@@ -6,7 +6,7 @@ from prefect import flow
 
 from cairn.flows.orchestrator import flow_run, form, server_setup
 from cairn.flows.preparation.training_request import TrainingRequest, resolve_request
-from cairn.flows.run.steps import as_task
+from cairn.flows.run.steps import Chain
 from cairn.storage.stores.open_store import open_store
 from cairn.tasks import tokenize_part as step
 from cairn.tasks.machine.placement import work_folder
@@ -37,4 +37,4 @@ def tokenize_part(
     resolved = resolve_request(TrainingRequest(config=config, overrides=overrides, store=store), os.environ)
     assert resolved.configuration is not None  # without one the request was refused
     given = (resolved.configuration.data, resolved.base_dir, work_folder(os.environ), open_store(resolved.store_url))
-    return flow_run.completed(as_task(step.tokenize_part)(part, of, *given))
+    return flow_run.completed(Chain().as_task(step.tokenize_part)(part, of, *given))

@@ -10,6 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from contextvars import copy_context
 from typing import Any
+from uuid import uuid4
 
 from prefect import Task, flow, get_run_logger, runtime
 
@@ -18,7 +19,7 @@ from cairn.flows.preparation.preflight import check_before_start
 from cairn.flows.preparation.training_request import ResolvedRequest, TrainingRequest, resolve_request, with_settings
 from cairn.flows.run import active_run, attempt_claim, attempt_trainer, run_decisions
 from cairn.flows.run.run_decisions import AttemptEvaluations, finish_run
-from cairn.flows.run.steps import PLAIN, TASKS, Steps, state_of, steps_by
+from cairn.flows.run.steps import PLAIN, Chain, Steps, name_of, state_of, steps_by
 from cairn.flows.watching.deployed_continuation import name_successor
 from cairn.reports.text.answer_text import describe_end, describe_kept, describe_left
 from cairn.storage.errors import AppendUnknown, Fenced, StorageError, StoreUnavailable
@@ -30,8 +31,8 @@ from cairn.tasks.errors import ShutdownRequested, TrainerGone
 from cairn.tasks.policy.termination import EXIT_CODES, DecisionAction, FlowEnd, FlowOutcome, flow_outcome
 from cairn.tasks.trainer.trainer_process import WarmTrainer
 
-_GROUPS = 18
-"""Of a long run every n-th segment is shown, with its commit and evaluation: at most sixty task runs a flow run."""
+_GROUPS = 17
+"""Of a long run every n-th segment is shown, with its commit and evaluation: at most `MOST_TASK_RUNS` a flow run."""
 
 
 @flow(name="train-gpt", retries=0, validate_parameters=True, persist_result=False)
@@ -74,7 +75,7 @@ def train_gpt(
     with shutdown.listening(configuration.preemption.signal), closing(WarmTrainer()) as warm:
         continued_by = active_run.starter(os.environ, default=by)
         host = active_run.Host(shutdown=shutdown, warm=warm, flow_run=shown, continued_by=continued_by)
-        return train(resolved, TASKS, host)
+        return train(resolved, steps_by(Chain().as_task), host)
 
 
 def train(resolved: ResolvedRequest, steps: Steps, host: active_run.Host) -> FlowEnd:
@@ -183,12 +184,19 @@ def is_shown(segment: train_segment.Segment, total_steps: int) -> bool:
 
 def watched_by(witness: flow_run.Witness) -> Steps:
     """Return the plain steps, each shown by a witness, whose failures never reach them."""
+    chain = Chain()
 
     def watch(step: Task[..., Any]) -> Callable[..., Any]:
         def perform(record: object, *arguments: Any) -> Any:
-            with witness.showing(step, f"{step.name} {record}".strip()) as states:
-                value = step.fn(record, *arguments)
-                states.append(state_of(value))
+            if not chain.admit(step):
+                return step.fn(record, *arguments)
+            value, shown = None, uuid4()
+            try:
+                with witness.showing(step, name_of(step, (record, *arguments)), shown, chain.before(record)) as states:
+                    value = step.fn(record, *arguments)
+                    states.append(state_of(value))
+            finally:
+                chain.add(record, value, shown)
             return value
 
         return perform

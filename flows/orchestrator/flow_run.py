@@ -13,16 +13,17 @@ import functools
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from queue import SimpleQueue
 from typing import Any, ParamSpec
-from uuid import UUID, uuid4
+from uuid import UUID
 
 from httpx import TransportError
 from prefect import Flow, State, Task, get_client, get_run_logger, runtime, states
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import LogCreate
+from prefect.client.schemas.objects import TaskRunResult
 from prefect.events import emit_event
 from prefect.exceptions import Abort
 from prefect.types import DateTime
@@ -114,13 +115,16 @@ class Witness:
         self._thread.start()
 
     @contextmanager
-    def showing(self, task: Task[..., Any], name: str) -> Iterator[list[State[Any]]]:
-        """Show a step as a task run while the block runs; the block adds the step's last state to the list."""
-        task_run_id, ended = uuid4(), list[State[Any]]()
+    def showing(
+        self, task: Task[..., Any], name: str, task_run_id: UUID, after: Sequence[UUID]
+    ) -> Iterator[list[State[Any]]]:
+        """Show a step as a task run after others; the block adds the step's last state to the list."""
+        ended = list[State[Any]]()
 
         def begin(client: SyncPrefectClient, flow_run_id: UUID) -> None:
-            key = str(task_run_id)
-            client.create_task_run(task, flow_run_id, key, id=task_run_id, name=name, state=states.Running())
+            inputs = {"wait_for": [TaskRunResult(id=before) for before in after]}
+            key, state = str(task_run_id), states.Running()
+            client.create_task_run(task, flow_run_id, key, id=task_run_id, name=name, state=state, task_inputs=inputs)
 
         def end(client: SyncPrefectClient, flow_run_id: UUID) -> None:
             client.set_task_run_state(task_run_id, ended[-1], force=True)

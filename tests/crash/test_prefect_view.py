@@ -31,9 +31,18 @@ def test_a_failed_segment_carries_its_reason_as_state_name(shown: ShownRun) -> N
         assert reason in states and states <= {reason, "Completed"}, attempt
 
 
-def test_the_flow_run_is_tagged_with_its_run_and_every_reason(shown: ShownRun) -> None:
-    reasons = ("bad-data", "completed", "hung", "lost", "oom", "preempted")
-    assert shown.tags() == [*(f"reason:{reason}" for reason in reasons), "run:bard"]
+def test_a_commit_follows_its_segment_an_evaluation_its_commit_and_a_segment_the_one_before(shown: ShownRun) -> None:
+    edges = shown.edges()
+    segments = {name.split(",")[0].split("-")[-1]: name for name in edges if name.startswith("train-segment ")}
+    commits = {name.split()[1].strip(","): name for name in edges if name.startswith("commit-checkpoint ")}
+    assert commits and {tuple(edges[commits[step]]) for step in commits} == {(segments[step],) for step in commits}
+    assert edges["evaluate 60"] == [commits["60"]] and edges["promote step 60 to champion"] == ["evaluate 60"]
+    first, *later = [name for name in edges if name.startswith("train-segment ")]
+    assert [name for name in later if not edges[name][0].startswith("train-segment ")] == []
+
+
+def test_the_flow_run_is_tagged_with_its_run_and_the_reason_of_its_own_end_alone(shown: ShownRun) -> None:
+    assert shown.tags() == ["reason:completed", "run:bard"]
 
 
 def test_no_task_carries_a_tag_for_which_prefect_would_make_it_wait(shown: ShownRun) -> None:
