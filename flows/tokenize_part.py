@@ -13,7 +13,7 @@ from cairn.tasks.machine.placement import work_folder
 from cairn.tasks.policy.termination import FlowEnd
 
 
-@flow(name="tokenize-part", flow_run_name="tokenize part {part} of {of}", retries=0, persist_result=False)
+@flow(name="tokenize-part", retries=0, persist_result=False)
 @flow_run.as_prefect_state
 def tokenize_part(
     config: form.Config = "quickstart",
@@ -33,6 +33,7 @@ def tokenize_part(
         store: folder or URL of the object store; empty: CAIRN_STORE, else the configuration's, else ./cairn-store.
         store_credentials: name of a block `Cairn store credentials`; empty: those of the worker.
     """
+    flow_run.introduce(f"tokenize part {part} of {of}")
     server_setup.take_credentials(store_credentials, os.environ)
     resolved = resolve_request(TrainingRequest(config=config, overrides=overrides, store=store), os.environ)
     assert resolved.configuration is not None  # without one the request was refused

@@ -16,7 +16,13 @@ from prefect import Task, flow, get_run_logger, runtime
 
 from cairn.flows.orchestrator import flow_run, form, server_setup
 from cairn.flows.preparation.preflight import check_before_start
-from cairn.flows.preparation.training_request import ResolvedRequest, TrainingRequest, resolve_request, with_settings
+from cairn.flows.preparation.training_request import (
+    ResolvedRequest,
+    TrainingRequest,
+    choose_run_id,
+    resolve_request,
+    with_settings,
+)
 from cairn.flows.run import active_run, attempt_claim, attempt_trainer, run_decisions
 from cairn.flows.run.run_decisions import AttemptEvaluations, finish_run
 from cairn.flows.run.steps import PLAIN, Chain, Steps, name_of, state_of, steps_by
@@ -63,6 +69,8 @@ def train_gpt(
         overrides: `section.key=value` on top of the configuration, one each; a key with a field above only there.
         start_over: begin again at step 0 where commits exist and none can be read any more.
     """
+    run = choose_run_id(TrainingRequest(config=config, run_id=run_id))
+    is_named = flow_run.introduce(run, f"run:{run}")
     server_setup.take_credentials(store_credentials, os.environ)
     given = with_settings(overrides, steps=steps, learning_rate=learning_rate, micro_batch=micro_batch)
     request = TrainingRequest(config=config, run_id=run_id, overrides=given, store=store, start_over=start_over)
@@ -70,6 +78,7 @@ def train_gpt(
     configuration = check_before_start(resolved, resolved.open_log(), os.environ)
     ours = runtime.flow_run
     shown = flow_run.FlowRun(ours.get_id(), parameters=ours.get_parameters(), echo=get_run_logger().info)
+    shown.keeps_name = is_named
     deployment = runtime.deployment.get_name()
     by = f"prefect deployment {ours.get_flow_name()}/{deployment}" if deployment else "person"
     with shutdown.listening(configuration.preemption.signal), closing(WarmTrainer()) as warm:
@@ -165,7 +174,7 @@ def end_after(run: active_run.ActiveRun, ended: AttemptEnded) -> FlowEnd | None:
         return None
     if run.cancellation.is_cancelling():
         return FlowEnd(reason=FlowOutcome.CANCELLED, message=f"{ended.detail}; the same command continues")
-    outcome = flow_outcome(ended.reason, decision.action, decision.charged)
+    outcome = flow_outcome(ended.reason, decision.action, decision.charged, is_spent=decision.is_spent)
     if outcome is None:
         run.say(f"  {decision.reason}; left: {describe_left(decision.left)}")
         return None

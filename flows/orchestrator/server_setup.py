@@ -33,6 +33,7 @@ from cairn.flows.orchestrator import deployment_setup
 from cairn.flows.orchestrator.flow_run import FLOW_ENDED
 from cairn.tasks.errors import InvalidConfiguration
 from cairn.tasks.machine.process_scopes import running_beside
+from cairn.tasks.policy.termination import GIVEN_UP, FlowOutcome, TerminationReason
 
 ACCELERATORS = "cairn-accelerators"
 _ANSWER_SECONDS, _RELEASE_SECONDS = 10.0, 2.0
@@ -41,7 +42,8 @@ QUEUES: Mapping[str, int] = {"default": 1, "evaluate": 2, "train": 3}
 """Short work first: a poll and a sweep take seconds, an evaluation minutes, and each would wait behind training for
 hours. Training waits for what is short at most as long as that takes. It matters only where a limit is set."""
 ALERT = "cairn: a budget is exhausted, or stored data is damaged"
-ALARMING = ("budget-exhausted", "integrity", "snapshot-damaged", "object-damaged", "nothing-readable")
+_DAMAGE = ("integrity", "snapshot-damaged", "object-damaged", "nothing-readable")
+ALARMING = (FlowOutcome.BUDGET_EXHAUSTED, *sorted(GIVEN_UP - {TerminationReason.STORAGE}), *_DAMAGE)
 """The reasons of `cairn.flow.ended` after which nothing goes on before a person has acted."""
 _BODY = """{{ flow_run.name }} ended: {{ event.payload.reason }}
 

@@ -82,17 +82,13 @@ class Chain:
     def add(self, record: object, value: object, task_run_id: UUID) -> None:
         """Note the task run of the step of this record, which has returned this value, or None."""
         match record, value:
-            case train_segment.Segment(until=until), _:
-                done = value.done if isinstance(value, train_segment.Trained) else None
-                name, number = train_segment.train_segment.name, done.step if done else until
+            case train_segment.Segment(), train_segment.Trained(done=done) if done is not None:
+                self._shown[train_segment.train_segment.name, done.step] = [task_run_id]
             case commit_checkpoint.Commit(done=done), _:
-                name, number = commit_checkpoint.commit_checkpoint.name, done.step
-            case evaluate.Measurement(reference=reference), _:
-                name, number = evaluate.evaluate.name, reference.step
-            case _:
-                name, number = "", 0
-        self._shown.setdefault((name, number), []).append(task_run_id)
-        if name in ("", train_segment.train_segment.name):
+                self._shown[commit_checkpoint.commit_checkpoint.name, done.step] = [task_run_id]
+            case evaluate.Measurement(reference=reference), _:  # of several suites
+                self._shown.setdefault((evaluate.evaluate.name, reference.step), []).append(task_run_id)
+        if isinstance(record, train_segment.Segment | tokenize_and_split.Text):
             self._newest_segment = [task_run_id]
 
     def as_task(self, step: Task[..., Any]) -> Callable[..., Any]:

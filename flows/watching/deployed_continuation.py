@@ -17,6 +17,7 @@ from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL
 from prefect.states import Scheduled
 
+from cairn.flows.orchestrator.flow_run import without_reasons
 from cairn.flows.orchestrator.run_overview import flow_run_name
 from cairn.flows.preparation.training_request import TrainingRequest, choose_run_id
 from cairn.storage.logs import run_log, run_state
@@ -59,7 +60,7 @@ class ContinuationByDeployment:
             run = f"{self._store_url} {log.run_id} {log.state.opening}"
             launch = _last_launch(client, deployment_id, log.state)
             # The launch gets its run's tag from the thread of its page, which a busy server may still keep waiting.
-            tags = {f"run:{log.run_id}", *(launch.tags if launch else ())}
+            tags = {f"run:{log.run_id}", *(without_reasons(launch.tags) if launch else ())}
             parameters = {"config": "", "run_id": log.run_id, "store": self._store_url}
             if launch is not None and launch.parameters.get("store_credentials") is not None:
                 parameters["store_credentials"] = launch.parameters["store_credentials"]

@@ -32,7 +32,9 @@ def execute(request: pytest.FixtureRequest) -> Iterator[Execute]:
         yield lambda train: train(PLAIN)
         return
     with temporary_settings({PREFECT_API_URL: request.getfixturevalue("api_url")}):
-        yield lambda train: flow(name="both-executors", persist_result=False)(lambda: train(steps_by(Chain().as_task)) and None)()
+        yield lambda train: flow(name="both-executors", persist_result=False)(
+            lambda: train(steps_by(Chain().as_task)) and None
+        )()
 
 
 def record_of(world: FlowWorld, waited: list[float]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Prefect's graph of a run is the mission's chain and nothing else, by tasks of a flow run and by a command's witness."""
+"""Prefect's graph of a flow run is the chain and nothing else; that of a command's run is in test_prefect_view.py."""
 
 import random
 from collections.abc import Iterator
@@ -77,7 +77,9 @@ def test_a_segment_that_failed_is_followed_by_that_of_the_next_attempt(world: Fl
     assert edges["promote step 20 to champion"] == ["evaluate 20"]
 
 
-@pytest.mark.parametrize("end", [states.Failed(), states.Cancelled(), states.Crashed(), states.Completed(name="Refused")])
+@pytest.mark.parametrize(
+    "end", [states.Failed(), states.Cancelled(), states.Crashed(), states.Completed(name="Refused")]
+)
 def test_however_a_step_has_ended_what_follows_it_is_performed_and_completes(server: str, end: State[Any]) -> None:
     ids, performed = list[str](), list[int]()
 
@@ -95,4 +97,4 @@ def test_however_a_step_has_ended_what_follows_it_is_performed_and_completes(ser
     perform()
     found = ask(server, "task_runs/filter", {"flow_runs": {"id": {"any_": ids}}})
     assert (performed, {item["name"]: item["state_name"] for item in found}["after"]) == ([5], "Completed")
-    assert [names for name, names in edges_of(server, ids[0]).items() if name == "after"][0][0].startswith("before")
+    assert edges_of(server, ids[0])["after"][0].startswith("before")
