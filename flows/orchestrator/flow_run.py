@@ -50,6 +50,7 @@ _STATES: Mapping[str, Callable[..., State[Any]]] = {
     FlowOutcome.CANCELLED: states.Cancelled,
     FlowOutcome.FENCED: states.Cancelled,  # another flow run continues it: nothing is lost, nothing is to be done
 }
+_RUNNING: Callable[..., State[Any]] = states.Running
 Request = Callable[[SyncPrefectClient, UUID], object]
 """Something to ask of the server for this flow run."""
 _POLL_SECONDS = 3.0
@@ -127,8 +128,8 @@ class Witness:
         ended = list[State[Any]]()
 
         def begin(client: SyncPrefectClient, flow_run_id: UUID) -> None:
-            inputs = {"wait_for": [TaskRunResult(id=before) for before in after]}
-            key, state = str(task_run_id), states.Running()
+            key, state = str(task_run_id), _RUNNING()
+            inputs: Any = {"wait_for": [TaskRunResult(id=before) for before in after]}
             client.create_task_run(task, flow_run_id, key, id=task_run_id, name=name, state=state, task_inputs=inputs)
 
         def end(client: SyncPrefectClient, flow_run_id: UUID) -> None:
@@ -179,7 +180,7 @@ class Witness:
                 return
             with suppress(Exception), get_client(sync_client=True) as client:  # whatever Prefect does, the run goes on
                 given = dict(self.flow_run.parameters)
-                tags, state = [f"run:{given.get('run_id')}"], states.Running()
+                tags, state = [f"run:{given.get('run_id')}"], _RUNNING()
                 made = client.create_flow_run(self._flow, name=self.name, parameters=given, tags=tags, state=state)
                 self.flow_run.settle(str(made.id))
                 while (request := self._requests.get()) is not None and not self._server.is_lost:
@@ -307,7 +308,7 @@ def introduce(name: str, *tags: str) -> bool:
 
 def is_made_up(name: str) -> bool:
     """Whether Prefect has made up this name, of two words of the library that it takes them from."""
-    lists = load_config(Path(coolname.__file__).parent / "data").values()
+    lists: Any = load_config(Path(coolname.__file__).parent / "data").values()
     words = {word for found in lists for word in found.get("words", ())}
     return name.count("-") == 1 and words.issuperset(name.split("-"))
 

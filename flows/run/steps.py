@@ -113,7 +113,7 @@ class Chain:
                 task = Task(fn=function, name=step.name, task_run_name=partial(name_of, step, arguments))
                 # However one has ended, even cancelled, which `allow_failure` would not let pass.
                 details = [StateDetails(task_run_id=before) for before in self.before(arguments[0])]
-                after = [states.Completed(data=True, state_details=found) for found in details]
+                after: list[State[Any]] = [states.Completed(data=True, state_details=found) for found in details]
                 try:
                     ended: State[Any] = task(return_state=True, wait_for=after)
                     if ended.state_details.task_run_id is not None:
