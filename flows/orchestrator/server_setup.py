@@ -35,6 +35,10 @@ from cairn.tasks.errors import InvalidConfiguration
 from cairn.tasks.machine.process_scopes import running_beside
 from cairn.tasks.policy.termination import GIVEN_UP, FlowOutcome, TerminationReason
 
+if __name__ == "__main__":  # by its own name, which the flows know too: else its block type is registered twice
+    from cairn.flows.orchestrator import server_setup
+
+    sys.exit(server_setup.main())
 ACCELERATORS = "cairn-accelerators"
 _ANSWER_SECONDS, _RELEASE_SECONDS = 10.0, 2.0
 _LEASE_SECONDS, _POLL_SECONDS, _LOOK_SECONDS = 60.0, 1.0, 0.2
@@ -237,7 +241,3 @@ def main() -> None:
         print("\n".join(asyncio.run(asked)) or "nothing to change")
     except InvalidConfiguration as error:
         sys.exit(str(error))
-
-
-if __name__ == "__main__":
-    main()

@@ -48,7 +48,7 @@ def steps_by(execute: Callable[[Task[..., Any]], Callable[..., Any]]) -> Steps:
 class Chain:
     """The task runs of one flow run, each after those that it needs: at most as many as Prefect's graph can show.
 
-    What comes before a step is said here alone, since Prefect would also take each object that a task has returned for
+    The steps before a step are named here alone, since Prefect would also take each object that a task has returned for
     an edge. A step that failed or was refused blocks none.
     """
 
