@@ -38,7 +38,8 @@ from cairn.tasks.policy.termination import GIVEN_UP, FlowOutcome, TerminationRea
 if __name__ == "__main__":  # by its own name, which the flows know too: else its block type is registered twice
     from cairn.flows.orchestrator import server_setup
 
-    sys.exit(server_setup.main())
+    server_setup.main()
+    sys.exit()
 ACCELERATORS = "cairn-accelerators"
 _ANSWER_SECONDS, _RELEASE_SECONDS = 10.0, 2.0
 _LEASE_SECONDS, _POLL_SECONDS, _LOOK_SECONDS = 60.0, 1.0, 0.2
