@@ -71,7 +71,7 @@ class Chain:
                 return self._newest_segment
             case commit_checkpoint.Commit(done=done):
                 return self._shown.get((train_segment.train_segment.name, done.step), [])
-            case evaluate.Measurement(reference=reference):
+            case Measurement(reference=reference):
                 return self._shown.get((commit_checkpoint.commit_checkpoint.name, reference.step), [])
             case promote.Offer(candidate=candidate):
                 steps = (evaluate.evaluate.name, commit_checkpoint.commit_checkpoint.name)
@@ -86,7 +86,7 @@ class Chain:
                 self._shown[train_segment.train_segment.name, done.step] = [task_run_id]
             case commit_checkpoint.Commit(done=done), _:
                 self._shown[commit_checkpoint.commit_checkpoint.name, done.step] = [task_run_id]
-            case evaluate.Measurement(reference=reference), _:  # of several suites
+            case Measurement(reference=reference), _:  # of several suites
                 self._shown.setdefault((evaluate.evaluate.name, reference.step), []).append(task_run_id)
         if isinstance(record, train_segment.Segment | tokenize_and_split.Text):
             self._newest_segment = [task_run_id]
