@@ -13,14 +13,26 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from cairn.flows.run.steps import Chain, steps_by
 from cairn.tasks.train_segment import Segment
 from tests.crash.prefect_api import ask
+from tests.processes.waiting import wait_until
 from tests.wiring.flow_in_process import FlowWorld, NotedWarmTrainer, answer_for_evaluators
 
 Edges = dict[str, list[str]]
 
 
-def edges_of(api_url: str, flow_run_id: str) -> Edges:
+def task_runs(api_url: str, flow_run_id: str, last: str) -> list[dict[str, Any]]:
+    """Return the task runs, once the server knows the last one: it learns of them by events, later."""
+    rule = {"flow_runs": {"id": {"any_": [flow_run_id]}}, "limit": 200}
+
+    def found() -> list[dict[str, Any]]:
+        return list(ask(api_url, "task_runs/filter", rule))
+
+    wait_until(lambda: any(item["name"] == last and item["end_time"] for item in found()), f"the end of {last}")
+    return found()
+
+
+def edges_of(api_url: str, flow_run_id: str, last: str = "promote step 20 to champion") -> Edges:
     """Return the names of the task runs that each one follows, by whatever input."""
-    found = ask(api_url, "task_runs/filter", {"flow_runs": {"id": {"any_": [flow_run_id]}}, "limit": 200})
+    found = task_runs(api_url, flow_run_id, last)
     names = {item["id"]: item["name"] for item in found}
     inputs = {item["name"]: [one for given in item["task_inputs"].values() for one in given] for item in found}
     return {name: sorted(names[one["id"]] for one in given) for name, given in inputs.items()}
@@ -95,6 +107,6 @@ def test_however_a_step_has_ended_what_follows_it_is_performed_and_completes(ser
         )
 
     perform()
-    found = ask(server, "task_runs/filter", {"flow_runs": {"id": {"any_": ids}}})
+    found = task_runs(server, ids[0], "after")
     assert (performed, {item["name"]: item["state_name"] for item in found}["after"]) == ([5], "Completed")
-    assert edges_of(server, ids[0])["after"][0].startswith("before")
+    assert edges_of(server, ids[0], "after")["after"][0].startswith("before")
