@@ -70,12 +70,6 @@ PYTHON
 
 port_is_taken() { (exec 3<>"/dev/tcp/$HOST/$PORT") 2>/dev/null; }
 
-# What Prefect says is shown where it fails, and only there.
-quietly() {
-    local output
-    output="$("$@" 2>&1)" || { printf '%s\n' "$output" "failed: $*" >&2; return 1; }
-}
-
 if [[ ! -x $BIN/prefect ]]; then
     echo "no Prefect in $BIN; \`make up\` makes the environment first" >&2
     exit 1
@@ -115,9 +109,8 @@ if [[ -n ${PREFECT_SERVER_API_AUTH_STRING:-} ]]; then password="PREFECT_SERVER_A
 
 # What follows is told no other setting of the user's, and reads none in this folder.
 readonly SETTLED=("$BIN/python" -m cairn.flows.orchestrator.prefect_settings)
-quietly "${SETTLED[@]}" cairn.flows.orchestrator.server_setup --pool "$POOL" --job-template "$JOB_TEMPLATE" \
+"${SETTLED[@]}" cairn.flows.orchestrator.server_setup --pool "$POOL" --job-template "$JOB_TEMPLATE" \
     --alert-block "${ALERT_BLOCK:-}" ${ACCELERATORS:+--accelerators "$ACCELERATORS"}
-quietly "${SETTLED[@]}" prefect --no-prompt deploy --all
 "${SETTLED[@]}" prefect worker start --pool "$POOL" --name "cairn-${HOSTNAME:-worker}" &
 worker=$!
 cat <<EOF

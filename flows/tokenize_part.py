@@ -6,14 +6,14 @@ from prefect import flow
 
 from cairn.flows.orchestrator import flow_run, form, server_setup
 from cairn.flows.preparation.training_request import TrainingRequest, resolve_request
-from cairn.flows.run.steps import as_task
+from cairn.flows.run.steps import Chain
 from cairn.storage.stores.open_store import open_store
 from cairn.tasks import tokenize_part as step
 from cairn.tasks.machine.placement import work_folder
 from cairn.tasks.policy.termination import FlowEnd
 
 
-@flow(name="tokenize-part", flow_run_name="tokenize part {part} of {of}", retries=0, persist_result=False)
+@flow(name="tokenize-part", retries=0, persist_result=False)
 @flow_run.as_prefect_state
 def tokenize_part(
     config: form.Config = "quickstart",
@@ -33,8 +33,9 @@ def tokenize_part(
         store: folder or URL of the object store; empty: CAIRN_STORE, else the configuration's, else ./cairn-store.
         store_credentials: name of a block `Cairn store credentials`; empty: those of the worker.
     """
+    flow_run.introduce(f"tokenize part {part} of {of}")
     server_setup.take_credentials(store_credentials, os.environ)
     resolved = resolve_request(TrainingRequest(config=config, overrides=overrides, store=store), os.environ)
     assert resolved.configuration is not None  # without one the request was refused
     given = (resolved.configuration.data, resolved.base_dir, work_folder(os.environ), open_store(resolved.store_url))
-    return flow_run.completed(as_task(step.tokenize_part)(part, of, *given))
+    return flow_run.completed(Chain().as_task(step.tokenize_part)(part, of, *given))

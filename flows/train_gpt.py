@@ -10,14 +10,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from contextvars import copy_context
 from typing import Any
+from uuid import uuid4
 
 from prefect import Task, flow, get_run_logger, runtime
 
 from cairn.flows.orchestrator import flow_run, form, server_setup
-from cairn.flows.preparation.training_request import ResolvedRequest, TrainingRequest, with_settings
+from cairn.flows.preparation.training_request import ResolvedRequest, TrainingRequest, choose_run_id, with_settings
 from cairn.flows.run import active_run, attempt_claim, attempt_trainer, run_decisions
 from cairn.flows.run.run_decisions import AttemptEvaluations, finish_run
-from cairn.flows.run.steps import PLAIN, TASKS, Steps, state_of, steps_by
+from cairn.flows.run.steps import PLAIN, Chain, Steps, name_of, state_of, steps_by
 from cairn.flows.watching.deployed_continuation import begin_request, name_successor
 from cairn.reports.text.answer_text import describe_end, describe_kept, describe_left
 from cairn.storage.errors import AppendUnknown, Fenced, StorageError, StoreUnavailable
@@ -29,8 +30,8 @@ from cairn.tasks.errors import LiveOwner, ShutdownRequested, TrainerGone
 from cairn.tasks.policy.termination import EXIT_CODES, DecisionAction, FlowEnd, FlowOutcome, flow_outcome
 from cairn.tasks.trainer.trainer_process import WarmTrainer
 
-_GROUPS = 18
-"""Of a long run every n-th segment is shown, with its commit and evaluation: at most sixty task runs a flow run."""
+_GROUPS = 17
+"""Of a long run every n-th segment is shown, with its commit and evaluation: at most `MOST_TASK_RUNS` a flow run."""
 
 
 @flow(name="train-gpt", retries=0, validate_parameters=True, persist_result=False)
@@ -61,18 +62,21 @@ def train_gpt(
         overrides: `section.key=value` on top of the configuration, one each; a key with a field above only there.
         start_over: begin again at step 0 where commits exist and none can be read any more.
     """
+    run = choose_run_id(TrainingRequest(config=config, run_id=run_id))
+    is_named = flow_run.introduce(run, f"run:{run}")
     server_setup.take_credentials(store_credentials, os.environ)
     given = with_settings(overrides, steps=steps, learning_rate=learning_rate, micro_batch=micro_batch)
     request = TrainingRequest(config=config, run_id=run_id, overrides=given, store=store, start_over=start_over)
     shutdown, ours = ShutdownSignal(), runtime.flow_run
     resolved, configuration = begin_request(request, store_credentials, get_run_logger().warning)
     shown = flow_run.FlowRun(ours.get_id(), parameters=ours.get_parameters(), echo=get_run_logger().info)
+    shown.keeps_name = is_named
     deployment = runtime.deployment.get_name()
     by = f"prefect deployment {ours.get_flow_name()}/{deployment}" if deployment else "person"
     with shutdown.listening(configuration.preemption.signal), closing(WarmTrainer()) as warm:
         continued_by = active_run.starter(os.environ, default=by)
         host = active_run.Host(shutdown=shutdown, warm=warm, flow_run=shown, continued_by=continued_by)
-        return train(resolved, TASKS, host)
+        return train(resolved, steps_by(Chain().as_task), host)
 
 
 def train(resolved: ResolvedRequest, steps: Steps, host: active_run.Host) -> FlowEnd:
@@ -168,7 +172,7 @@ def end_after(run: active_run.ActiveRun, ended: AttemptEnded) -> FlowEnd | None:
         return None
     if run.cancellation.is_cancelling():
         return FlowEnd(reason=run.cancellation.outcome, message=f"{ended.detail}; the same command continues")
-    outcome = flow_outcome(ended.reason, decision.action, decision.charged)
+    outcome = flow_outcome(ended.reason, decision.action, decision.charged, is_spent=decision.is_spent)
     if outcome is None:
         run.say(f"  {decision.reason}; left: {describe_left(decision.left)}")
         return None
@@ -187,12 +191,19 @@ def is_shown(segment: train_segment.Segment, total_steps: int) -> bool:
 
 def watched_by(witness: flow_run.Witness) -> Steps:
     """Return the plain steps, each shown by a witness, whose failures never reach them."""
+    chain = Chain()
 
     def watch(step: Task[..., Any]) -> Callable[..., Any]:
         def perform(record: object, *arguments: Any) -> Any:
-            with witness.showing(step, f"{step.name} {record}".strip()) as states:
-                value = step.fn(record, *arguments)
-                states.append(state_of(value))
+            if not chain.admit(step):
+                return step.fn(record, *arguments)
+            value, shown = None, uuid4()
+            try:
+                with witness.showing(step, name_of(step, (record, *arguments)), shown, chain.before(record)) as states:
+                    value = step.fn(record, *arguments)
+                    states.append(state_of(value))
+            finally:
+                chain.add(record, value, shown)
             return value
 
         return perform

@@ -47,10 +47,10 @@ class Session:
         from cairn.flows.orchestrator import flow_run
 
         exit_on_notice(EXIT_CODES.get(end.reason, ExitCode.ERROR))
-        state, shown = flow_run.shown_state(end), self.host.flow_run
-        if not state.is_completed() and shown.id is not None and not prefect_server.is_ephemeral_server(os.environ):
-            flow_run.report_reason(end, shown.id, self.witness.name)
-        self.witness.finish(state, at_once=self.host.shutdown.signal is not None)
+        shown = self.host.flow_run
+        if shown.id is not None and not prefect_server.is_ephemeral_server(os.environ):
+            flow_run.emit_end(end, shown.id, self.witness.name)
+        self.witness.finish(end, at_once=self.host.shutdown.signal is not None)
 
 
 def end_without_flow(log: RunLog, config: RunConfig, environment: Mapping[str, str]) -> FlowEnd | None:
@@ -96,8 +96,7 @@ def training_session(
         try:
             yield Session(train=train_gpt.train, host=host, steps=train_gpt.watched_by(witness), witness=witness)
         except BaseException as error:
-            reason = flow_run.reason_of(error)
-            witness.finish(flow_run.shown_state(FlowEnd(reason=reason, message=str(error))), at_once=True)
+            witness.finish(FlowEnd(reason=flow_run.reason_of(error), message=str(error)), at_once=True)
             raise
 
 

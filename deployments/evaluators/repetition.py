@@ -24,6 +24,8 @@ class DirectoryModel:
 
     def __init__(self, folder: Path) -> None:
         self.config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        if self.config["model_type"] != "gpt2":
+            sys.exit(f"repetition.py computes GPT-2 alone, and this model is {self.config['model_type']}")
         self.weights = load_file(folder / "model.safetensors")
 
     def logits(self, ids: torch.Tensor) -> torch.Tensor:

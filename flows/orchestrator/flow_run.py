@@ -10,22 +10,27 @@ their traceback in both.
 """
 
 import functools
+import logging
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, ParamSpec
-from uuid import UUID, uuid4
+from uuid import UUID
 
+import coolname
+from coolname.loader import load_config
 from httpx import TransportError
 from prefect import Flow, State, Task, get_client, get_run_logger, runtime, states
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import LogCreate
+from prefect.client.schemas.objects import TaskRunResult
 from prefect.events import emit_event
-from prefect.exceptions import Abort
+from prefect.exceptions import Abort, PrefectHTTPStatusError
 from prefect.types import DateTime
 
 from cairn.flows.errors import EXPECTED_ERRORS
@@ -57,6 +62,7 @@ _CONTINUED: frozenset[str] = frozenset(
     }
 )
 """Ends after which no person has to start anything."""
+_RUNNING: Callable[..., State[Any]] = states.Running
 Request = Callable[[SyncPrefectClient, UUID], object]
 """Something to ask of the server for this flow run."""
 _POLL_SECONDS = 3.0
@@ -78,6 +84,7 @@ class FlowRun:
     ) -> None:
         """Take what is known; `is_expected` if a witness will make the flow run."""
         self.id, self.parameters, self.echo = flow_run_id, parameters or {}, echo
+        self.keeps_name = False  # a person has named it
         self.is_expected = is_expected or flow_run_id is not None
         self.is_wanted, self._is_settled = threading.Event(), threading.Event()
         if flow_run_id is not None or not is_expected:
@@ -126,13 +133,16 @@ class Witness:
         self._thread.start()
 
     @contextmanager
-    def showing(self, task: Task[..., Any], name: str) -> Iterator[list[State[Any]]]:
-        """Show a step as a task run while the block runs; the block adds the step's last state to the list."""
-        task_run_id, ended = uuid4(), list[State[Any]]()
+    def showing(
+        self, task: Task[..., Any], name: str, task_run_id: UUID, after: Sequence[UUID]
+    ) -> Iterator[list[State[Any]]]:
+        """Show a step as a task run after others; the block adds the step's last state to the list."""
+        ended = list[State[Any]]()
 
         def begin(client: SyncPrefectClient, flow_run_id: UUID) -> None:
-            key = str(task_run_id)
-            client.create_task_run(task, flow_run_id, key, id=task_run_id, name=name, state=states.Running())
+            key, state = str(task_run_id), _RUNNING()
+            inputs: Any = {"wait_for": [TaskRunResult(id=before) for before in after]}
+            client.create_task_run(task, flow_run_id, key, id=task_run_id, name=name, state=state, task_inputs=inputs)
 
         def end(client: SyncPrefectClient, flow_run_id: UUID) -> None:
             client.set_task_run_state(task_run_id, ended[-1], force=True)
@@ -146,13 +156,18 @@ class Witness:
         finally:
             self._ask(end)
 
-    def finish(self, state: State[Any], *, at_once: bool) -> None:
-        """Show how the run ended; `at_once` where the process has to leave: no server is waited for then."""
+    def finish(self, end: FlowEnd, *, at_once: bool) -> None:
+        """Show how the run ended, with its reason as a tag; `at_once` waits for no server: the process has to leave."""
         if at_once:
             self.flow_run.settle(None)
         self.flow_run.want()
-        # Not by `_ask`: however much was left out, the end is shown.
-        self._requests.put(lambda client, flow_run_id: client.set_flow_run_state(flow_run_id, state, force=True))
+
+        def show(client: SyncPrefectClient, flow_run_id: UUID) -> None:
+            with suppress(PrefectHTTPStatusError):
+                set_tags(client, flow_run_id, (f"reason:{end.reason}",))
+            client.set_flow_run_state(flow_run_id, shown_state(end), force=True)
+
+        self._requests.put(show)  # not by `_ask`: however much was left out, the end is shown
         self._requests.put(None)
         self._thread.join(_LAST_SECONDS / 10 if at_once else _LAST_SECONDS)
         self._is_over = True
@@ -176,8 +191,9 @@ class Witness:
             if self.flow_run.is_settled or not self._server.wait_ready() or self.flow_run.is_settled:
                 return
             with suppress(Exception), get_client(sync_client=True) as client:  # whatever Prefect does, the run goes on
-                parameters = dict(self.flow_run.parameters)
-                made = client.create_flow_run(self._flow, name=self.name, parameters=parameters, state=states.Running())
+                given = dict(self.flow_run.parameters)
+                tags, state = [f"run:{given.get('run_id')}"], _RUNNING()
+                made = client.create_flow_run(self._flow, name=self.name, parameters=given, tags=tags, state=state)
                 self.flow_run.settle(str(made.id))
                 while (request := self._requests.get()) is not None and not self._server.is_lost:
                     try:
@@ -283,24 +299,29 @@ def as_prefect_state(body: Callable[P, FlowEnd]) -> Callable[P, State[None]]:
     @functools.wraps(body)
     def wrapper(*arguments: P.args, **keywords: P.kwargs) -> State[None]:
         is_deployed = runtime.deployment.get_id() is not None
+        logging.getLogger("prefect.task_runs").setLevel(logging.CRITICAL)  # a line without a name for each
         try:
             end = body(*arguments, **keywords)
         except EXPECTED_ERRORS as error:
             if not is_deployed:
                 raise
-            get_run_logger().error("%s", error)
             end = FlowEnd(reason=reason_of(error), message=str(error))
         flow_run_id = runtime.flow_run.get_id()
         if is_deployed and end.reason not in _CONTINUED:
             end = replace(end, message=f"{end.message}; in a shell: prefect flow-run retry {flow_run_id}")
         state = shown_state(end)
-        if not state.is_completed() and flow_run_id:
-            if end.reason not in (FlowOutcome.PAUSED, FlowOutcome.TRAINED_ELSEWHERE):
-                report_reason(end, flow_run_id, runtime.flow_run.get_name() or "")
-            if is_deployed:  # for a returned state the engine would log a long traceback
-                with suppress(Exception), get_client(sync_client=True) as client:
-                    _set_last_state(client, UUID(flow_run_id), end.reason, state)
-                    raise Abort(state.message)
+        if flow_run_id and end.reason not in (FlowOutcome.PAUSED, FlowOutcome.TRAINED_ELSEWHERE):
+            with suppress(Exception), get_client(sync_client=True) as client:
+                set_tags(client, UUID(flow_run_id), (f"reason:{end.reason}",))
+            emit_end(end, flow_run_id, runtime.flow_run.get_name() or "")
+        if flow_run_id and is_deployed and not state.is_completed():
+            logger = get_run_logger()
+            # For a returned state the engine would log a long traceback, and for this one `Running` as the last word.
+            with suppress(Exception), get_client(sync_client=True) as client:
+                _set_last_state(client, UUID(flow_run_id), end.reason, state)
+                logger.log(logging.ERROR if state.is_failed() else logging.WARNING, "%s", state.message)
+                logging.getLogger("prefect.flow_runs").setLevel(logging.CRITICAL)
+                raise Abort(state.message)
         return state
 
     return wrapper
@@ -318,17 +339,42 @@ def _set_last_state(client: SyncPrefectClient, flow_run_id: UUID, reason: str, s
         client.set_flow_run_state(flow_run_id, state, force=True)
 
 
-def add_tags(client: SyncPrefectClient, flow_run_id: UUID, tags: Set[str]) -> None:
-    """Add the tags that are missing beside those a person has given; Prefect's own update replaces all. Raises."""
-    present = set(client.read_flow_run(flow_run_id).tags)
-    if not tags <= present:
-        client.update_flow_run(flow_run_id, tags=sorted(present | tags))
-
-
-def report_reason(end: FlowEnd, flow_run_id: str, name: str) -> None:
-    """Tag the flow run with the reason and emit the event; an API that fails costs them."""
+def introduce(name: str, *tags: str) -> bool:
+    """Name this flow run, unless a person has, and tag it; return whether a person has. An API that fails costs it."""
     with suppress(Exception), get_client(sync_client=True) as client:
-        add_tags(client, UUID(flow_run_id), {f"reason:{end.reason}"})
+        own = client.read_flow_run(UUID(runtime.flow_run.get_id()))
+        set_tags(client, own.id, tags)
+        is_ours = own.name.removeprefix(name)[:10] in ("", ", attempt ")
+        if not is_ours and not is_made_up(own.name):
+            return True
+        if not is_ours:
+            client.update_flow_run(own.id, name=name)
+    return False
+
+
+def is_made_up(name: str) -> bool:
+    """Whether Prefect has made up this name, of two words of the library that it takes them from."""
+    lists: Any = load_config(Path(coolname.__file__).parent / "data").values()
+    words = {word for found in lists for word in found.get("words", ())}
+    return name.count("-") == 1 and words.issuperset(name.split("-"))
+
+
+def without_reasons(tags: Iterable[str]) -> Set[str]:
+    """Return the tags without those that say why a flow run ended: one has those of its own end alone."""
+    return {tag for tag in tags if not tag.startswith("reason:")}
+
+
+def set_tags(client: SyncPrefectClient, flow_run_id: UUID, tags: Iterable[str]) -> None:
+    """Add tags to those a person has given, in place of an earlier reason; Prefect's update replaces all. Raises."""
+    present = set(client.read_flow_run(flow_run_id).tags)
+    if (wanted := without_reasons(present) | set(tags)) != present:
+        client.update_flow_run(flow_run_id, tags=sorted(wanted))
+
+
+def emit_end(end: FlowEnd, flow_run_id: str, name: str) -> None:
+    """Emit the event of a flow run that did not complete; an API that fails costs it."""
+    if end.reason == FlowOutcome.COMPLETED:
+        return
     with suppress(Exception):
         named = {"prefect.resource.id": f"prefect.flow-run.{flow_run_id}", "prefect.resource.name": name}
         payload = {"reason": end.reason, "message": end.message}

@@ -239,8 +239,24 @@ def _guarded_server(log_level: str) -> "Server":
         import uvicorn
         from prefect.server.api.server import create_app
 
+        _take_write_locks_at_once()
         app = guard(drain_on_sigusr1(create_app(final=True)))
         return uvicorn.Server(uvicorn.Config(app, log_level=log_level, lifespan="on"))
+
+
+def _take_write_locks_at_once() -> None:
+    """Let each transaction of Prefect's wait for SQLite's write lock when it begins, up to a minute.
+
+    Prefect begins deferred ones, which take the lock at their first write: where another was faster, SQLite fails them
+    at once ("database is locked") whatever the limit of waiting is, and events and triggers are lost. Prefect has no
+    setting for it; PostgreSQL is not concerned.
+    """
+    from prefect.server.database.configurations import AioSqliteConfiguration
+
+    begin = AioSqliteConfiguration.begin_transaction
+    AioSqliteConfiguration.begin_transaction = (  # type: ignore[method-assign]
+        lambda self, session, with_for_update=False: begin(self, session, with_for_update=True)
+    )
 
 
 def serve_temporarily(home: ServerHome, listening: socket.socket) -> None:

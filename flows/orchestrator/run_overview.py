@@ -24,7 +24,7 @@ from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
 from prefect.events import emit_event
 from prefect.exceptions import ObjectNotFound
 
-from cairn.flows.orchestrator.flow_run import FlowRun, add_tags
+from cairn.flows.orchestrator.flow_run import FlowRun
 from cairn.reports.plots.run_curves import ReadSteps, describe_run, gather_curves
 from cairn.reports.queries import receipts, run_lookup, run_status
 from cairn.reports.queries.evaluations import EvaluationComparison, list_evaluations
@@ -34,6 +34,7 @@ from cairn.storage.stores import codec, object_store
 from cairn.tasks.configuration.settings import METRIC
 from cairn.tasks.machine.process_scopes import running_beside
 from cairn.tasks.policy.termination import TerminationReason
+from cairn.tasks.text.format import format_duration
 
 MOST_LOST_FLOW_RUNS = 20
 ATTEMPT_ENDED = "cairn.attempt.ended"
@@ -78,16 +79,14 @@ def find_evaluation_form(client: SyncPrefectClient, given: Mapping[str, Any]) ->
 
 
 def overview_markdown(log: run_log.RunLog, curve: str, question: str = "", form: EvaluationForm | None = None) -> str:
-    """Return the page: what the run is and its state, what a person is asked, the curve, the tables, and links."""
-    opened, status = log.state.opened, run_status.make_status(log, beat := run_lookup.read_beat(log))
-    parts = [f"# {tables.markdown_text(log.run_id)}"]
-    if opened is not None:
-        what = f"{tables.markdown_text(opened.model_family)}, {opened.total_steps:,} steps, data {opened.data_snapshot}"
-        parts.append(f"{what}. **{status.state}** at step {status.step:,}: {tables.markdown_text(status.next)}")
-    parts += [part for part in (question, curve) if part]
-    attempted = tables.receipts_table(receipts.read_receipts(log, beat)[::-1])
-    parts.append(f"## Attempts\n\n{_narrow(attempted, _OF_ATTEMPTS)}")
-    parts.append(f"## Budgets\n\n{tables.markdown_table(tables.budgets_table(status.budgets))}")
+    """Return the page: what a person is asked, how the run stands, the curve, the tables, and links."""
+    status = run_status.make_status(log, beat := run_lookup.read_beat(log))
+    attempted = receipts.read_receipts(log, beat)
+    parts = [f"# {tables.markdown_text(log.run_id)}", question, _headline(log, status, attempted), curve]
+    parts = [part for part in parts if part]
+    parts.append(f"## Attempts\n\n{_narrow(tables.receipts_table(attempted[::-1]), _OF_ATTEMPTS)}")
+    if touched := {reason: budget for reason, budget in status.budgets.items() if budget.spent_total}:
+        parts.append(f"## Budgets\n\n{tables.markdown_table(tables.budgets_table(touched))}")
     if evaluations := list_evaluations(log.state):
         newest = evaluations[::-1][:200]
         parts.append(f"## Evaluations\n\n{_narrow(tables.evaluations_table(newest), _OF_EVALUATIONS)}")
@@ -105,6 +104,23 @@ def overview_markdown(log: run_log.RunLog, curve: str, question: str = "", form:
         links = (f"- [attempt {', '.join(own)}](../../runs/flow-run/{name})" for name, own in attempts.items())
         parts.append("\n".join(("## Flow runs\n", *links)))
     return "\n\n".join(parts)
+
+
+def _headline(log: run_log.RunLog, status: run_status.RunStatus, attempted: Sequence[receipts.Receipt]) -> str:
+    """Return how the run stands, why, how far of how many steps, at what cost, and what comes next."""
+    is_stopped = status.state == run_status.RunPhase.STOPPED
+    ended = log.state.attempts[-1].ended if log.state.attempts and not log.state.finished else None
+    step, why = (ended.last_step, f": {ended.reason}") if ended else (status.step, "")
+    seconds = {name: sum(getattr(item, name) or 0.0 for item in attempted) for name in receipts.SECONDS}
+    spent, wasted = seconds["gpu_seconds"], seconds["wasted_gpu_seconds"]
+    document = run_lookup.configuration_document(log.state)
+    price = codec.stored_value(document, "cost", "gpu_hour_price", float)
+    currency = codec.stored_value(document, "cost", "currency", str)
+    money = "" if price is None else f"{spent / 3600 * price:,.2f} {currency or ''}".strip()
+    costs = (format_duration(spent), money, f"{100 * wasted / spent:.0f} % lost" if spent else "")
+    stands = f"{'failed' if is_stopped else status.state}{why}"
+    parts = (f"**{stands} at {step:,}/{status.total_steps:,}**", ", ".join(filter(None, costs)), status.next)
+    return " · ".join(part if part.startswith("**") else tables.markdown_text(part) for part in parts)
 
 
 def evaluation_markdown(view: EvaluationComparison, words: str, form: EvaluationForm | None) -> str:
@@ -174,7 +190,6 @@ class RunOverview:
         self._drawn: Drawing | None = None
         self._curve = self._shown = self._name = ""
         self.question = ""  # that a person is asked
-        self._tags: set[str] = set()
         self._artifact_id: UUID | None = None
         self._lost = tuple[UUID, ...]()
         self._form: EvaluationForm | None = None
@@ -206,14 +221,12 @@ class RunOverview:
 
     def _publish(self, client: SyncPrefectClient, flow_run_id: UUID, *, is_last: bool) -> None:
         self._emit_ended()
-        run_id, ends = self._log.run_id, [attempt.ended for attempt in self._log.state.attempts if attempt.ended]
-        if (tags := {f"run:{run_id}", *(f"reason:{end.reason}" for end in ends)}) != self._tags:
-            add_tags(client, flow_run_id, tags)
-            self._tags = tags
-        if (name := flow_run_name(run_id, self._log.state.latest_attempt)) != self._name:
+        run_id = self._log.run_id
+        name = flow_run_name(run_id, self._log.state.latest_attempt)
+        if name != self._name and not self._flow_run.keeps_name:
             client.update_flow_run(flow_run_id, name=name)
             self._name = name
-        now, ended = time.monotonic(), len(ends)
+        now, ended = time.monotonic(), sum(attempt.ended is not None for attempt in self._log.state.attempts)
         is_curve_due = is_due(self._drawn, now_seconds=now, age_seconds=now - self._began, ended_attempts=ended)
         if (is_last or is_curve_due) and (markdown := curve_markdown(self._log, self._read_steps)) is not None:
             drawn_at = time.monotonic()

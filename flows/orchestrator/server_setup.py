@@ -1,11 +1,10 @@
-"""The needs of deployments on a Prefect server: work pool, queues, the alert, places for accelerators, credentials.
+"""A Prefect server for Cairn: work pool, queues, deployments, the alert, places for accelerators, credentials.
 
     python -m cairn.flows.orchestrator.server_setup [--alert-block slack-webhook/mine] [--accelerators 2]
 
-makes what is missing; a second call changes nothing. `make up` calls it; on a server of one's own it comes before
-`prefect deploy --all`. A flow run takes a place among those that use accelerators as politeness: it waits at most an
-hour and then goes on all the same, since its log keeps a run safe. A place is a lease, so a killed flow run gives it
-back within two minutes.
+makes what is missing and writes what the code changed; a person's settings stay. `make up` calls it. A flow run takes a
+place among those that use accelerators as politeness: it waits at most an hour and then goes on all the same, since
+its log keeps a run safe. A place is a lease, so a killed flow run gives it back within two minutes.
 """
 
 import argparse
@@ -24,16 +23,23 @@ from uuid import UUID
 from prefect import runtime
 from prefect.blocks.core import Block
 from prefect.client.orchestration import PrefectClient, SyncPrefectClient, get_client
-from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
 from prefect.events.actions import SendNotification
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound, PrefectHTTPStatusError
 from pydantic import Field, SecretStr
 
+from cairn.flows.orchestrator import deployment_setup
 from cairn.flows.orchestrator.flow_run import FLOW_ENDED
 from cairn.tasks.errors import InvalidConfiguration
 from cairn.tasks.machine.process_scopes import running_beside
+from cairn.tasks.policy.termination import GIVEN_UP, FlowOutcome, TerminationReason
 
+if __name__ == "__main__":  # by its own name, which the flows know too: else its block type is registered twice
+    from cairn.flows.orchestrator import server_setup
+
+    server_setup.main()
+    sys.exit()
 ACCELERATORS = "cairn-accelerators"
 _ANSWER_SECONDS, _RELEASE_SECONDS = 10.0, 2.0
 _LEASE_SECONDS, _POLL_SECONDS, _LOOK_SECONDS = 60.0, 1.0, 0.2
@@ -41,7 +47,8 @@ QUEUES: Mapping[str, int] = {"default": 1, "evaluate": 2, "train": 3}
 """Short work first: a poll and a sweep take seconds, an evaluation minutes, and each would wait behind training for
 hours. Training waits for what is short at most as long as that takes. It matters only where a limit is set."""
 ALERT = "cairn: a budget is exhausted, or stored data is damaged"
-ALARMING = ("budget-exhausted", "integrity", "snapshot-damaged", "object-damaged", "nothing-readable")
+_DAMAGE = ("integrity", "snapshot-damaged", "object-damaged", "nothing-readable")
+ALARMING = (FlowOutcome.BUDGET_EXHAUSTED, *sorted(GIVEN_UP - {TerminationReason.STORAGE}), *_DAMAGE)
 """The reasons of `cairn.flow.ended` after which nothing goes on before a person has acted."""
 _BODY = """{{ flow_run.name }} ended: {{ event.payload.reason }}
 
@@ -150,35 +157,51 @@ def alert_automation(block_document_id: Any) -> AutomationCore:
     return AutomationCore(name=ALERT, trigger=trigger, actions=[action])
 
 
-async def set_up(pool: WorkPoolCreate, *, accelerators: int | None, alert_block: str) -> Sequence[str]:
-    """Make what is missing and return what was changed; raises `InvalidConfiguration` for a block that is not there."""
+async def set_up(
+    pool: WorkPoolCreate, prefect_file: Path | None = None, *, accelerators: int | None, alert_block: str
+) -> Sequence[str]:
+    """Make what is missing; return what was changed, and what stays as a person has set it.
+
+    Raises `InvalidConfiguration` for a block that is not there.
+    """
     async with get_client() as client:
         try:
             await StoreCredentials.aregister_type_and_schema(client=client)
         except ObjectAlreadyExists:  # somebody else set the server up between its check and its request
             await StoreCredentials.aregister_type_and_schema(client=client)
-        changed, template, limit = [], None, None
-        with suppress(ObjectNotFound):
-            template = (await client.read_work_pool(pool.name)).base_job_template
-        if template != pool.base_job_template:
-            await client.create_work_pool(pool, overwrite=True)
-            changed.append(f"work pool {pool.name}: made with this job template")
+        changed, limit = [*(await _set_up_pool(client, pool))], None
+        found = {queue.name for queue in await client.read_work_queues(work_pool_name=pool.name)}
         for name, priority in QUEUES.items():
-            queues = await client.read_work_queues(work_pool_name=pool.name)  # each time: others may move
-            found = {queue.name: queue for queue in queues}
             if name not in found:
                 await client.create_work_queue(name, work_pool_name=pool.name, priority=priority)
-            elif found[name].priority != priority:
-                await client.update_work_queue(found[name].id, priority=priority)
-            else:
-                continue
-            changed.append(f"work queue {name}: priority {priority}")
+                changed.append(f"work queue {name}: made with priority {priority}")
         with suppress(ObjectNotFound):
             limit = (await client.read_global_concurrency_limit_by_name(ACCELERATORS)).limit if accelerators else None
         if accelerators and limit != accelerators:
             await client.upsert_global_concurrency_limit_by_name(ACCELERATORS, accelerators)
             changed.append(f"limit {ACCELERATORS}: {accelerators}")
+        changed += await deployment_setup.deploy_all(client, prefect_file) if prefect_file else ()
         return [*changed, *(await _alert(client, alert_block) if alert_block else ())]
+
+
+async def _set_up_pool(client: PrefectClient, pool: WorkPoolCreate) -> Sequence[str]:
+    wanted, said = {"job template": pool.base_job_template}, list[str]()
+    try:
+        found = await client.read_work_pool(pool.name)
+    except ObjectNotFound:
+        found = await client.create_work_pool(pool)
+        said.append(f"work pool {pool.name}: made")
+    now, variable = {"job template": found.base_job_template}, f"cairn_deployed_{found.id.hex}"
+    # Without the template a flow run may not begin: one of which nothing is known is replaced.
+    deployed = await deployment_setup.read_deployed(client, variable)
+    changes = deployment_setup.compare(deployed or deployment_setup.digests(now), now, wanted)
+    if changes.written:
+        await client.update_work_pool(pool.name, WorkPoolUpdate(base_job_template=pool.base_job_template))
+        said.append(f"work pool {pool.name}: has this job template")
+    if changes.kept:
+        said.append(f"work pool {pool.name}: stays as a person has set it: job template")
+    await deployment_setup.remember_deployed(client, variable, wanted)
+    return said
 
 
 async def _alert(client: PrefectClient, block: str) -> Sequence[str]:
@@ -193,11 +216,12 @@ async def _alert(client: PrefectClient, block: str) -> Sequence[str]:
         raise InvalidConfiguration(f"alert block {block!r}: it notifies nobody; {rule}")
     wanted = alert_automation(document.id)
     found = await client.read_automations_by_name(ALERT)
-    if any(one.actions == wanted.actions for one in found):
+    if any(getattr(action, "block_document_id", None) == document.id for one in found for action in one.actions):
         return []
     for one in found:
-        await client.delete_automation(one.id)
-    await client.create_automation(wanted)
+        await client.update_automation(one.id, wanted.model_copy(update={"enabled": one.enabled}))
+    if not found:
+        await client.create_automation(wanted)
     return [f"alert: sent by {block}"]
 
 
@@ -207,17 +231,14 @@ def main() -> None:
     parser.add_argument("--pool", default="cairn", help="work pool of the deployments")
     parser.add_argument("--type", default="process", help="type of the work pool, if it is created")
     parser.add_argument("--job-template", default="deployments/job-template.json", help="its base job template")
+    parser.add_argument("--deployments", type=Path, default=Path("prefect.yaml"), help="file of the deployments")
     parser.add_argument("--accelerators", type=int, help="how many flow runs may use accelerators at once")
     parser.add_argument("--alert-block", default="", help="notification block that alerts use, TYPE/NAME")
     options = parser.parse_args()
     template = json.loads(Path(options.job_template).read_text(encoding="utf-8"))
     pool = WorkPoolCreate(name=options.pool, type=options.type, base_job_template=template)
     try:
-        done = asyncio.run(set_up(pool, accelerators=options.accelerators, alert_block=options.alert_block))
+        asked = set_up(pool, options.deployments, accelerators=options.accelerators, alert_block=options.alert_block)
+        print("\n".join(asyncio.run(asked)) or "nothing to change")
     except InvalidConfiguration as error:
         sys.exit(str(error))
-    print("\n".join(done) or "nothing to change")
-
-
-if __name__ == "__main__":
-    main()

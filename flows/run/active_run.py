@@ -95,7 +95,8 @@ class ActiveRun:
         """Say that a checkpoint was committed, show it, and sweep; a commit that failed is not noted."""
         if commit.exception() is None:
             reference = commit.result()
-            self.say(f"  committed step {reference.step}: {reference.prefix}")
+            of, pace = f"of {self.config.training.steps}", self.progress.pace()
+            self.say(f"  committed step {reference.step} {of}{f' ({pace})' if pace else ''}: {reference.prefix}")
             self.sweep.start()
 
     def _sweep(self, sweep: Callable[[], object]) -> None:

@@ -41,6 +41,10 @@ class Progress:
         """Keep a live line while the block runs, where stderr is a terminal."""
         return self._live.show()
 
+    def pace(self) -> str:
+        """Return speed and time left, as the live line has them; "" before the first step."""
+        return ", ".join(self._parts(self._newest)[2:]) if self._newest else ""
+
     def say(self, message: str) -> None:
         """Print a line that stays."""
         self._live.say(message)

@@ -21,6 +21,7 @@ from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL
 from prefect.states import Scheduled
 
+from cairn.flows.orchestrator.flow_run import without_reasons
 from cairn.flows.orchestrator.known_stores import record_store
 from cairn.flows.orchestrator.run_overview import flow_run_name
 from cairn.flows.preparation.preflight import check_before_start
@@ -107,7 +108,7 @@ class ContinuationByDeployment:
             name=flow_run_name(log.run_id, attempt + 1),
             idempotency_key=f"{_KEY}{key}",
             # The launch gets its run's tag from the thread of its page, which a busy server may still keep waiting.
-            tags=sorted({f"run:{log.run_id}", *(launch.tags if launch else ())}),
+            tags=sorted({f"run:{log.run_id}", *(without_reasons(launch.tags) if launch else ())}),
             work_queue_name=here.work_queue_name if here else None,
             job_variables=here.job_variables if here else None,
         )

@@ -25,7 +25,7 @@ from cairn.storage.stores import codec, object_store
 from cairn.tasks.configuration.settings import NotifyConfig
 from cairn.tasks.machine.http_request import open_directly
 from cairn.tasks.machine.process_scopes import repeating_beside
-from cairn.tasks.policy.termination import DecisionAction, FlowOutcome, flow_outcome
+from cairn.tasks.policy.termination import GIVEN_UP, DecisionAction, FlowOutcome, flow_outcome
 from cairn.tasks.text.format import one_line
 
 _OLD = timedelta(days=1)
@@ -44,7 +44,7 @@ class NoticeKind(StrEnum):
     SILENT = "silent"
 
 
-_KINDS = dict.fromkeys((FlowOutcome.ERROR, FlowOutcome.STORAGE), NoticeKind.STOPPED)
+_KINDS = dict.fromkeys((*GIVEN_UP, FlowOutcome.ERROR, FlowOutcome.STORAGE), NoticeKind.STOPPED)
 _KINDS[FlowOutcome.BUDGET_EXHAUSTED] = NoticeKind.BUDGET_EXHAUSTED
 
 
@@ -94,7 +94,8 @@ def find_notices(
                 text = f"{wish}: `cairn promote {run_id}`"
                 yield _notice(run_id, f"approval-{number}@{opening}", NoticeKind.APPROVAL_WANTED, step, at, text)
     elif ended.decision.action == DecisionAction.STOP:
-        outcome = flow_outcome(ended.reason, ended.decision.action, ended.decision.charged)
+        decision = ended.decision
+        outcome = flow_outcome(ended.reason, decision.action, decision.charged, is_spent=decision.is_spent)
         if outcome in _KINDS:
             text = f"attempt {last.started.attempt} ended: {ended.reason}: {describe_end(ended)}"
             yield _notice(run_id, f"ended-{number}@{opening}", _KINDS[outcome], ended.last_step, at, text)

@@ -52,6 +52,11 @@ class Decision:
     activation_checkpointing: bool | None = None
     changed: str = ""
 
+    @property
+    def is_spent(self) -> bool:
+        """Whether a budget has nothing left, which alone says what is left when a run stops."""
+        return self.charged is not None and bool(self.left)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunOpened:

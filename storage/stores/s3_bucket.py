@@ -6,6 +6,7 @@ one event-loop thread; here each is a future. Its listing caches and shared inst
 
 import asyncio
 import os
+import ssl
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -47,6 +48,7 @@ _FULL = (
     *("XMinioStorageFull", "XMinioAdminBucketQuotaExceeded", "EDQUOT", "ENOSPC"),
 )
 """Codes for a full bucket, user or disk: of Ceph, MinIO and servers on top of a file system; 507 without a body."""
+_BUNDLES = ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE")
 _CONNECTIONS = 32
 ANSWER_SECONDS, SILENCE_SECONDS = 10.0, 60.0
 """Time limits of a request: for a small answer, or a piece of a part; and without data during a long one."""
@@ -70,6 +72,11 @@ def convert_error(error: Exception, *, action: str, where: str) -> StorageError:
     problem = redaction.redact(f"{where}: cannot {action}: {code}: {message}")
     if code in _FULL:
         return StoreFull(f"{problem} (the store or its quota is full; free space and run the same command again)")
+    if (bundle := next(filter(os.environ.get, _BUNDLES), "")) and code in ("HTTPClientError", "SSLError"):
+        cause = getattr(error, "kwargs", {}).get("error")
+        if code == "SSLError" or isinstance(cause, FileNotFoundError | PermissionError | ssl.SSLError):
+            rule = "must be a readable PEM file of certificates, one of which vouches for the server's"
+            return StoreRefused(f"{problem}; {bundle} = {os.environ[bundle]!r}: {rule}")
     return StoreRefused(f"{problem}; {_REFUSED[code]}") if code in _REFUSED else StoreUnavailable(problem)
 
 

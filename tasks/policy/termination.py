@@ -131,7 +131,13 @@ TERMINATIONS: Mapping[str, Termination] = {
 }
 """Keyed by the stored word, which a newer version may extend."""
 
+GIVEN_UP: frozenset[str] = frozenset(
+    reason for reason, termination in TERMINATIONS.items() if termination.outcome == FlowOutcome.BUDGET_EXHAUSTED
+)
+"""The reasons by which a flow ends as well, where no retry could help."""
+
 EXIT_CODES: Mapping[str, ExitCode] = {
+    **dict.fromkeys(GIVEN_UP, ExitCode.BUDGET_EXHAUSTED),
     FlowOutcome.COMPLETED: ExitCode.DONE,
     FlowOutcome.PREEMPTED: ExitCode.PREEMPTED,
     FlowOutcome.INTERRUPTED: ExitCode.INTERRUPTED,
@@ -147,13 +153,15 @@ RESTARTABLE: frozenset[str] = frozenset({TerminationReason.PREEMPTED, Terminatio
 """After these the flow ends whatever was decided, and the same command continues the run later."""
 
 
-def flow_outcome(reason: str, action: str, charged: str | None) -> FlowOutcome | None:
+def flow_outcome(reason: str, action: str, charged: str | None, *, is_spent: bool = True) -> str | None:
     """Return how the flow ends after an attempt that ended for `reason`, or None if the flow starts another.
 
-    A store that refuses charges no budget: the same command continues once it allows the operation.
+    A store that refuses charges no budget: the same command continues once it allows the operation. Where no retry
+    could help though the budget is not spent, the flow ends by the attempt's own reason.
     """
     if action == DecisionAction.RESUME and reason not in RESTARTABLE:
         return FlowOutcome.PREEMPTED if reason == TerminationReason.TOO_FEW_MACHINES else None
     if reason == TerminationReason.STORAGE and charged is None:
         return FlowOutcome.STORAGE
-    return TERMINATIONS[reason].outcome if reason in TERMINATIONS else FlowOutcome.BUDGET_EXHAUSTED
+    outcome = TERMINATIONS[reason].outcome if reason in TERMINATIONS else FlowOutcome.BUDGET_EXHAUSTED
+    return reason if outcome == FlowOutcome.BUDGET_EXHAUSTED and not is_spent else outcome

@@ -22,6 +22,13 @@ class ShownRun:
         """Return the state of each task run by its name."""
         return {item["name"]: item["state_name"] for item in ask(self.api_url, "task_runs/filter", self._filters)}
 
+    def edges(self) -> dict[str, list[str]]:
+        """Return the names of the task runs that each one follows, in the order in which they began."""
+        found = sorted(ask(self.api_url, "task_runs/filter", self._filters), key=lambda item: str(item["start_time"]))
+        names = {item["id"]: item["name"] for item in found}
+        inputs = ((item["name"], [one for given in item["task_inputs"].values() for one in given]) for item in found)
+        return {name: sorted(names[one["id"]] for one in given) for name, given in inputs}
+
     def task_tags(self) -> list[list[str]]:
         """Return the tags of the task runs that have any."""
         return [item["tags"] for item in ask(self.api_url, "task_runs/filter", self._filters) if item["tags"]]

@@ -9,7 +9,7 @@ import pytest
 from prefect import flow
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from cairn.flows.run.steps import PLAIN, TASKS, Steps
+from cairn.flows.run.steps import PLAIN, Chain, Steps, steps_by
 from cairn.storage.logs.registry import Registry
 from tests.wiring.flow_in_process import FlowWorld, NotedWarmTrainer, answer_for_evaluators
 
@@ -32,7 +32,9 @@ def execute(request: pytest.FixtureRequest) -> Iterator[Execute]:
         yield lambda train: train(PLAIN)
         return
     with temporary_settings({PREFECT_API_URL: request.getfixturevalue("api_url")}):
-        yield lambda train: flow(name="both-executors", persist_result=False)(lambda: train(TASKS) and None)()
+        yield lambda train: flow(name="both-executors", persist_result=False)(
+            lambda: train(steps_by(Chain().as_task)) and None
+        )()
 
 
 def record_of(world: FlowWorld, waited: list[float]) -> dict[str, Any]:

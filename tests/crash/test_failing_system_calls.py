@@ -64,7 +64,7 @@ def has_failed(trace: Path) -> bool:
 
 def said_to_be_committed(command: Command) -> set[str]:
     """Return the checkpoints that the command told its user of."""
-    return set(re.findall(r"committed step \d+: (\S+)", command.output()))
+    return set(re.findall(r"committed step \d+ of .*: (\S+)", command.output()))
 
 
 @pytest.fixture(scope="module")

@@ -31,9 +31,19 @@ def test_a_failed_segment_carries_its_reason_as_state_name(shown: ShownRun) -> N
         assert reason in states and states <= {reason, "Completed"}, attempt
 
 
-def test_the_flow_run_is_tagged_with_its_run_and_every_reason(shown: ShownRun) -> None:
-    reasons = ("bad-data", "completed", "hung", "lost", "oom", "preempted")
-    assert shown.tags() == [*(f"reason:{reason}" for reason in reasons), "run:bard"]
+def test_a_commit_follows_its_segment_an_evaluation_its_commit_and_a_segment_the_one_before(shown: ShownRun) -> None:
+    edges = shown.edges()
+    commits = {name.split()[1].strip(","): name for name in edges if name.startswith("commit-checkpoint ")}
+    for step, name in commits.items():
+        (segment,) = edges[name]
+        assert f"-{step}, {name.partition(', ')[2]}" in segment
+    assert edges["evaluate 60"] == [commits["60"]] and edges["promote step 60 to champion"] == ["evaluate 60"]
+    _, *later = [name for name in edges if name.startswith("train-segment ")]
+    assert [name for name in later if not edges[name][0].startswith("train-segment ")] == []
+
+
+def test_the_flow_run_is_tagged_with_its_run_and_the_reason_of_its_own_end_alone(shown: ShownRun) -> None:
+    assert shown.tags() == ["reason:completed", "run:bard"]
 
 
 def test_no_task_carries_a_tag_for_which_prefect_would_make_it_wait(shown: ShownRun) -> None:
@@ -61,7 +71,7 @@ def test_the_page_has_receipts_budgets_and_the_other_flow_run(shown: ShownRun) -
 def test_the_page_has_the_curve_as_a_picture_up_to_the_end_of_the_run(shown: ShownRun) -> None:
     page = shown.newest_table("cairn-bard")
     assert "![curves of bard](data:image/png;base64,iVBORw0KGgo" in page
-    assert "step 60 of 60" in page and "**finished**" in page
+    assert "step 60 of 60" in page and "**finished at 60/60** · " in page
 
 
 def test_cancelling_stops_the_trainer_and_is_booked_as_cancelled(command: Command, api_url: str) -> None:

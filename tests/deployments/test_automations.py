@@ -13,7 +13,7 @@ from prefect.server.utilities.user_templates import render_user_template
 from cairn.flows.orchestrator.flow_run import FLOW_ENDED, reason_of, shown_state
 from cairn.flows.orchestrator.server_setup import ALARMING, QUEUES, alert_automation
 from cairn.storage.errors import IntegrityError
-from cairn.tasks.policy.termination import FlowEnd, FlowOutcome
+from cairn.tasks.policy.termination import GIVEN_UP, FlowEnd, FlowOutcome
 
 if TYPE_CHECKING:
     from prefect.server.events.schemas.automations import EventTrigger
@@ -89,7 +89,7 @@ def reasons_of_damage() -> set[str]:
 
 
 def test_the_alert_knows_every_error_of_damaged_data() -> None:
-    assert set(ALARMING) == {FlowOutcome.BUDGET_EXHAUSTED, *reasons_of_damage()}
+    assert set(ALARMING) == {FlowOutcome.BUDGET_EXHAUSTED, *GIVEN_UP - {"storage"}, *reasons_of_damage()}
 
 
 @pytest.mark.parametrize("reason", [*FlowOutcome, "integrity", "config-drift"])

@@ -224,6 +224,15 @@ def test_the_page_of_a_run_measures_its_best_checkpoint_under_another_suite_by_t
     assert table.evaluate("table => table.scrollWidth <= table.closest('div').clientWidth")
 
 
+def test_the_page_of_a_flow_run_begins_with_its_name_its_reason_and_the_graph(
+    page: "Page", seen: Seen, take: Take
+) -> None:
+    go(page, seen, f"runs/flow-run/{seen.id_of('good, attempt 1')}")
+    see(page, "good, attempt 1", "reason:completed", "run:good")
+    page.wait_for_timeout(5000)  # the graph is drawn on a canvas
+    take("prefect-flow-run", whole=False)
+
+
 def test_the_form_has_typed_fields_and_says_in_words_what_is_wrong_before_a_run_exists(
     page: "Page", seen: Seen, take: Take
 ) -> None:

@@ -6,7 +6,7 @@ from cairn.flows.orchestrator.flow_run import completed, reason_of, shown_state
 from cairn.flows.orchestrator.run_overview import artifact_key, flow_run_name
 from cairn.storage.errors import IntegrityError
 from cairn.tasks.errors import BudgetExhausted, ConfigDrift, InvalidConfiguration, LiveOwner
-from cairn.tasks.policy.termination import FlowEnd, FlowOutcome
+from cairn.tasks.policy.termination import EXIT_CODES, FlowEnd, FlowOutcome, flow_outcome
 
 NAMES_OF_PREFECTS_PAGES = {"Completed", "Cancelled", "Crashed", "Failed", "TimedOut"}
 """The names of ended flow runs for which the deployment page of both pages asks."""
@@ -36,6 +36,23 @@ def test_every_end_has_a_name_that_prefects_pages_list(reason: str) -> None:
 def test_the_reason_stands_first_in_the_message(reason: str, name: str) -> None:
     state = shown_state(FlowEnd(reason=reason, message="why"))
     assert (state.name, state.message) == (name, f"{reason}: why")
+
+
+@pytest.mark.parametrize(
+    ("reason", "charged", "is_spent", "outcome"),
+    [
+        ("lost", "lost", True, "budget-exhausted"),
+        ("bad-data", None, False, "bad-data"),
+        ("oom", "oom", False, "oom"),
+        ("error", None, False, "error"),
+        ("storage", None, False, "storage"),
+    ],
+)
+def test_a_flow_run_ends_by_its_budget_only_where_that_is_spent_else_by_the_reason_of_its_attempt(
+    reason: str, charged: str | None, is_spent: bool, outcome: str
+) -> None:
+    assert flow_outcome(reason, "stop", charged, is_spent=is_spent) == outcome
+    assert EXIT_CODES[outcome] in (1, 4, 75)
 
 
 def test_a_completed_flow_run_says_only_what_it_did() -> None:

@@ -49,3 +49,26 @@ def test_an_evaluation_is_shown_in_the_columns_of_its_runs_page(bard: Fabricated
     (of_evaluation,) = [line for line in evaluation_markdown(view, "loop 0.9", None).splitlines() if "val" in line]
     (of_run,) = [line for line in overview_markdown(bard.log, "").splitlines() if "val" in line and "status" in line]
     assert of_evaluation.split("|")[3:] == of_run.split("|")[2:]
+
+
+def test_the_page_of_a_failed_run_begins_with_why_how_far_at_what_cost_and_what_to_do(fresh: FabricatedRun) -> None:
+    fresh.start(overrides=("cost.gpu_hour_price=2.25", 'cost.currency="EUR"'))
+    fresh.commit(20)
+    fresh.end("bad-data", last_step=30, action="stop", gpu_seconds=160.0, wasted_gpu_seconds=8.0)
+    _, headline, *_ = overview_markdown(fresh.log, "").split("\n\n")
+    assert headline == (
+        "**failed: bad-data at 30/40** · 2 min 40 s, 0.10 EUR, 5 % lost · "
+        "a person decides: so it was decided; then `cairn train --run-id fresh` continues from step 20"
+    )
+
+
+def test_what_a_person_is_asked_stands_before_how_the_run_stands(bard: FabricatedRun) -> None:
+    page = overview_markdown(bard.log, "", "**May it?**")
+    assert page.index("**May it?**") < page.index(" · ")
+
+
+def test_only_budgets_that_were_touched_are_on_the_page_and_no_long_digest(bard: FabricatedRun) -> None:
+    page = overview_markdown(bard.log, "")
+    budgets = page.partition("## Budgets")[2].partition("##")[0]
+    assert all(" 0 |\n" not in f"{line}\n" for line in budgets.splitlines()[4:]) and budgets
+    assert not re.search(r"[0-9a-f]{40}", page)

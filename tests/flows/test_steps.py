@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 from prefect import Task
 
-from cairn.flows.run.steps import as_task
+from cairn.flows.run.steps import MOST_TASK_RUNS, Chain
+from cairn.tasks import promote, train_segment
 
 
 def test_a_step_is_performed_once_although_the_task_engine_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,7 +20,7 @@ def test_a_step_is_performed_once_although_the_task_engine_fails(monkeypatch: py
         raise RuntimeError("no server")
 
     monkeypatch.setattr(Task, "__call__", fail)
-    assert as_task(Task(fn=step))(4) == 5
+    assert Chain().as_task(Task(fn=step))(4) == 5
     assert performed == [4]
 
 
@@ -35,7 +36,7 @@ def test_a_value_is_the_functions_although_its_task_run_cannot_end(monkeypatch: 
         raise RuntimeError("the server has gone")
 
     monkeypatch.setattr(Task, "__call__", fail_late)
-    assert as_task(Task(fn=step))(4) == 5
+    assert Chain().as_task(Task(fn=step))(4) == 5
     assert performed == [4]
 
 
@@ -51,4 +52,19 @@ def test_an_error_is_the_functions_although_its_task_run_cannot_end(monkeypatch:
 
     monkeypatch.setattr(Task, "__call__", swallow)
     with pytest.raises(KeyError, match="4"):
-        as_task(Task(fn=step))(4)
+        Chain().as_task(Task(fn=step))(4)
+
+
+def test_a_flow_run_has_at_most_sixty_task_runs_of_which_the_last_is_the_promotions() -> None:
+    chain = Chain()
+    admitted = [chain.admit(train_segment.train_segment) for _ in range(200)]
+    assert admitted == [True] * 59 + [False] * 141 and MOST_TASK_RUNS == 60
+    assert [chain.admit(promote.promote) for _ in range(2)] == [True, False]
+
+
+def test_a_step_that_is_not_shown_any_more_is_performed_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Task, "__call__", lambda *given, **named: pytest.fail("shown"))
+    chain = Chain()
+    for _ in range(MOST_TASK_RUNS):
+        chain.admit(train_segment.train_segment)
+    assert chain.as_task(Task(fn=lambda number: number + 1))(4) == 5

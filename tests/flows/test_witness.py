@@ -8,9 +8,9 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from prefect.states import Completed
 
 from cairn.flows.orchestrator import flow_run
+from cairn.flows.orchestrator.flow_run import completed
 
 
 class LateServer:
@@ -38,6 +38,12 @@ class Client:
     def create_logs(self, lines: list[object]) -> None:
         self.lines += len(lines)
 
+    def read_flow_run(self, flow_run_id: UUID) -> SimpleNamespace:
+        return SimpleNamespace(tags=["run:bard"])
+
+    def update_flow_run(self, flow_run_id: UUID, tags: list[str]) -> None:
+        self.tags = tags
+
     def set_flow_run_state(self, flow_run_id: UUID, state: Any, force: bool) -> None:
         self.states.append(state.name)
 
@@ -56,5 +62,5 @@ def test_the_end_is_shown_though_lines_were_left_out_while_the_server_was_late(m
     for number in range(10):
         witness._log(f"line {number}")
     threading.Timer(0.0, server.begun.set).start()
-    witness.finish(Completed(message="done"), at_once=False)
-    assert (client.lines, client.states) == (3, ["Completed"])
+    witness.finish(completed("done"), at_once=False)
+    assert (client.lines, client.states, client.tags) == (3, ["Completed"], ["reason:completed", "run:bard"])

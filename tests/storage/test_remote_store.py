@@ -360,6 +360,19 @@ def test_an_endpoint_that_is_no_address_is_refused_with_what_to_set(
         S3Store(S3Bucket("cairn"), "x").read("a/b")
 
 
+@pytest.mark.parametrize("content", [None, "no certificate"], ids=["missing", "no certificate"])
+def test_a_file_of_certificates_that_cannot_be_used_is_refused_by_its_variable(
+    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: str | None
+) -> None:
+    bundle = tmp_path / "ours.pem"
+    if content is not None:
+        bundle.write_text(content)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "https://127.0.0.1:9")
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(bundle))
+    with pytest.raises(StoreRefused, match=rf"; AWS_CA_BUNDLE = '{bundle}': must be a readable PEM file"):
+        S3Store(S3Bucket("cairn"), "x").read("a/b")
+
+
 def test_a_value_error_that_speaks_of_no_endpoint_is_no_refusal() -> None:
     error = convert_error(ValueError("a bug"), action="read", where="s3://cairn/a")
     assert type(error) is StoreUnavailable

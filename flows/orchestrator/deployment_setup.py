@@ -1,0 +1,182 @@
+"""The deployments and automations of a prefect.yaml, registered without undoing what a person has set.
+
+`prefect deploy` writes every field again. Here a setting is written only if the code changed it since it was deployed
+and nobody else did: a variable of the server has the digest of each setting as it was deployed last.
+"""
+
+import importlib
+import json
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import yaml
+from prefect import Flow
+from prefect.client.orchestration import PrefectClient
+from prefect.client.schemas.actions import DeploymentUpdate, VariableCreate, VariableUpdate
+from prefect.client.schemas.objects import ConcurrencyOptions
+from prefect.client.schemas.responses import DeploymentResponse
+from prefect.client.schemas.schedules import SCHEDULE_TYPES, construct_schedule
+from prefect.events import DeploymentTriggerTypes
+from prefect.events.schemas.automations import Automation, AutomationCore
+from prefect.exceptions import ObjectNotFound
+from prefect.utilities.callables import parameter_schema
+from pydantic import TypeAdapter
+
+from cairn.storage.stores.codec import sha256
+
+_OF_THE_CODE = ("entrypoint", "parameter_openapi_schema", "pull_steps", "version")
+"""No page of Prefect's changes these."""
+_PARAMETER, _AUTOMATION = "parameters.", "automation "
+_TRIGGER: TypeAdapter[DeploymentTriggerTypes] = TypeAdapter(DeploymentTriggerTypes)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Changes:
+    """Which settings to write, which to remove, and which stay as a person has set them."""
+
+    written: Set[str]
+    removed: Set[str]
+    kept: Sequence[str]
+
+
+def compare(deployed: Mapping[str, str], found: Mapping[str, Any], wanted: Mapping[str, Any]) -> Changes:
+    """Compare settings as they were deployed last (digests, none where that is unknown), as they are, and as wanted."""
+    now, then = digests(found), digests(wanted)
+    different = {key for key in now.keys() | then.keys() if now.get(key) != then.get(key)}
+    ours = {key for key in different if now.get(key) == deployed.get(key) or key in _OF_THE_CODE}
+    return Changes(written=ours & then.keys(), removed=ours - then.keys(), kept=sorted(different - ours))
+
+
+def digests(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return the digest of each setting's JSON."""
+    return {key: sha256(json.dumps(value, sort_keys=True).encode())[:12] for key, value in settings.items()}
+
+
+async def read_deployed(client: PrefectClient, name: str) -> dict[str, str]:
+    """Return the digests of what was deployed last under this name of a variable; none where it is not known."""
+    found = await client.read_variable_by_name(name)
+    return {key: str(value) for key, value in found.value.items()} if found and isinstance(found.value, dict) else {}
+
+
+async def remember_deployed(client: PrefectClient, name: str, wanted: Mapping[str, Any]) -> None:
+    """Keep the digests of what is deployed now."""
+    if await client.read_variable_by_name(name) is None:
+        await client.create_variable(VariableCreate(name=name, value=digests(wanted), tags=["cairn"]))
+    else:
+        await client.update_variable(VariableUpdate(name=name, value=digests(wanted)))
+
+
+async def deploy_all(client: PrefectClient, prefect_file: Path) -> Sequence[str]:
+    """Register what the file has; return what was changed, and what stays as a person has set it."""
+    items = yaml.safe_load(prefect_file.read_text(encoding="utf-8"))["deployments"]
+    return [line for item in items for line in await _deploy(client, item)]
+
+
+async def _deploy(client: PrefectClient, item: Mapping[str, Any]) -> Sequence[str]:
+    module, _, attribute = item["entrypoint"].rpartition(".")
+    flow: Flow[..., Any] = getattr(importlib.import_module(module), attribute)
+    name, wanted, said = f"{flow.name}/{item['name']}", _wanted_settings(item, flow), list[str]()
+    try:
+        deployment = await client.read_deployment_by_name(name)
+    except ObjectNotFound:
+        fields, flow_id = _fields(compare({}, {}, wanted), wanted, {}), await client.create_flow(flow)
+        made = await client.create_deployment(flow_id, item["name"], **fields)
+        deployment = await client.read_deployment(made)
+        said.append(f"deployment {name}: made")
+    automations = _wanted_automations(item, deployment.id)
+    present = await _read_automations(client, deployment.id)
+    wanted |= {key: _comparable(automation) for key, automation in automations.items()}
+    found = _found_settings(deployment) | {key: _comparable(automation) for key, automation in present.items()}
+    variable = f"cairn_deployed_{deployment.id.hex}"
+    changes = compare(await read_deployed(client, variable), found, wanted)
+    if fields := _fields(changes, wanted, deployment.parameters):
+        await client.update_deployment(deployment.id, DeploymentUpdate(**fields))
+    changed = changes.written | changes.removed
+    for key in changed & (automations.keys() | present.keys()):
+        await _replace_automation(client, present.get(key), automations.get(key))
+    await remember_deployed(client, variable, wanted)
+    if changed and not said:
+        said.append(f"deployment {name}: changed by the code: {', '.join(sorted(changed))}")
+    if kept := [*changes.kept, *(f"{key} (off)" for key in sorted(present) if not present[key].enabled)]:
+        said.append(f"deployment {name}: stays as a person has set it: {', '.join(kept)}")
+    return said
+
+
+def _wanted_settings(item: Mapping[str, Any], flow: Flow[..., Any]) -> dict[str, Any]:
+    pool, limit = item["work_pool"], dict(item.get("concurrency_limit", {}))
+    schedules = [_schedule(construct_schedule(**given), is_active=True) for given in item["schedules"]]
+    return {
+        **{name: item[name] for name in ("description", "entrypoint", "tags")},
+        **{f"{_PARAMETER}{name}": value for name, value in item["parameters"].items()},
+        "parameter_openapi_schema": parameter_schema(flow).model_dump(mode="json", exclude_unset=True),
+        "version": flow.version,
+        "pull_steps": [],  # the code is installed where the worker is
+        "work_pool_name": pool["name"],
+        "work_queue_name": pool["work_queue_name"],
+        "job_variables": pool.get("job_variables", {}),
+        "concurrency_limit": limit.pop("limit", None),
+        "concurrency_options": ConcurrencyOptions(**limit).model_dump(mode="json") if limit else None,
+        "schedules": schedules,
+        "paused": False,
+    }
+
+
+def _found_settings(deployment: DeploymentResponse) -> dict[str, Any]:
+    limit, options = deployment.global_concurrency_limit, deployment.concurrency_options
+    same = ("description", "tags", "work_pool_name", "work_queue_name", "job_variables", "paused", *_OF_THE_CODE)
+    return {
+        **{name: getattr(deployment, name) for name in same},
+        **{f"{_PARAMETER}{name}": value for name, value in deployment.parameters.items()},
+        "concurrency_limit": limit.limit if limit else None,
+        "concurrency_options": options.model_dump(mode="json") if options else None,
+        "schedules": [_schedule(found.schedule, is_active=found.active) for found in deployment.schedules],
+    }
+
+
+def _schedule(schedule: SCHEDULE_TYPES, *, is_active: bool) -> dict[str, Any]:
+    """Return a schedule without the moment that its intervals are counted from."""
+    return {"schedule": schedule.model_dump(mode="json", exclude={"anchor_date"}), "active": is_active}
+
+
+def _fields(changes: Changes, wanted: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what to write of a deployment; a parameter that the flow has no more is removed, whoever has set it."""
+    written = {key: wanted[key] for key in changes.written if not key.startswith(_AUTOMATION)}
+    known = wanted["parameter_openapi_schema"]["properties"]
+    parameters = {
+        name: written.pop(f"{_PARAMETER}{name}", before.get(name))
+        for name in known
+        if f"{_PARAMETER}{name}" in written or (name in before and f"{_PARAMETER}{name}" not in changes.removed)
+    }
+    return written | ({"parameters": parameters} if parameters != before else {})
+
+
+def _wanted_automations(item: Mapping[str, Any], deployment_id: UUID) -> dict[str, AutomationCore]:
+    triggers = [_TRIGGER.validate_python(dict(given)) for given in item.get("triggers", ())]
+    for trigger in triggers:
+        trigger.set_deployment_id(deployment_id)
+    return {f"{_AUTOMATION}{trigger.name}": trigger.as_automation() for trigger in triggers}
+
+
+async def _read_automations(client: PrefectClient, deployment_id: UUID) -> dict[str, Automation]:
+    found = await client.read_resource_related_automations(f"prefect.deployment.{deployment_id}")
+    return {f"{_AUTOMATION}{automation.name}": automation for automation in found}
+
+
+def _comparable(automation: AutomationCore) -> object:
+    """Return what the code says of an automation: not whether it is switched on."""
+    said = automation.model_dump(mode="json", include={"description", "trigger", "actions"})
+    said["trigger"].pop("id", None)
+    return said
+
+
+async def _replace_automation(client: PrefectClient, found: Automation | None, wanted: AutomationCore | None) -> None:
+    if wanted is None and found is not None:
+        await client.delete_automation(found.id)
+    elif wanted is not None and found is None:
+        await client.create_automation(wanted)
+    elif wanted is not None and found is not None:
+        changed = wanted.model_dump(exclude={"owner_resource"}) | {"enabled": found.enabled}
+        await client.update_automation(found.id, AutomationCore.model_validate(changed))
