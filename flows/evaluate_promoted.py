@@ -8,7 +8,7 @@ from prefect import flow, get_client, get_run_logger, runtime
 from prefect.client.schemas.actions import ArtifactCreate
 
 from cairn.flows.operations.checkpoint_evaluation import plan_checkpoint
-from cairn.flows.orchestrator import flow_run, form, run_overview, server_setup
+from cairn.flows.orchestrator import flow_run, flow_run_tags, form, run_overview, server_setup
 from cairn.flows.run.steps import Chain
 from cairn.reports.queries import evaluations, run_lookup
 from cairn.storage.stores.open_store import open_store
@@ -36,7 +36,7 @@ def evaluate_promoted(
         store_credentials: name of a block `Cairn store credentials`; empty: those of the worker.
         again: measure also what is on record, and add a second row.
     """
-    flow_run.introduce(f"evaluate {reference}")
+    flow_run_tags.introduce(f"evaluate {reference}")
     logger = get_run_logger()
     server_setup.take_credentials(store_credentials, os.environ)
     found = run_lookup.find_checkpoint(open_store(choose_store(store, os.environ)), reference)
@@ -53,7 +53,7 @@ def evaluate_promoted(
     )
     with suppress(Exception), get_client(sync_client=True) as client:  # an API that fails costs the table in the UI
         own_id, key = UUID(runtime.flow_run.get_id()), run_overview.artifact_key(view.run_id, "evaluations")
-        flow_run.set_tags(client, own_id, (f"run:{view.run_id}",))
+        flow_run_tags.set_tags(client, own_id, (f"run:{view.run_id}",))
         form_links = run_overview.find_evaluation_form(client, runtime.flow_run.get_parameters())
         page = run_overview.evaluation_markdown(view, words, form_links)
         about = f"step {view.step} of run {view.run_id} beside others under the same suites"

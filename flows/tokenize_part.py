@@ -4,7 +4,7 @@ import os
 
 from prefect import flow
 
-from cairn.flows.orchestrator import flow_run, form, server_setup
+from cairn.flows.orchestrator import flow_run, flow_run_tags, form, server_setup
 from cairn.flows.preparation.training_request import TrainingRequest, resolve_request
 from cairn.flows.run.steps import Chain
 from cairn.storage.stores.open_store import open_store
@@ -33,7 +33,7 @@ def tokenize_part(
         store: folder or URL of the object store; empty: CAIRN_STORE, else the configuration's, else ./cairn-store.
         store_credentials: name of a block `Cairn store credentials`; empty: those of the worker.
     """
-    flow_run.introduce(f"tokenize part {part} of {of}")
+    flow_run_tags.introduce(f"tokenize part {part} of {of}")
     server_setup.take_credentials(store_credentials, os.environ)
     resolved = resolve_request(TrainingRequest(config=config, overrides=overrides, store=store), os.environ)
     assert resolved.configuration is not None  # without one the request was refused

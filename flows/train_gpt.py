@@ -14,7 +14,7 @@ from uuid import uuid4
 
 from prefect import Task, flow, get_run_logger, runtime
 
-from cairn.flows.orchestrator import flow_run, form, server_setup
+from cairn.flows.orchestrator import flow_run, flow_run_tags, form, server_setup
 from cairn.flows.preparation.training_request import ResolvedRequest, TrainingRequest, choose_run_id, with_settings
 from cairn.flows.run import active_run, attempt_claim, attempt_trainer, run_decisions
 from cairn.flows.run.run_decisions import AttemptEvaluations, finish_run
@@ -63,7 +63,7 @@ def train_gpt(
         start_over: begin again at step 0 where commits exist and none can be read any more.
     """
     run = choose_run_id(TrainingRequest(config=config, run_id=run_id))
-    is_named = flow_run.introduce(run, f"run:{run}")
+    is_named = flow_run_tags.introduce(run, f"run:{run}")
     server_setup.take_credentials(store_credentials, os.environ)
     given = with_settings(overrides, steps=steps, learning_rate=learning_rate, micro_batch=micro_batch)
     request = TrainingRequest(config=config, run_id=run_id, overrides=given, store=store, start_over=start_over)

@@ -44,12 +44,12 @@ class Session:
 
     def end(self, end: FlowEnd) -> None:
         """Show how the run ended, with its reason as a tag and an event; a process that has to leave waits for none."""
-        from cairn.flows.orchestrator import flow_run
+        from cairn.flows.orchestrator import flow_run_tags
 
         exit_on_notice(EXIT_CODES.get(end.reason, ExitCode.ERROR))
         shown = self.host.flow_run
         if shown.id is not None and not prefect_server.is_ephemeral_server(os.environ):
-            flow_run.emit_end(end, shown.id, self.witness.name)
+            flow_run_tags.emit_end(end, shown.id, self.witness.name)
         self.witness.finish(end, at_once=self.host.shutdown.signal is not None)
 
 

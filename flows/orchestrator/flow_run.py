@@ -14,35 +14,29 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, ParamSpec
 from uuid import UUID
 
-import coolname
-from coolname.loader import load_config
 from httpx import TransportError
 from prefect import Flow, State, Task, get_client, get_run_logger, runtime, states
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import LogCreate
 from prefect.client.schemas.objects import TaskRunResult
-from prefect.events import emit_event
 from prefect.exceptions import Abort, PrefectHTTPStatusError
 from prefect.types import DateTime
 
 from cairn.flows.errors import EXPECTED_ERRORS
-from cairn.flows.orchestrator import prefect_server, session_server
+from cairn.flows.orchestrator import flow_run_tags, prefect_server, session_server
 from cairn.tasks.attempt import preemption_notice, shutdown_signal
 from cairn.tasks.machine.process_scopes import running_beside
 from cairn.tasks.policy.termination import FlowEnd, FlowOutcome
 from cairn.tasks.text.format import one_line
 
 P = ParamSpec("P")
-FLOW_ENDED = "cairn.flow.ended"
-"""The event of a flow run that did not complete; its label `cairn.reason` says why."""
 _STATES: Mapping[str, Callable[..., State[Any]]] = {
     FlowOutcome.COMPLETED: states.Completed,
     # What Prefect itself calls a flow run whose machine was taken: orange, not a red failure, and no automation for
@@ -164,7 +158,7 @@ class Witness:
 
         def show(client: SyncPrefectClient, flow_run_id: UUID) -> None:
             with suppress(PrefectHTTPStatusError):
-                set_tags(client, flow_run_id, (f"reason:{end.reason}",))
+                flow_run_tags.set_tags(client, flow_run_id, (f"reason:{end.reason}",))
             client.set_flow_run_state(flow_run_id, shown_state(end), force=True)
 
         self._requests.put(show)  # not by `_ask`: however much was left out, the end is shown
@@ -312,8 +306,8 @@ def as_prefect_state(body: Callable[P, FlowEnd]) -> Callable[P, State[None]]:
         state = shown_state(end)
         if flow_run_id and end.reason not in (FlowOutcome.PAUSED, FlowOutcome.TRAINED_ELSEWHERE):
             with suppress(Exception), get_client(sync_client=True) as client:
-                set_tags(client, UUID(flow_run_id), (f"reason:{end.reason}",))
-            emit_end(end, flow_run_id, runtime.flow_run.get_name() or "")
+                flow_run_tags.set_tags(client, UUID(flow_run_id), (f"reason:{end.reason}",))
+            flow_run_tags.emit_end(end, flow_run_id, runtime.flow_run.get_name() or "")
         if flow_run_id and is_deployed and not state.is_completed():
             logger = get_run_logger()
             # For a returned state the engine would log a long traceback, and for this one `Running` as the last word.
@@ -337,45 +331,3 @@ def _set_last_state(client: SyncPrefectClient, flow_run_id: UUID, reason: str, s
             return
     if reason != FlowOutcome.TRAINED_ELSEWHERE:
         client.set_flow_run_state(flow_run_id, state, force=True)
-
-
-def introduce(name: str, *tags: str) -> bool:
-    """Name this flow run, unless a person has, and tag it; return whether a person has. An API that fails costs it."""
-    with suppress(Exception), get_client(sync_client=True) as client:
-        own = client.read_flow_run(UUID(runtime.flow_run.get_id()))
-        set_tags(client, own.id, tags)
-        is_ours = own.name.removeprefix(name)[:10] in ("", ", attempt ")
-        if not is_ours and not is_made_up(own.name):
-            return True
-        if not is_ours:
-            client.update_flow_run(own.id, name=name)
-    return False
-
-
-def is_made_up(name: str) -> bool:
-    """Whether Prefect has made up this name, of two words of the library that it takes them from."""
-    lists: Any = load_config(Path(coolname.__file__).parent / "data").values()
-    words = {word for found in lists for word in found.get("words", ())}
-    return name.count("-") == 1 and words.issuperset(name.split("-"))
-
-
-def without_reasons(tags: Iterable[str]) -> Set[str]:
-    """Return the tags without those that say why a flow run ended: one has those of its own end alone."""
-    return {tag for tag in tags if not tag.startswith("reason:")}
-
-
-def set_tags(client: SyncPrefectClient, flow_run_id: UUID, tags: Iterable[str]) -> None:
-    """Add tags to those a person has given, in place of an earlier reason; Prefect's update replaces all. Raises."""
-    present = set(client.read_flow_run(flow_run_id).tags)
-    if (wanted := without_reasons(present) | set(tags)) != present:
-        client.update_flow_run(flow_run_id, tags=sorted(wanted))
-
-
-def emit_end(end: FlowEnd, flow_run_id: str, name: str) -> None:
-    """Emit the event of a flow run that did not complete; an API that fails costs it."""
-    if end.reason == FlowOutcome.COMPLETED:
-        return
-    with suppress(Exception):
-        named = {"prefect.resource.id": f"prefect.flow-run.{flow_run_id}", "prefect.resource.name": name}
-        payload = {"reason": end.reason, "message": end.message}
-        emit_event(FLOW_ENDED, resource={**named, "cairn.reason": end.reason}, payload=payload)

@@ -30,7 +30,7 @@ from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound, PrefectHTTPS
 from pydantic import Field, SecretStr
 
 from cairn.flows.orchestrator import deployment_setup
-from cairn.flows.orchestrator.flow_run import FLOW_ENDED
+from cairn.flows.orchestrator.flow_run_tags import FLOW_ENDED
 from cairn.tasks.errors import InvalidConfiguration
 from cairn.tasks.machine.process_scopes import running_beside
 from cairn.tasks.policy.termination import GIVEN_UP, FlowOutcome, TerminationReason

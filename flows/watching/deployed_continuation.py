@@ -21,7 +21,7 @@ from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL
 from prefect.states import Scheduled
 
-from cairn.flows.orchestrator.flow_run import without_reasons
+from cairn.flows.orchestrator.flow_run_tags import without_reasons
 from cairn.flows.orchestrator.known_stores import record_store
 from cairn.flows.orchestrator.run_overview import flow_run_name
 from cairn.flows.preparation.preflight import check_before_start

@@ -15,10 +15,15 @@ class NotRegularFile(OSError):
 
 def open_file(path: Path | str) -> BufferedReader:
     """Open a file to read it; raises OSError, NotRegularFile for what may be endless or wait for a writer."""
-    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
-    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        return file
-    file.close()
+    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        mode = os.fstat(number).st_mode
+        if stat.S_ISREG(mode) or stat.S_ISDIR(mode):  # a folder cannot be opened so, and that is said
+            return os.fdopen(number, "rb")
+    except OSError:
+        os.close(number)
+        raise
+    os.close(number)
     raise NotRegularFile(errno.EINVAL, "a pipe or a device; rule: a regular file", str(path))
 
 

@@ -189,7 +189,8 @@ def forgotten(client: SyncPrefectClient) -> Iterator[None]:
 
 def _forget(client: SyncPrefectClient) -> None:
     for variable in client.read_variables():
-        client.delete_variable_by_name(variable.name)
+        if variable.name.startswith("cairn_store_"):
+            client.delete_variable_by_name(variable.name)
 
 
 @pytest.fixture

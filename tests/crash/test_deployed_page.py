@@ -10,7 +10,7 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.utilities.names import generate_slug
 
-from cairn.flows.orchestrator import flow_run
+from cairn.flows.orchestrator import flow_run_tags
 
 pytestmark = pytest.mark.xdist_group("deployment-steps")
 
@@ -41,10 +41,10 @@ def made(client: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch, request: py
 def test_a_flow_run_gets_its_name_from_its_parameters_unless_a_person_has_named_it(
     client: SyncPrefectClient, made: FlowRun, name: str
 ) -> None:
-    is_kept = flow_run.introduce("bard", "run:bard")
+    is_kept = flow_run_tags.introduce("bard", "run:bard")
     shown = client.read_flow_run(made.id)
     assert (shown.name, sorted(shown.tags), is_kept) == (name, ["mine", "run:bard"], not name.startswith("bard"))
 
 
 def test_every_name_that_prefect_makes_up_is_known_as_such() -> None:
-    assert [name for name in (generate_slug(2) for _ in range(100)) if not flow_run.is_made_up(name)] == []
+    assert [name for name in (generate_slug(2) for _ in range(100)) if not flow_run_tags.is_made_up(name)] == []

@@ -10,7 +10,8 @@ import pytest
 import yaml
 from prefect.server.utilities.user_templates import render_user_template
 
-from cairn.flows.orchestrator.flow_run import FLOW_ENDED, reason_of, shown_state
+from cairn.flows.orchestrator.flow_run import reason_of, shown_state
+from cairn.flows.orchestrator.flow_run_tags import FLOW_ENDED
 from cairn.flows.orchestrator.server_setup import ALARMING, QUEUES, alert_automation
 from cairn.storage.errors import IntegrityError
 from cairn.tasks.policy.termination import GIVEN_UP, FlowEnd, FlowOutcome

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import threading
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 
 from cairn.flows.orchestrator.run_notices import all_receivers
 from cairn.flows.run import active_run, run_decisions
+from cairn.reports.errors import ReportError
 from cairn.reports.exporters import exporters
 from cairn.reports.notices.notice import silent_notice
 from cairn.reports.pages.report_pages import markdown_report
@@ -186,7 +186,7 @@ def an_address_that_is_told(bench: Bench) -> None:
 def how_long_it_may_take(bench: Bench) -> None:
     with bench.flow.opened("notify.command=sleep 600", "notify.timeout_seconds=0.25") as run:
         (receiver,) = all_receivers(run.config.notify)
-        with pytest.raises(subprocess.TimeoutExpired):
+        with pytest.raises(ReportError, match=r"more than 0\.25 s"):
             receiver.receive(silent_notice(RUN, "", 1, 2, 3.0))
 
 
