@@ -18,7 +18,9 @@ def open_file(path: Path | str) -> BufferedReader:
     number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         mode = os.fstat(number).st_mode
-        if stat.S_ISREG(mode) or stat.S_ISDIR(mode):  # a folder cannot be opened so, and that is said
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if stat.S_ISREG(mode):
             return os.fdopen(number, "rb")
     except OSError:
         os.close(number)

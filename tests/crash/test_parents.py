@@ -54,7 +54,11 @@ def test_a_rank_that_is_stopped_while_it_imports_does_not_outlive_its_launcher()
 
     def ranks() -> list[psutil.Process]:
         try:
-            return [child for child in known.children() if "RANK" in child.environ() and child.num_threads() > 1]
+            return [
+                child
+                for child in known.children()
+                if "cairn.tasks.trainer.trainer" in child.cmdline() and child.num_threads() > 1
+            ]
         except psutil.Error:  # it becomes its program just now
             return []
 
