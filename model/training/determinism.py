@@ -1,9 +1,11 @@
-"""Process-wide determinism settings, and the seeds of dropout.
+"""Process-wide determinism settings, the arithmetic that a process computes with, and the seeds of dropout.
 
 Promised: equal state, batches, device kind, micro-batch and thread count give an equal next state, bit for bit, on one
 kind of machine, on any number of replicated processes, in every precision, with dropout, accumulation and activation
 checkpointing (which changes no bit), compiled on CUDA. Not promised: equal bits across kinds of machines, library
 versions, thread counts, micro-batch sizes, or compiled on a CPU.
+The libraries choose their kernels by the processor; each reads its own variable when it first computes. Sources: ATen's
+`get_cpu_capability`, oneDNN's "CPU Dispatcher Control", oneMKL's "Conditional Numerical Reproducibility".
 """
 
 import contextlib
@@ -11,7 +13,9 @@ import ctypes
 import hashlib
 import os
 import random
+import re
 import sys
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -19,10 +23,23 @@ import torch
 from cairn.model.configuration.training import Arithmetic
 from cairn.model.errors import InvalidInput
 from cairn.model.kernels.block_sizes import LARGEST_POOLED_BYTES
-from cairn.model.training.arithmetic import choose_arithmetic
 
 _LARGEST_PRODUCT_ERROR, _OPENMP = 2.0, ("OMP_", "KMP_", "GOMP_", "MKL_")
 """bf16 rounds sums of 256 products of numbers around 1 by at most a quarter."""
+PORTABLE = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_CBWR": "AVX2"}
+"""The narrowest instructions that every x86-64 server of the last ten years has."""
+_CHOOSING = (*PORTABLE, "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_DEFAULT_FPMATH_MODE")
+_BUILD = re.compile(r"- .*?(Math Kernel Library Version|MKL-DNN|OpenBLAS|BLAS_INFO=)\s*v?([\w.]*)")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ArithmeticFacts:
+    """An accelerator's name, empty for a CPU; the vector instructions; libraries and their versions; flags."""
+
+    accelerator: str
+    instructions: str
+    libraries: str
+    flags: str
 
 
 def resolve_device(name: str) -> torch.device:
@@ -63,6 +80,47 @@ def make_deterministic(*, seed: int, threads: int | None, arithmetic: Arithmetic
     torch.backends.cudnn.benchmark = False
     # The memory-efficient attention kernel has no deterministic backward; flash has one.
     torch.backends.cuda.enable_mem_efficient_sdp(False)
+
+
+def choose_arithmetic(name: Arithmetic) -> None:
+    """Have this process compute with the portable set, if that is asked for, before its first computation.
+
+    Raises InvalidInput if the process has computed with another one, or the processor does not have it.
+    """
+    if name == "native":
+        return
+    for variable in _CHOOSING:
+        os.environ.pop(variable, None)
+    os.environ.update(PORTABLE)
+    if (found := torch.backends.cpu.get_cpu_capability()) != "AVX2":
+        rule = "a processor with AVX2, and a process that has not computed yet"
+        raise InvalidInput(f"training.arithmetic = 'portable': this process computes with {found}; rule: {rule}")
+
+
+def arithmetic_facts(device: torch.device) -> ArithmeticFacts:
+    """Return what changes the bits that this process computes on this device, beside the processor."""
+    # What the first variable comes to is known.
+    chosen = [f"{name}={os.environ[name]}" for name in sorted(_CHOOSING[1:]) if os.environ.get(name)]
+    libraries = [f"torch {torch.__version__}"]
+    flags = [
+        f"float32 products {torch.get_float32_matmul_precision()}",
+        f"oneDNN {'on' if torch.backends.mkldnn.enabled else 'off'}",
+    ]
+    accelerator = ""
+    if device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(device)
+        accelerator = f"{torch.cuda.get_device_name(device)}, compute capability {major}.{minor}"
+        libraries += [f"CUDA {torch.version.cuda or torch.version.hip}", f"cuDNN {torch.backends.cudnn.version()}"]
+        allowed = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+        flags += [f"TF32 {allowed}", f"cuBLAS {os.environ.get('CUBLAS_WORKSPACE_CONFIG', '')}"]
+    found = _BUILD.findall(torch.__config__.show())
+    libraries += [f"{name.removesuffix(' Library Version').strip('=')} {version}" for name, version in found]
+    return ArithmeticFacts(
+        accelerator=accelerator,
+        instructions=" ".join([f"ATen {torch.backends.cpu.get_cpu_capability()}", *chosen]),
+        libraries=", ".join(libraries),
+        flags=", ".join(flags),
+    )
 
 
 def require_right_products() -> None:

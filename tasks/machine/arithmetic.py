@@ -26,7 +26,7 @@ def arithmetic_of(device: str, name: "ArithmeticName") -> Arithmetic:
     """Return the arithmetic of this process on a device; the portable one names no processor."""
     import torch
 
-    from cairn.model.training.arithmetic import arithmetic_facts
+    from cairn.model.training.determinism import arithmetic_facts
 
     facts = arithmetic_facts(torch.device(device))
     processor = "x86-64" if name == "portable" else describe_processor()

@@ -13,14 +13,7 @@ from typing import Annotated
 
 import msgspec
 
-from cairn.tasks.trainer.signed_connection import (
-    ConnectionEnded,
-    NotAdmitted,
-    SignedConnection,
-    greet,
-    keep_alive,
-    listening,
-)
+from cairn.tasks.trainer import signed_connection
 
 _POLL_SECONDS = 0.2
 _CONNECT_SECONDS = 2.0
@@ -66,7 +59,7 @@ class Machines:
     def __init__(self, nodes: int) -> None:
         """Expect machines 1 to `nodes` - 1."""
         self.nodes = nodes
-        self._connected: dict[int, SignedConnection] = {}
+        self._connected: dict[int, signed_connection.SignedConnection] = {}
         self._hosts: dict[int, str] = {}
         self._training, self._attempt = set[int](), 0
         self._changed = threading.Condition()
@@ -75,7 +68,7 @@ class Machines:
     @contextlib.contextmanager
     def serving(self, address: str, secret: bytes, say: Callable[[str], None]) -> Iterator[None]:
         """Listen at HOST:PORT while the block runs; an exception is sent to the others as exit code 1."""
-        with listening(address, secret, self._serve, say):
+        with signed_connection.listening(address, secret, self._serve, say):
             try:
                 yield
             except BaseException:
@@ -114,7 +107,7 @@ class Machines:
         for connection in connected:
             _send(connection, RunEnded(exit_code=exit_code))
 
-    def _serve(self, peer: SignedConnection) -> None:
+    def _serve(self, peer: signed_connection.SignedConnection) -> None:
         arrival = receive(peer)
         if not isinstance(arrival, Arrival) or not 0 < (number := arrival.node_rank) < self.nodes:
             return
@@ -141,7 +134,7 @@ class Machines:
             self._on_lost(what.format(f"machine {number}, {host},"), host)
 
 
-def connect(address: str, secret: bytes, node_rank: int) -> SignedConnection | None:
+def connect(address: str, secret: bytes, node_rank: int) -> signed_connection.SignedConnection | None:
     """Connect a machine to the first one; None if that does not answer, or has another secret."""
     host, _, port = address.rpartition(":")
     try:
@@ -149,20 +142,20 @@ def connect(address: str, secret: bytes, node_rank: int) -> SignedConnection | N
     except OSError:
         return None
     try:
-        peer = keep_alive(greet(connection, secret), connection)
+        peer = signed_connection.keep_alive(signed_connection.greet(connection, secret), connection)
         peer.send(msgspec.msgpack.encode(Arrival(node_rank=node_rank, host=socket.gethostname()[:255])))
         return peer
-    except (OSError, ConnectionEnded, NotAdmitted):
+    except (OSError, signed_connection.ConnectionEnded, signed_connection.NotAdmitted):
         connection.close()
         return None
 
 
-def receive(peer: SignedConnection) -> Message:
+def receive(peer: signed_connection.SignedConnection) -> Message:
     """Wait for one message."""
     message: Message = msgspec.msgpack.decode(peer.receive(), type=Message)
     return message
 
 
-def _send(peer: SignedConnection, message: Message) -> None:
+def _send(peer: signed_connection.SignedConnection, message: Message) -> None:
     with contextlib.suppress(OSError):  # the thread that reads from it notices
         peer.send(msgspec.msgpack.encode(message))

@@ -43,7 +43,7 @@ class RemoteRankStore(Store):
     def __init__(self, address: str, secret: bytes, rank: int) -> None:
         """Join as `rank`; raises `TaskError` if that is taken."""
         super().__init__()
-        self._lock, self._timeout = threading.Lock(), _TIMEOUT
+        self._lock = threading.Lock()
         host, _, port = address.rpartition(":")
         try:  # the first machine's launcher listens before any rank starts
             self._peer = signed_connection.greet(
@@ -76,25 +76,17 @@ class RemoteRankStore(Store):
         """Whether all these keys have a value."""
         return bool(self._ask("check", *keys).number)
 
-    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+    def wait(self, keys: Sequence[str], timeout: timedelta = _TIMEOUT) -> None:
         """Wait until all these keys have a value; raises `TimeoutError` after the timeout."""
-        deadline = time.monotonic() + (timeout or self._timeout).total_seconds()
+        deadline = time.monotonic() + timeout.total_seconds()
         while not self.check(keys):
             if time.monotonic() > deadline:
-                raise TimeoutError(f"no value for {', '.join(keys)} within {timeout or self._timeout}")
+                raise TimeoutError(f"no value for {', '.join(keys)} within {timeout}")
             time.sleep(_POLL_SECONDS)
 
     def delete_key(self, key: str) -> bool:
         """Remove a key; returns whether it was there."""
         return bool(self._ask("delete", key).number)
-
-    def num_keys(self) -> int:
-        """Return how many keys there are."""
-        return self._ask("count").number
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        """Set the timeout of waits that name none."""
-        self._timeout = timeout
 
     def clone(self) -> "RemoteRankStore":
         """Return the same store: its connection may be shared."""

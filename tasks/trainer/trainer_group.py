@@ -138,7 +138,7 @@ def _usable_gpus(device: str, environment: Mapping[str, str], devices: Path) -> 
     return max(1, sum(re.fullmatch(r"nvidia\d+", path.name) is not None for path in devices.glob("nvidia*")))
 
 
-Operation = Literal["join", "set", "get", "add", "compare_set", "check", "delete", "count"]
+Operation = Literal["join", "set", "get", "add", "compare_set", "check", "delete"]
 
 
 class Request(msgspec.Struct, kw_only=True, frozen=True):
@@ -152,7 +152,7 @@ class Request(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Answer(msgspec.Struct, kw_only=True, frozen=True):
-    """The value of a key, or None, and a number: the result of `add` and `count`, 1 for yes elsewhere."""
+    """The value of a key, or None, and a number: the result of `add`, 1 for yes elsewhere."""
 
     value: bytes | None = None
     number: int = 0
@@ -169,8 +169,6 @@ def answer_request(request: Request, values: dict[str, bytes], joined: set[int])
             return Answer(number=int(is_new))
         case "check":
             return Answer(number=int(all(key in values for key in request.keys)))
-        case "count":
-            return Answer(number=len(values))
         case "add":
             total = int(present or b"0") + request.number
             values[key] = str(total).encode()
