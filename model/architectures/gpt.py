@@ -51,12 +51,7 @@ class Block(nn.Module):
         self.mlp = FeedForward(config)
 
     def forward(
-        self,
-        x: Tensor,
-        visible: Tensor | None = None,
-        cache: KeyValueCache | None = None,
-        layer: int = 0,
-        turned: Tensor | None = None,
+        self, x: Tensor, visible: Tensor | None = None, cache: KeyValueCache | None = None, turned: Tensor | None = None
     ) -> Tensor:
         """Add attention, then feed-forward: (B, T, C) -> (B, T, C); arguments as in Attention."""
         if self.fused and cache is None and uses_fused_block(x):
@@ -64,7 +59,7 @@ class Block(nn.Module):
             parts = (self.ln_1, attn.c_attn, attn.q_norm, attn.k_norm, attn.c_proj, self.ln_2, mlp.c_fc, mlp.c_proj)
             dropout = attn.dropout if self.training else 0.0
             return fused_block(x, visible, turned, parts, self.config, dropout=dropout)
-        attended: Tensor = x + self.attn(_normed(x, self.ln_1), visible, cache, layer, turned)
+        attended: Tensor = x + self.attn(_normed(x, self.ln_1), visible, cache, turned)
         result: Tensor = attended + self.mlp(_normed(attended, self.ln_2))
         return result
 
@@ -158,7 +153,7 @@ class GPT(nn.Module):
         turned = rotations(self.config, 0, time, tokens.device)
         recompute = self.activation_checkpointing and self.training and torch.is_grad_enabled()
         for block in self.compiled_layers if self.compiled_layers and self.training else self.h:
-            given = (x, visible) if turned is None else (x, visible, None, 0, turned)
+            given = (x, visible) if turned is None else (x, visible, None, turned)
             x = checkpoint(block, *given, use_reentrant=False) if recompute else block(*given)
         normed: Tensor = self.ln_f(x)
         return normed
@@ -189,8 +184,8 @@ class GPT(nn.Module):
         x, turned = self._embed(text, begin), rotations(self.config, begin, time, tokens.device)
         is_plain = self.boundary_id is None and (begin == 0 or time == 1)
         visible = None if is_plain else same_document_mask(text, self.boundary_id, begin)
-        for layer, block in enumerate(self.h):
-            x = block(x, visible, cache, layer, turned)
+        for block in self.h:
+            x = block(x, visible, cache, turned)
         return F.linear(self.ln_f(x[:, -1]), self.head_weight)  # (1, T, C) -> (1, C) -> (1, V)
 
     def fuse_blocks(self, fused: bool) -> None:

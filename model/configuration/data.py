@@ -88,12 +88,6 @@ class DataConfig(Section, use_attribute_docstrings=True):
         return value
 
     @model_validator(mode="after")
-    def _end_of_text_is_of_a_file(self) -> Self:
-        if self.end_of_text and not self.tokenizer.endswith(".json"):
-            raise ValueError(f"end_of_text: {self.tokenizer} has its own end of text; leave it out")
-        return self
-
-    @model_validator(mode="after")
     def _weights_fit_sources(self) -> Self:
         if not self.weights:
             if self.stages:
@@ -137,10 +131,10 @@ class DataConfig(Section, use_attribute_docstrings=True):
         return self
 
     @model_validator(mode="after")
-    def _held_out_text_is_said_once(self) -> Self:
-        if not self.val_sources:
-            return self
-        if self.split != "auto":
+    def _values_agree(self) -> Self:
+        if self.end_of_text and not self.tokenizer.endswith(".json"):
+            raise ValueError(f"end_of_text: {self.tokenizer} has its own end of text; leave it out")
+        if self.val_sources and self.split != "auto":
             raise ValueError(f"val_sources: decide what is held out; leave out split = {self.split!r}")
         if twice := sorted({*self.sources} & {*self.val_sources}):
             raise ValueError(f"val_sources: {twice[0]!r} is named by sources too; held-out text is not trained on")

@@ -12,7 +12,7 @@ import hashlib
 import itertools
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Self
+from typing import Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,10 +20,10 @@ from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trai
 from tokenizers import Tokenizer as _Tokenizer
 
 from cairn.model.configuration.data import SMALLEST_BPE_VOCABULARY
-from cairn.model.data.fast_encoder import Encoder, FastEncoder, FlatIds
 from cairn.model.data.tokenizer_file import added_tokens_of, unknown_id_of, without_token
 from cairn.model.errors import InvalidInput
 
+FlatIds = tuple[NDArray[np.uint32], NDArray[np.int64]]
 END_OF_TEXT = "<|endoftext|>"
 KNOWN_ENDS_OF_TEXT = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 _EVERY_BYTE = "".join(
@@ -47,6 +47,16 @@ _CONSTRUCTS = (
 )
 _CHARACTERS_PER_TEXT = 256
 _SURROUNDINGS = ("{0}", "a {0} b", "a{0}b", "\n{0}\n", "{0}{0}")
+
+
+class Encoder(Protocol):
+    """Encodes as a tokenizer does, with special tokens as text."""
+
+    def encode_flat(self, texts: Sequence[str]) -> FlatIds:
+        """Return concatenated ids (N,) and each text's count (len(texts),); raises OSError if it has ended."""
+
+    def close(self) -> None:
+        """Free what it holds."""
 
 
 class Tokenizer:
@@ -110,31 +120,27 @@ class Tokenizer:
         inner.add_special_tokens([AddedToken(END_OF_TEXT, special=True, normalized=False)])
         return cls(inner)
 
-    def to_json(self) -> str:
-        """Return the whole tokenizer as text, equal for equal tokenizers."""
-        return self._json
-
     @functools.cached_property
-    def _json(self) -> str:
+    def json(self) -> str:
+        """The whole tokenizer as text, equal for equal tokenizers."""
         return str(self._inner.to_str(pretty=False))  # takes tens of megabytes each time
 
     @functools.cached_property
     def sha256(self) -> str:
-        """Hex digest of `to_json`, the tokenizer's identity."""
-        return hashlib.sha256(self.to_json().encode()).hexdigest()
+        """Hex digest of `json`, the tokenizer's identity."""
+        return hashlib.sha256(self.json.encode()).hexdigest()
 
     @functools.cached_property
     def vocab_size(self) -> int:
         """The greatest id plus one."""
         return max(self._inner.get_vocab(with_added_tokens=True).values()) + 1
 
-    def accelerate(self, sample: Iterable[str], start: Callable[[str], Encoder] = FastEncoder) -> bool:
+    def accelerate(self, sample: Iterable[str], start: Callable[[str], Encoder]) -> bool:
         """Encode with the fast library from now on, if its ids are the same for a probe and a sample of the text.
 
         `start` makes its encoder of a tokenizer.json.
         """
-        reference = functools.partial(_encode_flat, self._inner)
-        self._fast = choose_encoder(self.to_json(), reference, sample, start)
+        self._fast = choose_encoder(self.json, functools.partial(_encode_flat, self._inner), sample, start)
         if self._fast:
             _ = self.vocab_size, self.end_of_text, self._unknown[1] is None and self._finder
             del self._inner  # two processes would hold a great vocabulary
@@ -149,7 +155,7 @@ class Tokenizer:
     @functools.cached_property
     def _inner(self) -> _Tokenizer:
         """The reference, loaded again where it is needed after all."""
-        inner = _Tokenizer.from_str(self._json)
+        inner = _Tokenizer.from_str(self.json)
         inner.encode_special_tokens = True
         return inner
 
@@ -296,10 +302,7 @@ def _byte_level(model: models.BPE, *, use_regex: bool) -> _Tokenizer:
 
 
 def choose_encoder(
-    document: str,
-    reference: Callable[[Sequence[str]], FlatIds],
-    sample: Iterable[str],
-    start: Callable[[str], Encoder] = FastEncoder,
+    document: str, reference: Callable[[Sequence[str]], FlatIds], sample: Iterable[str], start: Callable[[str], Encoder]
 ) -> Encoder | None:
     """Return the fast encoder of a tokenizer.json if each id of the probe and the sample is the reference's."""
     with contextlib.ExitStack() as stack:

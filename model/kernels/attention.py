@@ -27,17 +27,19 @@ class KeyValueCache:
         shape = (2, config.n_layer, 1, config.n_kv_head, config.block_size, config.head_size)
         self._keys, self._values = torch.zeros(shape, device=device, dtype=dtype)  # each (L, 1, K, T, D)
         self._tokens = torch.zeros((1, config.block_size), device=device, dtype=torch.int64)
-        self.length = 0
+        self.length, self._layer = 0, 0
 
     def begin(self, tokens: Tensor) -> Tensor:
-        """Add the ids (1, T) and return all, (1, length); every layer then appends their keys and values."""
+        """Add the ids (1, T) and return all, (1, length); each layer in turn then appends their keys and values."""
+        self._layer = 0
         self._tokens[:, self.length : self.length + tokens.shape[1]] = tokens
         self.length += tokens.shape[1]
         return self._tokens[:, : self.length]
 
-    def append(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Add a layer's keys and values of the newest ids, each (1, K, T, D); return all, (1, K, length, D)."""
-        newest = slice(self.length - key.shape[2], self.length)
+    def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Add the next layer's keys and values of the newest ids, (1, K, T, D); return all of it, (1, K, length, D)."""
+        layer, newest = self._layer, slice(self.length - key.shape[2], self.length)
+        self._layer += 1
         self._keys[layer, :, :, newest], self._values[layer, :, :, newest] = key, value
         return self._keys[layer, :, :, : self.length], self._values[layer, :, :, : self.length]
 
@@ -76,12 +78,7 @@ class Attention(nn.Module):
         self.q_norm, self.k_norm = (nn.RMSNorm(*norm) if config.qk_norm else None for _ in range(2))
 
     def forward(
-        self,
-        x: Tensor,
-        visible: Tensor | None = None,
-        cache: KeyValueCache | None = None,
-        layer: int = 0,
-        turned: Tensor | None = None,
+        self, x: Tensor, visible: Tensor | None = None, cache: KeyValueCache | None = None, turned: Tensor | None = None
     ) -> Tensor:
         """Attend: (B, T, C) -> (B, T, C); `visible` (B, 1, T, S) marks each query's keys, None is plain causal.
 
@@ -99,7 +96,7 @@ class Attention(nn.Module):
             return F.dropout(self.c_proj(joined), self.dropout, self.training)
         query, key, value = (part.transpose(1, 2) for part in (query, key, value))  # (B, T, H, D) -> (B, H, T, D)
         if cache is not None:
-            key, value = cache.append(layer, key, value)  # (1, K, T, D) -> (1, K, S, D)
+            key, value = cache.append(key, value)  # (1, K, T, D) -> (1, K, S, D)
         causal = visible is None and query.shape[2] == key.shape[2]  # a single new query sees every key
         shares = self.groups > 1 and x.device.type == "cuda"  # flash attention itself, in equal bits and less memory
         if self.groups > 1 and not shares:

@@ -124,7 +124,7 @@ def read_pieces(
     stream: BinaryIO, file: TextFile, data: DataConfig, *, border: int | None, text_bytes: int
 ) -> Iterator[Piece]:
     """Yield the documents and rejected documents of an open file in order."""
-    reader = _Reader(name=file.name, data=data, placed=file.placed)
+    reader = _Reader(file=file, data=data)
     if file.unit == EMPTY_FILE:
         yield reader.rejected(0, RejectionKind.EMPTY_FILE, "a file without text among those of a glob")
     elif file.format == TextFormat.PARQUET and not file.codec and "://" not in file.place:
@@ -194,9 +194,8 @@ def _parse_leniently(line: bytes) -> Mapping[str, object]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Reader:
-    name: str
+    file: TextFile
     data: DataConfig
-    placed: SplitName | None
 
     def text_with_border(self, text: BinaryIO, border: int, text_bytes: int) -> Iterator[Piece]:
         for offset, content in pieces_of(text, self.data.max_document_bytes, border, begin=skip_mark(text)):
@@ -221,7 +220,7 @@ class _Reader:
         if placed is None and not is_piece and not content.strip():
             return self.rejected(offset, RejectionKind.EMPTY, "no text but white space")
         try:
-            return make_document(self.name, offset, content, placed=placed or self.placed, ends=ends)
+            return make_document(self.file.name, offset, content, placed=placed or self.file.placed, ends=ends)
         except UnicodeDecodeError as problem:
             return self._not_utf8(offset, problem)
 
@@ -324,4 +323,4 @@ class _Reader:
         return self.rejected(offset, RejectionKind.NOT_UTF8, detail)
 
     def rejected(self, offset: int, kind: RejectionKind, detail: str) -> RejectedRow:
-        return RejectedRow(source=self.name, offset_bytes=offset, kind=kind, detail=detail[:_DETAIL_CHARACTERS])
+        return RejectedRow(source=self.file.name, offset_bytes=offset, kind=kind, detail=detail[:_DETAIL_CHARACTERS])

@@ -3,8 +3,10 @@
 A request is the number of texts, their sizes in bytes, and their UTF-8; an answer is the number of ids, the child's
 memory in bytes, the count of each text, and the ids. All numbers are little-endian; the first request has one text,
 the tokenizer.json.
+Source: fastokens (Apache-2.0).
 """
 
+import ctypes
 import fcntl
 import os
 import sys
@@ -18,13 +20,30 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from cairn.model.data.fast_encoder import FastEncoder, FlatIds, return_freed_memory
 from cairn.storage.stores.child_process import DEVNULL, child_command, end_child, start_child
 
 MOST_GROWTH_BYTES = 160 << 20
 """The caches of words stay below this; only those of texts that the tokenizer does not cut into words grow on."""
 _PIPE_BYTES = 1 << 20
 """A whole batch lies in it, so that neither process waits for the other to read."""
+
+
+class FastEncoder:
+    """Encodes in this process, twenty times as fast as `tokenizers`; holds Python's lock, and its caches grow."""
+
+    def __init__(self, document: str) -> None:
+        """Load a tokenizer.json; raises ImportError without the library, and whatever it raises itself."""
+        import fastokens
+
+        self._inner: Any = fastokens.Tokenizer.from_json_str(document)
+
+    def encode_flat(self, texts: Sequence[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+        """Return concatenated ids (N,) and each text's count (len(texts),)."""
+        ids, offsets = self._inner.encode_batch_flat(list(texts), split_special_tokens=True)
+        return np.frombuffer(ids, dtype="<u4"), np.diff(np.frombuffer(offsets, dtype="<u8")).astype(np.int64)
+
+    def close(self) -> None:
+        """Do nothing."""
 
 
 class EncodingProcess:
@@ -37,7 +56,7 @@ class EncodingProcess:
         self._child: Popen[bytes] | None = None
         self._is_spent, self._most_bytes = True, 0
 
-    def encode_flat(self, texts: Sequence[str]) -> FlatIds:
+    def encode_flat(self, texts: Sequence[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
         """Return concatenated ids (N,) and each text's count (len(texts),).
 
         Raises OSError if the child has ended, as it does without the library, and where the library fails; the next
@@ -106,6 +125,12 @@ def _read(stream: Any, kind: str, count: int) -> NDArray[Any]:
     if stream.readinto(numbers.view(np.uint8)) != numbers.nbytes:
         raise ConnectionResetError("the other process has ended")
     return numbers
+
+
+def return_freed_memory() -> None:
+    """Give free memory of glibc's heap back to the system: loading a great vocabulary leaves a lot of it."""
+    if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "malloc_trim"):
+        library.malloc_trim(0)
 
 
 def _serve(requests: IO[bytes], answers: IO[bytes]) -> None:

@@ -20,7 +20,7 @@ _tried: set[str] = set()
 def load_library_tokenizer(text: str) -> LibraryTokenizer:
     """Return the tokenizer that `text` is; raises InvalidInput in one line. A child process tries each text once."""
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-    if digest not in _tried and text != tokenizer.Tokenizer.bytes().to_json():
+    if digest not in _tried and text != tokenizer.Tokenizer.bytes().json:
         with tempfile.TemporaryFile() as file:
             file.write(text.encode("utf-8", "surrogatepass"))
             file.seek(0)

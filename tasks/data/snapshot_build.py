@@ -16,21 +16,18 @@ import pyarrow as pa
 import pyarrow.compute as compute
 
 from cairn.model.configuration.data import SMALLEST_BPE_VOCABULARY, DataConfig
-from cairn.model.data.fast_encoder import return_freed_memory
 from cairn.model.data.tokenizer import Tokenizer
 from cairn.model.errors import InvalidInput
 from cairn.storage.errors import SnapshotDamaged
 from cairn.storage.snapshots import data_snapshot, snapshot_manifest, token_shard
-from cairn.storage.stores.child_process import temporary_folder
-from cairn.storage.stores.codec import decode, encode
+from cairn.storage.stores import child_process, codec
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.configuration.addresses import expand_home
 from cairn.tasks.data import document, snapshot_lookup, snapshot_writer, text_ranges
 from cairn.tasks.data.corpus import open_corpus
 from cairn.tasks.data.document import InvalidCorpus, Source, Survey, survey_corpus
-from cairn.tasks.data.encoding_process import EncodingProcess
+from cairn.tasks.data.encoding_process import EncodingProcess, return_freed_memory
 from cairn.tasks.data.foreign_tokenizer import read_tokenizer
-from cairn.tasks.data.snapshot_lookup import SnapshotReference, find_by_id, find_by_recipe, make_recipe, recipe_id
 from cairn.tasks.data.snapshot_writer import FinishedParts, PartEncoder, count_batches
 from cairn.tasks.data.text_ranges import TextRange
 
@@ -72,17 +69,17 @@ def build_snapshot(
     *,
     cache_dir: Path | None = None,
     on_progress: ProgressListener = ignore_progress,
-) -> SnapshotReference:
+) -> snapshot_lookup.SnapshotReference:
     """Return the snapshot of `data`, and build it unless its recipe is known; relative paths start at `base_dir`.
 
     A `snapshot:` source is only looked up. A killed build leaves its parts in `cache_dir`. Raises InvalidCorpus for
     unusable text or settings, and IntegrityError if the store has other bytes.
     """
     if data.snapshot:
-        return find_by_id(store, data.snapshot)
+        return snapshot_lookup.find_by_id(store, data.snapshot)
     build = _Build(data, base_dir, on_progress)
-    recipe = make_recipe(data, build.sources, build.tokenizer)
-    if known := find_by_recipe(store, recipe):
+    recipe = snapshot_lookup.make_recipe(data, build.sources, build.tokenizer)
+    if known := snapshot_lookup.find_by_recipe(store, recipe):
         bad = {item.kind: item.documents for item in known.manifest.rejected if item.kind not in document.LEFT_OUT}
         documents = known.manifest.splits.train.documents + known.manifest.splits.val.documents
         where = ", ".join(f"{number} {kind}" for kind, number in bad.items())
@@ -90,9 +87,9 @@ def build_snapshot(
         document.require_few_unknown(known.unknown_bytes, known.text_bytes, data.max_rejected_fraction, "")
         return replace(known, turned_off=build.turned_off)
     return_freed_memory()
-    with build_folder(cache_dir, recipe_id(recipe)) as folder:
+    with build_folder(cache_dir, snapshot_lookup.recipe_id(recipe)) as folder:
         snapshot_id, manifest = data_snapshot.publish_snapshot(store, folder / "snapshot", build.stage(folder, store))
-        made = SnapshotReference(
+        made = snapshot_lookup.SnapshotReference(
             snapshot_id=snapshot_id, manifest=manifest, unknown_bytes=build.unknown_bytes, turned_off=build.turned_off
         )
         snapshot_lookup.save_recipe(store, recipe, made)
@@ -101,12 +98,12 @@ def build_snapshot(
 
 def find_built(
     store: ObjectStore, data: DataConfig, base_dir: Path, sources: Sequence[Source]
-) -> SnapshotReference | None:
+) -> snapshot_lookup.SnapshotReference | None:
     """Return the snapshot that a build from these previewed sources would reuse; None for unchecked sources."""
     if not all(source.sha256 for source in sources):
         return None
     given = given_tokenizer(data, base_dir)
-    found = find_by_recipe(store, make_recipe(data, sources, given))
+    found = snapshot_lookup.find_by_recipe(store, snapshot_lookup.make_recipe(data, sources, given))
     return replace(found, turned_off=given.turned_off) if found and given else found
 
 
@@ -157,7 +154,7 @@ def repair_snapshot(
         remedy = "import it again with `cairn import-tokens`, or continue the run that built it"
         raise SnapshotDamaged(f"{problem} the run has no text to build it from: {remedy}")
     try:
-        with temporary_folder("cairn-snapshot-") as staging:
+        with child_process.temporary_folder("cairn-snapshot-") as staging:
             _Build(data, base_dir, ignore_progress).stage(staging, store)
             for item in damaged:
                 data_snapshot.replace_object(store, snapshot_id, item, staging / "snapshot" / item.key)
@@ -215,7 +212,8 @@ class _Build:
             if not (tokenizer and (accelerate(tokenizer, self.sources, left_bytes) or left_bytes < self._stored_bytes)):
                 survey, tokenizer = self._survey(folder)
                 accelerate(tokenizer, self.sources, survey.text_bytes)
-            batches = self._tokenize(folder, store, ranges, survey, tokenizer)
+            encoder = PartEncoder(tokenizer=tokenizer, val_fraction=self._data.val_fraction)
+            batches = self._tokenize(folder, store, ranges, survey, encoder)
         finally:
             if tokenizer:
                 tokenizer.slow_down()
@@ -223,14 +221,14 @@ class _Build:
         target = folder / "snapshot"
         shutil.rmtree(target, ignore_errors=True)  # of a build that was killed meanwhile
         target.mkdir()
-        return snapshot_writer.assemble(target, batches, self.sources, tokenizer, self._data.val_fraction)
+        return snapshot_writer.assemble(target, batches, self.sources, encoder)
 
     def _tokenize(
-        self, folder: Path, store: ObjectStore, ranges: Sequence[TextRange], survey: Survey | None, tokenizer: Tokenizer
+        self, folder: Path, store: ObjectStore, ranges: Sequence[TextRange], survey: Survey | None, encoder: PartEncoder
     ) -> Iterator[pa.RecordBatch]:
         """Gather the parts of all ranges; returns their batches, which report their use. Raises InvalidCorpus."""
-        encoder, data = PartEncoder(tokenizer=tokenizer, val_fraction=self._data.val_fraction), self._data
         total, before, paths = survey.text_bytes if survey else self._stored_bytes, 0, list[Path]()
+        data = self._data
 
         def watch(batches: Iterator[pa.RecordBatch], done: FinishedParts) -> Iterator[pa.RecordBatch]:
             checked = _refuse_early(batches, done, survey.text_bytes, data) if survey else batches
@@ -258,7 +256,7 @@ class _Build:
         """Return survey and tokenizer, of an earlier build if it finished both; raises InvalidCorpus."""
         kept, data = folder / _SURVEY, self._data
         if kept.is_file():
-            survey = decode(kept.read_bytes(), Survey, where=str(kept))
+            survey = codec.decode(kept.read_bytes(), Survey, where=str(kept))
             tokenizer = self.tokenizer or read_tokenizer(folder / data_snapshot.TOKENIZER)
             require_usable(survey, data)
             return survey, tokenizer
@@ -273,9 +271,9 @@ class _Build:
             except InvalidInput as error:
                 problem = f"data.tokenizer = {data.tokenizer!r}: {error}; rule: the text fills the size"
                 raise InvalidCorpus(problem) from error
-        (folder / data_snapshot.TOKENIZER).write_text(chosen.to_json(), encoding="utf-8")
+        (folder / data_snapshot.TOKENIZER).write_text(chosen.json, encoding="utf-8")
         unfinished = folder / f"{_SURVEY}.unfinished"
-        unfinished.write_bytes(encode(survey))
+        unfinished.write_bytes(codec.encode(survey))
         unfinished.replace(kept)
         return survey, chosen
 
@@ -309,7 +307,7 @@ def build_folder(cache_dir: Path | None, recipe_id: str) -> Iterator[Path]:
     """
     with ExitStack() as stack:
         if cache_dir is None or not _lock(stack, cache_dir / "snapshots-in-work" / f"{recipe_id}.lock"):
-            yield stack.enter_context(temporary_folder("cairn-snapshot-"))
+            yield stack.enter_context(child_process.temporary_folder("cairn-snapshot-"))
             return
         folder = cache_dir / "snapshots-in-work" / recipe_id
         folder.mkdir(exist_ok=True)

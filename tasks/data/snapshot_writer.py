@@ -24,13 +24,11 @@ from cairn.model.data.tokenizer import Tokenizer
 from cairn.model.errors import InvalidInput
 from cairn.storage.snapshots import snapshot_manifest, token_shard
 from cairn.storage.snapshots.data_snapshot import DOCUMENTS, REJECTED, TOKENIZER
-from cairn.storage.snapshots.snapshot_manifest import SPLITS, DocumentRow, RejectedRow, SnapshotManifest, SplitName
-from cairn.storage.stores.local_store import fsync_path
-from cairn.storage.stores.object_store import map_ahead
+from cairn.storage.stores import local_store, object_store
 from cairn.tasks.data.document import Document, InvalidCorpus, Piece, Source, read_corpus
 
-_COLUMNS = [field.name for field in fields(DocumentRow)]
-_REJECTED_COLUMNS = [field.name for field in fields(RejectedRow)]
+_COLUMNS = [field.name for field in fields(snapshot_manifest.DocumentRow)]
+_REJECTED_COLUMNS = [field.name for field in fields(snapshot_manifest.RejectedRow)]
 _PIECE_COLUMNS = ("source", "offset_bytes", "kind", "detail", "bytes", "split", "sha256", "ends")
 _BATCH_PIECES = 4096
 BATCH_BYTES = 1 << 20
@@ -42,9 +40,8 @@ WORKERS = 2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FinishedParts:
-    """Parts and what is in them; `first_unknown` is where the text is that the tokenizer does not know."""
+    """What is in parts; `first_unknown` is where the text is that the tokenizer does not know."""
 
-    paths: tuple[Path, ...]
     pieces: int = 0
     text_bytes: int = 0
     documents: int = 0
@@ -55,7 +52,7 @@ class FinishedParts:
 Watch: TypeAlias = Callable[[Iterator[pa.RecordBatch], FinishedParts], Iterator[pa.RecordBatch]]
 
 
-def find_finished_parts(folder: Path, schema: pa.Schema) -> FinishedParts:
+def find_finished_parts(folder: Path, schema: pa.Schema) -> list[Path]:
     """Return the parts in `folder`; deletes a part that is unreadable, or another version's, and those after it."""
     paths: list[Path] = []
     with suppress(pa.ArrowException):
@@ -66,7 +63,7 @@ def find_finished_parts(folder: Path, schema: pa.Schema) -> FinishedParts:
                 paths.append(path)
     for path in set(folder.glob("part-*.arrow")) - set(paths):
         path.unlink()
-    return count_batches(read_parts(paths, schema), tuple(paths))
+    return paths
 
 
 def complete_parts(
@@ -74,14 +71,15 @@ def complete_parts(
 ) -> None:
     """Write the parts of sources that an earlier process did not finish; `watch` gets the batches and what is done."""
     folder.mkdir(exist_ok=True)
-    done = find_finished_parts(folder, encoder.schema)
+    finished = find_finished_parts(folder, encoder.schema)
+    done = count_batches(read_parts(finished, encoder.schema))
     # All of the text is read again, to be hashed; only the rest after the finished parts is tokenized.
     batches = encoder.encode(islice(read_corpus(sources, deduplicate=deduplicate), done.pieces, None))
-    write_parts(folder, len(done.paths), watch(batches, done) if watch else batches, encoder.schema)
+    write_parts(folder, len(finished), watch(batches, done) if watch else batches, encoder.schema)
 
 
-def count_batches(batches: Iterable[pa.RecordBatch], paths: tuple[Path, ...] = ()) -> FinishedParts:
-    """Return what is in the batches of the parts of these paths, or of none."""
+def count_batches(batches: Iterable[pa.RecordBatch]) -> FinishedParts:
+    """Return what is in the batches of parts."""
     counts, first_unknown = Counter[str](), ""
     for batch in batches:
         counts.update(pieces=batch.num_rows, documents=batch.column("kind").null_count)
@@ -90,7 +88,7 @@ def count_batches(batches: Iterable[pa.RecordBatch], paths: tuple[Path, ...] = (
         if sums["unknown"] and not first_unknown:
             row = compute.greater(batch.column("unknown"), 0).index(True).as_py()
             first_unknown = f"{batch.column('source')[row]}, offset {batch.column('offset_bytes')[row]}"
-    return FinishedParts(paths=paths, first_unknown=first_unknown, **counts)
+    return FinishedParts(first_unknown=first_unknown, **counts)
 
 
 def _rows(batch: pa.RecordBatch) -> list[tuple[Any, ...]]:
@@ -108,7 +106,7 @@ def pieces_of(batches: Iterable[pa.RecordBatch]) -> Iterator[Piece]:
     for batch in batches:
         for source, offset, kind, detail, size, split, digest, ends in _rows(batch.select(_PIECE_COLUMNS)):
             if kind is not None:
-                yield RejectedRow(source=source, offset_bytes=offset, kind=kind, detail=detail)
+                yield snapshot_manifest.RejectedRow(source=source, offset_bytes=offset, kind=kind, detail=detail)
             else:
                 yield Document(
                     source=source, offset_bytes=offset, text="", bytes=size, sha256=digest, placed=split, ends=ends
@@ -133,7 +131,7 @@ class PartEncoder:
     def encode(self, pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
         """Yield the pieces in order with their tokens; end-of-text follows each document that ends."""
         with ThreadPoolExecutor(WORKERS, thread_name_prefix="encode") as pool:
-            yield from map_ahead(pool, self._encode_batch, _batches(pieces), most=WORKERS)
+            yield from object_store.map_ahead(pool, self._encode_batch, _batches(pieces), most=WORKERS)
 
     def _encode_batch(self, pieces: list[Piece]) -> pa.RecordBatch:
         documents, schema = [piece for piece in pieces if isinstance(piece, Document)], self.schema
@@ -165,7 +163,7 @@ class PartEncoder:
             raise
 
     def _row(self, piece: Piece) -> tuple[str, int, int, str | None, str | None, bool, str | None, str | None]:
-        if isinstance(piece, RejectedRow):
+        if isinstance(piece, snapshot_manifest.RejectedRow):
             return piece.source, piece.offset_bytes, 0, None, None, False, str(piece.kind), piece.detail
         split = piece.split(self.val_fraction)
         return piece.source, piece.offset_bytes, piece.bytes, split, piece.sha256, piece.ends, None, None
@@ -181,7 +179,7 @@ def write_parts(folder: Path, first: int, batches: Iterator[pa.RecordBatch], sch
                 writer.write_batch(batch)
                 size_bytes += compute.sum(batch.column("bytes")).as_py()
                 batch = next(batches, None)
-        fsync_path(unfinished)
+        local_store.fsync_path(unfinished)
         os.replace(unfinished, part_path(folder, number))
         number += 1
 
@@ -212,28 +210,28 @@ class SnapshotWriter:
         self._stack = ExitStack()
         self._rejects: snapshot_manifest.RowWriter | None = None
         self._rejected = Counter[str]()
-        self.sizes = {split: Counter(documents=0, tokens=0, bytes=0) for split in SPLITS}
+        self.sizes = {split: Counter(documents=0, tokens=0, bytes=0) for split in snapshot_manifest.SPLITS}
 
     def __enter__(self) -> "SnapshotWriter":
-        (self._folder / TOKENIZER).write_bytes(self._tokenizer.to_json().encode("utf-8"))
+        (self._folder / TOKENIZER).write_bytes(self._tokenizer.json.encode("utf-8"))
         self._index = self._stack.enter_context(snapshot_manifest.DocumentIndexWriter(self._folder / DOCUMENTS))
         schema = token_shard.ShardSchema(tokenizer_sha256=self._tokenizer.sha256, vocab_size=self._tokenizer.vocab_size)
         shard_tokens = token_shard.DEFAULT_SHARD_TOKENS
         open_shard = partial(token_shard.ShardWriter, self._folder, schema=schema, shard_tokens=shard_tokens)
-        self._shards = {split: self._stack.enter_context(open_shard(split)) for split in SPLITS}
+        self._shards = {split: self._stack.enter_context(open_shard(split)) for split in snapshot_manifest.SPLITS}
         return self
 
     def __exit__(self, *raised: Any) -> None:
         self._stack.__exit__(*raised)
 
-    def add_tokens(self, split: SplitName, tokens: NDArray[Any]) -> None:
+    def add_tokens(self, split: snapshot_manifest.SplitName, tokens: NDArray[Any]) -> None:
         """Append tokens (N,) to a split; raises StorageError for an id outside the vocabulary."""
         self._shards[split].append(tokens)
 
     def add_documents(self, rows: Sequence[tuple[Any, ...]]) -> None:
         """Append documents to the index, each as the values of a DocumentRow; their tokens are added separately."""
         self._index.extend(rows)
-        for split in SPLITS:
+        for split in snapshot_manifest.SPLITS:
             sizes = [(tokens, size_bytes) for _, _, size_bytes, tokens, found, _ in rows if found == split]
             tokens, size_bytes = sum(count for count, _ in sizes), sum(size for _, size in sizes)
             self.sizes[split].update(documents=len(sizes), tokens=tokens, bytes=size_bytes)
@@ -253,10 +251,10 @@ class SnapshotWriter:
         *,
         val_fraction: float,
         groups: tuple[snapshot_manifest.SnapshotGroup, ...] = (),
-    ) -> SnapshotManifest:
+    ) -> snapshot_manifest.SnapshotManifest:
         """Return the manifest without objects."""
-        train, val = (snapshot_manifest.SplitSize(**self.sizes[split]) for split in SPLITS)
-        return SnapshotManifest(
+        train, val = (snapshot_manifest.SplitSize(**self.sizes[split]) for split in snapshot_manifest.SPLITS)
+        return snapshot_manifest.SnapshotManifest(
             version=snapshot_manifest.SNAPSHOT_VERSION,
             tokenizer_sha256=self._tokenizer.sha256,
             vocab_size=self._tokenizer.vocab_size,
@@ -282,22 +280,18 @@ def _require_one_end_each(batch: pa.RecordBatch, end_of_text_id: int) -> None:
 
 
 def assemble(
-    folder: Path,
-    batches: Iterable[pa.RecordBatch],
-    sources: Sequence[Source],
-    tokenizer: Tokenizer,
-    val_fraction: float,
-) -> SnapshotManifest:
-    """Write the batches of parts as a snapshot into `folder`; returns its manifest without objects."""
-    documents, tokens = Counter[str](), Counter[tuple[str, SplitName]]()
+    folder: Path, batches: Iterable[pa.RecordBatch], sources: Sequence[Source], encoder: PartEncoder
+) -> snapshot_manifest.SnapshotManifest:
+    """Write the batches of an encoder's parts as a snapshot into `folder`; returns its manifest without objects."""
+    documents, tokens = Counter[str](), Counter[tuple[str, snapshot_manifest.SplitName]]()
     group_of = {source.name: source.group for source in sources}
-    with SnapshotWriter(folder, tokenizer) as writer:
+    with SnapshotWriter(folder, encoder.tokenizer) as writer:
         for batch in batches:
             ids = batch.column("ids")
             counts = np.diff(ids.offsets.to_numpy())
-            _require_one_end_each(batch, tokenizer.end_of_text_id)
+            _require_one_end_each(batch, encoder.tokenizer.end_of_text_id)
             splits = batch.column("split").to_numpy(zero_copy_only=False)
-            for split in SPLITS:
+            for split in snapshot_manifest.SPLITS:
                 writer.add_tokens(split, ids.values.to_numpy()[np.repeat(splits == split, counts)])
             is_kept = batch.column("kind").is_null()
             writer.add_rejected(_rows(batch.select(_REJECTED_COLUMNS).filter(compute.invert(is_kept))))
@@ -313,7 +307,7 @@ def assemble(
             )
             for item in sources
         ),
-        val_fraction=val_fraction,
+        val_fraction=encoder.val_fraction,
         groups=tuple(
             snapshot_manifest.SnapshotGroup(
                 name=name, sources=n, train_tokens=tokens[name, "train"], val_tokens=tokens[name, "val"]

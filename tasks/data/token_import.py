@@ -105,12 +105,12 @@ class _Import:
         names = Counter(path.name for split in SPLITS for path in files[split])
         if twice := sorted(name for name in names if names[name] > 1):
             raise InvalidCorpus(f"{twice[0]}: two files have this name; rule: names tell documents' sources apart")
-        for path in (path for split in SPLITS for path in files[split]):
-            self._inspect(path)  # all before the first is read, which may take hours
+        # All before the first is read, which may take hours.
+        inspected = {split: [self._inspect(path) for path in files[split]] for split in SPLITS}
         with snapshot_writer.SnapshotWriter(folder, self._tokenizer) as writer:
             for split in reversed(SPLITS):
-                for path in files[split]:
-                    self._add_file(self._inspect(path), split, writer)
+                for file in inspected[split]:
+                    self._add_file(file, split, writer)
         for split in SPLITS:
             if not writer.sizes[split]["bytes"]:
                 raise InvalidCorpus(f"--{split}: holds nothing but ends of text; rule: each split has a document")
@@ -138,7 +138,10 @@ class _Import:
                 raise InvalidCorpus(f"{file.path}: tokens {start} to {stop - 1}: {error}. {remedy}") from error
             ends = int(tokens[stop - 1]) == end
             if ends and self._assumes_end:
-                raise _unnamed_end(file.path, stop - 1, end)
+                problem = f"token {stop - 1} is {end}, the greatest id, and nothing says that it ends a document"
+                rule = f"ids but GPT-2's {GPT2_VOCABULARY:,} name their end. Add --end-of-text {end} if it does"
+                other = f"or take --vocab-size {end + 2} if it is a token like others"
+                raise InvalidCorpus(f"{file.path}: {problem}; rule: {rule}, {other}")
             self.added_ends += is_added
             text = self._tokenizer.decode(tokens[start : stop - ends].tolist()).encode("utf-8")
             sha256, offset = codec.sha256(text), file.header_bytes + start * file.dtype.itemsize
@@ -179,14 +182,6 @@ def _documents(
             if stop > start:
                 yield start, stop, is_indexed
                 start = stop
-
-
-def _unnamed_end(path: Path, token: int, greatest: int) -> InvalidCorpus:
-    remedy = (
-        f"Add --end-of-text {greatest} if it does, or take --vocab-size {greatest + 2} if it is a token like others"
-    )
-    problem = f"token {token} is {greatest}, the greatest id, and nothing says that it ends a document"
-    return InvalidCorpus(f"{path}: {problem}; rule: ids but GPT-2's {GPT2_VOCABULARY:,} name their end. {remedy}")
 
 
 def given_tokenizer(path: str, vocab_size: int, end_of_text_id: int) -> Tokenizer:

@@ -73,16 +73,16 @@ def measure_held_out(
     `note` gets the share of the windows that are measured.
     """
     windows = TokenWindows(opened.snapshot.val, opened.network.config.block_size, opened.snapshot.manifest.vocab_size)
-    asked = {METRIC: (range(windows.window_count), suite.batches)}
+    asked = {METRIC: (range(windows.window_count), suite.batches * suite.batch_size)}
     groups, start = [group for group in opened.snapshot.manifest.known_groups if group.val_tokens], 0
     for group in groups:  # those with a whole window; together they cost what the suite costs
         first, count = window_range(start, group.val_tokens, windows.block_size)
         start += group.val_tokens
         if count:
-            batches, among = math.ceil(suite.batches / len(groups)), range(first, first + count)
-            asked[f"{METRIC}/{group.name}"] = among, batches
+            wanted, among = math.ceil(suite.batches / len(groups)) * suite.batch_size, range(first, first + count)
+            asked[f"{METRIC}/{group.name}"] = among, wanted
     losses = dict[str, tuple[float, ...]]()
-    counts = {name: _count_windows(among, batches * suite.batch_size) for name, (among, batches) in asked.items()}
+    counts = {name: len(of) if len(of) <= WHOLE_UP_TO * wanted else wanted for name, (of, wanted) in asked.items()}
     total = sum(counts.values())
     for name, (among, _) in asked.items():
         told = partial(_note_windows, note, sum(map(len, losses.values())), total)
@@ -96,10 +96,6 @@ def measure_held_out(
         window_tokens=windows.block_size,
         losses=losses,
     )
-
-
-def _count_windows(among: range, wanted: int) -> int:
-    return len(among) if len(among) <= WHOLE_UP_TO * wanted else wanted
 
 
 def _measure_by_command(spec: EvaluationSpec, suite: EvaluatorConfig) -> EvaluationResult:

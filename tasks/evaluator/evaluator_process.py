@@ -4,7 +4,6 @@ Its whole group is killed before its leader is reaped, so that no other process 
 """
 
 import os
-import subprocess
 import tempfile
 import threading
 import time
@@ -102,32 +101,21 @@ def run_evaluator(
         return Outcome(result=b"", problem=f"the evaluator could not be started: {error}")
     assert child.stdout is not None and child.stderr is not None
     stdout, stderr = PipeReader(child.stdout, last_bytes=MOST_STDOUT_BYTES), PipeReader(child.stderr)
-    try:
-        problem = _wait(child, stdout, timeout_seconds, stopping, note)
+    problem, deadline = "", time.monotonic() + timeout_seconds
+    try:  # without reaping it
+        while not problem and os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            if stdout.overflowed:
+                problem = f"the evaluator printed nonsense: more than {MOST_STDOUT_BYTES:,} bytes"
+            elif stopping():
+                raise EvaluationInterrupted("the evaluation was interrupted because the run is leaving")
+            elif time.monotonic() >= deadline:
+                problem = f"the evaluator did not answer within {timeout_seconds:g} s"
+            else:
+                with suppress(ValueError):
+                    note(float(stdout.newest_line()))
+                time.sleep(_POLL_SECONDS)
     finally:
         end_child(child)
     if not problem and child.returncode != 0:
         problem = f"the evaluator exited with {child.returncode}: {stderr.last_line()}"
     return Outcome(result=b"" if problem else stdout.read().rstrip().rpartition(b"\n")[2], problem=problem)
-
-
-def _wait(
-    child: subprocess.Popen[bytes],
-    stdout: PipeReader,
-    timeout_seconds: float,
-    stopping: Callable[[], bool],
-    note: Callable[[float], object],
-) -> str:
-    """Wait for the child's exit without reaping it; return why it has to be killed, or an empty text."""
-    deadline = time.monotonic() + timeout_seconds
-    while os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-        if stdout.overflowed:
-            return f"the evaluator printed nonsense: more than {MOST_STDOUT_BYTES:,} bytes"
-        if stopping():
-            raise EvaluationInterrupted("the evaluation was interrupted because the run is leaving")
-        if time.monotonic() >= deadline:
-            return f"the evaluator did not answer within {timeout_seconds:g} s"
-        with suppress(ValueError):
-            note(float(stdout.newest_line()))
-        time.sleep(_POLL_SECONDS)
-    return ""

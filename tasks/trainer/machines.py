@@ -136,18 +136,12 @@ class Machines:
 
 def connect(address: str, secret: bytes, node_rank: int) -> signed_connection.SignedConnection | None:
     """Connect a machine to the first one; None if that does not answer, or has another secret."""
-    host, _, port = address.rpartition(":")
     try:
-        connection = socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS)
-    except OSError:
-        return None
-    try:
-        peer = signed_connection.keep_alive(signed_connection.greet(connection, secret), connection)
-        peer.send(msgspec.msgpack.encode(Arrival(node_rank=node_rank, host=socket.gethostname()[:255])))
-        return peer
+        peer = signed_connection.connect(address, secret, timeout_seconds=_CONNECT_SECONDS)
     except (OSError, signed_connection.ConnectionEnded, signed_connection.NotAdmitted):
-        connection.close()
         return None
+    _send(peer, Arrival(node_rank=node_rank, host=socket.gethostname()[:255]))
+    return peer
 
 
 def receive(peer: signed_connection.SignedConnection) -> Message:

@@ -86,7 +86,7 @@ def admit(connection: socket.socket, secret: bytes) -> SignedConnection:
     if not hmac.compare_digest(_read(connection, _PROOF_BYTES, deadline), _proof(secret, b"connects", own, other)):
         raise NotAdmitted("somebody without the secret has connected")
     connection.sendall(_proof(secret, b"listens", own, other))
-    connection.settimeout(None)
+    _keep_alive(connection)
     down, up = _proof(secret, b"down", own, other), _proof(secret, b"up", own, other)
     return SignedConnection(connection, sending=down, receiving=up)
 
@@ -98,9 +98,29 @@ def greet(connection: socket.socket, secret: bytes) -> SignedConnection:
     connection.sendall(own + _proof(secret, b"connects", other, own))
     if not hmac.compare_digest(_read(connection, _PROOF_BYTES, deadline), _proof(secret, b"listens", other, own)):
         raise NotAdmitted("the first machine does not know the secret; give all machines the same one")
-    connection.settimeout(None)
+    _keep_alive(connection)
     down, up = _proof(secret, b"down", other, own), _proof(secret, b"up", other, own)
     return SignedConnection(connection, sending=up, receiving=down)
+
+
+def connect(address: str, secret: bytes, *, timeout_seconds: float) -> SignedConnection:
+    """Connect to HOST:PORT and return the connection as `greet` does; raises OSError and `ConnectionEnded` too."""
+    host, _, port = address.rpartition(":")
+    connection = socket.create_connection((host, int(port)), timeout=timeout_seconds)
+    try:
+        return greet(connection, secret)
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _keep_alive(connection: socket.socket) -> None:
+    """Wait for as long as it takes, but have the kernel notice within half a minute that the other end is gone."""
+    connection.settimeout(None)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEPALIVE.items():
+        if hasattr(socket, name):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _proof(key: bytes, *parts: bytes) -> bytes:
@@ -179,7 +199,7 @@ def listening(
         ends = (NotAdmitted, ConnectionEnded, OSError, msgspec.MsgspecError)
         with connection, contextlib.suppress(*ends):
             with door.admitting(connection):
-                peer = keep_alive(admit(connection, secret), connection)
+                peer = admit(connection, secret)
             serve(peer)
 
     def accept() -> None:
@@ -217,12 +237,3 @@ def _listener(address: str) -> socket.socket:
         return socket.create_server(("", int(port)))
     except OSError as error:
         raise TaskError(f"{address}: cannot listen there: {error}; CAIRN_RENDEZVOUS names a free port") from error
-
-
-def keep_alive(peer: SignedConnection, connection: socket.socket) -> SignedConnection:
-    """Have the kernel notice within half a minute that the other end is gone; returns the peer."""
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in _KEEPALIVE.items():
-        if hasattr(socket, name):
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-    return peer

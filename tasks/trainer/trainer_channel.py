@@ -8,7 +8,6 @@ several in a signed connection to the first machine's launcher: nothing else lis
 import os
 import queue
 import select
-import socket
 import sys
 import threading
 import time
@@ -44,14 +43,11 @@ class RemoteRankStore(Store):
         """Join as `rank`; raises `TaskError` if that is taken."""
         super().__init__()
         self._lock = threading.Lock()
-        host, _, port = address.rpartition(":")
         try:  # the first machine's launcher listens before any rank starts
-            self._peer = signed_connection.greet(
-                socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS), secret
-            )
+            self._peer = signed_connection.connect(address, secret, timeout_seconds=_CONNECT_SECONDS)
         except (OSError, signed_connection.ConnectionEnded) as error:
             raise DistNetworkError(f"{address}: the first machine's launcher does not answer: {error}") from error
-        if not self._ask("join", number=rank).number:
+        if self.add(f"joined/{rank}", 1) > 1:
             self.close()
             raise TaskError(f"rank {rank} has joined this attempt already; the next attempt has a place for it")
 
@@ -74,7 +70,7 @@ class RemoteRankStore(Store):
 
     def check(self, keys: Sequence[str]) -> bool:
         """Whether all these keys have a value."""
-        return bool(self._ask("check", *keys).number)
+        return all(self._ask("get", key).value is not None for key in keys)
 
     def wait(self, keys: Sequence[str], timeout: timedelta = _TIMEOUT) -> None:
         """Wait until all these keys have a value; raises `TimeoutError` after the timeout."""
@@ -96,8 +92,8 @@ class RemoteRankStore(Store):
         """Hang up."""
         self._peer.close()
 
-    def _ask(self, operation: trainer_group.Operation, *keys: str, **values: Any) -> trainer_group.Answer:
-        request = trainer_group.Request(operation=operation, keys=keys, **values)
+    def _ask(self, operation: trainer_group.Operation, key: str, **values: Any) -> trainer_group.Answer:
+        request = trainer_group.Request(operation=operation, key=key, **values)
         try:
             with self._lock:
                 self._peer.send(msgspec.msgpack.encode(request))

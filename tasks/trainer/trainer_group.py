@@ -138,37 +138,30 @@ def _usable_gpus(device: str, environment: Mapping[str, str], devices: Path) -> 
     return max(1, sum(re.fullmatch(r"nvidia\d+", path.name) is not None for path in devices.glob("nvidia*")))
 
 
-Operation = Literal["join", "set", "get", "add", "compare_set", "check", "delete"]
+Operation = Literal["set", "get", "add", "compare_set", "delete"]
 
 
 class Request(msgspec.Struct, kw_only=True, frozen=True):
-    """A rank's request: an `operation` on `keys`; `number` is the amount to add, or the rank that joins."""
+    """A rank's request: an `operation` on a key; `number` is the amount to add."""
 
     operation: Operation
-    keys: tuple[str, ...] = ()
+    key: str
     value: bytes = b""
     expected: bytes = b""
     number: int = 0
 
 
 class Answer(msgspec.Struct, kw_only=True, frozen=True):
-    """The value of a key, or None, and a number: the result of `add`, 1 for yes elsewhere."""
+    """The value of a key, or None, and a number: the result of `add`, or 1 for a key that was deleted."""
 
     value: bytes | None = None
     number: int = 0
 
 
-def answer_request(request: Request, values: dict[str, bytes], joined: set[int]) -> Answer:
-    """Execute a request at once on the values under their keys, and the ranks that joined."""
-    key = request.keys[0] if request.keys else ""
-    present = values.get(key)
+def answer_request(request: Request, values: dict[str, bytes]) -> Answer:
+    """Execute a request at once on the values under their keys."""
+    key, present = request.key, values.get(request.key)
     match request.operation:
-        case "join":
-            is_new = request.number not in joined
-            joined.add(request.number)
-            return Answer(number=int(is_new))
-        case "check":
-            return Answer(number=int(all(key in values for key in request.keys)))
         case "add":
             total = int(present or b"0") + request.number
             values[key] = str(total).encode()
@@ -185,13 +178,13 @@ def answer_request(request: Request, values: dict[str, bytes], joined: set[int])
 @contextlib.contextmanager
 def serving_rendezvous(address: str, secret: bytes) -> Iterator[int]:
     """Serve at HOST:PORT until the block ends, one thread for each connection; yields the port."""
-    values, joined, lock = dict[str, bytes](), set[int](), threading.Lock()
+    values, lock = dict[str, bytes](), threading.Lock()
 
     def serve(peer: signed_connection.SignedConnection) -> None:
         while True:
             request = msgspec.msgpack.decode(peer.receive(), type=Request)
             with lock:
-                answer = answer_request(request, values, joined)
+                answer = answer_request(request, values)
             peer.send(msgspec.msgpack.encode(answer))
 
     with signed_connection.listening(address, secret, serve, partial(print, file=sys.stderr, flush=True)) as port:

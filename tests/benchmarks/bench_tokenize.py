@@ -116,7 +116,7 @@ def main() -> None:
         else:
             text = options.text.read_text(encoding="utf-8") if options.text else python_text()
             tokenizer = Tokenizer.train_bpe(text.split("\n\n"), options.vocabulary)
-            (folder / "tokenizer.json").write_text(tokenizer.to_json(), encoding="utf-8")
+            (folder / "tokenizer.json").write_text(tokenizer.json, encoding="utf-8")
             write_corpus(folder / "corpus.jsonl.zst", text, options.speed_mb * MEGABYTE)
             sources = (str(folder / "corpus.jsonl.zst"),)
             data = DataConfig(sources=sources, tokenizer=str(folder / "tokenizer.json"))

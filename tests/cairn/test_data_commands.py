@@ -243,7 +243,7 @@ def test_a_damaged_shard_is_never_shown(cairn: Cairn, snapshot_id: str, tmp_path
 @pytest.fixture
 def tokenizer_file(tmp_path: Path) -> Path:
     path = tmp_path / "tokenizer.json"
-    path.write_text(Tokenizer.bytes().to_json())
+    path.write_text(Tokenizer.bytes().json)
     return path
 
 

@@ -44,7 +44,7 @@ def test_text_that_spells_the_marker_does_not_end_a_document(tokenizer) -> None:
 
 @both
 def test_a_tokenizer_survives_its_own_json(tokenizer) -> None:
-    again = loaded(tokenizer.to_json())
+    again = loaded(tokenizer.json)
     assert again.sha256 == tokenizer.sha256
     assert again.encode_batch(TEXTS) == tokenizer.encode_batch(TEXTS)
     assert again.encode_batch([END_OF_TEXT]) == tokenizer.encode_batch([END_OF_TEXT])
@@ -99,7 +99,7 @@ def test_a_vocabulary_too_small_for_bytes_is_refused() -> None:
 
 
 def test_a_tokenizer_without_an_end_of_text_is_refused() -> None:
-    content = json.loads(BYTES.to_json())
+    content = json.loads(BYTES.json)
     content["added_tokens"] = []
     with pytest.raises(InvalidInput, match="no end-of-text token"):
         loaded(json.dumps(content))

@@ -151,7 +151,7 @@ def test_a_run_with_a_server_of_its_own_is_killed_and_continued_and_opens_none(p
 def test_the_children_that_parse_and_the_ranks_open_none(person: Person) -> None:
     text = Path(TINY_SHAKESPEARE).read_text()[:200_000]
     parquet.write_table(pa.table({"text": text.split("\n\n")}), person.folder / "plays.parquet")
-    (person.folder / "tokenizer.json").write_text(Tokenizer.train_bpe([text[:9999]], 300).to_json())
+    (person.folder / "tokenizer.json").write_text(Tokenizer.train_bpe([text[:9999]], 300).json)
     given = {"data.sources": '["plays.parquet"]', "data.tokenizer": "tokenizer.json", "training.processes": "2"}
     given |= {"evaluation.suite": "repetition"}
     words = [word for key, value in given.items() for word in ("--set", f"{key}={value}")]

@@ -45,7 +45,7 @@ def test_a_known_pattern_is_accepted(name: str) -> None:
 
 @pytest.mark.parametrize("tokenizer", [Tokenizer.bytes(), Tokenizer.train_bpe(["to be or not to be"] * 9, 262)])
 def test_a_tokenizer_that_was_made_here_keeps_its_identity(tokenizer: Tokenizer) -> None:
-    assert parse_tokenizer(tokenizer.to_json()).sha256 == tokenizer.sha256
+    assert parse_tokenizer(tokenizer.json).sha256 == tokenizer.sha256
 
 
 @pytest.mark.parametrize("name", HOSTILE)

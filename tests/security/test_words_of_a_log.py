@@ -163,7 +163,7 @@ def test_nothing_in_a_log_makes_a_reader_open_a_suite_or_hash_a_file(tmp_path: P
 
 def test_a_run_that_is_continued_from_its_log_opens_no_source_and_no_tokenizer_that_it_names(world: FlowWorld) -> None:
     given = world.folder / "tokenizer.json"
-    given.write_text(Tokenizer.bytes().to_json())
+    given.write_text(Tokenizer.bytes().json)
     leave_log(world, f"data.tokenizer={given}")
     for path in (given, world.folder / "text.txt"):
         path.unlink()

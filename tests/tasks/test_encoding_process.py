@@ -16,10 +16,9 @@ import pytest
 
 from cairn.model.configuration.data import DataConfig
 from cairn.model.data import tokenizer as tokenizer_module
-from cairn.model.data.fast_encoder import FastEncoder
 from cairn.model.data.tokenizer import Tokenizer
 from cairn.tasks.data import encoding_process, snapshot_build
-from cairn.tasks.data.encoding_process import EncodingProcess
+from cairn.tasks.data.encoding_process import EncodingProcess, FastEncoder
 from cairn.tasks.data.snapshot_build import build_snapshot
 from tests.memory_store import MemoryStore
 from tests.tasks import killed_build
@@ -31,7 +30,7 @@ BATCHES = ([*TEXTS], [], [""], ["", "漢字 \N{MOUNTAIN}", ""])
 
 @pytest.fixture
 def document() -> str:
-    return Tokenizer.train_bpe(TEXTS, 300).to_json()
+    return Tokenizer.train_bpe(TEXTS, 300).json
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as LibraryTokenizer
 
 from cairn.model.data import tokenizer
-from cairn.model.data.fast_encoder import FastEncoder, FlatIds
-from cairn.model.data.tokenizer import Tokenizer, choose_encoder
+from cairn.model.data.tokenizer import FlatIds, Tokenizer, choose_encoder
+from cairn.tasks.data.encoding_process import FastEncoder
 from tests.tasks.tokenizer_kinds import KINDS, TEXTS
 
 FEW_CHARACTERS = ("é x", "漢字 漢1")
@@ -29,7 +29,7 @@ def both(kind: str) -> tuple[Tokenizer, Tokenizer]:
     """Return the tokenizer of a kind by the reference alone, and with what the probe chose."""
     document = json.dumps(KINDS[kind]())
     plain, chosen = (Tokenizer(LibraryTokenizer.from_str(document)) for _ in range(2))
-    chosen.accelerate(TEXTS)
+    chosen.accelerate(TEXTS, FastEncoder)
     return plain, chosen
 
 
@@ -53,11 +53,13 @@ def _outcome(tokenizer: Tokenizer, texts: Sequence[str]) -> object:
 
 
 def test_our_own_tokenizers_are_encoded_fast() -> None:
-    assert Tokenizer.bytes().accelerate(TEXTS) and Tokenizer.train_bpe(TEXTS, 300).accelerate(TEXTS)
+    assert Tokenizer.bytes().accelerate(TEXTS, FastEncoder) and Tokenizer.train_bpe(TEXTS, 300).accelerate(
+        TEXTS, FastEncoder
+    )
 
 
 def reference(texts: Sequence[str]) -> FlatIds:
-    return FastEncoder(Tokenizer.bytes().to_json()).encode_flat(texts)
+    return FastEncoder(Tokenizer.bytes().json).encode_flat(texts)
 
 
 @pytest.mark.parametrize("differs", ["漢字 漢1", "of the sample"])
@@ -66,17 +68,17 @@ def test_one_other_id_anywhere_leaves_the_reference_in_its_place(differs: str) -
         ids, lengths = reference(texts)
         return (ids + 1 if differs in texts else ids), lengths
 
-    assert choose_encoder(Tokenizer.bytes().to_json(), reference, ["of the sample"]) is not None
-    assert choose_encoder(Tokenizer.bytes().to_json(), other, ["of the sample"]) is None
+    assert choose_encoder(Tokenizer.bytes().json, reference, ["of the sample"], FastEncoder) is not None
+    assert choose_encoder(Tokenizer.bytes().json, other, ["of the sample"], FastEncoder) is None
 
 
 def test_a_tokenizer_that_the_library_cannot_read_stays_with_the_reference() -> None:
-    assert choose_encoder("{}", reference, []) is None
+    assert choose_encoder("{}", reference, [], FastEncoder) is None
 
 
 def test_without_the_library_the_reference_encodes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fastokens", None)
-    assert not Tokenizer.bytes().accelerate(TEXTS)
+    assert not Tokenizer.bytes().accelerate(TEXTS, FastEncoder)
 
 
 @pytest.mark.slow
@@ -84,8 +86,8 @@ def test_every_assigned_character_has_equal_ids(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.undo()
     for kind in KINDS:
         tokenizer = Tokenizer(LibraryTokenizer.from_str(json.dumps(KINDS[kind]())))
-        print(kind, tokenizer.accelerate(TEXTS))
-    assert Tokenizer.train_bpe(TEXTS, 300).accelerate(TEXTS)
+        print(kind, tokenizer.accelerate(TEXTS, FastEncoder))
+    assert Tokenizer.train_bpe(TEXTS, 300).accelerate(TEXTS, FastEncoder)
 
 
 def test_ids_are_one_flat_array() -> None:

@@ -47,7 +47,7 @@ def test_a_file_that_cannot_be_read_is_refused_by_name(content: bytes | None, tm
 
 def test_a_stored_file_is_the_tokenizer_it_was(tmp_path: Path) -> None:
     learned = Tokenizer.train_bpe(["to be or not to be"] * 9, 262)
-    (tmp_path / "t.json").write_text(learned.to_json(), encoding="utf-8")
+    (tmp_path / "t.json").write_text(learned.json, encoding="utf-8")
     assert read_tokenizer(tmp_path / "t.json").sha256 == learned.sha256
 
 

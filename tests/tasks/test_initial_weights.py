@@ -257,9 +257,7 @@ def test_weights_of_another_vocabulary_are_refused_with_the_tokenizer_to_use(
 def test_a_tokenizer_of_the_same_size_that_means_other_text_is_refused(
     store: LocalStore, model: CommittedModel, tmp_path: Path
 ) -> None:
-    other = Tokenizer.train_bpe(
-        ["completely other words, learned from quite another text than theirs " * 9], 301
-    ).to_json()
+    other = Tokenizer.train_bpe(["completely other words, learned from quite another text than theirs " * 9], 301).json
     with pytest.raises(InvalidInput, match=r"another than the weights' own tokenizer\.json"):
         keep(store, model, tmp_path, tokenizer_json=other)
 
@@ -267,7 +265,7 @@ def test_a_tokenizer_of_the_same_size_that_means_other_text_is_refused(
 def test_tokens_imported_without_their_tokenizer_are_taken_at_their_word(
     store: LocalStore, model: CommittedModel, tmp_path: Path
 ) -> None:
-    assert keep(store, model, tmp_path, tokenizer_json=numbered_vocabulary(301, 300).to_json())
+    assert keep(store, model, tmp_path, tokenizer_json=numbered_vocabulary(301, 300).json)
 
 
 def test_a_shape_that_config_and_weights_disagree_on_is_refused(

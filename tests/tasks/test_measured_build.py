@@ -60,8 +60,8 @@ class _Listing:
 
 def great_vocabulary(size: int) -> str:
     """Return GPT-2's kind of BPE with so many ids: the bytes, pairs of them, and pairs followed by a byte."""
-    document = json.loads(Tokenizer.train_bpe(TEXTS, 300).to_json())
-    letters = sorted(json.loads(Tokenizer.bytes().to_json())["model"]["vocab"])
+    document = json.loads(Tokenizer.train_bpe(TEXTS, 300).json)
+    letters = sorted(json.loads(Tokenizer.bytes().json)["model"]["vocab"])
     pairs = list(itertools.product(letters, repeat=2))
     longer = (("".join(pair), letter) for pair in pairs for letter in letters)
     merges = list(itertools.islice(itertools.chain(pairs, longer), size - len(letters) - 1))
@@ -74,7 +74,7 @@ def great_vocabulary(size: int) -> str:
 @pytest.mark.linux
 @pytest.mark.parametrize("kind", ["of 128,000 ids", "without words"])
 def test_a_build_takes_at_most_400_mb_however_much_text_there_is(tmp_path: Path, kind: str) -> None:
-    made = great_vocabulary(128_000) if kind == "of 128,000 ids" else Tokenizer.bytes().to_json()
+    made = great_vocabulary(128_000) if kind == "of 128,000 ids" else Tokenizer.bytes().json
     (tmp_path / "tokenizer.json").write_text(made)
     data, peaks = DataConfig(sources=("*.jsonl.gz",), tokenizer="tokenizer.json"), list[int]()
     for megabytes in (20, 100):

@@ -139,7 +139,7 @@ def test_transformers_reads_text_as_the_same_ids_and_back(
 
 
 def test_a_tokenizer_that_adds_tokens_around_a_text_adds_none_here(transformers: ModuleType, tmp_path: Path) -> None:
-    document = json.loads(Tokenizer.bytes().to_json())
+    document = json.loads(Tokenizer.bytes().json)
     mark = {"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}}
     document["post_processor"] = {
         "type": "TemplateProcessing",
@@ -186,7 +186,7 @@ def test_what_transformers_saves_begins_a_run_with_its_logits(
     theirs = getattr(transformers, head)(wanted).eval()
     theirs.save_pretrained(tmp_path, max_shard_size=shard)
     store, config = MemoryStore(), ModelConfig(**shape)
-    directory, numbers = InitialDirectory(".", tmp_path), numbered_vocabulary(53, 0).to_json()
+    directory, numbers = InitialDirectory(".", tmp_path), numbered_vocabulary(53, 0).json
     sha256 = keep_initial_weights(store, directory, config, tokenizer_json=numbers, vocab_size=53)
     ours, ids = GPT(config, 53).eval(), torch.arange(32).view(2, 16)
     arrays = read_initial_weights(store, sha256)

@@ -143,7 +143,7 @@ def test_the_tokenizer_learns_from_train_alone(text: Path) -> None:
 
 def test_a_tokenizer_file_is_used_as_it_is(text: Path) -> None:
     tokenizer = Tokenizer.train_bpe(PARAGRAPHS, 290)
-    (text / "tokenizer.json").write_text(tokenizer.to_json())
+    (text / "tokenizer.json").write_text(tokenizer.json)
     data = DataConfig(sources=("a.jsonl",), tokenizer="tokenizer.json")
     assert build_snapshot(MemoryStore(), data, text).manifest.tokenizer_sha256 == tokenizer.sha256
 

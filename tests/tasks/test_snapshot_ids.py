@@ -13,9 +13,9 @@ import pytest
 
 from cairn.model.configuration.data import DataConfig
 from cairn.model.data import tokenizer
-from cairn.model.data.fast_encoder import FastEncoder
 from cairn.tasks.data import snapshot_build
 from cairn.tasks.data.document import InvalidCorpus
+from cairn.tasks.data.encoding_process import FastEncoder
 from cairn.tasks.data.snapshot_build import BuildProgress, BuildStage, build_snapshot
 from tests.memory_store import MemoryStore
 from tests.tasks.corpus_files import shaped

@@ -44,7 +44,7 @@ def numbered(*tokens: Sequence[str]) -> dict[str, int]:
 
 def learned(end: str = END_OF_TEXT, **changed: Any) -> dict[str, Any]:
     """Return a byte-level BPE that was learned from the texts, as GPT-2's."""
-    text = Tokenizer.train_bpe(TEXTS, 330).to_json().replace(END_OF_TEXT, end)
+    text = Tokenizer.train_bpe(TEXTS, 330).json.replace(END_OF_TEXT, end)
     return {**json.loads(text), **changed}
 
 

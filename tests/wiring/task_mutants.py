@@ -81,7 +81,7 @@ TASK_MUTANTS = (
     mutant(
         "end-marks-not-counted",
         "tasks/data/snapshot_writer.py",
-        "            _require_one_end_each(batch, tokenizer.end_of_text_id)\n",
+        "            _require_one_end_each(batch, encoder.tokenizer.end_of_text_id)\n",
         "",
         "tests/tasks/test_document_ends.py::test_a_part_with_a_mark_too_many_is_refused",
     ),

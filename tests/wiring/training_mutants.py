@@ -72,8 +72,8 @@ TRAINING_MUTANTS = (
     mutant(
         "small-split-by-slice",
         EVALUATOR,
-        "return len(among) if len(among) <= WHOLE_UP_TO * wanted else wanted",
-        "return wanted",
+        "name: len(of) if len(of) <= WHOLE_UP_TO * wanted else wanted for",
+        "name: wanted for",
         f"{EVALUATIONS}::test_a_small_split_is_measured_whole_and_a_larger_one_by_the_slice_asked_for",
     ),
     mutant(
