@@ -19,16 +19,6 @@ from cairn.model.errors import InvalidInput, ModelError
 from cairn.model.kernels import attention, block_sizes, head_loss
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EvaluationMetrics:
-    """Loss in nats per token, its perplexity, bits per byte of text, and the number of windows measured."""
-
-    val_loss: float
-    perplexity: float
-    bits_per_byte: float
-    samples: int
-
-
 @contextlib.contextmanager
 def evaluation_mode(model: gpt.GPT) -> Iterator[None]:
     """Turn dropout and gradients off for the block, then restore the model's mode."""
@@ -73,11 +63,11 @@ def held_out_loss(model: gpt.GPT, windows: TokenWindows, *, batches: int, batch_
     return math.fsum(losses) / len(losses), len(losses)
 
 
-def describe_losses(losses: Sequence[float], *, bytes_per_token: float) -> EvaluationMetrics:
-    """Return the metrics of held-out windows by their losses in nats per token."""
+def describe_losses(losses: Sequence[float], *, bytes_per_token: float) -> dict[str, float]:
+    """Return the metrics of held-out windows, whose losses are in nats per token, by their recorded names."""
     loss = math.fsum(losses) / len(losses)
     perplexity, bits = math.exp(min(loss, 700.0)), loss / math.log(2.0) / bytes_per_token
-    return EvaluationMetrics(val_loss=loss, perplexity=perplexity, bits_per_byte=bits, samples=len(losses))
+    return {"val_loss": loss, "perplexity": perplexity, "bits_per_byte": bits, "samples": float(len(losses))}
 
 
 _MIN_TEMPERATURE = 1e-6

@@ -15,7 +15,6 @@ import os
 import random
 import re
 import sys
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -30,16 +29,6 @@ PORTABLE = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_CB
 """The narrowest instructions that every x86-64 server of the last ten years has."""
 _CHOOSING = (*PORTABLE, "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_DEFAULT_FPMATH_MODE")
 _BUILD = re.compile(r"- .*?(Math Kernel Library Version|MKL-DNN|OpenBLAS|BLAS_INFO=)\s*v?([\w.]*)")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ArithmeticFacts:
-    """An accelerator's name, empty for a CPU; the vector instructions; libraries and their versions; flags."""
-
-    accelerator: str
-    instructions: str
-    libraries: str
-    flags: str
 
 
 def resolve_device(name: str) -> torch.device:
@@ -97,8 +86,11 @@ def choose_arithmetic(name: Arithmetic) -> None:
         raise InvalidInput(f"training.arithmetic = 'portable': this process computes with {found}; rule: {rule}")
 
 
-def arithmetic_facts(device: torch.device) -> ArithmeticFacts:
-    """Return what changes the bits that this process computes on this device, beside the processor."""
+def arithmetic_facts(device: torch.device) -> tuple[str, str, str, str]:
+    """Return what changes the bits that this process computes on this device, beside the processor.
+
+    An accelerator's name, empty for a CPU; the vector instructions; libraries and their versions; flags.
+    """
     # What the first variable comes to is known.
     chosen = [f"{name}={os.environ[name]}" for name in sorted(_CHOOSING[1:]) if os.environ.get(name)]
     libraries = [f"torch {torch.__version__}"]
@@ -115,12 +107,8 @@ def arithmetic_facts(device: torch.device) -> ArithmeticFacts:
         flags += [f"TF32 {allowed}", f"cuBLAS {os.environ.get('CUBLAS_WORKSPACE_CONFIG', '')}"]
     found = _BUILD.findall(torch.__config__.show())
     libraries += [f"{name.removesuffix(' Library Version').strip('=')} {version}" for name, version in found]
-    return ArithmeticFacts(
-        accelerator=accelerator,
-        instructions=" ".join([f"ATen {torch.backends.cpu.get_cpu_capability()}", *chosen]),
-        libraries=", ".join(libraries),
-        flags=", ".join(flags),
-    )
+    instructions = " ".join([f"ATen {torch.backends.cpu.get_cpu_capability()}", *chosen])
+    return accelerator, instructions, ", ".join(libraries), ", ".join(flags)
 
 
 def require_right_products() -> None:

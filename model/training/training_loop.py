@@ -10,6 +10,7 @@ from time import perf_counter
 import torch
 
 from cairn.model.architectures.gpt import GPT
+from cairn.model.configuration.training import TrainingConfig
 from cairn.model.data import token_windows
 from cairn.model.errors import InvalidInput, NonFiniteLoss
 from cairn.model.estimates.utilization import flops_per_token, peak_flops, read_memory_bytes
@@ -17,6 +18,9 @@ from cairn.model.inference import prediction
 from cairn.model.training import training_step
 from cairn.model.training.train_state import TrainState
 from cairn.model.training.training_step import DeferredStep, StepInputs, UpdateResult, sum_finite_losses, take_step
+
+_PROBE_WINDOWS = 8
+"""Held-out windows of one batch of the probe: the same for any micro-batch, so that the curve does not jump."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,27 +55,25 @@ class StepResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Probe:
-    """Measures a fixed slice of held-out windows every `every_steps` steps and samples text after `prompt_ids`."""
+    """Measures a fixed slice of held-out windows as often as `training` says, and samples text after `prompt_ids`."""
 
     windows: token_windows.TokenWindows
-    every_steps: int
-    batches: int
-    batch_size: int
-    sample_tokens: int
+    training: TrainingConfig
     prompt_ids: Sequence[int]
     decode: Callable[[Sequence[int]], str]
 
     def is_due(self, step: int) -> bool:
         """Whether to measure after `step` completed steps."""
-        return step % self.every_steps == 0
+        return step % self.training.probe_every_steps == 0
 
     def measure(self, model: GPT) -> tuple[float, str | None]:
-        """Return loss in nats per token, and text unless `sample_tokens` is 0; mode and generators stay unchanged."""
-        loss, _ = prediction.held_out_loss(model, self.windows, batches=self.batches, batch_size=self.batch_size)
-        if self.sample_tokens == 0:
+        """Return loss in nats per token, and text unless its length is 0; mode and generators stay unchanged."""
+        batches, new_tokens = self.training.probe_batches, self.training.sample_tokens
+        loss, _ = prediction.held_out_loss(model, self.windows, batches=batches, batch_size=_PROBE_WINDOWS)
+        if new_tokens == 0:
             return loss, None
         sampling = prediction.Sampling(temperature=0.8, top_k=50)
-        ids = prediction.generate_stream(model, self.prompt_ids, new_tokens=self.sample_tokens, sampling=sampling)
+        ids = prediction.generate_stream(model, self.prompt_ids, new_tokens=new_tokens, sampling=sampling)
         return loss, self.decode(list(ids))
 
 

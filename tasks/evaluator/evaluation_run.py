@@ -140,11 +140,7 @@ def find_evaluation(
 
 
 def pin_for_evaluation(
-    log: run_log.RunLog,
-    reference: log_entry.CheckpointReference,
-    plan: EvaluationPlan,
-    *,
-    during_attempt: int | None = None,
+    log: run_log.RunLog, reference: log_entry.CheckpointReference, plan: EvaluationPlan, *, during_attempt: int | None
 ) -> str | None:
     """Pin the checkpoint until this evaluation is recorded; returns the pin's id, or None if it is not committed.
 

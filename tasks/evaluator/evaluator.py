@@ -12,7 +12,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -88,10 +87,9 @@ def measure_held_out(
         told = partial(_note_windows, note, sum(map(len, losses.values())), total)
         losses[name] = window_losses(opened.network, windows, count=counts[name], among=among, note=told)
     metrics = describe_losses(losses[METRIC], bytes_per_token=opened.snapshot.manifest.bytes_per_token("val"))
-    measured = {name: float(value) for name, value in asdict(metrics).items()}
     means = {name: math.fsum(of) / len(of) for name, of in losses.items()}
     return EvaluationResult(
-        metrics=measured | means,
+        metrics=metrics | means,
         samples=tuple(_sample(opened, suite, text) for text in suite.prompts),
         window_tokens=windows.block_size,
         losses=losses,

@@ -28,18 +28,13 @@ def arithmetic_of(device: str, name: "ArithmeticName") -> Arithmetic:
 
     from cairn.model.training.determinism import arithmetic_facts
 
-    facts = arithmetic_facts(torch.device(device))
+    accelerator, instructions, libraries, flags = arithmetic_facts(torch.device(device))
     processor = "x86-64" if name == "portable" else describe_processor()
-    if facts.accelerator:
-        processor = f"{facts.accelerator}; {processor}"
-    parts = (name, processor, facts.instructions, facts.libraries, facts.flags)
+    if accelerator:
+        processor = f"{accelerator}; {processor}"
+    digest = sha256("\n".join((name, processor, instructions, libraries, flags)).encode())[:12]
     return Arithmetic(
-        digest=sha256("\n".join(parts).encode())[:12],
-        name=name,
-        processor=processor,
-        instructions=facts.instructions,
-        libraries=facts.libraries,
-        flags=facts.flags,
+        digest=digest, name=name, processor=processor, instructions=instructions, libraries=libraries, flags=flags
     )
 
 

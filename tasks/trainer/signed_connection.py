@@ -86,7 +86,7 @@ def admit(connection: socket.socket, secret: bytes) -> SignedConnection:
     if not hmac.compare_digest(_read(connection, _PROOF_BYTES, deadline), _proof(secret, b"connects", own, other)):
         raise NotAdmitted("somebody without the secret has connected")
     connection.sendall(_proof(secret, b"listens", own, other))
-    _keep_alive(connection)
+    connection.settimeout(None)
     down, up = _proof(secret, b"down", own, other), _proof(secret, b"up", own, other)
     return SignedConnection(connection, sending=down, receiving=up)
 
@@ -98,7 +98,7 @@ def greet(connection: socket.socket, secret: bytes) -> SignedConnection:
     connection.sendall(own + _proof(secret, b"connects", other, own))
     if not hmac.compare_digest(_read(connection, _PROOF_BYTES, deadline), _proof(secret, b"listens", other, own)):
         raise NotAdmitted("the first machine does not know the secret; give all machines the same one")
-    _keep_alive(connection)
+    connection.settimeout(None)
     down, up = _proof(secret, b"down", other, own), _proof(secret, b"up", other, own)
     return SignedConnection(connection, sending=up, receiving=down)
 
@@ -108,6 +108,7 @@ def connect(address: str, secret: bytes, *, timeout_seconds: float) -> SignedCon
     host, _, port = address.rpartition(":")
     connection = socket.create_connection((host, int(port)), timeout=timeout_seconds)
     try:
+        _keep_alive(connection)
         return greet(connection, secret)
     except BaseException:
         connection.close()
@@ -115,8 +116,7 @@ def connect(address: str, secret: bytes, *, timeout_seconds: float) -> SignedCon
 
 
 def _keep_alive(connection: socket.socket) -> None:
-    """Wait for as long as it takes, but have the kernel notice within half a minute that the other end is gone."""
-    connection.settimeout(None)
+    """Have the kernel notice within half a minute that the other end is gone."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEPALIVE.items():
         if hasattr(socket, name):

@@ -22,8 +22,6 @@ from cairn.tasks.trainer import initial_weights, staging, tensor_exchange, train
 from cairn.tasks.trainer.trainer_channel import Place
 
 _DOWNLOADS = 4
-_PROBE_WINDOWS = 8
-"""Held-out windows of one batch of the probe: the same for any micro-batch, so that the curve does not jump."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,10 +60,7 @@ def open_training_data(store: ObjectStore, spec: trainer_protocol.TrainerSpec, p
         tokenizer = foreign_tokenizer.parse_tokenizer(snapshot.tokenizer_json, manifest.end_of_text_id)
         probe = Probe(
             windows=token_windows.TokenWindows(snapshot.val, spec.model.block_size, manifest.vocab_size),
-            every_steps=spec.training.probe_every_steps,
-            batches=spec.training.probe_batches,
-            batch_size=_PROBE_WINDOWS,
-            sample_tokens=training.sample_tokens,
+            training=training,
             prompt_ids=tokenizer.encode_prompt(spec.prompt),
             decode=tokenizer.decode,
         )

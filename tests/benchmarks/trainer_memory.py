@@ -222,15 +222,8 @@ def _probe(case: MemoryCase) -> Any:
         return None
     tokens = np.arange(case.block * 64 + 1, dtype=np.int64) * 7919 % case.vocab_size
     windows = TokenWindows([tokens.astype(np.uint16)], case.block, case.vocab_size)
-    return Probe(
-        windows=windows,
-        every_steps=1,
-        batches=8,
-        batch_size=8,
-        sample_tokens=4,
-        prompt_ids=[1],
-        decode=str,
-    )
+    rhythm = case.training.model_copy(update={"probe_every_steps": 1, "probe_batches": 8, "sample_tokens": 4})
+    return Probe(windows=windows, training=rhythm, prompt_ids=[1], decode=str)
 
 
 def _checkpoint(tensors: Any, cursor: int) -> Any:

@@ -99,9 +99,8 @@ def read_state(path: Path) -> dict[str, torch.Tensor]:
 
 def probe(run: TinyRun) -> tuple[float, str | None]:
     """Measure as the trainer does."""
-    own = Probe(
-        windows=run.windows, every_steps=1, batches=2, batch_size=8, sample_tokens=4, prompt_ids=[1], decode=str
-    )
+    rhythm = run.training.model_copy(update={"probe_every_steps": 1, "probe_batches": 2, "sample_tokens": 4})
+    own = Probe(windows=run.windows, training=rhythm, prompt_ids=[1], decode=str)
     return own.measure(run.state.model)
 
 

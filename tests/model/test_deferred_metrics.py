@@ -141,9 +141,8 @@ def test_a_stop_requested_in_the_report_of_a_scheduled_step_takes_effect_at_that
 def test_a_probe_measures_the_weights_of_its_own_step(tiny_run: type[TinyRun]) -> None:
     def probed(schedule):
         run = tiny_run(**EXACT)
-        probe = Probe(
-            windows=run.windows, every_steps=4, batches=1, batch_size=2, sample_tokens=0, prompt_ids=[1], decode=str
-        )
+        rhythm = run.training.model_copy(update={"probe_every_steps": 4, "probe_batches": 1, "sample_tokens": 0})
+        probe = Probe(windows=run.windows, training=rhythm, prompt_ids=[1], decode=str)
         return values_of(train(run, STEPS, schedule, probe=probe)[0])
 
     assert probed(DEFERRED) == probed(FETCH_EVERY_STEP)

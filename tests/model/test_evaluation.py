@@ -26,8 +26,8 @@ def test_the_same_model_has_the_same_metrics(tiny_run: type[TinyRun], shape) -> 
 
 def test_metrics_are_one_loss_in_three_units(tiny_run: type[TinyRun]) -> None:
     metrics = measure(tiny_run())
-    assert metrics.perplexity == pytest.approx(math.exp(metrics.val_loss))
-    assert metrics.bits_per_byte == pytest.approx(metrics.val_loss / math.log(2) / 2.0)
+    assert metrics["perplexity"] == pytest.approx(math.exp(metrics["val_loss"]))
+    assert metrics["bits_per_byte"] == pytest.approx(metrics["val_loss"] / math.log(2) / 2.0)
 
 
 @both
@@ -45,7 +45,7 @@ def test_a_windows_loss_is_its_own_however_many_are_measured_with_it(
 def test_windows_of_a_last_batch_that_is_not_full_count_as_much_as_others(tiny_run: type[TinyRun], shape) -> None:
     run = tiny_run(model=shape)
     windows, count = run.windows, run.windows.window_count
-    one_by_one = measure(run, count).val_loss
+    one_by_one = measure(run, count)["val_loss"]
     for batch_size in (count - 1, count // 2 + 1):
         loss, measured = held_out_loss(run.state.model, windows, batches=count, batch_size=batch_size)
         assert (loss, measured) == (pytest.approx(one_by_one, rel=1e-6), count)
@@ -56,7 +56,7 @@ def test_few_logits_exist_at_a_time_and_the_loss_is_that_of_all(
     tiny_run: type[TinyRun], monkeypatch: pytest.MonkeyPatch, shape
 ) -> None:
     run, rows = tiny_run(model=shape), list[int]()
-    whole = measure(run).val_loss
+    whole = measure(run)["val_loss"]
     linear = head_loss.F.linear
     monkeypatch.setattr(head_loss, "HELD_OUT_CHUNK_BYTES", 4 * 61 * 5)
     monkeypatch.setattr(head_loss.F, "linear", lambda x, w: (rows.append(len(x)), linear(x, w))[1])
@@ -66,13 +66,13 @@ def test_few_logits_exist_at_a_time_and_the_loss_is_that_of_all(
     assert max(rows) == 5
     monkeypatch.undo()
     monkeypatch.setattr(head_loss, "HELD_OUT_CHUNK_BYTES", 4 * 61 * 5)
-    assert measure(run).val_loss == pytest.approx(whole, rel=1e-6)
+    assert measure(run)["val_loss"] == pytest.approx(whole, rel=1e-6)
 
 
 def test_samples_counts_the_windows_that_were_there(tiny_run: type[TinyRun]) -> None:
     run = tiny_run()
-    assert measure(run).samples == 12
-    assert measure(run, 1000).samples == run.windows.window_count
+    assert measure(run)["samples"] == 12
+    assert measure(run, 1000)["samples"] == run.windows.window_count
 
 
 @pytest.mark.parametrize(("wanted", "chosen"), [(4, [0, 25, 50, 75]), (1000, list(range(100)))])
@@ -99,4 +99,4 @@ def test_evaluating_draws_no_random_number(tiny_run: type[TinyRun], shape) -> No
 def test_a_network_that_masks_documents_is_measured_masked(tiny_run: type[TinyRun], shape) -> None:
     plain, masked = tiny_run(model=shape), tiny_run(model=shape)
     masked.state.model.boundary_id = 7
-    assert measure(masked, 1000).val_loss != measure(plain, 1000).val_loss
+    assert measure(masked, 1000)["val_loss"] != measure(plain, 1000)["val_loss"]

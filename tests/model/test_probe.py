@@ -7,16 +7,9 @@ from tests.model.tiny_run import TinyRun
 
 
 def make(run, **changes):
-    given = {
-        "windows": run.windows,
-        "every_steps": 2,
-        "batches": 2,
-        "batch_size": 3,
-        "sample_tokens": 5,
-        "prompt_ids": (0,),
-        "decode": lambda ids: " ".join(map(str, ids)),
-    }
-    return Probe(**{**given, **changes})
+    settings = {"probe_every_steps": 2, "probe_batches": 2, "sample_tokens": 5, **changes}
+    training = run.training.model_copy(update=settings)
+    return Probe(windows=run.windows, training=training, prompt_ids=(0,), decode=lambda ids: " ".join(map(str, ids)))
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -16,6 +16,7 @@ SENT = f"{EVALUATIONS}::test_an_evaluator_is_sent_what_plan_and_log_say"
 WINDOWS = f"{EVALUATIONS}::test_the_loss_is_of_the_held_out_windows_that_the_suite_asks_for"
 SAMPLES = f"{EVALUATIONS}::test_samples_follow_from_prompts_length_and_seed"
 
+LOOP = "model/training/training_loop.py"
 SCHEDULE = key("the_schedule_of_the_learning_rate")
 
 TRAINING_MUTANTS = (
@@ -143,7 +144,13 @@ TRAINING_MUTANTS = (
         "windows=TokenWindows(snapshot.train,",
         PROBE,
     ),
-    mutant("probe-batches-dropped", SETUP, "batches=spec.training.probe_batches", "batches=4", PROBE),
+    mutant(
+        "probe-batches-dropped",
+        LOOP,
+        "batches, new_tokens = self.training.probe_batches,",
+        "batches, new_tokens = 4,",
+        PROBE,
+    ),
     mutant(
         "tokens-of-one-window",
         TRAINER,
@@ -264,9 +271,9 @@ TRAINING_MUTANTS = (
     ),
     mutant(
         "probe-every-hundred",
-        SETUP,
-        "every_steps=spec.training.probe_every_steps",
-        "every_steps=100",
+        LOOP,
+        "step % self.training.probe_every_steps",
+        "step % 100",
         key("the_rhythm_of_the_probe"),
     ),
     mutant("trainer-of-one-thread", TRAINER, "threads=spec.threads", "threads=1", key("the_threads_of_the_process")),
