@@ -126,6 +126,14 @@ def generate_stream(
     return _sample_with_cache(model, list(prompt_ids), new_tokens, sampling, torch.Generator().manual_seed(seed))
 
 
+def sample_text(
+    model: gpt.GPT, prompt_ids: Sequence[int], decode: Callable[[Sequence[int]], str], *, new_tokens: int, seed: int = 0
+) -> str:
+    """Return text that follows the prompt, drawn as probes and evaluations draw it."""
+    sampling = Sampling(temperature=0.8, top_k=50)
+    return decode(list(generate_stream(model, prompt_ids, new_tokens=new_tokens, sampling=sampling, seed=seed)))
+
+
 def _sample_with_cache(
     model: gpt.GPT, ids: list[int], new_tokens: int, sampling: Sampling, generator: torch.Generator
 ) -> Iterator[int]:

@@ -21,24 +21,20 @@ from cairn.model.kernels.attention import apply_keep_mask, attend, attend_backwa
 HALF = torch.bfloat16
 _CHUNK_NUMBERS = 2**18
 """Numbers of a table looked up at a time, so that their indexes stay in a core's cache."""
+Parts = Sequence[nn.Module | None]
+"""A layer's first norm, its query-key-value layer, the norms of queries and keys (or None), the output projection, the
+second norm, and the widening and narrowing layers."""
 Gains = Sequence[Tensor | None]
 """Those of queries and of keys, each (D,)."""
 
 
 def fused_block(
-    x: Tensor,
-    visible: Tensor | None,
-    turned: Tensor | None,
-    parts: Sequence[nn.Module | None],
-    config: ModelConfig,
-    *,
-    dropout: float,
+    x: Tensor, visible: Tensor | None, turned: Tensor | None, parts: Parts, config: ModelConfig, *, dropout: float
 ) -> Tensor:
     """Run a layer of `parts`: fp32 (B, T, C) -> (B, T, C).
 
-    `parts` are the first norm, the query-key-value layer, the norms of queries and keys (or None), the output
-    projection, the second norm, and the widening and narrowing layers. `visible` as in `attend`, `turned` as in
-    `Attention`; `dropout`, 0 outside training, draws from the process's generator.
+    `visible` as in `attend`, `turned` as in `Attention`; `dropout`, 0 outside training, draws from the process's
+    generator.
     """
     parameters = [getattr(part, name, None) for part in parts for name in ("weight", "bias")]
     result: Tensor = _Block.apply(x, visible, turned, config, dropout, *parameters)  # type: ignore[no-untyped-call]

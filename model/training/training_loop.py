@@ -72,9 +72,7 @@ class Probe:
         loss, _ = prediction.held_out_loss(model, self.windows, batches=batches, batch_size=_PROBE_WINDOWS)
         if new_tokens == 0:
             return loss, None
-        sampling = prediction.Sampling(temperature=0.8, top_k=50)
-        ids = prediction.generate_stream(model, self.prompt_ids, new_tokens=new_tokens, sampling=sampling)
-        return loss, self.decode(list(ids))
+        return loss, prediction.sample_text(model, self.prompt_ids, self.decode, new_tokens=new_tokens)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -40,7 +40,7 @@ WORKERS = 2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FinishedParts:
-    """What is in parts; `first_unknown` is where the text is that the tokenizer does not know."""
+    """The content of parts; `first_unknown` is where the text is that the tokenizer does not know."""
 
     pieces: int = 0
     text_bytes: int = 0
@@ -300,19 +300,17 @@ def assemble(
             documents.update(row[0] for row in rows)
             for source, _, _, count, split, _ in rows:
                 tokens[group_of[source], split] += count
-    return writer.manifest(
-        (
-            snapshot_manifest.SnapshotSource(
-                name=item.name, bytes=item.bytes, sha256=item.sha256, unit=item.unit, documents=documents[item.name]
-            )
-            for item in sources
-        ),
-        val_fraction=encoder.val_fraction,
-        groups=tuple(
-            snapshot_manifest.SnapshotGroup(
-                name=name, sources=n, train_tokens=tokens[name, "train"], val_tokens=tokens[name, "val"]
-            )
-            for name, n in Counter(group_of.values()).items()
-            if name
-        ),
+    listed = (
+        snapshot_manifest.SnapshotSource(
+            name=item.name, bytes=item.bytes, sha256=item.sha256, unit=item.unit, documents=documents[item.name]
+        )
+        for item in sources
     )
+    groups = tuple(
+        snapshot_manifest.SnapshotGroup(
+            name=name, sources=n, train_tokens=tokens[name, "train"], val_tokens=tokens[name, "val"]
+        )
+        for name, n in Counter(group_of.values()).items()
+        if name
+    )
+    return writer.manifest(listed, val_fraction=encoder.val_fraction, groups=groups)

@@ -20,7 +20,7 @@ import msgspec
 
 from cairn.model.data.sample_order import window_range
 from cairn.model.data.token_windows import TokenWindows
-from cairn.model.inference.prediction import Sampling, describe_losses, generate_stream, window_losses
+from cairn.model.inference.prediction import describe_losses, sample_text, window_losses
 from cairn.model.training.determinism import make_deterministic, resolve_device
 from cairn.storage.logs import run_log
 from cairn.storage.stores import object_store, open_store
@@ -258,11 +258,8 @@ def _print_share(out: IO[bytes], share: float) -> None:
 
 
 def _sample(opened: checkpoint_model.CheckpointModel, suite: Suite, prompt: str) -> str:
-    ids, sampling = opened.tokenizer.encode_prompt(prompt), Sampling(temperature=0.8, top_k=50)
-    new = generate_stream(
-        opened.network, ids, new_tokens=suite.sample_tokens, sampling=sampling, seed=suite.sample_seed
-    )
-    return prompt + opened.tokenizer.decode(list(new))
+    ids, length, seed = opened.tokenizer.encode_prompt(prompt), suite.sample_tokens, suite.sample_seed
+    return prompt + sample_text(opened.network, ids, opened.tokenizer.decode, new_tokens=length, seed=seed)
 
 
 if __name__ == "__main__":

@@ -137,16 +137,10 @@ class Trainer:
         flops = peak_flops(device, precision, self._state.workers.count)
         peak = log_entry.DevicePeak(flops=flops, source=peak_source(device, precision))
         arithmetic = self._ranks_agree(arithmetic_of(str(device), self._spec.training.arithmetic))
-        self._channel.send(
-            Ready(
-                step=step,
-                state_sha256=digest,
-                parameters=parameters,
-                device=str(device),
-                peak=peak,
-                arithmetic=arithmetic,
-            )
+        ready = Ready(
+            step=step, state_sha256=digest, parameters=parameters, device=str(device), peak=peak, arithmetic=arithmetic
         )
+        self._channel.send(ready)
 
     def _ranks_agree(self, own: log_entry.Arithmetic) -> log_entry.Arithmetic:
         """Return the first rank's arithmetic, with a flag if another rank has another: bits depend on who has which."""

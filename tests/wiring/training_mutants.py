@@ -91,8 +91,8 @@ TRAINING_MUTANTS = (
         "start += 0",
         f"{EVALUATIONS}::test_each_weighted_source_has_a_held_out_loss_of_its_own",
     ),
-    mutant("sample-seed-dropped", EVALUATOR, "seed=suite.sample_seed", "seed=0", SAMPLES),
-    mutant("sample-length-dropped", EVALUATOR, "new_tokens=suite.sample_tokens", "new_tokens=20", SAMPLES),
+    mutant("sample-seed-dropped", EVALUATOR, "new_tokens=length, seed=seed", "new_tokens=length, seed=0", SAMPLES),
+    mutant("sample-length-dropped", EVALUATOR, "new_tokens=length, seed=seed", "new_tokens=20, seed=seed", SAMPLES),
     mutant(
         "evaluated-without-masking",
         PLAN,
