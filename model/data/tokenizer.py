@@ -20,7 +20,7 @@ from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trai
 from tokenizers import Tokenizer as _Tokenizer
 
 from cairn.model.configuration.data import SMALLEST_BPE_VOCABULARY
-from cairn.model.data.tokenizer_file import added_tokens_of, unknown_id_of, without_token
+from cairn.model.data.tokenizer_file import added_tokens_of, load_again, unknown_id_of, without_token
 from cairn.model.errors import InvalidInput
 
 FlatIds = tuple[NDArray[np.uint32], NDArray[np.int64]]
@@ -155,7 +155,7 @@ class Tokenizer:
     @functools.cached_property
     def _inner(self) -> _Tokenizer:
         """The reference, loaded again where it is needed after all."""
-        inner = _Tokenizer.from_str(self.json)
+        inner = load_again(self.json)
         inner.encode_special_tokens = True
         return inner
 
