@@ -81,7 +81,7 @@ def some_weights(chance: random.Random, folder: Path) -> None:
 
 
 def keep(folder: Path) -> None:
-    text = Tokenizer.bytes().to_json()
+    text = Tokenizer.bytes().json
     directory = InitialDirectory(str(folder), folder)
     keep_initial_weights(LocalStore(folder / "store"), directory, MODEL, tokenizer_json=text, vocab_size=257)
 

@@ -50,7 +50,7 @@ def weights_from(path: Path) -> None:
         (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": path.name}}))
     elif path.name != "model.safetensors.index.json" and path.name != "model.safetensors":
         (folder / "model.safetensors").write_bytes(bytes(8))
-    text = Tokenizer.bytes().to_json()
+    text = Tokenizer.bytes().json
     directory = InitialDirectory(str(folder), folder)
     keep_initial_weights(LocalStore(folder / "store"), directory, SMALL, tokenizer_json=text, vocab_size=257)
 
