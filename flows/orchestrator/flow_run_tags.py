@@ -20,8 +20,10 @@ FLOW_ENDED = "cairn.flow.ended"
 
 def introduce(name: str, *tags: str) -> bool:
     """Name this flow run, unless a person has, and tag it; return whether a person has. An API that fails costs it."""
+    if (own_id := runtime.flow_run.get_id()) is None:
+        return False  # the plain function, without Prefect
     with suppress(Exception), get_client(sync_client=True) as client:
-        own = client.read_flow_run(UUID(runtime.flow_run.get_id()))
+        own = client.read_flow_run(UUID(own_id))
         set_tags(client, own.id, tags)
         is_ours = own.name.removeprefix(name)[:10] in ("", ", attempt ")
         if not is_ours and not is_made_up(own.name):

@@ -248,7 +248,7 @@ TRAINING: dict[str, tuple[int, str]] = {
     "train run.toml --set lease.seconds=1": (2, "seconds=1.0 must be at least three times heartbeat_seconds=3.0"),
     "train run.toml --set exporters.mlflow=nowhere": (
         2,
-        "mlflow='nowhere' must be the http(s) address of a tracking server",
+        "mlflow: the address is not the http(s) address of a server; `mlflow server` starts one",
     ),
     "train run.toml --set cost.currency=€€": (2, "must be up to 8 letters, or one of $ € £ ¥"),
     'train run.toml --run-id "my run"': (

@@ -5,6 +5,7 @@ another code. That it is not even imported is in `test_real_commands`.
 """
 
 import json
+import logging
 import re
 import shlex
 import time
@@ -92,14 +93,15 @@ def test_an_error_nobody_foresaw_has_its_traceback_and_its_own_code(
 def test_a_dry_run_a_command_and_a_deployed_run_say_the_same(
     folder: Path, override: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from cairn.flows.train_gpt import train_gpt
+    from cairn.flows import train_gpt as chain
 
+    monkeypatch.setattr(chain, "get_run_logger", logging.getLogger)
     line = f"train run.toml --set '{override}'"
     told = [typed(spoken, folder).err.splitlines()[-1] for spoken in (line, f"{line} --dry-run")]
     for name, value in chosen_folders(folder).items():
         monkeypatch.setenv(name, value)
     with pytest.raises(TaskError) as refused:  # what Prefect would run, without an orchestrator
-        train_gpt.fn(config=str(folder / "run.toml"), overrides=(override,))
+        chain.train_gpt.fn(config=str(folder / "run.toml"), overrides=(override,))
     deployed = str(refused.value).replace(f"{folder}/run.toml", "run.toml")
     without_numbers = [re.sub(r"[\d.e+]+ GB", "", text) for text in (*told, f"cairn: {deployed}")]
     assert len(set(without_numbers)) == 1, without_numbers

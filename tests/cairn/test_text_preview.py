@@ -51,8 +51,8 @@ def test_rows_left_out_for_many_reasons_are_found_by_reading_a_file_once_more(
     faults = ['{"text": 1}', "no JSON", '{"text": ""}', '{"body": "x"}']
     (tmp_path / "a.jsonl").write_text("\n".join([*(f'{{"text": "line {n}"}}' for n in range(40)), *faults]))
     (tmp_path / "own.toml").write_text('[data]\nsources = ["a.jsonl"]\n[training]\nsteps = 1\n')
-    opened, real = list[str](), source_files._open_local
-    monkeypatch.setattr(source_files, "_open_local", lambda path: opened.append(path) or real(path))
+    opened, real = list[str](), source_files.open_file
+    monkeypatch.setattr(source_files, "open_file", lambda path: opened.append(path) or real(path))
     shown = json.loads(cairn("data", "own.toml", "--json").out)
     assert [row["place"] for row in sorted(shown["left_out"], key=lambda row: row["place"])] == [
         "line 41, fields 'text'", "line 42", "line 43, fields 'text'", "line 44, fields 'body'",
