@@ -13,7 +13,9 @@ def flow_run_of(command: Command) -> str:
         return flow_run_id
     wanted = {"flow_runs": {"tags": {"all_": [f"run:{RUN}"]}}, "sort": "EXPECTED_START_TIME_DESC"}
     found = ask(command.api_url, "flow_runs/filter", wanted)
-    return str(next(item["id"] for item in found if item["parameters"]["store"] == command.store.url))
+    return str(
+        next(item["id"] for item in found if item["parameters"]["store"] == command.store.url.removeprefix("file://"))
+    )
 
 
 class ShownRun:
