@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from cairn.model.errors import InvalidInput
+from cairn.model.training import determinism
 from cairn.storage.stores.child_process import DEVNULL, THREAD_LIMITS, child_environment, start_child
 
 MULTIPLY = "from cairn.model.training.determinism import make_deterministic; make_deterministic(seed=0, threads=2)"
@@ -31,6 +33,12 @@ def test_products_with_fewer_threads_than_were_asked_for_are_refused_in_words(na
     if bare.returncode == 0:
         pytest.skip("this processor's products are right with fewer threads too")
     assert "bf16 products of this process are wrong by " in child.stderr and f"{name}={LIMITS[name]}" in child.stderr
+
+
+def test_products_that_are_wrong_are_refused_before_the_first_computation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(determinism, "_LARGEST_PRODUCT_ERROR", -1.0)  # as on a processor where they are
+    with pytest.raises(InvalidInput, match="bf16 products of this process are wrong by "):
+        determinism.make_deterministic(seed=0, threads=1)
 
 
 def test_a_child_gets_the_threads_that_it_asks_for_whatever_limits_them_outside() -> None:

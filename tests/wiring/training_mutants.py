@@ -198,14 +198,14 @@ TRAINING_MUTANTS = (
         "model/training/determinism.py",
         "    require_right_products()\n",
         "",
-        "tests/model/test_bf16_products.py::test_products_with_fewer_threads_than_were_asked_for_are_refused_in_words",
+        "tests/model/test_bf16_products.py::test_products_that_are_wrong_are_refused_before_the_first_computation",
     ),
     mutant(
         "a-child-has-the-limits-of-threads-from-outside",
         "storage/stores/child_process.py",
         "if name not in THREAD_LIMITS}",
         "}",
-        "tests/model/test_bf16_products.py::test_a_child_gets_the_threads_that_it_asks_for_whatever_limits_them_outside",
+        "tests/model/test_bf16_products.py::test_no_limit_of_threads_reaches_a_child",
     ),
     mutant(
         "a-trainer-computes-natively",
