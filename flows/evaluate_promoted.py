@@ -53,7 +53,7 @@ def evaluate_promoted(
     )
     with suppress(Exception), get_client(sync_client=True) as client:  # an API that fails costs the table in the UI
         own_id, key = UUID(runtime.flow_run.get_id()), run_overview.artifact_key(view.run_id, "evaluations")
-        flow_run_tags.set_tags(client, own_id, (f"run:{view.run_id}",))
+        flow_run_tags.set_tags(client, client.read_flow_run(own_id), (f"run:{view.run_id}",))
         form_links = run_overview.find_evaluation_form(client, runtime.flow_run.get_parameters())
         page = run_overview.evaluation_markdown(view, words, form_links)
         about = f"step {view.step} of run {view.run_id} beside others under the same suites"

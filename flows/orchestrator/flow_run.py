@@ -158,7 +158,7 @@ class Witness:
 
         def show(client: SyncPrefectClient, flow_run_id: UUID) -> None:
             with suppress(PrefectHTTPStatusError):
-                flow_run_tags.set_tags(client, flow_run_id, (f"reason:{end.reason}",))
+                flow_run_tags.set_tags(client, client.read_flow_run(flow_run_id), (f"reason:{end.reason}",))
             client.set_flow_run_state(flow_run_id, shown_state(end), force=True)
 
         self._requests.put(show)  # not by `_ask`: however much was left out, the end is shown
@@ -306,7 +306,7 @@ def as_prefect_state(body: Callable[P, FlowEnd]) -> Callable[P, State[None]]:
         state = shown_state(end)
         if flow_run_id and end.reason not in (FlowOutcome.PAUSED, FlowOutcome.TRAINED_ELSEWHERE):
             with suppress(Exception), get_client(sync_client=True) as client:
-                flow_run_tags.set_tags(client, UUID(flow_run_id), (f"reason:{end.reason}",))
+                flow_run_tags.set_tags(client, client.read_flow_run(UUID(flow_run_id)), (f"reason:{end.reason}",))
             flow_run_tags.emit_end(end, flow_run_id, runtime.flow_run.get_name() or "")
         if flow_run_id and is_deployed and not state.is_completed():
             logger = get_run_logger()

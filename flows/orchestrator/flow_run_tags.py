@@ -10,6 +10,7 @@ import coolname
 from coolname.loader import load_config
 from prefect import get_client, runtime
 from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.objects import FlowRun
 from prefect.events import emit_event
 
 from cairn.tasks.policy.termination import FlowEnd, FlowOutcome
@@ -24,7 +25,7 @@ def introduce(name: str, *tags: str) -> bool:
         return False  # the plain function, without Prefect
     with suppress(Exception), get_client(sync_client=True) as client:
         own = client.read_flow_run(UUID(own_id))
-        set_tags(client, own.id, tags)
+        set_tags(client, own, tags)
         is_ours = own.name.removeprefix(name)[:10] in ("", ", attempt ")
         if not is_ours and not is_made_up(own.name):
             return True
@@ -45,11 +46,10 @@ def without_reasons(tags: Iterable[str]) -> Set[str]:
     return {tag for tag in tags if not tag.startswith("reason:")}
 
 
-def set_tags(client: SyncPrefectClient, flow_run_id: UUID, tags: Iterable[str]) -> None:
+def set_tags(client: SyncPrefectClient, found: FlowRun, tags: Iterable[str]) -> None:
     """Add tags to those a person has given, in place of an earlier reason; Prefect's update replaces all. Raises."""
-    present = set(client.read_flow_run(flow_run_id).tags)
-    if (wanted := without_reasons(present) | set(tags)) != present:
-        client.update_flow_run(flow_run_id, tags=sorted(wanted))
+    if (wanted := without_reasons(found.tags) | set(tags)) != set(found.tags):
+        client.update_flow_run(found.id, tags=sorted(wanted))
 
 
 def emit_end(end: FlowEnd, flow_run_id: str, name: str) -> None:

@@ -258,11 +258,14 @@ class RunsQuery:
         """Return the address of the list sorted by another field; by the same one, the other way round."""
         is_best_last = sort not in ("run_id", "state", "train_loss", "val_loss")
         down = not self.descending if sort == self.sort else is_best_last  # the best first
-        return f"/?{urlencode({'q': self.search, 'sort': sort, 'down': int(down)})}"
+        return self._address(sort, down)
 
     def turn_to(self, page: int) -> str:
         """Return the address of another page of the list."""
-        return f"/?{urlencode({'q': self.search, 'sort': self.sort, 'down': int(self.descending), 'page': page})}"
+        return self._address(self.sort, self.descending, page=page)
+
+    def _address(self, sort: str, down: bool, **others: int) -> str:
+        return f"/?{urlencode({'q': self.search, 'sort': sort, 'down': int(down), **others})}"
 
 
 def attempt_page(frame: Frame, facts: post_mortem.PostMortem) -> str:

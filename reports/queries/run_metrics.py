@@ -115,13 +115,14 @@ class RunMetrics:
             except StorageError:
                 yield _family("cairn_store_up", [((), 0.0)])
                 return
-            found, now = dict(self._found), self._now()
+            found, now = self._found, self._now()
+        older = {run_id: (now - run.at).total_seconds() for run_id, run in found.items()}
         states = Counter(run.phase for run in found.values())
         yield _family("cairn_store_up", [((), 1.0)])
         yield _family("cairn_runs", [((state,), float(count)) for state, count in sorted(states.items())])
         for name, (has_label, _) in RUN_METRICS.items():
             values = [
-                ((run_id, label) if has_label else (run_id,), value + (now - run.at).total_seconds() * (name in _AGES))
+                ((run_id, label) if has_label else (run_id,), value + (older[run_id] if name in _AGES else 0.0))
                 for run_id, run in found.items()
                 for label, value in run.samples.get(name, {}).items()
                 if value is not None

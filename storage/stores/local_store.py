@@ -13,7 +13,7 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from io import BufferedReader
+from io import FileIO
 from itertools import accumulate
 from pathlib import Path
 from typing import BinaryIO
@@ -22,7 +22,7 @@ import numpy as np
 
 from cairn.storage.errors import IntegrityError, NotDurable, ObjectMissing, StorageError, StoreFull, StoreUnavailable
 from cairn.storage.stores import local_disk, object_store
-from cairn.storage.stores.regular_file import NotRegularFile, open_file
+from cairn.storage.stores.regular_file import NotRegularFile, open_descriptor
 
 BLOCK_BYTES = 4 * 1024 * 1024
 """Enough for one request to keep a disk busy; a multiple of every disk's block."""
@@ -74,10 +74,10 @@ class LocalStore(object_store.ObjectStore):
         return filled
 
     @contextmanager
-    def _reading(self, key: str) -> Iterator[BufferedReader]:
+    def _reading(self, key: str) -> Iterator[FileIO]:
         path = self.local_path(key)
         try:
-            with open_file(path) as file:
+            with os.fdopen(open_descriptor(path), "rb", buffering=0) as file:
                 yield file
         except NotRegularFile as foreign:
             raise IntegrityError(f"{path}: is not a regular file; remove it") from foreign

@@ -15,13 +15,18 @@ class NotRegularFile(OSError):
 
 def open_file(path: Path | str) -> BufferedReader:
     """Open a file to read it; raises OSError, NotRegularFile for what may be endless or wait for a writer."""
+    return os.fdopen(open_descriptor(path), "rb")
+
+
+def open_descriptor(path: Path | str) -> int:
+    """Open a file as `open_file` does, without a buffer, which costs a small read a third more."""
     number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         mode = os.fstat(number).st_mode
         if stat.S_ISDIR(mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         if stat.S_ISREG(mode):
-            return os.fdopen(number, "rb")
+            return number
     except OSError:
         os.close(number)
         raise

@@ -46,5 +46,5 @@ def test_two_hundred_requests_at_once_are_answered_in_five_seconds(live: LiveSer
 
 
 def test_a_scrape_is_answered_in_a_second_after_the_first(live: LiveServer) -> None:
-    assert 'cairn_runs{state="running"} 10000.0' in live.ask("/metrics", wait=0).text.replace("training", "running")
+    assert 'cairn_runs{state="running"} 10000.0' in live.ask("/metrics", wait=0).text
     assert seconds_of(lambda: live.ask("/metrics", wait=0)) < 1.0
