@@ -37,7 +37,7 @@ HEADERS = {
     "referrer-policy": "no-referrer",
     "x-content-type-options": "nosniff",
 }
-REQUEST_SECONDS, MOST_SECONDS, MOST_CONNECTIONS = 10.0, 120.0, 64
+REQUEST_SECONDS, MOST_SECONDS, MOST_CONNECTIONS = 10.0, 120.0, 256
 """Until a connection's first request; of a connection, and as long again for its last answer; connections at once."""
 _CONNECTIONS = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))  # the latter has ::ffff:127.0.0.1
 _OWNED = ("01", "04", "05", "08")  # established, or closed at one end
