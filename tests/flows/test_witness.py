@@ -39,7 +39,7 @@ class Client:
         self.lines += len(lines)
 
     def read_flow_run(self, flow_run_id: UUID) -> SimpleNamespace:
-        return SimpleNamespace(tags=["run:bard"])
+        return SimpleNamespace(id=flow_run_id, tags=["run:bard"])
 
     def update_flow_run(self, flow_run_id: UUID, tags: list[str]) -> None:
         self.tags = tags
