@@ -1,10 +1,10 @@
 """docs/one_file.py, which imports nothing of Cairn, trains what `cairn train` does: equal bits and numbers."""
 
 import ast
-import contextlib
 import importlib.util
-import io
 import json
+import subprocess
+import sys
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,21 +89,21 @@ def write_texts(folder: Path) -> list[str]:
 def witness(request: pytest.FixtureRequest, api_url: str, tmp_path_factory: pytest.TempPathFactory) -> Witness:
     """Both have trained one configuration to step 6."""
     folder = tmp_path_factory.mktemp("one-file")
-    texts, command = write_texts(folder), Command(folder, api_url)
+    texts, command = write_texts(folder), Command(folder, api_url, forked=False)
     (folder / "run.toml").write_text(CONFIGURATION.format(architecture=request.param), encoding="utf-8")
     command.train()
-    said = train_here(folder, *texts, f"architecture={request.param}", *SETTINGS, "every_steps=2")
+    said = train_in(folder, *texts, f"architecture={request.param}", *SETTINGS, "every_steps=2")
     lines = (folder / "one-file.jsonl").read_text(encoding="utf-8").splitlines()
     return Witness(command=command, architecture=request.param, lines=tuple(map(json.loads, lines)), said=said)
 
 
-def train_here(folder: Path, *arguments: str) -> str:
-    """Run the file in this process, in a folder; returns what it printed."""
-    printed = io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
-        patch.chdir(folder)
-        one_file().main(*arguments)
-    return printed.getvalue()
+def train_in(folder: Path, *arguments: str) -> str:
+    """Run the file in a process of its own, in a folder; returns what it printed.
+
+    In this process other tests may have settled how its libraries compute.
+    """
+    words = [sys.executable, "-P", str(ONE_FILE), *arguments]
+    return subprocess.run(words, cwd=folder, check=True, capture_output=True, text=True).stdout
 
 
 def test_three_checkpoints_have_the_bits_of_the_one_file(witness: Witness) -> None:
@@ -126,7 +126,7 @@ def test_the_evaluation_measures_the_loss_of_the_one_file(witness: Witness) -> N
 def test_the_one_file_goes_on_from_its_checkpoint_with_the_same_bits(witness: Witness, tmp_path: Path) -> None:
     texts = write_texts(tmp_path)
     checkpoint = witness.command.folder / "one-file-4.safetensors"
-    train_here(tmp_path, *texts, f"architecture={witness.architecture}", *SETTINGS, f"resume={checkpoint}")
+    train_in(tmp_path, *texts, f"architecture={witness.architecture}", *SETTINGS, f"resume={checkpoint}")
     lines = [json.loads(line) for line in (tmp_path / "one-file.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [line["step"] for line in lines] == [5, 6] and lines[-1]["state_sha256"] == witness.lines[-1]["state_sha256"]
 
