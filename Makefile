@@ -15,7 +15,7 @@ SUITABLE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for name in python3 python3.14 python3.13 python3.12 python3.11; do \
 	if $$name -c '$(SUITABLE)' >/dev/null 2>&1; then echo $$name; break; fi; done)
 
-.PHONY: help .venv train wheel test test-full test-slow test-mutants test-matrix test-s3 test-slurm gpu-check gpu-wheels chaos chaos-slurm bench bench-memory bench-data bench-loader bench-sql bench-ui bench-continuation bench-step bench-sum bench-checkpoint bench-store bench-start bench-overhead bench-history bench-install bench-time-to-loss check lock audit docs format pictures up clean
+.PHONY: help .venv train wheel test test-full test-slow test-mutants test-matrix test-s3 test-slurm test-image image gpu-check gpu-wheels chaos chaos-slurm bench bench-memory bench-data bench-loader bench-sql bench-ui bench-continuation bench-step bench-sum bench-checkpoint bench-store bench-start bench-overhead bench-history bench-install bench-time-to-loss check lock audit docs format pictures up clean
 
 help:  ## show this list
 	@grep -E '^[.a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([.a-z-]+):[^#]*## /\1\t/' | expand -t 14
@@ -87,6 +87,20 @@ test-slurm: $(DEVELOPER)  ## the batch script for several machines on a real Slu
 			echo "make test-slurm needs Slurm and root. On Debian or Ubuntu:" \
 				"sudo apt-get install --no-install-recommends $(SLURM)" >&2; exit 1; fi; fi
 	@$(BIN)/python -m pytest -m slurm $(ARGS)
+
+image:  ## build the trainer's image from the lock files, by docker, podman or buildah; ARGS="--build-arg PYTHON_IMAGE=…" has another base
+	@tool="$$(type -P docker podman buildah | head -n 1)"; if [ -z "$$tool" ]; then \
+		echo "make image needs docker, podman or buildah" >&2; exit 1; fi; \
+	"$$tool" build --file deployments/Containerfile --tag $(or $(TAG),cairn) $(ARGS) .
+
+IMAGE := buildah mmdebstrap
+test-image: $(DEVELOPER)  ## build the image without a daemon (as root, 15 minutes) and run it read-only, without a network; ARGS="--volume …" goes to the build
+	@if ! type -P $(IMAGE) >/dev/null; then \
+		if [ "$$(id -u)" = 0 ] && type -P apt-get >/dev/null; then \
+			apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $(IMAGE); \
+		else \
+			echo "make test-image needs root. On Debian or Ubuntu: sudo apt-get install --no-install-recommends $(IMAGE)" >&2; exit 1; fi; fi
+	@CAIRN_TEST_IMAGE="build $(ARGS)" $(BIN)/python -m pytest -m slow tests/deployments/test_image.py
 
 chaos: $(DEVELOPER)  ## kill real runs as seeds say and judge them; ARGS="--runs 20 --seed 7 --store local|s3|ceph --minutes 30 --jobs 2"; --segments replays every one; --add DIR… adds up
 	@$(BIN)/python -m tests.chaos.campaign $(ARGS)

@@ -4,6 +4,7 @@ That room is small files. A log's entry overwrites one in place when the disk is
 faster in taking the room that the entry needs.
 """
 
+import ctypes
 import errno
 import os
 import stat
@@ -18,18 +19,36 @@ from cairn.storage.errors import StoreFull, StoreRefused, StoreUnavailable
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 FILES, FILE_BYTES = 16, 32 * 1024
 """More than the entries between two deletions: each evaluation, supersession and deletion is one."""
-_NO_LINKS = frozenset({errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP})
+_CANNOT = frozenset({errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL})
+_AT_FDCWD, _RENAME_NOREPLACE = -100, 1
 
 
 def link(file: Path, name: Path) -> None:
-    """Give a file another name, unless that is taken; raises `StoreRefused` where the file system has no hard links."""
+    """Give a file this name, unless that is taken; where there are no hard links it loses its own.
+
+    Raises `StoreRefused` where the file system cannot do either without a moment in which both would succeed.
+    """
     try:
         os.link(file, name)
     except OSError as error:
-        if error.errno not in _NO_LINKS:
+        if error.errno not in _CANNOT:
             raise
-        rule = "this file system makes no hard links, which the log needs; choose another --store, such as a local disk"
-        raise StoreRefused(f"file://{name}: {error} ({rule})") from error
+        if rename_to_new(file, name):
+            return
+        problem = "this file system makes no hard links, which the log needs, and no renames that spare a taken name"
+        raise StoreRefused(
+            f"file://{name}: {error} ({problem}; choose another --store, such as a local disk)"
+        ) from error
+
+
+def rename_to_new(file: Path, name: Path) -> bool:
+    """Rename a file unless the name is taken; False, and nothing done, where that is not one step (renameat2(2))."""
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None or rename(_AT_FDCWD, os.fsencode(file), _AT_FDCWD, os.fsencode(name), _RENAME_NOREPLACE) == 0:
+        return rename is not None
+    if (number := ctypes.get_errno()) in _CANNOT:
+        return False
+    raise OSError(number, os.strerror(number), str(name))
 
 
 def write_what_fits(file: IO[Any], data: bytes) -> bytes:

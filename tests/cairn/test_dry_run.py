@@ -17,6 +17,7 @@ from cairn.model.estimates.size_estimate import TrainingPlace
 from cairn.storage.logs.run_log import RunLog
 from cairn.storage.logs.run_state import RunState
 from cairn.storage.logs.step_log import StepRecord, step_log_key
+from cairn.storage.stores import local_disk
 from cairn.storage.stores.local_store import LocalStore
 from cairn.tasks.configuration.run_configuration import RunConfig
 from tests.commands import Cairn
@@ -298,6 +299,7 @@ def test_a_dry_run_says_that_the_file_system_makes_no_hard_links(
         raise OSError(errno.ENOSYS, "Function not implemented")
 
     monkeypatch.setattr(os, "link", refuse)
+    monkeypatch.setattr(local_disk, "rename_to_new", lambda file, name: False)
     ended = cairn("train", str(config), "--dry-run")
     assert ended.code == 2 and "makes no hard links, which the log needs" in ended.err
 

@@ -74,6 +74,13 @@ def test_what_is_installed_by_its_hash_is_neither_resolved_nor_built() -> None:
     assert hashed and all(f"{UNBUILT} --require-hashes" in line for line in hashed)
 
 
+def test_the_image_installs_the_files_that_make_train_installs() -> None:
+    makefile, image = ((ROOT / name).read_text(encoding="utf-8") for name in ("Makefile", "deployments/Containerfile"))
+    trainer = makefile[makefile.index("\n$(TRAINER):") : makefile.index("\n$(DEVELOPER):")]
+    files = [re.findall(r"--requirement (constraints/\w+\.txt)", text) for text in (trainer, image)]
+    assert files[0] == files[1] == [f"constraints/{name}.txt" for name in ("torch", "run", "cuda")]
+
+
 @pytest.mark.parametrize(("target", "roles"), [("train", ["run"]), ("up", ["run"]), ("test", ["run", "develop"])])
 def test_only_who_works_on_cairn_installs_what_that_needs(target: str, roles: list[str], tmp_path: Path) -> None:
     command = ["make", "--dry-run", f"VENV={tmp_path / 'none'}", f"PYTHON={sys.executable}", target]

@@ -1,20 +1,23 @@
 """File systems without hard links, with a largest file, or that refuse to delete: each says what to do next."""
 
+import ctypes
 import errno
 import os
 import resource
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from cairn.storage.errors import StoreRefused, StoreUnavailable, StoreUnsound
+from cairn.storage.stores import local_disk
 from cairn.storage.stores.local_store import LocalStore
 from cairn.storage.stores.store_probe import probe_store, require_links
 
-NO_LINKS = [errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP]
+NO_LINKS = [errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL]
 names = pytest.mark.parametrize("number", sorted(set(NO_LINKS)), ids=errno.errorcode.__getitem__)
 
 
@@ -25,12 +28,52 @@ def refuse(patch: pytest.MonkeyPatch, call: str, number: int) -> None:
     patch.setattr(os, call, fails)
 
 
+def exclude_nothing(patch: pytest.MonkeyPatch, number: int) -> None:
+    """Have the file system make neither hard links nor renames that spare a taken name."""
+    refuse(patch, "link", number)
+    patch.setattr(local_disk, "rename_to_new", lambda file, name: False)
+
+
+@names
+def test_a_file_system_without_hard_links_that_spares_taken_names_keeps_a_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    refuse(monkeypatch, "link", number)
+    store = LocalStore(tmp_path)
+    require_links(store)
+    assert probe_store(store) == ""
+    assert store.create("a/b", b"first") and not store.create("a/b", b"second")
+    assert store.read("a/b") == b"first" and [file.name for file in (tmp_path / "a").iterdir()] == ["b"]
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_a_rename_that_cannot_spare_a_taken_name_is_not_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def without_flags(*arguments: Any) -> int:  # as file systems of FUSE that know plain renames alone
+        ctypes.set_errno(number)
+        return -1
+
+    monkeypatch.setattr(local_disk.ctypes, "CDLL", lambda *_, **__: SimpleNamespace(renameat2=without_flags))
+    refuse(monkeypatch, "link", errno.EPERM)
+    with pytest.raises(StoreRefused, match="no renames that spare a taken name"):
+        LocalStore(tmp_path).create("a/b", b"x")
+    assert [file for file in tmp_path.rglob("*") if file.is_file()] == []
+
+
+def test_a_system_without_such_renames_is_refused_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_disk.ctypes, "CDLL", lambda *_, **__: SimpleNamespace())
+    refuse(monkeypatch, "link", errno.EPERM)
+    with pytest.raises(StoreRefused, match="makes no hard links"):
+        LocalStore(tmp_path).create("a/b", b"x")
+
+
 @names
 def test_a_file_system_without_hard_links_refuses_an_entry_and_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    refuse(monkeypatch, "link", number)
-    with pytest.raises(StoreRefused, match="makes no hard links, which the log needs; choose another --store"):
+    exclude_nothing(monkeypatch, number)
+    with pytest.raises(StoreRefused, match=r"makes no hard links, which .*; choose another --store"):
         LocalStore(tmp_path).create("a/b", b"x")
 
 
@@ -38,7 +81,7 @@ def test_a_file_system_without_hard_links_refuses_an_entry_and_says_why(
 def test_the_probe_speaks_of_links_on_a_file_system_and_not_of_http(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    refuse(monkeypatch, "link", number)
+    exclude_nothing(monkeypatch, number)
     with pytest.raises(StoreUnsound, match="makes no hard links") as refused:
         probe_store(LocalStore(tmp_path))
     assert "If-None-Match" not in str(refused.value)
@@ -46,7 +89,7 @@ def test_the_probe_speaks_of_links_on_a_file_system_and_not_of_http(
 
 @names
 def test_a_look_without_a_store_finds_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    refuse(monkeypatch, "link", number)
+    exclude_nothing(monkeypatch, number)
     with pytest.raises(StoreUnsound, match="makes no hard links"):
         require_links(LocalStore(tmp_path / "not" / "there" / "yet"))
 
@@ -75,6 +118,7 @@ LIMITED = """
 import sys
 from pathlib import Path
 from cairn.storage.errors import StoreRefused
+from cairn.storage.stores import local_disk
 from cairn.storage.stores.local_store import LocalStore
 try:
     LocalStore(Path(sys.argv[1])).write_stream("a/b", [b"x" * 65536] * 4)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from cairn.storage.errors import IntegrityError, StorageError, StoreFull, StoreRefused, StoreUnavailable
+from cairn.storage.stores import local_disk
 from cairn.storage.stores.local_store import LocalStore
 from cairn.storage.stores.object_store import UnfinishedWrite
 from tests.storage.store_operations import OPERATIONS
@@ -91,6 +92,7 @@ def test_an_error_of_the_operating_system_has_a_kind_and_a_hint(
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "link", fails)
+    monkeypatch.setattr(local_disk, "rename_to_new", lambda file, name: False)
     with pytest.raises(StoreUnavailable, match=hint) as raised:
         LocalStore(tmp_path).create("a/b", b"x")
     assert type(raised.value) is kind
