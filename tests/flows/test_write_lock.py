@@ -3,15 +3,15 @@
 import asyncio
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy
-from prefect.server.database.configurations import AioSqliteConfiguration
 
 from cairn.flows.orchestrator.prefect_server import _take_write_locks_at_once
 
 
-async def read_then_write(configuration: AioSqliteConfiguration, name: str) -> None:
+async def read_then_write(configuration: Any, name: str) -> None:
     """Read, let the other one go on, and write, in one transaction as Prefect's services do."""
     engine = await configuration.engine()
     session = await configuration.session(engine)
@@ -24,6 +24,9 @@ async def read_then_write(configuration: AioSqliteConfiguration, name: str) -> N
 def test_two_transactions_that_read_and_then_write_both_succeed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Takes a second, which every worker's collection would spend.
+    from prefect.server.database.configurations import AioSqliteConfiguration
+
     monkeypatch.setattr(AioSqliteConfiguration, "begin_transaction", AioSqliteConfiguration.begin_transaction)
     _take_write_locks_at_once()
     path = tmp_path / "prefect.db"

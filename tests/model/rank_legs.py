@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cairn.model.training.determinism import make_deterministic
@@ -59,11 +58,14 @@ class Exchanges(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
+        from torch.distributed.tensor import DTensor  # takes a second, which every worker's collection would spend
+
+        self._sharded = DTensor
         self.bytes: Counter[str] = Counter()
         self.operations: dict[str, list[int]] = {}
 
     def __torch_dispatch__(self, call: Any, types: Any, given: Any = (), named: Any = None) -> Any:
-        if any(issubclass(kind, DTensor) for kind in types):
+        if any(issubclass(kind, self._sharded) for kind in types):
             return NotImplemented  # it comes back with the tensors that it is made of
         name = call.overloadpacket.__name__
         if call.namespace in ("c10d", "_c10d_functional") and name in OPERATIONS:
