@@ -89,9 +89,9 @@ test-slurm: $(DEVELOPER)  ## the batch script for several machines on a real Slu
 	@$(BIN)/python -m pytest -m slurm $(ARGS)
 
 image:  ## build the trainer's image from the lock files, by docker, podman or buildah; ARGS="--build-arg PYTHON_IMAGE=…" has another base
-	@tool="$$(type -P docker podman buildah | head -n 1)"; if [ -z "$$tool" ]; then \
-		echo "make image needs docker, podman or buildah" >&2; exit 1; fi; \
-	"$$tool" build --file deployments/Containerfile --tag $(or $(TAG),cairn) $(ARGS) .
+	@for tool in docker podman buildah; do if type -P $$tool >/dev/null; then \
+		exec $$tool build --file deployments/Containerfile --tag $(or $(TAG),cairn) $(ARGS) .; fi; done; \
+	echo "make image needs docker, podman or buildah" >&2; exit 1
 
 IMAGE := buildah mmdebstrap
 test-image: $(DEVELOPER)  ## build the image without a daemon (as root, 15 minutes) and run it read-only, without a network; ARGS="--volume …" goes to the build
