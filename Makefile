@@ -88,10 +88,10 @@ test-slurm: $(DEVELOPER)  ## the batch script for several machines on a real Slu
 				"sudo apt-get install --no-install-recommends $(SLURM)" >&2; exit 1; fi; fi
 	@$(BIN)/python -m pytest -m slurm $(ARGS)
 
+BUILDER ?= $(shell type -P docker podman buildah | head -n 1)
 image:  ## build the trainer's image from the lock files, by docker, podman or buildah; ARGS="--build-arg PYTHON_IMAGE=…" has another base
-	@for tool in docker podman buildah; do if type -P $$tool >/dev/null; then \
-		exec $$tool build --file deployments/Containerfile --tag $(or $(TAG),cairn) $(ARGS) .; fi; done; \
-	echo "make image needs docker, podman or buildah" >&2; exit 1
+	@if [ -z "$(BUILDER)" ]; then echo "make image needs docker, podman or buildah" >&2; exit 1; fi
+	@$(BUILDER) build --file deployments/Containerfile --tag $(or $(TAG),cairn) $(ARGS) .
 
 IMAGE := buildah mmdebstrap
 test-image: $(DEVELOPER)  ## build the image without a daemon (as root, 15 minutes) and run it read-only, without a network; ARGS="--volume …" goes to the build

@@ -6,6 +6,7 @@
 
 import os
 from collections.abc import Callable
+from functools import cache
 from itertools import islice
 
 import pytest
@@ -19,11 +20,18 @@ SEED = os.environ.get("CAIRN_SIMULATOR_SEED")
 CHUNKS = 12
 
 
+@cache
+def played(seed: int) -> tuple[tuple[str, ...], bool]:
+    """Return the trace of a seed's schedule, and whether it took somebody living for dead; each is played once."""
+    simulation: Simulation = simulate(seed)
+    return tuple(simulation.trace), bool(simulation.ledger.mourned)
+
+
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_no_schedule_breaks_an_invariant(chunk: int, record_property: Callable[[str, object], None]) -> None:
     seeds = range(chunk, SCHEDULES, CHUNKS)
     for seed in seeds:
-        simulate(seed)
+        played(seed)
     record_property("protocol_schedules", len(seeds))
 
 
@@ -34,7 +42,7 @@ def test_the_named_seed() -> None:
 
 def test_a_seed_gives_the_same_schedule_every_time() -> None:
     for seed in range(20):
-        assert simulate(seed).trace == simulate(seed).trace
+        assert tuple(simulate(seed).trace) == played(seed)[0]
 
 
 def test_schedules_let_every_role_finish_fail_and_die() -> None:
@@ -46,8 +54,7 @@ def test_schedules_let_every_role_finish_fail_and_die() -> None:
     for seed in range(300):
         if wanted <= ends:
             break
-        simulation: Simulation = simulate(seed)
-        for line in simulation.trace:
+        for line in played(seed)[0]:
             name, _, end = line.strip().partition(": ")
             if line.startswith("     "):
                 ends.add(f"{name.split('-')[0]} {end.split(':')[0]}")
@@ -60,5 +67,5 @@ def test_schedules_begin_in_every_world_with_a_hole_a_pin_a_fork_or_a_deleted_pa
 
 
 def test_schedules_take_living_owners_and_holders_for_dead() -> None:
-    mourning = (seed for seed in range(100) if simulate(seed).ledger.mourned)
+    mourning = (seed for seed in range(100) if played(seed)[1])
     assert len(list(islice(mourning, 10))) == 10
