@@ -94,7 +94,7 @@ def rollback(*, alias: Alias = "champion", why: Why = "", store: Url = "", json:
         cairn rollback
         cairn rollback --alias next --why "it repeats itself"
     """
-    from cairn.flows.operations.checkpoint_offer import this_person
+    from cairn.tasks.machine.placement import this_person
     from cairn.operations.person_decisions import roll_back
 
     note_no_runs(chosen := open_chosen_store(store))

@@ -176,7 +176,7 @@ PAGE_RUNS = 100
 OverviewRow = namedtuple(
     "OverviewRow",
     "run_id state model_family step total_steps attempts train_loss val_loss gpu_seconds wasted_gpu_seconds "
-    "last_seen_at opened_at forked_from_run detail",
+    "last_seen_at opened_at forked_from_run detail tags",
 )
 """One run: losses in nats per token, `train_loss` of its last step and `val_loss` of its newest evaluation."""
 
@@ -189,10 +189,10 @@ def read_overview(store: ObjectStore, *, work: Path) -> tuple[OverviewRow, ...]:
 
 
 def select_rows(rows: Sequence[OverviewRow], *, search: str, sort: str, descending: bool) -> tuple[OverviewRow, ...]:
-    """Return the runs in whose id, state, family or detail every word of `search` occurs, sorted; unknowns last."""
+    """Return the runs in whose id, state, family, tags or detail every word of `search` occurs, sorted; unknowns last."""
     found = []
     for row in sorted(rows, key=lambda row: row.run_id):
-        text = " ".join(filter(None, (row.run_id, row.state, row.model_family, row.detail))).casefold()
+        text = " ".join(filter(None, (row.run_id, row.state, row.model_family, *(row.tags or ()), row.detail))).casefold()
         if all(word in text for word in search.casefold().split()):
             found.append(row)
     known = [row for row in found if getattr(row, sort) is not None]
