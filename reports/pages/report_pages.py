@@ -189,10 +189,11 @@ def read_overview(store: ObjectStore, *, work: Path) -> tuple[OverviewRow, ...]:
 
 
 def select_rows(rows: Sequence[OverviewRow], *, search: str, sort: str, descending: bool) -> tuple[OverviewRow, ...]:
-    """Return the runs in whose id, state, family, tags or detail every word of `search` occurs, sorted; unknowns last."""
+    """Return the runs in whose id, state, family, tags or detail every word of `search` occurs, unknowns last."""
     found = []
     for row in sorted(rows, key=lambda row: row.run_id):
-        text = " ".join(filter(None, (row.run_id, row.state, row.model_family, *(row.tags or ()), row.detail))).casefold()
+        searched = (row.run_id, row.state, row.model_family, *(row.tags or ()), row.detail)
+        text = " ".join(filter(None, searched)).casefold()
         if all(word in text for word in search.casefold().split()):
             found.append(row)
     known = [row for row in found if getattr(row, sort) is not None]

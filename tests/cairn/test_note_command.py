@@ -1,4 +1,4 @@
-"""`cairn note`: notes and tags of a person, in the log of a run that may train on meanwhile, and where they are seen."""
+"""`cairn note`: notes and tags of a person, in the log of a run that may train on meanwhile, and where they are."""
 
 import json
 from pathlib import Path
@@ -33,7 +33,9 @@ def test_a_note_is_shown(cairn: Cairn, line: str) -> None:
     assert WORDS in cairn(*line.replace("'", "").split(" ", 1)).out
 
 
-@pytest.mark.parametrize("line", ["runs", "status bard", "report bard", "note bard", "sql select unnest(tags) from runs"])
+@pytest.mark.parametrize(
+    "line", ["runs", "status bard", "report bard", "note bard", "sql select unnest(tags) from runs"]
+)
 @pytest.mark.usefixtures("noted")
 def test_tags_are_shown(cairn: Cairn, line: str) -> None:
     out = cairn(*line.split(" ", 1)).out
