@@ -189,6 +189,7 @@ def view_curves(
         "ancestors": curves.ancestors,
         "traces": {name: trace(series) for name, series in drawn.items() if len(series.steps)},
         "ends": ends,
+        "marks": curves.marks,
         "replays": curves.replays,
         "promotions": curves.promotions,
     }

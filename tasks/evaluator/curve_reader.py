@@ -2,6 +2,7 @@
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from cairn.storage.errors import StorageError
 from cairn.storage.logs import run_state, step_log
@@ -21,7 +22,7 @@ class CurveReader:
 
     def __init__(self, store: ObjectStore, run_prefix: str) -> None:
         """Read nothing yet."""
-        self._store, self._prefix, self._vocab_size = store, run_prefix, 0
+        self._store, self._prefix = store, run_prefix
         self._steps, self._fold = step_log.SurvivingSteps(store, run_prefix), CurveFold()
 
     def read(self, state: run_state.RunState, *, suite_sha256: str | None, until_step: float = float("inf")) -> Curve:
@@ -39,7 +40,7 @@ class CurveReader:
         return replace(
             self._fold.curve(),
             val=tuple((item.step, item.metrics[METRIC]) for item in measured if item.step <= until_step),
-            vocab_size=self._read_vocab_size(opened.data_snapshot) if opened else 0,
+            vocab_size=vocab_size_of(self._store, state),
             total_steps=opened.total_steps if opened else 0,
             grad_clip=stored_value(config, "training", "grad_clip", float) or 0.0,
             min_lr=stored_value(config, "training", "min_lr", float),
@@ -48,13 +49,18 @@ class CurveReader:
             overfit_ratio=stored_value(newest, "early_stop", "overfit_ratio", float) or 0.0,
         )
 
-    def _read_vocab_size(self, snapshot_id: str) -> int:
-        """Return the size of the run's vocabulary, 0 where its snapshot cannot be read."""
-        key = f"data/{snapshot_id}/snapshot.json"
-        with suppress(StorageError):
-            # Not by `read_manifest`: pyarrow takes long to import.
-            self._vocab_size = self._vocab_size or decode(self._store.read(key), _Vocabulary, where=key).vocab_size
-        return self._vocab_size
+
+def vocab_size_of(store: ObjectStore, state: run_state.RunState) -> int:
+    """Return the size of a run's vocabulary, 0 where its snapshot cannot be read."""
+    with suppress(StorageError):
+        return _read_vocab_size(store, state.opened.data_snapshot) if state.opened else 0
+    return 0
+
+
+@lru_cache(maxsize=16)  # a snapshot never changes
+def _read_vocab_size(store: ObjectStore, snapshot_id: str) -> int:
+    key = f"data/{snapshot_id}/snapshot.json"
+    return decode(store.read(key), _Vocabulary, where=key).vocab_size  # `read_manifest` imports pyarrow, which is slow
 
 
 def _slowest_rank(state: run_state.RunState, record: step_log.StepRecord) -> tuple[str, float] | None:

@@ -81,9 +81,8 @@ def fill(run: FabricatedRun) -> None:
     run.log.append(lambda state: noted(untagged=()), writer=HUMAN)
 
 
-KEPT = {
-    "config", "left", "manifest_sha256", "prefix", "tags", "attempt", "action", "reason", "charged", "started_at", "run_id"
-}  # fmt: skip
+KEPT = {"config", "left", "manifest_sha256", "prefix", "tags", "attempt", "action", "reason", "charged", "started_at"}
+KEPT |= {"run_id"}
 
 
 def with_words(value: Any, words: str) -> Any:

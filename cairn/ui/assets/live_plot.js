@@ -59,6 +59,18 @@
     return [{ x: found.map((item) => item.step * unit(view, axis)), y: found.map((item) => item.val_loss), text: found.map((item) => plain(item.alias)), type: "scatter", mode: "markers", name: "promoted", marker, hoverinfo: "text+x+y" }];
   }
 
+  // A uniform guess and the champion to beat; a guess far above all that was trained would squeeze the curves.
+  function marks(views, axis) {
+    const losses = views.flatMap((view) => ["trend", "inherited"].flatMap((name) => view.traces[name]?.values || []));
+    const top = 1.05 * losses.reduce((most, value) => Math.max(most, value), 0);
+    const shown = new Map(views.flatMap((view) => view.marks).map((mark) => [mark.label, mark]));
+    const end = Math.max(1, ...views.map((view) => (axis === "time" ? Math.max(0, ...(places(view, view.traces.trend || { steps: [], seconds: [] }, axis))) : view.total_steps * unit(view, axis))));
+    return [...shown.values()].filter((mark) => losses.length && (mark.is_target || mark.loss <= top)).map((mark) => ({
+      x: [0, end], y: [mark.loss, mark.loss], type: "scatter", mode: "lines", name: plain(mark.label), hoverinfo: "name+y",
+      line: { color: css("--soft"), width: 1.2, dash: mark.is_target ? "dashdot" : "dot" },
+    }));
+  }
+
   function shades(view, axis) {
     if (axis === "time") return [];
     return view.replays.slice(-MOST_SHADES).map((item) => ({
@@ -72,15 +84,15 @@
   function single(view, axis, controls) {
     const color = css("--curve");
     const panels = PANELS.flatMap(([name, , yaxis]) => line(view, name, axis, { yaxis, name: "", line: { color, width: 1.2 }, showlegend: false, hoverinfo: "x+y" }));
-    return [...loss(view, axis, color, "train loss (trend)", controls), ...heldOut(view, axis, "#D55E00", "held-out loss"), ...promotions(view, axis), ...ends(view, axis), ...panels];
+    return [...loss(view, axis, color, "train loss (trend)", controls), ...heldOut(view, axis, "#D55E00", "held-out loss"), ...marks([view], axis), ...promotions(view, axis), ...ends(view, axis), ...panels];
   }
 
   function several(views, axis, controls) {
-    return views.flatMap((view) => {
+    return [...marks(views, axis), ...views.flatMap((view) => {
       const color = seen(view.color);
       const held = heldOut(view, axis, color, "").map((trace) => ({ ...trace, showlegend: false }));
       return [...loss({ ...view, traces: { ...view.traces, inherited: undefined } }, axis, color, view.run_id, controls), ...held];
-    });
+    })];
   }
 
   function axisStyle(more = {}) {
