@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _WIDTH_PX, _HEIGHT_PX = 1200, 820
 _BARS_WIDTH, _LEAST_BAR_WIDTH, _MOST_BARS = 1000, 1.5, 600
+_MOST_SAMPLES = 20  # steps
 _NUMBER = re.compile(r"[0-9,]+(\.[0-9]*)?|–")
 _KNOWN: frozenset[str] = frozenset({*TerminationReason, receipts.OPEN})
 
@@ -88,7 +89,8 @@ def html_environment() -> "Environment":
         return {name for name, cells in columns if all(_NUMBER.fullmatch(format.format_value(cell)) for cell in cells)}
 
     shown: dict[str, Callable[..., object]] = {"css_class": css_class, "describe_speed": answer_text.describe_speed}
-    return _environment(autoescape=True, commands=commands, number_columns=number_columns, **shown)
+    shown |= {"commands": commands, "number_columns": number_columns, "samples_by_step": samples_by_step}
+    return _environment(autoescape=True, **shown)
 
 
 def _environment(*, autoescape: bool, **filters: Callable[..., object]) -> "Environment":
@@ -208,6 +210,13 @@ class RunView:
     report: RunReport
     curves: run_curves.RunCurves
     log: run_log.RunLog
+
+
+def samples_by_step(view: RunView) -> Mapping[int, Sequence[str]]:
+    """Return the texts that the run wrote at its newest steps, in probes or evaluations, the newest first."""
+    texts = {point.record.step: (point.record.sample,) for point in view.curves.points if point.record.sample}
+    texts |= {item.step: item.samples for item in view.report.evaluations if item.samples}
+    return {step: texts[step] for step in sorted(texts, reverse=True)[:_MOST_SAMPLES]}
 
 
 class FollowedRun:

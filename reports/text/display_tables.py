@@ -224,7 +224,7 @@ def compared_runs_table(comparison: "run_comparison.RunComparison") -> Table:
         "attempts": lambda run: run.attempts,
         "device time": lambda run: format_duration(run.gpu_seconds),
         "lost": lambda run: format_duration(run.wasted_gpu_seconds),
-        "cost": lambda run: run.money,
+        "cost": lambda run: None if run.money is None else format.format_money(run.money, run.currency),
         "arithmetic": lambda run: format_list(run.arithmetics, 3) if is_mixed else None,
     }
     return make_table(comparison.best_first, columns)

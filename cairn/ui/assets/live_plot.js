@@ -79,7 +79,7 @@
     }));
   }
 
-  const PANELS = [["lr", "learning rate", "y2"], ["grad_norm", "gradient norm", "y3"], ["tokens_per_second", "tokens/s", "y4"]];
+  const PANELS = [["lr", "learning rate", "y2"], ["grad_norm", "gradient norm", "y3"], ["tokens_per_second", "tokens/s", "y4"], ["memory_bytes", "memory", "y6"], ["data_seconds", "seconds waiting for data", "y7"]];
 
   function single(view, axis, controls) {
     const color = css("--curve");
@@ -104,15 +104,17 @@
     const isNarrow = figure.clientWidth < 560;
     const y = (domain, text, more) => axisStyle({ domain, title: { text, standoff: 6, font: { size: 11.5 } }, ...more });
     const own = {
-      yaxis: y(isSingle ? [0.47, 1] : [0, 1], "loss", { type: controls.log ? "log" : "linear" }),
-      xaxis: axisStyle({ title: { text: LABELS[axis], standoff: 8 }, anchor: isSingle ? "y4" : "y", rangemode: "tozero" }),
+      yaxis: y(isSingle ? [0.55, 1] : [0, 1], "loss", { type: controls.log ? "log" : "linear" }),
+      xaxis: axisStyle({ title: { text: LABELS[axis], standoff: 8 }, anchor: isSingle ? "y7" : "y", rangemode: "tozero" }),
     };
     if (axis !== "time") own.xaxis.range = [0, 1.01 * Math.max(1, ...views.map((view) => view.total_steps * unit(view, axis)))];
     if (isSingle) {
-      own.yaxis2 = y([0.32, 0.43], "lr", { nticks: 3, exponentformat: "e" });
-      own.yaxis3 = y([0.16, 0.27], "grad norm", { nticks: 3, type: "log" });
-      own.yaxis4 = y([0, 0.11], "tokens/s", { nticks: 3, rangemode: "tozero" });
-      own.yaxis5 = { domain: [0.47, 1], overlaying: "y", range: [0, 1], visible: false, fixedrange: true };
+      own.yaxis2 = y([0.44, 0.51], "lr", { nticks: 3, exponentformat: "e" });
+      own.yaxis3 = y([0.33, 0.4], "grad norm", { nticks: 3, type: "log" });
+      own.yaxis4 = y([0.22, 0.29], "tokens/s", { nticks: 3, rangemode: "tozero" });
+      own.yaxis6 = y([0.11, 0.18], "memory", { nticks: 3, rangemode: "tozero", tickformat: "~s", ticksuffix: "B" });
+      own.yaxis7 = y([0, 0.07], "data wait", { nticks: 3, rangemode: "tozero", tickformat: "~s", ticksuffix: "s" });
+      own.yaxis5 = { domain: [0.55, 1], overlaying: "y", range: [0, 1], visible: false, fixedrange: true };
     }
     return {
       ...own, uirevision: axis, hovermode: "closest", dragmode: "zoom", showlegend: true, paper_bgcolor: "transparent", plot_bgcolor: "transparent",
