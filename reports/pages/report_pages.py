@@ -214,8 +214,9 @@ class RunView:
 
 def samples_by_step(view: RunView) -> Mapping[int, Sequence[str]]:
     """Return the texts that the run wrote at its newest steps, in probes or evaluations, the newest first."""
-    texts = {point.record.step: (point.record.sample,) for point in view.curves.points if point.record.sample}
-    texts |= {item.step: item.samples for item in view.report.evaluations if item.samples}
+    texts: dict[int, Sequence[str]] = {item.step: item.samples for item in view.report.evaluations if item.samples}
+    probes = ((point.record.step, point.record.sample) for point in view.curves.points)
+    texts = {step: (sample,) for step, sample in probes if sample} | texts
     return {step: texts[step] for step in sorted(texts, reverse=True)[:_MOST_SAMPLES]}
 
 

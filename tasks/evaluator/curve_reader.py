@@ -2,7 +2,6 @@
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 from cairn.storage.errors import StorageError
 from cairn.storage.logs import run_state, step_log
@@ -10,6 +9,8 @@ from cairn.storage.stores.codec import decode, stored_value
 from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.configuration.settings import METRIC
 from cairn.tasks.policy.curve_statistics import Curve, CurveFold
+
+_SIZES = dict[str, int]()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,16 +52,13 @@ class CurveReader:
 
 
 def vocab_size_of(store: ObjectStore, state: run_state.RunState) -> int:
-    """Return the size of a run's vocabulary, 0 where its snapshot cannot be read."""
-    with suppress(StorageError):
-        return _read_vocab_size(store, state.opened.data_snapshot) if state.opened else 0
-    return 0
-
-
-@lru_cache(maxsize=16)  # a snapshot never changes
-def _read_vocab_size(store: ObjectStore, snapshot_id: str) -> int:
-    key = f"data/{snapshot_id}/snapshot.json"
-    return decode(store.read(key), _Vocabulary, where=key).vocab_size  # `read_manifest` imports pyarrow, which is slow
+    """Return the size of a run's vocabulary, read once a process; 0 where its snapshot cannot be read."""
+    key = f"data/{state.opened.data_snapshot if state.opened else ''}/snapshot.json"
+    known = f"{store.url}/{key}"  # a snapshot never changes
+    if state.opened and known not in _SIZES:
+        with suppress(StorageError):
+            _SIZES[known] = decode(store.read(key), _Vocabulary, where=key).vocab_size  # without pyarrow, which is slow
+    return _SIZES.get(known, 0)
 
 
 def _slowest_rank(state: run_state.RunState, record: step_log.StepRecord) -> tuple[str, float] | None:

@@ -67,7 +67,7 @@
     const end = Math.max(1, ...views.map((view) => (axis === "time" ? Math.max(0, ...(places(view, view.traces.trend || { steps: [], seconds: [] }, axis))) : view.total_steps * unit(view, axis))));
     return [...shown.values()].filter((mark) => losses.length && (mark.is_target || mark.loss <= top)).map((mark) => ({
       x: [0, end], y: [mark.loss, mark.loss], type: "scatter", mode: "lines", name: plain(mark.label), hoverinfo: "name+y",
-      line: { color: css("--soft"), width: 1.2, dash: mark.is_target ? "dashdot" : "dot" },
+      line: { color: css("--soft"), width: 1.2, dash: mark.is_target ? "dashdot" : "dash" },
     }));
   }
 
