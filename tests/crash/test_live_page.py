@@ -144,7 +144,7 @@ def test_a_store_and_a_server_that_go_away_are_told_and_come_back_without_a_hand
 
 @pytest.mark.slow  # quick witness: tests/cairn/test_live_page.py
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("width", [390, 1400])
+@pytest.mark.parametrize("width", [390, 800, 1400])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_page_fits_its_window_and_is_used_by_keyboard(
     browser: "Browser", live: LivePage, command: Command, undisturbed: Command, width: int, scheme: str, tmp_path: Path
