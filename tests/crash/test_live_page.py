@@ -110,7 +110,8 @@ def test_a_run_that_is_killed_while_it_is_looked_at_is_shown_to_its_end_and_has_
     page.get_by_text("The curve as numbers").click()
     kill_both(training)
     page.locator(".state.s-interrupted").wait_for()
-    assert page.locator("details[open]").count() == 1, "what a reader opened stays open"
+    numbers = page.locator("details[open] > summary", has_text="The curve as numbers")
+    assert numbers.count() == 1, "what a reader opened stays open"
     second = command.start()
     while second.poll() is None:
         page.reload()
