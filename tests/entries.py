@@ -20,6 +20,7 @@ from cairn.storage.logs.run_entries import (
     RunFinished,
     RunOpened,
 )
+from cairn.storage.logs.run_note import RunNoted
 from cairn.storage.logs.step_log import StepRecord
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.machine.placement import this_placement
@@ -144,6 +145,12 @@ def evaluated(step: int, val_loss: float, **changes: Any) -> EvaluationRecorded:
         "boundary": "a wall",
     }
     return EvaluationRecorded(step=step, **{**defaults, **changes})
+
+
+def noted(**changes: Any) -> RunNoted:
+    """A note with tags."""
+    defaults: dict[str, Any] = {"text": "the rate was too high", "tags": ("baseline", "old"), "untagged": ("new",)}
+    return RunNoted(by="me@here", **{**defaults, **changes})
 
 
 def registry_of(*decisions: tuple[datetime, ModelDecision]) -> RegistryState:

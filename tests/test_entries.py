@@ -35,6 +35,7 @@ RECORDS = (
     entries.ended(1),
     entries.decided(),
     entries.evaluated(40, 2.5),
+    entries.noted(),
     committed(20, 1),
 )
 

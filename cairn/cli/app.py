@@ -44,6 +44,7 @@ RECORDS: Mapping[str, str] = {
     "checkpoints": "cairn.reports.queries.run_lookup:CheckpointSummary*",
     "evaluations": "cairn.reports.queries.evaluations:EvaluationSummary*",
     "log": "cairn.storage.logs.log_entry:Entry*",
+    "note": "cairn.operations.run_notes:RunNotes",
     "plot": "cairn.reports.plots.run_curves:WrittenPlot",
     "compare": "cairn.reports.queries.run_comparison:RunComparison",
     "ui": "cairn.ui.live_page:LiveAddress",

@@ -39,7 +39,8 @@ _GROUPS: Mapping[str, Mapping[str, str]] = {
     "Train": {"train": "train", "init": "store", "fork": "train", "config": "store", "watch": "train"},
     "Read runs": dict.fromkeys(
         ("runs", "status", "explain", "report", "attempts", "checkpoints", "evaluations", "log"), "run"
-    ),
+    )
+    | {"note": "store"},
     "Curves and questions": {"ui": "store"} | dict.fromkeys(("plot", "compare", "diagnose", "sql", "simulate"), "run"),
     "Models": dict.fromkeys(("models", "sample", "evaluate", "promote", "rollback", "export"), "model"),
     "Data": dict.fromkeys(("data", "import-tokens", "export-tokens"), "model"),

@@ -94,8 +94,8 @@ def rollback(*, alias: Alias = "champion", why: Why = "", store: Url = "", json:
         cairn rollback
         cairn rollback --alias next --why "it repeats itself"
     """
-    from cairn.flows.operations.checkpoint_offer import this_person
     from cairn.operations.person_decisions import roll_back
+    from cairn.tasks.machine.placement import this_person
 
     note_no_runs(chosen := open_chosen_store(store))
     view = roll_back(chosen, alias, by=this_person(), why=why)

@@ -23,6 +23,7 @@ from cairn.tasks.text.output import print_document, print_facts, print_line, pri
 Shell = Literal["bash", "zsh", "fish"]
 FromStep = Annotated[int, Parameter(name="--from")]
 ToStep = Annotated[int | None, Parameter(name="--to")]
+Tags = Annotated[tuple[str, ...], Parameter(negative="")]
 Place = Annotated[str, Parameter(name="STORE")]
 _DONE = {"keep": "kept", "unpin": "unpinned", "supersede": "superseded", "delete": "deleted", "discard": "discarded"}
 
@@ -252,6 +253,28 @@ def sweep(run: str, *, dry_run: Flag = False, store: Url = "", json: Json = Fals
     done = ", ".join(f"{_DONE[action]} {counts[action]}" for action in _DONE if counts[action])
     when = " (a sweep would do this; nothing was changed)" if report.dry_run else ""
     print_line(f"run {report.run_id}: {done or 'nothing to do'}; freed {report.freed_bytes:,} bytes{when}")
+
+
+def note(run: str, *text: str, tag: Tags = (), untag: Tags = (), store: Url = "", json: Json = False) -> None:
+    """Write a note on a run, tag it, or take tags away, while it trains too; alone it shows notes and tags.
+
+    Notes and tags are entries of the run's log, with your name: nothing is erased, and a fork does not inherit them.
+
+    Args:
+        text: what you want to remember, at most 2,000 characters.
+        tag: a name by which runs are found; may be repeated.
+        untag: a tag to take away; may be repeated.
+
+    Examples:
+        cairn note quickstart 'the rate was too high' --tag baseline
+        cairn note quickstart --untag baseline
+    """
+    from cairn.operations.run_notes import note_run
+    from cairn.reports.text.display_tables import notes_table
+
+    found = note_run(open_run_log(store, run), " ".join(text), tag, untag)
+    facts = {"run": run, "tags": ", ".join(found.tags) or None}
+    print_document(found) if json else print_blocks(facts, "", notes_table(found.notes))
 
 
 def delete(

@@ -22,6 +22,7 @@ from cairn.tasks.text.format import (
     format_count,
     format_duration,
     format_list,
+    format_money,
     format_quantity,
     short_digest,
 )
@@ -165,11 +166,7 @@ def _describe_cost(log: run_log.RunLog, config: "RunConfig") -> str:
     ends = [record.ended for record in log.state.attempts if record.ended]
     seconds, price = sum(ended.gpu_seconds for ended in ends), config.cost.gpu_hour_price
     spent = f"{format_duration(seconds)} of devices in {format_count(len(ends), 'attempt')}"
-    return spent if price is None else f"{spent}, {_format_money(seconds / 3600 * price, config.cost.currency)}"
-
-
-def _format_money(amount: float, currency: str) -> str:
-    return f"{'less than 0.01' if amount < 0.005 else f'{amount:,.2f}'} {currency}"
+    return spent if price is None else f"{spent}, {format_money(seconds / 3600 * price, config.cost.currency)}"
 
 
 def describe_plan(plan: "TrainingPlan", config: "RunConfig") -> Iterator[tuple[str, str]]:
@@ -262,5 +259,5 @@ def _describe_remaining(plan: "TrainingPlan", config: "RunConfig") -> Iterator[t
     yield "room", f"the store needs {format_quantity(room.needed_bytes)} more for all at once{late}{free}"
     yield "evaluations", f"of {format_count(plan.evaluated_commits, 'commit')}: {', '.join(plan.suites)}"
     if config.cost.gpu_hour_price is not None:
-        money = unknown if cost.money is None else f"an estimate: {_format_money(cost.money, currency)}"
+        money = unknown if cost.money is None else f"an estimate: {format_money(cost.money, currency)}"
         yield "cost", f"{money}, at {config.cost.gpu_hour_price:g} {currency} an hour"

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cairn.flows.operations.checkpoint_offer import this_person
 from cairn.model.configuration.data import SNAPSHOT_SOURCE, TrainedBefore
 from cairn.reports.errors import RunNotFound
 from cairn.reports.queries import alias_history
@@ -22,7 +21,7 @@ from cairn.tasks.configuration.configuration_source import parse_configuration
 from cairn.tasks.configuration.run_configuration import RunConfig
 from cairn.tasks.configuration.stored_configuration import differing_keys, keep_numerics
 from cairn.tasks.errors import InvalidConfiguration
-from cairn.tasks.machine.placement import code_version, this_placement
+from cairn.tasks.machine.placement import code_version, this_person, this_placement
 from cairn.tasks.text.format import format_count
 from cairn.tasks.trainer.trainer_protocol import trained_before
 

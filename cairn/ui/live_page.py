@@ -28,6 +28,7 @@ from cairn.storage.errors import StorageError, StoreUnavailable
 from cairn.storage.logs.run_index import list_run_ids
 from cairn.storage.stores.codec import encode, sha256
 from cairn.storage.stores.object_store import ObjectStore
+from cairn.tasks.configuration.settings import CostConfig
 from cairn.tasks.machine.placement import work_folder
 from cairn.ui.local_server import METRICS, Access, LocalServer, listen
 
@@ -147,9 +148,9 @@ class LivePages:
         """All runs, searched and sorted, a page of them."""
         field = sort if sort in report_pages.HEADINGS else DEFAULT_SORT
         query = RunsQuery(search=q, sort=field, descending=down, page=max(page, 1))
-        view, hourly = self.overview(), None  # the price of a device hour
-        with suppress(KeyError, ValueError):
-            hourly = float(self._environment[run_report.PRICE])
+        view, price = self.overview(), CostConfig()
+        with suppress(ValueError):
+            price = run_report.find_price(self._environment)
 
         def render(frame: Frame) -> str:
             rows = select_rows(view.value, search=query.search, sort=query.sort, descending=query.descending)
@@ -157,7 +158,7 @@ class LivePages:
             own = rows[end - report_pages.PAGE_RUNS : end]
             pages = -(-len(rows) // report_pages.PAGE_RUNS)
             shown = {"rows": own, "found": len(rows), "pages": pages, "query": query, "of": len(view.value)}
-            return render_page("runs", frame, headings=report_pages.HEADINGS, hourly=hourly, **shown)
+            return render_page("runs", frame, headings=report_pages.HEADINGS, price=price, **shown)
 
         return self._page(request, view, render)
 
@@ -187,7 +188,8 @@ class LivePages:
 
         def render(frame: Frame) -> str:
             comparison = compare_runs([view.value.log for view in there])
-            return render_page("compare", frame, comparison=comparison, missing=missing)
+            shown = {"comparison": comparison, "views": [view.value for view in there]}
+            return render_page("compare", frame, missing=missing, **shown)
 
         version = " ".join(view.version for view in views)
         return self._page(request, View(value=there, error=error, version=version), render)

@@ -46,7 +46,7 @@ sorted keys. JSON and SHA-256 are enough to check it:
    `prefix` is committed once.
 8. A checkpoint is quarantined when committed, restored when quarantined, superseded when either, deleted when
    superseded, each with the committed `manifest_sha256`. A run-deleted, once and while no attempt is open, supersedes
-   them all; no attempt starts after it.
+   them all; no attempt starts after it. A run-noted changes nothing of this.
 9. `resume` names the newest eight checkpoints that are committed after this entry, newest commit first; in a log of an
    alias it is empty.
 """

@@ -1,8 +1,5 @@
 """Offers of a checkpoint to an alias: by a person, and those of a run on record; imports no orchestrator."""
 
-import getpass
-import os
-import socket
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -13,14 +10,7 @@ from cairn.tasks.checkpoints import promotion, promotion_offer
 from cairn.tasks.checkpoints.promotion import Approval, Candidate, Gate, PromotionRules
 from cairn.tasks.configuration import run_configuration
 from cairn.tasks.evaluator.evaluation_run import required_suites_of, suite_of
-
-
-def this_person() -> str:
-    """Return user and host, for the record."""
-    try:
-        return f"{getpass.getuser()}@{socket.gethostname()}"
-    except (OSError, KeyError):  # a container's user may have no name
-        return f"uid {os.getuid()}@{socket.gethostname()}"
+from cairn.tasks.machine.placement import this_person
 
 
 def promotion_rules(config: run_configuration.RunConfig) -> PromotionRules:

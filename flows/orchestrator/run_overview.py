@@ -34,7 +34,7 @@ from cairn.storage.stores import codec, object_store
 from cairn.tasks.configuration.settings import METRIC
 from cairn.tasks.machine.process_scopes import running_beside
 from cairn.tasks.policy.termination import TerminationReason
-from cairn.tasks.text.format import format_duration
+from cairn.tasks.text.format import format_duration, format_money
 
 MOST_LOST_FLOW_RUNS = 20
 ATTEMPT_ENDED = "cairn.attempt.ended"
@@ -116,7 +116,7 @@ def _headline(log: run_log.RunLog, status: run_status.RunStatus, attempted: Sequ
     document = run_lookup.configuration_document(log.state)
     price = codec.stored_value(document, "cost", "gpu_hour_price", float)
     currency = codec.stored_value(document, "cost", "currency", str)
-    money = "" if price is None else f"{spent / 3600 * price:,.2f} {currency or ''}".strip()
+    money = "" if price is None else format_money(spent / 3600 * price, currency or "")
     costs = (format_duration(spent), money, f"{100 * wasted / spent:.0f} % lost" if spent else "")
     stands = f"{'failed' if is_stopped else status.state}{why}"
     parts = (f"**{stands} at {step:,}/{status.total_steps:,}**", ", ".join(filter(None, costs)), status.next)

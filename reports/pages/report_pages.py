@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _WIDTH_PX, _HEIGHT_PX = 1200, 820
 _BARS_WIDTH, _LEAST_BAR_WIDTH, _MOST_BARS = 1000, 1.5, 600
+_MOST_SAMPLES = 20  # steps
 _NUMBER = re.compile(r"[0-9,]+(\.[0-9]*)?|–")
 _KNOWN: frozenset[str] = frozenset({*TerminationReason, receipts.OPEN})
 
@@ -88,7 +89,8 @@ def html_environment() -> "Environment":
         return {name for name, cells in columns if all(_NUMBER.fullmatch(format.format_value(cell)) for cell in cells)}
 
     shown: dict[str, Callable[..., object]] = {"css_class": css_class, "describe_speed": answer_text.describe_speed}
-    return _environment(autoescape=True, commands=commands, number_columns=number_columns, **shown)
+    shown |= {"commands": commands, "number_columns": number_columns, "samples_by_step": samples_by_step}
+    return _environment(autoescape=True, **shown)
 
 
 def _environment(*, autoescape: bool, **filters: Callable[..., object]) -> "Environment":
@@ -176,7 +178,7 @@ PAGE_RUNS = 100
 OverviewRow = namedtuple(
     "OverviewRow",
     "run_id state model_family step total_steps attempts train_loss val_loss gpu_seconds wasted_gpu_seconds "
-    "last_seen_at opened_at forked_from_run detail",
+    "last_seen_at opened_at forked_from_run detail tags",
 )
 """One run: losses in nats per token, `train_loss` of its last step and `val_loss` of its newest evaluation."""
 
@@ -189,10 +191,11 @@ def read_overview(store: ObjectStore, *, work: Path) -> tuple[OverviewRow, ...]:
 
 
 def select_rows(rows: Sequence[OverviewRow], *, search: str, sort: str, descending: bool) -> tuple[OverviewRow, ...]:
-    """Return the runs in whose id, state, family or detail every word of `search` occurs, sorted; unknowns last."""
+    """Return the runs in whose id, state, family, tags or detail every word of `search` occurs, unknowns last."""
     found = []
     for row in sorted(rows, key=lambda row: row.run_id):
-        text = " ".join(filter(None, (row.run_id, row.state, row.model_family, row.detail))).casefold()
+        searched = (row.run_id, row.state, row.model_family, *(row.tags or ()), row.detail)
+        text = " ".join(filter(None, searched)).casefold()
         if all(word in text for word in search.casefold().split()):
             found.append(row)
     known = [row for row in found if getattr(row, sort) is not None]
@@ -207,6 +210,14 @@ class RunView:
     report: RunReport
     curves: run_curves.RunCurves
     log: run_log.RunLog
+
+
+def samples_by_step(view: RunView) -> Mapping[int, Sequence[str]]:
+    """Return the texts that the run wrote at its newest steps, in probes or evaluations, the newest first."""
+    texts: dict[int, Sequence[str]] = {item.step: item.samples for item in view.report.evaluations if item.samples}
+    probes = ((point.record.step, point.record.sample) for point in view.curves.points)
+    texts = {step: (sample,) for step, sample in probes if sample} | texts
+    return {step: texts[step] for step in sorted(texts, reverse=True)[:_MOST_SAMPLES]}
 
 
 class FollowedRun:

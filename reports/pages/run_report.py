@@ -16,7 +16,7 @@ from cairn.storage.logs import run_entries, run_log, step_log
 from cairn.tasks.configuration.settings import CostConfig
 
 _CURVE_POINTS = 200
-PRICE, CURRENCY = "CAIRN_COST__GPU_HOUR_PRICE", "CAIRN_COST__CURRENCY"
+_PRICE, _CURRENCY = "CAIRN_COST__GPU_HOUR_PRICE", "CAIRN_COST__CURRENCY"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,12 +84,7 @@ def gather_report(
     attempts, last = receipts.read_receipts(log, beat), lines[-1] if lines else None
     curves = gather_curves(log, lines, attempts)
     newest = state.newest_committed
-    document = dict[str, Any]()
-    with suppress(ValidationError):  # another version's, or a foreign log's
-        stored = run_lookup.configuration_document(state).get("cost", {})
-        document = CostConfig.model_validate(stored).model_dump()
-    named = {"gpu_hour_price": environment.get(PRICE), "currency": environment.get(CURRENCY)}
-    price = CostConfig.model_validate(document | {key: value for key, value in named.items() if value})
+    price = find_price(environment, run_lookup.configuration_document(state).get("cost", {}))
     signs = [record.committed_at for record in state.checkpoints]
     signs += [record.ended_at or record.started_at for record in state.attempts]
     replayed = sum(point.replays for point in curves.points)
@@ -117,6 +112,15 @@ def gather_report(
         machines=receipts.list_machines(attempts),
     )
     return report, curves
+
+
+def find_price(environment: Mapping[str, str], stored: object = None) -> CostConfig:
+    """Return the price that the environment names, else the `stored` one; raises `ValueError` for a wrong one."""
+    document = dict[str, Any]()
+    with suppress(ValidationError):  # another version's, or a foreign log's
+        document = CostConfig.model_validate(stored).model_dump()
+    named = {"gpu_hour_price": environment.get(_PRICE), "currency": environment.get(_CURRENCY)}
+    return CostConfig.model_validate(document | {key: value for key, value in named.items() if value})
 
 
 def count_cost(

@@ -4,8 +4,9 @@ Equal curves give equal bytes, in any thread (no pyplot); a plot is scaled and r
 """
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -207,12 +208,14 @@ def draw_loss(panel: "Axes", axis: PlotAxis) -> None:
         label = f"best: {best.val_loss:.4g} at step {best.step:,}"
         panel.scatter(best.step * axis.unit, best.val_loss, **style, label=label)
     usual = np.quantile(raw.finite.values, (0.001, 0.995)) if len(raw.finite.values) else ()
-    _fit_losses(panel, np.array([*trend.values, *before.values, *losses, *usual]))
+    targets = (mark.loss for mark in curves.marks if mark.is_target)
+    _fit_losses(panel, np.array([*trend.values, *before.values, *losses, *usual, *targets]))
     bad = raw.where(~raw.is_finite).steps
     if len(bad):
         shown = plot_axis.thin_out(Series(steps=bad, values=np.zeros_like(bad)), columns=plot_axis.COLUMNS // 8).steps
         style = {"s": 25, "c": BLACK, "marker": "x", "zorder": 9, "label": f"loss not finite × {len(bad):,}"}
         panel.scatter(shown, np.full(len(shown), 0.975), transform=panel.get_xaxis_transform(), **style)
+    _draw_marks(panel, curves.marks)
     _draw_promotions(panel, axis)
     style = {"fontsize": 6.0, "fontweight": "bold", "ha": "right", "va": "top", "zorder": 9}
     for reason, count in curves.reasons:
@@ -239,6 +242,14 @@ def _fit_losses(panel: "Axes", shown: plot_axis.Column) -> None:
         return
     margin = 0.06 * (high - low) or 0.5
     panel.set_ylim(low - margin, high + margin)
+
+
+def _draw_marks(panel: "Axes", marks: Iterable[run_curves.LossMark]) -> None:
+    """Draw the losses that others are seen against, those that lie within the axis."""
+    low, high = panel.get_ylim()
+    for mark in (mark for mark in marks if low <= mark.loss <= high):
+        dashes = "dashdot" if mark.is_target else "dotted"
+        panel.axhline(mark.loss, color=GREY, linewidth=1.0, linestyle=dashes, zorder=2, label=mark.label)
 
 
 def _draw_promotions(panel: "Axes", axis: PlotAxis) -> None:
@@ -290,6 +301,7 @@ def draw_comparison(
         panel.plot(at, values, color=color, linestyle="none", marker="o", markersize=4, label="_nolegend_")
         shown += [trend.values, values]
     _fit_losses(panel, np.concatenate(shown))
+    _draw_marks(panel, dict.fromkeys(chain.from_iterable(curves.marks for curves in found)))
     panel.set_xlabel(_LABELS[across])
     panel.set_ylabel("loss (nats per token); dots: held-out")
     panel.legend(loc="upper right")

@@ -38,7 +38,7 @@ _REASONS: dict[str, "ReasonStyle"] = {
 COLUMNS = 1200
 TRACE_COLUMNS = 600
 """Columns of a browser's drawing; each keeps at most four points of a curve."""
-_DRAWN = ("train_loss", "lr", "grad_norm", "tokens_per_second")
+_DRAWN = ("train_loss", "lr", "grad_norm", "tokens_per_second", "memory_bytes", "data_seconds")
 Column = NDArray[np.float64]
 _GREATEST, _WINDOW_SHARE = 1e30, 100
 
@@ -189,6 +189,7 @@ def view_curves(
         "ancestors": curves.ancestors,
         "traces": {name: trace(series) for name, series in drawn.items() if len(series.steps)},
         "ends": ends,
+        "marks": curves.marks,
         "replays": curves.replays,
         "promotions": curves.promotions,
     }

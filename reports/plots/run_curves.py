@@ -1,5 +1,6 @@
 """The data of a run's plot: the surviving line of its steps, what happened along it, and the texts on the plot."""
 
+import math
 import os
 import uuid
 from collections import Counter
@@ -12,8 +13,9 @@ from pathlib import Path
 from cairn.reports.queries import alias_history, evaluations, run_lookup, run_status
 from cairn.reports.queries.receipts import Receipt, read_receipts
 from cairn.storage.logs import run_entries, run_log, run_state, step_log
-from cairn.storage.stores import object_store
+from cairn.storage.stores import codec, object_store
 from cairn.tasks.errors import InvalidConfiguration
+from cairn.tasks.evaluator import curve_reader
 from cairn.tasks.policy.termination import TerminationReason
 from cairn.tasks.text.format import format_count, short_digest
 
@@ -53,6 +55,15 @@ class PromotedPoint:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LossMark:
+    """A loss that others are seen against: that of a uniform guess, or of the champion to beat."""
+
+    label: str
+    loss: float
+    is_target: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RunCurves:
     """Everything that a plot shows; `points` are in step order, one a step.
 
@@ -76,6 +87,7 @@ class RunCurves:
     held_out: tuple[evaluations.HeldOutPoint, ...]
     promotions: tuple[PromotedPoint, ...]
     end: run_entries.RunFinished | None
+    marks: tuple[LossMark, ...] = ()
     ancestors: tuple[str, ...] = ()
     inherited: tuple[step_log.StepPoint, ...] = ()
 
@@ -109,7 +121,8 @@ def gather_curves(
     points, reached = step_log.splice(lines, state.attempts), Counter[int]()
     for line in lines:
         reached[line.attempt] = max(line.step, reached[line.attempt])
-    promotions = (item for item in reversed(alias_history.list_promotions(log.store)) if item.run_id == log.run_id)
+    decided = alias_history.list_promotions(log.store)
+    promotions = (item for item in reversed(decided) if item.run_id == log.run_id)
     # One point a step, however often it was promoted.
     promoted = {(item.alias, item.step or 0): item for item in promotions}
     inherited = dict(_inherited(log.store, state, read))
@@ -142,9 +155,24 @@ def gather_curves(
             for (alias, step), item in sorted(promoted.items(), key=lambda pair: pair[0])
         ),
         end=state.finished,
+        marks=tuple(_marks(log, decided)),
         ancestors=tuple(inherited),
         inherited=tuple(chain.from_iterable(inherited.values())),
     )
+
+
+def _marks(log: run_log.RunLog, promotions: Sequence[alias_history.AliasDecision]) -> Iterator[LossMark]:
+    """Yield a uniform guess, then the champion of another run on the same data, which this run's best is offered to."""
+    state = log.state
+    if size := curve_reader.vocab_size_of(log.store, state):
+        yield LossMark(label=f"chance, ln({size:,})", loss=math.log(size), is_target=False)
+    alias = codec.stored_value(run_lookup.configuration_document(state), "promotion", "alias", str)
+    data, suite = state.opened and state.opened.data_snapshot, curve_reader.curve_suite(state)
+    for item in promotions:
+        held = item.evaluation if item.current and item.alias == alias and item.run_id != log.run_id else None
+        loss = held.metrics.get(evaluations.VAL_LOSS) if held and held.data_snapshot == data else None
+        if held and loss is not None and suite in (None, held.suite_sha256):
+            yield LossMark(label=f"to beat: {alias}, {item.run_id}@{item.step}", loss=loss, is_target=True)
 
 
 def _inherited(

@@ -45,6 +45,7 @@ class ComparedRun:
     useful_gpu_seconds: float
     wasted_gpu_seconds: float
     money: float | None
+    currency: str
     arithmetics: tuple[str, ...]
     identical: str
     settings: Mapping[str, Any]
@@ -157,7 +158,8 @@ def _compared(log: run_log.RunLog, settings: Mapping[str, Any]) -> ComparedRun:
     newest = state.attempts[-1].started if state.attempts else None
     last = step_log.read_last_record(log.store, log.prefix, newest.attempt, newest.claim_id) if newest else None
     seconds = {name: sum(getattr(receipt, name) or 0.0 for receipt in receipts) for name in SECONDS}
-    price = codec.stored_value(run_lookup.configuration_document(state), "cost", "gpu_hour_price", float)
+    document = run_lookup.configuration_document(state)
+    price = codec.stored_value(document, "cost", "gpu_hour_price", float)
     held_out = evaluations.list_held_out(state)
     return ComparedRun(
         run_id=log.run_id,
@@ -173,6 +175,7 @@ def _compared(log: run_log.RunLog, settings: Mapping[str, Any]) -> ComparedRun:
         metrics=state.evaluations[-1].metrics if state.evaluations else {},
         attempts=len(receipts),
         money=None if price is None else seconds["gpu_seconds"] / 3600 * price,
+        currency=codec.stored_value(document, "cost", "currency", str) or "",
         arithmetics=tuple(dict.fromkeys(item.arithmetic.digest for item in receipts if item.arithmetic)),
         **seconds,
         identical="",

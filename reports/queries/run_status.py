@@ -8,11 +8,12 @@ from typing import Any
 
 from cairn.reports.queries.run_lookup import configuration_document, read_beat, tokens_per_step
 from cairn.storage.errors import IntegrityError
-from cairn.storage.logs import run_entries, run_index, run_log, run_state, step_log
+from cairn.storage.logs import run_entries, run_index, run_log, run_note, run_state, step_log
 from cairn.storage.stores import codec, object_store
 from cairn.tasks.machine.arithmetic import arithmetic_before, describe_move
 from cairn.tasks.policy.termination import RESTARTABLE, DecisionAction, TerminationReason
 
+_MOST_NOTES = 20
 _RESUMABLE = {*RESTARTABLE, TerminationReason.FENCED}
 
 
@@ -49,7 +50,8 @@ class BudgetStatus:
 class RunStatus:
     """One run at a glance; an evaluation is outstanding while it pins its checkpoint.
 
-    Speed, and the seconds that the steps left take at it, are of a run that trains.
+    Speed, and the seconds that the steps left take at it, are of a run that trains; of notes the newest 20, oldest
+    first.
     """
 
     run_id: str
@@ -69,6 +71,8 @@ class RunStatus:
     evaluations_outstanding: int = 0
     tokens_per_second: float | None = None
     seconds_left: float | None = None
+    tags: tuple[str, ...] = ()
+    notes: tuple[run_note.RunNote, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,6 +88,7 @@ class RunSummary:
     attempts: int | None = None
     opened_at: datetime | None = None
     detail: str | None = None
+    tags: tuple[str, ...] = ()
 
 
 def read_status(log: run_log.RunLog) -> RunStatus:
@@ -131,6 +136,8 @@ def make_status(
         evaluations_outstanding=sum(pin.suite_sha256 is not None for pin in state.pins),
         tokens_per_second=speed,
         seconds_left=(total - step) * tokens_per_step(state) / speed if speed else None,
+        tags=state.tags,
+        notes=state.notes[-_MOST_NOTES:],
     )
 
 
@@ -182,6 +189,7 @@ def summarize_run(
         attempts=state.latest_attempt,
         opened_at=state.opened_at,
         detail=detail,
+        tags=state.tags,
     )
 
 

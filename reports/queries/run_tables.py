@@ -14,7 +14,7 @@ import msgspec
 
 from cairn.reports.queries import alias_history, evaluations, run_lookup, run_status
 from cairn.reports.queries.receipts import SECONDS, Receipt, make_receipt, with_earlier
-from cairn.storage.logs import fold_cache, log_entry, run_entries, run_state, step_log
+from cairn.storage.logs import fold_cache, log_entry, run_entries, run_note, run_state, step_log
 from cairn.storage.stores.codec import sha256, stored_value
 from cairn.storage.tables.table_cache import Column
 
@@ -98,6 +98,8 @@ ROWS: Mapping[str, type] = {
     "promotions": _row_type(
         "PromotionRow", (alias_history.AliasDecision, ""), (alias_history.PromotedEvaluation, ""), val_loss=float
     ),
+    # A person's note on a run; its tags are a column of `runs`.
+    "notes": _row_type("NoteRow", (run_note.RunNote, "")),
     # One surviving step; `replays` counts earlier attempts that trained it, `tokens` all tokens up to it.
     "steps": _row_type("StepRow", (step_log.StepRecord, ""), replays=int),
     # A machine over all runs: its attempts, and those that were lost or hung with it, where that is known, without
@@ -122,7 +124,7 @@ ROWS: Mapping[str, type] = {
         config=JsonText,
     ),
 }
-LOG_TABLES = ("runs", "training_attempts", "checkpoints", "evaluations")
+LOG_TABLES = ("runs", "training_attempts", "checkpoints", "evaluations", "notes")
 """Tables made from a run's log alone, except for the progress of an open attempt."""
 
 
@@ -174,6 +176,9 @@ def make_log_rows(run_id: str, state: run_state.RunState, standing: run_status.R
                 **_cells(run_entries.CurveVerdict, summary.verdict, "verdict_"),
             )
             for summary in evaluations.list_evaluations(state)
+        ],
+        "notes": [
+            ROWS["notes"](**_cells(run_note.RunNote, note), run_id=run_id, model_family=family) for note in state.notes
         ],
     }
 

@@ -9,6 +9,7 @@ from cairn.tasks.text.format import (
     describe_mixture,
     format_count,
     format_duration,
+    format_time,
     format_value,
     replace_unprintable,
     short_digest,
@@ -44,6 +45,7 @@ def status_facts(status: "run_status.RunStatus") -> Facts:
     notes |= {"speed": describe_speed(status)}
     notes |= {"evaluations": f"{status.evaluations_outstanding} outstanding" if status.evaluations_outstanding else ""}
     notes |= {"bits": status.bits, "warning": status.symptom, "injected": status.injected}
+    notes |= {"tags": ", ".join(status.tags), "note": describe_notes(status)}
     return {
         "run": status.run_id,
         **forked,
@@ -55,6 +57,13 @@ def status_facts(status: "run_status.RunStatus") -> Facts:
         **{name: text for name, text in notes.items() if text},
         "next": status.next,
     }
+
+
+def describe_notes(status: "run_status.RunStatus") -> str:
+    """Return the newest note, and where those before it are; empty without one."""
+    *before, newest = status.notes or (None,)
+    more = f"; `cairn note {status.run_id}` shows those before it" if before else ""
+    return f"{newest.text} ({newest.noted_by}, {format_time(newest.noted_at)}){more}" if newest else ""
 
 
 def describe_speed(status: "run_status.RunStatus") -> str:

@@ -16,7 +16,7 @@ from cairn.tasks.text.format import format_duration, format_list, format_value, 
 if TYPE_CHECKING:  # a command that prints one list loads nothing for the others
     from cairn.reports.queries import alias_history, evaluations, run_comparison, run_lookup, run_status
     from cairn.reports.queries.receipts import MachineRow, Receipt
-    from cairn.storage.logs import log_entry, run_entries
+    from cairn.storage.logs import log_entry, run_entries, run_note
 
 _NAMED_METRICS = ("val_loss", "perplexity", "bits_per_byte", "samples")
 _MOST_OTHERS, _MOST_STEPS, _MOST_CELL_CHARACTERS = 4, 20, 200
@@ -81,9 +81,20 @@ def runs_table(runs: "Sequence[run_status.RunSummary]", *, empty: str) -> Table:
         "committed": lambda run: run.newest_committed_step,
         "attempts": lambda run: run.attempts,
         "opened (UTC)": lambda run: run.opened_at,
+        "tags": lambda run: ", ".join(run.tags) or None,
         "detail": lambda run: run.detail,
     }
     return make_table(runs, columns, empty=empty)
+
+
+def notes_table(notes: "Sequence[run_note.RunNote]") -> Table:
+    """Return the notes on a run."""
+    columns: Columns[run_note.RunNote] = {
+        "at (UTC)": lambda note: note.noted_at,
+        "by": lambda note: note.noted_by,
+        "note": lambda note: note.text,
+    }
+    return make_table(notes, columns, empty="no note yet")
 
 
 def receipts_table(receipts: "Sequence[Receipt]") -> Table:
@@ -213,7 +224,7 @@ def compared_runs_table(comparison: "run_comparison.RunComparison") -> Table:
         "attempts": lambda run: run.attempts,
         "device time": lambda run: format_duration(run.gpu_seconds),
         "lost": lambda run: format_duration(run.wasted_gpu_seconds),
-        "cost": lambda run: run.money,
+        "cost": lambda run: None if run.money is None else format.format_money(run.money, run.currency),
         "arithmetic": lambda run: format_list(run.arithmetics, 3) if is_mixed else None,
     }
     return make_table(comparison.best_first, columns)

@@ -7,6 +7,7 @@ from typing import Any
 
 from cairn.storage.errors import StorageError
 from cairn.storage.logs.log_entry import WRITER_VERSION, Arithmetic, CheckpointReference, DevicePeak, ForkOrigin
+from cairn.storage.logs.run_note import RunNoted
 from cairn.storage.stores.codec import stored_list
 
 
@@ -284,10 +285,7 @@ class CheckpointUnpinned:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForkAbandoned:
-    """In the log of a fork that is not open: the process that pinned its beginning has died, and the pin ends.
-
-    The process may have sent the opening entry already: this one has its number. The run can be opened after it.
-    """
+    """The process that pinned a fork's beginning died: the pin ends, and a late opening finds its number taken."""
 
     pin_id: str
     prefix: str
@@ -346,4 +344,5 @@ RUN_KINDS: Mapping[str, type] = {
     "checkpoint-deleted": CheckpointDeleted,
     "run-finished": RunFinished,
     "run-deleted": RunDeleted,
+    "run-noted": RunNoted,
 }

@@ -11,7 +11,7 @@ from functools import reduce
 from typing import Any
 
 from cairn.storage.errors import Fenced
-from cairn.storage.logs import fold_cache, log_entry, run_state
+from cairn.storage.logs import fold_cache, log_entry, run_note, run_state
 from cairn.storage.logs import run_entries as kinds
 from cairn.storage.logs.run_state import Charges, CheckpointRecord, CheckpointState, RefusedEntry, RunState
 from cairn.storage.stores.object_store import ObjectStore, check_key, check_name
@@ -49,11 +49,7 @@ def _apply(state: RunState, entry: log_entry.Entry) -> RunState:
         case kinds.RunFinished():
             return replace(state, finished=body)
         case kinds.RunDeleted():
-            if state.opened is None or state.deleted is not None or owner is not None or state.binding_pins:
-                return _refuse(state, entry)
-            gone: dict[str, Any] = {"state": CheckpointState.SUPERSEDED, "detail": f"the run was deleted by {body.by}"}
-            live = tuple(replace(record, **gone) if record.is_kept else record for record in state.live_checkpoints)
-            return replace(state, deleted=body, deleted_at=entry.at, live_checkpoints=live, pins=())
+            return _delete(state, entry, body)
         case kinds.DataQuarantined():
             return replace(state, quarantines=(*state.quarantines, body))
         case kinds.EvaluationRecorded() | kinds.EvaluationFailed():
@@ -71,7 +67,24 @@ def _apply(state: RunState, entry: log_entry.Entry) -> RunState:
             return replace(state, pins=_without_pin(state.pins, body.pin_id))
         case kinds.ForkAbandoned():
             return replace(state, abandoned_pins=(*state.abandoned_pins, body.pin_id))
+        case run_note.RunNoted():
+            return _note(state, entry, body)
     return state
+
+
+def _delete(state: RunState, entry: log_entry.Entry, body: kinds.RunDeleted) -> RunState:
+    if state.opened is None or state.deleted is not None or state.open_attempt is not None or state.binding_pins:
+        return _refuse(state, entry)
+    gone: dict[str, Any] = {"state": CheckpointState.SUPERSEDED, "detail": f"the run was deleted by {body.by}"}
+    live = tuple(replace(record, **gone) if record.is_kept else record for record in state.live_checkpoints)
+    return replace(state, deleted=body, deleted_at=entry.at, live_checkpoints=live, pins=())
+
+
+def _note(state: RunState, entry: log_entry.Entry, body: run_note.RunNoted) -> RunState:
+    note = run_note.RunNote(noted_at=entry.at, noted_by=body.by, text=body.text)
+    kept = (tag for tag in state.tags if tag not in body.untagged)
+    tags = tuple(dict.fromkeys((*kept, *body.tags)))[-run_note.MOST_TAGS :]
+    return replace(state, tags=tags, notes=state.notes.append(note) if body.text else state.notes)
 
 
 def _refuse(state: RunState, entry: log_entry.Entry) -> RunState:

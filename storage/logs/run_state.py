@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
-from cairn.storage.logs import fold_cache, log_entry
+from cairn.storage.logs import fold_cache, log_entry, run_note
 from cairn.storage.logs import run_entries as entries
 
 
@@ -121,6 +121,8 @@ class RunState:
     charges: Mapping[str, Charges] = field(default_factory=dict)
     smallest_micro_batch: int | None = None
     recomputes_activations: bool = False
+    tags: tuple[str, ...] = ()
+    notes: fold_cache.History[run_note.RunNote] = field(default_factory=fold_cache.History)
 
     @property
     def opening(self) -> str:

@@ -10,6 +10,8 @@ from cairn.storage.stores.object_store import ObjectStore
 from cairn.tasks.configuration.settings import METRIC
 from cairn.tasks.policy.curve_statistics import Curve, CurveFold
 
+_SIZES = dict[str, int]()
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Vocabulary:
@@ -21,7 +23,7 @@ class CurveReader:
 
     def __init__(self, store: ObjectStore, run_prefix: str) -> None:
         """Read nothing yet."""
-        self._store, self._prefix, self._vocab_size = store, run_prefix, 0
+        self._store, self._prefix = store, run_prefix
         self._steps, self._fold = step_log.SurvivingSteps(store, run_prefix), CurveFold()
 
     def read(self, state: run_state.RunState, *, suite_sha256: str | None, until_step: float = float("inf")) -> Curve:
@@ -39,7 +41,7 @@ class CurveReader:
         return replace(
             self._fold.curve(),
             val=tuple((item.step, item.metrics[METRIC]) for item in measured if item.step <= until_step),
-            vocab_size=self._read_vocab_size(opened.data_snapshot) if opened else 0,
+            vocab_size=vocab_size_of(self._store, state),
             total_steps=opened.total_steps if opened else 0,
             grad_clip=stored_value(config, "training", "grad_clip", float) or 0.0,
             min_lr=stored_value(config, "training", "min_lr", float),
@@ -48,13 +50,15 @@ class CurveReader:
             overfit_ratio=stored_value(newest, "early_stop", "overfit_ratio", float) or 0.0,
         )
 
-    def _read_vocab_size(self, snapshot_id: str) -> int:
-        """Return the size of the run's vocabulary, 0 where its snapshot cannot be read."""
-        key = f"data/{snapshot_id}/snapshot.json"
+
+def vocab_size_of(store: ObjectStore, state: run_state.RunState) -> int:
+    """Return the size of a run's vocabulary, read once a process; 0 where its snapshot cannot be read."""
+    key = f"data/{state.opened.data_snapshot if state.opened else ''}/snapshot.json"
+    known = f"{store.url}/{key}"  # a snapshot never changes
+    if state.opened and known not in _SIZES:
         with suppress(StorageError):
-            # Not by `read_manifest`: pyarrow takes long to import.
-            self._vocab_size = self._vocab_size or decode(self._store.read(key), _Vocabulary, where=key).vocab_size
-        return self._vocab_size
+            _SIZES[known] = decode(store.read(key), _Vocabulary, where=key).vocab_size  # without pyarrow, which is slow
+    return _SIZES.get(known, 0)
 
 
 def _slowest_rank(state: run_state.RunState, record: step_log.StepRecord) -> tuple[str, float] | None:

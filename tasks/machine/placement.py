@@ -3,6 +3,7 @@
 The work folder holds caches, spools and the trainers' stderr; it can be deleted at any time.
 """
 
+import getpass
 import os
 import platform
 import shlex
@@ -171,6 +172,14 @@ def work_folder(environment: Mapping[str, str]) -> Path:
     if temporary.stat().st_uid != os.getuid():
         raise InvalidConfiguration(f"{temporary} belongs to another user; set CAIRN_CACHE to a folder of your own")
     return temporary
+
+
+def this_person() -> str:
+    """Return user and host, for the record."""
+    try:
+        return f"{getpass.getuser()}@{socket.gethostname()}"
+    except (OSError, KeyError):  # a container's user may have no name
+        return f"uid {os.getuid()}@{socket.gethostname()}"
 
 
 def trainer_folder(environment: Mapping[str, str], log: RunLog) -> Path:

@@ -35,6 +35,11 @@ def format_quantity(amount: float, unit: str = "B") -> str:
     return f"{float(digits) * 10 ** (int(exponent) - 3 * thousands):g} {_THOUSANDS[thousands]}{unit}"
 
 
+def format_money(amount: float, currency: str) -> str:
+    """Return an amount with its currency: `2.50 EUR`, `less than 0.01 EUR`."""
+    return f"{'less than 0.01' if 0 < amount < 0.005 else f'{amount:,.2f}'} {currency}".rstrip()
+
+
 def format_duration(seconds: float) -> str:
     """Return a duration in its two greatest units: `0.4 s`, `12 s`, `4 min 12 s`, `3 h 5 min`, `2 days 4 h`."""
     if round(seconds) < 60:

@@ -11,12 +11,13 @@ from typing import Any
 from cairn.cli.command import run_command
 from cairn.storage.logs.log_entry import entry_name
 from cairn.storage.stores.local_store import LocalStore
-from tests.fabricated_run import FabricatedRun, fabricate, promote
+from tests.entries import noted
+from tests.fabricated_run import HUMAN, FabricatedRun, fabricate, promote
 
 VERBS = [
     "runs", "status bard", "attempts bard", "checkpoints bard", "evaluations bard", "explain bard",
     "explain bard --attempt 1", "report bard", "log bard", "models", "models --history", "diagnose bard",
-    "verify bard", "sweep bard --dry-run",
+    "verify bard", "sweep bard --dry-run", "note bard",
 ]  # fmt: skip
 AS_JSON = ["status bard --json", "log bard --json", "explain bard --json", "report bard --json", "models --json"]
 ESCAPES = "\x1b[2J\x1b]0;owned\x07\x9b2J\x00\x08\u202eevil\u2066\x7f\r"
@@ -77,9 +78,11 @@ def fill(run: FabricatedRun) -> None:
     run.end("preempted", action="resume", charged="preempted")
     run.start()
     run.evaluate(run.log.state.checkpoints[-1].committed.reference, loss=2.0)
+    run.log.append(lambda state: noted(untagged=()), writer=HUMAN)
 
 
-KEPT = {"config", "left", "manifest_sha256", "prefix", "attempt", "action", "reason", "charged", "started_at", "run_id"}
+KEPT = {"config", "left", "manifest_sha256", "prefix", "tags", "attempt", "action", "reason", "charged", "started_at"}
+KEPT |= {"run_id"}
 
 
 def with_words(value: Any, words: str) -> Any:

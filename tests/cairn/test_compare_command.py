@@ -88,6 +88,14 @@ def test_each_run_has_its_losses_and_its_cost(cairn: Cairn) -> None:
 
 
 @pytest.mark.usefixtures("rates")
+def test_money_has_its_currency_in_the_table_and_is_a_number_in_json(cairn: Cairn) -> None:
+    assert "3.00 USD" in cairn("compare", "rates").out
+    assert {(run["money"], run["currency"]) for run in json.loads(cairn("compare", "rates", "--json").out)["runs"]} == {
+        (3.0, "USD")
+    }
+
+
+@pytest.mark.usefixtures("rates")
 @pytest.mark.parametrize("across", ["step", "tokens", "time"])
 @pytest.mark.parametrize(("name", "begins"), [("a.png", b"\x89PNG"), ("a.svg", b"<?xml")])
 def test_the_losses_are_drawn_over_each_other(

@@ -21,20 +21,20 @@ from tests.entries import NOON, opened, step_record, writer
 from tests.fabricated_run import FabricatedRun, configuration, fabricate
 
 
-def falling(step: int, attempt: int) -> StepRecord:
+def falling(step: int, attempt: int, **more: Any) -> StepRecord:
     """The record of a step whose loss falls."""
     changes = {"tokens_per_second": 5.0, "mfu": 0.5, "memory_bytes": 0, "seconds": 2.0}
-    return step_record(step, attempt, train_loss=4.0 - step / 20, **changes)
+    return step_record(step, attempt, train_loss=4.0 - step / 20, **changes | more)
 
 
-def write_steps(run: FabricatedRun, attempt: int, first: int, last: int) -> None:
+def write_steps(run: FabricatedRun, attempt: int, first: int, last: int, **more: Any) -> None:
     """Append the records of some steps to an attempt's."""
     path = run.log.store.local_path(step_log_key(run.log.prefix, attempt))
     assert path is not None
     path.parent.mkdir(exist_ok=True)
     with path.open("ab") as file:
         for step in range(first, last + 1):
-            file.write(msgspec.json.encode(falling(step, attempt)) + b"\n")
+            file.write(msgspec.json.encode(falling(step, attempt, **more)) + b"\n")
 
 
 @pytest.fixture
@@ -42,7 +42,9 @@ def live(bard: FabricatedRun, store: LocalStore, tmp_path: Path) -> Iterator[Liv
     """The live page of a store with the run `bard`."""
     write_steps(bard, 1, 1, 22)
     write_steps(bard, 2, 21, 33)
-    with served(store, tmp_path / "work", {"CAIRN_COST__GPU_HOUR_PRICE": "3600"}) as page:
+    with served(
+        store, tmp_path / "work", {"CAIRN_COST__GPU_HOUR_PRICE": "3600", "CAIRN_COST__CURRENCY": "EUR"}
+    ) as page:
         yield page
 
 
@@ -62,7 +64,7 @@ def test_the_list_shows_state_losses_cost_and_the_last_sign_of_life(live: LiveSe
     assert page.status == 200
     shown = words(page.text)
     assert "1 run " in shown and "bard gpt2-tiny running 33 / 40 1.25 2 " in shown
-    assert "2.8 s 2.75 0.5 s lost" in shown, "device time, money, and what of it was lost"
+    assert "2.8 s 2.75 EUR 0.5 s lost" in shown, "device time, money, and what of it was lost"
     assert f'<time datetime="{NOON:%Y-%m-%dT%H:%M}' in page.text
 
 
@@ -133,9 +135,38 @@ def test_runs_whose_value_is_unknown_come_last_however_they_are_sorted() -> None
 def test_a_run_is_shown_with_every_section_of_its_report_and_a_link_to_each_attempt(live: LiveServer) -> None:
     page = live.ask("/runs/bard")
     titles = re.findall(r"<h2>([^<]*)</h2>", page.text)
-    assert {"In short", "Curve", "Receipts", "Budgets", "Evaluations", "Samples", "Checkpoints"} <= set(titles)
+    assert {"In short", "Curve", "Receipts", "Budgets", "Evaluations", "Checkpoints"} <= set(titles)
     assert 'href="/runs/bard/attempts/1"' in page.text and "attempt 2 trains on to step 40" in words(page.text)
     assert '<td class="n">33</td>' in page.text, "the curve in numbers, for who does not see it"
+
+
+def test_what_a_run_wrote_stands_beside_its_curve_step_by_step(live: LiveServer) -> None:
+    beside = live.ask("/runs/bard").text.partition('<aside class="texts"')[2].partition("</aside>")[0]
+    assert re.findall(r"<summary>step (\d+)</summary><pre>([^<]*)</pre>", beside) == [
+        ("20", "The end"),
+        ("10", "The end"),
+    ]
+
+
+def test_what_a_probe_wrote_is_among_the_samples(live: LiveServer, bard: FabricatedRun) -> None:
+    write_steps(bard, 2, 34, 34, sample="<b>To be")
+    assert "<summary>step 34</summary><pre>&lt;b&gt;To be</pre>" in live.ask("/runs/bard").text
+
+
+def test_compared_runs_show_what_they_wrote_at_each_step_side_by_side(live: LiveServer, store: LocalStore) -> None:
+    other = fabricate(store, "other")
+    other.start()
+    other.evaluate(other.commit(20), loss=2.5)
+    page = live.ask("/compare?run=bard&run=other").text.partition('<section id="samples"')[2]
+    newest, older = page.split("</details>")[:2]
+    assert newest.count("<pre>The end</pre>") == 2 and older.count("<pre>The end</pre>") == 1
+    assert "wrote nothing at this step" in words("<main>" + older)
+
+
+def test_speed_memory_and_waits_of_the_machine_are_shown_and_drawn(live: LiveServer) -> None:
+    (view,) = curves(live, "bard")
+    assert {"tokens_per_second", "memory_bytes", "data_seconds"} <= view["traces"].keys()
+    assert "memory 0 B waited for data 0.0% of the step" in words(live.ask("/runs/bard").text)
 
 
 def test_an_attempt_is_explained(live: LiveServer) -> None:

@@ -18,6 +18,7 @@ VERBS = [
     ("explain", "bard"),
     ("report", "bard"),
     ("log", "bard"),
+    ("note", "bard"),
     ("models",),
 ]
 IDS = [verb[0] for verb in VERBS]

@@ -60,6 +60,8 @@ READING = [
         "checkpoints bard": LIGHT,
         "evaluations bard": LIGHT,
         "log bard": LIGHT,
+        "note bard": LIGHT,
+        "note bard good --tag best": LIGHT,
         "models": LIGHT,
         "explain bard": LIGHT - SETTINGS,
         "report bard": LIGHT - SETTINGS - PAGES,

@@ -127,13 +127,13 @@ def test_a_run_without_attempts_has_a_report(fresh: FabricatedRun) -> None:
 def test_money_is_an_estimate_and_absent_without_a_price(bard: FabricatedRun) -> None:
     priced = markdown(bard, {"CAIRN_COST__GPU_HOUR_PRICE": "3600", "CAIRN_COST__CURRENCY": "EUR"})
     assert "money" not in markdown(bard)
-    assert "**money (an estimate)**: about 2.75 EUR, of it 0.50 lost; 3600 EUR a device hour" in priced
+    assert "**money (an estimate)**: about 2.75 EUR, of it 0.50 EUR lost; 3600 EUR a device hour" in priced
 
 
 def test_the_price_of_the_configuration_is_used(fresh: FabricatedRun) -> None:
     fresh.start(overrides=["cost.gpu_hour_price=1800"])
     fresh.end("lost", action="resume", charged="lost")
-    assert "about 1.00 USD, of it 0.25 lost" in markdown(fresh)
+    assert "about 1.00 USD, of it 0.25 USD lost" in markdown(fresh)
 
 
 def test_device_time_is_kept_lost_or_not_settled(bard: FabricatedRun) -> None:

@@ -38,6 +38,7 @@ COMMANDS = {
     "server": "cairn ui",
     "images": "cairn models",
     "tag quickstart": "cairn promote quickstart",
+    "annotate quickstart good": "cairn note quickstart good",
     "revert": "cairn rollback",
     "branch quickstart next": "cairn fork quickstart next",
     "clone quickstart next": "cairn fork quickstart next",

@@ -110,7 +110,8 @@ def test_a_run_that_is_killed_while_it_is_looked_at_is_shown_to_its_end_and_has_
     page.get_by_text("The curve as numbers").click()
     kill_both(training)
     page.locator(".state.s-interrupted").wait_for()
-    assert page.locator("details[open]").count() == 1, "what a reader opened stays open"
+    numbers = page.locator("details[open] > summary", has_text="The curve as numbers")
+    assert numbers.count() == 1, "what a reader opened stays open"
     second = command.start()
     while second.poll() is None:
         page.reload()
@@ -144,7 +145,7 @@ def test_a_store_and_a_server_that_go_away_are_told_and_come_back_without_a_hand
 
 @pytest.mark.slow  # quick witness: tests/cairn/test_live_page.py
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("width", [390, 1400])
+@pytest.mark.parametrize("width", [390, 800, 1400])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_page_fits_its_window_and_is_used_by_keyboard(
     browser: "Browser", live: LivePage, command: Command, undisturbed: Command, width: int, scheme: str, tmp_path: Path

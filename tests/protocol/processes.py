@@ -21,6 +21,7 @@ import cairn.tasks.checkpoints.retention as retention
 import cairn.tasks.evaluator.evaluation_run as evaluation_run
 from cairn.model.configuration.network import ModelConfig
 from cairn.operations.person_decisions import roll_back
+from cairn.operations.run_notes import note_run
 from cairn.reports.errors import RunNotFound
 from cairn.storage.checkpoints.checkpoint import (
     TensorGroup,
@@ -378,6 +379,13 @@ def delete(process: Process) -> None:
     with being(process):
         retention.delete_run(process.log(), deletion, owner)
     process.ledger.acknowledge("deleted")
+
+
+def note(process: Process) -> None:
+    """Write a note on the run as the verb does, whoever owns it."""
+    with being(process):
+        note_run(process.log(), "good", ("baseline",), ())
+    process.ledger.acknowledge("noted")
 
 
 def train(process: Process, *, commits: int, evaluated: bool = False, finish: bool = False) -> None:

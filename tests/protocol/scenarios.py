@@ -340,6 +340,7 @@ SCENARIOS = (
     Scenario("sweep", aged, processes.sweep),
     Scenario("delete", torn_and_ended, processes.delete),
     Scenario("delete-what-an-alias-left", left_by_its_alias, processes.delete),
+    Scenario("note-beside-an-owner", staged, processes.note),
     Scenario("read-back", ended, act_read_back),
     Scenario("read-back-over-a-foreign-cache", poisoned_cache, act_read_back),
     Scenario("end-attempt", owned, act_end),

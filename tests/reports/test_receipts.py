@@ -41,7 +41,7 @@ EVALUATION = {
 STATUS = {
     "run_id", "state", "step", "total_steps", "newest_committed_step", "owner", "budgets", "next",
     "stopped_early", "quarantined_windows", "bits", "injected", "symptom", "forked_from",
-    "evaluations_outstanding", "tokens_per_second", "seconds_left",
+    "evaluations_outstanding", "tokens_per_second", "seconds_left", "tags", "notes",
 }
 MODEL = {
     "alias", "run_id", "step", "manifest_sha256", "evaluation", "promoted_at", "by", "why", "previous",

@@ -16,7 +16,7 @@ from cairn.storage.logs.run_entries import CurveVerdict, DataQuarantined, Evalua
 from cairn.storage.logs.run_log import fold
 from cairn.storage.logs.run_state import RunState
 from cairn.storage.logs.step_log import StepRecord
-from tests.entries import NOON, decided, ended, evaluated, placement, registry_of, started
+from tests.entries import NOON, decided, ended, evaluated, noted, placement, registry_of, started
 from tests.fabricated_run import configuration
 from tests.storage.builders import committed, entry, opened
 
@@ -144,6 +144,7 @@ def state() -> RunState:
         (FINISHED, 2),
         (SECOND, 2),
         (committed(60, 1), 1),
+        (noted(), None),
     ]
     entries = [entry(body, attempt=attempt, seq=seq) for seq, (body, attempt) in enumerate(bodies)]
     entries[9] = replace(entries[9], writer=replace(entries[9].writer, flow_run_id="flow 2"))
@@ -265,6 +266,13 @@ def expected(table: str) -> Mapping[str, Any]:
             "started_at": at(90),
             "seconds": 8.25,
         },
+        "notes": {
+            "run_id": "r1",
+            "model_family": "tiny",
+            "noted_at": at(12),
+            "noted_by": "me@here",
+            "text": "the rate was too high",
+        },
         "runs": {
             "run_id": "r1",
             "model_family": "tiny",
@@ -306,6 +314,7 @@ def expected(table: str) -> Mapping[str, Any]:
             "dropout": 0.25,
             "tokenizer": "bytes",
             "detail": "stopped early at step 40: overfit (early_stop.patience)",
+            "tags": ("baseline", "old"),
             "config": CONFIG,
         },
     }[table]
@@ -317,7 +326,7 @@ def shown(row: Any) -> dict[str, Any]:
     return values | ({"config": json.loads(values["config"])} if "config" in values else {})
 
 
-@pytest.mark.parametrize("table", ["training_attempts", "checkpoints", "evaluations", "runs"])
+@pytest.mark.parametrize("table", ["training_attempts", "checkpoints", "evaluations", "notes", "runs"])
 def test_every_column_that_follows_from_the_log_shows_its_own_field(state: RunState, table: str) -> None:
     newest = make_log_rows("r1", state, "finished")[table][-1]
     assert shown(newest) == expected(table)

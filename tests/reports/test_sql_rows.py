@@ -23,7 +23,7 @@ from cairn.storage.logs.run_entries import CheckpointSuperseded, RunFinished
 from cairn.storage.logs.run_log import fold
 from cairn.storage.logs.run_state import RunState
 from cairn.storage.tables.table_cache import arrow_table
-from tests.entries import NOON, ended, evaluated, registry_of, started
+from tests.entries import NOON, ended, evaluated, noted, registry_of, started
 from tests.storage.builders import committed, entry, opened
 
 
@@ -43,7 +43,7 @@ def test_an_empty_table_has_the_columns_and_types_of_a_full_one(table: str) -> N
 
 
 def test_rows_become_arrow_without_a_loss() -> None:
-    state = folded(opened(), started(1), committed(20, 1), evaluated(20, 1.5), ended(1, "ß"))
+    state = folded(opened(), started(1), committed(20, 1), evaluated(20, 1.5), noted(), ended(1, "ß"))
     for table, rows in make_log_rows("r1", state, "stopped").items():
         (shown,), (row,) = arrow_table(columns(table), rows).to_pylist(), rows
         for column in columns(table):

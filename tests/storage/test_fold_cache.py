@@ -12,7 +12,7 @@ from cairn.storage.logs.log_entry import entry_name
 from cairn.storage.logs.run_log import fold
 from cairn.storage.logs.run_state import RunState
 from cairn.storage.stores.object_store import ObjectStore
-from tests.entries import ended, evaluated, writer
+from tests.entries import ended, evaluated, noted, writer
 from tests.memory_store import MemoryStore
 from tests.storage.builders import LOG, claim, commit, copy_objects, open_run, run_log, stage
 from tests.storage.faulty_store import Fault, FaultyStore
@@ -35,6 +35,7 @@ def cached(store: ObjectStore, often: None) -> ObjectStore:
         claim(log)
         commit(log, stage(made, step=step, attempt=attempt))
         log.append(lambda state, step=step: evaluated(step, 2.5), writer=writer())
+        log.append(lambda state: noted(), writer=writer())
     copy_objects(made, store)
     assert store.size(KEY) is not None
     return store

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from cairn.storage.logs.log_entry import Entry, Writer
 from cairn.storage.logs.run_entries import CheckpointQuarantined, RunFinished
 from cairn.storage.logs.run_log import fold
-from tests.entries import ended, evaluated, started
+from tests.entries import ended, evaluated, noted, started
 from tests.storage.builders import committed, entry, opened
 
 
@@ -28,6 +28,7 @@ BODIES = st.one_of(
     st.builds(committed, STEPS, ATTEMPTS),
     st.builds(quarantined, STEPS, ATTEMPTS),
     st.builds(evaluated, STEPS, st.floats(0, 9)),
+    st.builds(lambda names: noted(tags=names, untagged=names[1:]), st.tuples(*[st.sampled_from("abc")] * 2)),
     st.builds(lambda step: RunFinished(attempt=1, step=step, manifest_sha256="", state_sha256=""), STEPS),
 )
 

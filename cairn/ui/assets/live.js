@@ -37,11 +37,12 @@ function carry(before, after) {
 
 function replacePart(before, after) {
   const focused = before.contains(document.activeElement) ? keyOf(document.activeElement) : null;
-  const scrolled = [...before.querySelectorAll(".wide")].map((item) => item.scrollLeft);
+  const scrolling = (root) => [...root.querySelectorAll(".wide, .texts")];
+  const scrolled = scrolling(before).map((item) => [item.scrollLeft, item.scrollTop]);
   const fresh = document.adoptNode(after);
   carry(before, fresh);
   before.replaceWith(fresh);
-  [...fresh.querySelectorAll(".wide")].forEach((item, place) => (item.scrollLeft = scrolled[place] || 0));
+  scrolling(fresh).forEach((item, place) => ([item.scrollLeft, item.scrollTop] = scrolled[place] || [0, 0]));
   if (focused) fresh.querySelector(focused)?.focus({ preventScroll: true });
 }
 

@@ -59,6 +59,18 @@
     return [{ x: found.map((item) => item.step * unit(view, axis)), y: found.map((item) => item.val_loss), text: found.map((item) => plain(item.alias)), type: "scatter", mode: "markers", name: "promoted", marker, hoverinfo: "text+x+y" }];
   }
 
+  // A uniform guess and the champion to beat; a guess far above all that was trained would squeeze the curves.
+  function marks(views, axis) {
+    const losses = views.flatMap((view) => ["trend", "inherited"].flatMap((name) => view.traces[name]?.values || []));
+    const top = 1.05 * losses.reduce((most, value) => Math.max(most, value), 0);
+    const shown = new Map(views.flatMap((view) => view.marks).map((mark) => [mark.label, mark]));
+    const end = Math.max(1, ...views.map((view) => (axis === "time" ? Math.max(0, ...(places(view, view.traces.trend || { steps: [], seconds: [] }, axis))) : view.total_steps * unit(view, axis))));
+    return [...shown.values()].filter((mark) => losses.length && (mark.is_target || mark.loss <= top)).map((mark) => ({
+      x: [0, end], y: [mark.loss, mark.loss], type: "scatter", mode: "lines", name: plain(mark.label), hoverinfo: "name+y",
+      line: { color: css("--soft"), width: 1.2, dash: mark.is_target ? "dashdot" : "dash" },
+    }));
+  }
+
   function shades(view, axis) {
     if (axis === "time") return [];
     return view.replays.slice(-MOST_SHADES).map((item) => ({
@@ -67,20 +79,20 @@
     }));
   }
 
-  const PANELS = [["lr", "learning rate", "y2"], ["grad_norm", "gradient norm", "y3"], ["tokens_per_second", "tokens/s", "y4"]];
+  const PANELS = [["lr", "learning rate", "y2"], ["grad_norm", "gradient norm", "y3"], ["tokens_per_second", "tokens/s", "y4"], ["memory_bytes", "memory", "y6"], ["data_seconds", "seconds waiting for data", "y7"]];
 
   function single(view, axis, controls) {
     const color = css("--curve");
     const panels = PANELS.flatMap(([name, , yaxis]) => line(view, name, axis, { yaxis, name: "", line: { color, width: 1.2 }, showlegend: false, hoverinfo: "x+y" }));
-    return [...loss(view, axis, color, "train loss (trend)", controls), ...heldOut(view, axis, "#D55E00", "held-out loss"), ...promotions(view, axis), ...ends(view, axis), ...panels];
+    return [...loss(view, axis, color, "train loss (trend)", controls), ...heldOut(view, axis, "#D55E00", "held-out loss"), ...marks([view], axis), ...promotions(view, axis), ...ends(view, axis), ...panels];
   }
 
   function several(views, axis, controls) {
-    return views.flatMap((view) => {
+    return [...marks(views, axis), ...views.flatMap((view) => {
       const color = seen(view.color);
       const held = heldOut(view, axis, color, "").map((trace) => ({ ...trace, showlegend: false }));
       return [...loss({ ...view, traces: { ...view.traces, inherited: undefined } }, axis, color, view.run_id, controls), ...held];
-    });
+    })];
   }
 
   function axisStyle(more = {}) {
@@ -92,15 +104,17 @@
     const isNarrow = figure.clientWidth < 560;
     const y = (domain, text, more) => axisStyle({ domain, title: { text, standoff: 6, font: { size: 11.5 } }, ...more });
     const own = {
-      yaxis: y(isSingle ? [0.47, 1] : [0, 1], "loss", { type: controls.log ? "log" : "linear" }),
-      xaxis: axisStyle({ title: { text: LABELS[axis], standoff: 8 }, anchor: isSingle ? "y4" : "y", rangemode: "tozero" }),
+      yaxis: y(isSingle ? [0.55, 1] : [0, 1], "loss", { type: controls.log ? "log" : "linear" }),
+      xaxis: axisStyle({ title: { text: LABELS[axis], standoff: 8 }, anchor: isSingle ? "y7" : "y", rangemode: "tozero" }),
     };
     if (axis !== "time") own.xaxis.range = [0, 1.01 * Math.max(1, ...views.map((view) => view.total_steps * unit(view, axis)))];
     if (isSingle) {
-      own.yaxis2 = y([0.32, 0.43], "lr", { nticks: 3, exponentformat: "e" });
-      own.yaxis3 = y([0.16, 0.27], "grad norm", { nticks: 3, type: "log" });
-      own.yaxis4 = y([0, 0.11], "tokens/s", { nticks: 3, rangemode: "tozero" });
-      own.yaxis5 = { domain: [0.47, 1], overlaying: "y", range: [0, 1], visible: false, fixedrange: true };
+      own.yaxis2 = y([0.44, 0.51], "lr", { nticks: 3, exponentformat: "e" });
+      own.yaxis3 = y([0.33, 0.4], "grad norm", { nticks: 3, type: "log" });
+      own.yaxis4 = y([0.22, 0.29], "tokens/s", { nticks: 3, rangemode: "tozero" });
+      own.yaxis6 = y([0.11, 0.18], "memory", { nticks: 3, rangemode: "tozero", tickformat: "~s", ticksuffix: "B" });
+      own.yaxis7 = y([0, 0.07], "data wait", { nticks: 3, rangemode: "tozero", tickformat: "~s", ticksuffix: "s" });
+      own.yaxis5 = { domain: [0.55, 1], overlaying: "y", range: [0, 1], visible: false, fixedrange: true };
     }
     return {
       ...own, uirevision: axis, hovermode: "closest", dragmode: "zoom", showlegend: true, paper_bgcolor: "transparent", plot_bgcolor: "transparent",
