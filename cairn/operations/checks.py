@@ -213,6 +213,13 @@ def _data_problems(store: ObjectStore, state: run_state.RunState) -> Iterator[st
             check_object(store, promised_weights(store, state.opened.initial_weights_sha256))
         except IntegrityError as error:
             yield str(error)
+    if state.opened.initial_source_sha256 is not None:
+        from cairn.tasks.trainer.weights_source import read_source  # as few
+
+        try:
+            read_source(store, state.opened.initial_source_sha256)
+        except IntegrityError as error:
+            yield str(error)
 
 
 def registry_problems(store: ObjectStore, run_id: str, state: run_state.RunState) -> Iterator[str]:

@@ -62,6 +62,7 @@ class Decision:
 class RunOpened:
     """A run exists: its frozen configuration, its data, and its initial weights unless they are drawn from the seed.
 
+    `initial_source_sha256` names what is kept of the folder that they, or those of the run it was forked from, came of.
     `smallest_writer_version` is the smallest `WRITER_VERSION` that may append to the run; `nodes_wanted` and
     `continued_by` are those of `Placement`.
     """
@@ -74,6 +75,7 @@ class RunOpened:
     total_steps: int
     code_version: str
     initial_weights_sha256: str | None = None
+    initial_source_sha256: str | None = None
     smallest_writer_version: int = WRITER_VERSION
     nodes_wanted: int = 1
     continued_by: str = ""

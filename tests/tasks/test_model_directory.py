@@ -15,7 +15,8 @@ import torch
 from safetensors import safe_open
 
 from cairn.model.architectures.gpt import GPT
-from cairn.model.architectures.hugging_face import check_settings, parse_config, to_hugging_face
+from cairn.model.architectures.hugging_face import to_hugging_face
+from cairn.model.architectures.published_config import check_settings, parse_config
 from cairn.model.configuration.data import DataConfig
 from cairn.model.configuration.network import ModelConfig, parameter_table
 from cairn.model.data.tokenizer import Tokenizer
@@ -187,9 +188,9 @@ def test_what_transformers_saves_begins_a_run_with_its_logits(
     theirs.save_pretrained(tmp_path, max_shard_size=shard)
     store, config = MemoryStore(), ModelConfig(**shape)
     directory, numbers = InitialDirectory(".", tmp_path), numbered_vocabulary(53, 0).json
-    sha256 = keep_initial_weights(store, directory, config, tokenizer_json=numbers, vocab_size=53)
+    kept = keep_initial_weights(store, directory, config, tokenizer_json=numbers, vocab_size=53)
     ours, ids = GPT(config, 53).eval(), torch.arange(32).view(2, 16)
-    arrays = read_initial_weights(store, sha256)
+    arrays = read_initial_weights(store, kept.weights_sha256)
     ours.load_state_dict({name: torch.from_numpy(array) for name, array in arrays.items()})
     with torch.no_grad():
         assert torch.allclose(ours(ids), theirs(ids).logits, rtol=0, atol=1e-5)
