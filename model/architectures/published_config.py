@@ -275,8 +275,9 @@ def _require_equal(found: HuggingFaceConfig, values: Mapping[str, Any]) -> None:
     wrong = [name for name in settings if name in values and values[name] != settings[name]]
     if wrong:
         has = ", ".join(f"model.{name} = {_toml(values[name])}" for name in wrong)
-        wanted = ", ".join(f"model.{name} = {_toml(settings[name])}" for name in wrong)
-        raise InvalidInput(f"{has}: the weights are of another shape; rule: equal to config.json; use {wanted}")
+        wanted = ", ".join(f"model.{name} = {_toml(settings[name])}" for name in wrong if settings[name] is not None)
+        use = f"use {wanted}" if wanted else "leave it out"
+        raise InvalidInput(f"{has}: the weights are of another shape; rule: equal to config.json; {use}")
 
 
 def _toml(value: object) -> str:
