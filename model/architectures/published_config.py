@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from cairn.model.configuration.network import Family, ModelConfig, Positive, family_of
 from cairn.model.errors import InvalidInput
@@ -18,6 +18,7 @@ _PRESETS: Mapping[Family, Mapping[str, Any]] = {
     "llama": {"architecture": "qwen3", "qk_norm": False},
     "qwen3": {"architecture": "qwen3"},
 }
+_SCALING_KEYS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 _MOST_POSITIONS = 1024
 """The block_size of a run that names none: published networks have room for texts that few machines can train on."""
 _GPT2_KEYS = {**{key: key for key in ("n_layer", "n_head", "n_embd", "n_inner")}, "layer_norm_epsilon": "norm_epsilon"}
@@ -95,9 +96,7 @@ class RopeConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    rope_type: Literal["default", "linear", "llama3"] = Field(
-        "default", validation_alias=AliasChoices("rope_type", "type")
-    )
+    rope_type: Literal["default", "linear", "llama3"] = "default"
     rope_theta: float | None = None
     factor: float | None = None
     low_freq_factor: float | None = None
@@ -105,11 +104,17 @@ class RopeConfig(BaseModel):
     original_max_position_embeddings: int | None = None
     partial_rotary_factor: float = 1.0
 
+    @model_validator(mode="before")
+    @classmethod
+    def _name_of_older_files(cls, document: Any) -> Any:
+        older = isinstance(document, dict) and "type" in document
+        return {"rope_type": document["type"], **document} if older else document
+
     @property
     def scaling(self) -> tuple[float | None, ...] | None:
         """The value of `model.rotary_scaling`."""
-        llama3 = (self.low_freq_factor, self.high_freq_factor, self.original_max_position_embeddings)
-        return None if self.rope_type == "default" else (self.factor, *(llama3 if self.rope_type == "llama3" else ()))
+        names = {"default": 0, "linear": 1, "llama3": 4}[self.rope_type]
+        return tuple(getattr(self, name) for name in _SCALING_KEYS[:names]) or None
 
 
 class LlamaConfig(_Config):
@@ -206,7 +211,7 @@ def adopt_network(found: HuggingFaceConfig, model: ModelConfig) -> ModelConfig:
 def document_of(model: ModelConfig, *, ids: int, end_of_text_id: int, begun_from: str | None) -> dict[str, Any]:
     """Make the content of an export's `config.json`: that of the weights it was trained from, where there are such.
 
-    What is not part of [model] stays as it was there, positions without a table among it, and Python files that
+    Keys that are not part of [model] stay as they were there, as do positions without a table; Python files that
     `transformers` would run are not named. Raises InvalidInput as `config_of` does, and for another network's.
     """
     made = config_of(model, vocab_size=ids, end_of_text_id=end_of_text_id).model_dump(mode="json", exclude_none=True)
@@ -233,9 +238,8 @@ def config_of(model: ModelConfig, *, vocab_size: int, end_of_text_id: int) -> Hu
     # Rotations are written as `rope_theta`, which older readers know too.
     values |= {"architectures": (f"{family.capitalize()}ForCausalLM",), "attention_dropout": model.dropout}
     if model.rotary_scaling is not None:
-        names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-        kind: Any = "linear" if len(model.rotary_scaling) == 1 else "llama3"
-        scaling = dict(zip(names, model.rotary_scaling, strict=False))
+        kind = "linear" if len(model.rotary_scaling) == 1 else "llama3"
+        scaling = dict(zip(_SCALING_KEYS, model.rotary_scaling, strict=False))
         values["rope_scaling"] = RopeConfig.model_validate({"rope_type": kind, **scaling})
     return LlamaConfig(**values, model_type=family, max_position_embeddings=model.block_size)
 

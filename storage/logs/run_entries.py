@@ -62,9 +62,7 @@ class Decision:
 class RunOpened:
     """A run exists: its frozen configuration, its data, and its initial weights unless they are drawn from the seed.
 
-    `initial_source_sha256` names what is kept of the folder that they, or those of the run it was forked from, came of.
-    `smallest_writer_version` is the smallest `WRITER_VERSION` that may append to the run; `nodes_wanted` and
-    `continued_by` are those of `Placement`.
+    The source is what is kept of their folder. A writer is at least `smallest_writer_version`; compare `Placement`.
     """
 
     run_id: str

@@ -25,12 +25,20 @@ from cairn.model.estimates.size_estimate import count_parameters
 from cairn.storage.checkpoints.payload import NUMPY_TYPES, chunks_of
 from cairn.storage.errors import IntegrityError
 from cairn.storage.stores.codec import decode
-from cairn.storage.stores.object_store import ExpectedObject, ObjectStore, check_object, read_verified
+from cairn.storage.stores.object_store import ObjectStore, check_object, read_verified
 from cairn.storage.stores.regular_file import read_file
 from cairn.tasks.configuration.addresses import expand_home
 from cairn.tasks.data.foreign_tokenizer import load_library_tokenizer, read_library_tokenizer
 from cairn.tasks.text.format import one_line
-from cairn.tasks.trainer.weights_source import CONFIG, TOKENIZER, describe_source, keep_source
+from cairn.tasks.trainer.weights_source import (
+    CONFIG,
+    KEPT,
+    TOKENIZER,
+    describe_source,
+    initial_key,
+    keep_source,
+    promised_object,
+)
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -100,30 +108,19 @@ def keep_initial_weights(
         content = save(from_hugging_face(arrays, model, vocab_size), {"format": "pt"})
         kept = KeptWeights(weights_sha256=hashlib.sha256(content).hexdigest(), source_sha256=keep_source(store, source))
     with suppress(IntegrityError):  # missing or damaged
-        check_object(store, promised_weights(store, kept.weights_sha256))
+        check_object(store, promised_object(store, kept.weights_sha256, KEPT))
         return kept
-    store.write_stream(_key(kept.weights_sha256), chunks_of(memoryview(content)))
+    store.write_stream(initial_key(kept.weights_sha256, KEPT), chunks_of(memoryview(content)))
     return kept
 
 
 def read_initial_weights(store: ObjectStore, sha256: str) -> dict[str, NDArray[np.float32]]:
     """Return the stored weights by the network's names; raises IntegrityError if a byte has changed."""
-    content = bytes(read_verified(store, promised_weights(store, sha256)))
+    promised = promised_object(store, sha256, KEPT)
     try:
-        return load(content)
+        return load(bytes(read_verified(store, promised)))
     except SafetensorError as error:
-        raise IntegrityError(f"{_key(sha256)}: {error}") from error
-
-
-def promised_weights(store: ObjectStore, sha256: str) -> ExpectedObject:
-    """Return the stored object of the weights; raises IntegrityError if it is missing."""
-    if (size := store.size(_key(sha256))) is None:
-        raise IntegrityError(f"{_key(sha256)}: missing, and the run started from it; restore it, or start another run")
-    return ExpectedObject(key=_key(sha256), bytes=size, sha256=sha256)
-
-
-def _key(sha256: str) -> str:
-    return f"initial/{sha256}/weights.safetensors"
+        raise IntegrityError(f"{promised.key}: {error}") from error
 
 
 def _config(folder: Path) -> published_config.HuggingFaceConfig:

@@ -1,4 +1,4 @@
-"""What a store keeps of the folder that weights came from: name, licence, hashes, and the documents that exports carry.
+"""Keeps of the folder that weights came from its name, licence and hashes, and the documents that exports carry on.
 
 It lies under `initial/<sha256>/source.json`. Documents are bounded texts under known names, and no code.
 """
@@ -19,6 +19,8 @@ from cairn.storage.stores.regular_file import read_file
 
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
+SOURCE, KEPT = "source.json", "weights.safetensors"
+"""The objects of initial weights in a store."""
 CHAT_TEMPLATE = "chat_template.jinja"
 _OF_NETWORK = (CONFIG, "generation_config.json")
 _OF_TOKENIZER = ("tokenizer_config.json", "special_tokens_map.json", CHAT_TEMPLATE)
@@ -59,16 +61,26 @@ def keep_source(store: ObjectStore, source: WeightsSource) -> str:
     if len(content := codec.encode(source)) > _MOST_BYTES:
         raise InvalidInput(f"{', '.join(source.documents)}: {len(content):,} bytes; rule: at most {_MOST_BYTES:,}")
     sha256 = codec.sha256(content)
-    store.write(_key(sha256), content)
+    store.write(initial_key(sha256, SOURCE), content)
     return sha256
 
 
 def read_source(store: ObjectStore, sha256: str) -> WeightsSource:
     """Return a stored source; raises IntegrityError if it is missing, or a byte has changed."""
-    if (size := store.size(_key(sha256))) is None:
-        raise IntegrityError(f"{_key(sha256)}: missing, and exports name it; restore it")
-    content = read_verified(store, ExpectedObject(key=_key(sha256), bytes=size, sha256=sha256))
-    return codec.decode(bytes(content), WeightsSource, where=_key(sha256))
+    promised = promised_object(store, sha256, SOURCE)
+    return codec.decode(bytes(read_verified(store, promised)), WeightsSource, where=promised.key)
+
+
+def promised_object(store: ObjectStore, sha256: str, name: str) -> ExpectedObject:
+    """Return the stored object of initial weights or of their source; raises IntegrityError if it is missing."""
+    if (size := store.size(key := initial_key(sha256, name))) is None:
+        raise IntegrityError(f"{key}: missing, and the run started from it; restore it, or start another run")
+    return ExpectedObject(key=key, bytes=size, sha256=sha256)
+
+
+def initial_key(sha256: str, name: str) -> str:
+    """Return the key of an object that a run begins with."""
+    return f"initial/{sha256}/{name}"
 
 
 def parse_document(name: str, text: str) -> dict[str, Any]:
@@ -100,7 +112,3 @@ def _licence(folder: Path) -> str:
     front = itertools.takewhile(lambda line: line != "---", lines if first == "---" else ())
     named = (line.partition(":")[2].strip(" \"'") for line in front if line.startswith("license:"))
     return next(named, "")[:_MOST_LICENCE]
-
-
-def _key(sha256: str) -> str:
-    return f"initial/{sha256}/source.json"

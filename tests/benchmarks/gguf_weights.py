@@ -5,17 +5,18 @@ Source: llama.cpp, convert_hf_to_gguf.py (it permutes queries and keys, which is
 """
 
 import argparse
+import importlib
 import json
 import zipfile
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+gguf: Any = importlib.import_module("gguf")  # no part of the developers' environment
 OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 INSIDE = {
     "attn_norm": "input_layernorm",

@@ -125,6 +125,7 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "a dynamic Llama": (LLAMA2 | {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, ("= 'dynamic'",)),
     "Phi's long texts": (LLAMA2 | {"rope_scaling": {"type": "longrope"}}, ("= 'longrope'", "'llama3'")),
     "llama3 without its factors": (LLAMA2 | {"rope_scaling": {"rope_type": "llama3"}}, ("rotary_scaling",)),
+    "scaling by a number": (LLAMA2 | {"rope_scaling": 4}, ("rope_scaling = 4",)),
     "rotations of a part": (LLAMA2 | {"partial_rotary_factor": 0.5}, ("partial_rotary_factor = 0.5",)),
     "biases of attention": (LLAMA2 | {"attention_bias": True}, ("attention_bias = True", "false")),
     "a sliding window": (QWEN3 | {"use_sliding_window": True}, ("use_sliding_window",)),
