@@ -121,8 +121,8 @@ class ModelConfig(Section, use_attribute_docstrings=True):
         if self.positions == "rotary" and self.head_size % 2:
             raise ValueError(f"head_size={self.head_size} must be even, because rotary positions turn pairs of numbers")
         factor, *llama = self.rotary_scaling or (1.0,)
-        if llama and not (len(llama) == 3 and llama[0] < llama[1]):
-            rule = "must be one number, or Llama 3's four, of which the second is below the third"
+        if llama and not (len(llama) == 3 and llama[0] < llama[1] and llama[2] % 1 == 0):
+            rule = "must be one number, or Llama 3's four: the second is below the third, the last whole"
             raise ValueError(f"rotary_scaling={[factor, *llama]} {rule}")
         return self
 

@@ -55,7 +55,9 @@ class InitialDirectory:
 
     @property
     def folder(self) -> Path:
-        """The directory's path."""
+        """The directory's path; raises InvalidInput for a URL."""
+        if "://" in self.named:
+            raise InvalidInput("a URL; rule: a folder of this machine; download it first")
         return self.base_dir / expand_home("training.init_from", self.named)
 
 
@@ -90,7 +92,6 @@ def check_directory(directory: InitialDirectory, model: ModelConfig, vocab_size:
         if found.vocab_size != vocab_size and not vocab_size == _own_ids(directory.folder) < found.vocab_size:
             problem = f"the tokenizer has {vocab_size} ids, the weights have {found.vocab_size}"
             raise _other_vocabulary(directory, problem)
-        model.rows(vocab_size)
 
 
 def keep_initial_weights(

@@ -42,6 +42,11 @@ def exported(cairn: Cairn, store: LocalStore, tmp_path: Path) -> Path:
     ("override", "words"),
     [
         ("training.init_from=gone", ("training.init_from = 'gone'", "config.json cannot be read", "rule")),
+        (
+            "training.init_from=s3://bucket/gpt2",
+            ("training.init_from = 's3://bucket/gpt2': a URL", "download it first"),
+        ),
+        ("model.vocab_size=300", ("model.vocab_size = 300", "use model.vocab_size = 301")),
         ("model.n_layer=3", ("training.init_from = 'out'", "model.n_layer = 3", "use model.n_layer = 2")),
         ("model.block_size=32", ("model.block_size = 32", "16 positions", "use model.block_size = 16 or less")),
         ("data.tokenizer=bytes", ("has 257 ids, the weights have 301", "use data.tokenizer = 'out/tokenizer.json'")),
