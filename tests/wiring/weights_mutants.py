@@ -43,6 +43,13 @@ WEIGHTS_MUTANTS = (
         f"{EXPORT}::test_only_the_known_documents_of_a_store_are_exported_and_none_names_code",
     ),
     mutant(
+        "documents-of-the-weights-kept-from-a-command",
+        "tasks/evaluator/evaluation_run.py",
+        "source_sha256=log.state.opened.initial_source_sha256 if log.state.opened else None",
+        "source_sha256=None",
+        "tests/wiring/test_evaluator.py::test_a_command_gets_the_documents_of_the_weights_that_the_run_began_with",
+    ),
+    mutant(
         "base-model-forgotten-by-a-fork",
         "cairn/operations/person_decisions.py",
         "initial_source_sha256=found.opened.initial_source_sha256",
