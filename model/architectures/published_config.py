@@ -19,6 +19,8 @@ _PRESETS: Mapping[Family, Mapping[str, Any]] = {
     "qwen3": {"architecture": "qwen3"},
 }
 _SCALING_KEYS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+_Layers = Annotated[int, Field(gt=0, le=4096)]
+"""Each layer is a row of the table of parameters, which a file must not make endless; published networks have 126."""
 _MOST_POSITIONS = 1024
 """The block_size of a run that names none: published networks have room for texts that few machines can train on."""
 _GPT2_KEYS = {**{key: key for key in ("n_layer", "n_head", "n_embd", "n_inner")}, "layer_norm_epsilon": "norm_epsilon"}
@@ -56,7 +58,7 @@ class Gpt2Config(_Config):
     vocab_size: Positive = 50257
     n_positions: Positive = 1024
     n_embd: Positive = 768
-    n_layer: Positive = 12
+    n_layer: _Layers = 12
     n_head: Positive = 12
     n_inner: Positive | None = None
     activation_function: str = "gelu_new"
@@ -124,7 +126,7 @@ class LlamaConfig(_Config):
     architectures: tuple[str, ...] | None = None
     hidden_size: Positive = 4096
     intermediate_size: Positive = 11008
-    num_hidden_layers: Positive = 32
+    num_hidden_layers: _Layers = 32
     num_attention_heads: Positive = 32
     num_key_value_heads: Positive | None = None
     head_dim: Positive | None = None

@@ -135,6 +135,8 @@ REFUSED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "4 bits": (LLAMA2 | {"quantization_config": {"quant_method": "gptq"}}, ("quantization_config",)),
     "a text as a number": (LLAMA2 | {"hidden_size": "big"}, ("hidden_size = 'big'",)),
     "no heads": (LLAMA2 | {"num_attention_heads": 0}, ("num_attention_heads = 0",)),
+    "a GPT-2 without an end": (GPT2 | {"n_layer": 10**9}, ("n_layer = 1000000000", "4096")),
+    "a Llama without an end": (LLAMA2 | {"num_hidden_layers": 10**9}, ("num_hidden_layers = 1000000000", "4096")),
     "heads that share nothing": (LLAMA2 | {"num_key_value_heads": 5}, ("n_kv_head=5",)),
 }
 
